@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# Builds docker/Dockerfile and tries the image where there is neither a container engine nor an image
+# registry: the two base images that the Dockerfile names are made here, the final one from Debian's
+# packages (debootstrap), the builder's from that and this machine's Rust toolchain.
+# Then the image runs, answers its own health check and completes a text.
+#
+#     docker/build-local.sh            build, run, ask, print the sizes
+#     docker/build-local.sh bases      make the two base images only
+#
+# Needs root on Debian, python3, and Debian's and Rust's package servers. The images stay in
+# target/image (TIDEGATE_IMAGE_DIR), where a second run finds the bases again.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+work=${TIDEGATE_IMAGE_DIR:-$PWD/target/image}
+image=localhost/tidegate:local
+suite=bookworm
+
+say() { printf '\n== %s\n' "$*"; }
+fail() { printf 'build-local.sh: %s\n' "$*" >&2; exit 1; }
+
+# The default of an ARG in the Dockerfile: the names of the bases are written there alone.
+default_of() { sed -n "s/^ARG $1=//p" docker/Dockerfile; }
+base_image=$(default_of BASE_IMAGE)
+rust_image=$(default_of RUST_IMAGE)
+
+# vfs and chroot need no kernel module, no user namespace and no container network.
+b() {
+    local command=$1
+    shift
+    buildah --root "$work/storage" --runroot "$work/run" --storage-driver vfs "$command" "$@"
+}
+have_image() { b inspect --type image "$1" >/dev/null 2>&1; }
+
+container=''
+server=''
+cleanup() {
+    [ -z "$server" ] || kill "$server" 2>/dev/null || true
+    [ -z "$container" ] || b rm "$container" >/dev/null 2>&1 || true
+}
+trap cleanup EXIT
+
+[ "$(id -u)" = 0 ] || fail 'must run as root: debootstrap and chroot need it'
+for tool in buildah debootstrap curl; do
+    command -v "$tool" >/dev/null && continue
+    say "installing $tool"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$tool" >/dev/null
+done
+mkdir -p "$work"
+
+# bootstrap IMAGE PACKAGES [PREPARE [OPTION...]]: a committed image of Debian's smallest system with the
+# packages in it. PREPARE names a function that adds to its folder; the options are buildah config's.
+bootstrap() {
+    local name=$1 packages=$2 prepare=${3:-true} folder
+    shift $(($# < 3 ? $# : 3))
+    container=$(b from scratch)
+    folder=$(b mount "$container")
+    debootstrap --variant=minbase --include="$packages" "$suite" "$folder" >"$work/debootstrap.log" 2>&1 ||
+        fail "debootstrap failed, see $work/debootstrap.log"
+    rm -rf "$folder"/var/cache/apt/archives/*.deb "$folder"/var/lib/apt/lists/*
+    "$prepare" "$folder"
+    b umount "$container" >/dev/null
+    b config --cmd bash --env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@" "$container"
+    b commit --quiet "$container" "$name" >/dev/null
+    b rm "$container" >/dev/null
+    container=''
+}
+
+# What the official Rust image has, in the places that count: cargo and rustc on the path, CARGO_HOME.
+add_rust() {
+    local folder=$1 sysroot settings
+    sysroot=$(rustc --print sysroot)
+    cp -a "$sysroot/bin" "$sysroot/lib" "$folder/usr/local/"
+    mkdir -p "$folder/usr/local/cargo"
+    # How this machine reaches crates.io, and whom it trusts, holds for the builder too.
+    settings=${CARGO_HOME:-$HOME/.cargo}/config.toml
+    [ ! -f "$settings" ] || cp "$settings" "$folder/usr/local/cargo/config.toml"
+    cp -L /etc/ssl/certs/ca-certificates.crt "$folder/etc/ssl/certs/ca-certificates.crt"
+}
+
+if ! have_image "$base_image"; then
+    say "base image $base_image"
+    bootstrap "$base_image" ca-certificates
+fi
+if ! have_image "$rust_image"; then
+    say "builder image $rust_image, with $(rustc --version)"
+    bootstrap "$rust_image" ca-certificates,gcc,libc6-dev add_rust --env CARGO_HOME=/usr/local/cargo \
+        --env PATH=/usr/local/cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+fi
+[ "${1:-}" != bases ] || exit 0
+
+say 'building'
+started=$SECONDS
+# --format docker: the OCI format has no health check.
+b bud --isolation chroot --network host --pull-never --format docker --quiet \
+    --file docker/Dockerfile --tag "$image" .
+say "built in $((SECONDS - started)) s"
+
+say 'running'
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+container=$(b from --pull-never "$image")
+folder=$(b mount "$container")
+# The network is this machine's, so the server keeps to the loopback address here. In a chroot the
+# process is an ordinary one of this machine; its number comes out through the container's /tmp.
+in_image() {
+    b run --isolation chroot --network host --env TIDEGATE_HOST=127.0.0.1 --env TIDEGATE_PORT="$port" \
+        "$container" -- "$@"
+}
+# shellcheck disable=SC2016 # expanded inside
+in_image sh -c 'echo $$ >/tmp/server.pid; exec tidegate serve' >"$work/server.log" 2>&1 &
+launcher=$!
+for _ in $(seq 120); do
+    curl -sf "http://127.0.0.1:$port/ready" >/dev/null && break
+    kill -0 "$launcher" 2>/dev/null || { cat "$work/server.log" >&2; fail 'the server ended at once'; }
+    sleep 0.5
+done
+server=$(cat "$folder/tmp/server.pid")
+printf 'runs as user %s\n' "$(stat -c %u "/proc/$server")"
+[ "$(stat -c %u "/proc/$server")" != 0 ] || fail 'the server runs as root'
+
+# The health check as the image carries it, word by word.
+mapfile -d '' -t check < <(b inspect --type image "$image" | python3 -c '
+import json, sys
+test = json.load(sys.stdin)["Docker"]["config"]["Healthcheck"]["Test"]
+assert test[0] == "CMD", test
+sys.stdout.write("\0".join(test[1:]) + "\0")')
+in_image "${check[@]}" || fail 'the health check says unhealthy'
+echo 'health check: healthy'
+
+answer=$(curl -sf "http://127.0.0.1:$port/v1/completions" -H 'content-type: application/json' \
+    -d '{"prompt": "Once upon a time", "max_tokens": 48, "temperature": 0.8, "seed": 1}')
+printf '%s' "$answer" | python3 -c '
+import json, sys
+text = json.load(sys.stdin)["choices"][0]["text"]
+assert text.strip(), "the completion is empty"
+print("Once upon a time" + text)'
+
+kill "$server"
+wait "$launcher" || fail "the server did not end well on SIGTERM, see $work/server.log"
+server=''
+
+say 'sizes'
+size() { b images --format '{{.Size}}' "$1"; }
+printf 'image %s, of which Debian %s, the binary %s, the checkpoint %s\n' "$(size "$image")" "$(size "$base_image")" \
+    "$(du -h "$folder/usr/local/bin/tidegate" | cut -f1)" "$(du -sh "$folder/usr/share/tidegate/model" | cut -f1)"

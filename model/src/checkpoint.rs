@@ -1,0 +1,150 @@
+//! A checkpoint folder as on the Hugging Face hub: `config.json` and `model.safetensors`, checked, then loaded.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::safetensors::MmapedSafetensors;
+use candle_core::{DType, Device, Tensor};
+
+use crate::config::{ConfigError, DecoderConfig};
+use crate::decoder::Decoder;
+
+/// Why a checkpoint was not loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A file is absent or cannot be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// `config.json` was refused.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The tensors are not those that `config.json` asks for: every difference, one a line.
+    #[error("model.safetensors does not fit config.json:{}", .0.iter().map(|p| format!("\n  {p}")).collect::<String>())]
+    Tensors(Vec<String>),
+    /// The file is no safetensors file, or the device refused.
+    #[error("model.safetensors: {0}")]
+    Candle(#[from] candle_core::Error),
+}
+
+/// Reads and checks `config.json`.
+///
+/// # Errors
+/// [`LoadError::Io`] and [`LoadError::Config`].
+pub fn load_config(folder: &Path) -> Result<DecoderConfig, LoadError> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|source| LoadError::Io { path, source })?;
+    Ok(DecoderConfig::from_json(&text)?)
+}
+
+/// Loads a checkpoint folder; weights keep the dtype they are stored in (f32, f16 or bf16).
+///
+/// # Errors
+/// [`LoadError`]; nothing is loaded unless every tensor is there, none is unknown, and all shapes fit.
+pub fn load(folder: &Path, device: &Device) -> Result<Decoder, LoadError> {
+    let config = load_config(folder)?;
+    let path = folder.join("model.safetensors");
+    if let Err(source) = std::fs::File::open(&path) {
+        return Err(LoadError::Io { path, source });
+    }
+    // SAFETY: the file is read while it is mapped and not afterwards; a checkpoint is not written to while it is
+    // loaded (a writer that truncated it would end this process, as it would any program that maps its files).
+    let file = unsafe { MmapedSafetensors::new(&path)? };
+    check(&config, &file)?;
+    let weights = Weights { file: &file, prefix: String::new(), device };
+    Decoder::new(config, &weights)
+}
+
+/// The tensors that a config asks for, with their shapes: the contract between trainer and server.
+pub fn tensors(config: &DecoderConfig) -> BTreeMap<String, Vec<usize>> {
+    let (hidden, inner, width) = (config.hidden_size, config.inner_size(), config.intermediate_size);
+    let (heads, d) = (config.num_attention_heads, config.head_dim);
+    let mut all = BTreeMap::new();
+    all.insert("model.embed_tokens.weight".to_owned(), vec![config.vocab_size, hidden]);
+    all.insert("model.norm.weight".to_owned(), vec![hidden]);
+    if !config.tie_word_embeddings {
+        all.insert("lm_head.weight".to_owned(), vec![config.vocab_size, hidden]);
+    }
+    for layer in 0..config.num_hidden_layers {
+        let mut add = |name: &str, shape: &[usize]| all.insert(format!("model.layers.{layer}.{name}"), shape.to_vec());
+        add("input_layernorm.weight", &[hidden]);
+        add("post_attention_layernorm.weight", &[hidden]);
+        for name in ["q", "k", "v"] {
+            add(&format!("self_attn.{name}_proj.weight"), &[inner, hidden]);
+            if config.conv_kernel > 0 {
+                add(&format!("self_attn.{name}_conv1d.weight"), &[inner, 1, config.conv_kernel]);
+            }
+        }
+        add("self_attn.o_proj.weight", &[hidden, inner]);
+        add("self_attn.sigma", &[heads, d]);
+        add("self_attn.random_matrices", &[heads, config.proj_dim, d]);
+        if config.gate {
+            add("self_attn.gate.weight", &[heads, hidden]);
+            add("self_attn.gate.bias", &[heads]);
+        }
+        if config.output_norm {
+            add("self_attn.o_norm.weight", &[d]);
+        }
+        add("mlp.gate_proj.weight", &[width, hidden]);
+        add("mlp.up_proj.weight", &[width, hidden]);
+        add("mlp.down_proj.weight", &[hidden, width]);
+    }
+    all
+}
+
+/// Compares the file's header with what the config asks for; no tensor is read.
+fn check(config: &DecoderConfig, file: &MmapedSafetensors) -> Result<(), LoadError> {
+    let mut wanted = tensors(config);
+    let mut problems = Vec::new();
+    for (name, view) in file.tensors() {
+        match wanted.remove(&name) {
+            None => problems.push(format!("unknown tensor {name}")),
+            Some(shape) if shape != view.shape() => {
+                problems.push(format!("{name} has shape {:?}, expected {shape:?}", view.shape()));
+            }
+            Some(_) => {
+                let dtype = DType::try_from(view.dtype()).ok();
+                if !matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16)) {
+                    problems.push(format!("{name} has dtype {:?}, expected F32, F16 or BF16", view.dtype()));
+                }
+            }
+        }
+    }
+    problems.extend(wanted.keys().map(|name| format!("missing tensor {name}")));
+    problems.sort();
+    if problems.is_empty() { Ok(()) } else { Err(LoadError::Tensors(problems)) }
+}
+
+/// Tensors by name below a prefix.
+#[derive(Clone)]
+pub(crate) struct Weights<'a> {
+    file: &'a MmapedSafetensors,
+    prefix: String,
+    device: &'a Device,
+}
+
+impl Weights<'_> {
+    /// The tensors below `prefix.name`.
+    pub(crate) fn pp(&self, name: &str) -> Self {
+        Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
+    }
+
+    /// The device that tensors are loaded onto.
+    pub(crate) fn device(&self) -> &Device {
+        self.device
+    }
+
+    /// One tensor in its stored dtype.
+    pub(crate) fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
+        let name = format!("{}{name}", self.prefix);
+        let tensor = self.file.load(&name, self.device)?;
+        if tensor.dims() != shape {
+            return Err(LoadError::Tensors(vec![format!("{name} has shape {:?}, expected {shape:?}", tensor.dims())]));
+        }
+        Ok(tensor)
+    }
+}

@@ -1,0 +1,138 @@
+//! The exponential and what is built on it: SiLU, SwiGLU, and the short convolution that ends in SiLU.
+
+use super::{LANES, multiversion};
+
+const LOG2_E: f32 = std::f32::consts::LOG2_E;
+// ln 2 in two parts, the first with few bits, so that its product with a whole number is exact.
+const LN_2_A: f32 = 0.693_359_375;
+const LN_2_B: f32 = -2.121_944_4e-4;
+/// Adding and taking away 1.5 * 2^23 rounds to the nearest whole number.
+const ROUND: f32 = 12_582_912.0;
+
+/// e^x for one lane, relative error about 1e-7; clamped where f32 would over- or underflow (Cephes `expf`).
+#[inline(always)]
+fn exp_lane(x: f32) -> f32 {
+    let x = x.clamp(-87.0, 88.0);
+    let shifted = x.mul_add(LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = (-n).mul_add(LN_2_B, (-n).mul_add(LN_2_A, x));
+    let p = r.mul_add(1.987_569_1e-4, 1.398_199_9e-3);
+    let p = p.mul_add(r, 8.333_452e-3).mul_add(r, 4.166_579_6e-2).mul_add(r, 1.666_666_5e-1).mul_add(r, 0.5);
+    let y = p.mul_add(r * r, r) + 1.0;
+    // The low bits of `shifted` are n; times 2^n is n added to the exponent.
+    f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23))
+}
+
+#[inline(always)]
+fn silu_lane(x: f32) -> f32 {
+    x / (1.0 + exp_lane(-x))
+}
+
+#[inline(always)]
+fn swiglu_body(gate_up: &[f32], width: usize, out: &mut [f32]) {
+    for (row, out) in gate_up.chunks_exact(2 * width).zip(out.chunks_exact_mut(width)) {
+        let (gate, up) = row.split_at(width);
+        let ((gates, gate_rest), (ups, up_rest)) = (gate.as_chunks::<LANES>(), up.as_chunks::<LANES>());
+        let (outs, out_rest) = out.as_chunks_mut::<LANES>();
+        for ((gate, up), out) in gates.iter().zip(ups).zip(outs) {
+            for l in 0..LANES {
+                out[l] = silu_lane(gate[l]) * up[l];
+            }
+        }
+        for ((gate, up), out) in gate_rest.iter().zip(up_rest).zip(out_rest) {
+            *out = silu_lane(*gate) * up;
+        }
+    }
+}
+
+multiversion! {
+    /// `silu(gate) * up` for each row: gate_up (rows, 2 width) -> out (rows, width).
+    pub(crate) fn swiglu(gate_up: &[f32], width: usize, out: &mut [f32]) = swiglu_body;
+}
+
+#[inline(always)]
+fn conv_row(tail: &mut [f32], x: &[f32], weight: &[f32], channels: usize, out: &mut [f32]) {
+    let (before, steps) = (tail.len() / channels, x.len() / channels);
+    for (t, out) in out.chunks_exact_mut(channels).enumerate() {
+        out.fill(0.0);
+        for (j, weight) in weight.chunks_exact(channels).enumerate() {
+            // Tap j sees the input of `before - j` tokens ago; before the text's start there are zeros.
+            let at = t + j;
+            let source =
+                if at < before { &tail[at * channels..][..channels] } else { &x[(at - before) * channels..][..channels] };
+            for ((out, w), x) in out.iter_mut().zip(weight).zip(source) {
+                *out = x.mul_add(*w, *out);
+            }
+        }
+        for out in out {
+            *out = silu_lane(*out);
+        }
+    }
+    if steps >= before {
+        tail.copy_from_slice(&x[(steps - before) * channels..]);
+    } else {
+        tail.copy_within(steps * channels.., 0);
+        tail[(before - steps) * channels..].copy_from_slice(x);
+    }
+}
+
+multiversion! {
+    /// Depthwise causal convolution and SiLU over the tokens of one row, the last inputs kept in `tail`.
+    ///
+    /// tail: (kernel - 1, channels), oldest first; x, out: (time, channels); weight: (kernel, channels).
+    pub(crate) fn conv_silu(tail: &mut [f32], x: &[f32], weight: &[f32], channels: usize, out: &mut [f32]) = conv_row;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Isa;
+
+    #[test]
+    fn silu_against_f64() {
+        for i in -2000..2000 {
+            let x = i as f32 * 0.05;
+            let want = f64::from(x) / (1.0 + (-f64::from(x)).exp());
+            let error = (f64::from(silu_lane(x)) - want).abs();
+            assert!(error <= 4e-7 * want.abs() + 1e-30, "{x}: {error}");
+        }
+        assert_eq!(silu_lane(-1e30), -1e30 / (1.0 + exp_lane(1e30)));
+        assert!(silu_lane(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_plain_bits() {
+        let wave: Vec<f32> = (0..2 * 75).map(|i| (i as f32 * 0.7).sin() * 8.0).collect();
+        let runs: Vec<Vec<u32>> = Isa::available()
+            .into_iter()
+            .map(|isa| {
+                let (mut a, mut b, mut tail) = (vec![0.0; 75], vec![0.0; 2 * 75], wave[..3 * 75 / 3 * 2].to_vec());
+                swiglu(isa, &wave, 75, &mut a);
+                conv_silu(isa, &mut tail, &wave, &wave.repeat(2)[..3 * 75], 75, &mut b);
+                a.iter().chain(&b).chain(&tail).map(|v| v.to_bits()).collect()
+            })
+            .collect();
+        assert!(runs.iter().all(|bits| *bits == runs[0]));
+    }
+
+    #[test]
+    fn a_convolution_cut_anywhere_is_the_same() {
+        let (channels, steps) = (5, 9);
+        let x: Vec<f32> = (0..steps * channels).map(|i| (i as f32).sin()).collect();
+        let weight: Vec<f32> = (0..4 * channels).map(|i| (i as f32 * 1.7).cos()).collect();
+        let mut whole = vec![0.0; x.len()];
+        let mut tail = vec![0.0; 3 * channels];
+        conv_silu(Isa::Plain, &mut tail, &x, &weight, channels, &mut whole);
+        // By hand, for one output: token 5, channel 2.
+        let sum: f32 = (0..4).map(|j| weight[j * channels + 2] * x[(2 + j) * channels + 2]).sum();
+        assert!((whole[5 * channels + 2] - sum / (1.0 + (-sum).exp())).abs() < 1e-6);
+        for cut in 0..=steps {
+            let mut parts = vec![0.0; x.len()];
+            let mut part_tail = vec![0.0; 3 * channels];
+            let at = cut * channels;
+            conv_silu(Isa::Plain, &mut part_tail, &x[..at], &weight, channels, &mut parts[..at]);
+            conv_silu(Isa::Plain, &mut part_tail, &x[at..], &weight, channels, &mut parts[at..]);
+            assert_eq!((parts, part_tail), (whole.clone(), tail.clone()), "cut at {cut}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Arithmetic on slices: matrix products, sine and cosine, the fused recurrence of one token.
+//!
+//! The only place with `unsafe`. Every kernel has one plain definition, written over lanes of sixteen; the AVX2
+//! and AVX-512 forms do the same operations in the same order, so all give the same bits, and so does a row
+//! whichever rows it is computed beside. Knows slices and lengths, no tensors, heads or layers.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub(crate) mod activation;
+pub(crate) mod matmul;
+pub(crate) mod plain;
+pub(crate) mod recurrence;
+pub(crate) mod trigonometry;
+
+/// Lanes that every reduction is split into, on every machine.
+pub(crate) const LANES: usize = 16;
+
+/// The instruction sets that a kernel may be compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Isa {
+    /// Whatever the build targets.
+    Plain,
+    /// AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Isa {
+    /// The best set that this machine runs; found once.
+    pub(crate) fn detect() -> Self {
+        static BEST: std::sync::OnceLock<Isa> = std::sync::OnceLock::new();
+        *BEST.get_or_init(|| *Self::available().last().unwrap_or(&Self::Plain))
+    }
+
+    /// All sets that this machine runs, the plain one first.
+    pub(crate) fn available() -> Vec<Self> {
+        #[allow(unused_mut, reason = "other architectures add nothing")]
+        let mut sets = vec![Self::Plain];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            if avx2 {
+                sets.push(Self::Avx2);
+            }
+            if avx512 {
+                sets.push(Self::Avx512);
+            }
+        }
+        sets
+    }
+}
+
+/// Runs an `#[inline(always)]` function of plain Rust compiled for the chosen instruction set.
+///
+/// The function's own code is safe and the same for all; only the instructions differ. Multiplications that feed
+/// additions must be written `mul_add`, so that no set rounds where another does not.
+macro_rules! multiversion {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident : $ty:ty),* $(,)?) = $body:path;) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments, reason = "slices and lengths of one kernel")]
+        $vis fn $name(isa: $crate::kernels::Isa, $($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,fma")]
+                fn avx2($($arg: $ty),*) {
+                    $body($($arg),*);
+                }
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                fn avx512($($arg: $ty),*) {
+                    $body($($arg),*);
+                }
+                match isa {
+                    // SAFETY: `Isa::available` yields these only where the machine has the features.
+                    $crate::kernels::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    // SAFETY: as above.
+                    $crate::kernels::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::kernels::Isa::Plain => {}
+                }
+            }
+            let _ = isa;
+            $body($($arg),*);
+        }
+    };
+}
+pub(crate) use multiversion;

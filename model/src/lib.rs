@@ -1,0 +1,38 @@
+//! RFA-Gate decoders: token ids in, logits out, with a state of constant size.
+//!
+//! A decoder's layers are Random Feature Attention with a learned gate (Peng et al., ICLR 2021): each keeps a
+//! matrix S and a vector z, however long the text. Knows no text, HTTP, clock or global random numbers.
+//!
+//! ```no_run
+//! use tidegate_model::{Device, checkpoint};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let decoder = checkpoint::load("weights/checkpoints/tidegate-tiny".as_ref(), &Device::Cpu)?;
+//! let mut pool = decoder.new_pool(1)?;
+//! let logits = decoder.prefill(&[0, 42, 7], &mut pool, 0)?;
+//! assert_eq!(logits.len(), decoder.config().vocab_size);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! config, state, kernels, nn, feature_map -> ops -> attention -> block -> decoder; `checkpoint` loads one,
+//! `probe` watches one; `sampling` uses nothing of the others.
+
+mod attention;
+mod block;
+pub mod checkpoint;
+pub mod config;
+mod decoder;
+pub mod feature_map;
+mod kernels;
+mod nn;
+pub mod ops;
+pub mod probe;
+pub mod sampling;
+mod state;
+
+pub use candle_core::{DType, Device, Tensor};
+pub use config::DecoderConfig;
+pub use decoder::Decoder;
+pub use sampling::{Sampler, SamplingParams};
+pub use state::StatePool;

@@ -1,0 +1,100 @@
+//! The truth: one head, one token after another, in the paper's words. Slow, generic over the float, and plain.
+
+use std::ops::{Add, Div, Mul, Sub};
+
+/// What the truth needs of a number; f64 in tests.
+pub trait Float:
+    Copy + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    /// The nearest number of this type.
+    fn of(value: f64) -> Self;
+    /// e to this power.
+    fn exp(self) -> Self;
+    /// The square root.
+    fn sqrt(self) -> Self;
+    /// Sine and cosine.
+    fn sin_cos(self) -> (Self, Self);
+}
+
+macro_rules! float {
+    ($t:ty) => {
+        impl Float for $t {
+            fn of(value: f64) -> Self {
+                value as Self
+            }
+            fn exp(self) -> Self {
+                <$t>::exp(self)
+            }
+            fn sqrt(self) -> Self {
+                <$t>::sqrt(self)
+            }
+            fn sin_cos(self) -> (Self, Self) {
+                <$t>::sin_cos(self)
+            }
+        }
+    };
+}
+float!(f32);
+float!(f64);
+
+/// What a head remembers: S (2D, d), z (2D) and c, the weight seen so far.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Memory<F> {
+    /// S, row by row: (2D, d).
+    pub s: Vec<F>,
+    /// z: (2D).
+    pub z: Vec<F>,
+    /// The sum of all weights that entered, decayed as S and z are.
+    pub c: F,
+}
+
+impl<F: Float> Memory<F> {
+    /// The memory of an empty text.
+    pub fn new(features: usize, head_dim: usize) -> Self {
+        let zero = F::of(0.0);
+        Self { s: vec![zero; features * head_dim], z: vec![zero; features], c: zero }
+    }
+}
+
+fn dot<F: Float>(a: &[F], b: &[F]) -> F {
+    a.iter().zip(b).fold(F::of(0.0), |sum, (&a, &b)| sum + a * b)
+}
+
+/// `phi(x) = sqrt(1/D) [sin(W x^), cos(W x^)]`, `x^ = x / (|x| + 1e-3)` (equation 2).
+///
+/// x: (d), w: (D, d) with sigma already in it -> (2D)
+pub fn gaussian_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
+    let proj_dim = w.len() / x.len();
+    let length = dot(x, x).sqrt() + F::of(1e-3);
+    let unit: Vec<F> = x.iter().map(|&v| v / length).collect();
+    let scale = F::of(1.0 / proj_dim as f64).sqrt();
+    let waves: Vec<(F, F)> = w.chunks_exact(x.len()).map(|w| dot(w, &unit).sin_cos()).collect();
+    waves.iter().map(|w| scale * w.0).chain(waves.iter().map(|w| scale * w.1)).collect()
+}
+
+/// One token: `S <- g S + (1-g) phi_k v^T`, `z <- g z + (1-g) phi_k`, `c <- g c + (1-g)` (equation 7), then
+/// `h = phi_q S / max(phi_q . z, eps c)` (equation 5, with the clamp that DESIGN's layer has).
+///
+/// phi_q, phi_k: (2D), v: (d), gate: the gate's logit, or none for RFA without a gate, where g and 1-g are 1.
+pub fn step<F: Float>(
+    memory: &mut Memory<F>,
+    phi_q: &[F],
+    phi_k: &[F],
+    v: &[F],
+    gate: Option<F>,
+    eps: f64,
+) -> Vec<F> {
+    let (zero, one) = (F::of(0.0), F::of(1.0));
+    let (keep, take) = gate.map_or((one, one), |a| (one / (one + (zero - a).exp()), one / (one + a.exp())));
+    for ((row, z), &k) in memory.s.chunks_exact_mut(v.len()).zip(&mut memory.z).zip(phi_k) {
+        for (s, &v) in row.iter_mut().zip(v) {
+            *s = keep * *s + take * k * v;
+        }
+        *z = keep * *z + take * k;
+    }
+    memory.c = keep * memory.c + take;
+    let (den, floor) = (dot(phi_q, &memory.z), F::of(eps) * memory.c);
+    let den = if den > floor { den } else { floor };
+    let column = |i| memory.s.chunks_exact(v.len()).zip(phi_q).fold(zero, |sum, (row, &q)| sum + q * row[i]);
+    (0..v.len()).map(|i| column(i) / den).collect()
+}

@@ -1,0 +1,38 @@
+//! What `inspect` looks at while a text passes: clamped denominators and how fast each head forgets.
+
+use candle_core::{Result, Tensor};
+
+/// Counts of one layer, one entry a head.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerProbe {
+    /// Tokens that passed.
+    pub tokens: u64,
+    /// Denominators that the clamp held.
+    pub clamped: Vec<u64>,
+    /// Sum of log g; empty without a gate. A head's mean half-life is `tokens * ln(1/2) / log_gate`.
+    pub log_gate: Vec<f64>,
+}
+
+/// Counts of all layers.
+pub type Probe = Vec<LayerProbe>;
+
+impl LayerProbe {
+    /// denominator, floor: (batch, heads, time, 1); gate logits: (batch, heads, time)
+    pub(crate) fn observe(&mut self, denominator: &Tensor, floor: &Tensor, gate: Option<&Tensor>) -> Result<()> {
+        let (batch, heads, time, _) = denominator.dims4()?;
+        self.tokens += (batch * time) as u64;
+        self.clamped.resize(heads, 0);
+        let held = denominator.lt(floor)?.flatten_all()?.to_vec1::<u8>()?;
+        for (i, row) in held.chunks_exact(time).enumerate() {
+            self.clamped[i % heads] += row.iter().map(|&h| u64::from(h)).sum::<u64>();
+        }
+        if let Some(gate) = gate {
+            self.log_gate.resize(heads, 0.0);
+            let logits = gate.flatten_all()?.to_vec1::<f32>()?;
+            for (i, row) in logits.chunks_exact(time).enumerate() {
+                self.log_gate[i % heads] -= row.iter().map(|&a| (-f64::from(a)).exp().ln_1p()).sum::<f64>();
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! From logits to a token: each processor small, the generator's place in its stream a number that can be kept.
+//!
+//! Order, as in Hugging Face's generation: bias, penalties, temperature, top-k, typical-p, top-p, min-p, draw.
+
+mod penalties;
+mod processors;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+
+use penalties::Counts;
+use processors::Candidates;
+
+/// A sampling parameter out of its bounds.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{parameter} must be {bound}, found {found}")]
+pub struct SamplingError {
+    parameter: &'static str,
+    bound: String,
+    found: String,
+}
+
+impl SamplingError {
+    /// The parameter's name as the API has it.
+    pub fn parameter(&self) -> &'static str {
+        self.parameter
+    }
+}
+
+/// How tokens are chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// 0 takes the most likely token always; up to 2.
+    pub temperature: f32,
+    /// Only this many of the most likely tokens; 0 for all.
+    pub top_k: usize,
+    /// Only the most likely tokens that together have this probability (Holtzman et al., 2020); in (0, 1].
+    pub top_p: f32,
+    /// Only tokens at least this share of the most likely one's probability; in [0, 1].
+    pub min_p: f32,
+    /// Only the tokens nearest the expected surprise that together have this probability (Meister et al., 2022).
+    pub typical_p: f32,
+    /// Divides the logits of tokens seen in prompt or answer where positive, multiplies where negative (Keskar
+    /// et al., 2019); 1 does nothing; in (0, 10].
+    pub repetition_penalty: f32,
+    /// Taken from a logit for every time that the answer has the token; in [-2, 2].
+    pub frequency_penalty: f32,
+    /// Taken from a logit if the answer has the token; in [-2, 2].
+    pub presence_penalty: f32,
+    /// Added to single logits; each in [-100, 100].
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The same seed and text give the same tokens.
+    pub seed: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            typical_p: 1.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Checks every bound; NaN is out of all of them.
+    ///
+    /// # Errors
+    /// [`SamplingError`] names the first parameter out of its bound.
+    pub fn validate(&self, vocab_size: usize) -> Result<(), SamplingError> {
+        let check = |parameter, value: f32, inside: bool, bound: &str| {
+            let error = || SamplingError { parameter, bound: bound.into(), found: value.to_string() };
+            inside.then_some(()).ok_or_else(error)
+        };
+        let share = |v: f32| v > 0.0 && v <= 1.0;
+        let penalty = |v: f32| (-2.0..=2.0).contains(&v);
+        check("temperature", self.temperature, (0.0..=2.0).contains(&self.temperature), "between 0 and 2")?;
+        check("top_p", self.top_p, share(self.top_p), "above 0 and at most 1")?;
+        check("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "between 0 and 1")?;
+        check("typical_p", self.typical_p, share(self.typical_p), "above 0 and at most 1")?;
+        let repetition = self.repetition_penalty;
+        check("repetition_penalty", repetition, repetition > 0.0 && repetition <= 10.0, "above 0 and at most 10")?;
+        check("frequency_penalty", self.frequency_penalty, penalty(self.frequency_penalty), "between -2 and 2")?;
+        check("presence_penalty", self.presence_penalty, penalty(self.presence_penalty), "between -2 and 2")?;
+        for &(id, bias) in &self.logit_bias {
+            check("logit_bias", bias, (-100.0..=100.0).contains(&bias), "between -100 and 100")?;
+            if id as usize >= vocab_size {
+                let bound = format!("of tokens below {vocab_size}");
+                return Err(SamplingError { parameter: "logit_bias", bound, found: id.to_string() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Chooses one sequence's tokens. Depends on its own parameters and text alone, not on who else is served.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    params: SamplingParams,
+    counts: Counts,
+    generator: ChaCha8Rng,
+    candidates: Candidates,
+}
+
+impl Sampler {
+    /// A sampler at the start of its seed's stream.
+    ///
+    /// # Errors
+    /// [`SamplingError`] names the first parameter out of its bound.
+    pub fn new(params: SamplingParams, vocab_size: usize) -> Result<Self, SamplingError> {
+        params.validate(vocab_size)?;
+        let generator = ChaCha8Rng::seed_from_u64(params.seed);
+        Ok(Self { params, counts: Counts::default(), generator, candidates: Candidates::default() })
+    }
+
+    /// Tells of the prompt's tokens, which the repetition penalty counts.
+    pub fn observe_prompt(&mut self, tokens: &[u32]) {
+        if self.params.repetition_penalty != 1.0 {
+            self.counts.prompt(tokens);
+        }
+    }
+
+    /// Chooses a token and counts it. logits: (vocab), left changed by biases and penalties.
+    ///
+    /// # Panics
+    /// When `logits` is empty: a vocabulary has a token at least.
+    pub fn sample(&mut self, logits: &mut [f32]) -> u32 {
+        let params = &self.params;
+        for &(id, bias) in &params.logit_bias {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit += bias;
+            }
+        }
+        self.counts.apply(params, logits);
+        let token = if params.temperature == 0.0 {
+            processors::greedy(logits)
+        } else {
+            self.candidates.fill(logits, params.temperature, params.top_k);
+            self.candidates.typical(params.typical_p);
+            self.candidates.top_p(params.top_p);
+            self.candidates.min_p(params.min_p);
+            // 53 bits: every f64 step in [0, 1) equally likely. One draw a token keeps the stream's place exact.
+            let uniform = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+            self.candidates.draw(uniform)
+        };
+        self.counts.answer(token);
+        token
+    }
+}

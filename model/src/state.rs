@@ -1,0 +1,114 @@
+//! What a decoder remembers: a pool of slots, one conversation each, every slot of the same constant size.
+
+use candle_core::{DType, Device, Result, Tensor, bail};
+
+use crate::config::DecoderConfig;
+
+/// One layer's part of the pool.
+#[derive(Debug)]
+pub(crate) struct LayerState {
+    /// S (2D, d), z (2D) and c of every head: (slots, heads, 2D (d + 1) + 1), f32
+    pub(crate) memory: Tensor,
+    /// The last inputs of the convolutions of q, k and v, oldest first: (slots, conv_kernel - 1, 3 heads d), f32
+    pub(crate) conv: Option<Tensor>,
+}
+
+/// Slots for conversations, allocated once and addressed by index.
+#[derive(Debug)]
+pub struct StatePool {
+    layers: Vec<LayerState>,
+    tokens: Vec<u64>,
+    slot_bytes: usize,
+}
+
+impl StatePool {
+    /// A pool of empty texts.
+    ///
+    /// # Errors
+    /// When `slots` is 0, or the memory cannot be had.
+    pub fn new(config: &DecoderConfig, slots: usize, device: &Device) -> Result<Self> {
+        if slots == 0 {
+            bail!("slots must be at least 1");
+        }
+        let layer = || {
+            let shape = (slots, config.num_attention_heads, config.head_state_len());
+            let conv = (slots, config.conv_kernel.saturating_sub(1), 3 * config.inner_size());
+            Ok(LayerState {
+                memory: Tensor::zeros(shape, DType::F32, device)?,
+                conv: (config.conv_kernel > 0).then(|| Tensor::zeros(conv, DType::F32, device)).transpose()?,
+            })
+        };
+        let layers = (0..config.num_hidden_layers).map(|_| layer()).collect::<Result<_>>()?;
+        Ok(Self { layers, tokens: vec![0; slots], slot_bytes: config.state_bytes() })
+    }
+
+    /// How many conversations fit.
+    pub fn slots(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Tokens that a slot has taken in since it was last zeroed.
+    pub fn tokens(&self, slot: usize) -> u64 {
+        self.tokens.get(slot).copied().unwrap_or(0)
+    }
+
+    /// Bytes of one slot, whatever it has seen.
+    pub fn state_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// Makes a slot an empty text again.
+    ///
+    /// # Errors
+    /// When there is no such slot.
+    pub fn reset(&mut self, slot: usize) -> Result<()> {
+        self.check(slot)?;
+        for layer in &self.layers {
+            for tensor in std::iter::once(&layer.memory).chain(&layer.conv) {
+                tensor.slice_set(&tensor.narrow(0, slot, 1)?.zeros_like()?, 0, slot)?;
+            }
+        }
+        self.tokens[slot] = 0;
+        Ok(())
+    }
+
+    /// One layer of a slot, copied: memory (heads, 2D (d + 1) + 1) and the convolution's inputs.
+    ///
+    /// # Errors
+    /// When there is no such slot or layer.
+    pub fn layer(&self, layer: usize, slot: usize) -> Result<(Tensor, Option<Tensor>)> {
+        self.check(slot)?;
+        let Some(state) = self.layers.get(layer) else { bail!("layer {layer} is out of range") };
+        let copy = |t: &Tensor| t.narrow(0, slot, 1)?.squeeze(0)?.copy();
+        Ok((copy(&state.memory)?, state.conv.as_ref().map(copy).transpose()?))
+    }
+
+    /// The layers in order, each to be handed to its own block.
+    pub(crate) fn layers(&self) -> &[LayerState] {
+        &self.layers
+    }
+
+    /// Counts tokens that the slots have just taken in.
+    pub(crate) fn advance(&mut self, slots: &[usize], by: usize) {
+        for &slot in slots {
+            self.tokens[slot] += by as u64;
+        }
+    }
+
+    /// Refuses slots that are not there, or named twice.
+    pub(crate) fn check_all(&self, slots: &[usize]) -> Result<()> {
+        let mut sorted = slots.to_vec();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|p| p[0] == p[1]) {
+            bail!("slot {} is named twice", pair[0]);
+        }
+        sorted.last().map_or(Ok(()), |&last| self.check(last))
+    }
+
+    fn check(&self, slot: usize) -> Result<()> {
+        if slot < self.tokens.len() {
+            return Ok(());
+        }
+        bail!("slot {slot} is out of range: the pool has {}", self.tokens.len())
+    }
+}

@@ -1,0 +1,48 @@
+//! The [`LanguageModel`] that is served: an RFA-Gate decoder and its pool of states.
+
+use tidegate_model::{Decoder, StatePool};
+
+use super::{LanguageModel, ModelError};
+
+/// A decoder with its slots.
+pub struct DecoderModel {
+    decoder: Decoder,
+    pool: StatePool,
+}
+
+impl DecoderModel {
+    /// A model with `slots` empty slots.
+    ///
+    /// # Errors
+    /// The states cannot be allocated.
+    pub fn new(decoder: Decoder, slots: usize) -> Result<Self, ModelError> {
+        let pool = decoder.new_pool(slots).map_err(ModelError::new)?;
+        Ok(Self { decoder, pool })
+    }
+}
+
+impl LanguageModel for DecoderModel {
+    fn vocab_size(&self) -> usize {
+        self.decoder.config().vocab_size
+    }
+
+    fn slots(&self) -> usize {
+        self.pool.slots()
+    }
+
+    fn reset(&mut self, slot: usize) -> Result<(), ModelError> {
+        self.pool.reset(slot).map_err(ModelError::new)
+    }
+
+    fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
+        self.decoder.absorb(ids, &mut self.pool, slot).map_err(ModelError::new)
+    }
+
+    fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<Vec<f32>, ModelError> {
+        self.decoder.prefill(ids, &mut self.pool, slot).map_err(ModelError::new)
+    }
+
+    fn decode(&mut self, ids: &[u32], slots: &[usize]) -> Result<Vec<f32>, ModelError> {
+        self.decoder.decode(ids, &mut self.pool, slots).map_err(ModelError::new)
+    }
+}

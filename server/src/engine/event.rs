@@ -1,0 +1,96 @@
+//! What the engine tells the one who submitted a request.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end-of-text token or a stop string.
+    Stop,
+    /// As many tokens as were asked for.
+    Length,
+}
+
+/// How long each part of a request took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From submission to a free slot.
+    pub queue: Duration,
+    /// From the slot to the first token.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+}
+
+/// The end of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finish {
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated, with the end-of-text token where there was one.
+    pub completion_tokens: usize,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+/// Why a request ended without its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// An error or a panic; the log has the details.
+    #[error("generation failed on the server; its log has the reason under the request's id")]
+    Internal,
+    /// The server is going down and could not wait any longer.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// Nobody read the text for too long.
+    #[error("the text was not read for too long")]
+    Stalled,
+}
+
+/// The next piece of a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delta {
+    /// Whole characters; empty where they are still held back.
+    pub text: String,
+    /// The tokens generated since the last piece.
+    pub token_ids: Vec<u32>,
+}
+
+/// One event of a request: any number of pieces, then one of the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// More text.
+    Delta(Delta),
+    /// The end.
+    Finished(Finish),
+    /// No more will come.
+    Failed(Failure),
+}
+
+/// The events of one request. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct EventStream {
+    pub(super) receiver: mpsc::Receiver<Event>,
+}
+
+impl EventStream {
+    /// The next event; `None` after the last, or when the engine is gone.
+    pub async fn next(&mut self) -> Option<Event> {
+        self.receiver.recv().await
+    }
+
+    /// The next event, for callers outside an async runtime.
+    pub fn blocking_next(&mut self) -> Option<Event> {
+        self.receiver.blocking_recv()
+    }
+
+    /// Polls for the next event.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.receiver.poll_recv(context)
+    }
+}

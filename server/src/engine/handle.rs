@@ -1,0 +1,96 @@
+//! The engine as the rest of the server sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+use tracing::Span;
+
+use super::event::EventStream;
+use super::inbox::{Inbox, Phase, Submission, SubmitError};
+use super::request::Request;
+use super::stats::{Counters, Stats};
+
+/// Events that may wait in a request's channel; what finds no room there waits, put together, in the engine.
+const EVENT_BUFFER: usize = 32;
+
+/// What the engine's thread and its handles share.
+pub(super) struct Shared {
+    pub(super) inbox: Inbox,
+    pub(super) counters: Counters,
+    pub(super) alive: AtomicBool,
+}
+
+/// Submits requests to the engine; cheap to clone.
+#[derive(Clone)]
+pub struct EngineHandle {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl EngineHandle {
+    /// Submits one request. The engine's log lines about it belong to the current span.
+    ///
+    /// # Errors
+    /// The queue is full, or the engine takes no more requests.
+    pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
+        let mut streams = self.submit_all(vec![request])?;
+        streams.pop().ok_or(SubmitError::Closed)
+    }
+
+    /// Submits all of `requests`, or none of them; their events come in the same order.
+    ///
+    /// # Errors
+    /// The queue has no room for all, or the engine takes no more requests.
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<EventStream>, SubmitError> {
+        let submitted = Instant::now();
+        let (submissions, streams) = requests
+            .into_iter()
+            .map(|request| {
+                let (sender, receiver) = mpsc::channel(EVENT_BUFFER);
+                (Submission { request, sender, submitted, span: Span::current() }, EventStream { receiver })
+            })
+            .unzip();
+        self.shared.inbox.submit(submissions)?;
+        Ok(streams)
+    }
+
+    /// Whether requests are taken and the engine is stepping.
+    pub fn is_ready(&self) -> bool {
+        self.shared.alive.load(Ordering::Acquire) && self.shared.inbox.phase() == Phase::Open
+    }
+
+    /// Requests that may wait at once.
+    pub fn queue_capacity(&self) -> usize {
+        self.shared.inbox.capacity()
+    }
+
+    /// What the engine has done so far.
+    pub fn stats(&self) -> Stats {
+        self.shared.counters.read(self.shared.inbox.waiting())
+    }
+
+    /// Takes no more requests; those that were taken are finished, then the engine's thread ends.
+    pub fn drain(&self) {
+        self.shared.inbox.advance(Phase::Draining);
+    }
+
+    /// Ends everything at the next step.
+    pub fn abort(&self) {
+        self.shared.inbox.advance(Phase::Aborting);
+    }
+}
+
+/// The engine's thread.
+pub struct EngineThread {
+    pub(super) thread: JoinHandle<()>,
+}
+
+impl EngineThread {
+    /// Waits for the thread to end: after [`EngineHandle::drain`] or [`EngineHandle::abort`].
+    pub fn join(self) {
+        // A panic has been logged and its requests have seen their channels close: there is nothing left to do.
+        let _ = self.thread.join();
+    }
+}

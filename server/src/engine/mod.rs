@@ -1,0 +1,26 @@
+//! Continuous batching: one thread that owns the model and its slots, and takes all running rows a token at a time.
+//!
+//! It knows no HTTP and no wire type. Requests come in checked ([`Request`]) through a bounded queue, text goes out
+//! as [`Event`]s. Between two decode steps at most one chunk of one prompt is read, so that nobody's stream stalls.
+
+mod decoder;
+mod event;
+mod handle;
+mod inbox;
+mod model;
+mod outlet;
+mod request;
+mod scheduler;
+mod sequence;
+mod stats;
+mod worker;
+
+pub use decoder::DecoderModel;
+pub use event::{Delta, Event, EventStream, Failure, Finish, FinishReason, Timings};
+pub use handle::{EngineHandle, EngineThread};
+pub use inbox::SubmitError;
+pub use model::{LanguageModel, ModelError};
+pub use request::{Limits, Request, RequestError, RequestParameters};
+pub use sequence::TextRules;
+pub use stats::Stats;
+pub use worker::{EngineError, EngineOptions, spawn};

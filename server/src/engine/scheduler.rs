@@ -1,0 +1,140 @@
+//! Who is in which slot, and what there is to do.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::event::{Event, Failure};
+use super::inbox::Wait;
+use super::outlet::{Outlet, Reader};
+use super::sequence::Sequence;
+
+/// The slots, and the order in which prompts are read.
+pub(super) struct Scheduler {
+    slots: Vec<Option<Sequence>>,
+    free: Vec<usize>,
+    /// Slots whose prompts are being read: each gets one chunk in turn, so that a long prompt delays no short one.
+    prefilling: VecDeque<usize>,
+    /// Ends of requests that have left their slots but whose readers are behind.
+    lingering: Vec<Outlet>,
+    stall_limit: Duration,
+}
+
+/// What [`Scheduler::sweep`] removed.
+#[derive(Default)]
+pub(super) struct Swept {
+    pub(super) cancelled: usize,
+    pub(super) stalled: usize,
+}
+
+impl Scheduler {
+    pub(super) fn new(slots: usize, stall_limit: Duration) -> Self {
+        Self {
+            slots: (0..slots).map(|_| None).collect(),
+            free: (0..slots).rev().collect(),
+            prefilling: VecDeque::new(),
+            lingering: Vec::new(),
+            stall_limit,
+        }
+    }
+
+    /// Whether there is nothing to do at all. The one answer to that question.
+    pub(super) fn is_idle(&self) -> bool {
+        self.running() == 0 && self.lingering.is_empty()
+    }
+
+    /// How long the engine may sleep.
+    pub(super) fn wait(&self) -> Wait {
+        if self.is_idle() {
+            Wait::ForWork
+        } else if self.prefilling.is_empty() && self.rows().next().is_none() {
+            Wait::Briefly
+        } else {
+            Wait::Not
+        }
+    }
+
+    pub(super) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    pub(super) fn running(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Gives `sequence` a slot; hands it back where there is none.
+    pub(super) fn admit(&mut self, sequence: Sequence) -> Result<usize, Sequence> {
+        let Some(slot) = self.free.pop() else { return Err(sequence) };
+        self.slots[slot] = Some(sequence);
+        self.prefilling.push_back(slot);
+        Ok(slot)
+    }
+
+    /// The slot whose prompt is to be read next.
+    pub(super) fn next_prefill(&self) -> Option<usize> {
+        self.prefilling.front().copied()
+    }
+
+    /// Puts `slot` behind the other prompts, or takes it out where its prompt has been read to the end.
+    pub(super) fn chunk_was_read(&mut self, slot: usize, last: bool) {
+        self.prefilling.retain(|other| *other != slot);
+        if !last {
+            self.prefilling.push_back(slot);
+        }
+    }
+
+    /// The slots that take part in the next decode step, and the token that each reads.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.slots.iter().enumerate().filter_map(|(slot, held)| Some((slot, held.as_ref()?.decodable()?)))
+    }
+
+    pub(super) fn sequence(&self, slot: usize) -> Option<&Sequence> {
+        self.slots[slot].as_ref()
+    }
+
+    pub(super) fn sequence_mut(&mut self, slot: usize) -> Option<&mut Sequence> {
+        self.slots[slot].as_mut()
+    }
+
+    /// Frees a slot, whose request's last event is `last`.
+    pub(super) fn end(&mut self, slot: usize, last: Event) {
+        if let Some(mut sequence) = self.release(slot) {
+            sequence.outlet.end(last);
+            if sequence.outlet.flush() == Reader::Behind {
+                self.lingering.push(sequence.outlet);
+            }
+        }
+    }
+
+    /// Hands over all text for which there is room, and ends the requests that nobody waits for.
+    pub(super) fn sweep(&mut self) -> Swept {
+        let mut swept = Swept::default();
+        for slot in 0..self.slots.len() {
+            let Some(sequence) = &mut self.slots[slot] else { continue };
+            if sequence.outlet.flush() == Reader::Gone {
+                self.release(slot);
+                swept.cancelled += 1;
+            } else if sequence.outlet.is_stalled(self.stall_limit) {
+                self.end(slot, Event::Failed(Failure::Stalled));
+                swept.stalled += 1;
+            }
+        }
+        let limit = self.stall_limit;
+        self.lingering.retain_mut(|outlet| outlet.flush() == Reader::Behind && !outlet.is_stalled(limit));
+        swept
+    }
+
+    /// Ends everything.
+    pub(super) fn abort(&mut self) {
+        for slot in 0..self.slots.len() {
+            self.end(slot, Event::Failed(Failure::ShuttingDown));
+        }
+        self.lingering.clear();
+    }
+
+    fn release(&mut self, slot: usize) -> Option<Sequence> {
+        let sequence = self.slots[slot].take()?;
+        self.free.push(slot);
+        self.prefilling.retain(|other| *other != slot);
+        Some(sequence)
+    }
+}

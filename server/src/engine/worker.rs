@@ -1,0 +1,230 @@
+//! The engine's thread: admit, read one chunk of one prompt, take one decode step, again.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tracing::{Span, debug, error};
+
+use super::event::{Event, Failure, FinishReason};
+use super::handle::{EngineHandle, EngineThread, Shared};
+use super::inbox::{Inbox, Phase, Submission};
+use super::model::{LanguageModel, ModelError};
+use super::scheduler::Scheduler;
+use super::sequence::{Sequence, TextRules};
+use super::stats::{Counters, add};
+
+/// How an engine is set up; its slots are the model's.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Requests that may wait for a slot.
+    pub queue: usize,
+    /// How long a request may keep its slot while nobody reads its text.
+    pub stall_limit: Duration,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { queue: 256, stall_limit: Duration::from_secs(60) }
+    }
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The system gave no thread.
+    #[error("the engine's thread could not be started: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The model failed on its first token.
+    #[error("the model failed on its first token: {0}")]
+    WarmUp(String),
+}
+
+/// Starts the engine's thread, and waits until the model has taken its first steps.
+///
+/// # Errors
+/// No thread, or a model that fails.
+pub fn spawn<M: LanguageModel + 'static>(
+    model: M,
+    rules: TextRules,
+    options: EngineOptions,
+) -> Result<(EngineHandle, EngineThread), EngineError> {
+    let shared = Arc::new(Shared {
+        inbox: Inbox::new(options.queue),
+        counters: Counters::default(),
+        alive: AtomicBool::new(true),
+    });
+    let scheduler = Scheduler::new(model.slots(), options.stall_limit);
+    let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared) };
+    let (warm, warmed) = std::sync::mpsc::sync_channel(1);
+    let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
+        let _guard = Guard(Arc::clone(&worker.shared));
+        let outcome = worker.warm_up();
+        let ready = outcome.is_ok();
+        // The receiver waits for exactly this message.
+        let _ = warm.send(outcome);
+        if ready {
+            worker.run();
+        }
+    })?;
+    match warmed.recv() {
+        Ok(Ok(())) => Ok((EngineHandle { shared }, EngineThread { thread })),
+        Ok(Err(reason)) => Err(EngineError::WarmUp(reason)),
+        Err(_) => Err(EngineError::WarmUp("its thread ended".into())),
+    }
+}
+
+/// However the thread ends, nobody is left waiting for it.
+struct Guard(Arc<Shared>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.alive.store(false, Ordering::Release);
+        self.0.inbox.shut();
+    }
+}
+
+struct Worker<M> {
+    model: M,
+    rules: TextRules,
+    scheduler: Scheduler,
+    shared: Arc<Shared>,
+}
+
+impl<M: LanguageModel> Worker<M> {
+    /// Takes the model through one token of each kind, so that weights are in memory before the first request.
+    fn warm_up(&mut self) -> Result<(), String> {
+        let model = &mut self.model;
+        guarded(|| {
+            model.reset(0)?;
+            model.prefill(&[0], 0)?;
+            model.decode(&[0], &[0])?;
+            model.reset(0)
+        })
+    }
+
+    fn run(&mut self) {
+        loop {
+            let taken = self.shared.inbox.take(self.scheduler.room(), self.scheduler.wait());
+            if taken.phase == Phase::Aborting {
+                self.scheduler.abort();
+                return;
+            }
+            for submission in taken.submissions {
+                self.admit(submission);
+            }
+            let swept = self.scheduler.sweep();
+            add(&self.shared.counters.cancelled, swept.cancelled);
+            add(&self.shared.counters.failed, swept.stalled);
+            self.shared.counters.running.store(self.scheduler.running() as u64, Ordering::Relaxed);
+            if taken.phase == Phase::Draining && !taken.more && self.scheduler.is_idle() {
+                return;
+            }
+            self.read_one_chunk();
+            self.decode_step();
+        }
+    }
+
+    fn admit(&mut self, submission: Submission) {
+        if submission.sender.is_closed() {
+            add(&self.shared.counters.cancelled, 1);
+            return;
+        }
+        // The inbox hands out no more than there is room for.
+        let Ok(slot) = self.scheduler.admit(Sequence::new(submission)) else { return };
+        let model = &mut self.model;
+        if let Err(reason) = guarded(|| model.reset(slot)) {
+            self.fail(slot, &reason);
+        }
+    }
+
+    /// Reads one chunk of one prompt; after its last chunk the first token is chosen.
+    fn read_one_chunk(&mut self) {
+        let Some(slot) = self.scheduler.next_prefill() else { return };
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        let (chunk, last) = sequence.next_chunk();
+        let model = &mut self.model;
+        let outcome = if last {
+            guarded(|| model.prefill(chunk, slot)).map(Some)
+        } else {
+            guarded(|| model.absorb(chunk, slot)).map(|()| None)
+        };
+        match outcome {
+            Ok(logits) => {
+                add(&self.shared.counters.prompt_tokens, sequence.chunk_was_read());
+                self.scheduler.chunk_was_read(slot, last);
+                if let Some(mut logits) = logits {
+                    self.accept(slot, &mut logits);
+                }
+            }
+            Err(reason) => self.fail(slot, &reason),
+        }
+    }
+
+    /// Takes every running row one token further.
+    fn decode_step(&mut self) {
+        let (slots, ids): (Vec<usize>, Vec<u32>) = self.scheduler.rows().unzip();
+        if slots.is_empty() {
+            return;
+        }
+        let model = &mut self.model;
+        match guarded(|| model.decode(&ids, &slots)) {
+            Ok(mut logits) => {
+                add(&self.shared.counters.steps, 1);
+                for (slot, row) in slots.into_iter().zip(logits.chunks_exact_mut(self.model.vocab_size())) {
+                    self.accept(slot, row);
+                }
+            }
+            // The states may be half a token further: none of these rows can go on.
+            Err(reason) => slots.into_iter().for_each(|slot| self.fail(slot, &reason)),
+        }
+    }
+
+    /// Lets a row choose its next token; a panic there ends that row alone.
+    fn accept(&mut self, slot: usize, logits: &mut [f32]) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        let rules = &self.rules;
+        match catch_unwind(AssertUnwindSafe(|| sequence.accept(logits, rules))) {
+            Ok(outcome) => {
+                add(&self.shared.counters.generated_tokens, 1);
+                match outcome {
+                    Some(reason) => self.finish(slot, reason),
+                    // Nobody waits for the next step to see this token.
+                    None => _ = sequence.outlet.flush(),
+                }
+            }
+            Err(panic) => self.fail(slot, &words(panic.as_ref())),
+        }
+    }
+
+    fn finish(&mut self, slot: usize, reason: FinishReason) {
+        let Some(sequence) = self.scheduler.sequence(slot) else { return };
+        let finish = sequence.finish(reason);
+        self.scheduler.end(slot, Event::Finished(finish));
+        add(&self.shared.counters.finished, 1);
+    }
+
+    fn fail(&mut self, slot: usize, reason: &str) {
+        let span = self.scheduler.sequence(slot).map_or_else(Span::none, |sequence| sequence.span.clone());
+        span.in_scope(|| error!(slot, reason, "generation failed"));
+        self.scheduler.end(slot, Event::Failed(Failure::Internal));
+        add(&self.shared.counters.failed, 1);
+        debug!(running = self.scheduler.running(), "the engine goes on");
+    }
+}
+
+/// Runs a step of the model; a panic is an error like any other.
+fn guarded<T>(step: impl FnOnce() -> Result<T, ModelError>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(step)) {
+        Ok(outcome) => outcome.map_err(|error| error.to_string()),
+        Err(panic) => Err(words(panic.as_ref())),
+    }
+}
+
+/// What a panic said.
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panic: {}", text.unwrap_or("no message"))
+}

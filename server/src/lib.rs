@@ -1,0 +1,4 @@
+//! The Tidegate text-generation server.
+
+pub mod engine;
+pub mod text;

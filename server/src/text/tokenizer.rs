@@ -1,0 +1,280 @@
+//! `tokenizer.json` and what stands beside it: text to token ids, and which ids end a text.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use tokenizers::decoders::DecoderWrapper;
+
+use super::Vocabulary;
+use super::vocabulary::byte_of;
+
+/// Why a tokenizer could not be loaded, or a text not be encoded.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// A file that cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file with the wrong contents.
+    #[error("{path}: {reason}")]
+    Contents {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The tokenizer refused a text.
+    #[error("the text cannot be encoded: {0}")]
+    Encode(String),
+}
+
+/// `generation_config.json`: what the model's makers recommend where a request says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct GenerationDefaults {
+    /// Ids that end a text.
+    #[serde(default)]
+    eos_token_id: Option<OneOrMany>,
+    /// Sampling temperature.
+    #[serde(default)]
+    pub temperature: Option<f64>,
+    /// Nucleus probability.
+    #[serde(default)]
+    pub top_p: Option<f64>,
+    /// Candidates kept; 0 keeps all.
+    #[serde(default)]
+    pub top_k: Option<i64>,
+    /// Least probability relative to the likeliest token.
+    #[serde(default)]
+    pub min_p: Option<f64>,
+    /// Penalty on tokens that were seen.
+    #[serde(default)]
+    pub repetition_penalty: Option<f64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+/// The part of `tokenizer_config.json` that serving needs.
+#[derive(Default, Deserialize)]
+struct TokenizerConfig {
+    #[serde(default)]
+    eos_token: Option<SpecialToken>,
+}
+
+/// Hugging Face writes a special token as a string, or as an object that has its text as `content`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum SpecialToken {
+    Text(String),
+    Object { content: String },
+}
+
+/// A byte-level tokenizer whose ids all fit the model.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    vocabulary: Arc<Vocabulary>,
+    defaults: GenerationDefaults,
+    eos: Arc<[u32]>,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` from a checkpoint's folder, with `generation_config.json` and
+    /// `tokenizer_config.json` where they are there. `vocab_size` is the model's; `model_eos` are the ids that its
+    /// `config.json` names as the end of a text, used where the other files name none.
+    ///
+    /// # Errors
+    /// A file that cannot be read or parsed, a tokenizer that is not byte-level, or an id outside the model.
+    pub fn load(folder: &Path, vocab_size: usize, model_eos: &[u32]) -> Result<Self, TextError> {
+        let path = folder.join("tokenizer.json");
+        let bad = |reason: String| TextError::Contents { path: path.clone(), reason };
+        let bytes = std::fs::read(&path).map_err(|source| TextError::Read { path: path.clone(), source })?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| bad(error.to_string()))?;
+        if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
+            return Err(bad("decoder must be ByteLevel".into()));
+        }
+        // A prompt must never be cut or filled up silently.
+        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        inner.with_padding(None);
+
+        let vocabulary = Arc::new(vocabulary(&inner, vocab_size).map_err(bad)?);
+        let defaults: GenerationDefaults = optional_json(&folder.join("generation_config.json"))?.unwrap_or_default();
+        let config: TokenizerConfig = optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+        let eos = match (&defaults.eos_token_id, config.eos_token) {
+            (Some(OneOrMany::One(id)), _) => vec![*id],
+            (Some(OneOrMany::Many(ids)), _) => ids.clone(),
+            (None, _) if !model_eos.is_empty() => model_eos.to_vec(),
+            (None, Some(SpecialToken::Text(text) | SpecialToken::Object { content: text })) => {
+                inner.token_to_id(&text).into_iter().collect()
+            }
+            (None, None) => Vec::new(),
+        };
+        if let Some(id) = eos.iter().find(|id| **id as usize >= vocab_size) {
+            let reason = format!("eos_token_id must be below vocab_size ({vocab_size}), found {id}");
+            return Err(TextError::Contents { path: folder.join("generation_config.json"), reason });
+        }
+        Ok(Self { inner, vocabulary, defaults, eos: eos.into() })
+    }
+
+    /// The ids of `text`, with the special tokens that the tokenizer puts around a text.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        let encoding = self.inner.encode_fast(text, true).map_err(|error| TextError::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The bytes of each token.
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
+    }
+
+    /// The ids that end a text.
+    pub fn eos(&self) -> &Arc<[u32]> {
+        &self.eos
+    }
+
+    /// What the model's makers recommend where a request says nothing.
+    pub fn defaults(&self) -> &GenerationDefaults {
+        &self.defaults
+    }
+}
+
+/// The bytes of every token of `tokenizer`, or why it does not fit a model of `vocab_size` tokens.
+fn vocabulary(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Result<Vocabulary, String> {
+    let mut tokens: Vec<Box<[u8]>> = vec![Box::default(); vocab_size];
+    let mut place = |id: u32, bytes: Vec<u8>| match tokens.get_mut(id as usize) {
+        Some(token) => {
+            *token = bytes.into();
+            Ok(())
+        }
+        None => Err(format!("token ids must be below the model's vocab_size ({vocab_size}), found {id}")),
+    };
+    for (text, id) in tokenizer.get_vocab(false) {
+        let bytes = text.chars().map(byte_of).collect::<Option<Vec<u8>>>();
+        // A token outside the byte alphabet was added by hand and stands for its own text.
+        place(id, bytes.unwrap_or_else(|| text.into_bytes()))?;
+    }
+    for (id, token) in tokenizer.get_added_tokens_decoder() {
+        place(id, if token.special { Vec::new() } else { token.content.into_bytes() })?;
+    }
+    Ok(Vocabulary::new(tokens))
+}
+
+fn optional_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, TextError> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(TextError::Read { path: path.into(), source }),
+    };
+    serde_json::from_str(&text)
+        .map(Some)
+        .map_err(|error| TextError::Contents { path: path.into(), reason: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::Detokenizer;
+
+    /// A byte-level tokenizer without merges: one token per byte, after `<|endoftext|>` as id 0.
+    fn write_bytes_tokenizer(folder: &Path) {
+        let mut vocab = serde_json::Map::new();
+        vocab.insert("<|endoftext|>".into(), 0.into());
+        for character in (0..0x200).filter_map(char::from_u32) {
+            if let Some(byte) = byte_of(character) {
+                vocab.insert(character.to_string(), (u32::from(byte) + 1).into());
+            }
+        }
+        let special = serde_json::json!({"id": 0, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true});
+        let json = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [special], "normalizer": null,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+            "post_processor": {"type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}}},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []}
+        });
+        std::fs::write(folder.join("tokenizer.json"), json.to_string()).unwrap();
+    }
+
+    fn decode(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+        let (mut detokenizer, mut out) = (Detokenizer::new(), String::new());
+        for id in ids {
+            detokenizer.push(tokenizer.vocabulary().bytes(*id), &mut out);
+        }
+        detokenizer.finish(&mut out);
+        out
+    }
+
+    #[test]
+    fn a_text_survives_encoding_and_decoding() {
+        let folder = tempfile::tempdir().unwrap();
+        write_bytes_tokenizer(folder.path());
+        let tokenizer = Tokenizer::load(folder.path(), 300, &[0]).unwrap();
+        for text in ["", "Once upon a time", "naïve ☃\n\t🦀  spaces", "\0\u{7f}\u{ad}\u{a0}"] {
+            let ids = tokenizer.encode(text).unwrap();
+            assert_eq!(ids[0], 0, "the special token comes first");
+            assert_eq!(decode(&tokenizer, &ids), text);
+        }
+    }
+
+    #[test]
+    fn a_long_run_of_one_character_is_neither_cut_nor_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        write_bytes_tokenizer(folder.path());
+        let tokenizer = Tokenizer::load(folder.path(), 300, &[0]).unwrap();
+        for text in [" ".repeat(200_000), "a".repeat(200_000), "\n".repeat(100_000) + "x"] {
+            assert_eq!(tokenizer.encode(&text).unwrap().len(), text.len() + 1);
+        }
+    }
+
+    #[test]
+    fn an_id_outside_the_model_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        write_bytes_tokenizer(folder.path());
+        let error = Tokenizer::load(folder.path(), 256, &[0]).err().unwrap().to_string();
+        assert!(error.contains("vocab_size (256), found 256"), "{error}");
+        std::fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": [0, 300]}"#).unwrap();
+        let error = Tokenizer::load(folder.path(), 300, &[0]).err().unwrap().to_string();
+        assert!(error.contains("eos_token_id must be below vocab_size (300), found 300"), "{error}");
+    }
+
+    #[test]
+    fn the_end_of_a_text_comes_from_the_most_specific_file() {
+        let folder = tempfile::tempdir().unwrap();
+        write_bytes_tokenizer(folder.path());
+        let eos = |model: &[u32]| Tokenizer::load(folder.path(), 300, model).unwrap().eos().to_vec();
+        assert_eq!(eos(&[]), Vec::<u32>::new());
+        std::fs::write(folder.path().join("tokenizer_config.json"), r#"{"eos_token": "<|endoftext|>"}"#).unwrap();
+        assert_eq!(eos(&[]), [0]);
+        assert_eq!(eos(&[7]), [7]);
+        std::fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": 5, "top_p": 0.9}"#).unwrap();
+        assert_eq!(eos(&[7]), [5]);
+        assert_eq!(Tokenizer::load(folder.path(), 300, &[]).unwrap().defaults().top_p, Some(0.9));
+    }
+
+    #[test]
+    fn missing_and_broken_files_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Tokenizer::load(folder.path(), 300, &[]).err().unwrap().to_string();
+        assert!(error.contains("tokenizer.json"), "{error}");
+        write_bytes_tokenizer(folder.path());
+        std::fs::write(folder.path().join("generation_config.json"), "{").unwrap();
+        let error = Tokenizer::load(folder.path(), 300, &[]).err().unwrap().to_string();
+        assert!(error.contains("generation_config.json"), "{error}");
+    }
+}

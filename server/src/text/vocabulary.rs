@@ -1,0 +1,62 @@
+//! What each token id adds to a text, in bytes.
+//!
+//! A byte-level token is any run of bytes, so one character may be spread over several tokens; only
+//! [`Detokenizer`](super::Detokenizer) may turn these bytes into characters.
+
+/// The bytes of every token; special tokens and ids without a token have none.
+#[derive(Debug)]
+pub struct Vocabulary {
+    tokens: Vec<Box<[u8]>>,
+}
+
+impl Vocabulary {
+    /// A vocabulary whose token `id` has the bytes `tokens[id]`.
+    pub fn new(tokens: Vec<Box<[u8]>>) -> Self {
+        Self { tokens }
+    }
+
+    /// The bytes that `id` adds to a text.
+    pub fn bytes(&self, id: u32) -> &[u8] {
+        // The model's vocabulary may be padded past the tokenizer's: such ids add nothing.
+        self.tokens.get(id as usize).map_or(&[], AsRef::as_ref)
+    }
+}
+
+/// The byte behind each character of byte-level BPE's printable alphabet: printable Latin-1 characters stand
+/// for themselves, the other 68 bytes are the characters from U+0100 on, in order.
+pub(super) fn byte_of(character: char) -> Option<u8> {
+    let code = u32::from(character);
+    if code < 256 {
+        return u8::try_from(code).ok().filter(|byte| stands_for_itself(*byte));
+    }
+    (0..=u8::MAX).filter(|byte| !stands_for_itself(*byte)).nth(code as usize - 256)
+}
+
+fn stands_for_itself(byte: u8) -> bool {
+    matches!(byte, 33..=126 | 161..=172 | 174..=255)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_byte_alphabet_is_one_to_one() {
+        let mut characters: Vec<(u8, char)> =
+            (0..0x200).filter_map(char::from_u32).filter_map(|c| byte_of(c).map(|b| (b, c))).collect();
+        characters.sort_unstable();
+        let bytes: Vec<u8> = characters.iter().map(|pair| pair.0).collect();
+        assert_eq!(bytes, (0..=u8::MAX).collect::<Vec<_>>());
+        assert_eq!(byte_of('Ġ'), Some(b' '));
+        assert_eq!(byte_of('Ċ'), Some(b'\n'));
+        assert_eq!(byte_of('A'), Some(b'A'));
+        assert_eq!(byte_of(' '), None);
+    }
+
+    #[test]
+    fn an_id_past_the_end_adds_nothing() {
+        let vocabulary = Vocabulary::new(vec![b"a".as_slice().into()]);
+        assert_eq!(vocabulary.bytes(0), b"a");
+        assert!(vocabulary.bytes(u32::MAX).is_empty());
+    }
+}

@@ -1,0 +1,336 @@
+//! Holds the workspace's own sources to the rules of the house: what a file opens with, how long it is, which
+//! way its imports point, and where `unsafe` may stand. Reads text alone; the compiler is not asked.
+//!
+//! Each rule is a function from a file's name and text to complaints, so that the tests below can also show
+//! that it complains.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lines that a source file may have.
+const LONGEST: usize = 400;
+
+/// Folders and files that may say `unsafe`: vector instructions, and the memory map of a checkpoint.
+const UNSAFE: [&str; 2] = ["model/src/kernels/", "model/src/checkpoint.rs"];
+
+/// A module and the modules of the same crate that it may use, itself aside. A module that is not here may
+/// use none and be used by none: a new one is placed before it is linked.
+type Layers = &'static [(&'static str, &'static [&'static str])];
+
+const MODEL: Layers = &[
+    ("config", &[]),
+    ("probe", &[]),
+    ("kernels", &[]),
+    ("sampling", &[]),
+    ("state", &["config"]),
+    ("nn", &["kernels"]),
+    ("feature_map", &["kernels", "nn"]),
+    ("ops", &["feature_map", "kernels", "nn"]),
+    ("attention", &["checkpoint", "config", "feature_map", "nn", "ops", "probe", "state"]),
+    ("block", &["attention", "checkpoint", "config", "nn", "probe", "state"]),
+    ("decoder", &["attention", "block", "checkpoint", "config", "nn", "probe", "state"]),
+    // The one circle: `load` builds a decoder, whose layers take their tensors from `Weights`.
+    ("checkpoint", &["config", "decoder"]),
+];
+
+const SERVER: Layers = &[("text", &[]), ("engine", &["text"]), ("api", &["engine", "text"])];
+
+/// A folder, the paths that no code in it may start, and why.
+const FOREIGN: [(&str, &[&str], &str); 4] = [
+    (
+        "model/src/",
+        &["tokio", "axum", "hyper", "tokenizers", "tidegate_server", "std::time", "Instant", "SystemTime", "rand::rng"],
+        "the model knows no text, HTTP, clock or global random numbers",
+    ),
+    ("server/src/text", &["axum", "tokio"], "text knows no HTTP and no runtime"),
+    ("server/src/engine", &["axum", "serde", "serde_json"], "the engine knows no wire type"),
+    ("weights/src/", &["axum", "tidegate_server"], "weights and server never meet"),
+];
+
+/// A crate's folder and the packages that its manifest may not name.
+const NOT_NEEDED: [(&str, &[&str]); 3] = [
+    ("model", &["tokio", "axum", "tokenizers", "tidegate-server", "tidegate-weights"]),
+    ("server", &["tidegate-weights"]),
+    ("weights", &["tidegate-server", "axum", "tokio"]),
+];
+
+// ---- The rules
+
+fn head(name: &str, text: &str) -> Option<String> {
+    (!text.starts_with("//!")).then(|| format!("{name}: does not open with `//!`: what lives here, and what does not"))
+}
+
+fn length(name: &str, text: &str) -> Option<String> {
+    let lines = text.lines().count();
+    (lines > LONGEST).then(|| format!("{name}: has {lines} lines, {LONGEST} are the most"))
+}
+
+fn unsafety(name: &str, text: &str) -> Option<String> {
+    let allowed = UNSAFE.iter().any(|place| name.starts_with(place));
+    (!allowed && words(&code(text)).any(|word| word == "unsafe"))
+        .then(|| format!("{name}: says `unsafe` outside {}", UNSAFE.join(" and ")))
+}
+
+fn foreign(name: &str, text: &str) -> Vec<String> {
+    let code = code(text);
+    let rules = FOREIGN.iter().filter(|(folder, ..)| name.starts_with(folder));
+    rules
+        .flat_map(|(_, paths, why)| {
+            let found = paths.iter().filter(|path| starts_path(&code, path));
+            found.map(move |path| format!("{name}: uses {path}, but {why}"))
+        })
+        .collect()
+}
+
+/// Imports against the direction. `folder` is the crate's `src/`; its root files may use every module, and so
+/// may tests, which stand at a file's end.
+fn direction(layers: Layers, folder: &str, name: &str, text: &str) -> Vec<String> {
+    let Some(module) = name.strip_prefix(folder).and_then(module_of) else {
+        return Vec::new();
+    };
+    let before_tests = text.split("#[cfg(test)]").next().unwrap_or(text);
+    let code = code(before_tests);
+    let Some((_, allowed)) = layers.iter().find(|(layer, _)| *layer == module) else {
+        return vec![format!("{name}: the module {module} has no place in the table of layers")];
+    };
+    let mut complaints: Vec<String> = uses(&code)
+        .into_iter()
+        .filter(|used| *used != module && !allowed.contains(used))
+        .map(|used| format!("{name}: {module} may not use {used}"))
+        .collect();
+    let at_root = !name[folder.len()..].contains('/');
+    if code.contains("super::super::") || (at_root && code.contains("super::")) {
+        complaints.push(format!("{name}: reaches another module by `super`, say `crate::` where it can be seen"));
+    }
+    complaints
+}
+
+fn manifest(folder: &str, text: &str) -> Vec<String> {
+    let unwanted = NOT_NEEDED.iter().find(|(name, _)| *name == folder).map_or(&[][..], |(_, unwanted)| unwanted);
+    let mut in_dependencies = false;
+    let mut complaints = Vec::new();
+    for line in text.lines() {
+        if line.starts_with('[') {
+            in_dependencies = line.contains("dependencies");
+            continue;
+        }
+        let package = line.split(['.', '=', ' ']).next().unwrap_or(line);
+        if in_dependencies && unwanted.contains(&package) {
+            complaints.push(format!("{folder}/Cargo.toml: {folder} may not depend on {package}"));
+        }
+    }
+    complaints
+}
+
+// ---- Reading Rust
+
+/// The module that a path below `src/` belongs to; none for the roots of crates.
+fn module_of(path: &str) -> Option<&str> {
+    let first = path.split('/').next()?;
+    let module = first.strip_suffix(".rs").unwrap_or(first);
+    (!["lib", "main", "bin"].contains(&module)).then_some(module)
+}
+
+/// The modules named after `crate::`, one or several in braces.
+fn uses(code: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        if code[..at].ends_with(['$', '_']) || code[..at].ends_with(char::is_alphanumeric) {
+            continue; // a macro's `$crate`, which may name what its user sees, or another word's end
+        }
+        let rest = &code[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            None => found.extend(words(rest).next()),
+            Some(group) => found.extend(group_heads(group)),
+        }
+    }
+    found
+}
+
+/// The first word of each path in an opened `{a::b, c::{d, e}}`.
+fn group_heads(group: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let mut heads = Vec::new();
+    let mut start = 0;
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                heads.extend(words(&group[start..at]).next());
+                start = at + 1;
+                if c == '}' {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    heads
+}
+
+/// Whether a path in `code` starts with `path`: `serde` in `serde::Serialize`, not in `x::serde` or `serde_json`.
+fn starts_path(code: &str, path: &str) -> bool {
+    code.match_indices(path).any(|(at, _)| {
+        let begins = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+        let after = &code[at + path.len()..];
+        begins && (after.starts_with("::") || after.starts_with(';') || after.starts_with(" as "))
+    })
+}
+
+/// Identifiers and keywords.
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// The text with its comments and the insides of its string literals taken out.
+fn code(text: &str) -> String {
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let skipped = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |end| end + 2)
+        } else if let Some(hashes) = raw_string(rest, &code) {
+            let close = format!("\"{}", "#".repeat(hashes));
+            let body = hashes + 2;
+            rest[body..].find(&close).map_or(rest.len(), |end| body + end + close.len())
+        } else if c == '"' {
+            string_end(rest)
+        } else if rest.starts_with("'\"'") {
+            3
+        } else {
+            code.push(c);
+            rest = &rest[c.len_utf8()..];
+            continue;
+        };
+        code.push(' ');
+        rest = &rest[skipped..];
+    }
+    code
+}
+
+/// How many `#` a raw string that starts here has; none where no raw string starts.
+fn raw_string(rest: &str, before: &str) -> Option<usize> {
+    let after = rest.strip_prefix('r')?;
+    let inside_word = before.ends_with(|c: char| (c.is_alphanumeric() && c != 'b') || c == '_');
+    let hashes = after.len() - after.trim_start_matches('#').len();
+    (!inside_word && after[hashes..].starts_with('"')).then_some(hashes)
+}
+
+fn string_end(text: &str) -> usize {
+    let mut escaped = false;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '"' => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+// ---- The workspace
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace").to_owned()
+}
+
+/// Every source file: its name from the workspace's root, and its text.
+fn sources() -> Vec<(String, String)> {
+    let root = workspace();
+    let mut folders: Vec<PathBuf> = ["model", "server", "weights"].map(|folder| root.join(folder)).into();
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("the folder can be read") {
+            let path = entry.expect("the entry can be read").path();
+            if path.is_dir() && !path.ends_with("target") {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(&root).expect("below the root").to_string_lossy().replace('\\', "/");
+                found.push((name, fs::read_to_string(&path).expect("a source file is UTF-8")));
+            }
+        }
+    }
+    assert!(found.len() > 20, "only {} source files found below {}", found.len(), root.display());
+    found
+}
+
+#[test]
+fn the_house_is_tidy() {
+    let mut complaints = Vec::new();
+    for (name, text) in sources() {
+        complaints.extend([head(&name, &text), length(&name, &text), unsafety(&name, &text)].into_iter().flatten());
+        complaints.extend(foreign(&name, &text));
+        complaints.extend(direction(MODEL, "model/src/", &name, &text));
+        complaints.extend(direction(SERVER, "server/src/", &name, &text));
+    }
+    for (folder, _) in NOT_NEEDED {
+        let text = fs::read_to_string(workspace().join(folder).join("Cargo.toml")).expect("a crate has a manifest");
+        complaints.extend(manifest(folder, &text));
+    }
+    assert!(complaints.is_empty(), "{} complaints:\n{}", complaints.len(), complaints.join("\n"));
+}
+
+#[test]
+fn a_file_without_head_or_end_is_seen() {
+    assert!(head("a.rs", "//! What.\n").is_none());
+    assert!(head("a.rs", "// What.\n").is_some());
+    assert!(length("a.rs", &"\n".repeat(LONGEST)).is_none());
+    assert!(length("a.rs", &"\n".repeat(LONGEST + 1)).is_some());
+}
+
+#[test]
+fn unsafe_is_seen_in_code_and_nowhere_else() {
+    assert!(unsafety("server/src/a.rs", "fn f() { unsafe { g() } }").is_some());
+    assert!(unsafety("model/src/kernels/a.rs", "unsafe fn f() {}").is_none());
+    for harmless in
+        ["// unsafe\n", "/* unsafe */", "f(\"un\\\" unsafe\")", "r#\"a \" unsafe\"#", "unsafe_op", "'\"'; \"unsafe\""]
+    {
+        assert!(unsafety("server/src/a.rs", harmless).is_none(), "{harmless}");
+    }
+}
+
+#[test]
+fn imports_against_the_direction_are_seen() {
+    let complaints = |name: &str, text: &str| direction(MODEL, "model/src/", name, text).len();
+    assert_eq!(complaints("model/src/ops/chunk.rs", "use crate::{nn::floats, feature_map::{A, B}};"), 0);
+    assert_eq!(complaints("model/src/ops/chunk.rs", "use crate::{nn::floats, decoder::{A, B}, block};"), 2);
+    assert_eq!(complaints("model/src/sampling/mod.rs", "fn f() { crate::config::g() }"), 1);
+    assert_eq!(complaints("model/src/nn.rs", "use super::decoder::Decoder;"), 1);
+    assert_eq!(complaints("model/src/ops/chunk.rs", "use super::super::decoder::Decoder;"), 1);
+    assert_eq!(complaints("model/src/ops/chunk.rs", "use super::naive::N;"), 0);
+    assert_eq!(complaints("model/src/novelty.rs", ""), 1);
+    assert_eq!(complaints("model/src/lib.rs", "use crate::decoder::Decoder;"), 0);
+    assert_eq!(complaints("model/src/nn.rs", "\n#[cfg(test)]\nmod tests { use crate::decoder::D; use super::*; }"), 0);
+    assert_eq!(direction(SERVER, "server/src/", "server/src/text/mod.rs", "use crate::api::X;").len(), 1);
+}
+
+#[test]
+fn foreign_crates_are_seen() {
+    assert_eq!(foreign("server/src/engine/a.rs", "use axum::Json; use serde::Serialize;").len(), 2);
+    assert_eq!(foreign("server/src/api/a.rs", "use axum::Json;").len(), 0);
+    assert_eq!(foreign("server/src/engine/a.rs", "#[derive(serde::Serialize)] // axum::Json\nstruct A;").len(), 1);
+    assert_eq!(foreign("model/src/nn.rs", "let now = std::time::Instant::now();").len(), 1);
+    assert_eq!(foreign("model/src/nn.rs", "use my::tokio::x; use tokio_like::y;").len(), 0);
+}
+
+#[test]
+fn dependencies_against_the_direction_are_seen() {
+    assert_eq!(manifest("server", "[dependencies]\ntidegate-weights.workspace = true\n").len(), 1);
+    assert_eq!(manifest("weights", "[dev-dependencies]\ntidegate-server = { path = \"../server\" }\n").len(), 1);
+    assert_eq!(manifest("weights", "[package]\nname = \"tidegate-server\"\n[lints]\nworkspace = true\n").len(), 0);
+}
+
+#[test]
+fn the_tables_name_each_module_once_and_only_each_other() {
+    for layers in [MODEL, SERVER] {
+        let names: Vec<&str> = layers.iter().map(|(name, _)| *name).collect();
+        for (at, (name, allowed)) in layers.iter().enumerate() {
+            assert!(!names[..at].contains(name), "{name} is listed twice");
+            assert!(allowed.iter().all(|used| names.contains(used)), "{name} may use a module that is not listed");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What a checkpoint holds: parameters by group, bytes of state, sigma and the gate's half-life of every head; and, on
+//! a text, how fast the heads forget in fact and how many denominators the clamp holds.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use tidegate_model::config::{ConfigError, DecoderConfig};
+use tidegate_model::probe::Probe;
+
+use crate::eval::{Checkpoint, EvalError, Progress, Walk};
+use crate::tensors::{TensorFile, TensorsError};
+use crate::text::{Documents, TokenStream};
+
+/// Why a checkpoint could not be inspected.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// `config.json` cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// `config.json` is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// `model.safetensors` is wrong.
+    #[error(transparent)]
+    Tensors(#[from] TensorsError),
+    /// A tensor does not have the shape that the config asks for.
+    #[error("{name}: must hold {expected} numbers, found {found}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// As the config has it.
+        expected: usize,
+        /// As the file has it; 0 where it is missing.
+        found: usize,
+    },
+    /// The text could not be run through the model.
+    #[error(transparent)]
+    Eval(#[from] EvalError),
+}
+
+/// Tensors of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Group {
+    /// What they are.
+    pub name: &'static str,
+    /// How many tensors.
+    pub tensors: u64,
+    /// How many numbers.
+    pub numbers: u64,
+    /// Bytes in the file.
+    pub bytes: u64,
+}
+
+/// One head's sharpness and memory.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Head {
+    /// Layer, from 0.
+    pub layer: usize,
+    /// Head of the layer, from 0.
+    pub head: usize,
+    /// The least of the head's sigma.
+    pub sigma_min: f32,
+    /// Their mean.
+    pub sigma_mean: f32,
+    /// The greatest: above about 1.3 denominators begin to vanish.
+    pub sigma_max: f32,
+    /// Tokens until the gate has forgotten half, by its bias alone; none without a gate.
+    pub half_life: Option<f64>,
+    /// The same on the text: from the mean of log g.
+    pub measured_half_life: Option<f64>,
+    /// Share of the text's tokens whose denominator the clamp held.
+    pub clamped: Option<f64>,
+}
+
+/// What the text showed of a layer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LayerOnText {
+    /// Layer, from 0.
+    pub layer: usize,
+    /// Share of denominators, over tokens and heads, that the clamp held.
+    pub clamped: f64,
+}
+
+/// What the text showed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OnText {
+    /// Tokens that passed through the model.
+    pub tokens: u64,
+    /// Every layer.
+    pub layers: Vec<LayerOnText>,
+}
+
+/// All that is known of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct InspectReport {
+    /// Trained numbers; the fixed random matrices are not counted.
+    pub parameters: u64,
+    /// By kind.
+    pub groups: Vec<Group>,
+    /// Bytes that a conversation needs, however long.
+    pub state_bytes: usize,
+    /// Every head of every layer.
+    pub heads: Vec<Head>,
+    /// Where a text was given.
+    pub on_text: Option<OnText>,
+}
+
+/// The kinds of tensors, by a part of the name; the first that fits.
+const KINDS: [(&str, &str); 9] = [
+    ("embed_tokens", "embedding"),
+    ("lm_head", "output head"),
+    ("random_matrices", RANDOM),
+    ("sigma", "sigma"),
+    ("self_attn.gate.", "gates"),
+    ("conv1d", "convolutions"),
+    ("norm", "norms"),
+    ("mlp.", "feed-forward"),
+    ("_proj.", "attention projections"),
+];
+const RANDOM: &str = "random matrices (fixed)";
+const OTHER: &str = "other";
+
+fn groups(file: &TensorFile) -> Vec<Group> {
+    let names = KINDS.iter().map(|&(_, name)| name).chain([OTHER]);
+    let mut groups: Vec<Group> = names.map(|name| Group { name, tensors: 0, numbers: 0, bytes: 0 }).collect();
+    for (name, info) in file.tensors() {
+        let kind = KINDS.iter().find(|(part, _)| name.contains(part)).map_or(OTHER, |&(_, kind)| kind);
+        for group in groups.iter_mut().filter(|g| g.name == kind) {
+            group.tensors += 1;
+            group.numbers += info.numbers();
+            group.bytes += info.bytes();
+        }
+    }
+    groups.retain(|g| g.tensors > 0);
+    groups
+}
+
+/// `ln 2 / -log g` tokens for a gate of `sigmoid(logit)`.
+fn half_life(logit: f64) -> f64 {
+    // -log sigmoid(a) = log(1 + exp(-a)), which overflows for no a that matters once split at 0.
+    let cost = if logit > 0.0 { (-logit).exp().ln_1p() } else { logit.exp().ln_1p() - logit };
+    std::f64::consts::LN_2 / cost
+}
+
+/// Reads config and weights of a checkpoint folder; the model is not built.
+///
+/// # Errors
+/// [`InspectError`] where a file is missing or wrong.
+pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(|source| InspectError::Read { path, source })?;
+    let config = DecoderConfig::from_json(&text)?;
+    let mut file = TensorFile::open(folder)?;
+    let mut read = |name: String, expected: usize| {
+        let values = file.read_f32(&name)?.unwrap_or_default();
+        let found = values.len();
+        (found == expected).then_some(values).ok_or(InspectError::Shape { name, expected, found })
+    };
+    let mut heads = Vec::new();
+    for layer in 0..config.num_hidden_layers {
+        let at = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
+        let sigma = read(at("sigma"), config.num_attention_heads * config.head_dim)?;
+        let bias = config.gate.then(|| read(at("gate.bias"), config.num_attention_heads)).transpose()?;
+        for (head, sigma) in sigma.chunks_exact(config.head_dim).enumerate() {
+            heads.push(Head {
+                layer,
+                head,
+                sigma_min: sigma.iter().copied().fold(f32::INFINITY, f32::min),
+                sigma_mean: sigma.iter().sum::<f32>() / sigma.len() as f32,
+                sigma_max: sigma.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+                half_life: bias.as_ref().map(|b| half_life(f64::from(b[head]))),
+                measured_half_life: None,
+                clamped: None,
+            });
+        }
+    }
+    let groups = groups(&file);
+    let parameters = groups.iter().filter(|g| g.name != RANDOM).map(|g| g.numbers).sum();
+    Ok(InspectReport { parameters, groups, state_bytes: config.state_bytes(), heads, on_text: None })
+}
+
+/// Runs a text, or its first `limit` tokens, through the model and adds what the heads did to `report`.
+///
+/// # Errors
+/// [`InspectError::Eval`] where the text cannot be read or holds nothing, or `limit` is 0.
+pub fn observe(
+    report: &mut InspectReport,
+    checkpoint: &Checkpoint,
+    path: &Path,
+    limit: Option<u64>,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), InspectError> {
+    let documents = Documents::open(path).map_err(EvalError::from)?;
+    let stream = TokenStream::new(documents, &checkpoint.tokenizer).map_err(EvalError::from)?;
+    let decoder = &checkpoint.decoder;
+    let mut probe = Probe::default();
+    let forward = |ids: &_, pool: &mut _| decoder.forward_probed(ids, pool, &[0], &mut probe);
+    Walk::new(checkpoint, limit, forward)?.read(stream, progress)?;
+
+    let heads = decoder.config().num_attention_heads;
+    let mut layers = Vec::with_capacity(probe.len());
+    for (layer, seen) in probe.iter().enumerate() {
+        let tokens = seen.tokens as f64;
+        for (head, out) in report.heads.iter_mut().filter(|h| h.layer == layer).enumerate() {
+            out.clamped = Some(seen.clamped[head] as f64 / tokens);
+            out.measured_half_life = seen.log_gate.get(head).map(|sum| -std::f64::consts::LN_2 * tokens / sum);
+        }
+        let clamped = seen.clamped.iter().sum::<u64>() as f64 / (tokens * heads as f64);
+        layers.push(LayerOnText { layer, clamped });
+    }
+    report.on_text = Some(OnText { tokens: probe.first().map_or(0, |layer| layer.tokens), layers });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_lives_of_known_gates() {
+        // g = 1/2 forgets half at each token; g = 2^(-1/100) in a hundred.
+        assert!((half_life(0.0) - 1.0).abs() < 1e-12);
+        let g = 0.5_f64.powf(0.01);
+        assert!((half_life((g / (1.0 - g)).ln()) - 100.0).abs() < 1e-9);
+        assert!(half_life(-800.0) > 0.0 && half_life(40.0) > 1e16);
+    }
+}

@@ -1,0 +1,49 @@
+//! The binary: tables for people, JSON for machines, and errors on stderr with a failing status.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
+}
+
+fn weights(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-weights"));
+    command.args(arguments).env("TIDEGATE_MODEL", fixture()).env("TIDEGATE_THREADS", "1").output().unwrap()
+}
+
+fn text() -> String {
+    fixture().join("marked.txt").display().to_string()
+}
+
+#[test]
+fn eval_prints_a_table_or_json() {
+    let table = String::from_utf8(weights(&["eval", "--text", &text()]).stdout).unwrap();
+    assert!(table.contains("bits per byte") && table.contains("documents"), "{table}");
+    let out = weights(&["eval", "--text", &text(), "--limit", "50", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(json["tokens"], 50);
+    assert!(json["bits_per_byte"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn inspect_prints_tables_or_json() {
+    let model = fixture().display().to_string();
+    let tables = String::from_utf8(weights(&["inspect", "--model", &model, "--text", &text()]).stdout).unwrap();
+    for part in ["random matrices (fixed)", "state bytes per conversation", "half-life", "clamped denominators"] {
+        assert!(tables.contains(part), "{part} is not in\n{tables}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&weights(&["inspect", "--json"]).stdout).unwrap();
+    assert_eq!(json["heads"].as_array().unwrap().len(), 4);
+    assert!(json["on_text"].is_null());
+}
+
+#[test]
+fn errors_go_to_stderr() {
+    let out = weights(&["eval", "--text", "/no/such/file"]);
+    assert!(!out.status.success() && out.stdout.is_empty());
+    let message = String::from_utf8(out.stderr).unwrap();
+    assert!(message.contains("text: cannot open /no/such/file"), "{message}");
+    let out = weights(&["eval", "--text", &text(), "--limit", "0"]);
+    assert!(!out.status.success() && String::from_utf8(out.stderr).unwrap().contains("--limit"));
+}

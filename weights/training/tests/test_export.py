@@ -1,0 +1,109 @@
+"""Checkpoint folders: what is written is read back, evaluated, and described."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import TINY, decoder
+from safetensors.torch import load_file
+
+from tidegate_training import card, export, fixtures, sample
+from tidegate_training.data import EOT_ID, documents
+from tidegate_training.train import Trainer
+
+# The keys that `tidegate-model` is given; it refuses any other.
+KEYS = """model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads head_dim
+hidden_act rms_norm_eps tie_word_embeddings attention feature_map gate proj_dim denominator_eps output_norm conv_kernel
+position_embedding rope_theta bos_token_id eos_token_id torch_dtype""".split()
+
+
+@pytest.mark.parametrize("changes", [{}, {"gate": False, "conv_kernel": 0}, {"tie_word_embeddings": False, "output_norm": False}])
+@torch.no_grad()
+def test_a_folder_is_read_back(folder, tmp_path, changes):
+    model = decoder(**changes)
+    export.write_folder(model, folder / "tokenizer.json", tmp_path, "f32")
+    again, tok = export.load_folder(tmp_path)
+    x = torch.randint(300, (2, 80))
+    assert torch.equal(again(x, again.new_state(2))[0], model(x, model.new_state(2))[0])
+    assert tok.encode("a").ids[0] == EOT_ID
+    assert list(json.loads((tmp_path / "config.json").read_text())) == KEYS
+    assert set(load_file(tmp_path / "model.safetensors")) == set(model.state_dict())
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
+def test_what_a_rounding_would_move_most_stays_f32(folder, tmp_path, dtype, torch_dtype):
+    export.write_folder(decoder(), folder / "tokenizer.json", tmp_path, dtype)
+    for name, x in load_file(tmp_path / "model.safetensors").items():
+        assert x.dtype == (torch.float32 if name.endswith(("gate.bias", "sigma", "random_matrices")) else torch_dtype), name
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == str(torch_dtype).split(".")[1]
+
+
+@torch.no_grad()
+def test_evaluation_equals_documents_alone(folder, tmp_path):
+    export.write_folder(decoder(), folder / "tokenizer.json", tmp_path, "f32")
+    model, tok = export.load_folder(tmp_path)
+    docs = documents(folder / "valid.txt")
+    total = count = 0
+    for doc in docs:
+        ids = torch.tensor([tok.encode(doc).ids + [EOT_ID]])
+        logits, _ = model(ids[:, :-1], model.new_state(1))
+        total += F.cross_entropy(logits[0], ids[0, 1:], reduction="sum").item()
+        count += ids.shape[1] - 1
+    got = export.evaluate_folder(tmp_path, folder / "valid.txt")
+    size = sum(len(d.encode()) for d in docs)
+    assert (got["tokens"], got["bytes"]) == (count, size)
+    assert got["nats"] == pytest.approx(total / count, rel=1e-5)
+    assert got["bits_per_byte"] == pytest.approx(total / math.log(2) / size, rel=1e-5)
+    assert got["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
+    assert export.evaluate_folder(tmp_path, folder / "valid.txt", limit=7)["tokens"] == 7
+
+
+def test_a_text_without_a_word_is_refused(folder, tmp_path):
+    export.write_folder(decoder(), folder / "tokenizer.json", tmp_path, "f32")
+    (tmp_path / "empty.txt").write_text("\n<|endoftext|>\n")
+    with pytest.raises(ValueError, match="holds no text"):
+        export.evaluate_folder(tmp_path, tmp_path / "empty.txt")
+
+
+def test_a_run_is_exported_with_its_card(folder, tmp_path, run_config):
+    Trainer(run_config(), folder, tmp_path / "run", "cpu").run()
+    export.export_run(tmp_path / "run", folder, tmp_path / "out", "bf16", "my-model")
+    text = (tmp_path / "out" / "README.md").read_text()
+    scores = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])["valid"]["stories"]
+    assert text.startswith("---\nlicense:") and "# my-model" in text
+    assert f"{scores['bits_per_byte']:.4f}" in text and "512 tokens in 8 steps" in text
+    assert all(f"Prompt: `{p}`" in text for p in sample.PROMPTS)
+    assert sorted(os.listdir(tmp_path / "out")) == ["README.md", "config.json", "generation_config.json",
+                                                     "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+
+
+def test_the_card_names_the_command_with_its_overrides():
+    from tidegate_training import config
+
+    path = sorted(card.CONFIGS.glob("*.toml"))[0]
+    command = card.train_command(config.load(path, ["train.steps=7", 'train.optimizer="adamw"']))
+    assert f"configs/{path.name}" in command and "--set 'train.steps=7'" in command
+
+
+def test_samples_are_reproducible(folder, tmp_path):
+    export.write_folder(decoder(), folder / "tokenizer.json", tmp_path, "f32")
+    model, tok = export.load_folder(tmp_path)
+    one = sample.generate(model, tok, "The fox", 20, seed=4)
+    assert one.startswith("The fox") and one == sample.generate(model, tok, "The fox", 20, seed=4)
+    assert one != sample.generate(model, tok, "The fox", 20, seed=5)
+
+
+def test_the_committed_fixtures_are_what_is_written(tmp_path):
+    committed = Path(__file__).resolve().parents[3] / "model" / "tests" / "fixtures"
+    fixtures.write_all(tmp_path)
+    for name in fixtures.CASES:
+        assert (committed / name / "config.json").read_text() == (tmp_path / name / "config.json").read_text()
+        for file in ("model.safetensors", "golden.safetensors"):
+            old, new = load_file(committed / name / file), load_file(tmp_path / name / file)
+            assert old.keys() == new.keys()
+            for key in old:
+                torch.testing.assert_close(new[key], old[key], rtol=1e-4, atol=1e-4)

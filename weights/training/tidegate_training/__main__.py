@@ -1,0 +1,84 @@
+"""The command line: `python -m tidegate_training prepare|train|export|fixtures|eval`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from . import config
+
+
+def arguments() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="tidegate-train", description=__doc__.split("\n")[0])
+    sub = top.add_subparsers(dest="command", required=True)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return sub.add_parser(name, help=text, description=text)
+
+    p = command("prepare", "train the tokenizer and encode the texts of a run")
+    p.add_argument("config", type=Path)
+    p.add_argument("--texts", type=Path, default=Path("."), help="folder that the files of [data] are relative to")
+    p.add_argument("--data", type=Path, required=True, help="folder to write")
+
+    p = command("train", "train, or resume where the run folder stands")
+    p.add_argument("config", type=Path)
+    p.add_argument("--data", type=Path, required=True, help="folder that `prepare` wrote")
+    p.add_argument("--out", type=Path, required=True, help="run folder: state, log, loss curve")
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="override one setting (TOML value)")
+
+    p = command("export", "write the checkpoint folder that Tidegate serves")
+    p.add_argument("--run", type=Path, required=True)
+    p.add_argument("--data", type=Path, required=True)
+    p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--dtype", choices=["bf16", "f16", "f32"], default="bf16")
+    p.add_argument("--name", default=None, help="model name for the card; default: the folder's name")
+
+    p = command("eval", "loss, perplexity and bits per byte of a checkpoint folder on a text, the state carried through")
+    p.add_argument("--model", type=Path, required=True)
+    p.add_argument("--text", type=Path, required=True)
+    p.add_argument("--limit", type=int, default=None, help="tokens")
+
+    p = command("fixtures", "write the golden fixtures that the Rust tests read")
+    p.add_argument("--out", type=Path, required=True)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments().parse_args(argv)
+    if args.command == "prepare":
+        from .data import prepare
+
+        run = config.load(args.config)
+        at = lambda name: str(args.texts / name)
+        prepare([at(f) for f in run.data.train], run.data.repeat, {k: at(f) for k, f in run.data.valid.items()},
+                run.model.vocab_size, run.train.seed, args.data)
+    elif args.command == "train":
+        from .train import Diverged, Trainer
+
+        run = config.load(args.config, args.set)
+        try:
+            scores = Trainer(run, args.data, args.out, args.device).run()
+        except Diverged as e:
+            print(f"stopped: {e}", file=sys.stderr)
+            return 1
+        print(json.dumps(scores, indent=2))
+    elif args.command == "export":
+        from .export import export_run
+
+        export_run(args.run, args.data, args.out, args.dtype, args.name)
+    elif args.command == "eval":
+        from .export import evaluate_folder
+
+        print(json.dumps(evaluate_folder(args.model, args.text, args.limit), indent=2))
+    elif args.command == "fixtures":
+        from .fixtures import write_all
+
+        write_all(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The model card: what a checkpoint is, what it was made from and how, and what it measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from . import config
+from .config import RunConfig
+from .model import Decoder
+from .sample import PROMPTS, TEMPERATURE, TOP_P
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+# By the folder that a text of `[data]` lies in.
+SOURCES = {
+    "novels": ("English novels of the 19th and early 20th century", "public domain",
+               "[computationalstylistics/100_english_novels](https://github.com/computationalstylistics/100_english_novels)"),
+    "fairytales": ("fairy tales in English", "public domain; the collection Apache-2.0",
+                   "[uci-soe/FairytaleQAData](https://github.com/uci-soe/FairytaleQAData)"),
+    "tinystories": ("a small part of TinyStories", "CDLA-Sharing-1.0",
+                    "[roneneldan/TinyStories](https://huggingface.co/datasets/roneneldan/TinyStories)"),
+}
+
+
+def parameters(cfg: RunConfig) -> int:
+    """Trainable numbers; the fixed random matrices are not counted."""
+    return sum(p.numel() for p in Decoder(cfg.model).parameters())
+
+
+def last_scores(log: Path, step: int) -> tuple[int, dict]:
+    """Step and validation scores of the last evaluation at or before `step`; (0, {}) where there is none."""
+    found: tuple[int, dict] = (0, {})
+    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+        entry = json.loads(line)
+        if entry["step"] <= step and entry.get("valid"):
+            found = entry["step"], entry["valid"]
+    return found
+
+
+def train_command(cfg: RunConfig) -> str:
+    """The command that trains this very run: the nearest file of `configs/`, and a `--set` for each difference."""
+    best: tuple[Path | None, list[str]] = (None, [])
+    for path in sorted(CONFIGS.glob("*.toml")):
+        base = config.load(path)
+        if base.data != cfg.data:
+            continue
+        sets = []
+        for table in ("model", "train"):
+            old, new = (dataclasses.asdict(getattr(c, table)) for c in (base, cfg))
+            sets += [f"--set '{table}.{k}={json.dumps(new[k])}'" for k in new if new[k] != old[k]]
+        if best[0] is None or len(sets) < len(best[1]):
+            best = path, sets
+    where = f"configs/{best[0].name}" if best[0] else "RUN.toml"
+    return " \\\n    ".join([f"tidegate-train train {where} --data data --out run", *best[1]])
+
+
+def table(head: list[str], rows: list[list]) -> str:
+    line = lambda cells: "| " + " | ".join(str(c) for c in cells) + " |"
+    return "\n".join([line(head), line(["---"] * len(head)), *(line(r) for r in rows)])
+
+
+def data_table(cfg: RunConfig) -> str:
+    names = sorted({Path(f).parts[0] for f in cfg.data.train})
+    unknown = ("a text of the user's own", "not recorded", "not recorded")
+    return table(["texts", "what", "licence", "where from"], [[n, *SOURCES.get(n, unknown)] for n in names])
+
+
+def scores_table(scores: dict) -> str:
+    if not scores:
+        return "This run logged no validation."
+    rows = [[n, f"{s['tokens']:,}", f"{s['nats']:.4f}", f"{s['perplexity']:.2f}", f"{s['bits_per_byte']:.4f}"]
+            for n, s in scores.items()]
+    return table(["text", "tokens", "nats per token", "perplexity", "bits per byte"], rows)
+
+
+def recipe_table(cfg: RunConfig) -> str:
+    rows = [[f"`{t}.{k}`", f"`{json.dumps(v)}`"] for t in ("model", "train") for k, v in dataclasses.asdict(getattr(cfg, t)).items()]
+    return table(["setting", "value"], rows)
+
+
+def quoted(text: str) -> str:
+    return "\n".join("> " + line if line else ">" for line in text.split("\n"))
+
+
+def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: list[str]) -> str:
+    """The text of the card. step: optimiser steps behind the weights; samples: one for each of `PROMPTS`."""
+    m, t = cfg.model, cfg.train
+    tokens = step * t.lanes * t.segment * t.accumulate
+    heads = m.num_hidden_layers * m.num_attention_heads
+    state = heads * (2 * m.proj_dim * (m.head_dim + 1) + 1)
+    state += m.num_hidden_layers * 3 * max(0, m.conv_kernel - 1) * m.num_attention_heads * m.head_dim
+    scored, scores = last_scores(log, step)
+    gate = "a learned gate per head" if m.gate else "no gate"
+    drawn = "\n\n".join(f"Prompt: `{p}`\n\n{quoted(s)}" for p, s in zip(PROMPTS, samples))
+    return f"""---
+license:
+- mit
+- apache-2.0
+language:
+- en
+pipeline_tag: text-generation
+tags:
+- rfa-gate
+- linear-attention
+- tidegate
+---
+
+# {name}
+
+A small English language model, made to be served by [Tidegate](../../../README.md). It continues stories; it knows no
+facts, follows no instructions and has no dialogue format.
+
+It is a decoder of {m.num_hidden_layers} layers of random feature attention with {gate} (RFA-Gate; Peng et al., "Random
+Feature Attention", ICLR 2021) and SwiGLU: {parameters(cfg):,} parameters in {dtype}. Its memory of the past is
+{state * 4:,} bytes (f32) per conversation, however long the text. The vocabulary is a byte-level BPE of {m.vocab_size:,}
+tokens; `<|endoftext|>` (id 0) begins and ends a text. There is no limit to the length of a text, but the half-lives of
+its gates ({t.half_life_min:g} to {t.half_life_max:g} tokens when training began) say how far back it remembers.
+
+## Data and licences
+
+{data_table(cfg)}
+
+The weights may be used under MIT or Apache-2.0, at your choice.
+
+## Recipe
+
+Trained with the package in `weights/training`: a packed stream of documents, cut into {t.lanes} lanes and segments of
+{t.segment} tokens, the state carried from segment to segment and zeroed where a document begins.
+
+{recipe_table(cfg)}
+
+## Tokens seen
+
+{tokens:,} tokens in {step:,} steps.
+
+## Validation
+
+After {scored:,} steps, on texts that the training did not see. Every token is predicted, `<|endoftext|>` too; the bytes
+are those of the texts alone. Each text is read in four pieces, each from an empty memory, with f32 weights;
+`tidegate-weights eval` reads it as one, with the weights of this folder.
+
+{scores_table(scores)}
+
+## Samples
+
+Unedited and not chosen among several: temperature {TEMPERATURE}, top-p {TOP_P}, seeds 1 to {len(PROMPTS)}.
+
+{drawn}
+
+## The commands
+
+From `weights/training`, with the texts under `texts/`:
+
+```sh
+tidegate-train prepare {train_command(cfg).split(" ")[2]} --texts texts --data data
+{train_command(cfg)}
+tidegate-train export --run run --data data --out {name} --dtype {dtype}
+```
+"""

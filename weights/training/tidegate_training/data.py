@@ -1,0 +1,96 @@
+"""Tokenizer, token streams and lanes: text files with `<|endoftext|>` between documents, in; ids out.
+
+Every document begins with the token `<|endoftext|>` (id 0), which is both the start and the end mark:
+the state is zeroed before it. A packed stream is so `0 doc 0 doc 0 ...`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tqdm import tqdm
+
+EOT = "<|endoftext|>"
+EOT_ID = 0
+
+
+def documents(path: str | Path) -> list[str]:
+    """The documents of a file, without the marks and the line breaks around them; empty ones left out."""
+    text = Path(path).read_text(encoding="utf-8")
+    return [d for d in (part.strip("\n") for part in text.split(EOT)) if d]
+
+
+def train_tokenizer(files: list[str], vocab_size: int, out: Path) -> None:
+    """A byte-level BPE whose post-processor puts `<|endoftext|>` before a text."""
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tok.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=True,
+    )
+    tok.train_from_iterator((d for f in files for d in documents(f)), trainer=trainer)
+    tok.post_processor = processors.TemplateProcessing(
+        single=f"{EOT} $A", pair=f"{EOT} $A $B", special_tokens=[(EOT, EOT_ID)]
+    )
+    tok.save(str(out))
+
+
+def encode(tok: Tokenizer, docs: list[str], order: np.ndarray | None = None) -> np.ndarray:
+    """One stream of uint16 ids, every document led by `EOT_ID`, closed by a last `EOT_ID`."""
+    parts = []
+    index = range(len(docs)) if order is None else order
+    for i in tqdm(index, desc="encode", unit="doc", leave=False):
+        parts.append(np.array(tok.encode(docs[i]).ids, dtype=np.uint16))
+    parts.append(np.array([EOT_ID], dtype=np.uint16))
+    return np.concatenate(parts)
+
+
+def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_size: int, seed: int, out: Path) -> None:
+    """Writes `tokenizer.json`, `train.bin`, `valid_<name>.bin` (uint16) and `data.json` into `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    tok_file = out / "tokenizer.json"
+    if not tok_file.exists():
+        train_tokenizer(train, vocab_size, tok_file)
+    tok = Tokenizer.from_file(str(tok_file))
+    docs = [d for f, r in zip(train, repeat or [1] * len(train)) for _ in range(r) for d in documents(f)]
+    order = np.random.default_rng(seed).permutation(len(docs))
+    stream = encode(tok, docs, order)
+    stream.tofile(out / "train.bin")
+    info = {"train_tokens": int(stream.size), "train_bytes": sum(len(d.encode()) for d in docs), "valid": {}}
+    for name, path in valid.items():
+        docs = documents(path)
+        ids = encode(tok, docs)
+        ids.tofile(out / f"valid_{name}.bin")
+        info["valid"][name] = {"tokens": int(ids.size), "bytes": sum(len(d.encode()) for d in docs)}
+    (out / "data.json").write_text(json.dumps(info, indent=2) + "\n")
+    print(json.dumps(info))
+
+
+class Lanes:
+    """Cuts a stream into `lanes` equal parts and reads them side by side, `segment` tokens at a time.
+
+    Position is a function of the step alone, so a resumed run reads what an uninterrupted one would.
+    """
+
+    def __init__(self, stream: np.ndarray, lanes: int, segment: int):
+        self.length = (stream.size - 1) // lanes // segment * segment
+        if self.length == 0:
+            raise ValueError(f"a stream of {stream.size} tokens is too short for {lanes} lanes of segment {segment}")
+        self.stream, self.lanes, self.segment = stream, lanes, segment
+        self.steps_per_epoch = self.length // segment
+
+    def step(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids, targets (lanes, segment) and starts, true where the state must be zero before the token."""
+        at = (index % self.steps_per_epoch) * self.segment
+        rows = np.arange(self.lanes)[:, None] * self.length + at + np.arange(self.segment + 1)[None, :]
+        ids = self.stream[rows].astype(np.int64)
+        starts = ids[:, :-1] == EOT_ID
+        if at == 0:
+            starts[:, 0] = True
+        return ids[:, :-1], ids[:, 1:], starts

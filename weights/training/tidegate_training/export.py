@@ -1,0 +1,127 @@
+"""The checkpoint folder that Tidegate serves: written from a run, read back, and evaluated on a text.
+
+`config.json`, `model.safetensors`, `tokenizer.json`, `tokenizer_config.json`, `generation_config.json`, and the
+model card that `card.py` writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from . import card, config, sample
+from .config import ModelConfig, RunConfig
+from .data import EOT, EOT_ID, documents, encode
+from .evaluate import stream_loss
+from .model import Decoder
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+# A few numbers that a rounding would move the most: a gate's half-life, and the argument of sine and cosine.
+KEPT_F32 = ("gate.bias", "sigma", "random_matrices")
+# Keys of config.json that say something to readers other than `ModelConfig`.
+FIXED = {"model_type": "rfa_gate", "architectures": ["RfaGateForCausalLM"], "hidden_act": "silu",
+         "bos_token_id": EOT_ID, "eos_token_id": EOT_ID}
+GENERATION = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": True, "temperature": sample.TEMPERATURE,
+              "top_p": sample.TOP_P}
+
+
+def config_json(cfg: ModelConfig, dtype: str) -> dict:
+    """The contents of `config.json`: every key that `tidegate-model` knows, and no other."""
+    keys = dataclasses.asdict(cfg)
+    del keys["initializer_range"]  # a training matter
+    out = {k: FIXED[k] for k in ("model_type", "architectures")}
+    for key, value in keys.items():
+        out[key] = value
+        if key == "head_dim":
+            out["hidden_act"] = FIXED["hidden_act"]
+    out |= {k: FIXED[k] for k in ("bos_token_id", "eos_token_id")}
+    return out | {"torch_dtype": str(DTYPES[dtype]).removeprefix("torch.")}
+
+
+def tensors(model: Decoder, dtype: str) -> dict[str, Tensor]:
+    """The state dict in `dtype`, but for `KEPT_F32`."""
+    to = lambda name: torch.float32 if name.endswith(KEPT_F32) else DTYPES[dtype]
+    return {k: v.detach().cpu().to(to(k)).contiguous() for k, v in model.state_dict().items()}
+
+
+def write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def write_model(model: Decoder, out: Path, dtype: str) -> None:
+    """`config.json` and `model.safetensors`: what the model crate reads."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {sorted(DTYPES)}, found {dtype!r}")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "config.json", config_json(model.cfg, dtype))
+    save_file(tensors(model, dtype), out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)  # the library leaves it to its owner alone
+
+
+def write_folder(model: Decoder, tokenizer: Path, out: Path, dtype: str) -> None:
+    """All of a checkpoint folder but its card."""
+    write_model(model, out, dtype)
+    if tokenizer.resolve() != (out / "tokenizer.json").resolve():
+        shutil.copyfile(tokenizer, out / "tokenizer.json")
+    write_json(out / "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "unk_token": EOT,
+        # The state has no window: any length is allowed.
+        "model_max_length": 10**30, "clean_up_tokenization_spaces": False,
+    })
+    write_json(out / "generation_config.json", GENERATION)
+
+
+def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = None) -> None:
+    """Writes the checkpoint folder of a run: its last saved weights, the tokenizer of `data`, and the card."""
+    blob = torch.load(run / "state.pt", map_location="cpu", weights_only=True)
+    recipe = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    if recipe["model"] != blob["config"]["model"]:
+        raise ValueError(f"{run}: run.json and state.pt describe different models")
+    cfg = RunConfig(*(config._build(cls, recipe[key], key)
+                      for key, cls in (("model", ModelConfig), ("train", config.TrainConfig), ("data", config.DataConfig))))
+    model = Decoder(cfg.model)
+    model.load_state_dict(blob["model"])
+    write_folder(model, data / "tokenizer.json", out, dtype)
+    # The samples come from what is shipped: the rounded weights, read back.
+    shipped, tok = load_folder(out)
+    text = card.write(name or out.name, cfg, blob["step"], run / "log.jsonl", dtype, sample.samples(shipped, tok))
+    (out / "README.md").write_text(text, encoding="utf-8")
+
+
+def load_folder(path: Path) -> tuple[Decoder, Tokenizer]:
+    """Reads a checkpoint folder back; the weights as f32."""
+    path = Path(path)
+    keys = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    for key, value in FIXED.items():
+        if keys.pop(key, value) != value:
+            raise ValueError(f"{path / 'config.json'}: {key} must be {value!r}")
+    keys.pop("torch_dtype", None)
+    model = Decoder(config._build(ModelConfig, keys, "config.json"))
+    model.load_state_dict({k: v.float() for k, v in load_file(path / "model.safetensors").items()})
+    return model.eval(), Tokenizer.from_file(str(path / "tokenizer.json"))
+
+
+def evaluate_folder(model: Path, text: Path, limit: int | None = None) -> dict:
+    """Loss of a checkpoint folder on a text file, the state carried through the whole.
+
+    `limit`: predict the first so many tokens; `bytes` is then that share of the text's bytes.
+    """
+    docs = documents(text)
+    if not docs:
+        raise ValueError(f"{text}: holds no text")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit: must be at least 1, found {limit}")
+    decoder, tok = load_folder(model)
+    stream = encode(tok, docs)
+    size = sum(len(d.encode()) for d in docs)
+    score = stream_loss(decoder, stream, size, limit)
+    share = score.tokens / (stream.size - 1)
+    return {"tokens": score.tokens, "bytes": round(size * share), "nats": score.nats, "perplexity": score.perplexity,
+            "bits_per_byte": score.bits_per_byte}

@@ -1,0 +1,136 @@
+"""Golden fixtures: tiny random models of each kind with inputs, logits and states, which the Rust tests read.
+
+`<name>/config.json` and `<name>/model.safetensors` are a checkpoint as `export` writes it; `<name>/golden.safetensors`:
+
+    ids      int64 (batch, time)              crosses a chunk of 64
+    logits   f32 (batch, time, vocab)
+    state.N.s     f32 (batch, heads, 2 * proj_dim, head_dim + 1), after the last token, its last column is z
+    state.N.c     f32 (batch, heads)
+    state.N.conv  f32 (batch, 3, conv_kernel - 1, heads * head_dim), where there is a convolution
+
+`write_eval` writes a checkpoint folder with a tokenizer, texts, and what `evaluate_folder` says of them.
+`python -m tidegate_training.fixtures` renews all of them in the repository.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from .config import ModelConfig
+from .data import EOT, train_tokenizer
+from .export import evaluate_folder, tensors, write_folder, write_model
+from .model import Decoder
+
+BASE = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                   head_dim=8, proj_dim=8, output_norm=False)
+SHIPPED = dataclasses.replace(BASE, output_norm=True, conv_kernel=4)
+
+# name: (config, dtype of the weights, batch, time)
+CASES: dict[str, tuple[ModelConfig, str, int, int]] = {
+    "base": (BASE, "f32", 2, 70),
+    "conv-norm": (SHIPPED, "f32", 2, 70),
+    "no-gate": (dataclasses.replace(BASE, gate=False), "f32", 2, 70),
+    "rope": (dataclasses.replace(BASE, position_embedding="rope", rope_theta=100.0), "f32", 2, 70),
+    "untied": (dataclasses.replace(BASE, tie_word_embeddings=False), "f32", 2, 70),
+    "wide-features": (dataclasses.replace(BASE, head_dim=16, proj_dim=12, denominator_eps=0.05), "f32", 2, 70),
+    "clamped": (dataclasses.replace(BASE, denominator_eps=0.6), "f32", 1, 70),
+    "long": (dataclasses.replace(SHIPPED, conv_kernel=3), "f32", 1, 200),
+    "f16": (SHIPPED, "f16", 2, 70),
+    "bf16": (SHIPPED, "bf16", 2, 70),
+}
+
+
+@torch.no_grad()
+def randomise(model: Decoder, gen: torch.Generator) -> None:
+    """Values that leave no tensor without an effect: no norm is all ones, no bias is zero, sigma differs."""
+    normal = lambda p, mean, std: p.normal_(mean, std, generator=gen)
+    for name, p in model.named_parameters():
+        if "norm" in name:
+            p.uniform_(0.6, 1.5, generator=gen)
+        elif name.endswith("sigma"):
+            p.uniform_(0.5, 1.3, generator=gen)
+        elif name.endswith("gate.bias"):
+            p.uniform_(-1.0, 4.0, generator=gen)
+        elif name.endswith("gate.weight"):
+            normal(p, 0.0, 2.0 * p.shape[1] ** -0.5)
+        elif "conv1d" in name:
+            normal(p, 0.3, 0.4)
+        elif name.endswith("embed_tokens.weight"):
+            normal(p, 0.0, 0.5)
+        else:
+            normal(p, 0.0, p.shape[-1] ** -0.5)
+    for layer in model.model.layers:
+        normal(layer.self_attn.random_matrices, 0.0, 1.0)
+
+
+@torch.no_grad()
+def write_case(out: Path, cfg: ModelConfig, dtype: str, batch: int, time: int, seed: int) -> None:
+    """One folder. The golden values are those of the weights as written, computed in f32."""
+    gen = torch.Generator().manual_seed(seed)
+    model = Decoder(cfg).eval()
+    randomise(model, gen)
+    write_model(model, out, dtype)
+    # What a 16-bit file holds is what its reader computes with.
+    model.load_state_dict({k: v.float() for k, v in tensors(model, dtype).items()})
+    ids = torch.randint(cfg.vocab_size, (batch, time), generator=gen)
+    logits, states = model(ids, model.new_state(batch))
+    golden = {"ids": ids, "logits": logits}
+    for n, state in enumerate(states):
+        golden |= {f"state.{n}.s": state.s, f"state.{n}.c": state.c}
+        if state.conv is not None:
+            golden[f"state.{n}.conv"] = state.conv
+    save_file({k: v.contiguous() for k, v in golden.items()}, out / "golden.safetensors")
+    (out / "golden.safetensors").chmod(0o644)
+
+
+def write_all(out: Path) -> None:
+    """Writes every case under `out`; the same files each time."""
+    for seed, (name, case) in enumerate(CASES.items()):
+        write_case(out / name, *case, seed=1000 + seed)
+
+
+LINES = """The river rose in the night, and by morning the lower field was a lake.
+"You can't cross," said the miller's son; "nobody has crossed since Tuesday."
+She had 27 eggs, 3 loaves and a letter to deliver, so she took off her shoes.
+
+Half way over she met a heron. It looked at her — gravely, as herons do — and stepped aside.
+Afterwards, in the café by the bridge, they asked what it had cost her.
+    "One shoe," she said, "and   two eggs."
+""".splitlines()
+
+# Marks at both ends, an empty document, Windows line ends, characters that no training line holds, blanks in rows.
+MARKED = (f"{EOT}\n\n{LINES[0]}\n{LINES[1]}\n\n{EOT}\n{EOT}{LINES[4]}\r\n{LINES[5]}\r\n\r\n{LINES[6]}\n"
+          f"{EOT}\nSchön! 雪が降る \U0001f642\t\t12,345 it's\n  \n   end of it.\n\n{EOT}\n")
+PLAIN = "\n".join(LINES * 4) + "\n"
+
+
+def write_eval(out: Path) -> None:
+    """A checkpoint folder, `marked.txt` and `plain.txt`, and `golden.json`: what Python measures on them."""
+    out.mkdir(parents=True, exist_ok=True)
+    lines = out / "lines.txt"
+    lines.write_text("\n".join(LINES), encoding="utf-8")
+    train_tokenizer([str(lines)], 300, out / "tokenizer.json")
+    lines.unlink()
+    vocab = Tokenizer.from_file(str(out / "tokenizer.json")).get_vocab_size()
+    model = Decoder(dataclasses.replace(SHIPPED, vocab_size=vocab))
+    randomise(model, torch.Generator().manual_seed(2000))
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(0.5)
+    write_folder(model, out / "tokenizer.json", out, "bf16")
+    golden = {}
+    for name, text in (("marked.txt", MARKED), ("plain.txt", PLAIN)):
+        (out / name).write_bytes(text.encode())
+        golden[name] = [{"limit": limit} | evaluate_folder(out, out / name, limit) for limit in (None, 1, 100)]
+    (out / "golden.json").write_text(json.dumps(golden, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    repository = Path(__file__).resolve().parents[3]
+    write_all(repository / "model" / "tests" / "fixtures")
+    write_eval(repository / "weights" / "tests" / "fixtures" / "tiny")

@@ -1,0 +1,175 @@
+"""The training loop: stateful segments, checkpoints that resume exactly, a log line and a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from . import optim
+from .config import RunConfig
+from .data import Lanes
+from .evaluate import stream_loss
+from .model import Decoder, LayerState
+from .plot import plot_log
+
+
+class Diverged(RuntimeError):
+    """The loss is NaN, infinite, or far above where it started."""
+
+
+def parameters(model: Decoder) -> int:
+    """Trainable numbers; the fixed random matrices are not counted."""
+    return sum(p.numel() for p in model.parameters())
+
+
+class Trainer:
+    """One run in one folder: `state.pt` (resume), `log.jsonl`, `loss.png`, `run.json`."""
+
+    def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str):
+        self.cfg, self.data, self.out, self.device = cfg, data, out, device
+        out.mkdir(parents=True, exist_ok=True)
+        if cfg.train.threads:
+            torch.set_num_threads(cfg.train.threads)
+        torch.manual_seed(cfg.train.seed)
+        self.model = Decoder(cfg.model)
+        self.model.init_weights(cfg.train.half_life_min, cfg.train.half_life_max)
+        self.model.to(device)
+        self.optimizers = optim.build(self.model, cfg.train)
+        self.stream = np.fromfile(data / "train.bin", dtype=np.uint16)
+        self.lanes = Lanes(self.stream, cfg.train.lanes, cfg.train.segment)
+        self.info = json.loads((data / "data.json").read_text())
+        self.state = self.model.new_state(cfg.train.lanes, device)
+        self.step = 0
+        self.first_loss: float | None = None
+        self.forward = torch.compile(self.model) if cfg.train.compile else self.model
+        t = cfg.train
+        self.bf16 = t.precision == "bf16" or (t.precision == "auto" and device.startswith("cuda"))
+        if t.pool:
+            # The pool is drawn once and belongs to the run; each forward pass takes one draw per layer and head.
+            gen = torch.Generator().manual_seed(t.seed + 1)
+            h, m = cfg.model.num_attention_heads, cfg.model
+            self.pool = torch.randn(t.pool, h, m.proj_dim, m.head_dim, generator=gen).to(device)
+        if (out / "state.pt").exists():
+            self.resume()
+
+    def save(self) -> None:
+        """Writes to a temporary name and renames, so that a kill leaves the last whole file."""
+        blob = {
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "state": [dataclasses.astuple(s) for s in self.state],
+            "step": self.step,
+            "first_loss": self.first_loss,
+            "config": dataclasses.asdict(self.cfg),
+        }
+        torch.save(blob, self.out / "state.tmp")
+        os.replace(self.out / "state.tmp", self.out / "state.pt")
+
+    def resume(self) -> None:
+        blob = torch.load(self.out / "state.pt", map_location=self.device, weights_only=True)
+        if blob["config"]["model"] != dataclasses.asdict(self.cfg.model):
+            raise ValueError(f"{self.out}: holds a run of another model; use another folder")
+        self.model.load_state_dict(blob["model"])
+        for o, s in zip(self.optimizers, blob["optimizers"]):
+            o.load_state_dict(s)
+        self.state = [LayerState(*s) for s in blob["state"]]
+        self.step, self.first_loss = blob["step"], blob["first_loss"]
+        # Lines past the checkpoint belong to steps that will be taken again.
+        log = self.out / "log.jsonl"
+        if log.exists():
+            kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= self.step]
+            log.write_text("".join(line + "\n" for line in kept))
+
+    def draw_matrices(self) -> None:
+        """Chooses this pass's random matrices from the pool; a function of the step, so a resumed run agrees."""
+        gen = torch.Generator().manual_seed(self.cfg.train.seed * 1_000_003 + self.step)
+        for layer in self.model.model.layers:
+            index = torch.randint(self.cfg.train.pool, (self.cfg.model.num_attention_heads,), generator=gen)
+            heads = torch.arange(self.cfg.model.num_attention_heads)
+            layer.self_attn.draw = self.pool[index.to(self.device), heads.to(self.device)]
+
+    def fixed_matrices(self) -> None:
+        for layer in self.model.model.layers:
+            layer.self_attn.draw = None
+
+    def train_step(self) -> tuple[float, float]:
+        """One optimiser step; returns the loss in nats per token and the norm of the gradient."""
+        t = self.cfg.train
+        factor = optim.schedule(self.step, t)
+        for o in self.optimizers:
+            for g in o.param_groups:
+                g["lr"] = g["base_lr"] * factor
+            o.zero_grad(set_to_none=True)
+        if t.pool:
+            self.draw_matrices()
+        total, tokens = 0.0, t.lanes * t.segment
+        for micro in range(t.accumulate):
+            ids, targets, starts = (torch.from_numpy(x).to(self.device) for x in self.lanes.step(self.step * t.accumulate + micro))
+            if not t.carry_state:
+                starts[:, 0] = True
+            with torch.autocast(device_type=self.device.split(":")[0], dtype=torch.bfloat16, enabled=self.bf16):
+                loss, state = self.forward(ids, self.state, starts, None, t.chunk, targets)
+            loss = loss / (tokens * t.accumulate)
+            loss.backward()
+            total += loss.item()
+            self.state = [s.detach() for s in state]
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), t.clip).item()
+        if self.first_loss is None:
+            self.first_loss = total
+        if not math.isfinite(total) or not math.isfinite(norm) or total > 2 * self.first_loss:
+            raise Diverged(
+                f"step {self.step}: loss {total}, gradient norm {norm}; the last good state is in {self.out / 'state.pt'}; "
+                "lower train.lr (or train.muon_lr), or raise train.warmup"
+            )
+        for o in self.optimizers:
+            o.step()
+        with torch.no_grad():
+            # Above about 1.3 the signed denominators begin to vanish (see the README of this folder).
+            for layer in self.model.model.layers:
+                layer.self_attn.sigma.clamp_(0.05, t.sigma_max)
+        self.step += 1
+        return total, norm
+
+    def evaluate(self) -> dict[str, dict]:
+        self.fixed_matrices()
+        scores = {}
+        for name, info in self.info["valid"].items():
+            stream = np.fromfile(self.data / f"valid_{name}.bin", dtype=np.uint16)
+            score = stream_loss(self.model, stream, info["bytes"], self.cfg.train.eval_tokens, lanes=4, device=self.device)
+            scores[name] = dataclasses.asdict(score)
+        return scores
+
+    def run(self, until: int | None = None) -> dict:
+        """Trains to `until` (or the configured number of steps); returns the last validation scores."""
+        t = self.cfg.train
+        last = min(t.steps, until or t.steps)
+        (self.out / "run.json").write_text(json.dumps(dataclasses.asdict(self.cfg), indent=2) + "\n")
+        scores: dict = {}
+        smooth, clock, counted = None, time.monotonic(), 0
+        bar = tqdm(total=last, initial=self.step, unit="step", dynamic_ncols=True, mininterval=2.0)
+        with open(self.out / "log.jsonl", "a", encoding="utf-8") as log:
+            while self.step < last:
+                loss, norm = self.train_step()
+                smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
+                counted += t.lanes * t.segment * t.accumulate
+                bar.update()
+                bar.set_postfix(loss=f"{smooth:.4f}", tok_s=f"{counted / (time.monotonic() - clock):.0f}")
+                line = {"step": self.step, "tokens": self.step * t.lanes * t.segment * t.accumulate, "loss": loss, "grad_norm": norm}
+                if self.step % t.eval_every == 0 or self.step == t.steps:
+                    scores = line["valid"] = self.evaluate()
+                    tqdm.write(f"step {self.step}: " + ", ".join(f"{k} {v['nats']:.4f} nats {v['bits_per_byte']:.4f} bits/byte" for k, v in scores.items()))
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+                if self.step % t.save_every == 0 or self.step == last:
+                    self.save()
+                    plot_log(self.out / "log.jsonl", self.out / "loss.png")
+        bar.close()
+        return scores
