@@ -92,8 +92,9 @@ fi
 
 say 'building'
 started=$SECONDS
-# --format docker: the OCI format has no health check.
-b bud --isolation chroot --network host --pull-never --format docker --quiet \
+# --format docker: the OCI format has no health check. --layers: the next build takes the dependencies as
+# they are, unless a manifest has changed.
+b bud --isolation chroot --network host --pull-never --format docker --layers --quiet \
     --file docker/Dockerfile --tag "$image" .
 say "built in $((SECONDS - started)) s"
 

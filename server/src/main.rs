@@ -1,1 +1,253 @@
-fn main(){}
+//! The `tidegate` command: serving, and generating in the terminal.
+
+mod cli;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use rand::Rng;
+use tidegate_server::checkpoint::{self, OpenOptions};
+use tidegate_server::engine::{EngineOptions, EngineThread, Event, Request, RequestParameters};
+use tidegate_server::{ApiOptions, AppState, Served, app, serve};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+use cli::{Cli, Command, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs};
+
+/// Time that open connections have to close once all texts are finished.
+const CLOSING: Duration = Duration::from_secs(5);
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    match cli.command {
+        Some(Command::Generate(args)) => {
+            start_log(&args.log, "warn")?;
+            start_threads(&args.model)?;
+            generate(args)
+        }
+        Some(Command::Serve(args)) => start_server(&args),
+        None => start_server(&cli.serve),
+    }
+}
+
+fn start_log(args: &LogArgs, default: &str) -> Result<()> {
+    let filter = args.log.as_deref().unwrap_or(default);
+    let filter: EnvFilter = filter.parse().with_context(|| format!("--log: `{filter}` is no filter"))?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    match args.log_format {
+        LogFormat::Human => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+    Ok(())
+}
+
+fn start_threads(args: &ModelArgs) -> Result<()> {
+    // 0 is one for each core.
+    let threads = args.threads.unwrap_or(0);
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("the compute threads did not start")
+}
+
+/// The folder of the model to load.
+fn model_folder(args: &ModelArgs) -> Result<PathBuf> {
+    Ok(match &args.model {
+        Some(folder) => folder.clone(),
+        None => checkpoint::locate()?,
+    })
+}
+
+fn start_server(args: &ServeArgs) -> Result<()> {
+    start_log(&args.log, "info")?;
+    start_threads(&args.model)?;
+    let folder = model_folder(&args.model)?;
+    let data = data_folder(args)?;
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        host = %args.host,
+        port = args.port,
+        model = %folder.display(),
+        data_dir = %data.display(),
+        slots = args.slots,
+        queue = args.queue,
+        threads = rayon::current_num_threads(),
+        max_tokens_limit = args.max_tokens_limit,
+        max_prompt_tokens = args.max_prompt_tokens,
+        max_body_bytes = args.max_body_bytes,
+        stall_seconds = args.stall_seconds,
+        drain_seconds = args.drain_seconds,
+        log = args.log.log.as_deref().unwrap_or("info"),
+        log_format = ?args.log.log_format,
+        "settings"
+    );
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run_server(args, folder))
+}
+
+/// The data folder, made and checked: better a clear word now than a lost session later.
+fn data_folder(args: &ServeArgs) -> Result<PathBuf> {
+    let folder = args.data_dir.clone().unwrap_or_else(|| {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        variable("XDG_DATA_HOME")
+            .or_else(|| Some(variable("HOME")?.join(".local/share")))
+            .map_or_else(|| "tidegate-data".into(), |base| base.join("tidegate"))
+    });
+    check_writable(&folder).with_context(|| format!("--data-dir {} must be a writable folder", folder.display()))?;
+    Ok(folder)
+}
+
+fn check_writable(folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let probe = folder.join(format!(".probe-{}", std::process::id()));
+    std::fs::write(&probe, b"")?;
+    std::fs::remove_file(probe)
+}
+
+async fn run_server(args: &ServeArgs, folder: PathBuf) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let listener = TcpListener::bind((args.host, args.port))
+        .await
+        .with_context(|| format!("cannot listen on {}:{}", args.host, args.port))?;
+    let address = listener.local_addr()?;
+    let keep_alive = ApiOptions::default().keep_alive;
+    let state = AppState::new(ApiOptions { max_body_bytes: args.max_body_bytes, keep_alive });
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(serve(listener, app(state.clone()), async {
+        // A sender that is gone means the same.
+        let _ = stopped.await;
+    }));
+    info!("listening on http://{address}, loading the model");
+
+    let options = OpenOptions {
+        name: args.model_name.clone(),
+        slots: args.slots,
+        max_prompt_tokens: args.max_prompt_tokens,
+        max_tokens: args.max_tokens_limit,
+        engine: EngineOptions { queue: args.queue, stall_limit: Duration::from_secs(args.stall_seconds) },
+    };
+    let loading = tokio::task::spawn_blocking(move || checkpoint::open(&folder, &options));
+    let (served, engine) = tokio::select! {
+        loaded = loading => loaded??,
+        name = signals.next() => {
+            info!("{name} while loading, the server ends");
+            // The loading thread cannot be interrupted, and nothing depends on it.
+            std::process::exit(0);
+        }
+    };
+    ready(&served);
+    state.serve(served);
+
+    let name = signals.next().await;
+    info!("{name}: no more requests are taken, those that run are finished");
+    state.drain();
+    drain(&state, engine, &mut signals, Duration::from_secs(args.drain_seconds)).await;
+    // The other end waits for it, or has ended.
+    let _ = stop.send(());
+    match tokio::time::timeout(CLOSING, server).await {
+        Ok(ended) => ended??,
+        Err(_) => warn!("some connections did not close in time"),
+    }
+    info!("the server ends");
+    Ok(())
+}
+
+fn ready(served: &Served) {
+    let sampling = &served.sampling;
+    info!(
+        model = served.name,
+        fingerprint = served.fingerprint,
+        vocab_size = served.limits.vocab_size,
+        eos = ?served.tokenizer.eos(),
+        temperature = sampling.temperature,
+        top_p = sampling.top_p,
+        top_k = sampling.top_k,
+        min_p = sampling.min_p,
+        repetition_penalty = sampling.repetition_penalty,
+        "ready; the sampling shown holds where a request says nothing"
+    );
+}
+
+/// Waits for the engine to finish what it has taken, for `limit` at most.
+async fn drain(state: &AppState, engine: EngineThread, signals: &mut Signals, limit: Duration) {
+    let mut ended = tokio::task::spawn_blocking(|| engine.join());
+    tokio::select! {
+        _ = &mut ended => return,
+        () = tokio::time::sleep(limit) => warn!("some requests did not end in {} s", limit.as_secs()),
+        name = signals.next() => warn!("{name} again: what still runs is cut off"),
+    }
+    state.abort();
+    // One more step at most.
+    let _ = ended.await;
+}
+
+/// The signals that end the server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+fn generate(args: GenerateArgs) -> Result<()> {
+    let folder = model_folder(&args.model)?;
+    let options = OpenOptions { slots: 1, ..OpenOptions::default() };
+    let (served, _engine) = checkpoint::open(&folder, &options)?;
+    let mut sampling = served.sampling.clone();
+    let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
+    set(&mut sampling.temperature, args.temperature);
+    set(&mut sampling.top_p, args.top_p);
+    set(&mut sampling.min_p, args.min_p);
+    set(&mut sampling.typical_p, args.typical_p);
+    set(&mut sampling.repetition_penalty, args.repetition_penalty);
+    set(&mut sampling.frequency_penalty, args.frequency_penalty);
+    set(&mut sampling.presence_penalty, args.presence_penalty);
+    sampling.top_k = args.top_k.unwrap_or(sampling.top_k);
+    sampling.seed = args.seed.unwrap_or_else(|| rand::rng().random());
+    let seed = sampling.seed;
+    let parameters = RequestParameters {
+        prompt: served.tokenizer.encode(&args.prompt)?,
+        max_tokens: args.max_tokens,
+        stop: args.stop,
+        sampling,
+        ignore_eos: args.ignore_eos,
+    };
+    let mut events = served.engine.submit(Request::new(parameters, &served.limits)?)?;
+    let mut out = std::io::stdout().lock();
+    write!(out, "{}", args.prompt)?;
+    out.flush()?;
+    while let Some(event) = events.blocking_next() {
+        match event {
+            Event::Delta(delta) => {
+                write!(out, "{}", delta.text)?;
+                out.flush()?;
+            }
+            Event::Finished(finish) => {
+                writeln!(out)?;
+                // The first token comes out of the prefill.
+                let rate = (finish.completion_tokens - 1) as f64 / finish.timings.decode.as_secs_f64().max(1e-9);
+                let first = finish.timings.prefill.as_secs_f64() * 1e3;
+                let (prompt, answer) = (finish.prompt_tokens, finish.completion_tokens);
+                eprintln!(
+                    "{prompt} tokens read in {first:.0} ms, {answer} generated at {rate:.1} tokens/s, seed {seed}"
+                );
+                return Ok(());
+            }
+            Event::Failed(failure) => bail!(failure),
+        }
+    }
+    bail!("the engine has stopped")
+}

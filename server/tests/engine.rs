@@ -175,8 +175,15 @@ fn a_panic_ends_one_request_alone() {
     let (engine, _thread) = start(fake, 8);
     let healthy = engine.submit(request(&[1], 200)).unwrap();
     for prompt in [[1, POISON], [1, SHORT]] {
-        // The first panics inside the model, the second when a token is chosen.
-        let (_, _, last) = collect(engine.submit(request(&prompt, 5)).unwrap());
+        // The first panics inside the model, the second when a token is drawn.
+        let parameters = RequestParameters {
+            prompt: prompt.into(),
+            max_tokens: 5,
+            stop: Vec::new(),
+            sampling: SamplingParams::default(),
+            ignore_eos: true,
+        };
+        let (_, _, last) = collect(engine.submit(with(parameters)).unwrap());
         assert_eq!(last, Some(Event::Failed(Failure::Internal)));
     }
     let (_, ids, last) = collect(healthy);
@@ -293,8 +300,7 @@ fn a_model_that_fails_at_once_is_refused() {
 fn bounds_of_a_request_are_named() {
     let limits = Limits { vocab_size: 256, max_prompt_tokens: 4, max_tokens: 10 };
     let sampling = SamplingParams::default();
-    let good =
-        RequestParameters { prompt: vec![1], max_tokens: 1, stop: Vec::new(), sampling, ignore_eos: false };
+    let good = RequestParameters { prompt: vec![1], max_tokens: 1, stop: Vec::new(), sampling, ignore_eos: false };
     let refuse = |change: &dyn Fn(&mut RequestParameters)| {
         let mut parameters = good.clone();
         change(&mut parameters);

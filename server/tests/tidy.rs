@@ -33,7 +33,13 @@ const MODEL: Layers = &[
     ("checkpoint", &["config", "decoder"]),
 ];
 
-const SERVER: Layers = &[("text", &[]), ("engine", &["text"]), ("api", &["engine", "text"])];
+const SERVER: Layers = &[
+    ("text", &[]),
+    ("engine", &["text"]),
+    ("api", &["engine", "text"]),
+    ("checkpoint", &["api", "engine", "text"]),
+    ("cli", &[]),
+];
 
 /// A folder, the paths that no code in it may start, and why.
 const FOREIGN: [(&str, &[&str], &str); 4] = [

@@ -149,13 +149,12 @@ fn inspect_tables(report: &InspectReport) -> String {
             percent(h.clamped),
         ]);
     }
-    let mut out = format!("{groups}\n{totals}\n{heads}");
-    if let Some(on_text) = &report.on_text {
+    let on_text = report.on_text.as_ref().map_or_else(String::new, |seen| {
         let mut layers = Table::new(["layer", "clamped denominators"]);
-        for layer in &on_text.layers {
+        for layer in &seen.layers {
             layers.row([layer.layer.to_string(), percent(Some(layer.clamped))]);
         }
-        out += &format!("\n{} tokens of text\n{layers}", grouped(on_text.tokens));
-    }
-    out
+        format!("\n{} tokens of text\n{layers}", grouped(seen.tokens))
+    });
+    format!("{groups}\n{totals}\n{heads}{on_text}")
 }

@@ -88,7 +88,10 @@ impl TensorFile {
             let info: TensorInfo = serde_json::from_value(value).map_err(|e| format(format!("{name}: {e}")))?;
             let (from, to) = info.data_offsets;
             if from > to || to > size - data {
-                return Err(format(format!("{name}: bytes {from} to {to} lie outside of the {} there are", size - data)));
+                return Err(format(format!(
+                    "{name}: bytes {from} to {to} lie outside of the {} there are",
+                    size - data
+                )));
             }
             tensors.insert(name, info);
         }

@@ -121,7 +121,7 @@ fn gather(pool: &Tensor, slots: &[usize], proj_dim: usize, d: usize) -> Result<c
     let features = 2 * proj_dim;
     let s = flat.narrow(2, 0, features * d)?.reshape((rows, heads, features, d))?;
     let z = flat.narrow(2, features * d, features)?.unsqueeze(3)?;
-    Ok(chunk::Memory { s: Tensor::cat(&[s, z], 3)?, c: flat.narrow(2, features * (d + 1), 1)?.contiguous()? })
+    Ok(chunk::Memory { s: Tensor::cat(&[s, z], 3)?.contiguous()?, c: flat.narrow(2, features * (d + 1), 1)?.contiguous()? })
 }
 
 /// Puts memories back into their slots.

@@ -83,12 +83,12 @@ mod tests {
 
     #[test]
     fn gate_weights_are_right_at_both_ends() {
-        for a in [-100.0f32, -12.0, -1.0, 0.0, 0.5, 12.0, 100.0] {
+        for a in [-80.0f32, -12.0, -1.0, 0.0, 0.5, 12.0, 80.0] {
             let (keep, take) = gate_weights(Some(a));
             let want = 1.0 / (1.0 + (-f64::from(a)).exp());
             let other = 1.0 / (1.0 + f64::from(a).exp());
             assert!((f64::from(keep) - want).abs() <= 1e-6 * want, "{a}");
-            assert!((f64::from(take) - other).abs() <= 1e-6 * other + 1e-44, "{a}");
+            assert!((f64::from(take) - other).abs() <= 1e-6 * other, "{a}");
         }
         assert_eq!(gate_weights(None), (1.0, 1.0));
     }

@@ -56,7 +56,7 @@ fn log_sigmoid(a: &Tensor) -> Result<Tensor> {
 pub fn forward(inputs: &Inputs, memory: &mut Memory, eps: f64, chunk: usize) -> Result<Outputs> {
     let (batch, heads, time, _) = inputs.phi_q.dims4()?;
     let ones = Tensor::ones((batch, heads, time, 1), inputs.v.dtype(), inputs.v.device())?;
-    let v_plus = Tensor::cat(&[&inputs.v, &ones], 3)?;
+    let v_plus = Tensor::cat(&[&inputs.v, &ones], 3)?; // (batch, heads, time, d + 1)
     let (keep, take) = match &inputs.gate {
         Some(a) => (log_sigmoid(a)?, log_sigmoid(&a.neg()?)?),
         None => (ones.zeros_like()?.squeeze(3)?, ones.zeros_like()?.squeeze(3)?),

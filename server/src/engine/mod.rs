@@ -20,7 +20,7 @@ pub use event::{Delta, Event, EventStream, Failure, Finish, FinishReason, Timing
 pub use handle::{EngineHandle, EngineThread};
 pub use inbox::SubmitError;
 pub use model::{LanguageModel, ModelError};
-pub use request::{Limits, Request, RequestError, RequestParameters};
+pub use request::{Limits, Request, RequestError, RequestParameters, recommended_sampling};
 pub use sequence::TextRules;
 pub use stats::Stats;
 pub use worker::{EngineError, EngineOptions, spawn};

@@ -2,7 +2,7 @@
 
 use tidegate_model::sampling::{Sampler, SamplingError, SamplingParams};
 
-use crate::text::{StopError, StopStrings};
+use crate::text::{GenerationDefaults, StopError, StopStrings};
 
 /// The bounds that a server sets on each request.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +13,29 @@ pub struct Limits {
     pub max_prompt_tokens: usize,
     /// Longest answer, in tokens.
     pub max_tokens: usize,
+}
+
+/// How tokens are chosen where a request says nothing: as the model's makers recommend, else as drawn from the
+/// model's own distribution.
+///
+/// # Errors
+/// A recommendation out of its bounds.
+pub fn recommended_sampling(defaults: &GenerationDefaults, vocab_size: usize) -> Result<SamplingParams, SamplingError> {
+    let mut sampling = SamplingParams::default();
+    let set = |target: &mut f32, value: Option<f64>| {
+        if let Some(value) = value {
+            *target = value as f32;
+        }
+    };
+    set(&mut sampling.temperature, defaults.temperature);
+    set(&mut sampling.top_p, defaults.top_p);
+    set(&mut sampling.min_p, defaults.min_p);
+    set(&mut sampling.repetition_penalty, defaults.repetition_penalty);
+    if let Some(top_k) = defaults.top_k {
+        sampling.top_k = top_k;
+    }
+    sampling.validate(vocab_size)?;
+    Ok(sampling)
 }
 
 /// What a request asks for, unchecked.

@@ -108,12 +108,12 @@ impl<M: LanguageModel> Worker<M> {
     fn run(&mut self) {
         loop {
             let taken = self.shared.inbox.take(self.scheduler.room(), self.scheduler.wait());
+            for submission in taken.submissions {
+                self.admit(submission);
+            }
             if taken.phase == Phase::Aborting {
                 self.scheduler.abort();
                 return;
-            }
-            for submission in taken.submissions {
-                self.admit(submission);
             }
             let swept = self.scheduler.sweep();
             add(&self.shared.counters.cancelled, swept.cancelled);

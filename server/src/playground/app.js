@@ -128,6 +128,9 @@ function cut(pieces, from, to) {
   });
 }
 
+/** Laying out a long text takes milliseconds, tokens may come each millisecond: so not at every token. */
+const REDRAW_MS = 40;
+
 class Sheet {
   constructor() {
     this.write = document.getElementById("prompt");
@@ -135,6 +138,9 @@ class Sheet {
     this.scroller = document.getElementById("sheet");
     this.pieces = [];
     this.drawn = null; // the text node that a run appends to
+    this.waiting = ""; // came since the last drawing
+    this.drawnAt = 0;
+    this.timer = null;
   }
 
   get text() { return this.pieces.map((piece) => piece.text).join(""); }
@@ -165,14 +171,26 @@ class Sheet {
   }
 
   append(text) {
-    const below = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
     this.pieces.at(-1).text += text;
-    this.drawn.appendData(text);
-    this.write.value += text;
+    this.waiting += text;
+    const left = this.drawnAt + REDRAW_MS - performance.now();
+    if (left <= 0) this.draw();
+    else this.timer ??= setTimeout(() => this.draw(), left);
+  }
+
+  draw() {
+    clearTimeout(this.timer);
+    this.timer = null;
+    const below = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
+    this.drawn.appendData(this.waiting);
+    this.write.value += this.waiting;
+    this.waiting = "";
+    this.drawnAt = performance.now();
     if (below < 48) this.scroller.scrollTop = this.scroller.scrollHeight; // follow, unless the reader has gone up
   }
 
   end() {
+    this.draw();
     this.write.readOnly = false;
     this.ink.classList.remove("flowing");
     this.set(this.pieces.filter((piece) => piece.text));
@@ -429,7 +447,7 @@ class Playground {
 
   complain(error) {
     let text = error instanceof ApiError ? error.message : "the server cannot be reached";
-    if (error.status === 429) {
+    if (error.status === 429 || error.status === 503) {
       const wait = Number(error.retryAfter);
       text += wait > 0 ? `; try again in ${wait} s` : "; try again in a moment";
     }

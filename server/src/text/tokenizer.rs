@@ -47,7 +47,7 @@ pub struct GenerationDefaults {
     pub top_p: Option<f64>,
     /// Candidates kept; 0 keeps all.
     #[serde(default)]
-    pub top_k: Option<i64>,
+    pub top_k: Option<usize>,
     /// Least probability relative to the likeliest token.
     #[serde(default)]
     pub min_p: Option<f64>,

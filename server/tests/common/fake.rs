@@ -8,20 +8,20 @@ use tidegate_server::engine::{LanguageModel, ModelError, TextRules};
 use tidegate_server::text::Vocabulary;
 
 /// A prompt token on which the model panics.
-pub const POISON: u32 = 250;
+pub(crate) const POISON: u32 = 250;
 /// A prompt token on which the model answers with no logits, so that choosing a token panics.
-pub const SHORT: u32 = 251;
+pub(crate) const SHORT: u32 = 251;
 
 /// What a fake has been asked for.
 #[derive(Default)]
-pub struct Calls {
-    pub steps: AtomicUsize,
-    pub widest: AtomicUsize,
-    pub chunks: Mutex<Vec<usize>>,
-    pub panic_next_step: AtomicBool,
+pub(crate) struct Calls {
+    pub(crate) steps: AtomicUsize,
+    pub(crate) widest: AtomicUsize,
+    pub(crate) chunks: Mutex<Vec<usize>>,
+    pub(crate) panic_next_step: AtomicBool,
 }
 
-pub struct Fake {
+pub(crate) struct Fake {
     /// Per slot the last token seen, `None` when empty.
     states: Vec<Option<u32>>,
     calls: Arc<Calls>,
@@ -29,22 +29,22 @@ pub struct Fake {
 }
 
 /// Token `n` is the byte `n`, and 255 ends a text.
-pub fn rules() -> TextRules {
+pub(crate) fn rules() -> TextRules {
     let tokens = (0..=u8::MAX).map(|byte| [byte].as_slice().into()).collect();
     TextRules { vocabulary: Arc::new(Vocabulary::new(tokens)), eos: Arc::from([255]) }
 }
 
 impl Fake {
-    pub fn new(slots: usize) -> Self {
+    pub(crate) fn new(slots: usize) -> Self {
         Self { states: vec![None; slots], calls: Arc::default(), step: Duration::ZERO }
     }
 
-    pub fn step(mut self, step: Duration) -> Self {
+    pub(crate) fn step(mut self, step: Duration) -> Self {
         self.step = step;
         self
     }
 
-    pub fn calls(&self) -> Arc<Calls> {
+    pub(crate) fn calls(&self) -> Arc<Calls> {
         Arc::clone(&self.calls)
     }
 

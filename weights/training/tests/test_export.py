@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, decoder
+from conftest import decoder
 from safetensors.torch import load_file
 
 from tidegate_training import card, export, fixtures, sample
@@ -107,3 +107,15 @@ def test_the_committed_fixtures_are_what_is_written(tmp_path):
             assert old.keys() == new.keys()
             for key in old:
                 torch.testing.assert_close(new[key], old[key], rtol=1e-4, atol=1e-4)
+
+
+def test_the_committed_evaluation_is_what_is_written(tmp_path):
+    committed = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "tiny"
+    fixtures.write_eval(tmp_path)
+    for name in ("config.json", "marked.txt", "plain.txt", "tokenizer.json"):
+        assert (committed / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    old, new = (json.loads((at / "golden.json").read_text()) for at in (committed, tmp_path))
+    for name, cases in old.items():
+        for want, got in zip(cases, new[name], strict=True):
+            assert (got["limit"], got["tokens"], got["bytes"]) == (want["limit"], want["tokens"], want["bytes"])
+            assert got["nats"] == pytest.approx(want["nats"], abs=1e-4)

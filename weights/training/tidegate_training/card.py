@@ -16,11 +16,13 @@ CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 # By the folder that a text of `[data]` lies in.
 SOURCES = {
     "novels": ("English novels of the 19th and early 20th century", "public domain",
-               "[computationalstylistics/100_english_novels](https://github.com/computationalstylistics/100_english_novels)"),
+               "[computationalstylistics/100_english_novels](https://github.com/computationalstylistics/100_english_novels)"
+               " at 143e601875d7"),
     "fairytales": ("fairy tales in English", "public domain; the collection Apache-2.0",
                    "[uci-soe/FairytaleQAData](https://github.com/uci-soe/FairytaleQAData)"),
     "tinystories": ("a small part of TinyStories", "CDLA-Sharing-1.0",
-                    "[roneneldan/TinyStories](https://huggingface.co/datasets/roneneldan/TinyStories)"),
+                    "[roneneldan/TinyStories](https://huggingface.co/datasets/roneneldan/TinyStories), by way of copies in"
+                    " public repositories"),
 }
 
 
@@ -67,12 +69,17 @@ def data_table(cfg: RunConfig) -> str:
     return table(["texts", "what", "licence", "where from"], [[n, *SOURCES.get(n, unknown)] for n in names])
 
 
-def scores_table(scores: dict) -> str:
+def validation(step: int, scores: dict) -> str:
     if not scores:
         return "This run logged no validation."
     rows = [[n, f"{s['tokens']:,}", f"{s['nats']:.4f}", f"{s['perplexity']:.2f}", f"{s['bits_per_byte']:.4f}"]
             for n, s in scores.items()]
-    return table(["text", "tokens", "nats per token", "perplexity", "bits per byte"], rows)
+    found = table(["text", "tokens", "nats per token", "perplexity", "bits per byte"], rows)
+    return f"""After {step:,} steps, on texts that the training did not see. Every token is predicted, `<|endoftext|>` too; the bytes
+are those of the texts alone. Each text is read in four pieces, each from an empty memory, with f32 weights;
+`tidegate-weights eval` reads it as one, with the weights of this folder.
+
+{found}"""
 
 
 def recipe_table(cfg: RunConfig) -> str:
@@ -91,7 +98,6 @@ def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: 
     heads = m.num_hidden_layers * m.num_attention_heads
     state = heads * (2 * m.proj_dim * (m.head_dim + 1) + 1)
     state += m.num_hidden_layers * 3 * max(0, m.conv_kernel - 1) * m.num_attention_heads * m.head_dim
-    scored, scores = last_scores(log, step)
     gate = "a learned gate per head" if m.gate else "no gate"
     drawn = "\n\n".join(f"Prompt: `{p}`\n\n{quoted(s)}" for p, s in zip(PROMPTS, samples))
     return f"""---
@@ -115,8 +121,8 @@ facts, follows no instructions and has no dialogue format.
 It is a decoder of {m.num_hidden_layers} layers of random feature attention with {gate} (RFA-Gate; Peng et al., "Random
 Feature Attention", ICLR 2021) and SwiGLU: {parameters(cfg):,} parameters in {dtype}. Its memory of the past is
 {state * 4:,} bytes (f32) per conversation, however long the text. The vocabulary is a byte-level BPE of {m.vocab_size:,}
-tokens; `<|endoftext|>` (id 0) begins and ends a text. There is no limit to the length of a text, but the half-lives of
-its gates ({t.half_life_min:g} to {t.half_life_max:g} tokens when training began) say how far back it remembers.
+tokens; `<|endoftext|>` (id 0) begins and ends a text. A text may have any length. How far back the model remembers shows
+in `tidegate-weights inspect`, head by head.
 
 ## Data and licences
 
@@ -137,11 +143,7 @@ Trained with the package in `weights/training`: a packed stream of documents, cu
 
 ## Validation
 
-After {scored:,} steps, on texts that the training did not see. Every token is predicted, `<|endoftext|>` too; the bytes
-are those of the texts alone. Each text is read in four pieces, each from an empty memory, with f32 weights;
-`tidegate-weights eval` reads it as one, with the weights of this folder.
-
-{scores_table(scores)}
+{validation(*last_scores(log, step))}
 
 ## Samples
 

@@ -1,0 +1,88 @@
+//! What the model's integration tests share: a plain generator, tensors from it, tiny checkpoints on disk.
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses a part")]
+
+use std::path::{Path, PathBuf};
+
+use tidegate_model::checkpoint;
+use tidegate_model::{Decoder, DecoderConfig, Device, Tensor};
+
+/// Numbers about uniform in [-1, 1), the same for the same seed.
+pub struct Numbers(u64);
+
+impl Numbers {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1))
+    }
+
+    pub fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    /// About normal: a sum of twelve uniforms has variance 4.
+    pub fn normal(&mut self) -> f32 {
+        (0..12).map(|_| self.next()).sum::<f32>() / 2.0
+    }
+
+    pub fn vec(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.next()).collect()
+    }
+
+    pub fn normals(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.normal()).collect()
+    }
+
+    pub fn ids(&mut self, len: usize, vocab: usize) -> Vec<u32> {
+        (0..len).map(|_| ((self.next() + 1.0) / 2.0 * vocab as f32) as u32 % vocab as u32).collect()
+    }
+}
+
+/// A small decoder's config; `extra` is more JSON keys, each with a comma before it.
+pub fn config(extra: &str) -> DecoderConfig {
+    let text = format!(
+        r#"{{"model_type": "rfa_gate", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "proj_dim": 12{extra}}}"#
+    );
+    DecoderConfig::from_json(&text).unwrap()
+}
+
+/// Writes a checkpoint of random weights that are nowhere all zeros or all ones.
+pub fn write_checkpoint(folder: &Path, config: &DecoderConfig, seed: u64) {
+    std::fs::write(folder.join("config.json"), serde_json::to_string(config).unwrap()).unwrap();
+    let mut numbers = Numbers::new(seed);
+    let tensors = checkpoint::tensors(config).into_iter().map(|(name, shape)| {
+        let len = shape.iter().product();
+        let fan_in = *shape.last().unwrap() as f32;
+        let values: Vec<f32> = match name.as_str() {
+            n if n.ends_with("norm.weight") => numbers.vec(len).iter().map(|v| 1.0 + 0.3 * v).collect(),
+            n if n.ends_with("sigma") => numbers.vec(len).iter().map(|v| 0.9 + 0.3 * v).collect(),
+            n if n.ends_with("gate.bias") => numbers.vec(len).iter().map(|v| 2.0 + 2.0 * v).collect(),
+            n if n.ends_with("random_matrices") => numbers.normals(len),
+            _ => numbers.normals(len).iter().map(|v| v / fan_in.sqrt()).collect(),
+        };
+        (name, Tensor::from_vec(values, shape, &Device::Cpu).unwrap())
+    });
+    candle_core::safetensors::save(&tensors.collect(), folder.join("model.safetensors")).unwrap();
+}
+
+/// A decoder of random weights.
+pub fn decoder(extra: &str, seed: u64) -> Decoder {
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path(), &config(extra), seed);
+    checkpoint::load(folder.path(), &Device::Cpu).unwrap()
+}
+
+/// Ids as one row (1, time).
+pub fn row(ids: &[u32]) -> Tensor {
+    Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu).unwrap()
+}
+
+/// The largest difference of two slices.
+pub fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d > m || d.is_nan() { d } else { m })
+}
+
+pub fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}

@@ -1,0 +1,165 @@
+//! What a decoder promises: cut anywhere, batched with anyone, in any slot, at any depth, a text gives the same.
+
+mod common;
+
+use common::{Numbers, decoder, distance, row};
+use tidegate_model::{Decoder, StatePool, Tensor};
+
+const KINDS: [&str; 4] = [
+    "",
+    r#", "conv_kernel": 4, "output_norm": true, "tie_word_embeddings": true"#,
+    r#", "position_embedding": "rope""#,
+    r#", "gate": false, "conv_kernel": 3"#,
+];
+
+fn flat(tensor: &Tensor) -> Vec<f32> {
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// All state of a slot.
+fn state(decoder: &Decoder, pool: &StatePool, slot: usize) -> Vec<f32> {
+    let layers = 0..decoder.config().num_hidden_layers;
+    let parts = layers.map(|layer| pool.layer(layer, slot).unwrap());
+    parts.flat_map(|(memory, conv)| [Some(memory), conv]).flatten().flat_map(|t| flat(&t)).collect()
+}
+
+#[test]
+fn step_by_step_gives_the_logits_of_one_forward_pass() {
+    for kind in KINDS {
+        let decoder = decoder(kind, 3);
+        let ids = Numbers::new(4).ids(150, 61);
+        let mut pool = decoder.new_pool(2).unwrap();
+        let whole = flat(&decoder.forward(&row(&ids), &mut pool, &[0]).unwrap());
+        let steps: Vec<f32> = ids.iter().flat_map(|&id| decoder.decode(&[id], &mut pool, &[1]).unwrap()).collect();
+        assert!(whole.iter().any(|v| v.abs() > 0.1), "logits without contrast");
+        assert!(distance(&whole, &steps) < 1e-4, "{kind}: {}", distance(&whole, &steps));
+        assert!(distance(&state(&decoder, &pool, 0), &state(&decoder, &pool, 1)) < 1e-4, "{kind}");
+    }
+}
+
+#[test]
+fn a_prefill_cut_anywhere_equals_one_prefill() {
+    for kind in KINDS {
+        let decoder = decoder(kind, 5);
+        let ids = Numbers::new(6).ids(131, 61);
+        let mut pool = decoder.new_pool(2).unwrap();
+        let whole = decoder.prefill(&ids, &mut pool, 0).unwrap();
+        for cut in [1, 2, 3, 63, 64, 65, 100, 128, 130] {
+            pool.reset(1).unwrap();
+            decoder.absorb(&ids[..cut], &mut pool, 1).unwrap();
+            let parts = decoder.prefill(&ids[cut..], &mut pool, 1).unwrap();
+            assert!(distance(&whole, &parts) < 1e-4, "{kind}, cut at {cut}: {}", distance(&whole, &parts));
+            assert_eq!(pool.tokens(1), 131);
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
+    for kind in KINDS {
+        let decoder = decoder(kind, 7);
+        let mut numbers = Numbers::new(8);
+        // Texts of different lengths, then twenty steps together, in scattered slots.
+        let prompts: Vec<Vec<u32>> = [1usize, 70, 3, 33, 128].iter().map(|&n| numbers.ids(n, 61)).collect();
+        let steps: Vec<Vec<u32>> = (0..20).map(|_| numbers.ids(prompts.len(), 61)).collect();
+        let slots = [6, 0, 3, 7, 2];
+        let mut pool = decoder.new_pool(8).unwrap();
+        for (prompt, &slot) in prompts.iter().zip(&slots) {
+            decoder.prefill(prompt, &mut pool, slot).unwrap();
+        }
+        let together: Vec<Vec<f32>> = steps.iter().map(|ids| decoder.decode(ids, &mut pool, &slots).unwrap()).collect();
+        for (i, prompt) in prompts.iter().enumerate() {
+            let mut alone = decoder.new_pool(1).unwrap();
+            decoder.prefill(prompt, &mut alone, 0).unwrap();
+            for (ids, together) in steps.iter().zip(&together) {
+                let logits = decoder.decode(&ids[i..=i], &mut alone, &[0]).unwrap();
+                assert_eq!(bits(&logits), bits(&together[i * 61..][..61]), "{kind}: row {i}");
+            }
+            assert_eq!(bits(&state(&decoder, &alone, 0)), bits(&state(&decoder, &pool, slots[i])), "{kind}: row {i}");
+        }
+    }
+}
+
+#[test]
+fn a_batched_prefill_equals_each_row_alone() {
+    let decoder = decoder(KINDS[1], 9);
+    let ids = Numbers::new(10).ids(3 * 90, 61);
+    let batch = Tensor::from_slice(&ids, (3, 90), &tidegate_model::Device::Cpu).unwrap();
+    let mut pool = decoder.new_pool(4).unwrap();
+    let all = flat(&decoder.forward(&batch, &mut pool, &[2, 0, 3]).unwrap());
+    for i in 0..3 {
+        pool.reset(1).unwrap();
+        let one = flat(&decoder.forward(&row(&ids[i * 90..][..90]), &mut pool, &[1]).unwrap());
+        assert!(distance(&one, &all[i * 90 * 61..][..90 * 61]) < 1e-5);
+    }
+}
+
+#[test]
+fn a_slot_used_again_shows_nothing_of_its_former_text() {
+    for kind in KINDS {
+        let decoder = decoder(kind, 11);
+        let ids = Numbers::new(12).ids(50, 61);
+        let mut pool = decoder.new_pool(2).unwrap();
+        let fresh = decoder.prefill(&ids, &mut pool, 0).unwrap();
+        decoder.prefill(&Numbers::new(13).ids(77, 61), &mut pool, 1).unwrap();
+        pool.reset(1).unwrap();
+        assert!(state(&decoder, &pool, 1).iter().all(|&v| v == 0.0));
+        assert_eq!(pool.tokens(1), 0);
+        assert_eq!(bits(&decoder.prefill(&ids, &mut pool, 1).unwrap()), bits(&fresh));
+    }
+}
+
+#[test]
+fn state_bytes_do_not_depend_on_the_text() {
+    let decoder = decoder(KINDS[1], 14);
+    let mut pool = decoder.new_pool(1).unwrap();
+    let ids = Numbers::new(15).ids(1000, 61);
+    decoder.prefill(&ids[..10], &mut pool, 0).unwrap();
+    let bytes = |pool: &StatePool| state(&decoder, pool, 0).len() * 4;
+    let after_ten = bytes(&pool);
+    decoder.absorb(&ids[10..], &mut pool, 0).unwrap();
+    for _ in 1..100 {
+        decoder.absorb(&ids, &mut pool, 0).unwrap();
+    }
+    assert_eq!(pool.tokens(0), 100_000);
+    assert_eq!(bytes(&pool), after_ten);
+    assert_eq!(pool.state_bytes(), after_ten);
+    assert_eq!(decoder.config().state_bytes(), after_ten);
+    assert!(state(&decoder, &pool, 0).iter().all(|v| v.is_finite()));
+}
+
+#[test]
+fn an_id_or_slot_that_is_not_there_is_refused_and_changes_nothing() {
+    let decoder = decoder("", 16);
+    let mut pool = decoder.new_pool(2).unwrap();
+    for (ids, slots, word) in [(vec![61], vec![0], "61"), (vec![1], vec![2], "slot 2"), (vec![1, 1], vec![0, 0], "twice")] {
+        let error = decoder.decode(&ids, &mut pool, &slots).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    assert!(decoder.prefill(&[], &mut pool, 0).is_err());
+    assert!(decoder.new_pool(0).is_err());
+    assert!(pool.reset(2).is_err());
+    assert!(state(&decoder, &pool, 0).iter().all(|&v| v == 0.0));
+    assert_eq!(pool.tokens(0), 0);
+}
+
+#[test]
+fn the_probe_counts_without_changing_the_logits() {
+    let decoder = decoder(KINDS[1], 17);
+    let ids = row(&Numbers::new(18).ids(80, 61));
+    let mut pool = decoder.new_pool(2).unwrap();
+    let plain = flat(&decoder.forward(&ids, &mut pool, &[0]).unwrap());
+    let mut probe = Vec::new();
+    let probed = flat(&decoder.forward_probed(&ids, &mut pool, &[1], &mut probe).unwrap());
+    assert_eq!(bits(&plain), bits(&probed));
+    assert_eq!(probe.len(), 2);
+    for layer in &probe {
+        assert_eq!((layer.tokens, layer.clamped.len(), layer.log_gate.len()), (80, 2, 2));
+        assert!(layer.clamped.iter().all(|&n| n <= 80));
+        assert!(layer.log_gate.iter().all(|&g| g < 0.0));
+    }
+}

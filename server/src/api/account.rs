@@ -1,0 +1,68 @@
+//! One log line for each request for completions, however it ended.
+
+use std::time::{Duration, Instant};
+
+use tracing::{Span, field, info, warn};
+
+use super::answer::Usage;
+use crate::engine::{Failure, Finish, Timings};
+
+/// Adds up a request's tokens and times, and logs them when it is dropped.
+pub(super) struct Account {
+    span: Span,
+    started: Instant,
+    pub(super) usage: Usage,
+    longest: Timings,
+    open: usize,
+    failure: Option<Failure>,
+}
+
+impl Account {
+    /// The account of a request for `choices` texts, in the current span.
+    pub(super) fn new(choices: usize) -> Self {
+        Self {
+            span: Span::current(),
+            started: Instant::now(),
+            usage: Usage::default(),
+            longest: Timings::default(),
+            open: choices,
+            failure: None,
+        }
+    }
+
+    /// Adds a text that has ended.
+    pub(super) fn finish(&mut self, finish: &Finish) {
+        self.usage.add(finish);
+        self.longest.queue = self.longest.queue.max(finish.timings.queue);
+        self.longest.prefill = self.longest.prefill.max(finish.timings.prefill);
+        self.longest.decode = self.longest.decode.max(finish.timings.decode);
+        self.open -= 1;
+    }
+
+    /// Notes why the request cannot be finished.
+    pub(super) fn fail(&mut self, failure: Failure) {
+        self.failure = Some(failure);
+    }
+
+    /// Whether every text has ended.
+    pub(super) fn is_complete(&self) -> bool {
+        self.open == 0
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let ms = |duration: Duration| field::display(format!("{:.1}", duration.as_secs_f64() * 1e3));
+        self.span.record("prompt_tokens", self.usage.prompt_tokens);
+        self.span.record("completion_tokens", self.usage.completion_tokens);
+        self.span.record("queue_ms", ms(self.longest.queue));
+        self.span.record("prefill_ms", ms(self.longest.prefill));
+        self.span.record("decode_ms", ms(self.longest.decode));
+        let total_ms = ms(self.started.elapsed());
+        self.span.in_scope(|| match self.failure {
+            Some(failure) => warn!(total_ms, "completion failed: {failure}"),
+            None if self.is_complete() => info!(total_ms, "completion finished"),
+            None => info!(total_ms, "completion cancelled by the client"),
+        });
+    }
+}

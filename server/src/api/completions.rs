@@ -1,0 +1,193 @@
+//! `POST /v1/completions`.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::sse::{self, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use tracing::debug;
+
+use super::account::Account;
+use super::answer::{Answer, Choice};
+use super::error::ApiError;
+use super::state::AppState;
+use super::validate::{Validated, validate};
+use super::wire;
+use crate::engine::{Event, EventStream, Failure};
+
+/// Handles the request.
+pub(super) async fn create(
+    State(state): State<AppState>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let wire = wire::read(&headers, body, state.options().max_body_bytes)?;
+    let served = Arc::clone(state.ready()?);
+    let answer = Answer::new(&served);
+    let engine = served.engine.clone();
+    // A long prompt takes a while to encode, and other connections must not wait for it.
+    let validated = tokio::task::spawn_blocking(move || validate(wire, &served)).await.map_err(|_| {
+        let message = "the request could not be read; the server's log has the reason";
+        ApiError::server(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    })??;
+    let Validated { requests, prompts, stream, include_usage, return_token_ids, seed } = validated;
+    debug!(seed, prompts = prompts.len(), stream, "completion starts");
+    let streams = engine.submit_all(requests)?;
+    let choices = Choices {
+        account: Account::new(streams.len()),
+        streams: streams.into_iter().map(Some).collect(),
+        prompts: prompts.into_iter().map(|ids| return_token_ids.then_some(ids)).collect(),
+        return_token_ids,
+    };
+    if !stream {
+        return whole(&answer, choices).await;
+    }
+    let chunks = Chunks { answer, choices, include_usage, ready: VecDeque::new(), ended: false };
+    let events = stream::unfold(chunks, |mut chunks| async move {
+        let data = chunks.next().await?;
+        Some((Ok::<_, Infallible>(sse::Event::default().data(data)), chunks))
+    });
+    let keep_alive = KeepAlive::new().interval(state.options().keep_alive).text("alive");
+    // Proxies that collect a response before they pass it on would undo the streaming.
+    let unbuffered = [(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"))];
+    Ok((unbuffered, Sse::new(events).keep_alive(keep_alive)).into_response())
+}
+
+/// The texts of one request while they grow. Dropping it cancels them.
+struct Choices {
+    account: Account,
+    streams: Vec<Option<EventStream>>,
+    /// The ids of each prompt until they have been sent; `None` too where nobody asked.
+    prompts: Vec<Option<Vec<u32>>>,
+    return_token_ids: bool,
+}
+
+impl Choices {
+    /// The next event of any text, with the text's index. Must not be called when all have ended.
+    async fn next(&mut self) -> Result<(usize, Event), Failure> {
+        let (index, event) = poll_fn(|context| {
+            for (index, place) in self.streams.iter_mut().enumerate() {
+                if let Some(stream) = place
+                    && let Poll::Ready(event) = stream.poll_next(context)
+                {
+                    return Poll::Ready((index, event));
+                }
+            }
+            Poll::Pending
+        })
+        .await;
+        // A channel that closes without a last event belongs to an engine that is gone.
+        let outcome = match event.unwrap_or(Event::Failed(Failure::Internal)) {
+            Event::Failed(failure) => Err(failure),
+            event => Ok((index, event)),
+        };
+        match &outcome {
+            Ok((_, Event::Finished(finish))) => {
+                self.account.finish(finish);
+                self.streams[index] = None;
+            }
+            Err(failure) => self.account.fail(*failure),
+            Ok(_) => {}
+        }
+        outcome
+    }
+}
+
+/// The answer in one piece.
+async fn whole(answer: &Answer, mut choices: Choices) -> Result<Response, ApiError> {
+    let mut texts: Vec<Choice> = choices
+        .prompts
+        .iter_mut()
+        .enumerate()
+        .map(|(index, prompt)| Choice {
+            index,
+            prompt_token_ids: prompt.take(),
+            token_ids: choices.return_token_ids.then(Vec::new),
+            ..Choice::default()
+        })
+        .collect();
+    while !choices.account.is_complete() {
+        let (index, event) = choices.next().await?;
+        let choice = &mut texts[index];
+        match event {
+            Event::Delta(delta) => {
+                choice.text.push_str(&delta.text);
+                if let Some(ids) = &mut choice.token_ids {
+                    ids.extend(delta.token_ids);
+                }
+            }
+            Event::Finished(finish) => choice.end(&finish),
+            Event::Failed(failure) => return Err(failure.into()),
+        }
+    }
+    let body = answer.json(&texts, Some(Some(choices.account.usage)));
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// The answer as the data of server-sent events.
+struct Chunks {
+    answer: Answer,
+    choices: Choices,
+    include_usage: bool,
+    ready: VecDeque<String>,
+    ended: bool,
+}
+
+impl Chunks {
+    /// The next event's data; `None` after the last.
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            if let Some(data) = self.ready.pop_front() {
+                return Some(data);
+            }
+            if self.ended {
+                return None;
+            }
+            match self.choices.next().await {
+                Ok((index, event)) => self.take(index, event),
+                Err(failure) => self.fail(failure),
+            }
+        }
+    }
+
+    fn take(&mut self, index: usize, event: Event) {
+        let mut choice = Choice { index, ..Choice::default() };
+        match event {
+            // Without ids there is nothing to say until there is text.
+            Event::Delta(delta) if delta.text.is_empty() && !self.choices.return_token_ids => return,
+            Event::Delta(delta) => {
+                choice.text = delta.text;
+                choice.token_ids = self.choices.return_token_ids.then_some(delta.token_ids);
+            }
+            Event::Finished(finish) => {
+                choice.token_ids = self.choices.return_token_ids.then(Vec::new);
+                choice.end(&finish);
+            }
+            Event::Failed(failure) => return self.fail(failure),
+        }
+        choice.prompt_token_ids = self.choices.prompts[index].take();
+        self.ready.push_back(self.answer.json(&[choice], self.include_usage.then_some(None)));
+        if self.choices.account.is_complete() {
+            if self.include_usage {
+                self.ready.push_back(self.answer.json(&[], Some(Some(self.choices.account.usage))));
+            }
+            self.ready.push_back("[DONE]".into());
+            self.ended = true;
+        }
+    }
+
+    fn fail(&mut self, failure: Failure) {
+        self.ready.push_back(ApiError::from(failure).body().to_string());
+        self.ended = true;
+        // The other texts of the request end with it.
+        self.choices.streams.clear();
+    }
+}

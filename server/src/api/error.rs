@@ -1,0 +1,92 @@
+//! Errors in the OpenAI shape: `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::engine::{Failure, RequestError, SubmitError};
+
+/// An answer that says why not.
+#[derive(Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    message: String,
+    kind: &'static str,
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+impl ApiError {
+    /// A request that cannot be right, whoever gets it.
+    pub(super) fn invalid(param: Option<&str>, message: impl Into<String>) -> Self {
+        Self::request(StatusCode::BAD_REQUEST, param, None, message)
+    }
+
+    /// A request that is refused with `status`.
+    pub(super) fn request(
+        status: StatusCode,
+        param: Option<&str>,
+        code: Option<&'static str>,
+        message: impl Into<String>,
+    ) -> Self {
+        let (message, param) = (message.into(), param.map(str::to_owned));
+        Self { status, message, kind: "invalid_request_error", param, code }
+    }
+
+    /// A fault of the server's.
+    pub(super) fn server(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), kind: "server_error", param: None, code: Some(code) }
+    }
+
+    /// The error as a JSON object, also for the middle of a stream.
+    pub(super) fn body(&self) -> Value {
+        json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        tracing::info!(status = self.status.as_u16(), param = self.param, "refused: {}", self.message);
+        let mut response = (self.status, Json(self.body())).into_response();
+        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        Self::invalid(Some(error.parameter()), error.to_string())
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        match error {
+            SubmitError::QueueFull => Self {
+                status: StatusCode::TOO_MANY_REQUESTS,
+                message: error.to_string(),
+                kind: "rate_limit_error",
+                param: None,
+                code: Some("queue_full"),
+            },
+            SubmitError::Closed => Self::server(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", error.to_string()),
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Internal => {
+                Self::server(StatusCode::INTERNAL_SERVER_ERROR, "generation_failed", failure.to_string())
+            }
+            Failure::ShuttingDown => {
+                Self::server(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", failure.to_string())
+            }
+            Failure::Stalled => Self::server(StatusCode::REQUEST_TIMEOUT, "stalled", failure.to_string()),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! HTTP: the OpenAI format in, JSON and server-sent events out. Only this module serialises.
+
+mod account;
+mod answer;
+mod completions;
+mod error;
+mod playground;
+mod service;
+mod state;
+mod trace;
+mod validate;
+mod wire;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::middleware;
+use axum::routing::{get, post};
+
+pub use error::ApiError;
+pub use state::{ApiOptions, AppState, Served};
+
+/// Every route, over `state`.
+pub(crate) fn router(state: AppState) -> Router {
+    let limit = DefaultBodyLimit::max(state.options().max_body_bytes);
+    Router::new()
+        .route("/", get(playground::index))
+        .route("/playground/style.css", get(playground::style))
+        .route("/playground/app.js", get(playground::script))
+        .route("/favicon.ico", get(playground::favicon))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/models", get(service::models))
+        // A model's name may hold slashes.
+        .route("/v1/models/{*id}", get(service::one_model))
+        .route("/health", get(service::health))
+        .route("/ready", get(service::ready))
+        .fallback(service::not_found)
+        .method_not_allowed_fallback(service::method_not_allowed)
+        .layer(limit)
+        .layer(middleware::from_fn(trace::trace))
+        .with_state(state)
+}

@@ -1,0 +1,46 @@
+//! A span for each request, and the id that names it in the log and in the response.
+
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+use rand::Rng;
+use tracing::{Instrument, debug, field, info_span};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest id that is taken over from a client.
+const MAX_ID_BYTES: usize = 128;
+
+/// Runs a request in its span and returns its id as `x-request-id`: the client's own where it is a plain word.
+pub(super) async fn trace(request: Request, next: Next) -> Response {
+    let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(|id| is_plain(id));
+    let id = given.map_or_else(|| format!("req-{:032x}", rand::rng().random::<u128>()), str::to_owned);
+    let span = info_span!(
+        "request",
+        id,
+        method = %request.method(),
+        path = request.uri().path(),
+        prompt_tokens = field::Empty,
+        completion_tokens = field::Empty,
+        queue_ms = field::Empty,
+        prefill_ms = field::Empty,
+        decode_ms = field::Empty,
+    );
+    async move {
+        let mut response = next.run(request).await;
+        debug!(status = response.status().as_u16(), "response starts");
+        if let Ok(value) = HeaderValue::try_from(id) {
+            response.headers_mut().insert(REQUEST_ID, value);
+        }
+        response
+    }
+    .instrument(span)
+    .await
+}
+
+/// Letters, digits and a few marks: an id goes into log lines and must not be able to forge one.
+fn is_plain(id: &str) -> bool {
+    (1..=MAX_ID_BYTES).contains(&id.len())
+        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+}

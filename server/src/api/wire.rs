@@ -1,0 +1,101 @@
+//! The body of `POST /v1/completions`, as it comes in.
+
+use std::collections::BTreeMap;
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, StatusCode, header};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::error::ApiError;
+
+/// A prompt, or several.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string, an array of strings, an array of token ids, or an array of those")]
+pub(super) enum Prompt {
+    Text(String),
+    Texts(Vec<String>),
+    Ids(Vec<u32>),
+    IdLists(Vec<Vec<u32>>),
+}
+
+/// One stop string, or several.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or an array of strings")]
+pub(super) enum Stop {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// What to add to a stream.
+#[derive(Debug, Deserialize)]
+pub(super) struct StreamOptions {
+    pub(super) include_usage: Option<bool>,
+}
+
+/// The request as OpenAI defines it, with vLLM's additions; `null` is the same as absent.
+#[derive(Debug, Deserialize)]
+pub(super) struct CompletionRequest {
+    pub(super) model: Option<String>,
+    pub(super) prompt: Option<Prompt>,
+    pub(super) max_tokens: Option<u64>,
+    pub(super) stop: Option<Stop>,
+    pub(super) stream: Option<bool>,
+    pub(super) stream_options: Option<StreamOptions>,
+    pub(super) temperature: Option<f64>,
+    pub(super) top_p: Option<f64>,
+    pub(super) top_k: Option<i64>,
+    pub(super) min_p: Option<f64>,
+    pub(super) typical_p: Option<f64>,
+    pub(super) repetition_penalty: Option<f64>,
+    pub(super) frequency_penalty: Option<f64>,
+    pub(super) presence_penalty: Option<f64>,
+    pub(super) logit_bias: Option<BTreeMap<String, f64>>,
+    pub(super) seed: Option<u64>,
+    pub(super) ignore_eos: Option<bool>,
+    pub(super) return_token_ids: Option<bool>,
+    /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
+    #[serde(flatten)]
+    pub(super) rest: BTreeMap<String, Value>,
+}
+
+/// Reads a body, with an error that names the field at fault.
+pub(super) fn read(
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+    max_body_bytes: usize,
+) -> Result<CompletionRequest, ApiError> {
+    if !is_json(headers) {
+        let message = "content-type must be application/json";
+        return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
+    }
+    let body = body.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            let message = format!("the body must be at most {max_body_bytes} bytes long");
+            ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)
+        }
+        status => ApiError::request(status, None, None, format!("the body could not be read: {rejection}")),
+    })?;
+    let mut json = serde_json::Deserializer::from_slice(&body);
+    let request = serde_path_to_error::deserialize(&mut json).map_err(|error| field_error(&error))?;
+    json.end().map_err(|error| ApiError::invalid(None, format!("the body must be one JSON object: {error}")))?;
+    Ok(request)
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) else { return false };
+    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
+}
+
+fn field_error(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
+    let field = error.path().iter().find_map(|segment| match segment {
+        serde_path_to_error::Segment::Map { key } => Some(key.as_str()),
+        _ => None,
+    });
+    match field {
+        Some(field) => ApiError::invalid(Some(field), format!("{}: {}", error.path(), error.inner())),
+        None => ApiError::invalid(None, format!("the body must be a JSON object: {}", error.inner())),
+    }
+}

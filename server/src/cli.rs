@@ -1,0 +1,194 @@
+//! The command line: every flag, its variable in the environment, and what it means.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Serves text from language models whose memory has a constant size.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate", version, about, args_conflicts_with_subcommands = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    /// Without a command the server is started, with these.
+    #[command(flatten)]
+    pub(crate) serve: ServeArgs,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serves the OpenAI completions API and the playground page over HTTP; the default.
+    Serve(ServeArgs),
+    /// Continues a prompt in the terminal.
+    Generate(GenerateArgs),
+}
+
+/// The flags of `serve`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Address to listen on; 0.0.0.0 for all.
+    #[arg(long, env = "TIDEGATE_HOST", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port to listen on; 0 takes any that is free.
+    #[arg(long, env = "TIDEGATE_PORT", default_value_t = 8080)]
+    pub(crate) port: u16,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Name that requests give as `model`; the checkpoint folder's own where absent.
+    #[arg(long, env = "TIDEGATE_MODEL_NAME", value_name = "NAME")]
+    pub(crate) model_name: Option<String>,
+    /// Folder for what the server keeps between runs, made where it is missing; by default `tidegate` in the user's
+    /// data folder ($XDG_DATA_HOME or ~/.local/share).
+    #[arg(long, env = "TIDEGATE_DATA_DIR", value_name = "FOLDER")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Requests that run at once, each with a state of its own in memory.
+    #[arg(long, env = "TIDEGATE_SLOTS", value_name = "COUNT", default_value_t = 64, value_parser = positive)]
+    pub(crate) slots: usize,
+    /// Requests that may wait for a slot; beyond them the answer is 429.
+    #[arg(long, env = "TIDEGATE_QUEUE", value_name = "COUNT", default_value_t = 256, value_parser = positive)]
+    pub(crate) queue: usize,
+    /// Largest `max_tokens` of a request.
+    #[arg(long, env = "TIDEGATE_MAX_TOKENS_LIMIT", value_name = "TOKENS", default_value_t = 1_000_000, value_parser = positive)]
+    pub(crate) max_tokens_limit: usize,
+    /// Longest prompt.
+    #[arg(long, env = "TIDEGATE_MAX_PROMPT_TOKENS", value_name = "TOKENS", default_value_t = 1_000_000, value_parser = positive)]
+    pub(crate) max_prompt_tokens: usize,
+    /// Longest request body.
+    #[arg(long, env = "TIDEGATE_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = 16 << 20, value_parser = positive)]
+    pub(crate) max_body_bytes: usize,
+    /// Time that a request may hold its slot while its client reads nothing.
+    #[arg(long, env = "TIDEGATE_STALL_SECONDS", value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) stall_seconds: u64,
+    /// Time that running requests have to end after SIGTERM or SIGINT; a second signal ends them at once.
+    #[arg(long, env = "TIDEGATE_DRAIN_SECONDS", value_name = "SECONDS", default_value_t = 30)]
+    pub(crate) drain_seconds: u64,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+/// The flags of `generate`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// The text to continue.
+    pub(crate) prompt: String,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Tokens to generate at most.
+    #[arg(long, short = 'n', value_name = "TOKENS", default_value_t = 256, value_parser = positive)]
+    pub(crate) max_tokens: usize,
+    /// 0 always takes the likeliest token; up to 2. The model's recommendation where absent, as with those below.
+    #[arg(long, short)]
+    pub(crate) temperature: Option<f32>,
+    /// Draw from the likeliest tokens that together have this probability.
+    #[arg(long)]
+    pub(crate) top_p: Option<f32>,
+    /// Draw from this many of the likeliest tokens; 0 for all.
+    #[arg(long)]
+    pub(crate) top_k: Option<usize>,
+    /// Draw from tokens with at least this share of the likeliest one's probability.
+    #[arg(long)]
+    pub(crate) min_p: Option<f32>,
+    /// Draw from the most typical tokens that together have this probability.
+    #[arg(long)]
+    pub(crate) typical_p: Option<f32>,
+    /// Above 1 makes tokens that were seen less likely.
+    #[arg(long)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Taken from a token's logit for each time it was generated.
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Taken from the logit of each token that was generated.
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// The same seed gives the same text; random where absent.
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Ends the text; may be given up to 16 times.
+    #[arg(long, value_name = "STRING")]
+    pub(crate) stop: Vec<String>,
+    /// Goes on past the end of a text.
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+/// Which model, and on what.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// Checkpoint folder (config.json, model.safetensors, tokenizer.json); the shipped one where absent.
+    #[arg(long, env = "TIDEGATE_MODEL", value_name = "FOLDER")]
+    pub(crate) model: Option<PathBuf>,
+    /// Threads that compute; one for each core where absent.
+    #[arg(long, env = "TIDEGATE_THREADS", value_name = "COUNT", value_parser = positive)]
+    pub(crate) threads: Option<usize>,
+}
+
+/// What is logged, to standard error.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LogArgs {
+    /// Lines for people or JSON for machines.
+    #[arg(long, env = "TIDEGATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Human)]
+    pub(crate) log_format: LogFormat,
+    /// What to log, as `level` or `target=level,…`: error, warn, info, debug, trace. By default `info` when serving
+    /// and `warn` when generating.
+    #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+}
+
+/// The shape of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// One line of text each.
+    Human,
+    /// One JSON object each.
+    Json,
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_is_the_default_and_takes_the_same_flags() {
+        let bare = Cli::parse_from(["tidegate", "--port", "9000"]);
+        assert!(bare.command.is_none());
+        assert_eq!(bare.serve.port, 9000);
+        let named = Cli::parse_from(["tidegate", "serve", "--port", "9001"]);
+        assert!(matches!(named.command, Some(Command::Serve(args)) if args.port == 9001));
+    }
+
+    #[test]
+    fn every_flag_of_serve_has_a_variable_and_an_explanation() {
+        let command = Cli::command();
+        let serve = command.find_subcommand("serve").unwrap();
+        for flag in serve.get_arguments().filter(|flag| flag.get_id() != "help") {
+            let expected = format!("TIDEGATE_{}", flag.get_id().as_str().to_uppercase());
+            assert_eq!(flag.get_env().and_then(|name| name.to_str()), Some(expected.as_str()));
+            assert!(flag.get_help().is_some(), "{} is not explained", flag.get_id());
+        }
+    }
+
+    #[test]
+    fn counts_of_nothing_are_refused() {
+        assert!(Cli::try_parse_from(["tidegate", "--slots", "0"]).is_err());
+        assert!(Cli::try_parse_from(["tidegate", "serve", "--queue", "-1"]).is_err());
+    }
+}
