@@ -5,10 +5,10 @@ mod rotary;
 
 use candle_core::{Result, Tensor};
 
-use crate::checkpoint::Weights;
 use crate::config::{Attention, DecoderConfig};
+use crate::probe::LayerProbe;
 use crate::state::LayerState;
-use crate::{checkpoint::LoadError, probe::LayerProbe};
+use crate::weights::{LoadError, Weights};
 
 pub(crate) use rfa::RfaAttention;
 
@@ -24,13 +24,8 @@ pub(crate) struct Rows<'a> {
 /// A layer that mixes tokens along time, with a state of constant size.
 pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
     /// x: (batch, time, hidden) f32 -> (batch, time, hidden); the rows' slots of `state` are taken forward.
-    fn forward(
-        &self,
-        x: &Tensor,
-        state: &LayerState,
-        rows: Rows<'_>,
-        probe: Option<&mut LayerProbe>,
-    ) -> Result<Tensor>;
+    fn forward(&self, x: &Tensor, state: &LayerState, rows: Rows<'_>, probe: Option<&mut LayerProbe>)
+    -> Result<Tensor>;
 }
 
 /// The mixer that the config asks for.

@@ -3,11 +3,11 @@
 use candle_core::{Result, Tensor};
 
 use crate::attention::{self, Mixer, Rows};
-use crate::checkpoint::{LoadError, Weights};
 use crate::config::DecoderConfig;
 use crate::nn::{Mlp, RmsNorm};
 use crate::probe::LayerProbe;
 use crate::state::LayerState;
+use crate::weights::{LoadError, Weights};
 
 /// A pre-norm block.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Block {
             mlp: Mlp::new(
                 &mlp.get("gate_proj.weight", &[inner, hidden])?,
                 &mlp.get("up_proj.weight", &[inner, hidden])?,
-                mlp.get("down_proj.weight", &[hidden, inner])?,
+                &mlp.get("down_proj.weight", &[hidden, inner])?,
             )?,
         })
     }

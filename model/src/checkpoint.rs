@@ -1,35 +1,15 @@
 //! A checkpoint folder as on the Hugging Face hub: `config.json` and `model.safetensors`, checked, then loaded.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::safetensors::MmapedSafetensors;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 
-use crate::config::{ConfigError, DecoderConfig};
+use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
-
-/// Why a checkpoint was not loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// A file is absent or cannot be read.
-    #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// `config.json` was refused.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The tensors are not those that `config.json` asks for: every difference, one a line.
-    #[error("model.safetensors does not fit config.json:{}", .0.iter().map(|p| format!("\n  {p}")).collect::<String>())]
-    Tensors(Vec<String>),
-    /// The file is no safetensors file, or the device refused.
-    #[error("model.safetensors: {0}")]
-    Candle(#[from] candle_core::Error),
-}
+pub use crate::weights::LoadError;
+use crate::weights::Weights;
 
 /// Reads and checks `config.json`.
 ///
@@ -55,7 +35,7 @@ pub fn load(folder: &Path, device: &Device) -> Result<Decoder, LoadError> {
     // loaded (a writer that truncated it would end this process, as it would any program that maps its files).
     let file = unsafe { MmapedSafetensors::new(&path)? };
     check(&config, &file)?;
-    let weights = Weights { file: &file, prefix: String::new(), device };
+    let weights = Weights::new(&file, device);
     Decoder::new(config, &weights)
 }
 
@@ -117,34 +97,4 @@ fn check(config: &DecoderConfig, file: &MmapedSafetensors) -> Result<(), LoadErr
     problems.extend(wanted.keys().map(|name| format!("missing tensor {name}")));
     problems.sort();
     if problems.is_empty() { Ok(()) } else { Err(LoadError::Tensors(problems)) }
-}
-
-/// Tensors by name below a prefix.
-#[derive(Clone)]
-pub(crate) struct Weights<'a> {
-    file: &'a MmapedSafetensors,
-    prefix: String,
-    device: &'a Device,
-}
-
-impl Weights<'_> {
-    /// The tensors below `prefix.name`.
-    pub(crate) fn pp(&self, name: &str) -> Self {
-        Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
-    }
-
-    /// The device that tensors are loaded onto.
-    pub(crate) fn device(&self) -> &Device {
-        self.device
-    }
-
-    /// One tensor in its stored dtype.
-    pub(crate) fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
-        let name = format!("{}{name}", self.prefix);
-        let tensor = self.file.load(&name, self.device)?;
-        if tensor.dims() != shape {
-            return Err(LoadError::Tensors(vec![format!("{name} has shape {:?}, expected {shape:?}", tensor.dims())]));
-        }
-        Ok(tensor)
-    }
 }

@@ -167,7 +167,7 @@ fn rope_theta() -> f64 {
 }
 
 /// `value` if it lies in `low..=high`.
-fn within<T: PartialOrd + std::fmt::Display>(
+fn within<T: Copy + PartialOrd + std::fmt::Display>(
     field: &'static str,
     value: T,
     low: T,

@@ -4,11 +4,11 @@ use candle_core::{D, DType, Device, Result, Tensor, bail};
 
 use crate::attention::Rows;
 use crate::block::Block;
-use crate::checkpoint::{LoadError, Weights};
 use crate::config::DecoderConfig;
 use crate::nn::{Linear, RmsNorm};
 use crate::probe::Probe;
 use crate::state::StatePool;
+use crate::weights::{LoadError, Weights};
 
 /// A decoder of pre-norm blocks. Its weights are read-only: one decoder serves any number of pools.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Decoder {
         Ok(Self {
             blocks,
             norm: RmsNorm::new(&model.get("norm.weight", &[config.hidden_size])?, config.rms_norm_eps)?,
-            head: Linear::new(head, None)?,
+            head: Linear::new(&head, None)?,
             embedding,
             device: weights.device().clone(),
             config,
@@ -122,7 +122,10 @@ impl Decoder {
     ) -> Result<Tensor> {
         let (batch, time) = ids.dims2()?;
         if batch != slots.len() || batch == 0 || time == 0 {
-            bail!("ids must be (rows, tokens) with a slot for each row, found {batch} x {time} and {} slots", slots.len());
+            bail!(
+                "ids must be (rows, tokens) with a slot for each row, found {batch} x {time} and {} slots",
+                slots.len()
+            );
         }
         pool.check_all(slots)?;
         let flat = ids.flatten_all()?;

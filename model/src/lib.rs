@@ -15,7 +15,7 @@
 //! # }
 //! ```
 //!
-//! config, state, kernels, nn, feature_map -> ops -> attention -> block -> decoder; `checkpoint` loads one,
+//! config, weights, state, kernels, nn, feature_map -> ops -> attention -> block -> decoder; `checkpoint` loads one,
 //! `probe` watches one; `sampling` uses nothing of the others.
 
 mod attention;
@@ -30,6 +30,7 @@ pub mod ops;
 pub mod probe;
 pub mod sampling;
 mod state;
+mod weights;
 
 pub use candle_core::{DType, Device, Tensor};
 pub use config::DecoderConfig;

@@ -52,14 +52,14 @@ pub(crate) struct Linear {
 
 impl Linear {
     /// weight: (out, in) in f32, bf16 or f16; bias: (out).
-    pub(crate) fn new(weight: Tensor, bias: Option<&Tensor>) -> Result<Self> {
+    pub(crate) fn new(weight: &Tensor, bias: Option<&Tensor>) -> Result<Self> {
         let bias = bias.map(|b| b.to_dtype(DType::F32)).transpose()?;
         Ok(Self { weight: weight.contiguous()?, bias })
     }
 
     /// Several layers of one input as one: their weights one under another.
     pub(crate) fn stack(weights: &[&Tensor]) -> Result<Self> {
-        Self::new(Tensor::cat(weights, 0)?, None)
+        Self::new(&Tensor::cat(weights, 0)?, None)
     }
 
     /// x: (..., in) f32 -> (..., out) f32.
@@ -127,7 +127,7 @@ pub(crate) struct Mlp {
 
 impl Mlp {
     /// gate, up: (intermediate, hidden); down: (hidden, intermediate).
-    pub(crate) fn new(gate: &Tensor, up: &Tensor, down: Tensor) -> Result<Self> {
+    pub(crate) fn new(gate: &Tensor, up: &Tensor, down: &Tensor) -> Result<Self> {
         Ok(Self { gate_up: Linear::stack(&[gate, up])?, down: Linear::new(down, None)? })
     }
 
@@ -157,7 +157,7 @@ mod tests {
         let w = Tensor::randn(0f32, 1.0, (50, 40), &device)?;
         let b = Tensor::randn(0f32, 1.0, 50, &device)?;
         let want = x.reshape((6, 40))?.matmul(&w.t()?)?.broadcast_add(&b)?.reshape((2, 3, 50))?;
-        let got = Linear::new(w, Some(&b))?.forward(&x)?;
+        let got = Linear::new(&w, Some(&b))?.forward(&x)?;
         let error = (got - want)?.abs()?.max_all()?.to_scalar::<f32>()?;
         assert!(error < 1e-4, "{error}");
         Ok(())

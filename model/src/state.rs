@@ -99,8 +99,8 @@ impl StatePool {
     pub(crate) fn check_all(&self, slots: &[usize]) -> Result<()> {
         let mut sorted = slots.to_vec();
         sorted.sort_unstable();
-        if let Some(pair) = sorted.windows(2).find(|p| p[0] == p[1]) {
-            bail!("slot {} is named twice", pair[0]);
+        if let Some([slot, _]) = sorted.array_windows().find(|[a, b]| a == b) {
+            bail!("slot {slot} is named twice");
         }
         sorted.last().map_or(Ok(()), |&last| self.check(last))
     }

@@ -136,7 +136,9 @@ fn state_bytes_do_not_depend_on_the_text() {
 fn an_id_or_slot_that_is_not_there_is_refused_and_changes_nothing() {
     let decoder = decoder("", 16);
     let mut pool = decoder.new_pool(2).unwrap();
-    for (ids, slots, word) in [(vec![61], vec![0], "61"), (vec![1], vec![2], "slot 2"), (vec![1, 1], vec![0, 0], "twice")] {
+    for (ids, slots, word) in
+        [(vec![61], vec![0], "61"), (vec![1], vec![2], "slot 2"), (vec![1, 1], vec![0, 0], "twice")]
+    {
         let error = decoder.decode(&ids, &mut pool, &slots).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
     }

@@ -86,10 +86,8 @@ impl Case {
             gate,
         };
         let zeros = |shape: &[usize]| Tensor::zeros(shape, inputs.v.dtype(), &Device::Cpu).unwrap();
-        let mut memory = chunk::Memory {
-            s: zeros(&[self.batch, heads, 2 * proj_dim, d + 1]),
-            c: zeros(&[self.batch, heads, 1]),
-        };
+        let mut memory =
+            chunk::Memory { s: zeros(&[self.batch, heads, 2 * proj_dim, d + 1]), c: zeros(&[self.batch, heads, 1]) };
         let outputs = chunk::forward(&inputs, &mut memory, eps, chunk).unwrap();
         outputs.h.transpose(1, 2).unwrap().flatten_all().unwrap().to_vec1().unwrap()
     }
@@ -116,7 +114,10 @@ impl Case {
 
 fn error(got: &[f32], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
-    got.iter().zip(want).map(|(&g, &w)| (f64::from(g) - w).abs()).fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m })
+    got.iter()
+        .zip(want)
+        .map(|(&g, &w)| (f64::from(g) - w).abs())
+        .fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m })
 }
 
 fn shape(heads: usize, head_dim: usize, proj_dim: usize) -> recurrent::Shape {
@@ -146,7 +147,9 @@ proptest! {
 fn the_table_of_errors() {
     println!("| T | D | d | gate logits | chunked 1 | 16 | 64 | 100 | one step |");
     println!("|---|---|---|---|---|---|---|---|---|");
-    for (time, d, gate) in [(1, 64, Some(12.0)), (100, 64, None), (1000, 64, None), (1000, 64, Some(3.0)), (1000, 16, Some(12.0))] {
+    for (time, d, gate) in
+        [(1, 64, Some(12.0)), (100, 64, None), (1000, 64, None), (1000, 64, Some(3.0)), (1000, 16, Some(12.0))]
+    {
         let case = Case::new(1, time, shape(2, d, d), gate, 7);
         let want = case.truth();
         let errors: Vec<f64> = [1, 16, 64, 100].iter().map(|&c| error(&case.chunked(c), &want)).collect();
@@ -184,7 +187,14 @@ fn random_features_converge_to_the_gaussian_kernel() {
             let pair = Tensor::from_vec(pair, (1, 1, 2, d), &Device::Cpu).unwrap();
             let w = Tensor::from_vec(w, (1, proj_dim, d), &Device::Cpu).unwrap();
             let one = Tensor::ones((1, d), w.dtype(), &Device::Cpu).unwrap();
-            let phi: Vec<f32> = GaussianFeatures::new(&w, &one).unwrap().forward(&pair).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+            let phi: Vec<f32> = GaussianFeatures::new(&w, &one)
+                .unwrap()
+                .forward(&pair)
+                .unwrap()
+                .flatten_all()
+                .unwrap()
+                .to_vec1()
+                .unwrap();
             let (a, b) = phi.split_at(2 * proj_dim);
             let estimate: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum();
             let unit = |v: &[f32]| {

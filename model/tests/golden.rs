@@ -62,9 +62,8 @@ fn logits_and_states_are_those_of_pytorch() {
         compare_states(&name, &decoder, &pool, &golden, batch);
 
         let mut pool = decoder.new_pool(batch).unwrap();
-        let steps: Vec<Tensor> = (0..time)
-            .map(|t| decoder.forward(&ids.narrow(1, t, 1).unwrap(), &mut pool, &slots).unwrap())
-            .collect();
+        let steps: Vec<Tensor> =
+            (0..time).map(|t| decoder.forward(&ids.narrow(1, t, 1).unwrap(), &mut pool, &slots).unwrap()).collect();
         let error = distance(&flat(&Tensor::cat(&steps, 1).unwrap()), &want);
         assert!(error < TOLERANCE, "{name}: one step after another: {error}");
         compare_states(&name, &decoder, &pool, &golden, batch);

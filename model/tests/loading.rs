@@ -23,7 +23,12 @@ fn missing_extra_and_misshapen_tensors_are_named_in_one_error() {
     let LoadError::Tensors(problems) = &error else { panic!("{error}") };
     assert_eq!(problems.len(), 4, "{error}");
     let text = error.to_string();
-    for word in ["missing tensor model.layers.1.self_attn.sigma", "unknown tensor model.layers.9", "[24, 5], expected [16, 24]", "U32"] {
+    for word in [
+        "missing tensor model.layers.1.self_attn.sigma",
+        "unknown tensor model.layers.9",
+        "[24, 5], expected [16, 24]",
+        "U32",
+    ] {
         assert!(text.contains(word), "{text}");
     }
 }

@@ -21,7 +21,8 @@ fn shares(mut next: impl FnMut() -> u32) -> Vec<f64> {
 fn the_same_distribution_as_candle_transformers() {
     let logits: Vec<f32> = Numbers::new(5).normals(VOCAB).iter().map(|v| 1.5 * v).collect();
     let tensor = Tensor::from_slice(&logits, VOCAB, &Device::Cpu).unwrap();
-    let of = |temperature, top_k, top_p| SamplingParams { temperature, top_k, top_p, seed: 3, ..SamplingParams::default() };
+    let of =
+        |temperature, top_k, top_p| SamplingParams { temperature, top_k, top_p, seed: 3, ..SamplingParams::default() };
     for (params, oracle) in [
         (of(0.7, 0, 1.0), Sampling::All { temperature: 0.7 }),
         (of(1.0, 5, 1.0), Sampling::TopK { k: 5, temperature: 1.0 }),
@@ -82,7 +83,8 @@ fn penalties_and_bias_change_the_logits_as_documented() {
     sampler.sample(&mut logits);
     assert_eq!(logits[..2], [4.5 - 0.75, 4.5 - 0.75]);
 
-    let bias = SamplingParams { temperature: 0.0, logit_bias: vec![(3, 100.0), (0, -100.0)], ..SamplingParams::default() };
+    let bias =
+        SamplingParams { temperature: 0.0, logit_bias: vec![(3, 100.0), (0, -100.0)], ..SamplingParams::default() };
     assert_eq!(Sampler::new(bias, 4).unwrap().sample(&mut [5.0, 4.0, 3.0, -5.0]), 3);
 }
 

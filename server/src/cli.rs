@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Serves text from language models whose memory has a constant size.
 #[derive(Debug, Parser)]
-#[command(name = "tidegate", version, about, args_conflicts_with_subcommands = true)]
+#[command(name = "tidegate", version, args_conflicts_with_subcommands = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,

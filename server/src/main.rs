@@ -2,15 +2,16 @@
 
 mod cli;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use rand::Rng;
 use tidegate_server::checkpoint::{self, OpenOptions};
-use tidegate_server::engine::{EngineOptions, EngineThread, Event, Request, RequestParameters};
+use tidegate_server::engine::{EngineOptions, EngineThread, Event, EventStream, Finish, Request, RequestParameters};
 use tidegate_server::{ApiOptions, AppState, Served, app, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -22,8 +23,29 @@ use cli::{Cli, Command, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs};
 /// Time that open connections have to close once all texts are finished.
 const CLOSING: Duration = Duration::from_secs(5);
 
-fn main() -> Result<()> {
-    let cli = Cli::parse();
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", words(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// An error and its causes, without those whose words it has already.
+fn words(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |mut words, cause| {
+        let cause = cause.to_string();
+        if !words.contains(&cause) {
+            let colon = if words.is_empty() { "" } else { ": " };
+            words.extend([colon, &cause]);
+        }
+        words
+    })
+}
+
+fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Some(Command::Generate(args)) => {
             start_log(&args.log, "warn")?;
@@ -38,10 +60,14 @@ fn main() -> Result<()> {
 fn start_log(args: &LogArgs, default: &str) -> Result<()> {
     let filter = args.log.as_deref().unwrap_or(default);
     let filter: EnvFilter = filter.parse().with_context(|| format!("--log: `{filter}` is no filter"))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal());
     match args.log_format {
         LogFormat::Human => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
+        LogFormat::Json => log.json().flatten_event(true).with_span_list(false).init(),
     }
     Ok(())
 }
@@ -136,8 +162,7 @@ async fn run_server(args: &ServeArgs, folder: PathBuf) -> Result<()> {
             std::process::exit(0);
         }
     };
-    ready(&served);
-    state.serve(served);
+    ready(state.serve(served));
 
     let name = signals.next().await;
     info!("{name}: no more requests are taken, those that run are finished");
@@ -145,9 +170,10 @@ async fn run_server(args: &ServeArgs, folder: PathBuf) -> Result<()> {
     drain(&state, engine, &mut signals, Duration::from_secs(args.drain_seconds)).await;
     // The other end waits for it, or has ended.
     let _ = stop.send(());
-    match tokio::time::timeout(CLOSING, server).await {
-        Ok(ended) => ended??,
-        Err(_) => warn!("some connections did not close in time"),
+    if let Ok(ended) = tokio::time::timeout(CLOSING, server).await {
+        ended??;
+    } else {
+        warn!("some connections did not close in time");
     }
     info!("the server ends");
     Ok(())
@@ -225,9 +251,24 @@ fn generate(args: GenerateArgs) -> Result<()> {
         sampling,
         ignore_eos: args.ignore_eos,
     };
-    let mut events = served.engine.submit(Request::new(parameters, &served.limits)?)?;
+    let events = served.engine.submit(Request::new(parameters, &served.limits)?)?;
+    let finish = match print(&args.prompt, events) {
+        // Who closed the pipe has seen enough.
+        Err(error) if is_broken_pipe(&error) => return Ok(()),
+        finish => finish?,
+    };
+    let (prompt, answer) = (finish.prompt_tokens, finish.completion_tokens);
+    let first = finish.timings.prefill.as_secs_f64() * 1e3;
+    // The first token comes out of the prompt's reading.
+    let rate = (answer - 1) as f64 / finish.timings.decode.as_secs_f64().max(1e-9);
+    eprintln!("{prompt} tokens read in {first:.0} ms, {answer} generated at {rate:.1} tokens/s, seed {seed}");
+    Ok(())
+}
+
+/// Prints the prompt, and the text as it comes.
+fn print(prompt: &str, mut events: EventStream) -> Result<Finish> {
     let mut out = std::io::stdout().lock();
-    write!(out, "{}", args.prompt)?;
+    write!(out, "{prompt}")?;
     out.flush()?;
     while let Some(event) = events.blocking_next() {
         match event {
@@ -237,17 +278,14 @@ fn generate(args: GenerateArgs) -> Result<()> {
             }
             Event::Finished(finish) => {
                 writeln!(out)?;
-                // The first token comes out of the prefill.
-                let rate = (finish.completion_tokens - 1) as f64 / finish.timings.decode.as_secs_f64().max(1e-9);
-                let first = finish.timings.prefill.as_secs_f64() * 1e3;
-                let (prompt, answer) = (finish.prompt_tokens, finish.completion_tokens);
-                eprintln!(
-                    "{prompt} tokens read in {first:.0} ms, {answer} generated at {rate:.1} tokens/s, seed {seed}"
-                );
-                return Ok(());
+                return Ok(finish);
             }
             Event::Failed(failure) => bail!(failure),
         }
     }
     bail!("the engine has stopped")
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }

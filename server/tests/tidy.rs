@@ -22,15 +22,15 @@ const MODEL: Layers = &[
     ("probe", &[]),
     ("kernels", &[]),
     ("sampling", &[]),
+    ("weights", &["config"]),
     ("state", &["config"]),
     ("nn", &["kernels"]),
     ("feature_map", &["kernels", "nn"]),
     ("ops", &["feature_map", "kernels", "nn"]),
-    ("attention", &["checkpoint", "config", "feature_map", "nn", "ops", "probe", "state"]),
-    ("block", &["attention", "checkpoint", "config", "nn", "probe", "state"]),
-    ("decoder", &["attention", "block", "checkpoint", "config", "nn", "probe", "state"]),
-    // The one circle: `load` builds a decoder, whose layers take their tensors from `Weights`.
-    ("checkpoint", &["config", "decoder"]),
+    ("attention", &["config", "feature_map", "nn", "ops", "probe", "state", "weights"]),
+    ("block", &["attention", "config", "nn", "probe", "state", "weights"]),
+    ("decoder", &["attention", "block", "config", "nn", "probe", "state", "weights"]),
+    ("checkpoint", &["config", "decoder", "weights"]),
 ];
 
 const SERVER: Layers = &[

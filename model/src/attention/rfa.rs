@@ -3,27 +3,25 @@
 use candle_core::{D, DType, Result, Tensor};
 
 use super::{Mixer, Rows, rotary};
-use crate::checkpoint::{LoadError, Weights};
 use crate::config::{DecoderConfig, PositionEmbedding};
 use crate::feature_map::GaussianFeatures;
 use crate::nn::{Linear, RmsNorm};
 use crate::ops::{chunk, conv, recurrent};
 use crate::probe::LayerProbe;
 use crate::state::LayerState;
-
-
+use crate::weights::{LoadError, Weights};
 
 /// Projections, short convolution, feature map, recurrence, norm of each head's output, projection back.
 #[derive(Debug)]
 pub(crate) struct RfaAttention {
     shape: recurrent::Shape,
-    qkv: Linear,               // (3 heads d, hidden)
-    conv: Option<conv::Conv>,  // weight (conv_kernel, 3 heads d)
-    gate: Option<Linear>,      // (heads, hidden), with a bias
+    qkv: Linear,                // (3 heads d, hidden)
+    conv: Option<conv::Conv>,   // weight (conv_kernel, 3 heads d)
+    gate: Option<Linear>,       // (heads, hidden), with a bias
     features: GaussianFeatures, // (heads, D, d)
-    norm: Option<RmsNorm>,     // (d)
-    out: Linear,               // (hidden, heads d)
-    rope: Option<f64>,         // base of the angles
+    norm: Option<RmsNorm>,      // (d)
+    out: Linear,                // (hidden, heads d)
+    rope: Option<f64>,          // base of the angles
 }
 
 impl RfaAttention {
@@ -35,7 +33,7 @@ impl RfaAttention {
         let qkv = Linear::stack(&[&projection("q")?, &projection("k")?, &projection("v")?])?;
         let gate = if config.gate {
             let bias = weights.get("gate.bias", &[heads])?;
-            Some(Linear::new(weights.get("gate.weight", &[heads, hidden])?, Some(&bias))?)
+            Some(Linear::new(&weights.get("gate.weight", &[heads, hidden])?, Some(&bias))?)
         } else {
             None
         };
@@ -59,7 +57,7 @@ impl RfaAttention {
             gate,
             features: GaussianFeatures::new(&random, &sigma)?,
             norm,
-            out: Linear::new(weights.get("o_proj.weight", &[hidden, inner])?, None)?,
+            out: Linear::new(&weights.get("o_proj.weight", &[hidden, inner])?, None)?,
             rope: (config.position_embedding == PositionEmbedding::Rope).then_some(config.rope_theta),
         })
     }
@@ -121,7 +119,10 @@ fn gather(pool: &Tensor, slots: &[usize], proj_dim: usize, d: usize) -> Result<c
     let features = 2 * proj_dim;
     let s = flat.narrow(2, 0, features * d)?.reshape((rows, heads, features, d))?;
     let z = flat.narrow(2, features * d, features)?.unsqueeze(3)?;
-    Ok(chunk::Memory { s: Tensor::cat(&[s, z], 3)?.contiguous()?, c: flat.narrow(2, features * (d + 1), 1)?.contiguous()? })
+    Ok(chunk::Memory {
+        s: Tensor::cat(&[s, z], 3)?.contiguous()?,
+        c: flat.narrow(2, features * (d + 1), 1)?.contiguous()?,
+    })
 }
 
 /// Puts memories back into their slots.

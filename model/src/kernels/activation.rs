@@ -58,8 +58,11 @@ fn conv_row(tail: &mut [f32], x: &[f32], weight: &[f32], channels: usize, out: &
         for (j, weight) in weight.chunks_exact(channels).enumerate() {
             // Tap j sees the input of `before - j` tokens ago; before the text's start there are zeros.
             let at = t + j;
-            let source =
-                if at < before { &tail[at * channels..][..channels] } else { &x[(at - before) * channels..][..channels] };
+            let source = if at < before {
+                &tail[at * channels..][..channels]
+            } else {
+                &x[(at - before) * channels..][..channels]
+            };
             for ((out, w), x) in out.iter_mut().zip(weight).zip(source) {
                 *out = x.mul_add(*w, *out);
             }

@@ -2,9 +2,9 @@
 
 use std::arch::x86_64::{
     __m256i, __m512, __mmask16, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps, _mm256_add_ps,
-    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256, _mm256_maskz_loadu_epi16, _mm512_castps512_ps256,
-    _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_extractf32x8_ps, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_maskz_loadu_ps, _mm512_setzero_ps, _mm512_slli_epi32,
+    _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_si256, _mm256_maskz_loadu_epi16,
+    _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_extractf32x8_ps,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_maskz_loadu_ps, _mm512_setzero_ps, _mm512_slli_epi32,
 };
 
 use half::{bf16, f16};
@@ -115,8 +115,8 @@ unsafe fn block<const M: usize, const N: usize, W: Load>(
         for n in 0..N {
             // SAFETY: i + 16 <= k, inside row n of w.
             let lanes = unsafe { W::load(w.add(n * k + i)) };
-            for m in 0..M {
-                sums[m][n] = _mm512_fmadd_ps(xs[m], lanes, sums[m][n]);
+            for (sums, &x_lanes) in sums.iter_mut().zip(&xs) {
+                sums[n] = _mm512_fmadd_ps(x_lanes, lanes, sums[n]);
             }
         }
         i += LANES;

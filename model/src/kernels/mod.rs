@@ -4,11 +4,14 @@
 //! and AVX-512 forms do the same operations in the same order, so all give the same bits, and so does a row
 //! whichever rows it is computed beside. Knows slices and lengths, no tensors, heads or layers.
 
+#![allow(clippy::inline_always, reason = "the bodies must be compiled inside each instruction set's function")]
+#![allow(clippy::excessive_precision, reason = "constants as their sources print them")]
+
+pub(crate) mod activation;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-pub(crate) mod activation;
 pub(crate) mod matmul;
 pub(crate) mod plain;
 pub(crate) mod recurrence;
@@ -43,9 +46,8 @@ impl Isa {
         let mut sets = vec![Self::Plain];
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c");
+            let avx2 =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             let avx512 = avx2
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")

@@ -9,8 +9,10 @@ pub trait Float:
     /// The nearest number of this type.
     fn of(value: f64) -> Self;
     /// e to this power.
+    #[must_use]
     fn exp(self) -> Self;
     /// The square root.
+    #[must_use]
     fn sqrt(self) -> Self;
     /// Sine and cosine.
     fn sin_cos(self) -> (Self, Self);
@@ -76,14 +78,7 @@ pub fn gaussian_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
 /// `h = phi_q S / max(phi_q . z, eps c)` (equation 5, with the clamp that DESIGN's layer has).
 ///
 /// phi_q, phi_k: (2D), v: (d), gate: the gate's logit, or none for RFA without a gate, where g and 1-g are 1.
-pub fn step<F: Float>(
-    memory: &mut Memory<F>,
-    phi_q: &[F],
-    phi_k: &[F],
-    v: &[F],
-    gate: Option<F>,
-    eps: f64,
-) -> Vec<F> {
+pub fn step<F: Float>(memory: &mut Memory<F>, phi_q: &[F], phi_k: &[F], v: &[F], gate: Option<F>, eps: f64) -> Vec<F> {
     let (zero, one) = (F::of(0.0), F::of(1.0));
     let (keep, take) = gate.map_or((one, one), |a| (one / (one + (zero - a).exp()), one / (one + a.exp())));
     for ((row, z), &k) in memory.s.chunks_exact_mut(v.len()).zip(&mut memory.z).zip(phi_k) {

@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_share_over_many_equal_tokens_is_exact() {
-        let kept = kept(&[0.0; 5000], |c| c.top_p(0.5));
+        let kept = kept(&vec![0.0; 5000], |c| c.top_p(0.5));
         assert!((2500..=2501).contains(&kept.len()), "{}", kept.len());
         assert_eq!(kept, (0..kept.len() as u32).collect::<Vec<_>>());
     }

@@ -33,7 +33,7 @@ impl Numbers {
     }
 
     pub fn ids(&mut self, len: usize, vocab: usize) -> Vec<u32> {
-        (0..len).map(|_| ((self.next() + 1.0) / 2.0 * vocab as f32) as u32 % vocab as u32).collect()
+        (0..len).map(|_| (f32::midpoint(self.next(), 1.0) * vocab as f32) as u32 % vocab as u32).collect()
     }
 }
 

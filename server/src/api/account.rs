@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tracing::{Span, field, info, warn};
+use tracing::{Span, info, warn};
 
 use super::answer::Usage;
 use crate::engine::{Failure, Finish, Timings};
@@ -52,7 +52,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        let ms = |duration: Duration| field::display(format!("{:.1}", duration.as_secs_f64() * 1e3));
+        let ms = |duration: Duration| (duration.as_secs_f64() * 1e4).round() / 10.0;
         self.span.record("prompt_tokens", self.usage.prompt_tokens);
         self.span.record("completion_tokens", self.usage.completion_tokens);
         self.span.record("queue_ms", ms(self.longest.queue));

@@ -9,6 +9,7 @@ use super::state::Served;
 use crate::engine::{Finish, FinishReason, Timings};
 
 /// Tokens that a request took.
+#[expect(clippy::struct_field_names, reason = "the names are the format's")]
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
@@ -24,7 +25,26 @@ impl Usage {
     }
 }
 
+/// The field `usage` of an object.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum UsageField {
+    /// Not there: nobody asked.
+    Absent,
+    /// Null: it comes at the stream's end.
+    Later,
+    /// There.
+    Known(Usage),
+}
+
+impl UsageField {
+    fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent)
+    }
+}
+
 /// Where the time went, in milliseconds: an addition to OpenAI's format.
+#[expect(clippy::struct_field_names, reason = "the names say the unit")]
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct TimingsMs {
     queue_ms: f64,
@@ -83,9 +103,8 @@ struct Completion<'a> {
     model: &'a str,
     system_fingerprint: &'a str,
     choices: &'a [Choice],
-    /// Absent, null or there: a stream with `include_usage` says null until its end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "UsageField::is_absent")]
+    usage: UsageField,
 }
 
 impl Answer {
@@ -99,7 +118,7 @@ impl Answer {
     }
 
     /// The JSON of one object with `choices`.
-    pub(super) fn json(&self, choices: &[Choice], usage: Option<Option<Usage>>) -> String {
+    pub(super) fn json(&self, choices: &[Choice], usage: UsageField) -> String {
         let Self { id, created, model, system_fingerprint } = self;
         let object = "text_completion";
         let completion = Completion { id, object, created: *created, model, system_fingerprint, choices, usage };

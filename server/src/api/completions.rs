@@ -16,7 +16,7 @@ use futures_util::stream;
 use tracing::debug;
 
 use super::account::Account;
-use super::answer::{Answer, Choice};
+use super::answer::{Answer, Choice, UsageField};
 use super::error::ApiError;
 use super::state::AppState;
 use super::validate::{Validated, validate};
@@ -128,7 +128,7 @@ async fn whole(answer: &Answer, mut choices: Choices) -> Result<Response, ApiErr
             Event::Failed(failure) => return Err(failure.into()),
         }
     }
-    let body = answer.json(&texts, Some(Some(choices.account.usage)));
+    let body = answer.json(&texts, UsageField::Known(choices.account.usage));
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
@@ -174,10 +174,11 @@ impl Chunks {
             Event::Failed(failure) => return self.fail(failure),
         }
         choice.prompt_token_ids = self.choices.prompts[index].take();
-        self.ready.push_back(self.answer.json(&[choice], self.include_usage.then_some(None)));
+        let usage = if self.include_usage { UsageField::Later } else { UsageField::Absent };
+        self.ready.push_back(self.answer.json(&[choice], usage));
         if self.choices.account.is_complete() {
             if self.include_usage {
-                self.ready.push_back(self.answer.json(&[], Some(Some(self.choices.account.usage))));
+                self.ready.push_back(self.answer.json(&[], UsageField::Known(self.choices.account.usage)));
             }
             self.ready.push_back("[DONE]".into());
             self.ended = true;

@@ -74,13 +74,14 @@ impl AppState {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Begins to serve a model. The first stays.
-    pub fn serve(&self, served: Served) {
+    /// Begins to serve a model; the first stays. Returns the one that is served.
+    pub fn serve(&self, served: Served) -> &Served {
+        let served = self.inner.served.get_or_init(|| Arc::new(served));
+        // Whichever of this and `drain` comes second sees what the other did.
         if self.inner.draining.load(Ordering::SeqCst) {
             served.engine.drain();
         }
-        // A second model finds the place taken and is dropped, as documented.
-        let _ = self.inner.served.set(Arc::new(served));
+        served
     }
 
     /// Takes no more requests; those that run are finished.

@@ -160,7 +160,7 @@ fn refuse_unsupported(wire: &CompletionRequest) -> Result<(), ApiError> {
             Some(_) => {
                 let message = match neutral {
                     Value::Null => format!("{name} is not supported and must be absent or null"),
-                    neutral => format!("{name} is not supported: it must be absent, null or {neutral}"),
+                    neutral => format!("{name} must be absent, null or {neutral}: nothing else is supported"),
                 };
                 return Err(ApiError::invalid(Some(name), message));
             }

@@ -110,7 +110,7 @@ mod tests {
         outlet.push(3, "c");
         outlet.end(Event::Failed(Failure::Internal));
         assert_eq!(outlet.flush(), Reader::Behind);
-        assert!(outlet.is_stalled(Duration::ZERO) && !outlet.is_stalled(Duration::from_secs(60)));
+        assert!(outlet.is_stalled(Duration::ZERO) && !outlet.is_stalled(Duration::from_mins(1)));
 
         let delta = |text: &str, ids: &[u32]| Event::Delta(Delta { text: text.into(), token_ids: ids.into() });
         assert_eq!(receiver.try_recv().unwrap(), delta("a", &[1]));

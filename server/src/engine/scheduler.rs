@@ -61,12 +61,12 @@ impl Scheduler {
         self.slots.len() - self.free.len()
     }
 
-    /// Gives `sequence` a slot; hands it back where there is none.
-    pub(super) fn admit(&mut self, sequence: Sequence) -> Result<usize, Sequence> {
-        let Some(slot) = self.free.pop() else { return Err(sequence) };
+    /// Gives `sequence` a slot; there must be [`Self::room`].
+    pub(super) fn admit(&mut self, sequence: Sequence) -> Option<usize> {
+        let slot = self.free.pop()?;
         self.slots[slot] = Some(sequence);
         self.prefilling.push_back(slot);
-        Ok(slot)
+        Some(slot)
     }
 
     /// The slot whose prompt is to be read next.

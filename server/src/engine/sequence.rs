@@ -93,14 +93,14 @@ impl Sequence {
 
         let mut text = String::new();
         let reason = if rules.eos.contains(&token) && !self.ignore_eos {
-            self.close(FinishReason::Stop, &mut text)
+            Some(self.close(FinishReason::Stop, &mut text))
         } else {
             let mut characters = String::new();
             self.detokenizer.push(rules.vocabulary.bytes(token), &mut characters);
             if self.stops.push(&characters, &mut text) {
                 Some(FinishReason::Stop)
             } else if self.generated == self.max_tokens {
-                self.close(FinishReason::Length, &mut text)
+                Some(self.close(FinishReason::Length, &mut text))
             } else {
                 None
             }
@@ -110,14 +110,14 @@ impl Sequence {
     }
 
     /// Ends a text that no stop string has ended, and lets out what was held back.
-    fn close(&mut self, reason: FinishReason, text: &mut String) -> Option<FinishReason> {
+    fn close(&mut self, reason: FinishReason, text: &mut String) -> FinishReason {
         let mut rest = String::new();
         self.detokenizer.finish(&mut rest);
         if self.stops.push(&rest, text) {
-            return Some(FinishReason::Stop);
+            return FinishReason::Stop;
         }
         self.stops.finish(text);
-        Some(reason)
+        reason
     }
 
     /// The account of a text that has ended.

@@ -27,7 +27,7 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { queue: 256, stall_limit: Duration::from_secs(60) }
+        Self { queue: 256, stall_limit: Duration::from_mins(1) }
     }
 }
 
@@ -133,7 +133,7 @@ impl<M: LanguageModel> Worker<M> {
             return;
         }
         // The inbox hands out no more than there is room for.
-        let Ok(slot) = self.scheduler.admit(Sequence::new(submission)) else { return };
+        let Some(slot) = self.scheduler.admit(Sequence::new(submission)) else { return };
         let model = &mut self.model;
         if let Err(reason) = guarded(|| model.reset(slot)) {
             self.fail(slot, &reason);

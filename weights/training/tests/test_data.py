@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tidegate_training import data
-from tidegate_training.data import Lanes
+from tidegate_training.data import Lanes, positions
 
 
 def test_documents_lose_marks_and_empty_ones(tmp_path):
@@ -59,3 +59,10 @@ def test_starts_are_where_documents_begin():
 def test_a_short_stream_is_refused():
     with pytest.raises(ValueError, match="too short for 4 lanes of segment 8"):
         Lanes(np.zeros(30, dtype=np.uint16), 4, 8)
+
+
+def test_positions_count_from_each_document_and_go_on_from_step_to_step():
+    stream = np.array([0, 5, 6, 7, 0, 8, 9, 5, 6, 7, 8, 0, 5, 6, 7, 8, 9], dtype=np.uint16)
+    lanes = Lanes(stream, lanes=2, segment=4)
+    found = [positions(lanes.step(i)[2], lanes.before(i)) for i in range(lanes.steps_per_epoch)]
+    assert np.concatenate(found, axis=1).tolist() == [[0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 0, 1, 2, 3, 4]]

@@ -72,6 +72,14 @@ def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_si
     print(json.dumps(info))
 
 
+def positions(starts: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Tokens since the document's start. starts: bool (lanes, time); before: (lanes), the first token's position
+    if no document begins -> int64 (lanes, time)"""
+    index = np.arange(starts.shape[1])
+    last = np.maximum.accumulate(np.where(starts, index, -1), axis=1)
+    return np.where(last >= 0, index - last, before[:, None] + index)
+
+
 class Lanes:
     """Cuts a stream into `lanes` equal parts and reads them side by side, `segment` tokens at a time.
 
@@ -94,3 +102,13 @@ class Lanes:
         if at == 0:
             starts[:, 0] = True
         return ids[:, :-1], ids[:, 1:], starts
+
+    def before(self, index: int) -> np.ndarray:
+        """How many tokens of its document each lane has seen before step `index`: (lanes), int64."""
+        at = (index % self.steps_per_epoch) * self.segment
+        found = np.zeros(self.lanes, dtype=np.int64)
+        for lane in range(self.lanes):
+            seen = self.stream[lane * self.length : lane * self.length + at]
+            marks = np.flatnonzero(seen == EOT_ID)
+            found[lane] = at - (marks[-1] if marks.size else 0)
+        return found

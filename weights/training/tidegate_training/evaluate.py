@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .data import EOT_ID
+from .data import EOT_ID, positions
 from .model import Decoder
 
 
@@ -35,11 +35,14 @@ def stream_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, limi
     rows = np.stack([stream[i * length : (i + 1) * length + 1] for i in range(lanes)]).astype(np.int64)
     state = model.new_state(lanes, device)
     total = 0.0
+    before = np.zeros(lanes, dtype=np.int64)
     for at in range(0, length, segment):
-        piece = torch.from_numpy(rows[:, at : at + segment + 1]).to(device)
+        piece = rows[:, at : at + segment + 1]
+        place = positions(piece[:, :-1] == EOT_ID, before)
+        before = place[:, -1] + 1
+        piece, place = torch.from_numpy(piece).to(device), torch.from_numpy(place).to(device)
         ids, targets = piece[:, :-1], piece[:, 1:]
-        positions = torch.arange(at, at + ids.shape[1], device=device).expand_as(ids)
-        loss, state = model(ids, state, ids == EOT_ID, positions, targets=targets)
+        loss, state = model(ids, state, ids == EOT_ID, place, targets=targets)
         total += loss.item()
     model.train()
     count = length * lanes

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from . import optim
 from .config import RunConfig
-from .data import Lanes
+from .data import Lanes, positions
 from .evaluate import stream_loss
 from .model import Decoder, LayerState
 from .plot import plot_log
@@ -112,11 +112,16 @@ class Trainer:
             self.draw_matrices()
         total, tokens = 0.0, t.lanes * t.segment
         for micro in range(t.accumulate):
-            ids, targets, starts = (torch.from_numpy(x).to(self.device) for x in self.lanes.step(self.step * t.accumulate + micro))
+            index = self.step * t.accumulate + micro
+            ids, targets, starts = self.lanes.step(index)
             if not t.carry_state:
                 starts[:, 0] = True
+            at = None
+            if self.cfg.model.position_embedding == "rope":
+                at = torch.from_numpy(positions(starts, self.lanes.before(index))).to(self.device)
+            ids, targets, starts = (torch.from_numpy(x).to(self.device) for x in (ids, targets, starts))
             with torch.autocast(device_type=self.device.split(":")[0], dtype=torch.bfloat16, enabled=self.bf16):
-                loss, state = self.forward(ids, self.state, starts, None, t.chunk, targets)
+                loss, state = self.forward(ids, self.state, starts, at, t.chunk, targets)
             loss = loss / (tokens * t.accumulate)
             loss.backward()
             total += loss.item()

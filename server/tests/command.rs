@@ -1,0 +1,117 @@
+//! The `tidegate` command as a process: serving, draining on SIGTERM, generating, and words about mistakes.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn tidegate() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    // From anywhere: the checkpoint is found without the source tree being the current folder.
+    command.current_dir(std::env::temp_dir()).env("TIDEGATE_LOG_FORMAT", "json").stdin(Stdio::null());
+    command
+}
+
+/// A server that dies with its test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The log lines up to the first whose message begins with `start`.
+fn log_until(lines: &mut impl Iterator<Item = std::io::Result<String>>, start: &str) -> Vec<Value> {
+    let mut log: Vec<Value> = Vec::new();
+    for line in lines {
+        log.push(serde_json::from_str(&line.unwrap()).unwrap());
+        if message(&log[log.len() - 1]).starts_with(start) {
+            return log;
+        }
+    }
+    panic!("no line {start:?} in {log:?}");
+}
+
+fn message(line: &Value) -> &str {
+    line["message"].as_str().unwrap_or_default()
+}
+
+#[test]
+fn sigterm_lets_a_running_stream_end() {
+    let data = tempfile::tempdir().unwrap();
+    let folder = data.path().join("new/folder");
+    let child = tidegate()
+        .args(["serve", "--port", "0", "--data-dir"])
+        .arg(&folder)
+        .env("TIDEGATE_MODEL_NAME", "from-the-environment")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut server = Server(child);
+    let mut lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
+    let log = log_until(&mut lines, "listening");
+    let settings = log.iter().find(|line| message(line) == "settings").unwrap();
+    assert_eq!(settings["slots"], 64);
+    assert!(folder.is_dir(), "the data folder is made");
+    let address = message(&log[log.len() - 1]).split("http://").nth(1).unwrap().split(',').next().unwrap();
+    assert_eq!(log_until(&mut lines, "ready").pop().unwrap()["model"], "from-the-environment");
+
+    let body = r#"{"prompt": "Once", "max_tokens": 300, "ignore_eos": true, "stream": true}"#;
+    let mut socket = TcpStream::connect(address).unwrap();
+    write!(
+        socket,
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-request-id: mine\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut first = [0; 64];
+    socket.read_exact(&mut first).unwrap();
+    assert!(first.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&first));
+    let pid = server.0.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let mut rest = String::new();
+    socket.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: [DONE]"), "the stream was cut off: {rest}");
+    let log = log_until(&mut lines, "the server ends");
+    let finished = log.iter().find(|line| message(line) == "completion finished").unwrap();
+    assert_eq!((&finished["span"]["id"], &finished["span"]["completion_tokens"]), (&"mine".into(), &300.into()));
+    assert!(finished["span"]["decode_ms"].as_f64().unwrap() > 0.0);
+    assert!(server.0.wait().unwrap().success());
+}
+
+fn generate(args: &[&str]) -> Output {
+    tidegate().arg("generate").args(args).output().unwrap()
+}
+
+#[test]
+fn generate_continues_a_prompt() {
+    let args = ["Once upon a time", "--max-tokens", "20", "--seed", "5", "--ignore-eos"];
+    let one = generate(&args);
+    let (text, account) = (String::from_utf8(one.stdout.clone()).unwrap(), String::from_utf8(one.stderr).unwrap());
+    assert!(one.status.success(), "{account}");
+    assert!(text.starts_with("Once upon a time") && text.len() > "Once upon a time\n".len() + 5, "{text}");
+    assert!(account.contains("20 generated at") && account.contains("tokens/s, seed 5"), "{account}");
+    assert_eq!(generate(&args).stdout, one.stdout, "the same seed");
+}
+
+#[test]
+fn mistakes_are_named_without_a_backtrace() {
+    for (args, words) in [
+        (["x", "--temperature", "9"], "error: temperature must be between 0 and 2, found 9"),
+        (["x", "--stop", ""], "error: stop must hold no empty string"),
+        (["x", "--model", "/nowhere"], "error: /nowhere/config.json"),
+        (["x", "--max-tokens", "0"], "must be at least 1"),
+    ] {
+        let output = generate(&args);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(words), "{args:?}: {error}");
+        assert!(!error.contains("backtrace"), "{error}");
+    }
+    let output = tidegate().args(["--data-dir", "/dev/null/x"]).output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8(output.stderr).unwrap().contains("error: --data-dir /dev/null/x must be a writable"));
+}
