@@ -12,10 +12,7 @@ pub use crate::weights::LoadError;
 use crate::weights::Weights;
 
 /// Reads and checks `config.json`.
-///
-/// # Errors
-/// [`LoadError::Io`] and [`LoadError::Config`].
-pub fn load_config(folder: &Path) -> Result<DecoderConfig, LoadError> {
+fn load_config(folder: &Path) -> Result<DecoderConfig, LoadError> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|source| LoadError::Io { path, source })?;
     Ok(DecoderConfig::from_json(&text)?)
@@ -26,6 +23,9 @@ pub fn load_config(folder: &Path) -> Result<DecoderConfig, LoadError> {
 /// # Errors
 /// [`LoadError`]; nothing is loaded unless every tensor is there, none is unknown, and all shapes fit.
 pub fn load(folder: &Path, device: &Device) -> Result<Decoder, LoadError> {
+    if !device.is_cpu() {
+        return Err(LoadError::Device);
+    }
     let config = load_config(folder)?;
     let path = folder.join("model.safetensors");
     if let Err(source) = std::fs::File::open(&path) {

@@ -187,7 +187,12 @@ impl DecoderConfig {
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         let mut config: Self = serde_json::from_str(text)?;
         if config.head_dim == 0 {
-            config.head_dim = config.hidden_size / config.num_attention_heads.max(1);
+            let heads = config.num_attention_heads.max(1);
+            if !config.hidden_size.is_multiple_of(heads) {
+                let bound = format!("given where {heads} heads do not divide hidden_size");
+                return Err(ConfigError::Bound { field: "head_dim", bound, found: "none".into() });
+            }
+            config.head_dim = config.hidden_size / heads;
         }
         config.validate()?;
         Ok(config)
@@ -291,6 +296,7 @@ mod tests {
             ("rfa_gate", "llama", "model_type"),
             ("[0, 3]", "97", "eos_token_id"),
             ("\"proj_dim\": 16", "\"proj_dim\": 16, \"conv_kernel\": 1", "conv_kernel"),
+            ("\"num_attention_heads\": 2", "\"num_attention_heads\": 3", "head_dim"),
             ("\"proj_dim\": 16", "\"proj_dim\": 16, \"head_dim\": 7, \"position_embedding\": \"rope\"", "head_dim"),
         ] {
             let message = changed(from, to);

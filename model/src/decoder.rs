@@ -49,7 +49,7 @@ impl Decoder {
     /// A pool of `slots` empty conversations for this decoder.
     ///
     /// # Errors
-    /// When `slots` is 0, or the memory cannot be had.
+    /// As for [`StatePool::new`].
     pub fn new_pool(&self, slots: usize) -> Result<StatePool> {
         StatePool::new(&self.config, slots, &self.device)
     }
@@ -59,8 +59,13 @@ impl Decoder {
     /// ids: (batch, time) u32; slots: one for each row, all different, their states taken `time` tokens forward.
     /// -> (batch, time, vocab) f32
     ///
+    /// One token a row goes by the fused one-step form, more by the chunked form in blocks of
+    /// [`chunk::CHUNK`](crate::ops::chunk::CHUNK) counted from the first of `ids`: where a text is cut into calls
+    /// changes its results by rounding (under 1e-4), not by more.
+    ///
     /// # Errors
-    /// When an id is outside the vocabulary, a slot is out of range or named twice, or `ids` is empty.
+    /// When an id is outside the vocabulary, a slot is out of range or named twice, or `ids` is empty: then nothing
+    /// has changed. After any other error (the device's) the slots are part way: reset them.
     pub fn forward(&self, ids: &Tensor, pool: &mut StatePool, slots: &[usize]) -> Result<Tensor> {
         self.head.forward(&self.hidden(ids, pool, slots, None)?)
     }
@@ -99,7 +104,7 @@ impl Decoder {
 
     /// Takes every row one token further -> logits (rows, vocab), row after row.
     ///
-    /// A row's logits are the same bits whatever the other rows and slots are.
+    /// A row's logits are the same bits whatever the other rows and slots are (on the CPU).
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -127,12 +132,12 @@ impl Decoder {
                 slots.len()
             );
         }
-        pool.check_all(slots)?;
         let flat = ids.flatten_all()?;
         let highest = flat.max(D::Minus1)?.to_scalar::<u32>()?;
         if highest as usize >= self.config.vocab_size {
             bail!("token id {highest} is outside the vocabulary of {}", self.config.vocab_size);
         }
+        pool.begin(slots)?;
         let positions: Vec<u64> = slots.iter().map(|&slot| pool.tokens(slot)).collect();
         let rows = Rows { slots, positions: &positions };
         let x = self.embedding.index_select(&flat, 0)?.to_dtype(DType::F32)?;

@@ -1,4 +1,4 @@
-//! Feature maps: how a unit-length query or key becomes positive-kernel features.
+//! Feature maps: how a query or key becomes features whose products estimate a positive kernel.
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
@@ -35,14 +35,7 @@ impl GaussianFeatures {
     /// # Errors
     /// When `x` has other heads or another width than W.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let x = x.contiguous()?;
-        if x.device().is_cpu() {
-            return x.apply_op2_no_bwd(&self.w, &GaussianOp);
-        }
-        let length = (x.sqr()?.sum_keepdim(3)?.sqrt()? + f64::from(trigonometry::UNIT_EPS))?;
-        let angles = x.broadcast_div(&length)?.broadcast_matmul(&self.w.t()?)?;
-        let scale = (1.0 / self.w.dim(1)? as f64).sqrt();
-        Tensor::cat(&[angles.sin()?, angles.cos()?], 3)? * scale
+        x.contiguous()?.apply_op2_no_bwd(&self.w, &GaussianOp)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Layers without memory: linear, RMSNorm, SwiGLU, embedding. Weights stay in their stored dtype; sums are f32.
+//! Layers without memory: linear, RMSNorm, SwiGLU. Weights stay in their stored dtype; sums are f32.
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
@@ -59,7 +59,9 @@ impl Linear {
 
     /// Several layers of one input as one: their weights one under another.
     pub(crate) fn stack(weights: &[&Tensor]) -> Result<Self> {
-        Self::new(&Tensor::cat(weights, 0)?, None)
+        let mixed = weights.windows(2).any(|pair| pair[0].dtype() != pair[1].dtype());
+        let common = |w: &&Tensor| if mixed { w.to_dtype(DType::F32) } else { Ok((*w).clone()) };
+        Self::new(&Tensor::cat(&weights.iter().map(common).collect::<Result<Vec<_>>>()?, 0)?, None)
     }
 
     /// x: (..., in) f32 -> (..., out) f32.
@@ -70,11 +72,7 @@ impl Linear {
         *last = n;
         let rows = x.elem_count() / k;
         let x = x.reshape((rows, k))?.contiguous()?;
-        let y = if x.device().is_cpu() {
-            x.apply_op2_no_bwd(&self.weight, &MatmulNt)?
-        } else {
-            x.matmul(&self.weight.to_dtype(DType::F32)?.t()?)?
-        };
+        let y = x.apply_op2_no_bwd(&self.weight, &MatmulNt)?;
         let y = match &self.bias {
             Some(bias) => y.broadcast_add(bias)?,
             None => y,
@@ -133,14 +131,7 @@ impl Mlp {
 
     /// x: (rows, hidden) f32 -> (rows, hidden).
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let both = self.gate_up.forward(x)?;
-        let inner = if both.device().is_cpu() {
-            both.apply_op1_no_bwd(&SwiGlu)?
-        } else {
-            let halves = both.chunk(2, 1)?;
-            (halves[0].silu()? * &halves[1])?
-        };
-        self.down.forward(&inner)
+        self.down.forward(&self.gate_up.forward(x)?.apply_op1_no_bwd(&SwiGlu)?)
     }
 }
 

@@ -30,7 +30,9 @@ impl LayerProbe {
             self.log_gate.resize(heads, 0.0);
             let logits = gate.flatten_all()?.to_vec1::<f32>()?;
             for (i, row) in logits.chunks_exact(time).enumerate() {
-                self.log_gate[i % heads] -= row.iter().map(|&a| (-f64::from(a)).exp().ln_1p()).sum::<f64>();
+                // log sigmoid(a), by the exponential of a negative number only.
+                let log_gate = |&a: &f32| f64::from(a.min(0.0)) - (-f64::from(a.abs())).exp().ln_1p();
+                self.log_gate[i % heads] += row.iter().map(log_gate).sum::<f64>();
             }
         }
         Ok(())

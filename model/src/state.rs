@@ -18,6 +18,8 @@ pub(crate) struct LayerState {
 pub struct StatePool {
     layers: Vec<LayerState>,
     tokens: Vec<u64>,
+    /// Slots whose layers a failed step may have left at different tokens: only a reset makes them usable.
+    torn: Vec<bool>,
     slot_bytes: usize,
 }
 
@@ -25,10 +27,11 @@ impl StatePool {
     /// A pool of empty texts.
     ///
     /// # Errors
-    /// When `slots` is 0, or the memory cannot be had.
+    /// When `slots` is 0 or their bytes are past what a machine can address, or the device has no room.
     pub fn new(config: &DecoderConfig, slots: usize, device: &Device) -> Result<Self> {
-        if slots == 0 {
-            bail!("slots must be at least 1");
+        let bytes = slots.checked_mul(config.state_bytes());
+        if slots == 0 || bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            bail!("slots must be at least 1 and fit into memory, found {slots} of {} bytes", config.state_bytes());
         }
         let layer = || {
             let shape = (slots, config.num_attention_heads, config.head_state_len());
@@ -39,7 +42,7 @@ impl StatePool {
             })
         };
         let layers = (0..config.num_hidden_layers).map(|_| layer()).collect::<Result<_>>()?;
-        Ok(Self { layers, tokens: vec![0; slots], slot_bytes: config.state_bytes() })
+        Ok(Self { layers, tokens: vec![0; slots], torn: vec![false; slots], slot_bytes: config.state_bytes() })
     }
 
     /// How many conversations fit.
@@ -69,6 +72,7 @@ impl StatePool {
             }
         }
         self.tokens[slot] = 0;
+        self.torn[slot] = false;
         Ok(())
     }
 
@@ -88,21 +92,31 @@ impl StatePool {
         &self.layers
     }
 
-    /// Counts tokens that the slots have just taken in.
-    pub(crate) fn advance(&mut self, slots: &[usize], by: usize) {
-        for &slot in slots {
-            self.tokens[slot] += by as u64;
-        }
-    }
-
-    /// Refuses slots that are not there, or named twice.
-    pub(crate) fn check_all(&self, slots: &[usize]) -> Result<()> {
+    /// Begins a step of these slots: refuses any that are not there, named twice, or torn by a step that failed.
+    ///
+    /// Until [`Self::advance`] ends the step they count as torn.
+    pub(crate) fn begin(&mut self, slots: &[usize]) -> Result<()> {
         let mut sorted = slots.to_vec();
         sorted.sort_unstable();
         if let Some([slot, _]) = sorted.array_windows().find(|[a, b]| a == b) {
             bail!("slot {slot} is named twice");
         }
-        sorted.last().map_or(Ok(()), |&last| self.check(last))
+        sorted.last().map_or(Ok(()), |&last| self.check(last))?;
+        if let Some(slot) = sorted.iter().find(|&&slot| self.torn[slot]) {
+            bail!("slot {slot} was left half way by a step that failed, and must be reset");
+        }
+        for slot in sorted {
+            self.torn[slot] = true;
+        }
+        Ok(())
+    }
+
+    /// Ends a step: counts the tokens that the slots have taken in.
+    pub(crate) fn advance(&mut self, slots: &[usize], by: usize) {
+        for &slot in slots {
+            self.tokens[slot] += by as u64;
+            self.torn[slot] = false;
+        }
     }
 
     fn check(&self, slot: usize) -> Result<()> {

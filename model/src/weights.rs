@@ -24,6 +24,9 @@ pub enum LoadError {
     /// The tensors are not those that `config.json` asks for: every difference, one a line.
     #[error("model.safetensors does not fit config.json:\n  {}", .0.join("\n  "))]
     Tensors(Vec<String>),
+    /// The recurrence has kernels for the CPU alone so far.
+    #[error("device must be the CPU")]
+    Device,
     /// The file is no safetensors file, or the device refused.
     #[error("model.safetensors: {0}")]
     Candle(#[from] candle_core::Error),

@@ -94,7 +94,7 @@ fn a_batched_prefill_equals_each_row_alone() {
     for i in 0..3 {
         pool.reset(1).unwrap();
         let one = flat(&decoder.forward(&row(&ids[i * 90..][..90]), &mut pool, &[1]).unwrap());
-        assert!(distance(&one, &all[i * 90 * 61..][..90 * 61]) < 1e-5);
+        assert_eq!(bits(&one), bits(&all[i * 90 * 61..][..90 * 61]));
     }
 }
 
@@ -163,5 +163,34 @@ fn the_probe_counts_without_changing_the_logits() {
         assert_eq!((layer.tokens, layer.clamped.len(), layer.log_gate.len()), (80, 2, 2));
         assert!(layer.clamped.iter().all(|&n| n <= 80));
         assert!(layer.log_gate.iter().all(|&g| g < 0.0));
+    }
+}
+
+#[test]
+fn threads_and_company_change_no_bit() {
+    // Large enough that products and recurrence are shared among threads, which the small decoders never are.
+    let text = r#"{"model_type": "rfa_gate", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 1, "num_attention_heads": 8, "head_dim": 64, "proj_dim": 64}"#;
+    let folder = tempfile::tempdir().unwrap();
+    common::write_checkpoint(folder.path(), &tidegate_model::DecoderConfig::from_json(text).unwrap(), 20);
+    let decoder = tidegate_model::checkpoint::load(folder.path(), &tidegate_model::Device::Cpu).unwrap();
+    let ids = Numbers::new(21).ids(7, 2048);
+    let run = |threads: usize, slots: &[usize]| {
+        let workers = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        workers.install(|| {
+            let mut pool = decoder.new_pool(8).unwrap();
+            let steps = (0..3).flat_map(|_| decoder.decode(&ids[..slots.len()], &mut pool, slots).unwrap());
+            (steps.collect::<Vec<f32>>(), state(&decoder, &pool, slots[0]))
+        })
+    };
+    let (alone, memory) = run(1, &[5]);
+    let company = [5, 0, 7, 2, 1, 6, 3];
+    for threads in [1, 2, 3] {
+        let (together, same) = run(threads, &company);
+        for (step, alone) in alone.chunks_exact(2048).enumerate() {
+            let at = step * company.len() * 2048;
+            assert_eq!(bits(&together[at..at + 2048]), bits(alone), "{threads} threads, step {step}");
+        }
+        assert_eq!(bits(&same), bits(&memory), "{threads} threads");
     }
 }

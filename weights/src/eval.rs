@@ -27,12 +27,12 @@ pub enum EvalError {
     #[error("model: {0}")]
     Model(#[from] candle_core::Error),
     /// Tokenizer and model do not belong together.
-    #[error("tokenizer.json: must have at most the model's {vocab_size} tokens, has {tokens}")]
+    #[error("tokenizer.json: must have ids below the model's {vocab_size}, has {highest}")]
     Vocabulary {
         /// The model's.
         vocab_size: usize,
-        /// The tokenizer's.
-        tokens: usize,
+        /// The tokenizer's highest id.
+        highest: u32,
     },
     /// A limit of zero tokens.
     #[error("limit: must be at least 1, found 0")]
@@ -52,13 +52,15 @@ impl Checkpoint {
     /// Loads a checkpoint folder.
     ///
     /// # Errors
-    /// [`EvalError`] where a file is missing or wrong, or the tokenizer has more tokens than the model.
+    /// [`EvalError`] where a file is missing or wrong, or the tokenizer has an id that the model has not.
     pub fn load(folder: &Path, device: &Device) -> Result<Self, EvalError> {
         let tokenizer = load_tokenizer(folder)?;
         let decoder = tidegate_model::checkpoint::load(folder, device)?;
-        let (vocab_size, tokens) = (decoder.config().vocab_size, tokenizer.get_vocab_size(true));
-        if tokens > vocab_size {
-            return Err(EvalError::Vocabulary { vocab_size, tokens });
+        let vocab_size = decoder.config().vocab_size;
+        // The highest id, not the count: ids may have gaps.
+        let highest = tokenizer.get_vocab(true).values().copied().max().unwrap_or(0);
+        if highest as usize >= vocab_size {
+            return Err(EvalError::Vocabulary { vocab_size, highest });
         }
         Ok(Self { decoder, tokenizer, device: device.clone() })
     }

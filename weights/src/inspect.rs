@@ -142,7 +142,7 @@ fn groups(file: &TensorFile) -> Vec<Group> {
 
 /// `ln 2 / -log g` tokens for a gate of `sigmoid(logit)`.
 fn half_life(logit: f64) -> f64 {
-    // -log sigmoid(a) = log(1 + exp(-a)), which overflows for no a that matters once split at 0.
+    // -log sigmoid(a) = log(1 + exp(-a)), split at 0 so that neither exponential overflows.
     let cost = if logit > 0.0 { (-logit).exp().ln_1p() } else { logit.exp().ln_1p() - logit };
     std::f64::consts::LN_2 / cost
 }

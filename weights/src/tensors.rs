@@ -93,6 +93,11 @@ impl TensorFile {
                     size - data
                 )));
             }
+            // No dtype has less than a bit: a product that overflows, or that the bytes cannot hold, is refused.
+            let numbers = info.shape.iter().try_fold(1_u64, |n, &side| n.checked_mul(side as u64));
+            if numbers.is_none_or(|n| n.div_ceil(8) > to - from) {
+                return Err(format(format!("{name}: {} bytes do not hold the shape {:?}", to - from, info.shape)));
+            }
             tensors.insert(name, info);
         }
         Ok(Self { path, file, data, tensors })

@@ -271,5 +271,13 @@ impl<R: Read> Iterator for TokenStream<'_, R> {
 /// [`TextError::TokenizerFile`] names the file and what is wrong with it.
 pub fn load_tokenizer(folder: &Path) -> Result<Tokenizer, TextError> {
     let path = folder.join("tokenizer.json");
-    Tokenizer::from_file(&path).map_err(|e| TextError::TokenizerFile { path, message: e.to_string() })
+    let wrong = |e: Box<dyn std::error::Error + Send + Sync>| TextError::TokenizerFile {
+        path: path.clone(),
+        message: e.to_string(),
+    };
+    let mut tokenizer = Tokenizer::from_file(&path).map_err(wrong)?;
+    // A text must never be cut or filled up silently.
+    tokenizer.with_truncation(None).map_err(wrong)?;
+    tokenizer.with_padding(None);
+    Ok(tokenizer)
 }

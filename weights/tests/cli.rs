@@ -9,7 +9,7 @@ fn fixture() -> PathBuf {
 
 fn weights(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-weights"));
-    command.args(arguments).env("TIDEGATE_MODEL", fixture()).env("TIDEGATE_THREADS", "1").output().unwrap()
+    command.args(arguments).env("TIDEGATE_MODEL", fixture()).output().unwrap()
 }
 
 fn text() -> String {

@@ -11,7 +11,7 @@ const ROUND: f32 = 12_582_912.0;
 
 /// e^x for one lane, relative error about 1e-7; clamped where f32 would over- or underflow (Cephes `expf`).
 #[inline(always)]
-fn exp_lane(x: f32) -> f32 {
+pub(super) fn exp_lane(x: f32) -> f32 {
     let x = x.clamp(-87.0, 88.0);
     let shifted = x.mul_add(LOG2_E, ROUND);
     let n = shifted - ROUND;
@@ -99,7 +99,8 @@ mod tests {
             let error = (f64::from(silu_lane(x)) - want).abs();
             assert!(error <= 4e-7 * want.abs() + 1e-30, "{x}: {error}");
         }
-        assert_eq!(silu_lane(-1e30), -1e30 / (1.0 + exp_lane(1e30)));
+        // The clamp of the exponential leaves 6e-9 where the truth is 0.
+        assert!(silu_lane(-1e30).abs() < 1e-8);
         assert!(silu_lane(f32::NAN).is_nan());
     }
 

@@ -1,8 +1,9 @@
 //! Arithmetic on slices: matrix products, sine and cosine, the fused recurrence of one token.
 //!
-//! The only place with `unsafe`. Every kernel has one plain definition, written over lanes of sixteen; the AVX2
-//! and AVX-512 forms do the same operations in the same order, so all give the same bits, and so does a row
-//! whichever rows it is computed beside. Knows slices and lengths, no tensors, heads or layers.
+//! The only place with `unsafe`, but for the memory map of a checkpoint. Every kernel has one plain definition,
+//! written over lanes of sixteen; the AVX2 and AVX-512 forms do the same operations in the same order, so all give
+//! the same bits, and so does a row whichever rows it is computed beside. Knows slices and lengths, no tensors,
+//! heads or layers.
 
 #![allow(clippy::inline_always, reason = "the bodies must be compiled inside each instruction set's function")]
 #![allow(clippy::excessive_precision, reason = "constants as their sources print them")]
@@ -12,6 +13,7 @@ pub(crate) mod activation;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod decay;
 pub(crate) mod matmul;
 pub(crate) mod plain;
 pub(crate) mod recurrence;

@@ -53,7 +53,8 @@ fn step_body(
     }
     let denominator = dot(phi_q, z);
     c[0] = keep.mul_add(c[0], take);
-    let scale = 1.0 / denominator.max(eps * c[0]);
+    // A gate so near 1 that nothing was ever taken in leaves 0 / 0, or a subnormal whose reciprocal overflows.
+    let scale = 1.0 / denominator.max(eps * c[0]).max(f32::MIN_POSITIVE);
     for out in out {
         *out *= scale;
     }
@@ -91,6 +92,17 @@ mod tests {
             assert!((f64::from(take) - other).abs() <= 1e-6 * other, "{a}");
         }
         assert_eq!(gate_weights(None), (1.0, 1.0));
+    }
+
+    #[test]
+    fn a_gate_that_takes_nothing_in_leaves_no_nan() {
+        // At 90 the weight is subnormal, at 200 it is 0.
+        for logit in [90.0f32, 200.0] {
+            let (mut memory, mut out) = (vec![0.0; 2 * (4 + 1) + 1], vec![f32::NAN; 4]);
+            let phi = [0.6, 0.8];
+            step(Isa::detect(), &mut memory, &phi, &phi, &[1.0; 4], gate_weights(Some(logit)), 0.02, &mut out);
+            assert!(out.iter().all(|h| (0.0..=1.0).contains(h)), "{logit}: {out:?}");
+        }
     }
 
     #[test]

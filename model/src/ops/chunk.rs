@@ -5,7 +5,10 @@
 //! `S <- exp(b_C) S + (Phi_k . exp(b_C - b_j + lam_j))^T V+`, where V+ is V with a column of ones and S has z as
 //! its last column. `exp(b_i - b_j)` is never two exponentials: apart they overflow.
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
+
+use crate::kernels::{Isa, decay};
+use crate::nn::floats;
 
 /// Tokens that are computed as one block.
 pub const CHUNK: usize = 64;
@@ -43,35 +46,26 @@ pub struct Outputs {
     pub floor: Tensor,
 }
 
-/// `log sigmoid(a)`, stable at both ends.
-fn log_sigmoid(a: &Tensor) -> Result<Tensor> {
-    let softplus = (a.abs()?.neg()?.exp()? + 1.0)?.log()?;
-    a.minimum(0.0)? - softplus
-}
-
 /// Runs over all tokens in chunks of at most `chunk`; the memory is taken forward.
 ///
 /// # Errors
-/// When the shapes do not fit.
+/// When the shapes do not fit, there are no tokens, or `chunk` is 0.
 pub fn forward(inputs: &Inputs, memory: &mut Memory, eps: f64, chunk: usize) -> Result<Outputs> {
     let (batch, heads, time, _) = inputs.phi_q.dims4()?;
+    if time == 0 || chunk == 0 {
+        bail!("chunked recurrence: tokens and chunk must be at least 1, found {time} and {chunk}");
+    }
     let ones = Tensor::ones((batch, heads, time, 1), inputs.v.dtype(), inputs.v.device())?;
     let v_plus = Tensor::cat(&[&inputs.v, &ones], 3)?; // (batch, heads, time, d + 1)
-    let (keep, take) = match &inputs.gate {
-        Some(a) => (log_sigmoid(a)?, log_sigmoid(&a.neg()?)?),
-        None => (ones.zeros_like()?.squeeze(3)?, ones.zeros_like()?.squeeze(3)?),
-    };
     let mut parts = Vec::with_capacity(time.div_ceil(chunk));
     for at in (0..time).step_by(chunk) {
         let len = chunk.min(time - at);
         let rows = |x: &Tensor| x.narrow(2, at, len)?.contiguous();
-        let block = Block {
-            phi_q: rows(&inputs.phi_q)?,
-            phi_k: rows(&inputs.phi_k)?,
-            v_plus: rows(&v_plus)?,
-            keep: rows(&keep)?,
-            take: rows(&take)?,
+        let decays = match &inputs.gate {
+            Some(logits) => Decays::of(&rows(logits)?)?,
+            None => Decays::none(batch, heads, len, inputs.v.device())?,
         };
+        let block = Block { phi_q: rows(&inputs.phi_q)?, phi_k: rows(&inputs.phi_k)?, v_plus: rows(&v_plus)?, decays };
         parts.push(block.forward(memory, eps)?);
     }
     let cat = |pick: fn(&Outputs) -> &Tensor| match parts.as_slice() {
@@ -81,46 +75,76 @@ pub fn forward(inputs: &Inputs, memory: &mut Memory, eps: f64, chunk: usize) -> 
     Ok(Outputs { h: cat(|o| &o.h)?, denominator: cat(|o| &o.denominator)?, floor: cat(|o| &o.floor)? })
 }
 
+/// What the gates of a chunk of C tokens make of what is remembered.
+struct Decays {
+    m: Tensor,     // M: (batch, heads, C, C)
+    carry: Tensor, // exp(b_i), what is left of the memory before: (batch, heads, C, 1)
+    tail: Tensor,  // exp(b_C - b_j + lam_j), what is left of each token at the end: (batch, heads, C, 1)
+}
+
+impl Decays {
+    /// logits: (batch, heads, C)
+    fn of(logits: &Tensor) -> Result<Self> {
+        let len = logits.dim(2)?;
+        let all = logits.apply_op1_no_bwd(&DecayOp)?; // (batch, heads, C + 2, C)
+        let column = |i: usize| all.narrow(2, len + i, 1)?.t()?.contiguous();
+        Ok(Self { m: all.narrow(2, 0, len)?.contiguous()?, carry: column(0)?, tail: column(1)? })
+    }
+
+    /// Without a gate everything is kept and everything taken in.
+    fn none(batch: usize, heads: usize, len: usize, device: &Device) -> Result<Self> {
+        let past = Tensor::tril2(len, DType::F32, device)?;
+        let ones = Tensor::ones((batch, heads, len, 1), DType::F32, device)?;
+        Ok(Self { m: past.broadcast_as((batch, heads, len, len))?.contiguous()?, carry: ones.clone(), tail: ones })
+    }
+}
+
+struct DecayOp;
+
+impl CustomOp1 for DecayOp {
+    fn name(&self) -> &'static str {
+        "gate-decays"
+    }
+
+    fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (batch, heads, len) = layout.shape().dims3()?;
+        let mut out = vec![0.0; batch * heads * (len + 2) * len];
+        let rows = floats(logits, layout, "gate-decays: logits")?.chunks_exact(len);
+        for (logits, out) in rows.zip(out.chunks_exact_mut((len + 2) * len)) {
+            decay::decay(Isa::detect(), logits, out);
+        }
+        Ok((CpuStorage::F32(out), (batch, heads, len + 2, len).into()))
+    }
+}
+
 /// One chunk of C tokens.
 struct Block {
     phi_q: Tensor,  // (batch, heads, C, 2D)
     phi_k: Tensor,  // (batch, heads, C, 2D)
     v_plus: Tensor, // (batch, heads, C, d + 1)
-    keep: Tensor,   // log g: (batch, heads, C)
-    take: Tensor,   // log (1-g): (batch, heads, C)
+    decays: Decays,
 }
 
 impl Block {
     fn forward(&self, memory: &mut Memory, eps: f64) -> Result<Outputs> {
-        let (len, device) = (self.keep.dim(2)?, self.keep.device());
-        let b = self.keep.cumsum(D::Minus1)?; // (batch, heads, C)
-        let last = b.narrow(2, len - 1, 1)?; // (batch, heads, 1)
-
-        // The difference first: for j near i it is small however large b has grown.
-        let log_m = b.unsqueeze(3)?.broadcast_sub(&b.unsqueeze(2)?)?.broadcast_add(&self.take.unsqueeze(2)?)?;
-        // To -inf before the exponential: above the diagonal it may overflow.
-        let ceiling = |i: usize| if i % len > i / len { f32::NEG_INFINITY } else { f32::INFINITY };
-        let ceiling = Tensor::from_vec((0..len * len).map(ceiling).collect(), (len, len), device)?;
-        let log_m = log_m.broadcast_minimum(&ceiling)?;
-        let m = log_m.exp()?; // (batch, heads, C, C)
-
-        let scores = (self.phi_q.matmul(&self.phi_k.t()?.contiguous()?)? * &m)?;
-        let carry = b.exp()?.unsqueeze(3)?; // (batch, heads, C, 1)
+        let Decays { m, carry, tail } = &self.decays;
+        let scores = (self.phi_q.matmul(&self.phi_k.t()?.contiguous()?)? * m)?;
         let inside = scores.matmul(&self.v_plus)?;
-        let before = self.phi_q.matmul(&memory.s)?.broadcast_mul(&carry)?;
+        let before = self.phi_q.matmul(&memory.s)?.broadcast_mul(carry)?;
         let sums = (inside + before)?; // (batch, heads, C, d + 1)
         let c = (m.sum_keepdim(3)? + carry.broadcast_mul(&memory.c.unsqueeze(2)?)?)?; // (batch, heads, C, 1)
 
         let d = sums.dim(3)? - 1;
         let denominator = sums.narrow(3, d, 1)?;
         let floor = (c * eps)?;
-        let h = sums.narrow(3, 0, d)?.broadcast_div(&denominator.maximum(&floor)?)?;
+        // Not under the least normal number, as in the one-step form: a text whose gates took nothing in reads 0.
+        let held = denominator.maximum(&floor)?.maximum(f32::MIN_POSITIVE)?;
+        let h = sums.narrow(3, 0, d)?.broadcast_div(&held)?;
 
-        let tail = last.broadcast_sub(&b)?.add(&self.take)?.exp()?; // (batch, heads, C)
-        let decay = last.exp()?; // (batch, heads, 1)
-        let added = self.phi_k.broadcast_mul(&tail.unsqueeze(3)?)?.t()?.contiguous()?.matmul(&self.v_plus)?;
-        memory.s = (memory.s.broadcast_mul(&decay.unsqueeze(3)?)? + added)?;
-        memory.c = ((&memory.c * decay)? + tail.sum_keepdim(2)?)?;
+        let decay = carry.narrow(2, carry.dim(2)? - 1, 1)?; // (batch, heads, 1, 1)
+        let added = self.phi_k.broadcast_mul(tail)?.t()?.contiguous()?.matmul(&self.v_plus)?;
+        memory.s = (memory.s.broadcast_mul(&decay)? + added)?;
+        memory.c = (memory.c.broadcast_mul(&decay.squeeze(3)?)? + tail.sum(2)?)?;
         Ok(Outputs { h, denominator, floor })
     }
 }

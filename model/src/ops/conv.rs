@@ -17,8 +17,9 @@ pub(crate) struct Conv {
 impl Conv {
     /// taps: of q, k and v, each (channels, 1, kernel).
     pub(crate) fn new(taps: &[Tensor; 3]) -> Result<Self> {
-        let all = Tensor::cat(taps, 0)?.squeeze(1)?; // (3 channels, kernel)
-        let weight = all.t()?.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+        let taps = taps.iter().map(|t| t.to_dtype(DType::F32)).collect::<Result<Vec<_>>>()?;
+        let all = Tensor::cat(&taps, 0)?.squeeze(1)?; // (3 channels, kernel)
+        let weight = all.t()?.flatten_all()?.to_vec1()?;
         Ok(Self { weight, channels: all.dim(0)? })
     }
 

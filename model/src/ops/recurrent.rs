@@ -54,6 +54,11 @@ pub fn step(
     if qkv.dims() != [rows, 3 * inner] || gate.as_ref().is_some_and(|g| g.len() != rows * shape.heads) {
         bail!("recurrence: {rows} slots need qkv of {rows} x {}, found {:?}", 3 * inner, qkv.dims());
     }
+    let (_, heads, len) = memory.dims3()?;
+    let w = features.w().dims();
+    if (heads, len) != (shape.heads, shape.memory()) || w != [shape.heads, shape.proj_dim, shape.head_dim] {
+        bail!("recurrence: a memory of {:?} and random matrices of {w:?} do not fit {shape:?}", memory.dims());
+    }
     let op = Step { shape, w: features.w(), gate: gate.as_deref(), slots, out: Mutex::default() };
     memory.inplace_op2(&qkv.contiguous()?, &op)?;
     let out = op.out.into_inner().map_err(|_| candle_core::Error::msg("recurrence: a worker panicked"))?;

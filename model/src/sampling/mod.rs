@@ -1,6 +1,7 @@
 //! From logits to a token: each processor small, the generator's place in its stream a number that can be kept.
 //!
-//! Order, as in Hugging Face's generation: bias, penalties, temperature, top-k, typical-p, top-p, min-p, draw.
+//! Order: bias, penalties, temperature, top-k, typical-p, top-p, min-p, draw. Hugging Face's generation has
+//! typical-p last.
 
 mod penalties;
 mod processors;

@@ -33,7 +33,8 @@ impl Candidates {
         let best = logits[greedy(logits) as usize];
         for (token, &logit) in logits.iter().enumerate() {
             let p = (f64::from(logit - best) / f64::from(temperature)).exp();
-            if p > 0.0 {
+            // A subnormal could become 0 when normalised, and the entropy's 0 ln 0 is no number.
+            if p >= f64::MIN_POSITIVE {
                 self.list.push(Candidate { token: token as u32, p });
             }
         }

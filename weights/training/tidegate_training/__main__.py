@@ -17,17 +17,22 @@ def arguments() -> argparse.ArgumentParser:
     def command(name: str, text: str) -> argparse.ArgumentParser:
         return sub.add_parser(name, help=text, description=text)
 
+    def overrides(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE",
+                            help="override one setting (TOML value)")
+
     p = command("prepare", "train the tokenizer and encode the texts of a run")
     p.add_argument("config", type=Path)
     p.add_argument("--texts", type=Path, default=Path("."), help="folder that the files of [data] are relative to")
     p.add_argument("--data", type=Path, required=True, help="folder to write")
+    overrides(p)
 
     p = command("train", "train, or resume where the run folder stands")
     p.add_argument("config", type=Path)
     p.add_argument("--data", type=Path, required=True, help="folder that `prepare` wrote")
     p.add_argument("--out", type=Path, required=True, help="run folder: state, log, loss curve")
     p.add_argument("--device", default="cpu")
-    p.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="override one setting (TOML value)")
+    overrides(p)
 
     p = command("export", "write the checkpoint folder that Tidegate serves")
     p.add_argument("--run", type=Path, required=True)
@@ -51,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "prepare":
         from .data import prepare
 
-        run = config.load(args.config)
+        run = config.load(args.config, args.set)
         at = lambda name: str(args.texts / name)
         prepare([at(f) for f in run.data.train], run.data.repeat, {k: at(f) for k, f in run.data.valid.items()},
                 run.model.vocab_size, run.train.seed, args.data)

@@ -10,6 +10,7 @@ from . import config
 from .config import RunConfig
 from .model import Decoder
 from .sample import PROMPTS, TEMPERATURE, TOP_P
+from .train import parameters
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -24,11 +25,6 @@ SOURCES = {
                     "[roneneldan/TinyStories](https://huggingface.co/datasets/roneneldan/TinyStories), by way of copies in"
                     " public repositories"),
 }
-
-
-def parameters(cfg: RunConfig) -> int:
-    """Trainable numbers; the fixed random matrices are not counted."""
-    return sum(p.numel() for p in Decoder(cfg.model).parameters())
 
 
 def last_scores(log: Path, step: int) -> tuple[int, dict]:
@@ -119,7 +115,7 @@ A small English language model, made to be served by [Tidegate](../../../README.
 facts, follows no instructions and has no dialogue format.
 
 It is a decoder of {m.num_hidden_layers} layers of random feature attention with {gate} (RFA-Gate; Peng et al., "Random
-Feature Attention", ICLR 2021) and SwiGLU: {parameters(cfg):,} parameters in {dtype}. Its memory of the past is
+Feature Attention", ICLR 2021) and SwiGLU: {parameters(Decoder(cfg.model)):,} parameters in {dtype}. Its memory of the past is
 {state * 4:,} bytes (f32) per conversation, however long the text. The vocabulary is a byte-level BPE of {m.vocab_size:,}
 tokens; `<|endoftext|>` (id 0) begins and ends a text. A text may have any length. How far back the model remembers shows
 in `tidegate-weights inspect`, head by head.

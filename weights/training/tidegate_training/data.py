@@ -58,7 +58,7 @@ def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_si
     if not tok_file.exists():
         train_tokenizer(train, vocab_size, tok_file)
     tok = Tokenizer.from_file(str(tok_file))
-    docs = [d for f, r in zip(train, repeat or [1] * len(train)) for _ in range(r) for d in documents(f)]
+    docs = [d for f, r in zip(train, repeat or [1] * len(train), strict=True) for _ in range(r) for d in documents(f)]
     order = np.random.default_rng(seed).permutation(len(docs))
     stream = encode(tok, docs, order)
     stream.tofile(out / "train.bin")

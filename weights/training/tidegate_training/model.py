@@ -170,7 +170,7 @@ class Decoder(nn.Module):
             self.lm_head = nn.Linear(cfg.hidden_size, cfg.vocab_size, bias=False)
 
     def init_weights(self, half_life_min: float, half_life_max: float) -> None:
-        """Normal weights, residual outputs scaled by depth; gate half-lives log-spaced over all heads."""
+        """Normal weights, residual outputs scaled by depth; gate half-lives log-spaced over the heads of a layer."""
         cfg, std = self.cfg, self.cfg.initializer_range
         for name, p in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):

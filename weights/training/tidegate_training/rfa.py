@@ -29,11 +29,13 @@ def gaussian_features(x: Tensor, w: Tensor) -> Tensor:
 
 
 def normalise(num: Tensor, den: Tensor, c: Tensor, eps: float) -> Tensor:
-    """num / max(den, eps * c); no gradient through the denominator where the clamp holds.
+    """num / max(den, eps * c); no gradient through the denominator where the clamp holds. Where the gates took nothing
+    in, den and c are 0 and so is the result.
 
     num: (..., head_dim), den and c: (...)
     """
-    return num / torch.maximum(den, eps * c.detach()).unsqueeze(-1)
+    held = torch.maximum(den, eps * c.detach()).clamp_min(torch.finfo(den.dtype).tiny)
+    return num / held.unsqueeze(-1)
 
 
 def recurrent(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, Tensor], eps: float):
