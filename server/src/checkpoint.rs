@@ -1,7 +1,7 @@
 //! From a checkpoint's folder to a model that is being served.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,6 +18,10 @@ use crate::text::{TextError, Tokenizer};
 
 /// The shipped checkpoint, from the top of the source tree.
 const SHIPPED: &str = "weights/checkpoints/tidegate-tiny";
+
+/// The files of a checkpoint that change what is answered.
+const FINGERPRINTED: [&str; 5] =
+    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"];
 
 /// Why a checkpoint is not served.
 #[derive(Debug, thiserror::Error)]
@@ -127,15 +131,20 @@ fn folder_name(folder: &Path) -> String {
     whole.file_name().map_or_else(|| "tidegate".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// A short name for these weights, this tokenizer and this version of the server: where it is the same, the same
-/// request and seed give the same text. It guards against mistakes, not against malice.
+/// A short name for these weights, this tokenizer, what its makers recommend and this version of the server: where
+/// it is the same, the same request and seed give the same text. It guards against mistakes, not against malice.
 fn fingerprint(folder: &Path) -> Result<String, OpenError> {
     let mut hash = Fnv::new();
     hash.update(env!("CARGO_PKG_VERSION").as_bytes());
-    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+    for name in FINGERPRINTED {
         let path = folder.join(name);
         let read = |source| OpenError::Read { path: path.clone(), source };
-        let mut file = File::open(&path).map_err(read)?;
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            // The checkpoint has been loaded: what is not there does not have to be.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(read(error)),
+        };
         let mut buffer = vec![0; 1 << 20];
         loop {
             let count = file.read(&mut buffer).map_err(read)?;

@@ -1,19 +1,40 @@
 //! The command line: every flag, its variable in the environment, and what it means.
 
-use std::net::IpAddr;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+/// Where the server listens when nothing else is said.
+const DEFAULT_PORT: u16 = 8080;
+
 /// Serves text from language models whose memory has a constant size.
 #[derive(Debug, Parser)]
-#[command(name = "tidegate", version, args_conflicts_with_subcommands = true)]
+#[command(name = "tidegate", version, after_help = "Flags without a command are those of `serve`.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
-    pub(crate) command: Option<Command>,
-    /// Without a command the server is started, with these.
-    #[command(flatten)]
-    pub(crate) serve: ServeArgs,
+    pub(crate) command: Command,
+}
+
+impl Cli {
+    /// The command line of this process.
+    pub(crate) fn read() -> Self {
+        Self::parse_from(with_command(std::env::args_os()))
+    }
+}
+
+/// Names `serve` where no command is named. Were its flags those of the program as well, a mistake in one of its
+/// variables would keep the other commands from running.
+fn with_command(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    let named = args
+        .get(1)
+        .and_then(|first| first.to_str())
+        .is_some_and(|first| !first.starts_with('-') || ["-h", "--help", "-V", "--version"].contains(&first));
+    if !named {
+        args.insert(args.len().min(1), "serve".into());
+    }
+    args
 }
 
 /// What to do.
@@ -23,16 +44,19 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Continues a prompt in the terminal.
     Generate(GenerateArgs),
+    /// Measures tokens per second on this machine.
+    Bench(BenchArgs),
 }
 
 /// The flags of `serve`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Address to listen on; 0.0.0.0 for all.
+    /// Address or name to listen on; 0.0.0.0 for all.
     #[arg(long, env = "TIDEGATE_HOST", default_value = "127.0.0.1")]
-    pub(crate) host: IpAddr,
-    /// Port to listen on; 0 takes any that is free.
-    #[arg(long, env = "TIDEGATE_PORT", default_value_t = 8080)]
+    pub(crate) host: String,
+    /// Port to listen on; 0 takes any that is free. An address `tcp://…`, which Kubernetes puts into TIDEGATE_PORT
+    /// beside a service named tidegate, counts as not given.
+    #[arg(long, env = "TIDEGATE_PORT", default_value_t = DEFAULT_PORT, value_parser = port)]
     pub(crate) port: u16,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -56,7 +80,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "TIDEGATE_MAX_PROMPT_TOKENS", value_name = "TOKENS", default_value_t = 1_000_000, value_parser = positive)]
     pub(crate) max_prompt_tokens: usize,
     /// Longest request body.
-    #[arg(long, env = "TIDEGATE_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = 16 << 20, value_parser = positive)]
+    #[arg(long, env = "TIDEGATE_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = 4 << 20, value_parser = positive)]
     pub(crate) max_body_bytes: usize,
     /// Time that a request may hold its slot while its client reads nothing.
     #[arg(long, env = "TIDEGATE_STALL_SECONDS", value_name = "SECONDS", default_value_t = 60)]
@@ -115,6 +139,40 @@ pub(crate) struct GenerateArgs {
     pub(crate) log: LogArgs,
 }
 
+/// The flags of `bench`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Tokens that one decoded row has read before.
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_values_t = [0, 1_000, 100_000])]
+    pub(crate) depths: Vec<usize>,
+    /// Rows that are decoded together.
+    #[arg(long, value_delimiter = ',', value_name = "ROWS", default_values_t = [1, 8, 32], value_parser = positive)]
+    pub(crate) batch: Vec<usize>,
+    /// Tokens of the prompt whose reading is measured.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = positive)]
+    pub(crate) prompt: usize,
+    /// Steps of one measurement.
+    #[arg(long, value_name = "STEPS", default_value_t = 40, value_parser = positive)]
+    pub(crate) steps: usize,
+    /// Times that every case is measured.
+    #[arg(long, value_name = "ROUNDS", default_value_t = 15, value_parser = positive)]
+    pub(crate) rounds: usize,
+    /// A table, or one JSON object a line.
+    #[arg(long, value_enum, default_value_t = BenchOutput::Markdown)]
+    pub(crate) output: BenchOutput,
+}
+
+/// How `bench` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchOutput {
+    /// A table.
+    Markdown,
+    /// One object a line.
+    Json,
+}
+
 /// Which model, and on what.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
@@ -147,6 +205,13 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+fn port(text: &str) -> Result<u16, String> {
+    if text.starts_with("tcp://") {
+        return Ok(DEFAULT_PORT);
+    }
+    text.parse().map_err(|_| "must be a number from 0 to 65535".into())
+}
+
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".into()),
@@ -158,8 +223,13 @@ fn positive(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use clap::error::ErrorKind;
 
     use super::*;
+
+    fn read(line: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(with_command(line.iter().map(OsString::from)))
+    }
 
     #[test]
     fn the_command_line_is_well_formed() {
@@ -168,11 +238,26 @@ mod tests {
 
     #[test]
     fn serve_is_the_default_and_takes_the_same_flags() {
-        let bare = Cli::parse_from(["tidegate", "--port", "9000"]);
-        assert!(bare.command.is_none());
-        assert_eq!(bare.serve.port, 9000);
-        let named = Cli::parse_from(["tidegate", "serve", "--port", "9001"]);
-        assert!(matches!(named.command, Some(Command::Serve(args)) if args.port == 9001));
+        for (line, port) in [
+            (&["tidegate"][..], 8080),
+            (&["tidegate", "--port", "9000"], 9000),
+            (&["tidegate", "--port=9001", "--slots", "2"], 9001),
+            (&["tidegate", "serve", "--port", "9002"], 9002),
+        ] {
+            let command = read(line).unwrap().command;
+            assert!(matches!(command, Command::Serve(args) if args.port == port), "{line:?}");
+        }
+        assert!(matches!(read(&["tidegate", "generate", "Once"]).unwrap().command, Command::Generate(_)));
+        assert_eq!(read(&["tidegate", "--help"]).unwrap_err().kind(), ErrorKind::DisplayHelp);
+        assert_eq!(read(&["tidegate", "--version"]).unwrap_err().kind(), ErrorKind::DisplayVersion);
+        assert_eq!(read(&["tidegate", "sing"]).unwrap_err().kind(), ErrorKind::InvalidSubcommand);
+    }
+
+    #[test]
+    fn a_port_is_a_number_and_kubernetes_own_word_is_none() {
+        assert_eq!(port("0"), Ok(0));
+        assert_eq!(port("tcp://10.0.0.7:8080"), Ok(DEFAULT_PORT));
+        assert!(port("65536").is_err() && port("").is_err() && port("udp://10.0.0.7:8080").is_err());
     }
 
     #[test]
@@ -188,7 +273,7 @@ mod tests {
 
     #[test]
     fn counts_of_nothing_are_refused() {
-        assert!(Cli::try_parse_from(["tidegate", "--slots", "0"]).is_err());
-        assert!(Cli::try_parse_from(["tidegate", "serve", "--queue", "-1"]).is_err());
+        assert!(read(&["tidegate", "--slots", "0"]).is_err());
+        assert!(read(&["tidegate", "serve", "--queue", "-1"]).is_err());
     }
 }

@@ -1,30 +1,33 @@
-//! The `tidegate` command: serving, and generating in the terminal.
+//! The `tidegate` command: serving, generating in the terminal, measuring.
 
+mod bench;
 mod cli;
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use clap::Parser;
+use anyhow::{Context, Result, bail, ensure};
 use rand::Rng;
 use tidegate_server::checkpoint::{self, OpenOptions};
-use tidegate_server::engine::{EngineOptions, EngineThread, Event, EventStream, Finish, Request, RequestParameters};
+use tidegate_server::engine::{EngineOptions, Event, EventStream, Finish, Request, RequestParameters};
 use tidegate_server::{ApiOptions, AppState, Served, app, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing::{info, warn};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{sleep, timeout};
+use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs};
 
-/// Time that open connections have to close once all texts are finished.
+/// Least time that open connections have to close once all texts are finished, and all that an aborted engine has for
+/// its last step.
 const CLOSING: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match run(Cli::read()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", words(&error));
@@ -47,13 +50,16 @@ fn words(error: &anyhow::Error) -> String {
 
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
-        Some(Command::Generate(args)) => {
+        Command::Generate(args) => {
             start_log(&args.log, "warn")?;
             start_threads(&args.model)?;
             generate(args)
         }
-        Some(Command::Serve(args)) => start_server(&args),
-        None => start_server(&cli.serve),
+        Command::Serve(args) => start_server(&args),
+        Command::Bench(args) => {
+            start_threads(&args.model)?;
+            bench::run(&args, &model_folder(&args.model)?)
+        }
     }
 }
 
@@ -93,7 +99,7 @@ fn start_server(args: &ServeArgs) -> Result<()> {
     let data = data_folder(args)?;
     info!(
         version = env!("CARGO_PKG_VERSION"),
-        host = %args.host,
+        host = args.host,
         port = args.port,
         model = %folder.display(),
         data_dir = %data.display(),
@@ -112,15 +118,20 @@ fn start_server(args: &ServeArgs) -> Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run_server(args, folder))
 }
 
-/// The data folder, made and checked: better a clear word now than a lost session later.
+/// The data folder, made and checked: better a clear word now than a lost session later. One that was asked for must
+/// be writable; where nobody asked, a server without one still serves.
 fn data_folder(args: &ServeArgs) -> Result<PathBuf> {
-    let folder = args.data_dir.clone().unwrap_or_else(|| {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        variable("XDG_DATA_HOME")
-            .or_else(|| Some(variable("HOME")?.join(".local/share")))
-            .map_or_else(|| "tidegate-data".into(), |base| base.join("tidegate"))
-    });
-    check_writable(&folder).with_context(|| format!("--data-dir {} must be a writable folder", folder.display()))?;
+    if let Some(folder) = &args.data_dir {
+        check_writable(folder).with_context(|| format!("--data-dir {} must be a writable folder", folder.display()))?;
+        return Ok(folder.clone());
+    }
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = variable("XDG_DATA_HOME")
+        .or_else(|| Some(variable("HOME")?.join(".local/share")))
+        .map_or_else(|| "tidegate-data".into(), |base| base.join("tidegate"));
+    if let Err(error) = check_writable(&folder) {
+        warn!(%error, "nothing can be kept in the default data folder {}; --data-dir names another", folder.display());
+    }
     Ok(folder)
 }
 
@@ -133,7 +144,7 @@ fn check_writable(folder: &Path) -> std::io::Result<()> {
 
 async fn run_server(args: &ServeArgs, folder: PathBuf) -> Result<()> {
     let mut signals = Signals::new()?;
-    let listener = TcpListener::bind((args.host, args.port))
+    let listener = TcpListener::bind((args.host.as_str(), args.port))
         .await
         .with_context(|| format!("cannot listen on {}:{}", args.host, args.port))?;
     let address = listener.local_addr()?;
@@ -151,9 +162,13 @@ async fn run_server(args: &ServeArgs, folder: PathBuf) -> Result<()> {
         slots: args.slots,
         max_prompt_tokens: args.max_prompt_tokens,
         max_tokens: args.max_tokens_limit,
-        engine: EngineOptions { queue: args.queue, stall_limit: Duration::from_secs(args.stall_seconds) },
+        engine: EngineOptions {
+            queue: args.queue,
+            stall_limit: Duration::from_secs(args.stall_seconds),
+            ..EngineOptions::default()
+        },
     };
-    let loading = tokio::task::spawn_blocking(move || checkpoint::open(&folder, &options));
+    let loading = spawn_blocking(move || checkpoint::open(&folder, &options));
     let (served, engine) = tokio::select! {
         loaded = loading => loaded??,
         name = signals.next() => {
@@ -164,17 +179,31 @@ async fn run_server(args: &ServeArgs, folder: PathBuf) -> Result<()> {
     };
     ready(state.serve(served));
 
-    let name = signals.next().await;
-    info!("{name}: no more requests are taken, those that run are finished");
+    let mut engine = spawn_blocking(|| engine.join());
+    let asked = tokio::select! {
+        _ = &mut engine => None,
+        name = signals.next() => Some(name),
+    };
     state.drain();
-    drain(&state, engine, &mut signals, Duration::from_secs(args.drain_seconds)).await;
+    let mut left = Duration::ZERO;
+    if let Some(name) = asked {
+        info!("{name}: no more requests are taken, those that run are finished");
+        left = drain(&state, engine, &mut signals, Duration::from_secs(args.drain_seconds)).await;
+    } else {
+        error!("the engine ended although nobody had asked it to, and so does the server");
+    }
     // The other end waits for it, or has ended.
     let _ = stop.send(());
-    if let Ok(ended) = tokio::time::timeout(CLOSING, server).await {
-        ended??;
-    } else {
-        warn!("some connections did not close in time");
+    // The texts are finished; slow readers have what is left of the time to fetch the rest of theirs.
+    tokio::select! {
+        ended = timeout(left.max(CLOSING), server) => if let Ok(ended) = ended {
+            ended??;
+        } else {
+            warn!("some connections did not close in time");
+        },
+        name = signals.next() => warn!("{name}: connections that are still open are cut off"),
     }
+    ensure!(asked.is_some(), "the engine ended although nobody had asked it to");
     info!("the server ends");
     Ok(())
 }
@@ -195,17 +224,21 @@ fn ready(served: &Served) {
     );
 }
 
-/// Waits for the engine to finish what it has taken, for `limit` at most.
-async fn drain(state: &AppState, engine: EngineThread, signals: &mut Signals, limit: Duration) {
-    let mut ended = tokio::task::spawn_blocking(|| engine.join());
+/// Waits for the engine to finish what it has taken, for `limit` at most; what is left of that time.
+async fn drain(state: &AppState, mut engine: JoinHandle<()>, signals: &mut Signals, limit: Duration) -> Duration {
+    let began = Instant::now();
     tokio::select! {
-        _ = &mut ended => return,
-        () = tokio::time::sleep(limit) => warn!("some requests did not end in {} s", limit.as_secs()),
+        _ = &mut engine => return limit.saturating_sub(began.elapsed()),
+        () = sleep(limit) => warn!("some requests did not end in {} s", limit.as_secs()),
         name = signals.next() => warn!("{name} again: what still runs is cut off"),
     }
     state.abort();
-    // One more step at most.
-    let _ = ended.await;
+    // One more step at most; a step that never ends cannot be interrupted from within the process.
+    if timeout(CLOSING, engine).await.is_err() {
+        error!("the engine is stuck in a step, the process ends without it");
+        std::process::exit(1);
+    }
+    Duration::ZERO
 }
 
 /// The signals that end the server.

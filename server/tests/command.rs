@@ -39,6 +39,21 @@ fn message(line: &Value) -> &str {
     line["message"].as_str().unwrap_or_default()
 }
 
+/// Asks the server that has logged `log` for a stream of so many tokens, as the request `mine`.
+fn start_stream(log: &[Value], max_tokens: usize) -> TcpStream {
+    let address = message(&log[log.len() - 1]).split("http://").nth(1).unwrap().split(',').next().unwrap();
+    let body = format!(r#"{{"prompt": "Once", "max_tokens": {max_tokens}, "ignore_eos": true, "stream": true}}"#);
+    let mut socket = TcpStream::connect(address).unwrap();
+    write!(
+        socket,
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-request-id: mine\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    socket
+}
+
 #[test]
 fn sigterm_lets_a_running_stream_end() {
     let data = tempfile::tempdir().unwrap();
@@ -56,18 +71,9 @@ fn sigterm_lets_a_running_stream_end() {
     let settings = log.iter().find(|line| message(line) == "settings").unwrap();
     assert_eq!(settings["slots"], 64);
     assert!(folder.is_dir(), "the data folder is made");
-    let address = message(&log[log.len() - 1]).split("http://").nth(1).unwrap().split(',').next().unwrap();
     assert_eq!(log_until(&mut lines, "ready").pop().unwrap()["model"], "from-the-environment");
 
-    let body = r#"{"prompt": "Once", "max_tokens": 300, "ignore_eos": true, "stream": true}"#;
-    let mut socket = TcpStream::connect(address).unwrap();
-    write!(
-        socket,
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-request-id: mine\r\n\
-         content-length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .unwrap();
+    let mut socket = start_stream(&log, 300);
     let mut first = [0; 64];
     socket.read_exact(&mut first).unwrap();
     assert!(first.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&first));
@@ -83,8 +89,29 @@ fn sigterm_lets_a_running_stream_end() {
     assert!(server.0.wait().unwrap().success());
 }
 
+#[test]
+fn without_a_data_folder_the_server_serves_and_accounts_for_who_leaves() {
+    let mut command = tidegate();
+    command.args(["--host", "localhost", "--port", "0"]).env("XDG_DATA_HOME", "/dev/null").stderr(Stdio::piped());
+    let mut server = Server(command.spawn().unwrap());
+    let mut lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
+    let log = log_until(&mut lines, "listening");
+    let warned = |line: &Value| line["level"] == "WARN" && message(line).contains("/dev/null/tidegate");
+    assert!(log.iter().any(warned), "{log:?}");
+
+    log_until(&mut lines, "ready");
+    let mut socket = start_stream(&log, 1_000_000);
+    let mut some = [0; 2000];
+    socket.read_exact(&mut some).unwrap();
+    drop(socket);
+    let cancelled = log_until(&mut lines, "completion cancelled").pop().unwrap();
+    assert!(cancelled["span"]["prompt_tokens"].as_u64().unwrap() > 1, "{cancelled}");
+    assert!(cancelled["span"]["completion_tokens"].as_u64().unwrap() > 1, "{cancelled}");
+}
+
 fn generate(args: &[&str]) -> Output {
-    tidegate().arg("generate").args(args).output().unwrap()
+    // A mistake in a variable of `serve` is no business of this command.
+    tidegate().arg("generate").args(args).env("TIDEGATE_SLOTS", "none").output().unwrap()
 }
 
 #[test]

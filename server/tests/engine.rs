@@ -175,7 +175,7 @@ fn a_panic_ends_one_request_alone() {
     let (engine, _thread) = start(fake, 8);
     let healthy = engine.submit(request(&[1], 200)).unwrap();
     for prompt in [[1, POISON], [1, SHORT]] {
-        // The first panics inside the model, the second when a token is drawn.
+        // The first panics inside the model, the second gets fewer logits than there are tokens.
         let parameters = RequestParameters {
             prompt: prompt.into(),
             max_tokens: 5,
@@ -230,13 +230,16 @@ fn a_slow_reader_pauses_alone_and_loses_nothing() {
 
 #[test]
 fn a_reader_that_never_reads_loses_its_slot() {
-    let options = EngineOptions { queue: 8, stall_limit: Duration::from_millis(50) };
+    let options = EngineOptions { queue: 8, stall_limit: Duration::from_millis(500), ..EngineOptions::default() };
     let (engine, _thread) = spawn(Fake::new(1), rules(), options).unwrap();
     let stalled = engine.submit(request(&[0], 100_000)).unwrap();
     let (_, ids, _) = collect(engine.submit(request(&[0], 3)).unwrap());
     assert_eq!(ids, [1, 2, 3]);
     assert_eq!(engine.stats().failed, 1);
-    drop(stalled);
+    // One that reads after all gets its text up to there, and the reason.
+    let (_, ids, last) = collect(stalled);
+    assert_eq!(last, Some(Event::Failed(Failure::Stalled)));
+    assert_eq!(ids, (1..).take(ids.len()).map(|n| n % 256).collect::<Vec<u32>>());
 }
 
 #[test]
@@ -275,7 +278,19 @@ fn an_idle_engine_does_not_step_and_wakes_at_once() {
     assert_eq!(calls.steps.load(SeqCst), steps);
     let start = Instant::now();
     collect(engine.submit(request(&[0], 5)).unwrap());
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn an_engine_that_is_stuck_in_a_step_is_not_ready_until_it_is_free() {
+    let options = EngineOptions { queue: 8, step_limit: Duration::from_millis(200), ..EngineOptions::default() };
+    let (engine, _thread) = spawn(Fake::new(1).step(Duration::from_secs(1)), rules(), options).unwrap();
+    std::thread::sleep(Duration::from_millis(400));
+    assert!(engine.is_ready(), "sleeping is not being stuck");
+    let stream = engine.submit(request(&[0], 2)).unwrap();
+    wait_for("the long step to be seen", || !engine.is_ready());
+    assert!(matches!(collect(stream).2, Some(Event::Finished(_))));
+    wait_for("the engine to sleep again", || engine.is_ready());
 }
 
 #[test]

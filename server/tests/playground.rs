@@ -218,9 +218,14 @@ async fn a_prompt_streams_and_can_be_continued_taken_back_and_stopped() {
         page.rest().await;
         assert_eq!(page.sheet().await, first);
 
+        // A person goes on where the model has ended, or it would have nothing to add.
+        let field = page.client.find(Locator::Id("prompt")).await.expect("the field is there");
+        field.send_keys(" One day, the").await.expect("the field takes keys");
+        let so_far = first + " One day, the";
+        assert_eq!(page.sheet().await, so_far);
         page.click("generate").await;
         page.rest().await;
-        assert!(page.sheet().await.len() > first.len() && page.sheet().await.starts_with(&first));
+        assert!(page.sheet().await.len() > so_far.len() && page.sheet().await.starts_with(&so_far));
 
         // Stop at the first text that comes, long before the tokens asked for.
         page.fill("max_tokens", "1000").await;
@@ -272,6 +277,7 @@ async fn a_phone_shows_it_whole_and_the_chosen_colours_stay() {
         page.client.refresh().await.expect("the page opens again");
         assert_eq!(page.js("return document.documentElement.dataset.shade").await, json!("dark"));
 
+        page.js("document.getElementById('seed').value = 3").await;
         page.client.find(Locator::Css("#examples button")).await.expect("an example").click().await.expect("a click");
         page.until("document.querySelector('#ink .made')?.textContent.length > 20").await;
         page.assert_no_sideways_scroll("while text comes").await;
@@ -295,7 +301,8 @@ async fn a_phone_shows_it_whole_and_the_chosen_colours_stay() {
 #[tokio::test]
 async fn events_are_read_however_the_stream_is_cut_and_edits_keep_their_authors() {
     with_page(1280, 900, async |page| {
-        let events = r#"
+        let events = r#"return (async () => {
+            const { EventReader } = await import("/playground/sse.js");
             const text = ": hello\n\ndata: {\"a\":\"né€😀\"}\r\n\r\nevent: x\ndata:two\ndata: lines\n\ndata: cr\r\rdata: [DONE]\n\n";
             const bytes = new TextEncoder().encode(text);
             const wanted = JSON.stringify(['{"a":"né€😀"}', "two\nlines", "cr", "[DONE]"]);
@@ -306,13 +313,14 @@ async fn events_are_read_however_the_stream_is_cut_and_edits_keep_their_authors(
                 for (let at = 0; at < bytes.length; at += size) got.push(...reader.push(bytes.slice(at, at + size)));
                 if (JSON.stringify(got) !== wanted) wrong.push([size, got]);
             }
-            return wrong;"#;
+            return wrong; })()"#;
         assert_eq!(page.js(events).await, json!([]));
 
-        let edits = r#"
+        let edits = r#"return (async () => {
+            const { edited } = await import("/playground/sheet.js");
             const pieces = [{ text: "abc", made: false }, { text: "defg", made: true }];
             return ["abcdefg", "abXcdefg", "abcdeYfg", "bcdefg", "abcdef", "abZg", "", "new"].map(text =>
-                edited(pieces, text).map(piece => (piece.made ? "*" : "") + piece.text).join("|"));"#;
+                edited(pieces, text).map(piece => (piece.made ? "*" : "") + piece.text).join("|")); })()"#;
         let wanted = ["abc|*defg", "ab|X|c|*defg", "abc|*de|Y|*fg", "bc|*defg", "abc|*def", "ab|Z|*g", "", "new"];
         assert_eq!(page.js(edits).await, json!(wanted));
     })

@@ -64,16 +64,18 @@ async fn bad_values_are_named() {
         ("presence_penalty", json!({"presence_penalty": -2.5})),
         ("logit_bias", json!({"logit_bias": {"x": 1}})),
         ("logit_bias", json!({"logit_bias": {"-1": 1}})),
+        ("logit_bias", json!({"logit_bias": {"07": 1}})),
+        ("logit_bias", json!({"logit_bias": {"+7": 1}})),
         ("logit_bias", json!({"logit_bias": {"4096": 1}})),
         ("logit_bias", json!({"logit_bias": {"1": 101}})),
         ("logit_bias", json!({"logit_bias": {"1": "a"}})),
         ("logit_bias", json!({"logit_bias": [1]})),
-        ("seed", json!({"seed": -1})),
         ("seed", json!({"seed": 0.5})),
         ("seed", json!({"seed": "x"})),
         ("stop", json!({"stop": ""})),
         ("stop", json!({"stop": ["a", ""]})),
         ("stop", json!({"stop": vec!["x"; 17]})),
+        ("stop", json!({"stop": "x".repeat(1025)})),
         ("stop", json!({"stop": 1})),
         ("stop", json!({"stop": [1]})),
         ("stream", json!({"stream": "yes"})),
@@ -93,6 +95,14 @@ async fn bad_values_are_named() {
         ("stop_token_ids", json!({"stop_token_ids": [1]})),
         ("response_format", json!({"response_format": {"type": "json_object"}})),
         ("min_tokens", json!({"min_tokens": 4})),
+        ("length_penalty", json!({"length_penalty": 1.1})),
+        ("early_stopping", json!({"early_stopping": true})),
+        ("return_tokens_as_token_ids", json!({"return_tokens_as_token_ids": true})),
+        ("guided_decoding_backend", json!({"guided_decoding_backend": "xgrammar"})),
+        ("spaces_between_special_tokens", json!({"spaces_between_special_tokens": false})),
+        ("detokenize", json!({"detokenize": false})),
+        ("logits_processors", json!({"logits_processors": ["x"]})),
+        ("stream_options", json!({"stream": true, "stream_options": {"continuous_usage_stats": true}})),
     ];
     for (param, change) in table {
         let mut body = change.clone();
@@ -112,6 +122,7 @@ async fn numbers_that_no_float_can_hold_are_named_too() {
         ("temperature", r#"{"prompt": "x", "temperature": 1e999}"#),
         ("max_tokens", r#"{"prompt": "x", "max_tokens": 99999999999999999999999999}"#),
         ("seed", r#"{"prompt": "x", "seed": 18446744073709551616}"#),
+        ("seed", r#"{"prompt": "x", "seed": -9223372036854775809}"#),
     ] {
         let (status, named, error) = refuse(body).await;
         assert_eq!((status, named.as_deref()), (StatusCode::BAD_REQUEST, Some(param)), "{error}");
@@ -122,7 +133,7 @@ async fn numbers_that_no_float_can_hold_are_named_too() {
 async fn values_that_ask_for_nothing_are_accepted() {
     let body = json!({"prompt": "x", "max_tokens": 1, "n": 1, "best_of": 1, "echo": false, "suffix": null,
         "logprobs": null, "user": "u", "top_k": -1, "stop": null, "logit_bias": {}, "stream_options": null,
-        "response_format": {"type": "text"}, "metadata": {"my": "own"}});
+        "response_format": {"type": "text"}, "metadata": {"my": "own"}, "length_penalty": 1, "detokenize": true});
     let (status, answer) = post(&shipped(), body).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
 }
@@ -178,6 +189,9 @@ async fn unknown_paths_and_methods_are_refused_in_the_same_shape() {
     let response = send(&state, get("/v1/nothing")).await;
     assert_eq!(response.status(), StatusCode::NOT_FOUND);
     assert!(text(response).await.contains(r#""code":"not_found""#));
+    let response = send(&state, get("/v1/models/%ff")).await;
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    assert!(text(response).await.contains(r#""param":"model""#));
     let response = send(&state, get("/v1/completions")).await;
     assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(response.headers()[header::ALLOW], "POST");

@@ -18,21 +18,25 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// The account of a request for `choices` texts, in the current span.
-    pub(super) fn new(choices: usize) -> Self {
+    /// The account of a request for one text after each of `prompts`, in the current span.
+    pub(super) fn new(prompts: &[Vec<u32>]) -> Self {
         Self {
             span: Span::current(),
             started: Instant::now(),
-            usage: Usage::default(),
+            usage: Usage::of_prompts(prompts.iter().map(Vec::len).sum()),
             longest: Timings::default(),
-            open: choices,
+            open: prompts.len(),
             failure: None,
         }
     }
 
+    /// Adds tokens as they come, so that the account is right at whatever moment the request ends.
+    pub(super) fn generated(&mut self, tokens: usize) {
+        self.usage.add_completion(tokens);
+    }
+
     /// Adds a text that has ended.
     pub(super) fn finish(&mut self, finish: &Finish) {
-        self.usage.add(finish);
         self.longest.queue = self.longest.queue.max(finish.timings.queue);
         self.longest.prefill = self.longest.prefill.max(finish.timings.prefill);
         self.longest.decode = self.longest.decode.max(finish.timings.decode);

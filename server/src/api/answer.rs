@@ -10,7 +10,7 @@ use crate::engine::{Finish, FinishReason, Timings};
 
 /// Tokens that a request took.
 #[expect(clippy::struct_field_names, reason = "the names are the format's")]
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) completion_tokens: usize,
@@ -18,10 +18,14 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    pub(super) fn add(&mut self, finish: &Finish) {
-        self.prompt_tokens += finish.prompt_tokens;
-        self.completion_tokens += finish.completion_tokens;
-        self.total_tokens = self.prompt_tokens + self.completion_tokens;
+    /// What a request has taken that has generated nothing yet.
+    pub(super) fn of_prompts(tokens: usize) -> Self {
+        Self { prompt_tokens: tokens, completion_tokens: 0, total_tokens: tokens }
+    }
+
+    pub(super) fn add_completion(&mut self, tokens: usize) {
+        self.completion_tokens += tokens;
+        self.total_tokens += tokens;
     }
 }
 

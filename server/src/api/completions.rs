@@ -9,7 +9,7 @@ use std::task::Poll;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
@@ -29,21 +29,25 @@ pub(super) async fn create(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let wire = wire::read(&headers, body, state.options().max_body_bytes)?;
+    let body = wire::body(&headers, body, state.options().max_body_bytes)?;
     let served = Arc::clone(state.ready()?);
     let answer = Answer::new(&served);
     let engine = served.engine.clone();
-    // A long prompt takes a while to encode, and other connections must not wait for it.
-    let validated = tokio::task::spawn_blocking(move || validate(wire, &served)).await.map_err(|_| {
-        let message = "the request could not be read; the server's log has the reason";
-        ApiError::server(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
-    })??;
+    let permit = state.reader().await;
+    // A long prompt takes a while to parse and to encode, and other connections must not wait for it.
+    let reading = tokio::task::spawn_blocking(move || {
+        // Held to the end of the work, also where the client leaves before.
+        let _permit = permit;
+        validate(wire::parse(&body)?, &served)
+    });
+    let validated = reading.await.map_err(|_| ApiError::internal())??;
     let Validated { requests, prompts, stream, include_usage, return_token_ids, seed } = validated;
     debug!(seed, prompts = prompts.len(), stream, "completion starts");
     let streams = engine.submit_all(requests)?;
     let choices = Choices {
-        account: Account::new(streams.len()),
+        account: Account::new(&prompts),
         streams: streams.into_iter().map(Some).collect(),
+        turn: 0,
         prompts: prompts.into_iter().map(|ids| return_token_ids.then_some(ids)).collect(),
         return_token_ids,
     };
@@ -65,6 +69,8 @@ pub(super) async fn create(
 struct Choices {
     account: Account,
     streams: Vec<Option<EventStream>>,
+    /// The text that is asked first: each in turn, or one that always has something would let the others stall.
+    turn: usize,
     /// The ids of each prompt until they have been sent; `None` too where nobody asked.
     prompts: Vec<Option<Vec<u32>>>,
     return_token_ids: bool,
@@ -73,9 +79,11 @@ struct Choices {
 impl Choices {
     /// The next event of any text, with the text's index. Must not be called when all have ended.
     async fn next(&mut self) -> Result<(usize, Event), Failure> {
+        let count = self.streams.len();
         let (index, event) = poll_fn(|context| {
-            for (index, place) in self.streams.iter_mut().enumerate() {
-                if let Some(stream) = place
+            for offset in 0..count {
+                let index = (self.turn + offset) % count;
+                if let Some(stream) = &mut self.streams[index]
                     && let Poll::Ready(event) = stream.poll_next(context)
                 {
                     return Poll::Ready((index, event));
@@ -84,12 +92,14 @@ impl Choices {
             Poll::Pending
         })
         .await;
+        self.turn = index + 1;
         // A channel that closes without a last event belongs to an engine that is gone.
         let outcome = match event.unwrap_or(Event::Failed(Failure::Internal)) {
             Event::Failed(failure) => Err(failure),
             event => Ok((index, event)),
         };
         match &outcome {
+            Ok((_, Event::Delta(delta))) => self.account.generated(delta.token_ids.len()),
             Ok((_, Event::Finished(finish))) => {
                 self.account.finish(finish);
                 self.streams[index] = None;

@@ -4,8 +4,12 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use tracing::{error, info, warn};
 
 use crate::engine::{Failure, RequestError, SubmitError};
+
+/// Longest message that the log repeats, in characters.
+const LOGGED_CHARACTERS: usize = 500;
 
 /// An answer that says why not.
 #[derive(Debug)]
@@ -39,6 +43,12 @@ impl ApiError {
         Self { status, message: message.into(), kind: "server_error", param: None, code: Some(code) }
     }
 
+    /// A panic. Its words are for the log alone.
+    pub(super) fn internal() -> Self {
+        let message = "the server failed on this request; its log has the reason under the request's id";
+        Self::server(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+
     /// The error as a JSON object, also for the middle of a stream.
     pub(super) fn body(&self) -> Value {
         json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
@@ -47,7 +57,14 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        tracing::info!(status = self.status.as_u16(), param = self.param, "refused: {}", self.message);
+        // A message may quote the client, who must not be able to forge a log line, nor to write a long one.
+        let message: String = self.message.escape_debug().take(LOGGED_CHARACTERS).collect();
+        let (status, param) = (self.status.as_u16(), &self.param);
+        match status {
+            500 => error!(status, "failed: {message}"),
+            501.. => warn!(status, "not served: {message}"),
+            _ => info!(status, param, "refused: {message}"),
+        }
         let mut response = (self.status, Json(self.body())).into_response();
         if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));

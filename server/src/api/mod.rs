@@ -4,6 +4,7 @@ mod account;
 mod answer;
 mod completions;
 mod error;
+mod panics;
 mod playground;
 mod service;
 mod state;
@@ -24,8 +25,7 @@ pub(crate) fn router(state: AppState) -> Router {
     let limit = DefaultBodyLimit::max(state.options().max_body_bytes);
     Router::new()
         .route("/", get(playground::index))
-        .route("/playground/style.css", get(playground::style))
-        .route("/playground/app.js", get(playground::script))
+        .route("/playground/{file}", get(playground::file))
         .route("/favicon.ico", get(playground::favicon))
         .route("/v1/completions", post(completions::create))
         .route("/v1/models", get(service::models))
@@ -36,6 +36,7 @@ pub(crate) fn router(state: AppState) -> Router {
         .fallback(service::not_found)
         .method_not_allowed_fallback(service::method_not_allowed)
         .layer(limit)
+        .layer(middleware::from_fn(panics::catch))
         .layer(middleware::from_fn(trace::trace))
         .with_state(state)
 }

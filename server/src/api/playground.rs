@@ -1,22 +1,37 @@
 //! The page at `/`, built into the binary.
 
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+
+use super::service::not_found;
 
 /// The page loads nothing but its own files and talks to nobody but this server.
 const POLICY: &str =
     "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'";
 
+const CSS: &str = "text/css; charset=utf-8";
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+
 pub(super) async fn index() -> Response {
     page("text/html; charset=utf-8", include_str!("../playground/index.html"))
 }
 
-pub(super) async fn style() -> Response {
-    page("text/css; charset=utf-8", include_str!("../playground/style.css"))
-}
+/// What the page loads: each file's name, type and contents.
+const FILES: [(&str, &str, &str); 6] = [
+    ("style.css", CSS, include_str!("../playground/style.css")),
+    ("theme.js", JAVASCRIPT, include_str!("../playground/theme.js")),
+    ("app.js", JAVASCRIPT, include_str!("../playground/app.js")),
+    ("gauge.js", JAVASCRIPT, include_str!("../playground/gauge.js")),
+    ("sheet.js", JAVASCRIPT, include_str!("../playground/sheet.js")),
+    ("sse.js", JAVASCRIPT, include_str!("../playground/sse.js")),
+];
 
-pub(super) async fn script() -> Response {
-    page("text/javascript; charset=utf-8", include_str!("../playground/app.js"))
+pub(super) async fn file(uri: Uri) -> Response {
+    let name = uri.path().rsplit('/').next();
+    match FILES.iter().find(|(file, ..)| Some(*file) == name) {
+        Some((_, kind, contents)) => page(kind, contents),
+        None => not_found(uri).await.into_response(),
+    }
 }
 
 /// Browsers ask for it unasked; an empty answer keeps their console and our log quiet.

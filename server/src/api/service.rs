@@ -1,6 +1,7 @@
 //! Models, health and readiness.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use serde_json::{Value, json};
@@ -19,8 +20,12 @@ pub(super) async fn models(State(state): State<AppState>) -> Result<Json<Value>,
 }
 
 /// `GET /v1/models/{id}`
-pub(super) async fn one_model(State(state): State<AppState>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub(super) async fn one_model(
+    State(state): State<AppState>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
     let served = state.ready()?;
+    let Path(id) = id.map_err(|rejection| ApiError::invalid(Some("model"), rejection.to_string()))?;
     served.check_name(&id, Some("model"))?;
     Ok(Json(model(served)))
 }

@@ -1,11 +1,13 @@
 //! What the handlers share: the served model, once there is one.
 
+use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use tidegate_model::SamplingParams;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
 use crate::engine::{EngineHandle, Limits};
@@ -51,7 +53,7 @@ pub struct ApiOptions {
 
 impl Default for ApiOptions {
     fn default() -> Self {
-        Self { max_body_bytes: 16 << 20, keep_alive: Duration::from_secs(15) }
+        Self { max_body_bytes: 4 << 20, keep_alive: Duration::from_secs(15) }
     }
 }
 
@@ -65,12 +67,16 @@ struct Inner {
     options: ApiOptions,
     served: OnceLock<Arc<Served>>,
     draining: AtomicBool,
+    /// One permit for each core: reading many long requests at once makes none of them faster.
+    readers: Arc<Semaphore>,
 }
 
 impl AppState {
     /// A server without a model yet: alive, but not ready.
     pub fn new(options: ApiOptions) -> Self {
-        let inner = Inner { options, served: OnceLock::new(), draining: AtomicBool::new(false) };
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let readers = Arc::new(Semaphore::new(cores));
+        let inner = Inner { options, served: OnceLock::new(), draining: AtomicBool::new(false), readers };
         Self { inner: Arc::new(inner) }
     }
 
@@ -103,6 +109,11 @@ impl AppState {
         &self.inner.options
     }
 
+    /// Waits for the leave to read a request. `None` never comes: nobody closes the semaphore.
+    pub(super) async fn reader(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.inner.readers).acquire_owned().await.ok()
+    }
+
     /// The model, where it can take requests.
     pub(super) fn ready(&self) -> Result<&Arc<Served>, ApiError> {
         let unavailable = |code, message| Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, code, message));
@@ -112,7 +123,7 @@ impl AppState {
         match self.inner.served.get() {
             None => unavailable("loading", "the model is being loaded, try again soon"),
             Some(served) if served.engine.is_ready() => Ok(served),
-            Some(_) => unavailable("engine_stopped", "the engine has stopped"),
+            Some(_) => unavailable("engine_stopped", "the engine does not step"),
         }
     }
 }

@@ -6,11 +6,11 @@ use tidegate_model::SamplingParams;
 
 use super::error::ApiError;
 use super::state::Served;
-use super::wire::{CompletionRequest, Prompt, Stop};
+use super::wire::{CompletionRequest, Prompt, Seed, Stop};
 use crate::engine::{Request, RequestParameters};
 
 /// Tokens to generate where a request does not say; OpenAI's default.
-const DEFAULT_MAX_TOKENS: u64 = 16;
+const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// A request for completions whose every part has been checked.
 #[derive(Debug)]
@@ -35,10 +35,15 @@ pub(super) fn validate(wire: CompletionRequest, served: &Served) -> Result<Valid
     if wire.stream_options.is_some() && !stream {
         return Err(ApiError::invalid(Some("stream_options"), "stream_options must be absent unless stream is true"));
     }
+    if wire.stream_options.as_ref().and_then(|options| options.continuous_usage_stats).unwrap_or(false) {
+        let message = "stream_options.continuous_usage_stats must be absent, null or false: it is not supported";
+        return Err(ApiError::invalid(Some("stream_options"), message));
+    }
     let include_usage = wire.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let sampling = sampling(&wire, &served.sampling)?;
-    let max_tokens = wire.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-    let max_tokens = usize::try_from(max_tokens).unwrap_or(usize::MAX);
+    // A server that allows fewer must not refuse who names no number.
+    let default = DEFAULT_MAX_TOKENS.min(served.limits.max_tokens);
+    let max_tokens = wire.max_tokens.map_or(default, |asked| usize::try_from(asked).unwrap_or(usize::MAX));
     let stop = match wire.stop {
         None => Vec::new(),
         Some(Stop::One(one)) => vec![one],
@@ -89,12 +94,13 @@ fn sampling(wire: &CompletionRequest, recommended: &SamplingParams) -> Result<Sa
         }
     }
     for (key, bias) in wire.logit_bias.iter().flatten() {
-        let id = key.parse().map_err(|_| {
+        // One spelling for each id: of `7`, `07`, `+7`, … there is no end, and all would be added at every token.
+        let id = key.parse::<u32>().ok().filter(|id| id.to_string() == *key).ok_or_else(|| {
             ApiError::invalid(Some("logit_bias"), format!("logit_bias must have token ids as keys, found {key:?}"))
         })?;
         sampling.logit_bias.push((id, *bias as f32));
     }
-    sampling.seed = wire.seed.unwrap_or_else(|| rand::rng().random());
+    sampling.seed = wire.seed.map_or_else(|| rand::rng().random(), Seed::bits);
     Ok(sampling)
 }
 
@@ -124,7 +130,7 @@ fn encode(prompt: Prompt, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
 
 /// Fields of OpenAI and vLLM that would change the answer and that this server does not have, each with the value
 /// that asks for nothing. To ignore one silently would be to answer another question.
-fn unsupported() -> [(&'static str, Value); 23] {
+fn unsupported() -> [(&'static str, Value); 30] {
     [
         ("n", json!(1)),
         ("best_of", json!(1)),
@@ -145,18 +151,30 @@ fn unsupported() -> [(&'static str, Value); 23] {
         ("guided_regex", Value::Null),
         ("guided_choice", Value::Null),
         ("guided_grammar", Value::Null),
+        ("guided_decoding_backend", Value::Null),
+        ("logits_processors", Value::Null),
         ("use_beam_search", json!(false)),
+        ("length_penalty", json!(1.0)),
+        ("early_stopping", json!(false)),
         ("include_stop_str_in_output", json!(false)),
         ("skip_special_tokens", json!(true)),
+        ("spaces_between_special_tokens", json!(true)),
+        ("detokenize", json!(true)),
+        ("return_tokens_as_token_ids", json!(false)),
         ("add_special_tokens", json!(true)),
     ]
+}
+
+/// Whether two values say the same: 1 and 1.0 are one number.
+fn is_same(value: &Value, other: &Value) -> bool {
+    value == other || value.as_f64().is_some_and(|number| other.as_f64() == Some(number))
 }
 
 fn refuse_unsupported(wire: &CompletionRequest) -> Result<(), ApiError> {
     for (name, neutral) in unsupported() {
         match wire.rest.get(name) {
             None | Some(Value::Null) => {}
-            Some(value) if *value == neutral => {}
+            Some(value) if is_same(value, &neutral) => {}
             Some(_) => {
                 let message = match neutral {
                     Value::Null => format!("{name} is not supported and must be absent or null"),

@@ -28,10 +28,28 @@ pub(super) enum Stop {
     Many(Vec<String>),
 }
 
+/// A seed: whatever 64 bits can hold, with a sign or without.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected an integer of 64 bits")]
+pub(super) enum Seed {
+    Unsigned(u64),
+    Signed(i64),
+}
+
+impl Seed {
+    pub(super) fn bits(self) -> u64 {
+        match self {
+            Self::Unsigned(seed) => seed,
+            Self::Signed(seed) => seed.cast_unsigned(),
+        }
+    }
+}
+
 /// What to add to a stream.
 #[derive(Debug, Deserialize)]
 pub(super) struct StreamOptions {
     pub(super) include_usage: Option<bool>,
+    pub(super) continuous_usage_stats: Option<bool>,
 }
 
 /// The request as OpenAI defines it, with vLLM's additions; `null` is the same as absent.
@@ -52,7 +70,7 @@ pub(super) struct CompletionRequest {
     pub(super) frequency_penalty: Option<f64>,
     pub(super) presence_penalty: Option<f64>,
     pub(super) logit_bias: Option<BTreeMap<String, f64>>,
-    pub(super) seed: Option<u64>,
+    pub(super) seed: Option<Seed>,
     pub(super) ignore_eos: Option<bool>,
     pub(super) return_token_ids: Option<bool>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
@@ -60,24 +78,28 @@ pub(super) struct CompletionRequest {
     pub(super) rest: BTreeMap<String, Value>,
 }
 
-/// Reads a body, with an error that names the field at fault.
-pub(super) fn read(
+/// The body, where it says that it is JSON and came whole.
+pub(super) fn body(
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
     max_body_bytes: usize,
-) -> Result<CompletionRequest, ApiError> {
+) -> Result<Bytes, ApiError> {
     if !is_json(headers) {
         let message = "content-type must be application/json";
         return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
     }
-    let body = body.map_err(|rejection| match rejection.status() {
+    body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => {
             let message = format!("the body must be at most {max_body_bytes} bytes long");
             ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)
         }
         status => ApiError::request(status, None, None, format!("the body could not be read: {rejection}")),
-    })?;
-    let mut json = serde_json::Deserializer::from_slice(&body);
+    })
+}
+
+/// Parses a body, with an error that names the field at fault.
+pub(super) fn parse(body: &[u8]) -> Result<CompletionRequest, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(body);
     let request = serde_path_to_error::deserialize(&mut json).map_err(|error| field_error(&error))?;
     json.end().map_err(|error| ApiError::invalid(None, format!("the body must be one JSON object: {error}")))?;
     Ok(request)

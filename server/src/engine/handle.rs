@@ -1,9 +1,9 @@
 //! The engine as the rest of the server sees it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tracing::Span;
@@ -21,6 +21,37 @@ pub(super) struct Shared {
     pub(super) inbox: Inbox,
     pub(super) counters: Counters,
     pub(super) alive: AtomicBool,
+    pub(super) heartbeat: Heartbeat,
+}
+
+impl Shared {
+    /// Whether requests run and the engine has not stepped for too long.
+    fn is_stuck(&self) -> bool {
+        self.counters.running.load(Ordering::Relaxed) > 0 && self.heartbeat.is_late()
+    }
+}
+
+/// When the engine's loop last came round.
+pub(super) struct Heartbeat {
+    started: Instant,
+    /// Milliseconds from `started` to the last beat.
+    last: AtomicU64,
+    limit: Duration,
+}
+
+impl Heartbeat {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { started: Instant::now(), last: AtomicU64::new(0), limit }
+    }
+
+    pub(super) fn beat(&self) {
+        self.last.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn is_late(&self) -> bool {
+        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
+        self.started.elapsed().saturating_sub(last) > self.limit
+    }
 }
 
 /// Submits requests to the engine; cheap to clone.
@@ -58,7 +89,8 @@ impl EngineHandle {
 
     /// Whether requests are taken and the engine is stepping.
     pub fn is_ready(&self) -> bool {
-        self.shared.alive.load(Ordering::Acquire) && self.shared.inbox.phase() == Phase::Open
+        let shared = &self.shared;
+        shared.alive.load(Ordering::Acquire) && shared.inbox.phase() == Phase::Open && !shared.is_stuck()
     }
 
     /// Requests that may wait at once.

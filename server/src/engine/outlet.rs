@@ -41,9 +41,11 @@ impl Outlet {
         self.unread.token_ids.push(token);
     }
 
-    /// Sets the event that ends the request, to be sent after all text.
+    /// Sets the event that ends the request, to be sent after all text. The reader's time starts anew: one that has
+    /// just stalled would otherwise be given up before it could learn so.
     pub(super) fn end(&mut self, event: Event) {
         self.last = Some(event);
+        self.behind_since = None;
     }
 
     /// Hands over as much as the reader has room for.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tracing::{Span, debug, error};
 
 use super::event::{Event, Failure, FinishReason};
-use super::handle::{EngineHandle, EngineThread, Shared};
+use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::inbox::{Inbox, Phase, Submission};
 use super::model::{LanguageModel, ModelError};
 use super::scheduler::Scheduler;
@@ -23,11 +23,13 @@ pub struct EngineOptions {
     pub queue: usize,
     /// How long a request may keep its slot while nobody reads its text.
     pub stall_limit: Duration,
+    /// How long a step may take before the engine counts as stuck, and as not ready.
+    pub step_limit: Duration,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { queue: 256, stall_limit: Duration::from_mins(1) }
+        Self { queue: 256, stall_limit: Duration::from_mins(1), step_limit: Duration::from_secs(30) }
     }
 }
 
@@ -55,6 +57,7 @@ pub fn spawn<M: LanguageModel + 'static>(
         inbox: Inbox::new(options.queue),
         counters: Counters::default(),
         alive: AtomicBool::new(true),
+        heartbeat: Heartbeat::new(options.step_limit),
     });
     let scheduler = Scheduler::new(model.slots(), options.stall_limit);
     let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared) };
@@ -108,6 +111,8 @@ impl<M: LanguageModel> Worker<M> {
     fn run(&mut self) {
         loop {
             let taken = self.shared.inbox.take(self.scheduler.room(), self.scheduler.wait());
+            // After the sleep: an engine that has slept for an hour is not stuck.
+            self.shared.heartbeat.beat();
             for submission in taken.submissions {
                 self.admit(submission);
             }
@@ -116,15 +121,21 @@ impl<M: LanguageModel> Worker<M> {
                 return;
             }
             let swept = self.scheduler.sweep();
+            self.count_running();
             add(&self.shared.counters.cancelled, swept.cancelled);
             add(&self.shared.counters.failed, swept.stalled);
-            self.shared.counters.running.store(self.scheduler.running() as u64, Ordering::Relaxed);
             if taken.phase == Phase::Draining && !taken.more && self.scheduler.is_idle() {
                 return;
             }
             self.read_one_chunk();
             self.decode_step();
+            // Before the engine may sleep.
+            self.count_running();
         }
+    }
+
+    fn count_running(&self) {
+        self.shared.counters.running.store(self.scheduler.running() as u64, Ordering::Relaxed);
     }
 
     fn admit(&mut self, submission: Submission) {
@@ -147,7 +158,7 @@ impl<M: LanguageModel> Worker<M> {
         let (chunk, last) = sequence.next_chunk();
         let model = &mut self.model;
         let outcome = if last {
-            guarded(|| model.prefill(chunk, slot)).map(Some)
+            guarded(|| whole_rows(model.prefill(chunk, slot)?, 1, model.vocab_size())).map(Some)
         } else {
             guarded(|| model.absorb(chunk, slot)).map(|()| None)
         };
@@ -164,13 +175,16 @@ impl<M: LanguageModel> Worker<M> {
     }
 
     /// Takes every running row one token further.
+    ///
+    /// A panic while choosing or decoding one request's text ends that request alone. A fault inside the step that the
+    /// rows share ends the requests of that step, and the engine goes on.
     fn decode_step(&mut self) {
         let (slots, ids): (Vec<usize>, Vec<u32>) = self.scheduler.rows().unzip();
         if slots.is_empty() {
             return;
         }
         let model = &mut self.model;
-        match guarded(|| model.decode(&ids, &slots)) {
+        match guarded(|| whole_rows(model.decode(&ids, &slots)?, slots.len(), model.vocab_size())) {
             Ok(mut logits) => {
                 add(&self.shared.counters.steps, 1);
                 for (slot, row) in slots.into_iter().zip(logits.chunks_exact_mut(self.model.vocab_size())) {
@@ -202,15 +216,16 @@ impl<M: LanguageModel> Worker<M> {
     fn finish(&mut self, slot: usize, reason: FinishReason) {
         let Some(sequence) = self.scheduler.sequence(slot) else { return };
         let finish = sequence.finish(reason);
-        self.scheduler.end(slot, Event::Finished(finish));
+        // Counted first: who has seen the last event finds it in the counts.
         add(&self.shared.counters.finished, 1);
+        self.scheduler.end(slot, Event::Finished(finish));
     }
 
     fn fail(&mut self, slot: usize, reason: &str) {
         let span = self.scheduler.sequence(slot).map_or_else(Span::none, |sequence| sequence.span.clone());
         span.in_scope(|| error!(slot, reason, "generation failed"));
-        self.scheduler.end(slot, Event::Failed(Failure::Internal));
         add(&self.shared.counters.failed, 1);
+        self.scheduler.end(slot, Event::Failed(Failure::Internal));
         debug!(running = self.scheduler.running(), "the engine goes on");
     }
 }
@@ -221,6 +236,15 @@ fn guarded<T>(step: impl FnOnce() -> Result<T, ModelError>) -> Result<T, String>
         Ok(outcome) => outcome.map_err(|error| error.to_string()),
         Err(panic) => Err(words(panic.as_ref())),
     }
+}
+
+/// Passes `logits` on where they are as many as `rows` and `vocab` make: (rows, vocab).
+fn whole_rows(logits: Vec<f32>, rows: usize, vocab: usize) -> Result<Vec<f32>, ModelError> {
+    if logits.len() == rows * vocab {
+        return Ok(logits);
+    }
+    let found = logits.len();
+    Err(ModelError::new(format_args!("the model must give {rows} x {vocab} logits, it gave {found}")))
 }
 
 /// What a panic said.

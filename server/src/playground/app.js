@@ -1,278 +1,8 @@
 // The playground: one sheet of text that a person and the model write in turn.
-// Text from the server reaches the page as text nodes and values only, never as markup.
-"use strict";
 
-// ---- Colours. Runs at once, before the body is painted, so that a chosen theme does not flash.
-
-const root = document.documentElement;
-const THEME_KEY = "tidegate-theme";
-const darkSystem = matchMedia("(prefers-color-scheme: dark)");
-
-function remembered(key) {
-  try { return localStorage.getItem(key); } catch { return null; } // storage may be forbidden
-}
-
-function showTheme() {
-  const chosen = remembered(THEME_KEY) ?? root.dataset.theme;
-  if (chosen === "light" || chosen === "dark") root.dataset.theme = chosen;
-  const shade = root.dataset.theme ?? (darkSystem.matches ? "dark" : "light");
-  root.dataset.shade = shade;
-  const button = document.getElementById("theme");
-  button?.setAttribute("aria-label", `Switch to ${shade === "dark" ? "light" : "dark"} colours`);
-}
-
-function toggleTheme() {
-  const next = root.dataset.shade === "dark" ? "light" : "dark";
-  root.dataset.theme = next;
-  try { localStorage.setItem(THEME_KEY, next); } catch { /* holds for this visit only */ }
-  showTheme();
-}
-
-showTheme();
-darkSystem.addEventListener("change", showTheme);
-
-// ---- Server-sent events
-
-/** Splits a byte stream into the data of its events; chunks may end anywhere, within a character too. */
-class EventReader {
-  constructor() {
-    this.decoder = new TextDecoder();
-    this.rest = "";
-    this.data = [];
-  }
-
-  /** Takes bytes, returns the data of the events that they complete. */
-  push(bytes) {
-    this.rest += this.decoder.decode(bytes, { stream: true });
-    const events = [];
-    // A lone CR at the end may be the first half of CRLF: it waits for the next chunk.
-    const line = /\r\n|\n|\r(?!$)/g;
-    let from = 0;
-    for (let end = line.exec(this.rest); end; end = line.exec(this.rest)) {
-      this.take(this.rest.slice(from, end.index), events);
-      from = line.lastIndex;
-    }
-    this.rest = this.rest.slice(from);
-    return events;
-  }
-
-  take(line, events) {
-    if (line === "") {
-      if (this.data.length) events.push(this.data.join("\n"));
-      this.data = [];
-    } else if (line.startsWith("data:")) {
-      this.data.push(line.slice(line[5] === " " ? 6 : 5));
-    } // comments and other fields carry nothing here
-  }
-}
-
-/** What the server said went wrong, in words for a person. */
-class ApiError extends Error {
-  constructor(error, status, retryAfter) {
-    super(error?.message || `the server answered ${status}`);
-    this.param = error?.param ?? null;
-    this.status = status;
-    this.retryAfter = retryAfter;
-  }
-}
-
-async function apiError(response) {
-  let body = null;
-  try { body = await response.json(); } catch { /* a proxy's page, say: the status has to do */ }
-  return new ApiError(body?.error, response.status, response.headers.get("retry-after"));
-}
-
-/** POSTs a completion request and yields each chunk; throws ApiError for an error before or within the stream. */
-async function* complete(request, signal) {
-  const response = await fetch("/v1/completions", {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(request),
-    signal,
-  });
-  if (!response.ok) throw await apiError(response);
-  const events = new EventReader();
-  const body = response.body.getReader();
-  for (let part = await body.read(); !part.done; part = await body.read()) {
-    for (const data of events.push(part.value)) {
-      if (data === "[DONE]") return;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError(chunk.error, response.status, null);
-      yield chunk;
-    }
-  }
-  throw new ApiError({ message: "the stream broke off before its end" }, response.status, null);
-}
-
-// ---- The sheet: pieces of text, each a person's or the model's
-
-/** Pieces after `text` replaced what they held; characters that stayed keep their author. */
-function edited(pieces, text) {
-  const old = pieces.map((piece) => piece.text).join("");
-  const shorter = Math.min(old.length, text.length);
-  let head = 0;
-  while (head < shorter && old[head] === text[head]) head += 1;
-  let tail = 0;
-  while (tail < shorter - head && old.at(-1 - tail) === text.at(-1 - tail)) tail += 1;
-  const typed = { text: text.slice(head, text.length - tail), made: false };
-  const result = [...cut(pieces, 0, head), typed, ...cut(pieces, old.length - tail, old.length)];
-  return result.filter((piece) => piece.text);
-}
-
-function cut(pieces, from, to) {
-  let at = 0;
-  return pieces.map((piece) => {
-    const text = piece.text.slice(Math.max(0, from - at), Math.max(0, to - at));
-    at += piece.text.length;
-    return { ...piece, text };
-  });
-}
-
-/** Laying out a long text takes milliseconds, tokens may come each millisecond: so not at every token. */
-const REDRAW_MS = 40;
-
-class Sheet {
-  constructor() {
-    this.write = document.getElementById("prompt");
-    this.ink = document.getElementById("ink");
-    this.scroller = document.getElementById("sheet");
-    this.pieces = [];
-    this.drawn = null; // the text node that a run appends to
-    this.waiting = ""; // came since the last drawing
-    this.drawnAt = 0;
-    this.timer = null;
-  }
-
-  get text() { return this.pieces.map((piece) => piece.text).join(""); }
-  get endsWithRun() { return Boolean(this.pieces.at(-1)?.made); }
-
-  set(pieces) {
-    this.pieces = pieces;
-    this.drawn = null;
-    this.ink.replaceChildren(...pieces.map((piece) => this.span(piece)));
-    const text = this.text;
-    if (this.write.value !== text) this.write.value = text; // an equal value must not move the caret
-  }
-
-  span(piece) {
-    const span = document.createElement("span");
-    if (piece.made) span.className = "made";
-    span.textContent = piece.text;
-    return span;
-  }
-
-  readInput() { this.set(edited(this.pieces, this.write.value)); }
-
-  begin() {
-    this.set([...this.pieces, { text: "", made: true }]);
-    this.drawn = this.ink.lastChild.appendChild(document.createTextNode(""));
-    this.write.readOnly = true;
-    this.ink.classList.add("flowing");
-  }
-
-  append(text) {
-    this.pieces.at(-1).text += text;
-    this.waiting += text;
-    const left = this.drawnAt + REDRAW_MS - performance.now();
-    if (left <= 0) this.draw();
-    else this.timer ??= setTimeout(() => this.draw(), left);
-  }
-
-  draw() {
-    clearTimeout(this.timer);
-    this.timer = null;
-    const below = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
-    this.drawn.appendData(this.waiting);
-    this.write.value += this.waiting;
-    this.waiting = "";
-    this.drawnAt = performance.now();
-    if (below < 48) this.scroller.scrollTop = this.scroller.scrollHeight; // follow, unless the reader has gone up
-  }
-
-  end() {
-    this.draw();
-    this.write.readOnly = false;
-    this.ink.classList.remove("flowing");
-    this.set(this.pieces.filter((piece) => piece.text));
-  }
-
-  takeBack() { if (this.endsWithRun) this.set(this.pieces.slice(0, -1)); }
-}
-
-// ---- The gauge: counts, and the speed as a water level
-
-class Gauge {
-  constructor() {
-    for (const id of ["rate", "count", "first", "water", "surface", "tide"]) this[id] = document.getElementById(id);
-    this.draw([0.3, 0.34, 0.3, 0.26, 0.3, 0.34, 0.3, 0.26, 0.3], 1); // still water
-  }
-
-  start() {
-    this.began = performance.now();
-    this.tokens = 0;
-    this.arrivals = []; // [time in ms, tokens so far], of the last second
-    this.levels = [];
-    this.firstAt = null;
-    for (const figure of [this.rate, this.count, this.first]) figure.textContent = "–";
-    this.timer = setInterval(() => this.tick(), 200);
-  }
-
-  add(tokens) {
-    const now = performance.now();
-    if (this.firstAt === null) {
-      this.firstAt = now;
-      this.first.textContent = duration(now - this.began);
-    }
-    this.tokens += tokens;
-    this.lastAt = now;
-    this.arrivals.push([now, this.tokens]);
-    this.count.textContent = this.tokens.toLocaleString();
-  }
-
-  tick() {
-    const now = performance.now();
-    while (this.arrivals.length > 2 && now - this.arrivals[0][0] > 1000) this.arrivals.shift();
-    const [from, before] = this.arrivals[0] ?? [now, 0];
-    if (this.tokens - before < 2) return;
-    this.show((this.tokens - before) * 1000 / (this.lastAt - from));
-  }
-
-  show(rate) {
-    if (!Number.isFinite(rate)) return;
-    this.rate.textContent = rate.toFixed(rate < 10 ? 1 : 0);
-    this.levels = [...this.levels, rate].slice(-120);
-    this.draw(this.levels.length > 1 ? this.levels : [rate, rate], Math.max(...this.levels) * 1.15);
-  }
-
-  /** Ends the run with the server's own count where it gave one, and the mean speed from the first token on. */
-  finish(counted) {
-    clearInterval(this.timer);
-    if (counted !== null) this.tokens = counted;
-    if (this.firstAt === null) return;
-    this.count.textContent = this.tokens.toLocaleString();
-    const mean = (this.tokens - 1) * 1000 / (this.lastAt - this.firstAt);
-    if (this.tokens < 2 || !Number.isFinite(mean)) return;
-    this.show(mean);
-    this.tide.setAttribute("aria-label", `Speed over the run, ${this.rate.textContent} tokens per second on average`);
-  }
-
-  draw(levels, full) {
-    const step = 600 / (levels.length - 1);
-    const points = levels.map((level, i) => [i * step, 40 - 38 * level / full]);
-    let path = `M${points[0].join(" ")}`;
-    for (let i = 1; i < points.length; i += 1) { // between two points the water eases, as water does
-      const [[x0, y0], [x1, y1]] = [points[i - 1], points[i]];
-      const middle = (x0 + x1) / 2;
-      path += `C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}`;
-    }
-    this.surface.setAttribute("d", path);
-    this.water.setAttribute("d", `${path}V40H0Z`);
-  }
-}
-
-function duration(ms) { return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`; }
-
-// ---- The page
+import { Gauge } from "./gauge.js";
+import { Sheet } from "./sheet.js";
+import { ApiError, apiError, complete } from "./sse.js";
 
 const EXAMPLES = [
   "Once upon a time there was a little girl who lived by the sea.",
@@ -304,7 +34,6 @@ class Playground {
   }
 
   listen() {
-    document.getElementById("theme").addEventListener("click", toggleTheme);
     document.getElementById("form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.run();
@@ -446,7 +175,11 @@ class Playground {
   say(text) { this.status.textContent = text; }
 
   complain(error) {
-    let text = error instanceof ApiError ? error.message : "the server cannot be reached";
+    let text = error.message;
+    if (!(error instanceof ApiError)) {
+      console.error(error);
+      text = "this page has failed; the browser's console has the reason";
+    }
     if (error.status === 429 || error.status === 503) {
       const wait = Number(error.retryAfter);
       text += wait > 0 ? `; try again in ${wait} s` : "; try again in a moment";
@@ -488,4 +221,4 @@ function ending(reason) {
   return `Ended: ${reason}.`;
 }
 
-document.addEventListener("DOMContentLoaded", () => { showTheme(); new Playground(); });
+new Playground();

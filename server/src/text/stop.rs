@@ -9,6 +9,9 @@ use std::sync::Arc;
 /// How many stop strings a request may have.
 pub const MAX_STOP_STRINGS: usize = 16;
 
+/// Longest stop string. Its table takes several times its length, for each prompt of a request.
+const MAX_STOP_BYTES: usize = 1024;
+
 /// Why stop strings were refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StopError {
@@ -18,9 +21,12 @@ pub enum StopError {
     /// An empty string stops everything at once.
     #[error("stop must hold no empty string")]
     Empty,
+    /// Too long.
+    #[error("stop must hold strings of at most {MAX_STOP_BYTES} bytes, found one of {0}")]
+    TooLong(usize),
 }
 
-/// The stop strings of one request, at most [`MAX_STOP_STRINGS`], none empty.
+/// The stop strings of one request, at most [`MAX_STOP_STRINGS`], none empty, none long.
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     patterns: Arc<[Pattern]>,
@@ -30,13 +36,17 @@ impl StopStrings {
     /// Checks and prepares `strings`.
     ///
     /// # Errors
-    /// More than [`MAX_STOP_STRINGS`], or an empty string.
+    /// More than [`MAX_STOP_STRINGS`], an empty string, or one of more than 1024 bytes.
     pub fn new<S: AsRef<str>>(strings: &[S]) -> Result<Self, StopError> {
         if strings.len() > MAX_STOP_STRINGS {
             return Err(StopError::TooMany(strings.len()));
         }
         if strings.iter().any(|string| string.as_ref().is_empty()) {
             return Err(StopError::Empty);
+        }
+        let longest = strings.iter().map(|string| string.as_ref().len()).max().unwrap_or(0);
+        if longest > MAX_STOP_BYTES {
+            return Err(StopError::TooLong(longest));
         }
         Ok(Self { patterns: strings.iter().map(|string| Pattern::new(string.as_ref())).collect() })
     }
@@ -196,6 +206,8 @@ mod tests {
         assert_eq!(StopStrings::new(&["a", ""]).unwrap_err(), StopError::Empty);
         assert_eq!(StopStrings::new(&["x"; 17]).unwrap_err(), StopError::TooMany(17));
         assert!(StopStrings::new(&["x"; 16]).is_ok());
+        assert_eq!(StopStrings::new(&["x".repeat(1025)]).unwrap_err(), StopError::TooLong(1025));
+        assert!(StopStrings::new(&["x".repeat(1024)]).is_ok());
     }
 
     proptest! {

@@ -9,7 +9,7 @@ use tidegate_server::text::Vocabulary;
 
 /// A prompt token on which the model panics.
 pub(crate) const POISON: u32 = 250;
-/// A prompt token on which the model answers with no logits, so that choosing a token panics.
+/// A prompt token on which the model answers with no logits.
 pub(crate) const SHORT: u32 = 251;
 
 /// What a fake has been asked for.

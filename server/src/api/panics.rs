@@ -1,0 +1,43 @@
+//! A panic in a handler becomes an answer: in the OpenAI shape, with the request's id, and without the panic's words.
+
+use std::panic::AssertUnwindSafe;
+
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+
+use super::error::ApiError;
+
+/// Runs a request; a panic, whose words the panic hook has printed, is a 500.
+pub(super) async fn catch(request: Request, next: Next) -> Response {
+    // What a handler shares with others is behind locks and channels of its own; the rest is dropped with it.
+    let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    answer.unwrap_or_else(|_| ApiError::internal().into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::body::{Body, to_bytes};
+    use axum::http::StatusCode;
+    use axum::middleware::from_fn;
+    use axum::routing::get;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    async fn broken() -> StatusCode {
+        panic!("scripted panic")
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_answered_without_its_words() {
+        let app = Router::new().route("/", get(broken)).layer(from_fn(catch));
+        let response = app.oneshot(Request::new(Body::empty())).await.unwrap();
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let text = String::from_utf8_lossy(&body);
+        assert!(text.contains(r#""type":"server_error""#) && !text.contains("scripted"), "{text}");
+    }
+}

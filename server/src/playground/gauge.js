@@ -1,0 +1,72 @@
+// The gauge: counts, and the speed as a water level.
+
+export class Gauge {
+  constructor() {
+    for (const id of ["rate", "count", "first", "water", "surface", "tide"]) this[id] = document.getElementById(id);
+    this.draw([0.3, 0.34, 0.3, 0.26, 0.3, 0.34, 0.3, 0.26, 0.3], 1); // still water
+  }
+
+  start() {
+    this.began = performance.now();
+    this.tokens = 0;
+    this.arrivals = []; // [time in ms, tokens so far], of the last second
+    this.levels = [];
+    this.firstAt = null;
+    for (const figure of [this.rate, this.count, this.first]) figure.textContent = "–";
+    this.timer = setInterval(() => this.tick(), 200);
+  }
+
+  add(tokens) {
+    const now = performance.now();
+    if (this.firstAt === null) {
+      this.firstAt = now;
+      this.first.textContent = duration(now - this.began);
+    }
+    this.tokens += tokens;
+    this.lastAt = now;
+    this.arrivals.push([now, this.tokens]);
+    this.count.textContent = this.tokens.toLocaleString();
+  }
+
+  tick() {
+    const now = performance.now();
+    while (this.arrivals.length > 2 && now - this.arrivals[0][0] > 1000) this.arrivals.shift();
+    const [from, before] = this.arrivals[0] ?? [now, 0];
+    if (this.tokens - before < 2) return;
+    this.show((this.tokens - before) * 1000 / (this.lastAt - from));
+  }
+
+  show(rate) {
+    if (!Number.isFinite(rate)) return;
+    this.rate.textContent = rate.toFixed(rate < 10 ? 1 : 0);
+    this.levels = [...this.levels, rate].slice(-120);
+    this.draw(this.levels.length > 1 ? this.levels : [rate, rate], Math.max(...this.levels) * 1.15);
+  }
+
+  /** Ends the run with the server's own count where it gave one, and the mean speed from the first token on. */
+  finish(counted) {
+    clearInterval(this.timer);
+    if (counted !== null) this.tokens = counted;
+    if (this.firstAt === null) return;
+    this.count.textContent = this.tokens.toLocaleString();
+    const mean = (this.tokens - 1) * 1000 / (this.lastAt - this.firstAt);
+    if (this.tokens < 2 || !Number.isFinite(mean)) return;
+    this.show(mean);
+    this.tide.setAttribute("aria-label", `Speed over the run, ${this.rate.textContent} tokens per second on average`);
+  }
+
+  draw(levels, full) {
+    const step = 600 / (levels.length - 1);
+    const points = levels.map((level, i) => [i * step, 40 - 38 * level / full]);
+    let path = `M${points[0].join(" ")}`;
+    for (let i = 1; i < points.length; i += 1) { // between two points the water eases, as water does
+      const [[x0, y0], [x1, y1]] = [points[i - 1], points[i]];
+      const middle = (x0 + x1) / 2;
+      path += `C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}`;
+    }
+    this.surface.setAttribute("d", path);
+    this.water.setAttribute("d", `${path}V40H0Z`);
+  }
+}
+
+function duration(ms) { return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`; }

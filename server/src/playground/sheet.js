@@ -1,0 +1,95 @@
+// The sheet: pieces of text, each a person's or the model's, and how they are shown.
+// Text reaches the page as text nodes and values only, never as markup.
+
+/** Pieces after `text` replaced what they held; characters that stayed keep their author. */
+export function edited(pieces, text) {
+  const old = pieces.map((piece) => piece.text).join("");
+  const shorter = Math.min(old.length, text.length);
+  let head = 0;
+  while (head < shorter && old[head] === text[head]) head += 1;
+  let tail = 0;
+  while (tail < shorter - head && old.at(-1 - tail) === text.at(-1 - tail)) tail += 1;
+  const typed = { text: text.slice(head, text.length - tail), made: false };
+  const result = [...cut(pieces, 0, head), typed, ...cut(pieces, old.length - tail, old.length)];
+  return result.filter((piece) => piece.text);
+}
+
+function cut(pieces, from, to) {
+  let at = 0;
+  return pieces.map((piece) => {
+    const text = piece.text.slice(Math.max(0, from - at), Math.max(0, to - at));
+    at += piece.text.length;
+    return { ...piece, text };
+  });
+}
+
+/** Laying out a long text takes milliseconds, tokens may come each millisecond: so not at every token. */
+const REDRAW_MS = 40;
+
+export class Sheet {
+  constructor() {
+    this.write = document.getElementById("prompt");
+    this.ink = document.getElementById("ink");
+    this.scroller = document.getElementById("sheet");
+    this.pieces = [];
+    this.drawn = null; // the text node that a run appends to
+    this.waiting = ""; // came since the last drawing
+    this.drawnAt = 0;
+    this.timer = null;
+  }
+
+  get text() { return this.pieces.map((piece) => piece.text).join(""); }
+  get endsWithRun() { return Boolean(this.pieces.at(-1)?.made); }
+
+  set(pieces) {
+    this.pieces = pieces;
+    this.drawn = null;
+    this.ink.replaceChildren(...pieces.map((piece) => this.span(piece)));
+    const text = this.text;
+    if (this.write.value !== text) this.write.value = text; // an equal value must not move the caret
+  }
+
+  span(piece) {
+    const span = document.createElement("span");
+    if (piece.made) span.className = "made";
+    span.textContent = piece.text;
+    return span;
+  }
+
+  readInput() { this.set(edited(this.pieces, this.write.value)); }
+
+  begin() {
+    this.set([...this.pieces, { text: "", made: true }]);
+    this.drawn = this.ink.lastChild.appendChild(document.createTextNode(""));
+    this.write.readOnly = true;
+    this.ink.classList.add("flowing");
+  }
+
+  append(text) {
+    this.pieces.at(-1).text += text;
+    this.waiting += text;
+    const left = this.drawnAt + REDRAW_MS - performance.now();
+    if (left <= 0) this.draw();
+    else this.timer ??= setTimeout(() => this.draw(), left);
+  }
+
+  draw() {
+    clearTimeout(this.timer);
+    this.timer = null;
+    const below = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
+    this.drawn.appendData(this.waiting);
+    this.write.value += this.waiting;
+    this.waiting = "";
+    this.drawnAt = performance.now();
+    if (below < 48) this.scroller.scrollTop = this.scroller.scrollHeight; // follow, unless the reader has gone up
+  }
+
+  end() {
+    this.draw();
+    this.write.readOnly = false;
+    this.ink.classList.remove("flowing");
+    this.set(this.pieces.filter((piece) => piece.text));
+  }
+
+  takeBack() { if (this.endsWithRun) this.set(this.pieces.slice(0, -1)); }
+}
