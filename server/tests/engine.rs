@@ -5,7 +5,7 @@ mod common;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use common::fake::{Fake, POISON, SHORT, rules};
+use common::fake::{Fake, NAN, POISON, SHORT, rules};
 use tidegate_model::SamplingParams;
 use tidegate_server::engine::{
     EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, FinishReason, Limits, Request,
@@ -174,8 +174,9 @@ fn a_panic_ends_one_request_alone() {
     let fake = Fake::new(4).step(Duration::from_millis(1));
     let (engine, _thread) = start(fake, 8);
     let healthy = engine.submit(request(&[1], 200)).unwrap();
-    for prompt in [[1, POISON], [1, SHORT]] {
-        // The first panics inside the model, the second gets fewer logits than there are tokens.
+    for prompt in [[1, POISON], [1, SHORT], [1, NAN]] {
+        // The first panics inside the model, the second gets fewer logits than there are tokens, the third none that
+        // is a number.
         let parameters = RequestParameters {
             prompt: prompt.into(),
             max_tokens: 5,
@@ -189,7 +190,7 @@ fn a_panic_ends_one_request_alone() {
     let (_, ids, last) = collect(healthy);
     assert_eq!(ids.len(), 200);
     assert!(matches!(last, Some(Event::Finished(_))));
-    assert_eq!(engine.stats().failed, 2);
+    assert_eq!(engine.stats().failed, 3);
     assert!(engine.is_ready());
 }
 

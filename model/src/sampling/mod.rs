@@ -129,11 +129,10 @@ impl Sampler {
         }
     }
 
-    /// Chooses a token and counts it. logits: (vocab), left changed by biases and penalties.
+    /// Chooses a token and counts it; none where no logit is a number above minus infinity.
     ///
-    /// # Panics
-    /// When `logits` is empty: a vocabulary has a token at least.
-    pub fn sample(&mut self, logits: &mut [f32]) -> u32 {
+    /// logits: (vocab), left changed by biases and penalties.
+    pub fn sample(&mut self, logits: &mut [f32]) -> Option<u32> {
         let params = &self.params;
         for &(id, bias) in &params.logit_bias {
             if let Some(logit) = logits.get_mut(id as usize) {
@@ -142,9 +141,9 @@ impl Sampler {
         }
         self.counts.apply(params, logits);
         let token = if params.temperature == 0.0 {
-            processors::greedy(logits)
+            processors::greedy(logits)?
         } else {
-            self.candidates.fill(logits, params.temperature, params.top_k);
+            self.candidates.fill(logits, params.temperature, params.top_k)?;
             self.candidates.typical(params.typical_p);
             self.candidates.top_p(params.top_p);
             self.candidates.min_p(params.min_p);
@@ -153,6 +152,6 @@ impl Sampler {
             self.candidates.draw(uniform)
         };
         self.counts.answer(token);
-        token
+        Some(token)
     }
 }

@@ -2,10 +2,15 @@
 
 use std::cmp::Ordering;
 
-/// The most likely token; of equals the first. NaN is never chosen.
-pub(super) fn greedy(logits: &[f32]) -> u32 {
-    let better = |best: (usize, f32), next: (usize, f32)| if next.1 > best.1 { next } else { best };
-    logits.iter().copied().enumerate().fold((0, f32::NEG_INFINITY), better).0 as u32
+/// The most likely token; of equals the first. None where no logit is a number above minus infinity.
+pub(super) fn greedy(logits: &[f32]) -> Option<u32> {
+    let mut best = (None, f32::NEG_INFINITY);
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > best.1 {
+            best = (Some(token as u32), logit);
+        }
+    }
+    best.0
 }
 
 /// A token that may be chosen.
@@ -28,9 +33,12 @@ pub(super) struct Candidates {
 
 impl Candidates {
     /// Softmax of the logits over the temperature, of the `top_k` most likely only (0 for all).
-    pub(super) fn fill(&mut self, logits: &[f32], temperature: f32, top_k: usize) {
+    ///
+    /// None where no logit is a number above minus infinity.
+    pub(super) fn fill(&mut self, logits: &[f32], temperature: f32, top_k: usize) -> Option<()> {
         self.list.clear();
-        let best = logits[greedy(logits) as usize];
+        let likeliest = greedy(logits)?;
+        let best = logits[likeliest as usize];
         for (token, &logit) in logits.iter().enumerate() {
             let p = (f64::from(logit - best) / f64::from(temperature)).exp();
             // A subnormal could become 0 when normalised, and the entropy's 0 ln 0 is no number.
@@ -39,14 +47,15 @@ impl Candidates {
             }
         }
         if self.list.is_empty() {
-            // Only NaN or -inf: nothing better is known than the first of them.
-            self.list.push(Candidate { token: greedy(logits), p: 1.0 });
+            // An infinite logit leaves nothing beside it.
+            self.list.push(Candidate { token: likeliest, p: 1.0 });
         }
         if top_k > 0 && top_k < self.list.len() {
             self.list.select_nth_unstable_by(top_k, by_probability);
             self.list.truncate(top_k);
         }
         self.normalise();
+        Some(())
     }
 
     fn normalise(&mut self) {
@@ -128,7 +137,7 @@ mod tests {
 
     fn kept(logits: &[f32], narrow: impl Fn(&mut Candidates)) -> Vec<u32> {
         let mut candidates = Candidates::default();
-        candidates.fill(logits, 1.0, 0);
+        candidates.fill(logits, 1.0, 0).unwrap();
         narrow(&mut candidates);
         let sum: f64 = candidates.list.iter().map(|c| c.p).sum();
         assert!((sum - 1.0).abs() < 1e-12);
@@ -173,25 +182,26 @@ mod tests {
     #[test]
     fn top_k_of_equals_keeps_the_first() {
         let mut candidates = Candidates::default();
-        candidates.fill(&[1.0, 3.0, 1.0, 1.0], 0.7, 2);
+        candidates.fill(&[1.0, 3.0, 1.0, 1.0], 0.7, 2).unwrap();
         let mut tokens: Vec<u32> = candidates.list.iter().map(|c| c.token).collect();
         tokens.sort_unstable();
         assert_eq!(tokens, [0, 1]);
     }
 
     #[test]
-    fn hopeless_logits_still_give_a_token() {
-        for bad in [f32::NAN, f32::NEG_INFINITY] {
-            assert_eq!(kept(&[bad; 4], |c| c.top_p(0.5)), [0]);
-            assert_eq!(greedy(&[bad; 4]), 0);
+    fn logits_without_a_number_give_no_token() {
+        for bad in [&[f32::NAN; 4][..], &[f32::NEG_INFINITY; 4], &[]] {
+            assert_eq!(Candidates::default().fill(bad, 1.0, 0), None);
+            assert_eq!(greedy(bad), None);
         }
-        assert_eq!(greedy(&[f32::NAN, -3.0, 2.0, f32::NAN]), 2);
+        assert_eq!(greedy(&[f32::NAN, -3.0, 2.0, f32::NAN]), Some(2));
+        assert_eq!(kept(&[0.0, f32::INFINITY, f32::NAN], |_| ()), [1]);
     }
 
     #[test]
     fn draws_follow_the_probabilities() {
         let mut candidates = Candidates::default();
-        candidates.fill(&halves(), 1.0, 0);
+        candidates.fill(&halves(), 1.0, 0).unwrap();
         let mut counts = [0u32; 5];
         for i in 0..1600 {
             counts[candidates.draw((f64::from(i) + 0.5) / 1600.0) as usize] += 1;

@@ -8,6 +8,7 @@ use tracing::Span;
 
 use super::event::{Finish, FinishReason, Timings};
 use super::inbox::Submission;
+use super::model::ModelError;
 use super::outlet::Outlet;
 use crate::text::{Detokenizer, StopMatcher, Vocabulary};
 
@@ -85,8 +86,11 @@ impl Sequence {
     }
 
     /// Chooses a token from `logits` (vocab), adds its text, and says whether that ends the text.
-    pub(super) fn accept(&mut self, logits: &mut [f32], rules: &TextRules) -> Option<FinishReason> {
-        let token = self.sampler.sample(logits);
+    ///
+    /// # Errors
+    /// No logit is a number: the weights or the state are broken, and any token would be a lie.
+    pub(super) fn accept(&mut self, logits: &mut [f32], rules: &TextRules) -> Result<Option<FinishReason>, ModelError> {
+        let token = self.sampler.sample(logits).ok_or_else(|| ModelError::new("no logit is a number"))?;
         self.pending_token = Some(token);
         self.generated += 1;
         self.clock.first_token.get_or_insert_with(Instant::now);
@@ -106,7 +110,7 @@ impl Sequence {
             }
         };
         self.outlet.push(token, &text);
-        reason
+        Ok(reason)
     }
 
     /// Ends a text that no stop string has ended, and lets out what was held back.

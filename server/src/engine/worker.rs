@@ -200,7 +200,7 @@ impl<M: LanguageModel> Worker<M> {
     fn accept(&mut self, slot: usize, logits: &mut [f32]) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let rules = &self.rules;
-        match catch_unwind(AssertUnwindSafe(|| sequence.accept(logits, rules))) {
+        match guarded(|| sequence.accept(logits, rules)) {
             Ok(outcome) => {
                 add(&self.shared.counters.generated_tokens, 1);
                 match outcome {
@@ -209,7 +209,7 @@ impl<M: LanguageModel> Worker<M> {
                     None => _ = sequence.outlet.flush(),
                 }
             }
-            Err(panic) => self.fail(slot, &words(panic.as_ref())),
+            Err(reason) => self.fail(slot, &reason),
         }
     }
 

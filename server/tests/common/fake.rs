@@ -11,6 +11,8 @@ use tidegate_server::text::Vocabulary;
 pub(crate) const POISON: u32 = 250;
 /// A prompt token on which the model answers with no logits.
 pub(crate) const SHORT: u32 = 251;
+/// A prompt token on which the model answers with logits that are no numbers.
+pub(crate) const NAN: u32 = 252;
 
 /// What a fake has been asked for.
 #[derive(Default)]
@@ -81,6 +83,9 @@ impl LanguageModel for Fake {
         self.absorb(ids, slot)?;
         if ids.contains(&SHORT) {
             return Ok(Vec::new());
+        }
+        if ids.contains(&NAN) {
+            return Ok(vec![f32::NAN; 256]);
         }
         Ok(Self::logits(ids[ids.len() - 1]).collect())
     }
