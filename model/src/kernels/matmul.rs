@@ -79,7 +79,7 @@ impl Columns {
 }
 
 /// Multiply-adds under which waking a second thread costs more than it saves.
-const SERIAL: usize = 1 << 19;
+const SERIAL: usize = 1 << 21;
 /// Weight rows that a thread takes at a time; a multiple of the micro-kernels' blocks.
 const PANEL: usize = 48;
 /// Bytes of `x` that stay in a core's second-level cache while a panel of weights passes.
