@@ -215,11 +215,11 @@ fn ready(served: &Served) {
         fingerprint = served.fingerprint,
         vocab_size = served.limits.vocab_size,
         eos = ?served.tokenizer.eos(),
-        temperature = sampling.temperature,
-        top_p = sampling.top_p,
+        temperature = %sampling.temperature,
+        top_p = %sampling.top_p,
         top_k = sampling.top_k,
-        min_p = sampling.min_p,
-        repetition_penalty = sampling.repetition_penalty,
+        min_p = %sampling.min_p,
+        repetition_penalty = %sampling.repetition_penalty,
         "ready; the sampling shown holds where a request says nothing"
     );
 }
