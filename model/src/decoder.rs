@@ -65,7 +65,8 @@ impl Decoder {
     ///
     /// # Errors
     /// When an id is outside the vocabulary, a slot is out of range or named twice, or `ids` is empty: then nothing
-    /// has changed. After any other error (the device's) the slots are part way: reset them.
+    /// has changed. After any other error (the device's) the slots are part way, and are
+    /// refused until they are reset.
     pub fn forward(&self, ids: &Tensor, pool: &mut StatePool, slots: &[usize]) -> Result<Tensor> {
         self.head.forward(&self.hidden(ids, pool, slots, None)?)
     }

@@ -13,11 +13,12 @@ pub(crate) fn angles(
     device: &Device,
 ) -> Result<(Tensor, Tensor)> {
     let half = head_dim / 2;
+    let frequencies: Vec<f64> = (0..half).map(|i| theta.powf(-(i as f64) / half as f64)).collect();
     let (mut cos, mut sin) = (Vec::new(), Vec::new());
     for &start in positions {
         for t in 0..time as u64 {
-            for i in 0..half {
-                let angle = (start + t) as f64 * theta.powf(-(i as f64) / half as f64);
+            for frequency in &frequencies {
+                let angle = (start + t) as f64 * frequency;
                 cos.push(angle.cos() as f32);
                 sin.push(angle.sin() as f32);
             }

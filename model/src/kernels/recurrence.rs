@@ -1,4 +1,4 @@
-//! One token of one head: features, decay, rank-1 update, readout and normaliser in one pass over the state.
+//! One token of one head: decay, rank-1 update, readout and normaliser in one pass over the state.
 //!
 //! A head's memory is one slice: S (2D, d) row by row, then z (2D), then c. z is a column of S in the
 //! mathematics; it lies apart so that the rows of S stay whole vectors.
@@ -61,8 +61,8 @@ fn step_body(
 }
 
 multiversion! {
-    /// Takes one head one token further and reads it out (DESIGN: the paper's equations 5 to 7 with a signed,
-    /// clamped denominator).
+    /// Takes one head one token further and reads it out (Peng et al., 2021, equations 5 to 7, with a signed
+    /// denominator that is clamped).
     ///
     /// memory: S (2D, d), z (2D), c (1); phi_q, phi_k: (2D); v, out: (d); weights: what is kept and what is
     /// taken in; the denominator is held at or above `eps * c`.

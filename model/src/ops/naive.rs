@@ -75,7 +75,8 @@ pub fn gaussian_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
 }
 
 /// One token: `S <- g S + (1-g) phi_k v^T`, `z <- g z + (1-g) phi_k`, `c <- g c + (1-g)` (equation 7), then
-/// `h = phi_q S / max(phi_q . z, eps c)` (equation 5, with the clamp that DESIGN's layer has).
+/// `h = phi_q S / max(phi_q . z, eps c)` (equation 5; the clamp is ours, and scales with c so that
+/// early tokens are right).
 ///
 /// phi_q, phi_k: (2D), v: (d), gate: the gate's logit, or none for RFA without a gate, where g and 1-g are 1.
 pub fn step<F: Float>(memory: &mut Memory<F>, phi_q: &[F], phi_k: &[F], v: &[F], gate: Option<F>, eps: f64) -> Vec<F> {

@@ -1,4 +1,4 @@
-//! From logits to a token: each processor small, the generator's place in its stream a number that can be kept.
+//! From logits to a token: each processor small, one draw of a seeded generator for each sampled token.
 //!
 //! Order: bias, penalties, temperature, top-k, typical-p, top-p, min-p, draw. Hugging Face's generation has
 //! typical-p last.
