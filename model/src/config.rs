@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::layout::StateLayout;
+
 /// Why a `config.json` was refused; the message names the field and its bound.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -247,9 +249,18 @@ impl DecoderConfig {
 
     /// Bytes of one conversation's state, however long its text.
     pub fn state_bytes(&self) -> usize {
-        let memory = self.num_attention_heads * self.head_state_len();
-        let conv = self.conv_kernel.saturating_sub(1) * 3 * self.inner_size();
-        self.num_hidden_layers * (memory + conv) * size_of::<f32>()
+        self.state_layout().numbers() * size_of::<f32>()
+    }
+
+    /// What one conversation's state is made of.
+    pub fn state_layout(&self) -> StateLayout {
+        StateLayout {
+            layers: self.num_hidden_layers,
+            heads: self.num_attention_heads,
+            head: self.head_state_len(),
+            taps: self.conv_kernel.saturating_sub(1),
+            channels: if self.conv_kernel > 1 { 3 * self.inner_size() } else { 0 },
+        }
     }
 
     /// Trained numbers; the fixed random matrices are not counted.

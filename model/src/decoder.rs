@@ -59,9 +59,8 @@ impl Decoder {
     /// ids: (batch, time) u32; slots: one for each row, all different, their states taken `time` tokens forward.
     /// -> (batch, time, vocab) f32
     ///
-    /// One token a row goes by the fused one-step form, more by the chunked form in blocks of
-    /// [`chunk::CHUNK`](crate::ops::chunk::CHUNK) counted from the first of `ids`: where a text is cut into calls
-    /// changes its results by rounding (under 1e-4), not by more.
+    /// Where a text is cut into calls changes no bit of its logits and states (on the CPU), nor does what else is in
+    /// the batch: a token after a prompt, after a restored state and after decoding is one and the same.
     ///
     /// # Errors
     /// When an id is outside the vocabulary, a slot is out of range or named twice, or `ids` is empty: then nothing
@@ -71,7 +70,8 @@ impl Decoder {
         self.head.forward(&self.hidden(ids, pool, slots, None)?)
     }
 
-    /// [`Self::forward`], with every layer's denominators and gates counted in `probe`.
+    /// [`Self::forward`] by the chunked form of the recurrence, with every layer's denominators and gates counted in
+    /// `probe`; equal to it but for rounding (under 1e-4).
     ///
     /// # Errors
     /// As for [`Self::forward`].

@@ -15,7 +15,7 @@
 //! # }
 //! ```
 //!
-//! config, weights, state, kernels, nn, feature_map -> ops -> attention -> block -> decoder; `checkpoint` loads one,
+//! layout, config, weights, state, kernels, nn, feature_map -> ops -> attention -> block -> decoder; `checkpoint` loads one,
 //! `probe` watches one; `sampling` uses nothing of the others.
 
 mod attention;
@@ -25,6 +25,7 @@ pub mod config;
 mod decoder;
 pub mod feature_map;
 mod kernels;
+mod layout;
 mod nn;
 pub mod ops;
 pub mod probe;
@@ -35,5 +36,6 @@ mod weights;
 pub use candle_core::{DType, Device, Tensor};
 pub use config::DecoderConfig;
 pub use decoder::Decoder;
-pub use sampling::{Sampler, SamplingParams};
+pub use layout::StateLayout;
+pub use sampling::{Sampler, SamplerState, SamplingParams};
 pub use state::StatePool;

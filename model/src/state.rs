@@ -1,8 +1,9 @@
 //! What a decoder remembers: a pool of slots, one conversation each, every slot of the same constant size.
 
-use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor, bail};
 
 use crate::config::DecoderConfig;
+use crate::layout::StateLayout;
 
 /// One layer's part of the pool.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ pub struct StatePool {
     tokens: Vec<u64>,
     /// Slots whose layers a failed step may have left at different tokens: only a reset makes them usable.
     torn: Vec<bool>,
-    slot_bytes: usize,
+    layout: StateLayout,
 }
 
 impl StatePool {
@@ -42,7 +43,7 @@ impl StatePool {
             })
         };
         let layers = (0..config.num_hidden_layers).map(|_| layer()).collect::<Result<_>>()?;
-        Ok(Self { layers, tokens: vec![0; slots], torn: vec![false; slots], slot_bytes: config.state_bytes() })
+        Ok(Self { layers, tokens: vec![0; slots], torn: vec![false; slots], layout: config.state_layout() })
     }
 
     /// How many conversations fit.
@@ -57,7 +58,12 @@ impl StatePool {
 
     /// Bytes of one slot, whatever it has seen.
     pub fn state_bytes(&self) -> usize {
-        self.slot_bytes
+        self.layout.numbers() * size_of::<f32>()
+    }
+
+    /// How the numbers of [`Self::export`] lie.
+    pub fn layout(&self) -> StateLayout {
+        self.layout
     }
 
     /// Makes a slot an empty text again.
@@ -85,6 +91,56 @@ impl StatePool {
         let Some(state) = self.layers.get(layer) else { bail!("layer {layer} is out of range") };
         let copy = |t: &Tensor| t.narrow(0, slot, 1)?.squeeze(0)?.copy();
         Ok((copy(&state.memory)?, state.conv.as_ref().map(copy).transpose()?))
+    }
+
+    /// A slot's numbers, copied: memory (layers, heads, 2D (d + 1) + 1), then the convolutions' inputs
+    /// (layers, kernel - 1, 3 heads d).
+    ///
+    /// # Errors
+    /// When there is no such slot, or a step that failed has left it half way.
+    pub fn export(&self, slot: usize) -> Result<Vec<f32>> {
+        self.check(slot)?;
+        if self.torn[slot] {
+            bail!("slot {slot} was left half way by a step that failed: there is nothing whole to export");
+        }
+        let mut numbers = Vec::with_capacity(self.layout.numbers());
+        for tensor in self.tensors() {
+            let (storage, layout) = tensor.storage_and_layout();
+            let (Storage::Cpu(CpuStorage::F32(all)), Some((start, end))) = (&*storage, layout.contiguous_offsets())
+            else {
+                bail!("states must be contiguous f32 on the CPU");
+            };
+            let len = (end - start) / self.slots();
+            numbers.extend_from_slice(&all[start..end][slot * len..(slot + 1) * len]);
+        }
+        Ok(numbers)
+    }
+
+    /// Puts numbers that [`Self::export`] has given into a slot, which then has seen `tokens` tokens. A torn slot is
+    /// whole again.
+    ///
+    /// # Errors
+    /// When there is no such slot, or `numbers` are not as many as a slot has: then nothing has changed.
+    pub fn import(&mut self, slot: usize, numbers: &[f32], tokens: u64) -> Result<()> {
+        self.check(slot)?;
+        if numbers.len() != self.layout.numbers() {
+            bail!("a state must have {} numbers, found {}", self.layout.numbers(), numbers.len());
+        }
+        let mut rest = numbers;
+        for tensor in self.tensors() {
+            let (own, others) = rest.split_at(tensor.elem_count() / self.slots());
+            tensor.inplace_op1(&Overwrite { slot, numbers: own })?;
+            rest = others;
+        }
+        self.tokens[slot] = tokens;
+        self.torn[slot] = false;
+        Ok(())
+    }
+
+    /// All tensors of the pool, in the order of [`StateLayout`].
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let memories = self.layers.iter().map(|layer| &layer.memory);
+        memories.chain(self.layers.iter().filter_map(|layer| layer.conv.as_ref()))
     }
 
     /// The layers in order, each to be handed to its own block.
@@ -124,6 +180,26 @@ impl StatePool {
             return Ok(());
         }
         bail!("slot {slot} is out of range: the pool has {}", self.tokens.len())
+    }
+}
+
+/// Overwrites one slot of a tensor of slots.
+struct Overwrite<'a> {
+    slot: usize,
+    numbers: &'a [f32],
+}
+
+impl InplaceOp1 for Overwrite<'_> {
+    fn name(&self) -> &'static str {
+        "overwrite-slot"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let (CpuStorage::F32(all), Some((start, end))) = (storage, layout.contiguous_offsets()) else {
+            bail!("states must be contiguous f32");
+        };
+        all[start..end][self.slot * self.numbers.len()..][..self.numbers.len()].copy_from_slice(self.numbers);
+        Ok(())
     }
 }
 

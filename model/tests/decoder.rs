@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Numbers, decoder, distance, row};
+use tidegate_model::probe::Probe;
 use tidegate_model::{Decoder, StatePool, Tensor};
 
 const KINDS: [&str; 4] = [
@@ -28,7 +29,7 @@ fn state(decoder: &Decoder, pool: &StatePool, slot: usize) -> Vec<f32> {
 }
 
 #[test]
-fn step_by_step_gives_the_logits_of_one_forward_pass() {
+fn step_by_step_gives_the_bits_of_one_forward_pass() {
     for kind in KINDS {
         let decoder = decoder(kind, 3);
         let ids = Numbers::new(4).ids(150, 61);
@@ -36,13 +37,61 @@ fn step_by_step_gives_the_logits_of_one_forward_pass() {
         let whole = flat(&decoder.forward(&row(&ids), &mut pool, &[0]).unwrap());
         let steps: Vec<f32> = ids.iter().flat_map(|&id| decoder.decode(&[id], &mut pool, &[1]).unwrap()).collect();
         assert!(whole.iter().any(|v| v.abs() > 0.1), "logits without contrast");
-        assert!(distance(&whole, &steps) < 1e-4, "{kind}: {}", distance(&whole, &steps));
+        assert_eq!(bits(&whole), bits(&steps), "{kind}");
+        assert_eq!(bits(&state(&decoder, &pool, 0)), bits(&state(&decoder, &pool, 1)), "{kind}");
+    }
+}
+
+#[test]
+fn the_chunked_form_gives_what_serving_gives() {
+    for kind in KINDS {
+        let decoder = decoder(kind, 3);
+        let ids = Numbers::new(4).ids(150, 61);
+        let mut pool = decoder.new_pool(2).unwrap();
+        let served = flat(&decoder.forward(&row(&ids), &mut pool, &[0]).unwrap());
+        let mut probe = Probe::default();
+        let chunked = flat(&decoder.forward_probed(&row(&ids), &mut pool, &[1], &mut probe).unwrap());
+        assert!(distance(&served, &chunked) < 1e-4, "{kind}: {}", distance(&served, &chunked));
         assert!(distance(&state(&decoder, &pool, 0), &state(&decoder, &pool, 1)) < 1e-4, "{kind}");
     }
 }
 
 #[test]
-fn a_prefill_cut_anywhere_equals_one_prefill() {
+fn a_state_put_into_another_pool_goes_on_as_if_it_had_never_left() {
+    for kind in KINDS {
+        let decoder = decoder(kind, 17);
+        let ids = Numbers::new(18).ids(90, 61);
+        let mut pool = decoder.new_pool(2).unwrap();
+        decoder.absorb(&ids[..70], &mut pool, 1).unwrap();
+        let numbers = pool.export(1).unwrap();
+        assert_eq!(numbers.len(), pool.layout().numbers());
+        assert_eq!(numbers.len() * 4, pool.state_bytes());
+        assert_eq!(bits(&numbers), bits(&memories_then_convolutions(&decoder, &pool, 1)), "{kind}");
+
+        let mut other = decoder.new_pool(3).unwrap();
+        decoder.absorb(&ids[..33], &mut other, 0).unwrap();
+        decoder.absorb(&ids[..44], &mut other, 2).unwrap();
+        let beside = state(&decoder, &other, 0);
+        other.import(2, &numbers, 70).unwrap();
+        assert_eq!((other.tokens(0), other.tokens(2)), (33, 70));
+        assert_eq!(bits(&state(&decoder, &other, 0)), bits(&beside), "{kind}: a neighbour has changed");
+        let stayed = decoder.prefill(&ids[70..], &mut pool, 1).unwrap();
+        let moved = decoder.prefill(&ids[70..], &mut other, 2).unwrap();
+        assert_eq!(bits(&stayed), bits(&moved), "{kind}");
+        assert!(other.import(2, &numbers[1..], 70).unwrap_err().to_string().contains("numbers"));
+        assert!(other.import(3, &numbers, 70).is_err() && other.export(3).is_err());
+    }
+}
+
+/// All state of a slot, in the order of an export.
+fn memories_then_convolutions(decoder: &Decoder, pool: &StatePool, slot: usize) -> Vec<f32> {
+    let layers = 0..decoder.config().num_hidden_layers;
+    let (memories, convolutions): (Vec<_>, Vec<_>) = layers.map(|layer| pool.layer(layer, slot).unwrap()).unzip();
+    memories.iter().chain(convolutions.iter().flatten()).flat_map(flat).collect()
+}
+
+#[test]
+fn a_prefill_cut_anywhere_has_the_bits_of_one_prefill() {
     for kind in KINDS {
         let decoder = decoder(kind, 5);
         let ids = Numbers::new(6).ids(131, 61);
@@ -52,7 +101,8 @@ fn a_prefill_cut_anywhere_equals_one_prefill() {
             pool.reset(1).unwrap();
             decoder.absorb(&ids[..cut], &mut pool, 1).unwrap();
             let parts = decoder.prefill(&ids[cut..], &mut pool, 1).unwrap();
-            assert!(distance(&whole, &parts) < 1e-4, "{kind}, cut at {cut}: {}", distance(&whole, &parts));
+            assert_eq!(bits(&whole), bits(&parts), "{kind}, cut at {cut}");
+            assert_eq!(bits(&state(&decoder, &pool, 0)), bits(&state(&decoder, &pool, 1)), "{kind}, cut at {cut}");
             assert_eq!(pool.tokens(1), 131);
         }
     }
@@ -150,14 +200,12 @@ fn an_id_or_slot_that_is_not_there_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn the_probe_counts_without_changing_the_logits() {
+fn the_probe_counts_every_token_of_every_head() {
     let decoder = decoder(KINDS[1], 17);
     let ids = row(&Numbers::new(18).ids(80, 61));
     let mut pool = decoder.new_pool(2).unwrap();
-    let plain = flat(&decoder.forward(&ids, &mut pool, &[0]).unwrap());
     let mut probe = Vec::new();
-    let probed = flat(&decoder.forward_probed(&ids, &mut pool, &[1], &mut probe).unwrap());
-    assert_eq!(bits(&plain), bits(&probed));
+    decoder.forward_probed(&ids, &mut pool, &[1], &mut probe).unwrap();
     assert_eq!(probe.len(), 2);
     for layer in &probe {
         assert_eq!((layer.tokens, layer.clamped.len(), layer.log_gate.len()), (80, 2, 2));

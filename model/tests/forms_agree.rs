@@ -104,11 +104,11 @@ impl Case {
         let features = self.features();
         let mut parts = Vec::new();
         for t in 0..self.time {
-            let at = |x: &Tensor| x.narrow(1, t, 1).unwrap().squeeze(1).unwrap();
+            let at = |x: &Tensor| x.narrow(1, t, 1).unwrap();
             let gate = gate.as_ref().map(at);
-            parts.push(recurrent::step(self.shape, &features, &pool, &at(&qkv), gate.as_ref(), &slots).unwrap());
+            parts.push(recurrent::scan(self.shape, &features, &pool, &at(&qkv), gate.as_ref(), &slots).unwrap());
         }
-        Tensor::stack(&parts, 1).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+        Tensor::cat(&parts, 1).unwrap().flatten_all().unwrap().to_vec1().unwrap()
     }
 }
 
@@ -178,9 +178,9 @@ fn the_table_of_errors() {
 fn a_slot_out_of_range_or_named_twice_is_refused() {
     let case = Case::new(2, 1, shape(1, 4, 4), None, 1);
     let pool = Tensor::zeros((2, 1, 8 * 5 + 1), candle_core::DType::F32, &Device::Cpu).unwrap();
-    let qkv = Tensor::from_slice(&case.qkv, (2, 12), &Device::Cpu).unwrap();
+    let qkv = Tensor::from_slice(&case.qkv, (2, 1, 12), &Device::Cpu).unwrap();
     for slots in [[0, 2], [1, 1]] {
-        let error = recurrent::step(case.shape, &case.features(), &pool, &qkv, None, &slots).unwrap_err();
+        let error = recurrent::scan(case.shape, &case.features(), &pool, &qkv, None, &slots).unwrap_err();
         assert!(error.to_string().contains("slot"), "{error}");
     }
 }

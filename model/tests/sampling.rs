@@ -108,3 +108,52 @@ fn a_parameter_out_of_its_bound_is_named() {
     assert_eq!(wrong(|p| p.logit_bias = vec![(1, 101.0)]), "logit_bias");
     assert_eq!(wrong(|p| p.logit_bias = vec![(VOCAB as u32, 1.0)]), "logit_bias");
 }
+
+#[test]
+fn a_sampler_resumed_from_its_state_goes_on_as_if_it_had_never_left() {
+    let logits: Vec<f32> = Numbers::new(6).normals(VOCAB);
+    for temperature in [0.0, 0.9] {
+        let params = SamplingParams {
+            temperature,
+            top_p: 0.9,
+            repetition_penalty: 1.2,
+            frequency_penalty: 0.4,
+            presence_penalty: -0.3,
+            seed: 77,
+            ..SamplingParams::default()
+        };
+        let mut stayed = Sampler::new(params.clone(), VOCAB).unwrap();
+        stayed.observe_prompt(&[3, 5, 3]);
+        for _ in 0..23 {
+            stayed.sample(&mut logits.clone()).unwrap();
+        }
+        let state = stayed.state();
+        let mut moved = Sampler::resume(params.clone(), &state, VOCAB).unwrap();
+        assert_eq!(moved.state(), state);
+        for _ in 0..50 {
+            assert_eq!(stayed.sample(&mut logits.clone()), moved.sample(&mut logits.clone()));
+        }
+        assert_eq!(stayed.state(), moved.state());
+        assert_eq!(state.draws, if temperature == 0.0 { 0 } else { 23 });
+    }
+}
+
+#[test]
+fn the_last_token_can_be_left_out_of_a_samplers_state() {
+    let favour = |token: usize| {
+        let mut logits = vec![0.0; VOCAB];
+        logits[token] = 9.0;
+        logits
+    };
+    let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let mut sampler = Sampler::new(params, VOCAB).unwrap();
+    sampler.observe_prompt(&[1]);
+    for token in [1, 2, 2] {
+        let before = sampler.state();
+        assert_eq!(sampler.sample(&mut favour(token)), Some(token as u32));
+        assert_eq!(sampler.state_before_last(), before);
+    }
+    assert_eq!(sampler.state().counts, [(1, 1), (2, 2)]);
+    sampler.close_answer();
+    assert_eq!(sampler.state().counts, [(1, 0), (2, 0)]);
+}

@@ -1,11 +1,13 @@
 //! The Tidegate text-generation server: HTTP in, server-sent events out.
 //!
-//! Layers, each knowing only those before it: [`text`] (token ids and characters), [`engine`] (batching on its own
-//! thread), [`api`] (the OpenAI format over HTTP), and here: opening a [`checkpoint`], the application, serving it.
+//! Layers, each knowing only those before it: [`text`] (token ids and characters), [`session`] (conversations that are
+//! kept), [`engine`] (batching on its own thread), [`api`] (the OpenAI format over HTTP), and here: opening a
+//! [`checkpoint`], the application, serving it.
 
 pub mod api;
 pub mod checkpoint;
 pub mod engine;
+pub mod session;
 pub mod text;
 
 use std::future::Future;

@@ -19,12 +19,13 @@ const UNSAFE: [&str; 2] = ["model/src/kernels/", "model/src/checkpoint.rs"];
 type Layers = &'static [(&'static str, &'static [&'static str])];
 
 const MODEL: Layers = &[
-    ("config", &[]),
+    ("layout", &[]),
+    ("config", &["layout"]),
     ("probe", &[]),
     ("kernels", &[]),
     ("sampling", &[]),
     ("weights", &["config"]),
-    ("state", &["config"]),
+    ("state", &["config", "layout"]),
     ("nn", &["kernels"]),
     ("feature_map", &["kernels", "nn"]),
     ("ops", &["feature_map", "kernels", "nn"]),
@@ -36,9 +37,10 @@ const MODEL: Layers = &[
 
 const SERVER: Layers = &[
     ("text", &[]),
-    ("engine", &["text"]),
-    ("api", &["engine", "text"]),
-    ("checkpoint", &["api", "engine", "text"]),
+    ("session", &["text"]),
+    ("engine", &["session", "text"]),
+    ("api", &["engine", "session", "text"]),
+    ("checkpoint", &["api", "engine", "session", "text"]),
     ("cli", &[]),
     ("bench", &["cli"]),
 ];

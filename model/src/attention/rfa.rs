@@ -75,20 +75,16 @@ impl RfaAttention {
         Tensor::cat(&[&qk, &qkv.narrow(2, 2 * heads * head_dim, width / 3)?], 2)
     }
 
-    /// One token a row, in place. qkv: (batch, 1, 3 heads d), gate: (batch, 1, heads) -> (batch, 1, heads d)
-    fn decode(&self, qkv: &Tensor, gate: Option<&Tensor>, state: &LayerState, rows: Rows<'_>) -> Result<Tensor> {
-        let qkv = qkv.squeeze(1)?;
-        recurrent::step(self.shape, &self.features, &state.memory, &qkv, gate, rows.slots)?.unsqueeze(1)
-    }
-
-    /// Many tokens. qkv: (batch, time, 3 heads d), gate: (batch, time, heads) -> (batch, time, heads d)
-    fn prefill(
+    /// The chunked form, whose denominators can be seen on the way.
+    ///
+    /// qkv: (batch, time, 3 heads d), gate: (batch, time, heads) -> (batch, time, heads d)
+    fn probed(
         &self,
         qkv: &Tensor,
         gate: Option<&Tensor>,
         state: &LayerState,
         rows: Rows<'_>,
-        probe: Option<&mut LayerProbe>,
+        probe: &mut LayerProbe,
     ) -> Result<Tensor> {
         let (batch, time, _) = qkv.dims3()?;
         let recurrent::Shape { heads, head_dim, proj_dim, eps } = self.shape;
@@ -104,9 +100,7 @@ impl RfaAttention {
         let mut memory = gather(&state.memory, rows.slots, proj_dim, head_dim)?;
         let outputs = chunk::forward(&inputs, &mut memory, eps, chunk::CHUNK)?;
         scatter(&state.memory, rows.slots, &memory)?;
-        if let Some(probe) = probe {
-            probe.observe(&outputs.denominator, &outputs.floor, inputs.gate.as_ref())?;
-        }
+        probe.observe(&outputs.denominator, &outputs.floor, inputs.gate.as_ref())?;
         outputs.h.transpose(1, 2)?.reshape((batch, time, heads * head_dim))
     }
 }
@@ -152,10 +146,9 @@ impl Mixer for RfaAttention {
         }
         let qkv = self.rotated(&qkv, rows)?;
         let gate = self.gate.as_ref().map(|gate| gate.forward(x)).transpose()?;
-        let mut h = if time == 1 && probe.is_none() {
-            self.decode(&qkv, gate.as_ref(), state, rows)?
-        } else {
-            self.prefill(&qkv, gate.as_ref(), state, rows, probe)?
+        let mut h = match probe {
+            None => recurrent::scan(self.shape, &self.features, &state.memory, &qkv, gate.as_ref(), rows.slots)?,
+            Some(probe) => self.probed(&qkv, gate.as_ref(), state, rows, probe)?,
         };
         if let Some(norm) = &self.norm {
             let (heads, d) = (self.shape.heads, self.shape.head_dim);

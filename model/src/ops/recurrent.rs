@@ -1,4 +1,7 @@
-//! The recurrence one token further for some slots of a pool: decoding. The state is changed where it lies.
+//! The recurrence token by token for some slots of a pool, changed where it lies: serving.
+//!
+//! A prompt's tokens go through the very kernel that decoding uses, one after the other, a head's memory staying in
+//! the nearest cache: so a state is the same bits however its text came in, as prompt or as answer, cut anywhere.
 
 use std::sync::Mutex;
 
@@ -8,6 +11,9 @@ use rayon::prelude::*;
 use crate::feature_map::{GaussianFeatures, gaussian_rows};
 use crate::kernels::{Isa, recurrence};
 use crate::nn::floats;
+
+/// Tokens whose features are made together: enough for a product of matrices, few enough for the nearest cache.
+const BLOCK: usize = 32;
 
 /// Numbers of state under which a step is not shared among threads.
 const SERIAL: usize = 1 << 18;
@@ -32,15 +38,15 @@ impl Shape {
     }
 }
 
-/// Takes the given slots one token further.
+/// Takes the given slots some tokens further.
 ///
-/// memory: (slots, heads, 2D (d + 1) + 1), changed in place; qkv: (rows, 3 heads d), q then k then v of each row;
-/// gate: logits (rows, heads), or none without a gate; slots: one for each row, all different.
-/// -> h (rows, heads d)
+/// memory: (slots, heads, 2D (d + 1) + 1), changed in place; qkv: (rows, time, 3 heads d), q then k then v of each
+/// token; gate: logits (rows, time, heads), or none without a gate; slots: one for each row, all different.
+/// -> h (rows, time, heads d)
 ///
 /// # Errors
 /// When the shapes do not fit, or a slot is out of range or named twice.
-pub fn step(
+pub fn scan(
     shape: Shape,
     features: &GaussianFeatures,
     memory: &Tensor,
@@ -48,112 +54,135 @@ pub fn step(
     gate: Option<&Tensor>,
     slots: &[usize],
 ) -> Result<Tensor> {
-    let rows = slots.len();
+    let (rows, time, _) = qkv.dims3()?;
     let inner = shape.heads * shape.head_dim;
     let gate = gate.map(|g| g.flatten_all()?.to_vec1::<f32>()).transpose()?;
-    if qkv.dims() != [rows, 3 * inner] || gate.as_ref().is_some_and(|g| g.len() != rows * shape.heads) {
-        bail!("recurrence: {rows} slots need qkv of {rows} x {}, found {:?}", 3 * inner, qkv.dims());
+    let gates = rows * time * shape.heads;
+    if qkv.dims() != [slots.len(), time, 3 * inner] || gate.as_ref().is_some_and(|g| g.len() != gates) {
+        bail!("recurrence: {} slots need qkv of {0} x time x {}, found {:?}", slots.len(), 3 * inner, qkv.dims());
     }
     let (_, heads, len) = memory.dims3()?;
     let w = features.w().dims();
     if (heads, len) != (shape.heads, shape.memory()) || w != [shape.heads, shape.proj_dim, shape.head_dim] {
         bail!("recurrence: a memory of {:?} and random matrices of {w:?} do not fit {shape:?}", memory.dims());
     }
-    let op = Step { shape, w: features.w(), gate: gate.as_deref(), slots, out: Mutex::default() };
+    let op = Scan { shape, time, w: features.w(), gate: gate.as_deref(), slots, out: Mutex::default() };
     memory.inplace_op2(&qkv.contiguous()?, &op)?;
     let out = op.out.into_inner().map_err(|_| candle_core::Error::msg("recurrence: a worker panicked"))?;
-    Tensor::from_vec(out, (rows, inner), qkv.device())
+    Tensor::from_vec(out, (rows, time, inner), qkv.device())
 }
 
-struct Step<'a> {
+struct Scan<'a> {
     shape: Shape,
+    time: usize,
     w: &'a Tensor, // (heads, D, d), sigma in it
     gate: Option<&'a [f32]>,
     slots: &'a [usize],
     out: Mutex<Vec<f32>>, // an in-place op returns nothing: the outputs leave by here
 }
 
-/// One row's part of the pool, its input and its output.
-struct Row<'a> {
-    index: usize,
-    memory: &'a mut [f32], // (heads, 2D (d + 1) + 1)
-    out: &'a mut [f32],    // (heads, d)
+/// One head of one row.
+struct Head<'a> {
+    row: usize,
+    head: usize,
+    memory: &'a mut [f32], // (2D (d + 1) + 1)
+    out: &'a mut [f32],    // (time, d)
 }
 
-impl InplaceOp2 for Step<'_> {
+impl InplaceOp2 for Scan<'_> {
     fn name(&self) -> &'static str {
-        "rfa-step"
+        "rfa-scan"
     }
 
     fn cpu_fwd(&self, memory: &mut CpuStorage, ml: &Layout, qkv: &CpuStorage, ql: &Layout) -> Result<()> {
         let CpuStorage::F32(memory) = memory else { bail!("recurrence: the state must be f32") };
-        let (Some((start, end)), len) = (ml.contiguous_offsets(), self.shape.heads * self.shape.memory()) else {
-            bail!("recurrence: the state must be contiguous");
-        };
+        let Some((start, end)) = ml.contiguous_offsets() else { bail!("recurrence: the state must be contiguous") };
         let qkv = floats(qkv, ql, "recurrence: qkv")?;
         let (w_guard, wl) = self.w.storage_and_layout();
         let Storage::Cpu(w) = &*w_guard else { bail!("recurrence: random matrices must be on the CPU") };
         let w = floats(w, wl, "recurrence: random matrices")?;
 
-        let inner = self.shape.heads * self.shape.head_dim;
-        let mut out = vec![0.0; self.slots.len() * inner];
-        let mut rows = split(&mut memory[start..end], len, self.slots, &mut out, inner)?;
-        let work = |row: &mut Row<'_>| self.row(row, &qkv[row.index * 3 * inner..][..3 * inner], w);
-        if rows.len() * len < SERIAL || rayon::current_num_threads() == 1 {
-            rows.iter_mut().for_each(work);
+        let Shape { heads, head_dim: d, .. } = self.shape;
+        let rows = self.slots.len();
+        let mut out = vec![0.0; rows * self.time * heads * d]; // (rows, heads, time, d)
+        let mut parts = self.split(&mut memory[start..end], &mut out)?;
+        let work = |part: &mut Head<'_>| self.head(part, &qkv[part.row * self.time * 3 * heads * d..], w);
+        if parts.len() * self.time * self.shape.memory() < SERIAL || rayon::current_num_threads() == 1 {
+            parts.iter_mut().for_each(work);
         } else {
-            rows.par_iter_mut().for_each(work);
+            parts.par_iter_mut().for_each(work);
+        }
+        if self.time > 1 {
+            out = time_first(&out, heads, self.time, d);
         }
         *self.out.lock().map_err(|_| candle_core::Error::msg("recurrence: a worker panicked"))? = out;
         Ok(())
     }
 }
 
-/// The rows' disjoint parts of the pool, each with its output.
-fn split<'a>(
-    mut memory: &'a mut [f32],
-    len: usize,
-    slots: &[usize],
-    out: &'a mut [f32],
-    inner: usize,
-) -> Result<Vec<Row<'a>>> {
-    let count = memory.len() / len;
-    let mut order: Vec<(usize, usize, &mut [f32])> =
-        slots.iter().zip(out.chunks_exact_mut(inner)).enumerate().map(|(i, (&slot, out))| (slot, i, out)).collect();
-    order.sort_unstable_by_key(|entry| entry.0);
-    let (mut rows, mut passed) = (Vec::with_capacity(slots.len()), 0);
-    for (slot, index, out) in order {
-        if slot >= count || slot < passed {
-            bail!("recurrence: slot {slot} is out of range (the pool has {count}) or named twice");
+/// (rows, heads, time, d) -> (rows, time, heads, d)
+fn time_first(out: &[f32], heads: usize, time: usize, d: usize) -> Vec<f32> {
+    let mut turned = Vec::with_capacity(out.len());
+    for row in out.chunks_exact(heads * time * d) {
+        for t in 0..time {
+            for head in row.chunks_exact(time * d) {
+                turned.extend_from_slice(&head[t * d..][..d]);
+            }
         }
-        let (_, rest) = memory.split_at_mut((slot - passed) * len);
-        let (own, rest) = rest.split_at_mut(len);
-        rows.push(Row { index, memory: own, out });
-        (memory, passed) = (rest, slot + 1);
     }
-    Ok(rows)
+    turned
 }
 
-impl Step<'_> {
-    /// All heads of one row. qkv: (3, heads, d)
-    fn row(&self, row: &mut Row<'_>, qkv: &[f32], w: &[f32]) {
+impl Scan<'_> {
+    /// The disjoint parts of the pool, each with its output. out: (rows, heads, time, d)
+    fn split<'a>(&self, mut memory: &'a mut [f32], out: &'a mut [f32]) -> Result<Vec<Head<'a>>> {
+        let Shape { heads, head_dim: d, .. } = self.shape;
+        let (head_len, slot_len) = (self.shape.memory(), heads * self.shape.memory());
+        let (count, row_len) = (memory.len() / slot_len, heads * self.time * d);
+        let mut order: Vec<(usize, usize, &mut [f32])> = Vec::with_capacity(self.slots.len());
+        order
+            .extend(self.slots.iter().zip(out.chunks_exact_mut(row_len)).enumerate().map(|(i, (&s, out))| (s, i, out)));
+        order.sort_unstable_by_key(|entry| entry.0);
+        let (mut parts, mut passed) = (Vec::with_capacity(self.slots.len() * heads), 0);
+        for (slot, row, out) in order {
+            if slot >= count || slot < passed {
+                bail!("recurrence: slot {slot} is out of range (the pool has {count}) or named twice");
+            }
+            let (_, rest) = memory.split_at_mut((slot - passed) * slot_len);
+            let (own, rest) = rest.split_at_mut(slot_len);
+            let pairs = own.chunks_exact_mut(head_len).zip(out.chunks_exact_mut(self.time * d));
+            parts.extend(pairs.enumerate().map(|(head, (memory, out))| Head { row, head, memory, out }));
+            (memory, passed) = (rest, slot + 1);
+        }
+        Ok(parts)
+    }
+
+    /// All tokens of one head. qkv: the row's (time, 3, heads, d)
+    fn head(&self, part: &mut Head<'_>, qkv: &[f32], w: &[f32]) {
         let Shape { heads, head_dim: d, proj_dim, eps } = self.shape;
-        let isa = Isa::detect();
-        let (q, kv) = qkv.split_at(heads * d);
-        let (k, v) = kv.split_at(heads * d);
-        // q and k of a head are two rows of one product with W.
-        let mut pair = vec![0.0; 2 * d];
-        let mut angles = vec![0.0; 2 * proj_dim];
-        let mut phi = vec![0.0; 4 * proj_dim];
-        let outs = row.out.chunks_exact_mut(d);
-        for (head, (memory, out)) in row.memory.chunks_exact_mut(self.shape.memory()).zip(outs).enumerate() {
-            let at = head * d..(head + 1) * d;
-            pair[..d].copy_from_slice(&q[at.clone()]);
-            pair[d..].copy_from_slice(&k[at.clone()]);
-            gaussian_rows(&mut pair, &w[head * proj_dim * d..][..proj_dim * d], d, &mut angles, &mut phi);
-            let (phi_q, phi_k) = phi.split_at(2 * proj_dim);
-            let weights = recurrence::gate_weights(self.gate.map(|g| g[row.index * heads + head]));
-            recurrence::step(isa, memory, phi_q, phi_k, &v[at], weights, eps as f32, out);
+        let (isa, inner) = (Isa::detect(), heads * d);
+        let w = &w[part.head * proj_dim * d..][..proj_dim * d];
+        // q and k of a block's tokens are the rows of one product with W.
+        let block = BLOCK.min(self.time);
+        let mut pairs = vec![0.0; block * 2 * d];
+        let mut angles = vec![0.0; block * 2 * proj_dim];
+        let mut phi = vec![0.0; block * 4 * proj_dim];
+        for (first, outs) in (0..self.time).step_by(block).zip(part.out.chunks_mut(block * d)) {
+            let token = |t: usize| &qkv[(first + t) * 3 * inner..][..3 * inner];
+            let of = |t: usize, which: usize| &token(t)[which * inner + part.head * d..][..d];
+            let len = outs.len() / d;
+            for (t, pair) in pairs.chunks_exact_mut(2 * d).take(len).enumerate() {
+                pair[..d].copy_from_slice(of(t, 0));
+                pair[d..].copy_from_slice(of(t, 1));
+            }
+            let (angles, phi) = (&mut angles[..len * 2 * proj_dim], &mut phi[..len * 4 * proj_dim]);
+            gaussian_rows(&mut pairs[..len * 2 * d], w, d, angles, phi);
+            for ((t, out), phi) in outs.chunks_exact_mut(d).enumerate().zip(phi.chunks_exact(4 * proj_dim)) {
+                let (phi_q, phi_k) = phi.split_at(2 * proj_dim);
+                let gate = self.gate.map(|gate| gate[(part.row * self.time + first + t) * heads + part.head]);
+                let weights = recurrence::gate_weights(gate);
+                recurrence::step(isa, part.memory, phi_q, phi_k, of(t, 2), weights, eps as f32, out);
+            }
         }
     }
 }

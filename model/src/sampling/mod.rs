@@ -102,12 +102,24 @@ impl SamplingParams {
     }
 }
 
+/// Where a sampler is in its stream and what it has counted: with the parameters, all that it goes on from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SamplerState {
+    /// The seed of its stream of random numbers.
+    pub seed: u64,
+    /// Draws taken from it.
+    pub draws: u64,
+    /// Tokens of the text, each once, in order, with how often the answer has it; 0 for one that only the prompt has.
+    pub counts: Vec<(u32, u32)>,
+}
+
 /// Chooses one sequence's tokens. Depends on its own parameters and text alone, not on who else is served.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplingParams,
     counts: Counts,
     generator: ChaCha8Rng,
+    draws: u64,
     candidates: Candidates,
 }
 
@@ -118,15 +130,49 @@ impl Sampler {
     /// [`SamplingError`] names the first parameter out of its bound.
     pub fn new(params: SamplingParams, vocab_size: usize) -> Result<Self, SamplingError> {
         params.validate(vocab_size)?;
-        let generator = ChaCha8Rng::seed_from_u64(params.seed);
-        Ok(Self { params, counts: Counts::default(), generator, candidates: Candidates::default() })
+        let state = SamplerState { seed: params.seed, ..SamplerState::default() };
+        Self::resume(params, &state, vocab_size)
+    }
+
+    /// A sampler that goes on where another with this state was; the state's seed counts, not the parameters'.
+    ///
+    /// # Errors
+    /// [`SamplingError`] names the first parameter out of its bound.
+    pub fn resume(mut params: SamplingParams, state: &SamplerState, vocab_size: usize) -> Result<Self, SamplingError> {
+        params.validate(vocab_size)?;
+        params.seed = state.seed;
+        let mut generator = ChaCha8Rng::seed_from_u64(state.seed);
+        // A draw takes two words of 32 bits.
+        generator.set_word_pos(u128::from(state.draws) * 2);
+        let counts = Counts::from_pairs(&state.counts);
+        Ok(Self { params, counts, generator, draws: state.draws, candidates: Candidates::default() })
+    }
+
+    /// What [`Self::resume`] goes on from.
+    pub fn state(&self) -> SamplerState {
+        SamplerState { seed: self.params.seed, draws: self.draws, counts: self.counts.pairs() }
+    }
+
+    /// [`Self::state`], had the last token that was chosen not been counted: the text does not keep it.
+    pub fn state_before_last(&self) -> SamplerState {
+        SamplerState { seed: self.params.seed, draws: self.draws, counts: self.counts.pairs_before_last() }
+    }
+
+    /// Begins the stream of another seed; the counts stay.
+    pub fn reseed(&mut self, seed: u64) {
+        self.params.seed = seed;
+        self.generator = ChaCha8Rng::seed_from_u64(seed);
+        self.draws = 0;
     }
 
     /// Tells of the prompt's tokens, which the repetition penalty counts.
     pub fn observe_prompt(&mut self, tokens: &[u32]) {
-        if self.params.repetition_penalty != 1.0 {
-            self.counts.prompt(tokens);
-        }
+        self.counts.prompt(tokens);
+    }
+
+    /// Makes the answer so far a part of the prompt: a new answer begins.
+    pub fn close_answer(&mut self) {
+        self.counts.close_answer();
     }
 
     /// Chooses a token and counts it; none where no logit is a number above minus infinity.
@@ -148,6 +194,7 @@ impl Sampler {
             self.candidates.top_p(params.top_p);
             self.candidates.min_p(params.min_p);
             // 53 bits: every f64 step in [0, 1) equally likely. One draw a token keeps the stream's place exact.
+            self.draws += 1;
             let uniform = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
             self.candidates.draw(uniform)
         };

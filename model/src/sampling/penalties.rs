@@ -8,6 +8,7 @@ use super::SamplingParams;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
     seen: BTreeMap<u32, u32>, // token -> times in the answer; 0 for one that only the prompt has
+    last: Option<(u32, Option<u32>)>, // the answer's last token, and its entry before
 }
 
 impl Counts {
@@ -18,7 +19,33 @@ impl Counts {
     }
 
     pub(super) fn answer(&mut self, token: u32) {
-        *self.seen.entry(token).or_insert(0) += 1;
+        let before = self.seen.get(&token).copied();
+        self.seen.insert(token, before.unwrap_or(0).saturating_add(1));
+        self.last = Some((token, before));
+    }
+
+    /// Makes the answer a part of the prompt.
+    pub(super) fn close_answer(&mut self) {
+        self.seen.values_mut().for_each(|times| *times = 0);
+    }
+
+    pub(super) fn pairs(&self) -> Vec<(u32, u32)> {
+        self.seen.iter().map(|(&token, &times)| (token, times)).collect()
+    }
+
+    /// [`Self::pairs`] as they were before the last [`Self::answer`].
+    pub(super) fn pairs_before_last(&self) -> Vec<(u32, u32)> {
+        let mut seen = self.seen.clone();
+        match self.last {
+            None => {}
+            Some((token, Some(times))) => _ = seen.insert(token, times),
+            Some((token, None)) => _ = seen.remove(&token),
+        }
+        seen.into_iter().collect()
+    }
+
+    pub(super) fn from_pairs(pairs: &[(u32, u32)]) -> Self {
+        Self { seen: pairs.iter().copied().collect(), last: None }
     }
 
     /// Repetition penalty on all that was seen, frequency and presence penalties on what the answer has.

@@ -1,0 +1,34 @@
+//! What a conversation's state is made of: how its numbers lie outside of the pool, where no tensor says so.
+
+/// How the numbers of one slot lie when they leave the pool as one slice: the memories of all layers, then the
+/// inputs of all convolutions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateLayout {
+    /// Layers of the decoder.
+    pub layers: usize,
+    /// Heads of a layer.
+    pub heads: usize,
+    /// Numbers that a head remembers: S (2D, d) row by row, z (2D), c.
+    pub head: usize,
+    /// Inputs that a layer's convolutions remember: kernel - 1, oldest first; 0 without convolutions.
+    pub taps: usize,
+    /// Channels of each of them: 3 heads d; 0 without convolutions.
+    pub channels: usize,
+}
+
+impl StateLayout {
+    /// Numbers of the memories: (layers, heads, head).
+    pub fn memory(&self) -> usize {
+        self.layers * self.heads * self.head
+    }
+
+    /// Numbers of the convolutions' inputs: (layers, taps, channels).
+    pub fn conv(&self) -> usize {
+        self.layers * self.taps * self.channels
+    }
+
+    /// All numbers of a slot.
+    pub fn numbers(&self) -> usize {
+        self.memory() + self.conv()
+    }
+}

@@ -1,0 +1,79 @@
+//! What is kept of a conversation: its state, and all that an exact continuation needs. Immutable, of bounded size.
+
+use sha2::{Digest, Sha256};
+use tidegate_model::SamplerState;
+
+/// A digest of a sequence of tokens that grows token by token: two texts with one history are the same text.
+///
+/// The empty text has 32 zeros; after a token it is SHA-256 of the history before and the token's four bytes, little
+/// end first. So the longest kept beginning of a text is found without keeping any text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct History(pub [u8; 32]);
+
+impl History {
+    /// The history after `tokens` more.
+    #[must_use]
+    pub fn extended(self, tokens: &[u32]) -> Self {
+        tokens.iter().fold(self, |history, token| {
+            let digest = Sha256::new().chain_update(history.0).chain_update(token.to_le_bytes()).finalize();
+            Self(digest.into())
+        })
+    }
+}
+
+/// An answer that has not ended: the next turn goes on with it where it brings no new text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenAnswer {
+    /// Text held back since it may be the beginning of a stop string.
+    pub held: String,
+    /// The first bytes of a character whose last are still to come; at most 3.
+    pub bytes: Vec<u8>,
+}
+
+/// A conversation at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// The numbers of a slot in the order of [`tidegate_model::StateLayout`]; empty where no token has been read.
+    pub state: Vec<f32>,
+    /// Tokens that are in the state.
+    pub read: u64,
+    /// The last token of the text where the state does not have it yet. Without one the next turn needs new text.
+    pub pending: Option<u32>,
+    /// The digest of the tokens that are in the state.
+    pub history: History,
+    /// The sampler's place in its random numbers, and its counts.
+    pub sampler: SamplerState,
+    /// The answer that the text ends with, where it can be gone on with.
+    pub answer: Option<OpenAnswer>,
+}
+
+impl Snapshot {
+    /// The empty conversation, whose random numbers come from `seed`.
+    pub fn empty(seed: u64) -> Self {
+        Self { sampler: SamplerState { seed, ..SamplerState::default() }, ..Self::default() }
+    }
+
+    /// Tokens of the text.
+    pub fn tokens(&self) -> u64 {
+        self.read + u64::from(self.pending.is_some())
+    }
+
+    /// Bytes that it takes in memory, nearly.
+    pub fn bytes(&self) -> usize {
+        let answer = self.answer.as_ref().map_or(0, |answer| answer.held.len() + answer.bytes.len());
+        size_of::<Self>() + size_of_val(&*self.state) + size_of_val(&*self.sampler.counts) + answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_does_not_depend_on_where_it_was_cut() {
+        let whole = History::default().extended(&[1, 2, 3]);
+        assert_eq!(History::default().extended(&[1]).extended(&[2, 3]), whole);
+        assert_ne!(History::default().extended(&[1, 3, 2]), whole);
+        assert_ne!(History::default().extended(&[1, 2]), whole);
+    }
+}
