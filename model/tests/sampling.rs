@@ -139,7 +139,8 @@ fn a_sampler_resumed_from_its_state_goes_on_as_if_it_had_never_left() {
 }
 
 #[test]
-fn the_last_token_can_be_left_out_of_a_samplers_state() {
+fn a_token_that_is_taken_back_leaves_no_trace_in_the_counts() {
+    const BEFORE: u32 = 1 << 31;
     let favour = |token: usize| {
         let mut logits = vec![0.0; VOCAB];
         logits[token] = 9.0;
@@ -151,9 +152,11 @@ fn the_last_token_can_be_left_out_of_a_samplers_state() {
     for token in [1, 2, 2] {
         let before = sampler.state();
         assert_eq!(sampler.sample(&mut favour(token)), Some(token as u32));
-        assert_eq!(sampler.state_before_last(), before);
+        sampler.take_back(token as u32);
+        assert_eq!(sampler.state(), before);
+        sampler.sample(&mut favour(token));
     }
-    assert_eq!(sampler.state().counts, [(1, 1), (2, 2)]);
+    assert_eq!(sampler.state().counts, [(1, BEFORE | 1), (2, 2)]);
     sampler.close_answer();
-    assert_eq!(sampler.state().counts, [(1, 0), (2, 0)]);
+    assert_eq!(sampler.state().counts, [(1, BEFORE), (2, BEFORE)]);
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use sha2::{Digest, Sha256};
 use tidegate_model::checkpoint::LoadError;
 use tidegate_model::sampling::SamplingError;
 use tidegate_model::{Device, checkpoint};
@@ -14,14 +15,11 @@ use crate::api::Served;
 use crate::engine::{
     DecoderModel, EngineError, EngineOptions, EngineThread, Limits, ModelError, TextRules, recommended_sampling, spawn,
 };
-use crate::text::{TextError, Tokenizer};
+use crate::session::{Codec, Fingerprint, KeyError, Keys, PrefixIndex};
+use crate::text::{ChatTemplate, TextError, Tokenizer};
 
 /// The shipped checkpoint, from the top of the source tree.
 const SHIPPED: &str = "weights/checkpoints/tidegate-tiny";
-
-/// The files of a checkpoint that change what is answered.
-const FINGERPRINTED: [&str; 5] =
-    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"];
 
 /// Why a checkpoint is not served.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +47,9 @@ pub enum OpenError {
     /// The engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The secret.
+    #[error(transparent)]
+    Secret(#[from] KeyError),
     /// A file could not be read for the fingerprint.
     #[error("{path}: {source}")]
     Read {
@@ -74,14 +75,28 @@ pub struct OpenOptions {
     pub max_prompt_tokens: usize,
     /// Longest answer, in tokens.
     pub max_tokens: usize,
+    /// Bytes for beginnings of texts that need not be computed again; 0 keeps none.
+    pub prefix_bytes: usize,
+    /// How many of them one owner may have.
+    pub prefixes_per_owner: usize,
+    /// What snapshots are signed and sealed with, where they are.
+    pub secret: Option<Vec<u8>>,
     /// The engine's settings.
     pub engine: EngineOptions,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        let (slots, most) = (64, 1_000_000);
-        Self { name: None, slots, max_prompt_tokens: most, max_tokens: most, engine: EngineOptions::default() }
+        Self {
+            name: None,
+            slots: 64,
+            max_prompt_tokens: 1_000_000,
+            max_tokens: 1_000_000,
+            prefix_bytes: 256 << 20,
+            prefixes_per_owner: 64,
+            secret: None,
+            engine: EngineOptions::default(),
+        }
     }
 }
 
@@ -106,21 +121,35 @@ pub fn locate() -> Result<PathBuf, OpenError> {
 pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
     let decoder = checkpoint::load(folder, &Device::Cpu)?;
     let config = decoder.config();
-    let vocab_size = config.vocab_size;
+    let (vocab_size, layout, state_bytes) = (config.vocab_size, config.state_layout(), config.state_bytes() as u64);
     let tokenizer = Tokenizer::load(folder, vocab_size, config.eos_token_id.as_slice())?;
     let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
     let slots = options.slots;
     let model = DecoderModel::new(decoder, slots).map_err(|source| OpenError::Slots { slots, source })?;
-    let rules = TextRules { vocabulary: Arc::clone(tokenizer.vocabulary()), eos: Arc::clone(tokenizer.eos()) };
-    let fingerprint = fingerprint(folder)?;
+    let template = ChatTemplate::load(folder)?.map(Arc::new);
+    let fingerprint = model_fingerprint(folder)?;
+    let system_fingerprint = system_fingerprint(folder, &fingerprint)?;
+    let keys = options.secret.as_deref().map(Keys::new).transpose()?;
+    let codec = Codec { fingerprint, layout, vocab_size, keys };
+    let tokenizer = Arc::new(tokenizer);
+    let encode = {
+        let tokenizer = Arc::clone(&tokenizer);
+        // A text that a model has shown has nothing that the tokenizer refuses.
+        Arc::new(move |text: &str| tokenizer.encode_more(text).unwrap_or_default())
+    };
+    let rules = TextRules { vocabulary: Arc::clone(tokenizer.vocabulary()), eos: Arc::clone(tokenizer.eos()), encode };
     let (engine, thread) = spawn(model, rules, options.engine)?;
     let served = Served {
         name: options.name.clone().unwrap_or_else(|| folder_name(folder)),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-        fingerprint,
-        tokenizer: Arc::new(tokenizer),
+        fingerprint: system_fingerprint,
+        tokenizer,
         limits: Limits { vocab_size, max_prompt_tokens: options.max_prompt_tokens, max_tokens: options.max_tokens },
         sampling,
+        template,
+        codec: Arc::new(codec),
+        state_bytes,
+        prefixes: Arc::new(PrefixIndex::new(options.prefix_bytes, options.prefixes_per_owner)),
         engine,
     };
     Ok((served, thread))
@@ -131,45 +160,46 @@ fn folder_name(folder: &Path) -> String {
     whole.file_name().map_or_else(|| "tidegate".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// A short name for these weights, this tokenizer, what its makers recommend and this version of the server: where
-/// it is the same, the same request and seed give the same text. It guards against mistakes, not against malice.
-fn fingerprint(folder: &Path) -> Result<String, OpenError> {
-    let mut hash = Fnv::new();
-    hash.update(env!("CARGO_PKG_VERSION").as_bytes());
-    for name in FINGERPRINTED {
-        let path = folder.join(name);
-        let read = |source| OpenError::Read { path: path.clone(), source };
-        let mut file = match File::open(&path) {
-            Ok(file) => file,
-            // The checkpoint has been loaded: what is not there does not have to be.
-            Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            Err(error) => return Err(read(error)),
-        };
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            let count = file.read(&mut buffer).map_err(read)?;
-            if count == 0 {
-                break;
-            }
-            hash.update(&buffer[..count]);
-        }
-    }
-    Ok(format!("fp_{:016x}", hash.0))
+/// What a snapshot must fit to go on here.
+fn model_fingerprint(folder: &Path) -> Result<Fingerprint, OpenError> {
+    let [architecture, weights, tokenizer] =
+        ["config.json", "model.safetensors", "tokenizer.json"].map(|name| digest(&folder.join(name)));
+    Ok(Fingerprint { architecture: hex(architecture?), weights: hex(weights?), tokenizer: hex(tokenizer?) })
 }
 
-/// The 64-bit FNV-1a hash.
-struct Fnv(u64);
-
-impl Fnv {
-    fn new() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
+/// A short name for these weights, this tokenizer, what its makers recommend and this version of the server: where
+/// it is the same, the same request and seed give the same text.
+fn system_fingerprint(folder: &Path, model: &Fingerprint) -> Result<String, OpenError> {
+    let mut hash = Sha256::new().chain_update(env!("CARGO_PKG_VERSION"));
+    for part in [&model.architecture, &model.weights, &model.tokenizer] {
+        hash.update(part);
     }
+    for name in ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"] {
+        hash.update(digest(&folder.join(name))?.unwrap_or_default());
+    }
+    Ok(format!("fp_{}", &hex(Some(hash.finalize().into()))[..16]))
+}
 
-    fn update(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+/// The SHA-256 of a file; none where there is no such file: the checkpoint has been loaded, so that it does not have
+/// to be there.
+fn digest(path: &Path) -> Result<Option<[u8; 32]>, OpenError> {
+    let failed = |source| OpenError::Read { path: path.into(), source };
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer).map_err(failed)? {
+            0 => return Ok(Some(hash.finalize().into())),
+            count => hash.update(&buffer[..count]),
         }
     }
+}
+
+fn hex(digest: Option<[u8; 32]>) -> String {
+    digest.unwrap_or_default().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -177,11 +207,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_is_fnv_1a() {
-        let mut hash = Fnv::new();
-        hash.update(b"foo");
-        hash.update(b"bar");
-        assert_eq!(hash.0, 0x8594_4171_f739_67e8);
+    fn a_file_has_its_sha_256() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("abc");
+        assert_eq!(digest(&path).unwrap(), None);
+        std::fs::write(&path, "abc").unwrap();
+        assert!(hex(digest(&path).unwrap()).starts_with("ba7816bf8f01cfea414140de5dae2223"));
     }
 
     #[test]

@@ -89,7 +89,53 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "TIDEGATE_DRAIN_SECONDS", value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_seconds: u64,
     #[command(flatten)]
+    pub(crate) sessions: SessionArgs,
+    #[command(flatten)]
     pub(crate) log: LogArgs,
+}
+
+/// The flags of `serve` that say how conversations are kept. Sizes are bytes, or a number with KiB, MiB, GiB or TiB.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sessions")]
+pub(crate) struct SessionArgs {
+    /// When a turn is acknowledged: once it is on the disk, or once it is in memory (written within about a second).
+    #[arg(long, env = "TIDEGATE_DURABILITY", value_enum, default_value_t = DurabilityArg::Turn)]
+    pub(crate) durability: DurabilityArg,
+    /// Memory for states that were used last; the others are read from the disk when they are needed.
+    #[arg(long, env = "TIDEGATE_RAM_BUDGET", value_name = "SIZE", default_value = "1GiB", value_parser = size)]
+    pub(crate) ram_budget: u64,
+    /// Room for snapshots on the disk. Where it is used up, old versions make room; then the answer is 507.
+    #[arg(long, env = "TIDEGATE_DISK_BUDGET", value_name = "SIZE", default_value = "64GiB", value_parser = size)]
+    pub(crate) disk_budget: u64,
+    /// Room that one owner may use of it.
+    #[arg(long, env = "TIDEGATE_OWNER_BUDGET", value_name = "SIZE", default_value = "64GiB", value_parser = size)]
+    pub(crate) owner_budget: u64,
+    /// Sessions that one owner may have.
+    #[arg(long, env = "TIDEGATE_OWNER_SESSIONS", value_name = "COUNT", default_value_t = 100_000, value_parser = positive)]
+    pub(crate) owner_sessions: usize,
+    /// Versions that a session keeps to go back to, the current one included.
+    #[arg(long, env = "TIDEGATE_KEEP_VERSIONS", value_name = "COUNT", default_value_t = 16, value_parser = positive)]
+    pub(crate) keep_versions: usize,
+    /// Memory for beginnings of texts, so that clients who send the whole history each time have only the new part
+    /// computed; 0 keeps none.
+    #[arg(long, env = "TIDEGATE_PREFIX_BUDGET", value_name = "SIZE", default_value = "256MiB", value_parser = size)]
+    pub(crate) prefix_budget: u64,
+    /// Beginnings that one owner may have there.
+    #[arg(long, env = "TIDEGATE_OWNER_PREFIXES", value_name = "COUNT", default_value_t = 64, value_parser = positive)]
+    pub(crate) owner_prefixes: usize,
+    /// File with at least 32 random bytes, as they are or as text: snapshots are signed with it, and states that
+    /// clients keep are sealed. Servers that share it take each other's.
+    #[arg(long, env = "TIDEGATE_SECRET_FILE", value_name = "FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
+}
+
+/// When a turn is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DurabilityArg {
+    /// Once it is on the disk.
+    Turn,
+    /// Once it is in memory.
+    Memory,
 }
 
 /// The flags of `generate`.
@@ -218,6 +264,14 @@ fn positive(text: &str) -> Result<usize, String> {
         Ok(number) => Ok(number),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// A number of bytes, with or without a unit.
+fn size(text: &str) -> Result<u64, String> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("", 0)];
+    let found = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim(), *shift)));
+    let bytes = found.and_then(|(number, shift)| number.parse::<u64>().ok()?.checked_mul(1 << shift));
+    bytes.ok_or_else(|| "must be a whole number of bytes, or of KiB, MiB, GiB or TiB".into())
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
-use cli::{Cli, Command, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs};
+use cli::{Cli, Command, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs, SessionArgs};
 
 /// Least time that open connections have to close once all texts are finished, and all that an aborted engine has for
 /// its last step.
@@ -135,6 +135,13 @@ fn data_folder(args: &ServeArgs) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// What snapshots are signed and sealed with: the contents of a file, or none.
+fn secret(args: &SessionArgs) -> Result<Option<Vec<u8>>> {
+    let Some(path) = &args.secret_file else { return Ok(None) };
+    let secret = std::fs::read(path).with_context(|| format!("--secret-file: {}", path.display()))?;
+    Ok(Some(secret.trim_ascii().to_vec()))
+}
+
 fn check_writable(folder: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let probe = folder.join(format!(".probe-{}", std::process::id()));
@@ -167,6 +174,9 @@ async fn run_server(args: &ServeArgs, folder: PathBuf) -> Result<()> {
             stall_limit: Duration::from_secs(args.stall_seconds),
             ..EngineOptions::default()
         },
+        prefix_bytes: args.sessions.prefix_budget as usize,
+        prefixes_per_owner: args.sessions.owner_prefixes,
+        secret: secret(&args.sessions)?,
     };
     let loading = spawn_blocking(move || checkpoint::open(&folder, &options));
     let (served, engine) = tokio::select! {
@@ -283,6 +293,7 @@ fn generate(args: GenerateArgs) -> Result<()> {
         stop: args.stop,
         sampling,
         ignore_eos: args.ignore_eos,
+        ..RequestParameters::default()
     };
     let events = served.engine.submit(Request::new(parameters, &served.limits)?)?;
     let finish = match print(&args.prompt, events) {
@@ -305,6 +316,7 @@ fn print(prompt: &str, mut events: EventStream) -> Result<Finish> {
     out.flush()?;
     while let Some(event) = events.blocking_next() {
         match event {
+            Event::Read(_) => {}
             Event::Delta(delta) => {
                 write!(out, "{}", delta.text)?;
                 out.flush()?;

@@ -23,6 +23,7 @@ fn request(prompt: &[u32], max_tokens: usize) -> Request {
         stop: Vec::new(),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         ignore_eos: true,
+        ..RequestParameters::default()
     })
 }
 
@@ -74,6 +75,7 @@ fn an_end_of_text_token_ends_the_text_and_is_counted_but_not_shown() {
         stop: Vec::new(),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         ignore_eos,
+        ..RequestParameters::default()
     };
     // Token 255 ends a text; the fake counts up and starts again at 0.
     let (_, ids, last) = collect(engine.submit(with(parameters(false))).unwrap());
@@ -96,6 +98,7 @@ fn a_stop_string_ends_the_text_before_itself() {
                 stop: vec!["ef".into(), "zz".into()],
                 sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
                 ignore_eos: true,
+                ..RequestParameters::default()
             }))
             .unwrap(),
     );
@@ -113,7 +116,7 @@ fn prompts_are_read_in_chunks_that_depend_on_the_prompt_alone() {
     let streams = engine.submit_all(vec![request(&long, 2), request(&[1; 10], 2)]).unwrap();
     streams.into_iter().map(collect).for_each(drop);
     // The short prompt gets its turn after one chunk of the long one.
-    assert_eq!(*calls.chunks.lock().unwrap(), [256, 10, 256, 88]);
+    assert_eq!(*calls.chunks.lock().unwrap(), [256, 9, 256, 87]);
 }
 
 #[test]
@@ -174,15 +177,15 @@ fn a_panic_ends_one_request_alone() {
     let fake = Fake::new(4).step(Duration::from_millis(1));
     let (engine, _thread) = start(fake, 8);
     let healthy = engine.submit(request(&[1], 200)).unwrap();
-    for prompt in [[1, POISON], [1, SHORT], [1, NAN]] {
-        // The first panics inside the model, the second gets fewer logits than there are tokens, the third none that
-        // is a number.
+    for prompt in [[POISON, 1], [1, NAN]] {
+        // The first panics inside the model, the second gets no logit that is a number.
         let parameters = RequestParameters {
             prompt: prompt.into(),
             max_tokens: 5,
             stop: Vec::new(),
             sampling: SamplingParams::default(),
             ignore_eos: true,
+            ..RequestParameters::default()
         };
         let (_, _, last) = collect(engine.submit(with(parameters)).unwrap());
         assert_eq!(last, Some(Event::Failed(Failure::Internal)));
@@ -190,8 +193,16 @@ fn a_panic_ends_one_request_alone() {
     let (_, ids, last) = collect(healthy);
     assert_eq!(ids.len(), 200);
     assert!(matches!(last, Some(Event::Finished(_))));
-    assert_eq!(engine.stats().failed, 3);
+    assert_eq!(engine.stats().failed, 2);
     assert!(engine.is_ready());
+}
+
+#[test]
+fn a_step_with_too_few_logits_ends_its_batch_and_the_engine_goes_on() {
+    let (engine, _thread) = start(Fake::new(4), 8);
+    let (_, _, last) = collect(engine.submit(request(&[1, SHORT], 5)).unwrap());
+    assert_eq!(last, Some(Event::Failed(Failure::Internal)));
+    assert_eq!(collect(engine.submit(request(&[1], 2)).unwrap()).1, [2, 3]);
 }
 
 #[test]
@@ -316,7 +327,13 @@ fn a_model_that_fails_at_once_is_refused() {
 fn bounds_of_a_request_are_named() {
     let limits = Limits { vocab_size: 256, max_prompt_tokens: 4, max_tokens: 10 };
     let sampling = SamplingParams::default();
-    let good = RequestParameters { prompt: vec![1], max_tokens: 1, stop: Vec::new(), sampling, ignore_eos: false };
+    let good = RequestParameters {
+        prompt: vec![1],
+        max_tokens: 1,
+        stop: Vec::new(),
+        sampling,
+        ..RequestParameters::default()
+    };
     let refuse = |change: &dyn Fn(&mut RequestParameters)| {
         let mut parameters = good.clone();
         change(&mut parameters);

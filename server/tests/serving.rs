@@ -58,7 +58,7 @@ async fn a_response_that_is_dropped_cancels_within_one_step() {
 #[tokio::test]
 async fn a_panic_before_the_first_token_is_a_500() {
     let (state, ..) = scripted(Fake::new(2), 4);
-    let (status, answer) = post(&state, json!({"prompt": [1, POISON]})).await;
+    let (status, answer) = post(&state, json!({"prompt": [POISON, 1]})).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(answer["error"]["code"], "generation_failed");
     assert!(!answer.to_string().contains("scripted"), "the details are for the log alone");

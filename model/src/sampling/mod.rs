@@ -109,7 +109,8 @@ pub struct SamplerState {
     pub seed: u64,
     /// Draws taken from it.
     pub draws: u64,
-    /// Tokens of the text, each once, in order, with how often the answer has it; 0 for one that only the prompt has.
+    /// Tokens of the text, each once, in ascending order, with how often the answer has it, and with the highest bit
+    /// set where the text before the answer has it.
     pub counts: Vec<(u32, u32)>,
 }
 
@@ -153,11 +154,6 @@ impl Sampler {
         SamplerState { seed: self.params.seed, draws: self.draws, counts: self.counts.pairs() }
     }
 
-    /// [`Self::state`], had the last token that was chosen not been counted: the text does not keep it.
-    pub fn state_before_last(&self) -> SamplerState {
-        SamplerState { seed: self.params.seed, draws: self.draws, counts: self.counts.pairs_before_last() }
-    }
-
     /// Begins the stream of another seed; the counts stay.
     pub fn reseed(&mut self, seed: u64) {
         self.params.seed = seed;
@@ -173,6 +169,11 @@ impl Sampler {
     /// Makes the answer so far a part of the prompt: a new answer begins.
     pub fn close_answer(&mut self) {
         self.counts.close_answer();
+    }
+
+    /// Uncounts a token that [`Self::sample`] has chosen and that the text does not keep.
+    pub fn take_back(&mut self, token: u32) {
+        self.counts.take_back(token);
     }
 
     /// Chooses a token and counts it; none where no logit is a number above minus infinity.

@@ -19,11 +19,13 @@ pub(super) struct Account {
 
 impl Account {
     /// The account of a request for one text after each of `prompts`, in the current span.
-    pub(super) fn new(prompts: &[Vec<u32>]) -> Self {
+    ///
+    /// `cached` of the prompts' tokens need no computing.
+    pub(super) fn new(prompts: &[Vec<u32>], cached: usize) -> Self {
         Self {
             span: Span::current(),
             started: Instant::now(),
-            usage: Usage::of_prompts(prompts.iter().map(Vec::len).sum()),
+            usage: Usage::of_prompts(prompts.iter().map(Vec::len).sum(), cached),
             longest: Timings::default(),
             open: prompts.len(),
             failure: None,

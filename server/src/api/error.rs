@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
 use crate::engine::{Failure, RequestError, SubmitError};
+use crate::session::StoreError;
 
 /// Longest message that the log repeats, in characters.
 const LOGGED_CHARACTERS: usize = 500;
@@ -43,6 +44,17 @@ impl ApiError {
         Self { status, message: message.into(), kind: "server_error", param: None, code: Some(code) }
     }
 
+    /// A thing that is not there, or that is another owner's.
+    pub(super) fn missing(param: &str, what: &str) -> Self {
+        let message = format!("no {what} has this id");
+        Self::request(StatusCode::NOT_FOUND, Some(param), Some("not_found"), message)
+    }
+
+    /// In words.
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// A panic. Its words are for the log alone.
     pub(super) fn internal() -> Self {
         let message = "the server failed on this request; its log has the reason under the request's id";
@@ -66,10 +78,36 @@ impl IntoResponse for ApiError {
             _ => info!(status, param, "refused: {message}"),
         }
         let mut response = (self.status, Json(self.body())).into_response();
-        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        let passing = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE, StatusCode::CONFLICT];
+        if passing.contains(&self.status) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        let message = error.to_string();
+        match error {
+            StoreError::NotFound { what } => Self::missing(what, what),
+            StoreError::Busy { .. } => {
+                Self::request(StatusCode::CONFLICT, Some("session"), Some("session_in_use"), message)
+            }
+            StoreError::Stale { .. } => {
+                Self::request(StatusCode::PRECONDITION_FAILED, Some("if-match"), Some("version_mismatch"), message)
+            }
+            StoreError::Quota { .. } => Self::request(StatusCode::FORBIDDEN, None, Some("quota_exceeded"), message),
+            StoreError::Full { .. } => Self::server(StatusCode::INSUFFICIENT_STORAGE, "store_full", message),
+            StoreError::Unavailable { .. } => {
+                Self::server(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", message)
+            }
+            StoreError::Corrupt { .. } => Self::server(StatusCode::INTERNAL_SERVER_ERROR, "snapshot_damaged", message),
+            StoreError::Index { .. } | StoreError::Option { .. } => {
+                // These are said at the start, before any request.
+                Self::internal()
+            }
+        }
     }
 }
 

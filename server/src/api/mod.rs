@@ -2,13 +2,24 @@
 
 mod account;
 mod answer;
-mod completions;
+mod chat;
+mod dialect;
 mod error;
+mod generate;
+mod idempotency;
+mod origin;
+mod owner;
 mod panics;
 mod playground;
+mod prompt;
+mod run;
 mod service;
+mod sink;
 mod state;
+mod streams;
+mod texts;
 mod trace;
+mod unsupported;
 mod validate;
 mod wire;
 
@@ -27,7 +38,9 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/", get(playground::index))
         .route("/playground/{file}", get(playground::file))
         .route("/favicon.ico", get(playground::favicon))
-        .route("/v1/completions", post(completions::create))
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/streams/{id}", get(streams::follow))
         .route("/v1/models", get(service::models))
         // A model's name may hold slashes.
         .route("/v1/models/{*id}", get(service::one_model))

@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use tidegate_model::SamplingParams;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::error::ApiError;
+use super::idempotency::InFlight;
+use super::streams::Streams;
 use crate::engine::{EngineHandle, Limits};
-use crate::text::Tokenizer;
+use crate::session::{Codec, PrefixIndex, Store};
+use crate::text::{ChatTemplate, Tokenizer};
 
 /// A model that is being served.
 pub struct Served {
@@ -27,6 +30,14 @@ pub struct Served {
     pub limits: Limits,
     /// What holds where a request says nothing.
     pub sampling: SamplingParams,
+    /// How messages become a text; none where the checkpoint has no template.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// How snapshots become bytes.
+    pub codec: Arc<Codec>,
+    /// Bytes of one conversation's state.
+    pub state_bytes: u64,
+    /// Beginnings of texts that need not be computed again.
+    pub prefixes: Arc<PrefixIndex>,
     /// Where requests go.
     pub engine: EngineHandle,
 }
@@ -66,9 +77,23 @@ pub struct AppState {
 struct Inner {
     options: ApiOptions,
     served: OnceLock<Arc<Served>>,
+    store: OnceLock<Store>,
     draining: AtomicBool,
     /// One permit for each core: reading many long requests at once makes none of them faster.
     readers: Arc<Semaphore>,
+    streams: Streams,
+    in_flight: InFlight,
+    /// Counts the runs that have not ended.
+    runs: watch::Sender<usize>,
+}
+
+/// A run that has not ended; dropped when it has.
+pub(super) struct RunGuard(AppState);
+
+impl Drop for RunGuard {
+    fn drop(&mut self) {
+        self.0.inner.runs.send_modify(|runs| *runs -= 1);
+    }
 }
 
 impl AppState {
@@ -76,8 +101,30 @@ impl AppState {
     pub fn new(options: ApiOptions) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let readers = Arc::new(Semaphore::new(cores));
-        let inner = Inner { options, served: OnceLock::new(), draining: AtomicBool::new(false), readers };
-        Self { inner: Arc::new(inner) }
+        let (streams, in_flight, runs) = (Streams::default(), InFlight::default(), watch::Sender::new(0));
+        let (served, store, draining) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
+        Self { inner: Arc::new(Inner { options, served, store, draining, readers, streams, in_flight, runs }) }
+    }
+
+    /// Counts a run until the guard is dropped.
+    pub(super) fn run_begins(&self) -> RunGuard {
+        self.inner.runs.send_modify(|runs| *runs += 1);
+        RunGuard(self.clone())
+    }
+
+    /// Waits until every run has ended, those without a client too, and makes what is kept durable. To be called
+    /// after [`Self::drain`].
+    pub async fn settle(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.inner.runs.subscribe().wait_for(|runs| *runs == 0).await;
+        if let Some(store) = self.inner.store.get() {
+            store.close().await;
+        }
+    }
+
+    /// Keeps sessions in `store`; the first stays. To be called before [`Self::serve`].
+    pub fn keep(&self, store: Store) {
+        self.inner.store.get_or_init(|| store);
     }
 
     /// Begins to serve a model; the first stays. Returns the one that is served.
@@ -103,6 +150,20 @@ impl AppState {
         if let Some(served) = self.inner.served.get() {
             served.engine.abort();
         }
+    }
+
+    pub(super) fn streams(&self) -> &Streams {
+        &self.inner.streams
+    }
+
+    pub(super) fn in_flight(&self) -> &InFlight {
+        &self.inner.in_flight
+    }
+
+    /// Where sessions are kept.
+    pub(super) fn store(&self) -> Result<&Store, ApiError> {
+        let message = "this server keeps no sessions";
+        self.inner.store.get().ok_or_else(|| ApiError::server(StatusCode::NOT_IMPLEMENTED, "no_store", message))
     }
 
     pub(super) fn options(&self) -> &ApiOptions {

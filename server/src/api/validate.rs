@@ -1,16 +1,20 @@
 //! From the wire type to requests that the engine can run; nothing below checks again.
 
 use rand::Rng;
-use serde_json::{Value, json};
 use tidegate_model::SamplingParams;
 
 use super::error::ApiError;
+use super::origin::Origin;
 use super::state::Served;
-use super::wire::{CompletionRequest, Prompt, Seed, Stop};
+use super::wire::{Format, GenerationRequest, Seed, Stop};
+use super::{prompt, unsupported};
 use crate::engine::{Request, RequestParameters};
 
 /// Tokens to generate where a request does not say; OpenAI's default.
 const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// The same for chat, where OpenAI has no bound and a text ends by itself: enough for an answer.
+const DEFAULT_MAX_CHAT_TOKENS: usize = 1024;
 
 /// A request for completions whose every part has been checked.
 #[derive(Debug)]
@@ -19,18 +23,22 @@ pub(super) struct Validated {
     pub(super) requests: Vec<Request>,
     /// The ids of each prompt.
     pub(super) prompts: Vec<Vec<u32>>,
-    pub(super) stream: bool,
     pub(super) include_usage: bool,
     pub(super) return_token_ids: bool,
     pub(super) seed: u64,
 }
 
-/// Checks `wire` against what is served; the error names the parameter.
-pub(super) fn validate(wire: CompletionRequest, served: &Served) -> Result<Validated, ApiError> {
+/// Checks `wire` against what is served and where it begins; the error names the parameter.
+pub(super) fn validate(
+    format: Format,
+    mut wire: GenerationRequest,
+    served: &Served,
+    origin: &Origin,
+) -> Result<Validated, ApiError> {
     if let Some(model) = &wire.model {
         served.check_name(model, Some("model"))?;
     }
-    refuse_unsupported(&wire)?;
+    unsupported::refuse(format, &wire.rest)?;
     let stream = wire.stream.unwrap_or(false);
     if wire.stream_options.is_some() && !stream {
         return Err(ApiError::invalid(Some("stream_options"), "stream_options must be absent unless stream is true"));
@@ -39,38 +47,63 @@ pub(super) fn validate(wire: CompletionRequest, served: &Served) -> Result<Valid
         let message = "stream_options.continuous_usage_stats must be absent, null or false: it is not supported";
         return Err(ApiError::invalid(Some("stream_options"), message));
     }
-    let include_usage = wire.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
+    let include_usage = wire.include_usage();
     let sampling = sampling(&wire, &served.sampling)?;
-    // A server that allows fewer must not refuse who names no number.
-    let default = DEFAULT_MAX_TOKENS.min(served.limits.max_tokens);
-    let max_tokens = wire.max_tokens.map_or(default, |asked| usize::try_from(asked).unwrap_or(usize::MAX));
-    let stop = match wire.stop {
+    let max_tokens = max_tokens(format, &wire, served)?;
+    let stop = match wire.stop.take() {
         None => Vec::new(),
         Some(Stop::One(one)) => vec![one],
         Some(Stop::Many(many)) => many,
     };
-    let prompt = wire.prompt.ok_or_else(|| ApiError::invalid(Some("prompt"), "prompt must be given"))?;
-    let prompts = encode(prompt, served)?;
+    let prompts = prompt::encode(format, &mut wire, served, origin.snapshot().map(AsRef::as_ref))?;
     let seed = sampling.seed;
     let requests = prompts
         .iter()
         .map(|prompt| {
+            let (start, keep) = origin.start(served, prompt);
             let parameters = RequestParameters {
+                start,
                 prompt: prompt.clone(),
                 max_tokens,
                 stop: stop.clone(),
                 sampling: sampling.clone(),
+                reseed: wire.seed.is_some(),
                 ignore_eos: wire.ignore_eos.unwrap_or(false),
+                keep,
             };
             Ok(Request::new(parameters, &served.limits)?)
         })
         .collect::<Result<_, ApiError>>()?;
     let return_token_ids = wire.return_token_ids.unwrap_or(false);
-    Ok(Validated { requests, prompts, stream, include_usage, return_token_ids, seed })
+    Ok(Validated { requests, prompts, include_usage, return_token_ids, seed })
+}
+
+/// Tokens to generate at most; at least 1: only a session's own routes read without writing.
+fn max_tokens(format: Format, wire: &GenerationRequest, served: &Served) -> Result<usize, ApiError> {
+    let name = match (format, wire.max_completion_tokens) {
+        (Format::Completions, Some(_)) => {
+            let message = "max_completion_tokens must be absent: it is max_tokens here";
+            return Err(ApiError::invalid(Some("max_completion_tokens"), message));
+        }
+        (Format::Chat, Some(_)) => "max_completion_tokens",
+        _ => "max_tokens",
+    };
+    // A server that allows fewer must not refuse who names no number.
+    let default = match format {
+        Format::Completions => DEFAULT_MAX_TOKENS,
+        Format::Chat => DEFAULT_MAX_CHAT_TOKENS,
+    };
+    let asked = wire.max_completion_tokens.or(wire.max_tokens);
+    let most = served.limits.max_tokens;
+    let tokens = asked.map_or(default.min(most), |asked| usize::try_from(asked).unwrap_or(usize::MAX));
+    if (1..=most).contains(&tokens) {
+        return Ok(tokens);
+    }
+    Err(ApiError::invalid(Some(name), format!("{name} must be from 1 to {most}, found {tokens}")))
 }
 
 /// The request's sampling parameters over the model's recommended ones.
-fn sampling(wire: &CompletionRequest, recommended: &SamplingParams) -> Result<SamplingParams, ApiError> {
+fn sampling(wire: &GenerationRequest, recommended: &SamplingParams) -> Result<SamplingParams, ApiError> {
     let mut sampling = recommended.clone();
     let set = |target: &mut f32, value: Option<f64>| {
         if let Some(value) = value {
@@ -102,87 +135,4 @@ fn sampling(wire: &CompletionRequest, recommended: &SamplingParams) -> Result<Sa
     }
     sampling.seed = wire.seed.map_or_else(|| rand::rng().random(), Seed::bits);
     Ok(sampling)
-}
-
-/// The token ids of each prompt.
-fn encode(prompt: Prompt, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
-    let text = |text: String| {
-        served.tokenizer.encode(&text).map_err(|error| ApiError::invalid(Some("prompt"), format!("prompt: {error}")))
-    };
-    let count = match &prompt {
-        Prompt::Text(_) | Prompt::Ids(_) => 1,
-        Prompt::Texts(texts) => texts.len(),
-        Prompt::IdLists(lists) => lists.len(),
-    };
-    // More than can wait at once would never be let in.
-    let most = served.engine.queue_capacity();
-    if count == 0 || count > most {
-        let message = format!("prompt must hold from 1 to {most} prompts, found {count}");
-        return Err(ApiError::invalid(Some("prompt"), message));
-    }
-    match prompt {
-        Prompt::Text(one) => Ok(vec![text(one)?]),
-        Prompt::Texts(texts) => texts.into_iter().map(text).collect(),
-        Prompt::Ids(ids) => Ok(vec![ids]),
-        Prompt::IdLists(lists) => Ok(lists),
-    }
-}
-
-/// Fields of OpenAI and vLLM that would change the answer and that this server does not have, each with the value
-/// that asks for nothing. To ignore one silently would be to answer another question.
-fn unsupported() -> [(&'static str, Value); 30] {
-    [
-        ("n", json!(1)),
-        ("best_of", json!(1)),
-        ("echo", json!(false)),
-        ("suffix", json!("")),
-        ("logprobs", Value::Null),
-        ("prompt_logprobs", Value::Null),
-        ("stop_token_ids", json!([])),
-        ("min_tokens", json!(0)),
-        ("max_completion_tokens", Value::Null),
-        ("bad_words", json!([])),
-        ("allowed_token_ids", Value::Null),
-        ("truncate_prompt_tokens", Value::Null),
-        ("prompt_embeds", Value::Null),
-        ("response_format", json!({"type": "text"})),
-        ("structured_outputs", Value::Null),
-        ("guided_json", Value::Null),
-        ("guided_regex", Value::Null),
-        ("guided_choice", Value::Null),
-        ("guided_grammar", Value::Null),
-        ("guided_decoding_backend", Value::Null),
-        ("logits_processors", Value::Null),
-        ("use_beam_search", json!(false)),
-        ("length_penalty", json!(1.0)),
-        ("early_stopping", json!(false)),
-        ("include_stop_str_in_output", json!(false)),
-        ("skip_special_tokens", json!(true)),
-        ("spaces_between_special_tokens", json!(true)),
-        ("detokenize", json!(true)),
-        ("return_tokens_as_token_ids", json!(false)),
-        ("add_special_tokens", json!(true)),
-    ]
-}
-
-/// Whether two values say the same: 1 and 1.0 are one number.
-fn is_same(value: &Value, other: &Value) -> bool {
-    value == other || value.as_f64().is_some_and(|number| other.as_f64() == Some(number))
-}
-
-fn refuse_unsupported(wire: &CompletionRequest) -> Result<(), ApiError> {
-    for (name, neutral) in unsupported() {
-        match wire.rest.get(name) {
-            None | Some(Value::Null) => {}
-            Some(value) if is_same(value, &neutral) => {}
-            Some(_) => {
-                let message = match neutral {
-                    Value::Null => format!("{name} is not supported and must be absent or null"),
-                    neutral => format!("{name} must be absent, null or {neutral}: nothing else is supported"),
-                };
-                return Err(ApiError::invalid(Some(name), message));
-            }
-        }
-    }
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! The body of `POST /v1/completions`, as it comes in.
+//! The bodies of requests for text, as they come in.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,12 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::error::ApiError;
+use super::run::OnDisconnect;
+use crate::text::Message;
 
 /// A prompt, or several.
 #[derive(Debug, Deserialize)]
@@ -52,12 +55,73 @@ pub(super) struct StreamOptions {
     pub(super) continuous_usage_stats: Option<bool>,
 }
 
-/// The request as OpenAI defines it, with vLLM's additions; `null` is the same as absent.
+/// Which format a request for text has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    Completions,
+    Chat,
+}
+
+impl Format {
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::Completions => "/v1/completions",
+            Self::Chat => "/v1/chat/completions",
+        }
+    }
+}
+
+/// What a message says.
 #[derive(Debug, Deserialize)]
-pub(super) struct CompletionRequest {
+#[serde(untagged, expecting = "expected a string or an array of text parts")]
+pub(super) enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+/// A part of a message; only text is understood.
+#[derive(Debug, Deserialize)]
+pub(super) struct Part {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) text: Option<String>,
+}
+
+/// One message of a conversation.
+#[derive(Debug, Deserialize)]
+pub(super) struct ChatMessage {
+    pub(super) role: String,
+    pub(super) content: Option<Content>,
+}
+
+impl ChatMessage {
+    /// The message as the template takes it. `param` is the field's name.
+    pub(super) fn text(self, param: &str) -> Result<Message, ApiError> {
+        let text = |part: Part| match part.text {
+            Some(text) if matches!(part.kind.as_str(), "text" | "input_text" | "output_text") => Ok(text),
+            _ => {
+                let message = format!("{param} must have parts of text alone, found one of type {:?}", part.kind);
+                Err(ApiError::invalid(Some(param), message))
+            }
+        };
+        let content = match self.content {
+            Some(Content::Text(text)) => text,
+            Some(Content::Parts(parts)) => parts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.concat(),
+            None => return Err(ApiError::invalid(Some(param), format!("{param} must all have content"))),
+        };
+        Ok(Message { role: self.role, content })
+    }
+}
+
+/// A request for text as OpenAI defines it, whichever of its formats, with vLLM's additions and those for sessions;
+/// `null` is the same as absent.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct GenerationRequest {
     pub(super) model: Option<String>,
     pub(super) prompt: Option<Prompt>,
+    pub(super) messages: Option<Vec<ChatMessage>>,
     pub(super) max_tokens: Option<u64>,
+    pub(super) max_completion_tokens: Option<u64>,
     pub(super) stop: Option<Stop>,
     pub(super) stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
@@ -73,9 +137,21 @@ pub(super) struct CompletionRequest {
     pub(super) seed: Option<Seed>,
     pub(super) ignore_eos: Option<bool>,
     pub(super) return_token_ids: Option<bool>,
+    pub(super) session: Option<String>,
+    pub(super) label: Option<String>,
+    pub(super) on_disconnect: Option<OnDisconnect>,
+    pub(super) state: Option<String>,
+    pub(super) return_state: Option<bool>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
     pub(super) rest: BTreeMap<String, Value>,
+}
+
+impl GenerationRequest {
+    /// Whether a stream is to end with its usage.
+    pub(super) fn include_usage(&self) -> bool {
+        self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
+    }
 }
 
 /// The body, where it says that it is JSON and came whole.
@@ -98,7 +174,7 @@ pub(super) fn body(
 }
 
 /// Parses a body, with an error that names the field at fault.
-pub(super) fn parse(body: &[u8]) -> Result<CompletionRequest, ApiError> {
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let request = serde_path_to_error::deserialize(&mut json).map_err(|error| field_error(&error))?;
     json.end().map_err(|error| ApiError::invalid(None, format!("the body must be one JSON object: {error}")))?;

@@ -38,8 +38,12 @@ impl LanguageModel for DecoderModel {
         self.decoder.absorb(ids, &mut self.pool, slot).map_err(ModelError::new)
     }
 
-    fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<Vec<f32>, ModelError> {
-        self.decoder.prefill(ids, &mut self.pool, slot).map_err(ModelError::new)
+    fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
+        self.pool.export(slot).map_err(ModelError::new)
+    }
+
+    fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError> {
+        self.pool.import(slot, state, tokens).map_err(ModelError::new)
     }
 
     fn decode(&mut self, ids: &[u32], slots: &[usize]) -> Result<Vec<f32>, ModelError> {

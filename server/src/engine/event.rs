@@ -1,9 +1,13 @@
 //! What the engine tells the one who submitted a request.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+
+use crate::session::Snapshot;
 
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +16,8 @@ pub enum FinishReason {
     Stop,
     /// As many tokens as were asked for.
     Length,
+    /// Whoever asked wanted no more.
+    Interrupted,
 }
 
 /// How long each part of a request took.
@@ -26,7 +32,7 @@ pub struct Timings {
 }
 
 /// The end of a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
     /// Why it ended.
     pub reason: FinishReason,
@@ -36,6 +42,8 @@ pub struct Finish {
     pub completion_tokens: usize,
     /// Where the time went.
     pub timings: Timings,
+    /// The text's end, where it was asked for.
+    pub snapshot: Option<Arc<Snapshot>>,
 }
 
 /// Why a request ended without its text.
@@ -61,9 +69,11 @@ pub struct Delta {
     pub token_ids: Vec<u32>,
 }
 
-/// One event of a request: any number of pieces, then one of the others.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One event of a request: perhaps the prompt's end, any number of pieces, then one of the last two.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// The prompt has been read, but for its last token.
+    Read(Arc<Snapshot>),
     /// More text.
     Delta(Delta),
     /// The end.
@@ -76,12 +86,33 @@ pub enum Event {
 #[derive(Debug)]
 pub struct EventStream {
     pub(super) receiver: mpsc::Receiver<Event>,
+    pub(super) interrupt: Interrupt,
+}
+
+/// Asks for the end of a text that is still growing.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Ends the text with what it has by now; its last event comes as always.
+    pub fn now(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl EventStream {
     /// The next event; `None` after the last, or when the engine is gone.
     pub async fn next(&mut self) -> Option<Event> {
         self.receiver.recv().await
+    }
+
+    /// What ends the text before its time.
+    pub fn interrupt(&self) -> Interrupt {
+        self.interrupt.clone()
     }
 
     /// The next event, for callers outside an async runtime.

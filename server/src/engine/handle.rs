@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::Span;
 
-use super::event::EventStream;
+use super::event::{EventStream, Interrupt};
 use super::inbox::{Inbox, Phase, Submission, SubmitError};
 use super::request::Request;
 use super::stats::{Counters, Stats};
@@ -80,7 +80,9 @@ impl EngineHandle {
             .into_iter()
             .map(|request| {
                 let (sender, receiver) = mpsc::channel(EVENT_BUFFER);
-                (Submission { request, sender, submitted, span: Span::current() }, EventStream { receiver })
+                let interrupt = Interrupt::default();
+                let stream = EventStream { receiver, interrupt: interrupt.clone() };
+                (Submission { request, sender, interrupt, submitted, span: Span::current() }, stream)
             })
             .unzip();
         self.shared.inbox.submit(submissions)?;

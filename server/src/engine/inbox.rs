@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
-use super::event::{Event, Failure};
+use super::event::{Event, Failure, Interrupt};
 use super::request::Request;
 
 /// How long the engine sleeps when all it has are readers that are behind.
@@ -28,6 +28,7 @@ pub enum SubmitError {
 pub(super) struct Submission {
     pub(super) request: Request,
     pub(super) sender: Sender<Event>,
+    pub(super) interrupt: Interrupt,
     pub(super) submitted: Instant,
     /// The span that the engine's log lines about this request belong to.
     pub(super) span: Span,

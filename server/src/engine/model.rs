@@ -26,17 +26,24 @@ pub trait LanguageModel: Send {
     /// The device failed.
     fn reset(&mut self, slot: usize) -> Result<(), ModelError>;
 
-    /// Reads `ids` (at least one) into a slot without computing logits.
+    /// The numbers of a slot's state, copied; [`Self::import`] takes them.
+    ///
+    /// # Errors
+    /// The device failed, or a step that failed has left the slot half way.
+    fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError>;
+
+    /// Puts a state into a slot, which then has read `tokens` tokens.
+    ///
+    /// # Errors
+    /// The device failed, or the state is not one of this model's.
+    fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError>;
+
+    /// Reads `ids` (at least one) into a slot without computing logits. Where a text is cut into calls, and whether it
+    /// is read here or by [`Self::decode`], must change nothing.
     ///
     /// # Errors
     /// The device failed.
     fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError>;
-
-    /// Reads `ids` (at least one) into a slot; the logits after the last of them, (vocab).
-    ///
-    /// # Errors
-    /// The device failed.
-    fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<Vec<f32>, ModelError>;
 
     /// Reads one token into each of `slots`, which are distinct; logits (rows, vocab), row by row.
     ///

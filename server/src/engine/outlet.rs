@@ -25,6 +25,8 @@ pub(super) enum Reader {
 /// The sending end of one request's events.
 pub(super) struct Outlet {
     sender: Sender<Event>,
+    /// The prompt's end, which comes before all text.
+    read: Option<Event>,
     unread: Delta,
     last: Option<Event>,
     behind_since: Option<Instant>,
@@ -32,7 +34,12 @@ pub(super) struct Outlet {
 
 impl Outlet {
     pub(super) fn new(sender: Sender<Event>) -> Self {
-        Self { sender, unread: Delta::default(), last: None, behind_since: None }
+        Self { sender, read: None, unread: Delta::default(), last: None, behind_since: None }
+    }
+
+    /// Sets the event that tells of the prompt's end.
+    pub(super) fn read(&mut self, event: Event) {
+        self.read = Some(event);
     }
 
     /// Adds a token and the text that it brought.
@@ -62,6 +69,14 @@ impl Outlet {
     fn try_flush(&mut self) -> Reader {
         if self.sender.is_closed() {
             return Reader::Gone;
+        }
+        match self.read.take().map(|read| self.sender.try_send(read)) {
+            None | Some(Ok(())) => {}
+            Some(Err(TrySendError::Full(read))) => {
+                self.read = Some(read);
+                return Reader::Behind;
+            }
+            Some(Err(TrySendError::Closed(_))) => return Reader::Gone,
         }
         if !self.unread.token_ids.is_empty() {
             match self.sender.try_send(Event::Delta(std::mem::take(&mut self.unread))) {

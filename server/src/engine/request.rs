@@ -1,8 +1,11 @@
 //! A request that has been checked: what is built here needs no second look further down.
 
+use std::sync::Arc;
+
 use tidegate_model::sampling::{Sampler, SamplingError, SamplingParams};
 
-use crate::text::{GenerationDefaults, StopError, StopStrings};
+use crate::session::{Answer, Snapshot};
+use crate::text::{Detokenizer, GenerationDefaults, StopError, StopMatcher, StopStrings};
 
 /// The bounds that a server sets on each request.
 #[derive(Clone, Copy, Debug)]
@@ -38,19 +41,46 @@ pub fn recommended_sampling(defaults: &GenerationDefaults, vocab_size: usize) ->
     Ok(sampling)
 }
 
+/// What a request goes on from.
+#[derive(Clone, Debug, Default)]
+pub enum Start {
+    /// Nothing: the prompt is the whole text.
+    #[default]
+    Empty,
+    /// A state that has the first tokens of the prompt in it, fewer than all: only the rest is computed.
+    Prefix(Arc<Snapshot>),
+    /// A conversation: the prompt is what is new, and may be empty where the conversation has a token to read.
+    Session(Arc<Snapshot>),
+}
+
+/// Which snapshots a request makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// One where the prompt has been read, but for its last token.
+    pub prompt: bool,
+    /// One at the end.
+    pub end: bool,
+}
+
 /// What a request asks for, unchecked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct RequestParameters {
+    /// What to go on from.
+    pub start: Start,
     /// The token ids to continue.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most.
+    /// Tokens to generate at most; 0 only reads the prompt, into a snapshot.
     pub max_tokens: usize,
     /// Strings that end the text.
     pub stop: Vec<String>,
     /// How to choose tokens.
     pub sampling: SamplingParams,
+    /// Whether a conversation's random numbers begin anew with `sampling.seed`, where they else would go on.
+    pub reseed: bool,
     /// Whether to go on past an end-of-text token.
     pub ignore_eos: bool,
+    /// Which snapshots to make.
+    pub keep: Keep,
 }
 
 /// Why a request was refused; the message names the parameter and its bound.
@@ -88,11 +118,22 @@ impl RequestError {
 /// A request that the engine can run.
 #[derive(Debug)]
 pub struct Request {
-    pub(super) prompt: Vec<u32>,
+    pub(super) start: Option<Arc<Snapshot>>,
+    /// The tokens to read that are not in the state; at least one, unless nothing is to be generated.
+    pub(super) input: Vec<u32>,
+    prompt_tokens: usize,
     pub(super) max_tokens: usize,
-    pub(super) stops: StopStrings,
     pub(super) sampler: Sampler,
+    pub(super) detokenizer: Detokenizer,
+    pub(super) stops: StopMatcher,
+    /// Text that comes out before the first token's.
+    pub(super) carried: String,
     pub(super) ignore_eos: bool,
+    /// Whether this is a turn of a conversation, which can go on with an answer that has not ended.
+    pub(super) is_turn: bool,
+    /// Whether it goes on with such an answer.
+    pub(super) continues: bool,
+    pub(super) keep: Keep,
 }
 
 impl Request {
@@ -101,27 +142,126 @@ impl Request {
     /// # Errors
     /// The first parameter that is out of its bounds.
     pub fn new(parameters: RequestParameters, limits: &Limits) -> Result<Self, RequestError> {
-        let RequestParameters { prompt, max_tokens, stop, sampling, ignore_eos } = parameters;
+        let RequestParameters { start, prompt, max_tokens, stop, sampling, reseed, ignore_eos, keep } = parameters;
         let bound = |parameter, bound: String, found: String| RequestError::Bound { parameter, bound, found };
-        if prompt.is_empty() || prompt.len() > limits.max_prompt_tokens {
-            let allowed = format!("1 to {} tokens long", limits.max_prompt_tokens);
+        let least = usize::from(!matches!(start, Start::Session(_)));
+        if prompt.len() < least || prompt.len() > limits.max_prompt_tokens {
+            let allowed = format!("{least} to {} tokens long", limits.max_prompt_tokens);
             return Err(bound("prompt", allowed, format!("{} tokens", prompt.len())));
         }
         if let Some(id) = prompt.iter().find(|id| **id as usize >= limits.vocab_size) {
             let allowed = format!("made of token ids below {}", limits.vocab_size);
             return Err(bound("prompt", allowed, id.to_string()));
         }
-        if max_tokens == 0 || max_tokens > limits.max_tokens {
-            return Err(bound("max_tokens", format!("from 1 to {}", limits.max_tokens), max_tokens.to_string()));
+        let fewest = usize::from(!keep.end);
+        if max_tokens < fewest || max_tokens > limits.max_tokens {
+            let allowed = format!("from {fewest} to {}", limits.max_tokens);
+            return Err(bound("max_tokens", allowed, max_tokens.to_string()));
         }
+        let prompt_tokens = prompt.len();
         let stops = StopStrings::new(&stop)?;
-        let mut sampler = Sampler::new(sampling, limits.vocab_size)?;
-        sampler.observe_prompt(&prompt);
-        Ok(Self { prompt, max_tokens, stops, sampler, ignore_eos })
+        let opening = Opening::new(start, prompt, sampling, reseed, limits.vocab_size)?;
+        if opening.input.is_empty() && max_tokens > 0 {
+            let allowed = "at least one token long where the answer before it has ended".into();
+            return Err(bound("prompt", allowed, "none".into()));
+        }
+        let mut carried = String::new();
+        let stops = StopMatcher::resume(stops, &opening.answer.held, &mut carried);
+        Ok(Self {
+            start: opening.start,
+            input: opening.input,
+            prompt_tokens,
+            max_tokens,
+            sampler: opening.sampler,
+            detokenizer: Detokenizer::resume(&opening.answer.bytes),
+            stops,
+            carried,
+            ignore_eos,
+            is_turn: opening.is_turn,
+            continues: opening.continues,
+            keep,
+        })
     }
 
     /// Tokens in the prompt.
     pub fn prompt_tokens(&self) -> usize {
-        self.prompt.len()
+        self.prompt_tokens
+    }
+
+    /// Tokens of the prompt that need not be computed.
+    pub fn cached_tokens(&self) -> usize {
+        let read = self.start.as_ref().filter(|_| !self.is_turn).map_or(0, |snapshot| snapshot.read);
+        usize::try_from(read).unwrap_or(usize::MAX)
+    }
+}
+
+/// How a request begins.
+struct Opening {
+    start: Option<Arc<Snapshot>>,
+    input: Vec<u32>,
+    sampler: Sampler,
+    answer: Answer,
+    is_turn: bool,
+    continues: bool,
+}
+
+impl Opening {
+    fn new(
+        start: Start,
+        prompt: Vec<u32>,
+        sampling: SamplingParams,
+        reseed: bool,
+        vocab_size: usize,
+    ) -> Result<Self, RequestError> {
+        match start {
+            Start::Session(snapshot) => Self::turn(snapshot, prompt, sampling, reseed, vocab_size),
+            Start::Empty => Self::whole(None, prompt, sampling, vocab_size),
+            Start::Prefix(snapshot) => Self::whole(Some(snapshot), prompt, sampling, vocab_size),
+        }
+    }
+
+    /// The prompt is the whole text, and may have a beginning that is known.
+    fn whole(
+        start: Option<Arc<Snapshot>>,
+        mut prompt: Vec<u32>,
+        sampling: SamplingParams,
+        vocab_size: usize,
+    ) -> Result<Self, RequestError> {
+        let mut sampler = Sampler::new(sampling, vocab_size)?;
+        sampler.observe_prompt(&prompt);
+        let read = start.as_ref().map_or(0, |snapshot| snapshot.read);
+        let read = usize::try_from(read).ok().filter(|read| *read == 0 || *read < prompt.len());
+        let Some(read) = read else {
+            let (parameter, bound) = ("prompt", "longer than what is known of it".into());
+            return Err(RequestError::Bound { parameter, bound, found: format!("{} tokens", prompt.len()) });
+        };
+        prompt.drain(..read);
+        Ok(Self { start, input: prompt, sampler, answer: Answer::default(), is_turn: false, continues: false })
+    }
+
+    /// The prompt is what is new. Where there is something, a new answer begins, as if the whole text had been sent
+    /// as one prompt; where there is nothing, the answer goes on, as if more of it had been asked for at once.
+    fn turn(
+        snapshot: Arc<Snapshot>,
+        prompt: Vec<u32>,
+        sampling: SamplingParams,
+        reseed: bool,
+        vocab_size: usize,
+    ) -> Result<Self, RequestError> {
+        let seed = sampling.seed;
+        let mut sampler = Sampler::resume(sampling, &snapshot.sampler, vocab_size)?;
+        if reseed {
+            sampler.reseed(seed);
+        }
+        let mut answer: Option<Answer> = None;
+        if prompt.is_empty() {
+            answer = snapshot.answer.clone().filter(|answer| answer.open);
+        } else {
+            sampler.close_answer();
+            sampler.observe_prompt(&prompt);
+        }
+        let input = snapshot.pending.iter().copied().chain(prompt).collect();
+        let (continues, answer) = (answer.is_some(), answer.unwrap_or_default());
+        Ok(Self { start: Some(snapshot), input, sampler, answer, is_turn: true, continues })
     }
 }

@@ -1,17 +1,22 @@
 //! Who is in which slot, and what there is to do.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::event::{Event, Failure};
 use super::inbox::Wait;
 use super::outlet::{Outlet, Reader};
 use super::sequence::Sequence;
+use crate::session::Snapshot;
 
 /// The slots, and the order in which prompts are read.
 pub(super) struct Scheduler {
     slots: Vec<Option<Sequence>>,
-    free: Vec<usize>,
+    /// Those that have been free for longest come first.
+    free: VecDeque<usize>,
+    /// What lies in the free slots from the request before: the conversation that goes on from it need not be copied.
+    resident: Vec<Weak<Snapshot>>,
     /// Slots whose prompts are being read: each gets one chunk in turn, so that a long prompt delays no short one.
     prefilling: VecDeque<usize>,
     /// Ends of requests that have left their slots but whose readers are behind.
@@ -30,7 +35,8 @@ impl Scheduler {
     pub(super) fn new(slots: usize, stall_limit: Duration) -> Self {
         Self {
             slots: (0..slots).map(|_| None).collect(),
-            free: (0..slots).rev().collect(),
+            free: (0..slots).collect(),
+            resident: vec![Weak::new(); slots],
             prefilling: VecDeque::new(),
             lingering: Vec::new(),
             stall_limit,
@@ -61,12 +67,25 @@ impl Scheduler {
         self.slots.len() - self.free.len()
     }
 
-    /// Gives `sequence` a slot; there must be [`Self::room`].
-    pub(super) fn admit(&mut self, sequence: Sequence) -> Option<usize> {
-        let slot = self.free.pop()?;
+    /// Gives `sequence` a slot, and says whether its start is in it already; there must be [`Self::room`].
+    pub(super) fn admit(&mut self, sequence: Sequence) -> Option<(usize, bool)> {
+        let lies_in = |slot: &usize| {
+            let start = sequence.start.as_ref();
+            start.is_some_and(|start| std::ptr::eq(self.resident[*slot].as_ptr(), Arc::as_ptr(start)))
+        };
+        let found = self.free.iter().position(lies_in);
+        let slot = self.free.remove(found.unwrap_or(0))?;
+        self.resident[slot] = Weak::new();
+        if !sequence.is_read() {
+            self.prefilling.push_back(slot);
+        }
         self.slots[slot] = Some(sequence);
-        self.prefilling.push_back(slot);
-        Some(slot)
+        Some((slot, found.is_some()))
+    }
+
+    /// Notes that `snapshot` is what lies in `slot`, which is about to be freed.
+    pub(super) fn leave(&mut self, slot: usize, snapshot: &Arc<Snapshot>) {
+        self.resident[slot] = Arc::downgrade(snapshot);
     }
 
     /// The slot whose prompt is to be read next.
@@ -85,6 +104,13 @@ impl Scheduler {
     /// The slots that take part in the next decode step, and the token that each reads.
     pub(super) fn rows(&self) -> impl Iterator<Item = (usize, u32)> {
         self.slots.iter().enumerate().filter_map(|(slot, held)| Some((slot, held.as_ref()?.decodable()?)))
+    }
+
+    /// The slots whose requests are to end with what they have.
+    pub(super) fn interrupted(&self) -> Vec<usize> {
+        let asked = |sequence: &Sequence| sequence.interrupt.is_asked() && sequence.is_read();
+        let slots = self.slots.iter().enumerate();
+        slots.filter(|(_, held)| held.as_ref().is_some_and(asked)).map(|(slot, _)| slot).collect()
     }
 
     pub(super) fn sequence(&self, slot: usize) -> Option<&Sequence> {
@@ -133,7 +159,7 @@ impl Scheduler {
 
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         let sequence = self.slots[slot].take()?;
-        self.free.push(slot);
+        self.free.push_back(slot);
         self.prefilling.retain(|other| *other != slot);
         Some(sequence)
     }

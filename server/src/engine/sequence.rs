@@ -1,43 +1,96 @@
-//! One request in a slot: how far its prompt has been read, and what has been made of it so far.
+//! One request in a slot: how much has been read, and what has been made of it so far.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use tidegate_model::sampling::Sampler;
 use tracing::Span;
 
-use super::event::{Finish, FinishReason, Timings};
+use super::event::{Finish, FinishReason, Interrupt, Timings};
 use super::inbox::Submission;
 use super::model::ModelError;
 use super::outlet::Outlet;
+use super::request::{Keep, Request};
+use crate::session::{Answer, History, MAX_PENDING, Snapshot};
 use crate::text::{Detokenizer, StopMatcher, Vocabulary};
 
-/// Tokens of a prompt that are read between two decode steps. Chunks are cut from the prompt's start, whoever else
-/// is being served, so that their sums are the same alone and in company.
+/// Tokens of a prompt that are read between two decode steps.
 const PROMPT_CHUNK: usize = 256;
 
 /// What the engine knows about text.
 pub struct TextRules {
     /// The bytes of each token.
-    pub vocabulary: std::sync::Arc<Vocabulary>,
+    pub vocabulary: Arc<Vocabulary>,
     /// Tokens that end a text.
-    pub eos: std::sync::Arc<[u32]>,
+    pub eos: Arc<[u32]>,
+    /// The tokens of a piece of text.
+    pub encode: Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>,
+}
+
+/// How a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// By a token.
+    Eos,
+    /// By a stop string.
+    StopString,
+    /// By the number of tokens.
+    Length,
+    /// By the one who asked for it.
+    Interrupted,
+}
+
+impl Ending {
+    pub(super) fn reason(self) -> FinishReason {
+        match self {
+            Self::Eos | Self::StopString => FinishReason::Stop,
+            Self::Length => FinishReason::Length,
+            Self::Interrupted => FinishReason::Interrupted,
+        }
+    }
+}
+
+/// A moment to which a stop string takes the conversation back: it keeps what was shown, and nothing of the string.
+pub(super) struct Mark {
+    pub(super) state: Vec<f32>,
+    pub(super) read: u64,
+    pub(super) history: History,
+    /// The tokens chosen since.
+    pub(super) tokens: Vec<u32>,
+    /// The text shown since.
+    pub(super) shown: String,
 }
 
 /// One running request.
 pub(super) struct Sequence {
-    prompt: Vec<u32>,
-    /// Tokens of the prompt that are in the state.
-    read: usize,
-    /// The last token chosen: it is not in the state yet. `None` until the prompt has been read.
-    pending_token: Option<u32>,
+    pub(super) start: Option<Arc<Snapshot>>,
+    /// The tokens to read before the first is chosen.
+    input: Vec<u32>,
+    /// How many of them are in the state; the last is read by the decode step that chooses the first.
+    absorbed: usize,
+    /// Tokens in the state, those before this request included.
+    pub(super) read: u64,
+    pub(super) history: History,
+    /// The last token of the text: it is not in the state yet. `None` until the input before has been read.
+    pub(super) pending_token: Option<u32>,
     generated: usize,
+    prompt_tokens: usize,
     max_tokens: usize,
     ignore_eos: bool,
-    sampler: Sampler,
+    /// Whether what is generated is an answer that can be gone on with.
+    pub(super) is_turn: bool,
+    continues: bool,
+    pub(super) keep: Keep,
+    pub(super) sampler: Sampler,
     detokenizer: Detokenizer,
     stops: StopMatcher,
+    carried: String,
+    pub(super) mark: Option<Mark>,
+    /// The text of the token before which a mark has to be made; `None` where none has to.
+    mark_wanted: Option<String>,
     clock: Clock,
+    pub(super) interrupt: Interrupt,
     pub(super) outlet: Outlet,
     pub(super) span: Span,
 }
@@ -50,34 +103,95 @@ struct Clock {
 
 impl Sequence {
     pub(super) fn new(submission: Submission) -> Self {
-        let Submission { request, sender, submitted, span } = submission;
-        Self {
-            prompt: request.prompt,
-            read: 0,
+        let Submission { request, sender, interrupt, submitted, span } = submission;
+        let prompt_tokens = request.prompt_tokens();
+        let Request {
+            start,
+            input,
+            max_tokens,
+            sampler,
+            detokenizer,
+            stops,
+            carried,
+            ignore_eos,
+            is_turn,
+            continues,
+            keep,
+            ..
+        } = request;
+        let mut sequence = Self {
+            read: start.as_ref().map_or(0, |start| start.read),
+            history: start.as_ref().map_or(History::default(), |start| start.history),
+            start,
+            input,
+            absorbed: 0,
             pending_token: None,
             generated: 0,
-            max_tokens: request.max_tokens,
-            ignore_eos: request.ignore_eos,
-            sampler: request.sampler,
-            detokenizer: Detokenizer::new(),
-            stops: StopMatcher::new(request.stops),
+            prompt_tokens,
+            max_tokens,
+            ignore_eos,
+            is_turn,
+            continues,
+            keep,
+            sampler,
+            detokenizer,
+            stops,
+            carried,
+            mark: None,
+            mark_wanted: None,
             clock: Clock { submitted, admitted: Instant::now(), first_token: None },
+            interrupt,
             outlet: Outlet::new(sender),
             span,
-        }
+        };
+        sequence.begin();
+        sequence
     }
 
-    /// The next piece of the prompt, and whether it is the last.
-    pub(super) fn next_chunk(&self) -> (&[u32], bool) {
-        let Range { start, end } = self.read..self.prompt.len().min(self.read + PROMPT_CHUNK);
-        (&self.prompt[start..end], end == self.prompt.len())
+    fn begin(&mut self) {
+        if let Some(start) = self.start.as_ref().filter(|_| self.continues && self.is_unsettled()) {
+            let (state, tokens) = (start.state.clone(), start.pending.clone());
+            self.mark = Some(Mark { state, read: self.read, history: self.history, tokens, shown: String::new() });
+        }
+        self.absorb(0);
+    }
+
+    /// The next piece of the input, all of it but its last token; empty where that has been read.
+    pub(super) fn next_chunk(&self) -> &[u32] {
+        let end = self.input.len().saturating_sub(1);
+        let Range { start, end } = self.absorbed..end.min(self.absorbed + PROMPT_CHUNK);
+        &self.input[start..end]
     }
 
     /// Notes that the chunk of [`Self::next_chunk`] is in the state; returns its length.
     pub(super) fn chunk_was_read(&mut self) -> usize {
-        let length = self.next_chunk().0.len();
-        self.read += length;
+        let length = self.next_chunk().len();
+        self.absorb(length);
         length
+    }
+
+    fn absorb(&mut self, count: usize) {
+        self.history = self.history.extended(&self.input[self.absorbed..self.absorbed + count]);
+        self.absorbed += count;
+        self.read += count as u64;
+        if self.next_chunk().is_empty() {
+            self.pending_token = self.input.last().copied();
+        }
+    }
+
+    /// Whether the input has been read, but for its last token.
+    pub(super) fn is_read(&self) -> bool {
+        self.next_chunk().is_empty()
+    }
+
+    /// Whether this request has read tokens that were not in the state it began from.
+    pub(super) fn has_read_more(&self) -> bool {
+        self.absorbed > 0
+    }
+
+    /// Whether more tokens are to come.
+    pub(super) fn wants_tokens(&self) -> bool {
+        self.generated < self.max_tokens
     }
 
     /// The token to decode next; `None` where the prompt is still being read or the reader is too far behind.
@@ -85,58 +199,113 @@ impl Sequence {
         self.pending_token.filter(|_| !self.outlet.is_full())
     }
 
-    /// Chooses a token from `logits` (vocab), adds its text, and says whether that ends the text.
+    /// Chooses a token from `logits` (vocab), the pending one having been read; adds its text, and says whether that
+    /// ends the text.
     ///
     /// # Errors
     /// No logit is a number: the weights or the state are broken, and any token would be a lie.
-    pub(super) fn accept(&mut self, logits: &mut [f32], rules: &TextRules) -> Result<Option<FinishReason>, ModelError> {
+    pub(super) fn accept(&mut self, logits: &mut [f32], rules: &TextRules) -> Result<Option<Ending>, ModelError> {
+        if let Some(read) = self.pending_token.take() {
+            self.read += 1;
+            self.history = self.history.extended(&[read]);
+        }
         let token = self.sampler.sample(logits).ok_or_else(|| ModelError::new("no logit is a number"))?;
         self.pending_token = Some(token);
         self.generated += 1;
         self.clock.first_token.get_or_insert_with(Instant::now);
 
-        let mut text = String::new();
-        let reason = if rules.eos.contains(&token) && !self.ignore_eos {
-            Some(self.close(FinishReason::Stop, &mut text))
+        let mut text = std::mem::take(&mut self.carried);
+        let ending = if rules.eos.contains(&token) && !self.ignore_eos {
+            Some(self.close(Ending::Eos, &mut text))
         } else {
             let mut characters = String::new();
             self.detokenizer.push(rules.vocabulary.bytes(token), &mut characters);
             if self.stops.push(&characters, &mut text) {
-                Some(FinishReason::Stop)
-            } else if self.generated == self.max_tokens {
-                Some(self.close(FinishReason::Length, &mut text))
-            } else {
+                Some(Ending::StopString)
+            } else if self.wants_tokens() {
                 None
+            } else if self.is_turn {
+                // The next turn goes on here: what is held back stays so.
+                Some(Ending::Length)
+            } else {
+                Some(self.close(Ending::Length, &mut text))
             }
         };
+        self.note(token, &text, ending);
         self.outlet.push(token, &text);
-        Ok(reason)
+        Ok(ending)
     }
 
     /// Ends a text that no stop string has ended, and lets out what was held back.
-    fn close(&mut self, reason: FinishReason, text: &mut String) -> FinishReason {
+    fn close(&mut self, ending: Ending, text: &mut String) -> Ending {
         let mut rest = String::new();
         self.detokenizer.finish(&mut rest);
         if self.stops.push(&rest, text) {
-            return FinishReason::Stop;
+            return Ending::StopString;
         }
         self.stops.finish(text);
-        reason
+        ending
+    }
+
+    /// Whether a stop string may still take back what has been chosen.
+    fn is_unsettled(&self) -> bool {
+        let waits = !self.stops.held().is_empty() || !self.detokenizer.pending().is_empty();
+        self.keep.end && self.stops.has_strings() && waits
+    }
+
+    /// Keeps, or asks for, the mark to which a stop string would take the text back.
+    fn note(&mut self, token: u32, text: &str, ending: Option<Ending>) {
+        let stopped = self.keep.end && ending == Some(Ending::StopString);
+        let full = self.mark.as_ref().is_some_and(|mark| mark.tokens.len() >= MAX_PENDING);
+        if full || !(stopped || self.is_unsettled()) {
+            self.mark = None;
+        }
+        if let Some(mark) = &mut self.mark {
+            mark.tokens.push(token);
+            mark.shown.push_str(text);
+        } else if stopped || self.is_unsettled() {
+            self.mark_wanted = Some(text.to_owned());
+        }
+    }
+
+    /// Whether the slot's state, which does not have the pending token, has to be kept as a mark.
+    pub(super) fn wants_mark(&self) -> bool {
+        self.mark_wanted.is_some()
+    }
+
+    /// Takes the state for which [`Self::wants_mark`] has asked.
+    pub(super) fn set_mark(&mut self, state: Vec<f32>) {
+        let tokens = self.pending_token.into_iter().collect();
+        let shown = self.mark_wanted.take().unwrap_or_default();
+        self.mark = Some(Mark { state, read: self.read, history: self.history, tokens, shown });
+    }
+
+    /// The answer at the end of a turn; `None` where there is none.
+    pub(super) fn answer(&self, open: bool) -> Option<Answer> {
+        let answers = self.is_turn && (self.generated > 0 || self.continues);
+        answers.then(|| {
+            if !open {
+                return Answer::default();
+            }
+            let held = self.carried.clone() + self.stops.held();
+            Answer { open, held, bytes: self.detokenizer.pending().into() }
+        })
     }
 
     /// The account of a text that has ended.
-    pub(super) fn finish(&self, reason: FinishReason) -> Finish {
+    pub(super) fn finish(&self, reason: FinishReason, snapshot: Option<Arc<Snapshot>>) -> Finish {
         let now = Instant::now();
         let first_token = self.clock.first_token.unwrap_or(now);
         Finish {
             reason,
-            prompt_tokens: self.prompt.len(),
+            prompt_tokens: self.prompt_tokens,
             completion_tokens: self.generated,
             timings: Timings {
                 queue: self.clock.admitted - self.clock.submitted,
                 prefill: first_token - self.clock.admitted,
                 decode: now - first_token,
             },
+            snapshot,
         }
     }
 }

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use tracing::{Span, debug, error};
 
-use super::event::{Event, Failure, FinishReason};
+use super::event::{Event, Failure};
 use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::inbox::{Inbox, Phase, Submission};
+use super::keep;
 use super::model::{LanguageModel, ModelError};
 use super::scheduler::Scheduler;
-use super::sequence::{Sequence, TextRules};
+use super::sequence::{Ending, Sequence, TextRules};
 use super::stats::{Counters, add};
 
 /// How an engine is set up; its slots are the model's.
@@ -102,7 +103,7 @@ impl<M: LanguageModel> Worker<M> {
         let model = &mut self.model;
         guarded(|| {
             model.reset(0)?;
-            model.prefill(&[0], 0)?;
+            model.absorb(&[0], 0)?;
             model.decode(&[0], &[0])?;
             model.reset(0)
         })
@@ -127,6 +128,9 @@ impl<M: LanguageModel> Worker<M> {
             if taken.phase == Phase::Draining && !taken.more && self.scheduler.is_idle() {
                 return;
             }
+            for slot in self.scheduler.interrupted() {
+                self.finish(slot, Ending::Interrupted);
+            }
             self.read_one_chunk();
             self.decode_step();
             // Before the engine may sleep.
@@ -144,33 +148,55 @@ impl<M: LanguageModel> Worker<M> {
             return;
         }
         // The inbox hands out no more than there is room for.
-        let Some(slot) = self.scheduler.admit(Sequence::new(submission)) else { return };
+        let Some((slot, lies_there)) = self.scheduler.admit(Sequence::new(submission)) else { return };
+        let Some(sequence) = self.scheduler.sequence(slot) else { return };
         let model = &mut self.model;
-        if let Err(reason) = guarded(|| model.reset(slot)) {
-            self.fail(slot, &reason);
+        let outcome = guarded(|| match sequence.start.as_deref() {
+            Some(_) if lies_there => Ok(()),
+            Some(start) if start.read > 0 => model.import(slot, &start.state, start.read),
+            _ => model.reset(slot),
+        });
+        match outcome {
+            Ok(()) if sequence.is_read() => self.prompt_was_read(slot),
+            Ok(()) => {}
+            Err(reason) => self.fail(slot, &reason),
         }
     }
 
-    /// Reads one chunk of one prompt; after its last chunk the first token is chosen.
+    /// Reads one chunk of one prompt. Its last token is left for the decode step, which chooses the one after it.
     fn read_one_chunk(&mut self) {
         let Some(slot) = self.scheduler.next_prefill() else { return };
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let (chunk, last) = sequence.next_chunk();
         let model = &mut self.model;
-        let outcome = if last {
-            guarded(|| whole_rows(model.prefill(chunk, slot)?, 1, model.vocab_size())).map(Some)
-        } else {
-            guarded(|| model.absorb(chunk, slot)).map(|()| None)
-        };
-        match outcome {
-            Ok(logits) => {
+        match guarded(|| model.absorb(sequence.next_chunk(), slot)) {
+            Ok(()) => {
                 add(&self.shared.counters.prompt_tokens, sequence.chunk_was_read());
+                let last = sequence.is_read();
                 self.scheduler.chunk_was_read(slot, last);
-                if let Some(mut logits) = logits {
-                    self.accept(slot, &mut logits);
+                if last {
+                    self.prompt_was_read(slot);
                 }
             }
             Err(reason) => self.fail(slot, &reason),
+        }
+    }
+
+    /// Tells of the prompt's end where that was asked for, and ends a request that asks for nothing more.
+    fn prompt_was_read(&mut self, slot: usize) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        if sequence.wants_tokens() {
+            // The last token, which the next step reads.
+            add(&self.shared.counters.prompt_tokens, 1);
+        }
+        if sequence.keep.prompt && sequence.has_read_more() {
+            let model = &self.model;
+            match guarded(|| keep::prompt_end(model, slot, sequence)) {
+                Ok(snapshot) => sequence.outlet.read(Event::Read(Arc::new(snapshot))),
+                Err(reason) => return self.fail(slot, &reason),
+            }
+        }
+        if !sequence.wants_tokens() {
+            self.finish(slot, Ending::Length);
         }
     }
 
@@ -199,12 +225,19 @@ impl<M: LanguageModel> Worker<M> {
     /// Lets a row choose its next token; a panic there ends that row alone.
     fn accept(&mut self, slot: usize, logits: &mut [f32]) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let rules = &self.rules;
-        match guarded(|| sequence.accept(logits, rules)) {
+        let (rules, model) = (&self.rules, &self.model);
+        let outcome = guarded(|| {
+            let ending = sequence.accept(logits, rules)?;
+            if sequence.wants_mark() {
+                sequence.set_mark(model.export(slot)?);
+            }
+            Ok(ending)
+        });
+        match outcome {
             Ok(outcome) => {
                 add(&self.shared.counters.generated_tokens, 1);
                 match outcome {
-                    Some(reason) => self.finish(slot, reason),
+                    Some(ending) => self.finish(slot, ending),
                     // Nobody waits for the next step to see this token.
                     None => _ = sequence.outlet.flush(),
                 }
@@ -213,9 +246,18 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    fn finish(&mut self, slot: usize, reason: FinishReason) {
-        let Some(sequence) = self.scheduler.sequence(slot) else { return };
-        let finish = sequence.finish(reason);
+    fn finish(&mut self, slot: usize, ending: Ending) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        let (rules, model) = (&self.rules, &mut self.model);
+        let kept = guarded(|| sequence.keep.end.then(|| keep::end(model, slot, sequence, ending, rules)).transpose());
+        let (snapshot, lies_there) = match kept {
+            Ok(kept) => kept.map(|kept| (Arc::new(kept.snapshot), kept.lies_in_slot)).unzip(),
+            Err(reason) => return self.fail(slot, &reason),
+        };
+        let finish = sequence.finish(ending.reason(), snapshot.clone());
+        if let (Some(snapshot), Some(true)) = (&snapshot, lies_there) {
+            self.scheduler.leave(slot, snapshot);
+        }
         // Counted first: who has seen the last event finds it in the counts.
         add(&self.shared.counters.finished, 1);
         self.scheduler.end(slot, Event::Finished(finish));

@@ -7,7 +7,7 @@ use tidegate_model::SamplerState;
 ///
 /// The empty text has 32 zeros; after a token it is SHA-256 of the history before and the token's four bytes, little
 /// end first. So the longest kept beginning of a text is found without keeping any text.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct History(pub [u8; 32]);
 
 impl History {
@@ -21,9 +21,15 @@ impl History {
     }
 }
 
-/// An answer that has not ended: the next turn goes on with it where it brings no new text.
+/// Most tokens that a snapshot holds beside its state: each adds at least a byte to the text that is held back for a
+/// stop string, but for the last and for tokens without text.
+pub const MAX_PENDING: usize = 4096;
+
+/// The answer that a text ends with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OpenAnswer {
+pub struct Answer {
+    /// Whether it has not ended: the next turn goes on with it where it brings no new text.
+    pub open: bool,
     /// Text held back since it may be the beginning of a stop string.
     pub held: String,
     /// The first bytes of a character whose last are still to come; at most 3.
@@ -37,14 +43,15 @@ pub struct Snapshot {
     pub state: Vec<f32>,
     /// Tokens that are in the state.
     pub read: u64,
-    /// The last token of the text where the state does not have it yet. Without one the next turn needs new text.
-    pub pending: Option<u32>,
+    /// The last tokens of the text, which the state does not have yet: at least the last that was chosen, and all that
+    /// a stop string may still take back. Without any the next turn needs new text. At most [`MAX_PENDING`].
+    pub pending: Vec<u32>,
     /// The digest of the tokens that are in the state.
     pub history: History,
     /// The sampler's place in its random numbers, and its counts.
     pub sampler: SamplerState,
-    /// The answer that the text ends with, where it can be gone on with.
-    pub answer: Option<OpenAnswer>,
+    /// The answer that the text ends with; none where it ends with text that came from outside.
+    pub answer: Option<Answer>,
 }
 
 impl Snapshot {
@@ -55,13 +62,17 @@ impl Snapshot {
 
     /// Tokens of the text.
     pub fn tokens(&self) -> u64 {
-        self.read + u64::from(self.pending.is_some())
+        self.read + self.pending.len() as u64
     }
 
     /// Bytes that it takes in memory, nearly.
     pub fn bytes(&self) -> usize {
         let answer = self.answer.as_ref().map_or(0, |answer| answer.held.len() + answer.bytes.len());
-        size_of::<Self>() + size_of_val(&*self.state) + size_of_val(&*self.sampler.counts) + answer
+        size_of::<Self>()
+            + size_of_val(&*self.state)
+            + size_of_val(&*self.sampler.counts)
+            + 4 * self.pending.len()
+            + answer
     }
 }
 

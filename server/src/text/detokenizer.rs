@@ -16,6 +16,16 @@ impl Detokenizer {
         Self::default()
     }
 
+    /// A detokenizer that goes on where another with this [`Self::pending`] was.
+    pub fn resume(pending: &[u8]) -> Self {
+        Self { pending: pending.into() }
+    }
+
+    /// The bytes that wait for the rest of their character.
+    pub fn pending(&self) -> &[u8] {
+        &self.pending
+    }
+
     /// Takes the next `bytes` and appends the characters that they complete to `out`.
     pub fn push(&mut self, bytes: &[u8], out: &mut String) {
         self.pending.extend_from_slice(bytes);

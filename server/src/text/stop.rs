@@ -105,6 +105,24 @@ impl StopMatcher {
         Self { stops, matched, held: String::new(), stopped: false }
     }
 
+    /// A matcher that goes on where another with this [`Self::held`] text was. With the same stop strings nothing
+    /// else of the text before matters; with others, what they do not hold back comes out with the next text.
+    pub fn resume(stops: StopStrings, held: &str, out: &mut String) -> Self {
+        let mut matcher = Self::new(stops);
+        matcher.push(held, out);
+        matcher
+    }
+
+    /// Whether there is any string to watch for.
+    pub fn has_strings(&self) -> bool {
+        !self.stops.patterns.is_empty()
+    }
+
+    /// The end of the text that is held back, since it may be the beginning of a stop string.
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
     /// Takes the next `text`, appends to `out` what can no longer be part of a stop string, and returns whether
     /// a stop string has been found; from then on nothing comes out.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
@@ -220,6 +238,26 @@ mod tests {
             let text = pieces.concat();
             let (expected, stopped) = reference(&text, &stops);
             prop_assert_eq!(run(&pieces, &stops), (expected.to_owned(), stopped));
+        }
+
+        #[test]
+        fn a_matcher_resumed_anywhere_gives_what_the_whole_text_gives(
+            pieces in prop::collection::vec("[abé☃]{0,3}", 0..12),
+            stops in prop::collection::vec("[abé☃]{1,5}", 1..4),
+        ) {
+            let mut out = String::new();
+            let mut matcher = StopMatcher::new(StopStrings::new(&stops).unwrap());
+            let mut stopped = false;
+            for piece in &pieces {
+                let held = matcher.held().to_owned();
+                matcher = StopMatcher::resume(StopStrings::new(&stops).unwrap(), &held, &mut out);
+                stopped = matcher.push(piece, &mut out);
+                if stopped {
+                    break;
+                }
+            }
+            matcher.finish(&mut out);
+            prop_assert_eq!((out, stopped), run(&pieces, &stops));
         }
 
         #[test]

@@ -9,9 +9,10 @@ use std::sync::{Arc, LazyLock};
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, Response, StatusCode, header};
 use serde_json::Value;
-use tidegate_model::SamplingParams;
+use tidegate_model::{SamplingParams, StateLayout};
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{EngineHandle, EngineOptions, EngineThread, Limits, spawn};
+use tidegate_server::session::{Codec, Fingerprint, PrefixIndex};
 use tidegate_server::text::Tokenizer;
 use tidegate_server::{ApiOptions, AppState, Served, app};
 use tower::ServiceExt;
@@ -52,8 +53,20 @@ pub(crate) fn served(engine: EngineHandle) -> Served {
         tokenizer: Arc::new(Tokenizer::load(&checkpoint(), 100_000, &[]).unwrap()),
         limits: Limits { vocab_size: 256, max_prompt_tokens: 1000, max_tokens: 100_000 },
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        template: None,
+        codec: Arc::new(codec()),
+        state_bytes: 4,
+        prefixes: Arc::new(PrefixIndex::new(0, 0)),
         engine,
     }
+}
+
+/// The codec of the scripted model's snapshots.
+pub(crate) fn codec() -> Codec {
+    let part = |digit: &str| digit.repeat(64);
+    let fingerprint = Fingerprint { architecture: part("a"), weights: part("b"), tokenizer: part("c") };
+    let layout = StateLayout { layers: 1, heads: 1, head: 1, taps: 0, channels: 0 };
+    Codec { fingerprint, layout, vocab_size: 256, keys: None }
 }
 
 /// Sends a request through the application without a socket.

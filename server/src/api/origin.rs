@@ -1,0 +1,145 @@
+//! Where a request for text begins: at nothing, at a session's head, or at a state that the client has kept.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use rand::Rng;
+
+use super::error::ApiError;
+use super::run::{Keeping, no_key};
+use super::state::{AppState, Served};
+use super::wire::GenerationRequest;
+use crate::engine::{Keep, Start};
+use crate::session::{Owner, SessionId, Snapshot, Turn, VersionId};
+
+/// Longest time that a request may wait for its session.
+const MAX_WAIT: Duration = Duration::from_secs(600);
+
+/// Where a request begins.
+pub(super) enum Origin {
+    /// At nothing; beginnings of the prompt may be known.
+    Plain { owner: Owner },
+    /// At a session's head, which nobody else moves meanwhile.
+    Session(Box<Turn>),
+    /// At a state that came with the request, or that is to go with the answer.
+    Client { owner: Owner, snapshot: Arc<Snapshot> },
+    /// At a stored response, or at nothing, with a new response to be stored or not.
+    Response { snapshot: Arc<Snapshot>, keeping: Box<Keeping> },
+}
+
+impl Origin {
+    /// What the request names.
+    pub(super) async fn find(
+        state: &AppState,
+        served: &Arc<Served>,
+        owner: Owner,
+        headers: &HeaderMap,
+        wire: &GenerationRequest,
+    ) -> Result<Self, ApiError> {
+        let sealed = wire.state.is_some() || wire.return_state.unwrap_or(false);
+        let Some(id) = &wire.session else {
+            if wire.label.is_some() {
+                return Err(ApiError::invalid(Some("label"), "label must be absent where there is no session"));
+            }
+            if !sealed {
+                return Ok(Self::Plain { owner });
+            }
+            let snapshot = open_state(served, owner, wire.state.clone()).await?;
+            return Ok(Self::Client { owner, snapshot });
+        };
+        if sealed {
+            let message = "state and return_state must be absent with a session, which the server keeps";
+            return Err(ApiError::invalid(Some("state"), message));
+        }
+        let id = session_id(id, "session")?;
+        let turn = state.store()?.begin(owner, &id, if_match(headers)?, wait(headers)?).await?;
+        Ok(Self::Session(Box::new(turn)))
+    }
+
+    /// The conversation so far.
+    pub(super) fn snapshot(&self) -> Option<&Arc<Snapshot>> {
+        match self {
+            Self::Plain { .. } => None,
+            Self::Session(turn) => Some(turn.head()),
+            Self::Client { snapshot, .. } | Self::Response { snapshot, .. } => Some(snapshot),
+        }
+    }
+
+    /// What a request with this prompt goes on from, and which snapshots it makes.
+    pub(super) fn start(&self, served: &Served, prompt: &[u32]) -> (Start, Keep) {
+        match self {
+            Self::Plain { owner } => {
+                let on = served.prefixes.is_on();
+                let start = served.prefixes.longest(*owner, prompt).map_or(Start::Empty, Start::Prefix);
+                (start, Keep { prompt: on, end: on })
+            }
+            Self::Session(turn) => (Start::Session(Arc::clone(turn.head())), Keep { prompt: false, end: true }),
+            Self::Client { snapshot, .. } | Self::Response { snapshot, .. } => {
+                (Start::Session(Arc::clone(snapshot)), Keep { prompt: false, end: true })
+            }
+        }
+    }
+
+    /// What becomes of the snapshots.
+    pub(super) fn keeping(self, label: Option<String>) -> Keeping {
+        match self {
+            Self::Plain { owner } => Keeping::Prefixes(owner),
+            Self::Session(turn) => Keeping::Turn { turn, version: VersionId::new(), label },
+            Self::Client { owner, .. } => Keeping::Sealed { owner },
+            Self::Response { keeping, .. } => *keeping,
+        }
+    }
+}
+
+/// The state that a client has kept, or the empty one.
+async fn open_state(served: &Arc<Served>, owner: Owner, sealed: Option<String>) -> Result<Arc<Snapshot>, ApiError> {
+    if served.codec.keys.is_none() {
+        return Err(no_key(if sealed.is_some() { "state" } else { "return_state" }));
+    }
+    let Some(sealed) = sealed else {
+        return Ok(Arc::new(Snapshot::empty(rand::rng().random())));
+    };
+    let codec = Arc::clone(&served.codec);
+    let opening = tokio::task::spawn_blocking(move || {
+        let invalid = |error: String| ApiError::invalid(Some("state"), format!("state: {error}"));
+        let bytes = BASE64.decode(sealed).map_err(|error| invalid(format!("must be base64: {error}")))?;
+        codec.open(&bytes, &owner.0).map(Arc::new).map_err(|error| invalid(error.to_string()))
+    });
+    opening.await.map_err(|_| ApiError::internal())?
+}
+
+/// A session's id that came from outside; one that is none answers as one that is not there.
+pub(super) fn session_id(id: &str, param: &str) -> Result<SessionId, ApiError> {
+    SessionId::parse(id).ok_or_else(|| ApiError::missing(param, "session"))
+}
+
+/// A version's id that came from outside.
+pub(super) fn version_id(id: &str, param: &str) -> Result<VersionId, ApiError> {
+    VersionId::parse(id).ok_or_else(|| ApiError::missing(param, "version"))
+}
+
+/// The version that `If-Match` names, with or without quotes; `*` is any.
+pub(super) fn if_match(headers: &HeaderMap) -> Result<Option<VersionId>, ApiError> {
+    let Some(value) = headers.get("if-match") else { return Ok(None) };
+    let value = value.to_str().unwrap_or_default().trim().trim_matches('"');
+    if value == "*" {
+        return Ok(None);
+    }
+    let message = || ApiError::invalid(Some("if-match"), format!("if-match must be a version or *, found {value:?}"));
+    VersionId::parse(value).map(Some).ok_or_else(message)
+}
+
+/// How long to wait for a session that is in use: `Prefer: wait=SECONDS` (RFC 7240); not at all where nothing is said.
+pub(super) fn wait(headers: &HeaderMap) -> Result<Duration, ApiError> {
+    let values = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
+    let Some(seconds) = values.flat_map(|value| value.split(',')).find_map(|part| part.trim().strip_prefix("wait="))
+    else {
+        return Ok(Duration::ZERO);
+    };
+    let seconds = seconds.trim_matches('"').parse().ok().map(Duration::from_secs).filter(|wait| *wait <= MAX_WAIT);
+    let message = format!("prefer: wait must be a whole number of seconds up to {}", MAX_WAIT.as_secs());
+    seconds.ok_or_else(|| ApiError::invalid(Some("prefer"), message))
+}

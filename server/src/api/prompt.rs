@@ -1,0 +1,128 @@
+//! From what a request says to the token ids that the engine reads.
+
+use super::error::ApiError;
+use super::state::Served;
+use super::wire::{ChatMessage, Format, GenerationRequest, Prompt};
+use crate::session::Snapshot;
+use crate::text::{After, ChatError, ChatTemplate, Message};
+
+/// Most messages of one request.
+const MAX_MESSAGES: usize = 10_000;
+
+/// The token ids of each prompt. `base` is the conversation that a prompt goes on with, where there is one.
+pub(super) fn encode(
+    format: Format,
+    wire: &mut GenerationRequest,
+    served: &Served,
+    base: Option<&Snapshot>,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let (other, name) = match format {
+        Format::Completions => (wire.messages.is_some(), "messages"),
+        Format::Chat => (wire.prompt.is_some(), "prompt"),
+    };
+    if other {
+        return Err(ApiError::invalid(Some(name), format!("{name} must be absent at {}", format.path())));
+    }
+    match format {
+        Format::Chat => {
+            let messages = wire.messages.take().unwrap_or_default();
+            Ok(vec![messages_to_ids(messages, "messages", served, base)?])
+        }
+        Format::Completions => prompts(wire.prompt.take(), served, base),
+    }
+}
+
+fn prompts(prompt: Option<Prompt>, served: &Served, base: Option<&Snapshot>) -> Result<Vec<Vec<u32>>, ApiError> {
+    let text = |text: &str| text_to_ids(text, "prompt", served, base);
+    if let Some(base) = base {
+        return match prompt {
+            None if base.tokens() > 0 => Ok(vec![Vec::new()]),
+            Some(Prompt::Text(one)) => Ok(vec![text(&one)?]),
+            Some(Prompt::Ids(ids)) => Ok(vec![ids]),
+            None => Err(ApiError::invalid(Some("prompt"), "prompt must be given where the conversation is empty")),
+            Some(_) => {
+                Err(ApiError::invalid(Some("prompt"), "prompt must be one where it goes on with a conversation"))
+            }
+        };
+    }
+    let prompt = prompt.ok_or_else(|| ApiError::invalid(Some("prompt"), "prompt must be given"))?;
+    let count = match &prompt {
+        Prompt::Text(_) | Prompt::Ids(_) => 1,
+        Prompt::Texts(texts) => texts.len(),
+        Prompt::IdLists(lists) => lists.len(),
+    };
+    // More than can wait at once would never be let in.
+    let most = served.engine.queue_capacity();
+    if count == 0 || count > most {
+        let message = format!("prompt must hold from 1 to {most} prompts, found {count}");
+        return Err(ApiError::invalid(Some("prompt"), message));
+    }
+    match prompt {
+        Prompt::Text(one) => Ok(vec![text(&one)?]),
+        Prompt::Texts(texts) => texts.iter().map(|one| text(one)).collect(),
+        Prompt::Ids(ids) => Ok(vec![ids]),
+        Prompt::IdLists(lists) => Ok(lists),
+    }
+}
+
+/// A text's ids: a whole text's at the start of a conversation, a further piece's after that.
+pub(super) fn text_to_ids(
+    text: &str,
+    param: &str,
+    served: &Served,
+    base: Option<&Snapshot>,
+) -> Result<Vec<u32>, ApiError> {
+    let ids = match base {
+        Some(base) if base.tokens() > 0 => served.tokenizer.encode_more(text),
+        _ => served.tokenizer.encode(text),
+    };
+    ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
+}
+
+/// What a conversation's messages, or its further messages, are as ids; the model's answer is to follow.
+pub(super) fn messages_to_ids(
+    messages: Vec<ChatMessage>,
+    param: &str,
+    served: &Served,
+    base: Option<&Snapshot>,
+) -> Result<Vec<u32>, ApiError> {
+    let base = base.filter(|base| base.tokens() > 0);
+    if messages.is_empty() && base.is_some_and(|base| base.answer.as_ref().is_some_and(|answer| answer.open)) {
+        return Ok(Vec::new());
+    }
+    let messages = checked(messages, param)?;
+    let template = template(served, param)?;
+    let refused = |error: ChatError| ApiError::invalid(Some(param), format!("{param}: {error}"));
+    let ids = match base {
+        None => served.tokenizer.encode_chat(&template.render(&messages).map_err(refused)?),
+        Some(base) => {
+            let after = if base.answer.is_some() { After::Answer } else { After::Messages };
+            served.tokenizer.encode_more(&template.render_more(&messages, after).map_err(refused)?)
+        }
+    };
+    ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
+}
+
+/// What messages are as ids where no answer is to follow.
+pub(super) fn closed_to_ids(messages: Vec<ChatMessage>, param: &str, served: &Served) -> Result<Vec<u32>, ApiError> {
+    let messages = checked(messages, param)?;
+    let text = template(served, param)?.render_closed(&messages);
+    let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
+    let ids = served.tokenizer.encode_chat(&text);
+    ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
+}
+
+fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiError> {
+    if messages.is_empty() || messages.len() > MAX_MESSAGES {
+        let message = format!("{param} must hold from 1 to {MAX_MESSAGES} messages, found {}", messages.len());
+        return Err(ApiError::invalid(Some(param), message));
+    }
+    messages.into_iter().map(|message| message.text(param)).collect()
+}
+
+fn template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
+    served.template.as_deref().ok_or_else(|| {
+        let message = "the checkpoint has no chat template, and takes prompts at /v1/completions alone";
+        ApiError::invalid(Some(param), message)
+    })
+}

@@ -1,0 +1,243 @@
+//! A request for text from its first event to its last, in a task of its own: what the client reads, what is kept, and
+//! what happens where the client leaves.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::Deserialize;
+use tracing::{Instrument, Span, warn};
+
+use super::dialect::{Dialect, Kept, Said, SessionInfo};
+use super::error::ApiError;
+use super::idempotency::Ticket;
+use super::sink::{self, Sink};
+use super::state::{AppState, Served};
+use super::texts::Texts;
+use crate::engine::{Event, Finish, FinishReason};
+use crate::session::{Owner, ResponseId, Snapshot, Tier, Turn, TurnNote, VersionId};
+
+/// What happens to a turn whose client has left before its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum OnDisconnect {
+    /// It has never happened.
+    #[default]
+    Rollback,
+    /// It ends with what it has by then.
+    Commit,
+    /// It goes on to its end, and its stream can be taken up again.
+    Continue,
+}
+
+/// What becomes of the snapshots that a request makes.
+pub(super) enum Keeping {
+    /// Beginnings that later requests of the same owner may share.
+    Prefixes(Owner),
+    /// The next version of a session.
+    Turn { turn: Box<Turn>, version: VersionId, label: Option<String> },
+    /// A state that the client keeps.
+    Sealed { owner: Owner },
+    /// A response to go on from.
+    Response { owner: Owner, id: ResponseId, parent: Option<VersionId> },
+    /// Nothing is kept.
+    Nothing,
+}
+
+/// A request that the engine has taken.
+pub(super) struct Run {
+    pub(super) state: AppState,
+    pub(super) served: Arc<Served>,
+    pub(super) texts: Texts,
+    pub(super) dialect: Box<dyn Dialect>,
+    pub(super) keeping: Keeping,
+    pub(super) on_disconnect: OnDisconnect,
+    /// The place of the first result where the request may be sent again.
+    pub(super) ticket: Option<Ticket>,
+}
+
+impl Run {
+    /// Starts the task; the answer in one piece or as a stream.
+    pub(super) async fn answer(self, stream: bool) -> Result<Response, ApiError> {
+        let state = self.state.clone();
+        let guard = state.run_begins();
+        let follow = self.on_disconnect == OnDisconnect::Continue;
+        if stream {
+            let owner = self.owner();
+            let (sink, response) =
+                if follow { sink::logged(&state, owner) } else { sink::streamed(state.options().keep_alive) };
+            tokio::spawn(async move { self.run(sink, guard).await }.instrument(Span::current()));
+            return Ok(response);
+        }
+        let (sink, answer) = sink::whole();
+        tokio::spawn(async move { self.run(sink, guard).await }.instrument(Span::current()));
+        answer.await
+    }
+
+    fn owner(&self) -> Owner {
+        match &self.keeping {
+            Keeping::Prefixes(owner) | Keeping::Sealed { owner, .. } | Keeping::Response { owner, .. } => *owner,
+            Keeping::Turn { turn, .. } => turn.owner(),
+            Keeping::Nothing => Owner::default(),
+        }
+    }
+
+    async fn run<G: Send>(mut self, mut sink: Sink, guard: G) {
+        let mut out = Vec::new();
+        self.dialect.open(&mut out);
+        let outcome = loop {
+            sink.say(&mut out).await;
+            let event = tokio::select! {
+                biased;
+                () = sink.left() => {
+                    match self.on_disconnect {
+                        // Dropped here: the texts end, and the session is as it was.
+                        OnDisconnect::Rollback => return,
+                        OnDisconnect::Commit => self.texts.interrupt(),
+                        OnDisconnect::Continue => {}
+                    }
+                    sink = Sink::nobody();
+                    continue;
+                }
+                event = self.texts.next() => event,
+            };
+            match event {
+                Err(failure) => break Err(ApiError::from(failure)),
+                Ok((index, event)) => match self.take(index, event, &mut out).await {
+                    Ok(true) => break Ok(()),
+                    Ok(false) => {}
+                    Err(error) => break Err(error),
+                },
+            }
+        };
+        match outcome {
+            Ok(()) => sink.close(out, self.dialect.body()).await,
+            Err(error) => {
+                out.clear();
+                self.dialect.fail(&error, &mut out);
+                sink.fail(out, error).await;
+            }
+        }
+        drop(guard);
+    }
+
+    /// Takes one event; whether it was the last.
+    async fn take(&mut self, index: usize, event: Event, out: &mut Vec<Said>) -> Result<bool, ApiError> {
+        match event {
+            Event::Read(snapshot) => {
+                if let Keeping::Prefixes(owner) = &self.keeping {
+                    self.served.prefixes.keep(*owner, &snapshot);
+                }
+                Ok(false)
+            }
+            Event::Delta(delta) => {
+                self.dialect.delta(index, delta, out);
+                Ok(false)
+            }
+            Event::Finished(finish) => {
+                self.finish(index, finish, out).await?;
+                Ok(self.texts.account.is_complete())
+            }
+            Event::Failed(failure) => Err(failure.into()),
+        }
+    }
+
+    /// Keeps what is to be kept, and only then says that the text has ended.
+    async fn finish(&mut self, index: usize, finish: Finish, out: &mut Vec<Said>) -> Result<(), ApiError> {
+        let missing = || ApiError::internal();
+        let mut kept = Kept::default();
+        match &self.keeping {
+            Keeping::Nothing | Keeping::Response { .. } => {}
+            Keeping::Prefixes(owner) => {
+                if let Some(snapshot) = &finish.snapshot {
+                    self.served.prefixes.keep(*owner, snapshot);
+                }
+            }
+            Keeping::Turn { turn, version, .. } => {
+                let snapshot = finish.snapshot.as_ref().ok_or_else(missing)?;
+                kept.session = Some(info(&self.served, turn, version, snapshot));
+            }
+            Keeping::Sealed { owner, .. } => {
+                let snapshot = finish.snapshot.clone().ok_or_else(missing)?;
+                let (codec, owner) = (Arc::clone(&self.served.codec), *owner);
+                let sealed = tokio::task::spawn_blocking(move || codec.seal(&snapshot, &owner.0)).await;
+                let sealed =
+                    sealed.map_err(|_| missing())?.map_err(|error| ApiError::invalid(None, error.to_string()))?;
+                kept.state = Some(BASE64.encode(sealed));
+            }
+        }
+        self.dialect.end(index, &finish, &kept, out);
+        if self.texts.account.is_complete() {
+            self.dialect.close(self.texts.account.usage, out);
+            self.commit(finish).await?;
+        }
+        Ok(())
+    }
+
+    async fn commit(&mut self, finish: Finish) -> Result<(), ApiError> {
+        let ticket = self.ticket.take();
+        let receipt = |body: &str| ticket.as_ref().map(|ticket| ticket.receipt(body));
+        match std::mem::replace(&mut self.keeping, Keeping::Nothing) {
+            Keeping::Turn { turn, version, label } => {
+                let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
+                let note = TurnNote {
+                    label,
+                    prompt_tokens: finish.prompt_tokens as u64,
+                    completion_tokens: finish.completion_tokens as u64,
+                    kind: if finish.reason == FinishReason::Interrupted { "interrupted" } else { "turn" }.into(),
+                };
+                let receipt = receipt(&self.dialect.body());
+                turn.commit(snapshot, note, receipt, version).await?;
+            }
+            Keeping::Response { owner, id, parent } => {
+                let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
+                let body = self.dialect.body().into_bytes();
+                self.state.store()?.put_response(owner, &id, body, snapshot, parent).await?;
+                self.keep_receipt(receipt(&self.dialect.body()), owner).await;
+            }
+            Keeping::Prefixes(owner) | Keeping::Sealed { owner, .. } => {
+                self.keep_receipt(receipt(&self.dialect.body()), owner).await;
+            }
+            Keeping::Nothing => {}
+        }
+        Ok(())
+    }
+
+    /// Keeps the first result of a request that has changed nothing: where that fails, sending it again computes anew.
+    async fn keep_receipt(&self, receipt: Option<(crate::session::ReceiptKey, Vec<u8>)>, owner: Owner) {
+        let Some((key, bytes)) = receipt else { return };
+        let kept = match self.state.store() {
+            Ok(store) => store.put_receipt(owner, key, bytes).await.map_err(ApiError::from),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = kept {
+            warn!("no receipt for an idempotency key: {}", error.message());
+        }
+    }
+}
+
+/// What an answer says about its session.
+fn info(served: &Served, turn: &Turn, version: &VersionId, snapshot: &Snapshot) -> SessionInfo {
+    SessionInfo {
+        id: turn.session().id.to_string(),
+        version: version.to_string(),
+        parent: turn.session().head.id.to_string(),
+        restored: turn.head().read > 0,
+        tier: match turn.tier() {
+            Tier::Memory => "memory",
+            Tier::Disk => "disk",
+        },
+        recomputed_tokens: 0,
+        tokens: snapshot.tokens(),
+        state_bytes: served.state_bytes,
+        held_text: snapshot.answer.as_ref().map_or_else(String::new, |answer| answer.held.clone()),
+    }
+}
+
+/// A request that asks for what this server has no key for.
+pub(super) fn no_key(param: &str) -> ApiError {
+    let message = format!("{param} needs a secret on the server (--secret-file); it has none");
+    ApiError::request(StatusCode::NOT_IMPLEMENTED, Some(param), Some("no_secret"), message)
+}

@@ -1,0 +1,142 @@
+//! Where a run's words go: to one answer, to a stream, to a log that can be taken up again, or to nobody any more.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::sse::{self, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::{Stream, stream};
+use tokio::sync::{mpsc, oneshot};
+
+use super::dialect::Said;
+use super::error::ApiError;
+use super::state::AppState;
+use super::streams::Log;
+use crate::session::Owner;
+
+/// Events that may wait for their reader; then the run waits, and the engine after it.
+const BUFFER: usize = 32;
+
+/// A run's end of what the client reads.
+pub(super) enum Sink {
+    Whole(Option<oneshot::Sender<Result<String, ApiError>>>),
+    Stream(mpsc::Sender<Option<Said>>),
+    Log(Arc<Log>),
+    Nobody,
+}
+
+impl Sink {
+    /// The client has left; the run goes on.
+    pub(super) fn nobody() -> Self {
+        Self::Nobody
+    }
+
+    /// Hands over what a stream says.
+    pub(super) async fn say(&self, out: &mut Vec<Said>) {
+        for said in out.drain(..) {
+            match self {
+                Self::Stream(sender) => {
+                    if sender.send(Some(said)).await.is_err() {
+                        return;
+                    }
+                }
+                Self::Log(log) => log.push(said),
+                Self::Whole(_) | Self::Nobody => {}
+            }
+        }
+    }
+
+    /// Waits until the client has left.
+    pub(super) async fn left(&mut self) {
+        match self {
+            Self::Whole(Some(sender)) => sender.closed().await,
+            Self::Stream(sender) => sender.closed().await,
+            // Who reads a log may come back.
+            Self::Whole(None) | Self::Log(_) | Self::Nobody => std::future::pending().await,
+        }
+    }
+
+    /// Hands over the last words, or the whole answer.
+    pub(super) async fn close(self, mut out: Vec<Said>, body: String) {
+        self.say(&mut out).await;
+        match self {
+            // A reader who has left needs nothing.
+            Self::Whole(sender) => _ = sender.map(|sender| sender.send(Ok(body))),
+            Self::Stream(sender) => _ = sender.send(None).await,
+            Self::Log(log) => log.end(),
+            Self::Nobody => {}
+        }
+    }
+
+    /// Hands over why there is no more.
+    pub(super) async fn fail(self, mut out: Vec<Said>, error: ApiError) {
+        self.say(&mut out).await;
+        match self {
+            Self::Whole(sender) => _ = sender.map(|sender| sender.send(Err(error))),
+            Self::Stream(sender) => _ = sender.send(None).await,
+            Self::Log(log) => log.end(),
+            Self::Nobody => {}
+        }
+    }
+}
+
+/// An answer in one piece.
+pub(super) fn whole() -> (Sink, impl Future<Output = Result<Response, ApiError>>) {
+    let (sender, receiver) = oneshot::channel();
+    let answer = async {
+        // A run that ends without a word has panicked.
+        let body = receiver.await.unwrap_or_else(|_| Err(ApiError::internal()))?;
+        Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+    };
+    (Sink::Whole(Some(sender)), answer)
+}
+
+/// A stream that ends with its reader.
+pub(super) fn streamed(keep_alive: Duration) -> (Sink, Response) {
+    let (sender, receiver) = mpsc::channel::<Option<Said>>(BUFFER);
+    let events = stream::unfold(Some(receiver), |receiver| async move {
+        let mut receiver = receiver?;
+        match receiver.recv().await {
+            Some(Some(said)) => Some((event(said), Some(receiver))),
+            Some(None) => None,
+            // A run that ends without its last word has panicked.
+            None => Some((event(Said::data(ApiError::internal().body().to_string())), None)),
+        }
+    });
+    (Sink::Stream(sender), respond(events, keep_alive))
+}
+
+/// A stream that goes on without its reader, and can be taken up again.
+pub(super) fn logged(state: &AppState, owner: Owner) -> (Sink, Response) {
+    let log = state.streams().open(owner);
+    let mut response = respond(Arc::clone(&log).follow(0), state.options().keep_alive);
+    if let Ok(id) = HeaderValue::from_str(log.id()) {
+        response.headers_mut().insert(HeaderName::from_static("x-stream-id"), id);
+    }
+    (Sink::Log(log), response)
+}
+
+/// Words that are known already, as a stream.
+pub(super) fn replayed(words: Vec<Said>, keep_alive: Duration) -> Response {
+    respond(stream::iter(words.into_iter().map(event)), keep_alive)
+}
+
+fn event(said: Said) -> sse::Event {
+    let event = sse::Event::default().data(said.data);
+    match said.name {
+        Some(name) => event.event(name),
+        None => event,
+    }
+}
+
+/// The response that streams `events`.
+pub(super) fn respond(events: impl Stream<Item = sse::Event> + Send + 'static, keep_alive: Duration) -> Response {
+    use futures_util::StreamExt;
+    let keep_alive = KeepAlive::new().interval(keep_alive).text("alive");
+    // Proxies that collect a response before they pass it on would undo the streaming.
+    let unbuffered = [(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"))];
+    (unbuffered, Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(keep_alive)).into_response()
+}

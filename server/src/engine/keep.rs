@@ -1,0 +1,100 @@
+//! Snapshots of running requests: what is kept where a prompt ends, and where an answer does.
+
+use super::model::{LanguageModel, ModelError};
+use super::sequence::{Ending, Mark, Sequence, TextRules};
+use crate::session::Snapshot;
+
+/// A snapshot, and whether the slot holds just its state.
+pub(super) struct Kept {
+    pub(super) snapshot: Snapshot,
+    pub(super) lies_in_slot: bool,
+}
+
+/// The prompt's end, from which other requests with the same beginning can go on.
+pub(super) fn prompt_end<M: LanguageModel>(
+    model: &M,
+    slot: usize,
+    sequence: &Sequence,
+) -> Result<Snapshot, ModelError> {
+    Ok(Snapshot {
+        state: model.export(slot)?,
+        read: sequence.read,
+        pending: sequence.pending_token.into_iter().collect(),
+        history: sequence.history,
+        ..Snapshot::default()
+    })
+}
+
+/// The end of a request's text: the text that was shown, with nothing of what ended it.
+pub(super) fn end<M: LanguageModel>(
+    model: &mut M,
+    slot: usize,
+    sequence: &mut Sequence,
+    ending: Ending,
+    rules: &TextRules,
+) -> Result<Kept, ModelError> {
+    match (ending, sequence.mark.take()) {
+        (Ending::StopString, Some(mark)) => taken_back(model, slot, sequence, mark, rules),
+        (Ending::Length | Ending::Interrupted, Some(mark)) => Ok(Kept {
+            snapshot: Snapshot {
+                state: mark.state,
+                read: mark.read,
+                pending: mark.tokens,
+                history: mark.history,
+                sampler: sequence.sampler.state(),
+                answer: sequence.answer(true),
+            },
+            lies_in_slot: false,
+        }),
+        (Ending::Length | Ending::Interrupted, None) => whole(model, slot, sequence, true),
+        (Ending::Eos | Ending::StopString, _) => {
+            // What ended the text is the pending token, and is no part of it.
+            if let Some(token) = sequence.pending_token.take() {
+                sequence.sampler.take_back(token);
+            }
+            whole(model, slot, sequence, false)
+        }
+    }
+}
+
+/// What the slot holds, and the pending token where there is one.
+fn whole<M: LanguageModel>(model: &M, slot: usize, sequence: &Sequence, open: bool) -> Result<Kept, ModelError> {
+    let snapshot = Snapshot {
+        state: if sequence.read == 0 { Vec::new() } else { model.export(slot)? },
+        read: sequence.read,
+        pending: sequence.pending_token.into_iter().collect(),
+        history: sequence.history,
+        sampler: sequence.sampler.state(),
+        answer: sequence.answer(open),
+    };
+    Ok(Kept { snapshot, lies_in_slot: sequence.read > 0 })
+}
+
+/// The text without the stop string: back to the mark before it, then on through what was shown since.
+fn taken_back<M: LanguageModel>(
+    model: &mut M,
+    slot: usize,
+    sequence: &mut Sequence,
+    mark: Mark,
+    rules: &TextRules,
+) -> Result<Kept, ModelError> {
+    let Mark { mut state, mut read, mut history, tokens, shown } = mark;
+    tokens.iter().for_each(|token| sequence.sampler.take_back(*token));
+    // A token may end in the stop string's beginning: what it showed before is read as tokens of its own.
+    let rest = if shown.is_empty() { Vec::new() } else { (rules.encode)(&shown) };
+    if !rest.is_empty() {
+        if read == 0 {
+            model.reset(slot)?
+        } else {
+            model.import(slot, &state, read)?
+        }
+        model.absorb(&rest, slot)?;
+        state = model.export(slot)?;
+        read += rest.len() as u64;
+        history = history.extended(&rest);
+        sequence.sampler.observe_prompt(&rest);
+    }
+    let sampler = sequence.sampler.state();
+    let snapshot = Snapshot { state, read, pending: Vec::new(), history, sampler, answer: sequence.answer(false) };
+    Ok(Kept { snapshot, lies_in_slot: !rest.is_empty() })
+}

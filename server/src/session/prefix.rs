@@ -1,0 +1,195 @@
+//! The longest kept beginning of a text, for clients that send the whole history each time.
+//!
+//! Bounded in bytes and, per owner, in number; what was used longest ago goes first. Exact at any token: a beginning
+//! is found by the digest of its tokens, and an owner's digests are compared with that owner's texts alone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{History, Owner, Snapshot};
+
+/// The kept beginnings of all owners' texts; cheap to share.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    inner: Mutex<Inner>,
+    most_bytes: usize,
+    most_per_owner: usize,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    owners: HashMap<Owner, Entries>,
+    /// When each was last used, oldest first: the next to go.
+    uses: BTreeMap<u64, (Owner, Key)>,
+    clock: u64,
+    bytes: usize,
+}
+
+/// One owner's beginnings, by length and digest.
+type Entries = BTreeMap<Key, Entry>;
+type Key = (u64, History);
+
+#[derive(Debug)]
+struct Entry {
+    snapshot: Arc<Snapshot>,
+    used: u64,
+}
+
+impl PrefixIndex {
+    /// An empty index of at most `most_bytes`, and of at most `most_per_owner` beginnings of one owner's texts.
+    /// Without bytes it keeps nothing.
+    pub fn new(most_bytes: usize, most_per_owner: usize) -> Self {
+        Self { inner: Mutex::default(), most_bytes, most_per_owner }
+    }
+
+    /// Whether anything can be kept.
+    pub fn is_on(&self) -> bool {
+        self.most_bytes > 0 && self.most_per_owner > 0
+    }
+
+    /// Keeps `snapshot` as a beginning of its owner's texts, and forgets others where there is no room.
+    pub fn keep(&self, owner: Owner, snapshot: &Arc<Snapshot>) {
+        if snapshot.read == 0 || snapshot.bytes() > self.most_bytes || !self.is_on() {
+            return;
+        }
+        let mut inner = self.lock();
+        inner.insert(owner, snapshot);
+        while inner.owners.get(&owner).is_some_and(|entries| entries.len() > self.most_per_owner) {
+            let oldest = inner.uses.iter().find(|(_, (other, _))| *other == owner).map(|(used, _)| *used);
+            inner.forget(oldest);
+        }
+        while inner.bytes > self.most_bytes {
+            let oldest = inner.uses.keys().next().copied();
+            inner.forget(oldest);
+        }
+    }
+
+    /// The longest kept beginning of `tokens` that leaves at least one of them to read.
+    pub fn longest(&self, owner: Owner, tokens: &[u32]) -> Option<Arc<Snapshot>> {
+        let lengths: Vec<u64> = {
+            let inner = self.lock();
+            let mut lengths: Vec<u64> = inner.owners.get(&owner)?.keys().map(|key| key.0).collect();
+            lengths.dedup();
+            lengths.retain(|length| *length < tokens.len() as u64);
+            lengths
+        };
+        // The digests take a while for a long text: nobody else waits for them.
+        let (mut history, mut at) = (History::default(), 0);
+        let mut keys = Vec::with_capacity(lengths.len());
+        for length in lengths {
+            history = history.extended(&tokens[at..length as usize]);
+            at = length as usize;
+            keys.push((length, history));
+        }
+        let mut inner = self.lock();
+        keys.iter().rev().find_map(|key| inner.touch(owner, *key))
+    }
+
+    /// Beginnings kept, and their bytes.
+    pub fn size(&self) -> (usize, usize) {
+        let inner = self.lock();
+        (inner.uses.len(), inner.bytes)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing panics while it holds the lock.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn insert(&mut self, owner: Owner, snapshot: &Arc<Snapshot>) {
+        let key = (snapshot.read, snapshot.history);
+        // A text that comes again has the same state: the one that is there stays.
+        if self.touch(owner, key).is_some() {
+            return;
+        }
+        self.clock += 1;
+        self.uses.insert(self.clock, (owner, key));
+        self.bytes += snapshot.bytes();
+        let entry = Entry { snapshot: Arc::clone(snapshot), used: self.clock };
+        self.owners.entry(owner).or_default().insert(key, entry);
+    }
+
+    /// The snapshot under `key`, now the one that was used last.
+    fn touch(&mut self, owner: Owner, key: Key) -> Option<Arc<Snapshot>> {
+        let entry = self.owners.get_mut(&owner)?.get_mut(&key)?;
+        self.clock += 1;
+        self.uses.remove(&entry.used);
+        self.uses.insert(self.clock, (owner, key));
+        entry.used = self.clock;
+        Some(Arc::clone(&entry.snapshot))
+    }
+
+    fn forget(&mut self, used: Option<u64>) {
+        let Some((owner, key)) = used.and_then(|used| self.uses.remove(&used)) else { return };
+        let Some(entries) = self.owners.get_mut(&owner) else { return };
+        if let Some(entry) = entries.remove(&key) {
+            self.bytes -= entry.snapshot.bytes();
+        }
+        if entries.is_empty() {
+            self.owners.remove(&owner);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(tokens: &[u32]) -> Arc<Snapshot> {
+        let (read, history) = (tokens.len() as u64, History::default().extended(tokens));
+        Arc::new(Snapshot { state: vec![0.0; 100], read, history, ..Snapshot::default() })
+    }
+
+    const ANN: Owner = Owner([1; 16]);
+    const BEN: Owner = Owner([2; 16]);
+
+    fn found(index: &PrefixIndex, owner: Owner, tokens: &[u32]) -> u64 {
+        index.longest(owner, tokens).map_or(0, |snapshot| snapshot.read)
+    }
+
+    #[test]
+    fn the_longest_beginning_that_leaves_a_token_is_found() {
+        let index = PrefixIndex::new(1 << 20, 10);
+        for text in [&[1, 2][..], &[1, 2, 3, 4], &[1, 9, 9]] {
+            index.keep(ANN, &of(text));
+        }
+        assert_eq!(found(&index, ANN, &[1, 2, 3, 4, 5]), 4);
+        assert_eq!(found(&index, ANN, &[1, 2, 3, 4]), 2, "one token has to be left");
+        assert_eq!(found(&index, ANN, &[1, 2, 3, 5, 5]), 2);
+        assert_eq!(found(&index, ANN, &[1, 9, 9, 9]), 3);
+        assert_eq!(found(&index, ANN, &[2, 1, 3]), 0);
+    }
+
+    #[test]
+    fn owners_do_not_share() {
+        let index = PrefixIndex::new(1 << 20, 10);
+        index.keep(ANN, &of(&[1, 2]));
+        assert_eq!(found(&index, BEN, &[1, 2, 3]), 0);
+        assert_eq!(found(&index, ANN, &[1, 2, 3]), 2);
+    }
+
+    #[test]
+    fn what_was_used_longest_ago_goes_first_within_both_bounds() {
+        let index = PrefixIndex::new(1 << 20, 2);
+        index.keep(ANN, &of(&[1]));
+        index.keep(ANN, &of(&[2]));
+        assert_eq!(found(&index, ANN, &[1, 0]), 1);
+        index.keep(ANN, &of(&[3]));
+        assert_eq!((found(&index, ANN, &[1, 0]), found(&index, ANN, &[2, 0])), (1, 0));
+
+        let one = of(&[1]).bytes();
+        let index = PrefixIndex::new(3 * one, 10);
+        for (owner, token) in [(ANN, 1), (BEN, 1), (ANN, 2), (BEN, 2)] {
+            index.keep(owner, &of(&[token]));
+        }
+        assert_eq!(index.size(), (3, 3 * one));
+        assert_eq!((found(&index, ANN, &[1, 0]), found(&index, BEN, &[1, 0])), (0, 1));
+        index.keep(BEN, &of(&[1]));
+        assert_eq!(index.size(), (3, 3 * one), "the same text is kept once");
+        let off = PrefixIndex::new(0, 10);
+        off.keep(ANN, &of(&[1]));
+        assert_eq!(off.size(), (0, 0));
+    }
+}
