@@ -193,7 +193,7 @@ fn ten_thousand_messages_are_within_the_steps() {
 
 fn texts() -> impl Strategy<Value = String> {
     // No blanks around, which some templates trim, but marks, braces, escapes and many scripts inside.
-    prop_oneof!["[a-z]{1,8}", r#"[a-z<]([ -~\n]|\PC|<s>|</s>|\{\{|<\|im_end\|>){0,30}[a-z>]"#]
+    prop_oneof!["[a-z]{1,8}", r"[a-z<]([ -~\n]|\PC|<s>|</s>|\{\{|<\|im_end\|>){0,30}[a-z>]"]
 }
 
 /// Messages whose roles alternate, perhaps after a system's; the last is the assistant's.

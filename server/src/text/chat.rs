@@ -122,8 +122,8 @@ impl ChatTemplate {
     /// As [`render`](Self::render), and a message that the template shows only when others follow: it would be lost.
     pub fn render_closed(&self, messages: &[Message]) -> Result<String, ChatError> {
         let now = Utc::now();
-        let (marks, marked) = marked(messages);
-        shown(messages, &marks, &self.jinja.render(&marked, false, now)?)?;
+        let (stem, marked) = marked(messages);
+        shown(messages, &stem, &self.jinja.render(&marked, false, now)?)?;
         self.jinja.render(messages, false, now)
     }
 
@@ -142,8 +142,8 @@ impl ChatTemplate {
     /// changes what stands before.
     pub fn render_more(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
         let now = Utc::now();
-        let (marks, marked) = marked(messages);
-        shown(messages, &marks, &self.added(&marked, after, now)?)?;
+        let (stem, marked) = marked(messages);
+        shown(messages, &stem, &self.added(&marked, after, now)?)?;
         self.added(messages, after, now)
     }
 
@@ -192,20 +192,25 @@ fn mark() -> String {
     format!("m{:032x}", rand::random::<u128>())
 }
 
-/// `messages` with a mark in place of each content.
-fn marked(messages: &[Message]) -> (Vec<String>, Vec<Message>) {
-    messages
-        .iter()
-        .map(|original| {
-            let mark = mark();
-            (mark.clone(), message(&original.role, mark))
-        })
-        .unzip()
+/// `messages` with a mark in place of each content: one stem for all, and the message's place.
+fn marked(messages: &[Message]) -> (String, Vec<Message>) {
+    let stem = mark();
+    let marked = messages.iter().enumerate().map(|(at, original)| message(&original.role, format!("{stem}n{at}e")));
+    let marked = marked.collect();
+    (stem, marked)
 }
 
-/// Checks that every message's mark is in `text`.
-fn shown(messages: &[Message], marks: &[String], text: &str) -> Result<(), ChatError> {
-    match marks.iter().position(|mark| !text.contains(mark)) {
+/// Checks that every message's mark is in `text`, which is read once however many they are.
+fn shown(messages: &[Message], stem: &str, text: &str) -> Result<(), ChatError> {
+    let mut found = vec![false; messages.len()];
+    for rest in text.split(stem).skip(1) {
+        let place = rest.strip_prefix('n').and_then(|rest| rest.split_once('e'));
+        let place = place.and_then(|(place, _)| place.parse::<usize>().ok());
+        if let Some(found) = place.and_then(|place| found.get_mut(place)) {
+            *found = true;
+        }
+    }
+    match found.iter().position(|found| !found) {
         Some(at) => Err(ChatError::Hidden { at, role: messages[at].role.clone() }),
         None => Ok(()),
     }

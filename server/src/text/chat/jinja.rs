@@ -116,6 +116,7 @@ fn date(now: DateTime<Utc>, format: &str) -> Result<String, Error> {
 }
 
 /// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it: Jinja's own would escape for HTML.
+#[expect(clippy::needless_pass_by_value, reason = "a filter is given its options by value")]
 fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<String, Error> {
     let indent = indent.or(options.get("indent")?);
     if options.get::<Option<bool>>("ensure_ascii")? == Some(true) {
