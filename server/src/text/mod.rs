@@ -1,12 +1,14 @@
-//! Text and token ids: encoding, incremental decoding, and stop strings.
+//! Text and token ids: chat templates, encoding, incremental decoding, and stop strings.
 //!
 //! Nothing here knows the model, the engine or HTTP.
 
+mod chat;
 mod detokenizer;
 mod stop;
 mod tokenizer;
 mod vocabulary;
 
+pub use chat::{After, ChatError, ChatTemplate, Message};
 pub use detokenizer::Detokenizer;
 pub use stop::{MAX_STOP_STRINGS, StopError, StopMatcher, StopStrings};
 pub use tokenizer::{GenerationDefaults, TextError, Tokenizer};

@@ -73,9 +73,18 @@ struct TokenizerConfig {
 /// Hugging Face writes a special token as a string, or as an object that has its text as `content`.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum SpecialToken {
+pub(super) enum SpecialToken {
     Text(String),
     Object { content: String },
+}
+
+impl SpecialToken {
+    /// Its text.
+    pub(super) fn into_text(self) -> String {
+        match self {
+            Self::Text(text) | Self::Object { content: text } => text,
+        }
+    }
 }
 
 /// A byte-level tokenizer whose ids all fit the model.
@@ -84,6 +93,8 @@ pub struct Tokenizer {
     vocabulary: Arc<Vocabulary>,
     defaults: GenerationDefaults,
     eos: Arc<[u32]>,
+    /// The special tokens that come before every text.
+    begin: Vec<u32>,
 }
 
 impl Tokenizer {
@@ -112,25 +123,50 @@ impl Tokenizer {
             (Some(OneOrMany::One(id)), _) => vec![*id],
             (Some(OneOrMany::Many(ids)), _) => ids.clone(),
             (None, _) if !model_eos.is_empty() => model_eos.to_vec(),
-            (None, Some(SpecialToken::Text(text) | SpecialToken::Object { content: text })) => {
-                inner.token_to_id(&text).into_iter().collect()
-            }
+            (None, Some(token)) => inner.token_to_id(&token.into_text()).into_iter().collect(),
             (None, None) => Vec::new(),
         };
         if let Some(id) = eos.iter().find(|id| **id as usize >= vocab_size) {
             let reason = format!("eos_token_id must be below vocab_size ({vocab_size}), found {id}");
             return Err(TextError::Contents { path: folder.join("generation_config.json"), reason });
         }
-        Ok(Self { inner, vocabulary, defaults, eos: eos.into() })
+        let begin = begin(&inner).map_err(bad)?;
+        Ok(Self { inner, vocabulary, defaults, eos: eos.into(), begin })
     }
 
     /// The ids of `text`, with the special tokens that the tokenizer puts around a text.
     ///
+    /// Here as in the other two encodings, a special token's text inside `text` (`<|endoftext|>`) becomes the token
+    /// itself, also where it comes from somebody who may not be trusted: who must not be able to write one has to
+    /// be kept from it before.
+    ///
     /// # Errors
     /// A text that the tokenizer refuses.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        let encoding = self.inner.encode_fast(text, true).map_err(|error| TextError::Encode(error.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        ids(&self.inner, text, true)
+    }
+
+    /// The ids of `text` without the special tokens around it: for a text that goes on with a kept one. Where the
+    /// two meet nothing is merged, so the ids may be others than those of the whole in one piece.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses.
+    pub fn encode_more(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        ids(&self.inner, text, false)
+    }
+
+    /// The ids of a conversation that a chat template wrote. The tokens that begin every text come first once, be it
+    /// that the template writes them or that it leaves them to the tokenizer; none is added at the end, where the
+    /// answer follows.
+    ///
+    /// # Errors
+    /// A text that the tokenizer refuses.
+    pub fn encode_chat(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        let ids = self.encode_more(text)?;
+        if ids.starts_with(&self.begin) {
+            return Ok(ids);
+        }
+        Ok([self.begin.as_slice(), &ids].concat())
     }
 
     /// The bytes of each token.
@@ -147,6 +183,20 @@ impl Tokenizer {
     pub fn defaults(&self) -> &GenerationDefaults {
         &self.defaults
     }
+}
+
+fn ids(tokenizer: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+    let encoding = tokenizer.encode_fast(text, special).map_err(|error| TextError::Encode(error.to_string()))?;
+    Ok(encoding.get_ids().to_vec())
+}
+
+/// The special tokens that `tokenizer` puts before a text; what it puts behind one is not among them.
+fn begin(tokenizer: &tokenizers::Tokenizer) -> Result<Vec<u32>, String> {
+    let some = |special| ids(tokenizer, "a", special).map_err(|error| error.to_string());
+    let (bare, mut all) = (some(false)?, some(true)?);
+    let before = all.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
+    all.truncate(before);
+    Ok(all)
 }
 
 /// The bytes of every token of `tokenizer`, or why it does not fit a model of `vocab_size` tokens.
@@ -170,7 +220,7 @@ fn vocabulary(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Result<Vo
     Ok(Vocabulary::new(tokens))
 }
 
-fn optional_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, TextError> {
+pub(super) fn optional_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, TextError> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -230,6 +280,37 @@ mod tests {
             assert_eq!(ids[0], 0, "the special token comes first");
             assert_eq!(decode(&tokenizer, &ids), text);
         }
+    }
+
+    #[test]
+    fn what_begins_a_text_comes_once_in_a_conversation_and_never_in_what_is_added() {
+        let folder = tempfile::tempdir().unwrap();
+        write_bytes_tokenizer(folder.path());
+        let tokenizer = Tokenizer::load(folder.path(), 300, &[0]).unwrap();
+        let (h, i) = (u32::from(b'H') + 1, u32::from(b'i') + 1);
+        assert_eq!(tokenizer.encode("<|endoftext|>Hi").unwrap(), [0, 0, h, i]);
+        assert_eq!(tokenizer.encode_chat("<|endoftext|>Hi").unwrap(), [0, h, i]);
+        assert_eq!(tokenizer.encode_chat("Hi").unwrap(), [0, h, i]);
+        assert_eq!(tokenizer.encode_chat("").unwrap(), [0]);
+        assert_eq!(tokenizer.encode_more("Hi").unwrap(), [h, i]);
+        assert_eq!(tokenizer.encode_more("H<|endoftext|>i").unwrap(), [h, 0, i]);
+        assert_eq!(tokenizer.encode_more("").unwrap(), [0; 0]);
+    }
+
+    #[test]
+    fn what_ends_a_text_does_not_end_a_conversation() {
+        let folder = tempfile::tempdir().unwrap();
+        write_bytes_tokenizer(folder.path());
+        let path = folder.path().join("tokenizer.json");
+        let json = std::fs::read_to_string(&path).unwrap();
+        let before = r#"[{"SpecialToken":{"id":"<|endoftext|>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}]"#;
+        let both = before.replace(']', r#",{"SpecialToken":{"id":"<|endoftext|>","type_id":0}}]"#);
+        assert!(json.contains(before), "{json}");
+        std::fs::write(path, json.replace(before, &both)).unwrap();
+        let tokenizer = Tokenizer::load(folder.path(), 300, &[0]).unwrap();
+        let h = u32::from(b'H') + 1;
+        assert_eq!(tokenizer.encode("H").unwrap(), [0, h, 0]);
+        assert_eq!(tokenizer.encode_chat("H").unwrap(), [0, h]);
     }
 
     #[test]

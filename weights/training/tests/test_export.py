@@ -42,6 +42,13 @@ def test_what_a_rounding_would_move_most_stays_f32(folder, tmp_path, dtype, torc
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == str(torch_dtype).split(".")[1]
 
 
+def test_the_shipped_tokenizer_settings_are_what_is_written(folder, tmp_path):
+    shipped = Path(__file__).resolve().parents[2] / "checkpoints" / "tidegate-tiny"
+    export.write_folder(decoder(), folder / "tokenizer.json", tmp_path, "f32")
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        assert (shipped / name).read_bytes() == (tmp_path / name).read_bytes(), name
+
+
 @torch.no_grad()
 def test_evaluation_equals_documents_alone(folder, tmp_path):
     export.write_folder(decoder(), folder / "tokenizer.json", tmp_path, "f32")

@@ -112,7 +112,8 @@ tags:
 # {name}
 
 A small English language model, made to be served by [Tidegate](../../../README.md). It continues stories; it knows no
-facts, follows no instructions and has no dialogue format.
+facts, follows no instructions and has no dialogue format. A chat is to it the paragraphs of a story, without roles, and
+the answer is how the story goes on: it was not tuned to instructions.
 
 It is a decoder of {m.num_hidden_layers} layers of random feature attention with {gate} (RFA-Gate; Peng et al., "Random
 Feature Attention", ICLR 2021) and SwiGLU: {parameters(Decoder(cfg.model)):,} parameters in {dtype}. Its memory of the past is

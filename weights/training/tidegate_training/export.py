@@ -30,6 +30,9 @@ FIXED = {"model_type": "rfa_gate", "architectures": ["RfaGateForCausalLM"], "hid
          "bos_token_id": EOT_ID, "eos_token_id": EOT_ID}
 GENERATION = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": True, "temperature": sample.TEMPERATURE,
               "top_p": sample.TOP_P}
+# A model of stories knows no roles: a chat is its paragraphs, and the answer is what comes next.
+CHAT_TEMPLATE = ("{% for message in messages %}{{ message['content'] | trim }}"
+                 "{% if not loop.last or add_generation_prompt %}{{ '\\n\\n' }}{% endif %}{% endfor %}")
 
 
 def config_json(cfg: ModelConfig, dtype: str) -> dict:
@@ -74,6 +77,7 @@ def write_folder(model: Decoder, tokenizer: Path, out: Path, dtype: str) -> None
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "unk_token": EOT,
         # The state has no window: any length is allowed.
         "model_max_length": 10**30, "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
     })
     write_json(out / "generation_config.json", GENERATION)
 
