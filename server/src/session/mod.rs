@@ -2,17 +2,24 @@
 //!
 //! It knows no HTTP, no model and no engine.
 
+mod blobs;
+mod cache;
 mod error;
 mod format;
 mod id;
+mod index;
 mod keys;
+mod lease;
 mod prefix;
 mod snapshot;
-mod stub;
+mod store;
 
 pub use error::StoreError;
 pub use format::{Codec, Fingerprint, FormatError, KeyError, Keys};
 pub use id::{Owner, ResponseId, SessionId, VersionId};
 pub use prefix::PrefixIndex;
 pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
-pub use stub::*;
+pub use store::{
+    Durability, Metadata, NewSession, Patch, Place, ReceiptKey, Session, SnapshotCodec, Start, Store, StoreOptions,
+    StoreStats, Tier, Turn, TurnNote, Version,
+};

@@ -1,0 +1,96 @@
+//! Names: of sessions, versions and stored responses, and of who owns them. Unguessable, and checked where they come in.
+
+use std::fmt;
+
+use rand::TryRngCore as _;
+use rand::rngs::OsRng;
+use serde::{Deserialize, Serialize};
+
+/// Whose a thing is. The default, all zeros, is everybody who came without a name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Owner(pub [u8; 16]);
+
+/// 128 random bits from the operating system.
+fn random() -> u128 {
+    let mut bytes = [0; 16];
+    // Without random numbers an id could be guessed: there is nothing safe to go on with.
+    OsRng.try_fill_bytes(&mut bytes).expect("the operating system gives random numbers");
+    u128::from_le_bytes(bytes)
+}
+
+fn well_formed(text: &str, prefix: &str) -> bool {
+    let digits = text.strip_prefix(prefix).map(str::as_bytes);
+    digits.is_some_and(|digits| digits.len() == 32 && digits.iter().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f')))
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(String);
+
+        impl $name {
+            /// A new one, unlike any other.
+            #[allow(clippy::new_without_default, reason = "each is another, so none is the default")]
+            pub fn new() -> Self {
+                Self(format!(concat!($prefix, "{:032x}"), random()))
+            }
+
+            /// The id that a text spells, exactly.
+            pub fn parse(text: &str) -> Option<Self> {
+                well_formed(text, $prefix).then(|| Self(text.to_owned()))
+            }
+
+            /// As text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// The name of a session: `ses_` and 32 hexadecimal digits.
+    SessionId, "ses_"
+);
+id!(
+    /// The name of a version, one immutable snapshot: `ver_` and 32 hexadecimal digits.
+    VersionId, "ver_"
+);
+id!(
+    /// The name of a stored response: `resp_` and 32 hexadecimal digits.
+    ResponseId, "resp_"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_read_back_and_nothing_else_is() {
+        let id = SessionId::new();
+        assert_eq!(SessionId::parse(id.as_str()), Some(id.clone()));
+        assert_ne!(SessionId::new(), id);
+        let digits = &id.as_str()[4..];
+        for wrong in [
+            String::new(),
+            "ses_".to_owned(),
+            digits.to_owned(),
+            format!("ver_{digits}"),
+            format!("ses_{digits}0"),
+            format!("ses_{}", &digits[1..]),
+            format!(" ses_{digits}"),
+            format!("ses_{}G", &digits[1..]),
+            format!("ses_{}A", &digits[1..]),
+            format!("ses_{}é", &digits[2..]),
+        ] {
+            assert_eq!(SessionId::parse(&wrong), None, "{wrong}");
+        }
+    }
+}

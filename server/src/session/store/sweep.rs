@@ -1,0 +1,181 @@
+//! What is done in the background: removing what has ended, what nothing points to, and what a crash left behind.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use redb::ReadableTable;
+use tokio::time::{Instant, sleep_until};
+
+use super::{Durability, Inner, Uses, count, now};
+use crate::session::lease::Leases;
+use crate::session::{SessionId, StoreError, VersionId};
+
+/// Things removed, or objects looked at, in one step.
+const LOT: usize = 500;
+
+/// How often a store that does not sync its turns is flushed.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+
+/// Starts the task, which ends with the store.
+pub(super) fn start(inner: &Arc<Inner>) {
+    let (weak, garbage) = (Arc::downgrade(inner), Arc::clone(&inner.garbage));
+    let every = inner.options.sweep_every;
+    let flush = (inner.options.durability == Durability::Memory).then_some(FLUSH_EVERY.min(every));
+    tokio::spawn(async move {
+        let mut swept = Instant::now();
+        let mut flushed = swept;
+        loop {
+            let Some(inner) = weak.upgrade() else { return };
+            tell(inner.orphans().await);
+            if swept.elapsed() >= every {
+                tell(inner.note_uses().await);
+                tell(inner.remove_ended().await.map(drop));
+                swept = Instant::now();
+            }
+            tell(inner.collect().await);
+            if flush.is_some_and(|flush| flushed.elapsed() >= flush) {
+                tell(inner.writer.flush().await);
+                flushed = Instant::now();
+            }
+            drop(inner);
+            let next = flush.map_or(swept + every, |flush| (swept + every).min(flushed + flush));
+            tokio::select! {
+                () = garbage.notified() => {}
+                () = sleep_until(next) => {}
+            }
+        }
+    });
+}
+
+/// What fails is tried again the next time.
+fn tell(end: Result<(), StoreError>) {
+    if let Err(error) = end {
+        tracing::warn!(%error, "the sweep of the store could not end its work");
+    }
+}
+
+/// Says which sessions stay although their row says that they have ended.
+struct Stays {
+    leases: Leases,
+    uses: Uses,
+}
+
+impl Inner {
+    /// What the index is asked with: whether a thing stays although it has ended by its row, being in use or lately used.
+    pub(super) fn stays(&self) -> impl Fn(&str) -> bool + Send + 'static {
+        let stays = Stays { leases: self.leases.clone(), uses: self.uses.clone() };
+        move |name| SessionId::parse(name).is_some_and(|id| stays.leases.held(&id) || stays.uses.of(&id) > 0)
+    }
+
+    /// Writes down the last uses that only memory knows.
+    pub(super) async fn note_uses(&self) -> Result<(), StoreError> {
+        let taken: HashMap<SessionId, u64> = self.uses.lock().clone();
+        if taken.is_empty() {
+            return Ok(());
+        }
+        let noted = taken.clone();
+        self.writer
+            .run(move |write| {
+                for (id, used) in &noted {
+                    if let Some(old) = write.tables.session(id.as_str())? {
+                        let mut row = old.clone();
+                        row.used = row.used.max(*used);
+                        write.put_session(id.as_str(), Some(&old), &row)?;
+                    }
+                }
+                Ok(())
+            })
+            .await?;
+        // Uses since then stay for the next time.
+        self.uses.lock().retain(|id, used| taken.get(id) != Some(used));
+        Ok(())
+    }
+
+    /// Removes the sessions, responses and receipts whose time is over; says how many there were.
+    pub(super) async fn remove_ended(&self) -> Result<usize, StoreError> {
+        let mut removed = 0;
+        loop {
+            let stays = self.stays();
+            if !self.writer.look(move |write| write.any_ended(now(), stays)).await? {
+                return Ok(removed);
+            }
+            let stays = self.stays();
+            removed += self.writer.run(move |write| write.end(now(), LOT, stays)).await?;
+        }
+    }
+
+    /// Removes the objects that nothing points to.
+    pub(super) async fn collect(&self) -> Result<(), StoreError> {
+        loop {
+            let lot = self.read(|tables| {
+                let names = tables.garbage.iter()?.take(LOT);
+                names.map(|entry| Ok(entry?.0.value().to_owned())).collect::<Result<Vec<_>, _>>()
+            });
+            let lot: Vec<VersionId> = lot.await?.iter().filter_map(|id| VersionId::parse(id)).collect();
+            if lot.is_empty() {
+                return Ok(());
+            }
+            if self.options.durability == Durability::Memory {
+                // An index that goes back to what is on disk must find the objects that it points to then.
+                self.writer.flush().await?;
+            }
+            let asked = lot.len();
+            let gone = self.blobs.delete(lot).await;
+            let all = gone.len() == asked;
+            count(&self.counters.collected, gone.len());
+            let names: Vec<String> = gone.iter().map(|id| id.as_str().to_owned()).collect();
+            self.writer.run(move |write| write.collected(&names)).await?;
+            if !all {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes what a process that died left: half-written files, and objects that it had not yet told the index of.
+    async fn orphans(&self) -> Result<(), StoreError> {
+        if !self.orphans.swap(false, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let swept = self.sweep_orphans().await;
+        if swept.is_err() {
+            self.orphans.store(true, Ordering::SeqCst);
+        }
+        swept
+    }
+
+    async fn sweep_orphans(&self) -> Result<(), StoreError> {
+        let blobs = self.blobs.clone();
+        let temporaries = super::blocking(move || {
+            blobs.remove_temporaries().map_err(|error| StoreError::from_io("the folder of the objects", &error))
+        });
+        let temporaries = temporaries.await?;
+        let mut orphans = 0;
+        let mut lots = self.blobs.lots(LOT);
+        while let Some(lot) = lots.next().await {
+            orphans += self.remove_orphans(lot).await?;
+        }
+        if temporaries + orphans > 0 {
+            tracing::info!(temporaries, orphans, "removed what an earlier process left behind");
+        }
+        Ok(())
+    }
+
+    async fn remove_orphans(&self, mut names: Vec<VersionId>) -> Result<usize, StoreError> {
+        // First this and then the index: what is on its way now may be in the index by then, what is no longer on its
+        // way certainly is, if it ever will be.
+        names.retain(|id| !self.blobs.coming(id));
+        let unknown = self.read(move |tables| {
+            let mut unknown = Vec::new();
+            for id in &names {
+                if tables.version(id.as_str())?.is_none_or(|row| row.kept_by == 0) {
+                    unknown.push(id.clone());
+                }
+            }
+            Ok(unknown)
+        });
+        Ok(self.blobs.delete(unknown.await?).await.len())
+    }
+}
