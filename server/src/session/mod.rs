@@ -2,6 +2,9 @@
 //!
 //! It knows no HTTP, no model and no engine.
 
+mod format;
+mod keys;
 mod snapshot;
 
-pub use snapshot::{History, OpenAnswer, Snapshot};
+pub use format::{Codec, Fingerprint, FormatError, KeyError, Keys};
+pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
