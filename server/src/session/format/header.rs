@@ -159,7 +159,7 @@ fn history(text: &str, read: u64) -> Result<History, FormatError> {
 
 fn checked_answer(fields: AnswerFields) -> Result<Answer, FormatError> {
     let AnswerFields { open, held, bytes } = fields;
-    if !open && !(held.is_empty() && bytes.is_empty()) {
+    if !(open || held.is_empty() && bytes.is_empty()) {
         return Err(FormatError::EndedAnswer);
     }
     if held.len() > HELD {
