@@ -100,6 +100,13 @@ impl Default for OpenOptions {
     }
 }
 
+/// The folder of `data` for the conversations of this model: what another has made means nothing to it.
+pub fn sessions_folder(data: &Path, fingerprint: &Fingerprint) -> PathBuf {
+    let Fingerprint { architecture, weights, tokenizer } = fingerprint;
+    let digest = Sha256::new().chain_update(architecture).chain_update(weights).chain_update(tokenizer).finalize();
+    data.join("sessions").join(&hex(Some(digest.into()))[..16])
+}
+
 /// Finds the shipped checkpoint: from the current folder, beside the executable, in the source tree it was built from.
 ///
 /// # Errors

@@ -6,12 +6,14 @@ mod cli;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rand::Rng;
 use tidegate_server::checkpoint::{self, OpenOptions};
 use tidegate_server::engine::{EngineOptions, Event, EventStream, Finish, Request, RequestParameters};
+use tidegate_server::session::{Durability, Place, Store, StoreOptions};
 use tidegate_server::{ApiOptions, AppState, Served, app, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -20,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
-use cli::{Cli, Command, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs, SessionArgs};
+use cli::{Cli, Command, DurabilityArg, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs, SessionArgs};
 
 /// Least time that open connections have to close once all texts are finished, and all that an aborted engine has for
 /// its last step.
@@ -115,7 +117,7 @@ fn start_server(args: &ServeArgs) -> Result<()> {
         log_format = ?args.log.log_format,
         "settings"
     );
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run_server(args, folder))
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run_server(args, folder, &data))
 }
 
 /// The data folder, made and checked: better a clear word now than a lost session later. One that was asked for must
@@ -142,6 +144,21 @@ fn secret(args: &SessionArgs) -> Result<Option<Vec<u8>>> {
     Ok(Some(secret.trim_ascii().to_vec()))
 }
 
+fn store_options(args: &SessionArgs, folder: PathBuf) -> StoreOptions {
+    StoreOptions {
+        durability: match args.durability {
+            DurabilityArg::Turn => Durability::Turn,
+            DurabilityArg::Memory => Durability::Memory,
+        },
+        ram_bytes: args.ram_budget,
+        disk_bytes: args.disk_budget,
+        owner_bytes: args.owner_budget,
+        owner_sessions: args.owner_sessions,
+        keep_versions: args.keep_versions,
+        ..StoreOptions::new(Place::Folder(folder))
+    }
+}
+
 fn check_writable(folder: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let probe = folder.join(format!(".probe-{}", std::process::id()));
@@ -149,7 +166,7 @@ fn check_writable(folder: &Path) -> std::io::Result<()> {
     std::fs::remove_file(probe)
 }
 
-async fn run_server(args: &ServeArgs, folder: PathBuf) -> Result<()> {
+async fn run_server(args: &ServeArgs, folder: PathBuf, data: &Path) -> Result<()> {
     let mut signals = Signals::new()?;
     let listener = TcpListener::bind((args.host.as_str(), args.port))
         .await
@@ -187,6 +204,12 @@ async fn run_server(args: &ServeArgs, folder: PathBuf) -> Result<()> {
             std::process::exit(0);
         }
     };
+    let sessions = checkpoint::sessions_folder(data, &served.codec.fingerprint);
+    let codec = Arc::clone(&served.codec);
+    let store = Store::open(store_options(&args.sessions, sessions), codec).await.context("the sessions' store")?;
+    let stats = store.stats();
+    info!(sessions = stats.sessions, versions = stats.versions, disk_bytes = stats.disk_bytes, "sessions are open");
+    state.keep(store);
     ready(state.serve(served));
 
     let mut engine = spawn_blocking(|| engine.join());
@@ -201,6 +224,10 @@ async fn run_server(args: &ServeArgs, folder: PathBuf) -> Result<()> {
         left = drain(&state, engine, &mut signals, Duration::from_secs(args.drain_seconds)).await;
     } else {
         error!("the engine ended although nobody had asked it to, and so does the server");
+    }
+    // Turns without a client have ended with the engine's last; what they made is written.
+    if timeout(left.max(CLOSING), state.settle()).await.is_err() {
+        warn!("some turns could not be written in time");
     }
     // The other end waits for it, or has ended.
     let _ = stop.send(());

@@ -93,7 +93,7 @@ fn dialect(format: Format, served: &Served, wanted: Wanted, prompts: Vec<Vec<u32
 fn on_disconnect(wire: &GenerationRequest, origin: &Origin) -> Result<OnDisconnect, ApiError> {
     match wire.on_disconnect {
         None | Some(OnDisconnect::Rollback) => Ok(OnDisconnect::Rollback),
-        Some(asked) if matches!(origin, Origin::Session(_)) => Ok(asked),
+        Some(asked) if matches!(origin, Origin::Session { .. }) => Ok(asked),
         Some(_) => {
             let message = "on_disconnect must be rollback where there is no session to commit to";
             Err(ApiError::invalid(Some("on_disconnect"), message))

@@ -23,7 +23,7 @@ pub(super) enum Origin {
     /// At nothing; beginnings of the prompt may be known.
     Plain { owner: Owner },
     /// At a session's head, which nobody else moves meanwhile.
-    Session(Box<Turn>),
+    Session { owner: Owner, turn: Box<Turn> },
     /// At a state that came with the request, or that is to go with the answer.
     Client { owner: Owner, snapshot: Arc<Snapshot> },
     /// At a stored response, or at nothing, with a new response to be stored or not.
@@ -56,14 +56,14 @@ impl Origin {
         }
         let id = session_id(id, "session")?;
         let turn = state.store()?.begin(owner, &id, if_match(headers)?, wait(headers)?).await?;
-        Ok(Self::Session(Box::new(turn)))
+        Ok(Self::Session { owner, turn: Box::new(turn) })
     }
 
     /// The conversation so far.
     pub(super) fn snapshot(&self) -> Option<&Arc<Snapshot>> {
         match self {
             Self::Plain { .. } => None,
-            Self::Session(turn) => Some(turn.head()),
+            Self::Session { turn, .. } => Some(turn.head()),
             Self::Client { snapshot, .. } | Self::Response { snapshot, .. } => Some(snapshot),
         }
     }
@@ -76,7 +76,7 @@ impl Origin {
                 let start = served.prefixes.longest(*owner, prompt).map_or(Start::Empty, Start::Prefix);
                 (start, Keep { prompt: on, end: on })
             }
-            Self::Session(turn) => (Start::Session(Arc::clone(turn.head())), Keep { prompt: false, end: true }),
+            Self::Session { turn, .. } => (Start::Session(Arc::clone(turn.head())), Keep { prompt: false, end: true }),
             Self::Client { snapshot, .. } | Self::Response { snapshot, .. } => {
                 (Start::Session(Arc::clone(snapshot)), Keep { prompt: false, end: true })
             }
@@ -87,7 +87,7 @@ impl Origin {
     pub(super) fn keeping(self, label: Option<String>) -> Keeping {
         match self {
             Self::Plain { owner } => Keeping::Prefixes(owner),
-            Self::Session(turn) => Keeping::Turn { turn, version: VersionId::new(), label },
+            Self::Session { owner, turn } => Keeping::Turn { owner, turn, version: VersionId::new(), label },
             Self::Client { owner, .. } => Keeping::Sealed { owner },
             Self::Response { keeping, .. } => *keeping,
         }

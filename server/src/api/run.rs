@@ -37,7 +37,7 @@ pub(super) enum Keeping {
     /// Beginnings that later requests of the same owner may share.
     Prefixes(Owner),
     /// The next version of a session.
-    Turn { turn: Box<Turn>, version: VersionId, label: Option<String> },
+    Turn { owner: Owner, turn: Box<Turn>, version: VersionId, label: Option<String> },
     /// A state that the client keeps.
     Sealed { owner: Owner },
     /// A response to go on from.
@@ -78,8 +78,10 @@ impl Run {
 
     fn owner(&self) -> Owner {
         match &self.keeping {
-            Keeping::Prefixes(owner) | Keeping::Sealed { owner, .. } | Keeping::Response { owner, .. } => *owner,
-            Keeping::Turn { turn, .. } => turn.owner(),
+            Keeping::Prefixes(owner)
+            | Keeping::Turn { owner, .. }
+            | Keeping::Sealed { owner, .. }
+            | Keeping::Response { owner, .. } => *owner,
             Keeping::Nothing => Owner::default(),
         }
     }
@@ -180,7 +182,7 @@ impl Run {
         let ticket = self.ticket.take();
         let receipt = |body: &str| ticket.as_ref().map(|ticket| ticket.receipt(body));
         match std::mem::replace(&mut self.keeping, Keeping::Nothing) {
-            Keeping::Turn { turn, version, label } => {
+            Keeping::Turn { turn, version, label, .. } => {
                 let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
                 let note = TurnNote {
                     label,
@@ -209,7 +211,7 @@ impl Run {
     async fn keep_receipt(&self, receipt: Option<(crate::session::ReceiptKey, Vec<u8>)>, owner: Owner) {
         let Some((key, bytes)) = receipt else { return };
         let kept = match self.state.store() {
-            Ok(store) => store.put_receipt(owner, key, bytes).await.map_err(ApiError::from),
+            Ok(store) => store.put_receipt(owner, &key.0, bytes).await.map_err(ApiError::from),
             Err(error) => Err(error),
         };
         if let Err(error) = kept {

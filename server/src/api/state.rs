@@ -118,7 +118,9 @@ impl AppState {
         // The sender lives as long as `self`.
         let _ = self.inner.runs.subscribe().wait_for(|runs| *runs == 0).await;
         if let Some(store) = self.inner.store.get() {
-            store.close().await;
+            if let Err(error) = store.close().await {
+                tracing::error!("what was in memory alone is lost: {error}");
+            }
         }
     }
 

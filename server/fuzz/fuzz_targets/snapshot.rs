@@ -1,0 +1,90 @@
+//! Any bytes as a snapshot: as they are, with a digest that fits, and with lengths that fit too.
+//!
+//! None may panic. What is accepted holds what a snapshot promises, and written again it reads the same. The seeds are
+//! the pinned files of the tests, so the model is theirs.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use sha2::{Digest, Sha256};
+use tidegate_model::StateLayout;
+use tidegate_server::session::{Codec, Fingerprint, History, Keys, MAX_PENDING, Snapshot};
+
+/// Bytes before the header, and of the digest at the end.
+const PREFIX: usize = 24;
+const DIGEST: usize = 32;
+
+static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec {
+    fingerprint: Fingerprint { architecture: "a1".repeat(32), weights: "b2".repeat(32), tokenizer: "c3".repeat(32) },
+    layout: StateLayout { layers: 2, heads: 1, head: 11, taps: 2, channels: 3 },
+    vocab_size: 16,
+    keys: None,
+});
+
+/// A server whose secret is not that of any seed: it accepts nothing.
+static STRANGER: LazyLock<Codec> =
+    LazyLock::new(|| Codec { keys: Some(Keys::new(&[0x5a; 32]).expect("32 bytes are enough")), ..CODEC.clone() });
+
+fuzz_target!(|data: &[u8]| {
+    check(data);
+    if let Some(end) = data.len().checked_sub(DIGEST) {
+        check(&digested(data[..end].to_vec()));
+    }
+    if let Some(file) = framed(data) {
+        check(&file);
+    }
+});
+
+fn check(bytes: &[u8]) {
+    assert!(STRANGER.decode(bytes).is_err(), "a forged signature");
+    assert!(STRANGER.open(bytes, b"owner").is_err(), "a forged box");
+    let Ok(snapshot) = CODEC.decode(bytes) else { return };
+    holds(&snapshot);
+    let written = CODEC.encode(&snapshot);
+    let again = CODEC.decode(&written).expect("what was accepted can be written and read");
+    assert_eq!(again, snapshot);
+    assert_eq!(CODEC.encode(&again), written);
+}
+
+/// All that the rest of the server relies on.
+fn holds(snapshot: &Snapshot) {
+    let numbers = if snapshot.read > 0 { CODEC.layout.numbers() } else { 0 };
+    assert_eq!(snapshot.state.len(), numbers);
+    assert!(snapshot.state.iter().all(|number| number.is_finite()));
+    assert!(snapshot.read > 0 || snapshot.history == History::default());
+    assert!(snapshot.read <= 1 << 53 && snapshot.sampler.draws <= 1 << 53);
+    assert!(snapshot.pending.len() <= MAX_PENDING);
+    assert!(snapshot.pending.iter().all(|&token| (token as usize) < CODEC.vocab_size));
+    assert!(snapshot.sampler.counts.iter().all(|&(token, _)| (token as usize) < CODEC.vocab_size));
+    assert!(snapshot.sampler.counts.is_sorted_by(|(before, _), (after, _)| before < after));
+    if let Some(answer) = &snapshot.answer {
+        assert!(answer.held.len() <= 1024 && answer.bytes.len() <= 3);
+        assert!(answer.open || answer.held.is_empty() && answer.bytes.is_empty());
+    }
+}
+
+/// The file with the digest that belongs to it.
+fn digested(mut file: Vec<u8>) -> Vec<u8> {
+    let digest = Sha256::digest(&file);
+    file.extend_from_slice(&digest);
+    file
+}
+
+/// A file with the header and the body of `data`, whatever their lengths have become: so the readers of both are
+/// reached by bytes that were put in or taken out.
+fn framed(data: &[u8]) -> Option<Vec<u8>> {
+    let (prefix, rest) = data.split_at_checked(PREFIX)?;
+    let claimed = u32::from_le_bytes(prefix[12..16].try_into().ok()?) as usize;
+    let rest = &rest[..rest.len().saturating_sub(DIGEST)];
+    // The tensors' length field begins where the header ends; a header that grew or shrank is found by its last brace.
+    let header = rest.iter().take(claimed + 32).rposition(|&byte| byte == b'}').map_or(claimed, |brace| brace + 1);
+    let (header, body) = rest.split_at(header.min(rest.len()));
+    let body = body.trim_ascii_start();
+    let mut file = b"TIDEGT\r\n\x01\0\0\0".to_vec();
+    file.extend_from_slice(&(header.len() as u32).to_le_bytes());
+    file.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    file.extend_from_slice(header);
+    file.extend_from_slice(body);
+    Some(digested(file))
+}
