@@ -18,6 +18,7 @@ use super::idempotency::{Attempt, attempt};
 use super::origin::Origin;
 use super::owner::Caller;
 use super::run::{OnDisconnect, Run};
+use super::sessions::label;
 use super::sink;
 use super::state::{AppState, Served};
 use super::texts::Texts;
@@ -67,7 +68,7 @@ async fn create(
     };
     let origin = Origin::find(&state, &served, owner, &headers, &wire).await?;
     let on_disconnect = on_disconnect(&wire, &origin)?;
-    let label = wire.label.clone();
+    let label = label(wire.label.clone())?;
     let (validated, origin) = {
         let served = Arc::clone(&served);
         reading(&state, move || Ok((validate(format, wire, &served, &origin)?, origin))).await?

@@ -14,6 +14,7 @@ mod playground;
 mod prompt;
 mod run;
 mod service;
+mod sessions;
 mod sink;
 mod state;
 mod streams;
@@ -41,6 +42,14 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/streams/{id}", get(streams::follow))
+        .route("/v1/sessions", get(sessions::list).post(sessions::create))
+        .route("/v1/sessions/{id}", get(sessions::get).patch(sessions::patch).delete(sessions::delete))
+        .route("/v1/sessions/{id}/append", post(sessions::append))
+        .route("/v1/sessions/{id}/fork", post(sessions::fork))
+        .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
+        .route("/v1/sessions/{id}/turns", get(sessions::turns))
+        .route("/v1/sessions/{id}/snapshot", get(sessions::download))
+        .route("/v1/snapshots", post(sessions::upload))
         .route("/v1/models", get(service::models))
         // A model's name may hold slashes.
         .route("/v1/models/{*id}", get(service::one_model))

@@ -103,6 +103,21 @@ pub(super) fn messages_to_ids(
     ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
 }
 
+/// What further messages are as ids where no answer is to follow.
+pub(super) fn messages_to_closed_ids(
+    messages: Vec<ChatMessage>,
+    param: &str,
+    served: &Served,
+    base: &Snapshot,
+) -> Result<Vec<u32>, ApiError> {
+    let messages = checked(messages, param)?;
+    let after = if base.answer.is_some() { After::Answer } else { After::Messages };
+    let text = template(served, param)?.render_more_closed(&messages, after);
+    let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
+    let ids = served.tokenizer.encode_more(&text);
+    ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
+}
+
 /// What messages are as ids where no answer is to follow.
 pub(super) fn closed_to_ids(messages: Vec<ChatMessage>, param: &str, served: &Served) -> Result<Vec<u32>, ApiError> {
     let messages = checked(messages, param)?;

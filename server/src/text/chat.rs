@@ -141,20 +141,32 @@ impl ChatTemplate {
     /// goes on with the assistant; a message that the template does not show where it is added; and a template that
     /// changes what stands before.
     pub fn render_more(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
+        self.more(messages, after, true)
+    }
+
+    /// [`Self::render_more`] without the beginning of an answer after them.
+    ///
+    /// # Errors
+    /// As for [`Self::render_more`].
+    pub fn render_more_closed(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
+        self.more(messages, after, false)
+    }
+
+    fn more(&self, messages: &[Message], after: After, open: bool) -> Result<String, ChatError> {
         let now = Utc::now();
         let (stem, marked) = marked(messages);
-        shown(messages, &stem, &self.added(&marked, after, now)?)?;
-        self.added(messages, after, now)
+        shown(messages, &stem, &self.added(&marked, after, open, now)?)?;
+        self.added(messages, after, open, now)
     }
 
     /// What `messages` add, whether or not all of them are in it.
-    fn added(&self, messages: &[Message], after: After, now: DateTime<Utc>) -> Result<String, ChatError> {
+    fn added(&self, messages: &[Message], after: After, open: bool, now: DateTime<Utc>) -> Result<String, ChatError> {
         let (user, answer) = (message("user", mark()), message("assistant", mark()));
         let answer_mark = answer.content.clone();
         // An assistant's message follows a user's, everything else an answer: templates want roles to alternate.
         let user_last = after == After::Messages && messages.first().is_none_or(|first| first.role == "assistant");
         let kept = if user_last { vec![user] } else { vec![user, answer] };
-        let whole = self.jinja.render(&[kept.as_slice(), messages].concat(), true, now)?;
+        let whole = self.jinja.render(&[kept.as_slice(), messages].concat(), open, now)?;
         match after {
             After::Answer => match whole.split_once(&answer_mark) {
                 Some((_, rest)) if !rest.contains(&answer_mark) => Ok(rest.into()),

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod fake;
+pub(crate) mod sessions;
 
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
@@ -67,6 +68,12 @@ pub(crate) fn codec() -> Codec {
     let fingerprint = Fingerprint { architecture: part("a"), weights: part("b"), tokenizer: part("c") };
     let layout = StateLayout { layers: 1, heads: 1, head: 1, taps: 0, channels: 0 };
     Codec { fingerprint, layout, vocab_size: 256, keys: None }
+}
+
+/// `body` with the fields of `more` over its own.
+pub(crate) fn with(mut body: Value, more: Value) -> Value {
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
 }
 
 /// Sends a request through the application without a socket.

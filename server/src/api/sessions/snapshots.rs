@@ -1,0 +1,66 @@
+//! Snapshots as files: taken away from one server, brought to another.
+
+use std::sync::Arc;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::Response;
+
+use super::wire::SnapshotQuery;
+use super::{answer, named, one};
+use crate::api::error::ApiError;
+use crate::api::generate::reading;
+use crate::api::origin::version_id;
+use crate::api::owner::Caller;
+use crate::api::state::AppState;
+use crate::session::{Metadata, NewSession, Start};
+
+/// `GET /v1/sessions/{id}/snapshot`
+pub(in crate::api) async fn download(
+    State(state): State<AppState>,
+    Caller(owner): Caller,
+    id: Result<Path<String>, PathRejection>,
+    query: Result<Query<SnapshotQuery>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let id = named(id)?;
+    let Query(query) = query.map_err(|rejection| ApiError::invalid(None, rejection.body_text()))?;
+    let version = query.version.map(|id| version_id(&id, "version")).transpose()?;
+    let (version, bytes) = state.store()?.bytes(owner, &id, version.as_ref()).await?;
+    let name = format!("attachment; filename=\"{}.tidegate\"", version.id);
+    let headers = [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_DISPOSITION, name)];
+    Ok(one(StatusCode::OK, version.id.as_str(), (headers, bytes)))
+}
+
+/// `POST /v1/snapshots`
+pub(in crate::api) async fn upload(
+    State(state): State<AppState>,
+    Caller(owner): Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let served = Arc::clone(state.ready()?);
+    let essence = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    if essence.is_none_or(|essence| !essence.trim().eq_ignore_ascii_case("application/octet-stream")) {
+        let message = "content-type must be application/octet-stream";
+        return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
+    }
+    let most = served.codec.encoded_bytes();
+    let long = || {
+        let message = format!("the body must be at most {most} bytes long, as every snapshot of this model is");
+        ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)
+    };
+    let said = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if said.is_some_and(|said| said > most) {
+        return Err(long());
+    }
+    let bytes = to_bytes(body, most).await.map_err(|_| long())?;
+    let snapshot = reading(&state, move || {
+        served.codec.decode(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
+    });
+    let start = Start::Snapshot(Arc::new(snapshot.await?));
+    let new = NewSession { start, metadata: Metadata::new(), ttl: None, label: None };
+    let session = state.store()?.create(owner, new).await?;
+    answer(&state, StatusCode::CREATED, &session)
+}

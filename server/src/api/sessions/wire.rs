@@ -1,0 +1,127 @@
+//! What the routes of sessions take, and the bounds of what clients write to a session for themselves.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::api::error::ApiError;
+use crate::api::wire::{ChatMessage, Seed};
+use crate::session::Metadata;
+
+/// OpenAI's bounds.
+const MAX_PAIRS: usize = 16;
+const MAX_KEY: usize = 64;
+const MAX_VALUE: usize = 512;
+
+/// Longest label of a turn, in characters.
+const MAX_LABEL: usize = 256;
+
+/// Longest time to live: ten years.
+const MAX_TTL: u64 = 10 * 366 * 24 * 3600;
+
+/// A text to be read, in one of three forms.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AppendRequest {
+    pub(super) text: Option<String>,
+    pub(super) tokens: Option<Vec<u32>>,
+    pub(super) messages: Option<Vec<ChatMessage>>,
+    pub(super) label: Option<String>,
+}
+
+/// A session to be made.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CreateRequest {
+    pub(super) text: Option<String>,
+    pub(super) tokens: Option<Vec<u32>>,
+    pub(super) messages: Option<Vec<ChatMessage>>,
+    /// A version that the caller has.
+    pub(super) version: Option<String>,
+    /// The bytes of a snapshot, in base64.
+    pub(super) snapshot: Option<String>,
+    pub(super) seed: Option<Seed>,
+    pub(super) metadata: Option<BTreeMap<String, String>>,
+    pub(super) ttl_seconds: Option<u64>,
+    pub(super) label: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PatchRequest {
+    pub(super) metadata: Option<BTreeMap<String, String>>,
+    /// Null is for ever, absent is as before.
+    #[serde(default, deserialize_with = "present")]
+    pub(super) ttl_seconds: Option<Option<u64>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ForkRequest {
+    pub(super) n: Option<u64>,
+    pub(super) version: Option<String>,
+    pub(super) metadata: Option<BTreeMap<String, String>>,
+    pub(super) ttl_seconds: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RewindRequest {
+    pub(super) version: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct ListQuery {
+    pub(in crate::api) limit: Option<u64>,
+    pub(in crate::api) after: Option<String>,
+    pub(in crate::api) order: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct SnapshotQuery {
+    pub(in crate::api) version: Option<String>,
+}
+
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<u64>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+/// What a client writes to a session, within its bounds.
+pub(super) fn metadata(pairs: BTreeMap<String, String>) -> Result<Metadata, ApiError> {
+    let invalid = |message| Err(ApiError::invalid(Some("metadata"), message));
+    if pairs.len() > MAX_PAIRS {
+        return invalid(format!("metadata must have at most {MAX_PAIRS} pairs, found {}", pairs.len()));
+    }
+    for (key, value) in &pairs {
+        if key.is_empty() || key.chars().count() > MAX_KEY {
+            return invalid(format!("metadata must have keys of 1 to {MAX_KEY} characters"));
+        }
+        if value.chars().count() > MAX_VALUE {
+            return invalid(format!("metadata must have values of at most {MAX_VALUE} characters, {key:?} has more"));
+        }
+    }
+    Ok(pairs)
+}
+
+/// How long a session is kept after its last use.
+pub(super) fn ttl(seconds: u64) -> Result<Duration, ApiError> {
+    if (1..=MAX_TTL).contains(&seconds) {
+        return Ok(Duration::from_secs(seconds));
+    }
+    let message = format!("ttl_seconds must be from 1 to {MAX_TTL}, found {seconds}");
+    Err(ApiError::invalid(Some("ttl_seconds"), message))
+}
+
+/// A turn's label.
+pub(in crate::api) fn label(label: Option<String>) -> Result<Option<String>, ApiError> {
+    match label {
+        Some(label) if label.chars().count() > MAX_LABEL => {
+            let message = format!("label must have at most {MAX_LABEL} characters, found {}", label.chars().count());
+            Err(ApiError::invalid(Some("label"), message))
+        }
+        label => Ok(label),
+    }
+}

@@ -1,0 +1,159 @@
+//! An application that keeps sessions in memory, and requests to it.
+
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::http::{HeaderMap, Method, Request, StatusCode, header};
+use futures_util::StreamExt;
+use serde_json::Value;
+use tidegate_server::checkpoint::{OpenOptions, open};
+use tidegate_server::engine::{EngineHandle, Stats};
+use tidegate_server::session::{Place, Store, StoreOptions};
+use tidegate_server::{ApiOptions, AppState};
+
+use super::{checkpoint, send};
+
+/// An application of its own.
+pub(crate) struct App {
+    pub(crate) state: AppState,
+    engine: EngineHandle,
+    pub(crate) store: Store,
+}
+
+/// The shipped checkpoint, with sessions in memory.
+pub(crate) async fn app() -> App {
+    made(None).await
+}
+
+/// The same with a secret.
+pub(crate) async fn app_with(secret: &[u8]) -> App {
+    made(Some(secret.to_vec())).await
+}
+
+async fn made(secret: Option<Vec<u8>>) -> App {
+    let options = OpenOptions { secret, slots: 8, ..OpenOptions::default() };
+    let (served, _thread) = open(&checkpoint(), &options).unwrap();
+    let store = Store::open(StoreOptions::new(Place::Memory), served.codec.clone()).await.unwrap();
+    let (state, engine) = (AppState::new(ApiOptions::default()), served.engine.clone());
+    state.keep(store.clone());
+    state.serve(served);
+    App { state, engine, store }
+}
+
+/// An answer that has been read.
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Answer {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {}", self.text()))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> String {
+        self.headers.get(name).map_or_else(String::new, |value| value.to_str().unwrap().to_owned())
+    }
+
+    pub(crate) fn param(&self) -> String {
+        self.json()["error"]["param"].as_str().unwrap_or_default().to_owned()
+    }
+
+    pub(crate) fn code(&self) -> String {
+        self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// The text of a stream, put together, and its session.
+    pub(crate) fn texts(&self) -> (String, Value) {
+        let text = self.text();
+        let chunks = super::events(&text).into_iter().filter_map(|data| serde_json::from_str::<Value>(data).ok());
+        chunks.fold((String::new(), Value::Null), |(text, session), chunk| {
+            let more = chunk["choices"][0]["text"].as_str().unwrap_or_default();
+            let session = if chunk["session"].is_null() { session } else { chunk["session"].clone() };
+            (text + more, session)
+        })
+    }
+}
+
+/// A stream that is being read. Dropping it is what a client does that leaves.
+pub(crate) struct Open {
+    headers: HeaderMap,
+    body: axum::body::BodyDataStream,
+}
+
+impl Open {
+    pub(crate) fn header(&self, name: &str) -> String {
+        self.headers[name].to_str().unwrap().to_owned()
+    }
+
+    /// Reads until something has come.
+    pub(crate) async fn read_some(&mut self) -> String {
+        let piece = self.body.next().await.expect("the stream has ended").unwrap();
+        String::from_utf8_lossy(&piece).into_owned()
+    }
+}
+
+impl App {
+    pub(crate) async fn raw(&self, method: Method, path: &str, body: Body, headers: &[(&str, &str)]) -> Answer {
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = send(&self.state, request.body(body).unwrap()).await;
+        let (parts, body) = response.into_parts();
+        let body = to_bytes(body, usize::MAX).await.unwrap();
+        Answer { status: parts.status, headers: parts.headers, body }
+    }
+
+    pub(crate) async fn send(&self, method: Method, path: &str, body: Value, headers: &[(&str, &str)]) -> Answer {
+        let json = [&[("content-type", "application/json")], headers].concat();
+        let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
+        self.raw(method, path, body, &json).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(Method::GET, path, Value::Null, &[]).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+        self.send(Method::POST, path, body, &[]).await
+    }
+
+    pub(crate) async fn upload(&self, bytes: Bytes) -> Answer {
+        let octets = [("content-type", "application/octet-stream")];
+        self.raw(Method::POST, "/v1/snapshots", Body::from(bytes), &octets).await
+    }
+
+    /// A stream, not read yet.
+    pub(crate) async fn open(&self, path: &str, body: Value, headers: &[(&str, &str)]) -> Open {
+        let mut request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = send(&self.state, request.body(Body::from(body.to_string())).unwrap()).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        let (parts, body) = response.into_parts();
+        Open { headers: parts.headers, body: body.into_data_stream() }
+    }
+
+    /// The session at `path` once nobody uses it any more.
+    pub(crate) async fn until_free(&self, path: &str) -> Value {
+        for _ in 0..2000 {
+            let session = self.get(path).await.json();
+            if session["in_use"] == false {
+                return session;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{path} is still in use");
+    }
+
+    pub(crate) fn engine_stats(&self) -> Stats {
+        self.engine.stats()
+    }
+}
