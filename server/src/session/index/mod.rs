@@ -137,7 +137,8 @@ impl Index {
             .unwrap_or_else(|_| Err(broken("reading it ended in a panic".to_owned())))
     }
 
-    fn opened(&self) -> u64 {
+    /// How often it was opened: more than before after each failure.
+    pub(crate) fn opened(&self) -> u64 {
         self.opened.load(Ordering::SeqCst)
     }
 

@@ -23,6 +23,9 @@ type Reply = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 /// The work in the transaction, or what came in its way; a fault that it returns ends the transaction.
 type Work = Box<dyn FnOnce(Result<&mut Write<'_>, StoreError>) -> (Option<Fault>, Reply) + Send>;
 
+/// Told the versions whose snapshots nobody points to any more.
+type Freed = Box<dyn Fn(&[VersionId]) + Send>;
+
 struct Job {
     work: Work,
     writes: bool,
@@ -42,8 +45,8 @@ struct Desk {
     index: Arc<Index>,
     durable: bool,
     transactions: Arc<AtomicU64>,
-    /// Told the versions whose snapshots nobody points to any more, after each commit that freed any.
-    freed: Box<dyn Fn(&[VersionId]) + Send>,
+    /// After each commit that freed any.
+    freed: Freed,
 }
 
 impl Writer {

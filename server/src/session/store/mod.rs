@@ -185,7 +185,9 @@ impl Store {
         let freed = {
             let (cache, garbage) = (Arc::clone(&cache), Arc::clone(&garbage));
             move |freed: &[VersionId]| {
-                freed.iter().for_each(|id| cache.remove(id));
+                for id in freed {
+                    cache.remove(id);
+                }
                 garbage.notify_one();
             }
         };
@@ -200,7 +202,7 @@ impl Store {
             leases: Leases::default(),
             uses: Uses::default(),
             garbage,
-            orphans: AtomicBool::new(true),
+            orphans: AtomicBool::new(false),
             making_room: tokio::sync::Mutex::default(),
             counters: Counters::default(),
         });

@@ -27,8 +27,13 @@ pub(super) fn start(inner: &Arc<Inner>) {
     tokio::spawn(async move {
         let mut swept = Instant::now();
         let mut flushed = swept;
+        let mut opened = 0;
         loop {
             let Some(inner) = weak.upgrade() else { return };
+            // Opened now for the first time, or again after a failure: it may know less than was written.
+            if std::mem::replace(&mut opened, inner.index.opened()) != inner.index.opened() {
+                inner.orphans.store(true, Ordering::SeqCst);
+            }
             tell(inner.orphans().await);
             if swept.elapsed() >= every {
                 tell(inner.note_uses().await);
@@ -170,7 +175,9 @@ impl Inner {
         let unknown = self.read(move |tables| {
             let mut unknown = Vec::new();
             for id in &names {
-                if tables.version(id.as_str())?.is_none_or(|row| row.kept_by == 0) {
+                // Garbage goes by its own way, once that it is garbage is on disk.
+                let garbage = tables.garbage.get(id.as_str())?.is_some();
+                if !garbage && tables.version(id.as_str())?.is_none_or(|row| row.kept_by == 0) {
                     unknown.push(id.clone());
                 }
             }

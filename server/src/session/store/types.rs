@@ -30,7 +30,8 @@ pub trait SnapshotCodec: Send + Sync {
 pub enum Durability {
     /// Once it is on disk: it outlives the process and the machine's power.
     Turn,
-    /// Once it is written; about a second later it is on disk. A process that is killed loses its last second.
+    /// Once it is written; about a second later it is on disk. A process that is killed loses its last second, and so
+    /// does one whose index could not be written since the disk is full or fails.
     Memory,
 }
 
@@ -74,7 +75,7 @@ impl StoreOptions {
     /// A store at a place, with bounds for a small machine.
     pub fn new(place: Place) -> Self {
         const GIB: u64 = 1 << 30;
-        const DAY: Duration = Duration::from_secs(24 * 3600);
+        const DAY: Duration = Duration::from_hours(24);
         Self {
             place,
             durability: Durability::Turn,

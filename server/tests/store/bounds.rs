@@ -1,0 +1,222 @@
+//! What there is room for: versions of a session, bytes of an owner, of the disk, of memory.
+
+use std::sync::Arc;
+
+use tidegate_server::session::{
+    Durability, Place, ResponseId, SessionId, Snapshot, Start, Store, StoreError, StoreOptions, Tier, VersionId,
+};
+
+use crate::kit::{ANN, BOB, BYTES, NOW, Plain, agree, empty, head, in_memory, new, note, open, seen, snapshot, turn};
+
+async fn kept(store: &Store, id: &SessionId) -> Vec<u64> {
+    let versions = store.versions(ANN, id).await.expect("versions");
+    versions.iter().filter(|version| version.kept).map(|version| version.tokens).collect()
+}
+
+#[tokio::test]
+async fn a_session_keeps_its_last_versions_and_remembers_some_before() {
+    let (store, objects) = seen(StoreOptions { keep_versions: 3, lineage: 4, ..in_memory() }).await;
+    let id = store.create(ANN, empty()).await.expect("a session").id;
+    for number in 1..=10 {
+        turn(&store, ANN, &id, number).await.expect("a turn");
+    }
+    assert_eq!(kept(&store, &id).await, [9, 10, 11]);
+    let known = store.versions(ANN, &id).await.expect("versions");
+    assert_eq!(known.iter().map(|version| version.tokens).collect::<Vec<_>>(), [5, 6, 7, 8, 9, 10, 11]);
+    let gone = StoreError::NotFound { what: "version" };
+    assert_eq!(store.load(ANN, &id, Some(&known[0].id)).await.unwrap_err(), gone);
+    assert_eq!(store.rewind(ANN, &id, &known[0].id, None, NOW).await.unwrap_err(), gone);
+    // A head is kept however old it is.
+    store.rewind(ANN, &id, &known[4].id, None, NOW).await.expect("a rewind");
+    let fork = store.fork(ANN, &id, None, 1, None, None).await.expect("a fork").remove(0);
+    for number in 20..24 {
+        turn(&store, ANN, &id, number).await.expect("a turn");
+    }
+    assert_eq!(kept(&store, &id).await, [22, 23, 24]);
+    assert_eq!(head(&store, ANN, &fork.id).await, snapshot(8), "what a fork keeps, stays");
+    agree(&store, &*objects, &[ANN], &[]).await;
+}
+
+#[tokio::test]
+async fn an_owner_has_no_more_than_the_quotas() {
+    let options = StoreOptions { owner_sessions: 3, owner_bytes: 3 * BYTES, ..in_memory() };
+    let (store, objects) = seen(options).await;
+    let id = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
+    let quota = StoreError::Quota { quota: "sessions", bound: 3, found: 4 };
+    assert_eq!(store.fork(ANN, &id, None, 3, None, None).await, Err(quota.clone()));
+    let forks = store.fork(ANN, &id, None, 2, None, None).await.expect("forks");
+    assert_eq!(store.create(ANN, empty()).await, Err(quota));
+    // A version counts once, however many sessions have it.
+    turn(&store, ANN, &id, 2).await.expect("a turn");
+    turn(&store, ANN, &id, 3).await.expect("a turn");
+    // The next drops the owner's own version that is no head: not the first, which is the forks' head.
+    turn(&store, ANN, &forks[0].id, 4).await.expect("a turn");
+    assert_eq!((kept(&store, &id).await, kept(&store, &forks[0].id).await), (vec![2, 4], vec![2, 5]));
+    let full = turn(&store, ANN, &forks[1].id, 5).await;
+    let bytes = StoreError::Quota { quota: "bytes of snapshots", bound: 3 * BYTES, found: 4 * BYTES };
+    assert_eq!(full, Err(bytes.clone()));
+    assert_eq!(store.put_response(ANN, &ResponseId::new(), Vec::new(), snapshot(6), None).await, Err(bytes));
+    assert_eq!(head(&store, ANN, &forks[1].id).await, snapshot(1));
+    let other = store.create(BOB, new(Start::Snapshot(snapshot(9)))).await.expect("another owner has room");
+    agree(&store, &*objects, &[ANN, BOB], &[]).await;
+    assert!(store.stats().refused >= 4);
+    drop(other);
+}
+
+#[tokio::test]
+async fn a_full_disk_drops_old_versions_of_what_was_used_longest_ago_and_then_refuses() {
+    let (store, objects) = seen(StoreOptions { disk_bytes: 5 * BYTES, ..in_memory() }).await;
+    let old = store.create(ANN, empty()).await.expect("a session").id;
+    let young = store.create(ANN, empty()).await.expect("a session").id;
+    for (id, number) in [(&old, 1), (&old, 2), (&young, 3), (&young, 4)] {
+        turn(&store, ANN, id, number).await.expect("a turn");
+        tokio::time::sleep(std::time::Duration::from_millis(3)).await;
+    }
+    turn(&store, ANN, &young, 5).await.expect("the disk is just full");
+    assert_eq!(store.stats().disk_bytes, 5 * BYTES);
+    turn(&store, ANN, &young, 6).await.expect("room is made");
+    assert_eq!(kept(&store, &old).await, [0, 3], "an empty version takes no room, a head stays");
+    assert_eq!(kept(&store, &young).await, [0, 4, 5, 6, 7]);
+    agree(&store, &*objects, &[ANN], &[]).await;
+}
+
+#[tokio::test]
+async fn heads_are_never_dropped() {
+    let (store, objects) = seen(StoreOptions { disk_bytes: 4 * BYTES, ..in_memory() }).await;
+    let mut ids = Vec::new();
+    for number in 0..4 {
+        ids.push(store.create(ANN, new(Start::Snapshot(snapshot(number)))).await.expect("a session").id);
+    }
+    let puts = objects.puts.load(std::sync::atomic::Ordering::SeqCst);
+    let full = store.begin(ANN, &ids[0], None, NOW).await.map(drop);
+    assert!(matches!(full, Err(StoreError::Full { .. })), "refused before anything is generated: {full:?}");
+    let full = store.create(BOB, new(Start::Snapshot(snapshot(9)))).await;
+    assert!(matches!(full, Err(StoreError::Full { .. })), "{full:?}");
+    assert_eq!(objects.puts.load(std::sync::atomic::Ordering::SeqCst), puts);
+    for (number, id) in ids.iter().enumerate() {
+        assert_eq!(head(&store, ANN, id).await, snapshot(number as u64));
+    }
+    store.delete(ANN, &ids[3]).await.expect("removed");
+    turn(&store, ANN, &ids[0], 7).await.expect("what is deleted makes room");
+    turn(&store, ANN, &ids[0], 8).await.expect("and so does a version that is no head");
+    agree(&store, &*objects, &[ANN, BOB], &[]).await;
+    assert!(store.stats().disk_bytes <= 4 * BYTES);
+}
+
+#[tokio::test]
+async fn many_at_once_never_pass_the_bound() {
+    let (store, objects) = seen(StoreOptions { disk_bytes: 10 * BYTES, ..in_memory() }).await;
+    let all = (0..40).map(|number| {
+        let store = store.clone();
+        tokio::spawn(async move { store.create(ANN, new(Start::Snapshot(snapshot(number)))).await })
+    });
+    let mut made = 0;
+    for end in futures_util::future::join_all(all).await {
+        match end.expect("the task") {
+            Ok(_) => made += 1,
+            Err(error) => assert!(matches!(error, StoreError::Full { .. }), "{error}"),
+        }
+    }
+    assert_eq!((made, store.stats().disk_bytes), (10, 10 * BYTES), "admission is exact");
+    agree(&store, &*objects, &[ANN], &[]).await;
+}
+
+#[tokio::test]
+async fn memory_is_held_to_its_budget() {
+    let one = snapshot(1).bytes() as u64;
+    let store = open(StoreOptions { ram_bytes: 3 * one, ..in_memory() }).await;
+    let mut ids = Vec::new();
+    for number in 0..6 {
+        ids.push(store.create(ANN, new(Start::Snapshot(snapshot(number)))).await.expect("a session").id);
+    }
+    assert_eq!((store.stats().ram_snapshots, store.stats().ram_bytes), (3, 3 * one));
+    for (at, tier) in [(5, Tier::Memory), (0, Tier::Disk), (0, Tier::Memory), (3, Tier::Disk)] {
+        let (_, found, from) = store.load(ANN, &ids[at], None).await.expect("a snapshot");
+        assert_eq!((found, from), (snapshot(at as u64), tier), "{at}");
+    }
+    let stats = store.stats();
+    assert_eq!((stats.hits_memory, stats.hits_disk, stats.ram_bytes), (2, 2, 3 * one));
+}
+
+#[tokio::test]
+async fn options_that_make_no_sense_are_refused() {
+    let refused = Store::open(StoreOptions { keep_versions: 0, ..in_memory() }, Arc::new(Plain)).await.map(drop);
+    assert_eq!(refused.unwrap_err().to_string(), "keep_versions is 0, must be at least 1");
+}
+
+/// A file system of its own, of so many KiB; none where it cannot be had.
+struct Disk(tempfile::TempDir);
+
+impl Disk {
+    fn new(kib: usize) -> Option<Self> {
+        let folder = tempfile::tempdir().ok()?;
+        let size = format!("size={kib}k");
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(folder.path());
+        mount.output().ok()?.status.success().then_some(Self(folder))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        drop(std::process::Command::new("umount").arg("-l").arg(self.0.path()).output());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_without_space_loses_nothing_and_works_again_with_space() {
+    for durability in [Durability::Turn, Durability::Memory] {
+        let Some(disk) = Disk::new(6000) else { return };
+        let place = Place::Folder(disk.0.path().join("store"));
+        let options = StoreOptions { durability, ..StoreOptions::new(place) };
+        let large =
+            |number: u64| Arc::new(Snapshot { state: vec![0.5; 20_000], read: number + 1, ..Snapshot::empty(number) });
+        let store = open(options.clone()).await;
+        let mut kept: Vec<(SessionId, u64)> = Vec::new();
+        let mut failures = 0;
+        for number in 0..150 {
+            // Each failure must leave what was before.
+            match store.create(ANN, new(Start::Snapshot(large(number)))).await {
+                Ok(session) => {
+                    kept.push((session.id, number));
+                    if number == 30 {
+                        store.close().await.expect("all is on disk");
+                    }
+                }
+                Err(error) => {
+                    assert!(matches!(error, StoreError::Full { .. }), "{error}");
+                    failures += 1;
+                }
+            }
+        }
+        assert!(failures > 50 && kept.len() > 20, "{failures} {}", kept.len());
+        // What little space is left goes to the index alone, until nothing at all fits.
+        std::fs::write(disk.0.path().join("filler"), vec![0; 6_000_000]).unwrap_err();
+        let mut small = 0;
+        while small < 20_000 && store.create(ANN, empty()).await.is_ok() {
+            small += 1;
+        }
+        if durability == Durability::Memory {
+            // What was not on disk when the index could not be written is gone, as after a crash: no more than that.
+            let (there, _) = store.list(ANN, None, usize::MAX, false).await.expect("a list");
+            kept.retain(|(id, _)| there.iter().any(|session| session.id == *id));
+            println!("{} of them left", kept.len());
+        }
+        let turn = store.begin(ANN, &kept[0].0, None, NOW).await.expect("a turn can begin");
+        assert!(turn.commit(large(77), note(), None, VersionId::new()).await.is_err());
+        for (id, number) in &kept {
+            assert_eq!(head(&store, ANN, id).await, large(*number), "{durability:?}");
+        }
+        std::fs::remove_file(disk.0.path().join("filler")).expect("space again");
+        for (id, _) in kept.drain(..10) {
+            store.delete(ANN, &id).await.expect("what is not wanted can go");
+        }
+        let made = store.create(ANN, new(Start::Snapshot(large(500)))).await.expect("room again, without a restart");
+        kept.push((made.id, 500));
+        drop(store);
+        let store = open(options).await;
+        for (id, number) in &kept {
+            assert_eq!(head(&store, ANN, id).await, large(*number), "{durability:?}");
+        }
+    }
+}

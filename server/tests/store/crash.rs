@@ -1,0 +1,92 @@
+//! A process that is killed at any moment: what it acknowledged is there, and nothing that it was only about to do.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use tidegate_server::session::{ReceiptKey, SessionId, StoreOptions, VersionId};
+
+use crate::kit::{ANN, SOON, agree, empty, in_folder, note, open, snapshot};
+
+const FOLDER: &str = "TIDEGATE_TEST_STORE";
+const SESSIONS: usize = 4;
+
+fn options(folder: &Path) -> StoreOptions {
+    StoreOptions { keep_versions: 3, ..in_folder(folder) }
+}
+
+/// The process that is killed: says `+ session number` before a turn's commit and `= session number` after.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn child_that_is_killed() {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    let store = open(options(Path::new(&folder))).await;
+    let (mut sessions, _) = store.list(ANN, None, 100, false).await.expect("a list");
+    while sessions.len() < SESSIONS {
+        sessions.push(store.create(ANN, empty()).await.expect("a session"));
+    }
+    let turns = sessions.into_iter().map(|session| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            loop {
+                let turn = store.begin(ANN, &session.id, None, SOON).await.expect("a turn");
+                let number = turn.session().head.tokens;
+                println!("\n+ {} {number}", session.id);
+                let receipt = Some((ReceiptKey(session.id.to_string()), number.to_string().into_bytes()));
+                turn.commit(snapshot(number), note(), receipt, VersionId::new()).await.expect("a commit");
+                println!("\n= {} {number}", session.id);
+            }
+        })
+    });
+    futures_util::future::join_all(turns).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_process_loses_no_turn_that_it_acknowledged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for round in 0..12u64 {
+        let mut child = Command::new(std::env::current_exe().expect("this program"));
+        child.args(["crash::child_that_is_killed", "--exact", "--nocapture", "--test-threads=1"]);
+        let mut child =
+            child.env(FOLDER, folder.path()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a child");
+        let output = child.stdout.take().expect("its output");
+        let reader =
+            std::thread::spawn(move || BufReader::new(output).lines().map_while(Result::ok).collect::<Vec<_>>());
+        tokio::time::sleep(Duration::from_millis(120 + 37 * round)).await;
+        child.kill().expect("killed");
+        child.wait().expect("gone");
+        let lines = reader.join().expect("its lines");
+        let last = |sign: &str, id: &SessionId| -> Option<u64> {
+            let start = format!("{sign} {id} ");
+            lines.iter().rev().find_map(|line| line.strip_prefix(&start)?.parse().ok())
+        };
+        let store = open(options(folder.path())).await;
+        let (sessions, _) = store.list(ANN, None, 100, false).await.expect("a list");
+        for session in &sessions {
+            let (head, found, _) = store.load(ANN, &session.id, None).await.expect("the head can be read");
+            if let Some(number) = head.tokens.checked_sub(1).filter(|_| head.tokens > 0) {
+                assert_eq!(found, snapshot(number));
+                let receipt = store.receipt(ANN, session.id.as_str()).await.expect("read").expect("a receipt");
+                assert_eq!(receipt, number.to_string().into_bytes(), "head and receipt come together");
+            }
+            let (begun, done) = (last("+", &session.id), last("=", &session.id));
+            if let Some(done) = done {
+                assert!(head.tokens > done, "round {round}: {done} was acknowledged, {} is there", head.tokens);
+            }
+            if let Some(begun) = begun {
+                assert!(head.tokens <= begun + 1, "round {round}: {begun} was begun, {} is there", head.tokens);
+            }
+        }
+        // What the child left half done is swept up; nothing that is pointed to is.
+        let objects =
+            object_store::local::LocalFileSystem::new_with_prefix(folder.path().join("objects")).expect("objects");
+        let swept = async || {
+            use futures_util::StreamExt as _;
+            use object_store::ObjectStore as _;
+            objects.list(None).count().await as u64 * crate::kit::BYTES == store.stats().disk_bytes
+        };
+        crate::kit::until("the sweep", swept).await;
+        agree(&store, &objects, &[ANN], &[]).await;
+        drop(store);
+    }
+}

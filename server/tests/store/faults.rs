@@ -1,0 +1,142 @@
+//! A disk that fails, objects that are damaged, an index that is not what it was.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use object_store::ObjectStoreExt as _;
+use tidegate_server::session::{Start, Store, StoreError, StoreOptions, VersionId};
+
+use crate::kit::{
+    ANN, NOW, Plain, agree, empty, head, in_folder, in_memory, new, note, open, seen, snapshot, turn, until,
+};
+
+#[tokio::test]
+async fn a_write_that_fails_changes_nothing() {
+    for leaves in [0, 1, 100, 1_000_000] {
+        let (store, objects) = seen(in_memory()).await;
+        objects.leaves.store(leaves, Ordering::SeqCst);
+        let id = store.create(ANN, empty()).await.expect("a session").id;
+        let mut last = Arc::new(tidegate_server::session::Snapshot::empty(1));
+        for number in 1..20 {
+            let before = (store.get(ANN, &id).await, store.stats().disk_bytes, store.stats().ram_bytes);
+            if number % 3 == 0 {
+                objects.fails_in.store(0, Ordering::SeqCst);
+                let turn = store.begin(ANN, &id, None, NOW).await.expect("a turn");
+                let failed = turn.commit(snapshot(number), note(), None, VersionId::new()).await;
+                assert!(matches!(failed, Err(StoreError::Unavailable { .. })), "{failed:?}");
+                let after = (store.get(ANN, &id).await, store.stats().disk_bytes, store.stats().ram_bytes);
+                assert_eq!(before, after);
+            } else {
+                turn(&store, ANN, &id, number).await.expect("a turn");
+                last = snapshot(number);
+            }
+            assert_eq!(head(&store, ANN, &id).await, last);
+        }
+        agree(&store, &*objects, &[ANN], &[]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_object_is_told_by_its_version() {
+    let (store, objects) = seen(StoreOptions { ram_bytes: 0, ..in_memory() }).await;
+    let session = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session");
+    let version = session.head.id.to_string();
+    let path = object_store::path::Path::from_iter(["objects", &version[4..6], &version]);
+    let whole = objects.get(&path).await.expect("the object").bytes().await.expect("its bytes");
+    let mut flipped = whole.to_vec();
+    flipped[40] ^= 1;
+    for damaged in [Some(flipped), Some(whole[..100].to_vec()), Some([&*whole, &*whole].concat()), None] {
+        match damaged {
+            Some(bytes) => drop(objects.put(&path, bytes.into()).await.expect("written")),
+            None => objects.delete(&path).await.expect("removed"),
+        }
+        let told = store.begin(ANN, &session.id, None, NOW).await.map(drop).unwrap_err();
+        assert!(matches!(&told, StoreError::Corrupt { version, .. } if *version == session.head.id), "{told}");
+    }
+    assert!(!store.get(ANN, &session.id).await.expect("the session").in_use);
+}
+
+fn objects(folder: &Path) -> Vec<PathBuf> {
+    let folders =
+        fs::read_dir(folder.join("objects")).expect("the objects").map(|entry| entry.expect("a folder").path());
+    folders
+        .flat_map(|folder| fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("a file").path()))
+        .collect()
+}
+
+#[tokio::test]
+async fn what_a_crash_left_is_swept_up_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = open(in_folder(folder.path())).await;
+    let id = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
+    drop(store);
+    let mine = objects(folder.path());
+    assert_eq!(mine.len(), 1);
+    let orphan = VersionId::new().to_string();
+    let shard = folder.path().join("objects").join(&orphan[4..6]);
+    fs::write(shard.join(&orphan), "whole, and the index never heard of it").expect("written");
+    fs::write(shard.join(format!("{orphan}#1")), "half").expect("written");
+    fs::write(shard.join("notes.txt"), "somebody else's").expect("written");
+    let store = open(in_folder(folder.path())).await;
+    let left: Vec<PathBuf> = [mine[0].clone(), shard.join("notes.txt")].into();
+    until("the sweep", async || objects(folder.path()).iter().all(|path| left.contains(path))).await;
+    assert_eq!(objects(folder.path()).len(), 2);
+    assert_eq!(head(&store, ANN, &id).await, snapshot(1));
+}
+
+#[tokio::test]
+async fn a_damaged_index_is_an_error_that_names_it_and_deletes_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = open(in_folder(folder.path())).await;
+    let mut ids = Vec::new();
+    for number in 0..200 {
+        ids.push(store.create(ANN, new(Start::Snapshot(snapshot(number)))).await.expect("a session").id);
+    }
+    drop(store);
+    // Once it can be opened, the store before has let go of it.
+    drop(open(in_folder(folder.path())).await);
+    let index = folder.path().join("index.redb");
+    until("closed", async || Store::open(in_folder(folder.path()), Arc::new(Plain)).await.is_ok()).await;
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    let whole = fs::read(&index).expect("the index");
+    let mut opened = 0;
+    let cuts = [0, 1, 100, 4096, 10_000, whole.len() / 2, whole.len() - 4096, whole.len() - 1];
+    let damages = cuts.map(|cut| (format!("cut at {cut}"), whole[..cut].to_vec()));
+    let garbage = [("zeros".to_owned(), vec![0; 50_000]), ("text".to_owned(), vec![b'x'; 50_000])];
+    for (what, bytes) in damages.into_iter().chain(garbage) {
+        fs::write(&index, bytes).expect("written");
+        match Store::open(in_folder(folder.path()), Arc::new(Plain)).await {
+            Err(error) => {
+                assert!(error.to_string().contains("index.redb"), "{what}: {error}");
+                assert!(matches!(error, StoreError::Index { .. }), "{what}: {error}");
+            }
+            // What is missing was not in use: then all must be there.
+            Ok(store) => {
+                opened += 1;
+                for (number, id) in ids.iter().enumerate() {
+                    let found = store.load(ANN, id, None).await;
+                    assert_eq!(found.map(|found| found.1), Ok(snapshot(number as u64)), "{what}");
+                }
+            }
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        assert_eq!(objects(folder.path()).len(), 200, "{what}");
+    }
+    assert!(opened < 4);
+    fs::remove_file(&index).expect("removed");
+    let missing = Store::open(in_folder(folder.path()), Arc::new(Plain)).await.map(drop).unwrap_err();
+    assert!(missing.to_string().contains("it is not there, but snapshots are"), "{missing}");
+    fs::write(&index, whole).expect("put back");
+    let store = open(in_folder(folder.path())).await;
+    assert_eq!(head(&store, ANN, &ids[199]).await, snapshot(199));
+}
+
+#[tokio::test]
+async fn an_index_in_use_is_told_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let _store = open(in_folder(folder.path())).await;
+    let error = Store::open(in_folder(folder.path()), Arc::new(Plain)).await.map(drop).unwrap_err();
+    assert!(error.to_string().contains("another process has it open"), "{error}");
+}

@@ -1,0 +1,227 @@
+//! What the store's tests share: a small codec, snapshots, an object store that fails on demand, and the check that
+//! objects and index agree.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt as _,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use tidegate_server::session::{
+    Metadata, NewSession, Owner, Place, Session, SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError,
+    StoreOptions, TurnNote, VersionId,
+};
+
+pub(crate) const ANN: Owner = Owner([1; 16]);
+pub(crate) const BOB: Owner = Owner([2; 16]);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const NOW: Duration = Duration::ZERO;
+
+/// Numbers of every state here, and bytes of its object.
+const FLOATS: usize = 100;
+pub(crate) const BYTES: u64 = 8 + 8 + 4 * FLOATS as u64 + 8;
+
+/// Tokens, seed, numbers, and a sum over the bytes before.
+pub(crate) struct Plain;
+
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(7, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)))
+}
+
+impl SnapshotCodec for Plain {
+    fn encode(&self, snapshot: &Snapshot) -> Vec<u8> {
+        let mut bytes = [snapshot.read.to_le_bytes(), snapshot.sampler.seed.to_le_bytes()].concat();
+        bytes.extend(snapshot.state.iter().flat_map(|number| number.to_le_bytes()));
+        bytes.extend(sum(&bytes).to_le_bytes());
+        bytes
+    }
+
+    fn decode(&self, bytes: &[u8]) -> std::result::Result<Snapshot, String> {
+        let (body, digest) = bytes.split_last_chunk().ok_or("too short")?;
+        if u64::from_le_bytes(*digest) != sum(body) {
+            return Err("its digest is another".to_owned());
+        }
+        let number = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("eight bytes"));
+        let mut snapshot = Snapshot { read: number(0), ..Snapshot::empty(number(8)) };
+        let numbers = body[16..].chunks_exact(4);
+        snapshot.state = numbers.map(|number| f32::from_le_bytes(number.try_into().expect("four bytes"))).collect();
+        Ok(snapshot)
+    }
+
+    fn most_bytes(&self) -> usize {
+        BYTES as usize
+    }
+}
+
+/// A snapshot that no other number gives.
+pub(crate) fn snapshot(number: u64) -> Arc<Snapshot> {
+    let state = vec![number as f32; FLOATS];
+    Arc::new(Snapshot { state, read: number + 1, ..Snapshot::empty(number) })
+}
+
+pub(crate) fn in_memory() -> StoreOptions {
+    StoreOptions::new(Place::Memory)
+}
+
+pub(crate) fn in_folder(folder: &FilePath) -> StoreOptions {
+    StoreOptions::new(Place::Folder(folder.to_owned()))
+}
+
+pub(crate) async fn open(options: StoreOptions) -> Store {
+    Store::open(options, Arc::new(Plain)).await.expect("the store opens")
+}
+
+/// A store in memory over objects that the test sees.
+pub(crate) async fn seen(options: StoreOptions) -> (Store, Arc<Faulty>) {
+    let objects = Arc::new(Faulty::default());
+    let store = Store::open_with(Arc::clone(&objects) as Arc<dyn ObjectStore>, options, Arc::new(Plain)).await;
+    (store.expect("the store opens"), objects)
+}
+
+pub(crate) fn empty() -> NewSession {
+    new(Start::Empty { seed: 1 })
+}
+
+pub(crate) fn new(start: Start) -> NewSession {
+    NewSession { start, metadata: Metadata::new(), ttl: None, label: None }
+}
+
+pub(crate) fn note() -> TurnNote {
+    TurnNote { label: None, prompt_tokens: 3, completion_tokens: 5, kind: "turn".to_owned() }
+}
+
+/// One turn, from the head to `snapshot(number)`.
+pub(crate) async fn turn(
+    store: &Store,
+    owner: Owner,
+    id: &SessionId,
+    number: u64,
+) -> std::result::Result<Session, StoreError> {
+    let turn = store.begin(owner, id, None, SOON).await?;
+    turn.commit(snapshot(number), note(), None, VersionId::new()).await
+}
+
+/// The snapshot of a session's head.
+pub(crate) async fn head(store: &Store, owner: Owner, id: &SessionId) -> Arc<Snapshot> {
+    store.load(owner, id, None).await.expect("the head is there").1
+}
+
+/// Waits until something holds, which is soon.
+pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    for _ in 0..1000 {
+        if holds().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it never came: {what}");
+}
+
+/// The objects are those that the owners' sessions and `others` point to, and the sums say so.
+pub(crate) async fn agree(store: &Store, objects: &dyn ObjectStore, owners: &[Owner], others: &[VersionId]) {
+    until("no garbage", async || store.stats().garbage_bytes == 0).await;
+    let mut wanted: BTreeSet<String> = others.iter().map(ToString::to_string).collect();
+    let mut versions = wanted.clone();
+    for owner in owners {
+        let (sessions, more) = store.list(*owner, None, usize::MAX, false).await.expect("a list");
+        assert!(!more);
+        for session in sessions {
+            let known = store.versions(*owner, &session.id).await.expect("versions");
+            assert!(known.iter().any(|version| version.kept && version.id == session.head.id), "the head is kept");
+            for version in known.into_iter().filter(|version| version.kept) {
+                versions.insert(version.id.to_string());
+                if version.bytes > 0 {
+                    wanted.insert(version.id.to_string());
+                }
+            }
+        }
+    }
+    let found: Vec<ObjectMeta> = objects.list(None).map(|object| object.expect("an object")).collect().await;
+    let names: BTreeSet<String> =
+        found.iter().map(|object| object.location.filename().expect("a name").to_owned()).collect();
+    assert_eq!(names, wanted, "objects, and what points to them");
+    assert_eq!(store.stats().disk_bytes, found.iter().map(|object| object.size).sum::<u64>());
+    assert_eq!(store.stats().versions, versions.len() as u64);
+}
+
+/// Objects in memory, that counts what is written and fails when told to.
+#[derive(Debug)]
+pub(crate) struct Faulty {
+    objects: InMemory,
+    /// Objects written.
+    pub(crate) puts: AtomicUsize,
+    /// Objects read.
+    pub(crate) gets: AtomicUsize,
+    /// Writes until the one that fails; below zero none does.
+    pub(crate) fails_in: AtomicI64,
+    /// Bytes of the object that a failing write leaves.
+    pub(crate) leaves: AtomicUsize,
+}
+
+impl Default for Faulty {
+    fn default() -> Self {
+        let (puts, gets, leaves) = Default::default();
+        Self { objects: InMemory::new(), puts, gets, fails_in: AtomicI64::new(-1), leaves }
+    }
+}
+
+impl fmt::Display for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("objects that fail")
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Faulty {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        self.puts.fetch_add(1, Ordering::SeqCst);
+        if self.fails_in.fetch_sub(1, Ordering::SeqCst) == 0 {
+            let leaves = self.leaves.load(Ordering::SeqCst);
+            if leaves > 0 {
+                let all = bytes::Bytes::from(payload);
+                self.objects.put(location, all.slice(..leaves.min(all.len())).into()).await?;
+            }
+            let source = std::io::Error::other("injected").into();
+            return Err(object_store::Error::Generic { store: "faulty", source });
+        }
+        self.objects.put_opts(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.objects.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.gets.fetch_add(1, Ordering::SeqCst);
+        self.objects.get_opts(location, options).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.objects.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.objects.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.objects.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.objects.copy_opts(from, to, options).await
+    }
+}

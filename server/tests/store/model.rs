@@ -1,0 +1,232 @@
+//! Random sequences of operations, against a model in memory that is as simple as can be.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tidegate_server::session::{
+    Metadata, Owner, Place, ResponseId, SessionId, Snapshot, Start, Store, StoreOptions, VersionId,
+};
+
+use crate::kit::{ANN, BOB, NOW, Plain, agree, empty, in_memory, new, seen, snapshot, turn};
+
+/// What is done; numbers choose among what is there.
+#[derive(Clone, Debug)]
+enum Step {
+    Create(bool),
+    Upload,
+    FromVersion(usize, usize),
+    Turn(usize),
+    Abandon(usize),
+    Fork(usize, Option<usize>, usize),
+    Rewind(usize, usize),
+    Delete(usize),
+    Respond,
+    Unrespond(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let some = 0..1000usize;
+    prop_oneof![
+        2 => any::<bool>().prop_map(Step::Create),
+        2 => Just(Step::Upload),
+        1 => (some.clone(), some.clone()).prop_map(|(session, version)| Step::FromVersion(session, version)),
+        8 => some.clone().prop_map(Step::Turn),
+        1 => some.clone().prop_map(Step::Abandon),
+        3 => (some.clone(), proptest::option::of(some.clone()), 1..4usize)
+            .prop_map(|(session, version, n)| Step::Fork(session, version, n)),
+        3 => (some.clone(), some.clone()).prop_map(|(session, version)| Step::Rewind(session, version)),
+        2 => some.clone().prop_map(Step::Delete),
+        1 => Just(Step::Respond),
+        1 => some.prop_map(Step::Unrespond),
+    ]
+}
+
+/// A session: its versions in order, each with what it holds and whether it is kept, and which is the head.
+#[derive(Clone, Debug)]
+struct Kept {
+    owner: Owner,
+    versions: Vec<(VersionId, bool)>,
+    head: VersionId,
+}
+
+impl Kept {
+    fn drop_beyond(&mut self, keep: usize) {
+        while self.versions.iter().filter(|(_, kept)| *kept).count() > keep {
+            let head = self.head.clone();
+            let oldest = self.versions.iter_mut().find(|(id, kept)| *kept && *id != head);
+            oldest.expect("one is no head").1 = false;
+        }
+    }
+}
+
+#[derive(Default)]
+struct World {
+    sessions: BTreeMap<SessionId, Kept>,
+    contents: BTreeMap<VersionId, Arc<Snapshot>>,
+    parents: BTreeMap<VersionId, VersionId>,
+    responses: Vec<(ResponseId, VersionId)>,
+    next: u64,
+}
+
+impl World {
+    fn session(&self, choice: usize) -> Option<(SessionId, Kept)> {
+        let at = choice.checked_rem(self.sessions.len())?;
+        self.sessions.iter().nth(at).map(|(id, kept)| (id.clone(), kept.clone()))
+    }
+
+    fn version(kept: &Kept, choice: usize) -> VersionId {
+        let there: Vec<&VersionId> = kept.versions.iter().filter(|(_, kept)| *kept).map(|(id, _)| id).collect();
+        there[choice % there.len()].clone()
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    async fn step(&mut self, store: &Store, step: Step, keep: usize) {
+        match step {
+            Step::Create(anns) => {
+                let owner = if anns { ANN } else { BOB };
+                let made = store.create(owner, empty()).await.expect("a session");
+                self.contents.insert(made.head.id.clone(), Arc::new(Snapshot::empty(1)));
+                self.add(owner, made.id, made.head.id);
+            }
+            Step::Upload => {
+                let number = self.number();
+                let made = store.create(ANN, new(Start::Snapshot(snapshot(number)))).await.expect("a session");
+                self.contents.insert(made.head.id.clone(), snapshot(number));
+                self.add(ANN, made.id, made.head.id);
+            }
+            Step::FromVersion(session, version) => {
+                let Some((_, kept)) = self.session(session) else { return };
+                let version = Self::version(&kept, version);
+                let made = store.create(kept.owner, new(Start::Version(version.clone()))).await.expect("a session");
+                self.add(kept.owner, made.id, version);
+            }
+            Step::Turn(session) => {
+                let Some((id, mut kept)) = self.session(session) else { return };
+                let number = self.number();
+                let made = turn(store, kept.owner, &id, number).await.expect("a turn");
+                self.contents.insert(made.head.id.clone(), snapshot(number));
+                self.parents.insert(made.head.id.clone(), kept.head.clone());
+                kept.versions.push((made.head.id.clone(), true));
+                kept.head = made.head.id;
+                kept.drop_beyond(keep);
+                self.sessions.insert(id, kept);
+            }
+            Step::Abandon(session) => {
+                let Some((id, kept)) = self.session(session) else { return };
+                drop(store.begin(kept.owner, &id, Some(kept.head), NOW).await.expect("a turn"));
+            }
+            Step::Fork(session, version, n) => {
+                let Some((id, kept)) = self.session(session) else { return };
+                let from = version.map(|choice| Self::version(&kept, choice));
+                let forks = store.fork(kept.owner, &id, from.clone(), n, Some(Metadata::new()), None).await;
+                let head = from.unwrap_or_else(|| kept.head.clone());
+                let mut line = Vec::new();
+                let mut next = Some(&head);
+                while let Some(found) = next.and_then(|id| kept.versions.iter().find(|(known, _)| known == id)) {
+                    line.insert(0, found.clone());
+                    next = self.parents.get(&found.0);
+                }
+                for fork in forks.expect("forks") {
+                    let fresh = Kept { owner: kept.owner, versions: line.clone(), head: head.clone() };
+                    self.sessions.insert(fork.id, fresh);
+                }
+            }
+            Step::Rewind(session, version) => {
+                let Some((id, mut kept)) = self.session(session) else { return };
+                kept.head = Self::version(&kept, version);
+                store.rewind(kept.owner, &id, &kept.head, None, NOW).await.expect("a rewind");
+                self.sessions.insert(id, kept);
+            }
+            Step::Delete(session) => {
+                let Some((id, kept)) = self.session(session) else { return };
+                store.delete(kept.owner, &id).await.expect("removed");
+                self.sessions.remove(&id);
+            }
+            Step::Respond => {
+                let (id, number) = (ResponseId::new(), self.number());
+                store.put_response(ANN, &id, vec![1], snapshot(number), None).await.expect("a response");
+                let version = store.response(ANN, &id).await.expect("the response").1;
+                self.contents.insert(version.clone(), snapshot(number));
+                self.responses.push((id, version));
+            }
+            Step::Unrespond(choice) => {
+                let Some(at) = choice.checked_rem(self.responses.len()) else { return };
+                let (id, _) = self.responses.remove(at);
+                store.delete_response(ANN, &id).await.expect("removed");
+            }
+        }
+    }
+
+    fn add(&mut self, owner: Owner, id: SessionId, head: VersionId) {
+        self.sessions.insert(id, Kept { owner, versions: vec![(head.clone(), true)], head });
+    }
+
+    async fn check(&self, store: &Store) {
+        assert_eq!(store.stats().sessions, self.sessions.len() as u64);
+        for (id, kept) in &self.sessions {
+            assert_eq!(store.get(kept.owner, id).await.expect("a session").head.id, kept.head);
+            let versions = store.versions(kept.owner, id).await.expect("versions");
+            let found: Vec<(VersionId, bool)> = versions.into_iter().map(|known| (known.id, known.kept)).collect();
+            assert_eq!(found, kept.versions);
+            for (version, _) in kept.versions.iter().filter(|(_, kept)| *kept) {
+                let (_, found, _) = store.load(kept.owner, id, Some(version)).await.expect("a kept version");
+                assert_eq!(&found, &self.contents[version]);
+            }
+        }
+        for (id, version) in &self.responses {
+            assert_eq!(store.response_snapshot(ANN, id).await.expect("a snapshot").0, self.contents[version]);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_store_does_what_the_model_does(steps in proptest::collection::vec(step(), 1..60), keep in 1..5usize) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (store, objects) = seen(StoreOptions { keep_versions: keep, ram_bytes: 2000, ..in_memory() }).await;
+            let mut world = World::default();
+            for step in steps {
+                world.step(&store, step, keep).await;
+            }
+            world.check(&store).await;
+            let responses: Vec<VersionId> = world.responses.iter().map(|(_, version)| version.clone()).collect();
+            agree(&store, &*objects, &[ANN, BOB], &responses).await;
+        });
+    }
+}
+
+proptest! {
+    // Each turn waits for the disk.
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn so_does_a_folder_that_is_opened_again_in_between(steps in proptest::collection::vec(step(), 1..40), every in 1..12usize) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let folder = tempfile::tempdir().expect("a folder");
+            let options = StoreOptions { keep_versions: 3, ..StoreOptions::new(Place::Folder(folder.path().to_owned())) };
+            let open = async || Store::open(options.clone(), Arc::new(Plain)).await.expect("the store opens");
+            let mut store = open().await;
+            let mut world = World::default();
+            for (at, step) in steps.into_iter().enumerate() {
+                world.step(&store, step, 3).await;
+                if at % every == 0 {
+                    drop(store);
+                    store = open().await;
+                }
+            }
+            world.check(&store).await;
+            let responses: Vec<VersionId> = world.responses.iter().map(|(_, version)| version.clone()).collect();
+            let objects = object_store::local::LocalFileSystem::new_with_prefix(folder.path().join("objects")).expect("objects");
+            agree(&store, &objects, &[ANN, BOB], &responses).await;
+        });
+    }
+}
