@@ -104,7 +104,7 @@ fn start_server(args: &ServeArgs) -> Result<()> {
         host = args.host,
         port = args.port,
         model = %folder.display(),
-        data_dir = %data.display(),
+        data_dir = data.as_deref().map(|folder| tracing::field::display(folder.display())),
         slots = args.slots,
         queue = args.queue,
         threads = rayon::current_num_threads(),
@@ -117,24 +117,33 @@ fn start_server(args: &ServeArgs) -> Result<()> {
         log_format = ?args.log.log_format,
         "settings"
     );
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run_server(args, folder, &data))
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run_server(
+        args,
+        folder,
+        data.as_deref(),
+    ))
 }
 
 /// The data folder, made and checked: better a clear word now than a lost session later. One that was asked for must
 /// be writable; where nobody asked, a server without one still serves.
-fn data_folder(args: &ServeArgs) -> Result<PathBuf> {
+fn data_folder(args: &ServeArgs) -> Result<Option<PathBuf>> {
     if let Some(folder) = &args.data_dir {
         check_writable(folder).with_context(|| format!("--data-dir {} must be a writable folder", folder.display()))?;
-        return Ok(folder.clone());
+        return Ok(Some(folder.clone()));
     }
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let folder = variable("XDG_DATA_HOME")
         .or_else(|| Some(variable("HOME")?.join(".local/share")))
         .map_or_else(|| "tidegate-data".into(), |base| base.join("tidegate"));
     if let Err(error) = check_writable(&folder) {
-        warn!(%error, "nothing can be kept in the default data folder {}; --data-dir names another", folder.display());
+        warn!(
+            %error,
+            "nothing can be kept in the default data folder {}: sessions end with the server; --data-dir names another",
+            folder.display()
+        );
+        return Ok(None);
     }
-    Ok(folder)
+    Ok(Some(folder))
 }
 
 /// What snapshots are signed and sealed with: the contents of a file, or none.
@@ -144,7 +153,7 @@ fn secret(args: &SessionArgs) -> Result<Option<Vec<u8>>> {
     Ok(Some(secret.trim_ascii().to_vec()))
 }
 
-fn store_options(args: &SessionArgs, folder: PathBuf) -> StoreOptions {
+fn store_options(args: &SessionArgs, place: Place) -> StoreOptions {
     StoreOptions {
         durability: match args.durability {
             DurabilityArg::Turn => Durability::Turn,
@@ -155,7 +164,7 @@ fn store_options(args: &SessionArgs, folder: PathBuf) -> StoreOptions {
         owner_bytes: args.owner_budget,
         owner_sessions: args.owner_sessions,
         keep_versions: args.keep_versions,
-        ..StoreOptions::new(Place::Folder(folder))
+        ..StoreOptions::new(place)
     }
 }
 
@@ -166,7 +175,7 @@ fn check_writable(folder: &Path) -> std::io::Result<()> {
     std::fs::remove_file(probe)
 }
 
-async fn run_server(args: &ServeArgs, folder: PathBuf, data: &Path) -> Result<()> {
+async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> Result<()> {
     let mut signals = Signals::new()?;
     let listener = TcpListener::bind((args.host.as_str(), args.port))
         .await
@@ -204,9 +213,10 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: &Path) -> Result<()
             std::process::exit(0);
         }
     };
-    let sessions = checkpoint::sessions_folder(data, &served.codec.fingerprint);
+    let place =
+        data.map_or(Place::Memory, |data| Place::Folder(checkpoint::sessions_folder(data, &served.codec.fingerprint)));
     let codec = Arc::clone(&served.codec);
-    let store = Store::open(store_options(&args.sessions, sessions), codec).await.context("the sessions' store")?;
+    let store = Store::open(store_options(&args.sessions, place), codec).await.context("the sessions' store")?;
     let stats = store.stats();
     info!(sessions = stats.sessions, versions = stats.versions, disk_bytes = stats.disk_bytes, "sessions are open");
     state.keep(store);
@@ -227,8 +237,9 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: &Path) -> Result<()
     }
     // Turns without a client have ended with the engine's last; what they made is written.
     if timeout(left.max(CLOSING), state.settle()).await.is_err() {
-        warn!("some turns could not be written in time");
+        warn!("some runs did not end in time; sessions are as they were before them");
     }
+    state.close().await;
     // The other end waits for it, or has ended.
     let _ = stop.send(());
     // The texts are finished; slow readers have what is left of the time to fetch the rest of theirs.

@@ -71,6 +71,7 @@ pub(crate) fn codec() -> Codec {
 }
 
 /// `body` with the fields of `more` over its own.
+#[expect(clippy::needless_pass_by_value, reason = "both are made where it is called")]
 pub(crate) fn with(mut body: Value, more: Value) -> Value {
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
