@@ -7,11 +7,9 @@ use serde_json::{Value, json};
 
 use super::object::{ToolChoice, Truncation};
 use crate::api::error::ApiError;
+use crate::api::sessions::metadata;
 use crate::api::unsupported::is_same;
 use crate::api::wire::{ChatMessage, Content, GenerationRequest, Seed, Stop};
-
-/// Most pairs of metadata, and the most characters of a key and of a value.
-const METADATA: (usize, usize, usize) = (16, 64, 512);
 
 /// What the model is to answer.
 #[derive(Debug, Deserialize)]
@@ -124,7 +122,7 @@ impl ResponseRequest {
     pub(super) fn check(&mut self) -> Result<(), ApiError> {
         self.check_fields()?;
         self.check_text()?;
-        self.check_metadata()?;
+        metadata(self.metadata.clone().unwrap_or_default())?;
         let asks = |(name, value): (&String, &Value)| !(value.is_null() || (name == "effort" && value == "none"));
         if self.reasoning.iter().flatten().any(asks) {
             return Err(invalid("reasoning", "reasoning must be absent, null or empty: it is not supported"));
@@ -164,25 +162,6 @@ impl ResponseRequest {
         }
         if text.verbosity.as_ref().is_some_and(|verbosity| verbosity != "medium") {
             return Err(invalid("text", "text.verbosity must be absent, null or medium: it is not supported"));
-        }
-        Ok(())
-    }
-
-    fn check_metadata(&self) -> Result<(), ApiError> {
-        let (pairs, key_length, value_length) = METADATA;
-        let metadata = self.metadata.iter().flatten();
-        let found = metadata.clone().count();
-        if found > pairs {
-            return Err(invalid("metadata", format!("metadata must have at most {pairs} pairs, found {found}")));
-        }
-        for (key, value) in metadata {
-            for (what, text, most) in [("keys", key, key_length), ("values", value, value_length)] {
-                let found = text.chars().count();
-                if found > most {
-                    let message = format!("metadata must have {what} of at most {most} characters, found {found}");
-                    return Err(invalid("metadata", message));
-                }
-            }
         }
         Ok(())
     }
