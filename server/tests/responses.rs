@@ -1,52 +1,18 @@
-//! `/v1/responses` on the shipped checkpoint: shapes and events, going on and branching, what is kept and for whom.
+//! `/v1/responses` on the shipped checkpoint: shapes and events, going on and branching, and what ends a response.
 
 mod common;
 
-use axum::http::{Method, StatusCode};
-use common::sessions::{Answer, App, app};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode, header};
+use common::responses::{PATH, asking, events, names, path, respond, said};
+use common::sessions::app;
 use common::with;
 use serde_json::{Value, json};
-
-const PATH: &str = "/v1/responses";
-
-/// Greedy, so that a text must be the same however it is asked for.
-fn asking(input: impl Into<Value>, more: Value) -> Value {
-    with(json!({"input": input.into(), "max_output_tokens": 12, "temperature": 0}), more)
-}
-
-async fn respond(app: &App, body: Value) -> Value {
-    let answer = app.post(PATH, body).await;
-    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
-    answer.json()
-}
-
-fn said(response: &Value) -> &str {
-    response["output"][0]["content"][0]["text"].as_str().unwrap()
-}
-
-fn path(response: &Value) -> String {
-    format!("{PATH}/{}", response["id"].as_str().unwrap())
-}
-
-/// The events of a stream; each is named twice, and numbered from 0.
-fn events(answer: &Answer) -> Vec<Value> {
-    let text = answer.text();
-    let blocks: Vec<&str> = text.split_terminator("\n\n").collect();
-    let event = |(number, block): (usize, &&str)| {
-        let (name, data) = block.split_once('\n').unwrap();
-        let event: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
-        assert_eq!(name.strip_prefix("event: "), event["type"].as_str());
-        assert_eq!(event["sequence_number"], number);
-        event
-    };
-    blocks.iter().enumerate().map(event).collect()
-}
-
-fn names(events: &[Value]) -> Vec<&str> {
-    let mut names: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
-    names.dedup();
-    names
-}
+use tidegate_server::checkpoint::{OpenOptions, open};
+use tidegate_server::session::{Place, Store, StoreOptions};
+use tidegate_server::{ApiOptions, AppState};
 
 #[tokio::test]
 async fn a_response_has_openais_shape() {
@@ -94,7 +60,7 @@ async fn a_stream_says_the_same_in_numbered_events_and_is_kept_before_its_last()
     let whole = respond(&app, asking("The king", json!({}))).await;
     let answer = app.post(PATH, asking("The king", json!({"stream": true}))).await;
     assert_eq!(answer.header("content-type"), "text/event-stream");
-    let events = events(&answer);
+    let events = events(&answer.text());
     let order = [
         "response.created",
         "response.in_progress",
@@ -131,7 +97,7 @@ async fn a_stream_says_the_same_in_numbered_events_and_is_kept_before_its_last()
     assert_eq!(kept.json(), last["response"]);
 
     let short = app.post(PATH, asking("Once", json!({"stream": true, "logit_bias": {"0": 100}}))).await;
-    let short = self::events(&short);
+    let short = self::events(&short.text());
     assert_eq!(short.last().unwrap()["type"], "response.completed");
     assert!(!names(&short).contains(&"response.output_text.delta"));
 }
@@ -233,181 +199,46 @@ async fn text_that_may_begin_a_stop_string_waits_or_comes_out() {
 }
 
 #[tokio::test]
-async fn what_is_kept_is_given_back_until_it_is_deleted() {
+async fn a_response_whose_client_leaves_has_never_been() {
     let app = app().await;
-    let answer = app.post(PATH, asking("Once", json!({}))).await;
-    let (response, path) = (answer.json(), path(&answer.json()));
-    let kept = app.get(&path).await;
-    assert_eq!((kept.status, kept.header("content-type")), (StatusCode::OK, "application/json".into()));
-    assert_eq!(kept.body, answer.body);
-    assert_eq!(app.get(&format!("{path}?stream=false")).await.status, StatusCode::OK);
-    for (query, param) in
-        [("stream=true", "stream"), ("starting_after=3", "starting_after"), ("include[]=x", "include")]
-    {
-        let refused = app.get(&format!("{path}?{query}")).await;
-        assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, param.into()));
+    let more = json!({"stream": true, "ignore_eos": true, "max_output_tokens": 100_000});
+    let mut open = app.open(PATH, asking("Once", more), &[]).await;
+    let mut seen = String::new();
+    while !seen.contains("response.output_text.delta") {
+        seen += &open.read_some().await;
     }
-    let second = respond(&app, asking("On", json!({"previous_response_id": response["id"]}))).await;
-    let deleted = app.send(Method::DELETE, &path, Value::Null, &[]).await;
-    assert_eq!(deleted.json(), json!({"id": response["id"], "object": "response", "deleted": true}));
-    assert_eq!(app.get(&path).await.status, StatusCode::NOT_FOUND);
-    assert_eq!(app.send(Method::DELETE, &path, Value::Null, &[]).await.status, StatusCode::NOT_FOUND);
-    let gone = app.post(PATH, asking("On", json!({"previous_response_id": response["id"]}))).await;
-    assert_eq!((gone.status, gone.param()), (StatusCode::NOT_FOUND, "previous_response_id".into()));
-    // What has grown from it stands by itself.
-    respond(&app, asking("On", json!({"previous_response_id": second["id"]}))).await;
-}
-
-#[tokio::test]
-async fn another_owners_response_is_as_one_that_never_was() {
-    let app = app().await;
-    let mine = [("authorization", "Bearer mine")];
-    let response = app.send(Method::POST, PATH, asking("Once", json!({})), &mine).await.json();
-    let path = path(&response);
-    assert_eq!(app.send(Method::GET, &path, Value::Null, &mine).await.status, StatusCode::OK);
-    let none = "resp_00000000000000000000000000000000";
-    for theirs in [&[("authorization", "Bearer theirs")][..], &[]] {
-        let ask = |method, path: String, body| {
-            let app = &app;
-            async move { app.send(method, &path, body, theirs).await }
-        };
-        for method in [Method::GET, Method::DELETE] {
-            let one = ask(method.clone(), path.clone(), Value::Null).await;
-            let never = ask(method.clone(), format!("{PATH}/{none}"), Value::Null).await;
-            assert_eq!((one.status, &one.body), (StatusCode::NOT_FOUND, &never.body));
-        }
-        let on = |id: &str| asking("On", json!({"previous_response_id": id}));
-        let one = ask(Method::POST, PATH.into(), on(response["id"].as_str().unwrap())).await;
-        for never in [none, "resp_", "x", ""] {
-            let never = ask(Method::POST, PATH.into(), on(never)).await;
-            assert_eq!((one.status, &one.body), (StatusCode::NOT_FOUND, &never.body));
-        }
-        assert_eq!((one.param().as_str(), one.code().as_str()), ("previous_response_id", "not_found"));
+    drop(open);
+    while app.engine_stats().running > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(app.send(Method::GET, &path, Value::Null, &mine).await.status, StatusCode::OK);
-}
-
-#[tokio::test]
-async fn what_is_not_to_be_stored_is_not() {
-    let app = app().await;
-    let first = respond(&app, asking("Once", json!({}))).await;
-    let versions = app.store.stats().versions;
-    for more in [json!({"store": false}), json!({"store": false, "previous_response_id": first["id"]})] {
-        let response = respond(&app, asking("Once", more)).await;
-        assert_eq!(response["store"], false);
-        assert_eq!(response["usage"]["input_tokens_details"]["cache_write_tokens"], 0);
-        assert_eq!(app.get(&path(&response)).await.status, StatusCode::NOT_FOUND);
-        let on = app.post(PATH, asking("On", json!({"previous_response_id": response["id"]}))).await;
-        assert_eq!((on.status, on.param()), (StatusCode::NOT_FOUND, "previous_response_id".into()));
-    }
-    assert_eq!(app.store.stats().versions, versions);
-}
-
-#[tokio::test]
-async fn a_request_sent_again_gets_the_first_result() {
-    let app = app().await;
-    for (key, store, more) in [("a", true, json!({})), ("b", false, json!({"store": false}))] {
-        for stream in [false, true] {
-            let key = format!("{key}{stream}");
-            let headers = [("idempotency-key", key.as_str())];
-            let options = with(more.clone(), json!({"temperature": 2.0, "stream": stream}));
-            let body = asking("Once upon a time", options);
-            let first = app.send(Method::POST, PATH, body.clone(), &headers).await;
-            let versions = app.store.stats().versions;
-            let again = app.send(Method::POST, PATH, body.clone(), &headers).await;
-            assert_eq!(app.store.stats().versions, versions, "it did not happen twice");
-            let other = with(body, json!({"input": "Twice"}));
-            let other = app.send(Method::POST, PATH, other, &headers).await;
-            assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
-            if !stream {
-                assert_eq!(first.body, again.body);
-                continue;
-            }
-            let (first, again) = (events(&first), events(&again));
-            assert_eq!(names(&first), names(&again), "store {store}");
-            assert_eq!(first.last().unwrap()["response"], again.last().unwrap()["response"]);
-            // But for the numbers, and for the pieces that the text came in.
-            assert_eq!(first[..4], again[..4]);
-        }
-    }
-}
-
-#[tokio::test]
-async fn what_is_not_supported_is_refused_by_its_name() {
-    let app = app().await;
-    let long = "x".repeat(513);
-    let table = [
-        ("input", json!({"input": null})),
-        ("input", json!({"input": []})),
-        ("input", json!({"input": 7})),
-        ("input", json!({"input": [{"role": "user"}]})),
-        ("input", json!({"input": [{"role": "tool", "content": "x"}]})),
-        ("input", json!({"input": [{"content": "x"}]})),
-        ("input", json!({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]})),
-        ("input", json!({"input": [{"type": "item_reference", "id": "msg_1"}]})),
-        ("input", json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]})),
-        ("instructions", json!({"instructions": ["x"]})),
-        ("max_output_tokens", json!({"max_output_tokens": 0})),
-        ("max_output_tokens", json!({"max_output_tokens": 1_000_001})),
-        ("max_output_tokens", json!({"max_output_tokens": "x"})),
-        ("max_tokens", json!({"max_tokens": 5})),
-        ("max_completion_tokens", json!({"max_completion_tokens": 5})),
-        ("messages", json!({"messages": []})),
-        ("session", json!({"session": "ses_x"})),
-        ("state", json!({"state": "x"})),
-        ("return_state", json!({"return_state": true})),
-        ("return_token_ids", json!({"return_token_ids": true})),
-        ("label", json!({"label": "x"})),
-        ("on_disconnect", json!({"on_disconnect": "continue"})),
-        ("temperature", json!({"temperature": 3})),
-        ("top_p", json!({"top_p": 0})),
-        ("store", json!({"store": "yes"})),
-        ("background", json!({"background": true})),
-        ("conversation", json!({"conversation": "conv_x"})),
-        ("context_management", json!({"context_management": [{"type": "compaction"}]})),
-        ("include", json!({"include": ["message.output_text.logprobs"]})),
-        ("moderation", json!({"moderation": {"mode": "score"}})),
-        ("prompt", json!({"prompt": {"id": "x"}})),
-        ("reasoning", json!({"reasoning": {"effort": "low"}})),
-        ("service_tier", json!({"service_tier": "priority"})),
-        ("tools", json!({"tools": [{"type": "web_search"}]})),
-        ("tool_choice", json!({"tool_choice": "required"})),
-        ("tool_choice", json!({"tool_choice": {"type": "function", "name": "f"}})),
-        ("text", json!({"text": {"format": {"type": "json_object"}}})),
-        ("text", json!({"text": {"verbosity": "low"}})),
-        ("top_logprobs", json!({"top_logprobs": 3})),
-        ("truncation", json!({"truncation": "yes"})),
-        ("stream_options", json!({"stream_options": {}})),
-        ("stream_options", json!({"stream": true, "stream_options": {"include_obfuscation": true}})),
-        ("n", json!({"n": 2})),
-        ("guided_json", json!({"guided_json": {}})),
-        ("metadata", json!({"metadata": {"x": 1}})),
-        ("metadata", json!({"metadata": {"x": long}})),
-        ("metadata", json!({"metadata": {long.clone(): "x"}})),
-        (
-            "metadata",
-            json!({"metadata": (0..17).map(|n| (n.to_string(), "x".into())).collect::<serde_json::Map<_, _>>()}),
-        ),
-    ];
-    for (param, change) in table {
-        let answer = app.post(PATH, with(asking("x", json!({})), change.clone())).await;
-        assert_eq!((answer.status, answer.param()), (StatusCode::BAD_REQUEST, param.into()), "{change}");
-        let error = &answer.json()["error"];
-        assert!(error["message"].as_str().unwrap().contains(param), "{change}: {error}");
-    }
-    let answer = app.post(PATH, asking("x", json!({"model": "gpt-4"}))).await;
-    assert_eq!((answer.status, answer.param()), (StatusCode::NOT_FOUND, "model".into()));
     assert_eq!(app.store.stats().versions, 0);
+    let begun: Value = serde_json::from_str(seen.lines().nth(1).unwrap().strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!(app.get(&path(&begun["response"])).await.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]
-async fn values_that_ask_for_nothing_are_accepted() {
-    let app = app().await;
-    let body = json!({"background": false, "include": [], "tools": [], "tool_choice": "none", "truncation": "auto",
-        "parallel_tool_calls": false, "reasoning": {"effort": null}, "text": {"format": {"type": "text"}},
-        "service_tier": "auto", "top_logprobs": 0, "stream_options": null, "conversation": null, "metadata": null,
-        "max_tool_calls": 4, "prompt_cache_key": "x", "safety_identifier": "y", "max_output_tokens": 1});
-    let response = respond(&app, asking(json!([{"role": "developer", "content": "x"}]), body)).await;
-    assert_eq!((&response["tool_choice"], &response["truncation"]), (&json!("none"), &json!("auto")));
-    assert_eq!((&response["parallel_tool_calls"], &response["metadata"]), (&json!(false), &json!({})));
+async fn a_response_that_cannot_be_kept_has_failed() {
+    let (served, _thread) = open(&common::checkpoint(), &OpenOptions::default()).unwrap();
+    let state = AppState::new(ApiOptions::default());
+    let options = StoreOptions { owner_bytes: 1000, ..StoreOptions::new(Place::Memory) };
+    state.keep(Store::open(options, served.codec.clone()).await.unwrap());
+    state.serve(served);
+    let ask = |stream: bool| {
+        let body = asking("Once", json!({"stream": stream, "ignore_eos": true})).to_string();
+        let request = Request::post(PATH).header(header::CONTENT_TYPE, "application/json");
+        common::send(&state, request.body(Body::from(body)).unwrap())
+    };
+    let whole = ask(false).await;
+    assert_eq!(whole.status(), StatusCode::FORBIDDEN);
+    assert!(common::text(whole).await.contains("quota_exceeded"));
+    let events = events(&common::text(ask(true).await).await);
+    let [.., delta, error, failed] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!(delta["type"], "response.output_text.delta");
+    assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("quota_exceeded")));
+    assert_eq!((&failed["type"], &failed["response"]["status"]), (&json!("response.failed"), &json!("failed")));
+    assert_eq!(failed["response"]["error"], json!({"code": "server_error", "message": error["message"]}));
+    assert_eq!(failed["response"]["usage"], Value::Null);
+    // What the client has seen of it.
+    let deltas = events.iter().filter_map(|event| event["delta"].as_str());
+    assert_eq!(said(&failed["response"]), deltas.collect::<String>());
 }
