@@ -89,22 +89,19 @@ async fn origin(state: &AppState, owner: Owner, id: &ResponseId, wire: &Response
         Some(previous) => Some(conversation(state, owner, previous).await?),
         None => None,
     };
-    let keeping = |parent| Keeping::Response { owner, id: id.clone(), parent };
-    if !wire.store.unwrap_or(true) {
-        return Ok(match previous {
-            Some((snapshot, _)) => Origin::Response { snapshot, keeping: Box::new(Keeping::Nothing(owner)) },
-            None => Origin::Plain { owner },
-        });
+    let store = wire.store.unwrap_or(true);
+    if store {
+        // Before anything is computed for it.
+        state.store()?;
     }
-    // Before anything is computed for it.
-    state.store()?;
-    Ok(match previous {
-        Some((snapshot, parent)) => Origin::Response { snapshot, keeping: Box::new(keeping(Some(parent))) },
-        None => {
-            let snapshot = Arc::new(Snapshot::empty(rand::rng().random()));
-            Origin::Response { snapshot, keeping: Box::new(keeping(None)) }
-        }
-    })
+    let (snapshot, parent) = match previous {
+        Some((snapshot, version)) => (snapshot, Some(version)),
+        // As any request for text, whose beginning may be known.
+        None if !store => return Ok(Origin::Plain { owner }),
+        None => (Arc::new(Snapshot::empty(rand::rng().random())), None),
+    };
+    let keeping = if store { Keeping::Response { owner, id: id.clone(), parent } } else { Keeping::Nothing(owner) };
+    Ok(Origin::Response { snapshot, keeping: Box::new(keeping) })
 }
 
 /// The conversation that ends with a response.
@@ -121,7 +118,7 @@ async fn conversation(state: &AppState, owner: Owner, id: &str) -> Result<(Arc<S
 fn object(id: &ResponseId, wire: &ResponseRequest, served: &Served) -> Object {
     Object {
         id: id.to_string(),
-        object: Kind::Response,
+        kind: Kind::Response,
         created_at: now(),
         completed_at: None,
         status: Status::InProgress,

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Object {
     pub(super) id: String,
-    pub(super) object: Kind,
+    #[serde(rename = "object")]
+    pub(super) kind: Kind,
     pub(super) created_at: u64,
     /// When it came to its own end; null for one that was cut off.
     pub(super) completed_at: Option<u64>,
@@ -174,7 +175,6 @@ pub(super) enum Truncation {
 }
 
 /// Tokens that a response took. As OpenAI counts, the conversation before is part of the input.
-#[expect(clippy::struct_field_names, reason = "the names are the format's")]
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct ResponseUsage {
     pub(super) input_tokens: u64,

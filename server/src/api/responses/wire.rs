@@ -148,8 +148,9 @@ impl ResponseRequest {
         for (name, neutral) in neutral() {
             let Some(value) = self.rest.remove(name).filter(|value| !value.is_null()) else { continue };
             if !neutral.iter().any(|neutral| is_same(&value, neutral)) {
-                let words: String = neutral.iter().map(|neutral| format!(" or {neutral}")).collect();
-                return Err(invalid(name, format!("{name} must be absent or null{words}: it is not supported")));
+                let allowed: Vec<String> = neutral.iter().chain([&Value::Null]).map(ToString::to_string).collect();
+                let message = format!("{name} must be absent or {}: it is not supported", allowed.join(" or "));
+                return Err(invalid(name, message));
             }
         }
         Ok(())
