@@ -20,11 +20,11 @@ use super::owner::Caller;
 use super::state::AppState;
 use super::wire::{body, parse};
 use crate::session::{Patch, Session, SessionId, Version, VersionId};
-use wire::{Change, ForkRequest, ListQuery, PatchRequest, RewindRequest, metadata, ttl};
+use wire::{Change, ForkRequest, ListQuery, PatchRequest, RewindRequest, ttl};
 
 pub(super) use read::{append, create};
 pub(super) use snapshots::{download, upload};
-pub(super) use wire::label;
+pub(super) use wire::{label, metadata};
 
 /// Most sessions that one fork makes.
 const MAX_FORKS: u64 = 1000;

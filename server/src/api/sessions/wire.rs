@@ -103,7 +103,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Change<T> {
 }
 
 /// What a client writes to a session, within its bounds.
-pub(super) fn metadata(pairs: BTreeMap<String, String>) -> Result<Metadata, ApiError> {
+pub(in crate::api) fn metadata(pairs: BTreeMap<String, String>) -> Result<Metadata, ApiError> {
     let invalid = |message| Err(ApiError::invalid(Some("metadata"), message));
     if pairs.len() > MAX_PAIRS {
         return invalid(format!("metadata must have at most {MAX_PAIRS} pairs, found {}", pairs.len()));
