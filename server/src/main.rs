@@ -71,7 +71,9 @@ fn start_log(args: &LogArgs, default: &str) -> Result<()> {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_ansi(std::io::stderr().is_terminal())
+        // It would be said on standard error, and where that is a file on a full disk, saying it panics.
+        .log_internal_errors(false);
     match args.log_format {
         LogFormat::Human => log.init(),
         LogFormat::Json => log.json().flatten_event(true).with_span_list(false).init(),
