@@ -224,6 +224,79 @@ fn a_stop_string_leaves_nothing_of_itself_in_the_conversation() {
     }
 }
 
+/// The free text of 30 tokens, greedy, and where each of its tokens ends in it.
+fn free() -> (RequestParameters, Turn, Vec<usize>) {
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let prompt = ids("Once upon a time");
+    let base = RequestParameters { prompt, max_tokens: 30, sampling: greedy, ..RequestParameters::default() };
+    let free = turn(0, &Snapshot::empty(0), &base);
+    let vocabulary = SERVED[0].tokenizer.vocabulary();
+    let mut end = 0;
+    let ends = free.ids.iter().map(|id| {
+        end += vocabulary.bytes(*id).len();
+        end
+    });
+    let ends = ends.collect();
+    (base, free, ends)
+}
+
+#[test]
+fn a_turn_cut_inside_a_token_that_shows_and_holds_loses_nothing_of_what_it_showed() {
+    let (base, free, ends) = free();
+    for cut in 2..12 {
+        // From inside the last token of the first turn into the next one.
+        let (from, to) = (ends[cut - 1] - 1, ends[cut]);
+        if !free.text.is_char_boundary(from) {
+            continue;
+        }
+        let base = RequestParameters { stop: vec![free.text[from..to].to_owned()], ..base.clone() };
+        let whole = turn(0, &Snapshot::empty(0), &base);
+        let first = turn(0, &Snapshot::empty(0), &RequestParameters { max_tokens: cut, ..base.clone() });
+        if first.finish.reason == FinishReason::Stop {
+            continue;
+        }
+        let rest = RequestParameters { prompt: Vec::new(), max_tokens: 30 - cut, ..base };
+        let second = turn(1, first.snapshot(), &rest);
+        assert_eq!(first.text + &second.text, whole.text);
+        assert!(second.snapshot() == whole.snapshot(), "cut after {cut} tokens, stop {:?}", &free.text[from..to]);
+    }
+}
+
+#[test]
+fn text_that_a_turn_with_other_stop_strings_lets_out_is_in_the_conversation_once() {
+    let (base, free, ends) = free();
+    for cut in 2..10 {
+        let tail = &free.text[ends[cut - 1] - 1..ends[cut - 1]];
+        let holding = RequestParameters { stop: vec![format!("{tail}☃")], max_tokens: cut, ..base.clone() };
+        let first = turn(0, &Snapshot::empty(0), &holding);
+        if first.snapshot().answer.as_ref().is_none_or(|answer| answer.held != tail) {
+            continue;
+        }
+        // The next token stops it at once.
+        let stop = vec![free.text[ends[cut - 1]..ends[cut]].to_owned()];
+        let rest = RequestParameters { prompt: Vec::new(), stop, max_tokens: 5, ..base.clone() };
+        let second = turn(1, first.snapshot(), &rest);
+        assert_eq!(second.text, tail);
+        let read = [ids("Once upon a time").as_slice(), &free.ids[..cut]].concat();
+        assert_eq!(second.snapshot().read, read.len() as u64);
+        assert_eq!(second.snapshot().history, tidegate_server::session::History::default().extended(&read));
+    }
+}
+
+#[test]
+fn the_same_seed_again_goes_on_where_another_begins_anew() {
+    let sampling = SamplingParams { seed: 5, ..SamplingParams::default() };
+    let prompt = ids("A");
+    let base = RequestParameters { prompt, max_tokens: 20, sampling, reseed: true, ..RequestParameters::default() };
+    let whole = turn(0, &Snapshot::empty(1), &base);
+    let first = turn(0, &Snapshot::empty(1), &RequestParameters { max_tokens: 8, ..base.clone() });
+    let rest = RequestParameters { prompt: Vec::new(), max_tokens: 12, ..base.clone() };
+    let second = turn(0, first.snapshot(), &rest);
+    assert_eq!([first.ids.as_slice(), &second.ids].concat(), whole.ids);
+    let other = SamplingParams { seed: 6, ..base.sampling };
+    assert_ne!(turn(0, first.snapshot(), &RequestParameters { sampling: other, ..rest }).ids, second.ids);
+}
+
 #[test]
 fn an_answer_that_ended_by_itself_needs_new_text() {
     let limits = &SERVED[0].limits;

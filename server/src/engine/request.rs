@@ -250,13 +250,12 @@ impl Opening {
     ) -> Result<Self, RequestError> {
         let seed = sampling.seed;
         let mut sampler = Sampler::resume(sampling, &snapshot.sampler, vocab_size)?;
-        if reseed {
+        let answer = snapshot.answer.clone().filter(|answer| answer.open && prompt.is_empty());
+        // An answer that goes on with the seed that it began with goes on in its random numbers too.
+        if reseed && (answer.is_none() || snapshot.sampler.seed != seed) {
             sampler.reseed(seed);
         }
-        let mut answer: Option<Answer> = None;
-        if prompt.is_empty() {
-            answer = snapshot.answer.clone().filter(|answer| answer.open);
-        } else {
+        if !prompt.is_empty() {
             sampler.close_answer();
             sampler.observe_prompt(&prompt);
         }

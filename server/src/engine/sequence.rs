@@ -65,6 +65,22 @@ pub(super) struct Mark {
     pub(super) shown: String,
 }
 
+impl Mark {
+    /// The mark of an answer that goes on: the state that was kept, and what its pending tokens have shown. None where
+    /// they alone do not explain what is held back.
+    fn before(start: &Snapshot, rules: &TextRules) -> Option<Self> {
+        let answer = start.answer.as_ref()?;
+        let (mut detokenizer, mut shown) = (Detokenizer::new(), String::new());
+        for token in &start.pending {
+            detokenizer.push(rules.vocabulary.bytes(*token), &mut shown);
+        }
+        let length = shown.strip_suffix(&answer.held).filter(|_| detokenizer.pending() == answer.bytes)?.len();
+        shown.truncate(length);
+        let (state, tokens) = (start.state.clone(), start.pending.clone());
+        Some(Self { state, read: start.read, history: start.history, tokens, shown })
+    }
+}
+
 /// One running request.
 pub(super) struct Sequence {
     pub(super) start: Option<Arc<Snapshot>>,
@@ -105,7 +121,7 @@ struct Clock {
 }
 
 impl Sequence {
-    pub(super) fn new(submission: Submission) -> Self {
+    pub(super) fn new(submission: Submission, rules: &TextRules) -> Self {
         let Submission { request, sender, interrupt, submitted, span } = submission;
         let prompt_tokens = request.prompt_tokens();
         let Request {
@@ -147,16 +163,11 @@ impl Sequence {
             outlet: Outlet::new(sender),
             span,
         };
-        sequence.begin();
-        sequence
-    }
-
-    fn begin(&mut self) {
-        if let Some(start) = self.start.as_ref().filter(|_| self.continues && self.is_unsettled()) {
-            let (state, tokens) = (start.state.clone(), start.pending.clone());
-            self.mark = Some(Mark { state, read: self.read, history: self.history, tokens, shown: String::new() });
+        if sequence.continues && sequence.is_unsettled() {
+            sequence.mark = sequence.start.as_deref().and_then(|start| Mark::before(start, rules));
         }
-        self.absorb(0);
+        sequence.absorb(0);
+        sequence
     }
 
     /// The next piece of the input, all of it but its last token; empty where that has been read.
@@ -218,6 +229,7 @@ impl Sequence {
         self.clock.first_token.get_or_insert_with(Instant::now);
 
         let mut text = std::mem::take(&mut self.carried);
+        let carried = text.len();
         let ending = if rules.eos.contains(&token) && !self.ignore_eos {
             Some(self.close(Ending::Eos, &mut text))
         } else {
@@ -234,7 +246,7 @@ impl Sequence {
                 Some(self.close(Ending::Length, &mut text))
             }
         };
-        self.note(token, &text, ending);
+        self.note(token, &text, carried, ending);
         self.outlet.push(token, &text);
         Ok(ending)
     }
@@ -256,8 +268,9 @@ impl Sequence {
         self.keep.end && self.stops.has_strings() && waits
     }
 
-    /// Keeps, or asks for, the mark to which a stop string would take the text back.
-    fn note(&mut self, token: u32, text: &str, ending: Option<Ending>) {
+    /// Keeps, or asks for, the mark to which a stop string would take the text back. The first `carried` bytes of
+    /// `text` are of tokens before this one.
+    fn note(&mut self, token: u32, text: &str, carried: usize, ending: Option<Ending>) {
         let stopped = self.keep.end && ending == Some(Ending::StopString);
         let full = self.mark.as_ref().is_some_and(|mark| mark.tokens.len() >= MAX_PENDING);
         if full || !(stopped || self.is_unsettled()) {
@@ -267,7 +280,7 @@ impl Sequence {
             mark.tokens.push(token);
             mark.shown.push_str(text);
         } else if stopped || self.is_unsettled() {
-            self.mark_wanted = Some(text.to_owned());
+            self.mark_wanted = Some(text[carried..].to_owned());
         }
     }
 
@@ -285,7 +298,8 @@ impl Sequence {
 
     /// The answer at the end of a turn; `None` where there is none.
     pub(super) fn answer(&self, open: bool) -> Option<Answer> {
-        let answers = self.is_turn && (self.generated > 0 || self.continues);
+        // Also where it was interrupted before its first token: the text has its opening.
+        let answers = self.is_turn && (self.max_tokens > 0 || self.continues);
         answers.then(|| {
             if !open {
                 return Answer::default();

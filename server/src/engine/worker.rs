@@ -148,7 +148,7 @@ impl<M: LanguageModel> Worker<M> {
             return;
         }
         // The inbox hands out no more than there is room for.
-        let Some((slot, lies_there)) = self.scheduler.admit(Sequence::new(submission)) else { return };
+        let Some((slot, lies_there)) = self.scheduler.admit(Sequence::new(submission, &self.rules)) else { return };
         let Some(sequence) = self.scheduler.sequence(slot) else { return };
         let model = &mut self.model;
         let outcome = guarded(|| match sequence.start.as_deref() {
