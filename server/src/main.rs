@@ -182,22 +182,23 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
     } else {
         error!("the engine ended although nobody had asked it to, and so does the server");
     }
-    // Turns without a client have ended with the engine's last; what they made is written.
-    if timeout(left.max(CLOSING), state.settle()).await.is_err() {
-        warn!("some runs did not end in time; sessions are as they were before them");
-    }
-    state.close().await;
-    // The other end waits for it, or has ended.
-    let _ = stop.send(());
-    // The texts are finished; slow readers have what is left of the time to fetch the rest of theirs.
+    // Turns without a client have ended with the engine's last, and what they made is written; slow readers have what
+    // is left of the time to fetch the rest of their texts.
+    let closed = async {
+        state.settle().await;
+        // The other end waits for it, or has ended.
+        let _ = stop.send(());
+        server.await
+    };
     tokio::select! {
-        ended = timeout(left.max(CLOSING), server) => if let Ok(ended) = ended {
+        ended = timeout(left.max(CLOSING), closed) => if let Ok(ended) = ended {
             ended??;
         } else {
-            warn!("some connections did not close in time");
+            warn!("some runs or connections did not end in time; their sessions are as they were before");
         },
         name = signals.next() => warn!("{name}: connections that are still open are cut off"),
     }
+    state.close().await;
     ensure!(asked.is_some(), "the engine ended although nobody had asked it to");
     info!("the server ends");
     Ok(())

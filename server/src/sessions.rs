@@ -45,7 +45,8 @@ fn check_writable(folder: &Path) -> std::io::Result<()> {
 pub(crate) fn secret(args: &SessionArgs) -> Result<Option<Vec<u8>>> {
     let Some(path) = &args.secret_file else { return Ok(None) };
     let secret = std::fs::read(path).with_context(|| format!("--secret-file: {}", path.display()))?;
-    Ok(Some(secret.trim_ascii().to_vec()))
+    // Text has line ends that nobody means; of random bytes each counts.
+    Ok(Some(if secret.is_ascii() { secret.trim_ascii().to_vec() } else { secret }))
 }
 
 /// The store of the conversations of one model: in the data folder, or with the snapshots in an object store.

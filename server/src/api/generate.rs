@@ -22,6 +22,7 @@ use super::sessions::label;
 use super::sink;
 use super::state::{AppState, Served};
 use super::texts::Texts;
+use super::unsupported;
 use super::validate::{Validated, validate};
 use super::wire::{self, Format, GenerationRequest};
 
@@ -55,7 +56,14 @@ async fn create(
     let body = wire::body(&headers, body, state.options().max_body_bytes)?;
     let served = Arc::clone(state.ready()?);
     let attempt = attempt(&state, owner, &headers, format.path(), &body).await?;
-    let wire: GenerationRequest = reading(&state, move || wire::parse(&body)).await?;
+    let parsing = reading(&state, move || {
+        let mut wire: GenerationRequest = wire::parse(&body)?;
+        unsupported::refuse(format, &wire.rest)?;
+        // Nothing else is made of them, and the request may have to wait.
+        wire.rest.clear();
+        Ok(wire)
+    });
+    let wire = parsing.await?;
     let stream = wire.stream.unwrap_or(false);
     let ticket = match attempt {
         Attempt::Unmarked => None,

@@ -3,17 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use rand::Rng;
 
 use super::error::ApiError;
+use super::generate::reading;
 use super::run::{Keeping, no_key};
 use super::state::{AppState, Served};
 use super::wire::GenerationRequest;
 use crate::engine::{Keep, Start};
 use crate::session::{Owner, SessionId, Snapshot, Turn, VersionId};
+
+/// Bytes of a body beside the state in it.
+const ROOM: usize = 64 << 10;
 
 /// Longest time that a request may wait for its session.
 const MAX_WAIT: Duration = Duration::from_mins(10);
@@ -25,7 +29,7 @@ pub(super) enum Origin {
     /// At a session's head, which nobody else moves meanwhile.
     Session { owner: Owner, turn: Box<Turn> },
     /// At a state that came with the request, or that is to go with the answer.
-    Client { owner: Owner, snapshot: Arc<Snapshot> },
+    Client { owner: Owner, snapshot: Arc<Snapshot>, wanted: bool },
     /// At a stored response, or at nothing, with a new response to be stored or not.
     Response { snapshot: Arc<Snapshot>, keeping: Box<Keeping> },
 }
@@ -47,15 +51,17 @@ impl Origin {
             if !sealed {
                 return Ok(Self::Plain { owner });
             }
-            let snapshot = open_state(served, owner, wire.state.clone()).await?;
-            return Ok(Self::Client { owner, snapshot });
+            let snapshot = open_state(state, served, owner, wire.state.clone()).await?;
+            return Ok(Self::Client { owner, snapshot, wanted: wire.return_state.unwrap_or(false) });
         };
         if sealed {
             let message = "state and return_state must be absent with a session, which the server keeps";
             return Err(ApiError::invalid(Some("state"), message));
         }
         let id = session_id(id, "session")?;
-        let turn = state.store()?.begin(owner, &id, if_match(headers)?, wait(headers)?).await?;
+        let wait = wait(headers)?;
+        let _place = if wait.is_zero() { None } else { Some(state.waiter()?) };
+        let turn = state.store()?.begin(owner, &id, if_match(headers)?, wait).await?;
         Ok(Self::Session { owner, turn: Box::new(turn) })
     }
 
@@ -88,27 +94,39 @@ impl Origin {
         match self {
             Self::Plain { owner } => Keeping::Prefixes(owner),
             Self::Session { owner, turn } => Keeping::Turn { owner, turn, version: VersionId::new(), label },
-            Self::Client { owner, .. } => Keeping::Sealed { owner },
+            Self::Client { owner, wanted, .. } => Keeping::Sealed { owner, wanted },
             Self::Response { keeping, .. } => *keeping,
         }
     }
 }
 
 /// The state that a client has kept, or the empty one.
-async fn open_state(served: &Arc<Served>, owner: Owner, sealed: Option<String>) -> Result<Arc<Snapshot>, ApiError> {
+async fn open_state(
+    state: &AppState,
+    served: &Arc<Served>,
+    owner: Owner,
+    sealed: Option<String>,
+) -> Result<Arc<Snapshot>, ApiError> {
+    let param = if sealed.is_some() { "state" } else { "return_state" };
     if served.codec.keys.is_none() {
-        return Err(no_key(if sealed.is_some() { "state" } else { "return_state" }));
+        return Err(no_key(param));
+    }
+    // What is given out must be taken back.
+    let (most, bound) = (served.codec.sealed_bytes() / 3 * 4 + ROOM, state.options().max_body_bytes);
+    if most > bound {
+        let message = format!("{param} needs bodies of {most} bytes for this model; --max-body-bytes allows {bound}");
+        return Err(ApiError::request(StatusCode::NOT_IMPLEMENTED, Some(param), Some("body_limit"), message));
     }
     let Some(sealed) = sealed else {
         return Ok(Arc::new(Snapshot::empty(rand::rng().random())));
     };
     let codec = Arc::clone(&served.codec);
-    let opening = tokio::task::spawn_blocking(move || {
+    let opening = reading(state, move || {
         let invalid = |error: String| ApiError::invalid(Some("state"), format!("state: {error}"));
         let bytes = BASE64.decode(sealed).map_err(|error| invalid(format!("must be base64: {error}")))?;
         codec.open(&bytes, &owner.0).map(Arc::new).map_err(|error| invalid(error.to_string()))
     });
-    opening.await.map_err(|_| ApiError::internal())?
+    opening.await
 }
 
 /// A session's id that came from outside; one that is none answers as one that is not there.
@@ -135,8 +153,8 @@ pub(super) fn if_match(headers: &HeaderMap) -> Result<Option<VersionId>, ApiErro
 /// How long to wait for a session that is in use: `Prefer: wait=SECONDS` (RFC 7240); not at all where nothing is said.
 pub(super) fn wait(headers: &HeaderMap) -> Result<Duration, ApiError> {
     let values = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
-    let Some(seconds) = values.flat_map(|value| value.split(',')).find_map(|part| part.trim().strip_prefix("wait="))
-    else {
+    let mut parts = values.flat_map(|value| value.split([',', ';']));
+    let Some(seconds) = parts.find_map(|part| part.trim().strip_prefix("wait=")) else {
         return Ok(Duration::ZERO);
     };
     let seconds = seconds.trim_matches('"').parse().ok().map(Duration::from_secs).filter(|wait| *wait <= MAX_WAIT);

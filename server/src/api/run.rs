@@ -8,16 +8,20 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
+use tokio::time::timeout;
 use tracing::{Instrument, Span, warn};
 
 use super::dialect::{Dialect, Kept, Said, SessionInfo};
 use super::error::ApiError;
 use super::idempotency::Ticket;
 use super::sink::{self, Sink};
-use super::state::{AppState, Served};
+use super::state::{AppState, RunGuard, Served};
 use super::texts::Texts;
 use crate::engine::{Event, Finish, FinishReason};
 use crate::session::{Owner, ResponseId, Snapshot, Tier, Turn, TurnNote, VersionId};
+
+/// Longest result that is kept for a request that has changed nothing: a longer one is computed anew.
+const MAX_RECEIPT_BYTES: usize = 256 << 10;
 
 /// What happens to a turn whose client has left before its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -38,8 +42,8 @@ pub(super) enum Keeping {
     Prefixes(Owner),
     /// The next version of a session.
     Turn { owner: Owner, turn: Box<Turn>, version: VersionId, label: Option<String> },
-    /// A state that the client keeps.
-    Sealed { owner: Owner },
+    /// A state that the client keeps, where it wants the new one.
+    Sealed { owner: Owner, wanted: bool },
     /// A response to go on from.
     Response { owner: Owner, id: ResponseId, parent: Option<VersionId> },
     /// Nothing but, where it is asked for, the result for the same request sent again.
@@ -68,11 +72,11 @@ impl Run {
             let owner = self.owner();
             let (sink, response) =
                 if follow { sink::logged(&state, owner) } else { sink::streamed(state.options().keep_alive) };
-            tokio::spawn(async move { self.run(sink, guard).await }.instrument(Span::current()));
+            tokio::spawn(self.run(sink, guard).instrument(Span::current()));
             return Ok(response);
         }
         let (sink, answer) = sink::whole();
-        tokio::spawn(async move { self.run(sink, guard).await }.instrument(Span::current()));
+        tokio::spawn(self.run(sink, guard).instrument(Span::current()));
         answer.await
     }
 
@@ -86,24 +90,30 @@ impl Run {
         }
     }
 
-    async fn run<G: Send>(mut self, mut sink: Sink, guard: G) {
+    async fn run(mut self, mut sink: Sink, guard: RunGuard) {
+        let limit = self.served.engine.stall_limit();
         let mut out = Vec::new();
         self.dialect.open(&mut out);
         let outcome = loop {
-            sink.say(&mut out).await;
-            let event = tokio::select! {
-                biased;
-                () = sink.left() => {
-                    match self.on_disconnect {
-                        // Dropped here: the texts end, and the session is as it was.
-                        OnDisconnect::Rollback => return,
-                        OnDisconnect::Commit => self.texts.interrupt(),
-                        OnDisconnect::Continue => {}
-                    }
-                    sink = Sink::nobody();
-                    continue;
+            // One who reads nothing for too long has left, and must not keep the session for ever.
+            let event = if sink.say(&mut out, limit).await {
+                tokio::select! {
+                    biased;
+                    () = sink.left() => None,
+                    event = self.texts.next() => Some(event),
                 }
-                event = self.texts.next() => event,
+            } else {
+                None
+            };
+            let Some(event) = event else {
+                match self.on_disconnect {
+                    // Dropped here: the texts end, and the session is as it was.
+                    OnDisconnect::Rollback => return,
+                    OnDisconnect::Commit => self.texts.interrupt(),
+                    OnDisconnect::Continue => {}
+                }
+                sink = Sink::Nobody;
+                continue;
             };
             match event {
                 Err(failure) => break Err(ApiError::from(failure)),
@@ -114,15 +124,18 @@ impl Run {
                 },
             }
         };
-        match outcome {
-            Ok(()) => sink.close(out, self.dialect.body()).await,
+        let last = match outcome {
+            Ok(()) => Ok(if sink.wants_body() { self.dialect.body() } else { String::new() }),
             Err(error) => {
                 out.clear();
                 self.dialect.fail(&error, &mut out);
-                sink.fail(out, error).await;
+                Err(error)
             }
-        }
-        drop(guard);
+        };
+        // The session, the key and the server's end wait for no reader.
+        drop((self, guard));
+        // Who does not read the last words in that time does not get them.
+        let _ = timeout(limit, sink.close(out, last)).await;
     }
 
     /// Takes one event; whether it was the last.
@@ -151,7 +164,7 @@ impl Run {
         let missing = || ApiError::internal();
         let mut kept = Kept::default();
         match &self.keeping {
-            Keeping::Nothing(_) | Keeping::Response { .. } => {}
+            Keeping::Nothing(_) | Keeping::Response { .. } | Keeping::Sealed { wanted: false, .. } => {}
             Keeping::Prefixes(owner) => {
                 if let Some(snapshot) = &finish.snapshot {
                     self.served.prefixes.keep(*owner, snapshot);
@@ -199,7 +212,9 @@ impl Run {
                 self.state.store()?.put_response(owner, &id, body, snapshot, parent).await?;
                 self.keep_receipt(receipt(&self.dialect.body()), owner).await;
             }
-            Keeping::Prefixes(owner) | Keeping::Sealed { owner, .. } | Keeping::Nothing(owner) => {
+            // The server keeps nothing of a conversation that the client keeps.
+            Keeping::Sealed { .. } => {}
+            Keeping::Prefixes(owner) | Keeping::Nothing(owner) => {
                 self.keep_receipt(receipt(&self.dialect.body()), owner).await;
             }
         }
@@ -208,7 +223,7 @@ impl Run {
 
     /// Keeps the first result of a request that has changed nothing: where that fails, sending it again computes anew.
     async fn keep_receipt(&self, receipt: Option<(crate::session::ReceiptKey, Vec<u8>)>, owner: Owner) {
-        let Some((key, bytes)) = receipt else { return };
+        let Some((key, bytes)) = receipt.filter(|(_, bytes)| bytes.len() <= MAX_RECEIPT_BYTES) else { return };
         let kept = match self.state.store() {
             Ok(store) => store.put_receipt(owner, &key.0, bytes).await.map_err(ApiError::from),
             Err(error) => Err(error),
@@ -230,7 +245,8 @@ fn info(served: &Served, turn: &Turn, version: &VersionId, snapshot: &Snapshot) 
             Tier::Memory => "memory",
             Tier::Disk => "disk",
         },
-        recomputed_tokens: 0,
+        // The last of them is new to any state; those before it wait in case a stop string takes them back.
+        recomputed_tokens: turn.head().pending.len().saturating_sub(1) as u64,
         tokens: snapshot.tokens(),
         state_bytes: served.state_bytes,
         held_text: snapshot.answer.as_ref().map_or_else(String::new, |answer| answer.held.clone()),

@@ -10,11 +10,12 @@ use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, stream};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use super::dialect::Said;
 use super::error::ApiError;
 use super::state::AppState;
-use super::streams::Log;
+use super::streams::LogWriter;
 use crate::session::Owner;
 
 /// Events that may wait for their reader; then the run waits, and the engine after it.
@@ -24,29 +25,31 @@ const BUFFER: usize = 32;
 pub(super) enum Sink {
     Whole(Option<oneshot::Sender<Result<String, ApiError>>>),
     Stream(mpsc::Sender<Option<Said>>),
-    Log(Arc<Log>),
+    Log(LogWriter),
+    /// The client has left; the run goes on.
     Nobody,
 }
 
 impl Sink {
-    /// The client has left; the run goes on.
-    pub(super) fn nobody() -> Self {
-        Self::Nobody
+    /// Whether the whole answer is wanted at the end.
+    pub(super) fn wants_body(&self) -> bool {
+        matches!(self, Self::Whole(_))
     }
 
-    /// Hands over what a stream says.
-    pub(super) async fn say(&self, out: &mut Vec<Said>) {
+    /// Hands over what a stream says; whether there was somebody to take each word within `limit`.
+    pub(super) async fn say(&self, out: &mut Vec<Said>, limit: Duration) -> bool {
         for said in out.drain(..) {
             match self {
                 Self::Stream(sender) => {
-                    if sender.send(Some(said)).await.is_err() {
-                        return;
+                    if !matches!(timeout(limit, sender.send(Some(said))).await, Ok(Ok(()))) {
+                        return false;
                     }
                 }
                 Self::Log(log) => log.push(said),
                 Self::Whole(_) | Self::Nobody => {}
             }
         }
+        true
     }
 
     /// Waits until the client has left.
@@ -59,23 +62,12 @@ impl Sink {
         }
     }
 
-    /// Hands over the last words, or the whole answer.
-    pub(super) async fn close(self, mut out: Vec<Said>, body: String) {
-        self.say(&mut out).await;
+    /// Hands over the last words of a stream, and the whole answer or why there is none.
+    pub(super) async fn close(self, mut out: Vec<Said>, last: Result<String, ApiError>) {
+        self.say(&mut out, Duration::MAX).await;
         match self {
             // A reader who has left needs nothing.
-            Self::Whole(sender) => _ = sender.map(|sender| sender.send(Ok(body))),
-            Self::Stream(sender) => _ = sender.send(None).await,
-            Self::Log(log) => log.end(),
-            Self::Nobody => {}
-        }
-    }
-
-    /// Hands over why there is no more.
-    pub(super) async fn fail(self, mut out: Vec<Said>, error: ApiError) {
-        self.say(&mut out).await;
-        match self {
-            Self::Whole(sender) => _ = sender.map(|sender| sender.send(Err(error))),
+            Self::Whole(sender) => _ = sender.map(|sender| sender.send(last)),
             Self::Stream(sender) => _ = sender.send(None).await,
             Self::Log(log) => log.end(),
             Self::Nobody => {}
@@ -111,12 +103,12 @@ pub(super) fn streamed(keep_alive: Duration) -> (Sink, Response) {
 
 /// A stream that goes on without its reader, and can be taken up again.
 pub(super) fn logged(state: &AppState, owner: Owner) -> (Sink, Response) {
-    let log = state.streams().open(owner);
+    let (log, writer) = state.streams().open(owner);
     let mut response = respond(Arc::clone(&log).follow(0), state.options().keep_alive);
     if let Ok(id) = HeaderValue::from_str(log.id()) {
         response.headers_mut().insert(HeaderName::from_static("x-stream-id"), id);
     }
-    (Sink::Log(log), response)
+    (Sink::Log(writer), response)
 }
 
 /// Words that are known already, as a stream.

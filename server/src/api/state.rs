@@ -53,6 +53,9 @@ impl Served {
     }
 }
 
+/// Requests that may wait for sessions in use at once; each keeps its body in memory meanwhile.
+const MOST_WAITERS: usize = 256;
+
 /// Settings of the HTTP side.
 #[derive(Clone, Copy, Debug)]
 pub struct ApiOptions {
@@ -81,6 +84,8 @@ struct Inner {
     draining: AtomicBool,
     /// One permit for each core: reading many long requests at once makes none of them faster.
     readers: Arc<Semaphore>,
+    /// Requests that may wait for sessions that are in use.
+    waiters: Arc<Semaphore>,
     streams: Streams,
     in_flight: InFlight,
     /// Counts the runs that have not ended.
@@ -100,10 +105,10 @@ impl AppState {
     /// A server without a model yet: alive, but not ready.
     pub fn new(options: ApiOptions) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let readers = Arc::new(Semaphore::new(cores));
+        let (readers, waiters) = (Arc::new(Semaphore::new(cores)), Arc::new(Semaphore::new(MOST_WAITERS)));
         let (streams, in_flight, runs) = (Streams::default(), InFlight::default(), watch::Sender::new(0));
         let (served, store, draining) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        Self { inner: Arc::new(Inner { options, served, store, draining, readers, streams, in_flight, runs }) }
+        Self { inner: Arc::new(Inner { options, served, store, draining, readers, waiters, streams, in_flight, runs }) }
     }
 
     /// Counts a run until the guard is dropped.
@@ -175,9 +180,25 @@ impl AppState {
         &self.inner.options
     }
 
+    /// A place among those that wait for sessions in use.
+    pub(super) fn waiter(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        Arc::clone(&self.inner.waiters).try_acquire_owned().map_err(|_| {
+            let message = format!("{MOST_WAITERS} requests wait for sessions in use already");
+            ApiError::request(StatusCode::TOO_MANY_REQUESTS, Some("prefer"), Some("too_many_waiting"), message)
+        })
+    }
+
     /// Waits for the leave to read a request. `None` never comes: nobody closes the semaphore.
     pub(super) async fn reader(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.inner.readers).acquire_owned().await.ok()
+    }
+
+    /// The model, whether or not it takes requests.
+    pub(super) fn loaded(&self) -> Result<&Arc<Served>, ApiError> {
+        match self.inner.served.get() {
+            Some(served) => Ok(served),
+            None => self.ready(),
+        }
     }
 
     /// The model, where it can take requests.

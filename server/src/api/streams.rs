@@ -1,6 +1,6 @@
 //! Streams that outlive their readers: kept for a while, numbered, and taken up again at any event.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,9 @@ const KEPT: Duration = Duration::from_mins(10);
 /// Bytes of one stream's events that are kept; then the oldest are forgotten.
 const MOST_BYTES: usize = 8 << 20;
 
+/// Bytes of all streams' events that are kept; then the streams that ended longest ago are forgotten.
+const MOST_BYTES_OF_ALL: usize = 256 << 20;
+
 /// Streams of one owner that are kept; then those that ended longest ago are forgotten.
 const MOST_STREAMS: usize = 256;
 
@@ -40,9 +43,36 @@ pub(super) struct Log {
 struct Events {
     /// How many have been forgotten.
     first: usize,
-    kept: std::collections::VecDeque<Said>,
+    kept: VecDeque<Said>,
     bytes: usize,
     ended: Option<Instant>,
+}
+
+/// The one that writes a log; the log ends with it, however it goes.
+pub(super) struct LogWriter(Arc<Log>);
+
+impl LogWriter {
+    /// Adds an event.
+    pub(super) fn push(&self, said: Said) {
+        self.0.push(said);
+    }
+
+    /// No more will come.
+    pub(super) fn end(self) {
+        self.0.lock().ended = Some(Instant::now());
+        self.0.changed.send_replace(());
+    }
+}
+
+impl Drop for LogWriter {
+    fn drop(&mut self) {
+        if self.0.lock().ended.is_none() {
+            // The run has panicked.
+            self.0.push(Said::data(ApiError::internal().body().to_string()));
+            self.0.lock().ended = Some(Instant::now());
+            self.0.changed.send_replace(());
+        }
+    }
 }
 
 impl Log {
@@ -50,8 +80,7 @@ impl Log {
         &self.id
     }
 
-    /// Adds an event.
-    pub(super) fn push(&self, said: Said) {
+    fn push(&self, said: Said) {
         let mut events = self.lock();
         events.bytes += said.data.len();
         events.kept.push_back(said);
@@ -64,36 +93,35 @@ impl Log {
         self.changed.send_replace(());
     }
 
-    /// No more will come.
-    pub(super) fn end(&self) {
-        self.lock().ended = Some(Instant::now());
-        self.changed.send_replace(());
-    }
-
     /// The events from number `next` on, those that are there and those that will come, each with its number as `id`.
     pub(super) fn follow(self: Arc<Self>, next: usize) -> impl Stream<Item = sse::Event> + Send + use<> {
         let changed = self.changed.subscribe();
-        stream::unfold((self, changed, next), |(log, mut changed, next)| async move {
+        stream::unfold((self, changed, Some(next)), |(log, mut changed, next)| async move {
+            let next = next?;
             loop {
                 changed.mark_unchanged();
                 let found = {
                     let events = log.lock();
                     match next.checked_sub(events.first).map(|at| events.kept.get(at)) {
-                        Some(Some(said)) => Ok(Some(said.clone())),
-                        Some(None) if events.ended.is_none() => Err(()),
-                        // The end, or a reader so slow that what it waits for has been forgotten.
-                        Some(None) | None => Ok(None),
+                        Some(Some(said)) => Some(Ok(said.clone())),
+                        Some(None) if events.ended.is_some() => return None,
+                        Some(None) => None,
+                        None => Some(Err(forgotten())),
                     }
                 };
                 match found {
-                    Ok(found) => {
-                        let said = found?;
-                        let event = sse::Event::default().id(next.to_string()).data(said.data);
+                    Some(Ok(said)) => {
+                        let event = sse::Event::default().id(next.to_string());
                         let event = if let Some(name) = said.name { event.event(name) } else { event };
-                        return Some((event, (log, changed, next + 1)));
+                        return Some((event.data(said.data), (log, changed, Some(next + 1))));
                     }
-                    // A log that is gone has ended.
-                    Err(()) => changed.changed().await.ok()?,
+                    // A reader so slow that what it waits for is gone is told so.
+                    Some(Err(error)) => {
+                        let event = sse::Event::default().data(error.body().to_string());
+                        return Some((event, (log, changed, None)));
+                    }
+                    // The log, and so the other end of this, lives as long as it is followed.
+                    None => changed.changed().await.ok()?,
                 }
             }
         })
@@ -103,6 +131,20 @@ impl Log {
         // Nothing panics while it holds the lock.
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// When it ended.
+    fn ended(&self) -> Option<Instant> {
+        self.lock().ended
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended().is_some_and(|ended| ended.elapsed() >= KEPT)
+    }
+}
+
+fn forgotten() -> ApiError {
+    let message = "the events after this one are no longer kept";
+    ApiError::request(StatusCode::GONE, Some("last-event-id"), Some("gone"), message)
 }
 
 /// The streams that can be taken up again.
@@ -112,30 +154,44 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// A new stream.
-    pub(super) fn open(&self, owner: Owner) -> Arc<Log> {
+    /// A new stream, and its writer.
+    pub(super) fn open(&self, owner: Owner) -> (Arc<Log>, LogWriter) {
         let id = format!("strm_{:032x}", rand::rng().random::<u128>());
         let log = Log { id: id.clone(), owner, events: Mutex::default(), changed: watch::Sender::new(()) };
         let log = Arc::new(log);
-        let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        logs.retain(|_, log| log.lock().ended.is_none_or(|ended| ended.elapsed() < KEPT));
-        let mut ended: Vec<(Instant, String)> = logs
-            .values()
-            .filter(|log| log.owner == owner)
-            .filter_map(|log| Some((log.lock().ended?, log.id.clone())))
-            .collect();
-        ended.sort_unstable_by_key(|(at, _)| *at);
-        for (_, id) in ended.iter().take((ended.len() + 1).saturating_sub(MOST_STREAMS)) {
-            logs.remove(id);
-        }
+        let mut logs = self.lock();
+        make_room(&mut logs, owner);
         logs.insert(id, Arc::clone(&log));
-        log
+        (Arc::clone(&log), LogWriter(log))
     }
 
     /// A stream, where it is this owner's.
     fn get(&self, owner: Owner, id: &str) -> Option<Arc<Log>> {
-        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logs = self.lock();
+        logs.retain(|_, log| !log.is_over());
         logs.get(id).filter(|log| log.owner == owner).map(Arc::clone)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Log>>> {
+        // Nothing panics while it holds the lock.
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Forgets streams that have ended, those over their time first, until the bounds hold with one more of `owner`.
+fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
+    logs.retain(|_, log| !log.is_over());
+    let mut ended: Vec<(Instant, Arc<Log>)> =
+        logs.values().filter_map(|log| Some((log.ended()?, Arc::clone(log)))).collect();
+    ended.sort_unstable_by_key(|(at, _)| *at);
+    let mut bytes: usize = logs.values().map(|log| log.lock().bytes).sum();
+    let mut own = logs.values().filter(|log| log.owner == owner).count();
+    for (_, log) in ended {
+        if bytes > MOST_BYTES_OF_ALL || (own >= MOST_STREAMS && log.owner == owner) {
+            bytes -= log.lock().bytes;
+            own -= usize::from(log.owner == owner);
+            logs.remove(&log.id);
+        }
     }
 }
 
@@ -155,8 +211,7 @@ pub(super) async fn follow(
         ApiError::invalid(Some("last-event-id"), message)
     })?;
     if next < log.lock().first {
-        let message = "the events after this one are no longer kept";
-        return Err(ApiError::request(StatusCode::GONE, Some("last-event-id"), Some("gone"), message));
+        return Err(forgotten());
     }
     Ok(sink::respond(log.follow(next), state.options().keep_alive))
 }

@@ -22,6 +22,7 @@ pub(super) struct Shared {
     pub(super) counters: Counters,
     pub(super) alive: AtomicBool,
     pub(super) heartbeat: Heartbeat,
+    pub(super) stall_limit: Duration,
 }
 
 impl Shared {
@@ -93,6 +94,11 @@ impl EngineHandle {
     pub fn is_ready(&self) -> bool {
         let shared = &self.shared;
         shared.alive.load(Ordering::Acquire) && shared.inbox.phase() == Phase::Open && !shared.is_stuck()
+    }
+
+    /// How long a request may keep its slot while nobody reads its text.
+    pub fn stall_limit(&self) -> Duration {
+        self.shared.stall_limit
     }
 
     /// Requests that may wait at once.

@@ -59,6 +59,7 @@ pub fn spawn<M: LanguageModel + 'static>(
         counters: Counters::default(),
         alive: AtomicBool::new(true),
         heartbeat: Heartbeat::new(options.step_limit),
+        stall_limit: options.stall_limit,
     });
     let scheduler = Scheduler::new(model.slots(), options.stall_limit);
     let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared) };

@@ -5,6 +5,8 @@ mod read;
 mod snapshots;
 mod wire;
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
@@ -12,12 +14,13 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use tracing::Instrument;
 
 use super::error::ApiError;
 use super::idempotency::{Attempt, attempt};
 use super::origin::{if_match, session_id, version_id, wait};
 use super::owner::Caller;
-use super::state::AppState;
+use super::state::{AppState, Served};
 use super::wire::{body, parse};
 use crate::session::{Patch, Session, SessionId, Version, VersionId};
 use wire::{Change, ForkRequest, ListQuery, PatchRequest, RewindRequest, ttl};
@@ -63,9 +66,22 @@ fn one(status: StatusCode, version: &str, body: impl IntoResponse) -> Response {
     response
 }
 
-fn answer(state: &AppState, status: StatusCode, session: &Session) -> Result<Response, ApiError> {
-    let json = json_of(session, state.ready()?.state_bytes);
-    Ok(one(status, session.head.id.as_str(), Json(json)))
+fn answer(served: &Served, status: StatusCode, session: &Session) -> Response {
+    one(status, session.head.id.as_str(), Json(json_of(session, served.state_bytes)))
+}
+
+/// Runs what must not be cut off half way, also where the client leaves: a change and the note that it was made.
+async fn unbroken<T: Send + 'static>(
+    state: &AppState,
+    change: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    let guard = state.run_begins();
+    let change = async move {
+        let outcome = change.await;
+        drop(guard);
+        outcome
+    };
+    tokio::spawn(change.in_current_span()).await.unwrap_or_else(|_| Err(ApiError::internal()))
 }
 
 /// A body that was made before, as the answer that it was then.
@@ -111,10 +127,11 @@ pub(super) async fn list(
             return Err(ApiError::invalid(Some("order"), format!("order must be asc or desc, found {other:?}")));
         }
     };
+    let served = state.loaded()?;
     let after = query.after.map(|id| session_id(&id, "after")).transpose()?;
-    let (sessions, more) = state.store()?.list(owner, after, limit as usize, newest_first).await?;
-    let bytes = state.ready()?.state_bytes;
-    let data: Vec<Value> = sessions.iter().map(|session| json_of(session, bytes)).collect();
+    let page = state.store()?.list(owner, after, limit as usize, newest_first).await;
+    let (sessions, more) = page.map_err(|error| ApiError::from(error).renamed("session", "after"))?;
+    let data: Vec<Value> = sessions.iter().map(|session| json_of(session, served.state_bytes)).collect();
     let id = |session: Option<&Session>| session.map(|session| session.id.as_str().to_owned());
     let (first, last) = (id(sessions.first()), id(sessions.last()));
     Ok(Json(json!({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more})))
@@ -126,8 +143,9 @@ pub(super) async fn get(
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
+    let served = state.loaded()?;
     let session = state.store()?.get(owner, &named(id)?).await?;
-    answer(&state, StatusCode::OK, &session)
+    Ok(answer(served, StatusCode::OK, &session))
 }
 
 /// `PATCH /v1/sessions/{id}`
@@ -147,8 +165,9 @@ pub(super) async fn patch(
             Change::To(seconds) => Some(Some(ttl(seconds)?)),
         },
     };
+    let served = state.ready()?;
     let session = state.store()?.update(owner, &named(id)?, patch).await?;
-    answer(&state, StatusCode::OK, &session)
+    Ok(answer(served, StatusCode::OK, &session))
 }
 
 /// `DELETE /v1/sessions/{id}`
@@ -184,16 +203,18 @@ pub(super) async fn fork(
     }
     let from = request.version.map(|id| version_id(&id, "version")).transpose()?;
     let (metadata, ttl) = (request.metadata.map(metadata).transpose()?, request.ttl_seconds.map(ttl).transpose()?);
-    let store = state.store()?;
-    let sessions = store.fork(owner, &id, from, n as usize, metadata, ttl).await?;
-    let bytes = state.ready()?.state_bytes;
-    let data: Vec<Value> = sessions.iter().map(|session| json_of(session, bytes)).collect();
-    let body = json!({"object": "list", "data": data}).to_string();
-    if let Some(ticket) = ticket {
-        let (key, receipt) = ticket.receipt(&body);
-        store.put_receipt(owner, &key.0, receipt).await?;
-    }
-    Ok(again(StatusCode::CREATED, body))
+    let (served, store) = (Arc::clone(state.ready()?), state.store()?.clone());
+    let forking = async move {
+        let sessions = store.fork(owner, &id, from, n as usize, metadata, ttl).await?;
+        let data: Vec<Value> = sessions.iter().map(|session| json_of(session, served.state_bytes)).collect();
+        let body = json!({"object": "list", "data": data}).to_string();
+        if let Some(ticket) = ticket {
+            let (key, receipt) = ticket.receipt(&body);
+            store.put_receipt(owner, &key.0, receipt).await?;
+        }
+        Ok(again(StatusCode::CREATED, body))
+    };
+    unbroken(&state, forking).await
 }
 
 /// `POST /v1/sessions/{id}/rewind`
@@ -207,8 +228,10 @@ pub(super) async fn rewind(
     let id = named(id)?;
     let request: RewindRequest = parse(&json_body(&state, &headers, bytes)?)?;
     let to = version_id(&request.version, "version")?;
-    let session = state.store()?.rewind(owner, &id, &to, if_match(&headers)?, wait(&headers)?).await?;
-    answer(&state, StatusCode::OK, &session)
+    let (served, wait) = (state.ready()?, wait(&headers)?);
+    let _place = if wait.is_zero() { None } else { Some(state.waiter()?) };
+    let session = state.store()?.rewind(owner, &id, &to, if_match(&headers)?, wait).await?;
+    Ok(answer(served, StatusCode::OK, &session))
 }
 
 /// `GET /v1/sessions/{id}/turns`

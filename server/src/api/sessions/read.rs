@@ -14,7 +14,7 @@ use rand::Rng;
 use serde_json::Value;
 
 use super::wire::{AppendRequest, CreateRequest, label, metadata, ttl};
-use super::{again, json_body, json_of, named};
+use super::{again, json_body, json_of, named, unbroken};
 use crate::api::error::ApiError;
 use crate::api::generate::reading;
 use crate::api::idempotency::{Attempt, attempt};
@@ -91,15 +91,18 @@ pub(in crate::api) async fn create(
         (request.metadata.take().map(metadata).transpose()?, request.ttl_seconds.map(ttl).transpose()?);
     let label = label(request.label.take())?;
     let start = start(&state, &served, request).await?;
-    let store = state.store()?;
+    let store = state.store()?.clone();
     let new = NewSession { start, metadata: metadata.unwrap_or_default(), ttl, label };
-    let session = store.create(owner, new).await?;
-    let body = json_of(&session, served.state_bytes).to_string();
-    if let Some(ticket) = ticket {
-        let (key, receipt) = ticket.receipt(&body);
-        store.put_receipt(owner, &key.0, receipt).await?;
-    }
-    Ok(again(StatusCode::CREATED, body))
+    let making = async move {
+        let session = store.create(owner, new).await?;
+        let body = json_of(&session, served.state_bytes).to_string();
+        if let Some(ticket) = ticket {
+            let (key, receipt) = ticket.receipt(&body);
+            store.put_receipt(owner, &key.0, receipt).await?;
+        }
+        Ok(again(StatusCode::CREATED, body))
+    };
+    unbroken(&state, making).await
 }
 
 /// What a new session begins with: at most one of text, tokens, messages, version and snapshot.
@@ -155,15 +158,22 @@ pub(in crate::api) async fn append(
     let missing = || ApiError::invalid(Some("text"), "one of text, tokens and messages must be given");
     let text = Text::only(request.text, request.tokens, request.messages)?.ok_or_else(missing)?;
 
-    // Dropped on any way out of here but the commit: then the session is as it was.
-    let turn = state.store()?.begin(owner, &id, if_match(&headers)?, wait(&headers)?).await?;
+    // Dropped on any way out of here but the commit, and where the client leaves before it: then the session is as it
+    // was.
+    let wait = wait(&headers)?;
+    let place = if wait.is_zero() { None } else { Some(state.waiter()?) };
+    let turn = state.store()?.begin(owner, &id, if_match(&headers)?, wait).await?;
+    drop(place);
     let (appended, snapshot) = read(&state, &served, Arc::clone(turn.head()), text).await?;
     let version = VersionId::new();
     let body = body(turn.session(), &version, &snapshot, label.clone(), appended, &served);
     let (prompt_tokens, kind) = (appended as u64, "append".to_owned());
     let note = TurnNote { label, prompt_tokens, completion_tokens: 0, kind };
-    turn.commit(snapshot, note, ticket.as_ref().map(|ticket| ticket.receipt(&body)), version).await?;
-    Ok(again(StatusCode::OK, body))
+    let committing = async move {
+        turn.commit(snapshot, note, ticket.as_ref().map(|ticket| ticket.receipt(&body)), version).await?;
+        Ok(again(StatusCode::OK, body))
+    };
+    unbroken(&state, committing).await
 }
 
 /// The answer to an append, made before its commit, which keeps it.

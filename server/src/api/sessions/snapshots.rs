@@ -56,11 +56,12 @@ pub(in crate::api) async fn upload(
         return Err(long());
     }
     let bytes = to_bytes(body, most).await.map_err(|_| long())?;
+    let codec = Arc::clone(&served.codec);
     let snapshot = reading(&state, move || {
-        served.codec.decode(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
+        codec.decode(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
     });
     let start = Start::Snapshot(Arc::new(snapshot.await?));
     let new = NewSession { start, metadata: Metadata::new(), ttl: None, label: None };
     let session = state.store()?.create(owner, new).await?;
-    answer(&state, StatusCode::CREATED, &session)
+    Ok(answer(&served, StatusCode::CREATED, &session))
 }
