@@ -102,6 +102,7 @@ export class Conversation {
     }
     if (on) this.settings.open = false;
     else {
+      document.title = "Tidegate";
       this.missing.hidden = true;
       sheet.fixed = 0;
       sheet.set(this.sheetPieces);
@@ -146,6 +147,7 @@ export class Conversation {
     this.turns = new Map(turns.map((turn) => [turn.version, turn]));
     this.selected = session?.version ?? null;
     this.sessionName.value = session ? session.metadata.name ?? "" : "";
+    document.title = session ? `${nameOf(session)} – Tidegate` : "Tidegate";
     this.tree.show(turns, this.selected);
     this.card();
     const path = [];
@@ -183,7 +185,7 @@ export class Conversation {
     this.turnTitle.textContent = turn.label ? `${title(node)}: ${turn.label}` : title(node);
     const facts = [`${turn.tokens.toLocaleString()} tokens`];
     if (turn.prompt_tokens || turn.completion_tokens) facts.push(`${turn.prompt_tokens} read`, `${turn.completion_tokens} written`);
-    facts.push(new Date(turn.time).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" }));
+    facts.push(new Date(turn.time).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" }));
     if (!turn.kept) facts.push("no longer kept");
     this.turnFacts.textContent = facts.join(", ");
     this.excerpt(turn);

@@ -79,10 +79,8 @@ export class Sheet {
     const told = pieces.map((piece) => piece.text).join("");
     this.set([...pieces, ...(draft ? [{ text: draft, made: false }] : [])]);
     this.fixed = told.length;
-    this.toEnd();
+    this.scroller.scrollTop = this.text ? this.scroller.scrollHeight : 0;
   }
-
-  toEnd() { this.scroller.scrollTop = this.scroller.scrollHeight; }
 
   begin() {
     this.set([...this.pieces, { text: "", made: true }]);

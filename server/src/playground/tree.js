@@ -2,9 +2,10 @@
 
 /** Distances in pixels: a column is a turn, a lane is a branch. */
 const COLUMN = 46;
-const LANE = 38;
-const LEFT = 22;
-const TOP = 16;
+const LANE = 42;
+const LEFT = 24;
+const TOP = 19;
+const BOTTOM = 31;
 
 /**
  * Places turns (oldest first): a turn stands one column after its parent; the first that went on stays in its lane, each
@@ -75,7 +76,7 @@ export class Tree {
     this.selected = selected;
     const { all, lanes, columns } = this.places;
     this.svg.setAttribute("width", LEFT * 2 + (columns - 1) * COLUMN);
-    this.svg.setAttribute("height", TOP * 2 + 4 + Math.max(0, lanes - 1) * LANE);
+    this.svg.setAttribute("height", TOP + Math.max(0, lanes - 1) * LANE + BOTTOM);
     // The path to the head is drawn last: it lies over what was left.
     const inOrder = [...all.filter((node) => !node.onPath), ...all.filter((node) => node.onPath)];
     const edges = inOrder.filter((node) => node.parent).map((node) => this.edge(node));
@@ -103,7 +104,7 @@ export class Tree {
       element("rect", { class: "reach", x: x - COLUMN / 2, y: y - LANE / 2 + 3, width: COLUMN, height: LANE }),
       element("circle", { class: "halo", cx: x, cy: y, r: 10.5 }),
       element("circle", { class: "dot", cx: x, cy: y, r: turn.head ? 6.5 : 5 }),
-      element("text", { class: "weight", x, y: y + 19, "aria-hidden": "true" }, short(turn.tokens)),
+      element("text", { class: "weight", x, y: y + 22.5, "aria-hidden": "true" }, short(turn.tokens)),
     ];
     return element("g", {
       class: classes.join(" "), role: "treeitem", tabindex: chosen ? 0 : -1, "data-version": turn.version,
@@ -122,7 +123,7 @@ export class Tree {
     const [x, y] = spot(node);
     const { scrollLeft, clientWidth, scrollTop, clientHeight } = this.scroller;
     if (x < scrollLeft + LEFT || x > scrollLeft + clientWidth - LEFT * 2) this.scroller.scrollLeft = x - clientWidth * 0.7;
-    if (y < scrollTop + TOP || y > scrollTop + clientHeight - TOP * 2) this.scroller.scrollTop = y - clientHeight / 2;
+    if (y < scrollTop + TOP || y > scrollTop + clientHeight - BOTTOM) this.scroller.scrollTop = y - clientHeight / 2;
   }
 
   choose(mark, wantsButtons) {
