@@ -1,4 +1,4 @@
-"""The official `openai` package against a running server: completing, streaming, failing, and many at once.
+"""The official `openai` package against a running server: completing, streaming, failing, many at once, and responses.
 
     python .ci/openai_client.py http://127.0.0.1:8080/v1
 """
@@ -8,6 +8,8 @@ import sys
 import time
 
 import openai
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 STREAMS = 32
 PROMPTS = [
@@ -55,6 +57,53 @@ def failing(client: openai.OpenAI, model: str) -> None:
         raise AssertionError("temperature 9 was accepted")
 
 
+def responses(client: openai.OpenAI, model: str) -> None:
+    """Responses made, streamed, gone on with, read again and deleted, each as the package's types say."""
+    asked = {"model": model, "max_output_tokens": 24, "temperature": 0}
+    first = client.responses.create(input="Tell me of a fox.", instructions="Be brief.", metadata={"tale": "1"}, **asked)
+    Response.model_validate(first.to_dict())
+    assert first.output_text.strip() and first.status in ("completed", "incomplete"), first
+    assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens, first.usage
+
+    going_on = {"input": [{"role": "user", "content": "And then?"}], "previous_response_id": first.id, **asked}
+    second = client.responses.create(**going_on)
+    assert second.usage.input_tokens > first.usage.total_tokens, second.usage
+    assert second.usage.input_tokens - second.usage.input_tokens_details.cached_tokens < 12, second.usage
+
+    events = list(client.responses.create(stream=True, **going_on))
+    for event in events:
+        TypeAdapter(ResponseStreamEvent).validate_python(event.to_dict())
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == second.output_text
+    assert events[-1].response.output_text == second.output_text, events[-1]
+
+    with client.responses.stream(**going_on) as stream:
+        third = stream.get_final_response() if second.status == "completed" else list(stream)[-1].response
+    assert third.output_text == second.output_text, third
+
+    read = client.responses.retrieve(second.id)
+    assert read.to_dict() == second.to_dict(), read
+    assert read.previous_response_id == first.id
+    client.responses.delete(first.id)
+    for gone in (
+        lambda: client.responses.retrieve(first.id),
+        lambda: client.responses.create(**going_on),
+        lambda: client.with_options(api_key="another").responses.retrieve(second.id),
+    ):
+        try:
+            gone()
+        except openai.NotFoundError as error:
+            assert error.code == "not_found", error.body
+        else:
+            raise AssertionError("a response was found that should not be there")
+    try:
+        client.responses.create(input="x", tools=[{"type": "web_search"}], **asked)
+    except openai.BadRequestError as error:
+        assert error.param == "tools", error.body
+    else:
+        raise AssertionError("tools were accepted")
+
+
 async def all_at_once(base_url: str, model: str, texts: dict[str, str]) -> int:
     """Many streams together, each of which must get the text that its prompt got alone; the tokens in all."""
 
@@ -81,6 +130,8 @@ def main(base_url: str) -> None:
     print(f"openai {openai.__version__}: {len(texts)} prompts, whole and streamed alike ({model})")
     failing(client, model)
     print("openai: a wrong temperature is a BadRequestError that names it")
+    responses(client, model)
+    print("openai: responses made, streamed, gone on with, read again and deleted")
     began = time.perf_counter()
     tokens = asyncio.run(all_at_once(base_url, model, texts))
     seconds = time.perf_counter() - began

@@ -15,7 +15,7 @@ use crate::api::Served;
 use crate::engine::{
     DecoderModel, EngineError, EngineOptions, EngineThread, Limits, ModelError, TextRules, recommended_sampling, spawn,
 };
-use crate::session::{Codec, Fingerprint, KeyError, Keys, PrefixIndex};
+use crate::session::{Codec, Fingerprint, KeyError, Keys, PrefixIndex, hex};
 use crate::text::{ChatTemplate, TextError, Tokenizer};
 
 /// The shipped checkpoint, from the top of the source tree.
@@ -104,7 +104,7 @@ impl Default for OpenOptions {
 pub fn sessions_folder(data: &Path, fingerprint: &Fingerprint) -> PathBuf {
     let Fingerprint { architecture, weights, tokenizer } = fingerprint;
     let digest = Sha256::new().chain_update(architecture).chain_update(weights).chain_update(tokenizer).finalize();
-    data.join("sessions").join(&hex(Some(digest.into()))[..16])
+    data.join("sessions").join(&hex(&digest)[..16])
 }
 
 /// Finds the shipped checkpoint: from the current folder, beside the executable, in the source tree it was built from.
@@ -169,9 +169,11 @@ fn folder_name(folder: &Path) -> String {
 
 /// What a snapshot must fit to go on here.
 fn model_fingerprint(folder: &Path) -> Result<Fingerprint, OpenError> {
-    let [architecture, weights, tokenizer] =
-        ["config.json", "model.safetensors", "tokenizer.json"].map(|name| digest(&folder.join(name)));
-    Ok(Fingerprint { architecture: hex(architecture?), weights: hex(weights?), tokenizer: hex(tokenizer?) })
+    // What is not there does not have to be: the checkpoint has been loaded.
+    let [architecture, weights, tokenizer]: [Result<_, OpenError>; 3] =
+        ["config.json", "model.safetensors", "tokenizer.json"]
+            .map(|name| Ok(digest(&folder.join(name))?.unwrap_or_default()));
+    Ok(Fingerprint { architecture: hex(&architecture?), weights: hex(&weights?), tokenizer: hex(&tokenizer?) })
 }
 
 /// A short name for these weights, this tokenizer, what its makers recommend and this version of the server: where
@@ -184,7 +186,7 @@ fn system_fingerprint(folder: &Path, model: &Fingerprint) -> Result<String, Open
     for name in ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"] {
         hash.update(digest(&folder.join(name))?.unwrap_or_default());
     }
-    Ok(format!("fp_{}", &hex(Some(hash.finalize().into()))[..16]))
+    Ok(format!("fp_{}", &hex(&hash.finalize())[..16]))
 }
 
 /// The SHA-256 of a file; none where there is no such file: the checkpoint has been loaded, so that it does not have
@@ -205,10 +207,6 @@ fn digest(path: &Path) -> Result<Option<[u8; 32]>, OpenError> {
     }
 }
 
-fn hex(digest: Option<[u8; 32]>) -> String {
-    digest.unwrap_or_default().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,7 +217,7 @@ mod tests {
         let path = folder.path().join("abc");
         assert_eq!(digest(&path).unwrap(), None);
         std::fs::write(&path, "abc").unwrap();
-        assert!(hex(digest(&path).unwrap()).starts_with("ba7816bf8f01cfea414140de5dae2223"));
+        assert!(hex(&digest(&path).unwrap().unwrap()).starts_with("ba7816bf8f01cfea414140de5dae2223"));
     }
 
     #[test]

@@ -84,7 +84,7 @@ struct Scan<'a> {
 /// One head of one row.
 struct Head<'a> {
     row: usize,
-    head: usize,
+    index: usize,
     memory: &'a mut [f32], // (2D (d + 1) + 1)
     out: &'a mut [f32],    // (time, d)
 }
@@ -151,7 +151,7 @@ impl Scan<'_> {
             let (_, rest) = memory.split_at_mut((slot - passed) * slot_len);
             let (own, rest) = rest.split_at_mut(slot_len);
             let pairs = own.chunks_exact_mut(head_len).zip(out.chunks_exact_mut(self.time * d));
-            parts.extend(pairs.enumerate().map(|(head, (memory, out))| Head { row, head, memory, out }));
+            parts.extend(pairs.enumerate().map(|(index, (memory, out))| Head { row, index, memory, out }));
             (memory, passed) = (rest, slot + 1);
         }
         Ok(parts)
@@ -161,7 +161,7 @@ impl Scan<'_> {
     fn head(&self, part: &mut Head<'_>, qkv: &[f32], w: &[f32]) {
         let Shape { heads, head_dim: d, proj_dim, eps } = self.shape;
         let (isa, inner) = (Isa::detect(), heads * d);
-        let w = &w[part.head * proj_dim * d..][..proj_dim * d];
+        let w = &w[part.index * proj_dim * d..][..proj_dim * d];
         // q and k of a block's tokens are the rows of one product with W.
         let block = BLOCK.min(self.time);
         let mut pairs = vec![0.0; block * 2 * d];
@@ -169,7 +169,7 @@ impl Scan<'_> {
         let mut phi = vec![0.0; block * 4 * proj_dim];
         for (first, outs) in (0..self.time).step_by(block).zip(part.out.chunks_mut(block * d)) {
             let token = |t: usize| &qkv[(first + t) * 3 * inner..][..3 * inner];
-            let of = |t: usize, which: usize| &token(t)[which * inner + part.head * d..][..d];
+            let of = |t: usize, which: usize| &token(t)[which * inner + part.index * d..][..d];
             let len = outs.len() / d;
             for (t, pair) in pairs.chunks_exact_mut(2 * d).take(len).enumerate() {
                 pair[..d].copy_from_slice(of(t, 0));
@@ -179,7 +179,7 @@ impl Scan<'_> {
             gaussian_rows(&mut pairs[..len * 2 * d], w, d, angles, phi);
             for ((t, out), phi) in outs.chunks_exact_mut(d).enumerate().zip(phi.chunks_exact(4 * proj_dim)) {
                 let (phi_q, phi_k) = phi.split_at(2 * proj_dim);
-                let gate = self.gate.map(|gate| gate[(part.row * self.time + first + t) * heads + part.head]);
+                let gate = self.gate.map(|gate| gate[(part.row * self.time + first + t) * heads + part.index]);
                 let weights = recurrence::gate_weights(gate);
                 recurrence::step(isa, part.memory, phi_q, phi_k, of(t, 2), weights, eps as f32, out);
             }

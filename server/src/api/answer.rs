@@ -11,7 +11,6 @@ use super::state::Served;
 use crate::engine::{Delta, Finish, FinishReason, Timings};
 
 /// Tokens that a request took.
-#[expect(clippy::struct_field_names, reason = "the names are the format's")]
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,

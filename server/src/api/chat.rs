@@ -1,6 +1,7 @@
 //! `POST /v1/chat/completions`: messages in, one message out.
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::answer::{Head, Usage, UsageField, Wanted, finish_reason};
 use super::dialect::{Dialect, Kept, Said, SessionInfo};
@@ -13,9 +14,9 @@ struct Message {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
-    /// Always null in a whole message: the model refuses nothing.
+    /// Null in a whole message: the model refuses nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
-    refusal: Option<Option<()>>,
+    refusal: Option<Value>,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -116,7 +117,7 @@ impl Dialect for Chat {
     }
 
     fn body(&self) -> String {
-        let message = Message { role: Some("assistant"), content: Some(self.text.clone()), refusal: Some(None) };
+        let message = Message { role: Some("assistant"), content: Some(self.text.clone()), refusal: Some(Value::Null) };
         let token_ids = self.wanted.token_ids.then(|| self.token_ids.clone());
         let choice = Choice { message: Some(message), finish_reason: self.reason, token_ids, ..Choice::default() };
         self.json("chat.completion", &[choice], self.usage, &self.kept)

@@ -44,6 +44,17 @@ impl ApiError {
         Self { status, message: message.into(), kind: "server_error", param: None, code: Some(code) }
     }
 
+    /// The same refusal where the parameter is called `name`.
+    pub(super) fn renamed(mut self, from: &str, name: &str) -> Self {
+        if self.param.as_deref() == Some(from) {
+            if let Some(rest) = self.message.strip_prefix(from) {
+                self.message = format!("{name}{rest}");
+            }
+            self.param = Some(name.to_owned());
+        }
+        self
+    }
+
     /// A thing that is not there, or that is another owner's.
     pub(super) fn missing(param: &str, what: &str) -> Self {
         let message = format!("no {what} has this id");

@@ -84,9 +84,10 @@ async fn create(
 }
 
 fn dialect(format: Format, served: &Served, wanted: Wanted, prompts: Vec<Vec<u32>>) -> Box<dyn Dialect> {
-    match format {
-        Format::Completions => Box::new(Completions::new(Head::new("cmpl", served), wanted, prompts)),
-        Format::Chat => Box::new(Chat::new(Head::new("chatcmpl", served), wanted)),
+    if format == Format::Completions {
+        Box::new(Completions::new(Head::new("cmpl", served), wanted, prompts))
+    } else {
+        Box::new(Chat::new(Head::new("chatcmpl", served), wanted))
     }
 }
 

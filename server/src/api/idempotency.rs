@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::ApiError;
 use super::state::AppState;
-use crate::session::{Owner, ReceiptKey};
+use crate::session::{Owner, ReceiptKey, hex};
 
 /// Longest key that is taken.
 const MAX_KEY_BYTES: usize = 255;
@@ -59,8 +59,7 @@ pub(super) async fn attempt(
         return Err(ApiError::invalid(Some("idempotency-key"), message));
     };
     let digest = Sha256::new().chain_update(path).chain_update([0]).chain_update(body).finalize();
-    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    let ticket = state.in_flight().begin(owner, key, digest)?;
+    let ticket = state.in_flight().begin(owner, key, hex(&digest))?;
     let Some(receipt) = state.store()?.receipt(owner, key).await? else { return Ok(Attempt::First(ticket)) };
     let receipt: Receipt = serde_json::from_slice(&receipt).map_err(|_| ApiError::internal())?;
     if receipt.digest != ticket.digest {

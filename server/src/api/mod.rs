@@ -12,6 +12,7 @@ mod owner;
 mod panics;
 mod playground;
 mod prompt;
+mod responses;
 mod run;
 mod service;
 mod sessions;
@@ -41,6 +42,8 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/favicon.ico", get(playground::favicon))
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
         .route("/v1/streams/{id}", get(streams::follow))
         .route("/v1/sessions", get(sessions::list).post(sessions::create))
         .route("/v1/sessions/{id}", get(sessions::get).patch(sessions::patch).delete(sessions::delete))

@@ -16,7 +16,7 @@ use crate::engine::{Keep, Start};
 use crate::session::{Owner, SessionId, Snapshot, Turn, VersionId};
 
 /// Longest time that a request may wait for its session.
-const MAX_WAIT: Duration = Duration::from_secs(600);
+const MAX_WAIT: Duration = Duration::from_mins(10);
 
 /// Where a request begins.
 pub(super) enum Origin {

@@ -18,15 +18,16 @@ pub(super) fn encode(
 ) -> Result<Vec<Vec<u32>>, ApiError> {
     let (other, name) = match format {
         Format::Completions => (wire.messages.is_some(), "messages"),
-        Format::Chat => (wire.prompt.is_some(), "prompt"),
+        Format::Chat | Format::Responses => (wire.prompt.is_some(), "prompt"),
     };
     if other {
         return Err(ApiError::invalid(Some(name), format!("{name} must be absent at {}", format.path())));
     }
     match format {
-        Format::Chat => {
+        Format::Chat | Format::Responses => {
             let messages = wire.messages.take().unwrap_or_default();
-            Ok(vec![messages_to_ids(messages, "messages", served, base)?])
+            let name = if format == Format::Chat { "messages" } else { "input" };
+            Ok(vec![messages_to_ids(messages, name, served, base)?])
         }
         Format::Completions => prompts(wire.prompt.take(), served, base),
     }

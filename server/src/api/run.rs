@@ -42,8 +42,8 @@ pub(super) enum Keeping {
     Sealed { owner: Owner },
     /// A response to go on from.
     Response { owner: Owner, id: ResponseId, parent: Option<VersionId> },
-    /// Nothing is kept.
-    Nothing,
+    /// Nothing but, where it is asked for, the result for the same request sent again.
+    Nothing(Owner),
 }
 
 /// A request that the engine has taken.
@@ -81,8 +81,8 @@ impl Run {
             Keeping::Prefixes(owner)
             | Keeping::Turn { owner, .. }
             | Keeping::Sealed { owner, .. }
-            | Keeping::Response { owner, .. } => *owner,
-            Keeping::Nothing => Owner::default(),
+            | Keeping::Response { owner, .. }
+            | Keeping::Nothing(owner) => *owner,
         }
     }
 
@@ -151,7 +151,7 @@ impl Run {
         let missing = || ApiError::internal();
         let mut kept = Kept::default();
         match &self.keeping {
-            Keeping::Nothing | Keeping::Response { .. } => {}
+            Keeping::Nothing(_) | Keeping::Response { .. } => {}
             Keeping::Prefixes(owner) => {
                 if let Some(snapshot) = &finish.snapshot {
                     self.served.prefixes.keep(*owner, snapshot);
@@ -181,7 +181,7 @@ impl Run {
     async fn commit(&mut self, finish: Finish) -> Result<(), ApiError> {
         let ticket = self.ticket.take();
         let receipt = |body: &str| ticket.as_ref().map(|ticket| ticket.receipt(body));
-        match std::mem::replace(&mut self.keeping, Keeping::Nothing) {
+        match std::mem::replace(&mut self.keeping, Keeping::Nothing(Owner::default())) {
             Keeping::Turn { turn, version, label, .. } => {
                 let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
                 let note = TurnNote {
@@ -199,10 +199,9 @@ impl Run {
                 self.state.store()?.put_response(owner, &id, body, snapshot, parent).await?;
                 self.keep_receipt(receipt(&self.dialect.body()), owner).await;
             }
-            Keeping::Prefixes(owner) | Keeping::Sealed { owner, .. } => {
+            Keeping::Prefixes(owner) | Keeping::Sealed { owner, .. } | Keeping::Nothing(owner) => {
                 self.keep_receipt(receipt(&self.dialect.body()), owner).await;
             }
-            Keeping::Nothing => {}
         }
         Ok(())
     }

@@ -125,11 +125,10 @@ pub(super) fn replayed(words: Vec<Said>, keep_alive: Duration) -> Response {
 }
 
 fn event(said: Said) -> sse::Event {
-    let event = sse::Event::default().data(said.data);
-    match said.name {
-        Some(name) => event.event(name),
-        None => event,
-    }
+    let event = sse::Event::default();
+    // Plain clients want the name before the data.
+    let event = if let Some(name) = said.name { event.event(name) } else { event };
+    event.data(said.data)
 }
 
 /// The response that streams `events`.

@@ -112,15 +112,18 @@ impl AppState {
         RunGuard(self.clone())
     }
 
-    /// Waits until every run has ended, those without a client too, and makes what is kept durable. To be called
-    /// after [`Self::drain`].
+    /// Waits until every run has ended, those without a client too. To be called after [`Self::drain`].
     pub async fn settle(&self) {
         // The sender lives as long as `self`.
         let _ = self.inner.runs.subscribe().wait_for(|runs| *runs == 0).await;
-        if let Some(store) = self.inner.store.get() {
-            if let Err(error) = store.close().await {
-                tracing::error!("what was in memory alone is lost: {error}");
-            }
+    }
+
+    /// Makes durable what is kept.
+    pub async fn close(&self) {
+        if let Some(store) = self.inner.store.get()
+            && let Err(error) = store.close().await
+        {
+            tracing::error!("what was in memory alone is lost: {error}");
         }
     }
 

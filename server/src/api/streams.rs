@@ -149,16 +149,11 @@ pub(super) async fn follow(
     let Path(id) = id.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
     let missing = || ApiError::request(StatusCode::NOT_FOUND, Some("id"), Some("not_found"), "no stream has this id");
     let log = state.streams().get(owner, &id).ok_or_else(missing)?;
-    let next = match headers.get("last-event-id").map(|value| value.to_str().unwrap_or_default()) {
-        None => 0,
-        Some(last) => match last.parse::<usize>().ok().and_then(|last| last.checked_add(1)) {
-            Some(next) => next,
-            None => {
-                let message = format!("last-event-id must be the number of an event, found {last:?}");
-                return Err(ApiError::invalid(Some("last-event-id"), message));
-            }
-        },
-    };
+    let last = headers.get("last-event-id").map(|value| value.to_str().unwrap_or_default());
+    let next = last.map_or(Some(0), |last| last.parse::<usize>().ok()?.checked_add(1)).ok_or_else(|| {
+        let message = format!("last-event-id must be the number of an event, found {:?}", last.unwrap_or_default());
+        ApiError::invalid(Some("last-event-id"), message)
+    })?;
     if next < log.lock().first {
         let message = "the events after this one are no longer kept";
         return Err(ApiError::request(StatusCode::GONE, Some("last-event-id"), Some("gone"), message));

@@ -50,7 +50,7 @@ fn all() -> [(&'static str, Value); 35] {
 }
 
 /// Whether two values say the same: 1 and 1.0 are one number.
-fn is_same(value: &Value, other: &Value) -> bool {
+pub(super) fn is_same(value: &Value, other: &Value) -> bool {
     value == other || value.as_f64().is_some_and(|number| other.as_f64() == Some(number))
 }
 

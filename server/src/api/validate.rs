@@ -86,12 +86,13 @@ fn max_tokens(format: Format, wire: &GenerationRequest, served: &Served) -> Resu
             return Err(ApiError::invalid(Some("max_completion_tokens"), message));
         }
         (Format::Chat, Some(_)) => "max_completion_tokens",
+        (Format::Responses, _) => "max_output_tokens",
         _ => "max_tokens",
     };
     // A server that allows fewer must not refuse who names no number.
     let default = match format {
         Format::Completions => DEFAULT_MAX_TOKENS,
-        Format::Chat => DEFAULT_MAX_CHAT_TOKENS,
+        Format::Chat | Format::Responses => DEFAULT_MAX_CHAT_TOKENS,
     };
     let asked = wire.max_completion_tokens.or(wire.max_tokens);
     let most = served.limits.max_tokens;

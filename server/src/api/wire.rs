@@ -60,6 +60,7 @@ pub(super) struct StreamOptions {
 pub(super) enum Format {
     Completions,
     Chat,
+    Responses,
 }
 
 impl Format {
@@ -67,6 +68,7 @@ impl Format {
         match self {
             Self::Completions => "/v1/completions",
             Self::Chat => "/v1/chat/completions",
+            Self::Responses => "/v1/responses",
         }
     }
 }

@@ -79,14 +79,16 @@ fn taken_back<M: LanguageModel>(
     rules: &TextRules,
 ) -> Result<Kept, ModelError> {
     let Mark { mut state, mut read, mut history, tokens, shown } = mark;
-    tokens.iter().for_each(|token| sequence.sampler.take_back(*token));
+    for token in tokens {
+        sequence.sampler.take_back(token);
+    }
     // A token may end in the stop string's beginning: what it showed before is read as tokens of its own.
     let rest = if shown.is_empty() { Vec::new() } else { (rules.encode)(&shown) };
     if !rest.is_empty() {
         if read == 0 {
-            model.reset(slot)?
+            model.reset(slot)?;
         } else {
-            model.import(slot, &state, read)?
+            model.import(slot, &state, read)?;
         }
         model.absorb(&rest, slot)?;
         state = model.export(slot)?;

@@ -22,6 +22,6 @@ pub use handle::{EngineHandle, EngineThread};
 pub use inbox::SubmitError;
 pub use model::{LanguageModel, ModelError};
 pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Start, recommended_sampling};
-pub use sequence::TextRules;
+pub use sequence::{Encode, TextRules};
 pub use stats::Stats;
 pub use worker::{EngineError, EngineOptions, spawn};

@@ -36,7 +36,7 @@ impl Scheduler {
         Self {
             slots: (0..slots).map(|_| None).collect(),
             free: (0..slots).collect(),
-            resident: vec![Weak::new(); slots],
+            resident: (0..slots).map(|_| Weak::new()).collect(),
             prefilling: VecDeque::new(),
             lingering: Vec::new(),
             stall_limit,

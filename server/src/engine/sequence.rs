@@ -18,6 +18,9 @@ use crate::text::{Detokenizer, StopMatcher, Vocabulary};
 /// Tokens of a prompt that are read between two decode steps.
 const PROMPT_CHUNK: usize = 256;
 
+/// From a piece of text to its tokens.
+pub type Encode = Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
+
 /// What the engine knows about text.
 pub struct TextRules {
     /// The bytes of each token.
@@ -25,7 +28,7 @@ pub struct TextRules {
     /// Tokens that end a text.
     pub eos: Arc<[u32]>,
     /// The tokens of a piece of text.
-    pub encode: Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>,
+    pub encode: Encode,
 }
 
 /// How a text ended.

@@ -6,6 +6,7 @@ mod blobs;
 mod cache;
 mod error;
 mod format;
+mod hex;
 mod id;
 mod index;
 mod keys;
@@ -16,6 +17,7 @@ mod store;
 
 pub use error::StoreError;
 pub use format::{Codec, Fingerprint, FormatError, KeyError, Keys};
+pub(crate) use hex::{hex, unhex};
 pub use id::{Owner, ResponseId, SessionId, VersionId};
 pub use prefix::PrefixIndex;
 pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};

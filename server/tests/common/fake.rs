@@ -100,9 +100,8 @@ impl LanguageModel for Fake {
         for (id, slot) in ids.iter().zip(slots) {
             self.states[*slot] = Some(*id);
         }
-        let row = |(id, broken): (&u32, bool)| match broken {
-            true => vec![f32::NAN; 256],
-            false => Self::logits(*id).collect(),
+        let row = |(id, broken): (&u32, bool)| {
+            if broken { vec![f32::NAN; 256] } else { Self::logits(*id).collect() }
         };
         Ok(ids.iter().zip(broken).flat_map(row).collect())
     }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod fake;
+pub(crate) mod responses;
 pub(crate) mod sessions;
 
 use std::path::PathBuf;
@@ -71,6 +72,7 @@ pub(crate) fn codec() -> Codec {
 }
 
 /// `body` with the fields of `more` over its own.
+#[expect(clippy::needless_pass_by_value, reason = "both are made where it is called")]
 pub(crate) fn with(mut body: Value, more: Value) -> Value {
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body

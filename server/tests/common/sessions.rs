@@ -25,19 +25,23 @@ pub(crate) async fn app() -> App {
     made(None).await
 }
 
-/// The same with a secret.
-pub(crate) async fn app_with(secret: &[u8]) -> App {
-    made(Some(secret.to_vec())).await
-}
-
-async fn made(secret: Option<Vec<u8>>) -> App {
-    let options = OpenOptions { secret, slots: 8, ..OpenOptions::default() };
+/// The same as the options say.
+pub(crate) async fn app_from(options: OpenOptions) -> App {
     let (served, _thread) = open(&checkpoint(), &options).unwrap();
     let store = Store::open(StoreOptions::new(Place::Memory), served.codec.clone()).await.unwrap();
     let (state, engine) = (AppState::new(ApiOptions::default()), served.engine.clone());
     state.keep(store.clone());
     state.serve(served);
     App { state, engine, store }
+}
+
+/// The same with a secret.
+pub(crate) async fn app_with(secret: &[u8]) -> App {
+    made(Some(secret.to_vec())).await
+}
+
+async fn made(secret: Option<Vec<u8>>) -> App {
+    app_from(OpenOptions { secret, slots: 8, ..OpenOptions::default() }).await
 }
 
 /// An answer that has been read.
@@ -143,8 +147,13 @@ impl App {
 
     /// The session at `path` once nobody uses it any more.
     pub(crate) async fn until_free(&self, path: &str) -> Value {
+        self.until_free_for(path, &[]).await
+    }
+
+    /// The same for who says so in the headers.
+    pub(crate) async fn until_free_for(&self, path: &str, headers: &[(&str, &str)]) -> Value {
         for _ in 0..2000 {
-            let session = self.get(path).await.json();
+            let session = self.send(Method::GET, path, Value::Null, headers).await.json();
             if session["in_use"] == false {
                 return session;
             }

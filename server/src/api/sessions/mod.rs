@@ -19,12 +19,12 @@ use super::origin::{if_match, session_id, version_id, wait};
 use super::owner::Caller;
 use super::state::AppState;
 use super::wire::{body, parse};
-use crate::session::{Patch, Session, SessionId, Version};
-use wire::{ForkRequest, ListQuery, PatchRequest, RewindRequest, metadata, ttl};
+use crate::session::{Patch, Session, SessionId, Version, VersionId};
+use wire::{Change, ForkRequest, ListQuery, PatchRequest, RewindRequest, ttl};
 
 pub(super) use read::{append, create};
 pub(super) use snapshots::{download, upload};
-pub(super) use wire::label;
+pub(super) use wire::{label, metadata};
 
 /// Most sessions that one fork makes.
 const MAX_FORKS: u64 = 1000;
@@ -45,7 +45,7 @@ fn json_of(session: &Session, state_bytes: u64) -> Value {
         "ttl_seconds": session.ttl,
         "metadata": session.metadata,
         "version": head.id.as_str(),
-        "parent": head.parent.as_ref().map(|parent| parent.as_str()),
+        "parent": head.parent.as_ref().map(VersionId::as_str),
         "label": head.label,
         "tokens": head.tokens,
         "state_bytes": state_bytes,
@@ -141,7 +141,11 @@ pub(super) async fn patch(
     let request: PatchRequest = parse(&json_body(&state, &headers, bytes)?)?;
     let patch = Patch {
         metadata: request.metadata.map(metadata).transpose()?,
-        ttl: request.ttl_seconds.map(|seconds| seconds.map(ttl).transpose()).transpose()?,
+        ttl: match request.ttl_seconds {
+            Change::None => None,
+            Change::Away => Some(None),
+            Change::To(seconds) => Some(Some(ttl(seconds)?)),
+        },
     };
     let session = state.store()?.update(owner, &named(id)?, patch).await?;
     answer(&state, StatusCode::OK, &session)
@@ -221,7 +225,7 @@ pub(super) async fn turns(
         json!({
             "object": "turn",
             "version": version.id.as_str(),
-            "parent": version.parent.as_ref().map(|parent| parent.as_str()),
+            "parent": version.parent.as_ref().map(VersionId::as_str),
             "tokens": version.tokens,
             "time": version.time,
             "label": version.label,

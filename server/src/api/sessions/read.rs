@@ -65,10 +65,10 @@ impl Text {
             Self::Messages(messages) if base.tokens() == 0 => closed_to_ids(messages, param, served)?,
             Self::Messages(messages) => messages_to_closed_ids(messages, param, served, base)?,
         };
-        match ids.is_empty() {
-            true => Err(ApiError::invalid(Some(param), format!("{param} must not be empty"))),
-            false => Ok(ids),
+        if ids.is_empty() {
+            return Err(ApiError::invalid(Some(param), format!("{param} must not be empty")));
         }
+        Ok(ids)
     }
 }
 

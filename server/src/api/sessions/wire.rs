@@ -51,9 +51,8 @@ pub(super) struct CreateRequest {
 #[serde(deny_unknown_fields)]
 pub(super) struct PatchRequest {
     pub(super) metadata: Option<BTreeMap<String, String>>,
-    /// Null is for ever, absent is as before.
-    #[serde(default, deserialize_with = "present")]
-    pub(super) ttl_seconds: Option<Option<u64>>,
+    #[serde(default)]
+    pub(super) ttl_seconds: Change<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -85,12 +84,26 @@ pub(in crate::api) struct SnapshotQuery {
     pub(in crate::api) version: Option<String>,
 }
 
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<u64>>, D::Error> {
-    Option::deserialize(deserializer).map(Some)
+/// What is to become of a value: absent in the body, null, or there.
+#[derive(Debug, Default)]
+pub(super) enum Change<T> {
+    /// It stays.
+    #[default]
+    None,
+    /// There is none any more.
+    Away,
+    /// It is this.
+    To(T),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Change<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Option::deserialize(deserializer)?.map_or(Self::Away, Self::To))
+    }
 }
 
 /// What a client writes to a session, within its bounds.
-pub(super) fn metadata(pairs: BTreeMap<String, String>) -> Result<Metadata, ApiError> {
+pub(in crate::api) fn metadata(pairs: BTreeMap<String, String>) -> Result<Metadata, ApiError> {
     let invalid = |message| Err(ApiError::invalid(Some("metadata"), message));
     if pairs.len() > MAX_PAIRS {
         return invalid(format!("metadata must have at most {MAX_PAIRS} pairs, found {}", pairs.len()));

@@ -56,7 +56,7 @@ impl Inner {
         if self.remove_ended().await? == 0 {
             let (of, missing) = self.to_drop(owner, short);
             let lineage = self.options.lineage;
-            let dropped = self.writer.run(move |write| {
+            let dropped = self.free(move |write| {
                 let Some(places) = write.droppable(of, missing)? else { return Ok(None) };
                 write.drop_places(&places, lineage)?;
                 Ok(Some(places.len()))

@@ -25,6 +25,7 @@ impl Store {
         let inner = &self.inner;
         inner.live(owner, id).await?;
         inner.uses.note(id);
+        inner.ballast().await?;
         let most = inner.options.owner_sessions;
         let source = id.clone();
         let forked = inner.writer.run(move |write| {

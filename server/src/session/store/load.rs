@@ -143,6 +143,7 @@ impl Inner {
         id: &VersionId,
         snapshot: &Arc<Snapshot>,
     ) -> Result<Prepared, StoreError> {
+        self.ballast().await?;
         let seed = snapshot.sampler.seed;
         let empty = **snapshot == Snapshot::empty(seed);
         let mut row = VersionRow {

@@ -4,6 +4,7 @@
 //! index names is there, and what it does not name can be swept up.
 
 mod admission;
+mod ballast;
 mod forks;
 mod load;
 mod responses;
@@ -27,6 +28,7 @@ use super::index::{Bounds, Fault, Index, IndexPlace, Reading, SessionRow, Tables
 use super::lease::Leases;
 use super::{SessionId, StoreError, VersionId};
 
+use ballast::Ballast;
 pub use turns::Turn;
 pub use types::{
     Durability, Metadata, NewSession, Patch, Place, ReceiptKey, Session, SnapshotCodec, Start, StoreOptions,
@@ -61,6 +63,7 @@ struct Inner {
     garbage: Arc<Notify>,
     /// Whether an object may be there that nothing points to and that is not garbage.
     orphans: AtomicBool,
+    ballast: Ballast,
     /// One at a time makes room.
     making_room: tokio::sync::Mutex<()>,
     counters: Counters,
@@ -181,6 +184,11 @@ impl Store {
         }
         let sync = options.durability == Durability::Turn;
         let index = Arc::new(blocking(move || Index::open(place, sync)).await?);
+        let file = match &options.place {
+            Place::Folder(folder) => Some(folder.join(ballast::FILE)),
+            Place::Memory => None,
+        };
+        let ballast = blocking(move || Ok(Ballast::new(file))).await?;
         let (cache, garbage) = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
         let freed = {
             let (cache, garbage) = (Arc::clone(&cache), Arc::clone(&garbage));
@@ -203,6 +211,7 @@ impl Store {
             uses: Uses::default(),
             garbage,
             orphans: AtomicBool::new(false),
+            ballast,
             making_room: tokio::sync::Mutex::default(),
             counters: Counters::default(),
         });

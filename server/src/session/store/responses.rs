@@ -76,7 +76,7 @@ impl Store {
     pub async fn delete_response(&self, owner: Owner, id: &ResponseId) -> Result<(), StoreError> {
         self.inner.response(owner, id).await?;
         let id = id.clone();
-        let removed = self.inner.writer.run(move |write| {
+        let removed = self.inner.free(move |write| {
             let row = write.tables.response(owner, id.as_str())?;
             write.remove_response(id.as_str(), &row)
         });
@@ -99,6 +99,7 @@ impl Store {
     /// The disk is full or fails.
     pub async fn put_receipt(&self, owner: Owner, key: &str, answer: Vec<u8>) -> Result<(), StoreError> {
         let key = key.to_owned();
+        self.inner.ballast().await?;
         let ends = now().saturating_add(self.inner.options.receipt_ttl.as_millis() as u64);
         self.inner.writer.run(move |write| write.put_receipt(owner, &key, ends, &answer)).await
     }

@@ -113,7 +113,7 @@ impl Store {
     pub async fn delete(&self, owner: Owner, id: &SessionId) -> Result<(), StoreError> {
         self.inner.live(owner, id).await?;
         let name = id.clone();
-        let removed = self.inner.writer.run(move |write| {
+        let removed = self.inner.free(move |write| {
             let row = write.tables.own_session(owner, name.as_str())?;
             write.remove_session(name.as_str(), &row)
         });
@@ -163,6 +163,7 @@ impl Inner {
             Start::Snapshot(snapshot) => (VersionId::new(), Some(snapshot)),
             Start::Version(version) => (version, None),
         };
+        self.ballast().await?;
         // Before anything is written, and again with it.
         let most = self.options.owner_sessions;
         self.writer

@@ -27,7 +27,7 @@ pub(super) fn start(inner: &Arc<Inner>) {
     tokio::spawn(async move {
         let mut swept = Instant::now();
         let mut flushed = swept;
-        let mut opened = 0;
+        let (mut opened, mut on_disk) = (0, 0);
         loop {
             let Some(inner) = weak.upgrade() else { return };
             // Opened now for the first time, or again after a failure: it may know less than was written.
@@ -36,13 +36,18 @@ pub(super) fn start(inner: &Arc<Inner>) {
             }
             tell(inner.orphans().await);
             if swept.elapsed() >= every {
+                tell(inner.ballast().await);
                 tell(inner.note_uses().await);
                 tell(inner.remove_ended().await.map(drop));
                 swept = Instant::now();
             }
             tell(inner.collect().await);
             if flush.is_some_and(|flush| flushed.elapsed() >= flush) {
-                tell(inner.writer.flush().await);
+                // A store that rests leaves the disk alone.
+                if inner.writer.transactions() != on_disk {
+                    tell(inner.writer.flush().await);
+                    on_disk = inner.writer.transactions();
+                }
                 flushed = Instant::now();
             }
             drop(inner);
@@ -63,6 +68,7 @@ fn tell(end: Result<(), StoreError>) {
 }
 
 /// Says which sessions stay although their row says that they have ended.
+#[derive(Clone)]
 struct Stays {
     leases: Leases,
     uses: Uses,
@@ -70,7 +76,7 @@ struct Stays {
 
 impl Inner {
     /// What the index is asked with: whether a thing stays although it has ended by its row, being in use or lately used.
-    pub(super) fn stays(&self) -> impl Fn(&str) -> bool + Send + 'static {
+    pub(super) fn stays(&self) -> impl Fn(&str) -> bool + Clone + Send + 'static {
         let stays = Stays { leases: self.leases.clone(), uses: self.uses.clone() };
         move |name| SessionId::parse(name).is_some_and(|id| stays.leases.held(&id) || stays.uses.of(&id) > 0)
     }
@@ -108,7 +114,7 @@ impl Inner {
                 return Ok(removed);
             }
             let stays = self.stays();
-            removed += self.writer.run(move |write| write.end(now(), LOT, stays)).await?;
+            removed += self.free(move |write| write.end(now(), LOT, stays)).await?;
         }
     }
 
@@ -132,7 +138,7 @@ impl Inner {
             let all = gone.len() == asked;
             count(&self.counters.collected, gone.len());
             let names: Vec<String> = gone.iter().map(|id| id.as_str().to_owned()).collect();
-            self.writer.run(move |write| write.collected(&names)).await?;
+            self.free(move |write| write.collected(&names)).await?;
             if !all {
                 return Ok(());
             }

@@ -1,0 +1,55 @@
+// The official `openai` package for Node against a running server: completing, streaming, and responses.
+//
+//     node openai_client.mjs http://127.0.0.1:8080/v1       (where `openai` is installed beside this file)
+
+import assert from 'node:assert/strict';
+import OpenAI from 'openai';
+
+const client = new OpenAI({ baseURL: process.argv[2], apiKey: 'none', timeout: 120_000 });
+const model = (await client.models.list()).data[0].id;
+
+const prompt = { model, prompt: 'Once upon a time', max_tokens: 24, temperature: 0 };
+const whole = await client.completions.create(prompt);
+let text = '';
+for await (const chunk of await client.completions.create({ ...prompt, stream: true })) {
+  text += chunk.choices[0]?.text ?? '';
+}
+assert.equal(text, whole.choices[0].text);
+
+const asked = { model, max_output_tokens: 24, temperature: 0 };
+const first = await client.responses.create({ input: 'Tell me of a fox.', instructions: 'Be brief.', ...asked });
+assert.ok(first.output_text.trim());
+assert.equal(first.usage.total_tokens, first.usage.input_tokens + first.usage.output_tokens);
+
+const goingOn = { input: 'And then?', previous_response_id: first.id, ...asked };
+const second = await client.responses.create(goingOn);
+assert.ok(second.usage.input_tokens > first.usage.total_tokens);
+assert.ok(second.usage.input_tokens - second.usage.input_tokens_details.cached_tokens < 12);
+
+let number = 0;
+let last;
+text = '';
+for await (const event of await client.responses.create({ ...goingOn, stream: true })) {
+  assert.equal(event.sequence_number, number++);
+  if (event.type === 'response.output_text.delta') text += event.delta;
+  last = event;
+}
+assert.equal(text, second.output_text);
+assert.ok(['response.completed', 'response.incomplete'].includes(last.type));
+assert.equal(last.response.output[0].content[0].text, text);
+
+const final = await client.responses.stream(goingOn).finalResponse();
+assert.equal(final.output[0].content[0].text, text);
+
+const read = await client.responses.retrieve(second.id);
+assert.deepEqual(read.output, second.output);
+assert.equal(read.previous_response_id, first.id);
+await client.responses.delete(first.id);
+await assert.rejects(client.responses.retrieve(first.id), OpenAI.NotFoundError);
+await assert.rejects(client.responses.create(goingOn), { status: 404, param: 'previous_response_id' });
+await assert.rejects(client.responses.create({ ...asked, input: 'x', tools: [{ type: 'web_search' }] }), {
+  status: 400,
+  param: 'tools',
+});
+
+console.log('openai for Node: completions and responses, whole, streamed, gone on with, read again and deleted');

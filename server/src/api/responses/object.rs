@@ -1,0 +1,198 @@
+//! The response object of OpenAI's Responses API: as it is sent and kept, and as it is read again for a request that
+//! is sent again.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A response, finished or growing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Object {
+    pub(super) id: String,
+    #[serde(rename = "object")]
+    pub(super) kind: Kind,
+    pub(super) created_at: u64,
+    /// When it came to its own end; null for one that was cut off.
+    pub(super) completed_at: Option<u64>,
+    pub(super) status: Status,
+    /// Always false: it is refused.
+    pub(super) background: bool,
+    pub(super) error: Option<Failed>,
+    pub(super) incomplete_details: Option<Incomplete>,
+    pub(super) instructions: Option<String>,
+    pub(super) max_output_tokens: Option<u64>,
+    pub(super) model: String,
+    pub(super) output: Vec<Message>,
+    pub(super) parallel_tool_calls: bool,
+    pub(super) previous_response_id: Option<String>,
+    pub(super) reasoning: Reasoning,
+    pub(super) service_tier: ServiceTier,
+    pub(super) store: bool,
+    pub(super) temperature: f32,
+    pub(super) text: TextOptions,
+    pub(super) tool_choice: ToolChoice,
+    /// Always empty: tools are refused.
+    pub(super) tools: Vec<()>,
+    /// Always 0: log probabilities are refused.
+    pub(super) top_logprobs: u32,
+    pub(super) top_p: f32,
+    pub(super) truncation: Truncation,
+    pub(super) usage: Option<ResponseUsage>,
+    pub(super) user: Option<String>,
+    pub(super) metadata: BTreeMap<String, String>,
+    /// An addition: text that the next response begins with where it goes on with this one, since it may be the
+    /// beginning of a stop string.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) held_text: String,
+}
+
+/// What an object is.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum Kind {
+    #[serde(rename = "response")]
+    Response,
+}
+
+/// How far a response or its message has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Status {
+    InProgress,
+    Completed,
+    Incomplete,
+    Failed,
+}
+
+/// Why there is no whole text.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Failed {
+    pub(super) code: String,
+    pub(super) message: String,
+}
+
+/// Why a text was cut off.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Incomplete {
+    pub(super) reason: IncompleteReason,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum IncompleteReason {
+    MaxOutputTokens,
+}
+
+/// The model's message.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Message {
+    pub(super) id: String,
+    #[serde(rename = "type")]
+    pub(super) kind: MessageKind,
+    pub(super) status: Status,
+    pub(super) role: Role,
+    /// Empty in a stream until the text begins, then one part.
+    pub(super) content: Vec<TextPart>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum MessageKind {
+    #[serde(rename = "message")]
+    Message,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum Role {
+    #[serde(rename = "assistant")]
+    Assistant,
+}
+
+/// What the model says.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct TextPart {
+    #[serde(rename = "type")]
+    pub(super) kind: TextKind,
+    pub(super) text: String,
+    pub(super) annotations: Vec<()>,
+    pub(super) logprobs: Vec<()>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) enum TextKind {
+    #[default]
+    #[serde(rename = "output_text")]
+    OutputText,
+}
+
+/// Nothing: the model does not reason apart from its text.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Reasoning {
+    effort: Option<()>,
+    summary: Option<()>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ServiceTier {
+    #[default]
+    Default,
+}
+
+/// Which form the text has.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct TextOptions {
+    format: TextFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct TextFormat {
+    #[serde(rename = "type")]
+    kind: FormatKind,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+enum FormatKind {
+    #[default]
+    #[serde(rename = "text")]
+    Text,
+}
+
+/// Which tool to call: there are none, so both mean the same.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ToolChoice {
+    #[default]
+    Auto,
+    None,
+}
+
+/// What to do where a conversation outgrows the model's context: it has no such end, so both mean the same.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Truncation {
+    #[default]
+    Disabled,
+    Auto,
+}
+
+/// Tokens that a response took. As OpenAI counts, the conversation before is part of the input.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct ResponseUsage {
+    pub(super) input_tokens: u64,
+    pub(super) input_tokens_details: InputDetails,
+    pub(super) output_tokens: u64,
+    pub(super) output_tokens_details: OutputDetails,
+    pub(super) total_tokens: u64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct InputDetails {
+    /// Those that were in a state already: they needed no computing.
+    pub(super) cached_tokens: u64,
+    /// Those that are in the state that was kept, and were not before.
+    pub(super) cache_write_tokens: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct OutputDetails {
+    reasoning_tokens: u64,
+}

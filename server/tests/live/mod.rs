@@ -1,0 +1,207 @@
+//! The real server as a process that can be killed, and a small HTTP client to it. Shared by tests and measurements.
+#![allow(dead_code, reason = "each program uses its own part")]
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Longest time to wait for one answer: a very long text may have to be read.
+const PATIENCE: Duration = Duration::from_mins(15);
+
+/// A running server; it dies with this value.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) address: String,
+    /// From the start of the process to the first `GET /ready` that says so.
+    pub(crate) start_up: Duration,
+}
+
+impl Server {
+    /// Starts a server over the folder `data` and waits until it is ready. Its log is a file beside the folder.
+    pub(crate) fn start(data: &Path, flags: &[&str]) -> Self {
+        let (began, log) = (Instant::now(), data.with_extension("log"));
+        let mut child = spawn(data, flags);
+        let logged = |log: &Path| std::fs::read_to_string(log).unwrap_or_default();
+        let mut address = None;
+        while began.elapsed() < Duration::from_mins(2) {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!("the server ended ({status}): {}", logged(&log));
+            }
+            // The line is whole once its end is there.
+            let found = || Some(logged(&log).split_once("listening on http://")?.1.split_once(',')?.0.to_owned());
+            address = address.or_else(found);
+            if address.as_ref().is_some_and(|address| get(address, "/ready").is_ok_and(|ready| ready.status == 200)) {
+                let address = address.unwrap_or_default();
+                return Self { child, address, start_up: began.elapsed() };
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = child.kill();
+        panic!("the server is not ready after two minutes: {}", logged(&log));
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The process.
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// A request with a JSON body whose answer must be a success.
+    pub(crate) fn json(&self, method: &str, path: &str, body: &Value) -> Value {
+        let reply = Request::json(method, path, body).send(&self.address).unwrap();
+        assert!(reply.status < 300, "{method} {path}: {} {}", reply.status, reply.text());
+        reply.json()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Starts a server and waits for nothing.
+pub(crate) fn spawn(data: &Path, flags: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .current_dir(std::env::temp_dir())
+        .args(["serve", "--port", "0", "--data-dir"])
+        .arg(data)
+        .args(flags)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(File::create(data.with_extension("log")).unwrap())
+        .spawn()
+        .unwrap()
+}
+
+/// What to ask for.
+pub(crate) struct Request {
+    method: String,
+    path: String,
+    headers: String,
+    body: Vec<u8>,
+}
+
+impl Request {
+    pub(crate) fn json(method: &str, path: &str, body: &Value) -> Self {
+        let (body, headers) = match body {
+            Value::Null => (Vec::new(), String::new()),
+            body => (body.to_string().into_bytes(), "content-type: application/json\r\n".to_owned()),
+        };
+        Self { method: method.to_owned(), path: path.to_owned(), headers, body }
+    }
+
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
+        self.headers += &format!("{name}: {value}\r\n");
+        self
+    }
+
+    /// Sends it on a connection of its own.
+    ///
+    /// # Errors
+    /// The server cannot be reached, or its answer does not come to its end.
+    pub(crate) fn send(&self, address: &str) -> Result<Reply> {
+        let began = Instant::now();
+        let mut socket = TcpStream::connect(address)?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let Self { method, path, headers, body } = self;
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\
+             {headers}\r\n"
+        );
+        socket.write_all(&[head.as_bytes(), body].concat())?;
+        let (mut raw, mut first, mut piece) = (Vec::new(), None, vec![0; 1 << 16]);
+        loop {
+            let count = socket.read(&mut piece)?;
+            if count == 0 {
+                break;
+            }
+            let seen = raw.len().saturating_sub("data:".len());
+            raw.extend_from_slice(&piece[..count]);
+            if first.is_none() && find(&raw[seen..], b"data:").is_some() {
+                first = Some(began.elapsed());
+            }
+        }
+        Reply::read(&raw, first, began.elapsed()).ok_or_else(|| Error::new(ErrorKind::UnexpectedEof, "half an answer"))
+    }
+}
+
+/// `GET` without any body.
+///
+/// # Errors
+/// As [`Request::send`].
+pub(crate) fn get(address: &str, path: &str) -> Result<Reply> {
+    Request::json("GET", path, &Value::Null).send(address)
+}
+
+/// An answer that has come to its end.
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) body: Vec<u8>,
+    /// Time to the first event of a stream.
+    pub(crate) first: Option<Duration>,
+    /// Time to the end.
+    pub(crate) whole: Duration,
+}
+
+impl Reply {
+    fn read(raw: &[u8], first: Option<Duration>, whole: Duration) -> Option<Self> {
+        let end = find(raw, b"\r\n\r\n")?;
+        let head = std::str::from_utf8(&raw[..end]).ok()?.to_ascii_lowercase();
+        let status = head.split(' ').nth(1)?.parse().ok()?;
+        let mut rest = &raw[end + 4..];
+        if let Some(length) = head.lines().find_map(|line| line.strip_prefix("content-length:")) {
+            let whole_body = rest.len() == length.trim().parse::<usize>().ok()?;
+            return whole_body.then(|| Self { status, body: rest.to_vec(), first, whole });
+        }
+        let mut body = Vec::new();
+        loop {
+            let line = find(rest, b"\r\n")?;
+            let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).ok()?, 16).ok()?;
+            rest = &rest[line + 2..];
+            if length == 0 {
+                return Some(Self { status, body, first, whole });
+            }
+            body.extend_from_slice(rest.get(..length)?);
+            rest = rest.get(length + 2..)?;
+        }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {}", self.text()))
+    }
+
+    /// The objects of a text's answer, whether it was streamed or came in one piece.
+    pub(crate) fn chunks(&self) -> Vec<Value> {
+        let text = self.text();
+        if text.starts_with('{') {
+            return vec![self.json()];
+        }
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        data.filter_map(|data| serde_json::from_str(data).ok()).collect()
+    }
+}
+
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes.windows(wanted.len()).position(|window| window == wanted)
+}
