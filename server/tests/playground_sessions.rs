@@ -64,7 +64,7 @@ async fn turn(page: &Page, text: &str, seed: u32) {
 }
 
 async fn click_node(client: &Client, version: &Value) {
-    let place = format!("#tree [data-version=\"{}\"] .reach", version.as_str().expect("an id"));
+    let place = format!("#tree [data-version=\"{}\"] .dot", version.as_str().expect("an id"));
     client.find(Locator::Css(&place)).await.expect("the turn is drawn").click().await.expect("a click");
 }
 

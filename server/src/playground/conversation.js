@@ -18,6 +18,7 @@ export class Conversation {
       "download", "missing", "settings", "delete-dialog", "delete-what", "delete-yes"];
     for (const id of ids) this[id.replace(/-(.)/g, (_, letter) => letter.toUpperCase())] = document.getElementById(id);
     this.way = document.querySelector(".modes a:last-child");
+    this.placeholder = desk.sheet.write.placeholder;
     this.on = false;
     this.session = null; // as the server last told; null where nothing has been written yet
     this.turns = new Map();
@@ -104,6 +105,7 @@ export class Conversation {
     else {
       document.title = "Tidegate";
       this.missing.hidden = true;
+      sheet.write.placeholder = this.placeholder;
       sheet.fixed = 0;
       sheet.set(this.sheetPieces);
       this.desk.say("The gate is shut.");
@@ -163,8 +165,9 @@ export class Conversation {
     const { pieces, missing } = this.session ? story(this.session.version, this.turns) : { pieces: [], missing: null };
     const unknown = missing && this.turns.get(missing);
     this.missing.hidden = !missing;
-    const count = unknown ? `The first ${unknown.tokens.toLocaleString()} tokens` : "The first tokens";
-    this.missing.textContent = `${count} of this conversation came from elsewhere: their text is neither on the server nor in this browser. The model remembers it.`;
+    const what = unknown ? `of the first ${unknown.tokens.toLocaleString()} tokens` : "before this";
+    this.missing.textContent = `The text ${what} is neither on the server, which keeps none, nor in this browser. The model remembers it.`;
+    this.desk.sheet.write.placeholder = missing ? "And then…" : this.placeholder;
     this.desk.sheet.tell(pieces, draft);
     this.desk.refresh();
   }
