@@ -15,7 +15,7 @@ export class Conversation {
   constructor(desk) {
     this.desk = desk;
     const ids = ["session-name", "session-delete", "turn-card", "turn-title", "turn-facts", "turn-text", "rewind", "fork",
-      "download", "missing", "settings", "delete-dialog", "delete-what", "delete-yes"];
+      "download", "missing", "settings", "delete-dialog", "delete-what"];
     for (const id of ids) this[id.replace(/-(.)/g, (_, letter) => letter.toUpperCase())] = document.getElementById(id);
     this.way = document.querySelector(".modes a:last-child");
     this.placeholder = desk.sheet.write.placeholder;
@@ -36,9 +36,9 @@ export class Conversation {
     addEventListener("hashchange", () => this.follow());
     document.addEventListener("visibilitychange", () => this.look());
     this.desk.sheet.onFixed = () => this.desk.say("What the model has read stays. To change it, rewind to a turn before it.");
-    this.rewind.addEventListener("click", () => this.act("rewind", () => this.goTo(this.selected)));
-    this.fork.addEventListener("click", () => this.act("fork", () => this.branchOff(this.selected)));
-    this.sessionName.addEventListener("change", () => this.act("rename", () => this.rename(this.sessionName.value.trim())));
+    this.rewind.addEventListener("click", () => this.act(() => this.goTo(this.selected)));
+    this.fork.addEventListener("click", () => this.act(() => this.branchOff(this.selected)));
+    this.sessionName.addEventListener("change", () => this.act(() => this.rename(this.sessionName.value.trim())));
     this.sessionName.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.ctrlKey && !event.metaKey) {
         event.preventDefault(); // or it would generate
@@ -50,7 +50,7 @@ export class Conversation {
       this.deleteDialog.showModal();
     });
     this.deleteDialog.addEventListener("close", () => {
-      if (this.deleteDialog.returnValue === "delete") this.act("delete", () => this.remove());
+      if (this.deleteDialog.returnValue === "delete") this.act(() => this.remove());
       this.deleteDialog.returnValue = "";
     });
   }
@@ -221,7 +221,7 @@ export class Conversation {
   }
 
   /** Does what a button asks for; failures are told. */
-  async act(what, work) {
+  async act(work) {
     this.desk.forgive();
     try {
       await work();
@@ -268,7 +268,7 @@ export class Conversation {
   /** Goes back to before the last turn, whose own words are there to be sent again; whether that could be done. */
   takeBack() {
     const typed = recall(this.head.version)?.pieces.find((piece) => !piece.made)?.text ?? "";
-    return this.act("take back", async () => {
+    return this.act(async () => {
       await this.goTo(this.head.parent, typed + this.desk.sheet.fresh);
       this.desk.say("Taken back; the branch stays in the tree.");
     });

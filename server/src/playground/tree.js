@@ -66,7 +66,7 @@ export class Tree {
     this.onSelect = onSelect;
     this.places = layout([]);
     this.selected = null;
-    this.svg.addEventListener("click", (event) => this.choose(event.target.closest("[data-version]"), false));
+    this.svg.addEventListener("click", (event) => this.choose(event.target.closest("[data-version]")));
     this.svg.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -126,9 +126,9 @@ export class Tree {
     if (y < scrollTop + TOP || y > scrollTop + clientHeight - BOTTOM) this.scroller.scrollTop = y - clientHeight / 2;
   }
 
-  choose(mark, wantsButtons) {
+  choose(mark) {
     if (!mark) return;
-    this.onSelect(mark.dataset.version, wantsButtons);
+    this.onSelect(mark.dataset.version, false);
     this.mark(this.selected)?.focus({ preventScroll: true });
   }
 
@@ -143,7 +143,7 @@ export class Tree {
     const next = this.toward(node, event.key);
     if (!next) return;
     event.preventDefault();
-    this.choose(this.mark(next.turn.version), false);
+    this.choose(this.mark(next.turn.version));
   }
 
   /** Left and right go along a branch, up and down to the branch beside it. */
