@@ -1,5 +1,7 @@
-// The playground: one sheet of text that a person and the model write in turn.
+// The playground: one sheet of text that a person and the model write in turn, on its own or as a conversation that the
+// server keeps.
 
+import { Conversation } from "./conversation.js";
 import { Gauge } from "./gauge.js";
 import { Sheet } from "./sheet.js";
 import { ApiError, apiError, complete } from "./sse.js";
@@ -25,12 +27,15 @@ class Playground {
     this.sheet = new Sheet();
     this.gauge = new Gauge();
     this.running = null; // the AbortController of the run in progress
+    this.ended = Promise.resolve(); // when it has ended
     this.modelName = null;
+    this.conversation = new Conversation(this);
     this.listen();
     this.offerExamples();
     this.refresh();
     if (matchMedia("(max-width: 46rem)").matches) this.settings.open = false;
     this.findModel();
+    this.conversation.follow();
   }
 
   listen() {
@@ -39,8 +44,8 @@ class Playground {
       this.run();
     });
     this.stop.addEventListener("click", () => this.running?.abort());
-    this.again.addEventListener("click", () => { this.sheet.takeBack(); this.run(); });
-    this.back.addEventListener("click", () => { this.sheet.takeBack(); this.say("Taken back."); this.refresh(); });
+    this.again.addEventListener("click", async () => { if (await this.takeBack()) this.run(); });
+    this.back.addEventListener("click", () => this.takeBack());
     this.clear.addEventListener("click", () => this.wipe());
     this.sheet.write.addEventListener("input", () => { this.sheet.readInput(); this.refresh(); });
     this.seedUsed.addEventListener("click", () => {
@@ -96,7 +101,7 @@ class Playground {
   }
 
   request(seed) {
-    const request = { prompt: this.sheet.text, stream: true, stream_options: { include_usage: true }, return_token_ids: true };
+    const request = { prompt: this.sheet.fresh, stream: true, stream_options: { include_usage: true }, return_token_ids: true };
     if (this.modelName) request.model = this.modelName;
     for (const name of NUMBERS) {
       const value = this.field(name).value;
@@ -108,10 +113,10 @@ class Playground {
     return request;
   }
 
-  async run() {
+  run() {
     if (this.running) return;
     this.forgive();
-    if (this.sheet.text === "") {
+    if (this.sheet.text === "" && (!this.conversation.on || this.conversation.isEmpty)) {
       this.say("Write a beginning first.");
       this.sheet.write.focus();
       return;
@@ -126,14 +131,30 @@ class Playground {
     this.say("The gate is open.");
     this.refresh();
     if (document.activeElement === document.body) this.stop.focus({ preventScroll: true });
-    let counted = null;
+    this.ended = this.flow(request, this.running.signal);
+  }
+
+  async flow(request, signal) {
+    let [counted, failure] = [null, null];
+    const talk = this.conversation;
     try {
-      counted = await this.read(complete(request, this.running.signal));
+      counted = await this.read(talk.on ? talk.answer(request, signal) : complete(request, signal));
     } catch (error) {
+      failure = error;
       if (error.name === "AbortError") this.say("Stopped.");
       else this.complain(error);
     }
-    this.close(counted);
+    await this.close(counted, failure);
+  }
+
+  /** Takes the last run back; whether that could be done. */
+  async takeBack() {
+    this.forgive();
+    if (this.conversation.on) return this.conversation.takeBack();
+    this.sheet.takeBack();
+    this.say("Taken back.");
+    this.refresh();
+    return true;
   }
 
   /** Shows the chunks of a run; returns how many tokens the server counted. */
@@ -152,11 +173,12 @@ class Playground {
     return counted;
   }
 
-  close(counted) {
+  async close(counted, failure) {
     const written = this.sheet.pieces.at(-1).text;
-    this.running = null;
     this.gauge.finish(counted);
     this.sheet.end();
+    if (this.conversation.on) await this.conversation.settle(failure);
+    this.running = null;
     const onStop = document.activeElement === this.stop;
     this.refresh();
     if (onStop) this.generate.focus({ preventScroll: true });
@@ -164,7 +186,8 @@ class Playground {
   }
 
   wipe() {
-    this.sheet.set([]);
+    if (this.conversation.on) this.conversation.tell("");
+    else this.sheet.set([]);
     this.forgive();
     this.spoken.textContent = "";
     this.say("The gate is shut.");
@@ -204,14 +227,18 @@ class Playground {
   refresh() {
     const busy = this.running !== null;
     const empty = this.sheet.text === "";
+    const talk = this.conversation;
     document.body.classList.toggle("running", busy);
     this.generate.disabled = busy;
     this.stop.disabled = !busy;
-    this.again.disabled = this.back.disabled = busy || !this.sheet.endsWithRun;
-    this.clear.disabled = busy || empty;
+    this.again.disabled = busy || !(talk.on ? talk.canRepeat : this.sheet.endsWithRun);
+    this.back.disabled = busy || !(talk.on ? talk.canTakeBack : this.sheet.endsWithRun);
+    this.clear.disabled = busy || this.sheet.fresh === "";
     this.seedUsed.disabled = busy || this.seedUsed.textContent === "–";
-    this.examples.hidden = busy || !empty;
-    this.generate.textContent = this.sheet.endsWithRun && !busy ? "Continue" : "Generate";
+    this.examples.hidden = busy || !empty || (talk.on && !talk.isEmpty);
+    const goesOn = talk.on ? !talk.isEmpty && this.sheet.fresh === "" : this.sheet.endsWithRun;
+    this.generate.textContent = goesOn && !busy ? "Continue" : "Generate";
+    talk.refresh(busy);
   }
 }
 

@@ -32,13 +32,23 @@ export class Sheet {
     this.ink = document.getElementById("ink");
     this.scroller = document.getElementById("sheet");
     this.pieces = [];
+    this.fixed = 0; // characters at the start that a conversation has read: they can be gone back from, not edited
+    this.onFixed = () => {}; // called where somebody has tried
     this.drawn = null; // the text node that a run appends to
     this.waiting = ""; // came since the last drawing
     this.drawnAt = 0;
     this.timer = null;
+    this.write.addEventListener("beforeinput", (event) => {
+      if (this.write.selectionStart >= this.fixed || event.inputType.startsWith("history")) return;
+      event.preventDefault();
+      this.onFixed();
+    });
   }
 
   get text() { return this.pieces.map((piece) => piece.text).join(""); }
+  /** What has been written after the text that is fixed. */
+  get fresh() { return this.text.slice(this.fixed); }
+
   get endsWithRun() { return Boolean(this.pieces.at(-1)?.made); }
 
   set(pieces) {
@@ -56,7 +66,21 @@ export class Sheet {
     return span;
   }
 
-  readInput() { this.set(edited(this.pieces, this.write.value)); }
+  readInput() {
+    const told = this.text.slice(0, this.fixed);
+    if (this.write.value.startsWith(told)) return this.set(edited(this.pieces, this.write.value));
+    this.set(this.pieces); // a way of editing that could not be seen coming: the last character deleted, say
+    this.onFixed();
+  }
+
+  /** Shows a conversation's text, and after it what is not sent yet. */
+  tell(pieces, draft) {
+    this.fixed = 0;
+    const told = pieces.map((piece) => piece.text).join("");
+    this.set([...pieces, ...(draft ? [{ text: draft, made: false }] : [])]);
+    this.fixed = told.length;
+    this.scroller.scrollTop = this.text ? this.scroller.scrollHeight : 0;
+  }
 
   begin() {
     this.set([...this.pieces, { text: "", made: true }]);

@@ -38,6 +38,7 @@ export class ApiError extends Error {
   constructor(error, status, retryAfter) {
     super(error?.message || `the server answered ${status}`);
     this.param = error?.param ?? null;
+    this.code = error?.code ?? null;
     this.status = status;
     this.retryAfter = retryAfter;
   }
@@ -51,7 +52,7 @@ export async function apiError(response) {
 }
 
 /** Awaits a step of the network, whose failures are TypeErrors; they become an ApiError with `message`. */
-async function reached(step, message) {
+export async function reached(step, message) {
   try {
     return await step;
   } catch (error) {
@@ -60,10 +61,10 @@ async function reached(step, message) {
 }
 
 /** POSTs a completion request and yields each chunk; throws ApiError for an error before or within the stream. */
-export async function* complete(request, signal) {
+export async function* complete(request, signal, headers = {}) {
   const sent = fetch("/v1/completions", {
     method: "POST",
-    headers: { "content-type": "application/json" },
+    headers: { "content-type": "application/json", ...headers },
     body: JSON.stringify(request),
     signal,
   });

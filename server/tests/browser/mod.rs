@@ -1,0 +1,204 @@
+//! What the tests of the playground share: the server as a person starts it, a browser, and the open page.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fantoccini::{Client, ClientBuilder, Locator};
+use futures_util::FutureExt;
+use hyper_util::client::legacy::connect::HttpConnector;
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+/// Longer than anything here takes on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Browsers are large: one at a time.
+static ONE: Mutex<()> = Mutex::const_new(());
+
+/// A process that ends with its owner.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The server as a person starts it, ready, and its address.
+fn start_server(data_dir: &Path) -> (Process, String) {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/checkpoints/tidegate-tiny");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["serve", "--host", "127.0.0.1", "--model", model]).arg("--data-dir").arg(data_dir);
+    let child = command.arg("--port").arg(free.port().to_string()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut child = Process(child.expect("the server starts"));
+    let began = Instant::now();
+    while !is_ready(free) {
+        let ended = child.0.try_wait().expect("the server can be asked after");
+        assert!(ended.is_none(), "the server ended: {ended:?}");
+        assert!(began.elapsed() < PATIENCE, "the server does not get ready");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    (child, format!("http://{free}/"))
+}
+
+fn is_ready(address: std::net::SocketAddr) -> bool {
+    let Ok(mut stream) = TcpStream::connect(address) else { return false };
+    let mut answer = String::new();
+    stream.write_all(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").is_ok()
+        && stream.read_to_string(&mut answer).is_ok()
+        && answer.starts_with("HTTP/1.1 200 ")
+}
+
+/// chromedriver on a port of its own choice; none where it is not installed.
+fn start_driver() -> Option<(Process, String)> {
+    let mut child = match Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn() {
+        Ok(child) => Process(child),
+        Err(error) => {
+            let required = std::env::var("TIDEGATE_REQUIRE_BROWSER").is_ok_and(|value| value == "1");
+            assert!(!required, "TIDEGATE_REQUIRE_BROWSER is 1 and chromedriver does not start: {error}");
+            eprintln!("skipped: chromedriver does not start ({error}); Debian has it as chromium-driver");
+            return None;
+        }
+    };
+    let mut lines = BufReader::new(child.0.stdout.take().expect("stdout is piped")).lines().map_while(Result::ok);
+    let port = lines
+        .find_map(|line| line.split_once("started successfully on port ")?.1.trim_end_matches('.').parse::<u16>().ok())
+        .expect("chromedriver says its port");
+    // It goes on writing: an unread pipe would fill and stop it.
+    std::thread::spawn(move || lines.for_each(drop));
+    Some((child, format!("127.0.0.1:{port}")))
+}
+
+async fn open_browser(driver: &str, width: u32, height: u32) -> Client {
+    let mut options = json!({"args": [
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
+        "--hide-scrollbars", format!("--window-size={width},{height}"),
+    ]});
+    if width < 500 {
+        // No window of a desktop is that narrow.
+        options["mobileEmulation"] = json!({"deviceMetrics": {"width": width, "height": height, "pixelRatio": 2.0}});
+    }
+    let wanted = json!({
+        "browserName": "chrome",
+        "goog:chromeOptions": options,
+        "goog:loggingPrefs": {"browser": "ALL"},
+    });
+    let Value::Object(wanted) = wanted else { unreachable!("written as an object") };
+    ClientBuilder::new(HttpConnector::new())
+        .capabilities(wanted)
+        .connect(&format!("http://{driver}"))
+        .await
+        .expect("a browser session")
+}
+
+/// The open page.
+pub(crate) struct Page {
+    pub(crate) client: Client,
+    pub(crate) url: String,
+    /// Where chromedriver listens.
+    driver: String,
+}
+
+impl Page {
+    pub(crate) async fn js(&self, script: &str) -> Value {
+        self.client.execute(script, vec![]).await.unwrap_or_else(|error| panic!("{script}: {error}"))
+    }
+
+    /// Waits until the expression is true.
+    pub(crate) async fn until(&self, expression: &str) {
+        let began = Instant::now();
+        while self.js(&format!("return Boolean({expression})")).await != json!(true) {
+            let state = "return document.querySelector('.actions').innerText";
+            assert!(began.elapsed() < PATIENCE, "never: {expression}; the page says {}", self.js(state).await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) async fn text(&self, id: &str) -> String {
+        let value = self.js(&format!("return document.getElementById('{id}').textContent")).await;
+        value.as_str().expect("a text").to_owned()
+    }
+
+    pub(crate) async fn sheet(&self) -> String {
+        self.js("return document.getElementById('prompt').value").await.as_str().expect("a text").to_owned()
+    }
+
+    pub(crate) async fn click(&self, id: &str) {
+        let element = self.client.find(Locator::Id(id)).await.expect("the element is there");
+        element.click().await.unwrap_or_else(|error| panic!("click {id}: {error}"));
+    }
+
+    /// Types over what a field holds.
+    pub(crate) async fn fill(&self, id: &str, text: &str) {
+        let element = self.client.find(Locator::Id(id)).await.expect("the field is there");
+        element.clear().await.expect("the field can be cleared");
+        element.send_keys(text).await.expect("the field takes keys");
+    }
+
+    /// Waits until no run is going on.
+    pub(crate) async fn rest(&self) {
+        self.until("!document.body.classList.contains('running')").await;
+    }
+
+    /// The errors that the browser's console was told of since it was asked last.
+    pub(crate) async fn console_errors(&self) -> Vec<Value> {
+        let id = self.client.session_id().await.expect("a session").expect("an open session");
+        let body = json!({"type": "browser"}).to_string();
+        let (driver, length) = (&self.driver, body.len());
+        // WebDriver itself knows no console: it is chromedriver's own command.
+        let request = format!(
+            "POST /session/{id}/se/log HTTP/1.1\r\nhost: {driver}\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        let mut stream = BufReader::new(TcpStream::connect(driver).expect("chromedriver listens"));
+        stream.get_mut().write_all(request.as_bytes()).expect("chromedriver reads");
+        let lines = stream.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty());
+        let lines: Vec<String> = lines.map(|line| line.to_ascii_lowercase()).collect();
+        // It leaves the connection open.
+        let length = lines.iter().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+        let mut json = vec![0; length.expect("an answer has a length")];
+        stream.read_exact(&mut json).expect("an answer has a body");
+        let answer: Value = serde_json::from_slice(&json).expect("the body is JSON");
+        let entries = answer["value"].as_array().expect("a list").clone();
+        entries.into_iter().filter(|entry| entry["level"] == "SEVERE").collect()
+    }
+
+    pub(crate) async fn picture(&self, name: &str) {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("playground-{name}.png"));
+        let png = self.client.screenshot().await.expect("a screenshot");
+        assert!(png.len() > 5_000, "the picture {name} is {} bytes, that is empty", png.len());
+        fs::write(&file, png).expect("the picture can be written");
+    }
+
+    pub(crate) async fn assert_no_sideways_scroll(&self, when: &str) {
+        let widths = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]";
+        let widths = self.js(widths).await;
+        assert_eq!(widths[0], widths[1], "wider than the window {when}");
+    }
+}
+
+/// Runs `test` on a page of the given size; the browser is closed in any case.
+pub(crate) async fn with_page(width: u32, height: u32, test: impl AsyncFnOnce(&Page)) {
+    let _turn = ONE.lock().await;
+    let Some((_driver, driver)) = start_driver() else { return };
+    let data_dir = tempfile::tempdir().expect("a temporary folder");
+    let (_server, url) = start_server(data_dir.path());
+    let page = Page { client: open_browser(&driver, width, height).await, url, driver };
+    let steps = async {
+        page.client.goto(&page.url).await.expect("the page opens");
+        page.until("document.getElementById('model').dataset.state === 'ready'").await;
+        test(&page).await;
+    };
+    let result = AssertUnwindSafe(steps).catch_unwind().await;
+    let _ = page.client.close().await;
+    result.unwrap_or_else(|panic| resume_unwind(panic));
+}
