@@ -101,6 +101,11 @@ pub(crate) struct SessionArgs {
     /// When a turn is acknowledged: once it is on the disk, or once it is in memory (written within about a second).
     #[arg(long, env = "TIDEGATE_DURABILITY", value_enum, default_value_t = DurabilityArg::Turn)]
     pub(crate) durability: DurabilityArg,
+    /// Object store for the snapshots, as `s3://BUCKET/FOLDER`, with its access in the variables of AWS's own tools
+    /// (AWS_ACCESS_KEY_ID, AWS_ENDPOINT, …); the index stays in the data folder. Needs a server built with the
+    /// feature `s3`.
+    #[arg(long, env = "TIDEGATE_STORE", value_name = "URL")]
+    pub(crate) store: Option<String>,
     /// Memory for states that were used last; the others are read from the disk when they are needed.
     #[arg(long, env = "TIDEGATE_RAM_BUDGET", value_name = "SIZE", default_value = "1GiB", value_parser = size)]
     pub(crate) ram_budget: u64,

@@ -2,18 +2,17 @@
 
 mod bench;
 mod cli;
+mod sessions;
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rand::Rng;
 use tidegate_server::checkpoint::{self, OpenOptions};
 use tidegate_server::engine::{EngineOptions, Event, EventStream, Finish, Request, RequestParameters};
-use tidegate_server::session::{Durability, Place, Store, StoreOptions};
 use tidegate_server::{ApiOptions, AppState, Served, app, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -22,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
-use cli::{Cli, Command, DurabilityArg, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs, SessionArgs};
+use cli::{Cli, Command, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs};
 
 /// Least time that open connections have to close once all texts are finished, and all that an aborted engine has for
 /// its last step.
@@ -100,7 +99,7 @@ fn start_server(args: &ServeArgs) -> Result<()> {
     start_log(&args.log, "info")?;
     start_threads(&args.model)?;
     let folder = model_folder(&args.model)?;
-    let data = data_folder(args)?;
+    let data = sessions::data_folder(args)?;
     info!(
         version = env!("CARGO_PKG_VERSION"),
         host = args.host,
@@ -124,57 +123,6 @@ fn start_server(args: &ServeArgs) -> Result<()> {
         folder,
         data.as_deref(),
     ))
-}
-
-/// The data folder, made and checked: better a clear word now than a lost session later. One that was asked for must
-/// be writable; where nobody asked, a server without one still serves.
-fn data_folder(args: &ServeArgs) -> Result<Option<PathBuf>> {
-    if let Some(folder) = &args.data_dir {
-        check_writable(folder).with_context(|| format!("--data-dir {} must be a writable folder", folder.display()))?;
-        return Ok(Some(folder.clone()));
-    }
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let folder = variable("XDG_DATA_HOME")
-        .or_else(|| Some(variable("HOME")?.join(".local/share")))
-        .map_or_else(|| "tidegate-data".into(), |base| base.join("tidegate"));
-    if let Err(error) = check_writable(&folder) {
-        warn!(
-            %error,
-            "nothing can be kept in the default data folder {}: sessions end with the server; --data-dir names another",
-            folder.display()
-        );
-        return Ok(None);
-    }
-    Ok(Some(folder))
-}
-
-/// What snapshots are signed and sealed with: the contents of a file, or none.
-fn secret(args: &SessionArgs) -> Result<Option<Vec<u8>>> {
-    let Some(path) = &args.secret_file else { return Ok(None) };
-    let secret = std::fs::read(path).with_context(|| format!("--secret-file: {}", path.display()))?;
-    Ok(Some(secret.trim_ascii().to_vec()))
-}
-
-fn store_options(args: &SessionArgs, place: Place) -> StoreOptions {
-    StoreOptions {
-        durability: match args.durability {
-            DurabilityArg::Turn => Durability::Turn,
-            DurabilityArg::Memory => Durability::Memory,
-        },
-        ram_bytes: args.ram_budget,
-        disk_bytes: args.disk_budget,
-        owner_bytes: args.owner_budget,
-        owner_sessions: args.owner_sessions,
-        keep_versions: args.keep_versions,
-        ..StoreOptions::new(place)
-    }
-}
-
-fn check_writable(folder: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    let probe = folder.join(format!(".probe-{}", std::process::id()));
-    std::fs::write(&probe, b"")?;
-    std::fs::remove_file(probe)
 }
 
 async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> Result<()> {
@@ -204,7 +152,7 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
         },
         prefix_bytes: args.sessions.prefix_budget as usize,
         prefixes_per_owner: args.sessions.owner_prefixes,
-        secret: secret(&args.sessions)?,
+        secret: sessions::secret(&args.sessions)?,
     };
     let loading = spawn_blocking(move || checkpoint::open(&folder, &options));
     let (served, engine) = tokio::select! {
@@ -215,10 +163,7 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
             std::process::exit(0);
         }
     };
-    let place =
-        data.map_or(Place::Memory, |data| Place::Folder(checkpoint::sessions_folder(data, &served.codec.fingerprint)));
-    let codec = Arc::clone(&served.codec);
-    let store = Store::open(store_options(&args.sessions, place), codec).await.context("the sessions' store")?;
+    let store = sessions::open(&args.sessions, data, &served.codec).await.context("the sessions' store")?;
     let stats = store.stats();
     info!(sessions = stats.sessions, versions = stats.versions, disk_bytes = stats.disk_bytes, "sessions are open");
     state.keep(store);

@@ -43,6 +43,7 @@ const SERVER: Layers = &[
     ("checkpoint", &["api", "engine", "session", "text"]),
     ("cli", &[]),
     ("bench", &["cli"]),
+    ("sessions", &["cli"]),
 ];
 
 /// A folder, the paths that no code in it may start, and why.
