@@ -56,6 +56,7 @@ pub(crate) fn measure(data: &Path, count: usize) {
     let flags = [&FLAGS[..], &MEMORY].concat();
     let server = Server::start(data, &flags);
     let (empty, began) = (server.start_up, Instant::now());
+    println!("memory of the empty server: {}", resident(&server));
     let base = server.json("POST", "/v1/sessions", &json!({"text": "Once upon a time there was a fox."}));
     let fork = format!("/v1/sessions/{}/fork", base["id"].as_str().unwrap());
     let mut ids: Vec<String> = Vec::new();
@@ -78,8 +79,8 @@ pub(crate) fn measure(data: &Path, count: usize) {
     let made = began.elapsed();
     println!("\n{count} sessions, each with a turn of its own, made in {made:.1?} by {CLIENTS} clients");
     println!("memory with {}: {}", MEMORY.join(" "), resident(&server));
-    let (all, index) = (size(data), count as u64);
-    println!("on disk: {:.0} MiB, {} bytes a session", mebibytes(all), all / index);
+    let all = size(data);
+    println!("on disk: {:.0} MiB, {} bytes a session", mebibytes(all), all / count as u64);
 
     let mut random = StdRng::seed_from_u64(2);
     let (mut first, mut whole, mut forks, mut disk) = (Vec::new(), Vec::new(), Vec::new(), 0);

@@ -100,7 +100,7 @@ fn until_full(client: &Client<'_>, ids: &[String], small: &Small) -> Vec<String>
         } else {
             // Older versions made room, but whatever else fills the disk takes it.
             small.fill();
-            heads[at] = last["session"]["version"].as_str().unwrap().to_owned();
+            last["session"]["version"].as_str().unwrap().clone_into(&mut heads[at]);
             (turns, refusals) = (turns + 1, 0);
         }
         assert!(turns < 200, "the disk is full and turns go on");
