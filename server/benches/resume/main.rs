@@ -1,7 +1,8 @@
 //! What a turn costs on a conversation of any length, over HTTP on the real server: gone on with from memory and from
 //! disk, and with the history sent again; then many sessions at once. Prints tables, and draws a plot.
 //!
-//! `cargo bench -p tidegate-server --bench resume -- [--quick] [--out FILE.svg]`; `TIDEGATE_SESSIONS` is how many.
+//! `cargo bench -p tidegate-server --bench resume -- [--quick] [--part long|many] [--out FILE.svg]`;
+//! `TIDEGATE_SESSIONS` is how many.
 
 #[path = "../../tests/live/mod.rs"]
 mod live;
@@ -9,7 +10,7 @@ mod live;
 mod many;
 mod plot;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use live::{Request, Server};
@@ -131,10 +132,21 @@ fn measure(data: &Path, lengths: &[usize]) -> Vec<Case> {
     cases
 }
 
+fn table(cases: &[Case]) {
+    println!("\nTime to the first token of a turn of {NEW} new tokens, ms: median (least–most)\n");
+    println!("| tokens behind it | from memory | from disk | history sent again | again : disk |");
+    println!("| ---: | ---: | ---: | ---: | ---: |");
+    for Case { tokens, memory, disk, again } in cases {
+        let ratio = median(again) / median(disk);
+        println!("| {tokens} | {} | {} | {} | {ratio:.0} |", spread(memory), spread(disk), spread(again));
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let given = |flag: &str| arguments.iter().skip_while(|argument| *argument != flag).nth(1);
     let quick = arguments.iter().any(|argument| argument == "--quick");
-    let out = arguments.iter().skip_while(|argument| *argument != "--out").nth(1).map(PathBuf::from);
+    let wanted = |part: &str| given("--part").is_none_or(|given| given == part);
     let lengths: &[usize] = if quick { &[1_000, 8_000] } else { &[1_000, 8_000, 32_000, 128_000, 1_000_000] };
     let folder = tempfile::tempdir().unwrap();
     let data = |name: &str| {
@@ -142,21 +154,19 @@ fn main() {
         std::fs::create_dir(&path).unwrap();
         path
     };
-    println!("load at the start: {}", load());
-    let cases = measure(&data("long"), lengths);
-    println!("\nTime to the first token of a turn of {NEW} new tokens, ms: median (least–most)\n");
-    println!("| tokens behind it | from memory | from disk | history sent again | again : disk |");
-    println!("| ---: | ---: | ---: | ---: | ---: |");
-    for Case { tokens, memory, disk, again } in &cases {
-        let ratio = median(again) / median(disk);
-        println!("| {tokens} | {} | {} | {} | {ratio:.0} |", spread(memory), spread(disk), spread(again));
+    if wanted("long") {
+        println!("load: {}", load());
+        let cases = measure(&data("long"), lengths);
+        table(&cases);
+        if let Some(out) = given("--out") {
+            std::fs::write(out, plot::svg(&cases)).unwrap();
+            println!("\ndrawn in {out}");
+        }
     }
-    if let Some(out) = out {
-        std::fs::write(&out, plot::svg(&cases)).unwrap();
-        println!("\ndrawn in {}", out.display());
+    if wanted("many") {
+        let sessions = std::env::var("TIDEGATE_SESSIONS").ok().map(|count| count.parse().unwrap());
+        println!("\nload: {}", load());
+        many::measure(&data("many"), sessions.unwrap_or(if quick { 200 } else { 10_000 }));
     }
-    let sessions = std::env::var("TIDEGATE_SESSIONS").map_or(if quick { 200 } else { 10_000 }, |n| n.parse().unwrap());
-    println!("\nload: {}", load());
-    many::measure(&data("many"), sessions);
     println!("load at the end: {}", load());
 }
