@@ -32,10 +32,10 @@ impl Small {
         }
     }
 
-    /// Takes all the room that is left.
+    /// Takes all the room that is left, also that which has become free since it was last called.
     fn fill(&self) -> PathBuf {
         let path = self.0.join("filler");
-        let mut file = File::create(&path).unwrap();
+        let mut file = File::options().create(true).append(true).open(&path).unwrap();
         for size in [1 << 20, 1 << 12, 1] {
             while file.write_all(&vec![1; size]).is_ok() {}
         }
@@ -81,7 +81,7 @@ fn refused(status: u16, error: &Value) -> String {
 }
 
 /// Takes turns, streamed and whole, until nothing but refusals comes; every head that was acknowledged stays.
-fn until_full(client: &Client<'_>, ids: &[String]) -> Vec<String> {
+fn until_full(client: &Client<'_>, ids: &[String], small: &Small) -> Vec<String> {
     let mut heads: Vec<String> = ids.iter().map(|id| client.head(id)).collect();
     let (mut turns, mut refusals) = (0, 0);
     while refusals < 2 * ids.len() {
@@ -93,13 +93,14 @@ fn until_full(client: &Client<'_>, ids: &[String]) -> Vec<String> {
             let status = if stream { 507 } else { reply.status };
             let message = refused(status, &last["error"]);
             assert!(!reply.text().contains("[DONE]"), "{}", reply.text());
-            if refusals == 0 {
+            refusals += 1;
+            if refusals == 2 * ids.len() {
                 println!("after {turns} turns: {status} {message}");
             }
-            refusals += 1;
         } else {
-            // Older versions made room.
-            heads[at] = last["session"]["version"].as_str().unwrap().to_owned();
+            // Older versions made room, but whatever else fills the disk takes it.
+            small.fill();
+            last["session"]["version"].as_str().unwrap().clone_into(&mut heads[at]);
             (turns, refusals) = (turns + 1, 0);
         }
         assert!(turns < 200, "the disk is full and turns go on");
@@ -134,7 +135,7 @@ fn a_full_disk_refuses_turns_loses_nothing_and_recovers_without_a_restart() {
     }
 
     let filler = small.fill();
-    let heads = until_full(&client, &ids);
+    let heads = until_full(&client, &ids, &small);
     whole(&client, &ids, &heads);
     // Forks write the index alone, until it has to grow.
     let fork = |_| Some(client.ask("POST", &format!("/v1/sessions/{}/fork", ids[0]), &json!({"n": 200})));
@@ -157,7 +158,7 @@ fn a_full_disk_refuses_turns_loses_nothing_and_recovers_without_a_restart() {
     let server = start(&data);
     let client = Client(&server.address);
     whole(&client, &ids, &heads);
-    let heads = until_full(&client, &ids);
+    let heads = until_full(&client, &ids, &small);
     server.kill();
     std::fs::remove_file(filler).unwrap();
     let server = start(&data);

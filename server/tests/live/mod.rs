@@ -25,24 +25,25 @@ impl Server {
     /// Starts a server over the folder `data` and waits until it is ready. Its log is a file beside the folder.
     pub(crate) fn start(data: &Path, flags: &[&str]) -> Self {
         let (began, log) = (Instant::now(), data.with_extension("log"));
-        let mut child = spawn(data, flags);
-        let logged = |log: &Path| std::fs::read_to_string(log).unwrap_or_default();
-        let mut address = None;
+        // From now on whatever ends this ends the process.
+        let mut server = Self { child: spawn(data, flags), address: String::new(), start_up: Duration::ZERO };
+        let logged = || std::fs::read_to_string(&log).unwrap_or_default();
         while began.elapsed() < Duration::from_mins(2) {
-            if let Some(status) = child.try_wait().unwrap() {
-                panic!("the server ended ({status}): {}", logged(&log));
+            if let Some(status) = server.child.try_wait().unwrap() {
+                panic!("the server ended ({status}): {}", logged());
             }
             // The line is whole once its end is there.
-            let found = || Some(logged(&log).split_once("listening on http://")?.1.split_once(',')?.0.to_owned());
-            address = address.or_else(found);
-            if address.as_ref().is_some_and(|address| get(address, "/ready").is_ok_and(|ready| ready.status == 200)) {
-                let address = address.unwrap_or_default();
-                return Self { child, address, start_up: began.elapsed() };
+            let found = || Some(logged().split_once("listening on http://")?.1.split_once(',')?.0.to_owned());
+            if server.address.is_empty() {
+                server.address = found().unwrap_or_default();
+            }
+            if !server.address.is_empty() && get(&server.address, "/ready").is_ok_and(|ready| ready.status == 200) {
+                server.start_up = began.elapsed();
+                return server;
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        let _ = child.kill();
-        panic!("the server is not ready after two minutes: {}", logged(&log));
+        panic!("the server is not ready after two minutes: {}", logged());
     }
 
     /// SIGKILL.
@@ -74,9 +75,10 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server and waits for nothing.
+/// Starts a server and waits for nothing. `TIDEGATE_BINARY` names another program than the one just built.
 pub(crate) fn spawn(data: &Path, flags: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_tidegate"))
+    let built = || env!("CARGO_BIN_EXE_tidegate").into();
+    Command::new(std::env::var_os("TIDEGATE_BINARY").unwrap_or_else(built))
         .current_dir(std::env::temp_dir())
         .args(["serve", "--port", "0", "--data-dir"])
         .arg(data)
@@ -92,21 +94,21 @@ pub(crate) fn spawn(data: &Path, flags: &[&str]) -> Child {
 pub(crate) struct Request {
     method: String,
     path: String,
-    headers: String,
+    headers: Vec<String>,
     body: Vec<u8>,
 }
 
 impl Request {
     pub(crate) fn json(method: &str, path: &str, body: &Value) -> Self {
         let (body, headers) = match body {
-            Value::Null => (Vec::new(), String::new()),
-            body => (body.to_string().into_bytes(), "content-type: application/json\r\n".to_owned()),
+            Value::Null => (Vec::new(), Vec::new()),
+            body => (body.to_string().into_bytes(), vec!["content-type: application/json\r\n".to_owned()]),
         };
         Self { method: method.to_owned(), path: path.to_owned(), headers, body }
     }
 
     pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
-        self.headers += &format!("{name}: {value}\r\n");
+        self.headers.push(format!("{name}: {value}\r\n"));
         self
     }
 
@@ -123,7 +125,8 @@ impl Request {
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\
-             {headers}\r\n"
+             {}\r\n",
+            headers.concat()
         );
         socket.write_all(&[head.as_bytes(), body].concat())?;
         let (mut raw, mut first, mut piece) = (Vec::new(), None, vec![0; 1 << 16]);
