@@ -315,7 +315,12 @@ fn a_known_beginning_of_a_prompt_changes_nothing_but_the_time() {
     let parameters = RequestParameters {
         prompt: prompt.clone(),
         max_tokens: 20,
-        sampling: SamplingParams { seed: 5, ..SamplingParams::default() },
+        sampling: SamplingParams {
+            seed: 5,
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.5,
+            ..SamplingParams::default()
+        },
         ..RequestParameters::default()
     };
     let plain = run(&SERVED[0], parameters.clone());
