@@ -81,6 +81,23 @@ struct Scan<'a> {
     out: Mutex<Vec<f32>>, // an in-place op returns nothing: the outputs leave by here
 }
 
+/// What the tokens of one block need on the way.
+struct Scratch {
+    block: usize,
+    /// q and k of each token: the rows of one product with W. (block, 2, d)
+    pairs: Vec<f32>,
+    angles: Vec<f32>, // (block, 2, D)
+    phi: Vec<f32>,    // (block, 2, 2D)
+}
+
+impl Scratch {
+    fn new(shape: Shape, time: usize) -> Self {
+        let block = BLOCK.min(time);
+        let of = |numbers: usize| vec![0.0; block * 2 * numbers];
+        Self { block, pairs: of(shape.head_dim), angles: of(shape.proj_dim), phi: of(2 * shape.proj_dim) }
+    }
+}
+
 /// One head of one row.
 struct Head<'a> {
     row: usize,
@@ -106,11 +123,17 @@ impl InplaceOp2 for Scan<'_> {
         let rows = self.slots.len();
         let mut out = vec![0.0; rows * self.time * heads * d]; // (rows, heads, time, d)
         let mut parts = self.split(&mut memory[start..end], &mut out)?;
-        let work = |part: &mut Head<'_>| self.head(part, &qkv[part.row * self.time * 3 * heads * d..], w);
+        let scratch = || Scratch::new(self.shape, self.time);
+        let work = |scratch: &mut Scratch, part: &mut Head<'_>| {
+            self.head(part, &qkv[part.row * self.time * 3 * heads * d..], w, scratch);
+        };
         if parts.len() * self.time * self.shape.memory() < SERIAL || rayon::current_num_threads() == 1 {
-            parts.iter_mut().for_each(work);
+            let mut scratch = scratch();
+            for part in &mut parts {
+                work(&mut scratch, part);
+            }
         } else {
-            parts.par_iter_mut().for_each(work);
+            parts.par_iter_mut().for_each_init(scratch, work);
         }
         if self.time > 1 {
             out = time_first(&out, heads, self.time, d);
@@ -158,15 +181,12 @@ impl Scan<'_> {
     }
 
     /// All tokens of one head. qkv: the row's (time, 3, heads, d)
-    fn head(&self, part: &mut Head<'_>, qkv: &[f32], w: &[f32]) {
+    fn head(&self, part: &mut Head<'_>, qkv: &[f32], w: &[f32], scratch: &mut Scratch) {
         let Shape { heads, head_dim: d, proj_dim, eps } = self.shape;
         let (isa, inner) = (Isa::detect(), heads * d);
         let w = &w[part.index * proj_dim * d..][..proj_dim * d];
-        // q and k of a block's tokens are the rows of one product with W.
-        let block = BLOCK.min(self.time);
-        let mut pairs = vec![0.0; block * 2 * d];
-        let mut angles = vec![0.0; block * 2 * proj_dim];
-        let mut phi = vec![0.0; block * 4 * proj_dim];
+        let Scratch { block, pairs, angles, phi } = scratch;
+        let block = *block;
         for (first, outs) in (0..self.time).step_by(block).zip(part.out.chunks_mut(block * d)) {
             let token = |t: usize| &qkv[(first + t) * 3 * inner..][..3 * inner];
             let of = |t: usize, which: usize| &token(t)[which * inner + part.index * d..][..d];
