@@ -314,51 +314,6 @@ async fn a_history_that_is_sent_again_is_not_computed_again() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_has_chosen_what_happens() {
-    let app = app().await;
-    for (policy, tokens_after) in [("rollback", false), ("commit", true)] {
-        let made = session(&app, json!({})).await;
-        let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
-        let long = json!({"session": made["id"], "max_tokens": 50_000, "stream": true, "ignore_eos": true,
-            "on_disconnect": policy});
-        let mut running = app.open("/v1/completions", common::with(prompt("A", json!({})), long), &[]).await;
-        running.read_some().await;
-        drop(running);
-        let after = app.until_free(&path).await;
-        assert_eq!(after["tokens"].as_u64().unwrap() > 0, tokens_after, "{policy}: {after}");
-        if tokens_after {
-            let turns = app.get(&format!("{path}/turns")).await.json();
-            assert_eq!(turns["data"][1]["kind"], "interrupted");
-            assert!(turns["data"][1]["completion_tokens"].as_u64().unwrap() < 50_000);
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_turn_that_goes_on_can_be_followed_again_from_any_event() {
-    let app = app().await;
-    let made = session(&app, json!({})).await;
-    let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
-    let body = json!({"session": made["id"], "max_tokens": 300, "stream": true, "ignore_eos": true,
-        "on_disconnect": "continue"});
-    let mut running = app.open("/v1/completions", common::with(prompt("A", json!({})), body), &[]).await;
-    let stream = running.header("x-stream-id");
-    let seen = running.read_some().await;
-    assert!(seen.starts_with("data: {") || seen.starts_with("id: 0\n"), "{seen}");
-    drop(running);
-    let path_of_stream = format!("/v1/streams/{stream}");
-    let whole = app.get(&path_of_stream).await.text();
-    assert!(whole.starts_with("id: 0\n") || whole.contains("\nid: 0\n"), "{whole}");
-    assert!(whole.ends_with("[DONE]\n\n"));
-    let after = app.until_free(&path).await;
-    assert!(after["tokens"].as_u64().unwrap() > 300);
-    let rest = app.send(Method::GET, &path_of_stream, Value::Null, &[("last-event-id", "40")]).await.text();
-    assert!(rest.contains("id: 41\n") && !rest.contains("id: 40\n"));
-    let theirs = app.send(Method::GET, &path_of_stream, Value::Null, &[("authorization", "Bearer b")]).await;
-    assert_eq!(theirs.status, StatusCode::NOT_FOUND);
-}
-
-#[tokio::test]
 async fn a_state_that_the_client_keeps_leaves_nothing_on_the_server() {
     let app = common::sessions::app_with(b"0123456789abcdef0123456789abcdef").await;
     let whole = app.post("/v1/completions", prompt("Once upon a time", json!({"max_tokens": 16}))).await.json();

@@ -91,7 +91,8 @@ impl Run {
     }
 
     async fn run(mut self, mut sink: Sink, guard: RunGuard) {
-        let limit = self.served.engine.stall_limit();
+        // Before the engine gives up on the reader: a turn that is to be committed needs it once more.
+        let limit = self.served.engine.stall_limit().mul_f32(0.75);
         let mut out = Vec::new();
         self.dialect.open(&mut out);
         let outcome = loop {

@@ -129,10 +129,11 @@ impl<M: LanguageModel> Worker<M> {
             if taken.phase == Phase::Draining && !taken.more && self.scheduler.is_idle() {
                 return;
             }
+            self.read_one_chunk();
+            // Between reading and stepping: who is interrupted while the prompt is read gets no token more.
             for slot in self.scheduler.interrupted() {
                 self.finish(slot, Ending::Interrupted);
             }
-            self.read_one_chunk();
             self.decode_step();
             // Before the engine may sleep.
             self.count_running();
