@@ -5,20 +5,10 @@ mod common;
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
-use common::sessions::{App, app, app_from};
+use common::sessions::{app, app_from, prompt, session};
 use serde_json::{Value, json};
 use tidegate_server::checkpoint::OpenOptions;
 use tidegate_server::engine::EngineOptions;
-
-fn prompt(text: &str, more: Value) -> Value {
-    common::with(json!({"prompt": text, "max_tokens": 8, "temperature": 0, "return_token_ids": true}), more)
-}
-
-async fn session(app: &App, body: Value) -> Value {
-    let answer = app.post("/v1/sessions", body).await;
-    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
-    answer.json()
-}
 
 #[tokio::test]
 async fn a_client_that_leaves_has_chosen_what_happens() {

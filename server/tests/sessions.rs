@@ -4,18 +4,8 @@ mod common;
 
 use axum::body::Body;
 use axum::http::{Method, StatusCode};
-use common::sessions::{App, app};
+use common::sessions::{App, app, prompt, session};
 use serde_json::{Value, json};
-
-fn prompt(text: &str, more: Value) -> Value {
-    common::with(json!({"prompt": text, "max_tokens": 8, "temperature": 0, "return_token_ids": true}), more)
-}
-
-async fn session(app: &App, body: Value) -> Value {
-    let answer = app.post("/v1/sessions", body).await;
-    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
-    answer.json()
-}
 
 /// A turn's answer.
 async fn turn(app: &App, session: &Value, text: &str, more: Value) -> Value {

@@ -51,7 +51,7 @@ pub(super) enum UsageField {
 }
 
 impl UsageField {
-    pub(super) fn is_absent(&self) -> bool {
+    fn is_absent(&self) -> bool {
         matches!(self, Self::Absent)
     }
 }
@@ -116,16 +116,31 @@ impl Head {
             system_fingerprint: served.fingerprint.clone(),
         }
     }
+
+    /// The JSON of one object of the answer.
+    pub(super) fn json<C: Serialize>(
+        &self,
+        object: &'static str,
+        choices: &[C],
+        usage: UsageField,
+        kept: &Kept,
+    ) -> String {
+        let Self { id, created, model, system_fingerprint } = self;
+        let (session, state, created) = (kept.session.as_ref(), kept.state.as_deref(), *created);
+        let completion = Completion { id, object, created, model, system_fingerprint, choices, usage, session, state };
+        // Strings, numbers and lists of them: there is nothing in it that JSON cannot say.
+        serde_json::to_string(&completion).unwrap_or_default()
+    }
 }
 
 #[derive(Serialize)]
-struct Completion<'a> {
+struct Completion<'a, C> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
     system_fingerprint: &'a str,
-    choices: &'a [Choice],
+    choices: &'a [C],
     #[serde(skip_serializing_if = "UsageField::is_absent")]
     usage: UsageField,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -167,12 +182,7 @@ impl Completions {
     }
 
     fn json(&self, choices: &[Choice], usage: UsageField, kept: &Kept) -> String {
-        let Head { id, created, model, system_fingerprint } = &self.head;
-        let (object, session, state) = ("text_completion", kept.session.as_ref(), kept.state.as_deref());
-        let created = *created;
-        let completion = Completion { id, object, created, model, system_fingerprint, choices, usage, session, state };
-        // Strings, numbers and lists of them: there is nothing in it that JSON cannot say.
-        serde_json::to_string(&completion).unwrap_or_default()
+        self.head.json("text_completion", choices, usage, kept)
     }
 
     fn chunk(&mut self, mut choice: Choice, kept: &Kept) -> Said {

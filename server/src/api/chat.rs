@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::answer::{Head, Usage, UsageField, Wanted, finish_reason};
-use super::dialect::{Dialect, Kept, Said, SessionInfo};
+use super::dialect::{Dialect, Kept, Said};
 use crate::engine::{Delta, Finish};
 
 /// What is said, or a piece of it.
@@ -33,22 +33,6 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Serialize)]
-struct Completion<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'a str,
-    choices: &'a [Choice],
-    #[serde(skip_serializing_if = "UsageField::is_absent")]
-    usage: UsageField,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<&'a SessionInfo>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    state: Option<&'a str>,
-}
-
 /// The format of `/v1/chat/completions`.
 pub(super) struct Chat {
     head: Head,
@@ -66,18 +50,10 @@ impl Chat {
         Self { head, wanted, text: String::new(), token_ids: Vec::new(), reason: None, kept, usage }
     }
 
-    fn json(&self, object: &'static str, choices: &[Choice], usage: UsageField, kept: &Kept) -> String {
-        let Head { id, created, model, system_fingerprint } = &self.head;
-        let (session, state, created) = (kept.session.as_ref(), kept.state.as_deref(), *created);
-        let completion = Completion { id, object, created, model, system_fingerprint, choices, usage, session, state };
-        // Strings, numbers and lists of them: there is nothing in it that JSON cannot say.
-        serde_json::to_string(&completion).unwrap_or_default()
-    }
-
     fn chunk(&self, delta: Message, choice: Choice, kept: &Kept) -> Said {
         let usage = if self.wanted.include_usage { UsageField::Later } else { UsageField::Absent };
         let choice = Choice { delta: Some(delta), ..choice };
-        Said::data(self.json("chat.completion.chunk", &[choice], usage, kept))
+        Said::data(self.head.json("chat.completion.chunk", &[choice], usage, kept))
     }
 }
 
@@ -111,7 +87,7 @@ impl Dialect for Chat {
         if self.wanted.include_usage {
             // The state is large, and has been sent.
             let kept = Kept { state: None, ..self.kept.clone() };
-            out.push(Said::data(self.json("chat.completion.chunk", &[], self.usage, &kept)));
+            out.push(Said::data(self.head.json::<Choice>("chat.completion.chunk", &[], self.usage, &kept)));
         }
         out.push(Said::data("[DONE]"));
     }
@@ -120,6 +96,6 @@ impl Dialect for Chat {
         let message = Message { role: Some("assistant"), content: Some(self.text.clone()), refusal: Some(Value::Null) };
         let token_ids = self.wanted.token_ids.then(|| self.token_ids.clone());
         let choice = Choice { message: Some(message), finish_reason: self.reason, token_ids, ..Choice::default() };
-        self.json("chat.completion", &[choice], self.usage, &self.kept)
+        self.head.json("chat.completion", &[choice], self.usage, &self.kept)
     }
 }

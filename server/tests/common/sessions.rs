@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use futures_util::StreamExt;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{EngineHandle, Stats};
 use tidegate_server::session::{Place, Store, StoreOptions};
@@ -165,4 +165,16 @@ impl App {
     pub(crate) fn engine_stats(&self) -> Stats {
         self.engine.stats()
     }
+}
+
+/// A greedy request for 8 tokens with their ids, and what else is asked for.
+pub(crate) fn prompt(text: &str, more: Value) -> Value {
+    super::with(json!({"prompt": text, "max_tokens": 8, "temperature": 0, "return_token_ids": true}), more)
+}
+
+/// A new session.
+pub(crate) async fn session(app: &App, body: Value) -> Value {
+    let answer = app.post("/v1/sessions", body).await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());
+    answer.json()
 }
