@@ -196,8 +196,8 @@ impl Run {
             Keeping::Response { owner, id, parent } => {
                 let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
                 let body = self.dialect.body().into_bytes();
-                self.state.store()?.put_response(owner, &id, body, snapshot, parent).await?;
-                self.keep_receipt(receipt(&self.dialect.body()), owner).await;
+                let receipt = receipt(&self.dialect.body());
+                self.state.store()?.put_response(owner, &id, body, snapshot, parent, receipt).await?;
             }
             Keeping::Prefixes(owner) | Keeping::Sealed { owner, .. } | Keeping::Nothing(owner) => {
                 self.keep_receipt(receipt(&self.dialect.body()), owner).await;

@@ -57,7 +57,7 @@ async fn an_owner_has_no_more_than_the_quotas() {
     let full = turn(&store, ANN, &forks[1].id, 5).await;
     let bytes = StoreError::Quota { quota: "bytes of snapshots", bound: 3 * BYTES, found: 4 * BYTES };
     assert_eq!(full, Err(bytes.clone()));
-    assert_eq!(store.put_response(ANN, &ResponseId::new(), Vec::new(), snapshot(6), None).await, Err(bytes));
+    assert_eq!(store.put_response(ANN, &ResponseId::new(), Vec::new(), snapshot(6), None, None).await, Err(bytes));
     assert_eq!(head(&store, ANN, &forks[1].id).await, snapshot(1));
     let other = store.create(BOB, new(Start::Snapshot(snapshot(9)))).await.expect("another owner has room");
     agree(&store, &*objects, &[ANN, BOB], &[]).await;
@@ -182,7 +182,7 @@ async fn a_disk_without_space_loses_nothing_and_works_again_with_space() {
                 Ok(session) => {
                     kept.push((session.id, number));
                     if number == 30 {
-                        store.close().await.expect("all is on disk");
+                        store.flush().await.expect("all is on disk");
                     }
                 }
                 Err(error) => {

@@ -93,13 +93,10 @@ pub(in crate::api) async fn create(
     let start = start(&state, &served, request).await?;
     let store = state.store()?;
     let new = NewSession { start, metadata: metadata.unwrap_or_default(), ttl, label };
-    let session = store.create(owner, new).await?;
-    let body = json_of(&session, served.state_bytes).to_string();
-    if let Some(ticket) = ticket {
-        let (key, receipt) = ticket.receipt(&body);
-        store.put_receipt(owner, &key.0, receipt).await?;
-    }
-    Ok(again(StatusCode::CREATED, body))
+    let state_bytes = served.state_bytes;
+    let body = move |session: &Session| json_of(session, state_bytes).to_string();
+    let session = store.create_once(owner, new, ticket.as_ref().map(|ticket| ticket.promise(body))).await?;
+    Ok(again(StatusCode::CREATED, body(&session)))
 }
 
 /// What a new session begins with: at most one of text, tokens, messages, version and snapshot.
@@ -123,7 +120,7 @@ async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -
         return reading(state, move || {
             let invalid = |error: String| ApiError::invalid(Some("snapshot"), format!("snapshot: {error}"));
             let bytes = BASE64.decode(encoded).map_err(|error| invalid(format!("must be base64: {error}")))?;
-            let snapshot = served.codec.decode(&bytes).map_err(|error| invalid(error.to_string()))?;
+            let snapshot = served.codec.import(&bytes).map_err(|error| invalid(error.to_string()))?;
             Ok(Start::Snapshot(Arc::new(snapshot)))
         })
         .await;

@@ -57,7 +57,7 @@ pub(in crate::api) async fn upload(
     }
     let bytes = to_bytes(body, most).await.map_err(|_| long())?;
     let snapshot = reading(&state, move || {
-        served.codec.decode(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
+        served.codec.import(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
     });
     let start = Start::Snapshot(Arc::new(snapshot.await?));
     let new = NewSession { start, metadata: Metadata::new(), ttl: None, label: None };
