@@ -90,8 +90,12 @@ pub(in crate::api) async fn create(
     let (metadata, ttl) =
         (request.metadata.take().map(metadata).transpose()?, request.ttl_seconds.map(ttl).transpose()?);
     let label = label(request.label.take())?;
-    let start = start(&state, &served, request).await?;
     let store = state.store()?;
+    if request.text.is_some() || request.tokens.is_some() || request.messages.is_some() || request.snapshot.is_some() {
+        // Before anything is computed for it.
+        store.admit(owner).await?;
+    }
+    let start = start(&state, &served, request).await?;
     let new = NewSession { start, metadata: metadata.unwrap_or_default(), ttl, label };
     let state_bytes = served.state_bytes;
     let body = move |session: &Session| json_of(session, state_bytes).to_string();

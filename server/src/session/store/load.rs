@@ -1,7 +1,6 @@
 //! From a version's name to its snapshot: from memory, or from its object. And the other way.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -188,7 +187,7 @@ impl Inner {
             Err(StoreError::Full { .. }) if self.relieve(owner, row.bytes).await? => self.blobs.put(id, bytes).await,
             end => end,
         };
-        let coming = coming.inspect_err(|_| self.orphans.store(true, Ordering::SeqCst))?;
+        let coming = coming.inspect_err(|_| self.suspect(id))?;
         Ok(Prepared { row, reservation: Some(reservation), _coming: Some(coming) })
     }
 
@@ -222,7 +221,7 @@ impl Inner {
     pub(super) async fn abandon(&self, id: &VersionId, error: StoreError) -> StoreError {
         match &error {
             // Whether the index has it after all is known only once it is open again.
-            StoreError::Unavailable { .. } | StoreError::Full { .. } => self.orphans.store(true, Ordering::SeqCst),
+            StoreError::Unavailable { .. } | StoreError::Full { .. } => self.suspect(id),
             _ => drop(self.blobs.delete(vec![id.clone()]).await),
         }
         error

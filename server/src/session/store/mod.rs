@@ -13,7 +13,7 @@ mod sweep;
 mod turns;
 mod types;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -61,8 +61,10 @@ struct Inner {
     uses: Uses,
     /// Wakes the sweep when there is garbage.
     garbage: Arc<Notify>,
-    /// Whether an object may be there that nothing points to and that is not garbage.
+    /// Whether any object may be there that nothing points to and that is not garbage: they are all to be looked at.
     orphans: AtomicBool,
+    /// Those that may be, by name: their writing failed, or their way into the index.
+    suspects: Mutex<HashSet<VersionId>>,
     ballast: Ballast,
     /// One at a time makes room.
     making_room: tokio::sync::Mutex<()>,
@@ -224,6 +226,7 @@ impl Store {
             uses: Uses::default(),
             garbage,
             orphans: AtomicBool::new(false),
+            suspects: Mutex::default(),
             ballast,
             making_room: tokio::sync::Mutex::default(),
             counters: Counters::default(),
