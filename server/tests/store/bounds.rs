@@ -197,7 +197,9 @@ async fn a_disk_without_space_loses_nothing_and_works_again_with_space() {
                 }
             }
         }
-        assert!(failures > 50 && kept.len() > 35, "{failures} {}", kept.len());
+        // An index that could not be written goes back to what is on disk, and the room of what it forgot comes free.
+        let least = if durability == Durability::Memory { 0 } else { 50 };
+        assert!(failures > least && kept.len() > 35, "{failures} {}", kept.len());
         // What little space is left goes to the index alone, until nothing at all fits.
         std::fs::write(disk.0.path().join("filler"), vec![0; 8_000_000]).unwrap_err();
         let mut small = 0;

@@ -135,11 +135,6 @@ impl Writer {
         self.submit(work, false, false).await
     }
 
-    /// Returns once everything before is on disk.
-    pub(crate) async fn flush(&self) -> Result<(), StoreError> {
-        self.run_to_disk(|_| Ok(())).await
-    }
-
     /// Transactions committed.
     pub(crate) fn transactions(&self) -> u64 {
         self.transactions.load(Ordering::Relaxed)

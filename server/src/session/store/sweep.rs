@@ -95,7 +95,8 @@ impl Inner {
     pub(super) async fn flush(&self) -> Result<(), StoreError> {
         let blobs = self.blobs.clone();
         super::blocking(move || blobs.settle()).await?;
-        self.writer.flush().await
+        // On a full disk too: an index that could not be written goes back to what is on disk.
+        self.free(|_| Ok(())).await
     }
 
     /// Writes down the last uses that only memory knows.
