@@ -35,6 +35,11 @@ impl Inner {
                 Err(now) => short = now,
             }
             if !self.make_room(owner, short).await? {
+                // What was garbage then may have been removed before it was asked for.
+                match reserve() {
+                    Ok(reservation) => return Ok(reservation),
+                    Err(now) => short = now,
+                }
                 break;
             }
         }
@@ -50,7 +55,7 @@ impl Inner {
         };
         let (of, missing) = self.to_drop(owner, short);
         let possible = self.read(move |tables| Ok(tables.droppable(of, missing)?.is_some())).await?;
-        if possible || self.any_ended().await? {
+        if possible || self.any_ended().await? || self.index.ledger.fits(owner, bytes, self.bounds()).is_ok() {
             return Ok(());
         }
         count(&self.counters.refused, 1);
