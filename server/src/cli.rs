@@ -121,6 +121,9 @@ pub(crate) struct SessionArgs {
     /// Versions that a session keeps to go back to, the current one included.
     #[arg(long, env = "TIDEGATE_KEEP_VERSIONS", value_name = "COUNT", default_value_t = 16, value_parser = positive)]
     pub(crate) keep_versions: usize,
+    /// Days that a stored response is kept to go on from, at most: where room is short, the oldest go first.
+    #[arg(long, env = "TIDEGATE_RESPONSE_DAYS", value_name = "DAYS", default_value_t = 30, value_parser = positive)]
+    pub(crate) response_days: usize,
     /// Memory for beginnings of texts, so that clients who send the whole history each time have only the new part
     /// computed; 0 keeps none.
     #[arg(long, env = "TIDEGATE_PREFIX_BUDGET", value_name = "SIZE", default_value = "256MiB", value_parser = size)]

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use object_store::prefix::PrefixStore;
@@ -63,6 +64,7 @@ pub(crate) async fn open(args: &SessionArgs, data: Option<&Path>, codec: &Arc<Co
         owner_bytes: args.owner_budget,
         owner_sessions: args.owner_sessions,
         keep_versions: args.keep_versions,
+        response_ttl: Duration::from_secs((args.response_days as u64).saturating_mul(24 * 60 * 60)),
         ..StoreOptions::new(place)
     };
     let codec = Arc::clone(codec);

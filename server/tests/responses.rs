@@ -217,11 +217,31 @@ async fn a_response_whose_client_leaves_has_never_been() {
 }
 
 #[tokio::test]
-async fn a_response_that_cannot_be_kept_has_failed() {
+async fn a_response_without_room_is_refused_before_it_is_computed() {
     let (served, _thread) = open(&common::checkpoint(), &OpenOptions::default()).unwrap();
     let state = AppState::new(ApiOptions::default());
     let options = StoreOptions { owner_bytes: 1000, ..StoreOptions::new(Place::Memory) };
     state.keep(Store::open(options, served.codec.clone()).await.unwrap());
+    state.serve(served);
+    for stream in [false, true] {
+        let body = asking("Once", json!({"stream": stream})).to_string();
+        let request = Request::post(PATH).header(header::CONTENT_TYPE, "application/json");
+        let refused = common::send(&state, request.body(Body::from(body)).unwrap()).await;
+        assert_eq!(refused.status(), StatusCode::FORBIDDEN);
+        assert!(common::text(refused).await.contains("quota_exceeded"));
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_cannot_be_kept_has_failed() {
+    let (served, _thread) = open(&common::checkpoint(), &OpenOptions::default()).unwrap();
+    let state = AppState::new(ApiOptions::default());
+    // There is room, and what is written fails.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("objects"), "not a folder").unwrap();
+    let objects = object_store::local::LocalFileSystem::new_with_prefix(folder.path()).unwrap();
+    let options = StoreOptions::new(Place::Memory);
+    state.keep(Store::open_with(std::sync::Arc::new(objects), options, served.codec.clone()).await.unwrap());
     state.serve(served);
     let ask = |stream: bool| {
         let body = asking("Once", json!({"stream": stream, "ignore_eos": true})).to_string();
@@ -229,12 +249,12 @@ async fn a_response_that_cannot_be_kept_has_failed() {
         common::send(&state, request.body(Body::from(body)).unwrap())
     };
     let whole = ask(false).await;
-    assert_eq!(whole.status(), StatusCode::FORBIDDEN);
-    assert!(common::text(whole).await.contains("quota_exceeded"));
+    assert_eq!(whole.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(common::text(whole).await.contains("store_unavailable"));
     let events = events(&common::text(ask(true).await).await);
     let [.., delta, error, failed] = events.as_slice() else { panic!("{events:?}") };
     assert_eq!(delta["type"], "response.output_text.delta");
-    assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("quota_exceeded")));
+    assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("store_unavailable")));
     assert_eq!((&failed["type"], &failed["response"]["status"]), (&json!("response.failed"), &json!("failed")));
     assert_eq!(failed["response"]["error"], json!({"code": "server_error", "message": error["message"]}));
     assert_eq!(failed["response"]["usage"], Value::Null);

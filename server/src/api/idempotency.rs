@@ -85,10 +85,22 @@ impl InFlight {
 impl Ticket {
     /// What is to be kept of the first result.
     pub(super) fn receipt(&self, body: &str) -> (ReceiptKey, Vec<u8>) {
-        let receipt = Receipt { digest: self.digest.clone(), body: body.to_owned() };
-        // Two strings: there is nothing in them that JSON cannot say.
-        (ReceiptKey(self.key.clone()), serde_json::to_vec(&receipt).unwrap_or_default())
+        (ReceiptKey(self.key.clone()), kept(self.digest.clone(), body.to_owned()))
     }
+
+    /// The same of a result that tells of what is still to be made.
+    pub(super) fn promise<T: ?Sized>(
+        &self,
+        body: impl Fn(&T) -> String + Send + 'static,
+    ) -> crate::session::Receipt<T> {
+        let digest = self.digest.clone();
+        (ReceiptKey(self.key.clone()), Box::new(move |made| kept(digest.clone(), body(made))))
+    }
+}
+
+fn kept(digest: String, body: String) -> Vec<u8> {
+    // Two strings: there is nothing in them that JSON cannot say.
+    serde_json::to_vec(&Receipt { digest, body }).unwrap_or_default()
 }
 
 impl Drop for Ticket {

@@ -210,8 +210,8 @@ impl Run {
             Keeping::Response { owner, id, parent } => {
                 let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
                 let body = self.dialect.body().into_bytes();
-                self.state.store()?.put_response(owner, &id, body, snapshot, parent).await?;
-                self.keep_receipt(receipt(&self.dialect.body()), owner).await;
+                let receipt = receipt(&self.dialect.body());
+                self.state.store()?.put_response(owner, &id, body, snapshot, parent, receipt).await?;
             }
             // The server keeps nothing of a conversation that the client keeps.
             Keeping::Sealed { .. } => {}

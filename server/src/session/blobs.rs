@@ -1,6 +1,6 @@
 //! The bytes of snapshots: one object each, written whole or not at all, under the name of its version.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,6 +25,8 @@ pub(crate) struct Blobs {
     folder: Option<PathBuf>,
     /// Being written, or waiting for the index to point to them.
     coming: Arc<Mutex<HashSet<VersionId>>>,
+    /// Written and not on disk yet, where a write does not see to that; none elsewhere.
+    unsynced: Option<Arc<Mutex<HashSet<VersionId>>>>,
 }
 
 /// An object on its way: as long as this lives, nobody takes it for one that nothing points to.
@@ -40,7 +42,7 @@ impl Blobs {
     }
 
     pub(crate) fn over(store: Arc<dyn ObjectStore>) -> Self {
-        Self { store, folder: None, coming: Arc::default() }
+        Self { store, folder: None, coming: Arc::default(), unsynced: None }
     }
 
     /// Objects as files below `folder`; `sync` when they are to be on disk before a write returns.
@@ -51,17 +53,16 @@ impl Blobs {
         let objects = folder.join(OBJECTS);
         // All at once and before there is any object: of two writers, one could take a folder for durable that the
         // other has only just made.
+        make_folder(&objects, sync).map_err(|error| failed(&error))?;
         for first in 0..=u8::MAX {
             std::fs::create_dir_all(objects.join(format!("{first:02x}"))).map_err(|error| failed(&error))?;
         }
         if sync {
-            for made in [Some(&*objects), Some(folder), folder.parent()].into_iter().flatten() {
-                let made = if made.as_os_str().is_empty() { FilePath::new(".") } else { made };
-                std::fs::File::open(made).and_then(|made| made.sync_all()).map_err(|error| failed(&error))?;
-            }
+            sync_folder(&objects).map_err(|error| failed(&error))?;
         }
         let store = LocalFileSystem::new_with_prefix(folder).map_err(|error| failed(&error))?.with_fsync(sync);
-        Ok(Self { folder: Some(objects), ..Self::over(Arc::new(store)) })
+        let unsynced = (!sync).then(Arc::default);
+        Ok(Self { folder: Some(objects), unsynced, ..Self::over(Arc::new(store)) })
     }
 
     /// Keeps the object, durably where the store is so.
@@ -69,13 +70,42 @@ impl Blobs {
         self.lock().insert(id.clone());
         let coming = Coming { blobs: self.clone(), id: id.clone() };
         match self.store.put(&path(id), bytes.into()).await {
-            Ok(_) => Ok(coming),
+            Ok(_) => {
+                if let Some(unsynced) = &self.unsynced {
+                    lock(unsynced).insert(id.clone());
+                }
+                Ok(coming)
+            }
             Err(error) => {
                 // Nothing points to it yet, so half an object may go at once. What cannot go now is swept up later.
                 drop(self.store.delete(&path(id)).await);
                 Err(StoreError::from_io("an object could not be written", &error))
             }
         }
+    }
+
+    /// Puts on disk what was written and is not there yet: each object, and each folder that names one, once.
+    pub(crate) fn settle(&self) -> Result<(), StoreError> {
+        let (Some(unsynced), Some(objects)) = (&self.unsynced, &self.folder) else { return Ok(()) };
+        let taken = std::mem::take(&mut *lock(unsynced));
+        let work = || {
+            let mut folders = BTreeSet::new();
+            for id in &taken {
+                let shard = objects.join(shard(id));
+                match std::fs::File::open(shard.join(id.as_str())) {
+                    Ok(object) => object.sync_all()?,
+                    // Nothing pointed to it any more, or will.
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                    Err(error) => return Err(error),
+                }
+                folders.insert(shard);
+            }
+            folders.iter().try_for_each(|folder| sync_folder(folder))
+        };
+        work().map_err(|error| {
+            lock(unsynced).extend(taken.iter().cloned());
+            StoreError::from_io("objects could not be put on disk", &error)
+        })
     }
 
     /// The object of that many bytes, or none where there is no such object.
@@ -155,8 +185,12 @@ impl Blobs {
                 let object =
                     name.to_str().and_then(|name| name.split_once('#')).and_then(|(id, _)| VersionId::parse(id));
                 if object.is_some_and(|id| !self.coming(&id)) {
-                    std::fs::remove_file(file.path())?;
-                    removed += 1;
+                    match std::fs::remove_file(file.path()) {
+                        Ok(()) => removed += 1,
+                        // Its writer lives, and was done with it meanwhile.
+                        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                        Err(error) => return Err(error),
+                    }
                 }
             }
         }
@@ -164,14 +198,45 @@ impl Blobs {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashSet<VersionId>> {
-        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.coming)
     }
 }
 
-/// Spread over 256 folders by the id's first digits.
+fn lock(ids: &Mutex<HashSet<VersionId>>) -> MutexGuard<'_, HashSet<VersionId>> {
+    ids.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a folder and those above it that are missing; with `sync`, on disk.
+pub(crate) fn make_folder(folder: &FilePath, sync: bool) -> std::io::Result<()> {
+    let there = folder.ancestors().find(|above| !above.as_os_str().is_empty() && above.exists());
+    std::fs::create_dir_all(folder)?;
+    if !sync {
+        return Ok(());
+    }
+    // Each is named by the one above it. Those that were there may have been made a moment ago as well; not all of
+    // them may be opened.
+    for made in folder.ancestors() {
+        let here = if made.as_os_str().is_empty() { FilePath::new(".") } else { made };
+        let synced = sync_folder(here);
+        if there.is_none_or(|there| made.starts_with(there)) {
+            synced?;
+        }
+    }
+    Ok(())
+}
+
+fn sync_folder(folder: &FilePath) -> std::io::Result<()> {
+    std::fs::File::open(folder)?.sync_all()
+}
+
+/// The folder of an object, by its id's first digits.
+fn shard(id: &VersionId) -> &str {
+    &id.as_str()[4..6]
+}
+
+/// Spread over 256 folders.
 fn path(id: &VersionId) -> Path {
-    let text = id.as_str();
-    Path::from_iter([OBJECTS, &text[4..6], text])
+    Path::from_iter([OBJECTS, shard(id), id.as_str()])
 }
 
 impl Drop for Coming {

@@ -44,6 +44,22 @@ pub enum StoreError {
         /// The bound that was met.
         reason: String,
     },
+    /// More forks at once, of a session with so many versions, than one transaction is to write.
+    #[error("n is {n}, for a session of {versions} versions it must be at most {}", bound / versions)]
+    Forks {
+        /// How many were asked for.
+        n: usize,
+        /// How many versions each would have.
+        versions: usize,
+        /// Bound of their product.
+        bound: usize,
+    },
+    /// A snapshot that could not be read again; it was not kept.
+    #[error("the conversation's state cannot be kept: {reason}")]
+    Unfit {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The disk, or what stands in its place, failed.
     #[error("the store cannot be reached now ({reason}); nothing has changed")]
     Unavailable {

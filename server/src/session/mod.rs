@@ -22,6 +22,6 @@ pub use id::{Owner, ResponseId, SessionId, VersionId};
 pub use prefix::PrefixIndex;
 pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
 pub use store::{
-    Durability, Metadata, NewSession, Patch, Place, ReceiptKey, Session, SnapshotCodec, Start, Store, StoreOptions,
-    StoreStats, Tier, Turn, TurnNote, Version,
+    Durability, Fork, Metadata, NewSession, Patch, Place, Receipt, ReceiptKey, Session, SnapshotCodec, Start, Store,
+    StoreOptions, StoreStats, Tier, Turn, TurnNote, Version,
 };

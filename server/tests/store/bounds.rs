@@ -57,7 +57,7 @@ async fn an_owner_has_no_more_than_the_quotas() {
     let full = turn(&store, ANN, &forks[1].id, 5).await;
     let bytes = StoreError::Quota { quota: "bytes of snapshots", bound: 3 * BYTES, found: 4 * BYTES };
     assert_eq!(full, Err(bytes.clone()));
-    assert_eq!(store.put_response(ANN, &ResponseId::new(), Vec::new(), snapshot(6), None).await, Err(bytes));
+    assert_eq!(store.put_response(ANN, &ResponseId::new(), Vec::new(), snapshot(6), None, None).await, Err(bytes));
     assert_eq!(head(&store, ANN, &forks[1].id).await, snapshot(1));
     let other = store.create(BOB, new(Start::Snapshot(snapshot(9)))).await.expect("another owner has room");
     agree(&store, &*objects, &[ANN, BOB], &[]).await;
@@ -168,7 +168,13 @@ impl Drop for Disk {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_without_space_loses_nothing_and_works_again_with_space() {
     for durability in [Durability::Turn, Durability::Memory] {
-        let Some(disk) = Disk::new(8000) else { return };
+        let Some(disk) = Disk::new(8000) else {
+            // Who may mount in CI must see it tested.
+            let root = std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
+            assert!(!(root && std::env::var_os("CI").is_some_and(|ci| ci == "true")), "no tmpfs for a full disk");
+            eprintln!("not tested: no tmpfs can be mounted here, and so no disk be full");
+            return;
+        };
         let place = Place::Folder(disk.0.path().join("store"));
         let options = StoreOptions { durability, ..StoreOptions::new(place) };
         let large =
@@ -182,7 +188,7 @@ async fn a_disk_without_space_loses_nothing_and_works_again_with_space() {
                 Ok(session) => {
                     kept.push((session.id, number));
                     if number == 30 {
-                        store.close().await.expect("all is on disk");
+                        store.flush().await.expect("all is on disk");
                     }
                 }
                 Err(error) => {
@@ -191,7 +197,9 @@ async fn a_disk_without_space_loses_nothing_and_works_again_with_space() {
                 }
             }
         }
-        assert!(failures > 50 && kept.len() > 35, "{failures} {}", kept.len());
+        // An index that could not be written goes back to what is on disk, and the room of what it forgot comes free.
+        let least = if durability == Durability::Memory { 0 } else { 50 };
+        assert!(failures > least && kept.len() > 35, "{failures} {}", kept.len());
         // What little space is left goes to the index alone, until nothing at all fits.
         std::fs::write(disk.0.path().join("filler"), vec![0; 8_000_000]).unwrap_err();
         let mut small = 0;

@@ -5,5 +5,6 @@ mod concurrency;
 mod crash;
 mod faults;
 mod kit;
+mod lasting;
 mod model;
 mod sessions;

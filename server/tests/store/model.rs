@@ -149,7 +149,7 @@ impl World {
             }
             Step::Respond => {
                 let (id, number) = (ResponseId::new(), self.number());
-                store.put_response(ANN, &id, vec![1], snapshot(number), None).await.expect("a response");
+                store.put_response(ANN, &id, vec![1], snapshot(number), None, None).await.expect("a response");
                 let version = store.response(ANN, &id).await.expect("the response").1;
                 self.contents.insert(version.clone(), snapshot(number));
                 self.responses.push((id, version));

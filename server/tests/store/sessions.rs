@@ -139,7 +139,7 @@ async fn what_is_anothers_is_as_what_never_was() {
     let id = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
     let version = store.get(ANN, &id).await.expect("the session").head.id;
     let response = ResponseId::new();
-    store.put_response(ANN, &response, b"{}".to_vec(), snapshot(2), None).await.expect("a response");
+    store.put_response(ANN, &response, b"{}".to_vec(), snapshot(2), None, None).await.expect("a response");
     let guessed = SessionId::new();
     let told = async |owner: Owner, id: &SessionId, version: &VersionId, response: &ResponseId| -> Vec<String> {
         let wait = NOW;
@@ -237,7 +237,7 @@ async fn a_response_keeps_its_snapshot_for_its_time() {
     let (store, objects) = seen(options).await;
     let (kept, removed) = (ResponseId::new(), ResponseId::new());
     for id in [&kept, &removed] {
-        store.put_response(ANN, id, b"body".to_vec(), snapshot(5), None).await.expect("a response");
+        store.put_response(ANN, id, b"body".to_vec(), snapshot(5), None, None).await.expect("a response");
     }
     store.put_receipt(ANN, "once", b"answer".to_vec()).await.expect("a receipt");
     assert_eq!(store.receipt(ANN, "once").await, Ok(Some(b"answer".to_vec())));

@@ -92,7 +92,7 @@ async fn origin(state: &AppState, owner: Owner, id: &ResponseId, wire: &Response
     let store = wire.store.unwrap_or(true);
     if store {
         // Before anything is computed for it.
-        state.store()?;
+        state.store()?.admit(owner).await?;
     }
     let (snapshot, parent) = match previous {
         Some((snapshot, version)) => (snapshot, Some(version)),

@@ -22,7 +22,7 @@ use super::origin::{if_match, session_id, version_id, wait};
 use super::owner::Caller;
 use super::state::{AppState, Served};
 use super::wire::{body, parse};
-use crate::session::{Patch, Session, SessionId, Version, VersionId};
+use crate::session::{Fork, Patch, Session, SessionId, Version, VersionId};
 use wire::{Change, ForkRequest, ListQuery, PatchRequest, RewindRequest, ttl};
 
 pub(super) use read::{append, create};
@@ -204,15 +204,15 @@ pub(super) async fn fork(
     let from = request.version.map(|id| version_id(&id, "version")).transpose()?;
     let (metadata, ttl) = (request.metadata.map(metadata).transpose()?, request.ttl_seconds.map(ttl).transpose()?);
     let (served, store) = (Arc::clone(state.ready()?), state.store()?.clone());
-    let forking = async move {
-        let sessions = store.fork(owner, &id, from, n as usize, metadata, ttl).await?;
+    let body = move |sessions: &[Session]| {
         let data: Vec<Value> = sessions.iter().map(|session| json_of(session, served.state_bytes)).collect();
-        let body = json!({"object": "list", "data": data}).to_string();
-        if let Some(ticket) = ticket {
-            let (key, receipt) = ticket.receipt(&body);
-            store.put_receipt(owner, &key.0, receipt).await?;
-        }
-        Ok(again(StatusCode::CREATED, body))
+        json!({"object": "list", "data": data}).to_string()
+    };
+    let fork = Fork { from, n: n as usize, metadata, ttl };
+    let forking = async move {
+        let promise = ticket.as_ref().map(|ticket| ticket.promise(body.clone()));
+        let sessions = store.fork_once(owner, &id, fork, promise).await?;
+        Ok(again(StatusCode::CREATED, body(&sessions)))
     };
     unbroken(&state, forking).await
 }

@@ -90,17 +90,18 @@ pub(in crate::api) async fn create(
     let (metadata, ttl) =
         (request.metadata.take().map(metadata).transpose()?, request.ttl_seconds.map(ttl).transpose()?);
     let label = label(request.label.take())?;
-    let start = start(&state, &served, request).await?;
     let store = state.store()?.clone();
+    if request.text.is_some() || request.tokens.is_some() || request.messages.is_some() || request.snapshot.is_some() {
+        // Before anything is computed for it.
+        store.admit(owner).await?;
+    }
+    let start = start(&state, &served, request).await?;
     let new = NewSession { start, metadata: metadata.unwrap_or_default(), ttl, label };
+    let state_bytes = served.state_bytes;
+    let body = move |session: &Session| json_of(session, state_bytes).to_string();
     let making = async move {
-        let session = store.create(owner, new).await?;
-        let body = json_of(&session, served.state_bytes).to_string();
-        if let Some(ticket) = ticket {
-            let (key, receipt) = ticket.receipt(&body);
-            store.put_receipt(owner, &key.0, receipt).await?;
-        }
-        Ok(again(StatusCode::CREATED, body))
+        let session = store.create_once(owner, new, ticket.as_ref().map(|ticket| ticket.promise(body))).await?;
+        Ok(again(StatusCode::CREATED, body(&session)))
     };
     unbroken(&state, making).await
 }
@@ -126,7 +127,7 @@ async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -
         return reading(state, move || {
             let invalid = |error: String| ApiError::invalid(Some("snapshot"), format!("snapshot: {error}"));
             let bytes = BASE64.decode(encoded).map_err(|error| invalid(format!("must be base64: {error}")))?;
-            let snapshot = served.codec.decode(&bytes).map_err(|error| invalid(error.to_string()))?;
+            let snapshot = served.codec.import(&bytes).map_err(|error| invalid(error.to_string()))?;
             Ok(Start::Snapshot(Arc::new(snapshot)))
         })
         .await;

@@ -55,13 +55,15 @@ pub(in crate::api) async fn upload(
     if said.is_some_and(|said| said > most) {
         return Err(long());
     }
+    let store = state.store()?;
+    store.admit(owner).await?;
     let bytes = to_bytes(body, most).await.map_err(|_| long())?;
     let codec = Arc::clone(&served.codec);
     let snapshot = reading(&state, move || {
-        codec.decode(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
+        codec.import(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
     });
     let start = Start::Snapshot(Arc::new(snapshot.await?));
     let new = NewSession { start, metadata: Metadata::new(), ttl: None, label: None };
-    let session = state.store()?.create(owner, new).await?;
+    let session = store.create(owner, new).await?;
     Ok(answer(&served, StatusCode::CREATED, &session))
 }

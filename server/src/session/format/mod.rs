@@ -6,6 +6,7 @@ mod body;
 mod error;
 mod header;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tidegate_model::StateLayout;
@@ -28,6 +29,9 @@ const VERSION: u32 = 1;
 const PREFIX: usize = 24;
 
 const DIGEST: usize = 32;
+
+/// The most that tokens and draws of a file from outside may be: half of what they may become.
+const MOST_IMPORTED: u64 = 1 << 52;
 
 /// Bytes of the longest header, under 64 KiB: a byte of the text held back takes up to 6 in JSON, a pending token up to
 /// 11, all else under 2 KiB.
@@ -92,12 +96,37 @@ impl Codec {
     pub fn decode(&self, bytes: &[u8]) -> Result<Snapshot, FormatError> {
         let file = File::split(bytes, self.encoded_bytes())?;
         file.verify(self.keys.as_ref())?;
-        let header = Header::read(file.header)?;
-        let mut snapshot = header.check(self, file.signature.is_some())?;
-        let body = Body::read(file.body, &self.layout, self.vocab_size, snapshot.read)?;
+        let (mut snapshot, body) = self.read(&file)?;
         snapshot.state = body.state();
         snapshot.sampler.counts = body.counts();
         Ok(snapshot)
+    }
+
+    /// As [`Self::decode`], for a file from outside: what is so close to the most that can be counted that going on
+    /// from it would pass that is refused as well.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn import(&self, bytes: &[u8]) -> Result<Snapshot, FormatError> {
+        let snapshot = self.decode(bytes)?;
+        for (part, found) in [("read", snapshot.read), ("sampler draws", snapshot.sampler.draws)] {
+            if found > MOST_IMPORTED {
+                return Err(FormatError::Count { part, found, most: MOST_IMPORTED });
+            }
+        }
+        Ok(snapshot)
+    }
+
+    /// What the parts of a file say, once all of it fits the model.
+    fn read<'a>(&self, file: &File<'a>) -> Result<(Snapshot, Body<'a>), FormatError> {
+        let snapshot = Header::read(file.header)?.check(self, file.signature.is_some())?;
+        let body = Body::read(file.body, &self.layout, self.vocab_size, snapshot.read)?;
+        Ok((snapshot, body))
+    }
+
+    /// The same without keys: it writes no signature and asks for none.
+    fn unsigned(&self) -> Self {
+        Self { keys: None, ..self.clone() }
     }
 
     /// An upper bound of the bytes of any snapshot of this model: the state's, and a little.
@@ -135,13 +164,25 @@ impl Codec {
     }
 }
 
+/// What a store keeps is its own, and outlives a secret: it is neither signed nor asked for a signature. What leaves it
+/// is signed.
 impl SnapshotCodec for Codec {
     fn encode(&self, snapshot: &Snapshot) -> Vec<u8> {
-        Self::encode(self, snapshot)
+        Self::encode(&self.unsigned(), snapshot)
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<Snapshot, String> {
-        Self::decode(self, bytes).map_err(|error| error.to_string())
+        Self::decode(&self.unsigned(), bytes).map_err(|error| error.to_string())
+    }
+
+    fn check(&self, bytes: &[u8]) -> Result<(), String> {
+        let read = File::split(bytes, self.encoded_bytes()).and_then(|file| self.read(&file).map(drop));
+        read.map_err(|error| error.to_string())
+    }
+
+    fn export(&self, stored: Bytes) -> Result<Bytes, String> {
+        let snapshot = SnapshotCodec::decode(self, &stored)?;
+        Ok(Self::encode(self, &snapshot).into())
     }
 
     fn most_bytes(&self) -> usize {

@@ -3,8 +3,9 @@
 use redb::ReadableTable;
 
 use super::Fault;
+use super::room::response_place;
 use super::rows::{ResponseRow, VersionRow};
-use super::tables::broken;
+use super::tables::{Access, Tables};
 use super::write::Write;
 use crate::session::Owner;
 
@@ -21,6 +22,18 @@ fn receipt_name(owner: Owner, key: &str) -> String {
 fn named_receipt(name: &str) -> Option<(Owner, &str)> {
     let (owner, key) = name.strip_prefix(RECEIPT)?.split_at_checked(32)?;
     Some((Owner(u128::from_str_radix(owner, 16).ok()?.to_be_bytes()), key))
+}
+
+impl<A: Access> Tables<A> {
+    /// Whether anything has ended at `now` and does not stay.
+    pub(crate) fn any_ended(&self, now: u64, stays: impl Fn(&str) -> bool) -> Result<bool, Fault> {
+        for entry in self.ends.range(..=(now, LAST))? {
+            if !stays(entry?.0.value().1) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
 impl Write<'_> {
@@ -46,23 +59,14 @@ impl Write<'_> {
         self.point(&row.version, 1, 1)?;
         self.tables.responses.insert(id, (&row.owner.0, &*row.version, row.ends, &*row.body))?;
         self.tables.ends.insert((row.ends, id), ())?;
-        Ok(())
+        self.add_droppable(row.owner, response_place(row.ends), id)
     }
 
     pub(crate) fn remove_response(&mut self, id: &str, row: &ResponseRow) -> Result<(), Fault> {
         self.tables.responses.remove(id)?;
         self.tables.ends.remove((row.ends, id))?;
+        self.forget_droppable(row.owner, response_place(row.ends), id)?;
         self.point(&row.version, -1, -1)
-    }
-
-    /// Whether anything has ended at `now` and does not stay.
-    pub(crate) fn any_ended(&self, now: u64, stays: impl Fn(&str) -> bool) -> Result<bool, Fault> {
-        for entry in self.tables.ends.range(..=(now, LAST))? {
-            if !stays(entry?.0.value().1) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     /// Removes what has ended at `now`, at most `most` things, but for what `stays`. Says how many went.
@@ -83,9 +87,7 @@ impl Write<'_> {
             } else if let Some(row) = self.tables.session(name)? {
                 self.remove_session(name, &row)?;
             } else {
-                let owner = self.tables.responses.get(&**name)?.map(|row| Owner(*row.value().0));
-                let owner = owner.ok_or_else(|| broken(format!("{name} ends and is not there")))?;
-                let row = self.tables.response(owner, name)?;
+                let row = self.any_response(name)?;
                 self.remove_response(name, &row)?;
             }
         }

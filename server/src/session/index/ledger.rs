@@ -1,6 +1,7 @@
 //! The sums of the index in memory, and what is on its way into it: the one place that says whether there is room.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::session::Owner;
@@ -33,7 +34,7 @@ pub(crate) struct Change {
     pub(crate) versions: i64,
     pub(crate) owners: HashMap<Owner, i64>,
     /// What had been promised for the versions that are counted from now on.
-    pub(crate) settled: Vec<Reservation>,
+    pub(crate) settled: Vec<Arc<Reservation>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -51,7 +52,7 @@ struct Book {
 pub(crate) struct Reservation {
     ledger: Ledger,
     owner: Owner,
-    bytes: u64,
+    bytes: AtomicU64,
 }
 
 /// Which bound is in the way, and by how many bytes.
@@ -67,7 +68,7 @@ impl Ledger {
         book.fits(owner, bytes, bounds)?;
         book.reserved += bytes;
         *book.by_owner.entry(owner).or_default() += bytes;
-        Ok(Reservation { ledger: self.clone(), owner, bytes })
+        Ok(Reservation { ledger: self.clone(), owner, bytes: AtomicU64::new(bytes) })
     }
 
     /// Whether `bytes` more could be reserved now.
@@ -96,8 +97,8 @@ impl Ledger {
             }
         }
         // In one step with the sums: what was promised is never counted twice, nor left out.
-        for mut reservation in settled {
-            book.release(reservation.owner, std::mem::take(&mut reservation.bytes));
+        for reservation in settled {
+            book.release(reservation.owner, reservation.bytes.swap(0, Ordering::SeqCst));
         }
     }
 
@@ -141,10 +142,25 @@ impl Book {
     }
 }
 
+impl Reservation {
+    /// Gives back what is more than `bytes`. Less is never made more.
+    pub(crate) fn shrink(&self, bytes: u64) {
+        let had = self.bytes.fetch_min(bytes, Ordering::SeqCst);
+        if had > bytes {
+            self.ledger.lock().release(self.owner, had - bytes);
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::SeqCst)
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.ledger.lock().release(self.owner, self.bytes);
+        let bytes = self.bytes.swap(0, Ordering::SeqCst);
+        if bytes > 0 {
+            self.ledger.lock().release(self.owner, bytes);
         }
     }
 }

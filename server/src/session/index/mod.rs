@@ -2,6 +2,7 @@
 
 mod ends;
 mod ledger;
+mod room;
 mod rows;
 mod tables;
 mod write;
@@ -11,30 +12,34 @@ use std::fmt;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use redb::backends::InMemoryBackend;
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable};
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable as _};
 
-pub(crate) use ledger::{Bounds, Change, Ledger, Reservation, Short, Sums};
+pub(crate) use ledger::{Bounds, Ledger, Reservation, Short, Sums};
 pub(crate) use rows::{ResponseRow, SessionRow, VersionRow};
 pub(crate) use tables::{Reading, Tables};
 pub(crate) use write::Write;
 pub(crate) use writer::Writer;
 
 use super::{Owner, StoreError};
-use tables::broken;
 
 /// How long an index that is just being closed, by the store before in this process, is waited for.
 const CLOSING: Duration = Duration::from_secs(3);
+
+/// Bytes of the file that redb holds in memory, beside the store's budget.
+const CACHE: usize = 64 << 20;
 
 /// Why a transaction, or a part of it, came to nothing.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The request cannot be; others in the same transaction can.
     Refused(StoreError),
+    /// A row is not as this program wrote it; others may be.
+    Row(String),
     /// The index itself failed.
     Broken(redb::Error),
 }
@@ -55,15 +60,16 @@ impl Fault {
     pub(crate) fn told(&self) -> StoreError {
         match self {
             Self::Refused(error) => error.clone(),
+            Self::Row(reason) => StoreError::Unavailable { reason: format!("the index failed: {reason}") },
             Self::Broken(redb::Error::Io(error)) => StoreError::from_io("the index failed", error),
             Self::Broken(error) => StoreError::Unavailable { reason: format!("the index failed: {error}") },
         }
     }
 
-    /// After a failure of the disk, redb does nothing before it is opened again.
+    /// After a failure of the disk, or a panic, redb does nothing before it is opened again.
     fn wants_opening(&self) -> bool {
-        use redb::Error::{DatabaseClosed, Io, LockPoisoned, PreviousIo};
-        matches!(self, Self::Broken(Io(_) | PreviousIo | DatabaseClosed | LockPoisoned(_)))
+        use redb::Error::{Corrupted, DatabaseClosed, Io, LockPoisoned, PreviousIo};
+        matches!(self, Self::Broken(Io(_) | PreviousIo | DatabaseClosed | LockPoisoned(_) | Corrupted(_)))
     }
 }
 
@@ -81,6 +87,8 @@ pub(crate) struct Index {
     database: RwLock<Option<Database>>,
     /// How often it was opened.
     opened: AtomicU64,
+    /// For good: then it is not opened again.
+    closed: AtomicBool,
     pub(crate) ledger: Ledger,
 }
 
@@ -97,7 +105,13 @@ impl Index {
             found(path, sync)?;
         }
         let database = connect(&place)?;
-        let index = Self { place, database: RwLock::new(None), opened: AtomicU64::new(1), ledger: Ledger::default() };
+        let index = Self {
+            place,
+            database: RwLock::new(None),
+            opened: AtomicU64::new(1),
+            closed: AtomicBool::new(false),
+            ledger: Ledger::default(),
+        };
         index.ledger.replace(sums(&database).map_err(|fault| index.damaged(&fault))?);
         *index.database.write().unwrap_or_else(PoisonError::into_inner) = Some(database);
         Ok(index)
@@ -105,7 +119,10 @@ impl Index {
 
     fn damaged(&self, fault: &Fault) -> StoreError {
         match (&self.place, fault) {
+            // A disk that is full or fails has damaged nothing.
+            (_, Fault::Broken(redb::Error::Io(error))) if !is_damage(error) => fault.told(),
             (IndexPlace::File(path), Fault::Broken(error)) => damaged(path.clone(), &error.to_string()),
+            (IndexPlace::File(path), Fault::Row(reason)) => damaged(path.clone(), reason),
             (_, fault) => fault.told(),
         }
     }
@@ -133,8 +150,7 @@ impl Index {
     fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, Fault>) -> Result<T, Fault> {
         let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         let database = database.as_ref().ok_or(Fault::Broken(redb::Error::DatabaseClosed))?;
-        catch_unwind(AssertUnwindSafe(|| work(database)))
-            .unwrap_or_else(|_| Err(broken("reading it ended in a panic".to_owned())))
+        catch_unwind(AssertUnwindSafe(|| work(database))).unwrap_or_else(|_| Err(panicked()))
     }
 
     /// How often it was opened: more than before after each failure.
@@ -146,6 +162,9 @@ impl Index {
     fn reopen(&self, opened: u64) -> Result<(), StoreError> {
         let IndexPlace::File(path) = &self.place else { return Ok(()) };
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(StoreError::Unavailable { reason: "the store is closed".to_owned() });
+        }
         if self.opened() != opened {
             return Ok(());
         }
@@ -157,6 +176,14 @@ impl Index {
         *database = Some(again);
         self.opened.fetch_add(1, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// Lets go of the file, which then says that it was closed. What comes later is refused.
+    pub(crate) fn close(&self) {
+        if matches!(self.place, IndexPlace::File(_)) {
+            self.closed.store(true, Ordering::SeqCst);
+            *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
+        }
     }
 }
 
@@ -178,15 +205,21 @@ fn found(path: &Path, sync: bool) -> Result<(), StoreError> {
     Ok(())
 }
 
+fn builder() -> redb::Builder {
+    let mut builder = redb::Builder::new();
+    builder.set_cache_size(CACHE);
+    builder
+}
+
 /// Opens redb.
 fn connect(place: &IndexPlace) -> Result<Database, StoreError> {
     let IndexPlace::File(path) = place else {
-        let made = redb::Builder::new().create_with_backend(InMemoryBackend::new());
+        let made = builder().create_with_backend(InMemoryBackend::new());
         return made.map_err(|error| Fault::Broken(error.into()).told());
     };
     let started = Instant::now();
     loop {
-        let opened = catch_unwind(|| Database::open(path));
+        let opened = catch_unwind(|| builder().open(path));
         match opened {
             Ok(Ok(database)) => return Ok(database),
             Ok(Err(DatabaseError::DatabaseAlreadyOpen)) if started.elapsed() < CLOSING => {
@@ -220,25 +253,42 @@ fn damaged(path: PathBuf, reason: &str) -> StoreError {
     StoreError::Index { path, reason }
 }
 
-/// The sums of the index; its tables are made where they are missing.
+/// The sums of the index. Nothing is written, which a full disk would not let through, but for the tables where they
+/// are missing.
 fn sums(database: &Database) -> Result<Sums, Fault> {
-    let read = || {
-        let transaction = database.begin_write()?;
-        let tables = Tables::writing(&transaction)?;
-        let mut sums = Sums {
-            live: tables.total("live")?,
-            garbage: tables.total("garbage")?,
-            sessions: tables.total("sessions")?,
-            versions: tables.total("versions")?,
-            ..Sums::default()
-        };
-        for entry in tables.owners.iter()? {
-            let (owner, row) = entry?;
-            sums.owners.insert(Owner(*owner.value()), row.value().0);
+    let work = || {
+        let transaction = database.begin_read()?;
+        match Tables::reading(&transaction) {
+            Err(Fault::Broken(redb::Error::TableDoesNotExist(_))) => {}
+            tables => return read_sums(&tables?),
         }
-        drop(tables);
+        drop(transaction);
+        let transaction = database.begin_write()?;
+        let mut write = Write::new(Tables::writing(&transaction)?);
+        write.order_droppable()?;
+        let sums = read_sums(&write.tables)?;
+        drop(write);
         transaction.commit()?;
         Ok(sums)
     };
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(broken("reading it ended in a panic".to_owned())))
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked()))
+}
+
+fn read_sums<A: tables::Access>(tables: &Tables<A>) -> Result<Sums, Fault> {
+    let mut sums = Sums {
+        live: tables.total("live")?,
+        garbage: tables.total("garbage")?,
+        sessions: tables.total("sessions")?,
+        versions: tables.total("versions")?,
+        ..Sums::default()
+    };
+    for entry in tables.owners.iter()? {
+        let (owner, row) = entry?;
+        sums.owners.insert(Owner(*owner.value()), row.value().0);
+    }
+    Ok(sums)
+}
+
+fn panicked() -> Fault {
+    Fault::Broken(redb::Error::Corrupted("reading it ended in a panic".to_owned()))
 }

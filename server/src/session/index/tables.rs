@@ -64,8 +64,11 @@ tables! {
     kept: (Text, u64) => Text;
     /// Session and place -> a version that it remembers.
     known: (Text, u64) => Text;
-    /// Last use and session, where the session keeps more than its head -> owner. What is dropped first comes first.
+    /// Last use and session, where the session keeps more than its head -> owner; after them, by their ends, the
+    /// responses. What is dropped first comes first.
     droppable: (u64, Text) => OwnerKey;
+    /// The same for each owner.
+    droppable_by: (OwnerKey, u64, Text) => ();
     /// End and name of what goes by itself (a session, a response, a receipt).
     ends: (u64, Text) => ();
     /// Response -> owner, version, end, body.
@@ -85,8 +88,9 @@ pub(crate) fn parse<'r, T: serde::Deserialize<'r>>(bytes: &'r [u8]) -> Result<T,
     serde_json::from_slice(bytes).map_err(|error| broken(format!("a row of the index cannot be read: {error}")))
 }
 
+/// What the index says contradicts itself.
 pub(crate) fn broken(reason: String) -> Fault {
-    Fault::Broken(redb::Error::Corrupted(reason))
+    Fault::Row(reason)
 }
 
 impl<A: Access> Tables<A> {

@@ -2,7 +2,7 @@
 //!
 //! Several callers share one transaction, so a function that refuses has changed nothing before.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use redb::ReadableTable;
 use serde::Serialize;
@@ -31,8 +31,8 @@ impl<'t> Write<'t> {
     }
 
     /// The room that was promised for a version becomes the version's with this transaction.
-    pub(crate) fn settle(&mut self, reservation: Option<Reservation>) {
-        self.change.settled.extend(reservation);
+    pub(crate) fn settle(&mut self, reservation: Option<&Arc<Reservation>>) {
+        self.change.settled.extend(reservation.cloned());
     }
 
     // ---- Sums
@@ -138,7 +138,7 @@ impl<'t> Write<'t> {
             self.tables.ends.insert((ends, id), ())?;
         }
         if new.kept > 1 {
-            self.tables.droppable.insert((new.used, id), &new.owner.0)?;
+            self.add_droppable(new.owner, new.used, id)?;
         }
         self.tables.sessions.insert(id, &*bytes(new)?)?;
         Ok(())
@@ -149,7 +149,7 @@ impl<'t> Write<'t> {
             self.tables.ends.remove((ends, id))?;
         }
         if row.kept > 1 {
-            self.tables.droppable.remove((row.used, id))?;
+            self.forget_droppable(row.owner, row.used, id)?;
         }
         Ok(())
     }
@@ -246,66 +246,6 @@ impl<'t> Write<'t> {
             }
             let Some(oldest) = oldest else { break };
             self.drop_version(id, row, oldest, lineage)?;
-        }
-        Ok(())
-    }
-
-    // ---- Making room
-
-    /// The places to drop so that at least `missing` bytes come free, those of sessions unused for longest first;
-    /// none where that cannot be. No session loses its head.
-    pub(crate) fn droppable(&self, of: Option<Owner>, missing: u64) -> Result<Option<Vec<(String, u64)>>, Fault> {
-        struct Wanted {
-            others: u64,
-            bytes: u64,
-            places: Vec<(String, u64)>,
-        }
-        let mut wanted: HashMap<String, Wanted> = HashMap::new();
-        let (mut chosen, mut freed) = (Vec::new(), 0);
-        if missing == 0 {
-            return Ok(Some(chosen));
-        }
-        for entry in self.tables.droppable.iter()? {
-            let (key, owner) = entry?;
-            let id = key.value().1;
-            if of.is_some_and(|of| of.0 != *owner.value()) {
-                continue;
-            }
-            let head = self.tables.session(id)?.map(|row| row.head);
-            for place in self.tables.kept.range((id, 0)..=(id, u64::MAX))? {
-                let (key, version) = place?;
-                let version = version.value();
-                if head.as_deref() == Some(version) {
-                    continue;
-                }
-                if !wanted.contains_key(version) {
-                    let row = self.tables.known_version(version)?;
-                    let new = Wanted { others: row.kept_by, bytes: row.bytes, places: Vec::new() };
-                    wanted.insert(version.to_owned(), new);
-                }
-                let Some(found) = wanted.get_mut(version) else { continue };
-                found.others = found.others.saturating_sub(1);
-                found.places.push((id.to_owned(), key.value().1));
-                // Dropping a version frees nothing until all have dropped it.
-                if found.others == 0 && found.bytes > 0 {
-                    freed += found.bytes;
-                    chosen.append(&mut found.places);
-                    if freed >= missing {
-                        return Ok(Some(chosen));
-                    }
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    /// Drops the places that [`Self::droppable`] named.
-    pub(crate) fn drop_places(&mut self, places: &[(String, u64)], lineage: usize) -> Result<(), Fault> {
-        for (id, at) in places {
-            let old = self.tables.session(id)?.ok_or_else(|| broken(format!("session {id} has no row")))?;
-            let mut row = old.clone();
-            self.drop_version(id, &mut row, *at, lineage)?;
-            self.put_session(id, Some(&old), &row)?;
         }
         Ok(())
     }

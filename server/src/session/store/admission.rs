@@ -2,12 +2,23 @@
 
 use std::sync::Arc;
 
-use super::{Inner, count, now};
+use super::{Inner, Store, count, now};
 use crate::session::index::{Reservation, Short};
 use crate::session::{Owner, StoreError};
 
 /// How often room is made for one object: another could take it away before it is used.
 const TRIES: usize = 4;
+
+impl Store {
+    /// Refuses where there would be no room for one snapshot more: to be asked before anything dear is computed for it.
+    ///
+    /// # Errors
+    /// A quota or the disk is full, and nothing may be dropped, or the disk fails.
+    pub async fn admit(&self, owner: Owner) -> Result<(), StoreError> {
+        self.inner.ballast().await?;
+        self.inner.could_admit(owner).await
+    }
+}
 
 impl Inner {
     /// Room for an object of `bytes`, dropping what may be dropped where there is none.
@@ -24,6 +35,11 @@ impl Inner {
                 Err(now) => short = now,
             }
             if !self.make_room(owner, short).await? {
+                // What was garbage then may have been removed before it was asked for.
+                match reserve() {
+                    Ok(reservation) => return Ok(reservation),
+                    Err(now) => short = now,
+                }
                 break;
             }
         }
@@ -38,17 +54,17 @@ impl Inner {
             return Ok(());
         };
         let (of, missing) = self.to_drop(owner, short);
-        let possible = self.writer.look(move |write| Ok(write.droppable(of, missing)?.is_some())).await?;
-        if possible || self.any_ended().await? {
+        let possible = self.read(move |tables| Ok(tables.droppable(of, missing)?.is_some())).await?;
+        if possible || self.any_ended().await? || self.index.ledger.fits(owner, bytes, self.bounds()).is_ok() {
             return Ok(());
         }
         count(&self.counters.refused, 1);
         Err(self.refusal(short))
     }
 
-    async fn any_ended(&self) -> Result<bool, StoreError> {
+    pub(super) async fn any_ended(&self) -> Result<bool, StoreError> {
         let stays = self.stays();
-        self.writer.look(move |write| write.any_ended(now(), stays)).await
+        self.read(move |tables| tables.any_ended(now(), &stays)).await
     }
 
     /// Drops what the bound asks for; false where that cannot be, and then nothing is dropped.
@@ -57,8 +73,8 @@ impl Inner {
             let (of, missing) = self.to_drop(owner, short);
             let lineage = self.options.lineage;
             let dropped = self.free(move |write| {
-                let Some(places) = write.droppable(of, missing)? else { return Ok(None) };
-                write.drop_places(&places, lineage)?;
+                let Some(places) = write.tables.droppable(of, missing)? else { return Ok(None) };
+                write.drop_holders(&places, lineage)?;
                 Ok(Some(places.len()))
             });
             let Some(dropped) = dropped.await? else { return Ok(false) };

@@ -21,13 +21,15 @@ const BYTES: usize = 1 << 20;
 pub(super) struct Ballast {
     path: Option<PathBuf>,
     gone: Arc<AtomicBool>,
+    /// Held while it is in use for removing, or put back.
+    in_use: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Ballast {
     /// None where nothing is on a disk.
     pub(super) fn new(path: Option<PathBuf>) -> Self {
         let there = path.as_ref().is_none_or(|path| fs::metadata(path).is_ok_and(|file| file.len() == BYTES as u64));
-        Self { path, gone: Arc::new(AtomicBool::new(!there)) }
+        Self { path, gone: Arc::new(AtomicBool::new(!there)), in_use: Arc::default() }
     }
 
     /// Puts it back where it has been taken; as long as there is no space for it, there is none for anything else.
@@ -47,7 +49,7 @@ impl Ballast {
     }
 
     /// Gives its space to the disk; false where it has none.
-    fn release(&self) -> bool {
+    pub(super) fn release(&self) -> bool {
         self.path.as_ref().is_some_and(|path| !self.gone.swap(true, Ordering::SeqCst) && fs::remove_file(path).is_ok())
     }
 }
@@ -58,17 +60,25 @@ impl Inner {
         if !self.ballast.gone.load(Ordering::SeqCst) {
             return Ok(());
         }
+        let Ok(_alone) = self.ballast.in_use.try_lock() else {
+            return Err(StoreError::Full { reason: "the space held back is in use for removing".to_owned() });
+        };
         let ballast = self.ballast.clone();
         blocking(move || ballast.restore()).await
     }
 
-    /// A transaction that removes, on a full disk too.
+    /// A transaction that removes, on a full disk too. It is on disk then: what was removed does not come back.
     pub(super) async fn free<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Write<'_>) -> Result<T, Fault> + Clone + Send + 'static,
+        work: impl FnMut(&mut Write<'_>) -> Result<T, Fault> + Clone + Send + 'static,
     ) -> Result<T, StoreError> {
-        match self.writer.run(work.clone()).await {
-            Err(StoreError::Full { .. }) if self.ballast.release() => self.writer.run(work).await,
+        match self.writer.run_to_disk(work.clone()).await {
+            Err(StoreError::Full { .. }) => {
+                // Nobody takes the space that is given back before this has used it.
+                let _alone = self.ballast.in_use.lock().await;
+                self.ballast.release();
+                self.writer.run_to_disk(work).await
+            }
             end => end,
         }
     }

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::{Inner, Metadata, Session, Store, count};
+use super::{Fork, Inner, Metadata, Receipt, ReceiptKey, Session, Store, count, new_session, now};
 use crate::session::index::{Fault, SessionRow, Write};
 use crate::session::{Owner, SessionId, StoreError, VersionId};
 use std::time::Duration;
+
+/// Places of versions that one request writes at most: all wait for its transaction.
+const MOST_ROWS: usize = 20_000;
 
 impl Store {
     /// Makes `n` sessions that go on from a session's head, or from another version that it keeps. It may be in use:
@@ -22,21 +25,41 @@ impl Store {
         metadata: Option<Metadata>,
         ttl: Option<Duration>,
     ) -> Result<Vec<Session>, StoreError> {
+        self.fork_once(owner, id, Fork { from, n, metadata, ttl }, None).await
+    }
+
+    /// As [`Self::fork`], and keeps the receipt with the sessions.
+    ///
+    /// # Errors
+    /// As [`Self::fork`].
+    pub async fn fork_once(
+        &self,
+        owner: Owner,
+        id: &SessionId,
+        fork: Fork,
+        receipt: Option<Receipt<[Session]>>,
+    ) -> Result<Vec<Session>, StoreError> {
+        let Fork { from, n, metadata, ttl } = fork;
         let inner = &self.inner;
         inner.live(owner, id).await?;
         inner.uses.note(id);
         inner.ballast().await?;
         let most = inner.options.owner_sessions;
         let source = id.clone();
+        let receipt_ends = now().saturating_add(inner.options.receipt_ttl.as_millis() as u64);
         let forked = inner.writer.run(move |write| {
             write.room_for_sessions(owner, n, most)?;
             let row = write.tables.own_session(owner, source.as_str())?;
             let from = from.as_ref().map_or(&*row.head, VersionId::as_str).to_owned();
             let line = ancestry(write, source.as_str(), &from)?;
+            let rows = n.saturating_mul(line.len());
+            if rows > MOST_ROWS {
+                return Err(Fault::Refused(StoreError::Forks { n, versions: line.len(), bound: MOST_ROWS }));
+            }
             let line: Vec<(&str, bool)> = line.iter().map(|(version, kept)| (&**version, *kept)).collect();
             let mut new = SessionRow::new(owner, &from, ttl);
             new.ttl = new.ttl.or(row.ttl);
-            new.metadata = metadata.unwrap_or(row.metadata);
+            new.metadata = metadata.clone().unwrap_or(row.metadata);
             new.forked_from = Some((source.as_str().to_owned(), from.clone()));
             for (version, kept) in &line {
                 write.point(version, if *kept { n as i64 } else { 0 }, n as i64)?;
@@ -46,13 +69,16 @@ impl Store {
             for _ in 0..n {
                 let id = SessionId::new();
                 let row = write.add_session(id.as_str(), new.clone(), &line)?;
-                made.push((id, row, head.clone()));
+                made.push(new_session(&id, &row, &head).map_err(Fault::Refused)?);
+            }
+            if let Some((ReceiptKey(key), answer)) = &receipt {
+                write.put_receipt(owner, key, receipt_ends, &answer(&made))?;
             }
             Ok(made)
         });
         let made = forked.await.inspect_err(|error| inner.tally(error))?;
         count(&inner.counters.forks, made.len());
-        made.into_iter().map(|(id, row, head)| inner.session(id, row, head)).collect()
+        Ok(made)
     }
 }
 

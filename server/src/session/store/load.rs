@@ -1,21 +1,21 @@
 //! From a version's name to its snapshot: from memory, or from its object. And the other way.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
 use super::{Inner, Store, Tier, Version, blocking, count, now, version};
 use crate::session::blobs::Coming;
-use crate::session::index::{Fault, Reservation, Short, VersionRow};
+use crate::session::index::{Fault, Reservation, SessionRow, Short, VersionRow};
 use crate::session::{Owner, SessionId, Snapshot, StoreError, VersionId};
 
 /// A snapshot whose object is written, on its way into the index.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) row: VersionRow,
-    pub(super) reservation: Option<Reservation>,
-    pub(super) coming: Option<Coming>,
+    pub(super) reservation: Option<Arc<Reservation>>,
+    /// As long as this lives, the object is not taken for one that nothing points to.
+    pub(super) _coming: Option<Coming>,
 }
 
 impl Store {
@@ -34,7 +34,7 @@ impl Store {
         Ok((super::version(id.as_str(), row, true)?, snapshot, tier))
     }
 
-    /// As [`Self::load`], the bytes as they lie in the object store.
+    /// As [`Self::load`], as the bytes of a file that leaves the store.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -45,13 +45,16 @@ impl Store {
         version: Option<&VersionId>,
     ) -> Result<(Version, Bytes), StoreError> {
         let (row, id) = self.inner.find(owner, id, version).await?;
-        let bytes = match row.seed {
-            Some(seed) => {
-                let codec = Arc::clone(&self.inner.codec);
-                blocking(move || Ok(codec.encode(&Snapshot::empty(seed)).into())).await?
-            }
-            None => self.inner.object(&id, &row).await?,
+        let stored = match row.seed {
+            Some(_) => None,
+            None => Some(self.inner.object(&id, &row).await?),
         };
+        let (codec, seed, name) = (Arc::clone(&self.inner.codec), row.seed.unwrap_or(0), id.clone());
+        let bytes = blocking(move || {
+            let stored = stored.unwrap_or_else(|| codec.encode(&Snapshot::empty(seed)).into());
+            codec.export(stored).map_err(|reason| StoreError::Corrupt { version: name, reason })
+        });
+        let bytes = bytes.await?;
         Ok((super::version(id.as_str(), row, true)?, bytes))
     }
 
@@ -136,12 +139,14 @@ impl Inner {
         Err(StoreError::Corrupt { version: id.clone(), reason: "its object is not there".to_owned() })
     }
 
-    /// Writes the object of a snapshot, where it needs one, into room that it finds or makes.
+    /// Writes the object of a snapshot, where it needs one, into the room that was promised for it, or that it finds
+    /// or makes.
     pub(super) async fn prepare(
         self: &Arc<Self>,
         owner: Owner,
         id: &VersionId,
         snapshot: &Arc<Snapshot>,
+        room: Option<Arc<Reservation>>,
     ) -> Result<Prepared, StoreError> {
         self.ballast().await?;
         let seed = snapshot.sampler.seed;
@@ -161,19 +166,29 @@ impl Inner {
             known_by: 0,
         };
         if empty {
-            return Ok(Prepared { row, reservation: None, coming: None });
+            return Ok(Prepared { row, reservation: None, _coming: None });
         }
         let (codec, encoded) = (Arc::clone(&self.codec), Arc::clone(snapshot));
-        let bytes: Bytes = blocking(move || Ok(codec.encode(&encoded).into())).await?;
+        let bytes: Bytes = blocking(move || {
+            let bytes = codec.encode(&encoded);
+            // What could not be read again must not be written.
+            codec.check(&bytes).map_err(|reason| StoreError::Unfit { reason })?;
+            Ok(bytes.into())
+        })
+        .await?;
         row.bytes = bytes.len() as u64;
-        let reservation = self.admit(owner, row.bytes).await?;
+        let reservation = match room.filter(|room| room.bytes() >= row.bytes) {
+            Some(room) => room,
+            None => Arc::new(self.admit(owner, row.bytes).await?),
+        };
+        reservation.shrink(row.bytes);
         let coming = match self.blobs.put(id, bytes.clone()).await {
             // The disk is fuller than its budget says: then what may go goes.
             Err(StoreError::Full { .. }) if self.relieve(owner, row.bytes).await? => self.blobs.put(id, bytes).await,
             end => end,
         };
-        let coming = coming.inspect_err(|_| self.orphans.store(true, Ordering::SeqCst))?;
-        Ok(Prepared { row, reservation: Some(reservation), coming: Some(coming) })
+        let coming = coming.inspect_err(|_| self.suspect(id))?;
+        Ok(Prepared { row, reservation: Some(reservation), _coming: Some(coming) })
     }
 
     async fn relieve(self: &Arc<Self>, owner: Owner, missing: u64) -> Result<bool, StoreError> {
@@ -181,11 +196,32 @@ impl Inner {
         self.make_room(owner, Short::Disk { missing }).await
     }
 
+    /// A session whose head is a version that the index could not say it took in, where it did after all: it may
+    /// have reached the disk before the disk failed.
+    pub(super) async fn landed(
+        &self,
+        owner: Owner,
+        session: &SessionId,
+        version: &VersionId,
+        error: &StoreError,
+    ) -> Option<(SessionRow, VersionRow)> {
+        if !matches!(error, StoreError::Unavailable { .. } | StoreError::Full { .. }) {
+            return None;
+        }
+        let (session, version) = (session.clone(), version.clone());
+        let rows = self.read(move |tables| {
+            let row = tables.own_session(owner, session.as_str())?;
+            Ok((tables.known_version(&row.head)?, row))
+        });
+        let (head, row) = rows.await.ok()?;
+        (row.head == version.as_str()).then_some((row, head))
+    }
+
     /// After an object is written and the index did not take it in.
     pub(super) async fn abandon(&self, id: &VersionId, error: StoreError) -> StoreError {
         match &error {
             // Whether the index has it after all is known only once it is open again.
-            StoreError::Unavailable { .. } | StoreError::Full { .. } => self.orphans.store(true, Ordering::SeqCst),
+            StoreError::Unavailable { .. } | StoreError::Full { .. } => self.suspect(id),
             _ => drop(self.blobs.delete(vec![id.clone()]).await),
         }
         error

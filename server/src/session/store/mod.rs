@@ -13,7 +13,7 @@ mod sweep;
 mod turns;
 mod types;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ use std::time::{Duration, SystemTime};
 use object_store::ObjectStore;
 use tokio::sync::Notify;
 
-use super::blobs::Blobs;
+use super::blobs::{Blobs, make_folder};
 use super::cache::Cache;
 use super::index::{Bounds, Fault, Index, IndexPlace, Reading, SessionRow, Tables, VersionRow, Writer};
 use super::lease::Leases;
@@ -31,8 +31,8 @@ use super::{SessionId, StoreError, VersionId};
 use ballast::Ballast;
 pub use turns::Turn;
 pub use types::{
-    Durability, Metadata, NewSession, Patch, Place, ReceiptKey, Session, SnapshotCodec, Start, StoreOptions,
-    StoreStats, Tier, TurnNote, Version,
+    Durability, Fork, Metadata, NewSession, Patch, Place, Receipt, ReceiptKey, Session, SnapshotCodec, Start,
+    StoreOptions, StoreStats, Tier, TurnNote, Version,
 };
 
 /// The file of the index in the store's folder.
@@ -61,8 +61,10 @@ struct Inner {
     uses: Uses,
     /// Wakes the sweep when there is garbage.
     garbage: Arc<Notify>,
-    /// Whether an object may be there that nothing points to and that is not garbage.
+    /// Whether any object may be there that nothing points to and that is not garbage: they are all to be looked at.
     orphans: AtomicBool,
+    /// Those that may be, by name: their writing failed, or their way into the index.
+    suspects: Mutex<HashSet<VersionId>>,
     ballast: Ballast,
     /// One at a time makes room.
     making_room: tokio::sync::Mutex<()>,
@@ -156,9 +158,10 @@ impl Store {
         options: StoreOptions,
         codec: Arc<dyn SnapshotCodec>,
     ) -> Result<Self, StoreError> {
+        let sync = options.durability == Durability::Turn;
         if let Place::Folder(folder) = options.place.clone() {
             let made = blocking(move || {
-                std::fs::create_dir_all(folder).map_err(|error| StoreError::from_io("the store's folder", &error))
+                make_folder(&folder, sync).map_err(|error| StoreError::from_io("the store's folder", &error))
             });
             made.await?;
         }
@@ -183,12 +186,20 @@ impl Store {
             return Err(StoreError::Index { path: path.clone(), reason: reason.to_owned() });
         }
         let sync = options.durability == Durability::Turn;
-        let index = Arc::new(blocking(move || Index::open(place, sync)).await?);
         let file = match &options.place {
             Place::Folder(folder) => Some(folder.join(ballast::FILE)),
             Place::Memory => None,
         };
-        let ballast = blocking(move || Ok(Ballast::new(file))).await?;
+        let (index, ballast) = blocking(move || {
+            let ballast = Ballast::new(file);
+            let index = match Index::open(place.clone(), sync) {
+                // An index that was not closed writes when it is opened.
+                Err(StoreError::Full { .. }) if ballast.release() => Index::open(place, sync)?,
+                index => index?,
+            };
+            Ok((Arc::new(index), ballast))
+        })
+        .await?;
         let (cache, garbage) = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
         let freed = {
             let (cache, garbage) = (Arc::clone(&cache), Arc::clone(&garbage));
@@ -199,7 +210,11 @@ impl Store {
                 garbage.notify_one();
             }
         };
-        let writer = Writer::start(Arc::clone(&index), options.durability == Durability::Turn, freed)?;
+        let settle = {
+            let blobs = blobs.clone();
+            move || blobs.settle()
+        };
+        let writer = Writer::start(Arc::clone(&index), sync, freed, settle)?;
         let inner = Arc::new(Inner {
             options,
             codec,
@@ -211,6 +226,7 @@ impl Store {
             uses: Uses::default(),
             garbage,
             orphans: AtomicBool::new(false),
+            suspects: Mutex::default(),
             ballast,
             making_room: tokio::sync::Mutex::default(),
             counters: Counters::default(),
@@ -246,9 +262,29 @@ impl Store {
     ///
     /// # Errors
     /// The disk is full or fails.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        let noted = self.inner.note_uses().await;
+        // What is dearer than the last uses is put on disk even where they cannot be.
+        self.inner.flush().await.and(noted)
+    }
+
+    /// Writes to disk what is not there yet, and lets go of the index: the next start finds all in order, and what is
+    /// asked of the store from now on is refused. A store in memory ends as it is.
+    ///
+    /// # Errors
+    /// The disk is full or fails; the store is closed all the same.
     pub async fn close(&self) -> Result<(), StoreError> {
-        self.inner.note_uses().await?;
-        self.inner.writer.flush().await
+        let flushed = self.flush().await;
+        if self.inner.options.place == Place::Memory {
+            return flushed;
+        }
+        let inner = Arc::clone(&self.inner);
+        let closed = blocking(move || {
+            inner.writer.end();
+            inner.index.close();
+            Ok(())
+        });
+        closed.await.and(flushed)
     }
 }
 
@@ -272,22 +308,33 @@ impl Inner {
     }
 
     fn session(&self, id: SessionId, row: SessionRow, head: VersionRow) -> Result<Session, StoreError> {
-        let forked_from = match row.forked_from.as_ref() {
-            Some((session, version)) => Some((session_id(session)?, version_id(version)?)),
-            None => None,
-        };
-        Ok(Session {
-            head: version(&row.head, head, true)?,
-            created: row.created,
-            updated: row.updated,
-            expires: row.ends(self.uses.of(&id)).map(|ends| ends / 1000),
-            ttl: row.ttl,
-            in_use: self.leases.held(&id),
-            metadata: row.metadata,
-            forked_from,
-            id,
-        })
+        let (used, in_use) = (self.uses.of(&id), self.leases.held(&id));
+        told(id, row, head, used, in_use)
     }
+}
+
+/// A session that nobody has used yet.
+fn new_session(id: &SessionId, row: &SessionRow, head: &VersionRow) -> Result<Session, StoreError> {
+    told(id.clone(), row.clone(), head.clone(), 0, false)
+}
+
+/// A session by its rows, its last use and whether it is in use.
+fn told(id: SessionId, row: SessionRow, head: VersionRow, used: u64, in_use: bool) -> Result<Session, StoreError> {
+    let forked_from = match row.forked_from.as_ref() {
+        Some((session, version)) => Some((session_id(session)?, version_id(version)?)),
+        None => None,
+    };
+    Ok(Session {
+        head: version(&row.head, head, true)?,
+        created: row.created,
+        updated: row.updated,
+        expires: row.ends(used).map(|ends| ends / 1000),
+        ttl: row.ttl,
+        in_use,
+        metadata: row.metadata,
+        forked_from,
+        id,
+    })
 }
 
 fn version(id: &str, row: VersionRow, kept: bool) -> Result<Version, StoreError> {

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::load::Prepared;
-use super::{Inner, Store, Tier, detached, now};
+use super::{Inner, ReceiptKey, Store, Tier, detached, now};
 use crate::session::index::{Fault, ResponseRow, VersionRow};
 use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
 
@@ -11,7 +10,7 @@ use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
 const RESPONSE: &str = "response";
 
 impl Store {
-    /// Keeps a response and the snapshot that it ended in.
+    /// Keeps a response and the snapshot that it ended in, and the receipt with it.
     ///
     /// # Errors
     /// A quota or the disk is full, or the disk fails.
@@ -22,29 +21,37 @@ impl Store {
         body: Vec<u8>,
         snapshot: Arc<Snapshot>,
         parent: Option<VersionId>,
+        receipt: Option<(ReceiptKey, Vec<u8>)>,
     ) -> Result<(), StoreError> {
         let (inner, id) = (Arc::clone(&self.inner), id.clone());
         detached(async move {
             let version = VersionId::new();
-            let prepared = inner.prepare(owner, &version, &snapshot).await?;
+            let prepared = inner.prepare(owner, &version, &snapshot, None).await?;
             let ends = now().saturating_add(inner.options.response_ttl.as_millis() as u64);
             let row = ResponseRow { owner, version: version.as_str().to_owned(), ends, body };
+            let receipt_ends = now().saturating_add(inner.options.receipt_ttl.as_millis() as u64);
+            let (name, has_object) = (id.clone(), prepared.row.seed.is_none());
             let kept = inner.writer.run(move |write| {
-                let Prepared { row: about, reservation, coming } = prepared;
-                let parent = parent.map(|parent| parent.as_str().to_owned());
-                write.put_response(id.as_str(), &row, &VersionRow { parent, kind: RESPONSE.to_owned(), ..about })?;
-                write.settle(reservation);
-                Ok((coming, about.seed.is_none()))
-            });
-            match kept.await {
-                Ok((_coming, has_object)) => {
-                    if has_object {
-                        inner.remember(&version, &snapshot);
-                    }
-                    Ok(())
+                let parent = parent.as_ref().map(|parent| parent.as_str().to_owned());
+                let about = VersionRow { parent, kind: RESPONSE.to_owned(), ..prepared.row.clone() };
+                write.put_response(name.as_str(), &row, &about)?;
+                if let Some((ReceiptKey(key), answer)) = &receipt {
+                    write.put_receipt(owner, key, receipt_ends, answer)?;
                 }
-                Err(error) => Err(inner.abandon(&version, error).await),
+                write.settle(prepared.reservation.as_ref());
+                Ok(())
+            });
+            if let Err(error) = kept.await {
+                let failed = matches!(error, StoreError::Unavailable { .. } | StoreError::Full { .. });
+                // It may have reached the disk before the disk failed.
+                if !(failed && inner.response(owner, &id).await.is_ok()) {
+                    return Err(inner.abandon(&version, error).await);
+                }
             }
+            if has_object {
+                inner.remember(&version, &snapshot);
+            }
+            Ok(())
         })
         .await
     }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::load::Prepared;
-use super::{Inner, NewSession, Patch, Session, Start, Store, detached, now, seconds};
+use super::{
+    Inner, NewSession, Patch, Receipt, ReceiptKey, Session, Start, Store, detached, new_session, now, seconds,
+};
 use crate::session::index::{Fault, SessionRow, VersionRow};
 use crate::session::{Owner, SessionId, Snapshot, StoreError, VersionId};
 
@@ -17,8 +18,21 @@ impl Store {
     /// # Errors
     /// The version that it is to begin with is not there, a quota or the disk is full, or the disk fails.
     pub async fn create(&self, owner: Owner, new: NewSession) -> Result<Session, StoreError> {
+        self.create_once(owner, new, None).await
+    }
+
+    /// As [`Self::create`], and keeps the receipt with the session.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub async fn create_once(
+        &self,
+        owner: Owner,
+        new: NewSession,
+        receipt: Option<Receipt<Session>>,
+    ) -> Result<Session, StoreError> {
         let inner = Arc::clone(&self.inner);
-        detached(async move { inner.create(owner, new).await }).await
+        detached(async move { inner.create(owner, new, receipt).await }).await
     }
 
     /// A session as it is now.
@@ -86,6 +100,7 @@ impl Store {
     /// There is no such session, or the disk fails.
     pub async fn update(&self, owner: Owner, id: &SessionId, patch: Patch) -> Result<Session, StoreError> {
         self.inner.live(owner, id).await?;
+        self.inner.ballast().await?;
         self.inner.uses.note(id);
         let name = id.clone();
         let rows = self.inner.writer.run(move |write| {
@@ -157,7 +172,12 @@ impl Inner {
         if self.over(id, &row) { Err(StoreError::SESSION) } else { Ok(row) }
     }
 
-    async fn create(self: &Arc<Self>, owner: Owner, new: NewSession) -> Result<Session, StoreError> {
+    async fn create(
+        self: &Arc<Self>,
+        owner: Owner,
+        new: NewSession,
+        receipt: Option<Receipt<Session>>,
+    ) -> Result<Session, StoreError> {
         let (version, snapshot) = match new.start {
             Start::Empty { seed } => (VersionId::new(), Some(Arc::new(Snapshot::empty(seed)))),
             Start::Snapshot(snapshot) => (VersionId::new(), Some(snapshot)),
@@ -171,34 +191,44 @@ impl Inner {
             .await
             .inspect_err(|error| self.tally(error))?;
         let prepared = match &snapshot {
-            Some(snapshot) => Some(self.prepare(owner, &version, snapshot).await?),
+            Some(snapshot) => Some(self.prepare(owner, &version, snapshot, None).await?),
             None => None,
         };
         let id = SessionId::new();
         let mut row = SessionRow::new(owner, version.as_str(), new.ttl);
         row.metadata = new.metadata;
         let (name, head) = (id.clone(), version.clone());
+        let receipt_ends = now().saturating_add(self.options.receipt_ttl.as_millis() as u64);
         let made = self.writer.run(move |write| {
             write.room_for_sessions(owner, 1, most)?;
-            let coming = match prepared {
-                Some(Prepared { row, reservation, coming }) => {
-                    let row = VersionRow { label: new.label, kind: CREATED.to_owned(), ..row };
+            match &prepared {
+                Some(prepared) => {
+                    let label = new.label.clone();
+                    let row = VersionRow { label, kind: CREATED.to_owned(), ..prepared.row.clone() };
                     write.add_version(head.as_str(), &row)?;
-                    write.settle(reservation);
-                    coming
+                    write.settle(prepared.reservation.as_ref());
                 }
-                None => write.tables.kept_version(owner, head.as_str()).map(|_| None)?,
-            };
+                None => drop(write.tables.kept_version(owner, head.as_str())?),
+            }
             write.point(head.as_str(), 1, 1)?;
-            let row = write.add_session(name.as_str(), row, &[(head.as_str(), true)])?;
-            Ok((row, write.tables.known_version(head.as_str())?, coming))
+            let row = write.add_session(name.as_str(), row.clone(), &[(head.as_str(), true)])?;
+            let about = write.tables.known_version(head.as_str())?;
+            if let Some((ReceiptKey(key), answer)) = &receipt {
+                let answer = answer(&new_session(&name, &row, &about).map_err(Fault::Refused)?);
+                write.put_receipt(owner, key, receipt_ends, &answer)?;
+            }
+            Ok((row, about))
         });
-        match made.await {
-            Ok((row, head, _coming)) => {
+        let made = match made.await {
+            Err(error) => self.landed(owner, &id, &version, &error).await.ok_or(error),
+            made => made,
+        };
+        match made {
+            Ok((row, head)) => {
                 if let Some(snapshot) = snapshot.filter(|_| head.seed.is_none()) {
                     self.remember(&version, &snapshot);
                 }
-                self.session(id, row, head)
+                new_session(&id, &row, &head)
             }
             Err(error) if snapshot.is_some() => {
                 self.tally(&error);

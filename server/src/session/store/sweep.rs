@@ -1,12 +1,13 @@
 //! What is done in the background: removing what has ended, what nothing points to, and what a crash left behind.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use redb::ReadableTable;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::{Durability, Inner, Uses, count, now};
@@ -28,13 +29,17 @@ pub(super) fn start(inner: &Arc<Inner>) {
         let mut swept = Instant::now();
         let mut flushed = swept;
         let (mut opened, mut on_disk) = (0, 0);
+        let mut listing: Option<JoinHandle<()>> = None;
         loop {
             let Some(inner) = weak.upgrade() else { return };
             // Opened now for the first time, or again after a failure: it may know less than was written.
             if std::mem::replace(&mut opened, inner.index.opened()) != inner.index.opened() {
                 inner.orphans.store(true, Ordering::SeqCst);
             }
-            tell(inner.orphans().await);
+            if listing.as_ref().is_none_or(JoinHandle::is_finished) && inner.orphans.swap(false, Ordering::SeqCst) {
+                listing = Some(tokio::spawn(sweep_orphans(weak.clone())));
+            }
+            tell(inner.remove_suspects().await);
             if swept.elapsed() >= every {
                 tell(inner.ballast().await);
                 tell(inner.note_uses().await);
@@ -44,9 +49,14 @@ pub(super) fn start(inner: &Arc<Inner>) {
             tell(inner.collect().await);
             if flush.is_some_and(|flush| flushed.elapsed() >= flush) {
                 // A store that rests leaves the disk alone.
-                if inner.writer.transactions() != on_disk {
-                    tell(inner.writer.flush().await);
-                    on_disk = inner.writer.transactions();
+                let before = inner.writer.transactions();
+                if before != on_disk {
+                    let flushed = inner.flush().await;
+                    if flushed.is_ok() {
+                        // What was committed while it ran counts as not flushed.
+                        on_disk = before + 1;
+                    }
+                    tell(flushed);
                 }
                 flushed = Instant::now();
             }
@@ -81,12 +91,21 @@ impl Inner {
         move |name| SessionId::parse(name).is_some_and(|id| stays.leases.held(&id) || stays.uses.of(&id) > 0)
     }
 
+    /// Puts on disk what is not there yet: the objects first, away from the thread of the index.
+    pub(super) async fn flush(&self) -> Result<(), StoreError> {
+        let blobs = self.blobs.clone();
+        super::blocking(move || blobs.settle()).await?;
+        // On a full disk too: an index that could not be written goes back to what is on disk.
+        self.free(|_| Ok(())).await
+    }
+
     /// Writes down the last uses that only memory knows.
     pub(super) async fn note_uses(&self) -> Result<(), StoreError> {
         let taken: HashMap<SessionId, u64> = self.uses.lock().clone();
         if taken.is_empty() {
             return Ok(());
         }
+        self.ballast().await?;
         let noted = taken.clone();
         self.writer
             .run(move |write| {
@@ -109,12 +128,11 @@ impl Inner {
     pub(super) async fn remove_ended(&self) -> Result<usize, StoreError> {
         let mut removed = 0;
         loop {
-            let stays = self.stays();
-            if !self.writer.look(move |write| write.any_ended(now(), stays)).await? {
+            if !self.any_ended().await? {
                 return Ok(removed);
             }
             let stays = self.stays();
-            removed += self.free(move |write| write.end(now(), LOT, stays)).await?;
+            removed += self.free(move |write| write.end(now(), LOT, &stays)).await?;
         }
     }
 
@@ -131,7 +149,7 @@ impl Inner {
             }
             if self.options.durability == Durability::Memory {
                 // An index that goes back to what is on disk must find the objects that it points to then.
-                self.writer.flush().await?;
+                self.free(|_| Ok(())).await?;
             }
             let asked = lot.len();
             let gone = self.blobs.delete(lot).await;
@@ -145,32 +163,28 @@ impl Inner {
         }
     }
 
-    /// Removes what a process that died left: half-written files, and objects that it had not yet told the index of.
-    async fn orphans(&self) -> Result<(), StoreError> {
-        if !self.orphans.swap(false, Ordering::SeqCst) {
-            return Ok(());
-        }
-        let swept = self.sweep_orphans().await;
-        if swept.is_err() {
-            self.orphans.store(true, Ordering::SeqCst);
-        }
-        swept
+    /// An object that is to be removed if the index does not name it.
+    pub(super) fn suspect(&self, id: &VersionId) {
+        self.suspects.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone());
+        self.garbage.notify_one();
     }
 
-    async fn sweep_orphans(&self) -> Result<(), StoreError> {
-        let blobs = self.blobs.clone();
-        let temporaries = super::blocking(move || {
-            blobs.remove_temporaries().map_err(|error| StoreError::from_io("the folder of the objects", &error))
-        });
-        let temporaries = temporaries.await?;
-        let mut orphans = 0;
-        let mut lots = self.blobs.lots(LOT);
-        while let Some(lot) = lots.next().await {
-            orphans += self.remove_orphans(lot).await?;
+    /// Removes the objects that are suspected, where nothing points to them; those on their way are asked about later.
+    async fn remove_suspects(&self) -> Result<(), StoreError> {
+        let suspects = || self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked: Vec<VersionId> = suspects().iter().filter(|id| !self.blobs.coming(id)).cloned().collect();
+        if asked.is_empty() {
+            return Ok(());
         }
-        if temporaries + orphans > 0 {
-            tracing::info!(temporaries, orphans, "removed what an earlier process left behind");
-        }
+        let named = self.unknown(asked.clone()).await?;
+        let left = named.len();
+        let gone = self.blobs.delete(named.clone()).await;
+        let stay: HashSet<VersionId> = if gone.len() == left {
+            HashSet::new()
+        } else {
+            named.into_iter().filter(|id| !gone.contains(id)).collect()
+        };
+        suspects().retain(|id| stay.contains(id) || !asked.contains(id));
         Ok(())
     }
 
@@ -178,7 +192,13 @@ impl Inner {
         // First this and then the index: what is on its way now may be in the index by then, what is no longer on its
         // way certainly is, if it ever will be.
         names.retain(|id| !self.blobs.coming(id));
-        let unknown = self.read(move |tables| {
+        let unknown = self.unknown(names).await?;
+        Ok(self.blobs.delete(unknown).await.len())
+    }
+
+    /// Those of the names that nothing points to and that are not garbage.
+    async fn unknown(&self, names: Vec<VersionId>) -> Result<Vec<VersionId>, StoreError> {
+        self.read(move |tables| {
             let mut unknown = Vec::new();
             for id in &names {
                 // Garbage goes by its own way, once that it is garbage is on disk.
@@ -188,7 +208,36 @@ impl Inner {
                 }
             }
             Ok(unknown)
-        });
-        Ok(self.blobs.delete(unknown.await?).await.len())
+        })
+        .await
     }
+}
+
+/// Removes what a process that died left: half-written files, and objects that it had not yet told the index of. In a
+/// task of its own, since there may be many; the store is held for one lot at a time.
+async fn sweep_orphans(store: Weak<Inner>) {
+    if let Err(error) = try_sweep(&store).await
+        && let Some(inner) = store.upgrade()
+    {
+        inner.orphans.store(true, Ordering::SeqCst);
+        tell(Err(error));
+    }
+}
+
+async fn try_sweep(store: &Weak<Inner>) -> Result<(), StoreError> {
+    let Some(blobs) = store.upgrade().map(|inner| inner.blobs.clone()) else { return Ok(()) };
+    let mut lots = blobs.lots(LOT);
+    let temporaries = super::blocking(move || {
+        blobs.remove_temporaries().map_err(|error| StoreError::from_io("the folder of the objects", &error))
+    });
+    let temporaries = temporaries.await?;
+    let mut orphans = 0;
+    while let Some(lot) = lots.next().await {
+        let Some(inner) = store.upgrade() else { return Ok(()) };
+        orphans += inner.remove_orphans(lot).await?;
+    }
+    if temporaries + orphans > 0 {
+        tracing::info!(temporaries, orphans, "removed what an earlier process left behind");
+    }
+    Ok(())
 }

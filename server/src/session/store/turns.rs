@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::load::Prepared;
 use super::{Inner, ReceiptKey, Session, Store, Tier, TurnNote, Uses, count, detached, now};
-use crate::session::index::{SessionRow, VersionRow};
+use crate::session::index::{Reservation, SessionRow, VersionRow};
 use crate::session::lease::Lease;
 use crate::session::{Owner, SessionId, Snapshot, StoreError, VersionId};
 
@@ -17,6 +16,8 @@ pub struct Turn {
     head: Arc<Snapshot>,
     tier: Tier,
     held: Held,
+    /// For the version that it makes, as large as any can be.
+    room: Arc<Reservation>,
 }
 
 /// A session's lease; the session was last used when it is given back.
@@ -49,10 +50,11 @@ impl Store {
     ) -> Result<Turn, StoreError> {
         let inner = &self.inner;
         let (held, row, head) = inner.hold(owner, id, if_match, wait).await?;
-        inner.could_admit(owner).await?;
+        inner.ballast().await?;
+        let room = Arc::new(inner.admit(owner, inner.codec.most_bytes() as u64).await?);
         let (snapshot, tier) = inner.fetch(&super::version_id(&row.head)?, &head).await?;
         let session = inner.session(id.clone(), row, head)?;
-        Ok(Turn { inner: Arc::clone(inner), owner, session, head: snapshot, tier, held })
+        Ok(Turn { inner: Arc::clone(inner), owner, session, head: snapshot, tier, held, room })
     }
 
     /// Moves a session's head back, or forward again, to a version that it keeps.
@@ -69,6 +71,7 @@ impl Store {
     ) -> Result<Session, StoreError> {
         let (inner, id, to) = (Arc::clone(&self.inner), id.clone(), to.clone());
         let (held, ..) = inner.hold(owner, &id, if_match, wait).await?;
+        inner.ballast().await?;
         detached(async move {
             let name = id.clone();
             let moved = inner.writer.run(move |write| {
@@ -152,35 +155,38 @@ impl Turn {
         receipt: Option<(ReceiptKey, Vec<u8>)>,
         version: VersionId,
     ) -> Result<Session, StoreError> {
-        let Self { inner, owner, session, held, .. } = self;
-        let prepared = inner.prepare(owner, &version, &snapshot).await?;
+        let Self { inner, owner, session, held, room, .. } = self;
+        let prepared = inner.prepare(owner, &version, &snapshot, Some(room)).await?;
         let (name, head, parent) = (session.id.clone(), version.clone(), session.head.id.clone());
         let (keep, lineage) = (inner.options.keep_versions, inner.options.lineage);
         let receipt_ends = now().saturating_add(inner.options.receipt_ttl.as_millis() as u64);
         let committed = inner.writer.run(move |write| {
             let old = write.tables.own_session(owner, name.as_str())?;
-            let Prepared { row, reservation, coming } = prepared;
             let version = VersionRow {
                 parent: Some(parent.as_str().to_owned()),
-                label: note.label,
-                kind: note.kind,
+                label: note.label.clone(),
+                kind: note.kind.clone(),
                 prompt_tokens: note.prompt_tokens,
                 completion_tokens: note.completion_tokens,
-                ..row
+                ..prepared.row.clone()
             };
             let mut row = old.clone();
             row.touch();
             write.add_version(head.as_str(), &version)?;
             write.push_head(name.as_str(), &mut row, head.as_str(), keep, lineage)?;
             write.put_session(name.as_str(), Some(&old), &row)?;
-            if let Some((ReceiptKey(key), answer)) = receipt {
-                write.put_receipt(owner, &key, receipt_ends, &answer)?;
+            if let Some((ReceiptKey(key), answer)) = &receipt {
+                write.put_receipt(owner, key, receipt_ends, answer)?;
             }
-            write.settle(reservation);
-            Ok((row, version, coming))
+            write.settle(prepared.reservation.as_ref());
+            Ok((row, version))
         });
-        match committed.await {
-            Ok((row, head, _coming)) => {
+        let committed = match committed.await {
+            Err(error) => inner.landed(owner, &session.id, &version, &error).await.ok_or(error),
+            committed => committed,
+        };
+        match committed {
+            Ok((row, head)) => {
                 if head.seed.is_none() {
                     inner.remember(&version, &snapshot);
                 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::session::{SessionId, Snapshot, VersionId};
 
 /// What a client writes to a session, for itself.
@@ -20,6 +22,23 @@ pub trait SnapshotCodec: Send + Sync {
     /// # Errors
     /// The bytes are no snapshot, or one of another model.
     fn decode(&self, bytes: &[u8]) -> Result<Snapshot, String>;
+
+    /// Whether [`Self::decode`] will read what [`Self::encode`] has just made.
+    ///
+    /// # Errors
+    /// Why it will not.
+    fn check(&self, encoded: &[u8]) -> Result<(), String> {
+        let _ = encoded;
+        Ok(())
+    }
+
+    /// Bytes that the store has, as those that leave it.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    fn export(&self, stored: Bytes) -> Result<Bytes, String> {
+        Ok(stored)
+    }
 
     /// Bytes that no snapshot has more of.
     fn most_bytes(&self) -> usize;
@@ -192,6 +211,22 @@ pub struct TurnNote {
 /// The name under which an answer is kept for the same request made again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiptKey(pub String);
+
+/// A receipt whose answer tells of what is made: it is written down with it.
+pub type Receipt<T> = (ReceiptKey, Box<dyn Fn(&T) -> Vec<u8> + Send>);
+
+/// Forks to be made.
+#[derive(Clone, Debug, Default)]
+pub struct Fork {
+    /// The version to go on from; the head where none is named.
+    pub from: Option<VersionId>,
+    /// How many.
+    pub n: usize,
+    /// What the client writes to each of them; what it wrote to the session where there is none.
+    pub metadata: Option<Metadata>,
+    /// How long they are kept after their last use; as long as the session where there is none.
+    pub ttl: Option<Duration>,
+}
 
 /// Where a snapshot was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
