@@ -50,7 +50,6 @@ impl Store {
     ) -> Result<Turn, StoreError> {
         let inner = &self.inner;
         let (held, row, head) = inner.hold(owner, id, if_match, wait).await?;
-        inner.ballast().await?;
         let room = Arc::new(inner.admit(owner, inner.codec.most_bytes() as u64).await?);
         let (snapshot, tier) = inner.fetch(&super::version_id(&row.head)?, &head).await?;
         let session = inner.session(id.clone(), row, head)?;
