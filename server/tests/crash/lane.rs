@@ -25,8 +25,6 @@ pub(crate) struct Lane {
     pub(crate) resent: usize,
     /// Steps of which a check found that they had been committed although nobody was told.
     pub(crate) found: usize,
-    /// Sessions that were asked for again, since no answer had come.
-    making: usize,
 }
 
 #[derive(Clone, Default)]
@@ -53,8 +51,8 @@ struct Told {
 impl Lane {
     pub(crate) fn new(number: usize) -> Self {
         let (told, place) = (Vec::new(), Place::default());
-        let (open, again, left, resent, found, making) = (None, false, None, 0, 0, 0);
-        Self { number, script: Script::new(number), told, open, again, place, left, resent, found, making }
+        let (open, again, left, resent, found) = (None, false, None, 0, 0);
+        Self { number, script: Script::new(number), told, open, again, place, left, resent, found }
     }
 
     /// Steps that were acknowledged.
@@ -69,7 +67,7 @@ impl Lane {
 
     /// Sessions that may be there although nobody was told.
     pub(crate) fn may_have_made_sessions(&self) -> usize {
-        self.making + usize::from(matches!(self.open, Some(Step::Create { .. } | Step::Fork { .. })))
+        usize::from(matches!(self.open, Some(Step::Create { .. } | Step::Fork { .. })))
     }
 
     /// What to send: the step that was not answered, or the next.
@@ -78,7 +76,6 @@ impl Lane {
             self.again = true;
             self.resent += 1;
         }
-        self.making += usize::from(matches!(self.open, Some(Step::Create { .. } | Step::Fork { .. })));
         let step = self.open.get_or_insert_with(|| self.script.next());
         let path = format!("/v1/sessions/{}", self.place.session);
         let back = |back: &usize| &self.place.made[self.place.made.len() - 1 - back];

@@ -55,14 +55,16 @@ impl Ballast {
 }
 
 impl Inner {
-    /// Refuses to add anything while the space held back is in use for removing.
+    /// Puts the space held back where it was, after who has it in use for removing; refuses where there is none.
     pub(super) async fn ballast(&self) -> Result<(), StoreError> {
         if !self.ballast.gone.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let Ok(_alone) = self.ballast.in_use.try_lock() else {
-            return Err(StoreError::Full { reason: "the space held back is in use for removing".to_owned() });
-        };
+        // Who removes has used it by then, or another has put it back.
+        let _alone = self.ballast.in_use.lock().await;
+        if !self.ballast.gone.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         let ballast = self.ballast.clone();
         blocking(move || ballast.restore()).await
     }
