@@ -243,6 +243,7 @@ fn free() -> (RequestParameters, Turn, Vec<usize>) {
 #[test]
 fn a_turn_cut_inside_a_token_that_shows_and_holds_loses_nothing_of_what_it_showed() {
     let (base, free, ends) = free();
+    let mut cuts = 0;
     for cut in 2..12 {
         // From inside the last token of the first turn into the next one.
         let (from, to) = (ends[cut - 1] - 1, ends[cut]);
@@ -259,12 +260,42 @@ fn a_turn_cut_inside_a_token_that_shows_and_holds_loses_nothing_of_what_it_showe
         let second = turn(1, first.snapshot(), &rest);
         assert_eq!(first.text + &second.text, whole.text);
         assert!(second.snapshot() == whole.snapshot(), "cut after {cut} tokens, stop {:?}", &free.text[from..to]);
+        cuts += 1;
     }
+    assert!(cuts >= 5, "only {cuts} cuts fell inside a token that shows and holds");
+}
+
+#[test]
+fn a_stop_string_that_is_found_in_what_was_held_back_leaves_nothing_of_itself() {
+    let (base, free, ends) = free();
+    let mut found = 0;
+    for cut in 2..10 {
+        // The last two characters of a turn are held back; the next turn stops at the second of them.
+        let tail = &free.text[ends[cut - 1] - 2..ends[cut - 1]];
+        let holding = RequestParameters { stop: vec![format!("{tail}☃")], max_tokens: cut, ..base.clone() };
+        let first = turn(0, &Snapshot::empty(0), &holding);
+        if first.snapshot().answer.as_ref().is_none_or(|answer| answer.held != tail) || tail[..1] == tail[1..] {
+            continue;
+        }
+        let rest = RequestParameters { prompt: Vec::new(), stop: vec![tail[1..].to_owned()], ..base.clone() };
+        let second = turn(1, first.snapshot(), &rest);
+        assert_eq!((second.text.as_str(), second.finish.reason), (&tail[..1], FinishReason::Stop));
+        // The tokens before the one that ends in the tail, then what that one has shown.
+        let kept = first.snapshot().read as usize - ids("Once upon a time").len();
+        let begun = if kept == 0 { 0 } else { ends[kept - 1] };
+        let shown = more(&free.text[begun..ends[cut - 1] - 1]);
+        let read = [ids("Once upon a time"), free.ids[..kept].to_vec(), shown].concat();
+        let history = tidegate_server::session::History::default().extended(&read);
+        assert_eq!((second.snapshot().read, second.snapshot().history), (read.len() as u64, history), "{tail:?}");
+        found += 1;
+    }
+    assert!(found >= 3, "only {found} tails were held back");
 }
 
 #[test]
 fn text_that_a_turn_with_other_stop_strings_lets_out_is_in_the_conversation_once() {
     let (base, free, ends) = free();
+    let mut carried = 0;
     for cut in 2..10 {
         let tail = &free.text[ends[cut - 1] - 1..ends[cut - 1]];
         let holding = RequestParameters { stop: vec![format!("{tail}☃")], max_tokens: cut, ..base.clone() };
@@ -280,7 +311,9 @@ fn text_that_a_turn_with_other_stop_strings_lets_out_is_in_the_conversation_once
         let read = [ids("Once upon a time").as_slice(), &free.ids[..cut]].concat();
         assert_eq!(second.snapshot().read, read.len() as u64);
         assert_eq!(second.snapshot().history, tidegate_server::session::History::default().extended(&read));
+        carried += 1;
     }
+    assert!(carried >= 3, "only {carried} turns let out what the one before had held back");
 }
 
 #[test]

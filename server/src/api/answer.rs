@@ -97,6 +97,11 @@ struct Choice {
     timings: Option<TimingsMs>,
 }
 
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 /// What all objects of one answer have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Head {
@@ -111,7 +116,7 @@ impl Head {
     pub(super) fn new(prefix: &str, served: &Served) -> Self {
         Self {
             id: format!("{prefix}-{:032x}", rand::rng().random::<u128>()),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            created: now(),
             model: served.name.clone(),
             system_fingerprint: served.fingerprint.clone(),
         }
@@ -154,6 +159,8 @@ struct Completion<'a, C> {
 pub(super) struct Wanted {
     pub(super) include_usage: bool,
     pub(super) token_ids: bool,
+    /// The texts in one piece at the end: a stream that is not sent again goes without.
+    pub(super) whole: bool,
 }
 
 /// The format of `/v1/completions`.
@@ -187,7 +194,7 @@ impl Completions {
 
     fn chunk(&mut self, mut choice: Choice, kept: &Kept) -> Said {
         choice.prompt_token_ids = self.prompts[choice.index].take();
-        if self.whole[choice.index].prompt_token_ids.is_none() {
+        if self.wanted.whole && self.whole[choice.index].prompt_token_ids.is_none() {
             self.whole[choice.index].prompt_token_ids.clone_from(&choice.prompt_token_ids);
         }
         let usage = if self.wanted.include_usage { UsageField::Later } else { UsageField::Absent };
@@ -199,10 +206,12 @@ impl Dialect for Completions {
     fn open(&mut self, _: &mut Vec<Said>) {}
 
     fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<Said>) {
-        let whole = &mut self.whole[index];
-        whole.text.push_str(&delta.text);
-        if let Some(ids) = &mut whole.token_ids {
-            ids.extend(&delta.token_ids);
+        if self.wanted.whole {
+            let whole = &mut self.whole[index];
+            whole.text.push_str(&delta.text);
+            if let Some(ids) = &mut whole.token_ids {
+                ids.extend(&delta.token_ids);
+            }
         }
         // Without ids there is nothing to say until there is text.
         if !delta.text.is_empty() || self.wanted.token_ids {

@@ -64,9 +64,9 @@ impl Dialect for Chat {
     }
 
     fn delta(&mut self, _: usize, delta: Delta, out: &mut Vec<Said>) {
-        self.text.push_str(&delta.text);
-        if self.wanted.token_ids {
-            self.token_ids.extend(&delta.token_ids);
+        if self.wanted.whole {
+            self.text.push_str(&delta.text);
+            self.token_ids.extend(delta.token_ids.iter().filter(|_| self.wanted.token_ids));
         }
         // Without ids there is nothing to say until there is text.
         if !delta.text.is_empty() || self.wanted.token_ids {

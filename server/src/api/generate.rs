@@ -74,9 +74,8 @@ async fn create(
         }
         Attempt::Again(body) => return Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response()),
     };
+    let (on_disconnect, label) = (on_disconnect(&wire)?, label(wire.label.clone())?);
     let origin = Origin::find(&state, &served, owner, &headers, &wire).await?;
-    let on_disconnect = on_disconnect(&wire, &origin)?;
-    let label = label(wire.label.clone())?;
     let (validated, origin) = {
         let served = Arc::clone(&served);
         reading(&state, move || Ok((validate(format, wire, &served, &origin)?, origin))).await?
@@ -85,7 +84,8 @@ async fn create(
     debug!(seed, prompts = prompts.len(), stream, "completion starts");
     let cached = requests.iter().map(crate::engine::Request::cached_tokens).sum();
     let account = Account::new(&prompts, cached);
-    let dialect = dialect(format, &served, Wanted { include_usage, token_ids: return_token_ids }, prompts);
+    let wanted = Wanted { include_usage, token_ids: return_token_ids, whole: !stream || ticket.is_some() };
+    let dialect = dialect(format, &served, wanted, prompts);
     let texts = Texts::new(account, served.engine.submit_all(requests)?);
     let keeping = origin.keeping(label);
     Run { state, served, texts, dialect, keeping, on_disconnect, ticket }.answer(stream).await
@@ -100,10 +100,10 @@ fn dialect(format: Format, served: &Served, wanted: Wanted, prompts: Vec<Vec<u32
 }
 
 /// What is to happen where the client leaves: only a session's turn can outlive it.
-fn on_disconnect(wire: &GenerationRequest, origin: &Origin) -> Result<OnDisconnect, ApiError> {
+fn on_disconnect(wire: &GenerationRequest) -> Result<OnDisconnect, ApiError> {
     match wire.on_disconnect {
         None | Some(OnDisconnect::Rollback) => Ok(OnDisconnect::Rollback),
-        Some(asked) if matches!(origin, Origin::Session { .. }) => Ok(asked),
+        Some(asked) if wire.session.is_some() => Ok(asked),
         Some(_) => {
             let message = "on_disconnect must be rollback where there is no session to commit to";
             Err(ApiError::invalid(Some("on_disconnect"), message))

@@ -193,8 +193,9 @@ impl Run {
     }
 
     async fn commit(&mut self, finish: Finish) -> Result<(), ApiError> {
+        // Held to the end: until then the same request sent again is refused.
         let ticket = self.ticket.take();
-        let receipt = |body: &str| ticket.as_ref().map(|ticket| ticket.receipt(body));
+        let receipt = ticket.as_ref().map(|ticket| ticket.receipt(&self.dialect.body()));
         match std::mem::replace(&mut self.keeping, Keeping::Nothing(Owner::default())) {
             Keeping::Turn { turn, version, label, .. } => {
                 let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
@@ -204,19 +205,17 @@ impl Run {
                     completion_tokens: finish.completion_tokens as u64,
                     kind: if finish.reason == FinishReason::Interrupted { "interrupted" } else { "turn" }.into(),
                 };
-                let receipt = receipt(&self.dialect.body());
                 turn.commit(snapshot, note, receipt, version).await?;
             }
             Keeping::Response { owner, id, parent } => {
                 let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
                 let body = self.dialect.body().into_bytes();
-                let receipt = receipt(&self.dialect.body());
                 self.state.store()?.put_response(owner, &id, body, snapshot, parent, receipt).await?;
             }
             // The server keeps nothing of a conversation that the client keeps.
             Keeping::Sealed { .. } => {}
             Keeping::Prefixes(owner) | Keeping::Nothing(owner) => {
-                self.keep_receipt(receipt(&self.dialect.body()), owner).await;
+                self.keep_receipt(receipt, owner).await;
             }
         }
         Ok(())

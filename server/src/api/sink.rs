@@ -117,8 +117,11 @@ pub(super) fn replayed(words: Vec<Said>, keep_alive: Duration) -> Response {
 }
 
 fn event(said: Said) -> sse::Event {
-    let event = sse::Event::default();
-    // Plain clients want the name before the data.
+    written(sse::Event::default(), said)
+}
+
+/// What is said, after what `event` has already: plain clients want the data last.
+pub(super) fn written(event: sse::Event, said: Said) -> sse::Event {
     let event = if let Some(name) = said.name { event.event(name) } else { event };
     event.data(said.data)
 }

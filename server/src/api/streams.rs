@@ -59,8 +59,7 @@ impl LogWriter {
 
     /// No more will come.
     pub(super) fn end(self) {
-        self.0.lock().ended = Some(Instant::now());
-        self.0.changed.send_replace(());
+        self.0.end();
     }
 }
 
@@ -69,8 +68,7 @@ impl Drop for LogWriter {
         if self.0.lock().ended.is_none() {
             // The run has panicked.
             self.0.push(Said::data(ApiError::internal().body().to_string()));
-            self.0.lock().ended = Some(Instant::now());
-            self.0.changed.send_replace(());
+            self.0.end();
         }
     }
 }
@@ -93,6 +91,11 @@ impl Log {
         self.changed.send_replace(());
     }
 
+    fn end(&self) {
+        self.lock().ended = Some(Instant::now());
+        self.changed.send_replace(());
+    }
+
     /// The events from number `next` on, those that are there and those that will come, each with its number as `id`.
     pub(super) fn follow(self: Arc<Self>, next: usize) -> impl Stream<Item = sse::Event> + Send + use<> {
         let changed = self.changed.subscribe();
@@ -111,9 +114,8 @@ impl Log {
                 };
                 match found {
                     Some(Ok(said)) => {
-                        let event = sse::Event::default().id(next.to_string());
-                        let event = if let Some(name) = said.name { event.event(name) } else { event };
-                        return Some((event.data(said.data), (log, changed, Some(next + 1))));
+                        let event = sink::written(sse::Event::default().id(next.to_string()), said);
+                        return Some((event, (log, changed, Some(next + 1))));
                     }
                     // A reader so slow that what it waits for is gone is told so.
                     Some(Err(error)) => {

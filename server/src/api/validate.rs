@@ -5,9 +5,9 @@ use tidegate_model::SamplingParams;
 
 use super::error::ApiError;
 use super::origin::Origin;
+use super::prompt;
 use super::state::Served;
 use super::wire::{Format, GenerationRequest, Seed, Stop};
-use super::{prompt, unsupported};
 use crate::engine::{Request, RequestParameters};
 
 /// Tokens to generate where a request does not say; OpenAI's default.
@@ -38,7 +38,6 @@ pub(super) fn validate(
     if let Some(model) = &wire.model {
         served.check_name(model, Some("model"))?;
     }
-    unsupported::refuse(format, &wire.rest)?;
     let stream = wire.stream.unwrap_or(false);
     if wire.stream_options.is_some() && !stream {
         return Err(ApiError::invalid(Some("stream_options"), "stream_options must be absent unless stream is true"));

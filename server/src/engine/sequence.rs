@@ -246,7 +246,7 @@ impl Sequence {
                 Some(self.close(Ending::Length, &mut text))
             }
         };
-        self.note(token, &text, carried, ending);
+        self.note(token, &text, carried);
         self.outlet.push(token, &text);
         Ok(ending)
     }
@@ -262,24 +262,23 @@ impl Sequence {
         ending
     }
 
-    /// Whether a stop string may still take back what has been chosen.
+    /// Whether a stop string takes back what has been chosen, or still may.
     fn is_unsettled(&self) -> bool {
         let waits = !self.stops.held().is_empty() || !self.detokenizer.pending().is_empty();
-        self.keep.end && self.stops.has_strings() && waits
+        self.keep.end && self.stops.has_strings() && (waits || self.stops.is_stopped())
     }
 
     /// Keeps, or asks for, the mark to which a stop string would take the text back. The first `carried` bytes of
     /// `text` are of tokens before this one.
-    fn note(&mut self, token: u32, text: &str, carried: usize, ending: Option<Ending>) {
-        let stopped = self.keep.end && ending == Some(Ending::StopString);
+    fn note(&mut self, token: u32, text: &str, carried: usize) {
         let full = self.mark.as_ref().is_some_and(|mark| mark.tokens.len() >= MAX_PENDING);
-        if full || !(stopped || self.is_unsettled()) {
+        if full || !self.is_unsettled() {
             self.mark = None;
         }
         if let Some(mark) = &mut self.mark {
             mark.tokens.push(token);
             mark.shown.push_str(text);
-        } else if stopped || self.is_unsettled() {
+        } else if self.is_unsettled() {
             self.mark_wanted = Some(text[carried..].to_owned());
         }
     }

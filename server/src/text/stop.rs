@@ -118,6 +118,11 @@ impl StopMatcher {
         !self.stops.patterns.is_empty()
     }
 
+    /// Whether a stop string has been found.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
     /// The end of the text that is held back, since it may be the beginning of a stop string.
     pub fn held(&self) -> &str {
         &self.held

@@ -1,7 +1,5 @@
 //! A response in words: the events of its stream, and the object at its end.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use rand::Rng;
 use serde::Serialize;
 
@@ -9,15 +7,10 @@ use super::object::{
     Failed, Incomplete, IncompleteReason, InputDetails, Message, MessageKind, Object, OutputDetails, ResponseUsage,
     Role, Status, TextPart,
 };
-use crate::api::answer::Usage;
+use crate::api::answer::{Usage, now};
 use crate::api::dialect::{Dialect, Kept, Said};
 use crate::api::error::ApiError;
 use crate::engine::{Delta, Finish, FinishReason};
-
-/// Seconds since 1970.
-pub(super) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
 
 /// The conversation that a response goes on with, in tokens.
 #[derive(Clone, Copy, Debug, Default)]

@@ -21,10 +21,11 @@ use rand::Rng;
 use serde_json::{Value, json};
 use tracing::debug;
 
-use self::events::{Before, Writer, now, replay};
+use self::events::{Before, Writer, replay};
 use self::object::{Kind, Object, Reasoning, ServiceTier, Status, TextOptions};
 use self::wire::ResponseRequest;
 use super::account::Account;
+use super::answer::now;
 use super::error::ApiError;
 use super::generate::reading;
 use super::idempotency::{Attempt, attempt};

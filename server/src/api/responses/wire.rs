@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::object::{ToolChoice, Truncation};
 use crate::api::error::ApiError;
 use crate::api::sessions::metadata;
-use crate::api::unsupported::is_same;
-use crate::api::wire::{ChatMessage, Content, GenerationRequest, Seed, Stop};
+use crate::api::unsupported::{self, is_same};
+use crate::api::wire::{ChatMessage, Content, Format, GenerationRequest, Seed, Stop};
 
 /// What the model is to answer.
 #[derive(Debug, Deserialize)]
@@ -121,6 +121,7 @@ impl ResponseRequest {
     /// Refuses what is not supported, and what is out of its bounds.
     pub(super) fn check(&mut self) -> Result<(), ApiError> {
         self.check_fields()?;
+        unsupported::refuse(Format::Responses, &self.rest)?;
         self.check_text()?;
         metadata(self.metadata.clone().unwrap_or_default())?;
         let asks = |(name, value): (&String, &Value)| !(value.is_null() || (name == "effort" && value == "none"));
@@ -187,7 +188,6 @@ impl ResponseRequest {
             logit_bias: self.logit_bias,
             seed: self.seed,
             ignore_eos: self.ignore_eos,
-            rest: self.rest,
             ..GenerationRequest::default()
         })
     }

@@ -1,7 +1,6 @@
 //! Text that is read into a conversation without an answer: new sessions, and more for those that are there.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, PathRejection};
@@ -15,6 +14,7 @@ use serde_json::Value;
 
 use super::wire::{AppendRequest, CreateRequest, label, metadata, ttl};
 use super::{again, json_body, json_of, named, unbroken};
+use crate::api::answer::now;
 use crate::api::error::ApiError;
 use crate::api::generate::reading;
 use crate::api::idempotency::{Attempt, attempt};
@@ -186,7 +186,7 @@ fn body(
     appended: usize,
     served: &Served,
 ) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let now = now();
     let head = Version {
         id: version.clone(),
         parent: Some(before.head.id.clone()),

@@ -144,56 +144,49 @@ impl Turn {
         receipt: Option<(ReceiptKey, Vec<u8>)>,
         version: VersionId,
     ) -> Result<Session, StoreError> {
-        detached(self.end(snapshot, note, receipt, version)).await
-    }
-
-    async fn end(
-        self,
-        snapshot: Arc<Snapshot>,
-        note: TurnNote,
-        receipt: Option<(ReceiptKey, Vec<u8>)>,
-        version: VersionId,
-    ) -> Result<Session, StoreError> {
-        let Self { inner, owner, session, held, room, .. } = self;
-        let prepared = inner.prepare(owner, &version, &snapshot, Some(room)).await?;
-        let (name, head, parent) = (session.id.clone(), version.clone(), session.head.id.clone());
-        let (keep, lineage) = (inner.options.keep_versions, inner.options.lineage);
-        let receipt_ends = now().saturating_add(inner.options.receipt_ttl.as_millis() as u64);
-        let committed = inner.writer.run(move |write| {
-            let old = write.tables.own_session(owner, name.as_str())?;
-            let version = VersionRow {
-                parent: Some(parent.as_str().to_owned()),
-                label: note.label.clone(),
-                kind: note.kind.clone(),
-                prompt_tokens: note.prompt_tokens,
-                completion_tokens: note.completion_tokens,
-                ..prepared.row.clone()
-            };
-            let mut row = old.clone();
-            row.touch();
-            write.add_version(head.as_str(), &version)?;
-            write.push_head(name.as_str(), &mut row, head.as_str(), keep, lineage)?;
-            write.put_session(name.as_str(), Some(&old), &row)?;
-            if let Some((ReceiptKey(key), answer)) = &receipt {
-                write.put_receipt(owner, key, receipt_ends, answer)?;
-            }
-            write.settle(prepared.reservation.as_ref());
-            Ok((row, version))
-        });
-        let committed = match committed.await {
-            Err(error) => inner.landed(owner, &session.id, &version, &error).await.ok_or(error),
-            committed => committed,
-        };
-        match committed {
-            Ok((row, head)) => {
-                if head.seed.is_none() {
-                    inner.remember(&version, &snapshot);
+        let ending = async move {
+            let Self { inner, owner, session, held, room, .. } = self;
+            let prepared = inner.prepare(owner, &version, &snapshot, Some(room)).await?;
+            let (name, head, parent) = (session.id.clone(), version.clone(), session.head.id.clone());
+            let (keep, lineage) = (inner.options.keep_versions, inner.options.lineage);
+            let receipt_ends = now().saturating_add(inner.options.receipt_ttl.as_millis() as u64);
+            let committed = inner.writer.run(move |write| {
+                let old = write.tables.own_session(owner, name.as_str())?;
+                let version = VersionRow {
+                    parent: Some(parent.as_str().to_owned()),
+                    label: note.label.clone(),
+                    kind: note.kind.clone(),
+                    prompt_tokens: note.prompt_tokens,
+                    completion_tokens: note.completion_tokens,
+                    ..prepared.row.clone()
+                };
+                let mut row = old.clone();
+                row.touch();
+                write.add_version(head.as_str(), &version)?;
+                write.push_head(name.as_str(), &mut row, head.as_str(), keep, lineage)?;
+                write.put_session(name.as_str(), Some(&old), &row)?;
+                if let Some((ReceiptKey(key), answer)) = &receipt {
+                    write.put_receipt(owner, key, receipt_ends, answer)?;
                 }
-                count(&inner.counters.commits, 1);
-                drop(held);
-                inner.session(session.id, row, head)
+                write.settle(prepared.reservation.as_ref());
+                Ok((row, version))
+            });
+            let committed = match committed.await {
+                Err(error) => inner.landed(owner, &session.id, &version, &error).await.ok_or(error),
+                committed => committed,
+            };
+            match committed {
+                Ok((row, head)) => {
+                    if head.seed.is_none() {
+                        inner.remember(&version, &snapshot);
+                    }
+                    count(&inner.counters.commits, 1);
+                    drop(held);
+                    inner.session(session.id, row, head)
+                }
+                Err(error) => Err(inner.abandon(&version, error).await),
             }
-            Err(error) => Err(inner.abandon(&version, error).await),
-        }
+        };
+        detached(ending).await
     }
 }
