@@ -302,7 +302,7 @@ fn print(prompt: &str, mut events: EventStream) -> Result<Finish> {
     out.flush()?;
     while let Some(event) = events.blocking_next() {
         match event {
-            Event::Read(_) => {}
+            Event::Read(_) | Event::PromptLogprobs(_) => {}
             Event::Delta(delta) => {
                 write!(out, "{}", delta.text)?;
                 out.flush()?;

@@ -5,12 +5,15 @@
 
 mod penalties;
 mod processors;
+mod token_set;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
 
 use penalties::Counts;
 use processors::Candidates;
+
+pub use token_set::TokenSet;
 
 /// A sampling parameter out of its bounds.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

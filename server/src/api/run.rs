@@ -148,6 +148,7 @@ impl Run {
                 }
                 Ok(false)
             }
+            Event::PromptLogprobs(_) => Ok(false),
             Event::Delta(delta) => {
                 self.dialect.delta(index, delta, out);
                 Ok(false)

@@ -69,6 +69,7 @@ pub(super) fn validate(
                 reseed: wire.seed.is_some(),
                 ignore_eos: wire.ignore_eos.unwrap_or(false),
                 keep,
+                ..RequestParameters::default()
             };
             Ok(Request::new(parameters, &served.limits)?)
         })

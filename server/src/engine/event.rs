@@ -31,11 +31,40 @@ pub struct Timings {
     pub decode: Duration,
 }
 
+/// What ended a text that ended by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopCause {
+    /// This end-of-text token.
+    Eos(u32),
+    /// This token, which the request has named.
+    Token(u32),
+    /// This stop string.
+    String(String),
+    /// Its grammar allowed nothing more.
+    Grammar,
+}
+
+/// A token and its log probability, with those that were likeliest: natural logarithms of the model's own
+/// distribution, before whatever a request does to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// The token.
+    pub token: u32,
+    /// Its log probability.
+    pub logprob: f32,
+    /// The likeliest tokens with theirs, as many as were asked for, the likeliest first.
+    pub top: Vec<(u32, f32)>,
+}
+
 /// The end of a text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
     /// Why it ended.
     pub reason: FinishReason,
+    /// What ended it; none where [`Self::reason`] is not [`FinishReason::Stop`].
+    pub stop: Option<StopCause>,
+    /// The log probability of the whole text, where log probabilities were asked for.
+    pub cumulative_logprob: Option<f64>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens generated, with the end-of-text token where there was one.
@@ -61,19 +90,23 @@ pub enum Failure {
 }
 
 /// The next piece of a text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     /// Whole characters; empty where they are still held back.
     pub text: String,
     /// The tokens generated since the last piece.
     pub token_ids: Vec<u32>,
+    /// Those of each of them, where they were asked for.
+    pub logprobs: Vec<TokenLogprobs>,
 }
 
-/// One event of a request: perhaps the prompt's end, any number of pieces, then one of the last two.
+/// One event of a request: perhaps the prompt's end and its log probabilities, any number of pieces, then one of the last two.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The prompt has been read, but for its last token.
     Read(Arc<Snapshot>),
+    /// The log probabilities of the prompt's tokens, where they were asked for; the first has none. Before all text.
+    PromptLogprobs(Vec<Option<TokenLogprobs>>),
     /// More text.
     Delta(Delta),
     /// The end.

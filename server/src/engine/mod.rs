@@ -3,6 +3,7 @@
 //! It knows no HTTP and no wire type. Requests come in checked ([`Request`]) through a bounded queue, text goes out
 //! as [`Event`]s. Between two decode steps at most one chunk of one prompt is read, so that nobody's stream stalls.
 
+mod constraint;
 mod decoder;
 mod event;
 mod handle;
@@ -16,12 +17,15 @@ mod sequence;
 mod stats;
 mod worker;
 
+pub use constraint::{Constraint, ConstraintError, Grammar};
 pub use decoder::DecoderModel;
-pub use event::{Delta, Event, EventStream, Failure, Finish, FinishReason, Interrupt, Timings};
+pub use event::{
+    Delta, Event, EventStream, Failure, Finish, FinishReason, Interrupt, StopCause, Timings, TokenLogprobs,
+};
 pub use handle::{EngineHandle, EngineThread};
 pub use inbox::SubmitError;
 pub use model::{LanguageModel, ModelError};
-pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Start, recommended_sampling};
+pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Start, recommended_sampling, share_prompt};
 pub use sequence::{Encode, TextRules};
 pub use stats::Stats;
 pub use worker::{EngineError, EngineOptions, spawn};

@@ -129,7 +129,9 @@ mod tests {
         assert_eq!(outlet.flush(), Reader::Behind);
         assert!(outlet.is_stalled(Duration::ZERO) && !outlet.is_stalled(Duration::from_mins(1)));
 
-        let delta = |text: &str, ids: &[u32]| Event::Delta(Delta { text: text.into(), token_ids: ids.into() });
+        let delta = |text: &str, ids: &[u32]| {
+            Event::Delta(Delta { text: text.into(), token_ids: ids.into(), ..Delta::default() })
+        };
         assert_eq!(receiver.try_recv().unwrap(), delta("a", &[1]));
         assert_eq!(outlet.flush(), Reader::Behind);
         assert_eq!(receiver.try_recv().unwrap(), delta("bc", &[2, 3]));

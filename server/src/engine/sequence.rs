@@ -314,6 +314,8 @@ impl Sequence {
         let first_token = self.clock.first_token.unwrap_or(now);
         Finish {
             reason,
+            stop: None,
+            cumulative_logprob: None,
             prompt_tokens: self.prompt_tokens,
             completion_tokens: self.generated,
             timings: Timings {

@@ -231,7 +231,7 @@ async fn read(
                 return finish.snapshot.map(|snapshot| (tokens, snapshot)).ok_or_else(ApiError::internal);
             }
             Event::Failed(failure) => return Err(failure.into()),
-            Event::Read(_) | Event::Delta(_) => {}
+            Event::Read(_) | Event::PromptLogprobs(_) | Event::Delta(_) => {}
         }
     }
 }

@@ -1,0 +1,97 @@
+//! A set of tokens of the vocabulary, one bit each.
+
+/// Tokens that may be chosen, or may not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenSet {
+    words: Vec<u32>,
+    vocab_size: usize,
+}
+
+impl TokenSet {
+    /// The empty set over a vocabulary of `vocab_size` tokens.
+    pub fn new(vocab_size: usize) -> Self {
+        Self { words: vec![0; vocab_size.div_ceil(32)], vocab_size }
+    }
+
+    /// Removes all tokens.
+    pub fn clear(&mut self) {
+        self.words.fill(0);
+    }
+
+    /// Adds a token; one outside the vocabulary is none.
+    pub fn insert(&mut self, token: u32) {
+        if (token as usize) < self.vocab_size {
+            self.words[token as usize / 32] |= 1 << (token % 32);
+        }
+    }
+
+    /// Removes a token.
+    pub fn remove(&mut self, token: u32) {
+        if let Some(word) = self.words.get_mut(token as usize / 32) {
+            *word &= !(1 << (token % 32));
+        }
+    }
+
+    /// Makes this the set whose bits are `words`, token 0 the lowest bit of the first; what is missing is not in it,
+    /// and what lies outside the vocabulary neither.
+    pub fn copy_from(&mut self, words: &[u32]) {
+        let count = self.words.len().min(words.len());
+        self.words[..count].copy_from_slice(&words[..count]);
+        self.words[count..].fill(0);
+        if let Some(last) = self.words.last_mut()
+            && !self.vocab_size.is_multiple_of(32)
+        {
+            *last &= (1 << (self.vocab_size % 32)) - 1;
+        }
+    }
+
+    /// Whether a token is in the set.
+    pub fn contains(&self, token: u32) -> bool {
+        self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+    }
+
+    /// Whether no token is.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
+    /// Makes every logit outside the set minus infinity. logits: (vocab).
+    pub fn apply(&self, logits: &mut [f32]) {
+        for (chunk, word) in logits.chunks_mut(32).zip(&self.words) {
+            if *word == u32::MAX {
+                continue;
+            }
+            for (bit, logit) in chunk.iter_mut().enumerate() {
+                if word >> bit & 1 == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_has_what_was_put_in_and_nothing_outside_the_vocabulary() {
+        let mut set = TokenSet::new(40);
+        assert!(set.is_empty());
+        for token in [0, 31, 32, 39, 40, u32::MAX] {
+            set.insert(token);
+        }
+        let tokens: Vec<u32> = (0..64).filter(|token| set.contains(*token)).collect();
+        assert_eq!(tokens, [0, 31, 32, 39]);
+        set.remove(31);
+        set.remove(1000);
+        let mut logits = vec![1.0; 40];
+        set.apply(&mut logits);
+        let left: Vec<usize> = (0..40).filter(|token| logits[*token] == 1.0).collect();
+        assert_eq!(left, [0, 32, 39]);
+        set.copy_from(&[u32::MAX, u32::MAX]);
+        assert!(set.contains(39) && !set.contains(40));
+        set.copy_from(&[2]);
+        assert!(set.contains(1) && !set.contains(32));
+    }
+}
