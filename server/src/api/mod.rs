@@ -3,6 +3,7 @@
 mod account;
 mod answer;
 mod chat;
+mod constrained;
 mod dialect;
 mod error;
 mod generate;
@@ -20,6 +21,7 @@ mod sink;
 mod state;
 mod streams;
 mod texts;
+mod tools;
 mod trace;
 mod unsupported;
 mod validate;

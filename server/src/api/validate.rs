@@ -3,6 +3,7 @@
 use rand::Rng;
 use tidegate_model::SamplingParams;
 
+use super::constrained;
 use super::error::ApiError;
 use super::origin::Origin;
 use super::prompt;
@@ -56,6 +57,7 @@ pub(super) fn validate(
     };
     let prompts = prompt::encode(format, &mut wire, served, origin.snapshot().map(AsRef::as_ref))?;
     let seed = sampling.seed;
+    let grammar = constrained::grammar(format, &wire, served)?;
     let requests = prompts
         .iter()
         .map(|prompt| {
@@ -69,6 +71,7 @@ pub(super) fn validate(
                 reseed: wire.seed.is_some(),
                 ignore_eos: wire.ignore_eos.unwrap_or(false),
                 keep,
+                grammar: grammar.clone(),
                 ..RequestParameters::default()
             };
             Ok(Request::new(parameters, &served.limits)?)
