@@ -13,6 +13,9 @@ use super::error::ApiError;
 use super::run::OnDisconnect;
 use crate::text::Message;
 
+/// Levels of objects and arrays in a body that serde_json reads.
+const DEEPEST: usize = 127;
+
 /// A prompt, or several.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a string, an array of strings, an array of token ids, or an array of those")]
@@ -194,6 +197,10 @@ fn field_error(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiErro
         serde_path_to_error::Segment::Map { key } => Some(key.as_str()),
         _ => None,
     });
+    // The parser's own bound; it has no code for it.
+    if error.inner().to_string().starts_with("recursion limit exceeded") {
+        return ApiError::invalid(field, format!("the body must be nested at most {DEEPEST} levels deep"));
+    }
     match field {
         Some(field) => ApiError::invalid(Some(field), format!("{}: {}", error.path(), error.inner())),
         None => ApiError::invalid(None, format!("the body must be a JSON object: {}", error.inner())),
