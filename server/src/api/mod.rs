@@ -2,9 +2,11 @@
 
 mod account;
 mod answer;
+mod anthropic;
 mod chat;
 mod dialect;
 mod error;
+mod foreign;
 mod generate;
 mod idempotency;
 mod origin;
@@ -16,10 +18,12 @@ mod responses;
 mod run;
 mod service;
 mod sessions;
+mod shape;
 mod sink;
 mod state;
 mod streams;
 mod texts;
+mod tokens;
 mod trace;
 mod unsupported;
 mod validate;
@@ -44,6 +48,8 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/streams/{id}", get(streams::follow))
         .route("/v1/sessions", get(sessions::list).post(sessions::create))
         .route("/v1/sessions/{id}", get(sessions::get).patch(sessions::patch).delete(sessions::delete))
@@ -53,6 +59,12 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/v1/sessions/{id}/turns", get(sessions::turns))
         .route("/v1/sessions/{id}/snapshot", get(sessions::download))
         .route("/v1/snapshots", post(sessions::upload))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/apply-template", post(tokens::apply_template))
+        .route("/v1/embeddings", post(tokens::embeddings))
+        .route("/embeddings", post(tokens::embeddings))
+        .route("/embedding", post(tokens::embeddings))
         .route("/v1/models", get(service::models))
         // A model's name may hold slashes.
         .route("/v1/models/{*id}", get(service::one_model))
@@ -63,5 +75,6 @@ pub(crate) fn router(state: AppState) -> Router {
         .layer(limit)
         .layer(middleware::from_fn(panics::catch))
         .layer(middleware::from_fn(trace::trace))
+        .layer(middleware::from_fn(shape::by_path))
         .with_state(state)
 }
