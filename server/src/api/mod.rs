@@ -1,12 +1,17 @@
 //! HTTP: the OpenAI format in, JSON and server-sent events out. Only this module serialises.
 
 mod account;
+mod aligned;
 mod answer;
 mod chat;
+mod choices;
+mod completions;
 mod dialect;
+mod echo;
 mod error;
 mod generate;
 mod idempotency;
+mod logprobs;
 mod origin;
 mod owner;
 mod panics;
