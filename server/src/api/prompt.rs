@@ -147,7 +147,7 @@ pub(super) fn closed_to_ids(messages: Vec<ChatMessage>, param: &str, served: &Se
     ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
 }
 
-fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiError> {
+pub(super) fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() || messages.len() > MAX_MESSAGES {
         let message = format!("{param} must hold from 1 to {MAX_MESSAGES} messages, found {}", messages.len());
         return Err(ApiError::invalid(Some(param), message));
@@ -155,7 +155,7 @@ fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiE
     messages.into_iter().map(|message| message.text(param)).collect()
 }
 
-fn template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
+pub(super) fn template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
     served.template.as_deref().ok_or_else(|| {
         let message = "the checkpoint has no chat template, and takes prompts at /v1/completions alone";
         ApiError::invalid(Some(param), message)
