@@ -17,7 +17,7 @@ use crate::text::Message;
 const DEEPEST: usize = 127;
 
 /// A prompt, or several.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a string, an array of strings, an array of token ids, or an array of those")]
 pub(super) enum Prompt {
     Text(String),
@@ -49,6 +49,14 @@ impl Seed {
             Self::Signed(seed) => seed.cast_unsigned(),
         }
     }
+}
+
+/// Log probabilities: how many with each token in completions, whether at all in chat.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected an integer from 0 to 20 in completions, true or false in chat")]
+pub(super) enum Logprobs {
+    Switch(bool),
+    Top(u64),
 }
 
 /// What to add to a stream.
@@ -140,6 +148,15 @@ pub(super) struct GenerationRequest {
     pub(super) presence_penalty: Option<f64>,
     pub(super) logit_bias: Option<BTreeMap<String, f64>>,
     pub(super) seed: Option<Seed>,
+    pub(super) n: Option<u64>,
+    pub(super) best_of: Option<u64>,
+    pub(super) echo: Option<bool>,
+    pub(super) logprobs: Option<Logprobs>,
+    pub(super) top_logprobs: Option<u64>,
+    pub(super) return_tokens_as_token_ids: Option<bool>,
+    pub(super) min_tokens: Option<u64>,
+    pub(super) stop_token_ids: Option<Vec<u32>>,
+    pub(super) add_special_tokens: Option<bool>,
     pub(super) ignore_eos: Option<bool>,
     pub(super) return_token_ids: Option<bool>,
     pub(super) session: Option<String>,
