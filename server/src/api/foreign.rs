@@ -73,7 +73,8 @@ pub(super) async fn run<F: Foreign>(
             Ok((validated, origin, foreign, stream))
         })
     };
-    let (Validated { requests, prompts, seed, .. }, origin, foreign, stream) = checking.await?;
+    let (Validated { requests, seed, details, .. }, origin, foreign, stream) = checking.await?;
+    let prompts = details.prompts;
     debug!(seed, prompts = prompts.len(), stream, "completion starts");
     let cached: Vec<usize> = requests.iter().map(Request::cached_tokens).collect();
     let account = Account::new(&prompts, cached.iter().sum());

@@ -14,6 +14,7 @@ mod error;
 mod foreign;
 mod generate;
 mod idempotency;
+mod llamacpp;
 mod logprobs;
 mod origin;
 mod owner;
@@ -70,6 +71,11 @@ fn routes() -> Routes {
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/apply-template", post(tokens::apply_template))
+        .route("/completion", post(llamacpp::completion))
+        .route("/completions", post(llamacpp::completion))
+        .route("/infill", post(llamacpp::infill))
+        .route("/props", get(llamacpp::props))
+        .route("/slots", get(llamacpp::slots))
         .route("/v1/embeddings", post(tokens::embeddings))
         .route("/embeddings", post(tokens::embeddings))
         .route("/embedding", post(tokens::embeddings))

@@ -208,7 +208,7 @@ fn max_tokens(format: Format, wire: &GenerationRequest, served: &Served, echo: b
 }
 
 /// The request's sampling parameters over the model's recommended ones.
-fn sampling(wire: &GenerationRequest, recommended: &SamplingParams) -> Result<SamplingParams, ApiError> {
+pub(super) fn sampling(wire: &GenerationRequest, recommended: &SamplingParams) -> Result<SamplingParams, ApiError> {
     let mut sampling = recommended.clone();
     let set = |target: &mut f32, value: Option<f64>| {
         if let Some(value) = value {
