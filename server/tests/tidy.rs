@@ -39,10 +39,12 @@ const SERVER: Layers = &[
     ("text", &[]),
     ("session", &["text"]),
     ("engine", &["session", "text"]),
+    ("serving", &[]),
     ("api", &["engine", "session", "text"]),
     ("checkpoint", &["api", "engine", "session", "text"]),
     ("cli", &[]),
     ("bench", &["cli"]),
+    ("door", &["cli"]),
     ("sessions", &["cli"]),
 ];
 

@@ -13,7 +13,7 @@ use crate::session::StoreError;
 const LOGGED_CHARACTERS: usize = 500;
 
 /// An answer that says why not.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ApiError {
     status: StatusCode,
     message: String,
@@ -44,6 +44,12 @@ impl ApiError {
         Self { status, message: message.into(), kind: "server_error", param: None, code: Some(code) }
     }
 
+    /// A key that has had enough for now.
+    pub(super) fn limited(message: impl Into<String>) -> Self {
+        let (status, message) = (StatusCode::TOO_MANY_REQUESTS, message.into());
+        Self { status, message, kind: "rate_limit_error", param: None, code: Some("rate_limit_exceeded") }
+    }
+
     /// The same refusal where the parameter is called `name`.
     pub(super) fn renamed(mut self, from: &str, name: &str) -> Self {
         if self.param.as_deref() == Some(from) {
@@ -59,6 +65,11 @@ impl ApiError {
     pub(super) fn missing(param: &str, what: &str) -> Self {
         let message = format!("no {what} has this id");
         Self::request(StatusCode::NOT_FOUND, Some(param), Some("not_found"), message)
+    }
+
+    /// The status that it is answered with.
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
     }
 
     /// In words.
@@ -93,6 +104,8 @@ impl IntoResponse for ApiError {
         if passing.contains(&self.status) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        // For the formats that say it in another shape.
+        response.extensions_mut().insert(self);
         response
     }
 }

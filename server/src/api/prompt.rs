@@ -26,6 +26,10 @@ pub(super) fn encode(
     if other {
         return Err(ApiError::invalid(Some(name), format!("{name} must be absent at {}", format.path())));
     }
+    if format != Format::Completions && wire.add_special_tokens == Some(false) {
+        let message = "add_special_tokens must be absent, null or true where there is a chat template";
+        return Err(ApiError::invalid(Some("add_special_tokens"), message));
+    }
     match format {
         Format::Chat | Format::Responses => {
             let messages = wire.messages.take().unwrap_or_default();
@@ -33,12 +37,27 @@ pub(super) fn encode(
             let tools = wire.tools.as_ref().map(Tools::shown);
             Ok(vec![messages_to_ids(messages, tools, name, served, base)?])
         }
-        Format::Completions => prompts(wire.prompt.take(), served, base),
+        Format::Completions => {
+            let bare = !wire.add_special_tokens.unwrap_or(true);
+            prompts(wire.prompt.take(), bare, served, base)
+        }
     }
 }
 
-fn prompts(prompt: Option<Prompt>, served: &Served, base: Option<&Snapshot>) -> Result<Vec<Vec<u32>>, ApiError> {
-    let text = |text: &str| text_to_ids(text, "prompt", served, base);
+/// The ids of one prompt or of several; `bare` without the special tokens that the tokenizer puts around a text.
+fn prompts(
+    prompt: Option<Prompt>,
+    bare: bool,
+    served: &Served,
+    base: Option<&Snapshot>,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let text = |text: &str| {
+        if bare {
+            let ids = served.tokenizer.encode_more(text);
+            return ids.map_err(|error| ApiError::invalid(Some("prompt"), format!("prompt: {error}")));
+        }
+        text_to_ids(text, "prompt", served, base)
+    };
     if let Some(base) = base {
         return match prompt {
             None if base.tokens() > 0 => Ok(vec![Vec::new()]),
@@ -133,7 +152,7 @@ pub(super) fn closed_to_ids(messages: Vec<ChatMessage>, param: &str, served: &Se
     ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
 }
 
-fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiError> {
+pub(super) fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() || messages.len() > MAX_MESSAGES {
         let message = format!("{param} must hold from 1 to {MAX_MESSAGES} messages, found {}", messages.len());
         return Err(ApiError::invalid(Some(param), message));
@@ -141,7 +160,7 @@ fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiE
     messages.into_iter().map(|message| message.text(param)).collect()
 }
 
-fn template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
+pub(super) fn template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
     served.template.as_deref().ok_or_else(|| {
         let message = "the checkpoint has no chat template, and takes prompts at /v1/completions alone";
         ApiError::invalid(Some(param), message)

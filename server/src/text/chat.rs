@@ -68,6 +68,7 @@ pub enum ChatError {
 
 /// A checkpoint's chat template, compiled.
 pub struct ChatTemplate {
+    source: String,
     jinja: Jinja,
 }
 
@@ -107,7 +108,12 @@ impl ChatTemplate {
         };
         let jinja = Jinja::compile(&source, tokens);
         let jinja = jinja.map_err(|error| TextError::Contents { path, reason: format!("chat template: {error}") })?;
-        Ok(Some(Self { jinja }))
+        Ok(Some(Self { source, jinja }))
+    }
+
+    /// The template as the checkpoint has it.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The text of a whole conversation, with the beginning of the assistant's answer.

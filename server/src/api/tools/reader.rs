@@ -9,21 +9,26 @@ use crate::text::Calls;
 /// What follows a call's name.
 const ARGUMENTS: &str = ", \"arguments\": ";
 
-/// A call as it goes out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A call as it goes out, whole or a piece of it: only its first piece has more than its place and arguments.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(in crate::api) struct ToolCall {
-    pub(in crate::api) id: String,
-    #[serde(rename = "type")]
-    pub(in crate::api) kind: &'static str,
-    pub(in crate::api) function: Function,
+    /// Its place, in pieces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: Function,
 }
 
 /// The function that is called.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(in crate::api) struct Function {
-    pub(in crate::api) name: String,
-    /// The text of a JSON object; the beginning of one where the answer was cut off.
-    pub(in crate::api) arguments: String,
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+struct Function {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// The text of a JSON object, or a piece of it; the beginning of one where the answer was cut off.
+    arguments: String,
 }
 
 /// A piece of an answer.
@@ -31,10 +36,8 @@ pub(in crate::api) struct Function {
 pub(in crate::api) enum Piece {
     /// Plain text.
     Text(String),
-    /// A call begins.
-    Call { index: usize, id: String, name: String },
-    /// More of a call's arguments.
-    Arguments { index: usize, text: String },
+    /// The beginning of a call, or more of its arguments.
+    Call(ToolCall),
 }
 
 /// Where in the answer the reader is.
@@ -70,8 +73,13 @@ impl Reader {
     }
 
     /// The calls so far, the last of them perhaps unfinished.
-    pub(in crate::api) fn calls(&self) -> &[ToolCall] {
-        &self.calls
+    pub(in crate::api) fn calls(&self) -> Vec<ToolCall> {
+        self.calls.clone()
+    }
+
+    /// Whether the answer is whole calls.
+    pub(in crate::api) fn has_called(&self) -> bool {
+        matches!(self.at, At::Between)
     }
 
     /// Whether the answer is plain text as far as it has come.
@@ -132,8 +140,10 @@ impl Reader {
         // The grammar has written it as JSON.
         let Ok(Value::String(name)) = serde_json::from_str(name) else { return };
         let id = format!("call_{:032x}", rand::rng().random::<u128>());
-        out.push(Piece::Call { index: self.calls.len(), id: id.clone(), name: name.clone() });
-        self.calls.push(ToolCall { id, kind: "function", function: Function { name, arguments: String::new() } });
+        let function = Function { name: Some(name), arguments: String::new() };
+        let call = ToolCall { index: None, id: Some(id), kind: Some("function"), function };
+        out.push(Piece::Call(ToolCall { index: Some(self.calls.len()), ..call.clone() }));
+        self.calls.push(call);
         self.held = rest.to_owned();
         self.at = At::Arguments { open: 0, string: false, escaped: false };
     }
@@ -162,10 +172,11 @@ impl Reader {
         if rest.is_some() {
             self.at = At::Tail;
         }
-        let index = self.calls.len() - 1;
+        let index = self.calls.len().checked_sub(1);
         if let Some(call) = self.calls.last_mut().filter(|_| !text.is_empty()) {
             call.function.arguments.push_str(&text);
-            out.push(Piece::Arguments { index, text });
+            let function = Function { name: None, arguments: text };
+            out.push(Piece::Call(ToolCall { index, function, ..ToolCall::default() }));
         }
     }
 }
