@@ -157,7 +157,10 @@ impl Run {
                 }
                 Ok(false)
             }
-            Event::PromptLogprobs(_) => Ok(false),
+            Event::PromptLogprobs(logprobs) => {
+                self.dialect.prompt_logprobs(index, &logprobs, out);
+                Ok(false)
+            }
             Event::Delta(delta) => {
                 self.dialect.delta(index, delta, out);
                 Ok(false)
