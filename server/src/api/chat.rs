@@ -11,7 +11,6 @@ use super::dialect::{Dialect, Kept, Said};
 use super::logprobs::{ChatLogprobs, TokenNames};
 use super::validate::Details;
 use crate::engine::{Delta, Finish, StopCause};
-use crate::text::Tokenizer;
 
 /// What is said, or a piece of it.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -61,20 +60,20 @@ pub(super) struct Chat {
 }
 
 impl Chat {
-    pub(super) fn new(head: Head, wanted: Wanted, tokenizer: &Arc<Tokenizer>, details: &Details) -> Self {
+    pub(super) fn new(head: Head, wanted: Wanted, details: &Details) -> Self {
         let opening = details.openings.first().cloned().unwrap_or_default();
         let growing = |_| Growing {
             text: String::new(),
             token_ids: Vec::new(),
             logprobs: details.logprobs.map(|_| ChatLogprobs::default()),
-            aligner: details.logprobs.map(|_| Aligner::new(Arc::clone(tokenizer), &opening)),
+            aligner: details.logprobs.map(|_| Aligner::new(Arc::clone(&details.tokenizer), &opening)),
             reason: None,
             stop: None,
         };
         Self {
             head,
             wanted,
-            names: TokenNames::new(Arc::clone(tokenizer), details.names_by_id),
+            names: TokenNames::new(Arc::clone(&details.tokenizer), details.names_by_id),
             texts: (0..details.choices.generated).map(growing).collect(),
             kept: Kept::default(),
             usage: UsageField::Absent,
