@@ -73,8 +73,7 @@ pub(super) async fn run<F: Foreign>(
             Ok((validated, origin, foreign, stream))
         })
     };
-    let (Validated { requests, seed, details, .. }, origin, foreign, stream) = checking.await?;
-    let prompts = details.prompts;
+    let (Validated { requests, prompts, seed, .. }, origin, foreign, stream) = checking.await?;
     debug!(seed, prompts = prompts.len(), stream, "completion starts");
     let cached: Vec<usize> = requests.iter().map(Request::cached_tokens).collect();
     let account = Account::new(&prompts, cached.iter().sum());
