@@ -1,16 +1,21 @@
 //! HTTP: the OpenAI format in, JSON and server-sent events out. Only this module serialises.
 
 mod account;
+mod aligned;
 mod answer;
 mod anthropic;
 mod chat;
+mod choices;
+mod completions;
 mod dialect;
 mod door;
+mod echo;
 mod error;
 mod foreign;
 mod generate;
 mod idempotency;
 mod llamacpp;
+mod logprobs;
 mod origin;
 mod owner;
 mod panics;

@@ -23,18 +23,37 @@ pub(super) fn encode(
     if other {
         return Err(ApiError::invalid(Some(name), format!("{name} must be absent at {}", format.path())));
     }
+    if format != Format::Completions && wire.add_special_tokens == Some(false) {
+        let message = "add_special_tokens must be absent, null or true where there is a chat template";
+        return Err(ApiError::invalid(Some("add_special_tokens"), message));
+    }
     match format {
         Format::Chat | Format::Responses => {
             let messages = wire.messages.take().unwrap_or_default();
             let name = if format == Format::Chat { "messages" } else { "input" };
             Ok(vec![messages_to_ids(messages, name, served, base)?])
         }
-        Format::Completions => prompts(wire.prompt.take(), served, base),
+        Format::Completions => {
+            let bare = !wire.add_special_tokens.unwrap_or(true);
+            prompts(wire.prompt.take(), bare, served, base)
+        }
     }
 }
 
-fn prompts(prompt: Option<Prompt>, served: &Served, base: Option<&Snapshot>) -> Result<Vec<Vec<u32>>, ApiError> {
-    let text = |text: &str| text_to_ids(text, "prompt", served, base);
+/// The ids of one prompt or of several; `bare` without the special tokens that the tokenizer puts around a text.
+fn prompts(
+    prompt: Option<Prompt>,
+    bare: bool,
+    served: &Served,
+    base: Option<&Snapshot>,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let text = |text: &str| {
+        if bare {
+            let ids = served.tokenizer.encode_more(text);
+            return ids.map_err(|error| ApiError::invalid(Some("prompt"), format!("prompt: {error}")));
+        }
+        text_to_ids(text, "prompt", served, base)
+    };
     if let Some(base) = base {
         return match prompt {
             None if base.tokens() > 0 => Ok(vec![Vec::new()]),

@@ -9,7 +9,7 @@ use super::wire::Format;
 
 /// Fields of OpenAI and vLLM that would change the answer and that this server does not have, each with the value
 /// that asks for nothing. To ignore one silently would be to answer another question.
-fn all() -> [(&'static str, Value); 35] {
+fn all() -> [(&'static str, Value); 37] {
     [
         ("n", json!(1)),
         ("best_of", json!(1)),
@@ -25,6 +25,8 @@ fn all() -> [(&'static str, Value); 35] {
         ("functions", json!([])),
         ("function_call", json!("none")),
         ("audio", Value::Null),
+        ("modalities", json!(["text"])),
+        ("web_search_options", Value::Null),
         ("bad_words", json!([])),
         ("allowed_token_ids", Value::Null),
         ("truncate_prompt_tokens", Value::Null),

@@ -13,8 +13,11 @@ use super::error::ApiError;
 use super::run::OnDisconnect;
 use crate::text::Message;
 
+/// Levels of objects and arrays in a body that serde_json reads.
+const DEEPEST: usize = 127;
+
 /// A prompt, or several.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a string, an array of strings, an array of token ids, or an array of those")]
 pub(super) enum Prompt {
     Text(String),
@@ -46,6 +49,14 @@ impl Seed {
             Self::Signed(seed) => seed.cast_unsigned(),
         }
     }
+}
+
+/// Log probabilities: how many with each token in completions, whether at all in chat.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected an integer from 0 to 20 in completions, true or false in chat")]
+pub(super) enum Logprobs {
+    Switch(bool),
+    Top(u64),
 }
 
 /// What to add to a stream.
@@ -137,6 +148,15 @@ pub(super) struct GenerationRequest {
     pub(super) presence_penalty: Option<f64>,
     pub(super) logit_bias: Option<BTreeMap<String, f64>>,
     pub(super) seed: Option<Seed>,
+    pub(super) n: Option<u64>,
+    pub(super) best_of: Option<u64>,
+    pub(super) echo: Option<bool>,
+    pub(super) logprobs: Option<Logprobs>,
+    pub(super) top_logprobs: Option<u64>,
+    pub(super) return_tokens_as_token_ids: Option<bool>,
+    pub(super) min_tokens: Option<u64>,
+    pub(super) stop_token_ids: Option<Vec<u32>>,
+    pub(super) add_special_tokens: Option<bool>,
     pub(super) ignore_eos: Option<bool>,
     pub(super) return_token_ids: Option<bool>,
     pub(super) session: Option<String>,
@@ -194,6 +214,10 @@ fn field_error(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiErro
         serde_path_to_error::Segment::Map { key } => Some(key.as_str()),
         _ => None,
     });
+    // The parser's own bound; it has no code for it.
+    if error.inner().to_string().starts_with("recursion limit exceeded") {
+        return ApiError::invalid(field, format!("the body must be nested at most {DEEPEST} levels deep"));
+    }
     match field {
         Some(field) => ApiError::invalid(Some(field), format!("{}: {}", error.path(), error.inner())),
         None => ApiError::invalid(None, format!("the body must be a JSON object: {}", error.inner())),

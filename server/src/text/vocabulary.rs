@@ -3,6 +3,8 @@
 //! A byte-level token is any run of bytes, so one character may be spread over several tokens; only
 //! [`Detokenizer`](super::Detokenizer) may turn these bytes into characters.
 
+use super::Detokenizer;
+
 /// The bytes of every token; special tokens and ids without a token have none.
 #[derive(Debug)]
 pub struct Vocabulary {
@@ -13,6 +15,16 @@ impl Vocabulary {
     /// A vocabulary whose token `id` has the bytes `tokens[id]`.
     pub fn new(tokens: Vec<Box<[u8]>>) -> Self {
         Self { tokens }
+    }
+
+    /// The beginning of a character that the text of `ids` ends in, which tokens after them may complete.
+    pub fn unfinished(&self, ids: &[u32]) -> Vec<u8> {
+        // A character has at most 4 bytes, and where one begins does not depend on what is before it.
+        let mut last: Vec<u8> = ids.iter().rev().flat_map(|id| self.bytes(*id).iter().rev()).take(3).copied().collect();
+        last.reverse();
+        let mut detokenizer = Detokenizer::new();
+        detokenizer.push(&last, &mut String::new());
+        detokenizer.pending().to_vec()
     }
 
     /// The bytes that `id` adds to a text.
