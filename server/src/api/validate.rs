@@ -5,12 +5,14 @@ use tidegate_model::SamplingParams;
 
 use super::aligned::Opening;
 use super::choices::{Choices, Sizes};
+use super::constrained;
 use super::echo::Echo;
 use super::error::ApiError;
 use super::logprobs;
 use super::origin::Origin;
 use super::prompt;
 use super::state::Served;
+use super::tools::Tools;
 use super::wire::{Format, GenerationRequest, Seed, Stop};
 use crate::engine::{Keep, Request, RequestParameters, Start, share_prompt};
 
@@ -48,6 +50,8 @@ pub(super) struct Details {
     pub(super) names_by_id: bool,
     /// The prompts' own texts, where they are told.
     pub(super) echoes: Vec<Echo>,
+    /// The tools that an answer may call.
+    pub(super) tools: Option<Tools>,
 }
 
 /// Checks `wire` against what is served and where it begins; the error names the parameter.
@@ -91,6 +95,7 @@ pub(super) fn validate(
     };
     let openings = prompts.iter().enumerate().map(opening).collect();
     let seed = sampling.seed;
+    let grammar = constrained::grammar(format, &wire, served)?;
     let parameters = RequestParameters {
         max_tokens,
         stop,
@@ -102,6 +107,7 @@ pub(super) fn validate(
         // The best is the one whose log probability is known to be.
         logprobs: logprobs.or(choices.are_ranked().then_some(0)),
         prompt_logprobs: logprobs.filter(|_| echo),
+        grammar,
         ..RequestParameters::default()
     };
     let plan = Plan { choices, parameters, served, origin };
@@ -113,7 +119,7 @@ pub(super) fn validate(
     }
     let return_token_ids = wire.return_token_ids.unwrap_or(false);
     let names_by_id = wire.return_tokens_as_token_ids.unwrap_or(false);
-    let details = Details { prompts, choices, openings, logprobs, names_by_id, echoes };
+    let details = Details { prompts, choices, openings, logprobs, names_by_id, echoes, tools: wire.tools.take() };
     Ok(Validated { requests, cached, include_usage, return_token_ids, seed, details })
 }
 
