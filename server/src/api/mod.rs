@@ -41,6 +41,7 @@ mod wire;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
+use axum::http::Method;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
@@ -92,9 +93,9 @@ fn routes() -> Routes {
         .route("/ready", get(service::ready))
 }
 
-/// The path of every route, as the router takes it, and what it needs of who asks for it where the server has keys.
+/// The path of every route, as the router takes it, and what reading it needs where the server has keys.
 pub fn paths() -> Vec<(&'static str, Access)> {
-    routes().paths().iter().map(|path| (*path, Access::of(Some(path)))).collect()
+    routes().paths().iter().map(|path| (*path, Access::of(Some(path), &Method::GET))).collect()
 }
 
 /// Every route, over `state`, behind the door. Each layer is around those before it.
