@@ -171,6 +171,8 @@ async fn what_cannot_be_right_is_refused_by_name_in_the_formats_shape() {
         ("n_probs", json!({"n_probs": 21})),
         ("n_probs", json!({"n_probs": -1})),
         ("grammar", json!({"grammar": "root ::= \"x\""})),
+        ("json_schema", json!({"json_schema": {"type": "nothing"}})),
+        ("json_schema", json!({"json_schema": 1})),
         ("mirostat", json!({"mirostat": 2})),
         ("dry_multiplier", json!({"dry_multiplier": 0.8})),
         ("xtc_probability", json!({"xtc_probability": 0.5})),

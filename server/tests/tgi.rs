@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::sync::atomic::Ordering::SeqCst;
 
 use axum::body::Body;
@@ -9,7 +10,7 @@ use axum::http::{Request, Response, StatusCode, header};
 use common::fake::Fake;
 use common::{events, get, scripted, send, shipped, text, with};
 use serde_json::{Value, json};
-use tidegate_server::AppState;
+use tidegate_server::{AppState, Keys};
 
 async fn ask(state: &AppState, path: &str, body: &Value) -> Response<Body> {
     let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
@@ -161,6 +162,10 @@ async fn what_cannot_be_right_is_refused_by_name_in_the_formats_shape() {
         ("truncate", json!({"truncate": 0})),
         ("watermark", json!({"watermark": true})),
         ("adapter_id", json!({"adapter_id": "x"})),
+        ("grammar", json!({"grammar": {"type": "regex", "value": "("}})),
+        ("grammar", json!({"grammar": {"type": "json", "value": "{"}})),
+        ("grammar", json!({"grammar": {"type": "json", "value": {"type": "nothing"}}})),
+        ("grammar", json!({"grammar": {"type": "gbnf", "value": "x"}})),
         ("top_n_tokens", json!({"top_n_tokens": 21})),
         ("best_of", json!({"best_of": 0})),
         ("best_of", json!({"best_of": 9, "do_sample": true})),
@@ -202,7 +207,9 @@ async fn a_failure_in_mid_stream_is_an_error_event_and_the_last() {
 async fn the_root_is_open_to_readers_alone_where_there_are_keys() {
     let (state, ..) = scripted(Fake::new(1), 1);
     let file = json!({"keys": [{"name": "a", "key": "a-key-that-is-long-enough-0123456789"}]});
-    state.lock(Keys::parse(&file.to_string()).unwrap());
+    let mut written = tempfile::NamedTempFile::new().unwrap();
+    written.write_all(file.to_string().as_bytes()).unwrap();
+    state.lock(Keys::load(Some(written.path()), &[]).unwrap().unwrap());
     assert_eq!(send(&state, get("/")).await.status(), StatusCode::OK);
     let refused = ask(&state, "/", &asking("", json!({}))).await;
     assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);

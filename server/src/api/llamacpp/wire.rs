@@ -10,6 +10,7 @@ use super::answer::Completion;
 use super::biases::Biases;
 use super::prompts::Prompts;
 use crate::api::choices::longest;
+use crate::api::constrained::Constrained;
 use crate::api::dialect::Dialect;
 use crate::api::error::ApiError;
 use crate::api::foreign::{Begun, Foreign};
@@ -17,6 +18,7 @@ use crate::api::state::Served;
 use crate::api::unsupported::is_same;
 use crate::api::validate::sampling;
 use crate::api::wire::{GenerationRequest, Logprobs, Prompt, Seed, Stop, parse};
+use crate::text::GrammarSpec;
 
 /// The samplers in the order in which they are applied.
 const SAMPLERS: [&str; 6] = ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"];
@@ -50,19 +52,19 @@ pub(super) struct CompletionRequest {
     return_tokens: Option<bool>,
     samplers: Option<Value>,
     id_slot: Option<i64>,
+    json_schema: Option<Value>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
 }
 
 /// Fields that would change the answer, each with the values that ask for nothing.
-fn neutral() -> [(&'static str, Vec<Value>); 20] {
+fn neutral() -> [(&'static str, Vec<Value>); 19] {
     [
         ("dry_multiplier", vec![json!(0)]),
         ("dynatemp_range", vec![json!(0)]),
         ("grammar_lazy", vec![json!(false)]),
         ("grammar_triggers", vec![json!([])]),
-        ("json_schema", vec![]),
         ("lora", vec![json!([])]),
         ("min_keep", vec![json!(0)]),
         ("mirostat", vec![json!(0)]),
@@ -160,6 +162,7 @@ impl CompletionRequest {
             logit_bias: Some(biases.into_iter().map(|(id, bias)| (id.to_string(), bias)).collect()),
             seed: self.seed.filter(|seed| !is_random(*seed)),
             ignore_eos: self.ignore_eos,
+            constrained: self.json_schema.filter(|schema| !schema.is_null()).map(schema),
             logprobs: self.n_probs.filter(|probs| *probs > 0).map(Logprobs::Top),
             ..GenerationRequest::default()
         };
@@ -177,6 +180,10 @@ impl CompletionRequest {
         // The seed that was drawn for the settings is the one that is used.
         Ok((GenerationRequest { seed: Some(Seed::Unsigned(sampling.seed)), ..request }, settings))
     }
+}
+
+fn schema(schema: Value) -> Constrained {
+    Constrained::new(GrammarSpec::JsonSchema(schema), "json_schema", "json_schema")
 }
 
 /// Both mean "any": -1, and what it is in the 32 bits that llama.cpp has for it.

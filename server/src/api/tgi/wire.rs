@@ -4,11 +4,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::answer::Answer;
+use crate::api::constrained::Constrained;
 use crate::api::dialect::Dialect;
 use crate::api::error::ApiError;
 use crate::api::foreign::{Begun, Foreign};
 use crate::api::state::Served;
 use crate::api::wire::{GenerationRequest, Logprobs, Prompt, Seed, Stop, parse};
+use crate::text::GrammarSpec;
 
 /// Tokens to generate where a request does not say.
 const DEFAULT_MAX_TOKENS: usize = 1024;
@@ -46,8 +48,37 @@ struct Parameters {
     truncate: Option<usize>,
     typical_p: Option<f64>,
     watermark: Option<bool>,
-    grammar: Option<Value>,
+    grammar: Option<Form>,
     adapter_id: Option<String>,
+}
+
+/// The form that a text must have.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", content = "value", rename_all = "snake_case")]
+enum Form {
+    /// A schema, or the text of one.
+    Json(Value),
+    Regex(String),
+    JsonSchema(NamedSchema),
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedSchema {
+    schema: Value,
+}
+
+impl Form {
+    fn constrained(self) -> Result<Constrained, ApiError> {
+        let spec = match self {
+            Self::Regex(regex) => GrammarSpec::Regex(regex),
+            Self::Json(Value::String(text)) => {
+                let schema = serde_json::from_str(&text);
+                GrammarSpec::JsonSchema(schema.map_err(|error| invalid("grammar", format!("grammar.value: {error}")))?)
+            }
+            Self::Json(schema) | Self::JsonSchema(NamedSchema { schema }) => GrammarSpec::JsonSchema(schema),
+        };
+        Ok(Constrained::new(spec, "grammar", "grammar.value"))
+    }
 }
 
 /// Which way a request came.
@@ -80,11 +111,7 @@ fn invalid(param: &str, message: impl Into<String>) -> ApiError {
 
 impl Parameters {
     fn check(&self, stream: bool) -> Result<(), ApiError> {
-        let unsupported = [
-            ("watermark", self.watermark.unwrap_or(false)),
-            ("adapter_id", self.adapter_id.is_some()),
-            ("grammar", self.grammar.as_ref().is_some_and(|grammar| !grammar.is_null())),
-        ];
+        let unsupported = [("watermark", self.watermark.unwrap_or(false)), ("adapter_id", self.adapter_id.is_some())];
         if let Some((name, _)) = unsupported.into_iter().find(|(_, asks)| *asks) {
             return Err(invalid(name, format!("{name} must be absent, null or false: it is not supported")));
         }
@@ -135,7 +162,7 @@ impl Route {
             Self::Stream => true,
             Self::Either => wire.stream.unwrap_or(false),
         };
-        let parameters = wire.parameters.unwrap_or_default();
+        let mut parameters = wire.parameters.unwrap_or_default();
         parameters.check(stream)?;
         let inputs = wire.inputs.ok_or_else(|| invalid("inputs", "inputs must be given"))?;
         let ids = served.tokenizer.encode(&inputs);
@@ -153,7 +180,9 @@ impl Route {
             top: parameters.top_n_tokens.and_then(|top| usize::try_from(top).ok()).unwrap_or(0),
             draws: parameters.samples(),
         };
-        Ok((generate.generation(parameters, ids, stream, served), generate))
+        let constrained = parameters.grammar.take().map(Form::constrained).transpose()?;
+        let request = generate.generation(parameters, ids, stream, served);
+        Ok((GenerationRequest { constrained, ..request }, generate))
     }
 }
 
