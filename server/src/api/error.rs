@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
+use super::metrics::Refusal;
 use crate::engine::{Failure, RequestError, SubmitError};
 use crate::session::StoreError;
 
@@ -61,6 +62,11 @@ impl ApiError {
         Self::request(StatusCode::NOT_FOUND, Some(param), Some("not_found"), message)
     }
 
+    /// In one word, from a set that does not grow: the code, or the type where there is none.
+    pub(super) fn word(&self) -> &'static str {
+        self.code.unwrap_or(self.kind)
+    }
+
     /// In words.
     pub(super) fn message(&self) -> &str {
         &self.message
@@ -89,6 +95,7 @@ impl IntoResponse for ApiError {
             _ => info!(status, param, "refused: {message}"),
         }
         let mut response = (self.status, Json(self.body())).into_response();
+        response.extensions_mut().insert(Refusal(self.word()));
         let passing = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE, StatusCode::CONFLICT];
         if passing.contains(&self.status) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));

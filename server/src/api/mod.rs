@@ -7,6 +7,7 @@ mod dialect;
 mod error;
 mod generate;
 mod idempotency;
+mod metrics;
 mod origin;
 mod owner;
 mod panics;
@@ -17,6 +18,7 @@ mod run;
 mod service;
 mod sessions;
 mod sink;
+mod spans;
 mod state;
 mod streams;
 mod texts;
@@ -58,10 +60,12 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/v1/models/{*id}", get(service::one_model))
         .route("/health", get(service::health))
         .route("/ready", get(service::ready))
+        .route("/metrics", get(metrics::scrape))
         .fallback(service::not_found)
         .method_not_allowed_fallback(service::method_not_allowed)
         .layer(limit)
         .layer(middleware::from_fn(panics::catch))
         .layer(middleware::from_fn(trace::trace))
+        .layer(middleware::from_fn_with_state(state.clone(), metrics::count))
         .with_state(state)
 }

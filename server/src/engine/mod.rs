@@ -27,5 +27,5 @@ pub use inbox::SubmitError;
 pub use model::{LanguageModel, ModelError};
 pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Start, recommended_sampling, share_prompt};
 pub use sequence::{Encode, TextRules};
-pub use stats::Stats;
+pub use stats::{ROWS_BOUNDS, Stats};
 pub use worker::{EngineError, EngineOptions, spawn};
