@@ -1,4 +1,5 @@
-// The official `openai` package for Node against a running server: completing, streaming, and responses.
+// The official `openai` package for Node against a running server: completing, chatting, streaming, failing, and
+// responses.
 //
 //     node openai_client.mjs http://127.0.0.1:8080/v1       (where `openai` is installed beside this file)
 
@@ -15,6 +16,31 @@ for await (const chunk of await client.completions.create({ ...prompt, stream: t
   text += chunk.choices[0]?.text ?? '';
 }
 assert.equal(text, whole.choices[0].text);
+
+const chat = { model, messages: [{ role: 'user', content: 'Tell me of a fox.' }], max_tokens: 24, temperature: 0 };
+const said = await client.chat.completions.create(chat);
+assert.equal(said.choices[0].message.role, 'assistant');
+const runner = client.chat.completions.stream({ ...chat, stream_options: { include_usage: true } });
+const pieces = [];
+runner.on('content', (piece) => pieces.push(piece));
+const streamed = await runner.finalChatCompletion();
+assert.equal(streamed.choices[0].message.content, said.choices[0].message.content);
+assert.equal(pieces.join(''), said.choices[0].message.content);
+assert.equal(streamed.usage.completion_tokens, said.usage.completion_tokens);
+
+await assert.rejects(client.completions.create({ ...prompt, temperature: 9 }), (error) => {
+  assert.ok(error instanceof OpenAI.BadRequestError);
+  assert.equal(error.param, 'temperature');
+  assert.equal(error.type, 'invalid_request_error');
+  return Boolean(error.requestID);
+});
+await assert.rejects(client.completions.create({ ...prompt, model: 'gpt-x' }), OpenAI.NotFoundError);
+const long = { model, prompt: 'On and on', max_tokens: 1_000_000, ignore_eos: true };
+await assert.rejects(client.completions.create(long, { timeout: 300, maxRetries: 0 }), OpenAI.APIConnectionTimeoutError);
+const leaving = await client.completions.create({ ...long, stream: true });
+for await (const chunk of leaving) {
+  if (chunk.choices.length) break; // ends the request, and the server frees its slot
+}
 
 const asked = { model, max_output_tokens: 24, temperature: 0 };
 const first = await client.responses.create({ input: 'Tell me of a fox.', instructions: 'Be brief.', ...asked });
@@ -52,4 +78,4 @@ await assert.rejects(client.responses.create({ ...asked, input: 'x', tools: [{ t
   param: 'tools',
 });
 
-console.log('openai for Node: completions and responses, whole, streamed, gone on with, read again and deleted');
+console.log('openai for Node: chat, errors, timeouts; completions and responses, whole, streamed, gone on with, read again and deleted');

@@ -1,4 +1,5 @@
-"""The official `openai` package against a running server: completing, streaming, failing, many at once, and responses.
+"""The official `openai` package against a running server: completing, chatting, streaming, failing, many at once, and
+responses. What a full or a closing server does to it is in `openai_pressure.py`.
 
     python .ci/openai_client.py http://127.0.0.1:8080/v1
 """
@@ -8,6 +9,8 @@ import sys
 import time
 
 import openai
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -30,6 +33,7 @@ def one_by_one(client: openai.OpenAI, model: str) -> dict[str, str]:
     texts = {}
     for prompt in PROMPTS:
         whole = client.completions.create(model=model, **request(prompt))
+        Completion.model_validate(whole.to_dict(), strict=True)
         text = whole.choices[0].text
         assert text.strip(), f"empty text for {prompt!r}"
         assert whole.choices[0].finish_reason in ("length", "stop"), whole
@@ -46,15 +50,77 @@ def one_by_one(client: openai.OpenAI, model: str) -> dict[str, str]:
     return texts
 
 
+def chatting(client: openai.OpenAI, model: str) -> None:
+    """One message, whole and streamed, each object as the package's types say."""
+    asked = {
+        "model": model,
+        "messages": [
+            {"role": "system", "content": "You tell tales."},
+            {"role": "user", "content": [{"type": "text", "text": "Tell me of a fox."}]},
+        ],
+        "max_completion_tokens": 24,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**asked)
+    ChatCompletion.model_validate(whole.to_dict(), strict=True)
+    choice = whole.choices[0]
+    assert choice.message.role == "assistant" and choice.message.content.strip(), whole
+    assert choice.finish_reason in ("length", "stop"), whole
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens, whole.usage
+
+    chunks = list(client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked))
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk.to_dict(), strict=True)
+    assert len({chunk.id for chunk in chunks}) == 1 and chunks[0].choices[0].delta.role == "assistant", chunks[0]
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == choice.message.content, pieces
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == whole.usage.completion_tokens, chunks[-1]
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+    with client.chat.completions.stream(stream_options={"include_usage": True}, **asked) as stream:
+        try:
+            final = stream.get_final_completion()
+        except openai.LengthFinishReasonError as error:
+            # The package's way to say that `max_completion_tokens` cut the text off.
+            assert choice.finish_reason == "length", choice
+            final = error.completion
+    assert final.choices[0].message.content == choice.message.content, final
+    assert final.system_fingerprint == whole.system_fingerprint, final
+
+
 def failing(client: openai.OpenAI, model: str) -> None:
-    """A wrong value is told as the package expects to be told."""
-    try:
-        client.completions.create(model=model, prompt="x", temperature=9)
-    except openai.BadRequestError as error:
-        assert error.param == "temperature", error.body
-        assert "2" in error.body["message"], error.body
-    else:
-        raise AssertionError("temperature 9 was accepted")
+    """What goes wrong is told as the package expects to be told: by class, status, parameter and code."""
+    messages = [{"role": "user", "content": "x"}]
+    cases = [
+        (openai.BadRequestError, "temperature", None, lambda: client.completions.create(model=model, prompt="x", temperature=9)),
+        (openai.BadRequestError, "prompt", None, lambda: client.completions.create(model=model, prompt=[])),
+        (openai.BadRequestError, "max_tokens", None, lambda: client.completions.create(model=model, prompt="x", max_tokens=0)),
+        (openai.BadRequestError, "messages", None, lambda: client.chat.completions.create(model=model, messages=[])),
+        (openai.BadRequestError, "top_p", None, lambda: client.chat.completions.create(model=model, messages=messages, top_p=7)),
+        (openai.BadRequestError, "temperature", None, lambda: client.responses.create(model=model, input="x", temperature=-1)),
+        (openai.NotFoundError, "model", "model_not_found", lambda: client.completions.create(model="gpt-x", prompt="x")),
+        (openai.NotFoundError, "model", "model_not_found", lambda: client.models.retrieve("gpt-x")),
+        (openai.NotFoundError, None, "not_found", lambda: client.files.list()),
+        (openai.UnprocessableEntityError, "idempotency-key", "idempotency_key_reused", lambda: twice(client, model)),
+    ]
+    for kind, param, code, call in cases:
+        try:
+            call()
+        except openai.APIStatusError as error:
+            told = (type(error), error.param, error.code)
+            assert told == (kind, param, code), f"{told} instead of {(kind, param, code)}: {error.body}"
+            assert error.body["message"] and error.type == "invalid_request_error", error.body
+            assert error.request_id, "an error without the id of its request"
+        else:
+            raise AssertionError(f"no error where {kind.__name__} was expected ({param})")
+
+
+def twice(client: openai.OpenAI, model: str) -> None:
+    """One idempotency key: the same request gives the same answer, another request none."""
+    headers = {"Idempotency-Key": f"ci-{time.time_ns()}"}
+    ask = lambda prompt: client.completions.create(model=model, prompt=prompt, max_tokens=4, extra_headers=headers)
+    assert ask("once").to_dict() == ask("once").to_dict()
+    ask("twice")
 
 
 def responses(client: openai.OpenAI, model: str) -> None:
@@ -128,8 +194,10 @@ def main(base_url: str) -> None:
     model = client.models.list().data[0].id
     texts = one_by_one(client, model)
     print(f"openai {openai.__version__}: {len(texts)} prompts, whole and streamed alike ({model})")
+    chatting(client, model)
+    print("openai: chat, whole and streamed alike")
     failing(client, model)
-    print("openai: a wrong temperature is a BadRequestError that names it")
+    print("openai: errors come as the classes that the package has for them, with parameter, code and request id")
     responses(client, model)
     print("openai: responses made, streamed, gone on with, read again and deleted")
     began = time.perf_counter()

@@ -40,10 +40,12 @@ const SERVER: Layers = &[
     ("session", &["text"]),
     ("engine", &["session", "text"]),
     ("metrics", &["engine", "session"]),
+    ("serving", &[]),
     ("api", &["engine", "metrics", "session", "text"]),
     ("checkpoint", &["api", "engine", "session", "text"]),
     ("cli", &[]),
     ("bench", &["cli"]),
+    ("door", &["cli"]),
     ("sessions", &["cli"]),
     ("telemetry", &[]),
 ];

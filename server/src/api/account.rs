@@ -1,11 +1,13 @@
 //! One log line for each request for completions, however it ended.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use opentelemetry::Context;
 use tracing::{Span, info, warn};
 
 use super::answer::Usage;
+use super::door::{self, Visit};
 use super::spans;
 use crate::engine::{Failure, Finish, Timings};
 
@@ -13,6 +15,8 @@ use crate::engine::{Failure, Finish, Timings};
 pub(super) struct Account {
     span: Span,
     context: Context,
+    /// The key's place, and what is charged for the tokens; none where the server has no keys.
+    visit: Option<Arc<Visit>>,
     started: Instant,
     pub(super) usage: Usage,
     longest: Timings,
@@ -21,24 +25,37 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// The account of a request for one text after each of `prompts`, in the current span.
+    /// The account of a request for texts after each of `prompts`, in the current span.
     ///
     /// `cached` of the prompts' tokens need no computing.
     pub(super) fn new(prompts: &[Vec<u32>], cached: usize) -> Self {
+        let (visit, tokens) = (door::current(), prompts.iter().map(Vec::len).sum());
+        if let Some(visit) = &visit {
+            visit.charge(tokens);
+        }
         Self {
             span: Span::current(),
             context: Context::current(),
+            visit,
             started: Instant::now(),
-            usage: Usage::of_prompts(prompts.iter().map(Vec::len).sum(), cached),
+            usage: Usage::of_prompts(tokens, cached),
             longest: Timings::default(),
-            open: prompts.len(),
+            open: 0,
             failure: None,
         }
+    }
+
+    /// Sets how many texts have to end.
+    pub(super) fn expect(&mut self, texts: usize) {
+        self.open = texts;
     }
 
     /// Adds tokens as they come, so that the account is right at whatever moment the request ends.
     pub(super) fn generated(&mut self, tokens: usize) {
         self.usage.add_completion(tokens);
+        if let Some(visit) = &self.visit {
+            visit.charge(tokens);
+        }
     }
 
     /// Adds a text that has ended.

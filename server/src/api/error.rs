@@ -6,7 +6,6 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
-use super::metrics::Refusal;
 use crate::engine::{Failure, RequestError, SubmitError};
 use crate::session::StoreError;
 
@@ -14,7 +13,7 @@ use crate::session::StoreError;
 const LOGGED_CHARACTERS: usize = 500;
 
 /// An answer that says why not.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ApiError {
     status: StatusCode,
     message: String,
@@ -45,6 +44,12 @@ impl ApiError {
         Self { status, message: message.into(), kind: "server_error", param: None, code: Some(code) }
     }
 
+    /// A key that has had enough for now.
+    pub(super) fn limited(message: impl Into<String>) -> Self {
+        let (status, message) = (StatusCode::TOO_MANY_REQUESTS, message.into());
+        Self { status, message, kind: "rate_limit_error", param: None, code: Some("rate_limit_exceeded") }
+    }
+
     /// The same refusal where the parameter is called `name`.
     pub(super) fn renamed(mut self, from: &str, name: &str) -> Self {
         if self.param.as_deref() == Some(from) {
@@ -65,6 +70,11 @@ impl ApiError {
     /// In one word, from a set that does not grow: the code, or the type where there is none.
     pub(super) fn word(&self) -> &'static str {
         self.code.unwrap_or(self.kind)
+    }
+
+    /// The status that it is answered with.
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
     }
 
     /// In words.
@@ -95,11 +105,12 @@ impl IntoResponse for ApiError {
             _ => info!(status, param, "refused: {message}"),
         }
         let mut response = (self.status, Json(self.body())).into_response();
-        response.extensions_mut().insert(Refusal(self.word()));
         let passing = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE, StatusCode::CONFLICT];
         if passing.contains(&self.status) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        // For the formats that say it in another shape, and for who counts it.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use super::error::ApiError;
 use super::state::AppState;
 use crate::metrics::{Answered, CLASSIC, Gathered, Model, OPEN_METRICS, Refused};
 
@@ -14,10 +15,6 @@ tokio::task_local! {
     /// When the request that this task answers arrived.
     static ARRIVED: Instant;
 }
-
-/// What an answer that says why not tells the layer that counts it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Refusal(pub(super) &'static str);
 
 /// When the request that is being answered arrived: now, where no request is.
 pub(super) fn arrived() -> Instant {
@@ -51,7 +48,7 @@ pub(super) async fn count(State(state): State<AppState>, request: Request, next:
     let route = route.as_ref().map_or("other", MatchedPath::as_str).to_owned();
     state.metrics().answered(&Answered { route, method, status: status.as_u16() });
     if status.is_client_error() || status.is_server_error() {
-        let code = response.extensions().get::<Refusal>().map_or("other", |refusal| refusal.0);
+        let code = response.extensions().get::<ApiError>().map_or("other", ApiError::word);
         state.metrics().refused(&Refused { status: status.as_u16(), code });
     }
     response

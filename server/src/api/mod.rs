@@ -1,12 +1,22 @@
 //! HTTP: the OpenAI format in, JSON and server-sent events out. Only this module serialises.
 
 mod account;
+mod aligned;
 mod answer;
+mod anthropic;
 mod chat;
+mod choices;
+mod completions;
+mod constrained;
 mod dialect;
+mod door;
+mod echo;
 mod error;
+mod foreign;
 mod generate;
 mod idempotency;
+mod llamacpp;
+mod logprobs;
 mod metrics;
 mod origin;
 mod owner;
@@ -17,11 +27,14 @@ mod responses;
 mod run;
 mod service;
 mod sessions;
+mod shape;
 mod sink;
 mod spans;
 mod state;
 mod streams;
 mod texts;
+mod tokens;
+mod tools;
 mod trace;
 mod unsupported;
 mod validate;
@@ -29,16 +42,18 @@ mod wire;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::middleware;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
+use door::Routes;
+
+pub use door::{Access, Keys, KeysError, Origin, OriginError, Scope};
 pub use error::ApiError;
 pub use state::{ApiOptions, AppState, Served};
 
-/// Every route, over `state`.
-pub(crate) fn router(state: AppState) -> Router {
-    let limit = DefaultBodyLimit::max(state.options().max_body_bytes);
-    Router::new()
+/// Every route. What each needs of a key is said in [`door`]; a new one needs a key that may generate.
+fn routes() -> Routes {
+    Routes::default()
         .route("/", get(playground::index))
         .route("/playground/{file}", get(playground::file))
         .route("/favicon.ico", get(playground::favicon))
@@ -46,6 +61,8 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/streams/{id}", get(streams::follow))
         .route("/v1/sessions", get(sessions::list).post(sessions::create))
         .route("/v1/sessions/{id}", get(sessions::get).patch(sessions::patch).delete(sessions::delete))
@@ -55,17 +72,42 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/v1/sessions/{id}/turns", get(sessions::turns))
         .route("/v1/sessions/{id}/snapshot", get(sessions::download))
         .route("/v1/snapshots", post(sessions::upload))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/apply-template", post(tokens::apply_template))
+        .route("/completion", post(llamacpp::completion))
+        .route("/completions", post(llamacpp::completion))
+        .route("/infill", post(llamacpp::infill))
+        .route("/props", get(llamacpp::props))
+        .route("/slots", get(llamacpp::slots))
+        .route("/v1/embeddings", post(tokens::embeddings))
+        .route("/embeddings", post(tokens::embeddings))
+        .route("/embedding", post(tokens::embeddings))
         .route("/v1/models", get(service::models))
         // A model's name may hold slashes.
         .route("/v1/models/{*id}", get(service::one_model))
         .route("/health", get(service::health))
         .route("/ready", get(service::ready))
         .route("/metrics", get(metrics::scrape))
+}
+
+/// The path of every route, as the router takes it, and what it needs of who asks for it where the server has keys.
+pub fn paths() -> Vec<(&'static str, Access)> {
+    routes().paths().iter().map(|path| (*path, Access::of(Some(path)))).collect()
+}
+
+/// Every route, over `state`, behind the door. Each layer is around those before it.
+pub(crate) fn router(state: AppState) -> Router {
+    let options = state.options();
+    let router = routes()
+        .into_router()
         .fallback(service::not_found)
         .method_not_allowed_fallback(service::method_not_allowed)
-        .layer(limit)
-        .layer(middleware::from_fn(panics::catch))
-        .layer(middleware::from_fn(trace::trace))
-        .layer(middleware::from_fn_with_state(state.clone(), metrics::count))
-        .with_state(state)
+        .layer(DefaultBodyLimit::max(options.max_body_bytes))
+        .layer(from_fn_with_state(state.clone(), door::in_time))
+        .layer(from_fn_with_state(state.clone(), door::guard))
+        .layer(from_fn(panics::catch));
+    let router = if options.cors.is_empty() { router } else { router.layer(door::cors(&options.cors)) };
+    let router = router.layer(from_fn(trace::trace)).layer(from_fn_with_state(state.clone(), metrics::count));
+    router.layer(from_fn(shape::by_path)).with_state(state)
 }

@@ -9,13 +9,14 @@ use axum::http::StatusCode;
 use tidegate_model::SamplingParams;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use super::door::{self, Door, Keys};
 use super::error::ApiError;
 use super::idempotency::InFlight;
 use super::streams::Streams;
 use crate::engine::{EngineHandle, Limits};
 use crate::metrics::Metrics;
 use crate::session::{Codec, PrefixIndex, Store};
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::{ChatTemplate, Grammars, Tokenizer};
 
 /// A model that is being served.
 pub struct Served {
@@ -33,6 +34,8 @@ pub struct Served {
     pub sampling: SamplingParams,
     /// How messages become a text; none where the checkpoint has no template.
     pub template: Option<Arc<ChatTemplate>>,
+    /// Makes the grammars that answers follow.
+    pub grammars: Arc<Grammars>,
     /// How snapshots become bytes.
     pub codec: Arc<Codec>,
     /// Bytes of one conversation's state.
@@ -58,17 +61,29 @@ impl Served {
 const MOST_WAITERS: usize = 256;
 
 /// Settings of the HTTP side.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ApiOptions {
     /// Longest body that is read.
     pub max_body_bytes: usize,
     /// Pause in a stream after which a comment shows that it is alive.
     pub keep_alive: Duration,
+    /// Time that a request's body may take to come.
+    pub body_limit: Duration,
+    /// Time that a request may make text, its wait for a slot included; then it ends with what there is.
+    pub max_time: Option<Duration>,
+    /// The origins of other pages that may read answers in a browser.
+    pub cors: Vec<door::Origin>,
 }
 
 impl Default for ApiOptions {
     fn default() -> Self {
-        Self { max_body_bytes: 4 << 20, keep_alive: Duration::from_secs(15) }
+        Self {
+            max_body_bytes: 4 << 20,
+            keep_alive: Duration::from_secs(15),
+            body_limit: Duration::from_mins(1),
+            max_time: None,
+            cors: Vec::new(),
+        }
     }
 }
 
@@ -80,6 +95,7 @@ pub struct AppState {
 
 struct Inner {
     options: ApiOptions,
+    door: Door,
     served: OnceLock<Arc<Served>>,
     store: OnceLock<Store>,
     draining: AtomicBool,
@@ -110,9 +126,20 @@ impl AppState {
         let (readers, waiters) = (Arc::new(Semaphore::new(cores)), Arc::new(Semaphore::new(MOST_WAITERS)));
         let (streams, in_flight, runs) = (Streams::default(), InFlight::default(), watch::Sender::new(0));
         let (served, store, draining) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        let metrics = Arc::new(Metrics::new());
-        let inner = Inner { options, served, store, draining, readers, waiters, streams, in_flight, runs, metrics };
+        let (door, metrics) = (Door::default(), Arc::new(Metrics::new()));
+        let inner =
+            Inner { options, door, served, store, draining, readers, waiters, streams, in_flight, runs, metrics };
         Self { inner: Arc::new(inner) }
+    }
+
+    /// Lets in nobody without one of `keys` from now on, in place of those before. To be called before serving: without
+    /// keys everybody is let in.
+    pub fn lock(&self, keys: Keys) {
+        self.inner.door.set(keys);
+    }
+
+    pub(super) fn door(&self) -> &Door {
+        &self.inner.door
     }
 
     /// Counts a run until the guard is dropped.

@@ -1,9 +1,13 @@
 //! The command line: every flag, its variable in the environment, and what it means.
 
+mod door;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use door::DoorArgs;
 
 /// Where the server listens when nothing else is said.
 const DEFAULT_PORT: u16 = 8080;
@@ -92,6 +96,8 @@ pub(crate) struct ServeArgs {
     /// OpenTelemetry's own variables name one (OTEL_EXPORTER_OTLP_ENDPOINT, …), or none.
     #[arg(long, env = "TIDEGATE_OTLP_ENDPOINT", value_name = "URL")]
     pub(crate) otlp_endpoint: Option<String>,
+    #[command(flatten)]
+    pub(crate) door: DoorArgs,
     #[command(flatten)]
     pub(crate) sessions: SessionArgs,
     #[command(flatten)]

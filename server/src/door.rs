@@ -1,0 +1,85 @@
+//! The door's settings as the command line gives them: the keys, read again on SIGHUP, and a warning where there are
+//! none and everybody can knock.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tidegate_server::api::{Keys, KeysError};
+use tidegate_server::{ApiOptions, AppState, ServeOptions, Tls};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info, warn};
+
+use crate::cli::{DoorArgs, ServeArgs};
+
+/// The settings of the HTTP side.
+pub(crate) fn options(args: &ServeArgs) -> ApiOptions {
+    ApiOptions {
+        max_body_bytes: args.max_body_bytes,
+        body_limit: Duration::from_secs(args.door.body_seconds as u64),
+        max_time: args.door.max_seconds.map(|seconds| Duration::from_secs(seconds as u64)),
+        cors: args.door.cors_origin.clone(),
+        ..ApiOptions::default()
+    }
+}
+
+/// How connections are served.
+pub(crate) fn serving(args: &DoorArgs) -> Result<ServeOptions> {
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(Tls::load(cert, key).context("--tls-cert and --tls-key")?),
+        _ => None,
+    };
+    Ok(ServeOptions { max_connections: args.max_connections, tls, ..ServeOptions::default() })
+}
+
+/// Locks the door where there are keys. To be called before anything is served.
+pub(crate) fn lock(state: &AppState, args: &DoorArgs, address: SocketAddr) -> Result<()> {
+    match keys(args).context("the API keys")? {
+        Some(keys) => {
+            info!(keys = keys.len(), "requests need an API key");
+            state.lock(keys);
+        }
+        None if !address.ip().is_loopback() => {
+            warn!(
+                "everybody who reaches {address} can use this server: it has no API keys (--api-keys-file, --api-key)"
+            );
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+/// Reads again on each SIGHUP what may change while the server runs.
+pub(crate) fn reload(state: AppState, tls: Option<Tls>, args: DoorArgs) -> Result<()> {
+    let mut asked = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+    tokio::spawn(async move {
+        while asked.recv().await.is_some() {
+            // Files are read where nobody waits for it.
+            let (state, tls, args) = (state.clone(), tls.clone(), args.clone());
+            // A panic has been printed, and leaves all as it was.
+            let _ = tokio::task::spawn_blocking(move || read_again(&state, tls.as_ref(), &args)).await;
+        }
+    });
+    Ok(())
+}
+
+fn read_again(state: &AppState, tls: Option<&Tls>, args: &DoorArgs) {
+    match keys(args) {
+        Ok(Some(keys)) => {
+            info!(keys = keys.len(), "SIGHUP: the API keys are read again");
+            state.lock(keys);
+        }
+        Ok(None) => info!("SIGHUP: there are no API keys to read again"),
+        Err(error) => error!("SIGHUP: the API keys stay as they were: {error}"),
+    }
+    match tls.map(Tls::reload) {
+        Some(Ok(())) => info!("SIGHUP: the certificate is read again"),
+        Some(Err(error)) => error!("SIGHUP: the certificate stays as it was: {error}"),
+        None => {}
+    }
+}
+
+fn keys(args: &DoorArgs) -> Result<Option<Keys>, KeysError> {
+    let given: Vec<String> = args.api_key.iter().map(|key| key.0.clone()).collect();
+    Keys::load(args.api_keys_file.as_deref(), &given)
+}
