@@ -57,7 +57,7 @@ pub(super) struct Completions {
 
 impl Completions {
     pub(super) fn new(head: Head, wanted: Wanted, prompts: &[Vec<u32>], details: Details) -> Self {
-        let Details { tokenizer, choices, openings, logprobs, names_by_id, echoes } = details;
+        let Details { tokenizer, choices, openings, logprobs, names_by_id, echoes, .. } = details;
         let growing = |index: usize| {
             let prompt = index / choices.generated;
             let opening = &openings[prompt];

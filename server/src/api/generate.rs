@@ -59,6 +59,7 @@ async fn create(
     let attempt = attempt(&state, owner, &headers, format.path(), &body).await?;
     let parsing = reading(&state, move || {
         let mut wire: GenerationRequest = wire::parse(&body)?;
+        wire.take_forms()?;
         unsupported::refuse(format, &wire.rest)?;
         // Nothing else is made of them, and the request may have to wait.
         wire.rest.clear();

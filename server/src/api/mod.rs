@@ -7,6 +7,7 @@ mod anthropic;
 mod chat;
 mod choices;
 mod completions;
+mod constrained;
 mod dialect;
 mod door;
 mod echo;
@@ -14,6 +15,7 @@ mod error;
 mod foreign;
 mod generate;
 mod idempotency;
+mod llamacpp;
 mod logprobs;
 mod origin;
 mod owner;
@@ -30,6 +32,7 @@ mod state;
 mod streams;
 mod texts;
 mod tokens;
+mod tools;
 mod trace;
 mod unsupported;
 mod validate;
@@ -70,6 +73,11 @@ fn routes() -> Routes {
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/apply-template", post(tokens::apply_template))
+        .route("/completion", post(llamacpp::completion))
+        .route("/completions", post(llamacpp::completion))
+        .route("/infill", post(llamacpp::infill))
+        .route("/props", get(llamacpp::props))
+        .route("/slots", get(llamacpp::slots))
         .route("/v1/embeddings", post(tokens::embeddings))
         .route("/embeddings", post(tokens::embeddings))
         .route("/embedding", post(tokens::embeddings))

@@ -1,7 +1,10 @@
 //! From what a request says to the token ids that the engine reads.
 
+use serde_json::Value;
+
 use super::error::ApiError;
 use super::state::Served;
+use super::tools::Tools;
 use super::wire::{ChatMessage, Format, GenerationRequest, Prompt};
 use crate::session::Snapshot;
 use crate::text::{After, ChatError, ChatTemplate, Message};
@@ -31,7 +34,8 @@ pub(super) fn encode(
         Format::Chat | Format::Responses => {
             let messages = wire.messages.take().unwrap_or_default();
             let name = if format == Format::Chat { "messages" } else { "input" };
-            Ok(vec![messages_to_ids(messages, name, served, base)?])
+            let tools = wire.tools.as_ref().map(Tools::shown);
+            Ok(vec![messages_to_ids(messages, tools, name, served, base)?])
         }
         Format::Completions => {
             let bare = !wire.add_special_tokens.unwrap_or(true);
@@ -102,6 +106,7 @@ pub(super) fn text_to_ids(
 /// What a conversation's messages, or its further messages, are as ids; the model's answer is to follow.
 pub(super) fn messages_to_ids(
     messages: Vec<ChatMessage>,
+    tools: Option<&Value>,
     param: &str,
     served: &Served,
     base: Option<&Snapshot>,
@@ -114,10 +119,10 @@ pub(super) fn messages_to_ids(
     let template = template(served, param)?;
     let refused = |error: ChatError| ApiError::invalid(Some(param), format!("{param}: {error}"));
     let ids = match base {
-        None => served.tokenizer.encode_chat(&template.render(&messages).map_err(refused)?),
+        None => served.tokenizer.encode_chat(&template.render_tools(&messages, tools).map_err(refused)?),
         Some(base) => {
             let after = if base.answer.is_some() { After::Answer } else { After::Messages };
-            served.tokenizer.encode_more(&template.render_more(&messages, after).map_err(refused)?)
+            served.tokenizer.encode_more(&template.render_more_tools(&messages, tools, after).map_err(refused)?)
         }
     };
     ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))

@@ -10,20 +10,22 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
-use super::anthropic;
 use super::error::ApiError;
+use super::{anthropic, llamacpp};
 
 /// The formats that have a shape of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     OpenAi,
     Anthropic,
+    LlamaCpp,
 }
 
 impl Shape {
     fn of(path: &str) -> Self {
         match path {
             "/v1/messages" | "/v1/messages/count_tokens" => Self::Anthropic,
+            "/completion" | "/completions" | "/infill" | "/props" | "/slots" => Self::LlamaCpp,
             _ => Self::OpenAi,
         }
     }
@@ -46,6 +48,7 @@ pub(super) async fn by_path(request: Request, next: Next) -> Response {
             let body = anthropic::refusal(&error, id);
             said(response, body)
         }
+        Shape::LlamaCpp => said(response, llamacpp::refusal(&error)),
     }
 }
 

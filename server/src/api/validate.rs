@@ -7,12 +7,14 @@ use tidegate_model::SamplingParams;
 
 use super::aligned::Opening;
 use super::choices::{Choices, Sizes};
+use super::constrained;
 use super::echo::Echo;
 use super::error::ApiError;
 use super::logprobs;
 use super::origin::Origin;
 use super::prompt;
 use super::state::Served;
+use super::tools::Tools;
 use super::wire::{Format, GenerationRequest, Seed, Stop};
 use crate::engine::{Keep, Request, RequestParameters, Start, share_prompt};
 use crate::text::Tokenizer;
@@ -50,6 +52,8 @@ pub(super) struct Details {
     pub(super) names_by_id: bool,
     /// The prompts' own texts, where they are told.
     pub(super) echoes: Vec<Echo>,
+    /// The tools that an answer may call.
+    pub(super) tools: Option<Tools>,
 }
 
 /// Checks `wire` against what is served and where it begins; the error names the parameter.
@@ -93,6 +97,7 @@ pub(super) fn validate(
     };
     let openings = prompts.iter().enumerate().map(opening).collect();
     let seed = sampling.seed;
+    let grammar = constrained::grammar(format, &wire, served)?;
     let parameters = RequestParameters {
         max_tokens,
         stop,
@@ -104,6 +109,7 @@ pub(super) fn validate(
         // The best is the one whose log probability is known to be.
         logprobs: logprobs.or(choices.are_ranked().then_some(0)),
         prompt_logprobs: logprobs.filter(|_| echo),
+        grammar,
         ..RequestParameters::default()
     };
     let plan = Plan { choices, parameters, served, origin };
@@ -115,8 +121,8 @@ pub(super) fn validate(
     }
     let return_token_ids = wire.return_token_ids.unwrap_or(false);
     let names_by_id = wire.return_tokens_as_token_ids.unwrap_or(false);
-    let tokenizer = Arc::clone(&served.tokenizer);
-    let details = Details { tokenizer, choices, openings, logprobs, names_by_id, echoes };
+    let (tokenizer, tools) = (Arc::clone(&served.tokenizer), wire.tools.take());
+    let details = Details { tokenizer, choices, openings, logprobs, names_by_id, echoes, tools };
     Ok(Validated { requests, prompts, cached, include_usage, return_token_ids, seed, details })
 }
 
@@ -211,7 +217,7 @@ fn max_tokens(format: Format, wire: &GenerationRequest, served: &Served, echo: b
 }
 
 /// The request's sampling parameters over the model's recommended ones.
-fn sampling(wire: &GenerationRequest, recommended: &SamplingParams) -> Result<SamplingParams, ApiError> {
+pub(super) fn sampling(wire: &GenerationRequest, recommended: &SamplingParams) -> Result<SamplingParams, ApiError> {
     let mut sampling = recommended.clone();
     let set = |target: &mut f32, value: Option<f64>| {
         if let Some(value) = value {

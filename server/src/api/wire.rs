@@ -7,11 +7,16 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use super::constrained::Constrained;
 use super::error::ApiError;
 use super::run::OnDisconnect;
+use super::tools::{MessageCall, Tools};
 use crate::text::Message;
+
+/// Levels of objects and arrays in a body that serde_json reads.
+const DEEPEST: usize = 127;
 
 /// A prompt, or several.
 #[derive(Clone, Debug, Deserialize)]
@@ -98,10 +103,16 @@ pub(super) struct Part {
 }
 
 /// One message of a conversation.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub(super) struct ChatMessage {
     pub(super) role: String,
     pub(super) content: Option<Content>,
+    /// Whose message it is among those of its role.
+    pub(super) name: Option<String>,
+    /// The calls that an assistant's message makes.
+    pub(super) tool_calls: Option<Vec<MessageCall>>,
+    /// The call that a tool's message answers.
+    pub(super) tool_call_id: Option<String>,
 }
 
 impl ChatMessage {
@@ -117,9 +128,19 @@ impl ChatMessage {
         let content = match self.content {
             Some(Content::Text(text)) => text,
             Some(Content::Parts(parts)) => parts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.concat(),
+            // What a message says that calls tools is the calls.
+            None if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) => String::new(),
             None => return Err(ApiError::invalid(Some(param), format!("{param} must all have content"))),
         };
-        Ok(Message { role: self.role, content })
+        let mut more = Map::new();
+        let calls = self.tool_calls.unwrap_or_default().into_iter().map(|call| call.shown(param));
+        let calls = calls.collect::<Result<Vec<_>, _>>()?;
+        if !calls.is_empty() {
+            more.insert("tool_calls".into(), calls.into());
+        }
+        more.extend(self.tool_call_id.map(|id| ("tool_call_id".into(), id.into())));
+        more.extend(self.name.map(|name| ("name".into(), name.into())));
+        Ok(Message { role: self.role, content, more })
     }
 }
 
@@ -161,12 +182,25 @@ pub(super) struct GenerationRequest {
     pub(super) on_disconnect: Option<OnDisconnect>,
     pub(super) state: Option<String>,
     pub(super) return_state: Option<bool>,
+    /// The form that the answer must have, under whichever name.
+    #[serde(skip)]
+    pub(super) constrained: Option<Constrained>,
+    /// The tools that the answer may call.
+    #[serde(skip)]
+    pub(super) tools: Option<Tools>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
     pub(super) rest: BTreeMap<String, Value>,
 }
 
 impl GenerationRequest {
+    /// Takes out of `rest` what asks for a form of the answer.
+    pub(super) fn take_forms(&mut self) -> Result<(), ApiError> {
+        self.constrained = Constrained::take(&mut self.rest)?;
+        self.tools = Tools::take(&mut self.rest)?;
+        Ok(())
+    }
+
     /// Whether a stream is to end with its usage.
     pub(super) fn include_usage(&self) -> bool {
         self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
@@ -211,6 +245,10 @@ fn field_error(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiErro
         serde_path_to_error::Segment::Map { key } => Some(key.as_str()),
         _ => None,
     });
+    // The parser's own bound; it has no code for it.
+    if error.inner().to_string().starts_with("recursion limit exceeded") {
+        return ApiError::invalid(field, format!("the body must be nested at most {DEEPEST} levels deep"));
+    }
     match field {
         Some(field) => ApiError::invalid(Some(field), format!("{}: {}", error.path(), error.inner())),
         None => ApiError::invalid(None, format!("the body must be a JSON object: {}", error.inner())),

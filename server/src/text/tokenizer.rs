@@ -176,6 +176,11 @@ impl Tokenizer {
         &self.vocabulary
     }
 
+    /// The special tokens that come before every text.
+    pub fn begin(&self) -> &[u32] {
+        &self.begin
+    }
+
     /// The ids that end a text.
     pub fn eos(&self) -> &Arc<[u32]> {
         &self.eos

@@ -32,6 +32,11 @@ impl Vocabulary {
         // The model's vocabulary may be padded past the tokenizer's: such ids add nothing.
         self.tokens.get(id as usize).map_or(&[], AsRef::as_ref)
     }
+
+    /// The bytes of each token, in the order of their ids.
+    pub fn tokens(&self) -> impl Iterator<Item = &[u8]> {
+        self.tokens.iter().map(AsRef::as_ref)
+    }
 }
 
 /// The byte behind each character of byte-level BPE's printable alphabet: printable Latin-1 characters stand
