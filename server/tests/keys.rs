@@ -161,8 +161,8 @@ async fn scopes_are_where_they_belong() {
     }
     assert_eq!(Access::of(Some("/metrics"), &Method::GET), Access::Needs(Scope::Metrics));
     assert_eq!(Access::of(Some("/v1/sessionsx"), &Method::GET), Access::Needs(Scope::Generate));
-    assert_eq!(Access::of(Some("/something/new")), Access::Needs(Scope::Generate));
-    assert_eq!(Access::of(None), Access::Any);
+    assert_eq!(Access::of(Some("/something/new"), &Method::GET), Access::Needs(Scope::Generate));
+    assert_eq!(Access::of(None, &Method::GET), Access::Any);
 }
 
 /// Makes a session with `key`, and says whether `other` finds it.
