@@ -4,6 +4,7 @@
 pub(crate) mod fake;
 pub(crate) mod parrot;
 pub(crate) mod responses;
+pub(crate) mod runs;
 pub(crate) mod sessions;
 
 use std::path::PathBuf;

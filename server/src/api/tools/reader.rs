@@ -22,6 +22,18 @@ pub(in crate::api) struct ToolCall {
     function: Function,
 }
 
+impl ToolCall {
+    /// The call's id and the name of what is called; none in further pieces.
+    pub(in crate::api) fn head(&self) -> Option<(&str, &str)> {
+        self.id.as_deref().zip(self.function.name.as_deref())
+    }
+
+    /// The text of its arguments, or of a piece of them.
+    pub(in crate::api) fn arguments(&self) -> &str {
+        &self.function.arguments
+    }
+}
+
 /// The function that is called.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 struct Function {
