@@ -112,7 +112,11 @@ impl MessagesRequest {
             let message = format!("messages[{at}].role must be user or assistant, found {found:?}; system has its own");
             return Err(invalid("messages", message));
         }
-        let system = self.system.take().map(|content| ChatMessage { role: "system".into(), content: Some(content), ..ChatMessage::default() });
+        let system = self.system.take().map(|content| ChatMessage {
+            role: "system".into(),
+            content: Some(content),
+            ..ChatMessage::default()
+        });
         let mut messages = match system {
             Some(system) => vec![system.text("system")?],
             None => Vec::new(),

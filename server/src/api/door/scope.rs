@@ -57,7 +57,7 @@ impl Access {
         };
         if OPEN.contains(&route) || OPEN_FOLDERS.iter().any(|folder| route.starts_with(folder)) {
             Self::Open
-        } else if KEPT.iter().any(|folder| kept(&folder)) {
+        } else if KEPT.iter().any(kept) {
             Self::Needs(Scope::Sessions)
         } else if route == "/metrics" {
             Self::Needs(Scope::Metrics)
