@@ -3,6 +3,7 @@
 
 pub(crate) mod fake;
 pub(crate) mod responses;
+pub(crate) mod runs;
 pub(crate) mod sessions;
 
 use std::path::PathBuf;
