@@ -73,7 +73,7 @@ fn bombs() -> Vec<(&'static str, GrammarSpec)> {
         ("many items", GrammarSpec::JsonSchema(json!({"type": "array", "minItems": 1_000_000, "maxItems": 2_000_000}))),
         ("long string", GrammarSpec::JsonSchema(json!({"type": "string", "minLength": 1_000_000_000}))),
         ("multiples", GrammarSpec::JsonSchema(json!({"type": "integer", "multipleOf": 997}))),
-        ("small multiples", GrammarSpec::JsonSchema(json!({"type": "number", "multipleOf": 0.000_000_997}))),
+        ("small multiples", GrammarSpec::JsonSchema(json!({"type": "number", "multipleOf": 0.0997}))),
         ("reference to itself", GrammarSpec::JsonSchema(json!({"$ref": "#"}))),
         (
             "chain of references",
