@@ -23,6 +23,7 @@ use crate::session::{Answer, History, Snapshot};
 use crate::text::{Detokenizer, StopMatcher, Vocabulary};
 
 pub(in crate::engine) use mark::Mark;
+pub(in crate::engine) use prompt::ReadBy;
 
 /// Tokens of a prompt that are read between two decode steps.
 const PROMPT_CHUNK: usize = 256;
@@ -61,10 +62,7 @@ pub(in crate::engine) struct Sequence {
     prompt_scores: Option<PromptScores>,
     /// What it has in common with other requests, until its prompt has been read.
     pub(in crate::engine) shared: Option<Arc<SharedPrompt>>,
-    /// Whether another request reads the prompt for this one.
-    pub(in crate::engine) waits: bool,
-    /// Whether the prompt was read by another request.
-    was_handed_over: bool,
+    pub(in crate::engine) read_by: ReadBy,
     grammar: Option<Arc<dyn Grammar>>,
     guide: Option<Guide>,
     /// Whether what is generated is an answer that can be gone on with.
@@ -131,8 +129,7 @@ impl Sequence {
             scores: logprobs.map(Scores::new),
             prompt_scores: prompt_logprobs.map(PromptScores::new),
             shared,
-            waits: false,
-            was_handed_over: false,
+            read_by: ReadBy::Itself,
             grammar,
             guide: None,
             is_turn,
@@ -174,7 +171,7 @@ impl Sequence {
     /// The token to decode next; `None` where the prompt is still being read or the reader is too far behind.
     pub(in crate::engine) fn decodable(&self) -> Option<u32> {
         if self.reads_by_steps() {
-            return self.next_chunk().first().copied().filter(|_| !self.waits);
+            return self.next_chunk().first().copied().filter(|_| self.read_by == ReadBy::Itself);
         }
         self.pending_token.filter(|_| !self.outlet.is_full())
     }
