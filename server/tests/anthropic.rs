@@ -25,6 +25,7 @@ async fn answered(path: &str, body: &Value) -> Value {
 }
 
 /// Greedy, so that a text must be the same however it is asked for.
+#[expect(clippy::needless_pass_by_value, reason = "it is made where it is called")]
 fn asking(messages: Value, more: Value) -> Value {
     let body = json!({"model": "tidegate-tiny", "max_tokens": 12, "temperature": 0, "messages": messages});
     with(body, more)
