@@ -62,6 +62,11 @@ async fn refused(response: Response<Body>, status: StatusCode, code: &str, what:
     assert!(challenge.starts_with("Bearer"), "{what}: {challenge}");
     assert!(headers.contains_key("x-request-id"), "{what}");
     let body: Value = serde_json::from_str(&text(response).await).unwrap();
+    // Routes of other servers' clients say it in those servers' words.
+    if !what.contains("/v1/") || what.contains("/v1/messages") {
+        assert!(body.to_string().contains("API key"), "{what}: {body}");
+        return headers;
+    }
     assert_eq!(body["error"]["code"], code, "{what}: {body}");
     assert!(body["error"]["message"].is_string() && body["error"]["type"] == "invalid_request_error");
     headers
@@ -161,8 +166,8 @@ async fn scopes_are_where_they_belong() {
     }
     assert_eq!(Access::of(Some("/metrics"), &Method::GET), Access::Needs(Scope::Metrics));
     assert_eq!(Access::of(Some("/v1/sessionsx"), &Method::GET), Access::Needs(Scope::Generate));
-    assert_eq!(Access::of(Some("/something/new")), Access::Needs(Scope::Generate));
-    assert_eq!(Access::of(None), Access::Any);
+    assert_eq!(Access::of(Some("/something/new"), &Method::GET), Access::Needs(Scope::Generate));
+    assert_eq!(Access::of(None, &Method::GET), Access::Any);
 }
 
 /// Makes a session with `key`, and says whether `other` finds it.

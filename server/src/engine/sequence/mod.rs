@@ -97,9 +97,10 @@ impl Sequence {
         let Request {
             start,
             input,
+            last,
             max_tokens,
             sampler,
-            detokenizer,
+            mut detokenizer,
             stops,
             carried,
             ends,
@@ -112,6 +113,10 @@ impl Sequence {
             keep,
             ..
         } = request;
+        if !continues {
+            // The text completes what the prompt has begun: these bytes are shown by nobody else.
+            detokenizer = Detokenizer::resume(&rules.vocabulary.unfinished(&last));
+        }
         let mut sequence = Self {
             read: start.as_ref().map_or(0, |start| start.read),
             history: start.as_ref().map_or(History::default(), |start| start.history),
