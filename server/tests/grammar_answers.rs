@@ -8,6 +8,9 @@ use axum::http::{Request, StatusCode, header};
 use common::{events, post, send, shipped, stream, text, with};
 use serde_json::{Value, json};
 
+/// Whether a text is what was asked for.
+type Follows<'a> = &'a dyn Fn(&str) -> bool;
+
 fn chat(body: &Value) -> Request<Body> {
     let request = Request::post("/v1/chat/completions").header(header::CONTENT_TYPE, "application/json");
     request.body(Body::from(body.to_string())).unwrap()
@@ -83,7 +86,7 @@ async fn every_name_for_a_form_is_understood() {
     };
     let is_object = |text: &str| serde_json::from_str::<Value>(text).unwrap().is_object();
     let small = json!({"type": "object", "properties": {}, "additionalProperties": false});
-    let table: Vec<(Value, &dyn Fn(&str) -> bool)> = vec![
+    let table: Vec<(Value, Follows)> = vec![
         (json!({"regex": "[0-9]{2,3}"}), &is_number),
         (json!({"guided_regex": "[0-9]{2,3}"}), &is_number),
         (json!({"structured_outputs": {"regex": "[0-9]{2,3}", "json": null}}), &is_number),

@@ -20,7 +20,7 @@ struct Message {
     role: Option<&'static str>,
     /// Null where the message is calls of tools.
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<Option<String>>,
+    content: Option<Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall>,
     /// Null in a whole message: the model refuses nothing.
@@ -46,7 +46,7 @@ struct Choice {
 impl From<Piece> for Message {
     fn from(piece: Piece) -> Self {
         match piece {
-            Piece::Text(text) => Self { content: Some(Some(text)), ..Self::default() },
+            Piece::Text(text) => Self { content: Some(text.into()), ..Self::default() },
             Piece::Call(call) => Self { tool_calls: vec![call], ..Self::default() },
         }
     }
@@ -153,7 +153,7 @@ impl Dialect for Chat {
     fn open(&mut self, out: &mut Vec<Said>) {
         for index in 0..self.texts.len() {
             let called = self.texts[index].reader.as_ref().is_some_and(|reader| !reader.is_plain());
-            let content = Some((!called).then(String::new));
+            let content = Some((!called).then(String::new).into());
             let delta = Message { role: Some("assistant"), content, ..Message::default() };
             out.push(self.chunk(delta, Choice { index, ..Choice::default() }, &Kept::default()));
         }
@@ -212,7 +212,7 @@ impl Dialect for Chat {
     fn body(&self) -> String {
         let choice = |(index, growing): (usize, &Growing)| {
             let called = growing.reader.as_ref().is_some_and(|reader| !reader.is_plain());
-            let content = Some((!called).then(|| growing.text.clone()));
+            let content = Some((!called).then(|| growing.text.clone()).into());
             let tool_calls = growing.reader.as_ref().map(Reader::calls).unwrap_or_default();
             Choice {
                 index,

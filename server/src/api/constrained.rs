@@ -151,10 +151,8 @@ fn named_schema(param: &'static str, path: &str, mut named: Map<String, Value>) 
 fn structured_outputs(param: &'static str, value: Value) -> Result<Constrained, ApiError> {
     let mut asked = object(param, param, value)?;
     asked.retain(|_, value| !(value.is_null() || value == &Value::Bool(false)));
-    let (Some((kind, value)), None) = ({
-        let mut fields = std::mem::take(&mut asked).into_iter();
-        (fields.next(), fields.next())
-    }) else {
+    let mut asked = asked.into_iter();
+    let (Some((kind, value)), None) = (asked.next(), asked.next()) else {
         let message = format!("{param} must have one of json, json_object, regex, choice and grammar");
         return Err(ApiError::invalid(Some(param), message));
     };

@@ -91,43 +91,32 @@ fn bombs() -> Vec<(&'static str, GrammarSpec)> {
 
 #[test]
 fn no_grammar_holds_anybody_for_long() {
+    let mut followed = 0;
     for (name, spec) in bombs() {
+        // Compilers of its own: one that nobody waits for any more takes no place from the next.
+        let grammars = Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos()).unwrap();
         let begun = Instant::now();
-        let compiled = Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos()).unwrap().compile(&spec);
-        let took = begun.elapsed();
-        let result = match &compiled {
-            Ok(_) => "ok".to_string(),
-            Err(e) => e.to_string(),
-        };
-        println!("{name}: {took:?} {result}");
-        assert!(took < Duration::from_secs(5), "{name} took {took:?}");
-        if let Ok(compiled) = compiled {
-            let begun = Instant::now();
-            let mut matcher = compiled.start();
-            let mut worst = Duration::ZERO;
-            for _ in 0..50 {
-                if matcher.is_complete() {
-                    break;
-                }
-                let b = Instant::now();
-                let Ok(mask) = matcher.mask() else {
-                    println!("  off");
-                    break;
-                };
-                worst = worst.max(b.elapsed());
-                let Some(id) = (1..4096_u32).rev().find(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1) else {
-                    break;
-                };
-                let b = Instant::now();
-                if matcher.accept(id).is_err() {
-                    println!("  off accept");
-                    break;
-                }
-                worst = worst.max(b.elapsed());
+        let compiled = grammars.compile(&spec);
+        assert!(begun.elapsed() < Duration::from_secs(5), "{name} took {:?}", begun.elapsed());
+        let Ok(compiled) = compiled else { continue };
+        followed += 1;
+        let mut matcher = compiled.start();
+        for _ in 0..50 {
+            if matcher.is_complete() {
+                break;
             }
-            println!("   followed: {:?}, worst {worst:?}", begun.elapsed());
+            let begun = Instant::now();
+            // What is more than a mask may cost ends its text, and holds nobody.
+            let Ok(mask) = matcher.mask() else { break };
+            let is_allowed = |id: &u32| mask[*id as usize / 32] >> (id % 32) & 1 == 1;
+            let Some(token) = (1..4096).rev().find(is_allowed) else { break };
+            if matcher.accept(token).is_err() {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(2), "{name}: a mask took {:?}", begun.elapsed());
         }
     }
+    assert!(followed > 15, "{followed} were compiled");
 }
 
 fn refusal(spec: &GrammarSpec) -> GrammarError {
@@ -140,17 +129,19 @@ fn refusal(spec: &GrammarSpec) -> GrammarError {
 #[test]
 fn what_is_beyond_the_bounds_is_refused_before_it_is_compiled() {
     let deep = [
-        regex(nested("(", "a", ")", 60_000)),
+        regex(nested("(", "a", ")", 8_000)),
         regex(nested("(?:", "a", ")*", 101)),
-        lark(format!("start: {}", nested("(", "\"a\"", ")", 60_000))),
+        lark(format!("start: {}", nested("(", "\"a\"", ")", 30_000))),
         lark(format!("start: {}", nested("[", "\"a\"", "]", 101))),
-        lark(format!("start: /{}/", nested("(", "a", ")", 60_000))),
+        lark(format!("start: /{}/", nested("(", "a", ")", 30_000))),
         arrays(3000),
         arrays(101),
     ];
     for spec in deep {
         assert_eq!(refusal(&spec), GrammarError::Deep);
     }
+    let parentheses = regex(nested("(", "a", ")", 60_000));
+    assert_eq!(refusal(&parentheses), GrammarError::Long { most: 16_384, bytes: 120_001 });
     assert_eq!(refusal(&regex("a".repeat(16_385))), GrammarError::Long { most: 16_384, bytes: 16_385 });
     assert_eq!(refusal(&lark("a".repeat(65_537))), GrammarError::Long { most: 65_536, bytes: 65_537 });
     let schema = json!({"description": "a".repeat(262_144)});

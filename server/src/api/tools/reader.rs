@@ -102,12 +102,11 @@ impl Reader {
     /// Takes more of the answer's text.
     pub(in crate::api) fn push(&mut self, text: &str, out: &mut Vec<Piece>) {
         self.held.push_str(text);
-        loop {
-            let before = self.held.len();
+        // A step that takes nothing waits for more.
+        let mut before = 0;
+        while !self.held.is_empty() && self.held.len() != before {
+            before = self.held.len();
             self.step(out);
-            if self.held.is_empty() || self.held.len() == before {
-                return;
-            }
         }
     }
 

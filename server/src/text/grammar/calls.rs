@@ -37,19 +37,17 @@ impl Calls {
     /// As Lark. Each schema stands for itself, so that its references are to itself.
     pub(super) fn lark(&self) -> String {
         let calls: Vec<String> = (0..self.tools.len()).map(|at| format!("call_{at}")).collect();
-        let mut lark = format!("start: calls{}\n", if self.or_text { " | PLAIN" } else { "" });
-        lark += "calls: call";
-        if self.most > 1 {
-            lark += &format!(" (\"\\n\" call){{0,{}}}", self.most - 1);
-        }
-        lark += &format!("\ncall: {}\n", calls.join(" | "));
-        for (tool, name) in self.tools.iter().zip(&calls) {
+        let plain = if self.or_text { " | PLAIN" } else { "" };
+        let more = if self.most > 1 { format!(" (\"\\n\" call){{0,{}}}", self.most - 1) } else { String::new() };
+        let mut lines =
+            vec![format!("start: calls{plain}"), format!("calls: call{more}"), format!("call: {}", calls.join(" | "))];
+        lines.extend(self.tools.iter().zip(&calls).map(|(tool, name)| {
             let (head, schema) = (literal(&Self::head(&tool.name)), compact(tool.arguments.clone()));
-            lark += &format!("{name}: {head} %json {schema} \"}}\"\n");
-        }
+            format!("{name}: {head} %json {schema} \"}}\"")
+        }));
         if self.or_text {
-            lark += "PLAIN: /(?s:.*)/ & ~/\\{\"name\": (?s:.*)/\n";
+            lines.push("PLAIN: /(?s:.*)/ & ~/\\{\"name\": (?s:.*)/".into());
         }
-        lark
+        lines.join("\n")
     }
 }

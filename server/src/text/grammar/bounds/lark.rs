@@ -170,11 +170,7 @@ fn terminals<'a>(pieces: &[Piece<'a>]) -> HashMap<&'a str, Terminal<'a>> {
 
 /// Whether a name is defined by what follows it: a colon, or a priority and a colon.
 fn defines(rest: &[Piece]) -> bool {
-    match rest {
-        [Piece::Mark(b':'), ..] => true,
-        [Piece::Mark(b'.'), Piece::Word(_), Piece::Mark(b':'), ..] => true,
-        _ => false,
-    }
+    matches!(rest, [Piece::Mark(b':'), ..] | [Piece::Mark(b'.'), Piece::Word(_), Piece::Mark(b':'), ..])
 }
 
 fn is_terminal(name: &str) -> bool {
