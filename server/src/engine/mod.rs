@@ -34,5 +34,5 @@ pub use model::{LanguageModel, ModelError};
 pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Start, recommended_sampling};
 pub use sequence::{Encode, TextRules};
 pub use shared::share_prompt;
-pub use stats::Stats;
+pub use stats::{ROWS_BOUNDS, Stats};
 pub use worker::{EngineError, EngineOptions, spawn};

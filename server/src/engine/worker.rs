@@ -57,7 +57,7 @@ pub fn spawn<M: LanguageModel + 'static>(
 ) -> Result<(EngineHandle, EngineThread), EngineError> {
     let shared = Arc::new(Shared {
         inbox: Inbox::new(options.queue),
-        counters: Counters::default(),
+        counters: Counters::new(model.slots()),
         alive: AtomicBool::new(true),
         heartbeat: Heartbeat::new(options.step_limit),
         stall_limit: options.stall_limit,
@@ -144,6 +144,7 @@ impl<M: LanguageModel> Worker<M> {
 
     fn count_running(&self) {
         self.shared.counters.running.store(self.scheduler.running() as u64, Ordering::Relaxed);
+        self.shared.counters.denominators(self.model.denominators());
     }
 
     fn admit(&mut self, submission: Submission) {
@@ -236,7 +237,7 @@ impl<M: LanguageModel> Worker<M> {
         let step = || whole_rows(model.decode(&ids, &slots)?, slots.len(), model.vocab_size());
         match guarded(|| while_masks_are_made(guides, step)) {
             Ok(mut logits) => {
-                add(&self.shared.counters.steps, 1);
+                self.shared.counters.step(slots.len());
                 for (slot, row) in slots.into_iter().zip(logits.chunks_exact_mut(self.model.vocab_size())) {
                     self.accept(slot, row);
                 }

@@ -135,7 +135,7 @@ fn object(id: &ResponseId, wire: &ResponseRequest, served: &Served) -> Object {
         service_tier: ServiceTier::default(),
         store: wire.store.unwrap_or(true),
         temperature: wire.temperature.map_or(served.sampling.temperature, |temperature| temperature as f32),
-        text: TextOptions::default(),
+        text: TextOptions { format: wire.format.clone() },
         tool_choice: wire.tool_choice.unwrap_or_default(),
         tools: Vec::new(),
         top_logprobs: 0,

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// A response, finished or growing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -138,22 +139,33 @@ pub(super) enum ServiceTier {
 }
 
 /// Which form the text has.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct TextOptions {
-    format: TextFormat,
+    pub(super) format: TextFormat,
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-struct TextFormat {
+/// The form, as it was asked for.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct TextFormat {
     #[serde(rename = "type")]
     kind: FormatKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    schema: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    strict: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum FormatKind {
     #[default]
-    #[serde(rename = "text")]
     Text,
+    JsonObject,
+    JsonSchema,
 }
 
 /// Which tool to call: there are none, so both mean the same.
