@@ -88,7 +88,14 @@ fn a_request_is_a_span_in_its_callers_trace_with_its_phases_below_it() {
             spans.extend(batch.scope_spans.into_iter().flat_map(|scope| scope.spans));
         }
     }
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .flat_map(|byte| [byte >> 4, byte & 15])
+            .map(|n| char::from_digit(n.into(), 16))
+            .collect::<Option<String>>()
+            .unwrap()
+    };
     let root = spans.iter().find(|span| span.name == "POST /v1/completions").expect("no span of the request");
     assert_eq!((hex(&root.trace_id), hex(&root.parent_span_id)), (trace.into(), caller.into()));
     assert_eq!(root.kind, SpanKind::Server as i32);

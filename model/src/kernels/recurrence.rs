@@ -18,6 +18,7 @@ pub(crate) fn gate_weights(logit: Option<f32>) -> (f32, f32) {
     logit.map_or((1.0, 1.0), |a| (sigmoid(a), sigmoid(-a)))
 }
 
+#[allow(clippy::too_many_arguments, reason = "slices and lengths of one kernel")]
 #[inline(always)]
 fn step_body(
     memory: &mut [f32],

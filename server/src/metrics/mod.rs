@@ -210,9 +210,9 @@ impl Metrics {
     pub(crate) fn text(&self, gathered: &Gathered<'_>, open: bool) -> String {
         let mut text = String::with_capacity(32 << 10);
         let elsewhere = [gathered.registry(), gather::process(self.began)];
-        let registries = std::iter::once(&self.registry).chain(&elsewhere);
+        let mut registries = std::iter::once(&self.registry).chain(&elsewhere);
         // A string takes all that is written.
-        let _ = registries.map(|registry| encode_registry(&mut text, registry)).collect::<Result<(), _>>();
+        let _ = registries.try_for_each(|registry| encode_registry(&mut text, registry));
         let _ = encode_eof(&mut text);
         if open { text } else { exposition::classic(&text) }
     }
