@@ -5,13 +5,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rand::Rng;
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::dialect::{Dialect, Kept, Said, SessionInfo};
 use super::state::Served;
 use crate::engine::{Delta, Finish, FinishReason, Timings};
 
 /// Tokens that a request took.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) completion_tokens: usize,
@@ -20,7 +21,7 @@ pub(super) struct Usage {
 }
 
 /// How much of the prompts needed no computing.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(super) struct PromptDetails {
     pub(super) cached_tokens: usize,
 }
@@ -58,7 +59,8 @@ impl UsageField {
 
 /// Where the time went, in milliseconds: an addition to OpenAI's format.
 #[expect(clippy::struct_field_names, reason = "the names say the unit")]
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[schema(as = Timings)]
 pub(super) struct TimingsMs {
     queue_ms: f64,
     prefill_ms: f64,

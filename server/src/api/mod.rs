@@ -7,6 +7,7 @@ mod dialect;
 mod error;
 mod generate;
 mod idempotency;
+mod openapi;
 mod origin;
 mod owner;
 mod panics;
@@ -40,6 +41,9 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/", get(playground::index))
         .route("/playground/{file}", get(playground::file))
         .route("/favicon.ico", get(playground::favicon))
+        .route("/docs", get(openapi::page))
+        .route("/docs/{file}", get(openapi::file))
+        .route("/openapi.json", openapi::description())
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/responses", post(responses::create))

@@ -1,0 +1,180 @@
+//! What `/v1/completions` and `/v1/chat/completions` answer, whole and in chunks.
+
+use utoipa::ToSchema;
+
+use super::super::written::nothing;
+use crate::api::answer::{TimingsMs, Usage};
+use crate::api::dialect::SessionInfo;
+
+#[derive(ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum TextCompletion {
+    TextCompletion,
+}
+
+#[derive(ToSchema)]
+enum ChatCompletion {
+    #[serde(rename = "chat.completion")]
+    Whole,
+}
+
+#[derive(ToSchema)]
+enum ChatCompletionChunk {
+    #[serde(rename = "chat.completion.chunk")]
+    Chunk,
+}
+
+#[derive(ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Assistant {
+    Assistant,
+}
+
+/// Why a text has ended: by itself or at a stop string, or because it had as many tokens as were asked for.
+#[derive(ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum FinishReason {
+    Stop,
+    Length,
+}
+
+/// What each object of an answer has.
+#[derive(ToSchema)]
+struct Head {
+    id: String,
+    /// Seconds since 1970.
+    created: u64,
+    /// The name of the model.
+    model: String,
+    /// Changes when the weights or the server do.
+    system_fingerprint: String,
+}
+
+/// What has become of the conversation that a text belongs to.
+#[derive(ToSchema)]
+struct Kept {
+    /// Where the request named a session: the version that the turn has made.
+    #[schema(nullable = false)]
+    session: Option<SessionInfo>,
+    /// Where the request asked for it: the sealed state, to go on from.
+    #[schema(nullable = false, content_encoding = "base64")]
+    state: Option<String>,
+}
+
+/// A text, or several.
+#[derive(ToSchema)]
+pub(in crate::api::openapi) struct Completion {
+    object: TextCompletion,
+    choices: Vec<CompletionChoice>,
+    usage: Usage,
+    #[serde(flatten)]
+    head: Head,
+    #[serde(flatten)]
+    kept: Kept,
+}
+
+/// One event of a streamed completion.
+#[derive(ToSchema)]
+pub(in crate::api::openapi) struct CompletionChunk {
+    object: TextCompletion,
+    choices: Vec<CompletionChoice>,
+    /// Where `stream_options.include_usage` is true: null, and in the last chunk, which has no choices, the usage.
+    usage: Option<Usage>,
+    #[serde(flatten)]
+    head: Head,
+    #[serde(flatten)]
+    kept: Kept,
+}
+
+/// One text, or a piece of it.
+#[derive(ToSchema)]
+struct CompletionChoice {
+    /// Which of the prompts it goes on with.
+    index: u64,
+    text: String,
+    #[schema(schema_with = nothing)]
+    logprobs: (),
+    /// Null until the text has ended.
+    #[schema(required)]
+    finish_reason: Option<FinishReason>,
+    /// The ids of the prompt, in its first chunk, where `return_token_ids` is true.
+    #[schema(nullable = false)]
+    prompt_token_ids: Option<Vec<u32>>,
+    /// The ids of the text, where `return_token_ids` is true.
+    #[schema(nullable = false)]
+    token_ids: Option<Vec<u32>>,
+    /// Where the time went, once the text has ended.
+    #[schema(nullable = false)]
+    timings: Option<TimingsMs>,
+}
+
+/// An answer to messages.
+#[derive(ToSchema)]
+pub(in crate::api::openapi) struct Chat {
+    object: ChatCompletion,
+    choices: Vec<ChatChoice>,
+    usage: Usage,
+    #[serde(flatten)]
+    head: Head,
+    #[serde(flatten)]
+    kept: Kept,
+}
+
+/// One event of a streamed answer.
+#[derive(ToSchema)]
+pub(in crate::api::openapi) struct ChatChunk {
+    object: ChatCompletionChunk,
+    choices: Vec<ChatDelta>,
+    /// Where `stream_options.include_usage` is true: null, and in the last chunk, which has no choices, the usage.
+    usage: Option<Usage>,
+    #[serde(flatten)]
+    head: Head,
+    #[serde(flatten)]
+    kept: Kept,
+}
+
+/// One message.
+#[derive(ToSchema)]
+struct ChatChoice {
+    index: u64,
+    message: ChatMessage,
+    #[schema(schema_with = nothing)]
+    logprobs: (),
+    finish_reason: FinishReason,
+    /// The ids of the text, where `return_token_ids` is true.
+    #[schema(nullable = false)]
+    token_ids: Option<Vec<u32>>,
+}
+
+/// What the model says.
+#[derive(ToSchema)]
+struct ChatMessage {
+    role: Assistant,
+    content: String,
+    #[schema(schema_with = nothing)]
+    refusal: (),
+}
+
+/// A piece of a message.
+#[derive(ToSchema)]
+struct ChatDelta {
+    index: u64,
+    delta: ChatPiece,
+    #[schema(schema_with = nothing)]
+    logprobs: (),
+    /// Null until the text has ended.
+    #[schema(required)]
+    finish_reason: Option<FinishReason>,
+    /// The ids of the piece, where `return_token_ids` is true.
+    #[schema(nullable = false)]
+    token_ids: Option<Vec<u32>>,
+}
+
+/// What a message begins with, goes on with or ends with: its role, some text, or nothing more.
+#[derive(ToSchema)]
+struct ChatPiece {
+    #[schema(nullable = false)]
+    role: Option<Assistant>,
+    #[schema(nullable = false)]
+    content: Option<String>,
+}

@@ -1,0 +1,13 @@
+//! Types that are described and never made: the bodies that are read into other types, with fields of other servers
+//! beside their own, and the answers that are put together from pieces. A test holds them to what is read and written.
+#![allow(dead_code, reason = "they have schemas and no values")]
+
+mod answers;
+mod requests;
+mod service;
+mod sessions;
+
+pub(super) use answers::{Chat, ChatChunk, Completion, CompletionChunk};
+pub(super) use requests::{ChatRequest, CompletionRequest, ResponseRequest};
+pub(super) use service::{Description, Error, Health, Model, Models};
+pub(super) use sessions::{Appended, Deleted, ForkedSessions, Session, Sessions, Turns};
