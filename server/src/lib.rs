@@ -16,7 +16,7 @@ use axum::Router;
 use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 
-pub use api::{ApiOptions, AppState, Served};
+pub use api::{ApiOptions, AppState, Keys, Served};
 
 /// The application: every route, over `state`.
 pub fn app(state: AppState) -> Router {

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod door;
 mod sessions;
 
 use std::io::{IsTerminal, Write};
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rand::Rng;
 use tidegate_server::checkpoint::{self, OpenOptions};
 use tidegate_server::engine::{EngineOptions, Event, EventStream, Finish, Request, RequestParameters};
-use tidegate_server::{ApiOptions, AppState, Served, app, serve};
+use tidegate_server::{AppState, Served, app, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -114,6 +115,11 @@ fn start_server(args: &ServeArgs) -> Result<()> {
         max_body_bytes = args.max_body_bytes,
         stall_seconds = args.stall_seconds,
         drain_seconds = args.drain_seconds,
+        api_keys_file = args.door.api_keys_file.as_deref().map(|file| tracing::field::display(file.display())),
+        api_keys_given = args.door.api_key.len(),
+        cors_origins = ?args.door.cors_origin,
+        body_seconds = args.door.body_seconds,
+        max_seconds = args.door.max_seconds,
         log = args.log.log.as_deref().unwrap_or("info"),
         log_format = ?args.log.log_format,
         "settings"
@@ -131,8 +137,9 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
         .await
         .with_context(|| format!("cannot listen on {}:{}", args.host, args.port))?;
     let address = listener.local_addr()?;
-    let keep_alive = ApiOptions::default().keep_alive;
-    let state = AppState::new(ApiOptions { max_body_bytes: args.max_body_bytes, keep_alive });
+    let state = AppState::new(door::options(args));
+    door::lock(&state, &args.door, address)?;
+    door::reload(state.clone(), args.door.clone())?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = tokio::spawn(serve(listener, app(state.clone()), async {
         // A sender that is gone means the same.

@@ -43,6 +43,7 @@ const SERVER: Layers = &[
     ("checkpoint", &["api", "engine", "session", "text"]),
     ("cli", &[]),
     ("bench", &["cli"]),
+    ("door", &["cli"]),
     ("sessions", &["cli"]),
 ];
 

@@ -1,15 +1,19 @@
 //! One log line for each request for completions, however it ended.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{Span, info, warn};
 
 use super::answer::Usage;
+use super::door::{self, Visit};
 use crate::engine::{Failure, Finish, Timings};
 
 /// Adds up a request's tokens and times, and logs them when it is dropped.
 pub(super) struct Account {
     span: Span,
+    /// The key's place, and what is charged for the tokens; none where the server has no keys.
+    visit: Option<Arc<Visit>>,
     started: Instant,
     pub(super) usage: Usage,
     longest: Timings,
@@ -22,10 +26,15 @@ impl Account {
     ///
     /// `cached` of the prompts' tokens need no computing.
     pub(super) fn new(prompts: &[Vec<u32>], cached: usize) -> Self {
+        let (visit, tokens) = (door::current(), prompts.iter().map(Vec::len).sum());
+        if let Some(visit) = &visit {
+            visit.charge(tokens);
+        }
         Self {
             span: Span::current(),
+            visit,
             started: Instant::now(),
-            usage: Usage::of_prompts(prompts.iter().map(Vec::len).sum(), cached),
+            usage: Usage::of_prompts(tokens, cached),
             longest: Timings::default(),
             open: prompts.len(),
             failure: None,
@@ -35,6 +44,9 @@ impl Account {
     /// Adds tokens as they come, so that the account is right at whatever moment the request ends.
     pub(super) fn generated(&mut self, tokens: usize) {
         self.usage.add_completion(tokens);
+        if let Some(visit) = &self.visit {
+            visit.charge(tokens);
+        }
     }
 
     /// Adds a text that has ended.

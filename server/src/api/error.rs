@@ -44,6 +44,12 @@ impl ApiError {
         Self { status, message: message.into(), kind: "server_error", param: None, code: Some(code) }
     }
 
+    /// A key that has had enough for now.
+    pub(super) fn limited(message: impl Into<String>) -> Self {
+        let (status, message) = (StatusCode::TOO_MANY_REQUESTS, message.into());
+        Self { status, message, kind: "rate_limit_error", param: None, code: Some("rate_limit_exceeded") }
+    }
+
     /// The same refusal where the parameter is called `name`.
     pub(super) fn renamed(mut self, from: &str, name: &str) -> Self {
         if self.param.as_deref() == Some(from) {

@@ -4,6 +4,7 @@ mod account;
 mod answer;
 mod chat;
 mod dialect;
+mod door;
 mod error;
 mod generate;
 mod idempotency;
@@ -28,16 +29,18 @@ mod wire;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::middleware;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
+use door::Routes;
+
+pub use door::{Access, Keys, KeysError, Origin, OriginError, Scope};
 pub use error::ApiError;
 pub use state::{ApiOptions, AppState, Served};
 
-/// Every route, over `state`.
-pub(crate) fn router(state: AppState) -> Router {
-    let limit = DefaultBodyLimit::max(state.options().max_body_bytes);
-    Router::new()
+/// Every route. What each needs of a key is said in [`door`]; a new one needs a key that may generate.
+fn routes() -> Routes {
+    Routes::default()
         .route("/", get(playground::index))
         .route("/playground/{file}", get(playground::file))
         .route("/favicon.ico", get(playground::favicon))
@@ -62,10 +65,24 @@ pub(crate) fn router(state: AppState) -> Router {
         .route("/v1/models/{*id}", get(service::one_model))
         .route("/health", get(service::health))
         .route("/ready", get(service::ready))
+}
+
+/// The path of every route, as the router takes it, and what it needs of who asks for it where the server has keys.
+pub fn paths() -> Vec<(&'static str, Access)> {
+    routes().paths().iter().map(|path| (*path, Access::of(Some(path)))).collect()
+}
+
+/// Every route, over `state`, behind the door. Each layer is around those before it.
+pub(crate) fn router(state: AppState) -> Router {
+    let options = state.options();
+    let router = routes()
+        .into_router()
         .fallback(service::not_found)
         .method_not_allowed_fallback(service::method_not_allowed)
-        .layer(limit)
-        .layer(middleware::from_fn(panics::catch))
-        .layer(middleware::from_fn(trace::trace))
-        .with_state(state)
+        .layer(DefaultBodyLimit::max(options.max_body_bytes))
+        .layer(from_fn_with_state(state.clone(), door::in_time))
+        .layer(from_fn_with_state(state.clone(), door::guard))
+        .layer(from_fn(panics::catch));
+    let router = if options.cors.is_empty() { router } else { router.layer(door::cors(&options.cors)) };
+    router.layer(from_fn(trace::trace)).with_state(state)
 }

@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use tidegate_model::SamplingParams;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use super::door::{self, Door, Keys};
 use super::error::ApiError;
 use super::idempotency::InFlight;
 use super::streams::Streams;
@@ -57,17 +58,29 @@ impl Served {
 const MOST_WAITERS: usize = 256;
 
 /// Settings of the HTTP side.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ApiOptions {
     /// Longest body that is read.
     pub max_body_bytes: usize,
     /// Pause in a stream after which a comment shows that it is alive.
     pub keep_alive: Duration,
+    /// Time that a request's body may take to come.
+    pub body_limit: Duration,
+    /// Time that a request may make text, its wait for a slot included; then it ends with what there is.
+    pub max_time: Option<Duration>,
+    /// The origins of other pages that may read answers in a browser.
+    pub cors: Vec<door::Origin>,
 }
 
 impl Default for ApiOptions {
     fn default() -> Self {
-        Self { max_body_bytes: 4 << 20, keep_alive: Duration::from_secs(15) }
+        Self {
+            max_body_bytes: 4 << 20,
+            keep_alive: Duration::from_secs(15),
+            body_limit: Duration::from_mins(1),
+            max_time: None,
+            cors: Vec::new(),
+        }
     }
 }
 
@@ -79,6 +92,7 @@ pub struct AppState {
 
 struct Inner {
     options: ApiOptions,
+    door: Door,
     served: OnceLock<Arc<Served>>,
     store: OnceLock<Store>,
     draining: AtomicBool,
@@ -108,7 +122,19 @@ impl AppState {
         let (readers, waiters) = (Arc::new(Semaphore::new(cores)), Arc::new(Semaphore::new(MOST_WAITERS)));
         let (streams, in_flight, runs) = (Streams::default(), InFlight::default(), watch::Sender::new(0));
         let (served, store, draining) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        Self { inner: Arc::new(Inner { options, served, store, draining, readers, waiters, streams, in_flight, runs }) }
+        let door = Door::default();
+        let inner = Inner { options, door, served, store, draining, readers, waiters, streams, in_flight, runs };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Lets in nobody without one of `keys` from now on, in place of those before. To be called before serving: without
+    /// keys everybody is let in.
+    pub fn lock(&self, keys: Keys) {
+        self.inner.door.set(keys);
+    }
+
+    pub(super) fn door(&self) -> &Door {
+        &self.inner.door
     }
 
     /// Counts a run until the guard is dropped.

@@ -21,6 +21,7 @@ pub(super) async fn trace(request: Request, next: Next) -> Response {
         id,
         method = %request.method(),
         path = request.uri().path(),
+        key = field::Empty,
         prompt_tokens = field::Empty,
         completion_tokens = field::Empty,
         queue_ms = field::Empty,

@@ -1,9 +1,13 @@
 //! The command line: every flag, its variable in the environment, and what it means.
 
+mod door;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use door::DoorArgs;
 
 /// Where the server listens when nothing else is said.
 const DEFAULT_PORT: u16 = 8080;
@@ -88,6 +92,8 @@ pub(crate) struct ServeArgs {
     /// Time that running requests have to end after SIGTERM or SIGINT; a second signal ends them at once.
     #[arg(long, env = "TIDEGATE_DRAIN_SECONDS", value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_seconds: u64,
+    #[command(flatten)]
+    pub(crate) door: DoorArgs,
     #[command(flatten)]
     pub(crate) sessions: SessionArgs,
     #[command(flatten)]

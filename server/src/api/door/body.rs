@@ -1,0 +1,49 @@
+//! The time that a request's body has: one that trickles in holds nothing for longer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::body::{Body, HttpBody};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt, stream};
+use tokio::time::{Instant, timeout_at};
+
+use crate::api::error::ApiError;
+use crate::api::state::AppState;
+
+/// Answers 408 where a body has not come whole in its time, whichever handler reads it and however.
+pub(in crate::api) async fn in_time(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    if request.body().is_end_stream() {
+        return next.run(request).await;
+    }
+    let limit = state.options().body_limit;
+    let late = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&late);
+    let end = Instant::now() + limit;
+    let request = request.map(|body| {
+        let parts = stream::unfold(Some((body.into_data_stream(), late)), move |reading| async move {
+            let (mut parts, late) = reading?;
+            match timeout_at(end, parts.next()).await {
+                Ok(part) => Some((part?, Some((parts, late)))),
+                Err(elapsed) => {
+                    late.store(true, Ordering::Relaxed);
+                    Some((Err(axum::Error::new(elapsed)), None))
+                }
+            }
+        });
+        Body::from_stream(parts)
+    });
+    let response = next.run(request).await;
+    if !seen.load(Ordering::Relaxed) {
+        return response;
+    }
+    let message = format!("the body must come within {} s", limit.as_secs_f32());
+    let mut response =
+        ApiError::request(StatusCode::REQUEST_TIMEOUT, None, Some("body_timeout"), message).into_response();
+    // The rest of the body may still come, and is no next request.
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}

@@ -1,0 +1,82 @@
+//! Which other pages may read the answers in a browser: none, unless they are named.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use axum::http::{HeaderName, HeaderValue, Method, header};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+/// How long a browser may remember what it was told.
+const REMEMBERED: Duration = Duration::from_mins(10);
+
+/// What pages may read of an answer's head, beside what every page may.
+const EXPOSED: [&str; 11] = [
+    "etag",
+    "location",
+    "retry-after",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-requests",
+    "x-ratelimit-reset-tokens",
+    "x-request-id",
+    "x-stream-id",
+];
+
+/// An origin of pages, as browsers send it: `https://example.org`, with a port where it is not the usual; or `*`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin(HeaderValue);
+
+/// A text that is no origin.
+#[derive(Debug, thiserror::Error)]
+#[error("must be * or an origin as browsers send it, such as https://example.org:8443, without a path")]
+pub struct OriginError;
+
+impl FromStr for Origin {
+    type Err = OriginError;
+
+    fn from_str(text: &str) -> Result<Self, OriginError> {
+        let text = text.trim();
+        let host = |rest: &str| {
+            let plain = |c: char| c.is_ascii_alphanumeric() || ".-:[]_".contains(c);
+            !rest.is_empty() && rest.chars().all(plain)
+        };
+        let scheme = |scheme: &str| !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        let whole = text.split_once("://").is_some_and(|(name, rest)| scheme(name) && host(rest));
+        // Browsers send it in lower case, and it is compared byte by byte.
+        let value = HeaderValue::from_str(&text.to_ascii_lowercase()).map_err(|_| OriginError)?;
+        (text == "*" || whole).then_some(Self(value)).ok_or(OriginError)
+    }
+}
+
+/// Lets pages of `origins` read answers. Cookies and the browser's own passwords are never allowed for: who calls
+/// from a page brings a key.
+pub(in crate::api) fn cors(origins: &[Origin]) -> CorsLayer {
+    let any = origins.iter().any(|origin| origin.0 == "*");
+    let allowed =
+        if any { AllowOrigin::any() } else { AllowOrigin::list(origins.iter().map(|origin| origin.0.clone())) };
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST, Method::PATCH, Method::DELETE])
+        // A wildcard would not cover `Authorization`.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(EXPOSED.map(HeaderName::from_static))
+        .max_age(REMEMBERED)
+        .vary([header::ORIGIN, header::ACCESS_CONTROL_REQUEST_HEADERS])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_told_from_other_texts() {
+        for origin in ["*", "https://example.org", "http://localhost:3000", "HTTP://[::1]:80", "tauri://localhost"] {
+            assert!(origin.parse::<Origin>().is_ok(), "{origin}");
+        }
+        for other in ["", "null", "example.org", "https://", "https://example.org/", "https://a b", "https://*.org"] {
+            assert!(other.parse::<Origin>().is_err(), "{other}");
+        }
+    }
+}

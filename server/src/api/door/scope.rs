@@ -1,0 +1,68 @@
+//! What each path needs: the one place that says which are answered without a key.
+
+use std::fmt;
+
+use serde::Deserialize;
+
+/// The paths that everybody may read: whether the server lives, and pages that hold nothing of anybody's.
+const OPEN: [&str; 6] = ["/", "/favicon.ico", "/health", "/ready", "/docs", "/openapi.json"];
+
+/// The folders of such paths.
+const OPEN_FOLDERS: [&str; 2] = ["/playground/", "/docs/"];
+
+/// The folders of what the server keeps for its clients, themselves included.
+const KEPT: [&str; 4] = ["/v1/sessions", "/v1/snapshots", "/v1/streams", "/v1/responses/{id}"];
+
+/// What a key opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// Whatever makes text or prepares it: completions, chat, tokens, the models.
+    Generate,
+    /// Whatever is kept: sessions, snapshots, streams that go on, stored responses.
+    Sessions,
+    /// The figures of the server.
+    Metrics,
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Generate => "generate",
+            Self::Sessions => "sessions",
+            Self::Metrics => "metrics",
+        })
+    }
+}
+
+/// What a path needs of who asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing.
+    Open,
+    /// A key, whatever it opens: there is nothing at the path, and strangers do not learn that.
+    Any,
+    /// A key with this scope.
+    Needs(Scope),
+}
+
+impl Access {
+    /// That of a route, as it was given to the router; of none where no route is at the path. A route that nobody has
+    /// thought of here needs a key.
+    pub fn of(route: Option<&str>) -> Self {
+        let Some(route) = route else { return Self::Any };
+        let kept = |folder: &&str| {
+            let rest = route.strip_prefix(*folder);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if OPEN.contains(&route) || OPEN_FOLDERS.iter().any(|folder| route.starts_with(folder)) {
+            Self::Open
+        } else if KEPT.iter().any(|folder| kept(&folder)) {
+            Self::Needs(Scope::Sessions)
+        } else if route == "/metrics" {
+            Self::Needs(Scope::Metrics)
+        } else {
+            Self::Needs(Scope::Generate)
+        }
+    }
+}

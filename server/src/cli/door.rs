@@ -1,0 +1,53 @@
+//! The flags of `serve` that say who may come in.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use tidegate_server::api::Origin;
+
+use super::positive;
+
+/// A text that nothing prints.
+#[derive(Clone)]
+pub(crate) struct Secret(pub(crate) String);
+
+impl FromStr for Secret {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// The flags of `serve` that say who may come in, and how long a client may take.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Door")]
+pub(crate) struct DoorArgs {
+    /// File with the API keys that requests need, as JSON: {"keys": [{"name": …, "key": … or "sha256": …}]}, with scopes
+    /// and quotas where wanted. Read again on SIGHUP.
+    #[arg(long, env = "TIDEGATE_API_KEYS_FILE", value_name = "FILE")]
+    pub(crate) api_keys_file: Option<PathBuf>,
+    /// An API key that requests need, or several with commas between them; each opens everything. Better in the
+    /// variable than on the command line, which others can see.
+    #[arg(long, env = "TIDEGATE_API_KEY", value_name = "KEY", value_delimiter = ',', hide_env_values = true)]
+    pub(crate) api_key: Vec<Secret>,
+    /// Origin of other pages that may read answers in a browser, such as https://example.org; may be given several
+    /// times, or with commas. * for all. None where absent.
+    #[arg(long, env = "TIDEGATE_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
+    pub(crate) cors_origin: Vec<Origin>,
+    /// Time that a request's body may take to come; then the answer is 408.
+    #[arg(long, env = "TIDEGATE_BODY_SECONDS", value_name = "SECONDS", default_value_t = 60, value_parser = positive)]
+    pub(crate) body_seconds: usize,
+    /// Time that a request may make text, its wait for a slot included; then the text ends with what there is, as by
+    /// max_tokens. No bound where absent.
+    #[arg(long, env = "TIDEGATE_MAX_SECONDS", value_name = "SECONDS", value_parser = positive)]
+    pub(crate) max_seconds: Option<usize>,
+}
