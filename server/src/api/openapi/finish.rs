@@ -57,8 +57,7 @@ pub(super) fn finish(document: &mut Value, bounds: Bounds) {
     let wanted = reached(document, |operation| vec![operation.get("requestBody")]);
     let given = reached(document, |operation| vec![operation.get("responses")]);
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };
-    // Chunks are in events, which have no schema of their own.
-    schemas.retain(|name, _| wanted.contains(name) || given.contains(name) || name.ends_with("Chunk"));
+    schemas.retain(|name, _| wanted.contains(name) || given.contains(name));
     for (name, schema) in schemas.iter_mut() {
         if !wanted.contains(name) && schema.get("properties").is_some() {
             schema["additionalProperties"] = Value::Bool(false);

@@ -24,6 +24,7 @@ use utoipa::openapi::{
     ComponentsBuilder, InfoBuilder, License, OpenApiBuilder, Paths, SecurityRequirement, ServerBuilder,
 };
 
+use super::door::Access;
 use super::error::ApiError;
 use super::state::{AppState, Served};
 use finish::Bounds;
@@ -56,6 +57,10 @@ fn document(served: &Served) -> Value {
     let (mut paths, mut components) = (Paths::new(), ComponentsBuilder::new());
     for route in routes::all() {
         let (method, path) = (route.method.clone(), route.path);
+        let route = match Access::of(Some(path)) {
+            Access::Open => route,
+            Access::Any | Access::Needs(_) => route.fails::<schemas::Error>(&[401, 403, 429]),
+        };
         let (operation, schemas) = route.build();
         paths.add_path_operation(path, vec![method], operation);
         components = components.schemas_from_iter(schemas);

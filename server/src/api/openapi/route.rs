@@ -93,14 +93,23 @@ impl Route {
         self.note::<T>().answers(status, description, JSON, Content::new(Some(named::<T>())))
     }
 
-    /// An answer of server-sent events, beside another of the same status.
-    pub(super) fn streams(self, description: &str) -> Self {
-        let schema = ObjectBuilder::new().schema_type(Type::String).description(Some(description)).build();
-        self.on(200, |answer| answer.content(STREAM, Content::new(Some(schema))))
+    /// An answer of server-sent events whose data are of the type `T`, beside another of the same status. Each event is
+    /// an object here, with the names that it has as one in a browser.
+    pub(super) fn streams<T: ToSchema>(self, description: &str) -> Self {
+        let text = || ObjectBuilder::new().schema_type(Type::String);
+        let data = text().content_media_type(JSON).content_schema(Some(named::<T>()));
+        let event = ObjectBuilder::new()
+            .schema_type(Type::Object)
+            .description(Some(description))
+            .property("data", data)
+            .required("data")
+            .property("event", text())
+            .property("id", text())
+            .build();
+        self.note::<T>().on(200, |answer| answer.content(STREAM, Content::new(Some(event))))
     }
 
-    /// Types that only events have.
-    pub(super) fn note<T: ToSchema>(mut self) -> Self {
+    fn note<T: ToSchema>(mut self) -> Self {
         T::schemas(&mut self.schemas);
         self.schemas.push((T::name().into_owned(), T::schema()));
         self
@@ -145,16 +154,21 @@ impl Route {
         self
     }
 
-    /// Refusals of the type `T`.
+    /// Refusals of the type `T`; those that are there already stay.
     pub(super) fn fails<T: ToSchema>(self, statuses: &[u16]) -> Self {
         let noted = self.note::<T>();
         statuses.iter().fold(noted, |route, status| {
+            if route.answers.iter().any(|(known, _)| known == status) {
+                return route;
+            }
             let content = Content::new(Some(named::<T>()));
             let route = route.answers(*status, refusal(*status), JSON, content);
-            if [409, 429, 503].contains(status) {
-                route.header(*status, "retry-after", "Seconds after which it may be worth trying again.")
-            } else {
-                route
+            match status {
+                401 => route.header(*status, "www-authenticate", "How to show a key."),
+                409 | 429 | 503 => {
+                    route.header(*status, "retry-after", "Seconds after which it may be worth trying again.")
+                }
+                _ => route,
             }
         })
     }
@@ -197,7 +211,7 @@ fn refusal(status: u16) -> &'static str {
         413 => "The body is longer than this server takes.",
         415 => "The body has another content type than the one that is asked for.",
         422 => "The `idempotency-key` was used for another request.",
-        429 => "The queue is full, or the caller has had enough for now.",
+        429 => "The queue is full, too many wait for sessions, or the key has had enough for now.",
         500 => "The server failed on this request.",
         501 => "This server has not what it takes: no store, no secret, or a limit that is too low.",
         503 => "The model is being loaded, or the server is shutting down.",

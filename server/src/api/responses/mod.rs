@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tracing::debug;
 
 use self::events::{Before, Writer, replay};
-pub(super) use self::object::Object;
+pub(super) use self::object::{Message, Object, TextPart};
 use self::object::{Kind, Reasoning, ServiceTier, Status, TextOptions};
 use self::wire::ResponseRequest;
 use super::account::Account;

@@ -103,7 +103,7 @@ pub(super) enum IncompleteReason {
 /// The model's message.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseMessage)]
-pub(super) struct Message {
+pub(in crate::api) struct Message {
     pub(super) id: String,
     #[serde(rename = "type")]
     pub(super) kind: MessageKind,
@@ -130,7 +130,7 @@ pub(super) enum Role {
 /// What the model says.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseText)]
-pub(super) struct TextPart {
+pub(in crate::api) struct TextPart {
     #[serde(rename = "type")]
     pub(super) kind: TextKind,
     pub(super) text: String,

@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::super::route::{Route, idempotency_key, if_match, in_path, in_query, last_event_id, prefer};
 use super::super::schemas::{
-    Chat, ChatChunk, ChatRequest, Completion, CompletionChunk, CompletionRequest, Deleted, Error, ResponseRequest,
+    Chat, ChatChunk, ChatRequest, Completion, CompletionChunk, CompletionRequest, Deleted, Error, ResponseEvent,
+    ResponseRequest,
 };
 use super::super::written::word;
 use crate::api::responses::Object;
@@ -35,11 +36,10 @@ fn completions() -> Route {
         .takes::<CompletionRequest>(true, &examples)
         .gives::<Completion>(200, "The text, or where `stream` is true its pieces as server-sent events.")
         .header(200, "x-stream-id", "The stream's id where it can be taken up again.")
-        .streams(
+        .streams::<CompletionChunk>(
             "Events without names: `data: ` and a `CompletionChunk`, at the end `data: [DONE]`. Where something goes \
              wrong after the beginning, the last is an `Error`.",
         )
-        .note::<CompletionChunk>()
         .fails::<Error>(&REFUSALS.map(status))
 }
 
@@ -60,11 +60,10 @@ fn chat() -> Route {
         .takes::<ChatRequest>(true, &examples)
         .gives::<Chat>(200, "The answer, or where `stream` is true its pieces as server-sent events.")
         .header(200, "x-stream-id", "The stream's id where it can be taken up again.")
-        .streams(
+        .streams::<ChatChunk>(
             "Events without names: `data: ` and a `ChatChunk`, at the end `data: [DONE]`. Where something goes wrong \
              after the beginning, the last is an `Error`.",
         )
-        .note::<ChatChunk>()
         .fails::<Error>(&REFUSALS.map(status))
 }
 
@@ -88,7 +87,7 @@ fn create_response() -> Route {
         .with([idempotency_key()])
         .takes::<ResponseRequest>(true, &examples)
         .gives::<Object>(200, "The response, or where `stream` is true its events.")
-        .streams(
+        .streams::<ResponseEvent>(
             "OpenAI's events, each with its name: `response.created`, `response.in_progress`, \
              `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` for each piece, \
              `response.output_text.done`, `response.content_part.done`, `response.output_item.done`, and last \
@@ -119,6 +118,7 @@ fn stream() -> Route {
     Route::get("/v1/streams/{id}", "followStream", "Take up a stream again")
         .says("That of a turn with `\"on_disconnect\": \"continue\"`, from the event after `last-event-id`.")
         .with([in_path("id", "The id that came as `x-stream-id`."), last_event_id()])
-        .streams("The events of the stream, each with its number as `id`.")
+        .gives_nothing(200, "The stream.")
+        .streams::<CompletionChunk>("The events of the stream, of a chat or of a completion, each with its number as `id`.")
         .fails::<Error>(&[400, 404, 410, 500])
 }

@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 use super::super::written::nothing;
 use crate::api::answer::{TimingsMs, Usage};
 use crate::api::dialect::SessionInfo;
+use crate::api::responses::{Message, Object, TextPart};
 
 #[derive(ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -177,4 +178,45 @@ struct ChatPiece {
     role: Option<Assistant>,
     #[schema(nullable = false)]
     content: Option<String>,
+}
+
+/// One event of a streamed response: its name, its place, and what it is about.
+#[derive(ToSchema)]
+pub(in crate::api::openapi) struct ResponseEvent {
+    /// Its name, as the event has it too.
+    r#type: String,
+    /// From 0 on.
+    sequence_number: u64,
+    /// The response as it is then: in those that begin or end it.
+    #[schema(nullable = false)]
+    response: Option<Object>,
+    /// Always 0: there is one message.
+    #[schema(nullable = false)]
+    output_index: Option<u64>,
+    /// The message, where it begins or ends.
+    #[schema(nullable = false)]
+    item: Option<Message>,
+    /// The id of the message that a piece is of.
+    #[schema(nullable = false)]
+    item_id: Option<String>,
+    /// Always 0: the message has one part.
+    #[schema(nullable = false)]
+    content_index: Option<u64>,
+    /// The part of the message, where it begins or ends.
+    #[schema(nullable = false)]
+    part: Option<TextPart>,
+    /// A piece of the text.
+    #[schema(nullable = false)]
+    delta: Option<String>,
+    /// The whole text, where it ends.
+    #[schema(nullable = false)]
+    text: Option<String>,
+    /// Always empty.
+    #[schema(nullable = false, max_items = 0)]
+    logprobs: Option<Vec<serde_json::Value>>,
+    /// Of an error, as `message` and `param` are.
+    code: Option<String>,
+    #[schema(nullable = false)]
+    message: Option<String>,
+    param: Option<String>,
 }

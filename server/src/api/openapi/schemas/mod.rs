@@ -7,7 +7,7 @@ mod requests;
 mod service;
 mod sessions;
 
-pub(super) use answers::{Chat, ChatChunk, Completion, CompletionChunk};
+pub(super) use answers::{Chat, ChatChunk, Completion, CompletionChunk, ResponseEvent};
 pub(super) use requests::{ChatRequest, CompletionRequest, ResponseRequest};
 pub(super) use service::{Description, Error, Health, Model, Models};
 pub(super) use sessions::{Appended, Deleted, ForkedSessions, Session, Sessions, Turns};
