@@ -16,7 +16,7 @@ use crate::engine::{
     DecoderModel, EngineError, EngineOptions, EngineThread, Limits, ModelError, TextRules, recommended_sampling, spawn,
 };
 use crate::session::{Codec, Fingerprint, KeyError, Keys, PrefixIndex, hex};
-use crate::text::{ChatTemplate, TextError, Tokenizer};
+use crate::text::{ChatTemplate, GrammarError, Grammars, TextError, Tokenizer};
 
 /// The shipped checkpoint, from the top of the source tree.
 const SHIPPED: &str = "weights/checkpoints/tidegate-tiny";
@@ -36,6 +36,9 @@ pub enum OpenError {
     /// The recommended sampling parameters.
     #[error("generation_config.json: {0}")]
     Sampling(#[from] SamplingError),
+    /// The vocabulary, as grammars see it.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// The slots.
     #[error("the states of {slots} slots cannot be allocated: {source}")]
     Slots {
@@ -145,6 +148,7 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
         Arc::new(move |text: &str| tokenizer.encode_more(text).unwrap_or_default())
     };
     let rules = TextRules { vocabulary: Arc::clone(tokenizer.vocabulary()), eos: Arc::clone(tokenizer.eos()), encode };
+    let grammars = Arc::new(Grammars::new(tokenizer.vocabulary(), tokenizer.eos())?);
     let (engine, thread) = spawn(model, rules, options.engine)?;
     let served = Served {
         name: options.name.clone().unwrap_or_else(|| folder_name(folder)),
@@ -154,6 +158,7 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
         limits: Limits { vocab_size, max_prompt_tokens: options.max_prompt_tokens, max_tokens: options.max_tokens },
         sampling,
         template,
+        grammars,
         codec: Arc::new(codec),
         state_bytes,
         prefixes: Arc::new(PrefixIndex::new(options.prefix_bytes, options.prefixes_per_owner)),

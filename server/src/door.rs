@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tidegate_server::api::{Keys, KeysError};
-use tidegate_server::{ApiOptions, AppState};
+use tidegate_server::{ApiOptions, AppState, ServeOptions, Tls};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -21,6 +21,15 @@ pub(crate) fn options(args: &ServeArgs) -> ApiOptions {
         cors: args.door.cors_origin.clone(),
         ..ApiOptions::default()
     }
+}
+
+/// How connections are served.
+pub(crate) fn serving(args: &DoorArgs) -> Result<ServeOptions> {
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(Tls::load(cert, key).context("--tls-cert and --tls-key")?),
+        _ => None,
+    };
+    Ok(ServeOptions { max_connections: args.max_connections, tls, ..ServeOptions::default() })
 }
 
 /// Locks the door where there are keys. To be called before anything is served.
@@ -41,25 +50,33 @@ pub(crate) fn lock(state: &AppState, args: &DoorArgs, address: SocketAddr) -> Re
 }
 
 /// Reads again on each SIGHUP what may change while the server runs.
-pub(crate) fn reload(state: AppState, args: DoorArgs) -> Result<()> {
+pub(crate) fn reload(state: AppState, tls: Option<Tls>, args: DoorArgs) -> Result<()> {
     let mut asked = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     tokio::spawn(async move {
         while asked.recv().await.is_some() {
             // Files are read where nobody waits for it.
-            let reading = args.clone();
-            let read = tokio::task::spawn_blocking(move || keys(&reading)).await;
-            match read {
-                Ok(Ok(Some(keys))) => {
-                    info!(keys = keys.len(), "SIGHUP: the API keys are read again");
-                    state.lock(keys);
-                }
-                Ok(Ok(None)) => info!("SIGHUP: there are no API keys to read again"),
-                Ok(Err(error)) => error!("SIGHUP: the API keys stay as they were: {error}"),
-                Err(error) => error!("SIGHUP: the API keys stay as they were: {error}"),
-            }
+            let (state, tls, args) = (state.clone(), tls.clone(), args.clone());
+            // A panic has been printed, and leaves all as it was.
+            let _ = tokio::task::spawn_blocking(move || read_again(&state, tls.as_ref(), &args)).await;
         }
     });
     Ok(())
+}
+
+fn read_again(state: &AppState, tls: Option<&Tls>, args: &DoorArgs) {
+    match keys(args) {
+        Ok(Some(keys)) => {
+            info!(keys = keys.len(), "SIGHUP: the API keys are read again");
+            state.lock(keys);
+        }
+        Ok(None) => info!("SIGHUP: there are no API keys to read again"),
+        Err(error) => error!("SIGHUP: the API keys stay as they were: {error}"),
+    }
+    match tls.map(Tls::reload) {
+        Some(Ok(())) => info!("SIGHUP: the certificate is read again"),
+        Some(Err(error)) => error!("SIGHUP: the certificate stays as it was: {error}"),
+        None => {}
+    }
 }
 
 fn keys(args: &DoorArgs) -> Result<Option<Keys>, KeysError> {

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rand::Rng;
 use tidegate_server::checkpoint::{self, OpenOptions};
 use tidegate_server::engine::{EngineOptions, Event, EventStream, Finish, Request, RequestParameters};
-use tidegate_server::{AppState, Served, app, serve};
+use tidegate_server::{AppState, Served, app, serve_with};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -118,6 +118,8 @@ fn start_server(args: &ServeArgs) -> Result<()> {
         api_keys_file = args.door.api_keys_file.as_deref().map(|file| tracing::field::display(file.display())),
         api_keys_given = args.door.api_key.len(),
         cors_origins = ?args.door.cors_origin,
+        tls_cert = args.door.tls_cert.as_deref().map(|file| tracing::field::display(file.display())),
+        max_connections = args.door.max_connections,
         body_seconds = args.door.body_seconds,
         max_seconds = args.door.max_seconds,
         log = args.log.log.as_deref().unwrap_or("info"),
@@ -139,13 +141,15 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
     let address = listener.local_addr()?;
     let state = AppState::new(door::options(args));
     door::lock(&state, &args.door, address)?;
-    door::reload(state.clone(), args.door.clone())?;
+    let options = door::serving(&args.door)?;
+    let scheme = if options.tls.is_some() { "https" } else { "http" };
+    door::reload(state.clone(), options.tls.clone(), args.door.clone())?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let server = tokio::spawn(serve(listener, app(state.clone()), async {
+    let server = tokio::spawn(serve_with(options, listener, app(state.clone()), async {
         // A sender that is gone means the same.
         let _ = stopped.await;
     }));
-    info!("listening on http://{address}, loading the model");
+    info!("listening on {scheme}://{address}, loading the model");
 
     let options = OpenOptions {
         name: args.model_name.clone(),

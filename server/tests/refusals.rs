@@ -85,19 +85,32 @@ async fn bad_values_are_named() {
         ("ignore_eos", json!({"ignore_eos": 1})),
         ("return_token_ids", json!({"return_token_ids": "x"})),
         ("model", json!({"model": 5})),
-        ("n", json!({"n": 2})),
         ("n", json!({"n": 0})),
+        ("n", json!({"n": 129})),
         ("n", json!({"n": "1"})),
-        ("best_of", json!({"best_of": 2})),
-        ("echo", json!({"echo": true})),
+        ("n", json!({"n": 2, "prompt": vec!["x"; 129]})),
+        ("best_of", json!({"best_of": 0})),
+        ("best_of", json!({"best_of": 129})),
+        ("best_of", json!({"best_of": 2, "n": 3})),
+        ("best_of", json!({"best_of": 2, "stream": true})),
+        ("max_tokens", json!({"n": 100, "max_tokens": 100_000})),
+        ("max_tokens", json!({"logprobs": 20, "max_tokens": 100_000})),
+        ("echo", json!({"echo": 1})),
         ("suffix", json!({"suffix": "end"})),
-        ("logprobs", json!({"logprobs": 0})),
-        ("stop_token_ids", json!({"stop_token_ids": [1]})),
+        ("logprobs", json!({"logprobs": -1})),
+        ("logprobs", json!({"logprobs": 21})),
+        ("logprobs", json!({"logprobs": true})),
+        ("top_logprobs", json!({"logprobs": 1, "top_logprobs": 1})),
+        ("stop_token_ids", json!({"stop_token_ids": [-1]})),
+        ("stop_token_ids", json!({"stop_token_ids": 1})),
+        ("add_special_tokens", json!({"add_special_tokens": 1})),
         ("response_format", json!({"response_format": {"type": "json_object"}})),
-        ("min_tokens", json!({"min_tokens": 4})),
+        ("min_tokens", json!({"min_tokens": -1})),
+        ("modalities", json!({"modalities": ["text", "audio"]})),
+        ("web_search_options", json!({"web_search_options": {}})),
         ("length_penalty", json!({"length_penalty": 1.1})),
         ("early_stopping", json!({"early_stopping": true})),
-        ("return_tokens_as_token_ids", json!({"return_tokens_as_token_ids": true})),
+        ("return_tokens_as_token_ids", json!({"return_tokens_as_token_ids": 1})),
         ("guided_decoding_backend", json!({"guided_decoding_backend": "xgrammar"})),
         ("spaces_between_special_tokens", json!({"spaces_between_special_tokens": false})),
         ("detokenize", json!({"detokenize": false})),
@@ -106,7 +119,7 @@ async fn bad_values_are_named() {
     ];
     for (param, change) in table {
         let mut body = change.clone();
-        if param != "prompt" {
+        if param != "prompt" && body.get("prompt").is_none() {
             body["prompt"] = "x".into();
         }
         let (status, named, error) = refuse(&body.to_string()).await;

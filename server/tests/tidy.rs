@@ -39,6 +39,7 @@ const SERVER: Layers = &[
     ("text", &[]),
     ("session", &["text"]),
     ("engine", &["session", "text"]),
+    ("serving", &[]),
     ("api", &["engine", "session", "text"]),
     ("checkpoint", &["api", "engine", "session", "text"]),
     ("cli", &[]),

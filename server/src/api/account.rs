@@ -22,7 +22,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// The account of a request for one text after each of `prompts`, in the current span.
+    /// The account of a request for texts after each of `prompts`, in the current span.
     ///
     /// `cached` of the prompts' tokens need no computing.
     pub(super) fn new(prompts: &[Vec<u32>], cached: usize) -> Self {
@@ -36,9 +36,14 @@ impl Account {
             started: Instant::now(),
             usage: Usage::of_prompts(tokens, cached),
             longest: Timings::default(),
-            open: prompts.len(),
+            open: 0,
             failure: None,
         }
+    }
+
+    /// Sets how many texts have to end.
+    pub(super) fn expect(&mut self, texts: usize) {
+        self.open = texts;
     }
 
     /// Adds tokens as they come, so that the account is right at whatever moment the request ends.

@@ -1,4 +1,5 @@
-//! Completions as they go out: one object, or the chunks of a stream.
+//! What OpenAI's formats of completions and chat have in common: the object around the texts, usage, and why a text
+//! ended.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,9 +8,9 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::dialect::{Dialect, Kept, Said, SessionInfo};
+use super::dialect::{Kept, Said, SessionInfo};
 use super::state::Served;
-use crate::engine::{Delta, Finish, FinishReason, Timings};
+use crate::engine::{FinishReason, StopCause, Timings};
 
 /// Tokens that a request took.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
@@ -83,20 +84,27 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-/// One text, or a piece of it.
-#[derive(Debug, Default, Serialize)]
-struct Choice {
-    index: usize,
-    text: String,
-    /// Always null: log probabilities are refused.
-    logprobs: Option<()>,
-    finish_reason: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<Vec<u32>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<Vec<u32>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    timings: Option<TimingsMs>,
+/// What has ended a text by itself: an addition to OpenAI's format.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(super) enum StopReason {
+    /// Null: an end-of-text token, or nothing.
+    Other(()),
+    /// A token that the request has named.
+    Token(u32),
+    /// A stop string.
+    String(String),
+}
+
+impl StopReason {
+    /// That of a text that `stop` has ended.
+    pub(super) fn of(stop: Option<&StopCause>) -> Self {
+        match stop {
+            Some(StopCause::Token(token)) => Self::Token(*token),
+            Some(StopCause::String(string)) => Self::String(string.clone()),
+            Some(StopCause::Eos(_) | StopCause::Grammar) | None => Self::Other(()),
+        }
+    }
 }
 
 /// Seconds since 1970.
@@ -165,91 +173,6 @@ pub(super) struct Wanted {
     pub(super) whole: bool,
 }
 
-/// The format of `/v1/completions`.
-pub(super) struct Completions {
-    head: Head,
-    wanted: Wanted,
-    /// The ids of each prompt until they have been sent; none where nobody asked.
-    prompts: Vec<Option<Vec<u32>>>,
-    /// The texts so far.
-    whole: Vec<Choice>,
-    kept: Kept,
-    usage: UsageField,
-}
-
-impl Completions {
-    pub(super) fn new(head: Head, wanted: Wanted, prompts: Vec<Vec<u32>>) -> Self {
-        let whole = |index| Choice { index, token_ids: wanted.token_ids.then(Vec::new), ..Choice::default() };
-        Self {
-            whole: (0..prompts.len()).map(whole).collect(),
-            prompts: prompts.into_iter().map(|ids| wanted.token_ids.then_some(ids)).collect(),
-            head,
-            wanted,
-            kept: Kept::default(),
-            usage: UsageField::Absent,
-        }
-    }
-
-    fn json(&self, choices: &[Choice], usage: UsageField, kept: &Kept) -> String {
-        self.head.json("text_completion", choices, usage, kept)
-    }
-
-    fn chunk(&mut self, mut choice: Choice, kept: &Kept) -> Said {
-        choice.prompt_token_ids = self.prompts[choice.index].take();
-        if self.wanted.whole && self.whole[choice.index].prompt_token_ids.is_none() {
-            self.whole[choice.index].prompt_token_ids.clone_from(&choice.prompt_token_ids);
-        }
-        let usage = if self.wanted.include_usage { UsageField::Later } else { UsageField::Absent };
-        Said::data(self.json(&[choice], usage, kept))
-    }
-}
-
-impl Dialect for Completions {
-    fn open(&mut self, _: &mut Vec<Said>) {}
-
-    fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<Said>) {
-        if self.wanted.whole {
-            let whole = &mut self.whole[index];
-            whole.text.push_str(&delta.text);
-            if let Some(ids) = &mut whole.token_ids {
-                ids.extend(&delta.token_ids);
-            }
-        }
-        // Without ids there is nothing to say until there is text.
-        if !delta.text.is_empty() || self.wanted.token_ids {
-            let token_ids = self.wanted.token_ids.then_some(delta.token_ids);
-            let choice = Choice { index, text: delta.text, token_ids, ..Choice::default() };
-            let said = self.chunk(choice, &Kept::default());
-            out.push(said);
-        }
-    }
-
-    fn end(&mut self, index: usize, finish: &Finish, kept: &Kept, out: &mut Vec<Said>) {
-        let (reason, timings) = (Some(finish_reason(finish.reason)), Some(finish.timings.into()));
-        let token_ids = self.wanted.token_ids.then(Vec::new);
-        let choice = Choice { index, token_ids, finish_reason: reason, timings, ..Choice::default() };
-        let said = self.chunk(choice, kept);
-        out.push(said);
-        let whole = &mut self.whole[index];
-        (whole.finish_reason, whole.timings) = (reason, timings);
-        self.kept = kept.clone();
-    }
-
-    fn close(&mut self, usage: Usage, out: &mut Vec<Said>) {
-        self.usage = UsageField::Known(usage);
-        if self.wanted.include_usage {
-            // The state is large, and has been sent.
-            let kept = Kept { state: None, ..self.kept.clone() };
-            out.push(Said::data(self.json(&[], self.usage, &kept)));
-        }
-        out.push(Said::data("[DONE]"));
-    }
-
-    fn body(&self) -> String {
-        self.json(&self.whole, self.usage, &self.kept)
-    }
-}
-
 /// A body that has been given before, as the stream that it would have been.
 pub(super) fn replay(body: &str, include_usage: bool) -> Vec<Said> {
     let Ok(Value::Object(mut rest)) = serde_json::from_str(body) else { return vec![Said::data("[DONE]")] };
@@ -262,7 +185,10 @@ pub(super) fn replay(body: &str, include_usage: bool) -> Vec<Said> {
     if rest.get("object").is_some_and(|object| object == "chat.completion") {
         rest.insert("object".into(), "chat.completion.chunk".into());
         for choice in choices.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
-            let message = choice.remove("message").unwrap_or_default();
+            let mut message = choice.remove("message").unwrap_or_default();
+            for (index, call) in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten().enumerate() {
+                call["index"] = index.into();
+            }
             choice.insert("delta".into(), message);
         }
     }

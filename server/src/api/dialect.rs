@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use super::answer::Usage;
 use super::error::ApiError;
-use crate::engine::{Delta, Finish};
+use crate::engine::{Delta, Finish, TokenLogprobs};
 
 /// The data of one server-sent event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +57,10 @@ pub(super) struct Kept {
 pub(super) trait Dialect: Send + Sync {
     /// What a stream says before any text.
     fn open(&mut self, out: &mut Vec<Said>);
+
+    /// The log probabilities of the tokens of the prompt of the text `index`, before all of its pieces; the first has
+    /// none.
+    fn prompt_logprobs(&mut self, _index: usize, _logprobs: &[Option<TokenLogprobs>], _out: &mut Vec<Said>) {}
 
     /// A piece of the text `index`.
     fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<Said>);

@@ -13,7 +13,7 @@ use crate::session::StoreError;
 const LOGGED_CHARACTERS: usize = 500;
 
 /// An answer that says why not.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ApiError {
     status: StatusCode,
     message: String,
@@ -67,6 +67,11 @@ impl ApiError {
         Self::request(StatusCode::NOT_FOUND, Some(param), Some("not_found"), message)
     }
 
+    /// The status that it is answered with.
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// In words.
     pub(super) fn message(&self) -> &str {
         &self.message
@@ -99,6 +104,8 @@ impl IntoResponse for ApiError {
         if passing.contains(&self.status) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        // For the formats that say it in another shape.
+        response.extensions_mut().insert(self);
         response
     }
 }

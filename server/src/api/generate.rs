@@ -10,8 +10,9 @@ use axum::response::{IntoResponse, Response};
 use tracing::debug;
 
 use super::account::Account;
-use super::answer::{Completions, Head, Wanted, replay};
+use super::answer::{Head, Wanted, replay};
 use super::chat::Chat;
+use super::completions::Completions;
 use super::dialect::Dialect;
 use super::error::ApiError;
 use super::idempotency::{Attempt, attempt};
@@ -23,7 +24,7 @@ use super::sink;
 use super::state::{AppState, Served};
 use super::texts::Texts;
 use super::unsupported;
-use super::validate::{Validated, validate};
+use super::validate::{Details, Validated, validate};
 use super::wire::{self, Format, GenerationRequest};
 
 /// `POST /v1/completions`
@@ -58,6 +59,7 @@ async fn create(
     let attempt = attempt(&state, owner, &headers, format.path(), &body).await?;
     let parsing = reading(&state, move || {
         let mut wire: GenerationRequest = wire::parse(&body)?;
+        wire.take_forms()?;
         unsupported::refuse(format, &wire.rest)?;
         // Nothing else is made of them, and the request may have to wait.
         wire.rest.clear();
@@ -80,22 +82,21 @@ async fn create(
         let served = Arc::clone(&served);
         reading(&state, move || Ok((validate(format, wire, &served, &origin)?, origin))).await?
     };
-    let Validated { requests, prompts, include_usage, return_token_ids, seed } = validated;
-    debug!(seed, prompts = prompts.len(), stream, "completion starts");
-    let cached = requests.iter().map(crate::engine::Request::cached_tokens).sum();
-    let account = Account::new(&prompts, cached);
+    let Validated { requests, cached, include_usage, return_token_ids, seed, details } = validated;
+    debug!(seed, prompts = details.prompts.len(), texts = requests.len(), stream, "completion starts");
+    let account = Account::new(&details.prompts, cached);
     let wanted = Wanted { include_usage, token_ids: return_token_ids, whole: !stream || ticket.is_some() };
-    let dialect = dialect(format, &served, wanted, prompts);
+    let dialect = dialect(format, &served, wanted, details);
     let texts = Texts::new(account, served.engine.submit_all(requests)?);
     let keeping = origin.keeping(label);
     Run { state, served, texts, dialect, keeping, on_disconnect, ticket }.answer(stream).await
 }
 
-fn dialect(format: Format, served: &Served, wanted: Wanted, prompts: Vec<Vec<u32>>) -> Box<dyn Dialect> {
+fn dialect(format: Format, served: &Served, wanted: Wanted, details: Details) -> Box<dyn Dialect> {
     if format == Format::Completions {
-        Box::new(Completions::new(Head::new("cmpl", served), wanted, prompts))
+        Box::new(Completions::new(Head::new("cmpl", served), wanted, Arc::clone(&served.tokenizer), details))
     } else {
-        Box::new(Chat::new(Head::new("chatcmpl", served), wanted))
+        Box::new(Chat::new(Head::new("chatcmpl", served), wanted, &served.tokenizer, &details))
     }
 }
 

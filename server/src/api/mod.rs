@@ -1,14 +1,23 @@
 //! HTTP: the OpenAI format in, JSON and server-sent events out. Only this module serialises.
 
 mod account;
+mod aligned;
 mod answer;
+mod anthropic;
 mod chat;
+mod choices;
+mod completions;
+mod constrained;
 mod dialect;
 mod door;
+mod echo;
 mod error;
+mod foreign;
 mod generate;
 mod idempotency;
 mod openapi;
+mod llamacpp;
+mod logprobs;
 mod origin;
 mod owner;
 mod panics;
@@ -18,10 +27,13 @@ mod responses;
 mod run;
 mod service;
 mod sessions;
+mod shape;
 mod sink;
 mod state;
 mod streams;
 mod texts;
+mod tokens;
+mod tools;
 mod trace;
 mod unsupported;
 mod validate;
@@ -51,6 +63,8 @@ fn routes() -> Routes {
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/streams/{id}", get(streams::follow))
         .route("/v1/sessions", get(sessions::list).post(sessions::create))
         .route("/v1/sessions/{id}", get(sessions::get).patch(sessions::patch).delete(sessions::delete))
@@ -60,6 +74,17 @@ fn routes() -> Routes {
         .route("/v1/sessions/{id}/turns", get(sessions::turns))
         .route("/v1/sessions/{id}/snapshot", get(sessions::download))
         .route("/v1/snapshots", post(sessions::upload))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/apply-template", post(tokens::apply_template))
+        .route("/completion", post(llamacpp::completion))
+        .route("/completions", post(llamacpp::completion))
+        .route("/infill", post(llamacpp::infill))
+        .route("/props", get(llamacpp::props))
+        .route("/slots", get(llamacpp::slots))
+        .route("/v1/embeddings", post(tokens::embeddings))
+        .route("/embeddings", post(tokens::embeddings))
+        .route("/embedding", post(tokens::embeddings))
         .route("/v1/models", get(service::models))
         // A model's name may hold slashes.
         .route("/v1/models/{*id}", get(service::one_model))
@@ -84,5 +109,5 @@ pub(crate) fn router(state: AppState) -> Router {
         .layer(from_fn_with_state(state.clone(), door::guard))
         .layer(from_fn(panics::catch));
     let router = if options.cors.is_empty() { router } else { router.layer(door::cors(&options.cors)) };
-    router.layer(from_fn(trace::trace)).with_state(state)
+    router.layer(from_fn(trace::trace)).layer(from_fn(shape::by_path)).with_state(state)
 }

@@ -65,6 +65,11 @@ impl Origin {
         Ok(Self::Session { owner, turn: Box::new(turn) })
     }
 
+    /// Whether there is no conversation before the request.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self, Self::Plain { .. })
+    }
+
     /// The conversation so far.
     pub(super) fn snapshot(&self) -> Option<&Arc<Snapshot>> {
         match self {

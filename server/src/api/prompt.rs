@@ -1,7 +1,10 @@
 //! From what a request says to the token ids that the engine reads.
 
+use serde_json::Value;
+
 use super::error::ApiError;
 use super::state::Served;
+use super::tools::Tools;
 use super::wire::{ChatMessage, Format, GenerationRequest, Prompt};
 use crate::session::Snapshot;
 use crate::text::{After, ChatError, ChatTemplate, Message};
@@ -23,18 +26,38 @@ pub(super) fn encode(
     if other {
         return Err(ApiError::invalid(Some(name), format!("{name} must be absent at {}", format.path())));
     }
+    if format != Format::Completions && wire.add_special_tokens == Some(false) {
+        let message = "add_special_tokens must be absent, null or true where there is a chat template";
+        return Err(ApiError::invalid(Some("add_special_tokens"), message));
+    }
     match format {
         Format::Chat | Format::Responses => {
             let messages = wire.messages.take().unwrap_or_default();
             let name = if format == Format::Chat { "messages" } else { "input" };
-            Ok(vec![messages_to_ids(messages, name, served, base)?])
+            let tools = wire.tools.as_ref().map(Tools::shown);
+            Ok(vec![messages_to_ids(messages, tools, name, served, base)?])
         }
-        Format::Completions => prompts(wire.prompt.take(), served, base),
+        Format::Completions => {
+            let bare = !wire.add_special_tokens.unwrap_or(true);
+            prompts(wire.prompt.take(), bare, served, base)
+        }
     }
 }
 
-fn prompts(prompt: Option<Prompt>, served: &Served, base: Option<&Snapshot>) -> Result<Vec<Vec<u32>>, ApiError> {
-    let text = |text: &str| text_to_ids(text, "prompt", served, base);
+/// The ids of one prompt or of several; `bare` without the special tokens that the tokenizer puts around a text.
+fn prompts(
+    prompt: Option<Prompt>,
+    bare: bool,
+    served: &Served,
+    base: Option<&Snapshot>,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let text = |text: &str| {
+        if bare {
+            let ids = served.tokenizer.encode_more(text);
+            return ids.map_err(|error| ApiError::invalid(Some("prompt"), format!("prompt: {error}")));
+        }
+        text_to_ids(text, "prompt", served, base)
+    };
     if let Some(base) = base {
         return match prompt {
             None if base.tokens() > 0 => Ok(vec![Vec::new()]),
@@ -83,6 +106,7 @@ pub(super) fn text_to_ids(
 /// What a conversation's messages, or its further messages, are as ids; the model's answer is to follow.
 pub(super) fn messages_to_ids(
     messages: Vec<ChatMessage>,
+    tools: Option<&Value>,
     param: &str,
     served: &Served,
     base: Option<&Snapshot>,
@@ -95,10 +119,10 @@ pub(super) fn messages_to_ids(
     let template = template(served, param)?;
     let refused = |error: ChatError| ApiError::invalid(Some(param), format!("{param}: {error}"));
     let ids = match base {
-        None => served.tokenizer.encode_chat(&template.render(&messages).map_err(refused)?),
+        None => served.tokenizer.encode_chat(&template.render_tools(&messages, tools).map_err(refused)?),
         Some(base) => {
             let after = if base.answer.is_some() { After::Answer } else { After::Messages };
-            served.tokenizer.encode_more(&template.render_more(&messages, after).map_err(refused)?)
+            served.tokenizer.encode_more(&template.render_more_tools(&messages, tools, after).map_err(refused)?)
         }
     };
     ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
@@ -128,7 +152,7 @@ pub(super) fn closed_to_ids(messages: Vec<ChatMessage>, param: &str, served: &Se
     ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
 }
 
-fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiError> {
+pub(super) fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() || messages.len() > MAX_MESSAGES {
         let message = format!("{param} must hold from 1 to {MAX_MESSAGES} messages, found {}", messages.len());
         return Err(ApiError::invalid(Some(param), message));
@@ -136,7 +160,7 @@ fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiE
     messages.into_iter().map(|message| message.text(param)).collect()
 }
 
-fn template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
+pub(super) fn template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
     served.template.as_deref().ok_or_else(|| {
         let message = "the checkpoint has no chat template, and takes prompts at /v1/completions alone";
         ApiError::invalid(Some(param), message)

@@ -1,14 +1,16 @@
 //! A request for text from its first event to its last, in a task of its own: what the client reads, what is kept, and
 //! what happens where the client leaves.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{Instrument, Span, warn};
 
 use super::dialect::{Dialect, Kept, Said, SessionInfo};
@@ -93,6 +95,8 @@ impl Run {
     async fn run(mut self, mut sink: Sink, guard: RunGuard) {
         // Before the engine gives up on the reader: a turn that is to be committed needs it once more.
         let limit = self.served.engine.stall_limit().mul_f32(0.75);
+        let mut over = pin!(over(self.state.options().max_time));
+        let mut is_over = false;
         let mut out = Vec::new();
         self.dialect.open(&mut out);
         let outcome = loop {
@@ -101,6 +105,11 @@ impl Run {
                 tokio::select! {
                     biased;
                     () = sink.left() => None,
+                    () = &mut over, if !is_over => {
+                        is_over = true;
+                        self.texts.interrupt();
+                        continue;
+                    }
                     event = self.texts.next() => Some(event),
                 }
             } else {
@@ -148,7 +157,10 @@ impl Run {
                 }
                 Ok(false)
             }
-            Event::PromptLogprobs(_) => Ok(false),
+            Event::PromptLogprobs(logprobs) => {
+                self.dialect.prompt_logprobs(index, &logprobs, out);
+                Ok(false)
+            }
             Event::Delta(delta) => {
                 self.dialect.delta(index, delta, out);
                 Ok(false)
@@ -232,6 +244,14 @@ impl Run {
         if let Err(error) = kept {
             warn!("no receipt for an idempotency key: {}", error.message());
         }
+    }
+}
+
+/// Ends after `limit`; never where there is none.
+async fn over(limit: Option<Duration>) {
+    match limit {
+        Some(limit) => sleep(limit).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -15,7 +15,7 @@ use super::idempotency::InFlight;
 use super::streams::Streams;
 use crate::engine::{EngineHandle, Limits};
 use crate::session::{Codec, PrefixIndex, Store};
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::{ChatTemplate, Grammars, Tokenizer};
 
 /// A model that is being served.
 pub struct Served {
@@ -33,6 +33,8 @@ pub struct Served {
     pub sampling: SamplingParams,
     /// How messages become a text; none where the checkpoint has no template.
     pub template: Option<Arc<ChatTemplate>>,
+    /// Makes the grammars that answers follow.
+    pub grammars: Arc<Grammars>,
     /// How snapshots become bytes.
     pub codec: Arc<Codec>,
     /// Bytes of one conversation's state.

@@ -15,7 +15,8 @@ pub(super) struct Texts {
 }
 
 impl Texts {
-    pub(super) fn new(account: Account, streams: Vec<EventStream>) -> Self {
+    pub(super) fn new(mut account: Account, streams: Vec<EventStream>) -> Self {
+        account.expect(streams.len());
         Self { account, streams: streams.into_iter().map(Some).collect(), turn: 0 }
     }
 

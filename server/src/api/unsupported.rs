@@ -9,7 +9,7 @@ use super::wire::Format;
 
 /// Fields of OpenAI and vLLM that would change the answer and that this server does not have, each with the value
 /// that asks for nothing. To ignore one silently would be to answer another question.
-fn all() -> [(&'static str, Value); 35] {
+fn all() -> [(&'static str, Value); 33] {
     [
         ("n", json!(1)),
         ("best_of", json!(1)),
@@ -20,21 +20,19 @@ fn all() -> [(&'static str, Value); 35] {
         ("stop_token_ids", json!([])),
         ("min_tokens", json!(0)),
         ("top_logprobs", Value::Null),
-        ("tools", json!([])),
-        ("tool_choice", json!("none")),
         ("functions", json!([])),
         ("function_call", json!("none")),
+        ("chat_template", Value::Null),
+        ("chat_template_kwargs", json!({})),
+        ("documents", json!([])),
         ("audio", Value::Null),
+        ("modalities", json!(["text"])),
+        ("web_search_options", Value::Null),
         ("bad_words", json!([])),
         ("allowed_token_ids", Value::Null),
         ("truncate_prompt_tokens", Value::Null),
         ("prompt_embeds", Value::Null),
-        ("response_format", json!({"type": "text"})),
-        ("structured_outputs", Value::Null),
-        ("guided_json", Value::Null),
-        ("guided_regex", Value::Null),
-        ("guided_choice", Value::Null),
-        ("guided_grammar", Value::Null),
+        ("guided_whitespace_pattern", Value::Null),
         ("guided_decoding_backend", Value::Null),
         ("logits_processors", Value::Null),
         ("use_beam_search", json!(false)),

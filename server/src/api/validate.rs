@@ -3,12 +3,18 @@
 use rand::Rng;
 use tidegate_model::SamplingParams;
 
+use super::aligned::Opening;
+use super::choices::{Choices, Sizes};
+use super::constrained;
+use super::echo::Echo;
 use super::error::ApiError;
+use super::logprobs;
 use super::origin::Origin;
 use super::prompt;
 use super::state::Served;
+use super::tools::Tools;
 use super::wire::{Format, GenerationRequest, Seed, Stop};
-use crate::engine::{Request, RequestParameters};
+use crate::engine::{Keep, Request, RequestParameters, Start, share_prompt};
 
 /// Tokens to generate where a request does not say; OpenAI's default.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -16,16 +22,36 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 /// The same for chat, where OpenAI has no bound and a text ends by itself: enough for an answer.
 const DEFAULT_MAX_CHAT_TOKENS: usize = 1024;
 
-/// A request for completions whose every part has been checked.
+/// A request for text whose every part has been checked.
 #[derive(Debug)]
 pub(super) struct Validated {
-    /// One for each prompt, in order.
+    /// The texts of each prompt, in order.
     pub(super) requests: Vec<Request>,
-    /// The ids of each prompt.
-    pub(super) prompts: Vec<Vec<u32>>,
+    /// Tokens of the prompts that need not be computed.
+    pub(super) cached: usize,
     pub(super) include_usage: bool,
     pub(super) return_token_ids: bool,
     pub(super) seed: u64,
+    pub(super) details: Details,
+}
+
+/// What the answer's format has to know.
+#[derive(Debug)]
+pub(super) struct Details {
+    /// The ids of each prompt.
+    pub(super) prompts: Vec<Vec<u32>>,
+    /// How many texts each of them gets.
+    pub(super) choices: Choices,
+    /// What the texts of each of them begin with.
+    pub(super) openings: Vec<Opening>,
+    /// Log probabilities that are listed with each token beside its own; none where none are told.
+    pub(super) logprobs: Option<usize>,
+    /// Whether tokens are called by their ids.
+    pub(super) names_by_id: bool,
+    /// The prompts' own texts, where they are told.
+    pub(super) echoes: Vec<Echo>,
+    /// The tools that an answer may call.
+    pub(super) tools: Option<Tools>,
 }
 
 /// Checks `wire` against what is served and where it begins; the error names the parameter.
@@ -38,48 +64,132 @@ pub(super) fn validate(
     if let Some(model) = &wire.model {
         served.check_name(model, Some("model"))?;
     }
-    let stream = wire.stream.unwrap_or(false);
-    if wire.stream_options.is_some() && !stream {
+    check_stream(&wire)?;
+    let include_usage = wire.include_usage();
+    let choices = Choices::read(format, &wire)?;
+    let echo = echo(format, &wire, origin)?;
+    if !origin.is_plain() {
+        choices.check_single("a conversation")?;
+    }
+    let logprobs = logprobs::read(format, &wire)?;
+    let sampling = sampling(&wire, &served.sampling)?;
+    let max_tokens = max_tokens(format, &wire, served, echo)?;
+    let stop = match wire.stop.take() {
+        None => Vec::new(),
+        Some(Stop::One(one)) => vec![one],
+        Some(Stop::Many(many)) => many,
+    };
+    let given = if echo { wire.prompt.clone() } else { None };
+    let base = origin.snapshot().map(AsRef::as_ref);
+    let prompts = prompt::encode(format, &mut wire, served, base)?;
+    let sizes = Sizes { prompts: &prompts, max_tokens, listed: logprobs.unwrap_or(0), echoed: echo };
+    choices.check_room(&sizes, served)?;
+    let follows = max_tokens > 0;
+    let echoes = match echo {
+        true => Echo::all(given.as_ref(), &prompts, &served.tokenizer, follows),
+        false => Vec::new(),
+    };
+    let opening = |(at, ids): (usize, &Vec<u32>)| {
+        let opening = Opening::new(ids, base, &served.tokenizer);
+        Opening { offset: echoes.get(at).map_or(0, |echo| echo.text.chars().count()), ..opening }
+    };
+    let openings = prompts.iter().enumerate().map(opening).collect();
+    let seed = sampling.seed;
+    let grammar = constrained::grammar(format, &wire, served)?;
+    let parameters = RequestParameters {
+        max_tokens,
+        stop,
+        sampling,
+        reseed: wire.seed.is_some(),
+        ignore_eos: wire.ignore_eos.unwrap_or(false),
+        min_tokens: wire.min_tokens.map_or(0, |tokens| usize::try_from(tokens).unwrap_or(usize::MAX)),
+        stop_token_ids: wire.stop_token_ids.take().unwrap_or_default(),
+        // The best is the one whose log probability is known to be.
+        logprobs: logprobs.or(choices.are_ranked().then_some(0)),
+        prompt_logprobs: logprobs.filter(|_| echo),
+        grammar,
+        ..RequestParameters::default()
+    };
+    let plan = Plan { choices, parameters, served, origin };
+    let (mut requests, mut cached) = (Vec::with_capacity(prompts.len() * choices.generated), 0);
+    for prompt in &prompts {
+        let texts = plan.texts(prompt)?;
+        cached += texts.first().map_or(0, Request::cached_tokens);
+        requests.extend(texts);
+    }
+    let return_token_ids = wire.return_token_ids.unwrap_or(false);
+    let names_by_id = wire.return_tokens_as_token_ids.unwrap_or(false);
+    let details = Details { prompts, choices, openings, logprobs, names_by_id, echoes, tools: wire.tools.take() };
+    Ok(Validated { requests, cached, include_usage, return_token_ids, seed, details })
+}
+
+/// What the texts of a request have in common.
+struct Plan<'a> {
+    choices: Choices,
+    parameters: RequestParameters,
+    served: &'a Served,
+    origin: &'a Origin,
+}
+
+impl Plan<'_> {
+    /// The texts of one prompt, each with the seed after the one before.
+    fn texts(&self, prompt: &[u32]) -> Result<Vec<Request>, ApiError> {
+        let (mut start, keep) = self.origin.start(self.served, prompt);
+        let parameters = &self.parameters;
+        if parameters.prompt_logprobs.is_some() {
+            // A state has none of the tokens that made it: what is told of each of them has to be computed.
+            start = Start::Empty;
+        }
+        let several = self.choices.generated > 1;
+        let text = |choice: usize| {
+            let mut sampling = parameters.sampling.clone();
+            sampling.seed = sampling.seed.wrapping_add(choice as u64);
+            let keep = Keep {
+                prompt: keep.prompt && choice == 0,
+                // Which of several is gone on with nobody knows, and all would drive others out. One that only reads
+                // has an end and nothing else.
+                end: (keep.end && !several) || parameters.max_tokens == 0,
+            };
+            let (start, prompt) = (start.clone(), prompt.to_vec());
+            Ok(Request::new(
+                RequestParameters { start, prompt, sampling, keep, ..parameters.clone() },
+                &self.served.limits,
+            )?)
+        };
+        let mut texts = (0..self.choices.generated).map(text).collect::<Result<Vec<_>, ApiError>>()?;
+        share_prompt(&mut texts);
+        Ok(texts)
+    }
+}
+
+fn check_stream(wire: &GenerationRequest) -> Result<(), ApiError> {
+    if wire.stream_options.is_some() && !wire.stream.unwrap_or(false) {
         return Err(ApiError::invalid(Some("stream_options"), "stream_options must be absent unless stream is true"));
     }
     if wire.stream_options.as_ref().and_then(|options| options.continuous_usage_stats).unwrap_or(false) {
         let message = "stream_options.continuous_usage_stats must be absent, null or false: it is not supported";
         return Err(ApiError::invalid(Some("stream_options"), message));
     }
-    let include_usage = wire.include_usage();
-    let sampling = sampling(&wire, &served.sampling)?;
-    let max_tokens = max_tokens(format, &wire, served)?;
-    let stop = match wire.stop.take() {
-        None => Vec::new(),
-        Some(Stop::One(one)) => vec![one],
-        Some(Stop::Many(many)) => many,
-    };
-    let prompts = prompt::encode(format, &mut wire, served, origin.snapshot().map(AsRef::as_ref))?;
-    let seed = sampling.seed;
-    let requests = prompts
-        .iter()
-        .map(|prompt| {
-            let (start, keep) = origin.start(served, prompt);
-            let parameters = RequestParameters {
-                start,
-                prompt: prompt.clone(),
-                max_tokens,
-                stop: stop.clone(),
-                sampling: sampling.clone(),
-                reseed: wire.seed.is_some(),
-                ignore_eos: wire.ignore_eos.unwrap_or(false),
-                keep,
-                ..RequestParameters::default()
-            };
-            Ok(Request::new(parameters, &served.limits)?)
-        })
-        .collect::<Result<_, ApiError>>()?;
-    let return_token_ids = wire.return_token_ids.unwrap_or(false);
-    Ok(Validated { requests, prompts, include_usage, return_token_ids, seed })
+    Ok(())
 }
 
-/// Tokens to generate at most; at least 1: only a session's own routes read without writing.
-fn max_tokens(format: Format, wire: &GenerationRequest, served: &Served) -> Result<usize, ApiError> {
+/// Whether the prompts' own texts are told.
+fn echo(format: Format, wire: &GenerationRequest, origin: &Origin) -> Result<bool, ApiError> {
+    if !wire.echo.unwrap_or(false) {
+        return Ok(false);
+    }
+    let refused = |message: String| Err(ApiError::invalid(Some("echo"), message));
+    if format != Format::Completions {
+        return refused(format!("echo must be absent, null or false at {}", format.path()));
+    }
+    if !origin.is_plain() {
+        return refused("echo must be absent, null or false with a conversation, whose text is not kept".into());
+    }
+    Ok(true)
+}
+
+/// Tokens to generate at most; at least 1: only an echoed prompt and a session's own routes read without writing.
+fn max_tokens(format: Format, wire: &GenerationRequest, served: &Served, echo: bool) -> Result<usize, ApiError> {
     let name = match (format, wire.max_completion_tokens) {
         (Format::Completions, Some(_)) => {
             let message = "max_completion_tokens must be absent: it is max_tokens here";
@@ -95,16 +205,16 @@ fn max_tokens(format: Format, wire: &GenerationRequest, served: &Served) -> Resu
         Format::Chat | Format::Responses => DEFAULT_MAX_CHAT_TOKENS,
     };
     let asked = wire.max_completion_tokens.or(wire.max_tokens);
-    let most = served.limits.max_tokens;
+    let (fewest, most) = (usize::from(!echo), served.limits.max_tokens);
     let tokens = asked.map_or(default.min(most), |asked| usize::try_from(asked).unwrap_or(usize::MAX));
-    if (1..=most).contains(&tokens) {
+    if (fewest..=most).contains(&tokens) {
         return Ok(tokens);
     }
-    Err(ApiError::invalid(Some(name), format!("{name} must be from 1 to {most}, found {tokens}")))
+    Err(ApiError::invalid(Some(name), format!("{name} must be from {fewest} to {most}, found {tokens}")))
 }
 
 /// The request's sampling parameters over the model's recommended ones.
-fn sampling(wire: &GenerationRequest, recommended: &SamplingParams) -> Result<SamplingParams, ApiError> {
+pub(super) fn sampling(wire: &GenerationRequest, recommended: &SamplingParams) -> Result<SamplingParams, ApiError> {
     let mut sampling = recommended.clone();
     let set = |target: &mut f32, value: Option<f64>| {
         if let Some(value) = value {

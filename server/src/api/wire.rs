@@ -7,14 +7,19 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use super::constrained::Constrained;
 use super::error::ApiError;
 use super::run::OnDisconnect;
+use super::tools::{MessageCall, Tools};
 use crate::text::Message;
 
+/// Levels of objects and arrays in a body that serde_json reads.
+const DEEPEST: usize = 127;
+
 /// A prompt, or several.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a string, an array of strings, an array of token ids, or an array of those")]
 pub(super) enum Prompt {
     Text(String),
@@ -46,6 +51,14 @@ impl Seed {
             Self::Signed(seed) => seed.cast_unsigned(),
         }
     }
+}
+
+/// Log probabilities: how many with each token in completions, whether at all in chat.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected an integer from 0 to 20 in completions, true or false in chat")]
+pub(super) enum Logprobs {
+    Switch(bool),
+    Top(u64),
 }
 
 /// What to add to a stream.
@@ -90,10 +103,16 @@ pub(super) struct Part {
 }
 
 /// One message of a conversation.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub(super) struct ChatMessage {
     pub(super) role: String,
     pub(super) content: Option<Content>,
+    /// Whose message it is among those of its role.
+    pub(super) name: Option<String>,
+    /// The calls that an assistant's message makes.
+    pub(super) tool_calls: Option<Vec<MessageCall>>,
+    /// The call that a tool's message answers.
+    pub(super) tool_call_id: Option<String>,
 }
 
 impl ChatMessage {
@@ -109,9 +128,19 @@ impl ChatMessage {
         let content = match self.content {
             Some(Content::Text(text)) => text,
             Some(Content::Parts(parts)) => parts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.concat(),
+            // What a message says that calls tools is the calls.
+            None if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) => String::new(),
             None => return Err(ApiError::invalid(Some(param), format!("{param} must all have content"))),
         };
-        Ok(Message { role: self.role, content })
+        let mut more = Map::new();
+        let calls = self.tool_calls.unwrap_or_default().into_iter().map(|call| call.shown(param));
+        let calls = calls.collect::<Result<Vec<_>, _>>()?;
+        if !calls.is_empty() {
+            more.insert("tool_calls".into(), calls.into());
+        }
+        more.extend(self.tool_call_id.map(|id| ("tool_call_id".into(), id.into())));
+        more.extend(self.name.map(|name| ("name".into(), name.into())));
+        Ok(Message { role: self.role, content, more })
     }
 }
 
@@ -137,6 +166,15 @@ pub(super) struct GenerationRequest {
     pub(super) presence_penalty: Option<f64>,
     pub(super) logit_bias: Option<BTreeMap<String, f64>>,
     pub(super) seed: Option<Seed>,
+    pub(super) n: Option<u64>,
+    pub(super) best_of: Option<u64>,
+    pub(super) echo: Option<bool>,
+    pub(super) logprobs: Option<Logprobs>,
+    pub(super) top_logprobs: Option<u64>,
+    pub(super) return_tokens_as_token_ids: Option<bool>,
+    pub(super) min_tokens: Option<u64>,
+    pub(super) stop_token_ids: Option<Vec<u32>>,
+    pub(super) add_special_tokens: Option<bool>,
     pub(super) ignore_eos: Option<bool>,
     pub(super) return_token_ids: Option<bool>,
     pub(super) session: Option<String>,
@@ -144,12 +182,25 @@ pub(super) struct GenerationRequest {
     pub(super) on_disconnect: Option<OnDisconnect>,
     pub(super) state: Option<String>,
     pub(super) return_state: Option<bool>,
+    /// The form that the answer must have, under whichever name.
+    #[serde(skip)]
+    pub(super) constrained: Option<Constrained>,
+    /// The tools that the answer may call.
+    #[serde(skip)]
+    pub(super) tools: Option<Tools>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
     pub(super) rest: BTreeMap<String, Value>,
 }
 
 impl GenerationRequest {
+    /// Takes out of `rest` what asks for a form of the answer.
+    pub(super) fn take_forms(&mut self) -> Result<(), ApiError> {
+        self.constrained = Constrained::take(&mut self.rest)?;
+        self.tools = Tools::take(&mut self.rest)?;
+        Ok(())
+    }
+
     /// Whether a stream is to end with its usage.
     pub(super) fn include_usage(&self) -> bool {
         self.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
@@ -194,6 +245,10 @@ fn field_error(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiErro
         serde_path_to_error::Segment::Map { key } => Some(key.as_str()),
         _ => None,
     });
+    // The parser's own bound; it has no code for it.
+    if error.inner().to_string().starts_with("recursion limit exceeded") {
+        return ApiError::invalid(field, format!("the body must be nested at most {DEEPEST} levels deep"));
+    }
     match field {
         Some(field) => ApiError::invalid(Some(field), format!("{}: {}", error.path(), error.inner())),
         None => ApiError::invalid(None, format!("the body must be a JSON object: {}", error.inner())),

@@ -43,6 +43,15 @@ pub(crate) struct DoorArgs {
     /// times, or with commas. * for all. None where absent.
     #[arg(long, env = "TIDEGATE_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) cors_origin: Vec<Origin>,
+    /// Certificate with its chain, as PEM: the server then speaks TLS. Read again on SIGHUP, with the key.
+    #[arg(long, env = "TIDEGATE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, as PEM.
+    #[arg(long, env = "TIDEGATE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Connections that may be open at once; others wait until one closes.
+    #[arg(long, env = "TIDEGATE_MAX_CONNECTIONS", value_name = "COUNT", default_value_t = 4096, value_parser = positive)]
+    pub(crate) max_connections: usize,
     /// Time that a request's body may take to come; then the answer is 408.
     #[arg(long, env = "TIDEGATE_BODY_SECONDS", value_name = "SECONDS", default_value_t = 60, value_parser = positive)]
     pub(crate) body_seconds: usize,

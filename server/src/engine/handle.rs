@@ -23,6 +23,7 @@ pub(super) struct Shared {
     pub(super) alive: AtomicBool,
     pub(super) heartbeat: Heartbeat,
     pub(super) stall_limit: Duration,
+    pub(super) slots: usize,
 }
 
 impl Shared {
@@ -104,6 +105,11 @@ impl EngineHandle {
     /// Requests that may wait at once.
     pub fn queue_capacity(&self) -> usize {
         self.shared.inbox.capacity()
+    }
+
+    /// Texts that may run at once.
+    pub fn slots(&self) -> usize {
+        self.shared.slots
     }
 
     /// What the engine has done so far.

@@ -6,6 +6,7 @@
 mod constraint;
 mod decoder;
 mod event;
+mod grammar;
 mod handle;
 mod inbox;
 mod keep;

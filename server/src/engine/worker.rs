@@ -60,6 +60,7 @@ pub fn spawn<M: LanguageModel + 'static>(
         alive: AtomicBool::new(true),
         heartbeat: Heartbeat::new(options.step_limit),
         stall_limit: options.stall_limit,
+        slots: model.slots(),
     });
     let scheduler = Scheduler::new(model.slots(), options.stall_limit);
     let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared) };

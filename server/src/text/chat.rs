@@ -7,11 +7,11 @@ mod jinja;
 
 use std::path::Path;
 
-use chrono::{DateTime, Utc};
+use chrono::Utc;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use self::jinja::{Jinja, MOST_BYTES, STEPS};
+use self::jinja::{Jinja, MOST_BYTES, Rendering, STEPS};
 use super::TextError;
 use super::tokenizer::{SpecialToken, optional_json};
 
@@ -19,12 +19,14 @@ use super::tokenizer::{SpecialToken, optional_json};
 const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
 
 /// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`.
+    /// Who speaks: `system`, `user`, `assistant`, `tool`.
     pub role: String,
     /// What is said.
     pub content: String,
+    /// What else templates look for in a message: `tool_calls`, `tool_call_id`, `name`.
+    pub more: Map<String, Value>,
 }
 
 /// How the kept conversation ends that messages are added to.
@@ -66,6 +68,7 @@ pub enum ChatError {
 
 /// A checkpoint's chat template, compiled.
 pub struct ChatTemplate {
+    source: String,
     jinja: Jinja,
 }
 
@@ -105,7 +108,12 @@ impl ChatTemplate {
         };
         let jinja = Jinja::compile(&source, tokens);
         let jinja = jinja.map_err(|error| TextError::Contents { path, reason: format!("chat template: {error}") })?;
-        Ok(Some(Self { jinja }))
+        Ok(Some(Self { source, jinja }))
+    }
+
+    /// The template as the checkpoint has it.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The text of a whole conversation, with the beginning of the assistant's answer.
@@ -113,7 +121,16 @@ impl ChatTemplate {
     /// # Errors
     /// Messages that the template refuses or fails at, too many steps, or too long a text.
     pub fn render(&self, messages: &[Message]) -> Result<String, ChatError> {
-        self.jinja.render(messages, true, Utc::now())
+        self.render_tools(messages, None)
+    }
+
+    /// [`Self::render`] with the tools that the answer may call, a list of objects as OpenAI has them. Where they are
+    /// written, and whether, is the template's choice.
+    ///
+    /// # Errors
+    /// As for [`Self::render`].
+    pub fn render_tools(&self, messages: &[Message], tools: Option<&Value>) -> Result<String, ChatError> {
+        self.jinja.render(Rendering { messages, tools, prompt: true, now: Utc::now() })
     }
 
     /// The text of a conversation that is to be kept, and to which messages are added later.
@@ -123,8 +140,9 @@ impl ChatTemplate {
     pub fn render_closed(&self, messages: &[Message]) -> Result<String, ChatError> {
         let now = Utc::now();
         let (stem, marked) = marked(messages);
-        shown(messages, &stem, &self.jinja.render(&marked, false, now)?)?;
-        self.jinja.render(messages, false, now)
+        let whole = |messages| self.jinja.render(Rendering { messages, tools: None, prompt: false, now });
+        shown(messages, &stem, &whole(&marked)?)?;
+        whole(messages)
     }
 
     /// The text that `messages` add to a conversation that is kept elsewhere and has at least one message, with the
@@ -141,7 +159,21 @@ impl ChatTemplate {
     /// goes on with the assistant; a message that the template does not show where it is added; and a template that
     /// changes what stands before.
     pub fn render_more(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
-        self.more(messages, after, true)
+        self.more(messages, None, after, true)
+    }
+
+    /// [`Self::render_more`] with the tools that the answer may call. A template that writes them before the first
+    /// message does not write them again.
+    ///
+    /// # Errors
+    /// As for [`Self::render_more`].
+    pub fn render_more_tools(
+        &self,
+        messages: &[Message],
+        tools: Option<&Value>,
+        after: After,
+    ) -> Result<String, ChatError> {
+        self.more(messages, tools, after, true)
     }
 
     /// [`Self::render_more`] without the beginning of an answer after them.
@@ -149,31 +181,40 @@ impl ChatTemplate {
     /// # Errors
     /// As for [`Self::render_more`].
     pub fn render_more_closed(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
-        self.more(messages, after, false)
+        self.more(messages, None, after, false)
     }
 
-    fn more(&self, messages: &[Message], after: After, open: bool) -> Result<String, ChatError> {
+    fn more(
+        &self,
+        messages: &[Message],
+        tools: Option<&Value>,
+        after: After,
+        prompt: bool,
+    ) -> Result<String, ChatError> {
         let now = Utc::now();
         let (stem, marked) = marked(messages);
-        shown(messages, &stem, &self.added(&marked, after, open, now)?)?;
-        self.added(messages, after, open, now)
+        let added = |messages| self.added(Rendering { messages, tools, prompt, now }, after);
+        shown(messages, &stem, &added(&marked)?)?;
+        added(messages)
     }
 
-    /// What `messages` add, whether or not all of them are in it.
-    fn added(&self, messages: &[Message], after: After, open: bool, now: DateTime<Utc>) -> Result<String, ChatError> {
+    /// What messages add, whether or not all of them are in it.
+    fn added(&self, more: Rendering, after: After) -> Result<String, ChatError> {
+        let messages = more.messages;
         let (user, answer) = (message("user", mark()), message("assistant", mark()));
         let answer_mark = answer.content.clone();
         // An assistant's message follows a user's, everything else an answer: templates want roles to alternate.
         let user_last = after == After::Messages && messages.first().is_none_or(|first| first.role == "assistant");
         let kept = if user_last { vec![user] } else { vec![user, answer] };
-        let whole = self.jinja.render(&[kept.as_slice(), messages].concat(), open, now)?;
+        let whole = [kept.as_slice(), messages].concat();
+        let whole = self.jinja.render(Rendering { messages: &whole, ..more })?;
         match after {
             After::Answer => match whole.split_once(&answer_mark) {
                 Some((_, rest)) if !rest.contains(&answer_mark) => Ok(rest.into()),
                 _ => Err(ChatError::NotKept),
             },
             After::Messages => {
-                let closed = self.jinja.render(&kept, false, now)?;
+                let closed = self.jinja.render(Rendering { messages: &kept, prompt: false, ..more })?;
                 whole.strip_prefix(&closed).map(Into::into).ok_or(ChatError::NotKept)
             }
         }
@@ -195,7 +236,7 @@ struct Named {
 }
 
 fn message(role: &str, content: String) -> Message {
-    Message { role: role.into(), content }
+    Message { role: role.into(), content, ..Message::default() }
 }
 
 /// A word that is in no message: nobody can guess it. Small letters and digits alone, so that no template trims,
@@ -204,10 +245,15 @@ fn mark() -> String {
     format!("m{:032x}", rand::random::<u128>())
 }
 
-/// `messages` with a mark in place of each content: one stem for all, and the message's place.
+/// `messages` with a mark in place of each content: one stem for all, and the message's place. Calls of tools are left
+/// out, since templates write no content beside them.
 fn marked(messages: &[Message]) -> (String, Vec<Message>) {
     let stem = mark();
-    let marked = messages.iter().enumerate().map(|(at, original)| message(&original.role, format!("{stem}n{at}e")));
+    let marked = messages.iter().enumerate().map(|(at, original)| {
+        let mut more = original.more.clone();
+        more.remove("tool_calls");
+        Message { role: original.role.clone(), content: format!("{stem}n{at}e"), more }
+    });
     let marked = marked.collect();
     (stem, marked)
 }

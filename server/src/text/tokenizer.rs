@@ -1,7 +1,7 @@
 //! `tokenizer.json` and what stands beside it: text to token ids, and which ids end a text.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::Deserialize;
 use tokenizers::decoders::DecoderWrapper;
@@ -89,7 +89,9 @@ impl SpecialToken {
 
 /// A byte-level tokenizer whose ids all fit the model.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    pub(super) inner: tokenizers::Tokenizer,
+    /// The same, where a special token's text is a text like any other; made when it is first asked for.
+    pub(super) plain: OnceLock<tokenizers::Tokenizer>,
     vocabulary: Arc<Vocabulary>,
     defaults: GenerationDefaults,
     eos: Arc<[u32]>,
@@ -131,7 +133,7 @@ impl Tokenizer {
             return Err(TextError::Contents { path: folder.join("generation_config.json"), reason });
         }
         let begin = begin(&inner).map_err(bad)?;
-        Ok(Self { inner, vocabulary, defaults, eos: eos.into(), begin })
+        Ok(Self { inner, plain: OnceLock::new(), vocabulary, defaults, eos: eos.into(), begin })
     }
 
     /// The ids of `text`, with the special tokens that the tokenizer puts around a text.
@@ -174,6 +176,11 @@ impl Tokenizer {
         &self.vocabulary
     }
 
+    /// The special tokens that come before every text.
+    pub fn begin(&self) -> &[u32] {
+        &self.begin
+    }
+
     /// The ids that end a text.
     pub fn eos(&self) -> &Arc<[u32]> {
         &self.eos
@@ -185,7 +192,7 @@ impl Tokenizer {
     }
 }
 
-fn ids(tokenizer: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+pub(super) fn ids(tokenizer: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
     let encoding = tokenizer.encode_fast(text, special).map_err(|error| TextError::Encode(error.to_string()))?;
     Ok(encoding.get_ids().to_vec())
 }

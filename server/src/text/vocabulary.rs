@@ -3,6 +3,8 @@
 //! A byte-level token is any run of bytes, so one character may be spread over several tokens; only
 //! [`Detokenizer`](super::Detokenizer) may turn these bytes into characters.
 
+use super::Detokenizer;
+
 /// The bytes of every token; special tokens and ids without a token have none.
 #[derive(Debug)]
 pub struct Vocabulary {
@@ -15,10 +17,25 @@ impl Vocabulary {
         Self { tokens }
     }
 
+    /// The beginning of a character that the text of `ids` ends in, which tokens after them may complete.
+    pub fn unfinished(&self, ids: &[u32]) -> Vec<u8> {
+        // A character has at most 4 bytes, and where one begins does not depend on what is before it.
+        let mut last: Vec<u8> = ids.iter().rev().flat_map(|id| self.bytes(*id).iter().rev()).take(3).copied().collect();
+        last.reverse();
+        let mut detokenizer = Detokenizer::new();
+        detokenizer.push(&last, &mut String::new());
+        detokenizer.pending().to_vec()
+    }
+
     /// The bytes that `id` adds to a text.
     pub fn bytes(&self, id: u32) -> &[u8] {
         // The model's vocabulary may be padded past the tokenizer's: such ids add nothing.
         self.tokens.get(id as usize).map_or(&[], AsRef::as_ref)
+    }
+
+    /// The bytes of each token, in the order of their ids.
+    pub fn tokens(&self) -> impl Iterator<Item = &[u8]> {
+        self.tokens.iter().map(AsRef::as_ref)
     }
 }
 

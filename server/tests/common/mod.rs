@@ -15,7 +15,7 @@ use tidegate_model::{SamplingParams, StateLayout};
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{EngineHandle, EngineOptions, EngineThread, Limits, spawn};
 use tidegate_server::session::{Codec, Fingerprint, PrefixIndex};
-use tidegate_server::text::Tokenizer;
+use tidegate_server::text::{Grammars, Tokenizer};
 use tidegate_server::{ApiOptions, AppState, Served, app};
 use tower::ServiceExt;
 
@@ -56,6 +56,7 @@ pub(crate) fn served(engine: EngineHandle) -> Served {
         limits: Limits { vocab_size: 256, max_prompt_tokens: 1000, max_tokens: 100_000 },
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         template: None,
+        grammars: Arc::new(Grammars::new(&rules().vocabulary, &rules().eos).unwrap()),
         codec: Arc::new(codec()),
         state_bytes: 4,
         prefixes: Arc::new(PrefixIndex::new(0, 0)),

@@ -54,9 +54,12 @@ impl Door {
 pub(super) async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     let (Some(keys), access) = (state.door().keys(), Access::of(path)) else { return next.run(request).await };
-    if access == Access::Open {
-        return next.run(request).await;
-    }
+    let access = match access {
+        Access::Open if request.method().is_safe() => return next.run(request).await,
+        // What everybody may read is not for everybody to ask for texts at.
+        Access::Open => Access::Needs(Scope::Generate),
+        access => access,
+    };
     let key = match known(&keys, request.headers(), access) {
         Ok(key) => key,
         Err(refusal) => return refusal,

@@ -77,10 +77,9 @@ pub(super) async fn create(
         });
         checking.await?
     };
-    let Validated { requests, prompts, seed, .. } = validated;
+    let Validated { requests, cached, seed, details, .. } = validated;
     debug!(seed, stream, "response starts");
-    let cached = requests.iter().map(crate::engine::Request::cached_tokens).sum();
-    let texts = Texts::new(Account::new(&prompts, cached), served.engine.submit_all(requests)?);
+    let texts = Texts::new(Account::new(&details.prompts, cached), served.engine.submit_all(requests)?);
     let (dialect, keeping) = (Box::new(Writer::new(object, before)), origin.keeping(None));
     Run { state, served, texts, dialect, keeping, on_disconnect: OnDisconnect::Rollback, ticket }.answer(stream).await
 }

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::object::{ToolChoice, Truncation};
+use crate::api::constrained::Constrained;
 use crate::api::error::ApiError;
 use crate::api::sessions::metadata;
 use crate::api::unsupported::{self, is_same};
@@ -77,6 +78,9 @@ pub(super) struct ResponseRequest {
     logit_bias: Option<BTreeMap<String, f64>>,
     seed: Option<Seed>,
     ignore_eos: Option<bool>,
+    /// The form that the text must have.
+    #[serde(skip)]
+    constrained: Option<Constrained>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
@@ -121,6 +125,7 @@ impl ResponseRequest {
     /// Refuses what is not supported, and what is out of its bounds.
     pub(super) fn check(&mut self) -> Result<(), ApiError> {
         self.check_fields()?;
+        self.constrained = Constrained::take(&mut self.rest)?;
         unsupported::refuse(Format::Responses, &self.rest)?;
         self.check_text()?;
         metadata(self.metadata.clone().unwrap_or_default())?;
@@ -188,13 +193,15 @@ impl ResponseRequest {
             logit_bias: self.logit_bias,
             seed: self.seed,
             ignore_eos: self.ignore_eos,
+            constrained: self.constrained,
             ..GenerationRequest::default()
         })
     }
 
     /// The instructions and the input, in this order.
     fn messages(&mut self) -> Result<Vec<ChatMessage>, ApiError> {
-        let message = |role: &str, content| ChatMessage { role: role.into(), content: Some(content) };
+        let message =
+            |role: &str, content| ChatMessage { role: role.into(), content: Some(content), ..ChatMessage::default() };
         let instructions = self.instructions.clone().map(|text| message("system", Content::Text(text)));
         let mut messages: Vec<ChatMessage> = instructions.into_iter().collect();
         match self.input.take() {
@@ -227,6 +234,6 @@ impl Item {
                 return Err(invalid("input", message));
             }
         };
-        Ok(ChatMessage { role, content: self.content })
+        Ok(ChatMessage { role, content: self.content, ..ChatMessage::default() })
     }
 }

@@ -10,7 +10,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use super::{ChatError, Message};
@@ -28,6 +28,18 @@ const RECURSION: usize = 120;
 /// The template's name in errors.
 const NAME: &str = "chat_template";
 
+/// What a template writes.
+#[derive(Clone, Copy)]
+pub(super) struct Rendering<'a> {
+    pub(super) messages: &'a [Message],
+    /// The tools that the answer may call.
+    pub(super) tools: Option<&'a serde_json::Value>,
+    /// Whether the beginning of the assistant's answer follows.
+    pub(super) prompt: bool,
+    /// What the clock shows.
+    pub(super) now: DateTime<Utc>,
+}
+
 /// A compiled template.
 pub(super) struct Jinja {
     environment: Environment<'static>,
@@ -43,8 +55,7 @@ impl Jinja {
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", tojson);
-        // Templates that also serve tools ask whether these are none.
-        environment.add_global("tools", ());
+        // Templates that also serve documents ask whether they are none.
         environment.add_global("documents", ());
         for (name, value) in variables {
             environment.add_global(name, value);
@@ -53,13 +64,12 @@ impl Jinja {
         Ok(Self { environment })
     }
 
-    /// The text of `messages`; `prompt` adds the beginning of the assistant's answer. `now` is what the clock shows.
-    pub(super) fn render(&self, messages: &[Message], prompt: bool, now: DateTime<Utc>) -> Result<String, ChatError> {
-        let messages = messages
-            .iter()
-            .map(|message| context! { role => message.role.as_str(), content => message.content.as_str() });
+    /// The text of a conversation.
+    pub(super) fn render(&self, conversation: Rendering) -> Result<String, ChatError> {
+        let Rendering { messages, tools, prompt, now } = conversation;
         let values = context! {
-            messages => messages.collect::<Vec<Value>>(),
+            messages => messages.iter().map(value).collect::<Vec<Value>>(),
+            tools => tools.map_or(Value::from(()), from_json),
             add_generation_prompt => prompt,
             strftime_now => Value::from_function(move |format: &str| date(now, format)),
         };
@@ -74,6 +84,18 @@ impl Jinja {
         rendered.map_err(|error| failure(&error))?;
         String::from_utf8(text.bytes).map_err(|error| ChatError::Failed(error.to_string()))
     }
+}
+
+/// A message as templates take it.
+fn value(message: &Message) -> Value {
+    let said = [("role", &message.role), ("content", &message.content)].map(|(name, text)| (name, Value::from(text.as_str())));
+    let more = message.more.iter().map(|(name, value)| (name.as_str(), from_json(value)));
+    Value::from_pairs(said.into_iter().chain(more))
+}
+
+fn from_json(value: &serde_json::Value) -> Value {
+    // Whatever JSON can say, a template can hold.
+    Value::deserialize(value).unwrap_or_default()
 }
 
 /// Training masks are marked by `{% generation %}` blocks, which say nothing here: they become blocks that are
@@ -193,9 +215,11 @@ mod tests {
     use super::*;
 
     fn render(source: &str) -> Result<String, ChatError> {
-        let messages = [Message { role: "user".into(), content: " a<b> 'c' \"d\"\\u003c\u{e9}\n".into() }];
+        let content = " a<b> 'c' \"d\"\\u003c\u{e9}\n".into();
+        let messages = [Message { role: "user".into(), content, ..Message::default() }];
         let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
-        Jinja::compile(source, Vec::new()).unwrap().render(&messages, true, now)
+        let conversation = Rendering { messages: &messages, tools: None, prompt: true, now };
+        Jinja::compile(source, Vec::new()).unwrap().render(conversation)
     }
 
     #[test]

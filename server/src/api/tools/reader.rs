@@ -1,0 +1,182 @@
+//! An answer that may call tools, read as it grows: what of it is plain text, and what is a call.
+
+use rand::Rng;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::text::Calls;
+
+/// What follows a call's name.
+const ARGUMENTS: &str = ", \"arguments\": ";
+
+/// A call as it goes out, whole or a piece of it: only its first piece has more than its place and arguments.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(in crate::api) struct ToolCall {
+    /// Its place, in pieces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: Function,
+}
+
+/// The function that is called.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+struct Function {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// The text of a JSON object, or a piece of it; the beginning of one where the answer was cut off.
+    arguments: String,
+}
+
+/// A piece of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::api) enum Piece {
+    /// Plain text.
+    Text(String),
+    /// The beginning of a call, or more of its arguments.
+    Call(ToolCall),
+}
+
+/// Where in the answer the reader is.
+#[derive(Debug)]
+enum At {
+    /// At the beginning, where text and call are told apart.
+    Start,
+    /// In plain text.
+    Plain,
+    /// Before a call's arguments.
+    Head,
+    /// In a call's arguments: braces that are open, whether in a string, and whether behind a backslash in it.
+    Arguments { open: usize, string: bool, escaped: bool },
+    /// Behind a call's arguments, before the brace that ends the call.
+    Tail,
+    /// Behind a call.
+    Between,
+}
+
+/// Reads one answer.
+#[derive(Debug)]
+pub(in crate::api) struct Reader {
+    at: At,
+    /// What cannot be told yet.
+    held: String,
+    calls: Vec<ToolCall>,
+}
+
+impl Reader {
+    /// One at the beginning of an answer, which may be plain text or not.
+    pub(super) fn new(or_text: bool) -> Self {
+        Self { at: if or_text { At::Start } else { At::Head }, held: String::new(), calls: Vec::new() }
+    }
+
+    /// The calls so far, the last of them perhaps unfinished.
+    pub(in crate::api) fn calls(&self) -> Vec<ToolCall> {
+        self.calls.clone()
+    }
+
+    /// Whether the answer is whole calls.
+    pub(in crate::api) fn has_called(&self) -> bool {
+        matches!(self.at, At::Between)
+    }
+
+    /// Whether the answer is plain text as far as it has come.
+    pub(in crate::api) fn is_plain(&self) -> bool {
+        matches!(self.at, At::Start | At::Plain)
+    }
+
+    /// Takes more of the answer's text.
+    pub(in crate::api) fn push(&mut self, text: &str, out: &mut Vec<Piece>) {
+        self.held.push_str(text);
+        loop {
+            let before = self.held.len();
+            self.step(out);
+            if self.held.is_empty() || self.held.len() == before {
+                return;
+            }
+        }
+    }
+
+    /// The answer has ended: what was held back is text after all, or the beginning of a call without its name.
+    pub(in crate::api) fn finish(&mut self, out: &mut Vec<Piece>) {
+        let held = std::mem::take(&mut self.held);
+        if matches!(self.at, At::Start) && !held.is_empty() {
+            self.at = At::Plain;
+            out.push(Piece::Text(held));
+        }
+    }
+
+    /// Takes what can be told off what is held back.
+    fn step(&mut self, out: &mut Vec<Piece>) {
+        match &mut self.at {
+            At::Start => {
+                if self.held.starts_with(Calls::OPENING) {
+                    self.at = At::Head;
+                    self.step(out);
+                } else if !Calls::OPENING.starts_with(&self.held) {
+                    self.at = At::Plain;
+                    self.step(out);
+                }
+            }
+            At::Plain => out.push(Piece::Text(std::mem::take(&mut self.held))),
+            At::Head => self.head(out),
+            At::Arguments { .. } => self.arguments(out),
+            At::Tail => {
+                self.held.remove(0);
+                self.at = At::Between;
+            }
+            At::Between => {
+                self.held.remove(0);
+                self.at = At::Head;
+            }
+        }
+    }
+
+    fn head(&mut self, out: &mut Vec<Piece>) {
+        let Some(rest) = self.held.strip_prefix(Calls::OPENING) else { return };
+        let Some((name, rest)) = rest.split_once(ARGUMENTS) else { return };
+        // The grammar has written it as JSON.
+        let Ok(Value::String(name)) = serde_json::from_str(name) else { return };
+        let id = format!("call_{:032x}", rand::rng().random::<u128>());
+        let function = Function { name: Some(name), arguments: String::new() };
+        let call = ToolCall { index: None, id: Some(id), kind: Some("function"), function };
+        out.push(Piece::Call(ToolCall { index: Some(self.calls.len()), ..call.clone() }));
+        self.calls.push(call);
+        self.held = rest.to_owned();
+        self.at = At::Arguments { open: 0, string: false, escaped: false };
+    }
+
+    fn arguments(&mut self, out: &mut Vec<Piece>) {
+        let At::Arguments { open, string, escaped } = &mut self.at else { return };
+        let mut end = None;
+        for (place, byte) in self.held.bytes().enumerate() {
+            match byte {
+                _ if *escaped => *escaped = false,
+                b'\\' if *string => *escaped = true,
+                b'"' => *string = !*string,
+                b'{' if !*string => *open += 1,
+                b'}' if !*string => {
+                    *open -= 1;
+                    if *open == 0 {
+                        end = Some(place + 1);
+                        break;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let rest = end.map(|end| self.held.split_off(end));
+        let text = std::mem::replace(&mut self.held, rest.clone().unwrap_or_default());
+        if rest.is_some() {
+            self.at = At::Tail;
+        }
+        let index = self.calls.len().checked_sub(1);
+        if let Some(call) = self.calls.last_mut().filter(|_| !text.is_empty()) {
+            call.function.arguments.push_str(&text);
+            let function = Function { name: None, arguments: text };
+            out.push(Piece::Call(ToolCall { index, function, ..ToolCall::default() }));
+        }
+    }
+}

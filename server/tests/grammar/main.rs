@@ -1,0 +1,9 @@
+//! Grammars on the shipped vocabulary, without a model: whatever tokens are drawn, what comes out follows; and what asks
+//! too much is refused in time.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bombs;
+mod drawn;
+mod schema;
