@@ -33,7 +33,8 @@ impl Checker<'_> {
         for (keyword, bound) in keywords {
             match keyword.as_str() {
                 "$ref" => {
-                    let path = bound.as_str().and_then(|path| path.strip_prefix('#')).expect("a reference into the file");
+                    let path =
+                        bound.as_str().and_then(|path| path.strip_prefix('#')).expect("a reference into the file");
                     let named = self.document.pointer(path).unwrap_or_else(|| panic!("{path} is not there"));
                     self.check(named, value, at);
                 }
@@ -80,12 +81,12 @@ impl Checker<'_> {
                 }
                 true
             }
-            ("required", Value::Object(fields)) => {
-                each(bound).all(|name| fields.contains_key(name.as_str().unwrap()))
-            }
+            ("required", Value::Object(fields)) => each(bound).all(|name| fields.contains_key(name.as_str().unwrap())),
             ("additionalProperties", Value::Object(fields)) => {
                 let known = keywords.get("properties").and_then(Value::as_object);
-                for (name, field) in fields.iter().filter(|(name, _)| known.is_none_or(|known| !known.contains_key(*name))) {
+                for (name, field) in
+                    fields.iter().filter(|(name, _)| known.is_none_or(|known| !known.contains_key(*name)))
+                {
                     self.check(bound, field, &format!("{at}.{name}"));
                 }
                 true
@@ -109,8 +110,19 @@ impl Checker<'_> {
             ("maximum", Value::Number(found)) => number(false, found.as_f64().unwrap()),
             ("exclusiveMinimum", Value::Number(found)) => found.as_f64().unwrap() > bound.as_f64().unwrap(),
             (
-                "properties" | "required" | "additionalProperties" | "propertyNames" | "maxProperties" | "items"
-                | "minItems" | "maxItems" | "minLength" | "maxLength" | "minimum" | "maximum" | "exclusiveMinimum",
+                "properties"
+                | "required"
+                | "additionalProperties"
+                | "propertyNames"
+                | "maxProperties"
+                | "items"
+                | "minItems"
+                | "maxItems"
+                | "minLength"
+                | "maxLength"
+                | "minimum"
+                | "maximum"
+                | "exclusiveMinimum",
                 _,
             ) => true,
             _ => panic!("the keyword {keyword} at {at} is unknown here"),

@@ -9,7 +9,8 @@ use super::written::written;
 
 /// What differs from server to server.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(super) struct Bounds<'a> {
+    pub(super) model: &'a str,
     pub(super) vocab_size: usize,
     pub(super) max_tokens: usize,
     pub(super) max_prompts: usize,
@@ -17,7 +18,7 @@ pub(super) struct Bounds {
 }
 
 /// What a request must be beside its fields.
-fn conditions() -> [(&'static str, Value); 5] {
+fn conditions() -> [(&'static str, Value); 6] {
     let given = |name: &str| json!({"required": [name], "properties": {name: {"not": {"type": "null"}}}});
     let streamed = json!({
         "if": {"required": ["stream_options"], "properties": {"stream_options": {"type": "object"}}},
@@ -35,17 +36,19 @@ fn conditions() -> [(&'static str, Value); 5] {
     let mut one = starts.map(given).to_vec();
     one.push(absent(&starts));
     let create = json!([{"oneOf": one}, {"if": given("seed"), "then": absent(&["version", "snapshot"])}]);
+    let tokens = json!([{"oneOf": ["content", "prompt", "messages", "inputs"].map(given)}]);
     [
         ("CompletionRequest", turn("prompt")),
         ("ChatRequest", turn("messages")),
         ("ResponseRequest", response),
+        ("TokenizeRequest", tokens),
         ("AppendRequest", append),
         ("CreateRequest", create),
     ]
 }
 
 /// Completes `document`.
-pub(super) fn finish(document: &mut Value, bounds: Bounds) {
+pub(super) fn finish(document: &mut Value, bounds: Bounds<'_>) {
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };
     merge(schemas);
     for (name, schema) in written(bounds) {
@@ -54,6 +57,7 @@ pub(super) fn finish(document: &mut Value, bounds: Bounds) {
     for (name, all) in conditions() {
         schemas[name]["allOf"] = all;
     }
+    name_model(document, bounds.model);
     let wanted = reached(document, |operation| vec![operation.get("requestBody")]);
     let given = reached(document, |operation| vec![operation.get("responses")]);
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };
@@ -62,6 +66,16 @@ pub(super) fn finish(document: &mut Value, bounds: Bounds) {
         if !wanted.contains(name) && schema.get("properties").is_some() {
             schema["additionalProperties"] = Value::Bool(false);
         }
+    }
+}
+
+/// Puts the model's name into the examples that need one.
+fn name_model(value: &mut Value, model: &str) {
+    match value {
+        Value::String(text) if text == "MODEL" => model.clone_into(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| name_model(item, model)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| name_model(field, model)),
+        _ => {}
     }
 }
 

@@ -30,15 +30,16 @@ use super::state::{AppState, Served};
 use finish::Bounds;
 
 pub(super) use docs::{file, page};
-pub(super) use written::{metadata, messages, nothing, seed, token_ids};
+pub(super) use written::{messages, metadata, nothing, seed, token_ids};
 
 const ABOUT: &str = "Text from a language model whose memory of the past has a constant size, so that conversations \
                      are kept as files: OpenAI's completions, chat and responses, and sessions that are gone on with, \
                      forked, rewound and carried away.";
 
-const TAGS: [(&str, &str); 4] = [
+const TAGS: [(&str, &str); 5] = [
     ("text", "Text is made."),
     ("sessions", "Conversations are kept."),
+    ("other formats", "The same for clients of other servers, and tokens."),
     ("service", "What is served, and whether it is."),
     ("pages", "For people."),
 ];
@@ -85,6 +86,7 @@ fn document(served: &Served) -> Value {
     // Names, texts and numbers: there is nothing in it that JSON cannot say.
     let mut document = serde_json::to_value(openapi).unwrap_or_default();
     let bounds = Bounds {
+        model: &served.name,
         vocab_size: served.limits.vocab_size,
         max_tokens: served.limits.max_tokens,
         max_prompts: served.engine.queue_capacity(),

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::example::ExampleBuilder;
 use utoipa::openapi::path::{Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::request_body::RequestBodyBuilder;
-use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, SchemaFormat, Type};
+use utoipa::openapi::schema::{AnyOfBuilder, KnownFormat, ObjectBuilder, SchemaFormat, Type};
 use utoipa::openapi::{
     Content, ContentBuilder, HeaderBuilder, HttpMethod, Ref, RefOr, Required, ResponseBuilder, Schema,
 };
@@ -97,11 +97,13 @@ impl Route {
     /// an object here, with the names that it has as one in a browser.
     pub(super) fn streams<T: ToSchema>(self, description: &str) -> Self {
         let text = || ObjectBuilder::new().schema_type(Type::String);
+        let end = text().enum_values(Some(["[DONE]"]));
         let data = text().content_media_type(JSON).content_schema(Some(named::<T>()));
+        let data = AnyOfBuilder::new().item(data).item(end).build();
         let event = ObjectBuilder::new()
             .schema_type(Type::Object)
             .description(Some(description))
-            .property("data", data)
+            .property("data", Schema::AnyOf(data))
             .required("data")
             .property("event", text())
             .property("id", text())
@@ -255,9 +257,15 @@ pub(super) fn idempotency_key() -> Parameter {
     in_header("idempotency-key", text, "^[!-~]{1,255}$")
 }
 
-/// The version that a session must have.
+/// The version that the session of the path must have.
 pub(super) fn if_match() -> Parameter {
     in_header("if-match", "The version that the session must have, as its `etag` says it; `*` is any.", IF_MATCH)
+}
+
+/// The version that the session of the body must have, where there is one.
+pub(super) fn if_match_of_body() -> Parameter {
+    let text = "With `session`: the version that the session must have, as its `etag` says it; `*` is any.";
+    parameter(ParameterIn::Header, "if-match", text, ObjectBuilder::new().schema_type(Type::String).build())
 }
 
 /// A version's id, with or without quotes.
@@ -267,7 +275,7 @@ const IF_MATCH: &str = r#"^(\*|"ver_[0-9a-f]{32}"|ver_[0-9a-f]{32})$"#;
 pub(super) fn prefer() -> Parameter {
     let text = "`wait=SECONDS`: how long to wait where the session is in use, at most 600 (RFC 7240); not at all where \
                 nothing is said.";
-    in_header("prefer", text, "^wait=([0-9]|[1-9][0-9]|[1-5][0-9][0-9]|600)$")
+    parameter(ParameterIn::Header, "prefer", text, ObjectBuilder::new().schema_type(Type::String).build())
 }
 
 /// The event after which a stream is taken up again.

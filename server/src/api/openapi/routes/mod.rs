@@ -1,5 +1,6 @@
 //! Every route, described; `tests/openapi.rs` holds this to the router, both ways.
 
+mod dialects;
 mod service;
 mod sessions;
 mod text;
@@ -8,5 +9,5 @@ use super::route::Route;
 
 /// All of them, in the order in which they are shown.
 pub(super) fn all() -> Vec<Route> {
-    [text::routes(), sessions::routes(), service::routes()].into_iter().flatten().collect()
+    [text::routes(), sessions::routes(), dialects::routes(), service::routes()].into_iter().flatten().collect()
 }

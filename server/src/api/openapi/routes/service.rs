@@ -61,9 +61,7 @@ fn description() -> Route {
 }
 
 fn docs() -> Route {
-    Route::get("/docs", "docs", "A page to try the API at")
-        .gives_text(200, "The page.", HTML)
-        .fails::<Error>(&[500])
+    Route::get("/docs", "docs", "A page to try the API at").gives_text(200, "The page.", HTML).fails::<Error>(&[500])
 }
 
 fn docs_file() -> Route {

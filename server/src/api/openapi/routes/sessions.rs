@@ -12,19 +12,8 @@ const TAG: &str = "sessions";
 const ETAG: &str = "The session's version.";
 
 pub(super) fn routes() -> Vec<Route> {
-    let routes = [
-        create(),
-        list(),
-        read(),
-        change(),
-        delete(),
-        append(),
-        fork(),
-        rewind(),
-        turns(),
-        download(),
-        upload(),
-    ];
+    let routes =
+        [create(), list(), read(), change(), delete(), append(), fork(), rewind(), turns(), download(), upload()];
     routes.into_iter().map(|route| route.tag(TAG)).collect()
 }
 
@@ -35,7 +24,10 @@ fn id() -> utoipa::openapi::path::Parameter {
 fn create() -> Route {
     let examples = [
         ("empty", json!({})),
-        ("with a text", json!({"text": "Once upon a time there was", "metadata": {"tale": "fox"}, "ttl_seconds": 3600})),
+        (
+            "with a text",
+            json!({"text": "Once upon a time there was", "metadata": {"tale": "fox"}, "ttl_seconds": 3600}),
+        ),
     ];
     Route::post("/v1/sessions", "createSession", "Make a session")
         .says("With at most one of `text`, `tokens`, `messages`, `version` and `snapshot`; empty without any.")
@@ -69,7 +61,8 @@ fn read() -> Route {
 }
 
 fn change() -> Route {
-    let examples = [("a label for people", json!({"metadata": {"tale": "crow"}})), ("for ever", json!({"ttl_seconds": null}))];
+    let examples =
+        [("a label for people", json!({"metadata": {"tale": "crow"}})), ("for ever", json!({"ttl_seconds": null}))];
     Route::new(HttpMethod::Patch, "/v1/sessions/{id}", "changeSession", "Change what is noted of a session")
         .with([id()])
         .takes::<PatchRequest>(false, &examples)

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::super::route::{Route, idempotency_key, if_match, in_path, in_query, last_event_id, prefer};
+use super::super::route::{Route, idempotency_key, if_match_of_body, in_path, in_query, last_event_id, prefer};
 use super::super::schemas::{
     Chat, ChatChunk, ChatRequest, Completion, CompletionChunk, CompletionRequest, Deleted, Error, ResponseEvent,
     ResponseRequest,
@@ -25,14 +25,19 @@ fn completions() -> Route {
         ("text", json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0})),
         ("several, until a full stop", json!({"prompt": ["The old house", "A fox"], "max_tokens": 8, "stop": "."})),
         ("token ids", json!({"prompt": [5, 6, 7], "max_tokens": 2, "seed": 7, "return_token_ids": true})),
-        ("stream", json!({"prompt": "Once", "max_tokens": 4, "stream": true, "stream_options": {"include_usage": true}})),
+        ("two texts, with log probabilities", json!({"prompt": "Once", "n": 2, "max_tokens": 2, "logprobs": 2})),
+        ("a form", json!({"prompt": "A number:", "max_tokens": 8, "regex": "[0-9]{1,4}"})),
+        (
+            "stream",
+            json!({"prompt": "Once", "max_tokens": 4, "stream": true, "stream_options": {"include_usage": true}}),
+        ),
     ];
     Route::post("/v1/completions", "createCompletion", "Go on with a text")
         .says(
             "OpenAI's format. With `session` it is a turn of a kept conversation. A field that other servers have and \
              this one has not is refused where it would change the answer, and ignored where not.",
         )
-        .with([idempotency_key(), if_match(), prefer()])
+        .with([idempotency_key(), if_match_of_body(), prefer()])
         .takes::<CompletionRequest>(true, &examples)
         .gives::<Completion>(200, "The text, or where `stream` is true its pieces as server-sent events.")
         .header(200, "x-stream-id", "The stream's id where it can be taken up again.")
@@ -49,14 +54,27 @@ fn chat() -> Route {
         {"role": "system", "content": "You tell tales."},
         {"role": "user", "content": [{"type": "text", "text": "Tell me of a fox."}]},
     ]);
+    let size = json!({"type": "object", "required": ["size"], "additionalProperties": false,
+        "properties": {"size": {"enum": ["small", "large"]}}});
+    let form = json!({"type": "json_schema", "json_schema": {"name": "fox", "schema": size}});
+    let tool = json!({"type": "function", "function": {"name": "measure", "parameters": size}});
     let examples = [
         ("a message", json!({"messages": fox, "max_completion_tokens": 8, "temperature": 0})),
         ("parts", json!({"messages": parts, "max_tokens": 8, "top_p": 0.9, "seed": 7})),
+        (
+            "two, with log probabilities",
+            json!({"messages": fox, "n": 2, "max_tokens": 2, "logprobs": true, "top_logprobs": 1}),
+        ),
+        ("a form", json!({"messages": fox, "max_tokens": 64, "response_format": form})),
+        (
+            "a tool",
+            json!({"messages": fox, "max_tokens": 64, "tools": [tool], "tool_choice": "required", "stream": true}),
+        ),
         ("stream", json!({"messages": fox, "max_tokens": 4, "stream": true})),
     ];
     Route::post("/v1/chat/completions", "createChatCompletion", "Answer messages")
         .says("OpenAI's format; the checkpoint's own chat template makes a text of the messages.")
-        .with([idempotency_key(), if_match(), prefer()])
+        .with([idempotency_key(), if_match_of_body(), prefer()])
         .takes::<ChatRequest>(true, &examples)
         .gives::<Chat>(200, "The answer, or where `stream` is true its pieces as server-sent events.")
         .header(200, "x-stream-id", "The stream's id where it can be taken up again.")
@@ -119,6 +137,8 @@ fn stream() -> Route {
         .says("That of a turn with `\"on_disconnect\": \"continue\"`, from the event after `last-event-id`.")
         .with([in_path("id", "The id that came as `x-stream-id`."), last_event_id()])
         .gives_nothing(200, "The stream.")
-        .streams::<CompletionChunk>("The events of the stream, of a chat or of a completion, each with its number as `id`.")
+        .streams::<CompletionChunk>(
+            "The events of the stream, of a chat or of a completion, each with its number as `id`.",
+        )
         .fails::<Error>(&[400, 404, 410, 500])
 }

@@ -1,8 +1,11 @@
 //! What `/v1/completions` and `/v1/chat/completions` answer, whole and in chunks.
 
+use std::collections::BTreeMap;
+
+use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::super::written::nothing;
+use super::super::written::{nothing, stop_reason};
 use crate::api::answer::{TimingsMs, Usage};
 use crate::api::dialect::SessionInfo;
 use crate::api::responses::{Message, Object, TextPart};
@@ -93,11 +96,14 @@ struct CompletionChoice {
     /// Which of the prompts it goes on with.
     index: u64,
     text: String,
-    #[schema(schema_with = nothing)]
-    logprobs: (),
+    /// Null unless `logprobs` was given.
+    #[schema(required)]
+    logprobs: Option<CompletionLogprobs>,
     /// Null until the text has ended.
     #[schema(required)]
     finish_reason: Option<FinishReason>,
+    #[schema(schema_with = stop_reason)]
+    stop_reason: Option<Value>,
     /// The ids of the prompt, in its first chunk, where `return_token_ids` is true.
     #[schema(nullable = false)]
     prompt_token_ids: Option<Vec<u32>>,
@@ -139,9 +145,12 @@ pub(in crate::api::openapi) struct ChatChunk {
 struct ChatChoice {
     index: u64,
     message: ChatMessage,
-    #[schema(schema_with = nothing)]
-    logprobs: (),
-    finish_reason: FinishReason,
+    /// Null unless `logprobs` was true.
+    #[schema(required)]
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: ChatFinishReason,
+    #[schema(schema_with = stop_reason)]
+    stop_reason: Option<Value>,
     /// The ids of the text, where `return_token_ids` is true.
     #[schema(nullable = false)]
     token_ids: Option<Vec<u32>>,
@@ -151,7 +160,11 @@ struct ChatChoice {
 #[derive(ToSchema)]
 struct ChatMessage {
     role: Assistant,
-    content: String,
+    /// Null where the message is calls of tools.
+    #[schema(required)]
+    content: Option<String>,
+    #[schema(nullable = false)]
+    tool_calls: Option<Vec<ToolCall>>,
     #[schema(schema_with = nothing)]
     refusal: (),
 }
@@ -161,11 +174,14 @@ struct ChatMessage {
 struct ChatDelta {
     index: u64,
     delta: ChatPiece,
-    #[schema(schema_with = nothing)]
-    logprobs: (),
+    /// Null unless `logprobs` was true.
+    #[schema(required)]
+    logprobs: Option<ChatLogprobs>,
     /// Null until the text has ended.
     #[schema(required)]
-    finish_reason: Option<FinishReason>,
+    finish_reason: Option<ChatFinishReason>,
+    #[schema(schema_with = stop_reason)]
+    stop_reason: Option<Value>,
     /// The ids of the piece, where `return_token_ids` is true.
     #[schema(nullable = false)]
     token_ids: Option<Vec<u32>>,
@@ -176,8 +192,84 @@ struct ChatDelta {
 struct ChatPiece {
     #[schema(nullable = false)]
     role: Option<Assistant>,
-    #[schema(nullable = false)]
+    /// Null where the message is calls of tools.
     content: Option<String>,
+    #[schema(nullable = false)]
+    tool_calls: Option<Vec<ToolCall>>,
+}
+
+/// The call of a tool, or a piece of one.
+#[derive(ToSchema)]
+struct ToolCall {
+    /// Which call of the message, in pieces.
+    #[schema(nullable = false)]
+    index: Option<u64>,
+    #[schema(nullable = false)]
+    id: Option<String>,
+    #[schema(nullable = false)]
+    r#type: Option<FunctionKind>,
+    function: CalledFunction,
+}
+
+#[derive(ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum FunctionKind {
+    Function,
+}
+
+/// The function that is called.
+#[derive(ToSchema)]
+struct CalledFunction {
+    #[schema(nullable = false)]
+    name: Option<String>,
+    /// The text of a JSON object, or a piece of it.
+    arguments: String,
+}
+
+/// Lists with one entry for each token.
+#[derive(ToSchema)]
+struct CompletionLogprobs {
+    tokens: Vec<String>,
+    /// Null for the first token of an echoed prompt.
+    token_logprobs: Vec<Option<f32>>,
+    /// The likeliest tokens in its place, with its own.
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+    /// Where the tokens begin in the text, in characters.
+    text_offset: Vec<u64>,
+}
+
+/// The tokens of a message.
+#[derive(ToSchema)]
+struct ChatLogprobs {
+    content: Vec<ChatToken>,
+    #[schema(schema_with = nothing)]
+    refusal: (),
+}
+
+/// A token, with those that were likeliest in its place.
+#[derive(ToSchema)]
+struct ChatToken {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+    top_logprobs: Vec<LikelyToken>,
+}
+
+/// A token that was likely.
+#[derive(ToSchema)]
+struct LikelyToken {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+/// As in completions, or because the message calls tools.
+#[derive(ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ChatFinishReason {
+    Stop,
+    Length,
+    ToolCalls,
 }
 
 /// One event of a streamed response: its name, its place, and what it is about.
@@ -213,7 +305,7 @@ pub(in crate::api::openapi) struct ResponseEvent {
     text: Option<String>,
     /// Always empty.
     #[schema(nullable = false, max_items = 0)]
-    logprobs: Option<Vec<serde_json::Value>>,
+    logprobs: Option<Vec<Value>>,
     /// Of an error, as `message` and `param` are.
     code: Option<String>,
     #[schema(nullable = false)]

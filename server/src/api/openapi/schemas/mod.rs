@@ -3,11 +3,17 @@
 #![allow(dead_code, reason = "they have schemas and no values")]
 
 mod answers;
+mod dialects;
 mod requests;
 mod service;
 mod sessions;
 
 pub(super) use answers::{Chat, ChatChunk, Completion, CompletionChunk, ResponseEvent};
+pub(super) use dialects::{
+    AnthropicError, AnthropicEvent, AnthropicMessage, DetokenizeRequest, Detokenized, LlamaCompletion,
+    LlamaCompletions, LlamaError, LlamaRequest, MessagesRequest, Props, Rendered, Slots, TemplateRequest, TokenCount,
+    TokenizeRequest, Tokenized,
+};
 pub(super) use requests::{ChatRequest, CompletionRequest, ResponseRequest};
 pub(super) use service::{Description, Error, Health, Model, Models};
 pub(super) use sessions::{Appended, Deleted, ForkedSessions, Session, Sessions, Turns};

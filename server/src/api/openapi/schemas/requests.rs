@@ -7,7 +7,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::super::written::{
-    input, logit_bias, max_tokens, messages, metadata, never, no_reasoning, prompt, seed, stop,
+    anything, input, logit_bias, max_tokens, messages, metadata, never, no_reasoning, prompt, response_format, seed,
+    some_token_ids, stop, tool_choice, tools,
 };
 
 /// How the next token is chosen. What is absent is as the model recommends.
@@ -49,6 +50,72 @@ struct Sampling {
     stop: Option<Value>,
     /// Goes on past the end of a text.
     ignore_eos: Option<bool>,
+}
+
+/// How many texts there are, what is told of their tokens, and which form they must have.
+#[derive(ToSchema)]
+struct Wishes {
+    /// Texts for each prompt; choice i has the seed plus i.
+    #[schema(minimum = 1, maximum = 128)]
+    n: Option<u64>,
+    /// Tokens that no end of the text comes before.
+    #[schema(minimum = 0)]
+    min_tokens: Option<u64>,
+    #[schema(schema_with = some_token_ids)]
+    stop_token_ids: Option<Value>,
+    /// Whether tokens are called by their ids, as `token_id:7`.
+    return_tokens_as_token_ids: Option<bool>,
+    /// A regular expression that the whole text must match.
+    regex: Option<String>,
+    /// A grammar in Lark's form that the whole text must follow.
+    grammar: Option<String>,
+    #[schema(schema_with = response_format)]
+    response_format: Option<Value>,
+    /// vLLM's form of a form: one of `json`, `regex`, `choice` and `grammar`.
+    #[schema(value_type = Option<Object>)]
+    structured_outputs: Option<Value>,
+    /// A JSON schema that the text must follow, as an object or as text.
+    #[schema(schema_with = anything)]
+    guided_json: Option<Value>,
+    /// As `regex`.
+    guided_regex: Option<String>,
+    /// Texts one of which is to come.
+    #[schema(min_items = 1)]
+    guided_choice: Option<Vec<String>>,
+    /// As `grammar`.
+    guided_grammar: Option<String>,
+}
+
+/// What only completions take.
+#[derive(ToSchema)]
+struct CompletionWishes {
+    /// Texts that are generated for each prompt; the `n` likeliest are told.
+    #[schema(minimum = 1, maximum = 128)]
+    best_of: Option<u64>,
+    /// Whether the text begins with the prompt.
+    echo: Option<bool>,
+    /// How many log probabilities are told with each token.
+    #[schema(minimum = 0, maximum = 20)]
+    logprobs: Option<u64>,
+    /// Whether the tokens that begin every text are put before the prompt; true where it is absent.
+    add_special_tokens: Option<bool>,
+}
+
+/// What only chat takes.
+#[derive(ToSchema)]
+struct ChatWishes {
+    /// Whether log probabilities are told with each token.
+    logprobs: Option<bool>,
+    /// How many, where they are.
+    #[schema(minimum = 0, maximum = 20)]
+    top_logprobs: Option<u64>,
+    /// Functions that the answer may call.
+    #[schema(schema_with = tools)]
+    tools: Option<Value>,
+    #[schema(schema_with = tool_choice)]
+    tool_choice: Option<Value>,
+    /// Whether an answer may make several calls.
+    parallel_tool_calls: Option<bool>,
 }
 
 /// What turns of kept conversations take beside the rest.
@@ -101,6 +168,10 @@ pub(in crate::api::openapi) struct CompletionRequest {
     #[serde(flatten)]
     sampling: Sampling,
     #[serde(flatten)]
+    wishes: Wishes,
+    #[serde(flatten)]
+    own: CompletionWishes,
+    #[serde(flatten)]
     turn: Turn,
 }
 
@@ -115,6 +186,10 @@ pub(in crate::api::openapi) struct ChatRequest {
     max_completion_tokens: Option<u64>,
     #[serde(flatten)]
     sampling: Sampling,
+    #[serde(flatten)]
+    wishes: Wishes,
+    #[serde(flatten)]
+    own: ChatWishes,
     #[serde(flatten)]
     turn: Turn,
 }
