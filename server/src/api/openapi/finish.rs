@@ -36,7 +36,8 @@ fn conditions() -> [(&'static str, Value); 6] {
     let mut one = starts.map(given).to_vec();
     one.push(absent(&starts));
     let create = json!([{"oneOf": one}, {"if": given("seed"), "then": absent(&["version", "snapshot"])}]);
-    let tokens = json!([{"oneOf": ["content", "prompt", "messages", "inputs"].map(given)}]);
+    let words = ["content", "prompt", "messages", "inputs"];
+    let tokens = json!([{"oneOf": words.map(given)}]);
     [
         ("CompletionRequest", turn("prompt")),
         ("ChatRequest", turn("messages")),
