@@ -38,4 +38,4 @@ pub use config::DecoderConfig;
 pub use decoder::Decoder;
 pub use layout::StateLayout;
 pub use sampling::{Sampler, SamplerState, SamplingParams};
-pub use state::StatePool;
+pub use state::{Denominators, StatePool};

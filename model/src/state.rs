@@ -1,5 +1,7 @@
 //! What a decoder remembers: a pool of slots, one conversation each, every slot of the same constant size.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor, bail};
 
 use crate::config::DecoderConfig;
@@ -12,6 +14,30 @@ pub(crate) struct LayerState {
     pub(crate) memory: Tensor,
     /// The last inputs of the convolutions of q, k and v, oldest first: (slots, conv_kernel - 1, 3 heads d), f32
     pub(crate) conv: Option<Tensor>,
+    pub(crate) denominators: Tally,
+}
+
+/// Counts of the pool's whole life, behind the shared reference that a layer has of its state.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    all: AtomicU64,
+    clamped: AtomicU64,
+}
+
+impl Tally {
+    pub(crate) fn note(&self, all: usize, clamped: u64) {
+        self.all.fetch_add(all as u64, Relaxed);
+        self.clamped.fetch_add(clamped, Relaxed);
+    }
+}
+
+/// Denominators (`phi_q . z`) that were divided by while texts were read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Denominators {
+    /// One for each token, layer and head.
+    pub all: u64,
+    /// Those of them that were below their floor, and were held there.
+    pub clamped: u64,
 }
 
 /// Slots for conversations, allocated once and addressed by index.
@@ -40,6 +66,7 @@ impl StatePool {
             Ok(LayerState {
                 memory: Tensor::zeros(shape, DType::F32, device)?,
                 conv: (config.conv_kernel > 0).then(|| Tensor::zeros(conv, DType::F32, device)).transpose()?,
+                denominators: Tally::default(),
             })
         };
         let layers = (0..config.num_hidden_layers).map(|_| layer()).collect::<Result<_>>()?;
@@ -59,6 +86,14 @@ impl StatePool {
     /// Bytes of one slot, whatever it has seen.
     pub fn state_bytes(&self) -> usize {
         self.layout.numbers() * size_of::<f32>()
+    }
+
+    /// The denominators of all slots since the pool was made; those of a probed step are the probe's.
+    pub fn denominators(&self) -> Denominators {
+        self.layers.iter().fold(Denominators::default(), |sum, LayerState { denominators: of, .. }| Denominators {
+            all: sum.all + of.all.load(Relaxed),
+            clamped: sum.clamped + of.clamped.load(Relaxed),
+        })
     }
 
     /// How the numbers of [`Self::export`] lie.

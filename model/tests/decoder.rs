@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Numbers, decoder, distance, row};
+use tidegate_model::Denominators;
 use tidegate_model::probe::Probe;
 use tidegate_model::{Decoder, StatePool, Tensor};
 
@@ -212,6 +213,25 @@ fn the_probe_counts_every_token_of_every_head() {
         assert!(layer.clamped.iter().all(|&n| n <= 80));
         assert!(layer.log_gate.iter().all(|&g| g < 0.0));
     }
+    assert_eq!(pool.denominators(), Denominators::default());
+}
+
+#[test]
+fn serving_counts_the_clamped_denominators_that_the_probe_counts() {
+    let mut most = 0;
+    for kind in KINDS {
+        let decoder = decoder(kind, 17);
+        let ids = Numbers::new(18).ids(80, 61);
+        let mut pool = decoder.new_pool(2).unwrap();
+        let mut probe = Vec::new();
+        decoder.forward_probed(&row(&ids), &mut pool, &[1], &mut probe).unwrap();
+        decoder.absorb(&ids[..50], &mut pool, 0).unwrap();
+        ids[50..].iter().for_each(|&id| drop(decoder.decode(&[id], &mut pool, &[0]).unwrap()));
+        let probed = probe.iter().flat_map(|layer| &layer.clamped).sum::<u64>();
+        assert_eq!(pool.denominators(), Denominators { all: 80 * 2 * 2, clamped: probed }, "{kind}");
+        most = most.max(probed);
+    }
+    assert!(most > 0, "nothing was clamped: the test shows nothing");
 }
 
 #[test]

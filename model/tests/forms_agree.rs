@@ -106,7 +106,7 @@ impl Case {
         for t in 0..self.time {
             let at = |x: &Tensor| x.narrow(1, t, 1).unwrap();
             let gate = gate.as_ref().map(at);
-            parts.push(recurrent::scan(self.shape, &features, &pool, &at(&qkv), gate.as_ref(), &slots).unwrap());
+            parts.push(recurrent::scan(self.shape, &features, &pool, &at(&qkv), gate.as_ref(), &slots).unwrap().h);
         }
         Tensor::cat(&parts, 1).unwrap().flatten_all().unwrap().to_vec1().unwrap()
     }

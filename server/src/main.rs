@@ -4,6 +4,7 @@ mod bench;
 mod cli;
 mod door;
 mod sessions;
+mod telemetry;
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs};
+use telemetry::Telemetry;
 
 /// Least time that open connections have to close once all texts are finished, and all that an aborted engine has for
 /// its last step.
@@ -135,6 +137,7 @@ fn start_server(args: &ServeArgs) -> Result<()> {
 
 async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> Result<()> {
     let mut signals = Signals::new()?;
+    let telemetry = Telemetry::start(args.otlp_endpoint.as_deref())?;
     let listener = TcpListener::bind((args.host.as_str(), args.port))
         .await
         .with_context(|| format!("cannot listen on {}:{}", args.host, args.port))?;
@@ -210,6 +213,7 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
         name = signals.next() => warn!("{name}: connections that are still open are cut off"),
     }
     state.close().await;
+    telemetry.end().await;
     ensure!(asked.is_some(), "the engine ended although nobody had asked it to");
     info!("the server ends");
     Ok(())

@@ -45,6 +45,12 @@ fn events(stream: &str) -> Vec<Value> {
     stream.split_terminator("\n\n").map(event).collect()
 }
 
+fn weather() -> Value {
+    let schema = json!({"type": "object", "properties": {"hot": {"type": "boolean"}}, "required": ["hot"],
+        "additionalProperties": false});
+    json!({"name": "weather", "description": "Tells it.", "input_schema": schema})
+}
+
 async fn chat(messages: Value) -> Value {
     let body = json!({"messages": messages, "max_tokens": 12, "temperature": 0});
     answered("/v1/chat/completions", &body).await
@@ -114,6 +120,28 @@ async fn a_stream_says_the_same_in_named_events() {
 }
 
 #[tokio::test]
+async fn calls_and_their_results_are_read_as_chat_reads_them() {
+    let messages = json!([
+        {"role": "user", "content": "Is it hot?"},
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "t1", "name": "weather", "input": {"hot": true}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "Yes."}]},
+            {"type": "text", "text": "So?"}]},
+    ]);
+    let message =
+        answered(PATH, &asking(messages, json!({"tools": [weather()], "tool_choice": {"type": "none"}}))).await;
+    let call = json!({"id": "t1", "type": "function", "function": {"name": "weather", "arguments": "{\"hot\":true}"}});
+    let same = json!([
+        {"role": "user", "content": "Is it hot?"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t1", "content": "Yes."},
+        {"role": "user", "content": "So?"},
+    ]);
+    let chat = chat(same).await;
+    assert_eq!(message["content"][0]["text"], chat["choices"][0]["message"]["content"]);
+}
+
+#[tokio::test]
 async fn what_cannot_be_right_is_refused_in_the_formats_own_shape() {
     let one = || user("x");
     for (part, body) in [
@@ -137,6 +165,12 @@ async fn what_cannot_be_right_is_refused_in_the_formats_own_shape() {
         ("stop_sequences", asking(one(), json!({"stop_sequences": "x"}))),
         ("stream", asking(one(), json!({"stream": 1}))),
         ("thinking", asking(one(), json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}))),
+        ("tools", asking(one(), json!({"tools": [{"name": "f"}]}))),
+        ("tools", asking(one(), json!({"tools": [{"name": "a b", "input_schema": {"type": "object"}}]}))),
+        ("tools", asking(one(), json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}))),
+        ("tool_choice", asking(one(), json!({"tools": [weather()], "tool_choice": {"type": "tool", "name": "x"}}))),
+        ("tool_choice", asking(one(), json!({"tools": [weather()], "tool_choice": {"type": "some"}}))),
+        ("messages", asking(json!([{"role": "user", "content": [{"type": "tool_use", "name": "x"}]}]), json!({}))),
         ("mcp_servers", asking(one(), json!({"mcp_servers": [{}]}))),
     ] {
         let response = ask(&shipped(), PATH, &body).await;

@@ -28,7 +28,7 @@ fn shipped() -> ChatTemplate {
 }
 
 fn message(role: &str, content: &str) -> Message {
-    Message { role: role.into(), content: content.into() }
+    Message { role: role.into(), content: content.into(), ..Message::default() }
 }
 
 /// A template, what it puts between the prompt's end and an answer, and whether it shows a system's message alone.

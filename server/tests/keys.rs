@@ -76,6 +76,10 @@ async fn every_route_wants_a_key() {
         assert!(known.contains(path) || path.starts_with("/docs"), "{path} is open: is it to be?");
         let response = send(&state, request(&Method::GET, &example(path), &[])).await;
         assert_ne!(response.status(), StatusCode::UNAUTHORIZED, "{path}");
+        for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+            let response = send(&state, request(&method, &example(path), &[])).await;
+            refused(response, StatusCode::UNAUTHORIZED, "invalid_api_key", &format!("{method} {path}")).await;
+        }
     }
     let nowhere =
         ["/v2", "/v1/", "/v1/completions/", "/playground", "//v1/models", "/V1/models", "/docsx", "/metricsx"];
@@ -155,10 +159,10 @@ async fn scopes_are_where_they_belong() {
     {
         assert_eq!(find(path), Access::Needs(Scope::Sessions), "{path}");
     }
-    assert_eq!(Access::of(Some("/metrics")), Access::Needs(Scope::Metrics));
-    assert_eq!(Access::of(Some("/v1/sessionsx")), Access::Needs(Scope::Generate));
-    assert_eq!(Access::of(Some("/something/new")), Access::Needs(Scope::Generate));
-    assert_eq!(Access::of(None), Access::Any);
+    assert_eq!(Access::of(Some("/metrics"), &Method::GET), Access::Needs(Scope::Metrics));
+    assert_eq!(Access::of(Some("/v1/sessionsx"), &Method::GET), Access::Needs(Scope::Generate));
+    assert_eq!(Access::of(Some("/something/new"), &Method::GET), Access::Needs(Scope::Generate));
+    assert_eq!(Access::of(None, &Method::GET), Access::Any);
 }
 
 /// Makes a session with `key`, and says whether `other` finds it.

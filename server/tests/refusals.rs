@@ -104,7 +104,7 @@ async fn bad_values_are_named() {
         ("stop_token_ids", json!({"stop_token_ids": [-1]})),
         ("stop_token_ids", json!({"stop_token_ids": 1})),
         ("add_special_tokens", json!({"add_special_tokens": 1})),
-        ("response_format", json!({"response_format": {"type": "json_object"}})),
+        ("response_format", json!({"response_format": {"type": "xml"}})),
         ("min_tokens", json!({"min_tokens": -1})),
         ("modalities", json!({"modalities": ["text", "audio"]})),
         ("web_search_options", json!({"web_search_options": {}})),

@@ -147,7 +147,12 @@ impl Mixer for RfaAttention {
         let qkv = self.rotated(&qkv, rows)?;
         let gate = self.gate.as_ref().map(|gate| gate.forward(x)).transpose()?;
         let mut h = match probe {
-            None => recurrent::scan(self.shape, &self.features, &state.memory, &qkv, gate.as_ref(), rows.slots)?,
+            None => {
+                let (gate, memory) = (gate.as_ref(), &state.memory);
+                let scanned = recurrent::scan(self.shape, &self.features, memory, &qkv, gate, rows.slots)?;
+                state.denominators.note(batch * time * self.shape.heads, scanned.clamped);
+                scanned.h
+            }
             Some(probe) => self.probed(&qkv, gate.as_ref(), state, rows, probe)?,
         };
         if let Some(norm) = &self.norm {

@@ -27,6 +27,7 @@ fn step_body(
     (keep, take): (f32, f32),
     eps: f32,
     out: &mut [f32],
+    clamped: &mut u64,
 ) {
     let (d, features) = (v.len(), phi_q.len());
     let (s, rest) = memory.split_at_mut(features * d);
@@ -54,7 +55,9 @@ fn step_body(
     let denominator = dot(phi_q, z);
     c[0] = keep.mul_add(c[0], take);
     // A gate so near 1 that nothing was ever taken in leaves 0 / 0, or a subnormal whose reciprocal overflows.
-    let scale = 1.0 / denominator.max(eps * c[0]).max(f32::MIN_POSITIVE);
+    let floor = (eps * c[0]).max(f32::MIN_POSITIVE);
+    *clamped += u64::from(denominator < floor);
+    let scale = 1.0 / denominator.max(floor);
     for out in out {
         *out *= scale;
     }
@@ -65,7 +68,7 @@ multiversion! {
     /// denominator that is clamped).
     ///
     /// memory: S (2D, d), z (2D), c (1); phi_q, phi_k: (2D); v, out: (d); weights: what is kept and what is
-    /// taken in; the denominator is held at or above `eps * c`.
+    /// taken in; the denominator is held at or above `eps * c`, and `clamped` counts where it would have been below.
     pub(crate) fn step(
         memory: &mut [f32],
         phi_q: &[f32],
@@ -74,6 +77,7 @@ multiversion! {
         weights: (f32, f32),
         eps: f32,
         out: &mut [f32],
+        clamped: &mut u64,
     ) = step_body;
 }
 
@@ -100,8 +104,19 @@ mod tests {
         for logit in [90.0f32, 200.0] {
             let (mut memory, mut out) = (vec![0.0; 2 * (4 + 1) + 1], vec![f32::NAN; 4]);
             let phi = [0.6, 0.8];
-            step(Isa::detect(), &mut memory, &phi, &phi, &[1.0; 4], gate_weights(Some(logit)), 0.02, &mut out);
+            step(Isa::detect(), &mut memory, &phi, &phi, &[1.0; 4], gate_weights(Some(logit)), 0.02, &mut out, &mut 0);
             assert!(out.iter().all(|h| (0.0..=1.0).contains(h)), "{logit}: {out:?}");
+        }
+    }
+
+    #[test]
+    fn a_denominator_that_is_held_is_counted() {
+        let mut clamped = 0;
+        for (sign, want) in [(1.0f32, 0), (-1.0, 1), (-1.0, 2), (1.0, 2)] {
+            let (mut memory, mut out) = (vec![0.0; 2 * (4 + 1) + 1], vec![f32::NAN; 4]);
+            let (phi_q, phi_k) = ([0.6 * sign, 0.8 * sign], [0.6, 0.8]);
+            step(Isa::detect(), &mut memory, &phi_q, &phi_k, &[1.0; 4], (1.0, 1.0), 0.02, &mut out, &mut clamped);
+            assert_eq!(clamped, want, "{sign}");
         }
     }
 
@@ -115,7 +130,7 @@ mod tests {
                 let mut memory = wave(features * (d + 1) + 1, 0.37);
                 let mut out = vec![f32::NAN; d];
                 let (q, k, v) = (wave(features, 0.9), wave(features, 1.3), wave(d, 0.7));
-                step(isa, &mut memory, &q, &k, &v, gate_weights(Some(1.5)), 0.02, &mut out);
+                step(isa, &mut memory, &q, &k, &v, gate_weights(Some(1.5)), 0.02, &mut out, &mut 0);
                 memory.iter().chain(&out).map(|v| v.to_bits()).collect()
             })
             .collect();

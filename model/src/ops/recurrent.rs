@@ -18,6 +18,15 @@ const BLOCK: usize = 32;
 /// Numbers of state under which a step is not shared among threads.
 const SERIAL: usize = 1 << 18;
 
+/// What [`scan`] gives.
+#[derive(Debug)]
+pub struct Scanned {
+    /// What each head has read out: (rows, time, heads d)
+    pub h: Tensor,
+    /// How many of the `rows x time x heads` denominators were held at their floor.
+    pub clamped: u64,
+}
+
 /// The heads' shape and the constants of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -42,7 +51,6 @@ impl Shape {
 ///
 /// memory: (slots, heads, 2D (d + 1) + 1), changed in place; qkv: (rows, time, 3 heads d), q then k then v of each
 /// token; gate: logits (rows, time, heads), or none without a gate; slots: one for each row, all different.
-/// -> h (rows, time, heads d)
 ///
 /// # Errors
 /// When the shapes do not fit, or a slot is out of range or named twice.
@@ -53,7 +61,7 @@ pub fn scan(
     qkv: &Tensor,
     gate: Option<&Tensor>,
     slots: &[usize],
-) -> Result<Tensor> {
+) -> Result<Scanned> {
     let (rows, time, _) = qkv.dims3()?;
     let inner = shape.heads * shape.head_dim;
     let gate = gate.map(|g| g.flatten_all()?.to_vec1::<f32>()).transpose()?;
@@ -68,8 +76,8 @@ pub fn scan(
     }
     let op = Scan { shape, time, w: features.w(), gate: gate.as_deref(), slots, out: Mutex::default() };
     memory.inplace_op2(&qkv.contiguous()?, &op)?;
-    let out = op.out.into_inner().map_err(|_| candle_core::Error::msg("recurrence: a worker panicked"))?;
-    Tensor::from_vec(out, (rows, time, inner), qkv.device())
+    let (out, clamped) = op.out.into_inner().map_err(|_| candle_core::Error::msg("recurrence: a worker panicked"))?;
+    Ok(Scanned { h: Tensor::from_vec(out, (rows, time, inner), qkv.device())?, clamped })
 }
 
 struct Scan<'a> {
@@ -78,7 +86,7 @@ struct Scan<'a> {
     w: &'a Tensor, // (heads, D, d), sigma in it
     gate: Option<&'a [f32]>,
     slots: &'a [usize],
-    out: Mutex<Vec<f32>>, // an in-place op returns nothing: the outputs leave by here
+    out: Mutex<(Vec<f32>, u64)>, // an in-place op returns nothing: the outputs and the count leave by here
 }
 
 /// What the tokens of one block need on the way.
@@ -104,6 +112,8 @@ struct Head<'a> {
     index: usize,
     memory: &'a mut [f32], // (2D (d + 1) + 1)
     out: &'a mut [f32],    // (time, d)
+    /// Denominators that were held at their floor.
+    clamped: u64,
 }
 
 impl InplaceOp2 for Scan<'_> {
@@ -135,10 +145,11 @@ impl InplaceOp2 for Scan<'_> {
         } else {
             parts.par_iter_mut().for_each_init(scratch, work);
         }
+        let clamped = parts.iter().map(|part| part.clamped).sum();
         if self.time > 1 {
             out = time_first(&out, heads, self.time, d);
         }
-        *self.out.lock().map_err(|_| candle_core::Error::msg("recurrence: a worker panicked"))? = out;
+        *self.out.lock().map_err(|_| candle_core::Error::msg("recurrence: a worker panicked"))? = (out, clamped);
         Ok(())
     }
 }
@@ -174,7 +185,7 @@ impl Scan<'_> {
             let (_, rest) = memory.split_at_mut((slot - passed) * slot_len);
             let (own, rest) = rest.split_at_mut(slot_len);
             let pairs = own.chunks_exact_mut(head_len).zip(out.chunks_exact_mut(self.time * d));
-            parts.extend(pairs.enumerate().map(|(index, (memory, out))| Head { row, index, memory, out }));
+            parts.extend(pairs.enumerate().map(|(index, (memory, out))| Head { row, index, memory, out, clamped: 0 }));
             (memory, passed) = (rest, slot + 1);
         }
         Ok(parts)
@@ -201,7 +212,8 @@ impl Scan<'_> {
                 let (phi_q, phi_k) = phi.split_at(2 * proj_dim);
                 let gate = self.gate.map(|gate| gate[(part.row * self.time + first + t) * heads + part.index]);
                 let weights = recurrence::gate_weights(gate);
-                recurrence::step(isa, part.memory, phi_q, phi_k, of(t, 2), weights, eps as f32, out);
+                let (v, held) = (of(t, 2), &mut part.clamped);
+                recurrence::step(isa, part.memory, phi_q, phi_k, v, weights, eps as f32, out, held);
             }
         }
     }

@@ -3,6 +3,7 @@
 //! Order: bias, penalties, temperature, top-k, typical-p, top-p, min-p, draw. Hugging Face's generation has
 //! typical-p last.
 
+mod logprobs;
 mod penalties;
 mod processors;
 mod token_set;
@@ -13,6 +14,7 @@ use rand_core::{RngCore, SeedableRng};
 use penalties::Counts;
 use processors::Candidates;
 
+pub use logprobs::{LEAST_LOGPROB, LogSoftmax};
 pub use token_set::TokenSet;
 
 /// A sampling parameter out of its bounds.

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use opentelemetry::Context;
 use tracing::{Span, info, warn};
 
 use super::answer::Usage;
 use super::door::{self, Visit};
+use super::spans;
 use crate::engine::{Failure, Finish, Timings};
 
 /// Adds up a request's tokens and times, and logs them when it is dropped.
 pub(super) struct Account {
     span: Span,
+    context: Context,
     /// The key's place, and what is charged for the tokens; none where the server has no keys.
     visit: Option<Arc<Visit>>,
     started: Instant,
@@ -32,6 +35,7 @@ impl Account {
         }
         Self {
             span: Span::current(),
+            context: Context::current(),
             visit,
             started: Instant::now(),
             usage: Usage::of_prompts(tokens, cached),
@@ -56,6 +60,7 @@ impl Account {
 
     /// Adds a text that has ended.
     pub(super) fn finish(&mut self, finish: &Finish) {
+        spans::text(&self.context, finish);
         self.longest.queue = self.longest.queue.max(finish.timings.queue);
         self.longest.prefill = self.longest.prefill.max(finish.timings.prefill);
         self.longest.decode = self.longest.decode.max(finish.timings.decode);
@@ -81,6 +86,7 @@ impl Drop for Account {
         self.span.record("queue_ms", ms(self.longest.queue));
         self.span.record("prefill_ms", ms(self.longest.prefill));
         self.span.record("decode_ms", ms(self.longest.decode));
+        spans::done(&self.context, &self.usage, self.failure);
         let total_ms = ms(self.started.elapsed());
         self.span.in_scope(|| match self.failure {
             Some(failure) => warn!(total_ms, "completion failed: {failure}"),

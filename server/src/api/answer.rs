@@ -186,7 +186,9 @@ pub(super) fn replay(body: &str, include_usage: bool) -> Vec<Said> {
         rest.insert("object".into(), "chat.completion.chunk".into());
         for choice in choices.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
             let mut message = choice.remove("message").unwrap_or_default();
-            for (index, call) in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten().enumerate() {
+            for (index, call) in
+                message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten().enumerate()
+            {
                 call["index"] = index.into();
             }
             choice.insert("delta".into(), message);

@@ -12,7 +12,6 @@ use super::logprobs::{ChatLogprobs, TokenNames};
 use super::tools::{Piece, Reader, ToolCall, Tools};
 use super::validate::Details;
 use crate::engine::{Delta, Finish, FinishReason, StopCause};
-use crate::text::Tokenizer;
 
 /// What is said, or a piece of it.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -76,21 +75,21 @@ pub(super) struct Chat {
 }
 
 impl Chat {
-    pub(super) fn new(head: Head, wanted: Wanted, tokenizer: &Arc<Tokenizer>, details: &Details) -> Self {
+    pub(super) fn new(head: Head, wanted: Wanted, details: &Details) -> Self {
         let opening = details.openings.first().cloned().unwrap_or_default();
         let growing = |_| Growing {
             text: String::new(),
             reader: details.tools.as_ref().map(Tools::reader),
             token_ids: Vec::new(),
             logprobs: details.logprobs.map(|_| ChatLogprobs::default()),
-            aligner: details.logprobs.map(|_| Aligner::new(Arc::clone(tokenizer), &opening)),
+            aligner: details.logprobs.map(|_| Aligner::new(Arc::clone(&details.tokenizer), &opening)),
             reason: None,
             stop: None,
         };
         Self {
             head,
             wanted,
-            names: TokenNames::new(Arc::clone(tokenizer), details.names_by_id),
+            names: TokenNames::new(Arc::clone(&details.tokenizer), details.names_by_id),
             texts: (0..details.choices.generated).map(growing).collect(),
             kept: Kept::default(),
             usage: UsageField::Absent,

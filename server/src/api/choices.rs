@@ -89,8 +89,7 @@ impl Choices {
             return Err(ApiError::invalid(Some(name), message));
         }
         let count = |number: usize| number as u64;
-        let limits = &served.limits;
-        let most = ROOM.max(count(limits.max_prompt_tokens).saturating_add(count(limits.max_tokens)));
+        let most = room(served);
         let read: u64 = sizes.prompts.iter().map(|ids| count(ids.len())).sum();
         let written = count(sizes.max_tokens).saturating_mul(count(sizes.prompts.len()));
         let told = written + if sizes.echoed { read } else { 0 };
@@ -105,6 +104,20 @@ impl Choices {
         }
         Ok(())
     }
+}
+
+/// Tokens that one request may take.
+fn room(served: &Served) -> u64 {
+    let limits = &served.limits;
+    ROOM.max((limits.max_prompt_tokens as u64).saturating_add(limits.max_tokens as u64))
+}
+
+/// The most tokens that each text may have where nobody names a number, one text for each of `prompts`, with `listed`
+/// log probabilities beside each token's own.
+pub(super) fn longest(prompts: &[Vec<u32>], listed: u64, served: &Served) -> u64 {
+    let read = prompts.iter().map(|ids| ids.len() as u64).sum();
+    let each = (prompts.len() as u64).max(1).saturating_mul(listed.saturating_add(1));
+    (room(served).saturating_sub(read) / each).clamp(1, served.limits.max_tokens as u64)
 }
 
 /// What a request takes.

@@ -56,8 +56,8 @@ pub(super) struct Completions {
 }
 
 impl Completions {
-    pub(super) fn new(head: Head, wanted: Wanted, tokenizer: Arc<Tokenizer>, details: Details) -> Self {
-        let Details { prompts, choices, openings, logprobs, names_by_id, echoes, .. } = details;
+    pub(super) fn new(head: Head, wanted: Wanted, prompts: &[Vec<u32>], details: Details) -> Self {
+        let Details { tokenizer, choices, openings, logprobs, names_by_id, echoes, .. } = details;
         let growing = |index: usize| {
             let prompt = index / choices.generated;
             let opening = &openings[prompt];

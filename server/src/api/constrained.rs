@@ -166,7 +166,8 @@ fn structured_outputs(param: &'static str, value: Value) -> Result<Constrained, 
         "choice" => GrammarSpec::Choice(texts(param, &path, value)?),
         "grammar" => GrammarSpec::Lark(text(param, &path, value)?),
         _ => {
-            let message = format!("{path} must be absent: {param} has one of json, json_object, regex, choice and grammar");
+            let message =
+                format!("{path} must be absent: {param} has one of json, json_object, regex, choice and grammar");
             return Err(ApiError::invalid(Some(param), message));
         }
     };
@@ -189,7 +190,8 @@ pub(super) fn bad_name(param: &str, path: &str, name: &str) -> ApiError {
 /// A schema, or the text of one.
 fn schema(param: &str, path: &str, value: Value) -> Result<Value, ApiError> {
     let Value::String(text) = value else { return Ok(value) };
-    let wrong = |error| ApiError::invalid(Some(param), format!("{path} must be a JSON schema, or the text of one: {error}"));
+    let wrong =
+        |error| ApiError::invalid(Some(param), format!("{path} must be a JSON schema, or the text of one: {error}"));
     serde_json::from_str(&text).map_err(wrong)
 }
 

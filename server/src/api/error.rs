@@ -67,6 +67,11 @@ impl ApiError {
         Self::request(StatusCode::NOT_FOUND, Some(param), Some("not_found"), message)
     }
 
+    /// In one word, from a set that does not grow: the code, or the type where there is none.
+    pub(super) fn word(&self) -> &'static str {
+        self.code.unwrap_or(self.kind)
+    }
+
     /// The status that it is answered with.
     pub(super) fn status(&self) -> StatusCode {
         self.status
@@ -104,7 +109,7 @@ impl IntoResponse for ApiError {
         if passing.contains(&self.status) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        // For the formats that say it in another shape.
+        // For the formats that say it in another shape, and for who counts it.
         response.extensions_mut().insert(self);
         response
     }

@@ -28,6 +28,7 @@ pub(super) struct Begun<'a> {
     pub(super) prompts: &'a [Vec<u32>],
     /// How many tokens of each prompt are known already.
     pub(super) cached: &'a [usize],
+    pub(super) seed: u64,
     /// Whether the answer goes out as it comes.
     pub(super) stream: bool,
 }
@@ -73,12 +74,13 @@ pub(super) async fn run<F: Foreign>(
             Ok((validated, origin, foreign, stream))
         })
     };
-    let (Validated { requests, seed, details, .. }, origin, foreign, stream) = checking.await?;
-    let prompts = details.prompts;
+    let (Validated { requests, prompts, cached: known, seed, details, .. }, origin, foreign, stream) = checking.await?;
     debug!(seed, prompts = prompts.len(), stream, "completion starts");
-    let cached: Vec<usize> = requests.iter().map(Request::cached_tokens).collect();
-    let account = Account::new(&prompts, cached.iter().sum());
-    let begun = Begun { served: &served, prompts: &prompts, cached: &cached, stream };
+    // Those of one prompt begin alike.
+    let cached: Vec<usize> =
+        requests.iter().step_by(details.choices.generated.max(1)).map(Request::cached_tokens).collect();
+    let account = Account::new(&prompts, known);
+    let begun = Begun { served: &served, prompts: &prompts, cached: &cached, seed, stream };
     let dialect = foreign.dialect(&begun);
     let texts = Texts::new(account, served.engine.submit_all(requests)?);
     let (keeping, on_disconnect) = (origin.keeping(None), OnDisconnect::Rollback);

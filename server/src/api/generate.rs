@@ -21,10 +21,10 @@ use super::owner::Caller;
 use super::run::{OnDisconnect, Run};
 use super::sessions::label;
 use super::sink;
-use super::state::{AppState, Served};
+use super::state::AppState;
 use super::texts::Texts;
 use super::unsupported;
-use super::validate::{Details, Validated, validate};
+use super::validate::{Validated, validate};
 use super::wire::{self, Format, GenerationRequest};
 
 /// `POST /v1/completions`
@@ -82,22 +82,17 @@ async fn create(
         let served = Arc::clone(&served);
         reading(&state, move || Ok((validate(format, wire, &served, &origin)?, origin))).await?
     };
-    let Validated { requests, cached, include_usage, return_token_ids, seed, details } = validated;
-    debug!(seed, prompts = details.prompts.len(), texts = requests.len(), stream, "completion starts");
-    let account = Account::new(&details.prompts, cached);
+    let Validated { requests, prompts, cached, include_usage, return_token_ids, seed, details } = validated;
+    debug!(seed, prompts = prompts.len(), texts = requests.len(), stream, "completion starts");
+    let account = Account::new(&prompts, cached);
     let wanted = Wanted { include_usage, token_ids: return_token_ids, whole: !stream || ticket.is_some() };
-    let dialect = dialect(format, &served, wanted, details);
+    let dialect: Box<dyn Dialect> = match format {
+        Format::Completions => Box::new(Completions::new(Head::new("cmpl", &served), wanted, &prompts, details)),
+        _ => Box::new(Chat::new(Head::new("chatcmpl", &served), wanted, &details)),
+    };
     let texts = Texts::new(account, served.engine.submit_all(requests)?);
     let keeping = origin.keeping(label);
     Run { state, served, texts, dialect, keeping, on_disconnect, ticket }.answer(stream).await
-}
-
-fn dialect(format: Format, served: &Served, wanted: Wanted, details: Details) -> Box<dyn Dialect> {
-    if format == Format::Completions {
-        Box::new(Completions::new(Head::new("cmpl", served), wanted, Arc::clone(&served.tokenizer), details))
-    } else {
-        Box::new(Chat::new(Head::new("chatcmpl", served), wanted, &served.tokenizer, &details))
-    }
 }
 
 /// What is to happen where the client leaves: only a session's turn can outlive it.

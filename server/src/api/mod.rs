@@ -18,6 +18,8 @@ mod idempotency;
 mod openapi;
 mod llamacpp;
 mod logprobs;
+mod numbers;
+mod metrics;
 mod origin;
 mod owner;
 mod panics;
@@ -29,9 +31,11 @@ mod service;
 mod sessions;
 mod shape;
 mod sink;
+mod spans;
 mod state;
 mod streams;
 mod texts;
+mod tgi;
 mod tokens;
 mod tools;
 mod trace;
@@ -41,6 +45,7 @@ mod wire;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
+use axum::http::Method;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
@@ -53,7 +58,7 @@ pub use state::{ApiOptions, AppState, Served};
 /// Every route. What each needs of a key is said in [`door`]; a new one needs a key that may generate.
 fn routes() -> Routes {
     Routes::default()
-        .route("/", get(playground::index))
+        .route("/", get(playground::index).post(tgi::either))
         .route("/playground/{file}", get(playground::file))
         .route("/favicon.ico", get(playground::favicon))
         .route("/docs", get(openapi::page))
@@ -82,6 +87,9 @@ fn routes() -> Routes {
         .route("/infill", post(llamacpp::infill))
         .route("/props", get(llamacpp::props))
         .route("/slots", get(llamacpp::slots))
+        .route("/generate", post(tgi::generate))
+        .route("/generate_stream", post(tgi::generate_stream))
+        .route("/info", get(tgi::info))
         .route("/v1/embeddings", post(tokens::embeddings))
         .route("/embeddings", post(tokens::embeddings))
         .route("/embedding", post(tokens::embeddings))
@@ -90,11 +98,12 @@ fn routes() -> Routes {
         .route("/v1/models/{*id}", get(service::one_model))
         .route("/health", get(service::health))
         .route("/ready", get(service::ready))
+        .route("/metrics", get(metrics::scrape))
 }
 
-/// The path of every route, as the router takes it, and what it needs of who asks for it where the server has keys.
+/// The path of every route, as the router takes it, and what reading it needs where the server has keys.
 pub fn paths() -> Vec<(&'static str, Access)> {
-    routes().paths().iter().map(|path| (*path, Access::of(Some(path)))).collect()
+    routes().paths().iter().map(|path| (*path, Access::of(Some(path), &Method::GET))).collect()
 }
 
 /// Every route, over `state`, behind the door. Each layer is around those before it.
@@ -109,5 +118,6 @@ pub(crate) fn router(state: AppState) -> Router {
         .layer(from_fn_with_state(state.clone(), door::guard))
         .layer(from_fn(panics::catch));
     let router = if options.cors.is_empty() { router } else { router.layer(door::cors(&options.cors)) };
-    router.layer(from_fn(trace::trace)).layer(from_fn(shape::by_path)).with_state(state)
+    let router = router.layer(from_fn(trace::trace)).layer(from_fn_with_state(state.clone(), metrics::count));
+    router.layer(from_fn(shape::by_path)).with_state(state)
 }

@@ -17,13 +17,14 @@ pub(super) async fn index() -> Response {
 }
 
 /// What the page loads: each file's name, type and contents.
-const FILES: [(&str, &str, &str); 13] = [
+const FILES: [(&str, &str, &str); 14] = [
     ("style.css", CSS, include_str!("../playground/style.css")),
     ("sessions.css", CSS, include_str!("../playground/sessions.css")),
     ("theme.js", JAVASCRIPT, include_str!("../playground/theme.js")),
     ("app.js", JAVASCRIPT, include_str!("../playground/app.js")),
     ("conversation.js", JAVASCRIPT, include_str!("../playground/conversation.js")),
     ("gauge.js", JAVASCRIPT, include_str!("../playground/gauge.js")),
+    ("key.js", JAVASCRIPT, include_str!("../playground/key.js")),
     ("level.js", JAVASCRIPT, include_str!("../playground/level.js")),
     ("sessions.js", JAVASCRIPT, include_str!("../playground/sessions.js")),
     ("sheet.js", JAVASCRIPT, include_str!("../playground/sheet.js")),

@@ -16,10 +16,12 @@ use tracing::{Instrument, Span, warn};
 use super::dialect::{Dialect, Kept, Said, SessionInfo};
 use super::error::ApiError;
 use super::idempotency::Ticket;
+use super::metrics::arrived;
 use super::sink::{self, Sink};
 use super::state::{AppState, RunGuard, Served};
 use super::texts::Texts;
 use crate::engine::{Event, Finish, FinishReason};
+use crate::metrics::{Meter, Taken, TurnTaken};
 use crate::session::{Owner, ResponseId, Snapshot, Tier, Turn, TurnNote, VersionId};
 
 /// Longest result that is kept for a request that has changed nothing: a longer one is computed anew.
@@ -68,17 +70,17 @@ impl Run {
     /// Starts the task; the answer in one piece or as a stream.
     pub(super) async fn answer(self, stream: bool) -> Result<Response, ApiError> {
         let state = self.state.clone();
-        let guard = state.run_begins();
+        let (guard, meter) = (state.run_begins(), self.meter());
         let follow = self.on_disconnect == OnDisconnect::Continue;
         if stream {
             let owner = self.owner();
             let (sink, response) =
                 if follow { sink::logged(&state, owner) } else { sink::streamed(state.options().keep_alive) };
-            tokio::spawn(self.run(sink, guard).instrument(Span::current()));
+            tokio::spawn(self.run(sink, meter, guard).instrument(Span::current()));
             return Ok(response);
         }
         let (sink, answer) = sink::whole();
-        tokio::spawn(self.run(sink, guard).instrument(Span::current()));
+        tokio::spawn(self.run(sink, meter, guard).instrument(Span::current()));
         answer.await
     }
 
@@ -92,7 +94,23 @@ impl Run {
         }
     }
 
-    async fn run(mut self, mut sink: Sink, guard: RunGuard) {
+    /// Counts what has been taken, and measures it from now on.
+    fn meter(&self) -> Meter {
+        let turn = match &self.keeping {
+            Keeping::Turn { turn, .. } => Some(TurnTaken {
+                tier: if turn.head().read > 0 { tier(turn) } else { "new" },
+                recomputed_tokens: recomputed(turn),
+            }),
+            _ => None,
+        };
+        let usage = &self.texts.account.usage;
+        let (prompt_tokens, cached_tokens) = (usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens);
+        let metrics = self.state.metrics();
+        metrics.taken(&Taken { prompt_tokens, cached_tokens, turn });
+        Meter::new(Arc::clone(metrics), arrived(), self.texts.count())
+    }
+
+    async fn run(mut self, mut sink: Sink, mut meter: Meter, guard: RunGuard) {
         // Before the engine gives up on the reader: a turn that is to be committed needs it once more.
         let limit = self.served.engine.stall_limit().mul_f32(0.75);
         let mut over = pin!(over(self.state.options().max_time));
@@ -102,6 +120,7 @@ impl Run {
         let outcome = loop {
             // One who reads nothing for too long has left, and must not keep the session for ever.
             let event = if sink.say(&mut out, limit).await {
+                meter.left();
                 tokio::select! {
                     biased;
                     () = sink.left() => None,
@@ -113,6 +132,9 @@ impl Run {
                     event = self.texts.next() => Some(event),
                 }
             } else {
+                if sink.has_reader() {
+                    meter.stalled();
+                }
                 None
             };
             let Some(event) = event else {
@@ -127,7 +149,7 @@ impl Run {
             };
             match event {
                 Err(failure) => break Err(ApiError::from(failure)),
-                Ok((index, event)) => match self.take(index, event, &mut out).await {
+                Ok((index, event)) => match self.take(index, event, &mut meter, &mut out).await {
                     Ok(true) => break Ok(()),
                     Ok(false) => {}
                     Err(error) => break Err(error),
@@ -137,19 +159,26 @@ impl Run {
         let last = match outcome {
             Ok(()) => Ok(if sink.wants_body() { self.dialect.body() } else { String::new() }),
             Err(error) => {
+                meter.failed(error.word());
                 out.clear();
                 self.dialect.fail(&error, &mut out);
                 Err(error)
             }
         };
         // The session, the key and the server's end wait for no reader.
-        drop((self, guard));
+        drop((self, meter, guard));
         // Who does not read the last words in that time does not get them.
         let _ = timeout(limit, sink.close(out, last)).await;
     }
 
     /// Takes one event; whether it was the last.
-    async fn take(&mut self, index: usize, event: Event, out: &mut Vec<Said>) -> Result<bool, ApiError> {
+    async fn take(
+        &mut self,
+        index: usize,
+        event: Event,
+        meter: &mut Meter,
+        out: &mut Vec<Said>,
+    ) -> Result<bool, ApiError> {
         match event {
             Event::Read(snapshot) => {
                 if let Keeping::Prefixes(owner) = &self.keeping {
@@ -162,11 +191,14 @@ impl Run {
                 Ok(false)
             }
             Event::Delta(delta) => {
+                meter.leaves(index, delta.token_ids.len());
                 self.dialect.delta(index, delta, out);
                 Ok(false)
             }
             Event::Finished(finish) => {
+                let (reason, timings) = (finish.reason, finish.timings);
                 self.finish(index, finish, out).await?;
+                meter.ended(index, reason, timings);
                 Ok(self.texts.account.is_complete())
             }
             Event::Failed(failure) => Err(failure.into()),
@@ -262,16 +294,25 @@ fn info(served: &Served, turn: &Turn, version: &VersionId, snapshot: &Snapshot) 
         version: version.to_string(),
         parent: turn.session().head.id.to_string(),
         restored: turn.head().read > 0,
-        tier: match turn.tier() {
-            Tier::Memory => "memory",
-            Tier::Disk => "disk",
-        },
-        // The last of them is new to any state; those before it wait in case a stop string takes them back.
-        recomputed_tokens: turn.head().pending.len().saturating_sub(1) as u64,
+        tier: tier(turn),
+        recomputed_tokens: recomputed(turn),
         tokens: snapshot.tokens(),
         state_bytes: served.state_bytes,
         held_text: snapshot.answer.as_ref().map_or_else(String::new, |answer| answer.held.clone()),
     }
+}
+
+fn tier(turn: &Turn) -> &'static str {
+    match turn.tier() {
+        Tier::Memory => "memory",
+        Tier::Disk => "disk",
+    }
+}
+
+/// Tokens before a turn that are computed again: the last of those that wait is new to any state; the others wait in
+/// case a stop string takes them back.
+fn recomputed(turn: &Turn) -> u64 {
+    turn.head().pending.len().saturating_sub(1) as u64
 }
 
 /// A request that asks for what this server has no key for.

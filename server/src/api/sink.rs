@@ -52,6 +52,11 @@ impl Sink {
         true
     }
 
+    /// Whether the reader is there, whether or not it reads.
+    pub(super) fn has_reader(&self) -> bool {
+        matches!(self, Self::Stream(sender) if !sender.is_closed())
+    }
+
     /// Waits until the client has left.
     pub(super) async fn left(&mut self) {
         match self {

@@ -14,6 +14,7 @@ use super::error::ApiError;
 use super::idempotency::InFlight;
 use super::streams::Streams;
 use crate::engine::{EngineHandle, Limits};
+use crate::metrics::Metrics;
 use crate::session::{Codec, PrefixIndex, Store};
 use crate::text::{ChatTemplate, Grammars, Tokenizer};
 
@@ -106,6 +107,7 @@ struct Inner {
     in_flight: InFlight,
     /// Counts the runs that have not ended.
     runs: watch::Sender<usize>,
+    metrics: Arc<Metrics>,
 }
 
 /// A run that has not ended; dropped when it has.
@@ -124,8 +126,9 @@ impl AppState {
         let (readers, waiters) = (Arc::new(Semaphore::new(cores)), Arc::new(Semaphore::new(MOST_WAITERS)));
         let (streams, in_flight, runs) = (Streams::default(), InFlight::default(), watch::Sender::new(0));
         let (served, store, draining) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        let door = Door::default();
-        let inner = Inner { options, door, served, store, draining, readers, waiters, streams, in_flight, runs };
+        let (door, metrics) = (Door::default(), Arc::new(Metrics::new()));
+        let inner =
+            Inner { options, door, served, store, draining, readers, waiters, streams, in_flight, runs, metrics };
         Self { inner: Arc::new(inner) }
     }
 
@@ -188,6 +191,10 @@ impl AppState {
         if let Some(served) = self.inner.served.get() {
             served.engine.abort();
         }
+    }
+
+    pub(super) fn metrics(&self) -> &Arc<Metrics> {
+        &self.inner.metrics
     }
 
     pub(super) fn streams(&self) -> &Streams {

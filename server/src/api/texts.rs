@@ -20,6 +20,11 @@ impl Texts {
         Self { account, streams: streams.into_iter().map(Some).collect(), turn: 0 }
     }
 
+    /// How many texts there are.
+    pub(super) fn count(&self) -> usize {
+        self.streams.len()
+    }
+
     /// The next event of any text, with the text's index. Must not be called when all have ended. Nothing is lost
     /// where it is dropped before it is ready.
     pub(super) async fn next(&mut self) -> Result<(usize, Event), Failure> {

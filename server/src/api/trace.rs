@@ -4,8 +4,11 @@ use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
+use opentelemetry::trace::FutureExt;
 use rand::Rng;
 use tracing::{Instrument, debug, field, info_span};
+
+use super::spans;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -28,8 +31,11 @@ pub(super) async fn trace(request: Request, next: Next) -> Response {
         prefill_ms = field::Empty,
         decode_ms = field::Empty,
     );
+    let context = spans::begin(&request, &id);
+    let request_context = context.clone();
     async move {
         let mut response = next.run(request).await;
+        spans::answered(&context, response.status());
         debug!(status = response.status().as_u16(), "response starts");
         if let Ok(value) = HeaderValue::try_from(id) {
             response.headers_mut().insert(REQUEST_ID, value);
@@ -37,6 +43,7 @@ pub(super) async fn trace(request: Request, next: Next) -> Response {
         response
     }
     .instrument(span)
+    .with_context(request_context)
     .await
 }
 

@@ -1,5 +1,7 @@
 //! From the wire type to requests that the engine can run; nothing below checks again.
 
+use std::sync::Arc;
+
 use rand::Rng;
 use tidegate_model::SamplingParams;
 
@@ -15,6 +17,7 @@ use super::state::Served;
 use super::tools::Tools;
 use super::wire::{Format, GenerationRequest, Seed, Stop};
 use crate::engine::{Keep, Request, RequestParameters, Start, share_prompt};
+use crate::text::Tokenizer;
 
 /// Tokens to generate where a request does not say; OpenAI's default.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -23,10 +26,11 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 const DEFAULT_MAX_CHAT_TOKENS: usize = 1024;
 
 /// A request for text whose every part has been checked.
-#[derive(Debug)]
 pub(super) struct Validated {
     /// The texts of each prompt, in order.
     pub(super) requests: Vec<Request>,
+    /// The ids of each prompt.
+    pub(super) prompts: Vec<Vec<u32>>,
     /// Tokens of the prompts that need not be computed.
     pub(super) cached: usize,
     pub(super) include_usage: bool,
@@ -36,11 +40,9 @@ pub(super) struct Validated {
 }
 
 /// What the answer's format has to know.
-#[derive(Debug)]
 pub(super) struct Details {
-    /// The ids of each prompt.
-    pub(super) prompts: Vec<Vec<u32>>,
-    /// How many texts each of them gets.
+    pub(super) tokenizer: Arc<Tokenizer>,
+    /// How many texts each prompt gets.
     pub(super) choices: Choices,
     /// What the texts of each of them begin with.
     pub(super) openings: Vec<Opening>,
@@ -119,8 +121,9 @@ pub(super) fn validate(
     }
     let return_token_ids = wire.return_token_ids.unwrap_or(false);
     let names_by_id = wire.return_tokens_as_token_ids.unwrap_or(false);
-    let details = Details { prompts, choices, openings, logprobs, names_by_id, echoes, tools: wire.tools.take() };
-    Ok(Validated { requests, cached, include_usage, return_token_ids, seed, details })
+    let (tokenizer, tools) = (Arc::clone(&served.tokenizer), wire.tools.take());
+    let details = Details { tokenizer, choices, openings, logprobs, names_by_id, echoes, tools };
+    Ok(Validated { requests, prompts, cached, include_usage, return_token_ids, seed, details })
 }
 
 /// What the texts of a request have in common.

@@ -92,6 +92,10 @@ pub(crate) struct ServeArgs {
     /// Time that running requests have to end after SIGTERM or SIGINT; a second signal ends them at once.
     #[arg(long, env = "TIDEGATE_DRAIN_SECONDS", value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_seconds: u64,
+    /// Collector that OpenTelemetry traces are sent to by OTLP over HTTP, as `http://HOST:PORT`; where absent,
+    /// OpenTelemetry's own variables name one (OTEL_EXPORTER_OTLP_ENDPOINT, …), or none.
+    #[arg(long, env = "TIDEGATE_OTLP_ENDPOINT", value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
     #[command(flatten)]
     pub(crate) door: DoorArgs,
     #[command(flatten)]

@@ -1,6 +1,6 @@
 //! The [`LanguageModel`] that is served: an RFA-Gate decoder and its pool of states.
 
-use tidegate_model::{Decoder, StatePool};
+use tidegate_model::{Decoder, Denominators, StatePool};
 
 use super::{LanguageModel, ModelError};
 
@@ -28,6 +28,10 @@ impl LanguageModel for DecoderModel {
 
     fn slots(&self) -> usize {
         self.pool.slots()
+    }
+
+    fn denominators(&self) -> Denominators {
+        self.pool.denominators()
     }
 
     fn reset(&mut self, slot: usize) -> Result<(), ModelError> {

@@ -50,7 +50,7 @@ pub enum StopCause {
 pub struct TokenLogprobs {
     /// The token.
     pub token: u32,
-    /// Its log probability.
+    /// Its log probability; -9999 for one that the model rules out.
     pub logprob: f32,
     /// The likeliest tokens with theirs, as many as were asked for, the likeliest first.
     pub top: Vec<(u32, f32)>,
@@ -63,7 +63,8 @@ pub struct Finish {
     pub reason: FinishReason,
     /// What ended it; none where [`Self::reason`] is not [`FinishReason::Stop`].
     pub stop: Option<StopCause>,
-    /// The log probability of the whole text, where log probabilities were asked for.
+    /// The sum of those of all tokens generated, the one that ended the text among them, where log probabilities were
+    /// asked for.
     pub cumulative_logprob: Option<f64>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,

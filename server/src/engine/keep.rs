@@ -1,7 +1,8 @@
 //! Snapshots of running requests: what is kept where a prompt ends, and where an answer does.
 
+use super::ends::Ending;
 use super::model::{LanguageModel, ModelError};
-use super::sequence::{Ending, Mark, Sequence, TextRules};
+use super::sequence::{Mark, Sequence, TextRules};
 use crate::session::Snapshot;
 
 /// A snapshot, and whether the slot holds just its state.
@@ -47,7 +48,9 @@ pub(super) fn end<M: LanguageModel>(
             lies_in_slot: false,
         }),
         (Ending::Length | Ending::Interrupted, None) => whole(model, slot, sequence, true),
-        (Ending::Eos | Ending::StopString, _) => {
+        // Its last token is a part of the text, and nothing is held back any more.
+        (Ending::Grammar, _) => whole(model, slot, sequence, false),
+        (Ending::Eos(_) | Ending::StopToken(_) | Ending::StopString, _) => {
             // What ended the text is the pending token, and is no part of it.
             if let Some(token) = sequence.pending_token.take() {
                 sequence.sampler.take_back(token);

@@ -5,8 +5,11 @@
 
 mod constraint;
 mod decoder;
+mod ends;
 mod event;
 mod grammar;
+mod guarded;
+mod guide;
 mod handle;
 mod inbox;
 mod keep;
@@ -14,7 +17,9 @@ mod model;
 mod outlet;
 mod request;
 mod scheduler;
+mod scores;
 mod sequence;
+mod shared;
 mod stats;
 mod worker;
 
@@ -26,7 +31,8 @@ pub use event::{
 pub use handle::{EngineHandle, EngineThread};
 pub use inbox::SubmitError;
 pub use model::{LanguageModel, ModelError};
-pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Start, recommended_sampling, share_prompt};
+pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Start, recommended_sampling};
 pub use sequence::{Encode, TextRules};
-pub use stats::Stats;
+pub use shared::share_prompt;
+pub use stats::{ROWS_BOUNDS, Stats};
 pub use worker::{EngineError, EngineOptions, spawn};

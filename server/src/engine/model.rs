@@ -1,5 +1,7 @@
 //! What the engine needs from a language model, and nothing about how one works.
 
+use tidegate_model::Denominators;
+
 /// Why a model could not do a step.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -19,6 +21,11 @@ pub trait LanguageModel: Send {
 
     /// Conversations that can be held at once.
     fn slots(&self) -> usize;
+
+    /// The denominators that it has divided by since it was made; none where it has no such thing.
+    fn denominators(&self) -> Denominators {
+        Denominators::default()
+    }
 
     /// Empties a slot.
     ///

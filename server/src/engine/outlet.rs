@@ -2,11 +2,12 @@
 //!
 //! What a slow reader has no room for is put together here; once too much is unread, the sequence has to pause.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{Sender, error::TrySendError};
 
-use super::event::{Delta, Event};
+use super::event::{Delta, Event, TokenLogprobs};
 
 /// Tokens that may wait here for their reader before their sequence pauses.
 const UNREAD_TOKENS: usize = 256;
@@ -25,8 +26,8 @@ pub(super) enum Reader {
 /// The sending end of one request's events.
 pub(super) struct Outlet {
     sender: Sender<Event>,
-    /// The prompt's end, which comes before all text.
-    read: Option<Event>,
+    /// What is told of the prompt, before all text.
+    first: VecDeque<Event>,
     unread: Delta,
     last: Option<Event>,
     behind_since: Option<Instant>,
@@ -34,18 +35,19 @@ pub(super) struct Outlet {
 
 impl Outlet {
     pub(super) fn new(sender: Sender<Event>) -> Self {
-        Self { sender, read: None, unread: Delta::default(), last: None, behind_since: None }
+        Self { sender, first: VecDeque::new(), unread: Delta::default(), last: None, behind_since: None }
     }
 
-    /// Sets the event that tells of the prompt's end.
-    pub(super) fn read(&mut self, event: Event) {
-        self.read = Some(event);
+    /// Adds an event that tells of the prompt.
+    pub(super) fn of_prompt(&mut self, event: Event) {
+        self.first.push_back(event);
     }
 
-    /// Adds a token and the text that it brought.
-    pub(super) fn push(&mut self, token: u32, text: &str) {
+    /// Adds a token, the text that it brought and its log probabilities, where all tokens have them.
+    pub(super) fn push(&mut self, token: u32, text: &str, scored: Option<TokenLogprobs>) {
         self.unread.text.push_str(text);
         self.unread.token_ids.push(token);
+        self.unread.logprobs.extend(scored);
     }
 
     /// Sets the event that ends the request, to be sent after all text. The reader's time starts anew: one that has
@@ -70,32 +72,26 @@ impl Outlet {
         if self.sender.is_closed() {
             return Reader::Gone;
         }
-        match self.read.take().map(|read| self.sender.try_send(read)) {
-            None | Some(Ok(())) => {}
-            Some(Err(TrySendError::Full(read))) => {
-                self.read = Some(read);
-                return Reader::Behind;
-            }
-            Some(Err(TrySendError::Closed(_))) => return Reader::Gone,
-        }
-        if !self.unread.token_ids.is_empty() {
-            match self.sender.try_send(Event::Delta(std::mem::take(&mut self.unread))) {
-                Ok(()) => {}
-                Err(TrySendError::Full(Event::Delta(delta))) => {
-                    self.unread = delta;
-                    return Reader::Behind;
-                }
-                Err(_) => return Reader::Gone,
+        while self.has_something() {
+            // The room first: what finds none stays where it is.
+            let room = match self.sender.try_reserve() {
+                Ok(room) => room,
+                Err(TrySendError::Full(())) => return Reader::Behind,
+                Err(TrySendError::Closed(())) => return Reader::Gone,
+            };
+            if let Some(event) = self.first.pop_front() {
+                room.send(event);
+            } else if !self.unread.token_ids.is_empty() {
+                room.send(Event::Delta(std::mem::take(&mut self.unread)));
+            } else if let Some(last) = self.last.take() {
+                room.send(last);
             }
         }
-        match self.last.take().map(|last| self.sender.try_send(last)) {
-            None | Some(Ok(())) => Reader::UpToDate,
-            Some(Err(TrySendError::Full(last))) => {
-                self.last = Some(last);
-                Reader::Behind
-            }
-            Some(Err(TrySendError::Closed(_))) => Reader::Gone,
-        }
+        Reader::UpToDate
+    }
+
+    fn has_something(&self) -> bool {
+        !self.first.is_empty() || !self.unread.token_ids.is_empty() || self.last.is_some()
     }
 
     /// Whether so much is unread that nothing more may be generated.
@@ -120,11 +116,11 @@ mod tests {
     fn text_that_finds_no_room_is_put_together_and_none_is_lost() {
         let (sender, mut receiver) = mpsc::channel(1);
         let mut outlet = Outlet::new(sender);
-        outlet.push(1, "a");
+        outlet.push(1, "a", None);
         assert_eq!(outlet.flush(), Reader::UpToDate);
-        outlet.push(2, "b");
+        outlet.push(2, "b", None);
         assert_eq!(outlet.flush(), Reader::Behind);
-        outlet.push(3, "c");
+        outlet.push(3, "c", None);
         outlet.end(Event::Failed(Failure::Internal));
         assert_eq!(outlet.flush(), Reader::Behind);
         assert!(outlet.is_stalled(Duration::ZERO) && !outlet.is_stalled(Duration::from_mins(1)));
@@ -147,7 +143,7 @@ mod tests {
         let mut outlet = Outlet::new(sender);
         for _ in 0..UNREAD_TOKENS {
             assert!(!outlet.is_full());
-            outlet.push(0, "");
+            outlet.push(0, "", None);
         }
         assert!(outlet.is_full());
     }

@@ -5,8 +5,16 @@ use std::sync::Arc;
 use tidegate_model::sampling::{Sampler, SamplingError, SamplingParams};
 
 use super::constraint::Grammar;
+use super::ends::Ends;
+use super::shared::SharedPrompt;
 use crate::session::{Answer, Snapshot};
 use crate::text::{Detokenizer, GenerationDefaults, StopError, StopMatcher, StopStrings};
+
+/// Most alternatives of which log probabilities may be asked for.
+const MAX_LOGPROBS: usize = 20;
+
+/// Longest prompt that is scored, in tokens: each takes a step of its own.
+const MAX_SCORED_PROMPT: usize = 32_768;
 
 /// The bounds that a server sets on each request.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +78,7 @@ pub struct RequestParameters {
     pub start: Start,
     /// The token ids to continue.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most; 0 only reads the prompt, into a snapshot.
+    /// Tokens to generate at most; 0 only reads the prompt, into a snapshot or for its log probabilities.
     pub max_tokens: usize,
     /// Strings that end the text.
     pub stop: Vec<String>,
@@ -88,7 +96,7 @@ pub struct RequestParameters {
     pub stop_token_ids: Vec<u32>,
     /// Log probabilities with each token: those of so many of the likeliest beside its own.
     pub logprobs: Option<usize>,
-    /// The same for the prompt's tokens.
+    /// The same for the prompt's tokens, which are then read from the first, whatever is known of them.
     pub prompt_logprobs: Option<usize>,
     /// What the text must follow.
     pub grammar: Option<Arc<dyn Grammar>>,
@@ -139,7 +147,14 @@ pub struct Request {
     pub(super) stops: StopMatcher,
     /// Text that comes out before the first token's.
     pub(super) carried: String,
-    pub(super) ignore_eos: bool,
+    pub(super) ends: Ends,
+    /// How many of the likeliest tokens are told with each, where log probabilities are asked for.
+    pub(super) logprobs: Option<usize>,
+    /// The same for the prompt's tokens, which are then read one by one.
+    pub(super) prompt_logprobs: Option<usize>,
+    pub(super) grammar: Option<Arc<dyn Grammar>>,
+    /// What it has in common with other requests.
+    pub(super) shared: Option<Arc<SharedPrompt>>,
     /// Whether this is a turn of a conversation, which can go on with an answer that has not ended.
     pub(super) is_turn: bool,
     /// Whether it goes on with such an answer.
@@ -153,7 +168,11 @@ impl Request {
     /// # Errors
     /// The first parameter that is out of its bounds.
     pub fn new(parameters: RequestParameters, limits: &Limits) -> Result<Self, RequestError> {
-        let RequestParameters { start, prompt, max_tokens, stop, sampling, reseed, ignore_eos, keep, .. } = parameters;
+        let ends = Ends::new(&parameters, limits);
+        let scored = scored(&parameters);
+        let RequestParameters { logprobs, prompt_logprobs, .. } = parameters;
+        let grammar = parameters.grammar.clone();
+        let RequestParameters { start, prompt, max_tokens, stop, sampling, reseed, keep, .. } = parameters;
         let bound = |parameter, bound: String, found: String| RequestError::Bound { parameter, bound, found };
         let least = usize::from(!matches!(start, Start::Session(_)));
         if prompt.len() < least || prompt.len() > limits.max_prompt_tokens {
@@ -164,20 +183,34 @@ impl Request {
             let allowed = format!("made of token ids below {}", limits.vocab_size);
             return Err(bound("prompt", allowed, id.to_string()));
         }
-        let fewest = usize::from(!keep.end);
+        let fewest = usize::from(!keep.end && prompt_logprobs.is_none());
         if max_tokens < fewest || max_tokens > limits.max_tokens {
             let allowed = format!("from {fewest} to {}", limits.max_tokens);
             return Err(bound("max_tokens", allowed, max_tokens.to_string()));
         }
+        let ends = ends?;
+        scored?;
         let prompt_tokens = prompt.len();
         let stops = StopStrings::new(&stop)?;
+        // What is known of a prompt has no logits: to score it, it is read from the start.
+        let start = if prompt_logprobs.is_some() { Start::Empty } else { start };
         let opening = Opening::new(start, prompt, sampling, reseed, limits.vocab_size)?;
+        if opening.continues && grammar.is_some() {
+            let allowed = "absent where the answer before it goes on".into();
+            return Err(bound("grammar", allowed, "one".into()));
+        }
         if opening.input.is_empty() && max_tokens > 0 {
             let allowed = "at least one token long where the answer before it has ended".into();
             return Err(bound("prompt", allowed, "none".into()));
         }
         let mut carried = String::new();
-        let stops = StopMatcher::resume(stops, &opening.answer.held, &mut carried);
+        let stops = if ends.may_follow(1) {
+            StopMatcher::resume(stops, &opening.answer.held, &mut carried)
+        } else {
+            let mut matcher = StopMatcher::new(stops);
+            matcher.pass(&opening.answer.held, &mut carried);
+            matcher
+        };
         Ok(Self {
             start: opening.start,
             input: opening.input,
@@ -187,11 +220,21 @@ impl Request {
             detokenizer: Detokenizer::resume(&opening.answer.bytes),
             stops,
             carried,
-            ignore_eos,
+            ends,
+            logprobs,
+            prompt_logprobs,
+            grammar,
+            shared: None,
             is_turn: opening.is_turn,
             continues: opening.continues,
             keep,
         })
+    }
+
+    /// Whether it has the same prompt as `other`, to be read in the same way from the same start.
+    pub(super) fn begins_as(&self, other: &Self) -> bool {
+        let start = |request: &Self| request.start.as_ref().map(Arc::as_ptr);
+        start(self) == start(other) && self.prompt_logprobs == other.prompt_logprobs && self.input == other.input
     }
 
     /// Tokens in the prompt.
@@ -204,6 +247,25 @@ impl Request {
         let read = self.start.as_ref().filter(|_| !self.is_turn).map_or(0, |snapshot| snapshot.read);
         usize::try_from(read).unwrap_or(usize::MAX)
     }
+}
+
+/// Checks what log probabilities are asked for.
+fn scored(parameters: &RequestParameters) -> Result<(), RequestError> {
+    let bound = |parameter, bound: String, found: String| Err(RequestError::Bound { parameter, bound, found });
+    let RequestParameters { logprobs, prompt_logprobs, prompt, start, .. } = parameters;
+    for (parameter, count) in [("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)] {
+        if let Some(count) = count.filter(|count| *count > MAX_LOGPROBS) {
+            return bound(parameter, format!("from 0 to {MAX_LOGPROBS}"), count.to_string());
+        }
+    }
+    if prompt_logprobs.is_some() && matches!(start, Start::Session(_)) {
+        return bound("prompt_logprobs", "absent where a conversation goes on".into(), "it".into());
+    }
+    if prompt_logprobs.is_some() && prompt.len() > MAX_SCORED_PROMPT {
+        let allowed = format!("at most {MAX_SCORED_PROMPT} tokens long where its log probabilities are asked for");
+        return bound("prompt", allowed, format!("{} tokens", prompt.len()));
+    }
+    Ok(())
 }
 
 /// How a request begins.
@@ -275,6 +337,3 @@ impl Opening {
         Ok(Self { start: Some(snapshot), input, sampler, answer, is_turn: true, continues })
     }
 }
-
-/// Marks requests that have the same prompt and start, so that it is computed once.
-pub fn share_prompt(_requests: &mut [Request]) {}

@@ -5,9 +5,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::event::{Event, Failure};
+use super::guide::Guide;
 use super::inbox::Wait;
 use super::outlet::{Outlet, Reader};
 use super::sequence::Sequence;
+use super::shared::SharedPrompt;
 use crate::session::Snapshot;
 
 /// The slots, and the order in which prompts are read.
@@ -76,11 +78,40 @@ impl Scheduler {
         let found = self.free.iter().position(lies_in);
         let slot = self.free.remove(found.unwrap_or(0))?;
         self.resident[slot] = Weak::new();
-        if !sequence.is_read() {
+        self.slots[slot] = Some(sequence);
+        self.begin_reading(slot);
+        Some((slot, found.is_some()))
+    }
+
+    /// Has the prompt in `slot` read, unless there is nothing to read or it comes from elsewhere.
+    fn begin_reading(&mut self, slot: usize) {
+        let Some(sequence) = &self.slots[slot] else { return };
+        let of = |shared| self.sharing(shared).any(|other| other != slot && !self.waits(other));
+        let waits = sequence.shared.as_ref().is_some_and(of);
+        let comes = sequence.prompt_is_there();
+        let queues = !waits && !comes && !sequence.is_read() && !sequence.reads_by_steps();
+        if let Some(sequence) = &mut self.slots[slot] {
+            sequence.waits = waits && !comes && !sequence.is_read();
+        }
+        if queues {
             self.prefilling.push_back(slot);
         }
-        self.slots[slot] = Some(sequence);
-        Some((slot, found.is_some()))
+    }
+
+    /// The slots whose requests have this prompt and have not come to its end.
+    fn sharing(&self, prompt: &Arc<SharedPrompt>) -> impl Iterator<Item = usize> {
+        let has = move |held: &Sequence| held.shared.as_ref().is_some_and(|shared| Arc::ptr_eq(shared, prompt));
+        let slots = self.slots.iter().enumerate();
+        slots.filter(move |(_, held)| held.as_ref().is_some_and(has)).map(|(slot, _)| slot)
+    }
+
+    fn waits(&self, slot: usize) -> bool {
+        self.slots[slot].as_ref().is_some_and(|sequence| sequence.waits)
+    }
+
+    /// The slots that wait for this prompt.
+    pub(super) fn waiting_for(&self, prompt: &Arc<SharedPrompt>) -> Vec<usize> {
+        self.sharing(prompt).filter(|slot| self.waits(*slot)).collect()
     }
 
     /// Notes that `snapshot` is what lies in `slot`, which is about to be freed.
@@ -104,6 +135,12 @@ impl Scheduler {
     /// The slots that take part in the next decode step, and the token that each reads.
     pub(super) fn rows(&self) -> impl Iterator<Item = (usize, u32)> {
         self.slots.iter().enumerate().filter_map(|(slot, held)| Some((slot, held.as_ref()?.decodable()?)))
+    }
+
+    /// What holds the rows of the next decode step to their grammars, where anything does.
+    pub(super) fn guides(&mut self) -> Vec<&mut Guide> {
+        let rows = self.slots.iter_mut().flatten().filter(|sequence| sequence.decodable().is_some());
+        rows.filter_map(Sequence::guide).collect()
     }
 
     /// The slots whose requests are to end with what they have.
@@ -161,6 +198,13 @@ impl Scheduler {
         let sequence = self.slots[slot].take()?;
         self.free.push_back(slot);
         self.prefilling.retain(|other| *other != slot);
+        if !sequence.waits
+            && let Some(prompt) = &sequence.shared
+            && let Some(next) = self.waiting_for(prompt).first()
+        {
+            // Who was to read the prompt for others is gone: the next reads it.
+            self.begin_reading(*next);
+        }
         Some(sequence)
     }
 }

@@ -2,15 +2,26 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use tidegate_model::Denominators;
+
+/// Bounds of the numbers of rows by which decode steps are counted; wider steps have a place of their own.
+pub const ROWS_BOUNDS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+
 /// What the engine has done since it started, and what it is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
+    /// Requests that can run at once.
+    pub slots: u64,
     /// Slots in use.
     pub running: u64,
     /// Requests waiting for a slot.
     pub waiting: u64,
     /// Decode steps taken, whatever their batch.
     pub steps: u64,
+    /// How many of them had how many rows: up to each of [`ROWS_BOUNDS`] and above the bound before it, then more.
+    pub steps_by_rows: [u64; ROWS_BOUNDS.len() + 1],
+    /// Rows of all decode steps.
+    pub rows: u64,
     /// Tokens of prompts read.
     pub prompt_tokens: u64,
     /// Tokens generated.
@@ -21,31 +32,59 @@ pub struct Stats {
     pub failed: u64,
     /// Requests whose clients left.
     pub cancelled: u64,
+    /// The model's denominators, where it has any.
+    pub denominators: Denominators,
 }
 
 /// The engine's own counts behind [`Stats`].
 #[derive(Debug, Default)]
 pub(super) struct Counters {
+    slots: u64,
     pub(super) running: AtomicU64,
-    pub(super) steps: AtomicU64,
+    steps_by_rows: [AtomicU64; ROWS_BOUNDS.len() + 1],
+    rows: AtomicU64,
     pub(super) prompt_tokens: AtomicU64,
     pub(super) generated_tokens: AtomicU64,
     pub(super) finished: AtomicU64,
     pub(super) failed: AtomicU64,
     pub(super) cancelled: AtomicU64,
+    denominators: AtomicU64,
+    clamped: AtomicU64,
 }
 
 impl Counters {
+    /// Nothing done yet, with so many slots.
+    pub(super) fn new(slots: usize) -> Self {
+        Self { slots: slots as u64, ..Self::default() }
+    }
+
+    /// Counts a decode step of `rows` rows.
+    pub(super) fn step(&self, rows: usize) {
+        add(&self.steps_by_rows[ROWS_BOUNDS.partition_point(|bound| *bound < rows)], 1);
+        add(&self.rows, rows);
+    }
+
+    /// Takes over what the model has counted since it was made.
+    pub(super) fn denominators(&self, counted: Denominators) {
+        self.denominators.store(counted.all, Relaxed);
+        self.clamped.store(counted.clamped, Relaxed);
+    }
+
     pub(super) fn read(&self, waiting: usize) -> Stats {
+        let steps_by_rows = self.steps_by_rows.each_ref().map(|steps| steps.load(Relaxed));
         Stats {
+            slots: self.slots,
             running: self.running.load(Relaxed),
             waiting: waiting as u64,
-            steps: self.steps.load(Relaxed),
+            steps: steps_by_rows.iter().sum(),
+            steps_by_rows,
+            rows: self.rows.load(Relaxed),
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             generated_tokens: self.generated_tokens.load(Relaxed),
             finished: self.finished.load(Relaxed),
             failed: self.failed.load(Relaxed),
             cancelled: self.cancelled.load(Relaxed),
+            denominators: Denominators { all: self.denominators.load(Relaxed), clamped: self.clamped.load(Relaxed) },
         }
     }
 }
@@ -53,4 +92,20 @@ impl Counters {
 /// Adds `count` to a counter.
 pub(super) fn add(counter: &AtomicU64, count: usize) {
     counter.fetch_add(count as u64, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_counted_at_the_first_bound_that_holds_its_rows() {
+        let counters = Counters::new(3);
+        for rows in [1, 2, 3, 4, 5, 1024, 1025] {
+            counters.step(rows);
+        }
+        let stats = counters.read(7);
+        assert_eq!((stats.slots, stats.waiting, stats.steps, stats.rows), (3, 7, 7, 2064));
+        assert_eq!(stats.steps_by_rows, [1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 1]);
+    }
 }

@@ -1,20 +1,21 @@
 //! The engine's thread: admit, read one chunk of one prompt, take one decode step, again.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tracing::{Span, debug, error};
 
+use super::ends::Ending;
 use super::event::{Event, Failure};
+use super::guarded::guarded;
+use super::guide::Guide;
 use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::inbox::{Inbox, Phase, Submission};
 use super::keep;
 use super::model::{LanguageModel, ModelError};
 use super::scheduler::Scheduler;
-use super::sequence::{Ending, Sequence, TextRules};
+use super::sequence::{Sequence, TextRules};
 use super::stats::{Counters, add};
 
 /// How an engine is set up; its slots are the model's.
@@ -56,7 +57,7 @@ pub fn spawn<M: LanguageModel + 'static>(
 ) -> Result<(EngineHandle, EngineThread), EngineError> {
     let shared = Arc::new(Shared {
         inbox: Inbox::new(options.queue),
-        counters: Counters::default(),
+        counters: Counters::new(model.slots()),
         alive: AtomicBool::new(true),
         heartbeat: Heartbeat::new(options.step_limit),
         stall_limit: options.stall_limit,
@@ -143,6 +144,7 @@ impl<M: LanguageModel> Worker<M> {
 
     fn count_running(&self) {
         self.shared.counters.running.store(self.scheduler.running() as u64, Ordering::Relaxed);
+        self.shared.counters.denominators(self.model.denominators());
     }
 
     fn admit(&mut self, submission: Submission) {
@@ -152,12 +154,16 @@ impl<M: LanguageModel> Worker<M> {
         }
         // The inbox hands out no more than there is room for.
         let Some((slot, lies_there)) = self.scheduler.admit(Sequence::new(submission, &self.rules)) else { return };
-        let Some(sequence) = self.scheduler.sequence(slot) else { return };
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let model = &mut self.model;
-        let outcome = guarded(|| match sequence.start.as_deref() {
-            Some(_) if lies_there => Ok(()),
-            Some(start) if start.read > 0 => model.import(slot, &start.state, start.read),
-            _ => model.reset(slot),
+        let outcome = guarded(|| {
+            sequence.start_grammar(model.vocab_size());
+            match sequence.start.as_deref() {
+                _ if sequence.prompt_is_there() => handed_over(model, slot, sequence),
+                Some(_) if lies_there => Ok(()),
+                Some(start) if start.read > 0 => model.import(slot, &start.state, start.read),
+                _ => model.reset(slot),
+            }
         });
         match outcome {
             Ok(()) if sequence.is_read() => self.prompt_was_read(slot),
@@ -191,15 +197,30 @@ impl<M: LanguageModel> Worker<M> {
             // The last token, which the next step reads.
             add(&self.shared.counters.prompt_tokens, 1);
         }
-        if sequence.keep.prompt && sequence.has_read_more() {
+        if sequence.wants_prompt_end() {
             let model = &self.model;
             match guarded(|| keep::prompt_end(model, slot, sequence)) {
-                Ok(snapshot) => sequence.outlet.read(Event::Read(Arc::new(snapshot))),
+                Ok(snapshot) => sequence.prompt_ended(snapshot),
                 Err(reason) => return self.fail(slot, &reason),
             }
         }
+        sequence.tell_prompt_scores();
+        let shared = sequence.shared.take();
         if !sequence.wants_tokens() {
             self.finish(slot, Ending::Length);
+        }
+        for slot in shared.map(|prompt| self.scheduler.waiting_for(&prompt)).unwrap_or_default() {
+            self.hand_over(slot);
+        }
+    }
+
+    /// Lets a request that has waited for its prompt begin.
+    fn hand_over(&mut self, slot: usize) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        let model = &mut self.model;
+        match guarded(|| handed_over(model, slot, sequence)) {
+            Ok(()) => self.prompt_was_read(slot),
+            Err(reason) => self.fail(slot, &reason),
         }
     }
 
@@ -212,10 +233,11 @@ impl<M: LanguageModel> Worker<M> {
         if slots.is_empty() {
             return;
         }
-        let model = &mut self.model;
-        match guarded(|| whole_rows(model.decode(&ids, &slots)?, slots.len(), model.vocab_size())) {
+        let (model, guides) = (&mut self.model, self.scheduler.guides());
+        let step = || whole_rows(model.decode(&ids, &slots)?, slots.len(), model.vocab_size());
+        match guarded(|| while_masks_are_made(guides, step)) {
             Ok(mut logits) => {
-                add(&self.shared.counters.steps, 1);
+                self.shared.counters.step(slots.len());
                 for (slot, row) in slots.into_iter().zip(logits.chunks_exact_mut(self.model.vocab_size())) {
                     self.accept(slot, row);
                 }
@@ -225,16 +247,33 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
+    /// Takes note of a token of a prompt that was read by a step.
+    fn score_prompt(&mut self, slot: usize, logits: &[f32]) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        match guarded(|| sequence.score_prompt(logits)) {
+            Ok(()) => {
+                add(&self.shared.counters.prompt_tokens, 1);
+                if sequence.is_read() {
+                    self.prompt_was_read(slot);
+                }
+            }
+            Err(reason) => self.fail(slot, &reason),
+        }
+    }
+
     /// Lets a row choose its next token; a panic there ends that row alone.
     fn accept(&mut self, slot: usize, logits: &mut [f32]) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        if sequence.reads_by_steps() {
+            return self.score_prompt(slot, logits);
+        }
         let (rules, model) = (&self.rules, &self.model);
         let outcome = guarded(|| {
             let ending = sequence.accept(logits, rules)?;
             if sequence.wants_mark() {
                 sequence.set_mark(model.export(slot)?);
             }
-            Ok(ending)
+            Ok::<_, ModelError>(ending)
         });
         match outcome {
             Ok(outcome) => {
@@ -257,7 +296,7 @@ impl<M: LanguageModel> Worker<M> {
             Ok(kept) => kept.map(|kept| (Arc::new(kept.snapshot), kept.lies_in_slot)).unzip(),
             Err(reason) => return self.fail(slot, &reason),
         };
-        let finish = sequence.finish(ending.reason(), snapshot.clone());
+        let finish = sequence.finish(ending, snapshot.clone());
         if let (Some(snapshot), Some(true)) = (&snapshot, lies_there) {
             self.scheduler.leave(slot, snapshot);
         }
@@ -275,12 +314,28 @@ impl<M: LanguageModel> Worker<M> {
     }
 }
 
-/// Runs a step of the model; a panic is an error like any other.
-fn guarded<T>(step: impl FnOnce() -> Result<T, ModelError>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(step)) {
-        Ok(outcome) => outcome.map_err(|error| error.to_string()),
-        Err(panic) => Err(words(panic.as_ref())),
+/// Begins where another request has read the prompt to, if it has.
+fn handed_over<M: LanguageModel>(model: &mut M, slot: usize, sequence: &mut Sequence) -> Result<(), ModelError> {
+    let Some(shared) = sequence.shared.clone() else { return Ok(()) };
+    let Some(prompt) = shared.read() else { return Ok(()) };
+    model.import(slot, &prompt.end.state, prompt.end.read)?;
+    sequence.take_over(prompt);
+    Ok(())
+}
+
+/// Takes a step of the model, and makes the masks of its constrained rows beside it: they are of the tokens that come
+/// after those that the step reads, and need nothing of what it computes.
+fn while_masks_are_made<T>(guides: Vec<&mut Guide>, step: impl FnOnce() -> T) -> T {
+    if guides.is_empty() {
+        return step();
     }
+    // The step stays on this thread; the pool's threads make the masks, and help with the step as they always do.
+    rayon::in_place_scope(|scope| {
+        for guide in guides {
+            scope.spawn(move |_| guide.look_ahead());
+        }
+        step()
+    })
 }
 
 /// Passes `logits` on where they are as many as `rows` and `vocab` make: (rows, vocab).
@@ -290,10 +345,4 @@ fn whole_rows(logits: Vec<f32>, rows: usize, vocab: usize) -> Result<Vec<f32>, M
     }
     let found = logits.len();
     Err(ModelError::new(format_args!("the model must give {rows} x {vocab} logits, it gave {found}")))
-}
-
-/// What a panic said.
-fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    format!("panic: {}", text.unwrap_or("no message"))
 }

@@ -3,6 +3,7 @@
 
 import { Conversation } from "./conversation.js";
 import { Gauge } from "./gauge.js";
+import { keepKey, keptKey, send } from "./key.js";
 import { Sheet } from "./sheet.js";
 import { ApiError, apiError, complete } from "./sse.js";
 
@@ -65,6 +66,18 @@ class Playground {
       number.addEventListener("input", () => { slide.value = number.value; });
     }
     this.settings.addEventListener("input", () => this.forgive());
+    const key = this.field("api_key");
+    key.value = keptKey();
+    this.field("key-field").hidden = key.value === "";
+    addEventListener("keywanted", () => {
+      this.field("key-field").hidden = false;
+      this.settings.open = true;
+    });
+    key.addEventListener("change", () => {
+      keepKey(key.value.trim());
+      if (location.hash) location.reload(); // what could not be opened is opened now
+      else this.findModel();
+    });
   }
 
   offerExamples() {
@@ -88,7 +101,7 @@ class Playground {
   /** Asks for the model's name, again and again while the server is still loading or away. */
   async findModel() {
     try {
-      const response = await fetch("/v1/models");
+      const response = await send("/v1/models");
       if (!response.ok) throw await apiError(response);
       this.modelName = (await response.json()).data[0].id;
       this.model.textContent = this.modelName;
@@ -96,7 +109,8 @@ class Playground {
     } catch (error) {
       this.model.textContent = error instanceof ApiError ? error.message : "the server does not answer";
       this.model.dataset.state = "lost";
-      setTimeout(() => this.findModel(), 3000);
+      // Asking again brings no key; who gives one asks again.
+      if (error.status !== 401) setTimeout(() => this.findModel(), 3000);
     }
   }
 

@@ -1,8 +1,9 @@
 // A conversation that the server keeps as a session: what is open, its turns, and what a person does with them. The
 // address after `#` says which: nothing is the sheet alone, `conversation` a new one, `ses_…` one that there is.
 
+import { keptKey } from "./key.js";
 import { Level } from "./level.js";
-import { deleteSession, explained, forkFrom, getSession, getTurns, newSession, rewindTo, setMetadata, snapshotPath } from "./sessions.js";
+import { deleteSession, downloadSnapshot, explained, forkFrom, getSession, getTurns, newSession, rewindTo, setMetadata, snapshotPath } from "./sessions.js";
 import { Shelf, nameOf } from "./shelf.js";
 import { complete } from "./sse.js";
 import { forget, keep, recall, story } from "./texts.js";
@@ -38,6 +39,11 @@ export class Conversation {
     this.desk.sheet.onFixed = () => this.desk.say("What the model has read stays. To change it, rewind to a turn before it.");
     this.rewind.addEventListener("click", () => this.act(() => this.goTo(this.selected)));
     this.fork.addEventListener("click", () => this.act(() => this.branchOff(this.selected)));
+    this.download.addEventListener("click", (event) => {
+      if (!keptKey()) return; // the link does it
+      event.preventDefault();
+      this.act(() => downloadSnapshot(this.session.id, this.selected));
+    });
     this.sessionName.addEventListener("change", () => this.act(() => this.rename(this.sessionName.value.trim())));
     this.sessionName.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.ctrlKey && !event.metaKey) {

@@ -1,5 +1,6 @@
 // Sessions on the server: one function for each request, its refusals in a person's words. Knows nothing of the page.
 
+import { download, send } from "./key.js";
 import { apiError, reached } from "./sse.js";
 
 /** What a refusal means for the one who reads it; the server's own words where they say it all. */
@@ -28,7 +29,7 @@ async function ask(method, path, body, type = "application/json") {
     sent.headers = { "content-type": type };
     sent.body = type === "application/json" ? JSON.stringify(body) : body;
   }
-  const response = await reached(fetch(path, sent), "the server cannot be reached");
+  const response = await reached(send(path, sent), "the server cannot be reached");
   if (!response.ok) throw explained(await apiError(response));
   return response.json();
 }
@@ -50,6 +51,13 @@ export const forkFrom = async (id, version, metadata) =>
 
 /** Where the bytes of a version are. */
 export const snapshotPath = (id, version) => `${at(id)}/snapshot?version=${encodeURIComponent(version)}`;
+
+/** Hands the bytes of a version to the person as a file. */
+export async function downloadSnapshot(id, version) {
+  const file = download(snapshotPath(id, version), `${version}.tidegate`);
+  const response = await reached(file, "the server cannot be reached");
+  if (!response.ok) throw explained(await apiError(response));
+}
 
 /** A new session from the bytes of a snapshot. */
 export const upload = (file) => ask("POST", "/v1/snapshots", file, "application/octet-stream");

@@ -1,5 +1,7 @@
 // Requests to the server, and the events that it streams back. Knows nothing of the page.
 
+import { send } from "./key.js";
+
 /** Splits a byte stream into the data of its events; chunks may end anywhere, within a character too. */
 export class EventReader {
   constructor() {
@@ -62,7 +64,7 @@ export async function reached(step, message) {
 
 /** POSTs a completion request and yields each chunk; throws ApiError for an error before or within the stream. */
 export async function* complete(request, signal, headers = {}) {
-  const sent = fetch("/v1/completions", {
+  const sent = send("/v1/completions", {
     method: "POST",
     headers: { "content-type": "application/json", ...headers },
     body: JSON.stringify(request),

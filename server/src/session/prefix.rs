@@ -4,6 +4,7 @@
 //! is found by the digest of its tokens, and an owner's digests are compared with that owner's texts alone.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{History, Owner, Snapshot};
@@ -14,6 +15,8 @@ pub struct PrefixIndex {
     inner: Mutex<Inner>,
     most_bytes: usize,
     most_per_owner: usize,
+    hits: AtomicU64,
+    misses: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +42,8 @@ impl PrefixIndex {
     /// An empty index of at most `most_bytes`, and of at most `most_per_owner` beginnings of one owner's texts.
     /// Without bytes it keeps nothing.
     pub fn new(most_bytes: usize, most_per_owner: usize) -> Self {
-        Self { inner: Mutex::default(), most_bytes, most_per_owner }
+        let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { inner: Mutex::default(), most_bytes, most_per_owner, hits, misses }
     }
 
     /// Whether anything can be kept.
@@ -66,6 +70,15 @@ impl PrefixIndex {
 
     /// The longest kept beginning of `tokens` that leaves at least one of them to read.
     pub fn longest(&self, owner: Owner, tokens: &[u32]) -> Option<Arc<Snapshot>> {
+        let found = self.find(owner, tokens);
+        if self.is_on() {
+            let counter = if found.is_some() { &self.hits } else { &self.misses };
+            counter.fetch_add(1, Relaxed);
+        }
+        found
+    }
+
+    fn find(&self, owner: Owner, tokens: &[u32]) -> Option<Arc<Snapshot>> {
         let lengths: Vec<u64> = {
             let inner = self.lock();
             let mut lengths: Vec<u64> = inner.owners.get(&owner)?.keys().map(|key| key.0).collect();
@@ -83,6 +96,11 @@ impl PrefixIndex {
         }
         let mut inner = self.lock();
         keys.iter().rev().find_map(|key| inner.touch(owner, *key))
+    }
+
+    /// How often a beginning was found, and how often none.
+    pub fn lookups(&self) -> (u64, u64) {
+        (self.hits.load(Relaxed), self.misses.load(Relaxed))
     }
 
     /// Beginnings kept, and their bytes.

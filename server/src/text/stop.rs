@@ -95,14 +95,15 @@ pub struct StopMatcher {
     matched: Vec<usize>,
     /// The end of the text that may be the beginning of a stop string.
     held: String,
-    stopped: bool,
+    /// The stop string that was found.
+    found: Option<usize>,
 }
 
 impl StopMatcher {
     /// A matcher at the start of a text.
     pub fn new(stops: StopStrings) -> Self {
         let matched = vec![0; stops.patterns.len()];
-        Self { stops, matched, held: String::new(), stopped: false }
+        Self { stops, matched, held: String::new(), found: None }
     }
 
     /// A matcher that goes on where another with this [`Self::held`] text was. With the same stop strings nothing
@@ -120,7 +121,14 @@ impl StopMatcher {
 
     /// Whether a stop string has been found.
     pub fn is_stopped(&self) -> bool {
-        self.stopped
+        self.found.is_some()
+    }
+
+    /// The stop string that was found.
+    pub fn found(&self) -> Option<&str> {
+        let pattern = &self.stops.patterns[self.found?];
+        // Made of a string, byte for byte.
+        std::str::from_utf8(&pattern.bytes).ok()
     }
 
     /// The end of the text that is held back, since it may be the beginning of a stop string.
@@ -131,30 +139,57 @@ impl StopMatcher {
     /// Takes the next `text`, appends to `out` what can no longer be part of a stop string, and returns whether
     /// a stop string has been found; from then on nothing comes out.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
-        if self.stopped {
+        if self.is_stopped() {
             return true;
         }
         let scanned = self.held.len();
         self.held.push_str(text);
         for (offset, byte) in text.bytes().enumerate() {
-            let mut found = 0;
-            for (pattern, matched) in self.stops.patterns.iter().zip(&mut self.matched) {
-                *matched = pattern.advance(*matched, byte);
-                if *matched == pattern.bytes.len() {
-                    found = found.max(*matched);
-                }
-            }
-            if found > 0 {
-                out.push_str(&self.held[..scanned + offset + 1 - found]);
+            if let Some(found) = self.advance(byte) {
+                let length = self.stops.patterns[found].bytes.len();
+                out.push_str(&self.held[..scanned + offset + 1 - length]);
                 self.held.clear();
-                self.stopped = true;
+                self.found = Some(found);
                 return true;
             }
         }
+        self.let_out(out);
+        false
+    }
+
+    /// Takes the next `text` where no stop string may end yet: one that is whole within it is text like any other,
+    /// one that only begins in it still counts.
+    pub fn pass(&mut self, text: &str, out: &mut String) {
+        if self.is_stopped() {
+            return;
+        }
+        self.held.push_str(text);
+        for byte in text.bytes() {
+            self.advance(byte);
+        }
+        self.let_out(out);
+    }
+
+    /// Takes one byte of the text; the longest of the stop strings that it completes.
+    fn advance(&mut self, byte: u8) -> Option<usize> {
+        let mut longest: Option<usize> = None;
+        for (index, (pattern, matched)) in self.stops.patterns.iter().zip(&mut self.matched).enumerate() {
+            *matched = pattern.advance(*matched, byte);
+            if *matched == pattern.bytes.len() {
+                // Where the text goes on, its end may be the string's beginning again.
+                *matched = pattern.borders[*matched - 1];
+                longest = longest.filter(|other| self.stops.patterns[*other].bytes.len() >= pattern.bytes.len());
+                longest = longest.or(Some(index));
+            }
+        }
+        longest
+    }
+
+    /// Lets out what can no longer be part of a stop string.
+    fn let_out(&mut self, out: &mut String) {
         let hold = self.matched.iter().copied().max().unwrap_or(0);
         let free = self.held.len() - hold;
         out.extend(self.held.drain(..free));
-        false
     }
 
     /// Ends the text: what was held back was no stop string after all.
@@ -231,6 +266,25 @@ mod tests {
         assert!(StopStrings::new(&["x"; 16]).is_ok());
         assert_eq!(StopStrings::new(&["x".repeat(1025)]).unwrap_err(), StopError::TooLong(1025));
         assert!(StopStrings::new(&["x".repeat(1024)]).is_ok());
+    }
+
+    #[test]
+    fn the_string_that_was_found_is_told() {
+        for (text, found) in [("xabc", Some("abc")), ("xbc", Some("bc")), ("xb", None)] {
+            let mut matcher = StopMatcher::new(StopStrings::new(&["bc", "abc", "c"]).unwrap());
+            matcher.push(text, &mut String::new());
+            assert_eq!(matcher.found(), found, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_string_that_is_passed_is_text_and_one_that_ends_later_still_counts() {
+        let (mut matcher, mut out) = (StopMatcher::new(StopStrings::new(&["aba", "<e>"]).unwrap()), String::new());
+        matcher.pass("<e>xaba", &mut out);
+        assert_eq!((out.as_str(), matcher.held(), matcher.is_stopped()), ("<e>xab", "a", false));
+        assert!(!matcher.push("b", &mut out), "nor does it end twice");
+        assert!(matcher.push("a", &mut out));
+        assert_eq!((out.as_str(), matcher.found()), ("<e>xab", Some("aba")));
     }
 
     proptest! {

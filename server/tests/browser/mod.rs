@@ -32,11 +32,14 @@ impl Drop for Process {
 }
 
 /// The server as a person starts it, ready, and its address.
-fn start_server(data_dir: &Path) -> (Process, String) {
+fn start_server(data_dir: &Path, key: Option<&str>) -> (Process, String) {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/checkpoints/tidegate-tiny");
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.args(["serve", "--host", "127.0.0.1", "--model", model]).arg("--data-dir").arg(data_dir);
+    if let Some(key) = key {
+        command.env("TIDEGATE_API_KEY", key);
+    }
     let child = command.arg("--port").arg(free.port().to_string()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let mut child = Process(child.expect("the server starts"));
     let began = Instant::now();
@@ -188,14 +191,22 @@ impl Page {
 
 /// Runs `test` on a page of the given size; the browser is closed in any case.
 pub(crate) async fn with_page(width: u32, height: u32, test: impl AsyncFnOnce(&Page)) {
+    let steps = async |page: &Page| {
+        page.until("document.getElementById('model').dataset.state === 'ready'").await;
+        test(page).await;
+    };
+    with_server(None, width, height, steps).await;
+}
+
+/// The same on a server that may want a key; the page may still look for the model.
+pub(crate) async fn with_server(key: Option<&str>, width: u32, height: u32, test: impl AsyncFnOnce(&Page)) {
     let _turn = ONE.lock().await;
     let Some((_driver, driver)) = start_driver() else { return };
     let data_dir = tempfile::tempdir().expect("a temporary folder");
-    let (_server, url) = start_server(data_dir.path());
+    let (_server, url) = start_server(data_dir.path(), key);
     let page = Page { client: open_browser(&driver, width, height).await, url, driver };
     let steps = async {
         page.client.goto(&page.url).await.expect("the page opens");
-        page.until("document.getElementById('model').dataset.state === 'ready'").await;
         test(&page).await;
     };
     let result = AssertUnwindSafe(steps).catch_unwind().await;

@@ -11,6 +11,8 @@ use tidegate_server::text::Vocabulary;
 pub(crate) const POISON: u32 = 250;
 /// A token on which a step of the model answers with no logits, where a 1 comes before it.
 pub(crate) const SHORT: u32 = 251;
+/// A token after which the model finds nothing possible but token 7, where a 1 comes before it.
+pub(crate) const ONLY_SEVEN: u32 = 249;
 /// A token on which the model answers with logits that are no numbers, where a 1 comes before it.
 pub(crate) const NAN: u32 = 252;
 
@@ -21,6 +23,8 @@ pub(crate) struct Calls {
     pub(crate) widest: AtomicUsize,
     pub(crate) chunks: Mutex<Vec<usize>>,
     pub(crate) panic_next_step: AtomicBool,
+    /// What is called in the middle of each step.
+    pub(crate) during_step: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 pub(crate) struct Fake {
@@ -89,20 +93,29 @@ impl LanguageModel for Fake {
     fn decode(&mut self, ids: &[u32], slots: &[usize]) -> Result<Vec<f32>, ModelError> {
         std::thread::sleep(self.step);
         assert!(!self.calls.panic_next_step.swap(false, SeqCst), "scripted panic");
+        if let Some(during_step) = &*self.calls.during_step.lock().unwrap() {
+            during_step();
+        }
         // Every text comes by these numbers in the end; a prompt alone has a 1 before them.
         let scripted = |id: u32, slot: usize, token: u32| id == token && self.states[slot] == Some(1);
         if ids.iter().zip(slots).any(|(id, slot)| scripted(*id, *slot, SHORT)) {
             return Ok(Vec::new());
         }
-        let broken: Vec<bool> = ids.iter().zip(slots).map(|(id, slot)| scripted(*id, *slot, NAN)).collect();
+        let row = |(id, slot): (&u32, &usize)| -> Vec<f32> {
+            if scripted(*id, *slot, NAN) {
+                vec![f32::NAN; 256]
+            } else if scripted(*id, *slot, ONLY_SEVEN) {
+                (0..256).map(|token| if token == 7 { 0.0 } else { f32::NEG_INFINITY }).collect()
+            } else {
+                Self::logits(*id).collect()
+            }
+        };
+        let logits = ids.iter().zip(slots).flat_map(row).collect();
         self.calls.steps.fetch_add(1, SeqCst);
         self.calls.widest.fetch_max(slots.len(), SeqCst);
         for (id, slot) in ids.iter().zip(slots) {
             self.states[*slot] = Some(*id);
         }
-        let row = |(id, broken): (&u32, bool)| {
-            if broken { vec![f32::NAN; 256] } else { Self::logits(*id).collect() }
-        };
-        Ok(ids.iter().zip(broken).flat_map(row).collect())
+        Ok(logits)
     }
 }

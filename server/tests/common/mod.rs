@@ -2,7 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod fake;
+pub(crate) mod parrot;
 pub(crate) mod responses;
+pub(crate) mod runs;
 pub(crate) mod sessions;
 
 use std::path::PathBuf;

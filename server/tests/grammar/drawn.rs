@@ -122,7 +122,9 @@ fn whitespace_is_at_most_one_blank() {
 
 #[test]
 fn whatever_is_drawn_matches_its_regular_expression_whole() {
-    for regex in [r"[a-c]+\d{2,4}", "a*", "(yes|no|yes and no)", r"\d{4}-\d{2}/\d{2}", "[🦀-🦔é]{1,3}", r"\p{Lu}\w{0,5}\n", "."] {
+    for regex in
+        [r"[a-c]+\d{2,4}", "a*", "(yes|no|yes and no)", r"\d{4}-\d{2}/\d{2}", "[🦀-🦔é]{1,3}", r"\p{Lu}\w{0,5}\n", "."]
+    {
         let whole = Regex::new(&format!("^(?:{regex})$")).unwrap();
         for text in texts(&GrammarSpec::Regex(regex.into())) {
             assert!(whole.is_match(&text), "{regex} does not match {text:?}");
@@ -157,8 +159,7 @@ fn whatever_is_drawn_follows_its_lark_grammar() {
 fn calls_are_of_the_tools_and_plain_text_is_what_does_not_begin_as_one() {
     let arguments = json!({"type": "object", "required": ["x"], "additionalProperties": false,
         "properties": {"x": {"$ref": "#/$defs/d"}}, "$defs": {"d": {"type": "integer"}}});
-    let tools: Vec<Call> =
-        ["f", "g-2"].map(|name| Call { name: name.into(), arguments: arguments.clone() }).into();
+    let tools: Vec<Call> = ["f", "g-2"].map(|name| Call { name: name.into(), arguments: arguments.clone() }).into();
     for (most, or_text) in [(1, false), (3, false), (1, true)] {
         let texts = texts(&GrammarSpec::Calls(Calls { tools: tools.clone(), most, or_text }));
         for text in &texts {
@@ -186,10 +187,13 @@ fn a_plain_text_may_begin_almost_as_a_call() {
         let taken = TOKENIZER.encode_more(text).unwrap().iter().all(|id| matcher.accept(*id).is_ok());
         taken && (matcher.is_complete() || matcher.accept(TOKENIZER.eos()[0]).is_ok())
     };
-    for text in ["", "Hello", "{", "{\"name", "{\"name\":\"f\"}", " {\"name\": \"f\"}", "{\"name\": \"f\", \"arguments\": {}}"] {
+    for text in
+        ["", "Hello", "{", "{\"name", "{\"name\":\"f\"}", " {\"name\": \"f\"}", "{\"name\": \"f\", \"arguments\": {}}"]
+    {
         assert!(follows(text), "{text:?}");
     }
-    for text in ["{\"name\": ", "{\"name\": \"g\", \"arguments\": {}}", "{\"name\": \"f\", \"arguments\": {}} and more"] {
+    for text in ["{\"name\": ", "{\"name\": \"g\", \"arguments\": {}}", "{\"name\": \"f\", \"arguments\": {}} and more"]
+    {
         assert!(!follows(text), "{text:?}");
     }
 }

@@ -5,5 +5,6 @@
 mod common;
 
 mod bombs;
+mod cost;
 mod drawn;
 mod schema;

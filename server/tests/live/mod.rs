@@ -51,6 +51,11 @@ impl Server {
         self.end();
     }
 
+    /// Waits for it to end by itself.
+    pub(crate) fn wait(&mut self) {
+        assert!(self.child.wait().unwrap().success());
+    }
+
     fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

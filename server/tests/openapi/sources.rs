@@ -28,8 +28,16 @@ pub(crate) fn routes() -> Vec<String> {
         assert!(routes.len() > before, "no method for {path} in {handlers}");
     }
     routes.sort();
-    assert!(routes.len() > 20 && routes.len() == tidegate_server::api::paths().len() + 4, "{routes:?}");
+    assert!(routes.len() > 20 && routes.len() >= tidegate_server::api::paths().len(), "{routes:?}");
     routes
+}
+
+/// The fields by which a request asks for a form.
+pub(crate) fn forms() -> Vec<String> {
+    let text = source("constrained.rs");
+    let (_, list) = text.split_once("const FIELDS").expect("the fields of forms");
+    let list = list.split_once('=').unwrap().1.split(';').next().unwrap();
+    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 /// The names of the fields of a structure, as they are on the wire, sorted.
@@ -42,7 +50,7 @@ pub(crate) fn fields(file: &str, name: &str) -> Vec<String> {
         if let Some((_, rest)) = line.split_once("rename = \"") {
             renamed = rest.split('"').next();
         }
-        flattened |= line.starts_with("#[serde(flatten)");
+        flattened |= line.starts_with("#[serde(flatten)") || line.starts_with("#[serde(skip)");
         if line.starts_with("//") || line.starts_with('#') {
             continue;
         }

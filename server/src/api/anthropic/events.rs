@@ -3,24 +3,27 @@
 use rand::Rng;
 use serde::Serialize;
 
+use super::blocks::{Block, Blocks, Change, More};
 use super::wire::MessagesRequest;
 use crate::api::answer::Usage;
 use crate::api::dialect::{Dialect, Kept, Said};
 use crate::api::error::ApiError;
 use crate::api::foreign::{Begun, Foreign};
 use crate::api::state::Served;
+use crate::api::tools::Tools;
 use crate::api::wire::{GenerationRequest, parse};
 use crate::engine::{Delta, Finish, FinishReason, StopCause};
 
-/// A message that has not begun.
-pub(super) struct Begins;
+/// A message that has not begun, with the tools that it may call.
+pub(super) struct Begins(Option<Tools>);
 
 impl Foreign for Begins {
     const NAMES: &'static [(&'static str, &'static str)] = &[("prompt", "messages"), ("stop", "stop_sequences")];
 
     fn read(body: &[u8], served: &Served) -> Result<(GenerationRequest, Self), ApiError> {
         let wire: MessagesRequest = parse(body)?;
-        Ok((wire.into_generation(served)?, Self))
+        let (wire, tools) = wire.into_generation(served)?;
+        Ok((wire, Self(tools)))
     }
 
     fn dialect(self, begun: &Begun<'_>) -> Box<dyn Dialect> {
@@ -28,8 +31,7 @@ impl Foreign for Begins {
         Box::new(Writer {
             id: format!("msg_{:032x}", rand::rng().random::<u128>()),
             model: begun.served.name.clone(),
-            text: String::new(),
-            whole: !begun.stream,
+            blocks: Blocks::new(self.0.as_ref().map(Tools::reader)),
             stop: Stop::default(),
             usage: Tokens::new(prompt, begun.cached.iter().sum(), 0),
         })
@@ -61,26 +63,13 @@ struct Stop {
 }
 
 #[derive(Serialize)]
-struct Block<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    text: &'a str,
-}
-
-impl<'a> Block<'a> {
-    fn text(text: &'a str) -> Self {
-        Self { kind: "text", text }
-    }
-}
-
-#[derive(Serialize)]
 struct Message<'a> {
     id: &'a str,
     #[serde(rename = "type")]
     kind: &'static str,
     role: &'static str,
     model: &'a str,
-    content: &'a [Block<'a>],
+    content: &'a [Block],
     #[serde(flatten)]
     stop: &'a Stop,
     usage: Tokens,
@@ -91,9 +80,9 @@ struct Message<'a> {
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Event<'a> {
     MessageStart { message: Message<'a> },
-    ContentBlockStart { index: usize, content_block: Block<'a> },
+    ContentBlockStart { index: usize, content_block: Block },
     Ping,
-    ContentBlockDelta { index: usize, delta: Block<'a> },
+    ContentBlockDelta { index: usize, delta: More },
     ContentBlockStop { index: usize },
     MessageDelta { delta: &'a Stop, usage: Tokens },
     MessageStop,
@@ -119,46 +108,52 @@ impl Event<'_> {
 struct Writer {
     id: String,
     model: String,
-    text: String,
-    /// Whether the text is wanted in one piece.
-    whole: bool,
+    blocks: Blocks,
     stop: Stop,
     usage: Tokens,
 }
 
 impl Writer {
-    fn message<'a>(&'a self, content: &'a [Block<'a>]) -> Message<'a> {
+    fn message<'a>(&'a self, content: &'a [Block]) -> Message<'a> {
         let (id, model, stop, usage) = (&self.id, &self.model, &self.stop, self.usage);
         Message { id, kind: "message", role: "assistant", model, content, stop, usage }
     }
 }
 
+fn say(changes: Vec<Change>, out: &mut Vec<Said>) {
+    out.extend(changes.into_iter().map(|change| match change {
+        Change::Start(index, content_block) => Event::ContentBlockStart { index, content_block }.said(),
+        Change::More(index, delta) => Event::ContentBlockDelta { index, delta }.said(),
+        Change::Stop(index) => Event::ContentBlockStop { index }.said(),
+    }));
+}
+
 impl Dialect for Writer {
     fn open(&mut self, out: &mut Vec<Said>) {
         out.push(Event::MessageStart { message: self.message(&[]) }.said());
-        out.push(Event::ContentBlockStart { index: 0, content_block: Block::text("") }.said());
+        let mut changes = Vec::new();
+        self.blocks.open(&mut changes);
+        say(changes, out);
         out.push(Event::Ping.said());
     }
 
     fn delta(&mut self, _: usize, delta: Delta, out: &mut Vec<Said>) {
-        // Tokens without text say nothing.
-        if !delta.text.is_empty() {
-            let block = Block { kind: "text_delta", text: &delta.text };
-            out.push(Event::ContentBlockDelta { index: 0, delta: block }.said());
-        }
-        if self.whole {
-            self.text.push_str(&delta.text);
-        }
+        let mut changes = Vec::new();
+        self.blocks.push(&delta.text, &mut changes);
+        say(changes, out);
     }
 
     fn end(&mut self, _: usize, finish: &Finish, _: &Kept, out: &mut Vec<Said>) {
+        let mut changes = Vec::new();
+        self.blocks.finish(&mut changes);
+        say(changes, out);
         let (reason, sequence) = match (finish.reason, &finish.stop) {
             (FinishReason::Stop, Some(StopCause::String(stop))) => ("stop_sequence", Some(stop.clone())),
+            (FinishReason::Stop, _) if self.blocks.has_called() => ("tool_use", None),
             (FinishReason::Stop, _) => ("end_turn", None),
             (FinishReason::Length | FinishReason::Interrupted, _) => ("max_tokens", None),
         };
         self.stop = Stop { stop_reason: Some(reason), stop_sequence: sequence };
-        out.push(Event::ContentBlockStop { index: 0 }.said());
     }
 
     fn close(&mut self, usage: Usage, out: &mut Vec<Said>) {
@@ -178,7 +173,6 @@ impl Dialect for Writer {
     }
 
     fn body(&self) -> String {
-        let content = [Block::text(&self.text)];
-        serde_json::to_string(&self.message(&content)).unwrap_or_default()
+        serde_json::to_string(&self.message(self.blocks.all())).unwrap_or_default()
     }
 }

@@ -1,6 +1,8 @@
-//! `/v1/messages` in Anthropic's format: messages in, one message of text out.
+//! `/v1/messages` in Anthropic's format: messages in, one message of text and calls of tools out.
 
+mod blocks;
 mod events;
+mod tools;
 mod wire;
 
 use axum::Json;
@@ -39,7 +41,7 @@ pub(super) async fn count_tokens(
     let served = std::sync::Arc::clone(state.ready()?);
     let counting = reading(&state, move || {
         let wire: MessagesRequest = parse(&body)?;
-        Ok(wire.ids(&served)?.len())
+        Ok(wire.read(&served)?.0.len())
     });
     Ok(Json(json!({"input_tokens": counting.await?})))
 }

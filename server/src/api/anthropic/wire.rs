@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::tools::{self, InputMessage, Tool, ToolChoice};
 use crate::api::error::ApiError;
 use crate::api::prompt;
 use crate::api::state::Served;
+use crate::api::tools::Tools;
 use crate::api::unsupported::is_same;
 use crate::api::wire::{ChatMessage, Content, GenerationRequest, Prompt, Stop};
 use crate::text::Message;
@@ -16,7 +18,7 @@ use crate::text::Message;
 #[derive(Debug, Deserialize)]
 pub(super) struct MessagesRequest {
     model: Option<String>,
-    messages: Option<Vec<ChatMessage>>,
+    messages: Option<Vec<InputMessage>>,
     system: Option<Content>,
     max_tokens: Option<u64>,
     stop_sequences: Option<Vec<String>>,
@@ -24,20 +26,20 @@ pub(super) struct MessagesRequest {
     temperature: Option<f64>,
     top_p: Option<f64>,
     top_k: Option<u32>,
+    tools: Option<Vec<Tool>>,
+    tool_choice: Option<ToolChoice>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
 }
 
 /// Fields that would change the answer, each with the values that ask for nothing.
-fn neutral() -> [(&'static str, Vec<Value>); 6] {
+fn neutral() -> [(&'static str, Vec<Value>); 4] {
     [
         ("container", vec![]),
         ("mcp_servers", vec![json!([])]),
         ("output_config", vec![json!({})]),
         ("thinking", vec![json!({"type": "disabled"})]),
-        ("tool_choice", vec![json!({"type": "none"}), json!({"type": "auto"})]),
-        ("tools", vec![json!([])]),
     ]
 }
 
@@ -46,13 +48,14 @@ fn invalid(param: &str, message: impl Into<String>) -> ApiError {
 }
 
 impl MessagesRequest {
-    /// What the model reads; the answer is to follow. Where the last message is the assistant's, the answer goes on
-    /// with it.
-    pub(super) fn ids(mut self, served: &Served) -> Result<Vec<u32>, ApiError> {
+    /// What the model reads, and the tools that its answer may call. Where the last message is the assistant's, the
+    /// answer goes on with it.
+    pub(super) fn read(mut self, served: &Served) -> Result<(Vec<u32>, Option<Tools>), ApiError> {
         self.check(served)?;
+        let tools = tools::tools(self.tools.take().unwrap_or_default(), self.tool_choice.take())?;
         let mut messages = self.messages()?;
         let begun = match messages.last() {
-            Some(last) if last.role == "assistant" => messages.pop(),
+            Some(last) if last.role == "assistant" && last.more.is_empty() => messages.pop(),
             _ => None,
         };
         if begun.is_some() && messages.is_empty() {
@@ -61,15 +64,21 @@ impl MessagesRequest {
                 "messages must hold one before the assistant's that is to be gone on with",
             ));
         }
+        if begun.is_some() && tools.is_some() {
+            let message = "messages must not end with the assistant's where tools may be called: a call is a whole";
+            return Err(invalid("messages", message));
+        }
         let template = prompt::template(served, "messages")?;
         let refused = |error: String| invalid("messages", format!("messages: {error}"));
-        let mut text = template.render(&messages).map_err(|error| refused(error.to_string()))?;
+        let text = template.render_tools(&messages, tools.as_ref().map(Tools::shown));
+        let mut text = text.map_err(|error| refused(error.to_string()))?;
         text.push_str(begun.as_ref().map_or("", |begun| &begun.content));
-        served.tokenizer.encode_chat(&text).map_err(|error| refused(error.to_string()))
+        let ids = served.tokenizer.encode_chat(&text).map_err(|error| refused(error.to_string()))?;
+        Ok((ids, tools))
     }
 
-    /// The same as a request for completions.
-    pub(super) fn into_generation(mut self, served: &Served) -> Result<GenerationRequest, ApiError> {
+    /// The same as a request for completions, and the tools.
+    pub(super) fn into_generation(mut self, served: &Served) -> Result<(GenerationRequest, Option<Tools>), ApiError> {
         if self.max_tokens.is_none() {
             return Err(invalid("max_tokens", "max_tokens must be given"));
         }
@@ -85,7 +94,9 @@ impl MessagesRequest {
             top_k: self.top_k.map(i64::from),
             ..GenerationRequest::default()
         };
-        Ok(GenerationRequest { prompt: Some(Prompt::Ids(self.ids(served)?)), ..request })
+        let (ids, tools) = self.read(served)?;
+        let constrained = tools.as_ref().map(Tools::constrained);
+        Ok((GenerationRequest { prompt: Some(Prompt::Ids(ids)), constrained, ..request }, tools))
     }
 
     fn check(&self, served: &Served) -> Result<(), ApiError> {
@@ -107,12 +118,18 @@ impl MessagesRequest {
     /// The system's words and the messages, in this order.
     fn messages(&mut self) -> Result<Vec<Message>, ApiError> {
         let given = self.messages.take().unwrap_or_default();
-        if let Some(at) = given.iter().position(|message| !["user", "assistant"].contains(&message.role.as_str())) {
-            let found = &given[at].role;
+        if let Some(at) = given.iter().position(|message| !["user", "assistant"].contains(&message.role())) {
+            let found = given[at].role();
             let message = format!("messages[{at}].role must be user or assistant, found {found:?}; system has its own");
             return Err(invalid("messages", message));
         }
-        let system = self.system.take().map(|content| ChatMessage { role: "system".into(), content: Some(content), ..ChatMessage::default() });
+        let given = given.into_iter().enumerate().map(|(at, message)| message.into_chat(at));
+        let given = given.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        let system = self.system.take().map(|content| ChatMessage {
+            role: "system".into(),
+            content: Some(content),
+            ..ChatMessage::default()
+        });
         let mut messages = match system {
             Some(system) => vec![system.text("system")?],
             None => Vec::new(),

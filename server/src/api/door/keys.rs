@@ -123,8 +123,9 @@ impl Keys {
             keys.push(form.key().map_err(|message| KeysError::Key { place, message })?);
         }
         let refuse = |place: &str, message: String| Err(KeysError::Key { place: place.into(), message });
-        if keys.is_empty() || keys.len() > MOST {
-            return refuse("keys", format!("there must be from 1 to {MOST} keys, found {}", keys.len()));
+        // A file without keys is a mistake, also beside keys that are given.
+        if (keys.len() == given.len() && file.is_some()) || keys.len() > MOST {
+            return refuse("keys", format!("there must be from 1 to {MOST} keys, found {}", keys.len() - given.len()));
         }
         let (mut names, mut digests) = (HashSet::new(), HashSet::new());
         for key in &keys {

@@ -53,7 +53,9 @@ impl Door {
 /// Lets a request in that may come in; nothing else gets past it.
 pub(super) async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-    let (Some(keys), access) = (state.door().keys(), Access::of(path)) else { return next.run(request).await };
+    let (Some(keys), access) = (state.door().keys(), Access::of(path, request.method())) else {
+        return next.run(request).await;
+    };
     let access = match access {
         Access::Open if request.method().is_safe() => return next.run(request).await,
         // What everybody may read is not for everybody to ask for texts at.

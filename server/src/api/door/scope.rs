@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use axum::http::Method;
 use serde::Deserialize;
 
-/// The paths that everybody may read: whether the server lives, and pages that hold nothing of anybody's.
+/// The paths that everybody may read, and only read: whether the server lives, and pages that hold nothing of anybody's.
 const OPEN: [&str; 6] = ["/", "/favicon.ico", "/health", "/ready", "/docs", "/openapi.json"];
 
 /// The folders of such paths.
@@ -47,15 +48,16 @@ pub enum Access {
 }
 
 impl Access {
-    /// That of a route, as it was given to the router; of none where no route is at the path. A route that nobody has
-    /// thought of here needs a key.
-    pub fn of(route: Option<&str>) -> Self {
+    /// That of a route, as it was given to the router, for a method; of none where no route is at the path. A route that
+    /// nobody has thought of here needs a key, and so does whatever is sent to a page.
+    pub fn of(route: Option<&str>, method: &Method) -> Self {
         let Some(route) = route else { return Self::Any };
         let kept = |folder: &&str| {
             let rest = route.strip_prefix(*folder);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        if OPEN.contains(&route) || OPEN_FOLDERS.iter().any(|folder| route.starts_with(folder)) {
+        let is_page = OPEN.contains(&route) || OPEN_FOLDERS.iter().any(|folder| route.starts_with(folder));
+        if is_page && [Method::GET, Method::HEAD].contains(method) {
             Self::Open
         } else if KEPT.iter().any(|folder| kept(&folder)) {
             Self::Needs(Scope::Sessions)

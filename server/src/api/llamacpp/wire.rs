@@ -9,13 +9,16 @@ use tidegate_model::SamplingParams;
 use super::answer::Completion;
 use super::biases::Biases;
 use super::prompts::Prompts;
+use crate::api::choices::longest;
+use crate::api::constrained::Constrained;
 use crate::api::dialect::Dialect;
 use crate::api::error::ApiError;
 use crate::api::foreign::{Begun, Foreign};
 use crate::api::state::Served;
 use crate::api::unsupported::is_same;
 use crate::api::validate::sampling;
-use crate::api::wire::{GenerationRequest, Prompt, Seed, Stop, parse};
+use crate::api::wire::{GenerationRequest, Logprobs, Prompt, Seed, Stop, parse};
+use crate::text::GrammarSpec;
 
 /// The samplers in the order in which they are applied.
 const SAMPLERS: [&str; 6] = ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"];
@@ -49,19 +52,19 @@ pub(super) struct CompletionRequest {
     return_tokens: Option<bool>,
     samplers: Option<Value>,
     id_slot: Option<i64>,
+    json_schema: Option<Value>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
 }
 
 /// Fields that would change the answer, each with the values that ask for nothing.
-fn neutral() -> [(&'static str, Vec<Value>); 20] {
+fn neutral() -> [(&'static str, Vec<Value>); 19] {
     [
         ("dry_multiplier", vec![json!(0)]),
         ("dynatemp_range", vec![json!(0)]),
         ("grammar_lazy", vec![json!(false)]),
         ("grammar_triggers", vec![json!([])]),
-        ("json_schema", vec![]),
         ("lora", vec![json!([])]),
         ("min_keep", vec![json!(0)]),
         ("mirostat", vec![json!(0)]),
@@ -119,17 +122,15 @@ impl CompletionRequest {
         }
     }
 
-    /// Tokens to generate at most.
-    fn max_tokens(&self, served: &Served) -> Result<u64, ApiError> {
+    /// Tokens to generate at most; by itself as many as one request may take.
+    fn max_tokens(&self, prompts: &[Vec<u32>], served: &Served) -> Result<u64, ApiError> {
         let most = served.limits.max_tokens as u64;
         match self.n_predict {
-            None | Some(-1) => Ok(most),
-            Some(tokens) => {
-                let tokens = u64::try_from(tokens).ok().filter(|tokens| (1..=most).contains(tokens));
-                tokens.ok_or_else(|| {
-                    let found = self.n_predict.unwrap_or_default();
-                    invalid("n_predict", format!("n_predict must be -1 or from 1 to {most}, found {found}"))
-                })
+            None | Some(-1) => Ok(longest(prompts, self.n_probs.unwrap_or(0), served)),
+            Some(found) => {
+                let tokens = u64::try_from(found).ok().filter(|tokens| (1..=most).contains(tokens));
+                let message = || format!("n_predict must be -1 or from 1 to {most}, found {found}");
+                tokens.ok_or_else(|| invalid("n_predict", message()))
             }
         }
     }
@@ -137,15 +138,15 @@ impl CompletionRequest {
     /// The same as a request for completions, and what holds for it.
     fn into_generation(mut self, served: &Served) -> Result<(GenerationRequest, Settings), ApiError> {
         self.check()?;
-        let max_tokens = self.max_tokens(served)?;
-        let prompt = self.prompt.take().ok_or_else(|| invalid("prompt", "prompt must be given"))?.ids(served)?;
+        let prompts = self.prompt.take().ok_or_else(|| invalid("prompt", "prompt must be given"))?.ids(served)?;
         let biases = self.logit_bias.take().map(|biases| biases.by_id(served)).transpose()?.unwrap_or_default();
         if let Some(probs) = self.n_probs.filter(|probs| *probs > MOST_PROBS) {
             return Err(invalid("n_probs", format!("n_probs must be at most {MOST_PROBS}, found {probs}")));
         }
+        let max_tokens = self.max_tokens(&prompts, served)?;
         let request = GenerationRequest {
             model: self.model,
-            prompt: Some(Prompt::IdLists(prompt)),
+            prompt: Some(Prompt::IdLists(prompts)),
             max_tokens: Some(max_tokens),
             stop: self.stop,
             stream: self.stream,
@@ -161,6 +162,8 @@ impl CompletionRequest {
             logit_bias: Some(biases.into_iter().map(|(id, bias)| (id.to_string(), bias)).collect()),
             seed: self.seed.filter(|seed| !is_random(*seed)),
             ignore_eos: self.ignore_eos,
+            constrained: self.json_schema.filter(|schema| !schema.is_null()).map(schema),
+            logprobs: self.n_probs.filter(|probs| *probs > 0).map(Logprobs::Top),
             ..GenerationRequest::default()
         };
         let sampling = sampling(&request, &served.sampling)?;
@@ -177,6 +180,10 @@ impl CompletionRequest {
         // The seed that was drawn for the settings is the one that is used.
         Ok((GenerationRequest { seed: Some(Seed::Unsigned(sampling.seed)), ..request }, settings))
     }
+}
+
+fn schema(schema: Value) -> Constrained {
+    Constrained::new(GrammarSpec::JsonSchema(schema), "json_schema", "json_schema")
 }
 
 /// Both mean "any": -1, and what it is in the 32 bits that llama.cpp has for it.

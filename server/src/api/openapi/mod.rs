@@ -30,7 +30,7 @@ use super::state::{AppState, Served};
 use finish::Bounds;
 
 pub(super) use docs::{file, page};
-pub(super) use written::{messages, metadata, nothing, seed, token_ids};
+pub(super) use written::{anything, messages, metadata, nothing, seed, token_ids};
 
 const ABOUT: &str = "Text from a language model whose memory of the past has a constant size, so that conversations \
                      are kept as files: OpenAI's completions, chat and responses, and sessions that are gone on with, \
@@ -58,7 +58,7 @@ fn document(served: &Served) -> Value {
     let (mut paths, mut components) = (Paths::new(), ComponentsBuilder::new());
     for route in routes::all() {
         let (method, path) = (route.method.clone(), route.path);
-        let route = match Access::of(Some(path)) {
+        let route = match Access::of(Some(path), &route::standard(&method)) {
             Access::Open => route,
             Access::Any | Access::Needs(_) => route.fails::<schemas::Error>(&[401, 403, 429]),
         };

@@ -1,5 +1,6 @@
 //! How a route is described: one method of one path, with what it takes and what it gives.
 
+use axum::http::Method;
 use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa::openapi::example::ExampleBuilder;
@@ -16,6 +17,17 @@ pub(super) type Named = (String, RefOr<Schema>);
 pub(super) const JSON: &str = "application/json";
 const STREAM: &str = "text/event-stream";
 pub(super) const BYTES: &str = "application/octet-stream";
+
+/// A method as HTTP has it.
+pub(super) fn standard(method: &HttpMethod) -> Method {
+    match method {
+        HttpMethod::Post => Method::POST,
+        HttpMethod::Patch => Method::PATCH,
+        HttpMethod::Delete => Method::DELETE,
+        // There are no others here.
+        _ => Method::GET,
+    }
+}
 
 /// One method of one path.
 pub(super) struct Route {

@@ -77,9 +77,9 @@ pub(super) async fn create(
         });
         checking.await?
     };
-    let Validated { requests, cached, seed, details, .. } = validated;
+    let Validated { requests, prompts, cached, seed, .. } = validated;
     debug!(seed, stream, "response starts");
-    let texts = Texts::new(Account::new(&details.prompts, cached), served.engine.submit_all(requests)?);
+    let texts = Texts::new(Account::new(&prompts, cached), served.engine.submit_all(requests)?);
     let (dialect, keeping) = (Box::new(Writer::new(object, before)), origin.keeping(None));
     Run { state, served, texts, dialect, keeping, on_disconnect: OnDisconnect::Rollback, ticket }.answer(stream).await
 }
@@ -136,7 +136,7 @@ fn object(id: &ResponseId, wire: &ResponseRequest, served: &Served) -> Object {
         service_tier: ServiceTier::default(),
         store: wire.store.unwrap_or(true),
         temperature: wire.temperature.map_or(served.sampling.temperature, |temperature| temperature as f32),
-        text: TextOptions::default(),
+        text: TextOptions { format: wire.format.clone() },
         tool_choice: wire.tool_choice.unwrap_or_default(),
         tools: Vec::new(),
         top_logprobs: 0,

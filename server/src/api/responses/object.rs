@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::api::openapi::nothing;
+use crate::api::openapi::{anything, nothing};
 
 /// A response, finished or growing.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
@@ -42,7 +43,7 @@ pub(in crate::api) struct Object {
     pub(super) text: TextOptions,
     pub(super) tool_choice: ToolChoice,
     /// Always empty: tools are refused.
-    #[schema(value_type = Vec<serde_json::Value>, max_items = 0)]
+    #[schema(value_type = Vec<Value>, max_items = 0)]
     pub(super) tools: Vec<()>,
     /// Always 0: log probabilities are refused.
     pub(super) top_logprobs: u32,
@@ -134,9 +135,9 @@ pub(in crate::api) struct TextPart {
     #[serde(rename = "type")]
     pub(super) kind: TextKind,
     pub(super) text: String,
-    #[schema(value_type = Vec<serde_json::Value>, max_items = 0)]
+    #[schema(value_type = Vec<Value>, max_items = 0)]
     pub(super) annotations: Vec<()>,
-    #[schema(value_type = Vec<serde_json::Value>, max_items = 0)]
+    #[schema(value_type = Vec<Value>, max_items = 0)]
     pub(super) logprobs: Vec<()>,
 }
 
@@ -167,25 +168,37 @@ pub(super) enum ServiceTier {
 }
 
 /// Which form the text has.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseTextOptions)]
 pub(super) struct TextOptions {
-    format: TextFormat,
+    pub(super) format: TextFormat,
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+/// The form, as it was asked for.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseTextFormat)]
-struct TextFormat {
+pub(super) struct TextFormat {
     #[serde(rename = "type")]
     kind: FormatKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = anything)]
+    schema: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    strict: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
 #[schema(as = ResponseFormatKind)]
 enum FormatKind {
     #[default]
-    #[serde(rename = "text")]
     Text,
+    JsonObject,
+    JsonSchema,
 }
 
 /// Which tool to call: there are none, so both mean the same.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::object::{ToolChoice, Truncation};
-use crate::api::constrained::Constrained;
+use super::object::{TextFormat, ToolChoice, Truncation};
+use crate::api::constrained::{Constrained, response_format};
 use crate::api::error::ApiError;
 use crate::api::sessions::metadata;
 use crate::api::unsupported::{self, is_same};
@@ -32,14 +32,8 @@ pub(super) struct Item {
 /// Which form the text is to have.
 #[derive(Debug, Deserialize)]
 pub(super) struct TextConfig {
-    format: Option<TextFormat>,
+    format: Option<Value>,
     verbosity: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct TextFormat {
-    #[serde(rename = "type")]
-    kind: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -81,6 +75,9 @@ pub(super) struct ResponseRequest {
     /// The form that the text must have.
     #[serde(skip)]
     constrained: Option<Constrained>,
+    /// The same as it is shown.
+    #[serde(skip)]
+    pub(super) format: TextFormat,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
@@ -162,10 +159,16 @@ impl ResponseRequest {
         Ok(())
     }
 
-    fn check_text(&self) -> Result<(), ApiError> {
+    fn check_text(&mut self) -> Result<(), ApiError> {
         let Some(text) = &self.text else { return Ok(()) };
-        if let Some(format) = text.format.as_ref().filter(|format| format.kind != "text") {
-            return Err(invalid("text", format!("text.format must be of type text, found {:?}", format.kind)));
+        if let Some(format) = text.format.clone().filter(|format| !format.is_null()) {
+            let shown = serde_json::from_value(format.clone());
+            let asked = response_format("text", "text.format", format)?;
+            self.format = shown.map_err(|error| invalid("text", format!("text.format: {error}")))?;
+            if asked.is_some() && self.constrained.is_some() {
+                return Err(invalid("text", "text.format must be of type text where there is another grammar"));
+            }
+            self.constrained = asked.or(self.constrained.take());
         }
         if text.verbosity.as_ref().is_some_and(|verbosity| verbosity != "medium") {
             return Err(invalid("text", "text.verbosity must be absent, null or medium: it is not supported"));

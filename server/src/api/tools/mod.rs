@@ -132,7 +132,9 @@ impl Choice {
                 let name: String = name.chars().take(100).collect();
                 invalid(format!("tool_choice.function.name must be that of one of tools, found {name:?}"))
             }
-            Self::Required if calls.is_empty() => invalid("tool_choice must be none or auto where there are no tools".into()),
+            Self::Required if calls.is_empty() => {
+                invalid("tool_choice must be none or auto where there are no tools".into())
+            }
             _ => Ok(choice),
         }
     }

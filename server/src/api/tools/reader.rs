@@ -22,6 +22,18 @@ pub(in crate::api) struct ToolCall {
     function: Function,
 }
 
+impl ToolCall {
+    /// The call's id and the name of what is called; none in further pieces.
+    pub(in crate::api) fn head(&self) -> Option<(&str, &str)> {
+        self.id.as_deref().zip(self.function.name.as_deref())
+    }
+
+    /// The text of its arguments, or of a piece of them.
+    pub(in crate::api) fn arguments(&self) -> &str {
+        &self.function.arguments
+    }
+}
+
 /// The function that is called.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 struct Function {
@@ -177,6 +189,70 @@ impl Reader {
             call.function.arguments.push_str(&text);
             let function = Function { name: None, arguments: text };
             out.push(Piece::Call(ToolCall { index, function, ..ToolCall::default() }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Plain text, and the name and arguments of each call; pieces put together again must say the same.
+    fn read(pieces: &[&str], or_text: bool) -> (String, Vec<(String, String)>) {
+        let (mut reader, mut out) = (Reader::new(or_text), Vec::new());
+        for piece in pieces {
+            reader.push(piece, &mut out);
+        }
+        reader.finish(&mut out);
+        let (mut text, mut said) = (String::new(), Vec::<(String, String)>::new());
+        for piece in out {
+            match piece {
+                Piece::Text(more) => text += &more,
+                Piece::Call(call) => match call.function.name {
+                    Some(name) => said.push((name, call.function.arguments)),
+                    None => said[call.index.unwrap()].1 += &call.function.arguments,
+                },
+            }
+        }
+        let whole = reader.calls().into_iter().map(|call| (call.function.name.unwrap(), call.function.arguments));
+        assert_eq!(said, whole.collect::<Vec<_>>());
+        (text, said)
+    }
+
+    #[test]
+    fn calls_are_told_from_text() {
+        let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
+        let one = r#"{"name": "f", "arguments": {"a": "}\\\"{", "b": {}}}"#;
+        let arguments = r#"{"a": "}\\\"{", "b": {}}"#;
+        for or_text in [false, true] {
+            assert_eq!(read(&[one], or_text), (String::new(), vec![call("f", arguments)]));
+            let two = format!("{one}\n{}", r#"{"name": "g", "arguments": {}}"#);
+            assert_eq!(read(&[&two], or_text), (String::new(), vec![call("f", arguments), call("g", "{}")]));
+            let cut = &one[..one.len() - 3];
+            assert_eq!(read(&[cut], or_text).1, [call("f", &arguments[..arguments.len() - 2])]);
+        }
+        for text in ["", "plain", "{\"name\"", "{\"name\":", "{\"nam e\": "] {
+            assert_eq!(read(&[text], true), (text.to_owned(), vec![]));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_says_what_the_whole_says(
+            text in prop::sample::select(vec![
+                "{\"name\": \"f\", \"arguments\": {\"a\": \"é🦀}\\\\\\\"{\"}}\n{\"name\": \"g-2\", \"arguments\": {}}",
+                "{\"name\" is plain, however it goes on: {\"name\": \"f\"",
+                "plain 🦀",
+            ]),
+            cuts in prop::collection::vec(0_usize..80, 0..8),
+        ) {
+            let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| text.is_char_boundary(*cut)).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&str> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+            prop_assert_eq!(read(&pieces, true), read(&[text], true));
         }
     }
 }

@@ -88,7 +88,8 @@ impl Jinja {
 
 /// A message as templates take it.
 fn value(message: &Message) -> Value {
-    let said = [("role", &message.role), ("content", &message.content)].map(|(name, text)| (name, Value::from(text.as_str())));
+    let said =
+        [("role", &message.role), ("content", &message.content)].map(|(name, text)| (name, Value::from(text.as_str())));
     let more = message.more.iter().map(|(name, value)| (name.as_str(), from_json(value)));
     Value::from_pairs(said.into_iter().chain(more))
 }

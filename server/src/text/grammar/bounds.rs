@@ -98,7 +98,7 @@ fn check_keyword(keyword: &str, value: &Value, multiple: &mut u64) -> Result<(),
         ("multipleOf", Value::Number(number)) => {
             let digits = digits(number.as_f64().unwrap_or_default());
             *multiple = digits.and_then(|digits| lcm(*multiple, digits)).ok_or_else(|| {
-                let reason = format!("numbers in multipleOf that come to more than {MAX_MULTIPLE} together");
+                let reason = format!("multipleOf but of 4 decimal places and of {MAX_MULTIPLE} together without them");
                 GrammarError::Has(reason)
             })?;
             Ok(())
@@ -107,13 +107,13 @@ fn check_keyword(keyword: &str, value: &Value, multiple: &mut u64) -> Result<(),
     }
 }
 
-/// A positive number without its decimal point and the zeros before and behind it; none where it is too large.
+/// A positive number of at most four decimal places, without its decimal point; none where it is another or too large.
 fn digits(number: f64) -> Option<u64> {
     let fits = |number: f64| (number.fract() == 0.0 && number >= 1.0).then_some(number as u64);
     if !(number > 0.0 && number <= 1e9) {
         return None;
     }
-    let scaled = (0..10).find_map(|places| fits((number * 10_f64.powi(places) * 1e3).round() / 1e3))?;
+    let scaled = (0..=4).find_map(|places| fits((number * 10_f64.powi(places) * 1e3).round() / 1e3))?;
     Some(scaled).filter(|scaled| *scaled <= MAX_MULTIPLE)
 }
 

@@ -25,7 +25,11 @@ pub(super) fn limits() -> ParserLimits {
 
 /// Compiles `spec`, and follows it from its beginning to its first mask: what is more than a mask may cost there is
 /// refused before anything is generated.
-pub(super) fn compile(factory: &ParserFactory, eos: &Arc<[u32]>, spec: GrammarSpec) -> Result<CompiledGrammar, GrammarError> {
+pub(super) fn compile(
+    factory: &ParserFactory,
+    eos: &Arc<[u32]>,
+    spec: GrammarSpec,
+) -> Result<CompiledGrammar, GrammarError> {
     let grammar = match spec {
         GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(compact(schema)),
         GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(compact(json!({"type": "object"}))),
@@ -34,7 +38,8 @@ pub(super) fn compile(factory: &ParserFactory, eos: &Arc<[u32]>, spec: GrammarSp
         GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice(&texts)),
         GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(calls.lark()),
     };
-    let parser = factory.create_parser(TopLevelGrammar::from_grammar(grammar)).map_err(|error| wrong(&error.to_string()))?;
+    let parser =
+        factory.create_parser(TopLevelGrammar::from_grammar(grammar)).map_err(|error| wrong(&error.to_string()))?;
     let mut matcher = Matcher::new(Ok(parser));
     let begun = matcher.compute_mask_or_eos().map_err(|error| wrong(&error.to_string()))?;
     if begun.num_set() == 0 {
@@ -68,7 +73,10 @@ pub(super) fn literal(text: &str) -> String {
 
 fn wrong(reason: &str) -> GrammarError {
     if reason.starts_with("panic") {
-        tracing::warn!("the compiler of grammars has panicked: {}", reason.escape_debug().take(2000).collect::<String>());
+        tracing::warn!(
+            "the compiler of grammars has panicked: {}",
+            reason.escape_debug().take(2000).collect::<String>()
+        );
         return GrammarError::Wrong("its compiler failed".into());
     }
     let end = ["\n<state>", "\n<non-verbose/>", "\n<backtrace>"].iter().filter_map(|mark| reason.find(mark)).min();

@@ -6,7 +6,7 @@ use super::super::schemas::{Description, Error, Health, Model, Models};
 const HTML: &str = "text/html; charset=utf-8";
 
 pub(super) fn routes() -> Vec<Route> {
-    let service = [models(), model(), health(), ready()];
+    let service = [models(), model(), health(), ready(), metrics()];
     let pages = [playground(), playground_file(), icon(), description(), docs(), docs_file()];
     let service = service.into_iter().map(|route| route.tag("service"));
     service.chain(pages.into_iter().map(|route| route.tag("pages"))).collect()
@@ -33,6 +33,13 @@ fn ready() -> Route {
     Route::get("/ready", "ready", "Whether requests are taken")
         .gives::<Health>(200, "They are.")
         .fails::<Error>(&[500, 503])
+}
+
+fn metrics() -> Route {
+    Route::get("/metrics", "metrics", "The figures of the server, for Prometheus")
+        .gives_text(200, "The figures.", crate::metrics::CLASSIC)
+        .or_text(200, crate::metrics::OPEN_METRICS)
+        .fails::<Error>(&[500])
 }
 
 fn playground() -> Route {

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::super::written::{
     anything, input, logit_bias, max_tokens, messages, metadata, never, no_reasoning, prompt, response_format, seed,
-    some_token_ids, stop, tool_choice, tools,
+    some_token_ids, stop, text_format, tool_choice, tools,
 };
 
 /// How the next token is chosen. What is absent is as the model recommends.
@@ -52,7 +52,7 @@ struct Sampling {
     ignore_eos: Option<bool>,
 }
 
-/// How many texts there are, what is told of their tokens, and which form they must have.
+/// How many texts there are, and what is told of their tokens.
 #[derive(ToSchema)]
 struct Wishes {
     /// Texts for each prompt; choice i has the seed plus i.
@@ -65,12 +65,17 @@ struct Wishes {
     stop_token_ids: Option<Value>,
     /// Whether tokens are called by their ids, as `token_id:7`.
     return_tokens_as_token_ids: Option<bool>,
+    #[schema(schema_with = response_format)]
+    response_format: Option<Value>,
+}
+
+/// Which form the text must have; one of these at most.
+#[derive(ToSchema)]
+struct Form {
     /// A regular expression that the whole text must match.
     regex: Option<String>,
     /// A grammar in Lark's form that the whole text must follow.
     grammar: Option<String>,
-    #[schema(schema_with = response_format)]
-    response_format: Option<Value>,
     /// vLLM's form of a form: one of `json`, `regex`, `choice` and `grammar`.
     #[schema(value_type = Option<Object>)]
     structured_outputs: Option<Value>,
@@ -170,6 +175,8 @@ pub(in crate::api::openapi) struct CompletionRequest {
     #[serde(flatten)]
     wishes: Wishes,
     #[serde(flatten)]
+    form: Form,
+    #[serde(flatten)]
     own: CompletionWishes,
     #[serde(flatten)]
     turn: Turn,
@@ -188,6 +195,8 @@ pub(in crate::api::openapi) struct ChatRequest {
     sampling: Sampling,
     #[serde(flatten)]
     wishes: Wishes,
+    #[serde(flatten)]
+    form: Form,
     #[serde(flatten)]
     own: ChatWishes,
     #[serde(flatten)]
@@ -220,6 +229,8 @@ pub(in crate::api::openapi) struct ResponseRequest {
     #[schema(schema_with = no_reasoning)]
     reasoning: Option<Value>,
     #[serde(flatten)]
+    form: Form,
+    #[serde(flatten)]
     sampling: Sampling,
 }
 
@@ -247,23 +258,12 @@ enum Truncation {
     Auto,
 }
 
-/// Which form the text is to have: plain text alone.
+/// Which form the text is to have.
 #[derive(ToSchema)]
 struct TextConfig {
-    format: Option<PlainFormat>,
+    #[schema(schema_with = text_format)]
+    format: Option<Value>,
     verbosity: Option<Verbosity>,
-}
-
-/// Plain text.
-#[derive(ToSchema)]
-struct PlainFormat {
-    r#type: PlainKind,
-}
-
-#[derive(ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum PlainKind {
-    Text,
 }
 
 #[derive(ToSchema)]

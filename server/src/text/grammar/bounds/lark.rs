@@ -129,7 +129,9 @@ fn check_terminals(pieces: &[Piece]) -> Result<(), GrammarError> {
         }
     }
     if all > MAX_WRITTEN_OUT {
-        return Err(GrammarError::Wrong(format!("its terminals come to more than {MAX_WRITTEN_OUT} bytes, written out")));
+        return Err(GrammarError::Wrong(format!(
+            "its terminals come to more than {MAX_WRITTEN_OUT} bytes, written out"
+        )));
     }
     Ok(())
 }

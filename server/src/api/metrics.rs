@@ -1,0 +1,71 @@
+//! `GET /metrics`, and the layer that counts every answer.
+
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::error::ApiError;
+use super::state::AppState;
+use crate::metrics::{Answered, CLASSIC, Gathered, Model, OPEN_METRICS, Refused};
+
+tokio::task_local! {
+    /// When the request that this task answers arrived.
+    static ARRIVED: Instant;
+}
+
+/// When the request that is being answered arrived: now, where no request is.
+pub(super) fn arrived() -> Instant {
+    ARRIVED.try_with(|arrived| *arrived).unwrap_or_else(|_| Instant::now())
+}
+
+/// `GET /metrics`
+pub(super) async fn scrape(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    let served = state.loaded().ok();
+    let model = served.map(|served| Model {
+        name: &served.name,
+        fingerprint: &served.fingerprint,
+        state_bytes: served.state_bytes,
+        engine: &served.engine,
+        prefixes: &served.prefixes,
+    });
+    let gathered = Gathered { model, store: state.store().ok().map(crate::session::Store::stats) };
+    let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let open = accepts.into_iter().any(|value| value.contains("application/openmetrics-text"));
+    let kind = if open { OPEN_METRICS } else { CLASSIC };
+    ([(header::CONTENT_TYPE, kind)], state.metrics().text(&gathered, open)).into_response()
+}
+
+/// Counts the answer to a request, whatever answers it.
+pub(super) async fn count(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let method = method(request.method());
+    let response = ARRIVED.scope(Instant::now(), next.run(request)).await;
+    let status = response.status();
+    // A path is whatever a client writes, a pattern is one of ours.
+    let route = route.as_ref().map_or("other", MatchedPath::as_str).to_owned();
+    state.metrics().answered(&Answered { route, method, status: status.as_u16() });
+    if status.is_client_error() || status.is_server_error() {
+        let code = response.extensions().get::<ApiError>().map_or("other", ApiError::word);
+        state.metrics().refused(&Refused { status: status.as_u16(), code });
+    }
+    response
+}
+
+/// The method's name, for those that HTTP defines: a client may send any word.
+fn method(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::DELETE => "DELETE",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
+        Method::CONNECT => "CONNECT",
+        Method::PATCH => "PATCH",
+        Method::TRACE => "TRACE",
+        _ => "other",
+    }
+}

@@ -1,0 +1,58 @@
+//! One text and its grammar: the mask of the next token is made while the model steps, and laid over its logits after.
+
+use tidegate_model::sampling::TokenSet;
+
+use super::constraint::{Constraint, Grammar};
+use super::guarded::guarded;
+use super::model::ModelError;
+
+/// Holds one text to its grammar.
+#[derive(Debug)]
+pub(super) struct Guide {
+    constraint: Box<dyn Constraint>,
+    allowed: TokenSet,
+    /// Whether `allowed` is of the next token, or why it could not be made; none where it has yet to be.
+    mask: Option<Result<(), String>>,
+}
+
+impl Guide {
+    pub(super) fn new(grammar: &dyn Grammar, vocab_size: usize) -> Self {
+        Self { constraint: grammar.start(), allowed: TokenSet::new(vocab_size), mask: None }
+    }
+
+    /// Makes the mask of the next token, which depends on those before it alone. What goes wrong is told by
+    /// [`Self::apply`].
+    pub(super) fn look_ahead(&mut self) {
+        if self.mask.is_none() {
+            self.mask = Some(guarded(|| self.constraint.mask(&mut self.allowed)));
+        }
+    }
+
+    /// Makes impossible what the grammar does not allow. logits: (vocab).
+    ///
+    /// # Errors
+    /// There is no mask, or it allows nothing at all.
+    pub(super) fn apply(&mut self, logits: &mut [f32]) -> Result<(), ModelError> {
+        let mask = self.mask.take().unwrap_or_else(|| Err("its mask was not made".into()));
+        mask.map_err(|reason| ModelError::new(format_args!("grammar: {reason}")))?;
+        if self.allowed.is_empty() {
+            return Err(ModelError::new("grammar: no token may follow, and the text may not end"));
+        }
+        self.allowed.apply(logits);
+        Ok(())
+    }
+
+    /// Whether the mask that was laid over the logits last allows `token`.
+    pub(super) fn allows(&self, token: u32) -> bool {
+        self.allowed.contains(token)
+    }
+
+    /// Takes the token that was chosen; whether the text is whole with it.
+    ///
+    /// # Errors
+    /// The grammar does not go on with it.
+    pub(super) fn accept(&mut self, token: u32) -> Result<bool, ModelError> {
+        self.constraint.accept(token).map_err(|error| ModelError::new(format_args!("grammar: {error}")))?;
+        Ok(self.constraint.is_complete())
+    }
+}

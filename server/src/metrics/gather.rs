@@ -1,0 +1,147 @@
+//! What others count, as metrics: the engine, the beginnings that are kept, the store, the system.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::histogram::Counted;
+use super::process::Process;
+use super::{Found, PREFIX};
+use crate::engine::{EngineHandle, ROWS_BOUNDS, Stats};
+use crate::session::{PrefixIndex, StoreStats};
+
+/// Where to look at a scrape.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Gathered<'a> {
+    pub(crate) model: Option<Model<'a>>,
+    pub(crate) store: Option<StoreStats>,
+}
+
+/// The model that is served.
+#[derive(Clone, Copy)]
+pub(crate) struct Model<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) fingerprint: &'a str,
+    /// Bytes of one conversation's state.
+    pub(crate) state_bytes: u64,
+    pub(crate) engine: &'a EngineHandle,
+    pub(crate) prefixes: &'a PrefixIndex,
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    registry.register(name, help, ConstGauge::new(value));
+}
+
+fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    registry.register(name, help, ConstCounter::new(value));
+}
+
+/// Counters that differ in one label.
+fn counters(name: &'static str, values: &[(&'static str, u64)]) -> Family<Vec<(&'static str, &'static str)>, Counter> {
+    let family = Family::<Vec<(&str, &str)>, Counter>::default();
+    for (value, count) in values {
+        family.get_or_create(&vec![(name, *value)]).inc_by(*count);
+    }
+    family
+}
+
+impl Gathered<'_> {
+    pub(super) fn registry(&self) -> Registry {
+        let mut registry = Registry::with_prefix(PREFIX);
+        let version = env!("CARGO_PKG_VERSION");
+        registry.register("build", "The server's version", Info::new(vec![("version", version)]));
+        let (mut slots, mut prefixes) = (0, 0);
+        if let Some(model) = &self.model {
+            let labels = [("model", model.name), ("fingerprint", model.fingerprint)];
+            let labels = labels.map(|(name, value)| (name, value.to_owned())).to_vec();
+            registry.register("model", "The model that is served", Info::new(labels));
+            let stats = model.engine.stats();
+            engine(&mut registry, &stats, model.engine.queue_capacity());
+            prefix(&mut registry, model.prefixes);
+            (slots, prefixes) = (stats.slots * model.state_bytes, model.prefixes.size().1 as u64);
+        }
+        let mut tiers = vec![("slots", slots), ("prefixes", prefixes)];
+        if let Some(stats) = &self.store {
+            tiers.extend([("memory", stats.ram_bytes), ("disk", stats.disk_bytes), ("garbage", stats.garbage_bytes)]);
+            store(&mut registry, stats);
+        }
+        let states = Family::<Found, Gauge<u64, AtomicU64>>::default();
+        for (tier, bytes) in tiers {
+            states.get_or_create(&Found { tier }).set(bytes);
+        }
+        let help = "Bytes of conversations' states: in slots, as beginnings to share, as sessions in memory and on \
+            disk, and on disk but about to go";
+        registry.register_with_unit("state", help, Unit::Bytes, states);
+        registry
+    }
+}
+
+fn engine(registry: &mut Registry, stats: &Stats, queue: usize) {
+    gauge(registry, "num_requests_running", "Texts that have a slot", stats.running);
+    gauge(registry, "num_requests_waiting", "Texts in the queue for a slot", stats.waiting);
+    gauge(registry, "queue_capacity", "Texts that may wait for a slot", queue as u64);
+    gauge(registry, "slots", "Texts that can run at once", stats.slots);
+    gauge(registry, "slots_used", "Slots in use", stats.running);
+    let help = "Prompt tokens that the model has read, those of failed and cancelled texts included";
+    counter(registry, "prompt_tokens_computed", help, stats.prompt_tokens);
+    let help = "Tokens that the model has generated, those of failed and cancelled texts included";
+    counter(registry, "generation_tokens", help, stats.generated_tokens);
+    let bounds = ROWS_BOUNDS.iter().map(|rows| *rows as f64).chain([f64::INFINITY]);
+    let buckets = bounds.zip(stats.steps_by_rows).collect();
+    let help = "Rows of the model's decode steps: texts that take a token at once";
+    registry.register("decode_batch_size", help, Counted { buckets, sum: stats.rows as f64 });
+    let help = "Denominators (phi_q . z) that attention has divided by: one for each token, layer and head";
+    counter(registry, "attention_denominators", help, stats.denominators.all);
+    let help = "Denominators that were below their floor, and were held there";
+    counter(registry, "attention_denominators_clamped", help, stats.denominators.clamped);
+}
+
+fn prefix(registry: &mut Registry, prefixes: &PrefixIndex) {
+    let (hits, misses) = prefixes.lookups();
+    let lookups = counters("result", &[("hit", hits), ("miss", misses)]);
+    registry.register("prefix_lookups", "Searches for a known beginning of a prompt", lookups);
+    gauge(registry, "prefixes", "Beginnings of texts that are kept to share", prefixes.size().0 as u64);
+}
+
+fn store(registry: &mut Registry, stats: &StoreStats) {
+    gauge(registry, "sessions", "Sessions that are kept", stats.sessions);
+    gauge(registry, "session_versions", "Versions of sessions, and responses, whose states are kept", stats.versions);
+    gauge(registry, "snapshots_in_memory", "States that are kept in memory as well", stats.ram_snapshots);
+    let loads = counters("tier", &[("memory", stats.hits_memory), ("disk", stats.hits_disk)]);
+    let help = "States of sessions and responses that were asked for, by where they were found";
+    registry.register("snapshot_loads", help, loads);
+    counter(registry, "session_commits", "Turns that were kept", stats.commits);
+    counter(registry, "session_forks", "Sessions made by forking", stats.forks);
+    counter(registry, "session_versions_dropped", "Versions dropped to make room", stats.dropped);
+    counter(registry, "store_objects_collected", "Objects removed since nothing pointed to them", stats.collected);
+    counter(registry, "store_refused", "What was not kept for want of room, or by a quota", stats.refused);
+}
+
+/// The process by the names that all exporters use. `began`: in seconds since 1970.
+pub(super) fn process(began: f64) -> Registry {
+    let mut registry = Registry::with_prefix("process");
+    let process = Process::read();
+    let help = "When the server began, in seconds since 1970";
+    registry.register_with_unit("start_time", help, Unit::Seconds, ConstGauge::new(began));
+    if let Some(bytes) = process.resident_bytes {
+        registry.register_with_unit("resident_memory", "Memory in use", Unit::Bytes, ConstGauge::new(bytes));
+    }
+    if let Some(seconds) = process.cpu_seconds {
+        registry.register_with_unit("cpu", "Time on processors", Unit::Seconds, ConstCounter::new(seconds));
+    }
+    let counts = [
+        ("open_fds", "File descriptors that are open", process.open_fds),
+        ("max_fds", "File descriptors that may be open", process.max_fds),
+        ("threads", "Threads", process.threads),
+    ];
+    for (name, help, value) in counts {
+        if let Some(value) = value {
+            gauge(&mut registry, name, help, value);
+        }
+    }
+    registry
+}

@@ -1,0 +1,129 @@
+//! A histogram of durations that many threads add to without waiting for each other, and the bounds in use.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+/// Bounds of the time to the first token in seconds: vLLM's.
+pub(super) const FIRST_TOKEN: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+];
+
+/// Bounds of the time between tokens in seconds: vLLM's, and three below them for models that need less than 10 ms.
+pub(super) const INTER_TOKEN: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0,
+];
+
+/// Bounds of whole requests and their parts in seconds: vLLM's, and three below them.
+pub(super) const REQUEST: &[f64] = &[
+    0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+];
+
+/// Durations by size; cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Histogram(Arc<Durations>);
+
+/// The sum is in nanoseconds, so that adding to it is one atomic operation.
+#[derive(Debug)]
+struct Durations {
+    bounds: &'static [f64],
+    /// One for each bound, and one for what is beyond them.
+    counts: Box<[AtomicU64]>,
+    nanoseconds: AtomicU64,
+}
+
+impl Histogram {
+    pub(super) fn new(bounds: &'static [f64]) -> Self {
+        let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
+        Self(Arc::new(Durations { bounds, counts, nanoseconds: AtomicU64::new(0) }))
+    }
+
+    pub(super) fn observe(&self, duration: Duration) {
+        self.observe_shared(duration, 1);
+    }
+
+    /// Adds `count` equal parts of `duration`.
+    pub(super) fn observe_shared(&self, duration: Duration, count: usize) {
+        if count == 0 {
+            return;
+        }
+        let part = duration.as_secs_f64() / count as f64;
+        let Durations { bounds, counts, nanoseconds } = &*self.0;
+        counts[bounds.partition_point(|bound| *bound < part)].fetch_add(count as u64, Relaxed);
+        nanoseconds.fetch_add(duration.as_nanos() as u64, Relaxed);
+    }
+}
+
+impl EncodeMetric for Histogram {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let Durations { bounds, counts, nanoseconds } = &*self.0;
+        let bounds = bounds.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(counts).map(|(bound, count)| (bound, count.load(Relaxed))).collect();
+        let sum = nanoseconds.load(Relaxed) as f64 / 1e9;
+        // The count is made of the buckets that are shown: read apart, it could be ahead of them.
+        let count = buckets.iter().map(|bucket| bucket.1).sum();
+        encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+/// Counts that have been made elsewhere, as a histogram.
+#[derive(Debug)]
+pub(super) struct Counted {
+    /// Bounds and the counts up to each and above the one before it; the last bound is infinite.
+    pub(super) buckets: Vec<(f64, u64)>,
+    pub(super) sum: f64,
+}
+
+impl EncodeMetric for Counted {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let count = self.buckets.iter().map(|bucket| bucket.1).sum();
+        encoder.encode_histogram::<NoLabelSet>(self.sum, count, &self.buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    #[test]
+    fn buckets_are_cumulative_and_a_bound_belongs_to_its_own() {
+        let mut registry = Registry::default();
+        let histogram = Histogram::new(&[0.5, 2.0]);
+        for milliseconds in [500, 501, 2000, 9000] {
+            histogram.observe(Duration::from_millis(milliseconds));
+        }
+        histogram.observe_shared(Duration::from_secs(3), 10);
+        histogram.observe_shared(Duration::from_secs(3), 0);
+        registry.register("h", "Help", histogram.clone());
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        let lines = ["h_sum 15.001", "h_count 14", "le=\"0.5\"} 11", "le=\"2.0\"} 13", "le=\"+Inf\"} 14"];
+        for line in lines {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn bounds_rise() {
+        for bounds in [FIRST_TOKEN, INTER_TOKEN, REQUEST] {
+            assert!(bounds.is_sorted_by(|a, b| a < b));
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! A model that says one text after every prompt, on the shipped tokenizer, and a server of it that shows what its chat
+//! template wrote by nothing but the number of tokens.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tidegate_server::engine::{EngineOptions, LanguageModel, Limits, ModelError, TextRules, spawn};
+use tidegate_server::text::{ChatTemplate, Grammars, Tokenizer};
+use tidegate_server::{ApiOptions, AppState, Served};
+
+use super::{checkpoint, served};
+
+/// Per slot how much of the text has been said.
+struct Parrot {
+    text: Vec<u32>,
+    said: Vec<usize>,
+}
+
+const VOCABULARY: usize = 4096;
+
+impl LanguageModel for Parrot {
+    fn vocab_size(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn slots(&self) -> usize {
+        self.said.len()
+    }
+
+    fn reset(&mut self, slot: usize) -> Result<(), ModelError> {
+        self.said[slot] = 0;
+        Ok(())
+    }
+
+    fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
+        Ok(vec![self.said[slot] as f32])
+    }
+
+    fn import(&mut self, slot: usize, state: &[f32], _: u64) -> Result<(), ModelError> {
+        self.said[slot] = state[0] as usize;
+        Ok(())
+    }
+
+    fn absorb(&mut self, _: &[u32], _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn decode(&mut self, ids: &[u32], slots: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let mut logits = vec![0.0; ids.len() * VOCABULARY];
+        for (row, slot) in slots.iter().enumerate() {
+            let next = self.text.get(self.said[*slot]).copied().unwrap_or(0);
+            logits[row * VOCABULARY + next as usize] = 1.0;
+            self.said[*slot] += 1;
+        }
+        Ok(logits)
+    }
+}
+
+/// A server whose model wants to say `text` and then to end, with the chat template `template`.
+pub(crate) fn parrot(text: &str, template: &str, folder: &Path) -> AppState {
+    let tokenizer = Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap();
+    std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
+    let model = Parrot { text: tokenizer.encode_more(text).unwrap(), said: vec![0; 4] };
+    let rules = TextRules {
+        vocabulary: Arc::clone(tokenizer.vocabulary()),
+        eos: Arc::clone(tokenizer.eos()),
+        encode: Arc::new(|_| Vec::new()),
+    };
+    let (engine, _thread) = spawn(model, rules, EngineOptions::default()).unwrap();
+    let state = AppState::new(ApiOptions::default());
+    state.serve(Served {
+        limits: Limits { vocab_size: VOCABULARY, max_prompt_tokens: 10_000, max_tokens: 10_000 },
+        grammars: Arc::new(Grammars::new(tokenizer.vocabulary(), tokenizer.eos()).unwrap()),
+        template: ChatTemplate::load(folder).unwrap().map(Arc::new),
+        tokenizer: Arc::new(tokenizer),
+        ..served(engine)
+    });
+    state
+}

@@ -1,0 +1,86 @@
+//! Requests to an engine without a server around it, and all that comes of one.
+
+use std::sync::{Arc, LazyLock};
+
+use tidegate_model::SamplingParams;
+use tidegate_server::Served;
+use tidegate_server::checkpoint::{OpenOptions, open};
+use tidegate_server::engine::{
+    EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, Finish, Limits, Request, RequestParameters,
+    TokenLogprobs, spawn,
+};
+use tidegate_server::session::Snapshot;
+
+use super::checkpoint;
+use super::fake::{Fake, rules};
+
+/// The bounds of a scripted model.
+pub(crate) const LIMITS: Limits = Limits { vocab_size: 256, max_prompt_tokens: 40_000, max_tokens: 1_000_000 };
+
+/// An engine around a scripted model.
+pub(crate) fn start(fake: Fake) -> (EngineHandle, EngineThread) {
+    spawn(fake, rules(), EngineOptions::default()).unwrap()
+}
+
+/// The likeliest tokens after `prompt`.
+pub(crate) fn greedy(prompt: &[u32], max_tokens: usize) -> RequestParameters {
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    RequestParameters { prompt: prompt.into(), max_tokens, sampling, ..RequestParameters::default() }
+}
+
+/// All that came of one request.
+#[derive(Debug, Default)]
+pub(crate) struct Run {
+    pub(crate) text: String,
+    pub(crate) ids: Vec<u32>,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
+    pub(crate) read: Option<Arc<Snapshot>>,
+    pub(crate) prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
+    pub(crate) end: Option<Result<Finish, Failure>>,
+}
+
+impl Run {
+    pub(crate) fn finish(&self) -> &Finish {
+        match &self.end {
+            Some(Ok(finish)) => finish,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The shipped checkpoint without a server around it, opened once for all tests of a binary.
+pub(crate) fn shipped() -> &'static Served {
+    static SERVED: LazyLock<Served> = LazyLock::new(|| open(&checkpoint(), &OpenOptions::default()).unwrap().0);
+    &SERVED
+}
+
+/// Reads to the end.
+pub(crate) fn collect(mut stream: EventStream) -> Run {
+    let mut run = Run::default();
+    while let Some(event) = stream.blocking_next() {
+        assert!(run.end.is_none(), "nothing comes after the end");
+        match event {
+            Event::Read(snapshot) => {
+                assert!(run.ids.is_empty());
+                run.read = Some(snapshot);
+            }
+            Event::PromptLogprobs(scores) => {
+                assert!(run.ids.is_empty());
+                run.prompt_logprobs = Some(scores);
+            }
+            Event::Delta(delta) => {
+                run.text.push_str(&delta.text);
+                run.ids.extend(delta.token_ids);
+                run.logprobs.extend(delta.logprobs);
+            }
+            Event::Finished(finish) => run.end = Some(Ok(finish)),
+            Event::Failed(failure) => run.end = Some(Err(failure)),
+        }
+    }
+    run
+}
+
+/// What comes of one request to a scripted model.
+pub(crate) fn run(engine: &EngineHandle, parameters: RequestParameters) -> Run {
+    collect(engine.submit(Request::new(parameters, &LIMITS).unwrap()).unwrap())
+}
