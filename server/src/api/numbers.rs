@@ -38,7 +38,10 @@ mod tests {
 
     #[test]
     fn whole_floats_become_integers_and_others_stay() {
-        assert_eq!(changed(r#"{"a":[8.0,-2.0,0.5,1e3],"b":{"c":-0.0}}"#).unwrap(), r#"{"a":[8,-2,0.5,1000],"b":{"c":0}}"#);
+        assert_eq!(
+            changed(r#"{"a":[8.0,-2.0,0.5,1e3],"b":{"c":-0.0}}"#).unwrap(),
+            r#"{"a":[8,-2,0.5,1000],"b":{"c":0}}"#
+        );
         for as_it_was in ["[8,0.5]", "[1e300]", "[9007199254740993.0]", "no JSON", r#"["8.0"]"#] {
             assert_eq!(changed(as_it_was), None, "{as_it_was}");
         }

@@ -10,5 +10,8 @@ use super::route::Route;
 
 /// All of them, in the order in which they are shown.
 pub(super) fn all() -> Vec<Route> {
-    [text::routes(), sessions::routes(), dialects::routes(), tgi::routes(), service::routes()].into_iter().flatten().collect()
+    [text::routes(), sessions::routes(), dialects::routes(), tgi::routes(), service::routes()]
+        .into_iter()
+        .flatten()
+        .collect()
 }

@@ -3,9 +3,7 @@
 use serde_json::json;
 
 use super::super::route::Route;
-use super::super::schemas::{
-    GenerateError, GenerateRequest, Generated, GeneratedList, GeneratedToken, ServerInfo,
-};
+use super::super::schemas::{GenerateError, GenerateRequest, Generated, GeneratedList, GeneratedToken, ServerInfo};
 
 /// What is wrong with a parameter is a 422 here.
 const REFUSALS: [u16; 9] = [401, 403, 404, 408, 413, 415, 422, 429, 503];
@@ -15,7 +13,8 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 fn asked() -> [(&'static str, serde_json::Value); 2] {
-    let drawn = json!({"max_new_tokens": 4, "do_sample": true, "seed": 7, "stop": ["."], "top_n_tokens": 2, "details": true});
+    let drawn =
+        json!({"max_new_tokens": 4, "do_sample": true, "seed": 7, "stop": ["."], "top_n_tokens": 2, "details": true});
     [
         ("text", json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 8}})),
         ("details", json!({"inputs": "Once upon a time", "parameters": drawn})),

@@ -295,7 +295,7 @@ pub(in crate::api::openapi) enum Tokenized {
 
 /// Tokens, in llama.cpp's words and in vLLM's.
 #[derive(ToSchema)]
-struct Tokens {
+pub(in crate::api::openapi) struct Tokens {
     count: u64,
     max_model_len: u64,
     /// Ids; with `with_pieces` objects of `id` and `piece`.
@@ -307,7 +307,7 @@ struct Tokens {
 
 /// A token and where it stands.
 #[derive(ToSchema)]
-struct TokenSpan {
+pub(in crate::api::openapi) struct TokenSpan {
     id: u32,
     text: String,
     start: u64,
