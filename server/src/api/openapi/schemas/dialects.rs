@@ -12,9 +12,10 @@ enum MessageKind {
 }
 
 #[derive(ToSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 enum BlockKind {
     Text,
+    ToolUse,
 }
 
 #[derive(ToSchema)]
@@ -46,6 +47,12 @@ pub(in crate::api::openapi) struct MessagesRequest {
     top_p: Option<f64>,
     #[schema(minimum = 0)]
     top_k: Option<u32>,
+    /// Functions that the answer may call.
+    #[schema(schema_with = anything)]
+    tools: Option<Value>,
+    /// Whether and what to call.
+    #[schema(schema_with = anything)]
+    tool_choice: Option<Value>,
 }
 
 fn required_max_tokens() -> utoipa::openapi::Ref {
@@ -60,7 +67,7 @@ pub(in crate::api::openapi) struct AnthropicMessage {
     role: Speaker,
     model: String,
     content: Vec<Block>,
-    /// `end_turn`, `max_tokens` or `stop_sequence`.
+    /// `end_turn`, `max_tokens`, `stop_sequence` or `tool_use`.
     #[schema(required)]
     stop_reason: Option<String>,
     #[schema(required)]
@@ -68,11 +75,18 @@ pub(in crate::api::openapi) struct AnthropicMessage {
     usage: AnthropicUsage,
 }
 
-/// A piece of an answer.
+/// A piece of an answer: a text, or the call of a tool.
 #[derive(ToSchema)]
 struct Block {
     r#type: BlockKind,
-    text: String,
+    #[schema(nullable = false)]
+    text: Option<String>,
+    #[schema(nullable = false)]
+    id: Option<String>,
+    #[schema(nullable = false)]
+    name: Option<String>,
+    #[schema(schema_with = anything)]
+    input: Option<Value>,
 }
 
 /// Tokens that a request took.
