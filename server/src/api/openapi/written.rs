@@ -69,7 +69,7 @@ pub(in crate::api) fn tool_choice() -> Schema {
 }
 
 pub(in crate::api) fn system() -> Schema {
-    or_null("Content")
+    or_null("DialectContent")
 }
 
 pub(in crate::api) fn llama_prompt() -> Ref {
@@ -133,7 +133,7 @@ pub(super) fn no_reasoning() -> Schema {
 }
 
 /// The schemas that are written out, by name.
-pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 21] {
+pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
     let word = json!({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"});
     let text_part = json!({
         "type": "object", "required": ["type", "text"],
@@ -143,12 +143,20 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 21] {
         "description": "A text, or parts of text.",
         "oneOf": [{"type": "string"}, {"type": "array", "items": text_part}],
     });
+    let block = json!({
+        "type": "object", "required": ["type", "text"],
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    });
+    let dialect_content = json!({
+        "description": "A text, or blocks of text. Where tools are called, blocks of calls and of their results too.",
+        "oneOf": [{"type": "string"}, {"type": "array", "items": block}],
+    });
     let message = json!({
         "description": "One message. Which roles there are is up to the checkpoint's chat template.",
         "type": "object", "required": ["role"],
         "properties": {
             "role": {"type": "string"},
-            "content": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Content"}]},
+            "content": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/DialectContent"}]},
             "name": {"description": "Whose message it is among those of its role.", "type": ["string", "null"]},
             "tool_calls": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/MessageCalls"}]},
             "tool_call_id": {"description": "Which call this answers.", "type": ["string", "null"]},
@@ -298,6 +306,7 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 21] {
             }),
         ),
         ("Content", content),
+        ("DialectContent", dialect_content),
         ("Message", message),
         (
             "Messages",

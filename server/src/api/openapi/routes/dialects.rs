@@ -8,7 +8,7 @@ use super::super::schemas::{
     LlamaCompletions, LlamaError, LlamaRequest, MessagesRequest, Props, Rendered, Slots, TemplateRequest, TokenCount,
     TokenizeRequest, Tokenized,
 };
-use super::super::written::word;
+use super::super::written::anything;
 
 /// What any request for text may be refused with.
 const REFUSALS: [u16; 10] = [400, 401, 403, 404, 408, 413, 415, 429, 500, 503];
@@ -82,7 +82,7 @@ fn props() -> Route {
 
 fn slots() -> Route {
     Route::get("/slots", "slots", "How many requests run, as llama.cpp says it")
-        .with([in_query("fail_on_no_slot", "`1`: 503 where none is free.", word("1"))])
+        .with([in_query("fail_on_no_slot", "`1`: 503 where none is free.", anything())])
         .gives::<Slots>(200, "The slots.")
         .fails::<LlamaError>(&[401, 403, 429, 500, 503])
 }

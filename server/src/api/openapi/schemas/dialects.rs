@@ -187,7 +187,8 @@ pub(in crate::api::openapi) struct LlamaRequest {
     /// The order that there is, or absent.
     #[schema(schema_with = anything)]
     samplers: Option<Value>,
-    /// Any: a request is not bound to a slot.
+    /// -1 alone: a request is not bound to a slot.
+    #[schema(minimum = -1, maximum = -1)]
     id_slot: Option<i64>,
 }
 
