@@ -12,6 +12,9 @@ use tracing::{error, info, warn};
 
 use crate::cli::{DoorArgs, ServeArgs};
 
+/// Files that are open beside connections: the index, snapshots, the log.
+const OTHER_FILES: usize = 256;
+
 /// The settings of the HTTP side.
 pub(crate) fn options(args: &ServeArgs) -> ApiOptions {
     ApiOptions {
@@ -23,13 +26,27 @@ pub(crate) fn options(args: &ServeArgs) -> ApiOptions {
     }
 }
 
+/// Files that may be open at once, where the system says so.
+fn most_files() -> Option<usize> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next()?.parse().ok())
+}
+
 /// How connections are served.
 pub(crate) fn serving(args: &DoorArgs) -> Result<ServeOptions> {
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(cert), Some(key)) => Some(Tls::load(cert, key).context("--tls-cert and --tls-key")?),
         _ => None,
     };
-    Ok(ServeOptions { max_connections: args.max_connections, tls, ..ServeOptions::default() })
+    let mut max_connections = args.max_connections;
+    // Where connections take the last of them, the sessions cannot be read any more.
+    if let Some(files) = most_files()
+        && max_connections > files.saturating_sub(OTHER_FILES)
+    {
+        max_connections = files.saturating_sub(OTHER_FILES).max(1);
+        info!(max_connections, "fewer connections than --max-connections: {files} files may be open (ulimit -n)");
+    }
+    Ok(ServeOptions { max_connections, tls, ..ServeOptions::default() })
 }
 
 /// Locks the door where there are keys. To be called before anything is served.
@@ -66,8 +83,9 @@ pub(crate) fn reload(state: AppState, tls: Option<Tls>, args: DoorArgs) -> Resul
 fn read_again(state: &AppState, tls: Option<&Tls>, args: &DoorArgs) {
     match keys(args) {
         Ok(Some(keys)) => {
-            info!(keys = keys.len(), "SIGHUP: the API keys are read again");
+            let count = keys.len();
             state.lock(keys);
+            info!(keys = count, "SIGHUP: the API keys are read again");
         }
         Ok(None) => info!("SIGHUP: there are no API keys to read again"),
         Err(error) => error!("SIGHUP: the API keys stay as they were: {error}"),

@@ -25,6 +25,7 @@ async fn answered(path: &str, body: &Value) -> Value {
 }
 
 /// Greedy, so that a text must be the same however it is asked for.
+#[expect(clippy::needless_pass_by_value, reason = "it is made where it is called")]
 fn asking(messages: Value, more: Value) -> Value {
     let body = json!({"model": "tidegate-tiny", "max_tokens": 12, "temperature": 0, "messages": messages});
     with(body, more)
@@ -117,6 +118,34 @@ async fn a_stream_says_the_same_in_named_events() {
     assert_eq!(message_delta["delta"], json!({"stop_reason": "max_tokens", "stop_sequence": null}));
     assert_eq!(message_delta["usage"]["output_tokens"], 12);
     assert_eq!(stop, &json!({"type": "message_stop"}));
+}
+
+#[tokio::test]
+async fn an_end_is_named() {
+    let whole = answered(PATH, &asking(user("The king"), json!({}))).await;
+    let said = whole["content"][0]["text"].as_str().unwrap();
+    let stop = said.split_whitespace().nth(2).unwrap();
+    let stopped = answered(PATH, &asking(user("The king"), json!({"stop_sequences": ["zzz", stop]}))).await;
+    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!(stop)));
+    assert_eq!(stopped["content"][0]["text"], said.split_once(stop).unwrap().0);
+}
+
+#[tokio::test]
+async fn a_call_is_a_block_with_an_input_that_follows_the_schema() {
+    let tools = json!({"tools": [weather()], "tool_choice": {"type": "any"}, "max_tokens": 100});
+    let whole = answered(PATH, &asking(user("Is it hot?"), tools.clone())).await;
+    assert_eq!(whole["stop_reason"], "tool_use", "{whole}");
+    let [call] = whole["content"].as_array().unwrap().as_slice() else { panic!("{whole}") };
+    assert_eq!((&call["type"], &call["name"]), (&json!("tool_use"), &json!("weather")));
+    assert!(call["input"]["hot"].is_boolean() && !call["id"].as_str().unwrap().is_empty(), "{call}");
+    let response = ask(&shipped(), PATH, &asking(user("Is it hot?"), with(tools, json!({"stream": true})))).await;
+    let events = events(&text(response).await);
+    let start = events.iter().find(|event| event["type"] == "content_block_start").unwrap();
+    assert_eq!((&start["content_block"]["name"], &start["content_block"]["input"]), (&json!("weather"), &json!({})));
+    let pieces = events.iter().filter(|event| event["delta"]["type"] == "input_json_delta");
+    let input: String = pieces.map(|event| event["delta"]["partial_json"].as_str().unwrap()).collect();
+    assert_eq!(serde_json::from_str::<Value>(&input).unwrap(), call["input"], "greedy, so the same");
+    assert_eq!(events[events.len() - 2]["delta"]["stop_reason"], "tool_use");
 }
 
 #[tokio::test]

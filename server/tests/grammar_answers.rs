@@ -110,7 +110,9 @@ async fn every_name_for_a_form_is_understood() {
 
 #[tokio::test]
 async fn an_object_of_any_kind_begins_as_one_and_may_be_cut_off() {
-    for format in [json!({"response_format": {"type": "json_object"}}), json!({"structured_outputs": {"json_object": true}})] {
+    for format in
+        [json!({"response_format": {"type": "json_object"}}), json!({"structured_outputs": {"json_object": true}})]
+    {
         let body = with(json!({"prompt": "Once", "max_tokens": 20, "seed": 3}), format);
         let (status, answer) = post(&shipped(), body).await;
         assert_eq!(status, StatusCode::OK, "{answer}");
@@ -128,10 +130,14 @@ async fn bound_and_free_texts_run_together_and_each_is_as_alone() {
     let free = json!({"prompt": "Once upon a time", "max_tokens": 30, "seed": 5, "temperature": 1});
     let bound = with(free.clone(), json!({"response_format": in_schema(&person()), "max_tokens": 300}));
     let alone = (post(&shipped(), free.clone()).await.1, post(&shipped(), bound.clone()).await.1);
-    let several = |body: &Value| with(body.clone(), json!({"prompt": vec!["Once upon a time"; 3], "return_token_ids": true}));
+    let several =
+        |body: &Value| with(body.clone(), json!({"prompt": vec!["Once upon a time"; 3], "return_token_ids": true}));
     let (free, bound) = (several(&free), several(&bound));
     let state = shipped();
-    let (free, bound) = tokio::join!(stream(&state, with(free, json!({"stream": true}))), stream(&state, with(bound, json!({"stream": true}))));
+    let (free, bound) = tokio::join!(
+        stream(&state, with(free, json!({"stream": true}))),
+        stream(&state, with(bound, json!({"stream": true})))
+    );
     for text in free.0 {
         assert_eq!(text.0, alone.0["choices"][0]["text"]);
     }
@@ -163,9 +169,21 @@ async fn what_cannot_be_followed_is_refused_by_the_name_that_it_came_under() {
         ("response_format", json!({"type": "structural_tag"}), "found \"structural_tag\""),
         ("response_format", json!({"type": "json_schema"}), "name must be a string"),
         ("response_format", json!({"type": "json_schema", "json_schema": {"schema": {}}}), "json_schema.name"),
-        ("response_format", json!({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}), "1 to 64 letters"),
-        ("response_format", json!({"type": "json_schema", "json_schema": {"name": "a"}}), "json_schema.schema must be given"),
-        ("response_format", in_schema(&json!({"type": "strange"})), "response_format.json_schema.schema must be a grammar"),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}),
+            "1 to 64 letters",
+        ),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"name": "a"}}),
+            "json_schema.schema must be given",
+        ),
+        (
+            "response_format",
+            in_schema(&json!({"type": "strange"})),
+            "response_format.json_schema.schema must be a grammar",
+        ),
         ("response_format", in_schema(&json!({"uniqueItems": true, "type": "array"})), "uniqueItems"),
         ("response_format", in_schema(&json!({"$ref": "https://127.0.0.1:9/x"})), "another document"),
         ("response_format", in_schema(&json!([])), "must be a grammar that can be followed"),
@@ -186,7 +204,8 @@ async fn what_cannot_be_followed_is_refused_by_the_name_that_it_came_under() {
     ];
     for (param, value, part) in table {
         let asked = json!({param: value});
-        let answers = [post(&shipped(), with(json!({"prompt": "x"}), asked.clone())).await, post_chat(&asking(asked)).await];
+        let answers =
+            [post(&shipped(), with(json!({"prompt": "x"}), asked.clone())).await, post_chat(&asking(asked)).await];
         for (status, answer) in answers {
             let error = &answer["error"];
             assert_eq!((status, error["param"].as_str()), (StatusCode::BAD_REQUEST, Some(param)), "{answer}");
@@ -216,7 +235,8 @@ async fn an_answer_follows_one_grammar() {
             "guided_json" => json!({}),
             _ => json!("start: \"a\""),
         };
-        let (status, answer) = post(&shipped(), json!({"prompt": "x", first: value(first), second: value(second)})).await;
+        let (status, answer) =
+            post(&shipped(), json!({"prompt": "x", first: value(first), second: value(second)})).await;
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(second)), "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains(first), "{answer}");
     }

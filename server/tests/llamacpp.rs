@@ -128,6 +128,39 @@ async fn an_end_is_named() {
     assert_eq!((&ended["stop_type"], &ended["content"]), (&json!("eos"), &json!("")));
     let on = json!({"logit_bias": [[0, 100]], "ignore_eos": true, "n_predict": 3});
     assert_eq!(answered(PATH, asking("Once", on)).await["stop_type"], "limit");
+    let whole = answered(PATH, asking("The king", json!({}))).await;
+    let said = whole["content"].as_str().unwrap();
+    let word = said.split_whitespace().nth(2).unwrap();
+    let stopped = answered(PATH, asking("The king", json!({"stop": [word]}))).await;
+    assert_eq!((&stopped["stop_type"], &stopped["stopping_word"]), (&json!("word"), &json!(word)));
+    assert_eq!(stopped["content"], said.split_once(word).unwrap().0);
+}
+
+#[tokio::test]
+async fn probabilities_are_those_of_the_openai_route() {
+    let whole = answered(PATH, asking("The king", json!({"n_probs": 3}))).await;
+    let same = completion("The king", json!({"logprobs": 3, "return_token_ids": true})).await;
+    let (listed, same) = (whole["completion_probabilities"].as_array().unwrap(), &same["choices"][0]);
+    let of = |name: &str| json!(listed.iter().map(|token| &token[name]).collect::<Vec<_>>());
+    assert_eq!((of("id"), of("logprob")), (same["token_ids"].clone(), same["logprobs"]["token_logprobs"].clone()));
+    for token in listed {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!((top.len(), &top[0]["id"]), (3, &token["id"]), "greedy takes the likeliest");
+        assert_eq!(token["bytes"], json!(token["token"].as_str().unwrap().as_bytes()));
+    }
+    let stream = text(ask(&shipped(), PATH, &asking("The king", json!({"n_probs": 3, "stream": true}))).await).await;
+    let chunks: Vec<Value> = events(&stream).iter().map(|data| serde_json::from_str(data).unwrap()).collect();
+    let streamed = chunks.iter().flat_map(|chunk| chunk["completion_probabilities"].as_array().into_iter().flatten());
+    assert_eq!(streamed.collect::<Vec<_>>(), listed.iter().collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_schema_is_followed() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+        "additionalProperties": false});
+    let whole = answered(PATH, asking("x", json!({"json_schema": schema, "n_predict": 60}))).await;
+    let made: Value = serde_json::from_str(whole["content"].as_str().unwrap()).unwrap();
+    assert!(made["a"].is_boolean(), "{whole}");
 }
 
 #[tokio::test]

@@ -42,7 +42,7 @@ impl Server {
 
     /// Waits for a line of the log.
     fn until(&mut self, words: &str) -> String {
-        while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(60)) {
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_mins(1)) {
             self.log.push_str(&line);
             self.log.push('\n');
             if line.contains(words) {

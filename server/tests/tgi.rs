@@ -125,9 +125,46 @@ async fn what_ends_a_text_is_in_it() {
     let tokens: Value = tokens[..=first].into();
     assert_eq!(ids(&told["details"]["tokens"]), ids(&tokens));
     assert_eq!(told["generated_text"], together(&tokens));
+    assert_eq!(told["details"]["finish_reason"], "stop_sequence");
     let events = streamed("/generate_stream", asking("The king", json!({"stop": [stop]}))).await;
     assert_eq!(events.last().unwrap()["generated_text"], together(&tokens));
     assert_eq!(events.len(), first + 1);
+}
+
+#[tokio::test]
+async fn tokens_of_text_and_prompt_come_with_their_log_probabilities() {
+    let told = generated("The king", json!({"decoder_input_details": true, "top_n_tokens": 2})).await;
+    let same = completion("The king", json!({"echo": true, "logprobs": 2})).await;
+    let details = &told["details"];
+    let parts = [&details["prefill"], &details["tokens"]];
+    let tokens = parts.iter().flat_map(|part| part.as_array().unwrap());
+    let logprobs: Vec<&Value> = tokens.map(|token| &token["logprob"]).collect();
+    assert_eq!(json!(logprobs), same["logprobs"]["token_logprobs"]);
+    assert_eq!((logprobs[0], &details["prefill"][0]["text"]), (&Value::Null, &json!("<|endoftext|>")));
+    let top = details["top_tokens"].as_array().unwrap();
+    assert!(top.len() == 12 && top.iter().all(|top| top.as_array().unwrap().len() == 2), "{details}");
+}
+
+#[tokio::test]
+async fn the_best_of_several_is_told_with_the_others() {
+    let parameters = json!({"best_of": 3, "do_sample": true, "details": true, "max_new_tokens": 6});
+    let told = generated("The king", parameters).await;
+    let details = &told["details"];
+    let others = details["best_of_sequences"].as_array().unwrap();
+    assert_eq!(others.len(), 2);
+    let likelihood = |details: &Value| -> f64 {
+        let tokens = details["tokens"].as_array().unwrap();
+        tokens.iter().map(|token| token["logprob"].as_f64().unwrap()).sum::<f64>() / tokens.len() as f64
+    };
+    assert!(others.iter().all(|other| likelihood(other) <= likelihood(details)), "{told}");
+}
+
+#[tokio::test]
+async fn a_form_is_followed() {
+    let regex = json!({"grammar": {"type": "regex", "value": "[0-9]{4}"}});
+    let told = generated("x", regex).await;
+    let text = told["generated_text"].as_str().unwrap();
+    assert!(text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_digit()), "{told}");
 }
 
 #[tokio::test]

@@ -93,6 +93,7 @@ async fn a_silent_handshake_holds_up_nobody_and_is_cut_off() {
             matches!(closed, Ok(0)) || closed.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
         );
     }
+    assert!(start.elapsed() < Duration::from_secs(5), "they were waited for: {:?}", start.elapsed());
     // Who speaks plainly is no client of ours.
     let mut plain = TcpStream::connect(address).unwrap();
     plain.write_all(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();

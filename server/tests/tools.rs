@@ -84,7 +84,9 @@ fn check_arguments(call: &Value) {
 #[tokio::test]
 async fn an_answer_that_must_call_calls_a_tool_with_arguments_of_its_schema() {
     let named = json!({"type": "function", "function": {"name": "g"}});
-    for (choice, temperature) in [(json!("required"), 0.0), (json!("required"), 2.0), (named.clone(), 2.0), (named, 1.0)] {
+    for (choice, temperature) in
+        [(json!("required"), 0.0), (json!("required"), 2.0), (named.clone(), 2.0), (named, 1.0)]
+    {
         let body = asking(json!({"tool_choice": choice, "temperature": temperature, "seed": 5}));
         let (status, answer) = post(&shipped(), &body).await;
         assert_eq!(status, StatusCode::OK, "{answer}");
@@ -207,7 +209,11 @@ async fn what_is_no_tool_is_refused_by_its_name() {
         ("tools", function(json!({"name": "a".repeat(65)})), "1 to 64 letters"),
         ("tools", function(json!({"name": "a", "parameters": []})), "parameters must be a JSON schema"),
         ("tools", function(json!({"name": "a", "parameters": {"type": "string"}})), "parameters.type must be object"),
-        ("tools", function(json!({"name": "a", "parameters": {"properties": {"x": {"not": {}}}}})), "tools must be a grammar"),
+        (
+            "tools",
+            function(json!({"name": "a", "parameters": {"properties": {"x": {"not": {}}}}})),
+            "tools must be a grammar",
+        ),
         ("tool_choice", json!({"tool_choice": "always"}), "must be none, auto, required or a function"),
         ("tool_choice", json!({"tool_choice": {"type": "function", "function": {"name": "h"}}}), "found \"h\""),
         ("tool_choice", json!({"tool_choice": {"type": "allowed_tools"}}), "tool_choice.type must be function"),
@@ -217,8 +223,11 @@ async fn what_is_no_tool_is_refused_by_its_name() {
         ("function_call", json!({"function_call": "auto"}), "function_call must be absent"),
         ("response_format", json!({"response_format": {"type": "json_object"}}), "where tools may be called"),
         ("messages", json!({"messages": [{"role": "assistant", "tool_calls": []}]}), "must all have content"),
-        ("messages", json!({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "x"}}]}]}),
-            "arguments are a JSON object"),
+        (
+            "messages",
+            json!({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "x"}}]}]}),
+            "arguments are a JSON object",
+        ),
     ];
     for (param, more, part) in table {
         let (status, answer) = post(&shipped(), &asking(more)).await;

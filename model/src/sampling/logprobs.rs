@@ -26,8 +26,8 @@ impl<'a> LogSoftmax<'a> {
     /// The natural logarithm of a token's probability; [`LEAST_LOGPROB`] for one that cannot be.
     pub fn logprob(&self, token: u32) -> f64 {
         let logit = self.logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
-        // f64::max passes over what is no number.
-        (distance(logit, self.highest) - self.log_sum).max(LEAST_LOGPROB).min(0.0)
+        let logprob = distance(logit, self.highest) - self.log_sum;
+        if logprob.is_nan() { LEAST_LOGPROB } else { logprob.clamp(LEAST_LOGPROB, 0.0) }
     }
 
     /// The `count` likeliest tokens, the likeliest first, of equals the lower token: fewer where there are no more.

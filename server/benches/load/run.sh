@@ -34,7 +34,7 @@ finish() {
 }
 trap finish EXIT
 
-"$server" serve --port 0 --data-dir "$folder/data" --log warn,tidegate=info --stall-seconds 20 2>"$folder/log" &
+"$server" serve --port 0 --data-dir "$folder/data" --log warn,tidegate=info --queue 1024 2>"$folder/log" &
 pid=$!
 for _ in $(seq 240); do
     url=$(sed -n 's/.*listening on \(http:[^,]*\),.*/\1/p' "$folder/log")
@@ -75,13 +75,25 @@ END
 
 printf 'machine: %s cores, load %s\n' "$(nproc)" "$(load)"
 
-printf '\n(a) %d streams at once, %d requests of 32 tokens\n' "$streams" $((streams * rounds))
-before=$(metric request_success_total)
-post $((streams * rounds)) "$streams" '{"prompt":"Once upon a time","max_tokens":32,"ignore_eos":true,"stream":true}' >"$folder/a"
-check "$folder/a" 200 429
-idle
-whole=$(($(metric request_success_total) - before))
-python3 -c "import json; taken = json.load(open('$folder/a'))['statusCodeDistribution']['200']; print(f'{taken} streams taken, $whole came to their end'); exit(taken != $whole)"
+# at_once CLIENTS REQUESTS: streams; as many must come to their end as were taken.
+at_once() {
+    local before whole
+    before=$(metric request_success_total)
+    post "$2" "$1" '{"prompt":"Once upon a time","max_tokens":32,"ignore_eos":true,"stream":true}' >"$folder/a"
+    check "$folder/a" 200 429
+    idle
+    whole=$(($(metric request_success_total) - before))
+    python3 - "$folder/a" "$whole" <<'END'
+import json, sys
+taken, whole = json.load(open(sys.argv[1]))["statusCodeDistribution"].get("200", 0), int(sys.argv[2])
+print(f"{taken} streams were taken, {whole} came to their end")
+sys.exit(taken != whole)
+END
+}
+
+printf '\n(a) %d streams at once, then more than may run and wait; 32 tokens each\n' "$streams"
+at_once "$streams" $((streams * rounds))
+at_once $((streams * 3 / 2)) $((streams * 3 / 2))
 
 printf '\n(b) %d short requests\n' "$short"
 short_body='{"prompt":"Once upon a time","max_tokens":1}'

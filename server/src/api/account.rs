@@ -29,16 +29,12 @@ impl Account {
     ///
     /// `cached` of the prompts' tokens need no computing.
     pub(super) fn new(prompts: &[Vec<u32>], cached: usize) -> Self {
-        let (visit, tokens) = (door::current(), prompts.iter().map(Vec::len).sum());
-        if let Some(visit) = &visit {
-            visit.charge(tokens);
-        }
         Self {
             span: Span::current(),
             context: Context::current(),
-            visit,
+            visit: door::current(),
             started: Instant::now(),
-            usage: Usage::of_prompts(tokens, cached),
+            usage: Usage::of_prompts(prompts.iter().map(Vec::len).sum(), cached),
             longest: Timings::default(),
             open: 0,
             failure: None,
@@ -50,12 +46,21 @@ impl Account {
         self.open = texts;
     }
 
-    /// Adds tokens as they come, so that the account is right at whatever moment the request ends.
-    pub(super) fn generated(&mut self, tokens: usize) {
-        self.usage.add_completion(tokens);
+    /// The engine has taken the request: its key is charged for the prompts.
+    pub(super) fn taken(&self) {
+        self.charge(self.usage.prompt_tokens);
+    }
+
+    fn charge(&self, tokens: usize) {
         if let Some(visit) = &self.visit {
             visit.charge(tokens);
         }
+    }
+
+    /// Adds tokens as they come, so that the account is right at whatever moment the request ends.
+    pub(super) fn generated(&mut self, tokens: usize) {
+        self.usage.add_completion(tokens);
+        self.charge(tokens);
     }
 
     /// Adds a text that has ended.

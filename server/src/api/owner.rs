@@ -3,9 +3,9 @@
 use std::convert::Infallible;
 
 use axum::extract::FromRequestParts;
-use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue};
 use sha2::{Digest, Sha256};
 
 use super::door;
@@ -35,7 +35,7 @@ impl FromRequestParts<AppState> for Caller {
 /// What a request shows of itself: its bearer token, whatever else its `Authorization` says, or, where it has none, its
 /// `x-api-key`, as Anthropic's clients send it.
 pub(super) fn credential(headers: &HeaderMap) -> Option<&[u8]> {
-    let Some(value) = headers.get(AUTHORIZATION) else { return headers.get("x-api-key").map(|key| key.as_bytes()) };
+    let Some(value) = headers.get(AUTHORIZATION) else { return headers.get("x-api-key").map(HeaderValue::as_bytes) };
     let value = value.as_bytes();
     Some(match value.split_first_chunk::<7>() {
         Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"bearer ") => token.trim_ascii(),

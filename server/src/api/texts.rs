@@ -17,6 +17,7 @@ pub(super) struct Texts {
 impl Texts {
     pub(super) fn new(mut account: Account, streams: Vec<EventStream>) -> Self {
         account.expect(streams.len());
+        account.taken();
         Self { account, streams: streams.into_iter().map(Some).collect(), turn: 0 }
     }
 

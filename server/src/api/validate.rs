@@ -16,7 +16,7 @@ use super::prompt;
 use super::state::Served;
 use super::tools::Tools;
 use super::wire::{Format, GenerationRequest, Seed, Stop};
-use crate::engine::{Keep, Request, RequestParameters, Start, share_prompt};
+use crate::engine::{Keep, Request, RequestParameters, share_prompt};
 use crate::text::Tokenizer;
 
 /// Tokens to generate where a request does not say; OpenAI's default.
@@ -137,12 +137,8 @@ struct Plan<'a> {
 impl Plan<'_> {
     /// The texts of one prompt, each with the seed after the one before.
     fn texts(&self, prompt: &[u32]) -> Result<Vec<Request>, ApiError> {
-        let (mut start, keep) = self.origin.start(self.served, prompt);
+        let (start, keep) = self.origin.start(self.served, prompt);
         let parameters = &self.parameters;
-        if parameters.prompt_logprobs.is_some() {
-            // A state has none of the tokens that made it: what is told of each of them has to be computed.
-            start = Start::Empty;
-        }
         let several = self.choices.generated > 1;
         let text = |choice: usize| {
             let mut sampling = parameters.sampling.clone();

@@ -45,7 +45,7 @@ fn with_command(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serves the OpenAI completions API and the playground page over HTTP; the default.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Continues a prompt in the terminal.
     Generate(GenerateArgs),
     /// Measures tokens per second on this machine.

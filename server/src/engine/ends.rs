@@ -100,7 +100,9 @@ impl Ends {
             logits[*id] = f32::NEG_INFINITY;
         }
         if !logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
-            before.into_iter().for_each(|(id, logit)| logits[id] = logit);
+            for (id, logit) in before {
+                logits[id] = logit;
+            }
         }
     }
 }

@@ -16,6 +16,9 @@ const MAX_LOGPROBS: usize = 20;
 /// Longest prompt that is scored, in tokens: each takes a step of its own.
 const MAX_SCORED_PROMPT: usize = 32_768;
 
+/// Tokens of a prompt's end in which a character may have begun: each has a byte, but for special ones.
+const LAST_TOKENS: usize = 8;
+
 /// The bounds that a server sets on each request.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -140,6 +143,8 @@ pub struct Request {
     pub(super) start: Option<Arc<Snapshot>>,
     /// The tokens to read that are not in the state; at least one, unless nothing is to be generated.
     pub(super) input: Vec<u32>,
+    /// The last tokens of the prompt, which may have begun a character.
+    pub(super) last: Vec<u32>,
     prompt_tokens: usize,
     pub(super) max_tokens: usize,
     pub(super) sampler: Sampler,
@@ -191,6 +196,7 @@ impl Request {
         let ends = ends?;
         scored?;
         let prompt_tokens = prompt.len();
+        let last = prompt[prompt_tokens.saturating_sub(LAST_TOKENS)..].to_vec();
         let stops = StopStrings::new(&stop)?;
         // What is known of a prompt has no logits: to score it, it is read from the start.
         let start = if prompt_logprobs.is_some() { Start::Empty } else { start };
@@ -214,6 +220,7 @@ impl Request {
         Ok(Self {
             start: opening.start,
             input: opening.input,
+            last,
             prompt_tokens,
             max_tokens,
             sampler: opening.sampler,

@@ -8,7 +8,7 @@ use super::event::{Event, Failure};
 use super::guide::Guide;
 use super::inbox::Wait;
 use super::outlet::{Outlet, Reader};
-use super::sequence::Sequence;
+use super::sequence::{ReadBy, Sequence};
 use super::shared::SharedPrompt;
 use crate::session::Snapshot;
 
@@ -91,7 +91,8 @@ impl Scheduler {
         let comes = sequence.prompt_is_there();
         let queues = !waits && !comes && !sequence.is_read() && !sequence.reads_by_steps();
         if let Some(sequence) = &mut self.slots[slot] {
-            sequence.waits = waits && !comes && !sequence.is_read();
+            let other = waits && !comes && !sequence.is_read();
+            sequence.read_by = if other { ReadBy::Other } else { ReadBy::Itself };
         }
         if queues {
             self.prefilling.push_back(slot);
@@ -106,7 +107,7 @@ impl Scheduler {
     }
 
     fn waits(&self, slot: usize) -> bool {
-        self.slots[slot].as_ref().is_some_and(|sequence| sequence.waits)
+        self.slots[slot].as_ref().is_some_and(|sequence| sequence.read_by == ReadBy::Other)
     }
 
     /// The slots that wait for this prompt.
@@ -198,7 +199,7 @@ impl Scheduler {
         let sequence = self.slots[slot].take()?;
         self.free.push_back(slot);
         self.prefilling.retain(|other| *other != slot);
-        if !sequence.waits
+        if sequence.read_by != ReadBy::Other
             && let Some(prompt) = &sequence.shared
             && let Some(next) = self.waiting_for(prompt).first()
         {

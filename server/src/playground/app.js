@@ -107,7 +107,9 @@ class Playground {
       this.model.textContent = this.modelName;
       this.model.dataset.state = "ready";
     } catch (error) {
-      this.model.textContent = error instanceof ApiError ? error.message : "the server does not answer";
+      const wanted = error.status === 401 && keptKey() === "";
+      const words = wanted ? "this server wants an API key" : error.message;
+      this.model.textContent = error instanceof ApiError ? words : "the server does not answer";
       this.model.dataset.state = "lost";
       // Asking again brings no key; who gives one asks again.
       if (error.status !== 401) setTimeout(() => this.findModel(), 3000);

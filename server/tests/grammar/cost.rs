@@ -45,7 +45,11 @@ fn a_mask_costs_far_less_than_anybody_waits_for_a_token() {
     let at = |of: &[Duration], share: f64| of[(of.len() as f64 * share) as usize];
     println!(
         "compiled in {compiled:?}; a start {:?}; a mask and its token: median {:?}, 99 of 100 below {:?}, most {:?} ({} tokens)",
-        at(&starts, 0.5), at(&costs, 0.5), at(&costs, 0.99), costs[costs.len() - 1], ids.len(),
+        at(&starts, 0.5),
+        at(&costs, 0.5),
+        at(&costs, 0.99),
+        costs[costs.len() - 1],
+        ids.len(),
     );
     assert!(at(&costs, 0.5) < Duration::from_millis(5), "{:?}", at(&costs, 0.5));
 }

@@ -34,7 +34,7 @@ pub(super) enum Change {
 pub(super) struct Blocks {
     /// What tells calls from text, where there may be any.
     reader: Option<Reader>,
-    blocks: Vec<Block>,
+    begun: Vec<Block>,
     /// The text of the input of the last block, where that is a call.
     input: String,
     open: bool,
@@ -42,7 +42,7 @@ pub(super) struct Blocks {
 
 impl Blocks {
     pub(super) fn new(reader: Option<Reader>) -> Self {
-        Self { reader, blocks: Vec::new(), input: String::new(), open: false }
+        Self { reader, begun: Vec::new(), input: String::new(), open: false }
     }
 
     /// The beginning: a message that can be nothing but text has its block at once.
@@ -80,20 +80,20 @@ impl Blocks {
 
     /// All blocks, after [`Self::finish`].
     pub(super) fn all(&self) -> &[Block] {
-        &self.blocks
+        &self.begun
     }
 
     fn take(&mut self, pieces: Vec<Piece>, out: &mut Vec<Change>) {
         for piece in pieces {
             match piece {
                 Piece::Text(text) => {
-                    if !matches!(self.blocks.last(), Some(Block::Text { .. })) {
+                    if !matches!(self.begun.last(), Some(Block::Text { .. })) {
                         self.start(Block::Text { text: String::new() }, out);
                     }
-                    if let Some(Block::Text { text: whole }) = self.blocks.last_mut() {
+                    if let Some(Block::Text { text: whole }) = self.begun.last_mut() {
                         whole.push_str(&text);
                     }
-                    out.push(Change::More(self.blocks.len() - 1, More::TextDelta { text }));
+                    out.push(Change::More(self.begun.len() - 1, More::TextDelta { text }));
                 }
                 Piece::Call(call) => {
                     if let Some((id, name)) = call.head() {
@@ -103,7 +103,7 @@ impl Blocks {
                     if !call.arguments().is_empty() && self.open {
                         let partial_json = call.arguments().to_owned();
                         self.input.push_str(&partial_json);
-                        out.push(Change::More(self.blocks.len() - 1, More::InputJsonDelta { partial_json }));
+                        out.push(Change::More(self.begun.len() - 1, More::InputJsonDelta { partial_json }));
                     }
                 }
             }
@@ -112,8 +112,8 @@ impl Blocks {
 
     fn start(&mut self, block: Block, out: &mut Vec<Change>) {
         self.stop(out);
-        out.push(Change::Start(self.blocks.len(), block.clone()));
-        self.blocks.push(block);
+        out.push(Change::Start(self.begun.len(), block.clone()));
+        self.begun.push(block);
         self.open = true;
     }
 
@@ -122,10 +122,10 @@ impl Blocks {
             return;
         }
         let text = std::mem::take(&mut self.input);
-        if let Some(Block::ToolUse { input, .. }) = self.blocks.last_mut() {
+        if let Some(Block::ToolUse { input, .. }) = self.begun.last_mut() {
             // That of a call which was cut off is no object, and is left out.
             *input = serde_json::from_str(&text).unwrap_or_default();
         }
-        out.push(Change::Stop(self.blocks.len() - 1));
+        out.push(Change::Stop(self.begun.len() - 1));
     }
 }

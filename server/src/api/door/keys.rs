@@ -219,7 +219,10 @@ fn parse(text: &[u8]) -> Result<Vec<KeyForm>, KeysError> {
     let form: FileForm = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let (path, line) = (error.path().to_string(), error.inner().line());
         // The library's words may quote the value.
-        let secret = path.ends_with(".key") || path.ends_with(".sha256");
+        let secret = error.path().iter().any(|segment| match segment {
+            serde_path_to_error::Segment::Map { key } => key == "key" || key == "sha256",
+            _ => false,
+        });
         let words = if secret { "must be a string".into() } else { without_place(error.inner()) };
         let message = if path == "." { words } else { format!("{path}: {words}") };
         KeysError::File { message, line }
@@ -237,6 +240,7 @@ fn without_place(error: &serde_json::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::hex;
 
     const KEY: &str = "sk-0123456789abcdef";
 
@@ -249,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_key_is_found_by_itself_or_its_digest_and_by_nothing_else() {
-        let sum: String = Sha256::digest("sk-hashed-0123456789").iter().map(|byte| format!("{byte:02x}")).collect();
+        let sum: String = hex(&Sha256::digest("sk-hashed-0123456789"));
         let file = format!(
             r#"{{"keys": [
                 {{"name": "plain", "key": "{KEY}"}},

@@ -56,15 +56,12 @@ pub(super) async fn guard(State(state): State<AppState>, request: Request, next:
     let (Some(keys), access) = (state.door().keys(), Access::of(path, request.method())) else {
         return next.run(request).await;
     };
-    let access = match access {
-        Access::Open if request.method().is_safe() => return next.run(request).await,
-        // What everybody may read is not for everybody to ask for texts at.
-        Access::Open => Access::Needs(Scope::Generate),
-        access => access,
-    };
+    if access == Access::Open {
+        return next.run(request).await;
+    }
     let key = match known(&keys, request.headers(), access) {
         Ok(key) => key,
-        Err(refusal) => return refusal,
+        Err(refusal) => return *refusal,
     };
     Span::current().record("key", key.name());
     let (visit, counted) = match key.limits().enter(request.method() == Method::POST) {
@@ -78,20 +75,20 @@ pub(super) async fn guard(State(state): State<AppState>, request: Request, next:
 }
 
 /// The key that a request brings, where it opens what the request asks for.
-fn known<'k>(keys: &'k Keys, headers: &HeaderMap, access: Access) -> Result<&'k Arc<Key>, Response> {
+fn known<'k>(keys: &'k Keys, headers: &HeaderMap, access: Access) -> Result<&'k Arc<Key>, Box<Response>> {
     let Some(given) = credential(headers) else {
         let message = "this server wants an API key: `Authorization: Bearer KEY`, or `x-api-key: KEY`";
-        return Err(refusal(StatusCode::UNAUTHORIZED, "invalid_api_key", message, "Bearer"));
+        return Err(refusal(StatusCode::UNAUTHORIZED, "invalid_api_key", message, "Bearer").into());
     };
     let Some(key) = keys.find(given) else {
         let challenge = r#"Bearer error="invalid_token""#;
-        return Err(refusal(StatusCode::UNAUTHORIZED, "invalid_api_key", "this API key is not known", challenge));
+        return Err(refusal(StatusCode::UNAUTHORIZED, "invalid_api_key", "this API key is not known", challenge).into());
     };
     match access {
         Access::Needs(scope) if !key.has(scope) => {
             let message = format!("this API key has not the scope `{scope}`, which this path needs");
             let challenge = format!(r#"Bearer error="insufficient_scope", scope="{scope}""#);
-            Err(refusal(StatusCode::FORBIDDEN, "insufficient_scope", &message, &challenge))
+            Err(refusal(StatusCode::FORBIDDEN, "insufficient_scope", &message, &challenge).into())
         }
         _ => Ok(key),
     }

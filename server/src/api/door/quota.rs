@@ -187,7 +187,7 @@ fn span(time: Duration) -> String {
     if time < Duration::from_secs(1) {
         return format!("{}ms", time.as_micros().div_ceil(1000));
     }
-    let seconds = time.as_millis().div_ceil(1000);
+    let seconds = time.as_micros().div_ceil(1_000_000);
     match (seconds / 60, seconds % 60) {
         (0, seconds) => format!("{seconds}s"),
         (minutes, seconds) => format!("{minutes}m{seconds}s"),

@@ -59,7 +59,7 @@ impl Access {
         let is_page = OPEN.contains(&route) || OPEN_FOLDERS.iter().any(|folder| route.starts_with(folder));
         if is_page && [Method::GET, Method::HEAD].contains(method) {
             Self::Open
-        } else if KEPT.iter().any(|folder| kept(&folder)) {
+        } else if KEPT.iter().any(kept) {
             Self::Needs(Scope::Sessions)
         } else if route == "/metrics" {
             Self::Needs(Scope::Metrics)

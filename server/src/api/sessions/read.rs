@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::wire::{AppendRequest, CreateRequest, label, metadata, ttl};
 use super::{again, json_body, json_of, named, unbroken};
 use crate::api::answer::now;
+use crate::api::door;
 use crate::api::error::ApiError;
 use crate::api::generate::reading;
 use crate::api::idempotency::{Attempt, attempt};
@@ -225,6 +226,9 @@ async fn read(
     };
     let tokens = request.prompt_tokens();
     let mut events = served.engine.submit(request)?;
+    if let Some(visit) = door::current() {
+        visit.charge(tokens);
+    }
     loop {
         match events.next().await.unwrap_or(Event::Failed(Failure::Internal)) {
             Event::Finished(finish) => {

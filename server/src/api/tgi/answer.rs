@@ -88,7 +88,7 @@ struct Event<'a> {
 #[derive(Default)]
 struct Text {
     detokenizer: Detokenizer,
-    text: String,
+    said: String,
     tokens: Vec<Placed>,
     generated: usize,
     reason: &'static str,
@@ -149,19 +149,13 @@ impl Answer {
         if !token.special {
             token.text.clear();
             text.detokenizer.push(self.tokenizer.vocabulary().bytes(id), &mut token.text);
-            text.text.push_str(&token.text);
+            text.said.push_str(&token.text);
         }
         Placed { token, top }
     }
 
-    fn event(&self, placed: &Placed, index: usize, end: Option<(String, StreamDetails)>) -> Said {
-        let (generated_text, details) = end.unzip();
-        let event = Event { index, token: &placed.token, top_tokens: &placed.top, generated_text, details };
-        Said::data(serde_json::to_string(&event).unwrap_or_default())
-    }
-
     fn whole(&self, text: &Text) -> String {
-        format!("{}{}", self.asked.before, text.text)
+        format!("{}{}", self.asked.before, text.said)
     }
 
     fn details(&self, index: usize) -> Details<'_> {
@@ -177,6 +171,12 @@ impl Answer {
             top_tokens: (self.asked.top > 0).then(top),
         }
     }
+}
+
+fn event(placed: &Placed, index: usize, end: Option<(String, StreamDetails)>) -> Said {
+    let (generated_text, details) = end.unzip();
+    let event = Event { index, token: &placed.token, top_tokens: &placed.top, generated_text, details };
+    Said::data(serde_json::to_string(&event).unwrap_or_default())
 }
 
 impl Dialect for Answer {
@@ -196,7 +196,7 @@ impl Dialect for Answer {
             self.texts[index].generated += 1;
             if self.stream {
                 if let Some(before) = self.last.replace(placed) {
-                    out.push(self.event(&before, self.texts[index].generated - 1, None));
+                    out.push(event(&before, self.texts[index].generated - 1, None));
                 }
             } else if self.asked.details || self.asked.best_of > 1 {
                 self.texts[index].tokens.push(placed);
@@ -212,7 +212,7 @@ impl Dialect for Answer {
             (FinishReason::Length | FinishReason::Interrupted, _) => "length",
         };
         // A character that was never completed.
-        text.detokenizer.finish(&mut text.text);
+        text.detokenizer.finish(&mut text.said);
         if let Some(last) = self.last.take() {
             let text = &self.texts[index];
             let details = StreamDetails {
@@ -221,7 +221,7 @@ impl Dialect for Answer {
                 input_length: self.input_length,
                 seed: self.seed,
             };
-            out.push(self.event(&last, text.generated, Some((self.whole(text), details))));
+            out.push(event(&last, text.generated, Some((self.whole(text), details))));
         }
     }
 

@@ -91,6 +91,7 @@ pub(super) enum Route {
 }
 
 /// What the answer needs to know of a request.
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the format's own")]
 #[derive(Debug)]
 pub(super) struct Generate {
     /// A list of one text: what is answered where either could have been asked for.

@@ -23,6 +23,7 @@ use crate::session::{Answer, History, Snapshot};
 use crate::text::{Detokenizer, StopMatcher, Vocabulary};
 
 pub(in crate::engine) use mark::Mark;
+pub(in crate::engine) use prompt::ReadBy;
 
 /// Tokens of a prompt that are read between two decode steps.
 const PROMPT_CHUNK: usize = 256;
@@ -61,10 +62,7 @@ pub(in crate::engine) struct Sequence {
     prompt_scores: Option<PromptScores>,
     /// What it has in common with other requests, until its prompt has been read.
     pub(in crate::engine) shared: Option<Arc<SharedPrompt>>,
-    /// Whether another request reads the prompt for this one.
-    pub(in crate::engine) waits: bool,
-    /// Whether the prompt was read by another request.
-    was_handed_over: bool,
+    pub(in crate::engine) read_by: ReadBy,
     grammar: Option<Arc<dyn Grammar>>,
     guide: Option<Guide>,
     /// Whether what is generated is an answer that can be gone on with.
@@ -97,9 +95,10 @@ impl Sequence {
         let Request {
             start,
             input,
+            last,
             max_tokens,
             sampler,
-            detokenizer,
+            mut detokenizer,
             stops,
             carried,
             ends,
@@ -112,6 +111,10 @@ impl Sequence {
             keep,
             ..
         } = request;
+        if !continues {
+            // The text completes what the prompt has begun: these bytes are shown by nobody else.
+            detokenizer = Detokenizer::resume(&rules.vocabulary.unfinished(&last));
+        }
         let mut sequence = Self {
             read: start.as_ref().map_or(0, |start| start.read),
             history: start.as_ref().map_or(History::default(), |start| start.history),
@@ -126,8 +129,7 @@ impl Sequence {
             scores: logprobs.map(Scores::new),
             prompt_scores: prompt_logprobs.map(PromptScores::new),
             shared,
-            waits: false,
-            was_handed_over: false,
+            read_by: ReadBy::Itself,
             grammar,
             guide: None,
             is_turn,
@@ -169,7 +171,7 @@ impl Sequence {
     /// The token to decode next; `None` where the prompt is still being read or the reader is too far behind.
     pub(in crate::engine) fn decodable(&self) -> Option<u32> {
         if self.reads_by_steps() {
-            return self.next_chunk().first().copied().filter(|_| !self.waits);
+            return self.next_chunk().first().copied().filter(|_| self.read_by == ReadBy::Itself);
         }
         self.pending_token.filter(|_| !self.outlet.is_full())
     }

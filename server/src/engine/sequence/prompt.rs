@@ -9,6 +9,17 @@ use crate::engine::model::ModelError;
 use crate::engine::shared::{ReadPrompt, SharedPrompt};
 use crate::session::Snapshot;
 
+/// Who reads a request's prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum ReadBy {
+    /// The request itself.
+    Itself,
+    /// Another, for which it waits.
+    Other,
+    /// Another, which has handed it over.
+    Past,
+}
+
 impl Sequence {
     /// The next piece of the input, all of it but its last token; empty where that has been read.
     pub(in crate::engine) fn next_chunk(&self) -> &[u32] {
@@ -40,7 +51,7 @@ impl Sequence {
 
     /// Whether this request has read tokens that were not in the state it began from.
     pub(in crate::engine) fn has_read_more(&self) -> bool {
-        self.absorbed > 0 && !self.was_handed_over
+        self.absorbed > 0 && self.read_by == ReadBy::Itself
     }
 
     /// Whether the prompt is read by decode steps, each of which scores the token after the one that it reads.
@@ -98,6 +109,6 @@ impl Sequence {
         (self.read, self.history) = (prompt.end.read, prompt.end.history);
         self.pending_token = self.input.last().copied();
         self.prompt_scores.clone_from(&prompt.scores);
-        (self.shared, self.waits, self.was_handed_over) = (None, false, true);
+        (self.shared, self.read_by) = (None, ReadBy::Past);
     }
 }
