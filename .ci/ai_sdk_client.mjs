@@ -5,7 +5,7 @@
 
 import assert from 'node:assert/strict';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
-import { APICallError, generateText, streamText } from 'ai';
+import { APICallError, generateObject, generateText, jsonSchema, streamText } from 'ai';
 
 const baseURL = process.argv[2];
 const provider = createOpenAICompatible({ name: 'tidegate', baseURL, apiKey: 'none', includeUsage: true });
@@ -37,4 +37,14 @@ for (const [kind, model] of Object.entries({ chat: provider(name), completion: p
     return !error.isRetryable;
   });
 }
-console.log('Vercel ai: chat and completion, generated and streamed alike, errors as the package expects them');
+const schema = jsonSchema({
+  type: 'object',
+  properties: { size: { enum: ['small', 'large'] } },
+  required: ['size'],
+  additionalProperties: false,
+});
+const formed = createOpenAICompatible({ name: 'tidegate', baseURL, apiKey: 'none', supportsStructuredOutputs: true });
+const { object } = await generateObject({ model: formed(name), schema, prompt: 'How large is a fox?', maxRetries: 0 });
+assert.ok(['small', 'large'].includes(object.size), JSON.stringify(object));
+
+console.log('Vercel ai: an object after a schema; chat and completion, generated and streamed alike, errors as the package expects them');

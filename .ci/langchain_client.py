@@ -39,6 +39,18 @@ def main(base_url: str) -> None:
         raise AssertionError("top_p 7 was accepted")
     print(f"langchain-openai {version('langchain-openai')}: ChatOpenAI invoked, streamed, in a chain and in a batch")
 
+    shape = {
+        "title": "animal",
+        "type": "object",
+        "properties": {"size": {"enum": ["small", "large"]}},
+        "required": ["size"],
+        "additionalProperties": False,
+    }
+    for method in ("json_schema", "function_calling"):
+        formed = ChatOpenAI(max_tokens=200, **options).with_structured_output(shape, method=method)
+        assert formed.invoke("How large is a fox?")["size"] in ("small", "large"), method
+    print("langchain-openai: structured output, by schemas and by tools")
+
     complete = OpenAI(max_tokens=24, **options)
     text = complete.invoke("Once upon a time")
     assert text.strip() and "".join(complete.stream("Once upon a time")) == text, text

@@ -6,13 +6,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rand::Rng;
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::dialect::{Kept, Said, SessionInfo};
 use super::state::Served;
 use crate::engine::{FinishReason, StopCause, Timings};
 
 /// Tokens that a request took.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) completion_tokens: usize,
@@ -21,7 +22,7 @@ pub(super) struct Usage {
 }
 
 /// How much of the prompts needed no computing.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(super) struct PromptDetails {
     pub(super) cached_tokens: usize,
 }
@@ -59,7 +60,8 @@ impl UsageField {
 
 /// Where the time went, in milliseconds: an addition to OpenAI's format.
 #[expect(clippy::struct_field_names, reason = "the names say the unit")]
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[schema(as = Timings)]
 pub(super) struct TimingsMs {
     queue_ms: f64,
     prefill_ms: f64,

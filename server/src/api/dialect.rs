@@ -1,6 +1,7 @@
 //! What all formats of answers have in common: each says the same texts in its own words.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::answer::Usage;
 use super::error::ApiError;
@@ -22,7 +23,7 @@ impl Said {
 }
 
 /// What an answer says about the conversation that it belongs to.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct SessionInfo {
     pub(super) id: String,
     /// The version that this turn has made.

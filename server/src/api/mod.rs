@@ -15,8 +15,10 @@ mod error;
 mod foreign;
 mod generate;
 mod idempotency;
+mod openapi;
 mod llamacpp;
 mod logprobs;
+mod numbers;
 mod metrics;
 mod origin;
 mod owner;
@@ -59,6 +61,9 @@ fn routes() -> Routes {
         .route("/", get(playground::index).post(tgi::either))
         .route("/playground/{file}", get(playground::file))
         .route("/favicon.ico", get(playground::favicon))
+        .route("/docs", get(openapi::page))
+        .route("/docs/{file}", get(openapi::file))
+        .route("/openapi.json", openapi::description())
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/responses", post(responses::create))

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::constrained::Constrained;
 use super::error::ApiError;
+use super::numbers;
 use super::run::OnDisconnect;
 use super::tools::{MessageCall, Tools};
 use crate::text::Message;
@@ -226,8 +227,13 @@ pub(super) fn body(
     })
 }
 
-/// Parses a body, with an error that names the field at fault.
+/// Parses a body, with an error that names the field at fault. A number such as `8.0` is an integer, as JSON Schema has
+/// it: where a body with such numbers is not understood, it is read again with `8` in its place.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    strictly(body).or_else(|error| numbers::whole(body).map_or(Err(error), |body| strictly(&body)))
+}
+
+fn strictly<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let request = serde_path_to_error::deserialize(&mut json).map_err(|error| field_error(&error))?;
     json.end().map_err(|error| ApiError::invalid(None, format!("the body must be one JSON object: {error}")))?;

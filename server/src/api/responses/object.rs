@@ -5,26 +5,36 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::api::openapi::{anything, nothing};
 
 /// A response, finished or growing.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Object {
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = Response)]
+pub(in crate::api) struct Object {
     pub(super) id: String,
     #[serde(rename = "object")]
     pub(super) kind: Kind,
     pub(super) created_at: u64,
     /// When it came to its own end; null for one that was cut off.
+    #[schema(required)]
     pub(super) completed_at: Option<u64>,
     pub(super) status: Status,
     /// Always false: it is refused.
     pub(super) background: bool,
+    #[schema(required)]
     pub(super) error: Option<Failed>,
+    #[schema(required)]
     pub(super) incomplete_details: Option<Incomplete>,
+    #[schema(required)]
     pub(super) instructions: Option<String>,
+    #[schema(required)]
     pub(super) max_output_tokens: Option<u64>,
     pub(super) model: String,
     pub(super) output: Vec<Message>,
     pub(super) parallel_tool_calls: bool,
+    #[schema(required)]
     pub(super) previous_response_id: Option<String>,
     pub(super) reasoning: Reasoning,
     pub(super) service_tier: ServiceTier,
@@ -33,12 +43,15 @@ pub(super) struct Object {
     pub(super) text: TextOptions,
     pub(super) tool_choice: ToolChoice,
     /// Always empty: tools are refused.
+    #[schema(value_type = Vec<Value>, max_items = 0)]
     pub(super) tools: Vec<()>,
     /// Always 0: log probabilities are refused.
     pub(super) top_logprobs: u32,
     pub(super) top_p: f32,
     pub(super) truncation: Truncation,
+    #[schema(required)]
     pub(super) usage: Option<ResponseUsage>,
+    #[schema(required)]
     pub(super) user: Option<String>,
     pub(super) metadata: BTreeMap<String, String>,
     /// An addition: text that the next response begins with where it goes on with this one, since it may be the
@@ -48,15 +61,17 @@ pub(super) struct Object {
 }
 
 /// What an object is.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseKind)]
 pub(super) enum Kind {
     #[serde(rename = "response")]
     Response,
 }
 
 /// How far a response or its message has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = ResponseStatus)]
 pub(super) enum Status {
     InProgress,
     Completed,
@@ -65,27 +80,31 @@ pub(super) enum Status {
 }
 
 /// Why there is no whole text.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseError)]
 pub(super) struct Failed {
     pub(super) code: String,
     pub(super) message: String,
 }
 
 /// Why a text was cut off.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseIncomplete)]
 pub(super) struct Incomplete {
     pub(super) reason: IncompleteReason,
 }
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = ResponseIncompleteReason)]
 pub(super) enum IncompleteReason {
     MaxOutputTokens,
 }
 
 /// The model's message.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Message {
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseMessage)]
+pub(in crate::api) struct Message {
     pub(super) id: String,
     #[serde(rename = "type")]
     pub(super) kind: MessageKind,
@@ -95,29 +114,35 @@ pub(super) struct Message {
     pub(super) content: Vec<TextPart>,
 }
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseMessageKind)]
 pub(super) enum MessageKind {
     #[serde(rename = "message")]
     Message,
 }
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseRole)]
 pub(super) enum Role {
     #[serde(rename = "assistant")]
     Assistant,
 }
 
 /// What the model says.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct TextPart {
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseText)]
+pub(in crate::api) struct TextPart {
     #[serde(rename = "type")]
     pub(super) kind: TextKind,
     pub(super) text: String,
+    #[schema(value_type = Vec<Value>, max_items = 0)]
     pub(super) annotations: Vec<()>,
+    #[schema(value_type = Vec<Value>, max_items = 0)]
     pub(super) logprobs: Vec<()>,
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseTextKind)]
 pub(super) enum TextKind {
     #[default]
     #[serde(rename = "output_text")]
@@ -125,27 +150,33 @@ pub(super) enum TextKind {
 }
 
 /// Nothing: the model does not reason apart from its text.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseReasoning)]
 pub(super) struct Reasoning {
+    #[schema(required, schema_with = nothing)]
     effort: Option<()>,
+    #[schema(required, schema_with = nothing)]
     summary: Option<()>,
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = ResponseServiceTier)]
 pub(super) enum ServiceTier {
     #[default]
     Default,
 }
 
 /// Which form the text has.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseTextOptions)]
 pub(super) struct TextOptions {
     pub(super) format: TextFormat,
 }
 
 /// The form, as it was asked for.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseTextFormat)]
 pub(super) struct TextFormat {
     #[serde(rename = "type")]
     kind: FormatKind,
@@ -154,13 +185,15 @@ pub(super) struct TextFormat {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = anything)]
     schema: Option<Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     strict: Option<bool>,
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = ResponseFormatKind)]
 enum FormatKind {
     #[default]
     Text,
@@ -169,8 +202,9 @@ enum FormatKind {
 }
 
 /// Which tool to call: there are none, so both mean the same.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = ResponseToolChoice)]
 pub(super) enum ToolChoice {
     #[default]
     Auto,
@@ -178,8 +212,9 @@ pub(super) enum ToolChoice {
 }
 
 /// What to do where a conversation outgrows the model's context: it has no such end, so both mean the same.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = ResponseTruncation)]
 pub(super) enum Truncation {
     #[default]
     Disabled,
@@ -187,7 +222,7 @@ pub(super) enum Truncation {
 }
 
 /// Tokens that a response took. As OpenAI counts, the conversation before is part of the input.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct ResponseUsage {
     pub(super) input_tokens: u64,
     pub(super) input_tokens_details: InputDetails,
@@ -196,7 +231,8 @@ pub(super) struct ResponseUsage {
     pub(super) total_tokens: u64,
 }
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseInputDetails)]
 pub(super) struct InputDetails {
     /// Those that were in a state already: they needed no computing.
     pub(super) cached_tokens: u64,
@@ -204,7 +240,8 @@ pub(super) struct InputDetails {
     pub(super) cache_write_tokens: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseOutputDetails)]
 pub(super) struct OutputDetails {
     reasoning_tokens: u64,
 }

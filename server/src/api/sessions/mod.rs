@@ -23,11 +23,11 @@ use super::owner::Caller;
 use super::state::{AppState, Served};
 use super::wire::{body, parse};
 use crate::session::{Fork, Patch, Session, SessionId, Version, VersionId};
-use wire::{Change, ForkRequest, ListQuery, PatchRequest, RewindRequest, ttl};
+use wire::{Change, ListQuery, ttl};
 
 pub(super) use read::{append, create};
 pub(super) use snapshots::{download, upload};
-pub(super) use wire::{label, metadata};
+pub(super) use wire::{AppendRequest, CreateRequest, ForkRequest, PatchRequest, RewindRequest, label, metadata};
 
 /// Most sessions that one fork makes.
 const MAX_FORKS: u64 = 1000;

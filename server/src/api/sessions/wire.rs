@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
+use utoipa::ToSchema;
 
 use crate::api::error::ApiError;
+use crate::api::openapi::{messages, metadata as described_metadata, seed, token_ids};
 use crate::api::wire::{ChatMessage, Seed};
 use crate::session::Metadata;
 
@@ -21,52 +23,80 @@ const MAX_LABEL: usize = 256;
 const MAX_TTL: u64 = 10 * 366 * 24 * 3600;
 
 /// A text to be read, in one of three forms.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct AppendRequest {
+pub(in crate::api) struct AppendRequest {
+    /// A text to be read.
     pub(super) text: Option<String>,
+    #[schema(schema_with = token_ids)]
     pub(super) tokens: Option<Vec<u32>>,
+    #[schema(schema_with = messages)]
     pub(super) messages: Option<Vec<ChatMessage>>,
+    /// A name for the version that is made.
+    #[schema(max_length = 256)]
     pub(super) label: Option<String>,
 }
 
 /// A session to be made.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct CreateRequest {
+pub(in crate::api) struct CreateRequest {
+    /// A text to be read.
     pub(super) text: Option<String>,
+    #[schema(schema_with = token_ids)]
     pub(super) tokens: Option<Vec<u32>>,
+    #[schema(schema_with = messages)]
     pub(super) messages: Option<Vec<ChatMessage>>,
-    /// A version that the caller has.
+    /// A version that the caller has, of any session.
     pub(super) version: Option<String>,
     /// The bytes of a snapshot, in base64.
+    #[schema(content_encoding = "base64")]
     pub(super) snapshot: Option<String>,
+    #[schema(schema_with = seed)]
     pub(super) seed: Option<Seed>,
+    #[schema(schema_with = described_metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
+    /// How long it is kept after its last use; for ever where it is absent.
+    #[schema(minimum = 1, maximum = 316_224_000)]
     pub(super) ttl_seconds: Option<u64>,
+    /// A name for the version that is made.
+    #[schema(max_length = 256)]
     pub(super) label: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+/// What is to be noted of a session; what is absent stays.
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PatchRequest {
+pub(in crate::api) struct PatchRequest {
+    #[schema(schema_with = described_metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
+    /// How long it is kept after its last use; null for ever.
     #[serde(default)]
+    #[schema(value_type = Option<u64>, minimum = 1, maximum = 316_224_000)]
     pub(super) ttl_seconds: Change<u64>,
 }
 
-#[derive(Debug, Deserialize)]
+/// Sessions to be made from one.
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ForkRequest {
+pub(in crate::api) struct ForkRequest {
+    /// How many; 1 where it is absent.
+    #[schema(minimum = 1, maximum = 1000)]
     pub(super) n: Option<u64>,
+    /// The version that they begin at; the head where it is absent.
     pub(super) version: Option<String>,
+    #[schema(schema_with = described_metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
+    /// How long it is kept after its last use; for ever where it is absent.
+    #[schema(minimum = 1, maximum = 316_224_000)]
     pub(super) ttl_seconds: Option<u64>,
 }
 
-#[derive(Debug, Deserialize)]
+/// Where to go back to.
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RewindRequest {
+pub(in crate::api) struct RewindRequest {
+    /// The version to go to, of this session.
     pub(super) version: String,
 }
 

@@ -1,0 +1,21 @@
+//! Types that are described and never made: the bodies that are read into other types, with fields of other servers
+//! beside their own, and the answers that are put together from pieces. A test holds them to what is read and written.
+#![allow(dead_code, reason = "they have schemas and no values")]
+
+mod answers;
+mod dialects;
+mod requests;
+mod service;
+mod sessions;
+mod tgi;
+
+pub(super) use answers::{Chat, ChatChunk, Completion, CompletionChunk, ResponseEvent};
+pub(super) use dialects::{
+    AnthropicError, AnthropicEvent, AnthropicMessage, DetokenizeRequest, Detokenized, LlamaCompletion,
+    LlamaCompletions, LlamaError, LlamaRequest, MessagesRequest, Props, Rendered, Slots, TemplateRequest, TokenCount,
+    TokenizeRequest, Tokenized,
+};
+pub(super) use requests::{ChatRequest, CompletionRequest, ResponseRequest};
+pub(super) use service::{Description, Error, Health, Model, Models};
+pub(super) use sessions::{Appended, Deleted, ForkedSessions, Session, Sessions, Turns};
+pub(super) use tgi::{GenerateError, GenerateRequest, Generated, GeneratedList, GeneratedToken, ServerInfo};

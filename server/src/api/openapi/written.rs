@@ -1,0 +1,368 @@
+//! Schemas that are written out: alternatives, maps with rules for their keys, and what the bounds of this server are
+//! part of; and how a field of a type refers to one.
+
+use serde_json::{Value, json};
+use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, SchemaType, Type};
+use utoipa::openapi::{Object, Ref, Schema};
+
+use super::finish::Bounds;
+
+/// A reference to one of the schemas below, or null.
+fn or_null(name: &str) -> Schema {
+    OneOfBuilder::new().item(nothing()).item(Ref::from_schema_name(name)).build().into()
+}
+
+pub(in crate::api) fn prompt() -> Schema {
+    or_null("Prompt")
+}
+
+pub(in crate::api) fn stop() -> Schema {
+    or_null("Stop")
+}
+
+pub(in crate::api) fn max_tokens() -> Schema {
+    or_null("MaxTokens")
+}
+
+pub(in crate::api) fn logit_bias() -> Schema {
+    or_null("LogitBias")
+}
+
+pub(in crate::api) fn seed() -> Schema {
+    or_null("Seed")
+}
+
+pub(in crate::api) fn metadata() -> Schema {
+    or_null("Metadata")
+}
+
+pub(in crate::api) fn token_ids() -> Schema {
+    or_null("TokenIds")
+}
+
+pub(in crate::api) fn messages() -> Schema {
+    or_null("Messages")
+}
+
+pub(in crate::api) fn input() -> Schema {
+    or_null("Input")
+}
+
+pub(in crate::api) fn some_token_ids() -> Schema {
+    or_null("SomeTokenIds")
+}
+
+pub(in crate::api) fn response_format() -> Schema {
+    or_null("ResponseFormat")
+}
+
+pub(in crate::api) fn text_format() -> Schema {
+    or_null("TextFormat")
+}
+
+pub(in crate::api) fn tools() -> Schema {
+    or_null("Tools")
+}
+
+pub(in crate::api) fn tool_choice() -> Schema {
+    or_null("ChatToolChoice")
+}
+
+pub(in crate::api) fn system() -> Schema {
+    or_null("DialectContent")
+}
+
+pub(in crate::api) fn llama_prompt() -> Ref {
+    Ref::from_schema_name("LlamaPrompt")
+}
+
+pub(in crate::api) fn llama_tokens() -> Schema {
+    or_null("LlamaTokens")
+}
+
+pub(in crate::api) fn llama_biases() -> Schema {
+    or_null("LlamaBiases")
+}
+
+pub(in crate::api) fn dialect_messages() -> Ref {
+    Ref::from_schema_name("DialectMessages")
+}
+
+pub(in crate::api) fn some_messages() -> Ref {
+    Ref::from_schema_name("Messages")
+}
+
+pub(in crate::api) fn some_ids() -> Ref {
+    Ref::from_schema_name("SomeTokenIds")
+}
+
+/// What has ended a text by itself.
+pub(in crate::api) fn stop_reason() -> Object {
+    let types = SchemaType::from_iter([Type::String, Type::Integer, Type::Null]);
+    let about = "The stop string, or the token of `stop_token_ids`, that has ended the text; null where neither has.";
+    ObjectBuilder::new().schema_type(types).description(Some(about)).build()
+}
+
+/// What only the server can judge.
+pub(in crate::api) fn anything() -> Object {
+    ObjectBuilder::new().schema_type(SchemaType::AnyValue).build()
+}
+
+/// What is always null.
+pub(in crate::api) fn nothing() -> Object {
+    ObjectBuilder::new().schema_type(Type::Null).build()
+}
+
+/// A switch that must not be on.
+pub(super) fn never() -> Object {
+    let types = SchemaType::from_iter([Type::Boolean, Type::Null]);
+    ObjectBuilder::new().schema_type(types).enum_values(Some([Value::Bool(false), Value::Null])).build()
+}
+
+/// The one word that is allowed.
+pub(super) fn word(word: &str) -> Object {
+    ObjectBuilder::new().schema_type(Type::String).enum_values(Some([word])).build()
+}
+
+/// An object that asks for nothing.
+pub(super) fn no_reasoning() -> Schema {
+    let effort = ObjectBuilder::new().enum_values(Some([Value::Null, "none".into()])).build();
+    let object =
+        ObjectBuilder::new().property("effort", effort).additional_properties(Some(Schema::from(nothing()))).build();
+    OneOfBuilder::new().item(nothing()).item(object).build().into()
+}
+
+/// The schemas that are written out, by name.
+pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
+    let word = json!({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"});
+    let text_part = json!({
+        "type": "object", "required": ["type", "text"],
+        "properties": {"type": {"enum": ["text", "input_text", "output_text"]}, "text": {"type": "string"}},
+    });
+    let content = json!({
+        "description": "A text, or parts of text.",
+        "oneOf": [{"type": "string"}, {"type": "array", "items": text_part}],
+    });
+    let block = json!({
+        "type": "object", "required": ["type", "text"],
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    });
+    let dialect_content = json!({
+        "description": "A text, or blocks of text. Where tools are called, blocks of calls and of their results too.",
+        "oneOf": [{"type": "string"}, {"type": "array", "items": block}],
+    });
+    let message = json!({
+        "description": "One message. Which roles there are is up to the checkpoint's chat template.",
+        "type": "object", "required": ["role"],
+        "properties": {
+            "role": {"type": "string"},
+            "content": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/DialectContent"}]},
+            "name": {"description": "Whose message it is among those of its role.", "type": ["string", "null"]},
+            "tool_calls": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/MessageCalls"}]},
+            "tool_call_id": {"description": "Which call this answers.", "type": ["string", "null"]},
+        },
+        "anyOf": [
+            {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+            {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+        ],
+    });
+    let item = json!({
+        "type": "object", "required": ["role", "content"],
+        "properties": {
+            "type": {"enum": ["message", null]},
+            "role": {"enum": ["user", "assistant", "system", "developer"]},
+            "content": {"$ref": "#/components/schemas/Content"},
+        },
+    });
+    let ids = json!({"$ref": "#/components/schemas/TokenIds"});
+    let piece = json!({"oneOf": [{"type": "string"}, {"$ref": "#/components/schemas/TokenId"}]});
+    let pieces = json!({"type": "array", "minItems": 1, "items": piece});
+    let bias = json!({"oneOf": [{"const": false}, {"type": "number", "minimum": -100, "maximum": 100}]});
+    let prompts =
+        |items: Value| json!({"type": "array", "minItems": 1, "maxItems": bounds.max_prompts, "items": items});
+    [
+        ("TokenId", json!({"type": "integer", "minimum": 0, "maximum": bounds.vocab_size - 1})),
+        (
+            "TokenIds",
+            json!({
+                "description": "Token ids, as the model's tokenizer has them.",
+                "type": "array", "minItems": 1, "maxItems": bounds.max_prompt_tokens,
+                "items": {"$ref": "#/components/schemas/TokenId"},
+            }),
+        ),
+        (
+            "SomeTokenIds",
+            json!({
+                "description": "Token ids; those of `stop_token_ids` end a text.",
+                "type": "array", "items": {"$ref": "#/components/schemas/TokenId"},
+            }),
+        ),
+        (
+            "ResponseFormat",
+            json!({
+                "description": "The form that the answer must have: plain text, some JSON object, or JSON after a schema.",
+                "oneOf": [
+                    {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
+                    {"type": "object", "required": ["type", "json_schema"], "properties": {
+                        "type": {"const": "json_schema"},
+                        "json_schema": {"type": "object", "required": ["name", "schema"], "properties": {
+                            "name": word, "schema": {"type": "object"},
+                        }},
+                    }},
+                ],
+            }),
+        ),
+        (
+            "Tools",
+            json!({
+                "description": "Functions that the answer may call.",
+                "type": "array", "maxItems": 128, "items": {
+                    "type": "object", "required": ["type", "function"], "properties": {
+                        "type": {"const": "function"},
+                        "function": {"type": "object", "required": ["name"], "properties": {
+                            "name": word,
+                            "description": {"type": ["string", "null"]},
+                            "parameters": {"type": ["object", "null"]},
+                            "strict": {"type": ["boolean", "null"]},
+                        }},
+                    },
+                },
+            }),
+        ),
+        (
+            "ChatToolChoice",
+            json!({
+                "description": "Whether and what to call: `auto` where there are tools and nothing is said.",
+                "oneOf": [
+                    {"enum": ["none", "auto", "required"]},
+                    {"type": "object", "required": ["type", "function"], "properties": {
+                        "type": {"const": "function"},
+                        "function": {"type": "object", "required": ["name"], "properties": {"name": word}},
+                    }},
+                ],
+            }),
+        ),
+        (
+            "MessageCalls",
+            json!({
+                "description": "Calls that an earlier answer has made.",
+                "type": "array", "items": {
+                    "type": "object", "required": ["function"], "properties": {
+                        "id": {"type": ["string", "null"]},
+                        "type": {"enum": ["function", null]},
+                        "function": {"type": "object", "required": ["name", "arguments"], "properties": {
+                            "name": {"type": "string"}, "arguments": {"type": "string"},
+                        }},
+                    },
+                },
+            }),
+        ),
+        (
+            "Seed",
+            json!({
+                "description": "The same seed and prompt give the same text. Random where it is absent.",
+                "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX,
+            }),
+        ),
+        (
+            "Metadata",
+            json!({
+                "description": "What the client notes for itself.",
+                "type": "object", "maxProperties": 16, "propertyNames": {"minLength": 1, "maxLength": 64},
+                "additionalProperties": {"type": "string", "maxLength": 512},
+            }),
+        ),
+        (
+            "MaxTokens",
+            json!({
+                "description": "Tokens to generate at most.",
+                "type": "integer", "minimum": 1, "maximum": bounds.max_tokens,
+            }),
+        ),
+        (
+            "Prompt",
+            json!({
+                "description": "A text, several, token ids, or several lists of them; absent only where the conversation \
+                                that `session` or `state` names goes on by itself.",
+                "oneOf": [{"type": "string"}, prompts(json!({"type": "string"})), ids, prompts(ids.clone())],
+            }),
+        ),
+        (
+            "Stop",
+            json!({
+                "description": "Texts that end the answer, which does not have them: up to 16, each of up to 1,024 bytes.",
+                "oneOf": [
+                    {"type": "string", "minLength": 1, "maxLength": 1024},
+                    {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1, "maxLength": 1024}},
+                ],
+            }),
+        ),
+        (
+            "LogitBias",
+            json!({
+                "description": "Added to the logits of tokens, by their ids.",
+                "type": "object", "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
+                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            }),
+        ),
+        ("Content", content),
+        ("DialectContent", dialect_content),
+        ("Message", message),
+        (
+            "Messages",
+            json!({
+                "description": "The conversation; only what is new where `session` or `state` names one.",
+                "type": "array", "minItems": 1, "maxItems": 10_000, "items": {"$ref": "#/components/schemas/Message"},
+            }),
+        ),
+        (
+            "LlamaPrompt",
+            json!({
+                "description": "A text, or a list: texts alone are several prompts, ids among them make it one.",
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "minItems": 1, "maxItems": bounds.max_prompts, "items": {"type": "string"}},
+                    pieces,
+                    {"type": "array", "minItems": 1, "maxItems": bounds.max_prompts, "items": pieces},
+                ],
+            }),
+        ),
+        (
+            "LlamaTokens",
+            json!({
+                "description": "Tokens to generate at most; -1 as many as this server allows.",
+                "oneOf": [{"const": -1}, {"$ref": "#/components/schemas/MaxTokens"}],
+            }),
+        ),
+        (
+            "LlamaBiases",
+            json!({
+                "description": "What is added to the logits of tokens: pairs of a token id or a text and a number, or an                             object of the same; false means never.",
+                "oneOf": [
+                    {"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 2, "prefixItems": [
+                        {"oneOf": [{"type": "string"}, {"$ref": "#/components/schemas/TokenId"}]}, bias,
+                    ]}},
+                    {"type": "object", "additionalProperties": bias},
+                ],
+            }),
+        ),
+        (
+            "DialectMessages",
+            json!({
+                "description": "The conversation; where the last message is the assistant's, the answer goes on with it.",
+                "type": "array", "minItems": 1, "maxItems": 10_000, "items": {
+                    "type": "object", "required": ["role", "content"], "properties": {
+                        "role": {"enum": ["user", "assistant"]}, "content": {"$ref": "#/components/schemas/Content"},
+                    },
+                },
+            }),
+        ),
+        (
+            "Input",
+            json!({
+                "description": "What is to be answered; absent only where a response that was cut off goes on.",
+                "oneOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": item}],
+            }),
+        ),
+    ]
+}
