@@ -22,8 +22,8 @@ use serde_json::{Value, json};
 use tracing::debug;
 
 use self::events::{Before, Writer, replay};
-pub(super) use self::object::{Message, Object, TextPart};
 use self::object::{Kind, Reasoning, ServiceTier, Status, TextOptions};
+pub(super) use self::object::{Message, Object, TextPart};
 use self::wire::ResponseRequest;
 use super::account::Account;
 use super::answer::now;
