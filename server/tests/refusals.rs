@@ -20,6 +20,7 @@ async fn refuse(body: &str) -> (StatusCode, Option<String>, Value) {
     (status, error["param"].as_str().map(str::to_owned), error)
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 #[tokio::test]
 async fn bad_values_are_named() {
     let table = [

@@ -19,6 +19,7 @@ pub(crate) fn gate_weights(logit: Option<f32>) -> (f32, f32) {
 }
 
 #[allow(clippy::too_many_arguments, reason = "slices and lengths of one kernel")]
+#[expect(clippy::too_many_arguments, reason = "slices and lengths of one kernel")]
 #[inline(always)]
 fn step_body(
     memory: &mut [f32],

@@ -28,7 +28,7 @@ impl Opening {
     pub(super) fn new(prompt: &[u32], base: Option<&Snapshot>, tokenizer: &Tokenizer) -> Self {
         let answer = base.and_then(|base| base.answer.as_ref());
         match answer.filter(|answer| answer.open && prompt.is_empty()) {
-            Some(answer) => Self { held: answer.held.clone(), bytes: answer.bytes.to_vec(), ..Self::default() },
+            Some(answer) => Self { held: answer.held.clone(), bytes: answer.bytes.clone(), ..Self::default() },
             None => Self { bytes: tokenizer.vocabulary().unfinished(prompt), ..Self::default() },
         }
     }

@@ -87,10 +87,7 @@ pub(super) fn validate(
     let sizes = Sizes { prompts: &prompts, max_tokens, listed: logprobs.unwrap_or(0), echoed: echo };
     choices.check_room(&sizes, served)?;
     let follows = max_tokens > 0;
-    let echoes = match echo {
-        true => Echo::all(given.as_ref(), &prompts, &served.tokenizer, follows),
-        false => Vec::new(),
-    };
+    let echoes = if echo { Echo::all(given.as_ref(), &prompts, &served.tokenizer, follows) } else { Vec::new() };
     let opening = |(at, ids): (usize, &Vec<u32>)| {
         let opening = Opening::new(ids, base, &served.tokenizer);
         Opening { offset: echoes.get(at).map_or(0, |echo| echo.text.chars().count()), ..opening }

@@ -153,8 +153,9 @@ async fn times_are_those_that_the_client_sees() {
     let after = until(&state, |scrape| scrape.get("e2e_request_latency_seconds_count") == 1.0).await;
     let sum = |name: &str| after.get(&format!("{name}_seconds_sum")) - before.get(&format!("{name}_seconds_sum"));
     let (first, between, whole) = (sum("time_to_first_token"), sum("inter_token_latency"), sum("e2e_request_latency"));
-    assert!(first >= 0.02 && between >= 0.1 && whole >= first + between - 1e-6, "{first} {between} {whole}");
-    assert_eq!(after.get("inter_token_latency_seconds_bucket{le=0.01}"), 0.0);
+    // Six steps of at least 20 ms; however late the tokens are seen, the last is not seen before its step.
+    assert!(first >= 0.02 && between > 0.0, "{first} {between}");
+    assert!(first + between >= 0.12 - 1e-6 && whole >= first + between - 1e-6, "{first} {between} {whole}");
 }
 
 #[tokio::test]

@@ -210,12 +210,17 @@ async fn deep_bodies_are_refused_wherever_they_are_deep() {
     }
 }
 
+/// The text of so many fields, each after a comma.
+fn many_keys(count: usize) -> String {
+    (0..count).fold(String::new(), |keys, at| keys + &format!(", \"k{at}\": 0"))
+}
+
 #[tokio::test]
 async fn wide_bodies_are_read_or_refused() {
-    let keys: String = (0..300_000).map(|at| format!(", \"k{at}\": 0")).collect();
+    let keys = many_keys(300_000);
     let (status, answer) = raw(&shipped(), ROUTES[0], format!("{{\"prompt\": \"x\", \"max_tokens\": 1{keys}}}")).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
-    let keys: String = (0..1_000_000).map(|at| format!(", \"k{at}\": 0")).collect();
+    let keys = many_keys(1_000_000);
     let (status, _) = raw(&shipped(), ROUTES[0], format!("{{\"prompt\": \"x\", \"max_tokens\": 1{keys}}}")).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     let list = vec!["1"; 1_500_000].join(",");
