@@ -91,7 +91,6 @@ struct Block {
 
 /// Tokens that a request took.
 #[derive(ToSchema)]
-#[expect(clippy::struct_field_names, reason = "the names are the format's")]
 struct AnthropicUsage {
     input_tokens: u64,
     cache_creation_input_tokens: u64,
@@ -184,6 +183,9 @@ pub(in crate::api::openapi) struct LlamaRequest {
     #[schema(minimum = 0, maximum = 20)]
     n_probs: Option<u64>,
     return_tokens: Option<bool>,
+    /// A schema that the text must follow.
+    #[schema(value_type = Option<Object>)]
+    json_schema: Option<Value>,
     /// The order that there is, or absent.
     #[schema(schema_with = anything)]
     samplers: Option<Value>,
