@@ -234,6 +234,10 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 }
 
 fn strictly<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    // Serde would take an array for the fields in their order.
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        return Err(ApiError::invalid(None, "the body must be a JSON object, found an array"));
+    }
     let mut json = serde_json::Deserializer::from_slice(body);
     let request = serde_path_to_error::deserialize(&mut json).map_err(|error| field_error(&error))?;
     json.end().map_err(|error| ApiError::invalid(None, format!("the body must be one JSON object: {error}")))?;

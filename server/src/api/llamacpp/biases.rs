@@ -53,6 +53,14 @@ impl Biases {
                     ids.map_err(|error| invalid(format!("logit_bias: {error}")))?
                 }
             };
+            if let Bias::Added(bias) = bias
+                && !(NEVER..=-NEVER).contains(&bias)
+            {
+                return Err(invalid(format!(
+                    "logit_bias must have biases between {NEVER} and {}, found {bias}",
+                    -NEVER
+                )));
+            }
             for id in ids {
                 let sum: &mut f64 = biases.entry(id).or_default();
                 match bias {

@@ -48,6 +48,23 @@ fn conditions() -> [(&'static str, Value); 6] {
     ]
 }
 
+/// Half of the smallest number that 32 bits hold: what is not above it counts as 0.
+const NOTHING: f64 = 7.006_492_321_624_085e-46;
+
+/// Says of what must be above 0 how much above it must be.
+fn above_zero(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(above_zero),
+        Value::Object(fields) => {
+            if fields.get("exclusiveMinimum").is_some_and(|bound| bound.as_f64() == Some(0.0)) {
+                fields.insert("exclusiveMinimum".to_owned(), NOTHING.into());
+            }
+            fields.values_mut().for_each(above_zero);
+        }
+        _ => {}
+    }
+}
+
 /// Completes `document`.
 pub(super) fn finish(document: &mut Value, bounds: Bounds<'_>) {
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };
@@ -59,6 +76,7 @@ pub(super) fn finish(document: &mut Value, bounds: Bounds<'_>) {
         schemas[name]["allOf"] = all;
     }
     name_model(document, bounds.model);
+    above_zero(document);
     let wanted = reached(document, |operation| vec![operation.get("requestBody")]);
     let given = reached(document, |operation| vec![operation.get("responses")]);
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };

@@ -271,7 +271,8 @@ pub(super) fn idempotency_key() -> Parameter {
 
 /// The version that the session of the path must have.
 pub(super) fn if_match() -> Parameter {
-    in_header("if-match", "The version that the session must have, as its `etag` says it; `*` is any.", IF_MATCH)
+    let text = "The version that the session must have, as its `etag` says it; `*` is any.";
+    parameter(ParameterIn::Header, "if-match", text, ObjectBuilder::new().schema_type(Type::String).build())
 }
 
 /// The version that the session of the body must have, where there is one.
@@ -279,9 +280,6 @@ pub(super) fn if_match_of_body() -> Parameter {
     let text = "With `session`: the version that the session must have, as its `etag` says it; `*` is any.";
     parameter(ParameterIn::Header, "if-match", text, ObjectBuilder::new().schema_type(Type::String).build())
 }
-
-/// A version's id, with or without quotes.
-const IF_MATCH: &str = r#"^(\*|"ver_[0-9a-f]{32}"|ver_[0-9a-f]{32})$"#;
 
 /// How long to wait for a session.
 pub(super) fn prefer() -> Parameter {

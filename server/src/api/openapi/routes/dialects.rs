@@ -4,9 +4,9 @@ use serde_json::json;
 
 use super::super::route::{Route, in_query};
 use super::super::schemas::{
-    AnthropicError, AnthropicEvent, AnthropicMessage, DetokenizeRequest, Detokenized, Error, LlamaCompletion,
-    LlamaCompletions, LlamaError, LlamaRequest, MessagesRequest, Props, Rendered, Slots, TemplateRequest, TokenCount,
-    TokenizeRequest, Tokenized,
+    AnthropicError, AnthropicEvent, AnthropicMessage, CountRequest, DetokenizeRequest, Detokenized, Error,
+    LlamaCompletion, LlamaCompletions, LlamaError, LlamaRequest, MessagesRequest, Props, Rendered, Slots,
+    TemplateRequest, TokenCount, TokenizeRequest, Tokenized,
 };
 use super::super::written::anything;
 
@@ -48,9 +48,9 @@ fn messages() -> Route {
 }
 
 fn count_tokens() -> Route {
-    let examples = [("a message", json!({"model": "MODEL", "messages": fox(), "max_tokens": 1}))];
+    let examples = [("a message", json!({"model": "MODEL", "messages": fox()}))];
     Route::post("/v1/messages/count_tokens", "countTokens", "Count the tokens of messages, as Anthropic does")
-        .takes::<MessagesRequest>(true, &examples)
+        .takes::<CountRequest>(true, &examples)
         .gives::<TokenCount>(200, "How many there are.")
         .header(200, "request-id", "As `x-request-id`.")
         .fails::<AnthropicError>(&REFUSALS)

@@ -45,13 +45,31 @@ pub(in crate::api::openapi) struct MessagesRequest {
     temperature: Option<f64>,
     #[schema(exclusive_minimum = 0, maximum = 1)]
     top_p: Option<f64>,
-    #[schema(minimum = 0)]
-    top_k: Option<u32>,
+    #[schema(minimum = 0, maximum = 4_294_967_295_u64)]
+    top_k: Option<u64>,
     /// Functions that the answer may call.
-    #[schema(schema_with = anything)]
+    #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Value>,
     /// Whether and what to call.
-    #[schema(schema_with = anything)]
+    #[schema(value_type = Option<Object>)]
+    tool_choice: Option<Value>,
+}
+
+/// Messages whose tokens are to be counted.
+#[derive(ToSchema)]
+pub(in crate::api::openapi) struct CountRequest {
+    /// The model's name, as `/v1/models` has it; any other is 404.
+    #[schema(nullable = false, required)]
+    model: Option<String>,
+    #[schema(required, schema_with = dialect_messages)]
+    messages: Value,
+    #[schema(schema_with = system)]
+    system: Option<Value>,
+    /// Functions that the answer may call.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tools: Option<Value>,
+    /// Whether and what to call.
+    #[schema(value_type = Option<Object>)]
     tool_choice: Option<Value>,
 }
 

@@ -12,7 +12,7 @@ mod tgi;
 
 pub(super) use answers::{Chat, ChatChunk, Completion, CompletionChunk, ResponseEvent};
 pub(super) use dialects::{
-    AnthropicError, AnthropicEvent, AnthropicMessage, DetokenizeRequest, Detokenized, LlamaCompletion,
+    AnthropicError, AnthropicEvent, AnthropicMessage, CountRequest, DetokenizeRequest, Detokenized, LlamaCompletion,
     LlamaCompletions, LlamaError, LlamaRequest, MessagesRequest, Props, Rendered, Slots, TemplateRequest, TokenCount,
     TokenizeRequest, Tokenized,
 };
