@@ -249,6 +249,29 @@ impl Write for Log {
 }
 
 #[tokio::test]
+async fn what_is_kept_takes_its_scope_on_every_route() {
+    let (state, _thread) = locked();
+    for (path, param, body) in [
+        ("/v1/completions", "session", json!({"prompt": [1], "session": "ses_0"})),
+        ("/v1/responses", "previous_response_id", json!({"input": "x", "previous_response_id": "resp_0"})),
+        ("/v1/responses", "store", json!({"input": "x", "store": true})),
+    ] {
+        for key in [MAKES, DEFAULT] {
+            let bearer = bearer(key);
+            let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+            let asked = request(&Method::POST, path, &headers).map(|_| Body::from(body.to_string()));
+            let answer = send(&state, asked).await;
+            assert_eq!(answer.status() == StatusCode::FORBIDDEN, key == MAKES, "{path} {param}");
+            if key == MAKES {
+                let error: Value = serde_json::from_str(&text(answer).await).unwrap();
+                assert_eq!(error["error"]["param"], param);
+                assert_eq!(error["error"]["code"], "insufficient_scope");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn the_log_names_the_key_and_says_nothing_of_it() {
     let log = Log::get();
     let (state, _thread) = locked();

@@ -111,7 +111,10 @@ impl InputMessage {
         let (mut said, mut calls, mut results) = (String::new(), Vec::new(), Vec::new());
         for block in blocks {
             match (block.kind.as_str(), self.role.as_str()) {
-                ("text", _) => said.push_str(&block.text.unwrap_or_default()),
+                ("text", _) => {
+                    let missing = || refused(format!("messages[{at}] must have texts in its text blocks"));
+                    said.push_str(&block.text.ok_or_else(missing)?);
+                }
                 ("tool_use", "assistant") => {
                     let arguments = Value::Object(block.input.unwrap_or_default()).to_string();
                     let Some(name) = block.name else {

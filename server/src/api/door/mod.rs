@@ -28,7 +28,7 @@ pub use keys::{Keys, KeysError};
 use quota::Refused;
 pub(super) use routes::Routes;
 pub use scope::{Access, Scope};
-pub(super) use visit::{Visit, current};
+pub(super) use visit::{Visit, check_keep, current, may_keep};
 
 /// The keys that open the door; without any it is open to everybody.
 #[derive(Default)]

@@ -3,10 +3,13 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use axum::http::StatusCode;
 use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::keys::Key;
+use super::scope::Scope;
+use crate::api::error::ApiError;
 use crate::session::Owner;
 
 tokio::task_local! {
@@ -36,6 +39,11 @@ impl Visit {
         self.owner
     }
 
+    /// Whether its key opens what the server keeps.
+    fn may_keep(&self) -> bool {
+        self.key.has(Scope::Sessions)
+    }
+
     /// Takes tokens that were read or made from the key's budget.
     pub(in crate::api) fn charge(&self, tokens: usize) {
         self.key.limits().charge(tokens);
@@ -51,4 +59,18 @@ pub(super) async fn scope<F: Future>(visit: Arc<Visit>, serving: F) -> F::Output
 /// requests has to hand it on.
 pub(in crate::api) fn current() -> Option<Arc<Visit>> {
     VISIT.try_with(Arc::clone).ok()
+}
+
+/// Whether what the request makes may be kept for later ones: where the server has keys, that takes a scope.
+pub(in crate::api) fn may_keep() -> bool {
+    current().is_none_or(|visit| visit.may_keep())
+}
+
+/// Refuses `param`, which asks for something that is kept, where the key does not open that.
+pub(in crate::api) fn check_keep(param: &str) -> Result<(), ApiError> {
+    if may_keep() {
+        return Ok(());
+    }
+    let message = format!("{param} must be absent: this API key has not the scope `{}`", Scope::Sessions);
+    Err(ApiError::request(StatusCode::FORBIDDEN, Some(param), Some("insufficient_scope"), message))
 }

@@ -27,6 +27,7 @@ pub(super) use self::object::{Message, Object, TextPart};
 use self::wire::ResponseRequest;
 use super::account::Account;
 use super::answer::now;
+use super::door;
 use super::error::ApiError;
 use super::generate::reading;
 use super::idempotency::{Attempt, attempt};
@@ -54,7 +55,8 @@ pub(super) async fn create(
         let mut wire: ResponseRequest = parse(&body)?;
         wire.check().map(|()| wire)
     });
-    let wire = parsing.await?;
+    let mut wire = parsing.await?;
+    check_keep(&mut wire)?;
     let stream = wire.stream.unwrap_or(false);
     let ticket = match attempt {
         Attempt::Unmarked => None,
@@ -82,6 +84,18 @@ pub(super) async fn create(
     let texts = Texts::new(Account::new(&prompts, cached), served.engine.submit_all(requests)?);
     let (dialect, keeping) = (Box::new(Writer::new(object, before)), origin.keeping(None));
     Run { state, served, texts, dialect, keeping, on_disconnect: OnDisconnect::Rollback, ticket }.answer(stream).await
+}
+
+/// Refuses to keep a response, or to go on from one, for a key that does not open what is kept. Where nothing is said,
+/// such a key's responses are not.
+fn check_keep(wire: &mut ResponseRequest) -> Result<(), ApiError> {
+    if wire.previous_response_id.is_some() {
+        door::check_keep("previous_response_id")?;
+    }
+    if *wire.store.get_or_insert_with(door::may_keep) {
+        door::check_keep("store")?;
+    }
+    Ok(())
 }
 
 /// Where a response begins, and whether it is kept.

@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
-use super::super::route::{Route, in_query};
-use super::super::schemas::{
+use crate::api::openapi::route::{Route, in_query};
+use crate::api::openapi::schemas::{
     AnthropicError, AnthropicEvent, AnthropicMessage, CountRequest, DetokenizeRequest, Detokenized, Error,
     LlamaCompletion, LlamaCompletions, LlamaError, LlamaRequest, MessagesRequest, Props, Rendered, Slots,
     TemplateRequest, TokenCount, TokenizeRequest, Tokenized,
 };
-use super::super::written::anything;
+use crate::api::openapi::written::anything;
 
 /// What any request for text may be refused with.
 const REFUSALS: [u16; 10] = [400, 401, 403, 404, 408, 413, 415, 429, 500, 503];

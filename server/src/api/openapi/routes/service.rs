@@ -1,7 +1,7 @@
 //! The routes that tell about the server.
 
-use super::super::route::{Route, in_path};
-use super::super::schemas::{Description, Error, Health, Model, Models};
+use crate::api::openapi::route::{Route, in_path};
+use crate::api::openapi::schemas::{Description, Error, Health, Model, Models};
 
 const HTML: &str = "text/html; charset=utf-8";
 

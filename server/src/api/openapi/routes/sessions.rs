@@ -4,8 +4,8 @@ use serde_json::json;
 use utoipa::openapi::HttpMethod;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 
-use super::super::route::{BYTES, Route, idempotency_key, if_match, in_path, in_query, prefer};
-use super::super::schemas::{Appended, Deleted, Error, ForkedSessions, Session, Sessions, Turns};
+use crate::api::openapi::route::{BYTES, Route, idempotency_key, if_match, in_path, in_query, prefer};
+use crate::api::openapi::schemas::{Appended, Deleted, Error, ForkedSessions, Session, Sessions, Turns};
 use crate::api::sessions::{AppendRequest, CreateRequest, ForkRequest, PatchRequest, RewindRequest};
 
 const TAG: &str = "sessions";

@@ -2,8 +2,10 @@
 
 use serde_json::json;
 
-use super::super::route::Route;
-use super::super::schemas::{GenerateError, GenerateRequest, Generated, GeneratedList, GeneratedToken, ServerInfo};
+use crate::api::openapi::route::Route;
+use crate::api::openapi::schemas::{
+    GenerateError, GenerateRequest, Generated, GeneratedList, GeneratedToken, ServerInfo,
+};
 
 /// What is wrong with a parameter is a 422 here.
 const REFUSALS: [u16; 9] = [401, 403, 404, 408, 413, 415, 422, 429, 503];

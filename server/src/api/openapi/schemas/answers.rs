@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::super::written::{nothing, stop_reason};
 use crate::api::answer::{TimingsMs, Usage};
 use crate::api::dialect::SessionInfo;
+use crate::api::openapi::written::{nothing, stop_reason};
 use crate::api::responses::{Message, Object, TextPart};
 
 #[derive(ToSchema)]

@@ -3,7 +3,9 @@
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::super::written::{anything, dialect_messages, llama_biases, llama_prompt, llama_tokens, seed, stop, system};
+use crate::api::openapi::written::{
+    anything, dialect_messages, llama_biases, llama_prompt, llama_tokens, seed, stop, system,
+};
 
 #[derive(ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -312,7 +314,7 @@ pub(in crate::api::openapi) struct TokenizeRequest {
     parse_special: Option<bool>,
     with_pieces: Option<bool>,
     prompt: Option<String>,
-    #[schema(schema_with = super::super::written::messages)]
+    #[schema(schema_with = crate::api::openapi::written::messages)]
     messages: Option<Value>,
     add_special_tokens: Option<bool>,
     add_generation_prompt: Option<bool>,
@@ -353,7 +355,7 @@ pub(in crate::api::openapi) struct TokenSpan {
 #[derive(ToSchema)]
 pub(in crate::api::openapi) struct DetokenizeRequest {
     model: Option<String>,
-    #[schema(required, schema_with = super::super::written::some_ids)]
+    #[schema(required, schema_with = crate::api::openapi::written::some_ids)]
     tokens: Value,
 }
 
@@ -368,7 +370,7 @@ pub(in crate::api::openapi) struct Detokenized {
 #[derive(ToSchema)]
 pub(in crate::api::openapi) struct TemplateRequest {
     model: Option<String>,
-    #[schema(required, schema_with = super::super::written::some_messages)]
+    #[schema(required, schema_with = crate::api::openapi::written::some_messages)]
     messages: Value,
     add_generation_prompt: Option<bool>,
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::super::written::{
+use crate::api::openapi::written::{
     anything, input, logit_bias, max_tokens, messages, metadata, never, no_reasoning, prompt, response_format, seed,
     some_token_ids, stop, text_format, tool_choice, tools,
 };

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::super::written::{anything, max_tokens};
+use crate::api::openapi::written::{anything, max_tokens};
 
 /// A text to go on with, in the format of text-generation-inference.
 #[derive(ToSchema)]
@@ -49,13 +49,13 @@ pub(in crate::api::openapi) struct GenerateParameters {
     #[schema(exclusive_minimum = 0, maximum = 1)]
     typical_p: Option<f64>,
     /// Not supported: false or absent.
-    #[schema(schema_with = super::super::written::never)]
+    #[schema(schema_with = crate::api::openapi::written::never)]
     watermark: Option<bool>,
     /// `{"type": "json" | "regex" | "json_schema", "value": …}`
     #[schema(value_type = Option<Object>)]
     grammar: Option<Value>,
     /// Not supported: absent.
-    #[schema(schema_with = super::super::written::nothing)]
+    #[schema(schema_with = crate::api::openapi::written::nothing)]
     adapter_id: Option<String>,
 }
 
