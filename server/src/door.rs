@@ -68,6 +68,10 @@ pub(crate) fn lock(state: &AppState, args: &DoorArgs, address: SocketAddr) -> Re
 
 /// Reads again on each SIGHUP what may change while the server runs.
 pub(crate) fn reload(state: AppState, tls: Option<Tls>, args: DoorArgs) -> Result<()> {
+    if tls.is_none() && args.api_keys_file.is_none() {
+        // The signal then means what it always does: the terminal is closed.
+        return Ok(());
+    }
     let mut asked = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     tokio::spawn(async move {
         while asked.recv().await.is_some() {
@@ -87,7 +91,7 @@ fn read_again(state: &AppState, tls: Option<&Tls>, args: &DoorArgs) {
             state.lock(keys);
             info!(keys = count, "SIGHUP: the API keys are read again");
         }
-        Ok(None) => info!("SIGHUP: there are no API keys to read again"),
+        Ok(None) => {}
         Err(error) => error!("SIGHUP: the API keys stay as they were: {error}"),
     }
     match tls.map(Tls::reload) {

@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum_server::{AddrListener, Address};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_io_timeout::TimeoutStream;
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -25,17 +27,19 @@ impl Address for Peer {
 pub(super) struct Doorway {
     listener: TcpListener,
     room: Arc<Semaphore>,
+    write_limit: Duration,
 }
 
 impl Doorway {
-    pub(super) fn new(listener: TcpListener, most: usize) -> Self {
-        Self { listener, room: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))) }
+    pub(super) fn new(listener: TcpListener, most: usize, write_limit: Duration) -> Self {
+        Self { listener, room: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))), write_limit }
     }
 }
 
 impl AddrListener<Connection, Peer> for Doorway {
     async fn bind_to(address: Peer) -> io::Result<Self> {
-        Ok(Self::new(TcpListener::bind(address.0).await?, super::ServeOptions::default().max_connections))
+        let super::ServeOptions { max_connections, write_limit, .. } = super::ServeOptions::default();
+        Ok(Self::new(TcpListener::bind(address.0).await?, max_connections, write_limit))
     }
 
     async fn accept_stream(&self) -> io::Result<(Connection, Peer)> {
@@ -45,7 +49,10 @@ impl AddrListener<Connection, Peer> for Doorway {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "no TCP_NODELAY on a connection");
         }
-        Ok((Connection { stream, _place: place }, Peer(peer)))
+        let mut stream = TimeoutStream::new(stream);
+        // Who reads nothing would else keep its place for ever.
+        stream.set_write_timeout(Some(self.write_limit));
+        Ok((Connection { stream: Box::pin(stream), _place: place }, Peer(peer)))
     }
 
     fn get_local_addr(&self) -> io::Result<Peer> {
@@ -56,13 +63,13 @@ impl AddrListener<Connection, Peer> for Doorway {
 /// A connection and its place.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: TcpStream,
+    stream: Pin<Box<TimeoutStream<TcpStream>>>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    fn stream(self: Pin<&mut Self>) -> Pin<&mut TcpStream> {
-        Pin::new(&mut self.get_mut().stream)
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut TimeoutStream<TcpStream>> {
+        self.get_mut().stream.as_mut()
     }
 }
 

@@ -31,6 +31,8 @@ pub struct ServeOptions {
     pub max_connections: usize,
     /// Time that the head of a request may take to come, and that a connection may lie idle before it.
     pub head_limit: Duration,
+    /// Time in which a client has to read some of what is written to it.
+    pub write_limit: Duration,
     /// Time that a TLS handshake may take.
     pub handshake_limit: Duration,
     /// The certificate; plain HTTP where there is none.
@@ -39,8 +41,14 @@ pub struct ServeOptions {
 
 impl Default for ServeOptions {
     fn default() -> Self {
-        let limit = Duration::from_secs(10);
-        Self { max_connections: 4096, head_limit: limit, handshake_limit: limit, tls: None }
+        Self {
+            max_connections: 4096,
+            // Longer than the 60 s for which proxies keep theirs: a connection is not closed under a request.
+            head_limit: Duration::from_secs(75),
+            write_limit: Duration::from_mins(1),
+            handshake_limit: Duration::from_secs(10),
+            tls: None,
+        }
     }
 }
 
@@ -67,7 +75,7 @@ pub async fn serve_with(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let handle = Handle::new();
-    let listener = Doorway::new(listener, options.max_connections);
+    let listener = Doorway::new(listener, options.max_connections, options.write_limit);
     let mut server = Server::<Peer>::from_listener(listener).handle(handle.clone());
     let mut http = server.http_builder().http1();
     http.timer(TokioTimer::new()).header_read_timeout(options.head_limit).max_buf_size(MOST_HEAD_BYTES);

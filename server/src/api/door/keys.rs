@@ -1,6 +1,6 @@
 //! API keys as they are configured, and as they are kept: by their digests alone.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -147,8 +147,9 @@ impl Keys {
 
     /// These keys, where those of `old` that may have as much as before go on with their counts.
     pub(super) fn counting_on(self, old: &Self) -> Self {
+        let known: HashMap<&str, &Arc<Key>> = old.0.iter().map(|key| (key.name.as_str(), key)).collect();
         let same = |key: &Arc<Key>| {
-            let before = old.0.iter().find(|before| before.name == key.name)?;
+            let before = known.get(key.name.as_str())?;
             (before.limits.quota() == key.limits.quota()).then(|| Arc::clone(&before.limits))
         };
         let keep = |key: Arc<Key>| match same(&key) {
