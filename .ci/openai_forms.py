@@ -7,9 +7,10 @@ form, and calls of tools.
 import json
 import math
 import sys
+from typing import Annotated
 
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 SIZES = ["small", "large"]
 
@@ -17,7 +18,7 @@ SIZES = ["small", "large"]
 class Animal(BaseModel):
     """What an answer is to be."""
 
-    legs: int
+    legs: Annotated[int, Field(ge=0, le=9)]
     wild: bool
 
 
@@ -61,9 +62,9 @@ def log_probabilities(client: openai.OpenAI, model: str) -> None:
 def forms(client: openai.OpenAI, model: str) -> None:
     """Whatever the model would like to say, the answer has the form that was asked for."""
     messages = [{"role": "user", "content": "What is a fox like?"}]
-    parsed = client.chat.completions.parse(model=model, messages=messages, response_format=Animal, max_tokens=200)
+    parsed = client.chat.completions.parse(model=model, messages=messages, response_format=Animal, max_tokens=200, seed=7)
     assert isinstance(parsed.choices[0].message.parsed, Animal), parsed
-    answer = client.completions.create(model=model, prompt="A fox is", extra_body={"regex": "(small|large) and (red|grey)"})
+    answer = client.completions.create(model=model, prompt="A fox is", extra_body={"regex": "(small|large) and (red|grey)"}, seed=7)
     assert answer.choices[0].text.split(" and ")[0] in SIZES, answer
     try:
         client.completions.create(model=model, prompt="x", extra_body={"regex": "("})

@@ -34,7 +34,9 @@ async def full(base_url: str, model: str) -> None:
     """One runs, one waits, the third is refused; those that try again all get their text."""
     caller = client(base_url)
     running = await endless(caller, model)
-    waiting = asyncio.create_task(caller.completions.create(model=model, prompt="x", max_tokens=2))
+    # Where one of those below comes first, this one tries again.
+    keen = client(base_url, max_retries=20)
+    waiting = asyncio.create_task(keen.completions.create(model=model, prompt="x", max_tokens=2))
     refused = None
     for _ in range(100):
         # Until the second has come in, this one waits instead of it.

@@ -27,6 +27,9 @@ fn certificate(folder: &Path) -> Certificate {
     made
 }
 
+/// Time for a handshake: long beside what an honest one takes on a busy machine.
+const HANDSHAKE: Duration = Duration::from_secs(3);
+
 fn load(folder: &Path) -> Tls {
     Tls::load(&folder.join("cert.pem"), &folder.join("key.pem")).unwrap()
 }
@@ -35,8 +38,7 @@ async fn listen(tls: Tls, state: AppState) -> (SocketAddr, oneshot::Sender<()>, 
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
-    let options =
-        ServeOptions { tls: Some(tls), handshake_limit: Duration::from_millis(700), ..ServeOptions::default() };
+    let options = ServeOptions { tls: Some(tls), handshake_limit: HANDSHAKE, ..ServeOptions::default() };
     let server = tokio::spawn(async move {
         serve_with(options, listener, app(state), async { _ = stopped.await }).await.unwrap();
     });
@@ -85,7 +87,7 @@ async fn a_silent_handshake_holds_up_nobody_and_is_cut_off() {
     let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
     let answer = health(address, &made).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(r#"{"status":"ok"}"#), "{answer}");
-    assert!(start.elapsed() < Duration::from_millis(700), "it waited for the silent ones: {:?}", start.elapsed());
+    assert!(start.elapsed() < HANDSHAKE, "it waited for the silent ones: {:?}", start.elapsed());
     for mut socket in silent {
         socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let closed = spawn_blocking(move || socket.read(&mut [0; 64])).await.unwrap();
@@ -93,7 +95,7 @@ async fn a_silent_handshake_holds_up_nobody_and_is_cut_off() {
             matches!(closed, Ok(0)) || closed.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
         );
     }
-    assert!(start.elapsed() < Duration::from_secs(5), "they were waited for: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "they were waited for: {:?}", start.elapsed());
     // Who speaks plainly is no client of ours.
     let mut plain = TcpStream::connect(address).unwrap();
     plain.write_all(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();

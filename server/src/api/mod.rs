@@ -1,4 +1,4 @@
-//! HTTP: the OpenAI format in, JSON and server-sent events out. Only this module serialises.
+//! HTTP: requests in, JSON and server-sent events out. Only this module serialises.
 
 mod account;
 mod aligned;

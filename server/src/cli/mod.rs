@@ -44,7 +44,7 @@ fn with_command(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serves the OpenAI completions API and the playground page over HTTP; the default.
+    /// Serves a model over HTTP, in OpenAI's and others' formats, with sessions and a playground; the default.
     Serve(Box<ServeArgs>),
     /// Continues a prompt in the terminal.
     Generate(GenerateArgs),
