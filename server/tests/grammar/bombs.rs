@@ -192,6 +192,16 @@ fn what_is_beyond_the_bounds_is_refused_before_it_is_compiled() {
         (lark("start: <[0]>"), "tokens by name"),
         (lark("start: \"a\" <|endoftext|>"), "tokens by name"),
         (lark("start: %json {\"x-guidance\": {\"lenient\": true}}"), "x-guidance"),
+        (lark(r#"start: %json {"x\u002dguidance":{"lenient":true},"type":"array","uniqueItems":true}"#), "x-guidance"),
+        (lark(r#"start: "a" %json {"type":"integer","multipleOf":99999989}"#), "multipleOf"),
+        (
+            lark(
+                r#"start: "%json" | a # %json
+a:%json{"properties":{"default":{"multipleOf":99999989}}}"#,
+            ),
+            "multipleOf",
+        ),
+        (lark(r#"start: %json {"$ref":"http://127.0.0.1:9/x"}"#), "another document"),
     ] {
         let error = refusal(&spec).to_string();
         assert!(error.starts_with("must not have ") && error.contains(part), "{error}");
@@ -210,6 +220,10 @@ fn what_cannot_be_followed_is_refused_and_never_left_out() {
         lark("begin: \"a\""),
         lark("start: missing"),
         lark("start: \"a"),
+        lark("start: %json"),
+        lark("start: %json {\"type\": "),
+        lark("start: %json [1]"),
+        lark("start: %json {\"type\": \"array\", \"uniqueItems\": true}"),
         lark("start: A\nA: /(/"),
         chain("A", 60, 2),
         GrammarSpec::JsonSchema(json!({"not": {"type": "integer"}})),
