@@ -201,6 +201,7 @@ async fn what_cannot_be_right_is_refused_in_the_formats_own_shape() {
         ("tool_choice", asking(one(), json!({"tools": [weather()], "tool_choice": {"type": "some"}}))),
         ("messages", asking(json!([{"role": "user", "content": [{"type": "tool_use", "name": "x"}]}]), json!({}))),
         ("mcp_servers", asking(one(), json!({"mcp_servers": [{}]}))),
+        ("output_format", asking(one(), json!({"output_format": {"type": "json_schema", "schema": weather()}}))),
     ] {
         let response = ask(&shipped(), PATH, &body).await;
         assert_eq!(response.headers()["request-id"], "abc");

@@ -165,18 +165,18 @@ fn a_grammar_that_fails_ends_its_own_text_alone() {
     let steps: &[&[u32]] = &[&[5], &[6], &[7]];
     let of = |faults: &[Fault]| Script { faults: faults.into(), ..script(steps) };
     let failing = [
-        (of(&[Fault::StartPanics]), 0),
-        (of(&[Fault::MaskPanics(0)]), 0),
-        (of(&[Fault::MaskFails(2)]), 2),
-        (of(&[Fault::AcceptPanics(1)]), 1),
-        (of(&[Fault::AcceptFails(1)]), 1),
-        (script(&[&[5], &[], &[7]]), 1),
+        (of(&[Fault::StartPanics]), 0, Failure::Internal),
+        (of(&[Fault::MaskPanics(0)]), 0, Failure::Internal),
+        (of(&[Fault::MaskFails(2)]), 2, Failure::Grammar),
+        (of(&[Fault::AcceptPanics(1)]), 1, Failure::Internal),
+        (of(&[Fault::AcceptFails(1)]), 1, Failure::Grammar),
+        (script(&[&[5], &[], &[7]]), 1, Failure::Grammar),
     ];
     let count = failing.len() as u64;
-    for (script, tokens) in failing {
+    for (script, tokens, failure) in failing {
         let name = format!("{script:?}");
         let said = run(&engine, following(script, greedy(&[1], 9)));
-        assert_eq!((said.end, said.ids.len()), (Some(Err(Failure::Internal)), tokens), "{name}");
+        assert_eq!((said.end, said.ids.len()), (Some(Err(failure)), tokens), "{name}");
     }
     let [free, bound]: [Run; 2] = healthy.into_iter().map(collect).collect::<Vec<_>>().try_into().unwrap();
     assert_eq!(free.ids, (2..62).collect::<Vec<_>>());

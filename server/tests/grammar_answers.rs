@@ -100,6 +100,9 @@ async fn every_name_for_a_form_is_understood() {
         (json!({"structured_outputs": {"json": person()}}), &is_person),
         (json!({"response_format": in_schema(&person())}), &is_person),
         (json!({"response_format": in_schema(&small)}), &is_object),
+        (json!({"response_format": {"type": "json_object", "schema": person(), "value": null}}), &is_person),
+        (json!({"response_format": {"type": "json_object", "value": person().to_string()}}), &is_person),
+        (json!({"json_schema": person()}), &is_person),
     ];
     for (asked, follows) in table {
         let body = with(json!({"prompt": "Once", "max_tokens": 300, "seed": 3, "temperature": 1}), asked.clone());
@@ -190,6 +193,21 @@ async fn what_cannot_be_followed_is_refused_by_the_name_that_it_came_under() {
         ("response_format", in_schema(&json!({"uniqueItems": true, "type": "array"})), "uniqueItems"),
         ("response_format", in_schema(&json!({"$ref": "https://127.0.0.1:9/x"})), "another document"),
         ("response_format", in_schema(&json!([])), "must be a grammar that can be followed"),
+        ("response_format", json!({"type": "json_object", "shape": {}}), "response_format.shape must be absent"),
+        ("response_format", json!({"type": "json_object", "schema": {}, "value": {}}), "value must be absent beside"),
+        ("response_format", json!({"type": "json_object", "schema": 7}), "response_format.schema must be a grammar"),
+        ("response_format", json!({"type": "text", "schema": {}}), "response_format.schema must be absent"),
+        (
+            "response_format",
+            json!({"type": "json_schema", "schema": {}, "json_schema": {"name": "a", "schema": {}}}),
+            "response_format.schema must be absent",
+        ),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "pattern": "x"}}),
+            "response_format.json_schema.pattern must be absent",
+        ),
+        ("json_schema", json!("{"), "must be a JSON schema, or the text of one"),
         ("regex", json!(1), "regex must be a string"),
         ("regex", json!(nested(60_000)), "must be at most 16384 bytes long"),
         ("regex", json!(nested(1000)), "must be nested at most 100 levels deep"),

@@ -94,6 +94,7 @@ impl Drop for Account {
         spans::done(&self.context, &self.usage, self.failure);
         let total_ms = ms(self.started.elapsed());
         self.span.in_scope(|| match self.failure {
+            Some(Failure::Grammar) => info!(total_ms, "completion ended: {}", Failure::Grammar),
             Some(failure) => warn!(total_ms, "completion failed: {failure}"),
             None if self.is_complete() => info!(total_ms, "completion finished"),
             None => info!(total_ms, "completion cancelled by the client"),

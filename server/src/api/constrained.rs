@@ -1,5 +1,5 @@
 //! The form that an answer must have, under all the names by which clients ask for it: `response_format` as OpenAI has
-//! it, `regex` and `grammar`, and vLLM's `structured_outputs` and `guided_…`.
+//! it, llama.cpp's `json_schema`, `regex` and `grammar`, and vLLM's `structured_outputs` and `guided_…`.
 //!
 //! An answer follows its grammar from its first token to its last. One that is cut off at `max_tokens`
 //! (`finish_reason: "length"`), or by a stop string, is a beginning of what the grammar allows, and may be unfinished
@@ -22,8 +22,9 @@ use crate::text::{GrammarError, GrammarSpec};
 pub(super) const MAX_NAME: usize = 64;
 
 /// What a request may name its grammar by; one of them.
-const FIELDS: [&str; 8] = [
+const FIELDS: [&str; 9] = [
     "response_format",
+    "json_schema",
     "regex",
     "grammar",
     "structured_outputs",
@@ -69,7 +70,7 @@ impl Constrained {
         let spec = match param {
             "response_format" => return response_format(param, param, value),
             "structured_outputs" => return structured_outputs(param, value).map(Some),
-            "guided_json" => GrammarSpec::JsonSchema(schema(param, param, value)?),
+            "json_schema" | "guided_json" => GrammarSpec::JsonSchema(schema(param, param, value)?),
             "regex" | "guided_regex" => GrammarSpec::Regex(text(param, param, value)?),
             "guided_choice" => GrammarSpec::Choice(texts(param, param, value)?),
             _ => GrammarSpec::Lark(text(param, param, value)?),
@@ -112,12 +113,13 @@ pub(super) fn response_format(param: &'static str, path: &str, value: Value) -> 
     let mut format = object(param, path, value)?;
     let kind = format.remove("type").unwrap_or_default();
     match kind.as_str() {
-        Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Constrained::new(GrammarSpec::JsonObject, param, path))),
+        Some("text") => nothing_else(param, path, &format).map(|()| None),
+        Some("json_object") => any_object(param, path, format).map(Some),
         Some("json_schema") => {
             // The Responses API has the schema's fields in the format itself.
             let (path, named) = match format.remove("json_schema") {
                 Some(named) => {
+                    nothing_else(param, path, &format)?;
                     let path = format!("{path}.json_schema");
                     (path.clone(), object(param, &path, named)?)
                 }
@@ -132,6 +134,29 @@ pub(super) fn response_format(param: &'static str, path: &str, value: Value) -> 
     }
 }
 
+/// A form without a name: llama.cpp and Together have a schema as `schema` in it, others as `value`.
+fn any_object(param: &'static str, path: &str, mut format: Map<String, Value>) -> Result<Constrained, ApiError> {
+    let mut found = None;
+    for name in ["schema", "value"] {
+        let Some(value) = format.remove(name).filter(|value| !value.is_null()) else { continue };
+        let path = format!("{path}.{name}");
+        if found.is_some() {
+            return Err(ApiError::invalid(Some(param), format!("{path} must be absent beside schema")));
+        }
+        let spec = GrammarSpec::JsonSchema(schema(param, &path, value)?);
+        found = Some(Constrained::new(spec, param, path));
+    }
+    nothing_else(param, path, &format)?;
+    Ok(found.unwrap_or_else(|| Constrained::new(GrammarSpec::JsonObject, param, path)))
+}
+
+/// Refuses what is left of a form: what is not known could be a bound on the answer, and the answer would break it.
+fn nothing_else(param: &str, path: &str, rest: &Map<String, Value>) -> Result<(), ApiError> {
+    let Some((name, _)) = rest.iter().find(|(_, value)| !value.is_null()) else { return Ok(()) };
+    let name: String = name.chars().take(MAX_NAME).collect();
+    Err(ApiError::invalid(Some(param), format!("{path}.{name} must be absent: it is not supported")))
+}
+
 /// `strict` and `description` say nothing here: a schema is always followed, and nobody reads what it is for.
 fn named_schema(param: &'static str, path: &str, mut named: Map<String, Value>) -> Result<Constrained, ApiError> {
     let name = text(param, &format!("{path}.name"), named.remove("name").unwrap_or_default())?;
@@ -141,10 +166,12 @@ fn named_schema(param: &'static str, path: &str, mut named: Map<String, Value>) 
     if named.get("strict").is_some_and(|strict| !(strict.is_null() || strict.is_boolean())) {
         return Err(ApiError::invalid(Some(param), format!("{path}.strict must be a boolean")));
     }
-    let path = format!("{path}.schema");
     let Some(schema) = named.remove("schema").filter(|schema| !schema.is_null()) else {
-        return Err(ApiError::invalid(Some(param), format!("{path} must be given")));
+        return Err(ApiError::invalid(Some(param), format!("{path}.schema must be given")));
     };
+    named.retain(|name, _| !["strict", "description"].contains(&name.as_str()));
+    nothing_else(param, path, &named)?;
+    let path = format!("{path}.schema");
     Ok(Constrained::new(GrammarSpec::JsonSchema(schema), param, path))
 }
 

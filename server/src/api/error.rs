@@ -169,10 +169,26 @@ impl From<Failure> for ApiError {
             Failure::Internal => {
                 Self::server(StatusCode::INTERNAL_SERVER_ERROR, "generation_failed", failure.to_string())
             }
+            Failure::Grammar => {
+                Self::request(StatusCode::BAD_REQUEST, None, Some("grammar_limit"), failure.to_string())
+            }
             Failure::ShuttingDown => {
                 Self::server(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", failure.to_string())
             }
             Failure::Stalled => Self::server(StatusCode::REQUEST_TIMEOUT, "stalled", failure.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grammar_past_its_limits_is_the_requests_doing() {
+        let error = ApiError::from(Failure::Grammar);
+        assert_eq!((error.status(), error.word()), (StatusCode::BAD_REQUEST, "grammar_limit"));
+        assert_eq!(error.body()["error"]["type"], "invalid_request_error");
+        assert_eq!(ApiError::from(Failure::Internal).status(), StatusCode::INTERNAL_SERVER_ERROR);
     }
 }

@@ -82,6 +82,9 @@ pub enum Failure {
     /// An error or a panic; the log has the details.
     #[error("generation failed on the server; its log has the reason under the request's id")]
     Internal,
+    /// The text's grammar asked for more than its limits allow: the request's doing, and no fault of the server's.
+    #[error("the text could not follow its grammar within the limits")]
+    Grammar,
     /// The server is going down and could not wait any longer.
     #[error("the server is shutting down")]
     ShuttingDown,

@@ -2,9 +2,8 @@
 
 use tidegate_model::sampling::TokenSet;
 
-use super::constraint::{Constraint, Grammar};
-use super::guarded::guarded;
-use super::model::ModelError;
+use super::constraint::{Constraint, ConstraintError, Grammar};
+use super::guarded::{Fault, guarded};
 
 /// Holds one text to its grammar.
 #[derive(Debug)]
@@ -12,7 +11,7 @@ pub(super) struct Guide {
     constraint: Box<dyn Constraint>,
     allowed: TokenSet,
     /// Whether `allowed` is of the next token, or why it could not be made; none where it has yet to be.
-    mask: Option<Result<(), String>>,
+    mask: Option<Result<(), Fault>>,
 }
 
 impl Guide {
@@ -32,11 +31,10 @@ impl Guide {
     ///
     /// # Errors
     /// There is no mask, or it allows nothing at all.
-    pub(super) fn apply(&mut self, logits: &mut [f32]) -> Result<(), ModelError> {
-        let mask = self.mask.take().unwrap_or_else(|| Err("its mask was not made".into()));
-        mask.map_err(|reason| ModelError::new(format_args!("grammar: {reason}")))?;
+    pub(super) fn apply(&mut self, logits: &mut [f32]) -> Result<(), Fault> {
+        self.mask.take().unwrap_or_else(|| Err(Fault::internal("grammar: its mask was not made")))?;
         if self.allowed.is_empty() {
-            return Err(ModelError::new("grammar: no token may follow, and the text may not end"));
+            return Err(ConstraintError::new("no token may follow, and the text may not end").into());
         }
         self.allowed.apply(logits);
         Ok(())
@@ -51,8 +49,8 @@ impl Guide {
     ///
     /// # Errors
     /// The grammar does not go on with it.
-    pub(super) fn accept(&mut self, token: u32) -> Result<bool, ModelError> {
-        self.constraint.accept(token).map_err(|error| ModelError::new(format_args!("grammar: {error}")))?;
+    pub(super) fn accept(&mut self, token: u32) -> Result<bool, Fault> {
+        self.constraint.accept(token)?;
         Ok(self.constraint.is_complete())
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tracing::{Span, debug, error};
+use tracing::{Span, debug, error, info};
 
 use super::ends::Ending;
 use super::event::{Event, Failure};
-use super::guarded::guarded;
+use super::guarded::{Fault, guarded};
 use super::guide::Guide;
 use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::inbox::{Inbox, Phase, Submission};
@@ -110,6 +110,7 @@ impl<M: LanguageModel> Worker<M> {
             model.decode(&[0], &[0])?;
             model.reset(0)
         })
+        .map_err(|fault| fault.reason)
     }
 
     fn run(&mut self) {
@@ -168,7 +169,7 @@ impl<M: LanguageModel> Worker<M> {
         match outcome {
             Ok(()) if sequence.is_read() => self.prompt_was_read(slot),
             Ok(()) => {}
-            Err(reason) => self.fail(slot, &reason),
+            Err(fault) => self.fail(slot, &fault),
         }
     }
 
@@ -186,7 +187,7 @@ impl<M: LanguageModel> Worker<M> {
                     self.prompt_was_read(slot);
                 }
             }
-            Err(reason) => self.fail(slot, &reason),
+            Err(fault) => self.fail(slot, &fault),
         }
     }
 
@@ -201,7 +202,7 @@ impl<M: LanguageModel> Worker<M> {
             let model = &self.model;
             match guarded(|| keep::prompt_end(model, slot, sequence)) {
                 Ok(snapshot) => sequence.prompt_ended(snapshot),
-                Err(reason) => return self.fail(slot, &reason),
+                Err(fault) => return self.fail(slot, &fault),
             }
         }
         sequence.tell_prompt_scores();
@@ -220,7 +221,7 @@ impl<M: LanguageModel> Worker<M> {
         let model = &mut self.model;
         match guarded(|| handed_over(model, slot, sequence)) {
             Ok(()) => self.prompt_was_read(slot),
-            Err(reason) => self.fail(slot, &reason),
+            Err(fault) => self.fail(slot, &fault),
         }
     }
 
@@ -243,7 +244,7 @@ impl<M: LanguageModel> Worker<M> {
                 }
             }
             // The states may be half a token further: none of these rows can go on.
-            Err(reason) => slots.into_iter().for_each(|slot| self.fail(slot, &reason)),
+            Err(fault) => slots.into_iter().for_each(|slot| self.fail(slot, &fault)),
         }
     }
 
@@ -257,7 +258,7 @@ impl<M: LanguageModel> Worker<M> {
                     self.prompt_was_read(slot);
                 }
             }
-            Err(reason) => self.fail(slot, &reason),
+            Err(fault) => self.fail(slot, &fault),
         }
     }
 
@@ -273,7 +274,7 @@ impl<M: LanguageModel> Worker<M> {
             if sequence.wants_mark() {
                 sequence.set_mark(model.export(slot)?);
             }
-            Ok::<_, ModelError>(ending)
+            Ok::<_, Fault>(ending)
         });
         match outcome {
             Ok(outcome) => {
@@ -284,7 +285,7 @@ impl<M: LanguageModel> Worker<M> {
                     None => _ = sequence.outlet.flush(),
                 }
             }
-            Err(reason) => self.fail(slot, &reason),
+            Err(fault) => self.fail(slot, &fault),
         }
     }
 
@@ -294,7 +295,7 @@ impl<M: LanguageModel> Worker<M> {
         let kept = guarded(|| sequence.keep.end.then(|| keep::end(model, slot, sequence, ending, rules)).transpose());
         let (snapshot, lies_there) = match kept {
             Ok(kept) => kept.map(|kept| (Arc::new(kept.snapshot), kept.lies_in_slot)).unzip(),
-            Err(reason) => return self.fail(slot, &reason),
+            Err(fault) => return self.fail(slot, &fault),
         };
         let finish = sequence.finish(ending, snapshot.clone());
         if let (Some(snapshot), Some(true)) = (&snapshot, lies_there) {
@@ -305,11 +306,19 @@ impl<M: LanguageModel> Worker<M> {
         self.scheduler.end(slot, Event::Finished(finish));
     }
 
-    fn fail(&mut self, slot: usize, reason: &str) {
+    fn fail(&mut self, slot: usize, fault: &Fault) {
+        let reason = fault.reason.as_str();
         let span = self.scheduler.sequence(slot).map_or_else(Span::none, |sequence| sequence.span.clone());
-        span.in_scope(|| error!(slot, reason, "generation failed"));
+        // A client must not be able to raise an alarm with a grammar of its own.
+        span.in_scope(|| {
+            if fault.failure == Failure::Grammar {
+                info!(slot, reason, "generation ended: {}", fault.failure);
+            } else {
+                error!(slot, reason, "generation failed");
+            }
+        });
         add(&self.shared.counters.failed, 1);
-        self.scheduler.end(slot, Event::Failed(Failure::Internal));
+        self.scheduler.end(slot, Event::Failed(fault.failure));
         debug!(running = self.scheduler.running(), "the engine goes on");
     }
 }

@@ -157,7 +157,7 @@ impl Metrics {
         for cause in [Cancelled::Disconnected, Cancelled::Stalled] {
             metrics.cancelled.get_or_create(&Cause { cause }).inc_by(0);
         }
-        for code in ["generation_failed", "shutting_down", "stalled"] {
+        for code in ["generation_failed", "grammar_limit", "shutting_down", "stalled"] {
             metrics.failed.get_or_create(&Code { code }).inc_by(0);
         }
         for tier in ["memory", "disk", "new"] {

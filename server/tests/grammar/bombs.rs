@@ -126,6 +126,28 @@ fn refusal(spec: &GrammarSpec) -> GrammarError {
     }
 }
 
+fn huge() -> Value {
+    json!({"type": "integer", "multipleOf": 99_999_989})
+}
+
+/// A property that is called like a keyword, whose schema is one like any other.
+fn in_property(name: &str) -> GrammarSpec {
+    let object = json!({"type": "object", "properties": {name: huge()}, "required": [name]});
+    GrammarSpec::JsonSchema(object)
+}
+
+#[test]
+fn names_of_properties_are_no_keywords_and_values_no_schemas() {
+    let named = |name: &str| json!({"type": "integer", "const": 3, "default": {name: 99_999_989}});
+    for schema in [
+        json!({"type": "object", "properties": {"multipleOf": named("multipleOf"), "$ref": named("$ref")}}),
+        json!({"$ref": "#/%24defs/enum", "$defs": {"enum": {"type": "integer"}}}),
+    ] {
+        let compiled = GRAMMARS.compile(&GrammarSpec::JsonSchema(schema.clone()));
+        assert!(compiled.is_ok(), "{schema}: {compiled:?}");
+    }
+}
+
 #[test]
 fn what_is_beyond_the_bounds_is_refused_before_it_is_compiled() {
     let deep = [
@@ -159,11 +181,27 @@ fn what_is_beyond_the_bounds_is_refused_before_it_is_compiled() {
             ),
             "multipleOf",
         ),
+        (in_property("default"), "multipleOf"),
+        (in_property("const"), "multipleOf"),
+        (in_property("properties"), "multipleOf"),
+        (GrammarSpec::JsonSchema(json!({"$ref": "#/default", "default": huge()})), "no schema"),
+        (GrammarSpec::JsonSchema(json!({"$ref": "#/%64efault", "default": huge()})), "no schema"),
+        (GrammarSpec::JsonSchema(json!({"$ref": "#/$defs/enum", "$defs": {"enum": huge()}})), "multipleOf"),
         (lark("start: twice{\"a\"}\ntwice{x}: x x"), "parameters"),
         (lark("start: a\na[temperature=0.5]: /[a-z]/"), "a temperature"),
         (lark("start: <[0]>"), "tokens by name"),
         (lark("start: \"a\" <|endoftext|>"), "tokens by name"),
         (lark("start: %json {\"x-guidance\": {\"lenient\": true}}"), "x-guidance"),
+        (lark(r#"start: %json {"x\u002dguidance":{"lenient":true},"type":"array","uniqueItems":true}"#), "x-guidance"),
+        (lark(r#"start: "a" %json {"type":"integer","multipleOf":99999989}"#), "multipleOf"),
+        (
+            lark(
+                r#"start: "%json" | a # %json
+a:%json{"properties":{"default":{"multipleOf":99999989}}}"#,
+            ),
+            "multipleOf",
+        ),
+        (lark(r#"start: %json {"$ref":"http://127.0.0.1:9/x"}"#), "another document"),
     ] {
         let error = refusal(&spec).to_string();
         assert!(error.starts_with("must not have ") && error.contains(part), "{error}");
@@ -182,6 +220,10 @@ fn what_cannot_be_followed_is_refused_and_never_left_out() {
         lark("begin: \"a\""),
         lark("start: missing"),
         lark("start: \"a"),
+        lark("start: %json"),
+        lark("start: %json {\"type\": "),
+        lark("start: %json [1]"),
+        lark("start: %json {\"type\": \"array\", \"uniqueItems\": true}"),
         lark("start: A\nA: /(/"),
         chain("A", 60, 2),
         GrammarSpec::JsonSchema(json!({"not": {"type": "integer"}})),

@@ -34,11 +34,12 @@ pub(super) struct MessagesRequest {
 }
 
 /// Fields that would change the answer, each with the values that ask for nothing.
-fn neutral() -> [(&'static str, Vec<Value>); 4] {
+fn neutral() -> [(&'static str, Vec<Value>); 5] {
     [
         ("container", vec![]),
         ("mcp_servers", vec![json!([])]),
         ("output_config", vec![json!({})]),
+        ("output_format", vec![]),
         ("thinking", vec![json!({"type": "disabled"})]),
     ]
 }

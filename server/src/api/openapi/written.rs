@@ -203,7 +203,10 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
             json!({
                 "description": "The form that the answer must have: plain text, some JSON object, or JSON after a schema.",
                 "oneOf": [
-                    {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "json_object"]}}},
+                    {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}},
+                    {"type": "object", "required": ["type"], "properties": {
+                        "type": {"const": "json_object"}, "schema": {"type": ["object", "null"]},
+                    }},
                     {"type": "object", "required": ["type", "json_schema"], "properties": {
                         "type": {"const": "json_schema"},
                         "json_schema": {"type": "object", "required": ["name", "schema"], "properties": {

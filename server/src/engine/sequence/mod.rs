@@ -12,9 +12,9 @@ use tracing::Span;
 use crate::engine::constraint::Grammar;
 use crate::engine::ends::{Ending, Ends};
 use crate::engine::event::{Finish, Interrupt, Timings};
+use crate::engine::guarded::Fault;
 use crate::engine::guide::Guide;
 use crate::engine::inbox::Submission;
-use crate::engine::model::ModelError;
 use crate::engine::outlet::Outlet;
 use crate::engine::request::{Keep, Request};
 use crate::engine::scores::{PromptScores, Scores};
@@ -180,12 +180,9 @@ impl Sequence {
     /// ends the text.
     ///
     /// # Errors
-    /// No logit is a number: the weights or the state are broken, and any token would be a lie.
-    pub(in crate::engine) fn accept(
-        &mut self,
-        logits: &mut [f32],
-        rules: &TextRules,
-    ) -> Result<Option<Ending>, ModelError> {
+    /// No logit is a number: the weights or the state are broken, and any token would be a lie. Or the text cannot
+    /// follow its grammar any further.
+    pub(in crate::engine) fn accept(&mut self, logits: &mut [f32], rules: &TextRules) -> Result<Option<Ending>, Fault> {
         if let Some(read) = self.pending_token.take() {
             self.read += 1;
             self.history = self.history.extended(&[read]);
@@ -205,7 +202,7 @@ impl Sequence {
     }
 
     /// Chooses a token from `logits` (vocab), which are changed.
-    fn choose(&mut self, logits: &mut [f32], rules: &TextRules) -> Result<u32, ModelError> {
+    fn choose(&mut self, logits: &mut [f32], rules: &TextRules) -> Result<u32, Fault> {
         if let Some(scores) = &mut self.scores {
             scores.keep(logits);
         }
@@ -221,11 +218,11 @@ impl Sequence {
             let mut eos = rules.eos.iter().copied().filter(|_| !broken);
             eos.find(|token| self.guide.as_ref().is_some_and(|guide| guide.allows(*token)))
         });
-        chosen.ok_or_else(|| ModelError::new("no token can be chosen: no logit is a number"))
+        chosen.ok_or_else(|| Fault::internal("no token can be chosen: no logit is a number"))
     }
 
     /// Adds to `text` what `token`, the last that was chosen, shows; whether and how the text ends with it.
-    fn ending(&mut self, token: u32, rules: &TextRules, text: &mut String) -> Result<Option<Ending>, ModelError> {
+    fn ending(&mut self, token: u32, rules: &TextRules, text: &mut String) -> Result<Option<Ending>, Fault> {
         if let Some(ending) = self.ends.by(token, &rules.eos) {
             return Ok(Some(self.close(ending, text)));
         }

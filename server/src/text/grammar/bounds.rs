@@ -19,6 +19,33 @@ const MAX_MULTIPLE: u64 = 1000;
 /// Fields of a schema that hold values, not schemas.
 const VALUES: [&str; 4] = ["const", "enum", "default", "examples"];
 
+/// Fields of a schema that hold schemas by names, which the client chooses and which are no keywords.
+const NAMED: [&str; 6] =
+    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
+
+/// What a part of a schema is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// A schema, or several.
+    Schema,
+    /// Schemas by name.
+    Named,
+    /// A value, in which nothing is a keyword.
+    Value,
+}
+
+impl Place {
+    /// What is under `key` in such a part.
+    fn under(self, key: &str) -> Self {
+        match self {
+            Self::Schema if VALUES.contains(&key) => Self::Value,
+            Self::Schema if NAMED.contains(&key) => Self::Named,
+            Self::Schema | Self::Named => Self::Schema,
+            Self::Value => Self::Value,
+        }
+    }
+}
+
 pub(super) fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
     match spec {
         GrammarSpec::JsonObject => Ok(()),
@@ -60,32 +87,53 @@ fn check_schema(schema: &Value) -> Result<(), GrammarError> {
     if schema.get("x-guidance").is_some() {
         return Err(GrammarError::Has("x-guidance".into()));
     }
-    let mut multiple = 1;
-    check_value(schema, 0, &mut Some(&mut multiple))
+    check_value(schema, 0, Place::Schema, &mut 1)
 }
 
-/// Recursive, but no deeper than the bound. `multiple` is what numbers have to be multiples of so far; none in values,
-/// which are no schemas.
-fn check_value(value: &Value, depth: usize, multiple: &mut Option<&mut u64>) -> Result<(), GrammarError> {
+/// Recursive, but no deeper than the bound. `multiple` is what numbers have to be multiples of so far.
+fn check_value(value: &Value, depth: usize, place: Place, multiple: &mut u64) -> Result<(), GrammarError> {
     match value {
-        Value::Array(items) => items.iter().try_for_each(|item| check_value(item, deeper(depth)?, multiple)),
+        Value::Array(items) => items.iter().try_for_each(|item| check_value(item, deeper(depth)?, place, multiple)),
         Value::Object(fields) => fields.iter().try_for_each(|(key, value)| {
-            if let Some(multiple) = multiple {
+            if place == Place::Schema {
                 check_keyword(key, value, multiple)?;
             }
-            let is_value = VALUES.contains(&key.as_str());
-            let multiple = if is_value { &mut None } else { &mut *multiple };
-            check_value(value, deeper(depth)?, multiple)
+            check_value(value, deeper(depth)?, place.under(key), multiple)
         }),
         _ => Ok(()),
     }
 }
 
+/// Whether a reference is to a part that is checked as a schema: the compiler takes any part for one that it is led to.
+fn is_to_schema(pointer: &str) -> bool {
+    let place = pointer.split('/').skip(1).fold(Place::Schema, |place, key| place.under(&unescaped(key)));
+    place == Place::Schema
+}
+
+/// A part of a reference as the compiler reads it, as far as keywords can be in it.
+fn unescaped(key: &str) -> String {
+    let mut parts = key.split('%');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(u8::is_ascii) {
+            Some(byte) => text.extend([char::from(byte)].into_iter().chain(part[2..].chars())),
+            None => text.extend(['%'].into_iter().chain(part.chars())),
+        }
+    }
+    text
+}
+
 fn check_keyword(keyword: &str, value: &Value, multiple: &mut u64) -> Result<(), GrammarError> {
     match (keyword, value) {
-        ("$ref", Value::String(uri)) if !uri.starts_with('#') => {
+        ("$ref", Value::String(uri)) => {
+            let (document, pointer) = uri.split_once('#').unwrap_or((uri, ""));
+            let what = match (document, is_to_schema(pointer)) {
+                ("", true) if !uri.is_empty() => return Ok(()),
+                ("", false) => "what is no schema",
+                _ => "another document",
+            };
             let uri: String = uri.chars().take(100).collect();
-            Err(GrammarError::Has(format!("a $ref to another document, found {uri:?}")))
+            Err(GrammarError::Has(format!("a $ref to {what}, found {uri:?}")))
         }
         ("pattern", Value::String(regex)) => {
             within(regex.len(), MAX_REGEX_BYTES)?;

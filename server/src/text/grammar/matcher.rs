@@ -86,5 +86,10 @@ impl GrammarMatcher {
 }
 
 fn off(error: impl fmt::Display) -> OffGrammar {
-    OffGrammar(error.to_string().chars().take(500).collect())
+    let reason: String = error.to_string().chars().take(500).collect();
+    // The library gives its own panics as errors. The request ends as with any other, and its operator is told.
+    if reason.starts_with("panic") {
+        tracing::warn!("the matcher of grammars has panicked: {}", reason.escape_debug());
+    }
+    OffGrammar(reason)
 }

@@ -81,6 +81,9 @@ struct Form {
     structured_outputs: Option<Value>,
     /// A JSON schema that the text must follow, as an object or as text.
     #[schema(schema_with = anything)]
+    json_schema: Option<Value>,
+    /// As `json_schema`.
+    #[schema(schema_with = anything)]
     guided_json: Option<Value>,
     /// As `regex`.
     guided_regex: Option<String>,

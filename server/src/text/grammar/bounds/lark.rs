@@ -3,8 +3,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{check_depth_of_regex, deeper};
+use serde_json::{Deserializer, Value};
+
+use super::{check_depth_of_regex, check_schema, deeper};
 use crate::text::grammar::GrammarError;
+
+/// What a JSON schema stands behind.
+const JSON: &str = "%json";
 
 /// Most bytes of all terminals with the terminals that they name written out in their place: the compiler does that, and
 /// sixty lines are enough for more than any memory holds.
@@ -14,7 +19,7 @@ const MAX_WRITTEN_OUT: u64 = 1 << 20;
 enum Piece<'a> {
     /// A name, a keyword or a number.
     Word(&'a str),
-    /// A string or a regular expression, with its marks.
+    /// A string or a regular expression, with its marks; or a schema.
     Text(&'a str),
     /// Any other character.
     Mark(u8),
@@ -24,11 +29,7 @@ pub(super) fn check(lark: &str) -> Result<(), GrammarError> {
     if lark.trim().is_empty() {
         return Err(GrammarError::Wrong("an empty grammar has no rule named start".into()));
     }
-    // As in a schema.
-    if lark.contains("x-guidance") {
-        return Err(GrammarError::Has("x-guidance".into()));
-    }
-    let (pieces, mut depth) = (pieces(lark), 0);
+    let (pieces, mut depth) = (pieces(lark)?, 0);
     for (at, piece) in pieces.iter().enumerate() {
         let next = pieces.get(at + 1);
         match piece {
@@ -49,13 +50,20 @@ pub(super) fn check(lark: &str) -> Result<(), GrammarError> {
     check_terminals(&pieces)
 }
 
-fn pieces(lark: &str) -> Vec<Piece<'_>> {
+/// In pieces. A schema is checked where it is found: its strings may be escaped, so that only its values tell what it has.
+fn pieces(lark: &str) -> Result<Vec<Piece<'_>>, GrammarError> {
     let (bytes, mut at, mut pieces) = (lark.as_bytes(), 0, Vec::new());
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || *byte == b'-';
     while let Some(byte) = bytes.get(at) {
         let end = match byte {
             b'#' => end_of_line(bytes, at),
             b'/' if bytes.get(at + 1) == Some(&b'/') => end_of_line(bytes, at),
+            b'%' if bytes[at..].starts_with(JSON.as_bytes()) => {
+                let begin = at + JSON.len();
+                let end = begin + checked_schema(lark.get(begin..).unwrap_or_default())?;
+                pieces.push(Piece::Text(lark.get(begin..end).unwrap_or_default()));
+                end
+            }
             b'"' | b'/' => {
                 let end = closing(bytes, at);
                 pieces.push(Piece::Text(lark.get(at..end).unwrap_or_default()));
@@ -75,7 +83,16 @@ fn pieces(lark: &str) -> Vec<Piece<'_>> {
         };
         at = end;
     }
-    pieces
+    Ok(pieces)
+}
+
+/// The bytes of the schema that `text` begins with, and that keeps to the bounds of schemas.
+fn checked_schema(text: &str) -> Result<usize, GrammarError> {
+    let mut values = Deserializer::from_str(text).into_iter::<Value>();
+    let wrong = |error: String| GrammarError::Wrong(format!("{JSON} stands before a JSON schema: {error}"));
+    let schema = values.next().ok_or_else(|| wrong("there is none".into()))?;
+    check_schema(&schema.map_err(|error| wrong(error.to_string()))?)?;
+    Ok(values.byte_offset())
 }
 
 fn end_of_line(bytes: &[u8], at: usize) -> usize {
