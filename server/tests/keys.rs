@@ -255,11 +255,16 @@ async fn what_is_kept_takes_its_scope_on_every_route() {
         ("/v1/completions", "session", json!({"prompt": [1], "session": "ses_0"})),
         ("/v1/responses", "previous_response_id", json!({"input": "x", "previous_response_id": "resp_0"})),
         ("/v1/responses", "store", json!({"input": "x", "store": true})),
+        ("/v1/completions", "idempotency-key", json!({"prompt": [1], "max_tokens": 2})),
+        ("/v1/responses", "idempotency-key", json!({"input": "x", "store": false})),
     ] {
         for key in [MAKES, DEFAULT] {
             let bearer = bearer(key);
             let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
-            let asked = request(&Method::POST, path, &headers).map(|_| Body::from(body.to_string()));
+            let mut asked = request(&Method::POST, path, &headers).map(|_| Body::from(body.to_string()));
+            if param == "idempotency-key" {
+                asked.headers_mut().insert(param, "once".parse().unwrap());
+            }
             let answer = send(&state, asked).await;
             assert_eq!(answer.status() == StatusCode::FORBIDDEN, key == MAKES, "{path} {param}");
             if key == MAKES {

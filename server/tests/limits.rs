@@ -188,6 +188,28 @@ async fn a_text_ends_when_its_time_is_up() {
     assert_eq!(short["usage"]["completion_tokens"], 3);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_that_waits_for_a_slot_ends_when_its_time_is_up() {
+    let (_, engine, _thread) = scripted(Fake::new(1).step(Duration::from_millis(400)), 16);
+    let state = AppState::new(ApiOptions { max_time: Some(Duration::from_millis(600)), ..ApiOptions::default() });
+    state.serve(common::served(engine));
+    // It takes the only slot, and keeps it while a prompt is read token by token.
+    let (first, body) = (state.clone(), json!({"prompt": vec![1; 20], "echo": true, "logprobs": 0, "max_tokens": 3}));
+    let running = tokio::spawn(async move { post(&first, body).await });
+    sleep(Duration::from_millis(100)).await;
+    let request = Request::post("/generate_stream").header("content-type", "application/json");
+    let asked = json!({"inputs": "", "parameters": {"max_new_tokens": 5}});
+    let stream = text(send(&state, request.body(Body::from(asked.to_string())).unwrap()).await).await;
+    let last: Value = serde_json::from_str(common::events(&stream).last().unwrap()).unwrap();
+    assert_eq!(
+        (&last["details"]["generated_tokens"], &last["details"]["finish_reason"]),
+        (&json!(0), &json!("length"))
+    );
+    assert_eq!(last["generated_text"], "");
+    let (status, answer) = timeout(SOON, running).await.expect("it goes on").unwrap();
+    assert_eq!((status, &answer["usage"]["completion_tokens"]), (StatusCode::OK, &json!(0)), "{answer}");
+}
+
 #[tokio::test]
 async fn json_without_a_bottom_is_refused_with_its_bound() {
     let state = api(ApiOptions::default(), Duration::ZERO);

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::engine::{StopCause, TokenLogprobs};
+use crate::engine::{StopCause, TokenLogprobs, last_tokens};
 use crate::session::Snapshot;
 use crate::text::{Detokenizer, Tokenizer};
 
@@ -19,7 +19,7 @@ pub(super) struct Opening {
     pub(super) offset: usize,
     /// Text that the turn before has held back.
     pub(super) held: String,
-    /// The beginning of a character that the turn before, or the prompt, has left open.
+    /// The beginning of a character that the conversation, or the prompt, has left open.
     pub(super) bytes: Vec<u8>,
 }
 
@@ -29,7 +29,10 @@ impl Opening {
         let answer = base.and_then(|base| base.answer.as_ref());
         match answer.filter(|answer| answer.open && prompt.is_empty()) {
             Some(answer) => Self { held: answer.held.clone(), bytes: answer.bytes.clone(), ..Self::default() },
-            None => Self { bytes: tokenizer.vocabulary().unfinished(prompt), ..Self::default() },
+            None => {
+                let last = last_tokens(base.map_or(&[], |base| &base.pending), prompt);
+                Self { bytes: tokenizer.vocabulary().unfinished(&last), ..Self::default() }
+            }
         }
     }
 }

@@ -190,8 +190,9 @@ impl Dialect for Completions {
         let growing = &mut self.texts[index];
         (growing.whole.finish_reason, growing.whole.stop_reason) = (reason, stop_reason);
         growing.whole.timings = timings;
-        if let Some(sum) = finish.cumulative_logprob {
-            growing.score = sum / finish.completion_tokens.max(1) as f64;
+        // A text that was interrupted before its first token has a sum of 0, and is no likely one for that.
+        if let Some(sum) = finish.cumulative_logprob.filter(|_| finish.completion_tokens > 0) {
+            growing.score = sum / finish.completion_tokens as f64;
         }
         self.kept = kept.clone();
     }

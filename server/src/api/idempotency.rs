@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::door;
 use super::error::ApiError;
 use super::state::AppState;
 use crate::session::{Owner, ReceiptKey, hex};
@@ -53,6 +54,8 @@ pub(super) async fn attempt(
     body: &[u8],
 ) -> Result<Attempt, ApiError> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(Attempt::Unmarked) };
+    // A receipt has the text of the answer in it, and stays.
+    door::check_keep("idempotency-key")?;
     let plain = |key: &&str| (1..=MAX_KEY_BYTES).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
     let Some(key) = key.to_str().ok().filter(plain) else {
         let message = format!("idempotency-key must be 1 to {MAX_KEY_BYTES} printable ASCII characters");

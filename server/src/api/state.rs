@@ -69,7 +69,8 @@ pub struct ApiOptions {
     pub keep_alive: Duration,
     /// Time that a request's body may take to come.
     pub body_limit: Duration,
-    /// Time that a request may make text, its wait for a slot included; then it ends with what there is.
+    /// Time that a request may make text, its wait for a slot included; then it ends with what there is. A turn of a
+    /// conversation has its prompt read first.
     pub max_time: Option<Duration>,
     /// The origins of other pages that may read answers in a browser.
     pub cors: Vec<door::Origin>,

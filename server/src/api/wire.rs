@@ -129,8 +129,9 @@ impl ChatMessage {
         let content = match self.content {
             Some(Content::Text(text)) => text,
             Some(Content::Parts(parts)) => parts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.concat(),
-            // What a message says that calls tools is the calls.
-            None if self.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty()) => String::new(),
+            // What a message says that calls tools is the calls. One that was cut off before its first call was whole
+            // says nothing, and comes back as it went out.
+            None if self.role == "assistant" => String::new(),
             None => return Err(ApiError::invalid(Some(param), format!("{param} must all have content"))),
         };
         let mut more = Map::new();
@@ -141,7 +142,9 @@ impl ChatMessage {
         }
         more.extend(self.tool_call_id.map(|id| ("tool_call_id".into(), id.into())));
         more.extend(self.name.map(|name| ("name".into(), name.into())));
-        Ok(Message { role: self.role, content, more })
+        // The same under its newer name, which templates do not know.
+        let role = if self.role == "developer" { "system".to_owned() } else { self.role };
+        Ok(Message { role, content, more })
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct DoorArgs {
     #[arg(long, env = "TIDEGATE_BODY_SECONDS", value_name = "SECONDS", default_value_t = 60, value_parser = positive)]
     pub(crate) body_seconds: usize,
     /// Time that a request may make text, its wait for a slot included; then the text ends with what there is, as by
-    /// max_tokens. No bound where absent.
+    /// max_tokens. A turn of a conversation has its prompt read first. No bound where absent.
     #[arg(long, env = "TIDEGATE_MAX_SECONDS", value_name = "SECONDS", value_parser = positive)]
     pub(crate) max_seconds: Option<usize>,
 }

@@ -72,7 +72,7 @@ pub struct Finish {
     pub completion_tokens: usize,
     /// Where the time went.
     pub timings: Timings,
-    /// The text's end, where it was asked for.
+    /// The text's end, where it was asked for; none where it came before there was a slot for it.
     pub snapshot: Option<Arc<Snapshot>>,
 }
 

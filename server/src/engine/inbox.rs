@@ -34,6 +34,13 @@ pub(super) struct Submission {
     pub(super) span: Span,
 }
 
+impl Submission {
+    /// Whether it was interrupted, and needs no slot to end.
+    pub(super) fn is_over(&self) -> bool {
+        self.interrupt.is_asked() && !self.request.is_turn
+    }
+}
+
 /// Whether the engine goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
@@ -100,7 +107,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Takes at most `room` submissions, waiting as `wait` says while there are none.
+    /// Takes at most `room` submissions, and all that are over, waiting as `wait` says while there are none.
     pub(super) fn take(&self, room: usize, wait: Wait) -> Taken {
         let mut state = self.lock();
         let nothing = |state: &mut State| state.queue.is_empty() && state.phase == Phase::Open;
@@ -114,8 +121,15 @@ impl Inbox {
                 state = self.changed.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner);
             }
         }
+        // Those that are over wait for no slot.
+        let mut submissions = Vec::new();
+        if state.queue.iter().any(Submission::is_over) {
+            let (over, queue): (Vec<_>, _) =
+                std::mem::take(&mut state.queue).into_iter().partition(Submission::is_over);
+            (submissions, state.queue) = (over, queue.into());
+        }
         let count = room.min(state.queue.len());
-        let submissions = state.queue.drain(..count).collect();
+        submissions.extend(state.queue.drain(..count));
         Taken { submissions, phase: state.phase, more: !state.queue.is_empty() }
     }
 

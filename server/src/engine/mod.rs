@@ -31,6 +31,7 @@ pub use event::{
 pub use handle::{EngineHandle, EngineThread};
 pub use inbox::SubmitError;
 pub use model::{LanguageModel, ModelError};
+pub(crate) use request::last_tokens;
 pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Start, recommended_sampling};
 pub use sequence::{Encode, TextRules};
 pub use shared::share_prompt;

@@ -143,7 +143,7 @@ pub struct Request {
     pub(super) start: Option<Arc<Snapshot>>,
     /// The tokens to read that are not in the state; at least one, unless nothing is to be generated.
     pub(super) input: Vec<u32>,
-    /// The last tokens of the prompt, which may have begun a character.
+    /// The last tokens before the answer, which may have begun a character.
     pub(super) last: Vec<u32>,
     prompt_tokens: usize,
     pub(super) max_tokens: usize,
@@ -196,7 +196,6 @@ impl Request {
         let ends = ends?;
         scored?;
         let prompt_tokens = prompt.len();
-        let last = prompt[prompt_tokens.saturating_sub(LAST_TOKENS)..].to_vec();
         let stops = StopStrings::new(&stop)?;
         // What is known of a prompt has no logits: to score it, it is read from the start.
         let start = if prompt_logprobs.is_some() { Start::Empty } else { start };
@@ -220,7 +219,7 @@ impl Request {
         Ok(Self {
             start: opening.start,
             input: opening.input,
-            last,
+            last: opening.last,
             prompt_tokens,
             max_tokens,
             sampler: opening.sampler,
@@ -275,10 +274,18 @@ fn scored(parameters: &RequestParameters) -> Result<(), RequestError> {
     Ok(())
 }
 
+/// The last tokens of a text that ends with `pending`, the end of a conversation, and then `prompt`: those in which a
+/// character may have begun.
+pub(crate) fn last_tokens(pending: &[u32], prompt: &[u32]) -> Vec<u32> {
+    let ends = [pending, prompt].map(|tokens| &tokens[tokens.len().saturating_sub(LAST_TOKENS)..]).concat();
+    ends[ends.len().saturating_sub(LAST_TOKENS)..].to_vec()
+}
+
 /// How a request begins.
 struct Opening {
     start: Option<Arc<Snapshot>>,
     input: Vec<u32>,
+    last: Vec<u32>,
     sampler: Sampler,
     answer: Answer,
     is_turn: bool,
@@ -315,8 +322,9 @@ impl Opening {
             let (parameter, bound) = ("prompt", "longer than what is known of it".into());
             return Err(RequestError::Bound { parameter, bound, found: format!("{} tokens", prompt.len()) });
         };
+        let last = last_tokens(&[], &prompt);
         prompt.drain(..read);
-        Ok(Self { start, input: prompt, sampler, answer: Answer::default(), is_turn: false, continues: false })
+        Ok(Self { start, input: prompt, last, sampler, answer: Answer::default(), is_turn: false, continues: false })
     }
 
     /// The prompt is what is new. Where there is something, a new answer begins, as if the whole text had been sent
@@ -339,8 +347,9 @@ impl Opening {
             sampler.close_answer();
             sampler.observe_prompt(&prompt);
         }
+        let last = last_tokens(&snapshot.pending, &prompt);
         let input = snapshot.pending.iter().copied().chain(prompt).collect();
         let (continues, answer) = (answer.is_some(), answer.unwrap_or_default());
-        Ok(Self { start: Some(snapshot), input, sampler, answer, is_turn: true, continues })
+        Ok(Self { start: Some(snapshot), input, last, sampler, answer, is_turn: true, continues })
     }
 }

@@ -144,11 +144,15 @@ impl Scheduler {
         rows.filter_map(Sequence::guide).collect()
     }
 
-    /// The slots whose requests are to end with what they have.
+    /// The slots whose requests are to end with what they have. A turn has its prompt read first, since the
+    /// conversation goes on from there, and so has a prompt that others need.
     pub(super) fn interrupted(&self) -> Vec<usize> {
-        let asked = |sequence: &Sequence| sequence.interrupt.is_asked() && sequence.is_read();
+        let asked = |sequence: &Sequence| sequence.interrupt.is_asked();
+        let by_slot = |slot: usize| self.slots[slot].as_ref().is_some_and(asked);
+        let alone = |held: &Sequence| held.shared.as_ref().is_none_or(|prompt| self.sharing(prompt).all(by_slot));
+        let ends = |held: &Sequence| asked(held) && (held.is_read() || (!held.is_turn && alone(held)));
         let slots = self.slots.iter().enumerate();
-        slots.filter(|(_, held)| held.as_ref().is_some_and(asked)).map(|(slot, _)| slot).collect()
+        slots.filter(|(_, held)| held.as_ref().is_some_and(ends)).map(|(slot, _)| slot).collect()
     }
 
     pub(super) fn sequence(&self, slot: usize) -> Option<&Sequence> {

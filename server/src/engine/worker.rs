@@ -133,7 +133,7 @@ impl<M: LanguageModel> Worker<M> {
                 return;
             }
             self.read_one_chunk();
-            // Between reading and stepping: who is interrupted while the prompt is read gets no token more.
+            // Between reading and stepping: who is interrupted by then gets no token more.
             for slot in self.scheduler.interrupted() {
                 self.finish(slot, Ending::Interrupted);
             }
@@ -151,6 +151,15 @@ impl<M: LanguageModel> Worker<M> {
     fn admit(&mut self, submission: Submission) {
         if submission.sender.is_closed() {
             add(&self.shared.counters.cancelled, 1);
+            return;
+        }
+        if submission.is_over() {
+            let mut sequence = Sequence::new(submission, &self.rules);
+            let finish = sequence.finish(Ending::Interrupted, None);
+            sequence.outlet.end(Event::Finished(finish));
+            add(&self.shared.counters.finished, 1);
+            // A channel that is new has room, or its reader has left.
+            sequence.outlet.flush();
             return;
         }
         // The inbox hands out no more than there is room for.

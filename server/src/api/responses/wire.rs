@@ -228,9 +228,7 @@ impl Item {
             return Err(invalid("input", format!("input[{at}] must be a message, found an item of type {kind:?}")));
         }
         let role = match self.role.as_deref() {
-            Some(role @ ("user" | "assistant" | "system")) => role.to_owned(),
-            // The same under its newer name, which templates do not know.
-            Some("developer") => "system".to_owned(),
+            Some(role @ ("user" | "assistant" | "system" | "developer")) => role.to_owned(),
             role => {
                 let found = role.unwrap_or("none");
                 let message = format!("input[{at}].role must be user, assistant, system or developer, found {found}");

@@ -95,10 +95,13 @@ struct Text {
 }
 
 impl Text {
-    /// How likely each token is on the average; what is known of no token is least likely.
+    /// How likely each token is on the average; what is known of no token is least likely, and so is no token at all.
     fn likelihood(&self) -> f64 {
+        if self.tokens.is_empty() {
+            return f64::NEG_INFINITY;
+        }
         let sum: f64 = self.tokens.iter().map(|placed| placed.token.logprob.map_or(f64::MIN, f64::from)).sum();
-        sum / self.tokens.len().max(1) as f64
+        sum / self.tokens.len() as f64
     }
 }
 
@@ -213,7 +216,11 @@ impl Dialect for Answer {
         };
         // A character that was never completed.
         text.detokenizer.finish(&mut text.said);
-        if let Some(last) = self.last.take() {
+        if self.stream {
+            // Where it was interrupted before its first token: clients read the end from an event, and an event has a
+            // token.
+            let none = Token { id: 0, text: String::new(), logprob: None, special: true };
+            let last = self.last.take().unwrap_or(Placed { token: none, top: Vec::new() });
             let text = &self.texts[index];
             let details = StreamDetails {
                 finish_reason: text.reason,

@@ -21,21 +21,19 @@ struct CalledFunction {
 }
 
 impl MessageCall {
-    /// The call as templates take it: its arguments are an object there, not the text of one. `param` is the field's
-    /// name.
+    /// The call as templates take it: its arguments are an object there, not the text of one, where they are whole.
+    /// `param` is the field's name.
     pub(in crate::api) fn shown(self, param: &str) -> Result<Value, ApiError> {
         if self.kind.as_deref().is_some_and(|kind| kind != "function") {
             return Err(ApiError::invalid(Some(param), format!("{param} must have tool_calls of type function alone")));
         }
-        let arguments = if self.function.arguments.trim().is_empty() {
-            Ok(Map::new())
+        let text = self.function.arguments;
+        let arguments = if text.trim().is_empty() {
+            Value::Object(Map::new())
         } else {
-            serde_json::from_str::<Map<String, Value>>(&self.function.arguments)
+            // An answer may have been cut off inside them: it comes back as it went out, and the model sees what it wrote.
+            serde_json::from_str(&text).map_or(Value::String(text), Value::Object)
         };
-        let arguments = arguments.map_err(|error| {
-            let message = format!("{param} must have tool_calls whose arguments are a JSON object: {error}");
-            ApiError::invalid(Some(param), message)
-        })?;
         let function = json!({"name": self.function.name, "arguments": arguments});
         Ok(json!({"id": self.id, "type": "function", "function": function}))
     }
