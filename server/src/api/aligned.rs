@@ -27,13 +27,11 @@ impl Opening {
     /// That of a text after `prompt`, which goes on with the conversation `base` where there is one.
     pub(super) fn new(prompt: &[u32], base: Option<&Snapshot>, tokenizer: &Tokenizer) -> Self {
         let answer = base.and_then(|base| base.answer.as_ref());
-        match answer.filter(|answer| answer.open && prompt.is_empty()) {
-            Some(answer) => Self { held: answer.held.clone(), bytes: answer.bytes.clone(), ..Self::default() },
-            None => {
-                let last = last_tokens(base.map_or(&[], |base| &base.pending), prompt);
-                Self { bytes: tokenizer.vocabulary().unfinished(&last), ..Self::default() }
-            }
+        if let Some(answer) = answer.filter(|answer| answer.open && prompt.is_empty()) {
+            return Self { held: answer.held.clone(), bytes: answer.bytes.clone(), ..Self::default() };
         }
+        let last = last_tokens(base.map_or(&[], |base| &base.pending), prompt);
+        Self { bytes: tokenizer.vocabulary().unfinished(&last), ..Self::default() }
     }
 }
 
