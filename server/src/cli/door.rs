@@ -39,7 +39,7 @@ pub(crate) struct DoorArgs {
     /// variable than on the command line, which others can see.
     #[arg(long, env = "TIDEGATE_API_KEY", value_name = "KEY", value_delimiter = ',', hide_env_values = true)]
     pub(crate) api_key: Vec<Secret>,
-    /// Origin of other pages that may read answers in a browser, such as https://example.org; may be given several
+    /// Origin of other pages that may read answers in a browser, such as `https://example.org`; may be given several
     /// times, or with commas. * for all. None where absent.
     #[arg(long, env = "TIDEGATE_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) cors_origin: Vec<Origin>,

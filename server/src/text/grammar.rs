@@ -124,7 +124,7 @@ impl Grammars {
         Ok(Self { shared: Arc::new(shared), kept: Mutex::default() })
     }
 
-    /// Compiles `spec`, or finds it among those that were compiled last. Blocks for up to twice [`MAX_TIME`]: to be
+    /// Compiles `spec`, or finds it among those that were compiled last. Blocks for up to 4 s: to be
     /// called off the threads that others wait for.
     ///
     /// # Errors
