@@ -22,6 +22,7 @@ mod numbers;
 mod openapi;
 mod origin;
 mod owner;
+mod pages;
 mod panics;
 mod playground;
 mod prompt;

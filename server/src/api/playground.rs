@@ -1,8 +1,9 @@
 //! The page at `/`, built into the binary.
 
-use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 
+use super::pages::page;
 use super::service::not_found;
 
 /// The page loads nothing but its own files and talks to nobody but this server.
@@ -13,7 +14,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 pub(super) async fn index() -> Response {
-    page("text/html; charset=utf-8", include_str!("../playground/index.html"))
+    page("text/html; charset=utf-8", POLICY, include_str!("../playground/index.html"))
 }
 
 /// What the page loads: each file's name, type and contents.
@@ -37,7 +38,7 @@ const FILES: [(&str, &str, &str); 14] = [
 pub(super) async fn file(uri: Uri) -> Response {
     let name = uri.path().rsplit('/').next();
     match FILES.iter().find(|(file, ..)| Some(*file) == name) {
-        Some((_, kind, contents)) => page(kind, contents),
+        Some((_, kind, contents)) => page(kind, POLICY, *contents),
         None => not_found(uri).await.into_response(),
     }
 }
@@ -45,17 +46,4 @@ pub(super) async fn file(uri: Uri) -> Response {
 /// Browsers ask for it unasked; an empty answer keeps their console and our log quiet.
 pub(super) async fn favicon() -> StatusCode {
     StatusCode::NO_CONTENT
-}
-
-fn page(kind: &'static str, contents: &'static str) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, kind),
-        // The page belongs to this build: a newer server must not be met with an older page.
-        (header::CACHE_CONTROL, "no-cache"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-    ]
-    .map(|(name, value): (HeaderName, &'static str)| (name, HeaderValue::from_static(value)));
-    (headers, contents).into_response()
 }

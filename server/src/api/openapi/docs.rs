@@ -8,10 +8,11 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::extract::Path;
 use axum::extract::rejection::PathRejection;
-use axum::http::{HeaderName, HeaderValue, Uri, header};
+use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
 use utoipa_swagger_ui::{Config, serve};
 
+use crate::api::pages;
 use crate::api::service::not_found;
 
 /// It loads nothing but its own files and talks to nobody but this server. Swagger UI has its icons as data, and styles
@@ -27,16 +28,16 @@ const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// `GET /docs`
 pub(in crate::api) async fn page() -> Response {
-    answer("text/html; charset=utf-8", PAGE)
+    pages::page("text/html; charset=utf-8", POLICY, PAGE)
 }
 
 /// `GET /docs/{file}`
 pub(in crate::api) async fn file(name: Result<Path<String>, PathRejection>, uri: Uri) -> Response {
     let name = name.map(|Path(name)| name).unwrap_or_default();
     let found = match name.as_str() {
-        "start.js" => Some(answer(JAVASCRIPT, START)),
-        "swagger-ui.css" => vendored(&name).map(|bytes| answer(CSS, bytes)),
-        "swagger-ui-bundle.js" => vendored(&name).map(|bytes| answer(JAVASCRIPT, bytes)),
+        "start.js" => Some(pages::page(JAVASCRIPT, POLICY, START)),
+        "swagger-ui.css" => vendored(&name).map(|bytes| pages::page(CSS, POLICY, bytes)),
+        "swagger-ui-bundle.js" => vendored(&name).map(|bytes| pages::page(JAVASCRIPT, POLICY, bytes)),
         _ => None,
     };
     match found {
@@ -50,21 +51,4 @@ fn vendored(name: &str) -> Option<Bytes> {
         Cow::Borrowed(bytes) => Some(Bytes::from_static(bytes)),
         Cow::Owned(bytes) => Some(bytes.into()),
     }
-}
-
-fn answer(kind: &'static str, contents: impl IntoResponse) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, kind),
-        // The page belongs to this build.
-        (header::CACHE_CONTROL, "no-cache"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-    ]
-    .map(|(name, value): (HeaderName, &'static str)| (name, HeaderValue::from_static(value)));
-    let mut response = contents.into_response();
-    for (name, value) in headers {
-        response.headers_mut().insert(name, value);
-    }
-    response
 }
