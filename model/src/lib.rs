@@ -36,6 +36,7 @@ mod weights;
 pub use candle_core::{DType, Device, Tensor};
 pub use config::DecoderConfig;
 pub use decoder::Decoder;
+pub use kernels::threads::Threads;
 pub use layout::StateLayout;
 pub use sampling::{Sampler, SamplerState, SamplingParams};
 pub use state::{Denominators, StatePool};

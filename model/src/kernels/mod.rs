@@ -15,8 +15,10 @@ mod avx2;
 mod avx512;
 pub(crate) mod decay;
 pub(crate) mod matmul;
+pub(crate) mod panels;
 pub(crate) mod plain;
 pub(crate) mod recurrence;
+pub(crate) mod threads;
 pub(crate) mod trigonometry;
 
 /// Lanes that every reduction is split into, on every machine.
@@ -64,6 +66,23 @@ impl Isa {
         }
         sets
     }
+}
+
+/// Asks for large pages under `memory`, where the system has them: weights are streamed from end to end, and small
+/// pages cost the streams a walk of the page tables every 4 KiB. Advice only.
+pub(crate) fn advise_huge(memory: &mut [u8]) {
+    #[cfg(target_os = "linux")]
+    {
+        const PAGE: usize = 2 << 20;
+        let start = memory.as_mut_ptr().addr().next_multiple_of(PAGE) - memory.as_mut_ptr().addr();
+        let len = memory.len().saturating_sub(start) / PAGE * PAGE;
+        if len > 0 {
+            // SAFETY: the range lies in `memory`, on whole pages, and the advice changes no contents. What it answers
+            // does not matter.
+            unsafe { libc::madvise(memory[start..].as_mut_ptr().cast(), len, libc::MADV_HUGEPAGE) };
+        }
+    }
+    let _ = memory;
 }
 
 /// Runs an `#[inline(always)]` function of plain Rust compiled for the chosen instruction set.

@@ -1,0 +1,115 @@
+//! How weights lie in memory: panels of rows, interleaved so that one load takes a column of many rows.
+//!
+//! A weight matrix (n, k) is cut into panels of [`PANEL`] rows; the last panel is as many groups of [`GROUP`] rows
+//! wide as it must be, its missing rows zero. Inside a panel the columns follow one another, and each column holds
+//! its panel's rows side by side: the kernels stream a panel from its first byte to its last, and every row is a
+//! lane, so that no sum ever crosses lanes.
+
+use std::ops::Range;
+
+/// Rows of a whole panel.
+pub(crate) const PANEL: usize = 64;
+/// Rows that a panel is a multiple of: the lanes of the widest register.
+pub(crate) const GROUP: usize = 16;
+
+/// Bytes that begin at a cache line: [`Lines::bytes`] sees them flat.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lines {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Plain old data: every pattern of bits is a value, and there is no padding.
+///
+/// # Safety
+/// As it says.
+pub(crate) unsafe trait Plain: Copy {}
+// SAFETY: integers and floats.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for u16 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+
+impl Lines {
+    /// So many bytes, all zero.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        let mut lines = Self { lines: vec![Line([0; 64]); len.div_ceil(64)], len };
+        super::advise_huge(lines.bytes_mut());
+        lines
+    }
+
+    /// The bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: `len` bytes lie in the lines, which are bytes without padding.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+    }
+
+    /// The bytes, to be written.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `bytes`, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+    }
+
+    /// The bytes as numbers; what does not fill one is left out.
+    pub(crate) fn as_slice<T: Plain>(&self) -> &[T] {
+        // SAFETY: lines are aligned to 64 bytes, which is enough for every `Plain`, and any bits are a `T`.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len / size_of::<T>()) }
+    }
+
+    /// The bytes as numbers, to be written.
+    pub(crate) fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
+        // SAFETY: as for `as_slice`, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len / size_of::<T>()) }
+    }
+}
+
+/// Panels of a matrix of `n` rows.
+pub(crate) fn count(n: usize) -> usize {
+    n.div_ceil(PANEL)
+}
+
+/// The rows that panel `p` of `n` rows holds, and its width: they padded to whole groups.
+pub(crate) fn rows(p: usize, n: usize) -> (Range<usize>, usize) {
+    let range = p * PANEL..n.min((p + 1) * PANEL);
+    let width = range.len().next_multiple_of(GROUP);
+    (range, width)
+}
+
+/// A matrix that several threads write, each its own elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Output {
+    base: *mut f32,
+    rows: usize,
+    stride: usize,
+}
+
+// SAFETY: whoever shares one hands every thread elements that no other thread touches; nobody reads until all are done.
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+impl Output {
+    /// A matrix with rows of `stride`.
+    pub(crate) fn new(out: &mut [f32], stride: usize) -> Self {
+        assert!(stride > 0 && out.len().is_multiple_of(stride), "output: rows of {stride} do not fill {}", out.len());
+        Self { base: out.as_mut_ptr(), rows: out.len() / stride, stride }
+    }
+
+    /// Some elements of one row, side by side.
+    ///
+    /// # Safety
+    /// `row` and the columns lie inside; nobody else touches these elements while the slice lives, which is no longer
+    /// than what [`Output::new`] was given.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts disjoint")]
+    pub(crate) unsafe fn part<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [f32] {
+        debug_assert!(row < self.rows && columns.start <= columns.end && columns.end <= self.stride);
+        // SAFETY: the caller keeps row and columns inside and disjoint from all others.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.stride + columns.start), columns.len()) }
+    }
+}
