@@ -141,7 +141,7 @@ fn typed<W: Simd>(isa: Isa, x: &[f32], w: &[W], k: usize, out: Columns) {
         Isa::Avx2 => unsafe { super::avx2::panel(x, w, k, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields Avx512 only where the machine has AVX-512 F, BW, DQ and VL.
-        Isa::Avx512 => unsafe { super::avx512::panel(x, w, k, out) },
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { super::avx512::panel(x, w, k, out) },
         Isa::Plain => {
             for (row, x) in x.chunks_exact(k).enumerate() {
                 for (column, w) in w.chunks_exact(k).enumerate() {

@@ -17,6 +17,8 @@ pub(crate) mod decay;
 pub(crate) mod matmul;
 pub(crate) mod panels;
 pub(crate) mod plain;
+#[allow(dead_code, reason = "the checkpoints that hold such weights come next")]
+pub(crate) mod quantized;
 pub(crate) mod recurrence;
 pub(crate) mod threads;
 pub(crate) mod trigonometry;
@@ -35,6 +37,9 @@ pub(crate) enum Isa {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// The same with VNNI: products of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
 }
 
 impl Isa {
@@ -62,6 +67,9 @@ impl Isa {
             }
             if avx512 {
                 sets.push(Self::Avx512);
+            }
+            if avx512 && is_x86_feature_detected!("avx512vnni") {
+                sets.push(Self::Avx512Vnni);
             }
         }
         sets
@@ -108,7 +116,7 @@ macro_rules! multiversion {
                     // SAFETY: `Isa::available` yields these only where the machine has the features.
                     $crate::kernels::Isa::Avx2 => return unsafe { avx2($($arg),*) },
                     // SAFETY: as above.
-                    $crate::kernels::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::kernels::Isa::Avx512 | $crate::kernels::Isa::Avx512Vnni => return unsafe { avx512($($arg),*) },
                     $crate::kernels::Isa::Plain => {}
                 }
             }

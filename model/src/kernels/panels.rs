@@ -100,6 +100,11 @@ impl Output {
         Self { base: out.as_mut_ptr(), rows: out.len() / stride, stride }
     }
 
+    /// Whether there are so many rows and columns.
+    pub(crate) fn holds(self, rows: usize, columns: usize) -> bool {
+        rows <= self.rows && columns <= self.stride
+    }
+
     /// Some elements of one row, side by side.
     ///
     /// # Safety
