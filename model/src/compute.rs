@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::kernels::Isa;
 use crate::kernels::parts::{Marks, Parts};
+use crate::kernels::quantized::Activations;
 use crate::kernels::threads::Threads;
 
 /// The instruction set and the threads.
@@ -13,6 +14,8 @@ pub(crate) struct Compute {
     pub(crate) threads: Arc<Threads>,
     /// For the parts of the states.
     pub(crate) marks: [Marks; 3],
+    /// A quantised layer's input.
+    pub(crate) activations: Activations,
 }
 
 /// Numbers that one piece of element-wise work has at least: some microseconds.
@@ -20,7 +23,7 @@ const PIECE: usize = 1 << 14;
 
 impl Compute {
     pub(crate) fn new(threads: Arc<Threads>) -> Self {
-        Self { isa: Isa::detect(), threads, marks: Default::default() }
+        Self { isa: Isa::detect(), threads, marks: Default::default(), activations: Activations::default() }
     }
 
     /// Calls `work(first row, rows of out)` for blocks of rows of `out`, on several threads where there is enough to do.

@@ -2,7 +2,6 @@
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 
-use crate::kernels::panels::Output;
 use crate::kernels::{Isa, float, trigonometry};
 use crate::nn::floats;
 
@@ -45,7 +44,7 @@ impl GaussianFeatures {
     pub(crate) fn rows(&self, isa: Isa, head: usize, x: &mut [f32], angles: &mut [f32], out: &mut [f32]) {
         let w = &self.heads[head];
         trigonometry::unit(isa, x, w.columns());
-        float::product(isa, x, w, Output::new(angles, w.rows()));
+        float::product(isa, x, w, angles);
         trigonometry::features(isa, angles, w.rows(), out);
     }
 

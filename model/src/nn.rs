@@ -1,9 +1,11 @@
 //! Layers without memory: linear, RMSNorm, SwiGLU. Weights stay in their stored type; sums are f32.
 
+use std::borrow::Cow;
+
 use candle_core::{CpuStorage, Layout, Result, bail};
 
 use crate::compute::{Compute, sized};
-use crate::kernels::{activation, float, norm};
+use crate::kernels::{activation, float, norm, quantized, threads::Threads};
 use crate::weights::{Matrix, WeightType};
 
 /// The elements of a contiguous f32 tensor on the CPU.
@@ -15,10 +17,17 @@ pub(crate) fn floats<'a>(storage: &'a CpuStorage, layout: &Layout, what: &str) -
     }
 }
 
-/// `y = x W^T + b`.
+/// Weights (out, in) as the kernels read them.
+#[derive(Debug)]
+enum Packed {
+    Float(float::Packed),
+    Quantised(quantized::Packed),
+}
+
+/// `y = x W^T + b`, over weights of any type.
 #[derive(Debug)]
 pub(crate) struct Linear {
-    weight: float::Packed,  // (out, in)
+    weight: Packed,         // (out, in)
     bias: Option<Vec<f32>>, // (out)
 }
 
@@ -28,42 +37,80 @@ impl Linear {
         Ok(Self { bias, ..Self::stack(std::slice::from_ref(weight))? })
     }
 
-    /// Several layers of one input as one: their weights one under another.
+    /// Several layers of one input as one: their weights one under another. Floats of different types become f32;
+    /// quantised ones must be of one type.
     pub(crate) fn stack(weights: &[Matrix<'_>]) -> Result<Self> {
-        let k = weights.first().map_or(0, |w| w.columns);
-        if k == 0 || weights.iter().any(|w| w.columns != k || w.bytes.len() != w.kind.bytes(w.rows * k)) {
-            bail!("linear: weights of one input must be whole and have as many columns, and one at least");
+        let (Some(first), true) = (weights.first(), weights.iter().all(Matrix::is_whole)) else {
+            bail!("linear: weights must be whole");
+        };
+        let k = first.columns;
+        if weights.iter().any(|w| w.columns != k || (first.kind.is_quantised() && w.kind != first.kind)) {
+            bail!("linear: weights of one input must have as many columns, and one type where they are quantised");
         }
-        let parts = weights.iter().map(|w| {
-            let kind = match w.kind {
-                WeightType::F32 => float::Type::F32,
-                WeightType::Bf16 => float::Type::Bf16,
-                WeightType::F16 => float::Type::F16,
-                other => bail!("linear: weights in {other}"),
-            };
-            Ok(float::Rows { kind, bytes: &w.bytes })
-        });
-        Ok(Self { weight: float::Packed::pack(&parts.collect::<Result<Vec<_>>>()?, k), bias: None })
+        let weight = match first.kind {
+            WeightType::Q8_0 => Self::quantised(quantized::Kind::Q8_0, weights)?,
+            WeightType::Q4_0 => Self::quantised(quantized::Kind::Q4_0, weights)?,
+            WeightType::Q4K => Self::quantised(quantized::Kind::Q4K, weights)?,
+            WeightType::F32 | WeightType::Bf16 | WeightType::F16 => {
+                let parts = weights.iter().map(|w| {
+                    let kind = match w.kind {
+                        WeightType::F32 => float::Type::F32,
+                        WeightType::Bf16 => float::Type::Bf16,
+                        WeightType::F16 => float::Type::F16,
+                        other => bail!("linear: {other} beside {}", first.kind),
+                    };
+                    Ok(float::Rows { kind, bytes: &w.bytes })
+                });
+                Packed::Float(float::Packed::pack(&parts.collect::<Result<Vec<_>>>()?, k))
+            }
+        };
+        Ok(Self { weight, bias: None })
+    }
+
+    fn quantised(kind: quantized::Kind, weights: &[Matrix<'_>]) -> Result<Packed> {
+        let rows = weights.iter().map(|w| w.rows).sum();
+        let bytes = match weights {
+            [one] => Cow::Borrowed(&*one.bytes),
+            all => Cow::Owned(all.iter().flat_map(|w| w.bytes.iter().copied()).collect()),
+        };
+        let packed = quantized::Packed::pack(kind, &bytes, rows, weights[0].columns, Threads::global());
+        packed.map(Packed::Quantised).map_err(candle_core::Error::msg)
     }
 
     /// Outputs of a row.
     pub(crate) fn width(&self) -> usize {
-        self.weight.rows()
+        match &self.weight {
+            Packed::Float(w) => w.rows(),
+            Packed::Quantised(w) => w.rows(),
+        }
     }
 
     /// Bytes of the weights.
     pub(crate) fn bytes(&self) -> usize {
-        self.weight.bytes() + self.bias.as_ref().map_or(0, |bias| bias.len() * size_of::<f32>())
+        let weight = match &self.weight {
+            Packed::Float(w) => w.bytes(),
+            Packed::Quantised(w) => w.bytes(),
+        };
+        weight + self.bias.as_ref().map_or(0, |bias| bias.len() * size_of::<f32>())
     }
 
     /// One row of the weights, widened. out: (in)
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
-        self.weight.row(row, out);
+        match &self.weight {
+            Packed::Float(w) => w.row(row, out),
+            Packed::Quantised(w) => w.row(row, out),
+        }
     }
 
     /// x: (rows, in) -> out: (rows, out)
     pub(crate) fn forward(&self, cx: &mut Compute, x: &[f32], out: &mut [f32]) {
-        float::matmul(cx.isa, x, &self.weight, out, &cx.threads);
+        match &self.weight {
+            Packed::Float(w) => float::matmul(cx.isa, x, w, out, &cx.threads),
+            Packed::Quantised(w) => {
+                cx.activations.quantise(cx.isa, x, w.columns(), &cx.threads);
+                quantized::matmul(cx.isa, &cx.activations, w, out, &cx.threads);
+            }
+        }
         if let Some(bias) = &self.bias {
             out.chunks_exact_mut(bias.len()).for_each(|row| norm::add(cx.isa, row, bias));
         }
@@ -135,7 +182,6 @@ mod tests {
     use candle_core::{Device, Tensor};
 
     use super::*;
-    use crate::kernels::threads::Threads;
 
     fn error(got: &[f32], want: &Tensor) -> Result<f32> {
         let got = Tensor::from_slice(got, want.shape(), want.device())?;

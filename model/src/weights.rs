@@ -128,6 +128,16 @@ pub(crate) struct Matrix<'a> {
     pub(crate) columns: usize,
 }
 
+impl Matrix<'_> {
+    /// Whether its bytes are those of its shape.
+    pub(crate) fn is_whole(&self) -> bool {
+        let block = self.kind.block().0;
+        self.columns.is_multiple_of(block)
+            && self.columns > 0
+            && self.bytes.len() == self.kind.bytes(self.rows * self.columns)
+    }
+}
+
 /// One tensor of a file.
 #[derive(Debug)]
 pub(crate) struct Entry {

@@ -15,6 +15,7 @@ pub(crate) mod norm;
 pub(crate) mod panels;
 pub(crate) mod parts;
 pub(crate) mod plain;
+pub(crate) mod quantized;
 pub(crate) mod recurrence;
 pub(crate) mod threads;
 pub(crate) mod trigonometry;
@@ -33,6 +34,9 @@ pub(crate) enum Isa {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// The same with VNNI: products of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
     /// NEON with fused multiply-adds.
     #[cfg(target_arch = "aarch64")]
     Neon,
@@ -63,6 +67,9 @@ impl Isa {
             }
             if avx512 {
                 sets.push(Self::Avx512);
+            }
+            if avx512 && is_x86_feature_detected!("avx512vnni") {
+                sets.push(Self::Avx512Vnni);
             }
         }
         #[cfg(target_arch = "aarch64")]
@@ -113,7 +120,7 @@ macro_rules! multiversion {
                     // SAFETY: `Isa::available` yields these only where the machine has the features.
                     $crate::kernels::Isa::Avx2 => return unsafe { avx2($($arg),*) },
                     // SAFETY: as above.
-                    $crate::kernels::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::kernels::Isa::Avx512 | $crate::kernels::Isa::Avx512Vnni => return unsafe { avx512($($arg),*) },
                     $crate::kernels::Isa::Plain => {}
                 }
             }

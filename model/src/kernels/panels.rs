@@ -7,6 +7,8 @@
 
 use std::ops::Range;
 
+use super::threads::Threads;
+
 /// Rows of a whole panel.
 pub(crate) const PANEL: usize = 64;
 /// Rows that a panel is a multiple of: the lanes of the widest register.
@@ -80,6 +82,42 @@ pub(crate) fn rows(p: usize, n: usize) -> (Range<usize>, usize) {
     (range, width)
 }
 
+/// Multiply-adds under which sharing a product among threads costs more than it saves.
+const SERIAL: usize = 1 << 15;
+/// Weight bytes that a thread takes at a time where one row passes: some microseconds of streaming.
+const PIECE: usize = 96 << 10;
+/// Rows of `x` that a thread takes at least, a multiple of every kernel's tile.
+const FEWEST: usize = 24;
+
+/// Calls `work(rows, panels)` for all parts of a product of `rows` rows with a matrix (n, k) of `bytes`, on several
+/// threads where there is work enough. Which parts there are changes no result.
+pub(crate) fn share(
+    threads: &Threads,
+    rows: usize,
+    (n, k): (usize, usize),
+    bytes: usize,
+    work: &(dyn Fn(Range<usize>, Range<usize>) + Sync),
+) {
+    let all = count(n);
+    if rows * all == 0 {
+        return;
+    }
+    if threads.count() == 1 || rows * n * k < SERIAL {
+        return work(0..rows, 0..all);
+    }
+    // One row wants two panels at a time; many rows want one, and where those are few, parts of the rows.
+    let panel = bytes.div_ceil(all).max(1);
+    let group = if rows == 1 { PIECE.div_ceil(panel).next_multiple_of(2) } else { PIECE.div_ceil(panel * rows) };
+    let groups = all.div_ceil(group);
+    let wanted = (4 * threads.count()).div_ceil(groups).min(rows / FEWEST).max(1);
+    let block = rows.div_ceil(wanted).next_multiple_of(FEWEST);
+    let blocks = rows.div_ceil(block);
+    threads.run(groups * blocks, &|i| {
+        let (panel, row) = (i / blocks * group, i % blocks * block);
+        work(row..rows.min(row + block), panel..all.min(panel + group));
+    });
+}
+
 /// A matrix that several threads write, each its own elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
@@ -100,9 +138,9 @@ impl Output {
         Self { base: out.as_mut_ptr(), rows: out.len() / stride, stride }
     }
 
-    /// Whether it is such a matrix.
-    pub(crate) fn fits(self, rows: usize, stride: usize) -> bool {
-        (self.rows, self.stride) == (rows, stride)
+    /// Whether there are so many rows and columns.
+    pub(crate) fn holds(self, rows: usize, columns: usize) -> bool {
+        rows <= self.rows && columns <= self.stride
     }
 
     /// Some elements of one row, side by side.

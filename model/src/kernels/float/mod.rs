@@ -144,44 +144,25 @@ fn interleave<T: Copy + Send + Sync>(
     });
 }
 
-/// Multiply-adds under which sharing a product among threads costs more than it saves.
-const SERIAL: usize = 1 << 15;
-/// Weight bytes that a thread takes at a time where one row passes: some microseconds of streaming.
-const PIECE: usize = 96 << 10;
-/// Rows of `x` that a thread takes at least.
-const FEWEST: usize = 24;
-
 /// `out (rows, n) = x (rows, k) . w (n, k)^T`.
 ///
 /// # Panics
 /// When the lengths do not fit: the callers are layers that know their widths.
 pub(crate) fn matmul(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32], threads: &Threads) {
-    let (rows, count) = (x.len() / w.k, panels::count(w.n));
-    assert!(out.len() == rows * w.n, "matmul: lengths do not fit");
-    if rows * w.n == 0 {
+    let rows = x.len() / w.k;
+    assert!(x.len() == rows * w.k && out.len() == rows * w.n, "matmul: lengths do not fit");
+    if out.is_empty() {
         return;
     }
-    let output = Output::new(out, w.n);
-    if threads.count() == 1 || rows * w.n * w.k < SERIAL {
-        return product(isa, x, w, output);
-    }
-    // One row wants two panels at a time; many rows want one, and where those are few, parts of the rows.
-    let bytes = w.bytes() / count;
-    let group = if rows == 1 { PIECE.div_ceil(bytes).next_multiple_of(2) } else { PIECE.div_ceil(bytes * rows) };
-    let groups = count.div_ceil(group);
-    let wanted = (4 * threads.count()).div_ceil(groups).min(rows / FEWEST).max(1);
-    let block = rows.div_ceil(wanted).next_multiple_of(tile::ROWS);
-    let blocks = rows.div_ceil(block);
-    threads.run(groups * blocks, &|i| {
-        let (from, row) = (i / blocks * group, i % blocks * block);
-        panels(isa, x, row..rows.min(row + block), w, from..count.min(from + group), output);
-    });
+    let out = Output::new(out, w.n);
+    panels::share(threads, rows, (w.n, w.k), w.bytes(), &|rows, some| panels(isa, x, rows, w, some, out));
 }
 
 /// [`matmul`] by the calling thread alone.
-pub(crate) fn product(isa: Isa, x: &[f32], w: &Packed, out: Output) {
-    assert!(x.len().is_multiple_of(w.k) && out.fits(x.len() / w.k, w.n), "matmul: lengths do not fit");
-    panels(isa, x, 0..x.len() / w.k, w, 0..panels::count(w.n), out);
+pub(crate) fn product(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32]) {
+    let rows = x.len() / w.k;
+    assert!(x.len() == rows * w.k && out.len() == rows * w.n, "matmul: lengths do not fit");
+    panels(isa, x, 0..rows, w, 0..panels::count(w.n), Output::new(out, w.n.max(1)));
 }
 
 /// Some rows of `x` (all rows are given) against some panels of the weights.
@@ -216,8 +197,8 @@ fn typed<W: Simd>(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: R
         // SAFETY: `Isa::available` yields this only where the machine has AVX2, FMA and F16C.
         Isa::Avx2 => unsafe { avx2::run(&job) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::available` yields this only where the machine has AVX-512 F, BW, DQ and VL.
-        Isa::Avx512 => unsafe { avx512::run(&job) },
+        // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { avx512::run(&job) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::available` yields this only where the machine has NEON.
         Isa::Neon => unsafe { neon::run(&job) },

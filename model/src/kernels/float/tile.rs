@@ -6,9 +6,6 @@ use std::ops::Range;
 use super::plain::Element;
 use crate::kernels::panels::{self, GROUP, Output, PANEL};
 
-/// Rows of `x` in a tile: six by four registers of AVX-512 are 24 sums, and fill the 32 registers.
-pub(super) const ROWS: usize = 6;
-
 /// A register of f32 lanes.
 ///
 /// # Safety
@@ -147,6 +144,7 @@ unsafe fn strip<V: Vector, W: Load<V>, const R: usize>(
             row += $m;
         }};
     }
+    // Six rows by four registers of AVX-512 are 24 sums, which with the weights fill the 32 registers.
     while row < job.rows.end {
         match job.rows.end - row {
             1 => rows!(1),

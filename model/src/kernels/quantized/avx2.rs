@@ -1,0 +1,234 @@
+//! AVX2: two registers are sixteen rows of weights, four columns of each.
+
+use std::arch::x86_64::{
+    __m256, __m256i, _mm_loadu_si128, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256,
+    _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sign_epi8,
+    _mm256_slli_epi32, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_xor_si256,
+};
+use std::ops::Range;
+
+use super::activations::Facts;
+use super::{Activations, BLOCK, Form, Kind, Panel, cached_blocks, tiles};
+use crate::kernels::panels::{GROUP, Output};
+
+/// Rows of `x` that a tile has at most: four sums and four products of sixteen registers.
+const ROWS: usize = 2;
+/// Rows of weights in a register.
+const LANES: usize = 8;
+
+/// The whole numbers' products of R rows of `x` and sixteen rows of weights over 32 columns.
+///
+/// # Safety
+/// R blocks of bytes and of facts are readable at `x` and `facts`, and at `w` the words of the block, each `stride`
+/// bytes behind the last. `HIGH`: the weights are in the high halves of bytes.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn products<F: Form, const R: usize, const HIGH: bool>(
+    x: *const i8,
+    facts: *const Facts,
+    w: *const u8,
+    stride: usize,
+) -> [[__m256i; 2]; R] {
+    let (low, flip, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi8(-128), _mm256_set1_epi16(1));
+    let mut sums = [[_mm256_setzero_si256(); 2]; R];
+    for step in 0..8 {
+        let (word, column) = match F::KIND {
+            Kind::Q8_0 | Kind::Q4K => (step, 4 * step),
+            // Both halves of a word's bytes, one after the other.
+            Kind::Q4_0 => (step / 2, 4 * (step / 2) + 16 * (step % 2)),
+        };
+        let high = if F::KIND == Kind::Q4_0 { step % 2 == 1 } else { HIGH };
+        for half in 0..2 {
+            // SAFETY: the caller's promise: word `word` of 16 rows.
+            let bytes = unsafe { _mm256_loadu_si256(w.add(word * stride + 32 * half).cast()) };
+            let weights = match (F::KIND, high) {
+                (Kind::Q8_0, _) => _mm256_xor_si256(bytes, flip),
+                (_, false) => _mm256_and_si256(bytes, low),
+                (_, true) => _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low),
+            };
+            for (r, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: the caller's promise: column + 4 <= 32 bytes of block r.
+                let x = _mm256_set1_epi32(unsafe { x.add(BLOCK * r + column).cast::<i32>().read_unaligned() });
+                sums[half] = if F::KIND == Kind::Q8_0 {
+                    // The sign goes from the weight to `x`, which is never -128: two products are 2 * 128 * 127 at
+                    // most, which 16 bits hold.
+                    let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
+                    _mm256_add_epi32(sums[half], _mm256_madd_epi16(pairs, ones))
+                } else {
+                    // Sixteen products of the block are 16 * 15 * 127 at most, which 16 bits hold.
+                    _mm256_add_epi16(sums[half], _mm256_maddubs_epi16(weights, x))
+                };
+            }
+        }
+    }
+    if F::KIND != Kind::Q8_0 {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's promise: facts of R blocks.
+            let negative = _mm256_set1_epi32(unsafe { (*facts.add(r)).negative });
+            let zero = match F::KIND {
+                Kind::Q4_0 => _mm256_slli_epi32::<3>(negative),
+                _ => _mm256_setzero_si256(),
+            };
+            *sums = sums.map(|sum| _mm256_add_epi32(_mm256_madd_epi16(sum, ones), zero));
+        }
+    }
+    sums
+}
+
+/// Adds a block's scaled products to the sums, and takes the scaled minima of q4_k.
+///
+/// # Safety
+/// Facts of R blocks are readable at `facts`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add<F: Form, const R: usize>(
+    sums: &mut [[__m256; 2]; R],
+    products: [[__m256i; 2]; R],
+    (scales, minima): ([__m256; 2], [__m256; 2]),
+    facts: *const Facts,
+) {
+    for (r, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
+        // SAFETY: the caller's promise.
+        let facts = unsafe { *facts.add(r) };
+        for half in 0..2 {
+            let scale = _mm256_mul_ps(scales[half], _mm256_set1_ps(facts.scale));
+            sums[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products[half]), scale, sums[half]);
+            if F::KIND == Kind::Q4K {
+                sums[half] = _mm256_fnmadd_ps(_mm256_set1_ps(facts.total), minima[half], sums[half]);
+            }
+        }
+    }
+}
+
+/// Sixteen f16 numbers.
+///
+/// # Safety
+/// 32 bytes are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn halves(at: *const u8) -> [__m256; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [0, 2 * LANES].map(|i| _mm256_cvtph_ps(_mm_loadu_si128(at.add(i).cast()))) }
+}
+
+/// The eight scales and the eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
+///
+/// # Safety
+/// Three words of 8 rows are readable at `at`, each `stride` bytes behind the last.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn six_bits(at: *const u8, stride: usize) -> [__m256i; 4] {
+    // SAFETY: the caller's promise.
+    let [a, b, c] = unsafe { [0, 1, 2].map(|i| _mm256_loadu_si256(at.add(i * stride).cast())) };
+    let (six, four, two) = (_mm256_set1_epi8(63), _mm256_set1_epi8(15), _mm256_set1_epi8(0x30));
+    let top = |v| _mm256_and_si256(_mm256_srli_epi16::<2>(v), two);
+    [
+        _mm256_and_si256(a, six),
+        _mm256_or_si256(_mm256_and_si256(c, four), top(a)),
+        _mm256_and_si256(b, six),
+        _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16::<4>(c), four), top(b)),
+    ]
+}
+
+/// R rows of `x`, from `row` on, and sixteen of weights over some blocks: the sums go on from `out`, or from 0 at
+/// block 0.
+///
+/// # Safety
+/// As for `panel`; the rows and the group lie inside, and the blocks are whole stored ones.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile<F: Form, const R: usize>(
+    (x, row): (&Activations, usize),
+    (w, group): (&Panel<'_>, usize),
+    blocks: Range<usize>,
+    out: Output,
+) {
+    let start = w.rows.start + group * GROUP;
+    let columns = start..w.rows.end.min(start + GROUP);
+    let mut lanes = [[0.0f32; GROUP]; R];
+    if blocks.start > 0 {
+        for (r, lanes) in lanes.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            lanes[..columns.len()].copy_from_slice(unsafe { out.part(row + r, columns.clone()) });
+        }
+    }
+    // SAFETY: sixteen numbers are readable in each row of lanes.
+    let load = |lanes: [f32; GROUP]| unsafe { [0, LANES].map(|i| _mm256_loadu_ps(lanes.as_ptr().add(i))) };
+    let mut sums = lanes.map(load);
+    // Of each number of four bytes the first, and zeros.
+    let [a, b, c, d] = [0x8080_8000, 0x8080_8004, 0x8080_8008, 0x8080_800c].map(u32::cast_signed);
+    let first_bytes = _mm256_setr_epi32(a, b, c, d, a, b, c, d);
+    let stride = 4 * w.width;
+    let stored_bytes = F::KIND.block_bytes() * w.width;
+    let (mut xs, mut facts) = x.from(blocks.start, row);
+    let mut at = w.bytes[blocks.start / F::KIND.parts() * stored_bytes..].as_ptr();
+    for _ in 0..blocks.len() / F::KIND.parts() {
+        // SAFETY: the stored block lies in the panel, its rows of `x` in the activations: the pointers stay inside
+        // until the last block is done, and are not read behind it.
+        unsafe {
+            let scales = halves(at.add(2 * GROUP * group));
+            let words = at.add(2 * F::KIND.halves() * w.width + 4 * GROUP * group);
+            if F::KIND == Kind::Q4K {
+                let minima = halves(at.add(2 * (w.width + GROUP * group)));
+                let bits = [0, 4 * LANES].map(|i| six_bits(words.add(i), stride));
+                for part in 0..F::KIND.parts() {
+                    let words = words.add((3 + part / 2 * 8) * stride);
+                    let products = if part % 2 == 0 {
+                        products::<F, R, false>(xs, facts, words, stride)
+                    } else {
+                        products::<F, R, true>(xs, facts, words, stride)
+                    };
+                    let byte = _mm256_add_epi32(first_bytes, _mm256_set1_epi32(part as i32 % 4));
+                    let of = |bits| _mm256_cvtepi32_ps(_mm256_shuffle_epi8(bits, byte));
+                    let scales = [0, 1].map(|i| _mm256_mul_ps(scales[i], of(bits[i][part / 4])));
+                    let minima = [0, 1].map(|i| _mm256_mul_ps(minima[i], of(bits[i][2 + part / 4])));
+                    add::<F, R>(&mut sums, products, (scales, minima), facts);
+                    xs = xs.wrapping_add(BLOCK * x.stride());
+                    facts = facts.wrapping_add(x.stride());
+                }
+            } else {
+                let products = products::<F, R, false>(xs, facts, words, stride);
+                add::<F, R>(&mut sums, products, (scales, scales), facts);
+                xs = xs.wrapping_add(BLOCK * x.stride());
+                facts = facts.wrapping_add(x.stride());
+            }
+            at = at.wrapping_add(stored_bytes);
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        let mut lanes = [0.0f32; GROUP];
+        // SAFETY: sixteen numbers are written to sixteen.
+        unsafe {
+            _mm256_storeu_ps(lanes.as_mut_ptr(), sums[0]);
+            _mm256_storeu_ps(lanes.as_mut_ptr().add(LANES), sums[1]);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { out.part(row + r, columns.clone()) }.copy_from_slice(&lanes[..columns.len()]);
+    }
+}
+
+/// A panel for some rows of `x`.
+///
+/// # Safety
+/// The machine has AVX2, FMA and F16C. The rows lie in `x`, whose columns are the panel's; `out` has them and the
+/// panel's columns, which nobody else touches.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
+    let step = cached_blocks(F::KIND, w.width);
+    for start in (0..w.blocks).step_by(step) {
+        let blocks = start..w.blocks.min(start + step);
+        for rows in tiles(rows.clone(), ROWS) {
+            for group in 0..w.width / GROUP {
+                // SAFETY: the caller's promise; a tile has one or two rows.
+                unsafe {
+                    match rows.len() {
+                        1 => tile::<F, 1>((x, rows.start), (w, group), blocks.clone(), out),
+                        _ => tile::<F, 2>((x, rows.start), (w, group), blocks.clone(), out),
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! AVX-512 with VNNI: one register is sixteen rows of weights, four columns of each.
+
+use std::arch::x86_64::{
+    __m512, __m512i, __mmask16, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps,
+    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps,
+    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_set4_epi32, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_slli_epi32,
+    _mm512_srli_epi16,
+};
+use std::ops::Range;
+
+use super::activations::Facts;
+use super::{Activations, BLOCK, Form, Kind, Panel, cached_blocks, tiles};
+use crate::kernels::panels::{GROUP, Output};
+
+/// Rows of `x` that a tile has at most: with two groups of weights that is 12 sums and 12 products, and room is left
+/// for the weights.
+const ROWS: usize = 6;
+
+/// The whole numbers' products of R rows of `x` and G groups of weights over 32 columns.
+///
+/// # Safety
+/// R blocks of bytes are readable at `x`, and at `w` the words of the block, each `stride` bytes behind the last.
+/// `HIGH`: the weights are in the high halves of bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
+    x: *const i8,
+    facts: *const Facts,
+    w: *const u8,
+    stride: usize,
+) -> [[__m512i; G]; R] {
+    let low = _mm512_set1_epi8(15);
+    let mut sums = [[_mm512_setzero_si512(); G]; R];
+    for (r, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's promise: facts of R blocks.
+        let negative = _mm512_set1_epi32(unsafe { (*facts.add(r)).negative });
+        *sums = match F::KIND {
+            Kind::Q8_0 => [_mm512_slli_epi32::<7>(negative); G],
+            Kind::Q4_0 => [_mm512_slli_epi32::<3>(negative); G],
+            Kind::Q4K => [_mm512_setzero_si512(); G],
+        };
+    }
+    for step in 0..8 {
+        let (word, column) = match F::KIND {
+            Kind::Q8_0 | Kind::Q4K => (step, 4 * step),
+            // Both halves of a word's bytes, one after the other.
+            Kind::Q4_0 => (step / 2, 4 * (step / 2) + 16 * (step % 2)),
+        };
+        let high = if F::KIND == Kind::Q4_0 { step % 2 == 1 } else { HIGH };
+        let mut weights = [low; G];
+        for (g, weights) in weights.iter_mut().enumerate() {
+            // SAFETY: the caller's promise: word `word` of G groups of 16 rows.
+            let bytes = unsafe { _mm512_loadu_si512(w.add(word * stride + 64 * g).cast()) };
+            *weights = match (F::KIND, high) {
+                (Kind::Q8_0, _) => bytes,
+                (_, false) => _mm512_and_si512(bytes, low),
+                (_, true) => _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low),
+            };
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller's promise: column + 4 <= 32 bytes of block r.
+            let x = _mm512_set1_epi32(unsafe { x.add(BLOCK * r + column).cast::<i32>().read_unaligned() });
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = _mm512_dpbusd_epi32(*sum, weights, x);
+            }
+        }
+    }
+    sums
+}
+
+/// Adds a block's scaled products to the sums.
+///
+/// # Safety
+/// Facts of R blocks are readable at `facts`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn add<const R: usize, const G: usize>(
+    sums: &mut [[__m512; G]; R],
+    products: [[__m512i; G]; R],
+    scales: [__m512; G],
+    facts: *const Facts,
+) {
+    for (r, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
+        // SAFETY: the caller's promise.
+        let x_scale = _mm512_set1_ps(unsafe { (*facts.add(r)).scale });
+        for ((sum, product), scale) in sums.iter_mut().zip(products).zip(scales) {
+            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), _mm512_mul_ps(scale, x_scale), *sum);
+        }
+    }
+}
+
+/// Sixteen f16 numbers.
+///
+/// # Safety
+/// 32 bytes are readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn halves(at: *const u8) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+}
+
+/// The eight scales and the eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
+///
+/// # Safety
+/// Three words of 16 rows are readable at `at`, each `stride` bytes behind the last.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn six_bits(at: *const u8, stride: usize) -> [__m512i; 4] {
+    // SAFETY: the caller's promise.
+    let [a, b, c] = unsafe { [0, 1, 2].map(|i| _mm512_loadu_si512(at.add(i * stride).cast())) };
+    let (six, four, two) = (_mm512_set1_epi8(63), _mm512_set1_epi8(15), _mm512_set1_epi8(0x30));
+    let top = |v| _mm512_and_si512(_mm512_srli_epi16::<2>(v), two);
+    [
+        _mm512_and_si512(a, six),
+        _mm512_or_si512(_mm512_and_si512(c, four), top(a)),
+        _mm512_and_si512(b, six),
+        _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16::<4>(c), four), top(b)),
+    ]
+}
+
+/// A tile: where its rows of `x`, its weights and its outputs are.
+#[derive(Clone, Copy)]
+struct Tile<'a> {
+    x: &'a Activations,
+    row: usize,
+    w: &'a Panel<'a>,
+    group: usize,
+    out: Output,
+}
+
+/// R rows of `x` and G groups of weights over some blocks: the sums go on from `out`, or from 0 at block 0.
+///
+/// # Safety
+/// As for `panel`; the tile lies inside, and the blocks are whole stored ones.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, blocks: Range<usize>) {
+    let Tile { x, row, w, group, out } = tile;
+    let columns = |g: usize| {
+        let start = w.rows.start + (group + g) * GROUP;
+        start..w.rows.end.min(start + GROUP)
+    };
+    let mask = |g: usize| (u32::MAX >> (32 - columns(g).len())) as __mmask16;
+    let mut sums = [[_mm512_setzero_ps(); G]; R];
+    if blocks.start > 0 {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (g, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: the caller's promise; the mask keeps to the columns that there are.
+                *sum = unsafe { _mm512_maskz_loadu_ps(mask(g), out.part(row + r, columns(g)).as_ptr()) };
+            }
+        }
+    }
+    // Of each number of four bytes the first, and zeros.
+    let [a, b, c, d] = [0x8080_8000, 0x8080_8004, 0x8080_8008, 0x8080_800c].map(u32::cast_signed);
+    let first_bytes = _mm512_set4_epi32(d, c, b, a);
+    let stride = 4 * w.width;
+    let stored_bytes = F::KIND.block_bytes() * w.width;
+    let (mut xs, mut facts) = x.from(blocks.start, row);
+    let mut at = w.bytes[blocks.start / F::KIND.parts() * stored_bytes..].as_ptr();
+    for _ in 0..blocks.len() / F::KIND.parts() {
+        // SAFETY: the stored block lies in the panel, its rows of `x` in the activations: the pointers stay inside
+        // until the last block is done, and are not read behind it.
+        unsafe {
+            let words = at.add(2 * F::KIND.halves() * w.width + group * 4 * GROUP);
+            let mut scales = [_mm512_setzero_ps(); G];
+            for (g, scales) in scales.iter_mut().enumerate() {
+                *scales = halves(at.add(2 * GROUP * (group + g)));
+            }
+            if F::KIND == Kind::Q4K {
+                let mut minima = [_mm512_setzero_ps(); G];
+                let mut bits = [[_mm512_setzero_si512(); 4]; G];
+                for g in 0..G {
+                    minima[g] = halves(at.add(2 * (w.width + GROUP * (group + g))));
+                    bits[g] = six_bits(words.add(4 * GROUP * g), stride);
+                }
+                for half in 0..2 {
+                    for pair in 0..2 {
+                        let words = words.add((3 + 16 * half + 8 * pair as usize) * stride);
+                        for high in 0..2 {
+                            let products = if high == 0 {
+                                products::<F, R, G, false>(xs, facts, words, stride)
+                            } else {
+                                products::<F, R, G, true>(xs, facts, words, stride)
+                            };
+                            let byte = _mm512_add_epi32(first_bytes, _mm512_set1_epi32(2 * pair + high));
+                            let of = |bits| _mm512_cvtepi32_ps(_mm512_shuffle_epi8(bits, byte));
+                            let (mut part_scales, mut part_minima) = (scales, minima);
+                            for g in 0..G {
+                                part_scales[g] = _mm512_mul_ps(scales[g], of(bits[g][half]));
+                                part_minima[g] = _mm512_mul_ps(minima[g], of(bits[g][2 + half]));
+                            }
+                            add(&mut sums, products, part_scales, facts);
+                            for (r, sums) in sums.iter_mut().enumerate() {
+                                let total = _mm512_set1_ps((*facts.add(r)).total);
+                                for (sum, minimum) in sums.iter_mut().zip(part_minima) {
+                                    *sum = _mm512_fnmadd_ps(total, minimum, *sum);
+                                }
+                            }
+                            xs = xs.wrapping_add(BLOCK * x.stride());
+                            facts = facts.wrapping_add(x.stride());
+                        }
+                    }
+                }
+            } else {
+                let products = products::<F, R, G, false>(xs, facts, words, stride);
+                add(&mut sums, products, scales, facts);
+                xs = xs.wrapping_add(BLOCK * x.stride());
+                facts = facts.wrapping_add(x.stride());
+            }
+            at = at.wrapping_add(stored_bytes);
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        for (g, sum) in sums.iter().enumerate() {
+            // SAFETY: the caller's promise; the mask keeps to the columns that there are.
+            unsafe { _mm512_mask_storeu_ps(out.part(row + r, columns(g)).as_mut_ptr(), mask(g), *sum) };
+        }
+    }
+}
+
+/// R rows of `x` and all groups of the panel.
+///
+/// # Safety
+/// As for `panel`; R rows are there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, blocks: Range<usize>) {
+    let end = at.w.width / GROUP;
+    while at.group < end {
+        // SAFETY: each arm takes no more groups than there are.
+        unsafe {
+            match end - at.group {
+                4.. if R <= 3 => {
+                    tile::<F, R, 4>(at, blocks.clone());
+                    at.group += 4;
+                }
+                2.. => {
+                    tile::<F, R, 2>(at, blocks.clone());
+                    at.group += 2;
+                }
+                _ => {
+                    tile::<F, R, 1>(at, blocks.clone());
+                    at.group += 1;
+                }
+            }
+        }
+    }
+}
+
+/// A panel for some rows of `x`.
+///
+/// # Safety
+/// The machine has AVX-512 F, BW, DQ, VL and VNNI. The rows lie in `x`, whose columns are the panel's; `out` has them
+/// and the panel's columns, which nobody else touches.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
+    // Three rows or less take the weights as they come.
+    let step = if rows.len() <= 3 { w.blocks } else { cached_blocks(F::KIND, w.width) };
+    for start in (0..w.blocks).step_by(step.max(1)) {
+        let blocks = start..w.blocks.min(start + step);
+        for rows in tiles(rows.clone(), ROWS) {
+            let at = Tile { x, row: rows.start, w, group: 0, out };
+            // SAFETY: the caller's promise; a tile has one to six rows.
+            unsafe {
+                match rows.len() {
+                    1 => groups::<F, 1>(at, blocks.clone()),
+                    2 => groups::<F, 2>(at, blocks.clone()),
+                    3 => groups::<F, 3>(at, blocks.clone()),
+                    4 => groups::<F, 4>(at, blocks.clone()),
+                    5 => groups::<F, 5>(at, blocks.clone()),
+                    _ => groups::<F, 6>(at, blocks.clone()),
+                }
+            }
+        }
+    }
+}

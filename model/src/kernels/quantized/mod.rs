@@ -1,0 +1,279 @@
+//! Products with quantised weights: q8_0, q4_0 and q4_k, as GGUF files hold them, interleaved in panels.
+//!
+//! The rows of `x` are quantised as well, in blocks of 32 (see `activations`), so that the product of two blocks is
+//! one of whole numbers, which no order of adding changes; a block's product is then scaled and added to the row's
+//! sum, block after block. `plain` defines that sum; the other files give its bits with an instruction set each.
+//!
+//! A stored block is some f16 numbers and then words of four bytes. A panel holds its blocks one after another; of
+//! each block first the first f16 of all its rows, the second of all, then the first word of all rows, and so on:
+//!
+//! | kind | columns | f16 | words |
+//! |---|---|---|---|
+//! | q8_0 | 32 | scale | 8 of quants, each 128 too large |
+//! | q4_0 | 32 | scale | 4 of quants, each 8 too large: columns 4i.. in the low halves of bytes, 16 + 4i.. in the high |
+//! | q4_k | 256 | scale, minimum | 3 of 6-bit scales and minima, 32 of quants: of every 64 columns the first 32 low |
+
+#[cfg(test)]
+mod tests;
+
+mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod plain;
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+pub(crate) use activations::Activations;
+
+use super::Isa;
+use super::panels::{self, GROUP, Lines, Output, PANEL};
+use super::threads::Threads;
+
+/// Columns that share a scale of the activations, and of the weights.
+pub(crate) const BLOCK: usize = 32;
+
+/// How weights are quantised: GGUF's formats of the same names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Blocks of 32: an f16 scale and 32 signed bytes.
+    Q8_0,
+    /// Blocks of 32: an f16 scale and 32 half bytes, 8 too large.
+    Q4_0,
+    /// Blocks of 256: eight parts of 32 with a scale and a minimum of 6 bits each, which two f16 scale, and half bytes.
+    Q4K,
+}
+
+impl Kind {
+    /// Columns of a stored block.
+    pub(crate) const fn columns(self) -> usize {
+        match self {
+            Self::Q8_0 | Self::Q4_0 => BLOCK,
+            Self::Q4K => 8 * BLOCK,
+        }
+    }
+
+    /// The f16 numbers that a stored block begins with.
+    const fn halves(self) -> usize {
+        match self {
+            Self::Q8_0 | Self::Q4_0 => 1,
+            Self::Q4K => 2,
+        }
+    }
+
+    /// The words of four bytes that follow.
+    const fn words(self) -> usize {
+        match self {
+            Self::Q8_0 => 8,
+            Self::Q4_0 => 4,
+            Self::Q4K => 3 + 32,
+        }
+    }
+
+    /// Bytes of a stored block of one row.
+    pub(crate) const fn block_bytes(self) -> usize {
+        2 * self.halves() + 4 * self.words()
+    }
+
+    /// Blocks of 32 in a stored block.
+    const fn parts(self) -> usize {
+        self.columns() / BLOCK
+    }
+
+    /// Signed bytes are stored 128 too large, so that every kind's quants are unsigned.
+    const fn flip(self) -> u32 {
+        match self {
+            Self::Q8_0 => 0x8080_8080,
+            Self::Q4_0 | Self::Q4K => 0,
+        }
+    }
+}
+
+/// A kind as a type, so that a kernel is compiled for each.
+trait Form {
+    const KIND: Kind;
+}
+
+/// [`Kind::Q8_0`] as a type.
+struct Q8_0;
+/// [`Kind::Q4_0`] as a type.
+struct Q4_0;
+/// [`Kind::Q4K`] as a type.
+struct Q4K;
+
+impl Form for Q8_0 {
+    const KIND: Kind = Kind::Q8_0;
+}
+
+impl Form for Q4_0 {
+    const KIND: Kind = Kind::Q4_0;
+}
+
+impl Form for Q4K {
+    const KIND: Kind = Kind::Q4K;
+}
+
+/// A quantised matrix (n, k) in panels.
+#[derive(Clone, Debug)]
+pub(crate) struct Packed {
+    kind: Kind,
+    n: usize,
+    k: usize,
+    lines: Lines,
+}
+
+impl Packed {
+    /// Packs GGUF's bytes of the matrix (n, k), row by row.
+    ///
+    /// # Errors
+    /// When `k` is no multiple of the kind's block, or the bytes are not those of such a matrix.
+    pub(crate) fn pack(kind: Kind, blocks: &[u8], n: usize, k: usize, threads: &Threads) -> Result<Self, String> {
+        if !k.is_multiple_of(kind.columns()) {
+            return Err(format!("rows of {k} are not made of blocks of {}", kind.columns()));
+        }
+        let row_bytes = k / kind.columns() * kind.block_bytes();
+        if row_bytes.checked_mul(n) != Some(blocks.len()) {
+            return Err(format!("{} bytes are no matrix ({n}, {k}), whose rows have {row_bytes}", blocks.len()));
+        }
+        let mut lines = Lines::zeroed(n.next_multiple_of(GROUP) * row_bytes);
+        if !blocks.is_empty() {
+            let sources = blocks.chunks(PANEL * row_bytes);
+            let pieces: Vec<_> = lines.bytes_mut().chunks_mut(PANEL * row_bytes).zip(sources).map(Mutex::new).collect();
+            threads.run(pieces.len(), &|p| {
+                let mut piece = pieces[p].lock().unwrap_or_else(PoisonError::into_inner);
+                let (panel, rows) = &mut *piece;
+                interleave(kind, rows, row_bytes, panel);
+            });
+        }
+        Ok(Self { kind, n, k, lines })
+    }
+
+    /// Bytes that the weights take, the last panel's missing rows among them.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lines.bytes().len()
+    }
+
+    /// Rows, n.
+    pub(crate) fn rows(&self) -> usize {
+        self.n
+    }
+
+    /// Columns, k.
+    pub(crate) fn columns(&self) -> usize {
+        self.k
+    }
+
+    /// One row as floats (k).
+    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.n && out.len() == self.k, "row {row} of {}, {} of {}", self.n, out.len(), self.k);
+        let panel = self.panel(row / PANEL);
+        for (block, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+            plain::Block::new(self.kind, &panel, row % PANEL, block).widen(out);
+        }
+    }
+
+    /// The bytes of a panel and what they are.
+    fn panel(&self, p: usize) -> Panel<'_> {
+        let (rows, width) = panels::rows(p, self.n);
+        let row_bytes = self.k / self.kind.columns() * self.kind.block_bytes();
+        let bytes = &self.lines.bytes()[rows.start * row_bytes..][..width * row_bytes];
+        Panel { bytes, rows, width, blocks: self.k / BLOCK }
+    }
+}
+
+/// One panel of the weights.
+struct Panel<'a> {
+    bytes: &'a [u8],
+    /// Rows of the matrix: the columns of the product.
+    rows: Range<usize>,
+    /// Rows that it has room for.
+    width: usize,
+    /// Blocks of 32 columns.
+    blocks: usize,
+}
+
+/// Writes some rows into a panel that is wide enough for them.
+fn interleave(kind: Kind, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    let width = panel.len() / row_bytes;
+    let block_bytes = kind.block_bytes();
+    for (block, panel) in panel.chunks_exact_mut(width * block_bytes).enumerate() {
+        let (halves, words) = panel.split_at_mut(2 * kind.halves() * width);
+        let (halves, words) = (halves.as_chunks_mut::<2>().0, words.as_chunks_mut::<4>().0);
+        for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
+            let (row_halves, row_words) = bytes[block * block_bytes..][..block_bytes].split_at(2 * kind.halves());
+            for (half, to) in row_halves.as_chunks::<2>().0.iter().zip(halves[row..].iter_mut().step_by(width)) {
+                *to = *half;
+            }
+            for (word, to) in row_words.as_chunks::<4>().0.iter().zip(words[row..].iter_mut().step_by(width)) {
+                *to = (u32::from_ne_bytes(*word) ^ kind.flip()).to_ne_bytes();
+            }
+        }
+    }
+}
+
+/// `out (rows, n) = x (rows, k) . w (n, k)^T`.
+///
+/// # Panics
+/// When the lengths do not fit.
+pub(crate) fn matmul(isa: Isa, x: &Activations, w: &Packed, out: &mut [f32], threads: &Threads) {
+    assert!(out.len() == x.rows() * w.n, "quantized: lengths do not fit");
+    if out.is_empty() {
+        return;
+    }
+    let out = Output::new(out, w.n);
+    panels::share(threads, x.rows(), (w.n, w.k), w.bytes(), &|rows, some| panels(isa, x, rows, w, some, out));
+}
+
+/// Panels `panels` of `out = x . w^T` for some rows of `x`: row r of `x` gives row r of `out (rows of x, n)`.
+///
+/// Called from several threads, with parts of the product that do not meet.
+///
+/// # Panics
+/// When the shapes do not fit.
+pub(crate) fn panels(isa: Isa, x: &Activations, rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output) {
+    assert!(x.columns() == w.k && rows.end <= x.rows() && out.holds(rows.end, w.n), "quantized: shapes do not fit");
+    if rows.is_empty() {
+        return;
+    }
+    for p in panels {
+        let panel = w.panel(p);
+        match w.kind {
+            Kind::Q8_0 => form::<Q8_0>(isa, x, rows.clone(), &panel, out),
+            Kind::Q4_0 => form::<Q4_0>(isa, x, rows.clone(), &panel, out),
+            Kind::Q4K => form::<Q4K>(isa, x, rows.clone(), &panel, out),
+        }
+    }
+}
+
+fn form<F: Form>(isa: Isa, x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields it only where the machine has these sets; `panels` has checked the shapes.
+        Isa::Avx512Vnni => unsafe { avx512::panel::<F>(x, rows, w, out) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx512 | Isa::Avx2 => unsafe { avx2::panel::<F>(x, rows, w, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `panels` has checked the shapes.
+        Isa::Neon => unsafe { plain::panel::<F>(x, rows, w, out) },
+        // SAFETY: `panels` has checked the shapes.
+        Isa::Plain => unsafe { plain::panel::<F>(x, rows, w, out) },
+    }
+}
+
+/// Bytes of weights that stay in a core's first-level cache while rows of `x` pass.
+const CACHED: usize = 20 << 10;
+
+/// Blocks of 32 columns that many rows of `x` meet before they go on to the next: whole stored blocks of some 20 KiB.
+fn cached_blocks(kind: Kind, width: usize) -> usize {
+    (CACHED / (width * kind.block_bytes())).max(1) * kind.parts()
+}
+
+/// Rows cut in tiles of at most `most`, all about as high.
+fn tiles(rows: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = rows.len().div_ceil(most);
+    let (start, len) = (rows.start, rows.len());
+    (0..count).map(move |i| start + i * len / count..start + (i + 1) * len / count)
+}

@@ -1,0 +1,96 @@
+//! The definition: what a stored block means, and the order in which blocks are added.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::{Activations, BLOCK, Form, Kind, Panel};
+use crate::kernels::panels::Output;
+
+/// 32 columns of one row of a panel.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'a> {
+    kind: Kind,
+    /// The stored block, of all the panel's rows.
+    bytes: &'a [u8],
+    width: usize,
+    row: usize,
+    /// Which 32 of the stored block's columns.
+    part: usize,
+}
+
+impl<'a> Block<'a> {
+    /// Block `block` of the panel's row `row`.
+    pub(super) fn new(kind: Kind, panel: &Panel<'a>, row: usize, block: usize) -> Self {
+        let len = kind.block_bytes() * panel.width;
+        let bytes = &panel.bytes[block / kind.parts() * len..][..len];
+        Self { kind, bytes, width: panel.width, row, part: block % kind.parts() }
+    }
+
+    fn half(self, i: usize) -> f32 {
+        let at = 2 * (i * self.width + self.row);
+        f16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]).to_f32()
+    }
+
+    /// Byte `i` of the words.
+    fn byte(self, i: usize) -> u8 {
+        self.bytes[2 * self.kind.halves() * self.width + 4 * (i / 4 * self.width + self.row) + i % 4]
+    }
+
+    /// The whole number of column `i`.
+    fn quant(self, i: usize) -> i32 {
+        match self.kind {
+            Kind::Q8_0 => i32::from(self.byte(i)) - 128,
+            Kind::Q4_0 => i32::from(self.byte(i % 16) >> (i / 16 * 4) & 15) - 8,
+            Kind::Q4K => i32::from(self.byte(12 + self.part / 2 * BLOCK + i) >> (self.part % 2 * 4) & 15),
+        }
+    }
+
+    /// What the whole numbers count, and what is taken from each column: both are exact products.
+    fn scale_and_minimum(self) -> (f32, f32) {
+        let part = self.part;
+        let (scale, minimum) = match self.kind {
+            Kind::Q8_0 | Kind::Q4_0 => return (self.half(0), 0.0),
+            Kind::Q4K if part < 4 => (self.byte(part) & 63, self.byte(part + 4) & 63),
+            Kind::Q4K => (
+                self.byte(part + 4) & 15 | self.byte(part - 4) >> 6 << 4,
+                self.byte(part + 4) >> 4 | self.byte(part) >> 6 << 4,
+            ),
+        };
+        (self.half(0) * f32::from(scale), self.half(1) * f32::from(minimum))
+    }
+
+    /// The columns as floats.
+    pub(super) fn widen(self, out: &mut [f32; BLOCK]) {
+        let (scale, minimum) = self.scale_and_minimum();
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = scale * self.quant(i) as f32 - minimum;
+        }
+    }
+}
+
+/// A panel for some rows of `x`: the truth of every product with quantised weights.
+///
+/// # Safety
+/// The rows lie in `x`, whose columns are the panel's; `out` has them and the panel's columns, which nobody else
+/// touches.
+pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
+    for row in rows {
+        // SAFETY: the caller's promise.
+        let out = unsafe { out.part(row, w.rows.clone()) };
+        for (column, out) in out.iter_mut().enumerate() {
+            let mut sum = 0.0f32;
+            for block in 0..w.blocks {
+                let weights = Block::new(F::KIND, w, column, block);
+                let (quants, facts) = (x.quants(block, row), x.facts(block, row));
+                let product: i32 = quants.iter().enumerate().map(|(i, q)| i32::from(*q) * weights.quant(i)).sum();
+                let (scale, minimum) = weights.scale_and_minimum();
+                sum = (product as f32).mul_add(scale * facts.scale, sum);
+                if F::KIND == Kind::Q4K {
+                    sum = facts.total.mul_add(-minimum, sum);
+                }
+            }
+            *out = sum;
+        }
+    }
+}
