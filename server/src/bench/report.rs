@@ -150,7 +150,7 @@ fn markdown(rows: &[Row]) -> String {
             }
         }
     }
-    text += "\n| mixer | weights | threads | kind | rows | depth | tokens/s, median | least | most | roof |\n";
+    text += "\n| mixer | weights | threads | kind | rows | depth | tokens/s, median | least | most | of the roof |\n";
     text += "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
     for row in rows {
         let Row { mixer, weights, threads, kind, batch, .. } = row;
