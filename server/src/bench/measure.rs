@@ -45,16 +45,16 @@ impl Model {
                     let wanted = (plan::attention(*mixer)?, true);
                     let has = (decoder.config().attention, decoder.config().gate);
                     let (own, folder) = (mixer_of(decoder.config()), folder.display());
-                    ensure!(has == wanted, "--mixer {}: {folder} is a model of {own}", word(*mixer));
+                    ensure!(has == wanted, "--mixer {}: {folder} is a model of {own}", word(mixer));
                 }
                 let weights = weights.map_or_else(|| stored(&decoder), |weights| weights.to_string());
                 (name_of(folder), weights, decoder)
             }
             Subject::Shape { shape, weights, config } => {
-                say(&format!("making random weights of {} as {weights}", word(*shape)));
+                say(&format!("making random weights of {} as {weights}", word(shape)));
                 let decoder = Decoder::random((**config).clone(), *weights, SEED)
-                    .with_context(|| format!("--shape {} with {weights}", word(*shape)))?;
-                (word(*shape), weights.to_string(), decoder)
+                    .with_context(|| format!("--shape {} with {weights}", word(shape)))?;
+                (word(shape), weights.to_string(), decoder)
             }
         };
         let pool = |threads: &Arc<Threads>| {

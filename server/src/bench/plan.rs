@@ -1,6 +1,6 @@
 //! What is measured: the command line, checked, as models and cases.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use serde_json::json;
@@ -62,8 +62,8 @@ impl Plan {
             (Some(shape), _) => {
                 shapes(shape, &or(&args.mixer, MixerArg::RfaGate), &or(&args.weights, WeightType::Bf16))?
             }
-            (None, Some(folder)) => checkpoints(folder.clone(), args),
-            (None, None) => checkpoints(default()?, args),
+            (None, Some(folder)) => checkpoints(folder, args),
+            (None, None) => checkpoints(&default()?, args),
         };
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let mut depths = each_once(&args.depths);
@@ -122,13 +122,13 @@ fn or<T: Copy + PartialEq>(list: &[T], default: T) -> Vec<T> {
     if list.is_empty() { vec![default] } else { each_once(list) }
 }
 
-fn checkpoints(folder: PathBuf, args: &BenchArgs) -> Vec<Subject> {
+fn checkpoints(folder: &Path, args: &BenchArgs) -> Vec<Subject> {
     let mixers: Vec<Option<MixerArg>> = each_once(&args.mixer).into_iter().map(Some).collect();
     let weights: Vec<Option<WeightType>> = args.weights.iter().copied().map(Some).collect();
     let mut subjects = Vec::new();
     for mixer in or(&mixers, None) {
         for weights in or(&weights, None) {
-            subjects.push(Subject::Checkpoint { folder: folder.clone(), weights, mixer });
+            subjects.push(Subject::Checkpoint { folder: folder.to_owned(), weights, mixer });
         }
     }
     subjects
@@ -152,7 +152,7 @@ pub(super) fn attention(mixer: MixerArg) -> Result<Attention> {
         MixerArg::Softmax => "softmax",
     };
     serde_json::from_value(json!(name))
-        .map_err(|_| anyhow!("--mixer {}: the models of this version have no such attention", word(mixer)))
+        .map_err(|_| anyhow!("--mixer {}: the models of this version have no such attention", word(&mixer)))
 }
 
 /// A model of this size: a SwiGLU as wide as a Llama of the same size has, an embedding that is the head too.

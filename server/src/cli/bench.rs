@@ -9,17 +9,20 @@ use super::positive;
 
 /// What `bench --help` says below its flags.
 const NOTES: &str = "\
-All cases are measured in turn, round after round, so that a machine whose speed drifts is the same to all; what is \
-told is the median over the rounds, the least and the most. Everything that is compared is held in memory at once: \
-each model, and a pool of states for each model and number of threads.
+Everything is measured in turn, round after round, so that a machine whose speed drifts is the same
+to all; what is told is the median over the rounds, the least and the most. Everything that is
+compared is held in memory at once: each model, and states for each model and number of threads.
 
-roof_share is how much of what this machine gives at most a case reaches. In every round the bytes a second that the \
-threads read from memory are measured, and the floating-point operations a second of fused multiply-adds. Decoding is \
-held against the first: all weights read once a step, and every row's state read and written. Prefill is held against \
-the second: two operations for every parameter of the matrices that a token is multiplied with (the head's for the \
-last token alone), and none for the rest. A share can be over 1: where weights and states fit into the caches, which \
-are faster than memory; and in prefill with quantised weights, since products of 8-bit integers are faster than those \
-of f32.";
+roof_share is how much a case reaches of what this machine gives at most. Every round also measures
+how many bytes a second the threads read from memory (for which it takes 512 MiB), and how many
+operations a second they make of fused multiply-adds on f32. Decoding is held against the first: a
+step reads all weights once, and reads and writes the state of every row. Prefill is held against
+the second: two operations for every parameter of the matrices that a token is multiplied with (of
+the output head for the last token alone), and none for the rest.
+
+A share can be over 1. Where weights and states fit into the caches, they are read faster than from
+memory. With quantised weights prompts are read by products of 8-bit integers, of which the machine
+makes more than of f32.";
 
 /// The flags of `bench`.
 #[derive(Clone, Debug, Args)]
@@ -45,10 +48,10 @@ pub(crate) struct BenchArgs {
     #[arg(long, env = "TIDEGATE_THREADS", value_delimiter = ',', value_name = "COUNTS", value_parser = positive)]
     pub(crate) threads: Vec<usize>,
     /// Tokens that every row has read before, one number or several. The deepest is read once, in full.
-    #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_values_t = [0, 2048, 8192])]
+    #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "0,2048,8192")]
     pub(crate) depths: Vec<usize>,
     /// Rows that are decoded together, one number or several.
-    #[arg(long, value_delimiter = ',', value_name = "ROWS", default_values_t = [1, 8, 32], value_parser = positive)]
+    #[arg(long, value_delimiter = ',', value_name = "ROWS", default_value = "1,8,32", value_parser = positive)]
     pub(crate) batch: Vec<usize>,
     /// Tokens of the prompt whose reading is measured at every depth; 0 measures none.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
@@ -108,7 +111,7 @@ pub(crate) enum BenchOutput {
 }
 
 /// The word of an argument on the command line.
-pub(crate) fn word(value: impl ValueEnum) -> String {
+pub(crate) fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 

@@ -51,7 +51,7 @@ pub(crate) enum Command {
     /// Continues a prompt in the terminal.
     Generate(GenerateArgs),
     /// Measures tokens per second on this machine, and the share of what it gives at most.
-    Bench(Box<BenchArgs>),
+    Bench(BenchArgs),
 }
 
 /// The flags of `serve`.
