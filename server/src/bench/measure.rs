@@ -110,10 +110,10 @@ impl Model {
             Kind::Decode { rows } => {
                 // Rows differ from the first step on, and so do their states.
                 let tokens = ids(depth, rows, vocab);
-                self.decoder.decode(&tokens, pool, &slots, &mut self.logits)?;
+                self.decoder.decode_into(&tokens, pool, &slots, &mut self.logits)?;
                 clock = Instant::now();
                 for _ in 0..plan.steps {
-                    self.decoder.decode(&tokens, pool, &slots, &mut self.logits)?;
+                    self.decoder.decode_into(&tokens, pool, &slots, &mut self.logits)?;
                 }
                 plan.steps * rows
             }

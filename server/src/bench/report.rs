@@ -69,7 +69,7 @@ impl Row {
         let (read_bandwidth, fma_peak) = (roofs.read_bandwidth(case.threads), roofs.fma_peak(case.threads));
         let (kind, batch, tokens, roof_share) = match case.kind {
             Kind::Decode { rows } => {
-                let seconds = step_bytes(config, weight_bytes, state_bytes, rows) / read_bandwidth;
+                let seconds = step_bytes(weight_bytes, state_bytes, rows) / read_bandwidth;
                 ("decode", rows, rows * plan.steps, seconds * median / rows as f64)
             }
             Kind::Prefill => {
