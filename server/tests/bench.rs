@@ -98,7 +98,7 @@ fn a_folder_from_the_environment_is_measured_and_mistakes_are_named() {
         (&["--model", folder, "--shape", "12m"], "cannot be used with"),
         (&["--model", folder, "--mixer", "softmax"], "--mixer softmax: "),
         (&["--shape", "12m", "--mixer", "softmax"], "error: --mixer softmax: "),
-        (&["--weights", "q5_1"], "must be f32, bf16, f16, q8_0, q4_0 or q4_k"),
+        (&["--weights", "q5_1"], "must be one of f32, bf16, f16, q8_0, q4_0, q4_k"),
         (&["--shape", "12m", "--batch", "1000000000000"], "error: the states cannot be allocated: "),
     ] {
         let output = bench(args);

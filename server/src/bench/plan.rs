@@ -233,7 +233,7 @@ mod tests {
         for (line, words) in [
             ("--shape 12m --model x", "cannot be used with"),
             ("--shape 13m", "125m"),
-            ("--weights q5_0", "must be f32, bf16, f16, q8_0, q4_0 or q4_k"),
+            ("--weights q5_0", "must be one of f32, bf16, f16, q8_0, q4_0, q4_k"),
             ("--threads 1,0", "must be at least 1"),
             ("--depths 1,-1", "invalid"),
         ] {

@@ -36,7 +36,7 @@ pub(crate) struct BenchArgs {
     pub(crate) shape: Option<ShapeArg>,
     /// How weights are held, one or several: f32, bf16, f16, q8_0, q4_0, q4_k. As the checkpoint stores them where
     /// absent; bf16 with --shape.
-    #[arg(long, value_delimiter = ',', value_name = "TYPES", value_parser = weight_type)]
+    #[arg(long, value_delimiter = ',', value_name = "TYPES", value_parser = str::parse::<WeightType>)]
     pub(crate) weights: Vec<WeightType>,
     /// What mixes tokens, one or several. The checkpoint's own where absent; rfa-gate with --shape.
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -113,8 +113,4 @@ pub(crate) enum BenchOutput {
 /// The word of an argument on the command line.
 pub(crate) fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
-fn weight_type(text: &str) -> Result<WeightType, String> {
-    text.parse().map_err(|_| "must be f32, bf16, f16, q8_0, q4_0 or q4_k".into())
 }
