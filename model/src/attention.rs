@@ -1,11 +1,13 @@
 //! The mixers: what moves information between tokens. One interface, chosen by the config.
 
 mod rfa;
-mod rotary;
+pub(crate) mod rotary;
 
-use candle_core::{Result, Tensor};
+use candle_core::Result;
 
+use crate::compute::Compute;
 use crate::config::{Attention, DecoderConfig};
+use crate::ops::recurrent;
 use crate::probe::LayerProbe;
 use crate::state::LayerState;
 use crate::weights::{LoadError, Weights};
@@ -19,13 +21,42 @@ pub(crate) struct Rows<'a> {
     pub(crate) slots: &'a [usize],
     /// The position of each row's first new token.
     pub(crate) positions: &'a [u64],
+    /// New tokens of each row.
+    pub(crate) time: usize,
+    /// The angles of those tokens, where the config has rotary positions.
+    pub(crate) angles: Option<&'a rotary::Angles>,
+    /// The layer's number.
+    pub(crate) layer: usize,
+}
+
+/// What a mixer holds on the way.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    qkv: Vec<f32>, // (rows, time, 3 heads d)
+    convolved: Vec<f32>,
+    gate: Vec<f32>, // (rows, time, heads)
+    h: Vec<f32>,    // (rows, time, heads d)
+    normed: Vec<f32>,
+    scan: recurrent::Buffers,
 }
 
 /// A layer that mixes tokens along time, with a state of constant size.
 pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
-    /// x: (batch, time, hidden) f32 -> (batch, time, hidden); the rows' slots of `state` are taken forward.
-    fn forward(&self, x: &Tensor, state: &LayerState, rows: Rows<'_>, probe: Option<&mut LayerProbe>)
-    -> Result<Tensor>;
+    /// x: (rows, time, hidden) -> out: the same shape; the rows' slots of `state` are taken forward.
+    #[allow(clippy::too_many_arguments, reason = "what a step has: weights are in self, all else is lent")]
+    fn forward(
+        &self,
+        cx: &mut Compute,
+        x: &[f32],
+        state: &mut LayerState,
+        rows: Rows<'_>,
+        buffers: &mut Buffers,
+        out: &mut [f32],
+        probe: Option<&mut LayerProbe>,
+    ) -> Result<()>;
+
+    /// Bytes of the matrices.
+    fn bytes(&self) -> usize;
 }
 
 /// The mixer that the config asks for.

@@ -1,10 +1,12 @@
 //! One block of the decoder: `x + mixer(norm(x))`, then `x + mlp(norm(x))`.
 
-use candle_core::{Result, Tensor};
+use candle_core::Result;
 
 use crate::attention::{self, Mixer, Rows};
+use crate::compute::{Compute, sized};
 use crate::config::DecoderConfig;
-use crate::nn::{Mlp, RmsNorm};
+use crate::kernels::norm;
+use crate::nn::{Mlp, MlpBuffers, RmsNorm};
 use crate::probe::LayerProbe;
 use crate::state::LayerState;
 use crate::weights::{LoadError, Weights};
@@ -18,12 +20,21 @@ pub(crate) struct Block {
     mlp: Mlp,
 }
 
+/// What the blocks hold on the way, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    normed: Vec<f32>, // (rows, hidden)
+    delta: Vec<f32>,  // (rows, hidden)
+    mixer: attention::Buffers,
+    mlp: MlpBuffers,
+}
+
 impl Block {
     /// Reads the tensors of `model.layers.N`.
     pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let norm = |name: &str| -> std::result::Result<RmsNorm, LoadError> {
-            Ok(RmsNorm::new(&weights.get(&format!("{name}.weight"), &[hidden])?, config.rms_norm_eps)?)
+            Ok(RmsNorm::new(weights.numbers(&format!("{name}.weight"), &[hidden])?, config.rms_norm_eps))
         };
         let mlp = weights.pp("mlp");
         Ok(Self {
@@ -31,24 +42,36 @@ impl Block {
             mixer: attention::build(config, &weights.pp("self_attn"))?,
             mlp_norm: norm("post_attention_layernorm")?,
             mlp: Mlp::new(
-                &mlp.get("gate_proj.weight", &[inner, hidden])?,
-                &mlp.get("up_proj.weight", &[inner, hidden])?,
-                &mlp.get("down_proj.weight", &[hidden, inner])?,
+                mlp.matrix("gate_proj.weight", inner, hidden)?,
+                mlp.matrix("up_proj.weight", inner, hidden)?,
+                &mlp.matrix("down_proj.weight", hidden, inner)?,
             )?,
         })
     }
 
-    /// x: (batch, time, hidden) f32 -> the same shape; the rows' slots of `state` are taken forward.
+    /// Bytes of the matrices.
+    pub(crate) fn bytes(&self) -> usize {
+        self.mixer.bytes() + self.mlp.bytes()
+    }
+
+    /// x: (rows time, hidden), changed in place; the rows' slots of `state` are taken forward.
     pub(crate) fn forward(
         &self,
-        x: &Tensor,
-        state: &LayerState,
+        cx: &mut Compute,
+        x: &mut [f32],
+        state: &mut LayerState,
         rows: Rows<'_>,
+        buffers: &mut Buffers,
         probe: Option<&mut LayerProbe>,
-    ) -> Result<Tensor> {
-        let x = (x + self.mixer.forward(&self.input_norm.forward(x)?, state, rows, probe)?)?;
-        let shape = x.shape();
-        let inner = self.mlp.forward(&self.mlp_norm.forward(&x)?.flatten_to(1)?)?;
-        &x + inner.reshape(shape)?
+    ) -> Result<()> {
+        let Buffers { normed, delta, mixer, mlp } = buffers;
+        let (normed, delta) = (sized(normed, x.len()), sized(delta, x.len()));
+        self.input_norm.forward(cx, x, normed);
+        self.mixer.forward(cx, normed, state, rows, mixer, delta, probe)?;
+        norm::add(cx.isa, x, delta);
+        self.mlp_norm.forward(cx, x, normed);
+        self.mlp.forward(cx, normed, mlp, delta);
+        norm::add(cx.isa, x, delta);
+        Ok(())
     }
 }

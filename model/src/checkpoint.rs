@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
-use candle_core::safetensors::MmapedSafetensors;
-use candle_core::{DType, Device};
+use candle_core::Device;
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
 
 use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
 pub use crate::weights::LoadError;
-use crate::weights::Weights;
+use crate::weights::{Entry, File, Source, WeightType, Weights};
 
 /// Reads and checks `config.json`.
 fn load_config(folder: &Path) -> Result<DecoderConfig, LoadError> {
@@ -27,16 +29,40 @@ pub fn load(folder: &Path, device: &Device) -> Result<Decoder, LoadError> {
         return Err(LoadError::Device);
     }
     let config = load_config(folder)?;
-    let path = folder.join("model.safetensors");
-    if let Err(source) = std::fs::File::open(&path) {
-        return Err(LoadError::Io { path, source });
-    }
-    // SAFETY: the file is read while it is mapped and not afterwards; a checkpoint is not written to while it is
-    // loaded (a writer that truncated it would end this process, as it would any program that maps its files).
-    let file = unsafe { MmapedSafetensors::new(&path)? };
+    let file = safetensors(&folder.join(SAFETENSORS))?;
     check(&config, &file)?;
-    let weights = Weights::new(&file, device);
-    Decoder::new(config, &weights)
+    Decoder::new(config, &Weights::new(&Source::File(Arc::new(file))))
+}
+
+const SAFETENSORS: &str = "model.safetensors";
+
+fn map(path: &Path) -> Result<Mmap, LoadError> {
+    let failed = |source| LoadError::Io { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(failed)?;
+    // SAFETY: the file is only read, and a checkpoint is not written to while it is loaded or served (a writer that
+    // truncated it would end this process, as it would any program that maps its files).
+    unsafe { Mmap::map(&file) }.map_err(failed)
+}
+
+/// Maps a safetensors file and reads its header.
+fn safetensors(path: &Path) -> Result<File, LoadError> {
+    let bytes = map(path)?;
+    let broken = |reason: String| LoadError::Format { file: SAFETENSORS, reason };
+    let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| broken(error.to_string()))?;
+    // The header's length is eight bytes before it.
+    let start = header + 8;
+    let entries = metadata.tensors().into_iter().map(|(name, info)| {
+        let kind = match info.dtype {
+            Dtype::F32 => Some(WeightType::F32),
+            Dtype::F16 => Some(WeightType::F16),
+            Dtype::BF16 => Some(WeightType::Bf16),
+            _ => None,
+        };
+        let range = start + info.data_offsets.0..start + info.data_offsets.1;
+        (name, Entry { kind, stored: format!("{:?}", info.dtype), shape: info.shape.clone(), range })
+    });
+    let entries = entries.collect();
+    Ok(File { name: SAFETENSORS, bytes: Box::new(bytes), entries })
 }
 
 /// The tensors that a config asks for, with their shapes: the contract between trainer and server.
@@ -77,24 +103,22 @@ pub fn tensors(config: &DecoderConfig) -> BTreeMap<String, Vec<usize>> {
 }
 
 /// Compares the file's header with what the config asks for; no tensor is read.
-fn check(config: &DecoderConfig, file: &MmapedSafetensors) -> Result<(), LoadError> {
+fn check(config: &DecoderConfig, file: &File) -> Result<(), LoadError> {
     let mut wanted = tensors(config);
     let mut problems = Vec::new();
-    for (name, view) in file.tensors() {
-        match wanted.remove(&name) {
+    for (name, entry) in &file.entries {
+        match wanted.remove(name) {
             None => problems.push(format!("unknown tensor {name}")),
-            Some(shape) if shape != view.shape() => {
-                problems.push(format!("{name} has shape {:?}, expected {shape:?}", view.shape()));
+            Some(shape) if shape != entry.shape => {
+                problems.push(format!("{name} has shape {:?}, expected {shape:?}", entry.shape));
             }
-            Some(_) => {
-                let dtype = DType::try_from(view.dtype()).ok();
-                if !matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16)) {
-                    problems.push(format!("{name} has dtype {:?}, expected F32, F16 or BF16", view.dtype()));
-                }
+            Some(_) if entry.kind.is_none() => {
+                problems.push(format!("{name} has dtype {}, expected F32, F16 or BF16", entry.stored));
             }
+            Some(_) => {}
         }
     }
     problems.extend(wanted.keys().map(|name| format!("missing tensor {name}")));
     problems.sort();
-    if problems.is_empty() { Ok(()) } else { Err(LoadError::Tensors(problems)) }
+    if problems.is_empty() { Ok(()) } else { Err(LoadError::Tensors { file: file.name, problems }) }
 }

@@ -1,44 +1,51 @@
 //! The decoder: token ids in, logits out, states of constant size taken forward.
 
-use candle_core::{D, DType, Device, Result, Tensor, bail};
+use candle_core::{Device, Result, Tensor, bail};
 
 use crate::attention::Rows;
 use crate::block::Block;
-use crate::config::DecoderConfig;
+use crate::compute::sized;
+use crate::config::{DecoderConfig, PositionEmbedding};
 use crate::nn::{Linear, RmsNorm};
 use crate::probe::Probe;
-use crate::state::StatePool;
-use crate::weights::{LoadError, Weights};
+use crate::state::{PoolOptions, StatePool, Workspace};
+use crate::weights::{LoadError, Source, Table, WeightType, Weights};
 
 /// A decoder of pre-norm blocks. Its weights are read-only: one decoder serves any number of pools.
 #[derive(Debug)]
 pub struct Decoder {
     config: DecoderConfig,
-    embedding: Tensor, // (vocab, hidden), as stored
+    embedding: Option<Table>, // (vocab, hidden); none where the head's rows are it
     blocks: Vec<Block>,
     norm: RmsNorm, // (hidden)
     head: Linear,  // (vocab, hidden)
-    device: Device,
 }
 
 impl Decoder {
     pub(crate) fn new(config: DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
-        let table = [config.vocab_size, config.hidden_size];
         let model = weights.pp("model");
-        let embedding = model.get("embed_tokens.weight", &table)?;
-        let head =
-            if config.tie_word_embeddings { embedding.clone() } else { weights.get("lm_head.weight", &table)? };
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let (embedding, head) = if config.tie_word_embeddings {
+            (None, Linear::new(&model.matrix("embed_tokens.weight", vocab, hidden)?, None)?)
+        } else {
+            let head = weights.matrix("lm_head.weight", vocab, hidden)?;
+            (Some(model.table("embed_tokens.weight", vocab, hidden)?), Linear::new(&head, None)?)
+        };
         let blocks = (0..config.num_hidden_layers)
             .map(|i| Block::new(&config, &model.pp(&format!("layers.{i}"))))
             .collect::<std::result::Result<_, _>>()?;
-        Ok(Self {
-            blocks,
-            norm: RmsNorm::new(&model.get("norm.weight", &[config.hidden_size])?, config.rms_norm_eps)?,
-            head: Linear::new(&head, None)?,
-            embedding,
-            device: weights.device().clone(),
-            config,
-        })
+        let norm = RmsNorm::new(model.numbers("norm.weight", &[hidden])?, config.rms_norm_eps);
+        Ok(Self { blocks, norm, head, embedding, config })
+    }
+
+    /// A decoder of random weights, for measurements: matrices in `weights`, or in f16 where their rows are not whole
+    /// blocks of it.
+    ///
+    /// # Errors
+    /// The config is out of its bounds.
+    pub fn random(config: DecoderConfig, weights: WeightType, seed: u64) -> std::result::Result<Self, LoadError> {
+        config.validate()?;
+        Self::new(config, &Weights::new(&Source::Random(weights, seed)))
     }
 
     /// What the decoder is made of.
@@ -46,12 +53,26 @@ impl Decoder {
         &self.config
     }
 
-    /// A pool of `slots` empty conversations for this decoder.
+    /// Bytes of the matrices as they lie in memory, each counted once; what a token reads, but for an embedding of its
+    /// own, of which it reads a row.
+    pub fn weight_bytes(&self) -> usize {
+        self.blocks.iter().map(Block::bytes).sum::<usize>() + self.head.bytes()
+    }
+
+    /// A pool of `slots` empty conversations for this decoder, states in f32.
     ///
     /// # Errors
     /// As for [`StatePool::new`].
     pub fn new_pool(&self, slots: usize) -> Result<StatePool> {
-        StatePool::new(&self.config, slots, &self.device)
+        self.new_pool_with(PoolOptions::new(slots))
+    }
+
+    /// A pool of empty conversations for this decoder.
+    ///
+    /// # Errors
+    /// As for [`StatePool::new`].
+    pub fn new_pool_with(&self, options: PoolOptions) -> Result<StatePool> {
+        StatePool::new(&self.config, options)
     }
 
     /// All logits of some new tokens of each row.
@@ -67,7 +88,7 @@ impl Decoder {
     /// has changed. After any other error (the device's) the slots are part way, and are
     /// refused until they are reset.
     pub fn forward(&self, ids: &Tensor, pool: &mut StatePool, slots: &[usize]) -> Result<Tensor> {
-        self.head.forward(&self.hidden(ids, pool, slots, None)?)
+        self.all_logits(ids, pool, slots, None)
     }
 
     /// [`Self::forward`] by the chunked form of the recurrence, with every layer's denominators and gates counted in
@@ -83,7 +104,7 @@ impl Decoder {
         probe: &mut Probe,
     ) -> Result<Tensor> {
         probe.resize_with(self.blocks.len(), Default::default);
-        self.head.forward(&self.hidden(ids, pool, slots, Some(probe))?)
+        self.all_logits(ids, pool, slots, Some(probe))
     }
 
     /// Takes in some tokens of one conversation -> the logits after the last of them (vocab).
@@ -91,8 +112,10 @@ impl Decoder {
     /// # Errors
     /// As for [`Self::forward`].
     pub fn prefill(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<Vec<f32>> {
-        let hidden = self.hidden(&self.row(ids)?, pool, &[slot], None)?;
-        self.head.forward(&hidden.narrow(1, ids.len() - 1, 1)?)?.flatten_all()?.to_vec1()
+        self.hidden(ids, pool, &[slot], None)?;
+        let mut logits = Vec::new();
+        self.logits(pool, 1, ids.len() - 1..ids.len(), &mut logits);
+        Ok(logits)
     }
 
     /// Takes in some tokens of one conversation and makes no logits.
@@ -100,53 +123,99 @@ impl Decoder {
     /// # Errors
     /// As for [`Self::forward`].
     pub fn absorb(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
-        self.hidden(&self.row(ids)?, pool, &[slot], None).map(|_| ())
+        self.hidden(ids, pool, &[slot], None)
     }
 
     /// Takes every row one token further -> logits (rows, vocab), row after row.
+    ///
+    /// # Errors
+    /// As for [`Self::forward`].
+    pub fn decode(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize]) -> Result<Vec<f32>> {
+        let mut logits = Vec::new();
+        self.decode_into(ids, pool, slots, &mut logits)?;
+        Ok(logits)
+    }
+
+    /// [`Self::decode`] into a buffer that is kept: from the second step of so many rows on, nothing is allocated.
     ///
     /// A row's logits are the same bits whatever the other rows and slots are (on the CPU).
     ///
     /// # Errors
     /// As for [`Self::forward`].
-    pub fn decode(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize]) -> Result<Vec<f32>> {
-        let ids = Tensor::from_slice(ids, (ids.len(), 1), &self.device)?;
-        self.forward(&ids, pool, slots)?.flatten_all()?.to_vec1()
+    pub fn decode_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
+        if ids.len() != slots.len() {
+            bail!("every row needs a token and a slot, found {} ids and {} slots", ids.len(), slots.len());
+        }
+        self.hidden(ids, pool, slots, None)?;
+        self.logits(pool, ids.len(), 0..1, logits);
+        Ok(())
     }
 
-    fn row(&self, ids: &[u32]) -> Result<Tensor> {
-        Tensor::from_slice(ids, (1, ids.len()), &self.device)
-    }
-
-    /// The last norm's output: (batch, time, hidden) f32.
-    fn hidden(
+    fn all_logits(
         &self,
         ids: &Tensor,
         pool: &mut StatePool,
         slots: &[usize],
-        mut probe: Option<&mut Probe>,
+        probe: Option<&mut Probe>,
     ) -> Result<Tensor> {
         let (batch, time) = ids.dims2()?;
-        if batch != slots.len() || batch == 0 || time == 0 {
-            bail!(
-                "ids must be (rows, tokens) with a slot for each row, found {batch} x {time} and {} slots",
-                slots.len()
-            );
+        if batch != slots.len() {
+            bail!("ids must be (rows, tokens) with a slot for each row, found {batch} rows and {} slots", slots.len());
         }
-        let flat = ids.flatten_all()?;
-        let highest = flat.max(D::Minus1)?.to_scalar::<u32>()?;
-        if highest as usize >= self.config.vocab_size {
-            bail!("token id {highest} is outside the vocabulary of {}", self.config.vocab_size);
+        self.hidden(&ids.flatten_all()?.to_vec1()?, pool, slots, probe)?;
+        let mut logits = Vec::new();
+        self.logits(pool, batch, 0..time, &mut logits);
+        Tensor::from_vec(logits, (batch, time, self.config.vocab_size), &Device::Cpu)
+    }
+
+    /// The logits of some of the tokens of each row that [`Self::hidden`] has just taken in.
+    fn logits(&self, pool: &mut StatePool, rows: usize, tokens: std::ops::Range<usize>, logits: &mut Vec<f32>) {
+        let hidden = self.config.hidden_size;
+        let Workspace { cx, x, last, .. } = pool.parts().1;
+        let time = x.len() / (rows * hidden);
+        let last = sized(last, rows * tokens.len() * hidden);
+        for (x, last) in x.chunks_exact(time * hidden).zip(last.chunks_exact_mut(tokens.len() * hidden)) {
+            self.norm.forward(cx, &x[tokens.start * hidden..tokens.end * hidden], last);
+        }
+        logits.resize(rows * tokens.len() * self.config.vocab_size, 0.0);
+        self.head.forward(cx, last, logits);
+    }
+
+    /// Takes the rows forward; the residual stream (rows, time, hidden) is left in the pool.
+    fn hidden(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], mut probe: Option<&mut Probe>) -> Result<()> {
+        let (batch, hidden) = (slots.len(), self.config.hidden_size);
+        if ids.is_empty() || batch == 0 || !ids.len().is_multiple_of(batch) {
+            bail!("there must be at least one row and one token, found {} ids and {batch} slots", ids.len());
+        }
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
+            bail!("token id {id} is outside the vocabulary of {}", self.config.vocab_size);
         }
         pool.begin(slots)?;
-        let positions: Vec<u64> = slots.iter().map(|&slot| pool.tokens(slot)).collect();
-        let rows = Rows { slots, positions: &positions };
-        let x = self.embedding.index_select(&flat, 0)?.to_dtype(DType::F32)?;
-        let mut x = x.reshape((batch, time, self.config.hidden_size))?;
-        for (i, (block, state)) in self.blocks.iter().zip(pool.layers()).enumerate() {
-            x = block.forward(&x, state, rows, probe.as_deref_mut().map(|p| &mut p[i]))?;
+        let time = ids.len() / batch;
+        pool.place(slots);
+        let (layers, Workspace { cx, x, positions, blocks, angles, .. }) = pool.parts();
+        x.resize(ids.len() * hidden, 0.0);
+        self.embed(ids, x);
+        let rope = self.config.position_embedding == PositionEmbedding::Rope;
+        if rope {
+            angles.turn(positions, time);
+        }
+        let angles = rope.then_some(&*angles);
+        for (layer, (block, state)) in self.blocks.iter().zip(layers).enumerate() {
+            let rows = Rows { slots, positions, time, angles, layer };
+            block.forward(cx, x, state, rows, blocks, probe.as_deref_mut().map(|p| &mut p[layer]))?;
         }
         pool.advance(slots, time);
-        self.norm.forward(&x)
+        Ok(())
+    }
+
+    /// The tokens' rows of the embedding. x: (tokens, hidden)
+    fn embed(&self, ids: &[u32], x: &mut [f32]) {
+        for (&id, x) in ids.iter().zip(x.chunks_exact_mut(self.config.hidden_size)) {
+            match &self.embedding {
+                None => self.head.row(id as usize, x),
+                Some(table) => table.row(id as usize, x),
+            }
+        }
     }
 }

@@ -1,17 +1,18 @@
 //! Feature maps: how a query or key becomes features whose products estimate a positive kernel.
 
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 
-use crate::kernels::{Isa, matmul, trigonometry};
+use crate::kernels::panels::Output;
+use crate::kernels::{Isa, float, trigonometry};
 use crate::nn::floats;
 
 /// The Gaussian map of every head (equation 2 of Peng et al., 2021):
 /// `phi(x) = sqrt(1/D) [sin(W x^), cos(W x^)]` with `x^ = x / (|x| + 1e-3)` and `W = sigma . W~`.
 ///
 /// `phi(x) . phi(y)` estimates `exp(-|sigma . (x^ - y^)|^2 / 2)`, with an error that falls like 1/sqrt(D).
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct GaussianFeatures {
-    w: Tensor, // (heads, D, d), f32, contiguous
+    heads: Vec<float::Packed>, // W of each head, sigma in it: (D, d), f32
 }
 
 impl GaussianFeatures {
@@ -20,14 +21,32 @@ impl GaussianFeatures {
     /// # Errors
     /// When the shapes do not fit.
     pub fn new(random_matrices: &Tensor, sigma: &Tensor) -> Result<Self> {
-        let w = random_matrices.broadcast_mul(&sigma.unsqueeze(1)?)?.contiguous()?;
-        w.dims3()?;
-        Ok(Self { w })
+        let w = random_matrices.broadcast_mul(&sigma.unsqueeze(1)?)?;
+        let (_, proj_dim, d) = w.dims3()?;
+        let w: Vec<f32> = w.flatten_all()?.to_vec1()?;
+        let pack = |w| float::Packed::of_f32(w, d);
+        Ok(Self { heads: w.chunks_exact(proj_dim * d).map(pack).collect() })
     }
 
-    /// W with sigma already in it: (heads, D, d).
-    pub(crate) fn w(&self) -> &Tensor {
-        &self.w
+    /// (heads, D, d)
+    pub(crate) fn dims(&self) -> (usize, usize, usize) {
+        let (proj_dim, d) = self.heads.first().map_or((0, 0), |w| (w.rows(), w.columns()));
+        (self.heads.len(), proj_dim, d)
+    }
+
+    /// Bytes of the matrices.
+    pub(crate) fn bytes(&self) -> usize {
+        self.heads.iter().map(float::Packed::bytes).sum()
+    }
+
+    /// The features of one head's rows: the part that all forms share.
+    ///
+    /// x: (rows, d), made unit length in place; angles: scratch (rows, D); out: (rows, 2D).
+    pub(crate) fn rows(&self, isa: Isa, head: usize, x: &mut [f32], angles: &mut [f32], out: &mut [f32]) {
+        let w = &self.heads[head];
+        trigonometry::unit(isa, x, w.columns());
+        float::product(isa, x, w, Output::new(angles, w.rows()));
+        trigonometry::features(isa, angles, w.rows(), out);
     }
 
     /// x: (batch, heads, time, d) f32, of any length -> phi (batch, heads, time, 2D).
@@ -35,40 +54,28 @@ impl GaussianFeatures {
     /// # Errors
     /// When `x` has other heads or another width than W.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.contiguous()?.apply_op2_no_bwd(&self.w, &GaussianOp)
+        x.contiguous()?.apply_op1_no_bwd(&GaussianOp(self))
     }
 }
 
-/// The features of one head's rows, on slices: the part that prefill and decoding share.
-///
-/// x: (rows, d), made unit length in place; w: (D, d); angles: scratch (rows, D); out: (rows, 2D).
-pub(crate) fn gaussian_rows(x: &mut [f32], w: &[f32], d: usize, angles: &mut [f32], out: &mut [f32]) {
-    let isa = Isa::detect();
-    trigonometry::unit(isa, x, d);
-    matmul::matmul_nt(x, matmul::Weights::F32(w), d, angles);
-    trigonometry::features(isa, angles, w.len() / d, out);
-}
+struct GaussianOp<'a>(&'a GaussianFeatures);
 
-struct GaussianOp;
-
-impl CustomOp2 for GaussianOp {
+impl CustomOp1 for GaussianOp<'_> {
     fn name(&self) -> &'static str {
         "gaussian-features"
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, w: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        let ((batch, heads, time, d), (w_heads, proj_dim, w_d)) = (xl.shape().dims4()?, wl.shape().dims3()?);
+    fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let ((batch, heads, time, d), (w_heads, proj_dim, w_d)) = (xl.shape().dims4()?, self.0.dims());
         if (heads, d) != (w_heads, w_d) {
             bail!("gaussian-features: x has {heads} heads of {d}, the random matrices {w_heads} of {w_d}");
         }
         let mut x = floats(x, xl, "gaussian-features: x")?.to_vec();
-        let w = floats(w, wl, "gaussian-features: random matrices")?;
         let mut angles = vec![0.0; time * proj_dim];
         let mut out = vec![0.0; batch * heads * time * 2 * proj_dim];
         let rows = x.chunks_exact_mut(time * d).zip(out.chunks_exact_mut(time * 2 * proj_dim));
         for (i, (x, out)) in rows.enumerate() {
-            let head = i % heads;
-            gaussian_rows(x, &w[head * proj_dim * d..][..proj_dim * d], d, &mut angles, out);
+            self.0.rows(Isa::detect(), i % heads, x, &mut angles, out);
         }
         Ok((CpuStorage::F32(out), (batch, heads, time, 2 * proj_dim).into()))
     }

@@ -16,17 +16,19 @@
 //! # }
 //! ```
 //!
-//! layout, config, weights, state, kernels, nn, feature_map -> ops -> attention -> block -> decoder; `checkpoint` loads one,
-//! `probe` watches one; `sampling` uses nothing of the others.
+//! kernels -> compute; layout, config, weights, memory, nn, feature_map -> ops -> attention -> block -> state -> decoder;
+//! `checkpoint` loads one, `probe` watches one; `sampling` uses nothing of the others.
 
 mod attention;
 mod block;
 pub mod checkpoint;
+mod compute;
 pub mod config;
 mod decoder;
 pub mod feature_map;
 mod kernels;
 mod layout;
+mod memory;
 mod nn;
 pub mod ops;
 pub mod probe;
@@ -40,5 +42,7 @@ pub use decoder::Decoder;
 pub use kernels::roof;
 pub use kernels::threads::Threads;
 pub use layout::StateLayout;
+pub use memory::StateType;
 pub use sampling::{Sampler, SamplerState, SamplingParams};
-pub use state::{Denominators, StatePool};
+pub use state::{Denominators, PoolOptions, StatePool};
+pub use weights::WeightType;

@@ -1,166 +1,185 @@
-//! Layers without memory: linear, RMSNorm, SwiGLU. Weights stay in their stored dtype; sums are f32.
+//! Layers without memory: linear, RMSNorm, SwiGLU. Weights stay in their stored type; sums are f32.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Layout, Result, Shape, Tensor, bail};
-use half::{bf16, f16};
+use candle_core::{CpuStorage, Layout, Result, bail};
 
-use crate::kernels::{Isa, activation, matmul};
+use crate::compute::{Compute, sized};
+use crate::kernels::{activation, float, norm};
+use crate::weights::{Matrix, WeightType};
 
 /// The elements of a contiguous f32 tensor on the CPU.
 pub(crate) fn floats<'a>(storage: &'a CpuStorage, layout: &Layout, what: &str) -> Result<&'a [f32]> {
-    slice(storage.as_slice::<f32>()?, layout, what)
-}
-
-fn slice<'a, T>(all: &'a [T], layout: &Layout, what: &str) -> Result<&'a [T]> {
+    let all = storage.as_slice::<f32>()?;
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&all[start..end]),
         None => bail!("{what} must be contiguous"),
     }
 }
 
-/// `x (rows, in) . w (out, in)^T`, one result for every row whatever the other rows are.
-struct MatmulNt;
-
-impl CustomOp2 for MatmulNt {
-    fn name(&self) -> &'static str {
-        "matmul-nt"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, w: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
-        let ((rows, k), (n, wk)) = (xl.shape().dims2()?, wl.shape().dims2()?);
-        if k != wk {
-            bail!("matmul-nt: x has {k} columns, the weight {wk}");
-        }
-        let x = floats(x, xl, "matmul-nt: x")?;
-        let weights = match w {
-            CpuStorage::F32(w) => matmul::Weights::F32(slice(w, wl, "matmul-nt: weight")?),
-            CpuStorage::BF16(w) => matmul::Weights::Bf16(slice::<bf16>(w, wl, "matmul-nt: weight")?),
-            CpuStorage::F16(w) => matmul::Weights::F16(slice::<f16>(w, wl, "matmul-nt: weight")?),
-            _ => bail!("matmul-nt: weights must be f32, bf16 or f16"),
-        };
-        let mut out = vec![0.0; rows * n];
-        matmul::matmul_nt(x, weights, k, &mut out);
-        Ok((CpuStorage::F32(out), (rows, n).into()))
-    }
-}
-
 /// `y = x W^T + b`.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Linear {
-    weight: Tensor,       // (out, in), as stored
-    bias: Option<Tensor>, // (out), f32
+    weight: float::Packed,  // (out, in)
+    bias: Option<Vec<f32>>, // (out)
 }
 
 impl Linear {
-    /// weight: (out, in) in f32, bf16 or f16; bias: (out).
-    pub(crate) fn new(weight: &Tensor, bias: Option<&Tensor>) -> Result<Self> {
-        let bias = bias.map(|b| b.to_dtype(DType::F32)).transpose()?;
-        Ok(Self { weight: weight.contiguous()?, bias })
+    /// weight: (out, in); bias: (out).
+    pub(crate) fn new(weight: &Matrix<'_>, bias: Option<Vec<f32>>) -> Result<Self> {
+        Ok(Self { bias, ..Self::stack(std::slice::from_ref(weight))? })
     }
 
     /// Several layers of one input as one: their weights one under another.
-    pub(crate) fn stack(weights: &[&Tensor]) -> Result<Self> {
-        let mixed = weights.windows(2).any(|pair| pair[0].dtype() != pair[1].dtype());
-        let common = |w: &&Tensor| if mixed { w.to_dtype(DType::F32) } else { Ok((*w).clone()) };
-        Self::new(&Tensor::cat(&weights.iter().map(common).collect::<Result<Vec<_>>>()?, 0)?, None)
+    pub(crate) fn stack(weights: &[Matrix<'_>]) -> Result<Self> {
+        let k = weights.first().map_or(0, |w| w.columns);
+        if k == 0 || weights.iter().any(|w| w.columns != k || w.bytes.len() != w.kind.bytes(w.rows * k)) {
+            bail!("linear: weights of one input must be whole and have as many columns, and one at least");
+        }
+        let parts = weights.iter().map(|w| {
+            let kind = match w.kind {
+                WeightType::F32 => float::Type::F32,
+                WeightType::Bf16 => float::Type::Bf16,
+                WeightType::F16 => float::Type::F16,
+                other => bail!("linear: weights in {other}"),
+            };
+            Ok(float::Rows { kind, bytes: &w.bytes })
+        });
+        Ok(Self { weight: float::Packed::pack(&parts.collect::<Result<Vec<_>>>()?, k), bias: None })
     }
 
-    /// x: (..., in) f32 -> (..., out) f32.
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let mut shape = x.dims().to_vec();
-        let Some(last) = shape.last_mut() else { bail!("linear: x has no dimensions") };
-        let (n, k) = self.weight.dims2()?;
-        *last = n;
-        let rows = x.elem_count() / k;
-        let x = x.reshape((rows, k))?.contiguous()?;
-        let y = x.apply_op2_no_bwd(&self.weight, &MatmulNt)?;
-        let y = match &self.bias {
-            Some(bias) => y.broadcast_add(bias)?,
-            None => y,
-        };
-        y.reshape(shape)
+    /// Outputs of a row.
+    pub(crate) fn width(&self) -> usize {
+        self.weight.rows()
+    }
+
+    /// Bytes of the weights.
+    pub(crate) fn bytes(&self) -> usize {
+        self.weight.bytes() + self.bias.as_ref().map_or(0, |bias| bias.len() * size_of::<f32>())
+    }
+
+    /// One row of the weights, widened. out: (in)
+    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
+        self.weight.row(row, out);
+    }
+
+    /// x: (rows, in) -> out: (rows, out)
+    pub(crate) fn forward(&self, cx: &mut Compute, x: &[f32], out: &mut [f32]) {
+        float::matmul(cx.isa, x, &self.weight, out, &cx.threads);
+        if let Some(bias) = &self.bias {
+            out.chunks_exact_mut(bias.len()).for_each(|row| norm::add(cx.isa, row, bias));
+        }
     }
 }
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
 #[derive(Clone, Debug)]
 pub(crate) struct RmsNorm {
-    weight: Tensor, // (dim), f32
+    weight: Vec<f32>, // (dim)
     eps: f32,
 }
 
 impl RmsNorm {
     /// weight: (dim).
-    pub(crate) fn new(weight: &Tensor, eps: f64) -> Result<Self> {
-        Ok(Self { weight: weight.to_dtype(DType::F32)?, eps: eps as f32 })
+    pub(crate) fn new(weight: Vec<f32>, eps: f64) -> Self {
+        Self { weight, eps: eps as f32 }
     }
 
-    /// x: (..., dim) f32 -> the same shape.
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        candle_nn::ops::rms_norm(&x.contiguous()?, &self.weight, self.eps)
-    }
-}
-
-/// `silu(gate) * up` of a row that holds gate, then up.
-struct SwiGlu;
-
-impl CustomOp1 for SwiGlu {
-    fn name(&self) -> &'static str {
-        "swiglu"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (rows, both) = layout.shape().dims2()?;
-        let mut out = vec![0.0; rows * both / 2];
-        activation::swiglu(Isa::detect(), floats(x, layout, "swiglu: x")?, both / 2, &mut out);
-        Ok((CpuStorage::F32(out), (rows, both / 2).into()))
+    /// x: (rows, dim) -> out: the same shape.
+    pub(crate) fn forward(&self, cx: &mut Compute, x: &[f32], out: &mut [f32]) {
+        let (isa, dim) = (cx.isa, self.weight.len());
+        cx.each(out, dim, &|row, out| norm::rms(isa, &x[row * dim..][..out.len()], &self.weight, self.eps, out));
     }
 }
 
 /// The feed-forward part: `down(silu(gate(x)) * up(x))`.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Mlp {
     gate_up: Linear, // (2 intermediate, hidden)
     down: Linear,    // (hidden, intermediate)
 }
 
+/// What an [`Mlp`] holds on the way.
+#[derive(Debug, Default)]
+pub(crate) struct MlpBuffers {
+    gate_up: Vec<f32>, // (rows, 2 intermediate)
+    inner: Vec<f32>,   // (rows, intermediate)
+}
+
 impl Mlp {
     /// gate, up: (intermediate, hidden); down: (hidden, intermediate).
-    pub(crate) fn new(gate: &Tensor, up: &Tensor, down: &Tensor) -> Result<Self> {
+    pub(crate) fn new(gate: Matrix<'_>, up: Matrix<'_>, down: &Matrix<'_>) -> Result<Self> {
         Ok(Self { gate_up: Linear::stack(&[gate, up])?, down: Linear::new(down, None)? })
     }
 
-    /// x: (rows, hidden) f32 -> (rows, hidden).
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.down.forward(&self.gate_up.forward(x)?.apply_op1_no_bwd(&SwiGlu)?)
+    /// Bytes of the weights.
+    pub(crate) fn bytes(&self) -> usize {
+        self.gate_up.bytes() + self.down.bytes()
+    }
+
+    /// x: (rows, hidden) -> out: (rows, hidden)
+    pub(crate) fn forward(&self, cx: &mut Compute, x: &[f32], buffers: &mut MlpBuffers, out: &mut [f32]) {
+        let (isa, width) = (cx.isa, self.gate_up.width() / 2);
+        let rows = out.len() / self.down.width();
+        let gate_up = sized(&mut buffers.gate_up, rows * 2 * width);
+        self.gate_up.forward(cx, x, gate_up);
+        let inner = sized(&mut buffers.inner, rows * width);
+        let both = &*gate_up;
+        cx.each(inner, width, &|row, out| {
+            activation::swiglu(isa, &both[row * 2 * width..][..2 * out.len()], width, out);
+        });
+        self.down.forward(cx, inner, out);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
+    use candle_core::{Device, Tensor};
 
     use super::*;
+    use crate::kernels::threads::Threads;
+
+    fn error(got: &[f32], want: &Tensor) -> Result<f32> {
+        let got = Tensor::from_slice(got, want.shape(), want.device())?;
+        (got - want)?.abs()?.max_all()?.to_scalar()
+    }
+
+    fn numbers(tensor: &Tensor) -> Result<Vec<f32>> {
+        tensor.flatten_all()?.to_vec1()
+    }
+
+    fn matrix(tensor: &Tensor) -> Result<Matrix<'static>> {
+        let (rows, columns) = tensor.dims2()?;
+        let bytes: Vec<u8> = numbers(tensor)?.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Ok(Matrix { kind: WeightType::F32, bytes: bytes.into(), rows, columns })
+    }
 
     #[test]
     fn a_linear_layer_agrees_with_candle() -> Result<()> {
         let device = Device::Cpu;
-        let x = Tensor::randn(0f32, 1.0, (2, 3, 40), &device)?;
+        let x = Tensor::randn(0f32, 1.0, (6, 40), &device)?;
         let w = Tensor::randn(0f32, 1.0, (50, 40), &device)?;
         let b = Tensor::randn(0f32, 1.0, 50, &device)?;
-        let want = x.reshape((6, 40))?.matmul(&w.t()?)?.broadcast_add(&b)?.reshape((2, 3, 50))?;
-        let got = Linear::new(&w, Some(&b))?.forward(&x)?;
-        let error = (got - want)?.abs()?.max_all()?.to_scalar::<f32>()?;
-        assert!(error < 1e-4, "{error}");
+        let want = x.matmul(&w.t()?)?.broadcast_add(&b)?;
+        let mut got = vec![f32::NAN; 6 * 50];
+        let mut cx = Compute::new(Threads::new(2).into());
+        Linear::new(&matrix(&w)?, Some(numbers(&b)?))?.forward(&mut cx, &numbers(&x)?, &mut got);
+        assert!(error(&got, &want)? < 1e-4);
         Ok(())
     }
 
     #[test]
-    fn swiglu_agrees_with_candle() -> Result<()> {
-        let x = Tensor::randn(0f32, 3.0, (4, 34), &Device::Cpu)?;
-        let halves = x.chunk(2, 1)?;
-        let want = (halves[0].silu()? * &halves[1])?;
-        let error = (x.apply_op1_no_bwd(&SwiGlu)? - want)?.abs()?.max_all()?.to_scalar::<f32>()?;
-        assert!(error < 1e-5, "{error}");
+    fn the_feed_forward_part_and_the_norm_agree_with_candle() -> Result<()> {
+        let random = |shape: (usize, usize)| Tensor::randn(0f32, 1.0, shape, &Device::Cpu);
+        let (x, gate, up, down) = (random((700, 24))?, random((34, 24))?, random((34, 24))?, random((24, 34))?);
+        let mut cx = Compute::new(Threads::new(3).into());
+        let mut got = vec![f32::NAN; 700 * 24];
+        let mlp = Mlp::new(matrix(&gate)?, matrix(&up)?, &matrix(&down)?)?;
+        mlp.forward(&mut cx, &numbers(&x)?, &mut MlpBuffers::default(), &mut got);
+        let inner = (x.matmul(&gate.t()?)?.silu()? * x.matmul(&up.t()?)?)?;
+        assert!(error(&got, &inner.matmul(&down.t()?)?)? < 2e-3);
+
+        let weight = Tensor::randn(1f32, 0.2, 24, &Device::Cpu)?;
+        RmsNorm::new(numbers(&weight)?, 1e-5).forward(&mut cx, &numbers(&x)?, &mut got);
+        assert!(error(&got, &candle_nn::ops::rms_norm(&x, &weight, 1e-5)?)? < 1e-5);
         Ok(())
     }
 }

@@ -1,34 +1,63 @@
 //! What a decoder remembers: a pool of slots, one conversation each, every slot of the same constant size.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
 
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor, bail};
+use candle_core::{Device, Result, Tensor, bail};
 
+use crate::block::Buffers;
+use crate::compute::Compute;
 use crate::config::DecoderConfig;
+use crate::kernels::threads::Threads;
 use crate::layout::StateLayout;
+use crate::memory::{Memory, StateType};
+
+/// How a pool is made.
+#[derive(Clone, Debug)]
+pub struct PoolOptions {
+    /// Conversations that fit.
+    pub slots: usize,
+    /// Who computes its steps.
+    pub threads: Arc<Threads>,
+    /// How its states are held.
+    pub state: StateType,
+}
+
+impl PoolOptions {
+    /// So many slots, states in f32, the process's threads.
+    pub fn new(slots: usize) -> Self {
+        Self { slots, threads: Arc::clone(Threads::global()), state: StateType::F32 }
+    }
+}
 
 /// One layer's part of the pool.
 #[derive(Debug)]
 pub(crate) struct LayerState {
-    /// S (2D, d), z (2D) and c of every head: (slots, heads, 2D (d + 1) + 1), f32
-    pub(crate) memory: Tensor,
-    /// The last inputs of the convolutions of q, k and v, oldest first: (slots, conv_kernel - 1, 3 heads d), f32
-    pub(crate) conv: Option<Tensor>,
-    pub(crate) denominators: Tally,
+    /// S, z and c of every head.
+    pub(crate) memory: Memory,
+    /// The last inputs of the convolutions of q, k and v, oldest first: (slots, conv_kernel - 1, 3 heads d); empty
+    /// without convolutions
+    pub(crate) conv: Vec<f32>,
+    pub(crate) denominators: Denominators,
 }
 
-/// Counts of the pool's whole life, behind the shared reference that a layer has of its state.
-#[derive(Debug, Default)]
-pub(crate) struct Tally {
-    all: AtomicU64,
-    clamped: AtomicU64,
-}
-
-impl Tally {
-    pub(crate) fn note(&self, all: usize, clamped: u64) {
-        self.all.fetch_add(all as u64, Relaxed);
-        self.clamped.fetch_add(clamped, Relaxed);
+impl Denominators {
+    pub(crate) fn note(&mut self, all: usize, clamped: u64) {
+        self.all += all as u64;
+        self.clamped += clamped;
     }
+}
+
+/// What a step holds on the way; it lies in the pool because a pool takes one step at a time.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    pub(crate) cx: Compute,
+    /// The residual stream: (rows, hidden)
+    pub(crate) x: Vec<f32>,
+    /// The rows that logits are wanted of: (rows, hidden)
+    pub(crate) last: Vec<f32>,
+    pub(crate) positions: Vec<u64>,
+    pub(crate) blocks: Buffers,
+    pub(crate) angles: crate::attention::rotary::Angles,
 }
 
 /// Denominators (`phi_q . z`) that were divided by while texts were read and written.
@@ -44,6 +73,7 @@ pub struct Denominators {
 #[derive(Debug)]
 pub struct StatePool {
     layers: Vec<LayerState>,
+    workspace: Workspace,
     tokens: Vec<u64>,
     /// Slots whose layers a failed step may have left at different tokens: only a reset makes them usable.
     torn: Vec<bool>,
@@ -54,23 +84,29 @@ impl StatePool {
     /// A pool of empty texts.
     ///
     /// # Errors
-    /// When `slots` is 0 or their bytes are past what a machine can address, or the device has no room.
-    pub fn new(config: &DecoderConfig, slots: usize, device: &Device) -> Result<Self> {
+    /// When `slots` is 0 or their bytes are past what a machine can address.
+    pub fn new(config: &DecoderConfig, options: PoolOptions) -> Result<Self> {
+        let PoolOptions { slots, threads, state } = options;
         let bytes = slots.checked_mul(config.state_bytes());
         if slots == 0 || bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
             bail!("slots must be at least 1 and fit into memory, found {slots} of {} bytes", config.state_bytes());
         }
-        let layer = || {
-            let shape = (slots, config.num_attention_heads, config.head_state_len());
-            let conv = (slots, config.conv_kernel.saturating_sub(1), 3 * config.inner_size());
-            Ok(LayerState {
-                memory: Tensor::zeros(shape, DType::F32, device)?,
-                conv: (config.conv_kernel > 0).then(|| Tensor::zeros(conv, DType::F32, device)).transpose()?,
-                denominators: Tally::default(),
-            })
+        let layout = config.state_layout();
+        let layer = |_| LayerState {
+            memory: Memory::zeros(slots, config.num_attention_heads, config.proj_dim, config.head_dim, state),
+            conv: vec![0.0; slots * layout.taps * layout.channels],
+            denominators: Denominators::default(),
         };
-        let layers = (0..config.num_hidden_layers).map(|_| layer()).collect::<Result<_>>()?;
-        Ok(Self { layers, tokens: vec![0; slots], torn: vec![false; slots], layout: config.state_layout() })
+        let layers = (0..config.num_hidden_layers).map(layer).collect();
+        let workspace = Workspace {
+            cx: Compute::new(threads),
+            x: Vec::new(),
+            last: Vec::new(),
+            positions: Vec::new(),
+            blocks: Buffers::default(),
+            angles: crate::attention::rotary::Angles::new(config.head_dim, config.rope_theta),
+        };
+        Ok(Self { layers, workspace, tokens: vec![0; slots], torn: vec![false; slots], layout })
     }
 
     /// How many conversations fit.
@@ -85,14 +121,15 @@ impl StatePool {
 
     /// Bytes of one slot, whatever it has seen.
     pub fn state_bytes(&self) -> usize {
-        self.layout.numbers() * size_of::<f32>()
+        let memories: usize = self.layers.iter().map(|layer| layer.memory.bytes()).sum();
+        memories + self.layout.conv() * size_of::<f32>()
     }
 
     /// The denominators of all slots since the pool was made; those of a probed step are the probe's.
     pub fn denominators(&self) -> Denominators {
         self.layers.iter().fold(Denominators::default(), |sum, LayerState { denominators: of, .. }| Denominators {
-            all: sum.all + of.all.load(Relaxed),
-            clamped: sum.clamped + of.clamped.load(Relaxed),
+            all: sum.all + of.all,
+            clamped: sum.clamped + of.clamped,
         })
     }
 
@@ -107,10 +144,10 @@ impl StatePool {
     /// When there is no such slot.
     pub fn reset(&mut self, slot: usize) -> Result<()> {
         self.check(slot)?;
-        for layer in &self.layers {
-            for tensor in std::iter::once(&layer.memory).chain(&layer.conv) {
-                tensor.slice_set(&tensor.narrow(0, slot, 1)?.zeros_like()?, 0, slot)?;
-            }
+        let conv = self.layout.taps * self.layout.channels;
+        for layer in &mut self.layers {
+            layer.memory.reset(slot);
+            layer.conv[slot * conv..][..conv].fill(0.0);
         }
         self.tokens[slot] = 0;
         self.torn[slot] = false;
@@ -124,8 +161,13 @@ impl StatePool {
     pub fn layer(&self, layer: usize, slot: usize) -> Result<(Tensor, Option<Tensor>)> {
         self.check(slot)?;
         let Some(state) = self.layers.get(layer) else { bail!("layer {layer} is out of range") };
-        let copy = |t: &Tensor| t.narrow(0, slot, 1)?.squeeze(0)?.copy();
-        Ok((copy(&state.memory)?, state.conv.as_ref().map(copy).transpose()?))
+        let StateLayout { heads, head, taps, channels, .. } = self.layout;
+        let mut numbers = Vec::with_capacity(heads * head);
+        state.memory.read(slot, &mut numbers);
+        let conv = (taps > 0).then(|| {
+            Tensor::from_slice(&state.conv[slot * taps * channels..][..taps * channels], (taps, channels), &Device::Cpu)
+        });
+        Ok((Tensor::from_vec(numbers, (heads, head), &Device::Cpu)?, conv.transpose()?))
     }
 
     /// A slot's numbers, copied: memory (layers, heads, 2D (d + 1) + 1), then the convolutions' inputs
@@ -139,15 +181,9 @@ impl StatePool {
             bail!("slot {slot} was left half way by a step that failed: there is nothing whole to export");
         }
         let mut numbers = Vec::with_capacity(self.layout.numbers());
-        for tensor in self.tensors() {
-            let (storage, layout) = tensor.storage_and_layout();
-            let (Storage::Cpu(CpuStorage::F32(all)), Some((start, end))) = (&*storage, layout.contiguous_offsets())
-            else {
-                bail!("states must be contiguous f32 on the CPU");
-            };
-            let len = (end - start) / self.slots();
-            numbers.extend_from_slice(&all[start..end][slot * len..(slot + 1) * len]);
-        }
+        self.layers.iter().for_each(|layer| layer.memory.read(slot, &mut numbers));
+        let conv = self.layout.taps * self.layout.channels;
+        self.layers.iter().for_each(|layer| numbers.extend_from_slice(&layer.conv[slot * conv..][..conv]));
         Ok(numbers)
     }
 
@@ -161,42 +197,49 @@ impl StatePool {
         if numbers.len() != self.layout.numbers() {
             bail!("a state must have {} numbers, found {}", self.layout.numbers(), numbers.len());
         }
-        let mut rest = numbers;
-        for tensor in self.tensors() {
-            let (own, others) = rest.split_at(tensor.elem_count() / self.slots());
-            tensor.inplace_op1(&Overwrite { slot, numbers: own })?;
-            rest = others;
+        let (memories, tails) = numbers.split_at(self.layout.memory());
+        let (memory, conv) = (self.layout.heads * self.layout.head, self.layout.taps * self.layout.channels);
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            layer.memory.write(slot, &memories[i * memory..][..memory]);
+            layer.conv[slot * conv..][..conv].copy_from_slice(&tails[i * conv..][..conv]);
         }
         self.tokens[slot] = tokens;
         self.torn[slot] = false;
         Ok(())
     }
 
-    /// All tensors of the pool, in the order of [`StateLayout`].
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let memories = self.layers.iter().map(|layer| &layer.memory);
-        memories.chain(self.layers.iter().filter_map(|layer| layer.conv.as_ref()))
+    /// The layers in order, each to be handed to its own block, and the buffers of a step.
+    pub(crate) fn parts(&mut self) -> (&mut [LayerState], &mut Workspace) {
+        (&mut self.layers, &mut self.workspace)
     }
 
-    /// The layers in order, each to be handed to its own block.
-    pub(crate) fn layers(&self) -> &[LayerState] {
-        &self.layers
+    /// Notes where the texts of these slots are, for the step's rows.
+    pub(crate) fn place(&mut self, slots: &[usize]) {
+        self.workspace.positions.clear();
+        self.workspace.positions.extend(slots.iter().map(|&slot| self.tokens[slot]));
     }
 
     /// Begins a step of these slots: refuses any that are not there, named twice, or torn by a step that failed.
     ///
     /// Until [`Self::advance`] ends the step they count as torn.
     pub(crate) fn begin(&mut self, slots: &[usize]) -> Result<()> {
-        let mut sorted = slots.to_vec();
-        sorted.sort_unstable();
-        if let Some([slot, _]) = sorted.array_windows().find(|[a, b]| a == b) {
-            bail!("slot {slot} is named twice");
+        let refused = slots.iter().enumerate().find_map(|(i, &slot)| {
+            if let Err(error) = self.check(slot) {
+                return Some(error);
+            }
+            let twice = slots[..i].contains(&slot);
+            (twice || self.torn[slot]).then(|| {
+                candle_core::Error::msg(if twice {
+                    format!("slot {slot} is named twice")
+                } else {
+                    format!("slot {slot} was left half way by a step that failed, and must be reset")
+                })
+            })
+        });
+        if let Some(error) = refused {
+            return Err(error);
         }
-        sorted.last().map_or(Ok(()), |&last| self.check(last))?;
-        if let Some(slot) = sorted.iter().find(|&&slot| self.torn[slot]) {
-            bail!("slot {slot} was left half way by a step that failed, and must be reset");
-        }
-        for slot in sorted {
+        for &slot in slots {
             self.torn[slot] = true;
         }
         Ok(())
@@ -218,26 +261,6 @@ impl StatePool {
     }
 }
 
-/// Overwrites one slot of a tensor of slots.
-struct Overwrite<'a> {
-    slot: usize,
-    numbers: &'a [f32],
-}
-
-impl InplaceOp1 for Overwrite<'_> {
-    fn name(&self) -> &'static str {
-        "overwrite-slot"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
-        let (CpuStorage::F32(all), Some((start, end))) = (storage, layout.contiguous_offsets()) else {
-            bail!("states must be contiguous f32");
-        };
-        all[start..end][self.slot * self.numbers.len()..][..self.numbers.len()].copy_from_slice(self.numbers);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,7 +269,7 @@ mod tests {
     fn a_slot_torn_by_a_step_that_failed_is_refused_until_it_is_reset() {
         let text = r#"{"model_type": "rfa_gate", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 4,
             "num_hidden_layers": 1, "num_attention_heads": 1, "proj_dim": 2}"#;
-        let mut pool = StatePool::new(&DecoderConfig::from_json(text).unwrap(), 3, &Device::Cpu).unwrap();
+        let mut pool = StatePool::new(&DecoderConfig::from_json(text).unwrap(), PoolOptions::new(3)).unwrap();
         pool.begin(&[0, 2]).unwrap();
         let error = pool.begin(&[1, 2]).unwrap_err().to_string();
         assert!(error.contains("slot 2") && error.contains("reset"), "{error}");

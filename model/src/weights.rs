@@ -1,9 +1,12 @@
-//! Tensors of a checkpoint by name, and why a checkpoint may be refused.
+//! Matrices and vectors of a checkpoint by name, and why a checkpoint may be refused.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use candle_core::safetensors::MmapedSafetensors;
-use candle_core::{Device, Tensor};
+use half::{bf16, f16};
 
 use crate::config::ConfigError;
 
@@ -22,28 +25,154 @@ pub enum LoadError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The tensors are not those that `config.json` asks for: every difference, one a line.
-    #[error("model.safetensors does not fit config.json:\n  {}", .0.join("\n  "))]
-    Tensors(Vec<String>),
+    #[error("{file} does not fit config.json:\n  {}", .problems.join("\n  "))]
+    Tensors {
+        /// The weights' file.
+        file: &'static str,
+        /// Each difference.
+        problems: Vec<String>,
+    },
     /// The recurrence has kernels for the CPU alone so far.
     #[error("device must be the CPU")]
     Device,
-    /// The file is no safetensors file, or the device refused.
-    #[error("model.safetensors: {0}")]
+    /// The file is none of its format.
+    #[error("{file}: {reason}")]
+    Format {
+        /// The weights' file.
+        file: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A tensor could not be made.
+    #[error("weights: {0}")]
     Candle(#[from] candle_core::Error),
+}
+
+/// How the numbers of a matrix are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightType {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// GGUF's blocks of 32 bytes and a scale: 8.5 bits a weight.
+    Q8_0,
+    /// GGUF's blocks of 32 half bytes and a scale: 4.5 bits a weight.
+    Q4_0,
+    /// GGUF's blocks of 256 half bytes, with scales and minima of eight parts: 4.5 bits a weight.
+    Q4K,
+}
+
+impl WeightType {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::F32, Self::Bf16, Self::F16, Self::Q8_0, Self::Q4_0, Self::Q4K];
+
+    /// Its name in commands and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4K => "q4_k",
+        }
+    }
+
+    /// Weights of a block, and its bytes.
+    pub fn block(self) -> (usize, usize) {
+        match self {
+            Self::F32 => (1, 4),
+            Self::Bf16 | Self::F16 => (1, 2),
+            Self::Q8_0 => (32, 34),
+            Self::Q4_0 => (32, 18),
+            Self::Q4K => (256, 144),
+        }
+    }
+
+    /// Bytes of so many weights.
+    pub fn bytes(self, weights: usize) -> usize {
+        let (block, bytes) = self.block();
+        weights / block * bytes
+    }
+
+    /// Whether its weights come in blocks.
+    pub fn is_quantised(self) -> bool {
+        self.block().0 > 1
+    }
+}
+
+impl std::fmt::Display for WeightType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for WeightType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = || Self::ALL.map(Self::name).join(", ");
+        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| format!("must be one of {}", names()))
+    }
+}
+
+/// A matrix (rows, columns) as it is stored, row by row.
+#[derive(Debug)]
+pub(crate) struct Matrix<'a> {
+    pub(crate) kind: WeightType,
+    pub(crate) bytes: Cow<'a, [u8]>,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+/// One tensor of a file.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// None for a type that no layer can hold.
+    pub(crate) kind: Option<WeightType>,
+    /// The type's name in the file.
+    pub(crate) stored: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) range: Range<usize>,
+}
+
+/// A file of tensors in memory, mapped or read.
+pub(crate) struct File {
+    /// Its name in messages.
+    pub(crate) name: &'static str,
+    pub(crate) bytes: Box<dyn AsRef<[u8]> + Send + Sync>,
+    pub(crate) entries: BTreeMap<String, Entry>,
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File").field("name", &self.name).field("tensors", &self.entries.len()).finish_non_exhaustive()
+    }
+}
+
+/// Where tensors come from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// A checkpoint's file.
+    File(Arc<File>),
+    /// Drawn for a measurement; matrices are of one type, where their rows are whole blocks of it.
+    Random(WeightType, u64),
 }
 
 /// Tensors by name below a prefix.
 #[derive(Clone)]
 pub(crate) struct Weights<'a> {
-    file: &'a MmapedSafetensors,
+    source: &'a Source,
     prefix: String,
-    device: &'a Device,
 }
 
 impl<'a> Weights<'a> {
-    /// All tensors of a file, to be loaded onto `device`.
-    pub(crate) fn new(file: &'a MmapedSafetensors, device: &'a Device) -> Self {
-        Self { file, prefix: String::new(), device }
+    /// All tensors of a source.
+    pub(crate) fn new(source: &'a Source) -> Self {
+        Self { source, prefix: String::new() }
     }
 
     /// The tensors below `prefix.name`.
@@ -51,18 +180,100 @@ impl<'a> Weights<'a> {
         Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
     }
 
-    /// The device that tensors are loaded onto.
-    pub(crate) fn device(&self) -> &Device {
-        self.device
+    /// A file's tensor, whose shape is the one that is wanted: the checkpoint was checked before it is read.
+    fn entry(file: &'a File, name: &str, shape: &[usize]) -> Result<(WeightType, &'a [u8]), LoadError> {
+        let refused = |problem: String| LoadError::Tensors { file: file.name, problems: vec![problem] };
+        let entry = file.entries.get(name).ok_or_else(|| refused(format!("missing tensor {name}")))?;
+        if entry.shape != shape {
+            return Err(refused(format!("{name} has shape {:?}, expected {shape:?}", entry.shape)));
+        }
+        let kind = entry.kind.ok_or_else(|| refused(format!("{name} has dtype {}", entry.stored)))?;
+        let bytes = (*file.bytes).as_ref().get(entry.range.clone());
+        Ok((kind, bytes.ok_or_else(|| refused(format!("{name} lies outside of the file")))?))
     }
 
-    /// One tensor in its stored dtype.
-    pub(crate) fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
+    /// One matrix in its stored type.
+    pub(crate) fn matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Matrix<'a>, LoadError> {
         let name = format!("{}{name}", self.prefix);
-        let tensor = self.file.load(&name, self.device)?;
-        if tensor.dims() != shape {
-            return Err(LoadError::Tensors(vec![format!("{name} has shape {:?}, expected {shape:?}", tensor.dims())]));
+        match self.source {
+            Source::File(file) => {
+                let (kind, bytes) = Self::entry(file, &name, &[rows, columns])?;
+                Ok(Matrix { kind, bytes: bytes.into(), rows, columns })
+            }
+            Source::Random(kind, seed) => random::matrix(*kind, *seed, &name, rows, columns),
         }
-        Ok(tensor)
+    }
+
+    /// One tensor's numbers in f32.
+    pub(crate) fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
+        let name = format!("{}{name}", self.prefix);
+        match self.source {
+            Source::File(file) => {
+                let (kind, bytes) = Self::entry(file, &name, shape)?;
+                widen(kind, bytes).ok_or_else(|| LoadError::Tensors {
+                    file: file.name,
+                    problems: vec![format!("{name} has dtype {kind}, expected f32, f16 or bf16")],
+                })
+            }
+            Source::Random(_, seed) => Ok(random::numbers(*seed, &name, shape)),
+        }
+    }
+
+    /// Where one row after another of a matrix can be read from, as long as the file is there.
+    pub(crate) fn table(&self, name: &str, rows: usize, columns: usize) -> Result<Table, LoadError> {
+        let matrix = self.matrix(name, rows, columns)?;
+        let name = format!("{}{name}", self.prefix);
+        match self.source {
+            Source::File(file) if !matrix.kind.is_quantised() => {
+                let range = file.entries[&name].range.clone();
+                Ok(Table::Mapped { file: Arc::clone(file), kind: matrix.kind, start: range.start, columns })
+            }
+            _ => Ok(Table::Packed(crate::nn::Linear::new(&matrix, None)?)),
+        }
     }
 }
+
+/// A matrix that is read row by row.
+#[derive(Debug)]
+pub(crate) enum Table {
+    /// In the file itself, which stays mapped.
+    Mapped { file: Arc<File>, kind: WeightType, start: usize, columns: usize },
+    /// In memory.
+    Packed(crate::nn::Linear),
+}
+
+impl Table {
+    /// One row, widened. out: (columns)
+    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Self::Packed(linear) => linear.row(row, out),
+            Self::Mapped { file, kind, start, columns } => {
+                let width = columns * kind.block().1;
+                let bytes = &(*file.bytes).as_ref()[start + row * width..][..width];
+                match kind {
+                    WeightType::F32 => widened::<4>(bytes, out, f32::from_le_bytes),
+                    WeightType::Bf16 => widened::<2>(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+                    _ => widened::<2>(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+                }
+            }
+        }
+    }
+}
+
+fn widened<const N: usize>(bytes: &[u8], out: &mut [f32], widen: impl Fn([u8; N]) -> f32) {
+    out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, &bytes)| *out = widen(bytes));
+}
+
+/// Floats in f32; none where they are quantised.
+fn widen(kind: WeightType, bytes: &[u8]) -> Option<Vec<f32>> {
+    let mut out = vec![0.0; bytes.len() / kind.block().1];
+    match kind {
+        WeightType::F32 => widened::<4>(bytes, &mut out, f32::from_le_bytes),
+        WeightType::Bf16 => widened::<2>(bytes, &mut out, |b| bf16::from_le_bytes(b).to_f32()),
+        WeightType::F16 => widened::<2>(bytes, &mut out, |b| f16::from_le_bytes(b).to_f32()),
+        _ => return None,
+    }
+    Some(out)
+}
+
+mod random;

@@ -5,7 +5,7 @@ mod common;
 use common::{Numbers, decoder, distance, row};
 use tidegate_model::Denominators;
 use tidegate_model::probe::Probe;
-use tidegate_model::{Decoder, StatePool, Tensor};
+use tidegate_model::{Decoder, PoolOptions, StatePool, Tensor, Threads};
 
 const KINDS: [&str; 4] = [
     "",
@@ -244,12 +244,10 @@ fn threads_and_company_change_no_bit() {
     let decoder = tidegate_model::checkpoint::load(folder.path(), &tidegate_model::Device::Cpu).unwrap();
     let ids = Numbers::new(21).ids(7, 2048);
     let run = |threads: usize, slots: &[usize]| {
-        let workers = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        workers.install(|| {
-            let mut pool = decoder.new_pool(8).unwrap();
-            let steps = (0..3).flat_map(|_| decoder.decode(&ids[..slots.len()], &mut pool, slots).unwrap());
-            (steps.collect::<Vec<f32>>(), state(&decoder, &pool, slots[0]))
-        })
+        let options = PoolOptions { threads: Threads::new(threads).into(), ..PoolOptions::new(8) };
+        let mut pool = decoder.new_pool_with(options).unwrap();
+        let steps = (0..3).flat_map(|_| decoder.decode(&ids[..slots.len()], &mut pool, slots).unwrap());
+        (steps.collect::<Vec<f32>>(), state(&decoder, &pool, slots[0]))
     };
     let (alone, memory) = run(1, &[5]);
     let company = [5, 0, 7, 2, 1, 6, 3];

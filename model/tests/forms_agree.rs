@@ -92,23 +92,34 @@ impl Case {
         outputs.h.transpose(1, 2).unwrap().flatten_all().unwrap().to_vec1().unwrap()
     }
 
-    /// h by the one-step form, the rows in the slots of a larger pool, last row first.
+    fn memory(&self) -> recurrent::Memory {
+        let recurrent::Shape { heads, head_dim, proj_dim, .. } = self.shape;
+        recurrent::Memory::zeros(2 * self.batch, heads, proj_dim, head_dim, recurrent::StateType::F32)
+    }
+
+    /// h by the one-step form, one token at a time, the rows in the slots of a larger pool, last row first.
     fn stepped(&self) -> Vec<f32> {
-        let recurrent::Shape { heads, head_dim: d, proj_dim, .. } = self.shape;
+        let recurrent::Shape { heads, head_dim: d, .. } = self.shape;
+        let (features, mut memory) = (self.features(), self.memory());
         let slots: Vec<usize> = (0..self.batch).map(|b| 2 * (self.batch - b) - 1).collect();
-        let len = 2 * proj_dim * (d + 1) + 1;
-        let pool = Tensor::zeros((2 * self.batch, heads, len), candle_core::DType::F32, &Device::Cpu).unwrap();
-        let qkv = Tensor::from_slice(&self.qkv, (self.batch, self.time, 3 * heads * d), &Device::Cpu).unwrap();
-        let gate = self.gate.as_ref().map(|g| Tensor::from_slice(g, (self.batch, self.time, heads), &Device::Cpu));
-        let gate = gate.transpose().unwrap();
-        let features = self.features();
-        let mut parts = Vec::new();
+        let mut out = vec![f32::NAN; self.batch * self.time * heads * d];
+        let mut h = vec![f32::NAN; self.batch * heads * d];
+        // What belongs to token t of all rows, of numbers (batch, time, width).
+        let at = |x: &[f32], width: usize, t: usize| -> Vec<f32> {
+            x.chunks_exact(self.time * width).flat_map(|row| &row[t * width..][..width]).copied().collect()
+        };
         for t in 0..self.time {
-            let at = |x: &Tensor| x.narrow(1, t, 1).unwrap();
-            let gate = gate.as_ref().map(at);
-            parts.push(recurrent::scan(self.shape, &features, &pool, &at(&qkv), gate.as_ref(), &slots).unwrap().h);
+            let qkv = at(&self.qkv, 3 * heads * d, t);
+            let gate = self.gate.as_ref().map(|gate| at(gate, heads, t));
+            let positions = vec![t as u64; self.batch];
+            let inputs =
+                recurrent::Inputs { qkv: &qkv, gate: gate.as_deref(), slots: &slots, positions: &positions, layer: 0 };
+            recurrent::scan_alone(self.shape, &features, &mut memory, inputs, &mut h).unwrap();
+            for (b, h) in h.chunks_exact(heads * d).enumerate() {
+                out[(b * self.time + t) * heads * d..][..heads * d].copy_from_slice(h);
+            }
         }
-        Tensor::cat(&parts, 1).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+        out
     }
 }
 
@@ -177,11 +188,12 @@ fn the_table_of_errors() {
 #[test]
 fn a_slot_out_of_range_or_named_twice_is_refused() {
     let case = Case::new(2, 1, shape(1, 4, 4), None, 1);
-    let pool = Tensor::zeros((2, 1, 8 * 5 + 1), candle_core::DType::F32, &Device::Cpu).unwrap();
-    let qkv = Tensor::from_slice(&case.qkv, (2, 1, 12), &Device::Cpu).unwrap();
-    for slots in [[0, 2], [1, 1]] {
-        let error = recurrent::scan(case.shape, &case.features(), &pool, &qkv, None, &slots).unwrap_err();
-        assert!(error.to_string().contains("slot"), "{error}");
+    for slots in [[0, 4], [1, 1]] {
+        let inputs = recurrent::Inputs { qkv: &case.qkv, gate: None, slots: &slots, positions: &[0, 0], layer: 0 };
+        let mut out = vec![0.0; 8];
+        let error = recurrent::scan_alone(case.shape, &case.features(), &mut case.memory(), inputs, &mut out);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("slot"), "{error}");
     }
 }
 

@@ -20,7 +20,7 @@ fn missing_extra_and_misshapen_tensors_are_named_in_one_error() {
     tensors.insert("model.norm.weight".into(), whole);
     candle_core::safetensors::save(&tensors, &file).unwrap();
     let error = checkpoint::load(folder.path(), &Device::Cpu).unwrap_err();
-    let LoadError::Tensors(problems) = &error else { panic!("{error}") };
+    let LoadError::Tensors { problems, .. } = &error else { panic!("{error}") };
     assert_eq!(problems.len(), 4, "{error}");
     let text = error.to_string();
     for word in [

@@ -1,28 +1,26 @@
-//! Arithmetic on slices: matrix products, sine and cosine, the fused recurrence of one token.
+//! Arithmetic on slices: matrix products, sine and cosine, the fused recurrence of one token; and the threads that
+//! share it.
 //!
-//! The only place with `unsafe`, but for the memory map of a checkpoint. Every kernel has one plain definition,
-//! written over lanes of sixteen; the AVX2 and AVX-512 forms do the same operations in the same order, so all give
-//! the same bits, and so does a row whichever rows it is computed beside. Knows slices and lengths, no tensors,
-//! heads or layers.
+//! The only place with `unsafe`, but for the memory map of a checkpoint. Every kernel has one plain definition; the
+//! forms for instruction sets do the same operations in the same order, so all give the same bits, and so does a row
+//! whichever rows it is computed beside. Knows slices and lengths, no tensors, heads or layers.
 
 #![allow(clippy::inline_always, reason = "the bodies must be compiled inside each instruction set's function")]
 #![allow(clippy::excessive_precision, reason = "constants as their sources print them")]
 
 pub(crate) mod activation;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
 pub(crate) mod decay;
-pub(crate) mod matmul;
+pub(crate) mod float;
+pub(crate) mod norm;
 pub(crate) mod panels;
+pub(crate) mod parts;
 pub(crate) mod plain;
 pub(crate) mod recurrence;
 pub mod roof;
 pub(crate) mod threads;
 pub(crate) mod trigonometry;
 
-/// Lanes that every reduction is split into, on every machine.
+/// Lanes that every reduction is split into, on every machine: norms and denominators.
 pub(crate) const LANES: usize = 16;
 
 /// The instruction sets that a kernel may be compiled for.
@@ -36,6 +34,9 @@ pub(crate) enum Isa {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// NEON with fused multiply-adds.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 impl Isa {
@@ -64,6 +65,10 @@ impl Isa {
             if avx512 {
                 sets.push(Self::Avx512);
             }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            sets.push(Self::Neon);
         }
         sets
     }

@@ -100,13 +100,17 @@ impl Output {
         Self { base: out.as_mut_ptr(), rows: out.len() / stride, stride }
     }
 
+    /// Whether it is such a matrix.
+    pub(crate) fn fits(self, rows: usize, stride: usize) -> bool {
+        (self.rows, self.stride) == (rows, stride)
+    }
+
     /// Some elements of one row, side by side.
     ///
     /// # Safety
     /// `row` and the columns lie inside; nobody else touches these elements while the slice lives, which is no longer
     /// than what [`Output::new`] was given.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts disjoint")]
     pub(crate) unsafe fn part<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [f32] {
         debug_assert!(row < self.rows && columns.start <= columns.end && columns.end <= self.stride);
         // SAFETY: the caller keeps row and columns inside and disjoint from all others.

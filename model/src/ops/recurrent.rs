@@ -3,29 +3,25 @@
 //! A prompt's tokens go through the very kernel that decoding uses, one after the other, a head's memory staying in
 //! the nearest cache: so a state is the same bits however its text came in, as prompt or as answer, cut anywhere.
 
-use std::sync::Mutex;
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::{CpuStorage, InplaceOp2, Layout, Result, Storage, Tensor, bail};
-use rayon::prelude::*;
+use candle_core::{Result, bail};
 
-use crate::feature_map::{GaussianFeatures, gaussian_rows};
-use crate::kernels::{Isa, recurrence};
-use crate::nn::floats;
+use crate::compute::{Compute, sized};
+use crate::feature_map::GaussianFeatures;
+use crate::kernels::parts::Parts;
+use crate::kernels::recurrence::{self, Number, Token};
+use crate::kernels::{Isa, threads::Threads};
+use crate::memory::Matrices;
+pub use crate::memory::{Memory, StateType};
 
-/// Tokens whose features are made together: enough for a product of matrices, few enough for the nearest cache.
-const BLOCK: usize = 32;
+/// Tokens whose features are made together: two rows each for a tile of the product with W, few enough to leave room
+/// for S in the nearest cache.
+const BLOCK: usize = 12;
 
 /// Numbers of state under which a step is not shared among threads.
-const SERIAL: usize = 1 << 18;
-
-/// What [`scan`] gives.
-#[derive(Debug)]
-pub struct Scanned {
-    /// What each head has read out: (rows, time, heads d)
-    pub h: Tensor,
-    /// How many of the `rows x time x heads` denominators were held at their floor.
-    pub clamped: u64,
-}
+const SERIAL: usize = 1 << 15;
 
 /// The heads' shape and the constants of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -40,181 +36,197 @@ pub struct Shape {
     pub eps: f64,
 }
 
-impl Shape {
-    /// Numbers that one head remembers: S (2D, d), z (2D), c.
-    fn memory(self) -> usize {
-        2 * self.proj_dim * (self.head_dim + 1) + 1
-    }
+/// What some slots take in.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// (rows, time, 3 heads d): q then k then v of each token
+    pub qkv: &'a [f32],
+    /// Logits (rows, time, heads), or none without a gate.
+    pub gate: Option<&'a [f32]>,
+    /// One slot for each row, all different.
+    pub slots: &'a [usize],
+    /// The place of each row's first token in its text.
+    pub positions: &'a [u64],
+    /// The layer, which the rounding of a 16-bit state depends on besides place and head.
+    pub layer: usize,
 }
 
-/// Takes the given slots some tokens further.
+/// Buffers of [`scan`], kept from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    heads_first: Vec<f32>, // (rows, heads, time, d)
+}
+
+/// [`scan`] on threads of its own.
 ///
-/// memory: (slots, heads, 2D (d + 1) + 1), changed in place; qkv: (rows, time, 3 heads d), q then k then v of each
-/// token; gate: logits (rows, time, heads), or none without a gate; slots: one for each row, all different.
+/// # Errors
+/// As for the layer's own: when the shapes do not fit, or a slot is out of range or named twice.
+pub fn scan_alone(
+    shape: Shape,
+    features: &GaussianFeatures,
+    memory: &mut Memory,
+    inputs: Inputs<'_>,
+    out: &mut [f32],
+) -> Result<u64> {
+    let mut cx = Compute::new(Threads::global().clone());
+    scan(shape, features, memory, inputs, (&mut cx, &mut Buffers::default()), out)
+}
+
+/// Takes the given slots some tokens further -> how many of the `rows x time x heads` denominators were held at their
+/// floor. out: (rows, time, heads d)
 ///
 /// # Errors
 /// When the shapes do not fit, or a slot is out of range or named twice.
-pub fn scan(
+pub(crate) fn scan(
     shape: Shape,
     features: &GaussianFeatures,
-    memory: &Tensor,
-    qkv: &Tensor,
-    gate: Option<&Tensor>,
-    slots: &[usize],
-) -> Result<Scanned> {
-    let (rows, time, _) = qkv.dims3()?;
-    let inner = shape.heads * shape.head_dim;
-    let gate = gate.map(|g| g.flatten_all()?.to_vec1::<f32>()).transpose()?;
-    let gates = rows * time * shape.heads;
-    if qkv.dims() != [slots.len(), time, 3 * inner] || gate.as_ref().is_some_and(|g| g.len() != gates) {
-        bail!("recurrence: {} slots need qkv of {0} x time x {}, found {:?}", slots.len(), 3 * inner, qkv.dims());
+    memory: &mut Memory,
+    inputs: Inputs<'_>,
+    (cx, buffers): (&mut Compute, &mut Buffers),
+    out: &mut [f32],
+) -> Result<u64> {
+    let Shape { heads, head_dim: d, proj_dim, .. } = shape;
+    let (rows, inner) = (inputs.slots.len(), heads * d);
+    let time = inputs.qkv.len().checked_div(rows * 3 * inner).unwrap_or(0);
+    let fits = inputs.qkv.len() == rows * time * 3 * inner
+        && out.len() == rows * time * inner
+        && inputs.positions.len() == rows
+        && inputs.gate.is_none_or(|gate| gate.len() == rows * time * heads);
+    if !fits || rows == 0 || features.dims() != (heads, proj_dim, d) {
+        bail!("recurrence: {rows} slots, qkv of {} and features of {:?} do not fit", inputs.qkv.len(), features.dims());
     }
-    let (_, heads, len) = memory.dims3()?;
-    let w = features.w().dims();
-    if (heads, len) != (shape.heads, shape.memory()) || w != [shape.heads, shape.proj_dim, shape.head_dim] {
-        bail!("recurrence: a memory of {:?} and random matrices of {w:?} do not fit {shape:?}", memory.dims());
+    let (slots, memory_heads, matrix, sums) = memory.dims();
+    if (memory_heads, matrix, sums) != (heads, 2 * proj_dim * d, 2 * proj_dim + 1) {
+        bail!("recurrence: the memory does not fit {shape:?}");
     }
-    let op = Scan { shape, time, w: features.w(), gate: gate.as_deref(), slots, out: Mutex::default() };
-    memory.inplace_op2(&qkv.contiguous()?, &op)?;
-    let (out, clamped) = op.out.into_inner().map_err(|_| candle_core::Error::msg("recurrence: a worker panicked"))?;
-    Ok(Scanned { h: Tensor::from_vec(out, (rows, time, inner), qkv.device())?, clamped })
-}
-
-struct Scan<'a> {
-    shape: Shape,
-    time: usize,
-    w: &'a Tensor, // (heads, D, d), sigma in it
-    gate: Option<&'a [f32]>,
-    slots: &'a [usize],
-    out: Mutex<(Vec<f32>, u64)>, // an in-place op returns nothing: the outputs and the count leave by here
-}
-
-/// What the tokens of one block need on the way.
-struct Scratch {
-    block: usize,
-    /// q and k of each token: the rows of one product with W. (block, 2, d)
-    pairs: Vec<f32>,
-    angles: Vec<f32>, // (block, 2, D)
-    phi: Vec<f32>,    // (block, 2, 2D)
-}
-
-impl Scratch {
-    fn new(shape: Shape, time: usize) -> Self {
-        let block = BLOCK.min(time);
-        let of = |numbers: usize| vec![0.0; block * 2 * numbers];
-        Self { block, pairs: of(shape.head_dim), angles: of(shape.proj_dim), phi: of(2 * shape.proj_dim) }
+    if let Some(slot) = inputs.slots.iter().find(|&&slot| slot >= slots) {
+        bail!("recurrence: slot {slot} is out of range (the pool has {slots})");
     }
-}
-
-/// One head of one row.
-struct Head<'a> {
-    row: usize,
-    index: usize,
-    memory: &'a mut [f32], // (2D (d + 1) + 1)
-    out: &'a mut [f32],    // (time, d)
-    /// Denominators that were held at their floor.
-    clamped: u64,
-}
-
-impl InplaceOp2 for Scan<'_> {
-    fn name(&self) -> &'static str {
-        "rfa-scan"
+    let scan = Scan { shape, features, inputs, time, isa: cx.isa };
+    let mut run = |target: &mut [f32]| match &mut memory.s {
+        Matrices::F32(s) => scan.run(s, &mut memory.sums, target, cx, recurrence::step_f32),
+        Matrices::Bf16(s) => scan.run(s, &mut memory.sums, target, cx, recurrence::step_bf16),
+    };
+    if time == 1 {
+        // Heads first and tokens first are the same.
+        return run(out);
     }
-
-    fn cpu_fwd(&self, memory: &mut CpuStorage, ml: &Layout, qkv: &CpuStorage, ql: &Layout) -> Result<()> {
-        let CpuStorage::F32(memory) = memory else { bail!("recurrence: the state must be f32") };
-        let Some((start, end)) = ml.contiguous_offsets() else { bail!("recurrence: the state must be contiguous") };
-        let qkv = floats(qkv, ql, "recurrence: qkv")?;
-        let (w_guard, wl) = self.w.storage_and_layout();
-        let Storage::Cpu(w) = &*w_guard else { bail!("recurrence: random matrices must be on the CPU") };
-        let w = floats(w, wl, "recurrence: random matrices")?;
-
-        let Shape { heads, head_dim: d, .. } = self.shape;
-        let rows = self.slots.len();
-        let mut out = vec![0.0; rows * self.time * heads * d]; // (rows, heads, time, d)
-        let mut parts = self.split(&mut memory[start..end], &mut out)?;
-        let scratch = || Scratch::new(self.shape, self.time);
-        let work = |scratch: &mut Scratch, part: &mut Head<'_>| {
-            self.head(part, &qkv[part.row * self.time * 3 * heads * d..], w, scratch);
-        };
-        if parts.len() * self.time * self.shape.memory() < SERIAL || rayon::current_num_threads() == 1 {
-            let mut scratch = scratch();
-            for part in &mut parts {
-                work(&mut scratch, part);
-            }
-        } else {
-            parts.par_iter_mut().for_each_init(scratch, work);
-        }
-        let clamped = parts.iter().map(|part| part.clamped).sum();
-        if self.time > 1 {
-            out = time_first(&out, heads, self.time, d);
-        }
-        *self.out.lock().map_err(|_| candle_core::Error::msg("recurrence: a worker panicked"))? = (out, clamped);
-        Ok(())
-    }
+    let target = sized(&mut buffers.heads_first, out.len());
+    let clamped = run(target)?;
+    time_first(target, heads, time, d, out);
+    Ok(clamped)
 }
 
 /// (rows, heads, time, d) -> (rows, time, heads, d)
-fn time_first(out: &[f32], heads: usize, time: usize, d: usize) -> Vec<f32> {
-    let mut turned = Vec::with_capacity(out.len());
-    for row in out.chunks_exact(heads * time * d) {
-        for t in 0..time {
-            for head in row.chunks_exact(time * d) {
-                turned.extend_from_slice(&head[t * d..][..d]);
+fn time_first(from: &[f32], heads: usize, time: usize, d: usize, out: &mut [f32]) {
+    let rows = from.chunks_exact(heads * time * d).zip(out.chunks_exact_mut(heads * time * d));
+    for (from, out) in rows {
+        for (head, from) in from.chunks_exact(time * d).enumerate() {
+            for (from, out) in from.chunks_exact(d).zip(out.chunks_exact_mut(heads * d)) {
+                out[head * d..][..d].copy_from_slice(from);
             }
         }
     }
-    turned
+}
+
+/// One step of the recurrence on an S of `S`.
+type Step<S> = fn(Isa, &mut [S], &mut [f32], &Token<'_>, &mut [f32], &mut u64);
+
+struct Scan<'a> {
+    shape: Shape,
+    features: &'a GaussianFeatures,
+    inputs: Inputs<'a>,
+    time: usize,
+    isa: Isa,
+}
+
+/// One head of one row.
+struct Head<'a, S> {
+    row: usize,
+    index: usize,
+    s: &'a mut [S],      // (2D, d)
+    sums: &'a mut [f32], // (2D + 1)
+    out: &'a mut [f32],  // (time, d)
 }
 
 impl Scan<'_> {
-    /// The disjoint parts of the pool, each with its output. out: (rows, heads, time, d)
-    fn split<'a>(&self, mut memory: &'a mut [f32], out: &'a mut [f32]) -> Result<Vec<Head<'a>>> {
-        let Shape { heads, head_dim: d, .. } = self.shape;
-        let (head_len, slot_len) = (self.shape.memory(), heads * self.shape.memory());
-        let (count, row_len) = (memory.len() / slot_len, heads * self.time * d);
-        let mut order: Vec<(usize, usize, &mut [f32])> = Vec::with_capacity(self.slots.len());
-        order
-            .extend(self.slots.iter().zip(out.chunks_exact_mut(row_len)).enumerate().map(|(i, (&s, out))| (s, i, out)));
-        order.sort_unstable_by_key(|entry| entry.0);
-        let (mut parts, mut passed) = (Vec::with_capacity(self.slots.len() * heads), 0);
-        for (slot, row, out) in order {
-            if slot >= count || slot < passed {
-                bail!("recurrence: slot {slot} is out of range (the pool has {count}) or named twice");
+    fn run<S: Number>(
+        &self,
+        s: &mut [S],
+        sums: &mut [f32],
+        out: &mut [f32],
+        cx: &mut Compute,
+        step: Step<S>,
+    ) -> Result<u64> {
+        let Shape { heads, head_dim: d, proj_dim, .. } = self.shape;
+        let (rows, matrix) = (self.inputs.slots.len(), 2 * proj_dim * d);
+        let [a, b, c] = &mut cx.marks;
+        let matrices = Parts::new(s, matrix, a);
+        let sums = Parts::new(sums, 2 * proj_dim + 1, b);
+        let outs = Parts::new(out, self.time * d, c);
+        let (clamped, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        // A head after the other, all rows of each: the rows of a head share its random matrix.
+        let piece = |i: usize| {
+            let (index, row) = (i / rows, i % rows);
+            let part = self.inputs.slots[row] * heads + index;
+            let parts = (matrices.take(part), sums.take(part), outs.take(row * heads + index));
+            if let (Some(s), Some(sums), Some(out)) = parts {
+                clamped.fetch_add(self.head(Head { row, index, s, sums, out }, step), Ordering::Relaxed);
+                done.fetch_add(1, Ordering::Relaxed);
             }
-            let (_, rest) = memory.split_at_mut((slot - passed) * slot_len);
-            let (own, rest) = rest.split_at_mut(slot_len);
-            let pairs = own.chunks_exact_mut(head_len).zip(out.chunks_exact_mut(self.time * d));
-            parts.extend(pairs.enumerate().map(|(index, (memory, out))| Head { row, index, memory, out, clamped: 0 }));
-            (memory, passed) = (rest, slot + 1);
+        };
+        let pieces = rows * heads;
+        if pieces * self.time * matrix < SERIAL {
+            (0..pieces).for_each(piece);
+        } else {
+            cx.threads.run(pieces, &piece);
         }
-        Ok(parts)
+        if done.into_inner() != pieces as u64 {
+            bail!("recurrence: a slot is named twice in {:?}", self.inputs.slots);
+        }
+        Ok(clamped.into_inner())
     }
 
-    /// All tokens of one head. qkv: the row's (time, 3, heads, d)
-    fn head(&self, part: &mut Head<'_>, qkv: &[f32], w: &[f32], scratch: &mut Scratch) {
-        let Shape { heads, head_dim: d, proj_dim, eps } = self.shape;
-        let (isa, inner) = (Isa::detect(), heads * d);
-        let w = &w[part.index * proj_dim * d..][..proj_dim * d];
-        let Scratch { block, pairs, angles, phi } = scratch;
-        let block = *block;
-        for (first, outs) in (0..self.time).step_by(block).zip(part.out.chunks_mut(block * d)) {
-            let token = |t: usize| &qkv[(first + t) * 3 * inner..][..3 * inner];
-            let of = |t: usize, which: usize| &token(t)[which * inner + part.index * d..][..d];
-            let len = outs.len() / d;
-            for (t, pair) in pairs.chunks_exact_mut(2 * d).take(len).enumerate() {
-                pair[..d].copy_from_slice(of(t, 0));
-                pair[d..].copy_from_slice(of(t, 1));
-            }
-            let (angles, phi) = (&mut angles[..len * 2 * proj_dim], &mut phi[..len * 4 * proj_dim]);
-            gaussian_rows(&mut pairs[..len * 2 * d], w, d, angles, phi);
-            for ((t, out), phi) in outs.chunks_exact_mut(d).enumerate().zip(phi.chunks_exact(4 * proj_dim)) {
-                let (phi_q, phi_k) = phi.split_at(2 * proj_dim);
-                let gate = self.gate.map(|gate| gate[(part.row * self.time + first + t) * heads + part.index]);
-                let weights = recurrence::gate_weights(gate);
-                let (v, held) = (of(t, 2), &mut part.clamped);
-                recurrence::step(isa, part.memory, phi_q, phi_k, v, weights, eps as f32, out, held);
-            }
+    /// All tokens of one head -> how many denominators were held.
+    fn head<S: Number>(&self, head: Head<'_, S>, step: Step<S>) -> u64 {
+        thread_local! {
+            static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
+        let Shape { heads, head_dim: d, proj_dim, eps } = self.shape;
+        let Head { row, index, s, sums, out } = head;
+        let (block, inner) = (BLOCK.min(self.time), heads * d);
+        let qkv = &self.inputs.qkv[row * self.time * 3 * inner..];
+        let of = |t: usize, which: usize| &qkv[(t * 3 + which) * inner + index * d..][..d];
+        SCRATCH.with_borrow_mut(|scratch| {
+            // q and k of each token, the rows of one product with W; their angles; their features.
+            let scratch = sized(scratch, block * 2 * (d + 3 * proj_dim));
+            let (pairs, scratch) = scratch.split_at_mut(block * 2 * d);
+            let (angles, phi) = scratch.split_at_mut(block * 2 * proj_dim);
+            let mut clamped = 0;
+            for (first, outs) in (0..self.time).step_by(block).zip(out.chunks_mut(block * d)) {
+                let len = outs.len() / d;
+                for (t, pair) in pairs.chunks_exact_mut(2 * d).take(len).enumerate() {
+                    pair[..d].copy_from_slice(of(first + t, 0));
+                    pair[d..].copy_from_slice(of(first + t, 1));
+                }
+                let (angles, phi) = (&mut angles[..len * 2 * proj_dim], &mut phi[..len * 4 * proj_dim]);
+                self.features.rows(self.isa, index, &mut pairs[..len * 2 * d], angles, phi);
+                for ((t, out), phi) in outs.chunks_exact_mut(d).enumerate().zip(phi.chunks_exact(4 * proj_dim)) {
+                    let (phi_q, phi_k) = phi.split_at(2 * proj_dim);
+                    let gate = self.inputs.gate.map(|gate| gate[(row * self.time + first + t) * heads + index]);
+                    let place = self.inputs.positions[row] + (first + t) as u64;
+                    let token = Token {
+                        phi_q,
+                        phi_k,
+                        v: of(first + t, 2),
+                        weights: recurrence::gate_weights(gate),
+                        eps: eps as f32,
+                        seed: place ^ ((self.inputs.layer * heads + index) as u64) << 40,
+                    };
+                    step(self.isa, s, sums, &token, out, &mut clamped);
+                }
+            }
+            clamped
+        })
     }
 }

@@ -1,0 +1,49 @@
+//! What every layer computes with, and the buffers that steps share: made once, so that a token allocates nothing.
+
+use std::sync::Arc;
+
+use crate::kernels::Isa;
+use crate::kernels::parts::{Marks, Parts};
+use crate::kernels::threads::Threads;
+
+/// The instruction set and the threads.
+#[derive(Debug)]
+pub(crate) struct Compute {
+    pub(crate) isa: Isa,
+    pub(crate) threads: Arc<Threads>,
+    /// For the parts of the states.
+    pub(crate) marks: [Marks; 3],
+}
+
+/// Numbers that one piece of element-wise work has at least: some microseconds.
+const PIECE: usize = 1 << 14;
+
+impl Compute {
+    pub(crate) fn new(threads: Arc<Threads>) -> Self {
+        Self { isa: Isa::detect(), threads, marks: Default::default() }
+    }
+
+    /// Calls `work(first row, rows of out)` for blocks of rows of `out`, on several threads where there is enough to do.
+    pub(crate) fn each(&mut self, out: &mut [f32], stride: usize, work: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+        let rows = out.len() / stride;
+        let block = PIECE.div_ceil(stride);
+        if rows <= block {
+            return work(0, out);
+        }
+        let parts = Parts::new(out, block * stride, &mut self.marks[0]);
+        self.threads.run(rows.div_ceil(block), &|i| {
+            // Every piece is run once, so its part is there.
+            if let Some(out) = parts.take(i) {
+                work(i * block, out);
+            }
+        });
+    }
+}
+
+/// The first `len` numbers of a buffer, which grows where it must; what they are is anybody's guess.
+pub(crate) fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}

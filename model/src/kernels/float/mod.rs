@@ -1,0 +1,229 @@
+//! `x . w^T` for weights in f32, bf16 or f16, packed in panels.
+//!
+//! Every output is one chain of fused multiply-adds over k, in order, in f32 (see `plain`): rows are lanes, so no sum
+//! crosses lanes, and the result is the same bits on every instruction set, for any number of rows and threads.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod plain;
+mod tile;
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::panels::{self, Lines, Output, PANEL};
+use super::{Isa, threads::Threads};
+
+/// What the numbers of a matrix are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Type {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+}
+
+impl Type {
+    fn size(self) -> usize {
+        if self == Self::F32 { 4 } else { 2 }
+    }
+}
+
+/// A matrix (n, k) as it is stored, row by row: little-endian bytes at any address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows<'a> {
+    pub(crate) kind: Type,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl Rows<'_> {
+    fn len(self) -> usize {
+        self.bytes.len() / self.kind.size()
+    }
+
+    fn half(self, at: usize) -> u16 {
+        u16::from_le_bytes([self.bytes[2 * at], self.bytes[2 * at + 1]])
+    }
+
+    fn widened(self, at: usize) -> f32 {
+        match self.kind {
+            Type::F32 => f32::from_le_bytes(std::array::from_fn(|i| self.bytes[4 * at + i])),
+            Type::Bf16 => bf16::from_bits(self.half(at)).to_f32(),
+            Type::F16 => f16::from_bits(self.half(at)).to_f32(),
+        }
+    }
+}
+
+/// Weights (n, k) in panels.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    kind: Type,
+    n: usize,
+    k: usize,
+    lines: Lines,
+}
+
+impl Packed {
+    /// Interleaves matrices of `k` columns, one under another; where their types differ they become f32.
+    pub(crate) fn pack(parts: &[Rows<'_>], k: usize) -> Self {
+        assert!(k > 0 && parts.iter().all(|part| part.len().is_multiple_of(k)), "pack: rows of {k} numbers");
+        let n = parts.iter().map(|part| part.len() / k).sum();
+        let first = parts.first().map_or(Type::F32, |part| part.kind);
+        let kind = if parts.iter().all(|part| part.kind == first) { first } else { Type::F32 };
+        let width: usize = (0..panels::count(n)).map(|p| panels::rows(p, n).1).sum();
+        let mut lines = Lines::zeroed(width * k * kind.size());
+        match kind {
+            Type::F32 => interleave(parts, n, k, lines.as_mut_slice::<f32>(), |part, at| part.widened(at)),
+            Type::Bf16 | Type::F16 => interleave(parts, n, k, lines.as_mut_slice::<u16>(), |part, at| part.half(at)),
+        }
+        Self { kind, n, k, lines }
+    }
+
+    /// A matrix that was made in f32.
+    pub(crate) fn of_f32(w: &[f32], k: usize) -> Self {
+        let bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Self::pack(&[Rows { kind: Type::F32, bytes: &bytes }], k)
+    }
+
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lines.bytes().len()
+    }
+
+    /// n: the outputs.
+    pub(crate) fn rows(&self) -> usize {
+        self.n
+    }
+
+    /// k: the inputs.
+    pub(crate) fn columns(&self) -> usize {
+        self.k
+    }
+
+    /// One row, widened. out: (k)
+    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
+        let (p, lane) = (row / PANEL, row % PANEL);
+        let (_, width) = panels::rows(p, self.n);
+        let at = |i: usize| p * PANEL * self.k + i * width + lane;
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = match self.kind {
+                Type::F32 => self.lines.as_slice::<f32>()[at(i)],
+                Type::Bf16 => bf16::from_bits(self.lines.as_slice::<u16>()[at(i)]).to_f32(),
+                Type::F16 => f16::from_bits(self.lines.as_slice::<u16>()[at(i)]).to_f32(),
+            };
+        }
+    }
+}
+
+/// Writes the panels, several at a time.
+fn interleave<T: Copy + Send + Sync>(
+    parts: &[Rows<'_>],
+    n: usize,
+    k: usize,
+    out: &mut [T],
+    get: impl Fn(Rows<'_>, usize) -> T + Sync,
+) {
+    // Where each row lies: its part, and its first element there.
+    let places: Vec<(Rows<'_>, usize)> =
+        parts.iter().flat_map(|&part| (0..part.len() / k).map(move |row| (part, row * k))).collect();
+    out.par_chunks_mut(PANEL * k).enumerate().for_each(|(p, out)| {
+        let (range, width) = panels::rows(p, n);
+        for (lane, &(part, start)) in places[range].iter().enumerate() {
+            for (i, column) in out.chunks_exact_mut(width).enumerate() {
+                column[lane] = get(part, start + i);
+            }
+        }
+    });
+}
+
+/// Multiply-adds under which sharing a product among threads costs more than it saves.
+const SERIAL: usize = 1 << 15;
+/// Weight bytes that a thread takes at a time where one row passes: some microseconds of streaming.
+const PIECE: usize = 96 << 10;
+/// Rows of `x` that a thread takes at least.
+const FEWEST: usize = 24;
+
+/// `out (rows, n) = x (rows, k) . w (n, k)^T`.
+///
+/// # Panics
+/// When the lengths do not fit: the callers are layers that know their widths.
+pub(crate) fn matmul(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32], threads: &Threads) {
+    let (rows, count) = (x.len() / w.k, panels::count(w.n));
+    assert!(out.len() == rows * w.n, "matmul: lengths do not fit");
+    if rows * w.n == 0 {
+        return;
+    }
+    let output = Output::new(out, w.n);
+    if threads.count() == 1 || rows * w.n * w.k < SERIAL {
+        return product(isa, x, w, output);
+    }
+    // One row wants two panels at a time; many rows want one, and where those are few, parts of the rows.
+    let bytes = w.bytes() / count;
+    let group = if rows == 1 { PIECE.div_ceil(bytes).next_multiple_of(2) } else { PIECE.div_ceil(bytes * rows) };
+    let groups = count.div_ceil(group);
+    let wanted = (4 * threads.count()).div_ceil(groups).min(rows / FEWEST).max(1);
+    let block = rows.div_ceil(wanted).next_multiple_of(tile::ROWS);
+    let blocks = rows.div_ceil(block);
+    threads.run(groups * blocks, &|i| {
+        let (from, row) = (i / blocks * group, i % blocks * block);
+        panels(isa, x, row..rows.min(row + block), w, from..count.min(from + group), output);
+    });
+}
+
+/// [`matmul`] by the calling thread alone.
+pub(crate) fn product(isa: Isa, x: &[f32], w: &Packed, out: Output) {
+    assert!(x.len().is_multiple_of(w.k) && out.fits(x.len() / w.k, w.n), "matmul: lengths do not fit");
+    panels(isa, x, 0..x.len() / w.k, w, 0..panels::count(w.n), out);
+}
+
+/// Some rows of `x` (all rows are given) against some panels of the weights.
+fn panels(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output) {
+    match w.kind {
+        Type::F32 => typed::<f32>(isa, x, rows, w, panels, out),
+        Type::Bf16 => typed::<bf16>(isa, x, rows, w, panels, out),
+        Type::F16 => typed::<f16>(isa, x, rows, w, panels, out),
+    }
+}
+
+/// A weight type that every instruction set can load.
+#[cfg(target_arch = "x86_64")]
+trait Simd: plain::Element + tile::Load<avx2::V> + tile::Load<avx512::V> {}
+#[cfg(target_arch = "x86_64")]
+impl<T: plain::Element + tile::Load<avx2::V> + tile::Load<avx512::V>> Simd for T {}
+/// A weight type that every instruction set can load.
+#[cfg(target_arch = "aarch64")]
+trait Simd: plain::Element + tile::Load<neon::V> {}
+#[cfg(target_arch = "aarch64")]
+impl<T: plain::Element + tile::Load<neon::V>> Simd for T {}
+/// A weight type that every instruction set can load.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+trait Simd: plain::Element {}
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+impl<T: plain::Element> Simd for T {}
+
+fn typed<W: Simd>(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output) {
+    let job = tile::Job::<W> { x, rows, w: plain::numbers(&w.lines), n: w.n, k: w.k, panels, out };
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields this only where the machine has AVX2, FMA and F16C.
+        Isa::Avx2 => unsafe { avx2::run(&job) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields this only where the machine has AVX-512 F, BW, DQ and VL.
+        Isa::Avx512 => unsafe { avx512::run(&job) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::available` yields this only where the machine has NEON.
+        Isa::Neon => unsafe { neon::run(&job) },
+        Isa::Plain => plain::run(&job),
+    }
+}
+
+#[cfg(test)]
+mod tests;

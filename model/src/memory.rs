@@ -1,0 +1,101 @@
+//! What the attention heads of one layer remember, for all slots of a pool: S in f32 or bf16, z and c in f32.
+
+use half::bf16;
+
+use crate::kernels::recurrence::Number;
+
+/// How S is held in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StateType {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// bfloat16, rounded by chance (of the text alone): half the bytes of each step of many conversations.
+    Bf16,
+}
+
+/// All S of a layer: (slots, heads, 2D, d)
+#[derive(Debug)]
+pub(crate) enum Matrices {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+/// The memories of one layer's heads.
+#[derive(Debug)]
+pub struct Memory {
+    pub(crate) s: Matrices,
+    /// z (2D) and c of every head: (slots, heads, 2D + 1)
+    pub(crate) sums: Vec<f32>,
+    slots: usize,
+    heads: usize,
+    matrix: usize,
+    head_sums: usize,
+}
+
+impl Memory {
+    /// Empty memories.
+    pub fn zeros(slots: usize, heads: usize, proj_dim: usize, head_dim: usize, kind: StateType) -> Self {
+        let (matrix, head_sums) = (2 * proj_dim * head_dim, 2 * proj_dim + 1);
+        let len = slots * heads * matrix;
+        let s = match kind {
+            StateType::F32 => Matrices::F32(vec![0.0; len]),
+            StateType::Bf16 => Matrices::Bf16(vec![bf16::ZERO; len]),
+        };
+        Self { s, sums: vec![0.0; slots * heads * head_sums], slots, heads, matrix, head_sums }
+    }
+
+    /// Slots, heads, numbers of S and numbers of z and c.
+    pub(crate) fn dims(&self) -> (usize, usize, usize, usize) {
+        (self.slots, self.heads, self.matrix, self.head_sums)
+    }
+
+    /// Bytes of one slot.
+    pub(crate) fn bytes(&self) -> usize {
+        let width = if matches!(self.s, Matrices::F32(_)) { size_of::<f32>() } else { size_of::<bf16>() };
+        self.heads * (self.matrix * width + self.head_sums * size_of::<f32>())
+    }
+
+    /// Numbers of one slot.
+    pub(crate) fn numbers(&self) -> usize {
+        self.heads * (self.matrix + self.head_sums)
+    }
+
+    /// Makes a slot empty.
+    pub(crate) fn reset(&mut self, slot: usize) {
+        let (own, sums) = (self.heads * self.matrix, self.heads * self.head_sums);
+        match &mut self.s {
+            Matrices::F32(s) => s[slot * own..][..own].fill(0.0),
+            Matrices::Bf16(s) => s[slot * own..][..own].fill(bf16::ZERO),
+        }
+        self.sums[slot * sums..][..sums].fill(0.0);
+    }
+
+    /// Adds a slot's numbers to `out`: of each head S row by row, z, c.
+    pub(crate) fn read(&self, slot: usize, out: &mut Vec<f32>) {
+        for head in slot * self.heads..(slot + 1) * self.heads {
+            let own = head * self.matrix..(head + 1) * self.matrix;
+            match &self.s {
+                Matrices::F32(s) => out.extend_from_slice(&s[own]),
+                Matrices::Bf16(s) => out.extend(s[own].iter().map(|v| v.widen())),
+            }
+            out.extend_from_slice(&self.sums[head * self.head_sums..][..self.head_sums]);
+        }
+    }
+
+    /// Puts a slot's numbers back; an S of bf16 takes the nearest, which for its own numbers are they.
+    pub(crate) fn write(&mut self, slot: usize, numbers: &[f32]) {
+        for (i, numbers) in numbers.chunks_exact(self.matrix + self.head_sums).enumerate() {
+            let head = slot * self.heads + i;
+            let (matrix, sums) = numbers.split_at(self.matrix);
+            let own = head * self.matrix..(head + 1) * self.matrix;
+            match &mut self.s {
+                Matrices::F32(s) => s[own].copy_from_slice(matrix),
+                Matrices::Bf16(s) => {
+                    s[own].iter_mut().zip(matrix).for_each(|(s, &number)| *s = bf16::from_f32(number));
+                }
+            }
+            self.sums[head * self.head_sums..][..self.head_sums].copy_from_slice(sums);
+        }
+    }
+}
