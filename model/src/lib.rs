@@ -1,7 +1,8 @@
 //! RFA-Gate decoders: token ids in, logits out, with a state of constant size.
 //!
 //! A decoder's layers are Random Feature Attention with a learned gate (Peng et al., ICLR 2021): each keeps a
-//! matrix S and a vector z, however long the text. Knows no text, HTTP, clock or global random numbers.
+//! matrix S and a vector z, however long the text. Knows no text, HTTP or global random numbers, and a clock only
+//! to share work between threads and to measure the machine.
 //!
 //! ```no_run
 //! use tidegate_model::{Device, checkpoint};
@@ -38,6 +39,7 @@ mod weights;
 pub use candle_core::{DType, Device, Tensor};
 pub use config::DecoderConfig;
 pub use decoder::Decoder;
+pub use kernels::roof;
 pub use kernels::threads::Threads;
 pub use layout::StateLayout;
 pub use memory::StateType;

@@ -60,10 +60,11 @@ fn run(cli: Cli) -> Result<()> {
             generate(args)
         }
         Command::Serve(args) => start_server(&args),
-        Command::Bench(args) => {
-            start_threads(&args.model)?;
-            bench::run(&args, &model_folder(&args.model)?)
-        }
+        // A variable that were clap's would stand against `--shape`.
+        Command::Bench(args) => bench::run(&args, || match std::env::var_os("TIDEGATE_MODEL") {
+            Some(folder) if !folder.is_empty() => Ok(folder.into()),
+            _ => Ok(checkpoint::locate()?),
+        }),
     }
 }
 

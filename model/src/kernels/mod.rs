@@ -17,6 +17,7 @@ pub(crate) mod parts;
 pub(crate) mod plain;
 pub(crate) mod quantized;
 pub(crate) mod recurrence;
+pub mod roof;
 pub(crate) mod threads;
 pub(crate) mod trigonometry;
 

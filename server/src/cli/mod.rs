@@ -1,5 +1,6 @@
 //! The command line: every flag, its variable in the environment, and what it means.
 
+mod bench;
 mod door;
 
 use std::ffi::OsString;
@@ -7,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use bench::{BenchArgs, BenchOutput, MixerArg, ShapeArg, StateArg, word};
 pub(crate) use door::DoorArgs;
 
 /// Where the server listens when nothing else is said.
@@ -48,7 +50,7 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Continues a prompt in the terminal.
     Generate(GenerateArgs),
-    /// Measures tokens per second on this machine.
+    /// Measures tokens per second on this machine, and the share of what it gives at most.
     Bench(BenchArgs),
 }
 
@@ -201,40 +203,6 @@ pub(crate) struct GenerateArgs {
     pub(crate) ignore_eos: bool,
     #[command(flatten)]
     pub(crate) log: LogArgs,
-}
-
-/// The flags of `bench`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct BenchArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// Tokens that one decoded row has read before.
-    #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_values_t = [0, 1_000, 100_000])]
-    pub(crate) depths: Vec<usize>,
-    /// Rows that are decoded together.
-    #[arg(long, value_delimiter = ',', value_name = "ROWS", default_values_t = [1, 8, 32], value_parser = positive)]
-    pub(crate) batch: Vec<usize>,
-    /// Tokens of the prompt whose reading is measured.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = positive)]
-    pub(crate) prompt: usize,
-    /// Steps of one measurement.
-    #[arg(long, value_name = "STEPS", default_value_t = 40, value_parser = positive)]
-    pub(crate) steps: usize,
-    /// Times that every case is measured.
-    #[arg(long, value_name = "ROUNDS", default_value_t = 15, value_parser = positive)]
-    pub(crate) rounds: usize,
-    /// A table, or one JSON object a line.
-    #[arg(long, value_enum, default_value_t = BenchOutput::Markdown)]
-    pub(crate) output: BenchOutput,
-}
-
-/// How `bench` prints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BenchOutput {
-    /// A table.
-    Markdown,
-    /// One object a line.
-    Json,
 }
 
 /// Which model, and on what.

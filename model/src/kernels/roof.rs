@@ -1,0 +1,208 @@
+//! What the machine gives at most: bytes a second read from memory, operations a second in registers. Measured by
+//! loops that do nothing else, so that a kernel's speed can be told as a share of them.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use super::panels::Lines;
+use super::threads::Threads;
+use super::{Isa, LANES, multiversion};
+
+/// Bytes that are read: far more than caches hold.
+const BUFFER: usize = 512 << 20;
+/// Bytes that a thread reads at a stretch: long enough that the machine's own prefetching is at its best.
+const STRETCH: usize = 2 << 20;
+/// Passes over the buffer, the best of which counts.
+const PASSES: usize = 8;
+/// Sums that numbers are added to side by side. Two of the widest registers are enough: an integer sum takes a cycle.
+const SUMS: usize = 2 * LANES;
+
+/// Steps that each chain of a piece of work has: about half a millisecond.
+const STEPS: usize = 1 << 17;
+/// Pieces for each thread, so that none waits long for another's last.
+const PIECES: usize = 8;
+/// Times that all pieces are done, the best of which counts.
+const TRIES: usize = 16;
+/// Lanes of twelve registers, each sixteen, eight or four wide: two units that take four cycles for a result want eight
+/// chains at least, and a machine of sixteen registers holds no more beside what is multiplied. (The middle one is 24
+/// registers of NEON, which has 32 and up to four units.)
+#[cfg(target_arch = "x86_64")]
+const WIDEST: usize = 12 * 16;
+const WIDE: usize = 12 * 8;
+#[cfg(all(target_arch = "x86_64", not(target_feature = "fma")))]
+const NARROW: usize = 12 * 4;
+
+/// Bytes a second that so many threads together read from memory at best.
+///
+/// Takes 512 MiB for the time of the call, and reads it from end to end some times.
+pub fn read_bandwidth(threads: &Threads) -> f64 {
+    let isa = Isa::detect();
+    let mut buffer = Lines::zeroed(BUFFER);
+    // Pages that were never written may all be one page of zeros, which lies in the cache.
+    buffer.as_mut_slice::<f32>().fill(1.0);
+    let stretches: Vec<&[f32]> = buffer.as_slice().chunks(STRETCH / size_of::<f32>()).collect();
+    let seen = AtomicU32::new(0);
+    let seconds = best_of(PASSES, threads.count(), stretches.len(), &|i| {
+        let mut sums = [0; SUMS];
+        add(isa, stretches[i], &mut sums);
+        seen.fetch_xor(sums.iter().fold(0, |all, sum| all ^ sum), Ordering::Relaxed);
+    });
+    // The sums are wanted: else none would be made.
+    black_box(seen);
+    BUFFER as f64 / seconds
+}
+
+/// Operations a second that so many threads together make at best of fused multiply-adds (two operations each) on f32
+/// in registers. A machine of x86 without AVX2 has none that are fused, and is measured with separate ones.
+pub fn fma_peak(threads: &Threads) -> f64 {
+    let (isa, pieces) = (Isa::detect(), threads.count() * PIECES);
+    let lanes = AtomicU32::new(0);
+    let seconds = best_of(TRIES, threads.count(), pieces, &|_| {
+        // Values that the compiler does not know, and an end that is wanted: it can leave nothing out.
+        lanes.store(black_box(chains(isa, black_box(0.5), black_box(1e-6))).0, Ordering::Relaxed);
+    });
+    2.0 * f64::from(lanes.into_inner()) * (pieces * STEPS) as f64 / seconds
+}
+
+/// Seconds that the pieces take at best of some times, on threads of their own: [`Threads::run`] leaves out one that
+/// was late, and what is wanted here is what they give when none is.
+fn best_of(times: usize, threads: usize, pieces: usize, work: &(dyn Fn(usize) + Sync)) -> f64 {
+    let (gate, next) = (Barrier::new(threads), AtomicUsize::new(0));
+    let share = || {
+        gate.wait();
+        while let Some(piece) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&piece| piece < pieces) {
+            work(piece);
+        }
+        gate.wait();
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|| (0..times).for_each(|_| share()));
+        }
+        let time = |_| {
+            // The others are at the gate, or on their way to it.
+            next.store(0, Ordering::Relaxed);
+            let clock = Instant::now();
+            share();
+            clock.elapsed().as_secs_f64()
+        };
+        (0..times).map(time).fold(f64::INFINITY, f64::min)
+    })
+}
+
+/// Runs one piece of chains on the instruction set's registers -> how many lanes they had, and their ends' sum.
+fn chains(isa: Isa, a: f32, b: f32) -> (u32, f32) {
+    let mut end = 0.0;
+    let lanes = match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => {
+            widest(isa, a, b, &mut end);
+            WIDEST
+        }
+        #[cfg(all(target_arch = "x86_64", not(target_feature = "fma")))]
+        Isa::Plain => {
+            separate::<NARROW>(a, b, &mut end);
+            NARROW
+        }
+        _ => {
+            wide(isa, a, b, &mut end);
+            WIDE
+        }
+    };
+    (lanes as u32, end)
+}
+
+multiversion! {
+    /// Adds the bits of all numbers to the sums; numbers at the end that are fewer than there are sums are left out.
+    fn add(numbers: &[f32], sums: &mut [u32; SUMS]) = add_body;
+}
+
+#[cfg(target_arch = "x86_64")]
+multiversion! { fn widest(a: f32, b: f32, end: &mut f32) = fused::<WIDEST>; }
+multiversion! { fn wide(a: f32, b: f32, end: &mut f32) = fused::<WIDE>; }
+
+#[inline(always)]
+fn add_body(numbers: &[f32], sums: &mut [u32; SUMS]) {
+    let mut own = *sums;
+    for row in numbers.as_chunks::<SUMS>().0 {
+        for (sum, number) in own.iter_mut().zip(row) {
+            *sum = sum.wrapping_add(number.to_bits());
+        }
+    }
+    *sums = own;
+}
+
+/// `chain = a b + chain` in every lane, over and over.
+#[inline(always)]
+fn fused<const N: usize>(a: f32, b: f32, end: &mut f32) {
+    let mut chains = [1.0f32; N];
+    for _ in 0..STEPS {
+        for chain in &mut chains {
+            *chain = a.mul_add(b, *chain);
+        }
+    }
+    *end = chains.iter().sum();
+}
+
+/// `chain = chain a + b`: with the product of [`fused`] there would be nothing left to multiply in the loop.
+#[cfg(all(target_arch = "x86_64", not(target_feature = "fma")))]
+fn separate<const N: usize>(a: f32, b: f32, end: &mut f32) {
+    let mut chains = [1.0f32; N];
+    for _ in 0..STEPS {
+        for chain in &mut chains {
+            *chain = *chain * a + b;
+        }
+    }
+    *end = chains.iter().sum();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_numbers_are_read() {
+        let numbers: Vec<f32> = (0..10 * SUMS as u32).map(f32::from_bits).collect();
+        for isa in Isa::available() {
+            let mut sums = [0; SUMS];
+            add(isa, &numbers, &mut sums);
+            for (i, sum) in (0..).zip(sums) {
+                assert_eq!(sum, 10 * i + 45 * SUMS as u32, "{isa:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_chain_takes_every_step() {
+        for isa in Isa::available() {
+            let step = 1.0 / STEPS as f32;
+            let (lanes, end) = chains(isa, 0.5, 2.0 * step);
+            // Fused, each lane ends at 1 + STEPS a b, to the bit; separate, at its limit b / (1 - a).
+            let want = if (lanes as usize) < WIDE { 4.0 * step } else { 2.0 };
+            assert!((end / lanes as f32 - want).abs() < 1e-6, "{isa:?}: {end} of {lanes} lanes");
+        }
+    }
+
+    #[test]
+    fn every_piece_is_done_every_time() {
+        for threads in [1, 3] {
+            let hits: Vec<AtomicUsize> = (0..50).map(|_| AtomicUsize::new(0)).collect();
+            best_of(4, threads, hits.len(), &|i| {
+                hits[i].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(hits.iter().all(|hits| hits.load(Ordering::Relaxed) == 4), "{threads} threads");
+        }
+    }
+
+    #[test]
+    fn roofs_are_those_of_some_machine() {
+        for count in [1, 2] {
+            let threads = Threads::new(count);
+            let (bandwidth, peak) = (read_bandwidth(&threads), fma_peak(&threads));
+            println!("{count}: {:.1} GB/s, {:.1} GFLOP/s", bandwidth / 1e9, peak / 1e9);
+            assert!((1e8..1e13).contains(&bandwidth) && (1e8..1e14).contains(&peak), "{bandwidth} B/s, {peak} FLOP/s");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Models at their depths, and the time that a case takes.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use tidegate_model::config::Attention;
+use tidegate_model::{Decoder, DecoderConfig, Device, PoolOptions, StatePool, Threads, WeightType, checkpoint};
+
+use super::plan::{self, Case, Kind, Plan, Subject};
+use super::say;
+use crate::cli::word;
+
+/// Tokens taken in at a time on the way to a depth.
+const PIECE: usize = 512;
+/// Seed of random weights: any, and the same in every run.
+const SEED: u64 = 0;
+/// Least time between two words of progress.
+const PROGRESS: Duration = Duration::from_millis(200);
+
+/// A model, and states that have read so many tokens.
+pub(super) struct Model {
+    /// The shape's name, or the checkpoint folder's.
+    pub(super) shape: String,
+    pub(super) weights: String,
+    pub(super) mixer: String,
+    pub(super) decoder: Decoder,
+    /// One for each number of threads.
+    pools: Vec<StatePool>,
+    /// One for each depth.
+    states: Vec<Vec<f32>>,
+    /// What the last step gave; kept, so that no step allocates it.
+    logits: Vec<f32>,
+}
+
+impl Model {
+    /// Loads or makes a model, and takes it to every depth.
+    pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> Result<Self> {
+        let (shape, weights, decoder) = match subject {
+            Subject::Checkpoint { folder, weights, mixer } => {
+                say(&format!("loading {}", folder.display()));
+                let decoder = load(folder, *weights)?;
+                if let Some(mixer) = mixer {
+                    let wanted = (plan::attention(*mixer)?, true);
+                    let has = (decoder.config().attention, decoder.config().gate);
+                    let (own, folder) = (mixer_of(decoder.config()), folder.display());
+                    ensure!(has == wanted, "--mixer {}: {folder} is a model of {own}", word(mixer));
+                }
+                let weights = weights.map_or_else(|| stored(&decoder), |weights| weights.to_string());
+                (name_of(folder), weights, decoder)
+            }
+            Subject::Shape { shape, weights, config } => {
+                say(&format!("making random weights of {} as {weights}", word(shape)));
+                let decoder = Decoder::random((**config).clone(), *weights, SEED)
+                    .with_context(|| format!("--shape {} with {weights}", word(shape)))?;
+                (word(shape), weights.to_string(), decoder)
+            }
+        };
+        let pool = |threads: &Arc<Threads>| {
+            let options = PoolOptions { slots: plan.slots(), threads: Arc::clone(threads), state: plan.state };
+            decoder.new_pool_with(options).context("the states cannot be allocated")
+        };
+        let pools = threads.iter().map(pool).collect::<Result<_>>()?;
+        let mixer = mixer_of(decoder.config());
+        let mut model = Self { shape, weights, mixer, decoder, pools, states: Vec::new(), logits: Vec::new() };
+        model.read(plan)?;
+        Ok(model)
+    }
+
+    /// Reads up to the deepest depth, once, with the most threads, and keeps the state at each.
+    fn read(&mut self, plan: &Plan) -> Result<()> {
+        let most = (0..plan.threads.len()).max_by_key(|&i| plan.threads[i]).unwrap_or(0);
+        let pool = &mut self.pools[most];
+        let (vocab, deepest) = (self.decoder.config().vocab_size, plan.depths.last().copied().unwrap_or(0));
+        let (clock, mut said, mut read) = (Instant::now(), None, 0);
+        for &depth in &plan.depths {
+            while read < depth {
+                if said.is_none_or(|at: Instant| at.elapsed() > PROGRESS) {
+                    said = Some(Instant::now());
+                    let left = clock.elapsed().as_secs_f64() / (read.max(1) as f64) * (deepest - read) as f64;
+                    let left = if read == 0 { String::new() } else { format!(", {left:.0} s left") };
+                    say(&format!("{} with {}: read {read} of {deepest} tokens{left}", self.shape, self.weights));
+                }
+                let piece = PIECE.min(depth - read);
+                self.decoder.absorb(&ids(read, piece, vocab), pool, 0)?;
+                read += piece;
+            }
+            self.states.push(pool.export(0)?);
+        }
+        Ok(())
+    }
+
+    /// Bytes of one row's state.
+    pub(super) fn state_bytes(&self) -> usize {
+        self.pools[0].state_bytes()
+    }
+
+    /// Tokens a second of one case, once.
+    pub(super) fn measure(&mut self, case: &Case, plan: &Plan) -> Result<f64> {
+        let (depth, vocab) = (plan.depths[case.depth], self.decoder.config().vocab_size);
+        let pool = &mut self.pools[case.threads];
+        let rows = if let Kind::Decode { rows } = case.kind { rows } else { 1 };
+        let slots: Vec<usize> = (0..rows).collect();
+        for &slot in &slots {
+            pool.import(slot, &self.states[case.depth], depth as u64)?;
+        }
+        let clock;
+        let tokens = match case.kind {
+            Kind::Decode { rows } => {
+                // Rows differ from the first step on, and so do their states.
+                let tokens = ids(depth, rows, vocab);
+                self.decoder.decode_into(&tokens, pool, &slots, &mut self.logits)?;
+                clock = Instant::now();
+                for _ in 0..plan.steps {
+                    self.decoder.decode_into(&tokens, pool, &slots, &mut self.logits)?;
+                }
+                plan.steps * rows
+            }
+            Kind::Prefill => {
+                let prompt = ids(depth, plan.prompt, vocab);
+                clock = Instant::now();
+                self.decoder.prefill(&prompt, pool, 0)?;
+                plan.prompt
+            }
+        };
+        Ok(tokens as f64 / clock.elapsed().as_secs_f64())
+    }
+}
+
+/// A checkpoint with its weights as they are stored, or as `weights`.
+fn load(folder: &Path, weights: Option<WeightType>) -> Result<Decoder> {
+    Ok(match weights {
+        None => checkpoint::load(folder, &Device::Cpu)?,
+        Some(weights) => checkpoint::load_as(folder, weights)?,
+    })
+}
+
+/// The folder's own name.
+fn name_of(folder: &Path) -> String {
+    let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    whole.file_name().map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The type of weights that a checkpoint says it is stored in.
+fn stored(decoder: &Decoder) -> String {
+    match decoder.config().torch_dtype.as_deref() {
+        Some("bfloat16") => "bf16".into(),
+        Some("float16") => "f16".into(),
+        Some("float32") => "f32".into(),
+        _ => "stored".into(),
+    }
+}
+
+fn mixer_of(config: &DecoderConfig) -> String {
+    let gate = if config.attention == Attention::Rfa && config.gate { "-gate" } else { "" };
+    // As in `config.json`.
+    let attention = serde_json::to_value(config.attention).unwrap_or_default();
+    format!("{}{gate}", attention.as_str().unwrap_or_default())
+}
+
+/// Token ids of a text that repeats no pattern a model could be fast on, from one of its places on.
+fn ids(from: usize, count: usize, vocab: usize) -> Vec<u32> {
+    let id = |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab as u64;
+    (from..from + count).map(|i| id(i) as u32).collect()
+}

@@ -1,0 +1,62 @@
+//! `tidegate bench`: tokens per second on this machine, at any depth, by weight type, mixer, threads and rows.
+//!
+//! `plan` says what is measured, `measure` gets models to their depths and takes the times, `roof` says what the
+//! machine gives at most, `report` makes lines and tables of it, `plot` and `scale` a picture.
+
+mod measure;
+mod plan;
+mod plot;
+mod report;
+mod roof;
+mod scale;
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Result;
+use tidegate_model::Threads;
+
+use crate::cli::BenchArgs;
+use measure::Model;
+use plan::Plan;
+use report::Row;
+use roof::Roofs;
+
+/// Measures and prints. `default` is the folder of the model where the command line names none.
+pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<()> {
+    let plan = Plan::new(args, default)?;
+    let rows = measure(&plan);
+    say("");
+    report::print(args.output, &rows?)
+}
+
+fn measure(plan: &Plan) -> Result<Vec<Row>> {
+    let threads: Vec<Arc<Threads>> = plan.threads.iter().map(|&count| Arc::new(Threads::new(count))).collect();
+    let mut models = Vec::with_capacity(plan.subjects.len());
+    for subject in &plan.subjects {
+        models.push(Model::open(subject, plan, &threads)?);
+    }
+    let cases = plan.cases();
+    let mut roofs = Roofs::new(&threads);
+    let mut rates = vec![Vec::with_capacity(plan.rounds); cases.len()];
+    for round in 1..=plan.rounds {
+        say(&format!("round {round} of {}: what the machine gives at most", plan.rounds));
+        roofs.measure();
+        for (i, (case, rates)) in cases.iter().zip(&mut rates).enumerate() {
+            say(&format!("round {round} of {}: case {} of {}", plan.rounds, i + 1, cases.len()));
+            rates.push(models[case.subject].measure(case, plan)?);
+        }
+    }
+    let rows = cases.iter().zip(rates);
+    Ok(rows.map(|(case, rates)| Row::new(plan, case, &models[case.subject], rates, &roofs)).collect())
+}
+
+/// Progress on a terminal; a log file gets none of it.
+fn say(text: &str) {
+    let mut out = std::io::stderr().lock();
+    if out.is_terminal() {
+        // Progress that cannot be shown is no reason to stop.
+        let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
+    }
+}

@@ -1,0 +1,244 @@
+//! What is measured: the command line, checked, as models and cases.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, anyhow};
+use serde_json::json;
+use tidegate_model::config::Attention;
+use tidegate_model::{DecoderConfig, StateType, WeightType};
+
+use crate::cli::{BenchArgs, MixerArg, ShapeArg, StateArg, word};
+
+/// Tokens in the vocabulary of a model with random weights.
+const VOCABULARY: usize = 32_000;
+/// Length of a head's queries, keys and values, and of its random vectors.
+const HEAD: usize = 64;
+
+/// A model and how its weights are held.
+#[derive(Clone, Debug)]
+pub(super) enum Subject {
+    /// A checkpoint's folder, its weights as they are stored or made into another type; its mixer must be this one.
+    Checkpoint { folder: PathBuf, weights: Option<WeightType>, mixer: Option<MixerArg> },
+    /// Random weights.
+    Shape { shape: ShapeArg, weights: WeightType, config: Box<DecoderConfig> },
+}
+
+/// What the model does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Takes so many rows one token further, step after step.
+    Decode { rows: usize },
+    /// Reads a prompt into one row.
+    Prefill,
+}
+
+/// One measurement; numbers but `rows` are places in the plan's lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) subject: usize,
+    pub(super) threads: usize,
+    pub(super) depth: usize,
+    pub(super) kind: Kind,
+}
+
+/// What is measured, and how often.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) subjects: Vec<Subject>,
+    pub(super) state: StateType,
+    pub(super) threads: Vec<usize>,
+    /// Rising, each once.
+    pub(super) depths: Vec<usize>,
+    pub(super) batches: Vec<usize>,
+    pub(super) prompt: usize,
+    pub(super) steps: usize,
+    pub(super) rounds: usize,
+}
+
+impl Plan {
+    /// `default` is the folder of the model where the command line names none.
+    pub(super) fn new(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
+        let subjects = match (args.shape, &args.model) {
+            (Some(shape), _) => {
+                shapes(shape, &or(&args.mixer, MixerArg::RfaGate), &or(&args.weights, WeightType::Bf16))?
+            }
+            (None, Some(folder)) => checkpoints(folder, args),
+            (None, None) => checkpoints(&default()?, args),
+        };
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let mut depths = each_once(&args.depths);
+        depths.sort_unstable();
+        Ok(Self {
+            subjects,
+            state: match args.state {
+                StateArg::F32 => StateType::F32,
+                StateArg::Bf16 => StateType::Bf16,
+            },
+            threads: or(&args.threads, cores),
+            depths: or(&depths, 0),
+            batches: or(&args.batch, 1),
+            prompt: args.prompt,
+            steps: args.steps,
+            rounds: args.rounds,
+        })
+    }
+
+    /// Everything that is measured in one round.
+    pub(super) fn cases(&self) -> Vec<Case> {
+        let mut kinds: Vec<Kind> = self.batches.iter().map(|&rows| Kind::Decode { rows }).collect();
+        if self.prompt > 0 {
+            kinds.push(Kind::Prefill);
+        }
+        let mut cases = Vec::new();
+        for subject in 0..self.subjects.len() {
+            for threads in 0..self.threads.len() {
+                for &kind in &kinds {
+                    cases.extend((0..self.depths.len()).map(|depth| Case { subject, threads, depth, kind }));
+                }
+            }
+        }
+        cases
+    }
+
+    /// Slots that the largest batch takes.
+    pub(super) fn slots(&self) -> usize {
+        self.batches.iter().copied().max().unwrap_or(1)
+    }
+}
+
+/// The list without repetitions, in its order.
+fn each_once<T: Copy + PartialEq>(list: &[T]) -> Vec<T> {
+    let mut once = Vec::with_capacity(list.len());
+    for &item in list {
+        if !once.contains(&item) {
+            once.push(item);
+        }
+    }
+    once
+}
+
+/// The list without repetitions, or `default` where it is empty.
+fn or<T: Copy + PartialEq>(list: &[T], default: T) -> Vec<T> {
+    if list.is_empty() { vec![default] } else { each_once(list) }
+}
+
+fn checkpoints(folder: &Path, args: &BenchArgs) -> Vec<Subject> {
+    let mixers: Vec<Option<MixerArg>> = each_once(&args.mixer).into_iter().map(Some).collect();
+    let weights: Vec<Option<WeightType>> = args.weights.iter().copied().map(Some).collect();
+    let mut subjects = Vec::new();
+    for mixer in or(&mixers, None) {
+        for weights in or(&weights, None) {
+            subjects.push(Subject::Checkpoint { folder: folder.to_owned(), weights, mixer });
+        }
+    }
+    subjects
+}
+
+fn shapes(shape: ShapeArg, mixers: &[MixerArg], weights: &[WeightType]) -> Result<Vec<Subject>> {
+    let mut subjects = Vec::new();
+    for &mixer in mixers {
+        let config = config(shape, mixer)?;
+        for &weights in weights {
+            subjects.push(Subject::Shape { shape, weights, config: Box::new(config.clone()) });
+        }
+    }
+    Ok(subjects)
+}
+
+/// The family of attention that a mixer is.
+pub(super) fn attention(mixer: MixerArg) -> Result<Attention> {
+    let name = match mixer {
+        MixerArg::RfaGate => "rfa",
+        MixerArg::Softmax => "softmax",
+    };
+    serde_json::from_value(json!(name))
+        .map_err(|_| anyhow!("--mixer {}: the models of this version have no such attention", word(&mixer)))
+}
+
+/// A model of this size: a SwiGLU as wide as a Llama of the same size has, an embedding that is the head too.
+fn config(shape: ShapeArg, mixer: MixerArg) -> Result<DecoderConfig> {
+    let (layers, hidden, intermediate) = match shape {
+        ShapeArg::M12 => (6, 256, 704),
+        ShapeArg::M125 => (12, 768, 2048),
+        ShapeArg::M350 => (24, 1024, 2816),
+    };
+    let config = json!({
+        "model_type": "rfa_gate", "vocab_size": VOCABULARY, "hidden_size": hidden, "intermediate_size": intermediate,
+        "num_hidden_layers": layers, "num_attention_heads": hidden / HEAD, "head_dim": HEAD, "proj_dim": HEAD,
+        "tie_word_embeddings": true, "attention": attention(mixer)?, "gate": true, "position_embedding": "none",
+    });
+    Ok(DecoderConfig::from_json(&config.to_string())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn plan(line: &str) -> Result<Plan> {
+        let line = ["tidegate", "bench"].into_iter().chain(line.split_whitespace());
+        let Command::Bench(args) = Cli::try_parse_from(line)?.command else { panic!("another command") };
+        Plan::new(&args, || Ok("shipped".into()))
+    }
+
+    #[test]
+    fn every_depth_meets_every_batch_and_prompts_are_read_at_every_depth() {
+        let plan = plan("--shape 12m --weights q8_0,f32 --threads 1,2 --depths 512,0,512 --batch 1,8,1").unwrap();
+        assert_eq!((&plan.depths[..], &plan.batches[..], plan.slots()), (&[0, 512][..], &[1, 8][..], 8));
+        let cases = plan.cases();
+        // Weights, threads, (two batches and the prompt), depths.
+        assert_eq!(cases.len(), 2 * 2 * 3 * 2);
+        assert!((1..cases.len()).all(|i| !cases[..i].contains(&cases[i])));
+        assert_eq!(cases.iter().filter(|case| case.kind == Kind::Prefill).count(), 8);
+    }
+
+    #[test]
+    fn without_a_prompt_no_prefill_is_measured() {
+        let cases = plan("--shape 12m --prompt 0").unwrap().cases();
+        assert!(!cases.is_empty() && cases.iter().all(|case| case.kind != Kind::Prefill));
+    }
+
+    #[test]
+    fn a_checkpoint_keeps_its_own_weights_and_mixer_where_none_is_named() {
+        let subjects = plan("").unwrap().subjects;
+        let [Subject::Checkpoint { folder, weights: None, mixer: None }] = &subjects[..] else {
+            panic!("{subjects:?}");
+        };
+        assert_eq!(folder.to_str(), Some("shipped"));
+        let subjects = plan("--model x --weights q4_0,q8_0").unwrap().subjects;
+        assert!(matches!(&subjects[1], Subject::Checkpoint { weights: Some(WeightType::Q8_0), .. }), "{subjects:?}");
+    }
+
+    #[test]
+    fn shapes_have_their_parameters() {
+        for (shape, least, most) in [("12m", 12e6, 14e6), ("125m", 105e6, 130e6), ("350m", 330e6, 370e6)] {
+            let subjects = plan(&format!("--shape {shape}")).unwrap().subjects;
+            let [Subject::Shape { config, weights: WeightType::Bf16, .. }] = &subjects[..] else {
+                panic!("{subjects:?}");
+            };
+            let parameters = config.parameters() as f64;
+            assert!((least..most).contains(&parameters), "{shape}: {parameters}");
+            // As many as a Llama's of the same widths, but for the gate and the lengths of the random vectors.
+            let (hidden, layers) = (config.hidden_size as f64, config.num_hidden_layers as f64);
+            let block = 4.0 * hidden * hidden + 3.0 * hidden * config.intermediate_size as f64 + 2.0 * hidden;
+            let llama = layers * block + (VOCABULARY as f64 + 1.0) * hidden;
+            assert!((parameters / llama - 1.0).abs() < 2e-3, "{shape}: {parameters}, a Llama has {llama}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (line, words) in [
+            ("--shape 12m --model x", "cannot be used with"),
+            ("--shape 13m", "125m"),
+            ("--weights q5_0", "must be one of f32, bf16, f16, q8_0, q4_0, q4_k"),
+            ("--threads 1,0", "must be at least 1"),
+            ("--depths 1,-1", "invalid"),
+        ] {
+            let error = plan(line).unwrap_err().to_string();
+            assert!(error.contains(words), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! What was measured, as rows, and rows as lines of JSON or a table.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use anyhow::Result;
+use serde::Serialize;
+use tidegate_model::StateType;
+
+use super::measure::Model;
+use super::plan::{Case, Kind, Plan};
+use super::plot;
+use super::roof::{Roofs, prompt_operations, step_bytes};
+use crate::cli::BenchOutput;
+
+/// The middle and the ends of some numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Spread {
+    pub(super) least: f64,
+    pub(super) median: f64,
+    pub(super) most: f64,
+}
+
+impl Spread {
+    /// Of at least one number.
+    pub(super) fn of(mut numbers: Vec<f64>) -> Self {
+        numbers.sort_by(f64::total_cmp);
+        let (last, middle) = (numbers.len() - 1, numbers.len() / 2);
+        Self { least: numbers[0], median: f64::midpoint(numbers[last - middle], numbers[middle]), most: numbers[last] }
+    }
+}
+
+/// One case and what came of it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) shape: String,
+    pub(super) parameters: u64,
+    pub(super) weights: String,
+    pub(super) mixer: String,
+    pub(super) state: &'static str,
+    pub(super) threads: usize,
+    /// Rows at once.
+    pub(super) batch: usize,
+    /// Tokens that each row has read before.
+    pub(super) depth: usize,
+    /// `decode` or `prefill`.
+    pub(super) kind: &'static str,
+    /// Tokens of one measurement, of all rows together.
+    pub(super) tokens: usize,
+    pub(super) tokens_per_second: f64,
+    pub(super) least: f64,
+    pub(super) most: f64,
+    pub(super) rounds: usize,
+    /// Of one row.
+    pub(super) state_bytes: usize,
+    pub(super) weight_bytes: usize,
+    pub(super) roof_share: f64,
+    /// Bytes a second.
+    pub(super) read_bandwidth: f64,
+    /// Floating-point operations a second.
+    pub(super) fma_peak: f64,
+}
+
+impl Row {
+    pub(super) fn new(plan: &Plan, case: &Case, model: &Model, rates: Vec<f64>, roofs: &Roofs) -> Self {
+        let (config, rounds) = (model.decoder.config(), rates.len());
+        let (weight_bytes, state_bytes) = (model.decoder.weight_bytes(), model.state_bytes());
+        let Spread { least, median, most } = Spread::of(rates);
+        let (read_bandwidth, fma_peak) = (roofs.read_bandwidth(case.threads), roofs.fma_peak(case.threads));
+        let (kind, batch, tokens, roof_share) = match case.kind {
+            Kind::Decode { rows } => {
+                let seconds = step_bytes(weight_bytes, state_bytes, rows) / read_bandwidth;
+                ("decode", rows, rows * plan.steps, seconds * median / rows as f64)
+            }
+            Kind::Prefill => {
+                let seconds = prompt_operations(config, plan.prompt) / fma_peak;
+                ("prefill", 1, plan.prompt, seconds * median / plan.prompt as f64)
+            }
+        };
+        let state = match plan.state {
+            StateType::F32 => "f32",
+            StateType::Bf16 => "bf16",
+        };
+        Self {
+            shape: model.shape.clone(),
+            parameters: config.parameters(),
+            weights: model.weights.clone(),
+            mixer: model.mixer.clone(),
+            state,
+            threads: plan.threads[case.threads],
+            batch,
+            depth: plan.depths[case.depth],
+            kind,
+            tokens,
+            tokens_per_second: median,
+            least,
+            most,
+            rounds,
+            state_bytes,
+            weight_bytes,
+            roof_share,
+            read_bandwidth,
+            fma_peak,
+        }
+    }
+}
+
+/// Writes the rows to standard output.
+pub(super) fn print(output: BenchOutput, rows: &[Row]) -> Result<()> {
+    let text = match output {
+        BenchOutput::Markdown => markdown(rows),
+        BenchOutput::Json => json(rows)?,
+        BenchOutput::Svg => plot::svg(rows),
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+fn json(rows: &[Row]) -> Result<String> {
+    let mut text = String::new();
+    for row in rows {
+        text += &serde_json::to_string(row)?;
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+fn markdown(rows: &[Row]) -> String {
+    let mut text = String::new();
+    let Some(first) = rows.first() else { return text };
+    let (shape, rounds) = (&first.shape, first.rounds);
+    // A string takes everything: no write to it fails.
+    let _ = writeln!(text, "{shape}: {} parameters, {rounds} rounds.", grouped(first.parameters));
+    let mut told: Vec<String> = Vec::new();
+    for row in rows {
+        let model = format!(
+            "{} with {} weights: {} bytes of weights, {} bytes of {} state a row.",
+            row.mixer,
+            row.weights,
+            grouped(row.weight_bytes as u64),
+            grouped(row.state_bytes as u64),
+            row.state
+        );
+        let threads = if row.threads == 1 { "thread" } else { "threads" };
+        let (read, peak) = (row.read_bandwidth / 1e9, row.fma_peak / 1e9);
+        let machine = format!("{} {threads} of this machine: {read:.1} GB/s read, {peak:.0} GFLOP/s.", row.threads);
+        for line in [model, machine] {
+            if !told.contains(&line) {
+                let _ = writeln!(text, "{line}");
+                told.push(line);
+            }
+        }
+    }
+    text += "\n| mixer | weights | threads | kind | rows | depth | tokens/s, median | least | most | of the roof |\n";
+    text += "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+    for row in rows {
+        let Row { mixer, weights, threads, kind, batch, .. } = row;
+        let [median, least, most] = [row.tokens_per_second, row.least, row.most].map(rate);
+        let (depth, share) = (grouped(row.depth as u64), 100.0 * row.roof_share);
+        let _ = writeln!(
+            text,
+            "| {mixer} | {weights} | {threads} | {kind} | {batch} | {depth} | {median} | {least} | {most} | {share:.0} % |"
+        );
+    }
+    text
+}
+
+/// Three digits or more of a rate.
+pub(super) fn rate(value: f64) -> String {
+    match value {
+        ..9.995 => format!("{value:.2}"),
+        9.995..99.95 => format!("{value:.1}"),
+        _ => grouped(value.round() as u64),
+    }
+}
+
+/// `1234567` as `1,234,567`.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_or_between_the_two() {
+        assert_eq!(Spread::of(vec![5.0]), Spread { least: 5.0, median: 5.0, most: 5.0 });
+        assert_eq!(Spread::of(vec![9.0, 1.0, 2.0]), Spread { least: 1.0, median: 2.0, most: 9.0 });
+        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 9.0]).median, 3.0);
+    }
+
+    #[test]
+    fn rates_have_three_digits() {
+        assert_eq!([0.5, 9.994, 9.996, 99.96, 1234.5].map(rate), ["0.50", "9.99", "10.0", "100", "1,235"]);
+        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+}

@@ -1,0 +1,116 @@
+//! `tidegate bench` as a process: the lines, table and picture that it prints, and words about mistakes.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The shipped checkpoint, or what `args` name, measured as shortly as can be.
+fn bench(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["bench", "--steps", "2", "--rounds", "1", "--prompt", "16", "--threads", "1"])
+        .args(args)
+        .current_dir(std::env::temp_dir())
+        .env_remove("TIDEGATE_MODEL")
+        .output()
+        .unwrap()
+}
+
+fn printed(args: &[&str]) -> String {
+    let output = bench(args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{args:?}: {error}");
+    assert_eq!(error, "", "progress is for terminals");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn json_tells_every_case_with_its_share_of_the_roof() {
+    let text = printed(&["--depths", "64,0", "--batch", "1,3", "--output", "json"]);
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let cases: Vec<(&str, u64, u64)> = lines
+        .iter()
+        .map(|line| {
+            let number = |key: &str| line[key].as_u64().unwrap();
+            (line["kind"].as_str().unwrap(), number("batch"), number("depth"))
+        })
+        .collect();
+    let decode = |batch, depth| ("decode", batch, depth);
+    let prefill = |depth| ("prefill", 1, depth);
+    assert_eq!(cases, [decode(1, 0), decode(1, 64), decode(3, 0), decode(3, 64), prefill(0), prefill(64)]);
+    for line in &lines {
+        assert_eq!((&line["shape"], &line["mixer"]), (&"tidegate-tiny".into(), &"rfa-gate".into()), "{line}");
+        assert_eq!((&line["weights"], &line["state"]), (&"bf16".into(), &"f32".into()), "{line}");
+        assert_eq!((&line["threads"], &line["rounds"]), (&1.into(), &1.into()), "{line}");
+        let tokens = if line["kind"] == "prefill" { 16 } else { 2 * line["batch"].as_u64().unwrap() };
+        assert_eq!(line["tokens"], tokens, "{line}");
+        let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("no number {key} in {line}"));
+        assert!(number("least") <= number("tokens_per_second") && number("tokens_per_second") <= number("most"));
+        // Six layers of four heads: S (128, 64), z (128), c.
+        assert_eq!(number("state_bytes"), f64::from(6 * 4 * (128 * 65 + 1) * 4), "{line}");
+        assert!(number("weight_bytes") > 2.0 * 3e6 && number("parameters") > 3e6, "{line}");
+        assert!(number("read_bandwidth") > 1e8 && number("fma_peak") > 1e8, "{line}");
+        let seconds = if line["kind"] == "decode" {
+            let rows = number("batch");
+            (number("weight_bytes") + 2.0 * rows * number("state_bytes")) / rows / number("read_bandwidth")
+        } else {
+            // Six layers' matrices for each token, and the head's for one of the sixteen.
+            let layer = 256.0 * (4.0 * 256.0 + 4.0 + 3.0 * 704.0);
+            2.0 * (6.0 * layer + 4096.0 * 256.0 / 16.0) / number("fma_peak")
+        };
+        let share = seconds * number("tokens_per_second");
+        assert!((number("roof_share") / share - 1.0).abs() < 1e-6, "{line}: expected a share of {share}");
+    }
+}
+
+#[test]
+fn a_table_has_a_row_for_each_of_the_weights_and_a_picture_a_line() {
+    let list = ["--weights", "f32,q8_0", "--depths", "0,16", "--batch", "1"];
+    let table = printed(&list);
+    assert!(table.starts_with("tidegate-tiny: ") && table.contains("1 thread of this machine: "), "{table}");
+    assert!(table.contains("rfa-gate with f32 weights: "), "{table}");
+    for row in ["| rfa-gate | f32 | 1 | decode | 1 | 16 | ", "| rfa-gate | q8_0 | 1 | prefill | 1 | 0 | "] {
+        assert_eq!(table.matches(row).count(), 1, "{row} in {table}");
+    }
+    let picture = printed(&[&list[..], &["--output", "svg"]].concat());
+    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"), "{picture}");
+    assert!(picture.contains("tidegate-tiny, rfa-gate, f32 state, 1 thread, one round"), "{picture}");
+    // One panel of decoding and one of prompts, a label at the end of each line.
+    assert_eq!(picture.matches("</tspan> q8_0</text>").count(), 2, "{picture}");
+}
+
+#[test]
+fn a_shape_has_random_weights() {
+    let list = ["--shape", "12m", "--depths", "0", "--batch", "1", "--prompt", "0", "--state", "bf16"];
+    let text = printed(&[&list[..], &["--output", "json"]].concat());
+    let line: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&line["shape"], &line["weights"], &line["state"]), (&"12m".into(), &"bf16".into(), &"bf16".into()));
+    let (parameters, bytes) = (line["parameters"].as_f64().unwrap(), line["weight_bytes"].as_f64().unwrap());
+    assert!((12e6..14e6).contains(&parameters) && (bytes / parameters - 2.0).abs() < 0.1, "{line}");
+}
+
+#[test]
+fn a_folder_from_the_environment_is_measured_and_mistakes_are_named() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("weights/checkpoints/tidegate-tiny");
+    let folder = shipped.to_str().unwrap();
+    for (args, words) in [
+        (&["--model", "/nowhere"][..], "error: /nowhere/config.json"),
+        (&["--model", folder, "--shape", "12m"], "cannot be used with"),
+        (&["--model", folder, "--mixer", "softmax"], "--mixer softmax: "),
+        (&["--shape", "12m", "--mixer", "softmax"], "error: --mixer softmax: "),
+        (&["--weights", "q5_1"], "must be one of f32, bf16, f16, q8_0, q4_0, q4_k"),
+        (&["--shape", "12m", "--batch", "1000000000000"], "error: the states cannot be allocated: "),
+    ] {
+        let output = bench(args);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(words), "{args:?}: {error}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+    let named = |folder: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["bench", "--depths", "0", "--batch", "1", "--prompt", "0", "--steps", "1", "--rounds", "1"]);
+        command.env("TIDEGATE_MODEL", folder).env("TIDEGATE_THREADS", "1").output().unwrap()
+    };
+    assert!(named(folder).status.success());
+    assert!(String::from_utf8(named("/nowhere").stderr).unwrap().contains("error: /nowhere/config.json"));
+}
