@@ -1,10 +1,13 @@
-//! A checkpoint folder as on the Hugging Face hub: `config.json` and `model.safetensors`, checked, then loaded.
+//! A checkpoint folder as on the Hugging Face hub: `config.json` and `model.safetensors` or, quantised, `model.gguf`;
+//! checked, then loaded.
 
 use std::collections::BTreeMap;
+use std::io::Cursor;
 use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::Device;
+use candle_core::quantized::{GgmlDType, gguf_file::Content};
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 
@@ -20,7 +23,8 @@ fn load_config(folder: &Path) -> Result<DecoderConfig, LoadError> {
     Ok(DecoderConfig::from_json(&text)?)
 }
 
-/// Loads a checkpoint folder; weights keep the dtype they are stored in (f32, f16 or bf16).
+/// Loads a checkpoint folder; weights keep the type they are stored in. Where both files of weights are there,
+/// `model.safetensors` counts.
 ///
 /// # Errors
 /// [`LoadError`]; nothing is loaded unless every tensor is there, none is unknown, and all shapes fit.
@@ -28,12 +32,33 @@ pub fn load(folder: &Path, device: &Device) -> Result<Decoder, LoadError> {
     if !device.is_cpu() {
         return Err(LoadError::Device);
     }
-    let config = load_config(folder)?;
-    let file = safetensors(&folder.join(SAFETENSORS))?;
-    check(&config, &file)?;
-    Decoder::new(config, &Weights::new(&Source::File(Arc::new(file))))
+    load_with(folder, None)
 }
 
+/// [`load`] with all matrices of floats made into another type, where their rows are whole blocks of it (else into
+/// f16): what [`load`] of a quantised copy of the folder gives.
+///
+/// # Errors
+/// As for [`load`].
+pub fn load_as(folder: &Path, weights: WeightType) -> Result<Decoder, LoadError> {
+    load_with(folder, Some(weights))
+}
+
+fn load_with(folder: &Path, weights: Option<WeightType>) -> Result<Decoder, LoadError> {
+    let config = load_config(folder)?;
+    let (floats, quantised) = (folder.join(SAFETENSORS), folder.join(GGUF));
+    let file = if quantised.exists() && !floats.exists() { gguf(&quantised)? } else { safetensors(&floats)? };
+    check(&config, &file)?;
+    Decoder::new(config, &Weights::new(&Source::File(Arc::new(file), weights)))
+}
+
+/// Whether the tensor becomes another type where a checkpoint is quantised; all others stay as they are.
+pub fn is_quantised(name: &str, shape: &[usize]) -> bool {
+    crate::weights::is_quantised(name, shape)
+}
+
+/// The name of a file of quantised weights.
+pub const GGUF: &str = "model.gguf";
 const SAFETENSORS: &str = "model.safetensors";
 
 fn map(path: &Path) -> Result<Mmap, LoadError> {
@@ -63,6 +88,36 @@ fn safetensors(path: &Path) -> Result<File, LoadError> {
     });
     let entries = entries.collect();
     Ok(File { name: SAFETENSORS, bytes: Box::new(bytes), entries })
+}
+
+/// Maps a GGUF file and reads its header.
+fn gguf(path: &Path) -> Result<File, LoadError> {
+    let bytes = map(path)?;
+    let broken = |reason: String| LoadError::Format { file: GGUF, reason };
+    let content = Content::read(&mut Cursor::new(&bytes)).map_err(|error| broken(error.to_string()))?;
+    let mut entries = BTreeMap::new();
+    for (name, info) in content.tensor_infos {
+        let shape = info.shape.dims().to_vec();
+        let kind = match info.ggml_dtype {
+            GgmlDType::F32 => Some(WeightType::F32),
+            GgmlDType::F16 => Some(WeightType::F16),
+            GgmlDType::BF16 => Some(WeightType::Bf16),
+            GgmlDType::Q8_0 => Some(WeightType::Q8_0),
+            GgmlDType::Q4_0 => Some(WeightType::Q4_0),
+            GgmlDType::Q4K => Some(WeightType::Q4K),
+            _ => None,
+        };
+        let (block, block_bytes) = (info.ggml_dtype.block_size(), info.ggml_dtype.type_size());
+        let numbers = shape.iter().try_fold(1usize, |product, &side| product.checked_mul(side));
+        let start = content.tensor_data_offset.checked_add(info.offset).and_then(|start| usize::try_from(start).ok());
+        let end =
+            numbers.and_then(|n| (n / block).checked_mul(block_bytes)).zip(start).and_then(|(n, s)| s.checked_add(n));
+        let (Some(start), Some(end)) = (start, end.filter(|&end| end <= bytes.len())) else {
+            return Err(broken(format!("{name} lies outside of the file")));
+        };
+        entries.insert(name, Entry { kind, stored: format!("{:?}", info.ggml_dtype), shape, range: start..end });
+    }
+    Ok(File { name: GGUF, bytes: Box::new(bytes), entries })
 }
 
 /// The tensors that a config asks for, with their shapes: the contract between trainer and server.
@@ -102,6 +157,11 @@ pub fn tensors(config: &DecoderConfig) -> BTreeMap<String, Vec<usize>> {
     all
 }
 
+/// The types that a tensor may have.
+fn known() -> String {
+    WeightType::ALL.map(|kind| kind.name().to_uppercase()).join(", ")
+}
+
 /// Compares the file's header with what the config asks for; no tensor is read.
 fn check(config: &DecoderConfig, file: &File) -> Result<(), LoadError> {
     let mut wanted = tensors(config);
@@ -113,7 +173,7 @@ fn check(config: &DecoderConfig, file: &File) -> Result<(), LoadError> {
                 problems.push(format!("{name} has shape {:?}, expected {shape:?}", entry.shape));
             }
             Some(_) if entry.kind.is_none() => {
-                problems.push(format!("{name} has dtype {}, expected F32, F16 or BF16", entry.stored));
+                problems.push(format!("{name} has dtype {}, expected {}", entry.stored, known()));
             }
             Some(_) => {}
         }

@@ -1,12 +1,13 @@
 //! Matrices and vectors of a checkpoint by name, and why a checkpoint may be refused.
 
+mod convert;
+mod random;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-
-use half::{bf16, f16};
 
 use crate::config::ConfigError;
 
@@ -46,6 +47,12 @@ pub enum LoadError {
     /// A tensor could not be made.
     #[error("weights: {0}")]
     Candle(#[from] candle_core::Error),
+}
+
+/// Whether a tensor becomes another type where weights do: matrices, but for the gates', which are small and decide
+/// what is remembered.
+pub(crate) fn is_quantised(name: &str, shape: &[usize]) -> bool {
+    shape.len() == 2 && name.ends_with(".weight") && !name.ends_with("gate.weight")
 }
 
 /// How the numbers of a matrix are stored.
@@ -166,8 +173,9 @@ impl std::fmt::Debug for File {
 /// Where tensors come from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// A checkpoint's file.
-    File(Arc<File>),
+    /// A checkpoint's file, its matrices as they are stored or made into another type, where their rows are whole
+    /// blocks of it (else into f16).
+    File(Arc<File>, Option<WeightType>),
     /// Drawn for a measurement; matrices are of one type, where their rows are whole blocks of it.
     Random(WeightType, u64),
 }
@@ -206,9 +214,13 @@ impl<'a> Weights<'a> {
     pub(crate) fn matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Matrix<'a>, LoadError> {
         let name = format!("{}{name}", self.prefix);
         match self.source {
-            Source::File(file) => {
+            Source::File(file, wanted) => {
                 let (kind, bytes) = Self::entry(file, &name, &[rows, columns])?;
-                Ok(Matrix { kind, bytes: bytes.into(), rows, columns })
+                let wanted = wanted.filter(|&wanted| wanted != kind && is_quantised(&name, &[rows, columns]));
+                match wanted.zip(convert::widen(kind, bytes)) {
+                    Some((wanted, numbers)) => convert::matrix(&numbers, wanted, rows, columns),
+                    None => Ok(Matrix { kind, bytes: bytes.into(), rows, columns }),
+                }
             }
             Source::Random(kind, seed) => random::matrix(*kind, *seed, &name, rows, columns),
         }
@@ -218,9 +230,9 @@ impl<'a> Weights<'a> {
     pub(crate) fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
         let name = format!("{}{name}", self.prefix);
         match self.source {
-            Source::File(file) => {
+            Source::File(file, _) => {
                 let (kind, bytes) = Self::entry(file, &name, shape)?;
-                widen(kind, bytes).ok_or_else(|| LoadError::Tensors {
+                convert::widen(kind, bytes).ok_or_else(|| LoadError::Tensors {
                     file: file.name,
                     problems: vec![format!("{name} has dtype {kind}, expected f32, f16 or bf16")],
                 })
@@ -234,7 +246,7 @@ impl<'a> Weights<'a> {
         let matrix = self.matrix(name, rows, columns)?;
         let name = format!("{}{name}", self.prefix);
         match self.source {
-            Source::File(file) if !matrix.kind.is_quantised() => {
+            Source::File(file, None) if !matrix.kind.is_quantised() => {
                 let range = file.entries[&name].range.clone();
                 Ok(Table::Mapped { file: Arc::clone(file), kind: matrix.kind, start: range.start, columns })
             }
@@ -260,30 +272,8 @@ impl Table {
             Self::Mapped { file, kind, start, columns } => {
                 let width = columns * kind.block().1;
                 let bytes = &(*file.bytes).as_ref()[start + row * width..][..width];
-                match kind {
-                    WeightType::F32 => widened::<4>(bytes, out, f32::from_le_bytes),
-                    WeightType::Bf16 => widened::<2>(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-                    _ => widened::<2>(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-                }
+                convert::widen_into(*kind, bytes, out);
             }
         }
     }
 }
-
-fn widened<const N: usize>(bytes: &[u8], out: &mut [f32], widen: impl Fn([u8; N]) -> f32) {
-    out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, &bytes)| *out = widen(bytes));
-}
-
-/// Floats in f32; none where they are quantised.
-fn widen(kind: WeightType, bytes: &[u8]) -> Option<Vec<f32>> {
-    let mut out = vec![0.0; bytes.len() / kind.block().1];
-    match kind {
-        WeightType::F32 => widened::<4>(bytes, &mut out, f32::from_le_bytes),
-        WeightType::Bf16 => widened::<2>(bytes, &mut out, |b| bf16::from_le_bytes(b).to_f32()),
-        WeightType::F16 => widened::<2>(bytes, &mut out, |b| f16::from_le_bytes(b).to_f32()),
-        _ => return None,
-    }
-    Some(out)
-}
-
-mod random;

@@ -1,9 +1,5 @@
 //! Random weights for measurements: of a trained model's scale, so that nothing grows or dies on the way.
 
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
-use half::{bf16, f16};
-
 use super::{LoadError, Matrix, WeightType};
 
 /// Numbers about normal, the same for the same seed and name.
@@ -41,20 +37,5 @@ pub(super) fn matrix(
     rows: usize,
     columns: usize,
 ) -> Result<Matrix<'static>, LoadError> {
-    let numbers = numbers(seed, name, &[rows, columns]);
-    let kind = if columns.is_multiple_of(kind.block().0) { kind } else { WeightType::F16 };
-    let bytes = match kind {
-        WeightType::F32 => numbers.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        WeightType::Bf16 => numbers.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
-        WeightType::F16 => numbers.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
-        WeightType::Q8_0 => quantised(&numbers, columns, GgmlDType::Q8_0)?,
-        WeightType::Q4_0 => quantised(&numbers, columns, GgmlDType::Q4_0)?,
-        WeightType::Q4K => quantised(&numbers, columns, GgmlDType::Q4K)?,
-    };
-    Ok(Matrix { kind, bytes: std::borrow::Cow::Owned(bytes), rows, columns })
-}
-
-fn quantised(numbers: &[f32], columns: usize, kind: GgmlDType) -> Result<Vec<u8>, LoadError> {
-    let tensor = Tensor::from_slice(numbers, (numbers.len() / columns, columns), &Device::Cpu)?;
-    Ok(QTensor::quantize(&tensor, kind)?.data()?.into_owned())
+    super::convert::matrix(&numbers(seed, name, &[rows, columns]), kind, rows, columns)
 }

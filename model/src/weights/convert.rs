@@ -1,0 +1,52 @@
+//! Numbers from and into the types that weights are stored in. candle's library does the quantising.
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+use half::{bf16, f16};
+
+use super::{LoadError, Matrix, WeightType};
+
+/// Floats, widened; none where they are quantised.
+pub(super) fn widen(kind: WeightType, bytes: &[u8]) -> Option<Vec<f32>> {
+    let mut out = vec![0.0; bytes.len() / kind.block().1];
+    (!kind.is_quantised()).then(|| widen_into(kind, bytes, &mut out))?;
+    Some(out)
+}
+
+/// Floats, widened; quantised weights are none.
+pub(super) fn widen_into(kind: WeightType, bytes: &[u8], out: &mut [f32]) {
+    match kind {
+        WeightType::F32 => each(bytes, out, f32::from_le_bytes),
+        WeightType::Bf16 => each(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        WeightType::F16 => each(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        WeightType::Q8_0 | WeightType::Q4_0 | WeightType::Q4K => {}
+    }
+}
+
+fn each<const N: usize>(bytes: &[u8], out: &mut [f32], widen: impl Fn([u8; N]) -> f32) {
+    out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, &bytes)| *out = widen(bytes));
+}
+
+/// A matrix of `kind`, or of f16 where its rows are not whole blocks.
+pub(super) fn matrix(
+    numbers: &[f32],
+    kind: WeightType,
+    rows: usize,
+    columns: usize,
+) -> Result<Matrix<'static>, LoadError> {
+    let kind = if columns.is_multiple_of(kind.block().0) { kind } else { WeightType::F16 };
+    let bytes = match kind {
+        WeightType::F32 => numbers.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        WeightType::Bf16 => numbers.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
+        WeightType::F16 => numbers.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
+        WeightType::Q8_0 => quantised(numbers, columns, GgmlDType::Q8_0)?,
+        WeightType::Q4_0 => quantised(numbers, columns, GgmlDType::Q4_0)?,
+        WeightType::Q4K => quantised(numbers, columns, GgmlDType::Q4K)?,
+    };
+    Ok(Matrix { kind, bytes: bytes.into(), rows, columns })
+}
+
+fn quantised(numbers: &[f32], columns: usize, kind: GgmlDType) -> Result<Vec<u8>, LoadError> {
+    let tensor = Tensor::from_slice(numbers, (numbers.len() / columns, columns), &Device::Cpu)?;
+    Ok(QTensor::quantize(&tensor, kind)?.data()?.into_owned())
+}
