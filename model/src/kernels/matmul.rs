@@ -138,17 +138,18 @@ fn typed<W: Simd>(isa: Isa, x: &[f32], w: &[W], k: usize, out: Columns) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields Avx2 only where the machine has AVX2, FMA and F16C.
-        Isa::Avx2 => unsafe { super::avx2::panel(x, w, k, out) },
+        Isa::Avx2 => return unsafe { super::avx2::panel(x, w, k, out) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Isa::available` yields Avx512 only where the machine has AVX-512 F, BW, DQ and VL.
-        Isa::Avx512 | Isa::Avx512Vnni => unsafe { super::avx512::panel(x, w, k, out) },
-        Isa::Plain => {
-            for (row, x) in x.chunks_exact(k).enumerate() {
-                for (column, w) in w.chunks_exact(k).enumerate() {
-                    // SAFETY: row and column count the rows of `x` and of this panel's weights.
-                    unsafe { out.put(row, column, plain::dot(x, w)) };
-                }
-            }
+        // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
+        Isa::Avx512 | Isa::Avx512Vnni => return unsafe { super::avx512::panel(x, w, k, out) },
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::NeonDot => {}
+        Isa::Plain => {}
+    }
+    for (row, x) in x.chunks_exact(k).enumerate() {
+        for (column, w) in w.chunks_exact(k).enumerate() {
+            // SAFETY: row and column count the rows of `x` and of this panel's weights.
+            unsafe { out.put(row, column, plain::dot(x, w)) };
         }
     }
 }

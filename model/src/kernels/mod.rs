@@ -40,6 +40,12 @@ pub(crate) enum Isa {
     /// The same with VNNI: products of bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    /// NEON, which every machine of this architecture has.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// NEON with products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
 }
 
 impl Isa {
@@ -70,6 +76,13 @@ impl Isa {
             }
             if avx512 && is_x86_feature_detected!("avx512vnni") {
                 sets.push(Self::Avx512Vnni);
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            sets.push(Self::Neon);
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                sets.push(Self::NeonDot);
             }
         }
         sets

@@ -26,7 +26,7 @@ fn scale(chance: u32) -> [u8; 2] {
     let value = match chance % 16 {
         0 => f16::from_bits(0),
         1 => f16::from_bits(1 + (chance >> 8) as u16 % 1023),
-        2 => f16::from_bits(0x8000 | (chance >> 8) as u16 % 1024),
+        2 => f16::from_bits(0x8000 | ((chance >> 8) as u16 % 1024)),
         3 => f16::MAX,
         _ => f16::from_f32((chance >> 4) as f32 / (1 << 20) as f32 * 0.02 - 0.01),
     };
