@@ -41,22 +41,23 @@ fn weigh(logit: f32, best: f32, inverse_temperature: f32) -> (f32, f32) {
     if distance <= FURTHEST { (distance, falling(distance)) } else { (FURTHEST, 0.0) }
 }
 
-/// Appends the distances and the weights of `logits`, of which `best`, a finite number, is the highest.
+/// Appends the distances and the weights of `logits`, of which `best`, a finite number, is the highest; whole blocks,
+/// of which the last is filled up with what is no candidate.
 pub(super) fn weigh_all(logits: &[f32], best: f32, temperature: f32, distances: &mut Vec<f32>, weights: &mut Vec<f32>) {
     // Finite, so that the best one's distance is 0.
     let inverse = 1.0 / temperature.max(f32::MIN_POSITIVE);
     let (blocks, rest) = logits.as_chunks::<BLOCK>();
     let mut last = [f32::NEG_INFINITY; BLOCK];
     last[..rest.len()].copy_from_slice(rest);
+    let last = if rest.is_empty() { &[][..] } else { std::slice::from_ref(&last) };
     let mut block_distances = [0.0; BLOCK];
     let mut block_weights = [0.0; BLOCK];
-    for (at, block) in blocks.iter().chain([&last]).enumerate() {
+    for block in blocks.iter().chain(last) {
         for ((logit, distance), weight) in block.iter().zip(&mut block_distances).zip(&mut block_weights) {
             (*distance, *weight) = weigh(*logit, best, inverse);
         }
-        let count = BLOCK.min(logits.len() - at * BLOCK);
-        distances.extend_from_slice(&block_distances[..count]);
-        weights.extend_from_slice(&block_weights[..count]);
+        distances.extend_from_slice(&block_distances);
+        weights.extend_from_slice(&block_weights);
     }
 }
 
@@ -120,7 +121,7 @@ mod tests {
         let logits: Vec<f32> = (0..10_000).map(|i| 3.0 - i as f32 * 0.004_321).collect();
         let (mut distances, mut weights) = (Vec::new(), Vec::new());
         weigh_all(&logits, 3.0, 1.0, &mut distances, &mut weights);
-        assert_eq!((weights.len(), weights[0]), (logits.len(), 1.0));
+        assert_eq!((weights.len(), weights[0]), (logits.len().next_multiple_of(BLOCK), 1.0));
         let mut furthest = 0.0;
         for (logit, weight) in logits.iter().zip(weights) {
             let distance = 3.0 - f64::from(*logit);

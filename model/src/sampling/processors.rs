@@ -10,7 +10,7 @@ use super::select::{Scored, greedy, highest, likeliest};
 /// So few candidates are sorted at once.
 const FEW: usize = 128;
 
-/// Distances are told apart by so many buckets before those in one of them are sorted.
+/// More are told apart by the bucket that their key falls into before those in one of them are sorted.
 const BUCKETS: usize = 2048;
 
 /// Candidates that are looked at together.
@@ -22,16 +22,18 @@ enum Order {
     /// By token.
     #[default]
     Tokens,
-    /// By how far a candidate's distance is from this one, the nearest first, of equals the lower token.
+    /// By the candidate's key: how far its distance is from this one; of equals the lower token first.
     Around(f32),
 }
 
 /// The tokens still in question, by token. Kept from row to row for its memory.
+///
+/// The lists are filled up to whole chunks of [`LANES`] with what is no candidate.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
     /// Empty where each token of the vocabulary has its place in the lists.
     tokens: Vec<u32>,
-    /// How far each logit lies under the highest, over the temperature.
+    /// How far each logit lies under the highest, over the temperature; from 0 to [`FURTHEST`].
     distances: Vec<f32>,
     /// What each probability is proportional to; 0 for a token that is no candidate.
     weights: Vec<f32>,
@@ -41,9 +43,52 @@ pub(super) struct Candidates {
     order: Order,
     best: Vec<Scored>,
     best_logits: Vec<f32>,
+    /// What the candidates weigh whose keys fall into each bucket, and the distance that the keys are of, while it holds.
     buckets: Vec<f64>,
-    /// Some candidates' keys and places.
-    some: Vec<(f32, usize)>,
+    counted_around: Option<f32>,
+    /// Keys and places of some candidates.
+    some: Vec<u64>,
+}
+
+/// How far a distance is from `center`.
+#[inline]
+fn key(distance: f32, center: f32) -> f32 {
+    (distance - center).abs()
+}
+
+/// The bucket of a key from 0 to [`FURTHEST`]; of two keys, the greater one's is not the lower.
+#[inline]
+fn bucket(key: f32) -> usize {
+    // Adding it leaves no place for a fraction: the whole number is the lowest bits of the sum.
+    const WHOLE: f32 = 8_388_608.0; // 2^23
+    let shifted = key * ((BUCKETS - 1) as f32 / FURTHEST) + WHOLE;
+    shifted.to_bits() as usize % BUCKETS
+}
+
+/// A bit for each lane of which `is` holds. Whether there is any is a matter of a few instructions for all lanes.
+#[inline]
+fn bits(is: impl Fn(usize) -> bool) -> u32 {
+    if (0..LANES).fold(false, |any, lane| any | is(lane)) {
+        (0..LANES).fold(0, |bits, lane| bits | u32::from(is(lane)) << lane)
+    } else {
+        0
+    }
+}
+
+/// Calls `with(place, distance, weight)` for those of whom `is(distance, weight)` holds.
+///
+/// A chunk is looked at as a whole before any of its candidates is: in most there is none.
+#[inline]
+fn each(distances: &[f32], weights: &[f32], is: impl Fn(f32, f32) -> bool, mut with: impl FnMut(usize, f32, f32)) {
+    let chunks = distances.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0);
+    for (chunk, (distances, weights)) in chunks.enumerate() {
+        let mut bits = bits(|lane| is(distances[lane], weights[lane]));
+        while bits != 0 {
+            let lane = bits.trailing_zeros() as usize % LANES;
+            with(chunk * LANES + lane, distances[lane], weights[lane]);
+            bits &= bits - 1;
+        }
+    }
 }
 
 impl Candidates {
@@ -55,6 +100,7 @@ impl Candidates {
         self.distances.clear();
         self.weights.clear();
         self.order = Order::Tokens;
+        self.counted_around = None;
         let mut logits = logits;
         if top_k > 0 && top_k < logits.len() {
             likeliest(logits, top_k, &mut self.best);
@@ -93,47 +139,64 @@ impl Candidates {
         self.tokens.get(place).copied().unwrap_or(place as u32)
     }
 
-    /// Keeps what `keep(place, distance, weight)` says, which must be nothing without weight. The sums stay as they were.
+    /// Keeps those of whom `keep(place, distance, weight)` holds and who have weight. The sums stay as they were.
     fn retain(&mut self, keep: impl Fn(usize, f32, f32) -> bool) {
-        let count = self.weights.len();
         let whole = self.tokens.is_empty();
-        self.tokens.resize(count, 0);
         let mut kept = 0;
-        for start in (0..count).step_by(LANES) {
-            let end = count.min(start + LANES);
-            let is_kept = |place: usize| keep(place, self.distances[place], self.weights[place]);
-            if !(start..end).fold(false, |any, place| any | is_kept(place)) {
+        for chunk in 0..self.weights.len() / LANES {
+            let at = chunk * LANES;
+            let distances = &self.distances.as_chunks::<LANES>().0[chunk];
+            let weights = &self.weights.as_chunks::<LANES>().0[chunk];
+            let is_kept = |lane| (weights[lane] > 0.0) & keep(at + lane, distances[lane], weights[lane]);
+            let mut bits = bits(is_kept);
+            if bits == 0 {
                 continue;
             }
-            for place in start..end {
-                let (distance, weight) = (self.distances[place], self.weights[place]);
-                self.tokens[kept] = if whole { place as u32 } else { self.tokens[place] };
-                self.distances[kept] = distance;
-                self.weights[kept] = weight;
-                // Written always, kept or not: there is nothing to guess.
-                kept += usize::from(keep(place, distance, weight));
+            let (distances, weights) = (*distances, *weights);
+            while bits != 0 {
+                let lane = bits.trailing_zeros() as usize % LANES;
+                self.distances[kept] = distances[lane];
+                self.weights[kept] = weights[lane];
+                if whole {
+                    self.tokens.push((at + lane) as u32);
+                } else {
+                    self.tokens[kept] = self.tokens[at + lane];
+                }
+                kept += 1;
+                bits &= bits - 1;
             }
         }
         self.tokens.truncate(kept);
         self.distances.truncate(kept);
         self.weights.truncate(kept);
+        self.distances.resize(kept.next_multiple_of(LANES), FURTHEST);
+        self.weights.resize(kept.next_multiple_of(LANES), 0.0);
     }
 
-    /// The place and the key of the candidate with which the sum of weights is `enough`, from the nearest to `center`
-    /// outwards; of the last where it never is. There must be a candidate.
-    fn reach(&mut self, center: f32, enough: impl Fn(f64) -> bool) -> (f32, usize) {
-        let key = |distance: f32| (distance - center).abs();
-        let bucket = |distance: f32| ((key(distance) * (BUCKETS as f32 / FURTHEST)) as usize).min(BUCKETS - 1);
+    /// The key and the place of the candidate with which the sum of weights is `enough`, by keys around `center`; of
+    /// the last where it never is. There must be a candidate. Those that weigh `floor` or less are passed over.
+    fn reach(&mut self, center: f32, floor: f32, enough: impl Fn(f64) -> bool) -> (f32, usize) {
         self.some.clear();
+        let (some, weights) = (&mut self.some, &self.weights);
         let mut before = 0.0;
-        if self.weights.len() <= FEW {
-            let all = self.distances.iter().zip(&self.weights).enumerate();
-            self.some.extend(all.filter(|(_, (_, w))| **w > 0.0).map(|(place, (d, _))| (key(*d), place)));
+        // Keys are not negative: as whole numbers, their bits are in the same order.
+        let packed = |distance, place| u64::from(key(distance, center).to_bits()) << 32 | place as u64;
+        if weights.len() <= FEW {
+            each(&self.distances, weights, |_, w| w > floor, |place, d, _| some.push(packed(d, place)));
         } else {
-            self.buckets.clear();
-            self.buckets.resize(BUCKETS, 0.0);
-            for (distance, weight) in self.distances.iter().zip(&self.weights) {
-                self.buckets[bucket(*distance)] += f64::from(*weight);
+            if self.counted_around != Some(center) {
+                self.buckets.clear();
+                self.buckets.resize(BUCKETS, 0.0);
+                let buckets = &mut self.buckets[..BUCKETS];
+                each(
+                    &self.distances,
+                    weights,
+                    |_, w| w > floor,
+                    |_, d, w| {
+                        buckets[bucket(key(d, center))] += f64::from(w);
+                    },
+                );
+                self.counted_around = Some(center);
             }
             let (mut at, mut sum) = (0, 0.0);
             for (index, weight) in self.buckets.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
@@ -143,41 +206,39 @@ impl Candidates {
                     break;
                 }
             }
-            let all = self.distances.iter().zip(&self.weights).enumerate();
-            let inside = all.filter(|(_, (d, w))| bucket(**d) == at && **w > 0.0);
-            self.some.extend(inside.map(|(place, (d, _))| (key(*d), place)));
+            let inside = |d, w| (w > floor) & (bucket(key(d, center)) == at);
+            each(&self.distances, weights, inside, |place, d, _| some.push(packed(d, place)));
         }
-        self.some.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let reached = self.some.iter().position(|(_, place)| {
-            before += f64::from(self.weights[*place]);
+        some.sort_unstable();
+        let reached = some.iter().position(|packed| {
+            before += f64::from(weights[*packed as u32 as usize]);
             enough(before)
         });
-        self.some[reached.unwrap_or(self.some.len() - 1)]
+        let packed = some[reached.unwrap_or(some.len() - 1)];
+        (f32::from_bits((packed >> 32) as u32), packed as u32 as usize)
     }
 
-    /// Keeps the fewest candidates, the nearest to `center` first, that together weigh `target`.
-    fn keep_around(&mut self, center: f32, target: f64) {
-        let (furthest, last) = self.reach(center, |sum| sum >= target);
-        self.retain(|place, distance, weight| {
-            let key = (distance - center).abs();
-            weight > 0.0 && (key < furthest || key == furthest && place <= last)
+    /// Keeps the fewest candidates, by keys around `center`, that together weigh `target`; none of them may weigh
+    /// `floor` or less.
+    fn keep_around(&mut self, center: f32, floor: f32, target: f64) {
+        let (furthest, last) = self.reach(center, floor, |sum| sum >= target);
+        self.retain(|place, distance, _| {
+            let key = key(distance, center);
+            (key < furthest) | ((key == furthest) & (place <= last))
         });
+        // The buckets still hold: what is left out comes after all that any sum of what is left reaches.
         self.order = Order::Around(center);
         self.add_up();
     }
 
     /// Nucleus sampling (Holtzman et al., 2020).
     pub(super) fn top_p(&mut self, share: f32) {
-        if share >= 1.0 {
-            return;
-        }
-        let target = self.total * f64::from(share);
-        if self.weights.len() > FEW {
+        if share < 1.0 {
+            let target = self.total * f64::from(share);
             // All that weigh less than this make less than what may be missing, even together: the nucleus has none.
             let floor = (self.total - target) / self.weights.len() as f64 * 0.999;
-            self.retain(|_, _, weight| f64::from(weight) > floor);
+            self.keep_around(0.0, floor as f32, target);
         }
-        self.keep_around(0.0, target);
     }
 
     /// Locally typical sampling (Meister et al., 2022): tokens whose surprise is nearest the entropy first.
@@ -187,7 +248,7 @@ impl Candidates {
     pub(super) fn typical(&mut self, share: f32) {
         if share < 1.0 {
             let mean = sum_of_products(&self.weights, &self.distances) / self.total;
-            self.keep_around(mean as f32, self.total * f64::from(share));
+            self.keep_around(mean as f32, 0.0, self.total * f64::from(share));
         }
     }
 
@@ -195,7 +256,8 @@ impl Candidates {
     pub(super) fn min_p(&mut self, share: f32) {
         if share > 0.0 {
             let least = highest(&self.weights) * share;
-            self.retain(|_, _, weight| weight > 0.0 && weight >= least);
+            self.retain(|_, _, weight| weight >= least);
+            self.counted_around = None;
             self.add_up();
         }
     }
@@ -204,7 +266,7 @@ impl Candidates {
     pub(super) fn draw(&mut self, uniform: f64) -> u32 {
         let target = uniform * self.total;
         if let Order::Around(center) = self.order {
-            let (_, place) = self.reach(center, |sum| target < sum);
+            let (_, place) = self.reach(center, 0.0, |sum| target < sum);
             return self.token(place);
         }
         let mut sum = 0.0;
