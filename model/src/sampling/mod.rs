@@ -6,6 +6,8 @@
 mod exponential;
 mod logprobs;
 mod penalties;
+#[cfg(test)]
+mod plain;
 mod processors;
 mod select;
 mod token_set;
