@@ -52,6 +52,8 @@ pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
     if count == 0 {
         return;
     }
+    let most = 2 * count + LANES;
+    best.reserve(logits.len().min(most + LANES));
     // The least of `count` tokens found: later ones have to be above it, for of equals the first counts.
     let mut least = None;
     for (at, chunk) in logits.chunks(LANES).enumerate() {
@@ -63,7 +65,7 @@ pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
                 best.push(((at * LANES + lane) as u32, logit));
             }
         }
-        if best.len() >= 2 * count + LANES {
+        if best.len() >= most {
             least = Some(narrow(best, count));
         }
     }
