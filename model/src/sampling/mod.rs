@@ -6,8 +6,6 @@
 mod exponential;
 mod logprobs;
 mod penalties;
-#[cfg(test)]
-mod plain;
 mod processors;
 mod select;
 mod token_set;
@@ -220,3 +218,6 @@ impl Sampler {
         Some(token)
     }
 }
+
+#[cfg(test)]
+mod plain;
