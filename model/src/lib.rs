@@ -16,7 +16,7 @@
 //! ```
 //!
 //! layout, config, weights, state, kernels, nn, feature_map -> ops -> attention -> block -> decoder; `checkpoint` loads one,
-//! `probe` watches one; `sampling` uses nothing of the others.
+//! `probe` watches one; `sampling` uses the kernels alone.
 
 mod attention;
 mod block;

@@ -18,6 +18,7 @@ pub(crate) mod matmul;
 pub(crate) mod panels;
 pub(crate) mod plain;
 pub(crate) mod recurrence;
+pub(crate) mod softmax;
 pub(crate) mod threads;
 pub(crate) mod trigonometry;
 

@@ -1,7 +1,7 @@
 //! Log probabilities of the model's own distribution. They choose no token: sampling has its own arithmetic.
 
-use super::exponential::{exponential, sum};
 use super::select::{by_logit, highest, likeliest};
+use crate::kernels::{Isa, softmax};
 
 /// What stands for less than can happen: no log probability is lower, so that each is a number.
 pub const LEAST_LOGPROB: f64 = -9999.0;
@@ -20,9 +20,10 @@ pub struct LogSoftmax<'a> {
 impl<'a> LogSoftmax<'a> {
     /// Of a row of logits (vocab), before anything is done to them.
     pub fn new(logits: &'a [f32]) -> Self {
-        let highest = f64::from(highest(logits));
-        // What is no number adds nothing.
-        let sum = sum(logits, |logit| exponential(distance(logit, highest)));
+        let highest = highest(logits);
+        let mut sum = 0.0;
+        softmax::sum_exponentials(Isa::detect(), logits, highest, &mut sum);
+        let highest = f64::from(highest);
         Self { logits, highest, log_sum: sum.ln() }
     }
 

@@ -10,7 +10,7 @@ use super::select::{Scored, greedy, highest, likeliest};
 /// So few candidates are sorted at once.
 const FEW: usize = 128;
 
-/// More are told apart by the bucket that their key falls into before those in one of them are sorted.
+/// More are told apart by the buckets that their keys fall into before those in one of them are sorted.
 const BUCKETS: usize = 2048;
 
 /// Candidates that are looked at together.
@@ -226,7 +226,8 @@ impl Candidates {
             let key = key(distance, center);
             (key < furthest) | ((key == furthest) & (place <= last))
         });
-        // The buckets still hold: what is left out comes after all that any sum of what is left reaches.
+        // The buckets still hold up to the last that something is left in.
+        self.buckets.truncate(bucket(furthest) + 1);
         self.order = Order::Around(center);
         self.add_up();
     }
