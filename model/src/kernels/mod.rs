@@ -18,6 +18,7 @@ pub(crate) mod plain;
 pub(crate) mod quantized;
 pub(crate) mod recurrence;
 pub mod roof;
+pub(crate) mod softmax;
 pub(crate) mod threads;
 pub(crate) mod trigonometry;
 
