@@ -31,7 +31,7 @@ const BUFFERS: usize = 9 * 12;
 
 /// A model of noise that allocates nothing, and notes at the start of each step what has been allocated so far.
 struct Noise {
-    noise: Vec<f32>,
+    numbers: Vec<f32>,
     steps: usize,
     region: Region<'static, System>,
     notes: Arc<Mutex<Vec<(usize, Stats)>>>,
@@ -84,7 +84,7 @@ impl LanguageModel for Noise {
         logits.clear();
         for (id, slot) in ids.iter().zip(slots) {
             let from = (*id as usize * 7 + slot * 131 + self.steps * 17) % VOCAB;
-            logits.extend_from_slice(&self.noise[from..from + VOCAB]);
+            logits.extend_from_slice(&self.numbers[from..from + VOCAB]);
         }
         Ok(())
     }
@@ -96,7 +96,7 @@ fn allocations(rows: usize, parameters: &RequestParameters) -> usize {
     let notes = Arc::new(Mutex::new(Vec::with_capacity(1 + rows + WARM + COUNTED + 1)));
     let (counted, is_counted): (Sender<()>, Receiver<()>) = channel();
     let region = Region::new(ALLOCATOR);
-    let model = Noise { noise: noise(), steps: 0, region, notes: Arc::clone(&notes), counted };
+    let model = Noise { numbers: noise(), steps: 0, region, notes: Arc::clone(&notes), counted };
     let vocabulary = (0..VOCAB).map(|_| b"word ".as_slice().into()).collect();
     let encode = Arc::new(|_: &str| Vec::new());
     let rules = TextRules { vocabulary: Arc::new(Vocabulary::new(vocabulary)), eos: Arc::from([]), encode };
