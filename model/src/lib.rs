@@ -17,7 +17,7 @@
 //! ```
 //!
 //! kernels -> compute; layout, config, weights, memory, nn, feature_map -> ops -> attention -> block -> state -> decoder;
-//! `checkpoint` loads one, `probe` watches one; `sampling` uses nothing of the others.
+//! `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone.
 
 mod attention;
 mod block;

@@ -23,7 +23,7 @@ const MODEL: Layers = &[
     ("config", &["layout"]),
     ("probe", &[]),
     ("kernels", &[]),
-    ("sampling", &[]),
+    ("sampling", &["kernels"]),
     ("weights", &["config"]),
     ("state", &["config", "layout"]),
     ("nn", &["kernels"]),

@@ -18,6 +18,7 @@ pub(crate) mod plain;
 pub(crate) mod quantized;
 pub(crate) mod recurrence;
 pub mod roof;
+pub(crate) mod softmax;
 pub(crate) mod threads;
 pub(crate) mod trigonometry;
 
@@ -38,9 +39,12 @@ pub(crate) enum Isa {
     /// The same with VNNI: products of bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
-    /// NEON with fused multiply-adds.
+    /// NEON, which every machine of this architecture has.
     #[cfg(target_arch = "aarch64")]
     Neon,
+    /// NEON with products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
 }
 
 impl Isa {
@@ -74,8 +78,11 @@ impl Isa {
             }
         }
         #[cfg(target_arch = "aarch64")]
-        if std::arch::is_aarch64_feature_detected!("neon") {
+        {
             sets.push(Self::Neon);
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                sets.push(Self::NeonDot);
+            }
         }
         sets
     }

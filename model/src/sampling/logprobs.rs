@@ -1,5 +1,8 @@
 //! Log probabilities of the model's own distribution. They choose no token: sampling has its own arithmetic.
 
+use super::select::{by_logit, highest, likeliest};
+use crate::kernels::{Isa, softmax};
+
 /// What stands for less than can happen: no log probability is lower, so that each is a number.
 pub const LEAST_LOGPROB: f64 = -9999.0;
 
@@ -17,9 +20,10 @@ pub struct LogSoftmax<'a> {
 impl<'a> LogSoftmax<'a> {
     /// Of a row of logits (vocab), before anything is done to them.
     pub fn new(logits: &'a [f32]) -> Self {
-        let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-        // f32::max passes over what is no number; so does this sum. In the order of the tokens: its bits never differ.
-        let sum: f64 = logits.iter().map(|logit| distance(*logit, highest).exp()).filter(|p| !p.is_nan()).sum();
+        let highest = highest(logits);
+        let mut sum = 0.0;
+        softmax::sum_exponentials(Isa::detect(), logits, highest, &mut sum);
+        let highest = f64::from(highest);
         Self { logits, highest, log_sum: sum.ln() }
     }
 
@@ -34,19 +38,9 @@ impl<'a> LogSoftmax<'a> {
     ///
     /// One pass with a short list beside it: the vocabulary is not sorted.
     pub fn likeliest(&self, count: usize) -> Vec<u32> {
-        let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
-        if count == 0 {
-            return Vec::new();
-        }
-        for (token, &logit) in self.logits.iter().enumerate() {
-            let full = best.len() == count;
-            if logit.is_nan() || full && best[count - 1].1 >= logit {
-                continue;
-            }
-            best.truncate(count - 1);
-            let place = best.partition_point(|(_, other)| *other >= logit);
-            best.insert(place, (token as u32, logit));
-        }
+        let mut best = Vec::new();
+        likeliest(self.logits, count, &mut best);
+        best.sort_unstable_by(by_logit);
         best.into_iter().map(|(token, _)| token).collect()
     }
 }

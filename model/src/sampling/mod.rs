@@ -3,10 +3,14 @@
 //! Order: bias, penalties, temperature, top-k, typical-p, top-p, min-p, draw. Hugging Face's generation has
 //! typical-p last.
 
+mod exponential;
 mod logprobs;
 mod penalties;
 mod processors;
+mod select;
 mod token_set;
+
+use std::cell::RefCell;
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
@@ -126,7 +130,11 @@ pub struct Sampler {
     counts: Counts,
     generator: ChaCha8Rng,
     draws: u64,
-    candidates: Candidates,
+}
+
+thread_local! {
+    /// Memory for a row's candidates; nothing in it is of the row before.
+    static CANDIDATES: RefCell<Candidates> = RefCell::default();
 }
 
 impl Sampler {
@@ -151,7 +159,7 @@ impl Sampler {
         // A draw takes two words of 32 bits.
         generator.set_word_pos(u128::from(state.draws) * 2);
         let counts = Counts::from_pairs(&state.counts);
-        Ok(Self { params, counts, generator, draws: state.draws, candidates: Candidates::default() })
+        Ok(Self { params, counts, generator, draws: state.draws })
     }
 
     /// What [`Self::resume`] goes on from.
@@ -193,18 +201,23 @@ impl Sampler {
         }
         self.counts.apply(params, logits);
         let token = if params.temperature == 0.0 {
-            processors::greedy(logits)?
+            select::greedy(logits)?
         } else {
-            self.candidates.fill(logits, params.temperature, params.top_k)?;
-            self.candidates.typical(params.typical_p);
-            self.candidates.top_p(params.top_p);
-            self.candidates.min_p(params.min_p);
-            // 53 bits: every f64 step in [0, 1) equally likely. One draw a token keeps the stream's place exact.
-            self.draws += 1;
-            let uniform = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-            self.candidates.draw(uniform)
+            CANDIDATES.with_borrow_mut(|candidates| {
+                candidates.fill(logits, params.temperature, params.top_k)?;
+                candidates.typical(params.typical_p);
+                candidates.top_p(params.top_p);
+                candidates.min_p(params.min_p);
+                // 53 bits: every f64 step in [0, 1) equally likely. One draw a token keeps the stream's place exact.
+                self.draws += 1;
+                let uniform = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+                Some(candidates.draw(uniform))
+            })?
         };
         self.counts.answer(token);
         Some(token)
     }
 }
+
+#[cfg(test)]
+mod plain;

@@ -1,59 +1,71 @@
 //! Penalties on tokens that the text has already.
 
-use std::collections::BTreeMap;
-
 use super::SamplingParams;
 
 /// Marks a token in [`super::SamplerState::counts`] that the text before the answer has.
 const BEFORE: u32 = 1 << 31;
 
-/// What one sequence's text holds; at most one entry for each token of the vocabulary.
+/// What one sequence's text holds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
-    seen: BTreeMap<u32, Seen>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    /// Whether the text before the answer has the token.
-    before: bool,
-    /// How often the answer has it; under 2^31.
-    times: u32,
+    /// Each token of the text once, in ascending order, with how often the answer has it (under 2^31) and perhaps
+    /// [`BEFORE`]: a list, which is quick to go through for every token and grows by doubling.
+    seen: Vec<(u32, u32)>,
 }
 
 impl Counts {
+    fn place(&self, token: u32) -> Result<usize, usize> {
+        self.seen.binary_search_by_key(&token, |(token, _)| *token)
+    }
+
     pub(super) fn prompt(&mut self, tokens: &[u32]) {
+        let mut new: Vec<u32> = Vec::new();
         for &token in tokens {
-            self.seen.entry(token).or_default().before = true;
+            match self.place(token) {
+                Ok(place) => self.seen[place].1 |= BEFORE,
+                Err(_) => new.push(token),
+            }
         }
+        new.sort_unstable();
+        new.dedup();
+        self.seen.extend(new.into_iter().map(|token| (token, BEFORE)));
+        // Two ascending runs: the stable sort merges them.
+        self.seen.sort_by_key(|(token, _)| *token);
     }
 
     pub(super) fn answer(&mut self, token: u32) {
-        let seen = self.seen.entry(token).or_default();
-        seen.times = (seen.times + 1).min(BEFORE - 1);
+        match self.place(token) {
+            Ok(place) if self.seen[place].1 & !BEFORE < BEFORE - 1 => self.seen[place].1 += 1,
+            Ok(_) => {}
+            Err(place) => self.seen.insert(place, (token, 1)),
+        }
     }
 
     /// Takes back one [`Self::answer`] of `token`.
     pub(super) fn take_back(&mut self, token: u32) {
-        let Some(seen) = self.seen.get_mut(&token) else { return };
-        seen.times = seen.times.saturating_sub(1);
-        if seen.times == 0 && !seen.before {
-            self.seen.remove(&token);
+        let Ok(place) = self.place(token) else { return };
+        let mark = &mut self.seen[place].1;
+        if *mark & !BEFORE > 0 {
+            *mark -= 1;
+        }
+        if *mark == 0 {
+            self.seen.remove(place);
         }
     }
 
     /// Makes the answer a part of the text before.
     pub(super) fn close_answer(&mut self) {
-        self.seen.values_mut().for_each(|seen| *seen = Seen { before: true, times: 0 });
+        self.seen.iter_mut().for_each(|(_, mark)| *mark = BEFORE);
     }
 
     pub(super) fn pairs(&self) -> Vec<(u32, u32)> {
-        self.seen.iter().map(|(&token, seen)| (token, seen.times | if seen.before { BEFORE } else { 0 })).collect()
+        self.seen.clone()
     }
 
     pub(super) fn from_pairs(pairs: &[(u32, u32)]) -> Self {
-        let seen = |mark: u32| Seen { before: mark & BEFORE != 0, times: mark & !BEFORE };
-        Self { seen: pairs.iter().map(|&(token, mark)| (token, seen(mark))).collect() }
+        let mut seen = pairs.to_vec();
+        seen.sort_by_key(|(token, _)| *token);
+        Self { seen }
     }
 
     /// Repetition penalty on all that was seen, frequency and presence penalties on what the answer has.
@@ -62,13 +74,14 @@ impl Counts {
         if repetition_penalty == 1.0 && frequency_penalty == 0.0 && presence_penalty == 0.0 {
             return;
         }
-        for (&token, &Seen { times, .. }) in &self.seen {
+        for &(token, mark) in &self.seen {
             let Some(logit) = logits.get_mut(token as usize) else { continue };
             if *logit > 0.0 {
                 *logit /= repetition_penalty;
             } else {
                 *logit *= repetition_penalty;
             }
+            let times = mark & !BEFORE;
             if times > 0 {
                 *logit -= presence_penalty + frequency_penalty * times as f32;
             }

@@ -1,133 +1,294 @@
 //! Candidates for the next token, narrowed by one processor after another.
+//!
+//! A candidate is a token whose logit lies at most [`FURTHEST`] temperatures under the highest: all that follows is
+//! done with that distance and with the weight e^-distance, of which the likeliest token has 1. Weights are rounded to
+//! f32, their sums are in f64.
 
-use std::cmp::Ordering;
+use super::exponential::{BLOCK, FURTHEST, sum, sum_of_products, weigh_all};
+use super::select::{Scored, greedy, highest, likeliest};
 
-/// The most likely token; of equals the first. None where no logit is a number above minus infinity.
-pub(super) fn greedy(logits: &[f32]) -> Option<u32> {
-    let mut best = (None, f32::NEG_INFINITY);
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > best.1 {
-            best = (Some(token as u32), logit);
+/// So few candidates are sorted at once.
+const FEW: usize = 128;
+
+/// More are told apart by the buckets that their keys fall into before those in one of them are sorted.
+const BUCKETS: usize = 2048;
+
+/// Candidates that are looked at together.
+const LANES: usize = 16;
+
+/// The order in which the probabilities are laid out for the draw.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Order {
+    /// By token.
+    #[default]
+    Tokens,
+    /// By the candidate's key: how far its distance is from this one; of equals the lower token first.
+    Around(f32),
+}
+
+/// The tokens still in question, by token. Kept from row to row for its memory.
+///
+/// The lists are filled up to whole chunks of [`LANES`] with what is no candidate.
+#[derive(Debug, Default)]
+pub(super) struct Candidates {
+    /// Empty where each token of the vocabulary has its place in the lists.
+    tokens: Vec<u32>,
+    /// How far each logit lies under the highest, over the temperature; from 0 to [`FURTHEST`].
+    distances: Vec<f32>,
+    /// What each probability is proportional to; 0 for a token that is no candidate.
+    weights: Vec<f32>,
+    /// Sums of [`BLOCK`] weights each, and of all.
+    sums: Vec<f64>,
+    total: f64,
+    order: Order,
+    best: Vec<Scored>,
+    best_logits: Vec<f32>,
+    /// What the candidates weigh whose keys fall into each bucket, and the distance that the keys are of, while it holds.
+    buckets: Vec<f64>,
+    counted_around: Option<f32>,
+    /// Keys and places of some candidates.
+    some: Vec<u64>,
+}
+
+/// How far a distance is from `center`.
+#[inline]
+fn key(distance: f32, center: f32) -> f32 {
+    (distance - center).abs()
+}
+
+/// The bucket of a key from 0 to [`FURTHEST`]; of two keys, the greater one's is not the lower.
+#[inline]
+fn bucket(key: f32) -> usize {
+    // Adding it leaves no place for a fraction: the whole number is the lowest bits of the sum.
+    const WHOLE: f32 = 8_388_608.0; // 2^23
+    let shifted = key * ((BUCKETS - 1) as f32 / FURTHEST) + WHOLE;
+    shifted.to_bits() as usize % BUCKETS
+}
+
+/// A bit for each lane of which `is` holds. Whether there is any is a matter of a few instructions for all lanes.
+#[inline]
+fn bits(is: impl Fn(usize) -> bool) -> u32 {
+    if (0..LANES).fold(false, |any, lane| any | is(lane)) {
+        (0..LANES).fold(0, |bits, lane| bits | u32::from(is(lane)) << lane)
+    } else {
+        0
+    }
+}
+
+/// Calls `with(place, distance, weight)` for those of whom `is(distance, weight)` holds.
+///
+/// A chunk is looked at as a whole before any of its candidates is: in most there is none.
+#[inline]
+fn each(distances: &[f32], weights: &[f32], is: impl Fn(f32, f32) -> bool, mut with: impl FnMut(usize, f32, f32)) {
+    let chunks = distances.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0);
+    for (chunk, (distances, weights)) in chunks.enumerate() {
+        let mut bits = bits(|lane| is(distances[lane], weights[lane]));
+        while bits != 0 {
+            let lane = bits.trailing_zeros() as usize % LANES;
+            with(chunk * LANES + lane, distances[lane], weights[lane]);
+            bits &= bits - 1;
         }
     }
-    best.0
-}
-
-/// A token that may be chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Candidate {
-    token: u32,
-    p: f64,
-}
-
-/// More likely first, of equals the lower token: a total order, so that nothing depends on a sort's choices.
-fn by_probability(a: &Candidate, b: &Candidate) -> Ordering {
-    b.p.total_cmp(&a.p).then(a.token.cmp(&b.token))
-}
-
-/// The tokens still in question with their probabilities, which sum to 1. Kept from token to token for its memory.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Candidates {
-    list: Vec<Candidate>,
 }
 
 impl Candidates {
-    /// Softmax of the logits over the temperature, of the `top_k` most likely only (0 for all).
+    /// Weighs the tokens of a row of logits, the `top_k` most likely only (0 for all).
     ///
     /// None where no logit is a number above minus infinity.
     pub(super) fn fill(&mut self, logits: &[f32], temperature: f32, top_k: usize) -> Option<()> {
-        self.list.clear();
-        let likeliest = greedy(logits)?;
-        let best = logits[likeliest as usize];
-        for (token, &logit) in logits.iter().enumerate() {
-            let p = (f64::from(logit - best) / f64::from(temperature)).exp();
-            // A subnormal could become 0 when normalised, and the entropy's 0 ln 0 is no number.
-            if p >= f64::MIN_POSITIVE {
-                self.list.push(Candidate { token: token as u32, p });
-            }
+        self.tokens.clear();
+        self.distances.clear();
+        self.weights.clear();
+        self.order = Order::Tokens;
+        self.counted_around = None;
+        let mut logits = logits;
+        if top_k > 0 && top_k < logits.len() {
+            likeliest(logits, top_k, &mut self.best);
+            self.best.sort_unstable_by_key(|(token, _)| *token);
+            self.tokens.extend(self.best.iter().map(|(token, _)| *token));
+            self.best_logits.clear();
+            self.best_logits.extend(self.best.iter().map(|(_, logit)| *logit));
+            logits = &self.best_logits;
         }
-        if self.list.is_empty() {
+        let best = highest(logits);
+        if best == f32::NEG_INFINITY {
+            return None;
+        }
+        if best == f32::INFINITY {
             // An infinite logit leaves nothing beside it.
-            self.list.push(Candidate { token: likeliest, p: 1.0 });
+            let place = greedy(logits)?;
+            let token = self.tokens.get(place as usize).copied().unwrap_or(place);
+            self.tokens.clear();
+            self.tokens.push(token);
+            self.distances.push(0.0);
+            self.weights.push(1.0);
+        } else {
+            weigh_all(logits, best, temperature, &mut self.distances, &mut self.weights);
         }
-        if top_k > 0 && top_k < self.list.len() {
-            self.list.select_nth_unstable_by(top_k, by_probability);
-            self.list.truncate(top_k);
-        }
-        self.normalise();
+        self.add_up();
         Some(())
     }
 
-    fn normalise(&mut self) {
-        let sum: f64 = self.list.iter().map(|c| c.p).sum();
-        for candidate in &mut self.list {
-            candidate.p /= sum;
-        }
+    fn add_up(&mut self) {
+        self.sums.clear();
+        self.sums.extend(self.weights.chunks(BLOCK).map(|block| sum(block, f64::from)));
+        self.total = self.sums.iter().sum();
     }
 
-    /// Keeps the fewest candidates, the first in `order`, that together have the probability `share`.
-    fn keep_share(&mut self, share: f32, order: impl Fn(&Candidate, &Candidate) -> Ordering) {
-        // Sorting a growing front is cheaper than sorting all: most of the probability lies in a few tokens.
-        let mut front = 64;
-        loop {
-            if front < self.list.len() {
-                self.list.select_nth_unstable_by(front, &order);
+    fn token(&self, place: usize) -> u32 {
+        self.tokens.get(place).copied().unwrap_or(place as u32)
+    }
+
+    /// Keeps those of whom `keep(place, distance, weight)` holds and who have weight. The sums stay as they were.
+    fn retain(&mut self, keep: impl Fn(usize, f32, f32) -> bool) {
+        let whole = self.tokens.is_empty();
+        let mut kept = 0;
+        for chunk in 0..self.weights.len() / LANES {
+            let at = chunk * LANES;
+            let distances = &self.distances.as_chunks::<LANES>().0[chunk];
+            let weights = &self.weights.as_chunks::<LANES>().0[chunk];
+            let is_kept = |lane| (weights[lane] > 0.0) & keep(at + lane, distances[lane], weights[lane]);
+            let mut bits = bits(is_kept);
+            if bits == 0 {
+                continue;
             }
-            let end = front.min(self.list.len());
-            self.list[..end].sort_unstable_by(&order);
-            let mut sum = 0.0;
-            let enough = self.list[..end].iter().position(|c| {
-                sum += c.p;
-                sum >= f64::from(share)
-            });
-            match enough {
-                Some(last) => self.list.truncate(last + 1),
-                None if end < self.list.len() => {
-                    front *= 4;
-                    continue;
+            let (distances, weights) = (*distances, *weights);
+            while bits != 0 {
+                let lane = bits.trailing_zeros() as usize % LANES;
+                self.distances[kept] = distances[lane];
+                self.weights[kept] = weights[lane];
+                if whole {
+                    self.tokens.push((at + lane) as u32);
+                } else {
+                    self.tokens[kept] = self.tokens[at + lane];
                 }
-                None => {}
+                kept += 1;
+                bits &= bits - 1;
             }
-            return self.normalise();
         }
+        self.tokens.truncate(kept);
+        self.distances.truncate(kept);
+        self.weights.truncate(kept);
+        self.distances.resize(kept.next_multiple_of(LANES), FURTHEST);
+        self.weights.resize(kept.next_multiple_of(LANES), 0.0);
+    }
+
+    /// The key and the place of the candidate with which the sum of weights is `enough`, by keys around `center`; of
+    /// the last where it never is. There must be a candidate. Those that weigh `floor` or less are passed over.
+    fn reach(&mut self, center: f32, floor: f32, enough: impl Fn(f64) -> bool) -> (f32, usize) {
+        self.some.clear();
+        let (some, weights) = (&mut self.some, &self.weights);
+        let mut before = 0.0;
+        // Keys are not negative: as whole numbers, their bits are in the same order.
+        let packed = |distance, place| u64::from(key(distance, center).to_bits()) << 32 | place as u64;
+        if weights.len() <= FEW {
+            each(&self.distances, weights, |_, w| w > floor, |place, d, _| some.push(packed(d, place)));
+        } else {
+            if self.counted_around != Some(center) {
+                self.buckets.clear();
+                self.buckets.resize(BUCKETS, 0.0);
+                let buckets = &mut self.buckets[..BUCKETS];
+                each(
+                    &self.distances,
+                    weights,
+                    |_, w| w > floor,
+                    |_, d, w| {
+                        buckets[bucket(key(d, center))] += f64::from(w);
+                    },
+                );
+                self.counted_around = Some(center);
+            }
+            let (mut at, mut sum) = (0, 0.0);
+            for (index, weight) in self.buckets.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+                (at, before) = (index, sum);
+                sum += weight;
+                if enough(sum) {
+                    break;
+                }
+            }
+            let inside = |d, w| (w > floor) & (bucket(key(d, center)) == at);
+            each(&self.distances, weights, inside, |place, d, _| some.push(packed(d, place)));
+        }
+        some.sort_unstable();
+        let reached = some.iter().position(|packed| {
+            before += f64::from(weights[*packed as u32 as usize]);
+            enough(before)
+        });
+        let packed = some[reached.unwrap_or(some.len() - 1)];
+        (f32::from_bits((packed >> 32) as u32), packed as u32 as usize)
+    }
+
+    /// Keeps the fewest candidates, by keys around `center`, that together weigh `target`; none of them may weigh
+    /// `floor` or less.
+    fn keep_around(&mut self, center: f32, floor: f32, target: f64) {
+        let (furthest, last) = self.reach(center, floor, |sum| sum >= target);
+        self.retain(|place, distance, _| {
+            let key = key(distance, center);
+            (key < furthest) | ((key == furthest) & (place <= last))
+        });
+        // The buckets still hold up to the last that something is left in.
+        self.buckets.truncate(bucket(furthest) + 1);
+        self.order = Order::Around(center);
+        self.add_up();
     }
 
     /// Nucleus sampling (Holtzman et al., 2020).
     pub(super) fn top_p(&mut self, share: f32) {
         if share < 1.0 {
-            self.keep_share(share, by_probability);
+            let target = self.total * f64::from(share);
+            // All that weigh less than this make less than what may be missing, even together: the nucleus has none.
+            let floor = (self.total - target) / self.weights.len() as f64 * 0.999;
+            self.keep_around(0.0, floor as f32, target);
         }
     }
 
     /// Locally typical sampling (Meister et al., 2022): tokens whose surprise is nearest the entropy first.
+    ///
+    /// A surprise is the distance and the logarithm of all weights; the entropy is the mean of the surprises, so that
+    /// the two differ by as much as the distance does from the mean distance.
     pub(super) fn typical(&mut self, share: f32) {
         if share < 1.0 {
-            let entropy: f64 = self.list.iter().map(|c| -c.p * c.p.ln()).sum();
-            let distance = |c: &Candidate| (-c.p.ln() - entropy).abs();
-            self.keep_share(share, |a, b| distance(a).total_cmp(&distance(b)).then(a.token.cmp(&b.token)));
+            let mean = sum_of_products(&self.weights, &self.distances) / self.total;
+            self.keep_around(mean as f32, 0.0, self.total * f64::from(share));
         }
     }
 
     /// Only candidates with at least `share` of the most likely one's probability.
     pub(super) fn min_p(&mut self, share: f32) {
         if share > 0.0 {
-            let best = self.list.iter().map(|c| c.p).fold(0.0, f64::max);
-            self.list.retain(|c| c.p >= best * f64::from(share));
-            self.normalise();
+            let least = highest(&self.weights) * share;
+            self.retain(|_, _, weight| weight >= least);
+            self.counted_around = None;
+            self.add_up();
         }
     }
 
-    /// The candidate under whose share `uniform` in [0, 1) falls.
-    pub(super) fn draw(&self, uniform: f64) -> u32 {
-        let mut sum = 0.0;
-        for candidate in &self.list {
-            sum += candidate.p;
-            if uniform < sum {
-                return candidate.token;
-            }
+    /// The token under whose share `uniform` in [0, 1) falls.
+    pub(super) fn draw(&mut self, uniform: f64) -> u32 {
+        let target = uniform * self.total;
+        if let Order::Around(center) = self.order {
+            let (_, place) = self.reach(center, 0.0, |sum| target < sum);
+            return self.token(place);
         }
-        // Rounding may leave the sum a little under 1.
-        self.list.last().map_or(0, |c| c.token)
+        let mut sum = 0.0;
+        let mut last = 0;
+        for (block, (weights, weight)) in self.weights.chunks(BLOCK).zip(&self.sums).enumerate() {
+            if target >= sum + weight {
+                sum += weight;
+                continue;
+            }
+            for (place, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+                sum += f64::from(*weight);
+                last = block * BLOCK + place;
+                if target < sum {
+                    return self.token(last);
+                }
+            }
+            return self.token(last);
+        }
+        // Rounding may leave the sum a little under the total.
+        let last = self.weights.iter().rposition(|weight| *weight > 0.0);
+        self.token(last.unwrap_or(0))
     }
 }
 
@@ -135,15 +296,18 @@ impl Candidates {
 mod tests {
     use super::*;
 
+    fn tokens(candidates: &Candidates) -> Vec<u32> {
+        let sum: f64 = candidates.weights.iter().map(|weight| f64::from(*weight)).sum();
+        assert!((sum / candidates.total - 1.0).abs() < 1e-12);
+        let places = 0..candidates.weights.len();
+        places.filter(|place| candidates.weights[*place] > 0.0).map(|place| candidates.token(place)).collect()
+    }
+
     fn kept(logits: &[f32], narrow: impl Fn(&mut Candidates)) -> Vec<u32> {
         let mut candidates = Candidates::default();
         candidates.fill(logits, 1.0, 0).unwrap();
         narrow(&mut candidates);
-        let sum: f64 = candidates.list.iter().map(|c| c.p).sum();
-        assert!((sum - 1.0).abs() < 1e-12);
-        let mut tokens: Vec<u32> = candidates.list.iter().map(|c| c.token).collect();
-        tokens.sort_unstable();
-        tokens
+        tokens(&candidates)
     }
 
     /// ln of 0.5, 0.25, 0.125, 0.0625, 0.0625
@@ -183,15 +347,15 @@ mod tests {
     fn top_k_of_equals_keeps_the_first() {
         let mut candidates = Candidates::default();
         candidates.fill(&[1.0, 3.0, 1.0, 1.0], 0.7, 2).unwrap();
-        let mut tokens: Vec<u32> = candidates.list.iter().map(|c| c.token).collect();
-        tokens.sort_unstable();
-        assert_eq!(tokens, [0, 1]);
+        assert_eq!(tokens(&candidates), [0, 1]);
     }
 
     #[test]
     fn logits_without_a_number_give_no_token() {
         for bad in [&[f32::NAN; 4][..], &[f32::NEG_INFINITY; 4], &[]] {
-            assert_eq!(Candidates::default().fill(bad, 1.0, 0), None);
+            for top_k in [0, 2] {
+                assert_eq!(Candidates::default().fill(bad, 1.0, top_k), None);
+            }
             assert_eq!(greedy(bad), None);
         }
         assert_eq!(greedy(&[f32::NAN, -3.0, 2.0, f32::NAN]), Some(2));

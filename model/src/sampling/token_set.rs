@@ -55,18 +55,27 @@ impl TokenSet {
         self.words.iter().all(|word| *word == 0)
     }
 
-    /// Makes every logit outside the set minus infinity. logits: (vocab).
+    /// Makes every logit outside the set minus infinity, a word at a time. logits: (vocab).
     pub fn apply(&self, logits: &mut [f32]) {
-        for (chunk, word) in logits.chunks_mut(32).zip(&self.words) {
-            if *word == u32::MAX {
-                continue;
-            }
-            for (bit, logit) in chunk.iter_mut().enumerate() {
-                if word >> bit & 1 == 0 {
-                    *logit = f32::NEG_INFINITY;
-                }
+        let (chunks, rest) = logits.as_chunks_mut::<32>();
+        for (chunk, word) in chunks.iter_mut().zip(&self.words) {
+            match *word {
+                u32::MAX => {}
+                0 => *chunk = [f32::NEG_INFINITY; 32],
+                word => mask(chunk, word),
             }
         }
+        if let Some(word) = self.words.get(chunks.len()) {
+            mask(rest, *word);
+        }
+    }
+}
+
+/// Makes the logits minus infinity whose bits in `word` are not set.
+#[inline]
+fn mask(logits: &mut [f32], word: u32) {
+    for (bit, logit) in logits.iter_mut().enumerate() {
+        *logit = if word >> bit & 1 == 1 { *logit } else { f32::NEG_INFINITY };
     }
 }
 
@@ -85,13 +94,19 @@ mod tests {
         assert_eq!(tokens, [0, 31, 32, 39]);
         set.remove(31);
         set.remove(1000);
-        let mut logits = vec![1.0; 40];
-        set.apply(&mut logits);
-        let left: Vec<usize> = (0..40).filter(|token| logits[*token] == 1.0).collect();
-        assert_eq!(left, [0, 32, 39]);
+        let left = |set: &TokenSet, logits: usize| -> Vec<usize> {
+            let mut logits = vec![1.0; logits];
+            set.apply(&mut logits);
+            (0..logits.len()).filter(|token| logits[*token] == 1.0).collect()
+        };
+        assert_eq!(left(&set, 40), [0, 32, 39]);
+        assert_eq!(left(&set, 33), [0, 32]);
         set.copy_from(&[u32::MAX, u32::MAX]);
         assert!(set.contains(39) && !set.contains(40));
+        assert_eq!(left(&set, 40), (0..40).collect::<Vec<_>>());
         set.copy_from(&[2]);
         assert!(set.contains(1) && !set.contains(32));
+        set.copy_from(&[0, 128]);
+        assert_eq!(left(&set, 40), [39]);
     }
 }

@@ -50,7 +50,7 @@ impl LanguageModel for DecoderModel {
         self.pool.import(slot, state, tokens).map_err(ModelError::new)
     }
 
-    fn decode(&mut self, ids: &[u32], slots: &[usize]) -> Result<Vec<f32>, ModelError> {
-        self.decoder.decode(ids, &mut self.pool, slots).map_err(ModelError::new)
+    fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        self.decoder.decode_into(ids, &mut self.pool, slots, logits).map_err(ModelError::new)
     }
 }

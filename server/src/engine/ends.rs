@@ -94,14 +94,13 @@ impl Ends {
     /// logits: (vocab).
     pub(super) fn forbid(&self, eos: &[u32], logits: &mut [f32]) {
         let eos = if self.ignore_eos { &[] } else { eos };
-        let ends = || eos.iter().chain(&self.stop_token_ids).map(|id| *id as usize).filter(|id| *id < logits.len());
-        let before: Vec<(usize, f32)> = ends().map(|id| (id, logits[id])).collect();
-        for (id, _) in &before {
-            logits[*id] = f32::NEG_INFINITY;
+        let ends = |token: u32| eos.contains(&token) || self.stop_token_ids.contains(&token);
+        if !(0..).zip(&*logits).any(|(token, logit)| *logit > f32::NEG_INFINITY && !ends(token)) {
+            return;
         }
-        if !logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
-            for (id, logit) in before {
-                logits[id] = logit;
+        for id in eos.iter().chain(&self.stop_token_ids) {
+            if let Some(logit) = logits.get_mut(*id as usize) {
+                *logit = f32::NEG_INFINITY;
             }
         }
     }

@@ -21,6 +21,7 @@ mod scores;
 mod sequence;
 mod shared;
 mod stats;
+mod step;
 mod worker;
 
 pub use constraint::{Constraint, ConstraintError, Grammar};

@@ -52,9 +52,10 @@ pub trait LanguageModel: Send {
     /// The device failed.
     fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError>;
 
-    /// Reads one token into each of `slots`, which are distinct; logits (rows, vocab), row by row.
+    /// Reads one token into each of `slots`, which are distinct and ascend. `logits` becomes (rows, vocab), row by row,
+    /// whatever was in it: it is kept from step to step for its memory.
     ///
     /// # Errors
     /// The device failed.
-    fn decode(&mut self, ids: &[u32], slots: &[usize]) -> Result<Vec<f32>, ModelError>;
+    fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError>;
 }

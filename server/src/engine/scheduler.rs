@@ -139,9 +139,16 @@ impl Scheduler {
     }
 
     /// What holds the rows of the next decode step to their grammars, where anything does.
-    pub(super) fn guides(&mut self) -> Vec<&mut Guide> {
+    pub(super) fn guides(&mut self) -> impl Iterator<Item = &mut Guide> {
         let rows = self.slots.iter_mut().flatten().filter(|sequence| sequence.decodable().is_some());
-        rows.filter_map(Sequence::guide).collect()
+        rows.filter_map(Sequence::guide)
+    }
+
+    /// The requests in `slots`, which ascend and are all in use.
+    pub(super) fn sequences(&mut self, slots: &[usize]) -> impl Iterator<Item = &mut Sequence> {
+        let mut slots = slots.iter().peekable();
+        let held = self.slots.iter_mut().enumerate();
+        held.filter_map(move |(slot, held)| slots.next_if(|wanted| **wanted == slot).and(held.as_mut()))
     }
 
     /// The slots whose requests are to end with what they have. A turn has its prompt read first, since the

@@ -9,14 +9,14 @@ use tracing::{Span, debug, error, info};
 use super::ends::Ending;
 use super::event::{Event, Failure};
 use super::guarded::{Fault, guarded};
-use super::guide::Guide;
 use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::inbox::{Inbox, Phase, Submission};
 use super::keep;
 use super::model::{LanguageModel, ModelError};
 use super::scheduler::Scheduler;
-use super::sequence::{Sequence, TextRules};
+use super::sequence::{Choice, Sequence, TextBuffers, TextRules};
 use super::stats::{Counters, add};
+use super::step::{Step, while_masks_are_made};
 
 /// How an engine is set up; its slots are the model's.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,8 @@ pub fn spawn<M: LanguageModel + 'static>(
         slots: model.slots(),
     });
     let scheduler = Scheduler::new(model.slots(), options.stall_limit);
-    let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared) };
+    let (step, buffers) = (Step::default(), TextBuffers::default());
+    let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared), step, buffers };
     let (warm, warmed) = std::sync::mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = Guard(Arc::clone(&worker.shared));
@@ -98,6 +99,9 @@ struct Worker<M> {
     rules: TextRules,
     scheduler: Scheduler,
     shared: Arc<Shared>,
+    /// Kept from step to step for their memory.
+    step: Step,
+    buffers: TextBuffers,
 }
 
 impl<M: LanguageModel> Worker<M> {
@@ -107,7 +111,7 @@ impl<M: LanguageModel> Worker<M> {
         guarded(|| {
             model.reset(0)?;
             model.absorb(&[0], 0)?;
-            model.decode(&[0], &[0])?;
+            model.decode(&[0], &[0], &mut Vec::new())?;
             model.reset(0)
         })
         .map_err(|fault| fault.reason)
@@ -239,22 +243,29 @@ impl<M: LanguageModel> Worker<M> {
     /// A panic while choosing or decoding one request's text ends that request alone. A fault inside the step that the
     /// rows share ends the requests of that step, and the engine goes on.
     fn decode_step(&mut self) {
-        let (slots, ids): (Vec<usize>, Vec<u32>) = self.scheduler.rows().unzip();
-        if slots.is_empty() {
+        let Self { model, scheduler, step, .. } = self;
+        if !step.begin(scheduler.rows()) {
             return;
         }
-        let (model, guides) = (&mut self.model, self.scheduler.guides());
-        let step = || whole_rows(model.decode(&ids, &slots)?, slots.len(), model.vocab_size());
-        match guarded(|| while_masks_are_made(guides, step)) {
-            Ok(mut logits) => {
-                self.shared.counters.step(slots.len());
-                for (slot, row) in slots.into_iter().zip(logits.chunks_exact_mut(self.model.vocab_size())) {
-                    self.accept(slot, row);
+        let outcome = guarded(|| while_masks_are_made(scheduler.guides(), || step.decode(model)));
+        // Its buffers come back below; what may go wrong in between is guarded.
+        let mut step = std::mem::take(step);
+        match outcome {
+            Ok(()) => {
+                self.shared.counters.step(step.slots.len());
+                step.choose(&mut self.scheduler, &self.rules);
+                let rows = step.logits.chunks_exact(self.model.vocab_size()).zip(&mut step.chosen);
+                for (slot, (logits, chosen)) in step.slots.iter().zip(rows) {
+                    match chosen.take() {
+                        Some(chosen) => self.accept(*slot, chosen),
+                        None => self.score_prompt(*slot, logits),
+                    }
                 }
             }
             // The states may be half a token further: none of these rows can go on.
-            Err(fault) => slots.into_iter().for_each(|slot| self.fail(slot, &fault)),
+            Err(fault) => step.slots.iter().for_each(|slot| self.fail(*slot, &fault)),
         }
+        self.step = step;
     }
 
     /// Takes note of a token of a prompt that was read by a step.
@@ -271,15 +282,12 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    /// Lets a row choose its next token; a panic there ends that row alone.
-    fn accept(&mut self, slot: usize, logits: &mut [f32]) {
+    /// Takes the token that a row has chosen; a panic here ends that row alone.
+    fn accept(&mut self, slot: usize, chosen: Result<Choice, Fault>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        if sequence.reads_by_steps() {
-            return self.score_prompt(slot, logits);
-        }
-        let (rules, model) = (&self.rules, &self.model);
+        let (rules, model, buffers) = (&self.rules, &self.model, &mut self.buffers);
         let outcome = guarded(|| {
-            let ending = sequence.accept(logits, rules)?;
+            let ending = sequence.accept(chosen?, rules, buffers)?;
             if sequence.wants_mark() {
                 sequence.set_mark(model.export(slot)?);
             }
@@ -339,28 +347,4 @@ fn handed_over<M: LanguageModel>(model: &mut M, slot: usize, sequence: &mut Sequ
     model.import(slot, &prompt.end.state, prompt.end.read)?;
     sequence.take_over(prompt);
     Ok(())
-}
-
-/// Takes a step of the model, and makes the masks of its constrained rows beside it: they are of the tokens that come
-/// after those that the step reads, and need nothing of what it computes.
-fn while_masks_are_made<T>(guides: Vec<&mut Guide>, step: impl FnOnce() -> T) -> T {
-    if guides.is_empty() {
-        return step();
-    }
-    // The step stays on this thread; the pool's threads make the masks, and help with the step as they always do.
-    rayon::in_place_scope(|scope| {
-        for guide in guides {
-            scope.spawn(move |_| guide.look_ahead());
-        }
-        step()
-    })
-}
-
-/// Passes `logits` on where they are as many as `rows` and `vocab` make: (rows, vocab).
-fn whole_rows(logits: Vec<f32>, rows: usize, vocab: usize) -> Result<Vec<f32>, ModelError> {
-    if logits.len() == rows * vocab {
-        return Ok(logits);
-    }
-    let found = logits.len();
-    Err(ModelError::new(format_args!("the model must give {rows} x {vocab} logits, it gave {found}")))
 }

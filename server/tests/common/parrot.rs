@@ -45,14 +45,15 @@ impl LanguageModel for Parrot {
         Ok(())
     }
 
-    fn decode(&mut self, ids: &[u32], slots: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let mut logits = vec![0.0; ids.len() * VOCABULARY];
+    fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        logits.clear();
+        logits.resize(ids.len() * VOCABULARY, 0.0);
         for (row, slot) in slots.iter().enumerate() {
             let next = self.text.get(self.said[*slot]).copied().unwrap_or(0);
             logits[row * VOCABULARY + next as usize] = 1.0;
             self.said[*slot] += 1;
         }
-        Ok(logits)
+        Ok(())
     }
 }
 

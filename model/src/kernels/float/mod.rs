@@ -200,8 +200,8 @@ fn typed<W: Simd>(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: R
         // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
         Isa::Avx512 | Isa::Avx512Vnni => unsafe { avx512::run(&job) },
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: `Isa::available` yields this only where the machine has NEON.
-        Isa::Neon => unsafe { neon::run(&job) },
+        // SAFETY: `Isa::available` yields these only where the machine has NEON.
+        Isa::Neon | Isa::NeonDot => unsafe { neon::run(&job) },
         Isa::Plain => plain::run(&job),
     }
 }

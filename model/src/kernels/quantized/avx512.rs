@@ -1,10 +1,11 @@
 //! AVX-512 with VNNI: one register is sixteen rows of weights, four columns of each.
 
+use std::arch::asm;
 use std::arch::x86_64::{
-    __m512, __m512i, __mmask16, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps,
-    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps,
-    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_set4_epi32, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_slli_epi32,
+    __m512, __m512i, __mmask16, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512,
+    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_si512,
+    _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_set4_epi32, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_slli_epi32,
     _mm512_srli_epi16,
 };
 use std::ops::Range;
@@ -16,6 +17,40 @@ use crate::kernels::panels::{GROUP, Output};
 /// Rows of `x` that a tile has at most: with two groups of weights that is 12 sums and 12 products, and room is left
 /// for the weights.
 const ROWS: usize = 6;
+
+/// Bytes that weights are asked for ahead, where each is used once.
+const AHEAD: usize = 16 << 10;
+/// Bytes that one request brings.
+const LINE: usize = 64;
+
+/// Weights that will be needed: asked for while others are worked on, where the machine's own guesses come late.
+#[derive(Clone, Copy)]
+struct Ahead {
+    at: *const u8,
+    /// Lines to ask for with every block of 32 columns.
+    lines: usize,
+}
+
+impl Ahead {
+    #[inline(always)]
+    fn ask(&mut self) {
+        for _ in 0..self.lines {
+            // SAFETY: nothing is read, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at.cast()) };
+            self.at = self.at.wrapping_add(LINE);
+        }
+    }
+}
+
+/// The same number, and what the next such call is given is computed later. The compiler would otherwise finish one
+/// row's product after the other, each a chain of waits, with all weights and no sums in registers.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn in_order(mut sum: __m512i) -> __m512i {
+    // SAFETY: no instruction at all.
+    unsafe { asm!("/* {0} */", inout(zmm_reg) sum, options(nomem, nostack, preserves_flags)) };
+    sum
+}
 
 /// The whole numbers' products of R rows of `x` and G groups of weights over 32 columns.
 ///
@@ -63,6 +98,10 @@ unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
             let x = _mm512_set1_epi32(unsafe { x.add(BLOCK * r + column).cast::<i32>().read_unaligned() });
             for (sum, weights) in sums.iter_mut().zip(weights) {
                 *sum = _mm512_dpbusd_epi32(*sum, weights, x);
+                // The kinds of half bytes are better off as the compiler has them.
+                if F::KIND == Kind::Q8_0 {
+                    *sum = in_order(*sum);
+                }
             }
         }
     }
@@ -136,7 +175,7 @@ struct Tile<'a> {
 /// As for `panel`; the tile lies inside, and the blocks are whole stored ones.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, blocks: Range<usize>) {
+unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, ahead: &mut Ahead, blocks: Range<usize>) {
     let Tile { x, row, w, group, out } = tile;
     let columns = |g: usize| {
         let start = w.rows.start + (group + g) * GROUP;
@@ -198,6 +237,7 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, blocks: 
                                     *sum = _mm512_fnmadd_ps(total, minimum, *sum);
                                 }
                             }
+                            ahead.ask();
                             xs = xs.wrapping_add(BLOCK * x.stride());
                             facts = facts.wrapping_add(x.stride());
                         }
@@ -206,6 +246,7 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, blocks: 
             } else {
                 let products = products::<F, R, G, false>(xs, facts, words, stride);
                 add(&mut sums, products, scales, facts);
+                ahead.ask();
                 xs = xs.wrapping_add(BLOCK * x.stride());
                 facts = facts.wrapping_add(x.stride());
             }
@@ -225,22 +266,22 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, blocks: 
 /// # Safety
 /// As for `panel`; R rows are there.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, blocks: Range<usize>) {
+unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, ahead: &mut Ahead, blocks: Range<usize>) {
     let end = at.w.width / GROUP;
     while at.group < end {
         // SAFETY: each arm takes no more groups than there are.
         unsafe {
             match end - at.group {
                 4.. if R <= 3 => {
-                    tile::<F, R, 4>(at, blocks.clone());
+                    tile::<F, R, 4>(at, ahead, blocks.clone());
                     at.group += 4;
                 }
                 2.. => {
-                    tile::<F, R, 2>(at, blocks.clone());
+                    tile::<F, R, 2>(at, ahead, blocks.clone());
                     at.group += 2;
                 }
                 _ => {
-                    tile::<F, R, 1>(at, blocks.clone());
+                    tile::<F, R, 1>(at, ahead, blocks.clone());
                     at.group += 1;
                 }
             }
@@ -255,21 +296,34 @@ unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, blocks: Range<usize>
 /// and the panel's columns, which nobody else touches.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
-    // Three rows or less take the weights as they come.
-    let step = if rows.len() <= 3 { w.blocks } else { cached_blocks(F::KIND, w.width) };
+    let line_bytes = F::KIND.block_bytes() * w.width;
+    // Three rows or less take the weights as they come; more meet those that the cache holds, tile after tile, while
+    // all tiles together ask for the next.
+    let few = rows.len() <= 3;
+    let step = if few { w.blocks } else { cached_blocks(F::KIND, w.width) };
+    let chunk = step / F::KIND.parts() * line_bytes;
+    let asks = |tiles: usize| chunk.div_ceil(LINE).div_ceil(tiles * step);
     for start in (0..w.blocks).step_by(step.max(1)) {
         let blocks = start..w.blocks.min(start + step);
+        let at = w.bytes.as_ptr().wrapping_add(start / F::KIND.parts() * line_bytes);
+        let mut ahead = if few {
+            Ahead { at: at.wrapping_add(AHEAD), lines: asks(1) }
+        } else {
+            let passes = rows.len().div_ceil(ROWS) * (w.width / GROUP).div_ceil(2);
+            Ahead { at: at.wrapping_add(chunk), lines: asks(passes) }
+        };
         for rows in tiles(rows.clone(), ROWS) {
             let at = Tile { x, row: rows.start, w, group: 0, out };
+            let (ahead, blocks) = (&mut ahead, blocks.clone());
             // SAFETY: the caller's promise; a tile has one to six rows.
             unsafe {
                 match rows.len() {
-                    1 => groups::<F, 1>(at, blocks.clone()),
-                    2 => groups::<F, 2>(at, blocks.clone()),
-                    3 => groups::<F, 3>(at, blocks.clone()),
-                    4 => groups::<F, 4>(at, blocks.clone()),
-                    5 => groups::<F, 5>(at, blocks.clone()),
-                    _ => groups::<F, 6>(at, blocks.clone()),
+                    1 => groups::<F, 1>(at, ahead, blocks),
+                    2 => groups::<F, 2>(at, ahead, blocks),
+                    3 => groups::<F, 3>(at, ahead, blocks),
+                    4 => groups::<F, 4>(at, ahead, blocks),
+                    5 => groups::<F, 5>(at, ahead, blocks),
+                    _ => groups::<F, 6>(at, ahead, blocks),
                 }
             }
         }

@@ -21,6 +21,8 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod plain;
 
 use std::ops::Range;
@@ -256,8 +258,11 @@ fn form<F: Form>(isa: Isa, x: &Activations, rows: Range<usize>, w: &Panel<'_>, o
         // SAFETY: as above.
         Isa::Avx512 | Isa::Avx2 => unsafe { avx2::panel::<F>(x, rows, w, out) },
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: `panels` has checked the shapes.
-        Isa::Neon => unsafe { plain::panel::<F>(x, rows, w, out) },
+        // SAFETY: as above.
+        Isa::NeonDot => unsafe { neon::panel::<F, true>(x, rows, w, out) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Isa::Neon => unsafe { neon::panel::<F, false>(x, rows, w, out) },
         // SAFETY: `panels` has checked the shapes.
         Isa::Plain => unsafe { plain::panel::<F>(x, rows, w, out) },
     }

@@ -26,7 +26,7 @@ fn scale(chance: u32) -> [u8; 2] {
     let value = match chance % 16 {
         0 => f16::from_bits(0),
         1 => f16::from_bits(1 + (chance >> 8) as u16 % 1023),
-        2 => f16::from_bits(0x8000 | (chance >> 8) as u16 % 1024),
+        2 => f16::from_bits(0x8000 | ((chance >> 8) as u16 % 1024)),
         3 => f16::MAX,
         _ => f16::from_f32((chance >> 4) as f32 / (1 << 20) as f32 * 0.02 - 0.01),
     };
@@ -97,7 +97,7 @@ fn quantised(isa: Isa, x: &[f32], k: usize) -> Activations {
 fn product(isa: Isa, x: &Activations, w: &Packed) -> Vec<f32> {
     let mut out = vec![f32::NAN; x.rows() * w.rows()];
     let output = Output::new(&mut out, w.rows());
-    panels(isa, x, 0..x.rows(), w, 0..super::panels::count(w.rows()), output);
+    panels(isa, x, 0..x.rows(), w, 0..panels::count(w.rows()), output);
     out
 }
 
@@ -186,7 +186,7 @@ fn a_row_has_the_same_bits_alone_and_among_many_threads() {
             activations.quantise(isa, &x, k, &threads);
             let mut all = vec![f32::NAN; rows * n];
             let output = Output::new(&mut all, n);
-            let pieces = super::panels::count(n);
+            let pieces = panels::count(n);
             // Pieces of a panel and of some rows, in whatever order.
             threads.run(2 * pieces, &|i| {
                 let part = if i % 2 == 0 { 0..20 } else { 20..rows };

@@ -11,7 +11,7 @@ use tracing::Span;
 
 use crate::engine::constraint::Grammar;
 use crate::engine::ends::{Ending, Ends};
-use crate::engine::event::{Finish, Interrupt, Timings};
+use crate::engine::event::{Finish, Interrupt, Timings, TokenLogprobs};
 use crate::engine::guarded::Fault;
 use crate::engine::guide::Guide;
 use crate::engine::inbox::Submission;
@@ -80,6 +80,21 @@ pub(in crate::engine) struct Sequence {
     pub(in crate::engine) interrupt: Interrupt,
     pub(in crate::engine) outlet: Outlet,
     pub(in crate::engine) span: Span,
+}
+
+/// A token that a request has chosen, with its log probabilities where they were asked for.
+pub(in crate::engine) struct Choice {
+    token: u32,
+    scored: Option<TokenLogprobs>,
+}
+
+/// What a token's text is put together in, kept from token to token.
+#[derive(Default)]
+pub(in crate::engine) struct TextBuffers {
+    /// What a token shows, after what was carried over to it.
+    text: String,
+    /// The characters that it completes, some of which may be held back.
+    characters: String,
 }
 
 struct Clock {
@@ -176,33 +191,42 @@ impl Sequence {
         self.pending_token.filter(|_| !self.outlet.is_full())
     }
 
-    /// Chooses a token from `logits` (vocab), the pending one having been read; adds its text, and says whether that
-    /// ends the text.
+    /// Adds the token that was chosen from the logits after the pending one, and its text; says whether that ends the
+    /// text.
     ///
     /// # Errors
-    /// No logit is a number: the weights or the state are broken, and any token would be a lie. Or the text cannot
-    /// follow its grammar any further.
-    pub(in crate::engine) fn accept(&mut self, logits: &mut [f32], rules: &TextRules) -> Result<Option<Ending>, Fault> {
+    /// The text cannot follow its grammar any further.
+    pub(in crate::engine) fn accept(
+        &mut self,
+        chosen: Choice,
+        rules: &TextRules,
+        buffers: &mut TextBuffers,
+    ) -> Result<Option<Ending>, Fault> {
         if let Some(read) = self.pending_token.take() {
             self.read += 1;
             self.history = self.history.extended(&[read]);
         }
-        let token = self.choose(logits, rules)?;
+        let Choice { token, scored } = chosen;
         self.pending_token = Some(token);
         self.generated += 1;
         self.clock.first_token.get_or_insert_with(Instant::now);
-        let scored = self.scores.as_mut().map(|scores| scores.score(token));
 
-        let mut text = std::mem::take(&mut self.carried);
-        let carried = text.len();
-        let ending = self.ending(token, rules, &mut text)?;
-        self.note(token, &text, carried);
-        self.outlet.push(token, &text, scored);
+        buffers.text.clear();
+        buffers.text.push_str(&self.carried);
+        self.carried.clear();
+        let carried = buffers.text.len();
+        let ending = self.ending(token, rules, buffers)?;
+        self.note(token, &buffers.text, carried);
+        self.outlet.push(token, &buffers.text, scored);
         Ok(ending)
     }
 
-    /// Chooses a token from `logits` (vocab), which are changed.
-    fn choose(&mut self, logits: &mut [f32], rules: &TextRules) -> Result<u32, Fault> {
+    /// Chooses the next token from `logits` (vocab), which are changed; may be called on any thread.
+    ///
+    /// # Errors
+    /// No logit is a number: the weights or the state are broken, and any token would be a lie. Or the grammar has no
+    /// mask.
+    pub(in crate::engine) fn choose(&mut self, logits: &mut [f32], rules: &TextRules) -> Result<Choice, Fault> {
         if let Some(scores) = &mut self.scores {
             scores.keep(logits);
         }
@@ -218,18 +242,20 @@ impl Sequence {
             let mut eos = rules.eos.iter().copied().filter(|_| !broken);
             eos.find(|token| self.guide.as_ref().is_some_and(|guide| guide.allows(*token)))
         });
-        chosen.ok_or_else(|| Fault::internal("no token can be chosen: no logit is a number"))
+        let token = chosen.ok_or_else(|| Fault::internal("no token can be chosen: no logit is a number"))?;
+        Ok(Choice { token, scored: self.scores.as_mut().map(|scores| scores.score(token)) })
     }
 
-    /// Adds to `text` what `token`, the last that was chosen, shows; whether and how the text ends with it.
-    fn ending(&mut self, token: u32, rules: &TextRules, text: &mut String) -> Result<Option<Ending>, Fault> {
+    /// Adds to the text what `token`, the last that was chosen, shows; whether and how the text ends with it.
+    fn ending(&mut self, token: u32, rules: &TextRules, buffers: &mut TextBuffers) -> Result<Option<Ending>, Fault> {
+        let TextBuffers { text, characters } = buffers;
         if let Some(ending) = self.ends.by(token, &rules.eos) {
             return Ok(Some(self.close(ending, text)));
         }
-        let mut characters = String::new();
-        self.detokenizer.push(rules.vocabulary.bytes(token), &mut characters);
+        characters.clear();
+        self.detokenizer.push(rules.vocabulary.bytes(token), characters);
         let whole = self.guide.as_mut().map(|guide| guide.accept(token)).transpose()?.unwrap_or(false);
-        Ok(if self.shows(&characters, text) {
+        Ok(if self.shows(characters, text) {
             Some(Ending::StopString)
         } else if whole {
             Some(self.close(Ending::Grammar, text))

@@ -1,0 +1,262 @@
+//! NEON: four registers are sixteen rows of weights, four columns of each.
+
+use std::arch::aarch64::{
+    float32x4_t, int8x16_t, int32x4_t, uint8x16_t, vaddq_s32, vandq_u8, vandq_u32, vcvtq_f32_s32, vcvtq_f32_u32,
+    vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32, veorq_u8, vfmaq_f32, vfmsq_f32, vget_low_s8, vld1q_f32,
+    vld1q_u8, vmull_high_s8, vmull_s8, vmulq_f32, vorrq_u8, vpaddlq_s16, vpaddq_s32, vreinterpretq_s8_s32,
+    vreinterpretq_s8_u8, vreinterpretq_u32_u8, vshlq_n_s32, vshlq_n_u8, vshlq_u32, vshrq_n_u8, vst1q_f32,
+};
+use std::arch::asm;
+use std::ops::Range;
+
+use super::activations::Facts;
+use super::{Activations, BLOCK, Form, Kind, Panel, cached_blocks, tiles};
+use crate::kernels::panels::{GROUP, Output};
+
+/// Rows of `x` that a tile has at most: twelve sums and twelve products of thirty-two registers.
+const ROWS: usize = 3;
+/// Rows of weights in a register.
+const LANES: usize = 4;
+/// Registers of sixteen rows.
+const PARTS: usize = GROUP / LANES;
+
+/// Adds the products of four bytes each to the sums; `DOT`: the machine has one instruction for that.
+#[inline(always)]
+fn dot<const DOT: bool>(sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    if DOT {
+        let mut sum = sum;
+        // SAFETY: `DOT` says that the machine has the instruction.
+        unsafe {
+            asm!(
+                ".arch_extension dotprod",
+                "sdot {sum:v}.4s, {w:v}.16b, {x:v}.16b",
+                sum = inout(vreg) sum, w = in(vreg) w, x = in(vreg) x,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        return sum;
+    }
+    // SAFETY: every machine of this architecture has NEON.
+    unsafe {
+        let low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(x)));
+        vaddq_s32(sum, vpaddq_s32(low, vpaddlq_s16(vmull_high_s8(w, x))))
+    }
+}
+
+/// The whole numbers' products of R rows of `x` and sixteen rows of weights over 32 columns.
+///
+/// # Safety
+/// R blocks of bytes and of facts are readable at `x` and `facts`, and at `w` the words of the block, each `stride`
+/// bytes behind the last. `HIGH`: the weights are in the high halves of bytes.
+#[inline(always)]
+unsafe fn products<F: Form, const R: usize, const HIGH: bool, const DOT: bool>(
+    x: *const i8,
+    facts: *const Facts,
+    w: *const u8,
+    stride: usize,
+) -> [[int32x4_t; PARTS]; R] {
+    // SAFETY: every machine of this architecture has NEON; the words, columns and facts are those that the caller
+    // promises: column + 4 <= 32.
+    unsafe {
+        let (low, flip) = (vdupq_n_u8(15), vdupq_n_u8(0x80));
+        let mut sums = [[vdupq_n_s32(0); PARTS]; R];
+        if F::KIND == Kind::Q4_0 {
+            for (r, sums) in sums.iter_mut().enumerate() {
+                *sums = [vshlq_n_s32::<3>(vdupq_n_s32((*facts.add(r)).negative)); PARTS];
+            }
+        }
+        for step in 0..8 {
+            let (word, column) = match F::KIND {
+                Kind::Q8_0 | Kind::Q4K => (step, 4 * step),
+                // Both halves of a word's bytes, one after the other.
+                Kind::Q4_0 => (step / 2, 4 * (step / 2) + 16 * (step % 2)),
+            };
+            let high = if F::KIND == Kind::Q4_0 { step % 2 == 1 } else { HIGH };
+            let mut weights = [vreinterpretq_s8_u8(low); PARTS];
+            for (i, weights) in weights.iter_mut().enumerate() {
+                let bytes = vld1q_u8(w.add(word * stride + 16 * i));
+                *weights = vreinterpretq_s8_u8(match (F::KIND, high) {
+                    (Kind::Q8_0, _) => veorq_u8(bytes, flip),
+                    (_, false) => vandq_u8(bytes, low),
+                    (_, true) => vshrq_n_u8::<4>(bytes),
+                });
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let four = x.add(BLOCK * r + column).cast::<i32>().read_unaligned();
+                let x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+                for (sum, weights) in sums.iter_mut().zip(weights) {
+                    *sum = dot::<DOT>(*sum, weights, x);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Adds a block's scaled products to the sums, and takes the scaled minima of q4_k.
+///
+/// # Safety
+/// Facts of R blocks are readable at `facts`.
+#[inline(always)]
+unsafe fn add<F: Form, const R: usize>(
+    sums: &mut [[float32x4_t; PARTS]; R],
+    products: [[int32x4_t; PARTS]; R],
+    (scales, minima): ([float32x4_t; PARTS], [float32x4_t; PARTS]),
+    facts: *const Facts,
+) {
+    for (r, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
+        // SAFETY: the caller's promise.
+        let facts = unsafe { *facts.add(r) };
+        for i in 0..PARTS {
+            // SAFETY: every machine of this architecture has NEON.
+            unsafe {
+                let scale = vmulq_f32(scales[i], vdupq_n_f32(facts.scale));
+                sums[i] = vfmaq_f32(sums[i], vcvtq_f32_s32(products[i]), scale);
+                if F::KIND == Kind::Q4K {
+                    sums[i] = vfmsq_f32(sums[i], vdupq_n_f32(facts.total), minima[i]);
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen f16 numbers.
+///
+/// # Safety
+/// 32 bytes are readable.
+#[inline(always)]
+unsafe fn halves(at: *const u8) -> [float32x4_t; PARTS] {
+    [0, 1, 2, 3].map(|i| {
+        // SAFETY: the caller's promise; every machine of this architecture has the instruction.
+        unsafe {
+            let bits = at.add(2 * LANES * i).cast::<u64>().read_unaligned();
+            let wide: float32x4_t;
+            asm!(
+                "fmov {wide:d}, {bits}",
+                "fcvtl {wide:v}.4s, {wide:v}.4h",
+                wide = out(vreg) wide, bits = in(reg) bits,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+            wide
+        }
+    })
+}
+
+/// The eight scales and the eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
+///
+/// # Safety
+/// Three words of 4 rows are readable at `at`, each `stride` bytes behind the last.
+#[inline(always)]
+unsafe fn six_bits(at: *const u8, stride: usize) -> [uint8x16_t; 4] {
+    // SAFETY: the caller's promise; every machine of this architecture has NEON.
+    unsafe {
+        let [a, b, c] = [0, 1, 2].map(|i| vld1q_u8(at.add(i * stride)));
+        let (six, four) = (vdupq_n_u8(63), vdupq_n_u8(15));
+        [
+            vandq_u8(a, six),
+            vorrq_u8(vandq_u8(c, four), vshlq_n_u8::<4>(vshrq_n_u8::<6>(a))),
+            vandq_u8(b, six),
+            vorrq_u8(vshrq_n_u8::<4>(c), vshlq_n_u8::<4>(vshrq_n_u8::<6>(b))),
+        ]
+    }
+}
+
+/// R rows of `x`, from `row` on, and sixteen of weights over some blocks: the sums go on from `out`, or from 0 at
+/// block 0.
+///
+/// # Safety
+/// As for `panel`; the rows and the group lie inside, and the blocks are whole stored ones.
+#[inline(always)]
+unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
+    (x, row): (&Activations, usize),
+    (w, group): (&Panel<'_>, usize),
+    blocks: Range<usize>,
+    out: Output,
+) {
+    let start = w.rows.start + group * GROUP;
+    let columns = start..w.rows.end.min(start + GROUP);
+    let mut lanes = [[0.0f32; GROUP]; R];
+    if blocks.start > 0 {
+        for (r, lanes) in lanes.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            lanes[..columns.len()].copy_from_slice(unsafe { out.part(row + r, columns.clone()) });
+        }
+    }
+    // SAFETY: sixteen numbers are readable in each row of lanes.
+    let load = |lanes: [f32; GROUP]| unsafe { [0, 1, 2, 3].map(|i| vld1q_f32(lanes.as_ptr().add(LANES * i))) };
+    let mut sums = lanes.map(load);
+    let stride = 4 * w.width;
+    let stored_bytes = F::KIND.block_bytes() * w.width;
+    let (mut xs, mut facts) = x.from(blocks.start, row);
+    let mut at = w.bytes[blocks.start / F::KIND.parts() * stored_bytes..].as_ptr();
+    for _ in 0..blocks.len() / F::KIND.parts() {
+        // SAFETY: the stored block lies in the panel, its rows of `x` in the activations: the pointers stay inside
+        // until the last block is done, and are not read behind it.
+        unsafe {
+            let scales = halves(at.add(2 * GROUP * group));
+            let words = at.add(2 * F::KIND.halves() * w.width + 4 * GROUP * group);
+            if F::KIND == Kind::Q4K {
+                let minima = halves(at.add(2 * (w.width + GROUP * group)));
+                let bits = [0, 1, 2, 3].map(|i| six_bits(words.add(4 * LANES * i), stride));
+                for part in 0..F::KIND.parts() {
+                    let words = words.add((3 + part / 2 * 8) * stride);
+                    let products = if part % 2 == 0 {
+                        products::<F, R, false, DOT>(xs, facts, words, stride)
+                    } else {
+                        products::<F, R, true, DOT>(xs, facts, words, stride)
+                    };
+                    // The byte of this part, of every four.
+                    let right = vdupq_n_s32(-8 * (part as i32 % 4));
+                    let of = |bits| {
+                        let byte = vandq_u32(vshlq_u32(vreinterpretq_u32_u8(bits), right), vdupq_n_u32(255));
+                        vcvtq_f32_u32(byte)
+                    };
+                    let scales = [0, 1, 2, 3].map(|i| vmulq_f32(scales[i], of(bits[i][part / 4])));
+                    let minima = [0, 1, 2, 3].map(|i| vmulq_f32(minima[i], of(bits[i][2 + part / 4])));
+                    add::<F, R>(&mut sums, products, (scales, minima), facts);
+                    xs = xs.wrapping_add(BLOCK * x.stride());
+                    facts = facts.wrapping_add(x.stride());
+                }
+            } else {
+                let products = products::<F, R, false, DOT>(xs, facts, words, stride);
+                add::<F, R>(&mut sums, products, (scales, scales), facts);
+                xs = xs.wrapping_add(BLOCK * x.stride());
+                facts = facts.wrapping_add(x.stride());
+            }
+            at = at.wrapping_add(stored_bytes);
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        let mut lanes = [0.0f32; GROUP];
+        for (i, sum) in sums.iter().enumerate() {
+            // SAFETY: four numbers are written to the i-th four of sixteen.
+            unsafe { vst1q_f32(lanes.as_mut_ptr().add(LANES * i), *sum) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { out.part(row + r, columns.clone()) }.copy_from_slice(&lanes[..columns.len()]);
+    }
+}
+
+/// A panel for some rows of `x`. `DOT`: with the instruction for products of bytes.
+///
+/// # Safety
+/// The machine has it where `DOT` says so. The rows lie in `x`, whose columns are the panel's; `out` has them and the
+/// panel's columns, which nobody else touches.
+pub(super) unsafe fn panel<F: Form, const DOT: bool>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
+    let step = cached_blocks(F::KIND, w.width);
+    for start in (0..w.blocks).step_by(step) {
+        let blocks = start..w.blocks.min(start + step);
+        for rows in tiles(rows.clone(), ROWS) {
+            for group in 0..w.width / GROUP {
+                // SAFETY: the caller's promise; a tile has one to three rows.
+                unsafe {
+                    match rows.len() {
+                        1 => tile::<F, 1, DOT>((x, rows.start), (w, group), blocks.clone(), out),
+                        2 => tile::<F, 2, DOT>((x, rows.start), (w, group), blocks.clone(), out),
+                        _ => tile::<F, 3, DOT>((x, rows.start), (w, group), blocks.clone(), out),
+                    }
+                }
+            }
+        }
+    }
+}

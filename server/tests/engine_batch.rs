@@ -1,0 +1,104 @@
+//! Many rows with a large vocabulary, whose tokens several threads choose: each text is what it is alone.
+
+use std::sync::Arc;
+
+use tidegate_model::SamplingParams;
+use tidegate_server::engine::{
+    EngineHandle, EngineOptions, Event, EventStream, Failure, LanguageModel, Limits, ModelError, Request,
+    RequestParameters, TextRules, spawn,
+};
+use tidegate_server::text::Vocabulary;
+
+const VOCAB: usize = 20_000;
+const ROWS: u32 = 70;
+/// A token after which no logit is a number.
+const NAN: u32 = 9;
+
+/// Logits that depend on the token before alone.
+struct Chain;
+
+impl LanguageModel for Chain {
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn slots(&self) -> usize {
+        ROWS as usize
+    }
+
+    fn reset(&mut self, _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn export(&self, _: usize) -> Result<Vec<f32>, ModelError> {
+        Ok(Vec::new())
+    }
+
+    fn import(&mut self, _: usize, _: &[f32], _: u64) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn absorb(&mut self, _: &[u32], _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn decode(&mut self, ids: &[u32], _: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        let of = |id: u32, token: usize| match id {
+            NAN => f32::NAN,
+            // Never back to it.
+            _ if token == NAN as usize => f32::NEG_INFINITY,
+            _ => ((token * 7919 + id as usize * 104_729) % 1013) as f32 / 100.0,
+        };
+        logits.clear();
+        logits.extend(ids.iter().flat_map(|id| (0..VOCAB).map(|token| of(*id, token))));
+        Ok(())
+    }
+}
+
+/// The `row`th request, each with another way to choose.
+fn request(row: u32) -> Request {
+    let plain = SamplingParams { seed: u64::from(row), ..SamplingParams::default() };
+    let sampling = match row % 4 {
+        0 => SamplingParams { temperature: 0.0, frequency_penalty: 1.0, ..plain },
+        1 => SamplingParams { top_k: 40, ..plain },
+        2 => SamplingParams { top_p: 0.9, repetition_penalty: 1.2, ..plain },
+        _ => plain,
+    };
+    let parameters = RequestParameters { prompt: vec![row], max_tokens: 6, sampling, ..RequestParameters::default() };
+    Request::new(parameters, &Limits { vocab_size: VOCAB, max_prompt_tokens: 10, max_tokens: 10 }).unwrap()
+}
+
+fn collect(mut stream: EventStream) -> Result<Vec<u32>, Failure> {
+    let mut ids = Vec::new();
+    while let Some(event) = stream.blocking_next() {
+        match event {
+            Event::Delta(delta) => ids.extend(delta.token_ids),
+            Event::Failed(failure) => return Err(failure),
+            _ => break,
+        }
+    }
+    Ok(ids)
+}
+
+fn texts(engine: &EngineHandle, rows: impl Iterator<Item = u32>) -> Vec<Result<Vec<u32>, Failure>> {
+    let streams = engine.submit_all(rows.map(request).collect()).unwrap();
+    streams.into_iter().map(collect).collect()
+}
+
+#[test]
+fn a_text_is_the_same_alone_and_among_many_and_a_row_without_numbers_fails_alone() {
+    let vocabulary = Arc::new(Vocabulary::new((0..VOCAB).map(|_| b"a".as_slice().into()).collect()));
+    let rules = TextRules { vocabulary, eos: Arc::from([]), encode: Arc::new(|_| Vec::new()) };
+    let (engine, _thread) = spawn(Chain, rules, EngineOptions::default()).unwrap();
+    let together = texts(&engine, 0..ROWS);
+    for (row, text) in (0..ROWS).zip(&together) {
+        if row == NAN {
+            assert_eq!(*text, Err(Failure::Internal));
+        } else {
+            assert_eq!(text.as_ref().map(Vec::len), Ok(6));
+            assert_eq!(*text, texts(&engine, row..=row)[0], "{row}");
+        }
+    }
+    // Neither the same everywhere, nor all as the likeliest would be.
+    assert_ne!(together[1], together[5]);
+}
