@@ -75,7 +75,7 @@ fn subtitle(rows: &[Row]) -> String {
     }
     words.push(format!("{} state", first.state));
     if !threads {
-        words.push(threads_of(first));
+        words.push(first.threads_word());
     }
     words.push(match first.rounds {
         1 => "one round".into(),
@@ -92,10 +92,6 @@ fn varied(rows: &[Row]) -> [bool; 3] {
         rows.iter().any(|row| row.weights != first.weights),
         rows.iter().any(|row| row.threads != first.threads),
     ]
-}
-
-fn threads_of(row: &Row) -> String {
-    format!("{} {}", row.threads, if row.threads == 1 { "thread" } else { "threads" })
 }
 
 fn panels(rows: &[Row]) -> Vec<Panel<'_>> {
@@ -148,7 +144,7 @@ fn lines(rows: &[Row], place: impl Fn(&Row) -> Option<usize>) -> Vec<Line<'_>> {
             line.points.push(point);
             continue;
         }
-        let parts = [(mixers, row.mixer.clone()), (weights, row.weights.clone()), (threads, threads_of(row))];
+        let parts = [(mixers, row.mixer.clone()), (weights, row.weights.clone()), (threads, row.threads_word())];
         let label: Vec<String> = parts.into_iter().filter(|(varies, _)| *varies).map(|(_, word)| word).collect();
         let (color, dash) = (COLORS[model % COLORS.len()], DASHES[count % DASHES.len()]);
         lines.push(((model, count), Line { label: label.join(", "), color, dash, points: vec![point] }));

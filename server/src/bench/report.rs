@@ -103,6 +103,11 @@ impl Row {
             fma_peak,
         }
     }
+
+    /// `1 thread`, `2 threads`.
+    pub(super) fn threads_word(&self) -> String {
+        format!("{} {}", self.threads, if self.threads == 1 { "thread" } else { "threads" })
+    }
 }
 
 /// Writes the rows to standard output.
@@ -129,26 +134,25 @@ fn markdown(rows: &[Row]) -> String {
     let Some(first) = rows.first() else { return text };
     let (shape, rounds) = (&first.shape, first.rounds);
     // A string takes everything: no write to it fails.
-    let _ = writeln!(text, "{shape}: {} parameters, {rounds} rounds.", grouped(first.parameters));
-    let mut told: Vec<String> = Vec::new();
+    let rounds = if rounds == 1 { "one round".into() } else { format!("medians of {rounds} rounds") };
+    let _ = writeln!(text, "{shape}: {} parameters, {rounds}.", grouped(first.parameters));
+    let (mut models, mut machine) = (Vec::new(), Vec::new());
     for row in rows {
+        let (weights, state) = (grouped(row.weight_bytes as u64), grouped(row.state_bytes as u64));
         let model = format!(
-            "{} with {} weights: {} bytes of weights, {} bytes of {} state a row.",
-            row.mixer,
-            row.weights,
-            grouped(row.weight_bytes as u64),
-            grouped(row.state_bytes as u64),
-            row.state
+            "{} with {} weights: {weights} bytes, and {state} of {} state a row.",
+            row.mixer, row.weights, row.state
         );
-        let threads = if row.threads == 1 { "thread" } else { "threads" };
         let (read, peak) = (row.read_bandwidth / 1e9, row.fma_peak / 1e9);
-        let machine = format!("{} {threads} of this machine: {read:.1} GB/s read, {peak:.0} GFLOP/s.", row.threads);
-        for line in [model, machine] {
+        let roof = format!("{} of this machine: {read:.1} GB/s read, {peak:.0} GFLOP/s.", row.threads_word());
+        for (line, told) in [(model, &mut models), (roof, &mut machine)] {
             if !told.contains(&line) {
-                let _ = writeln!(text, "{line}");
                 told.push(line);
             }
         }
+    }
+    for line in models.iter().chain(&machine) {
+        let _ = writeln!(text, "{line}");
     }
     text += "\n| mixer | weights | threads | kind | rows | depth | tokens/s, median | least | most | of the roof |\n";
     text += "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
