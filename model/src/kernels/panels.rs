@@ -105,9 +105,9 @@ pub(crate) fn share(
     if threads.count() == 1 || rows * n * k < SERIAL {
         return work(0..rows, 0..all);
     }
-    // One row wants two panels at a time; many rows want one, and where those are few, parts of the rows.
+    // Panels enough for some microseconds; where those are few, parts of the rows.
     let panel = bytes.div_ceil(all).max(1);
-    let group = if rows == 1 { PIECE.div_ceil(panel).next_multiple_of(2) } else { PIECE.div_ceil(panel * rows) };
+    let group = PIECE.div_ceil(panel * rows);
     let groups = all.div_ceil(group);
     let wanted = (4 * threads.count()).div_ceil(groups).min(rows / FEWEST).max(1);
     let block = rows.div_ceil(wanted).next_multiple_of(FEWEST);

@@ -24,9 +24,12 @@ const LONGEST_OUT: Duration = Duration::from_secs(1);
 /// One job: what to do with piece `i`.
 type Work<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// A pointer to a job that outlives all of its pieces.
+/// A pointer to a job that outlives all of its pieces, and how many they are.
 #[derive(Clone, Copy)]
-struct Job(*const Work<'static>);
+struct Job {
+    work: *const Work<'static>,
+    pieces: usize,
+}
 
 // SAFETY: the pointee is `Sync`, and `Threads::run` keeps it alive until its last piece is done.
 unsafe impl Send for Job {}
@@ -44,12 +47,12 @@ struct Shared {
 }
 
 impl Shared {
-    /// Takes one piece of the job that is open -> the job's number and the piece.
+    /// Takes one piece of the job that is open -> the job's number and how many pieces were open, this one among them.
     fn claim(&self) -> Option<(u32, usize)> {
         let mut seen = self.open.load(Ordering::Acquire);
         while seen as u32 != 0 {
             match self.open.compare_exchange_weak(seen, seen - 1, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(((seen >> 32) as u32, seen as u32 as usize - 1)),
+                Ok(_) => return Some(((seen >> 32) as u32, seen as u32 as usize)),
                 Err(now) => seen = now,
             }
         }
@@ -59,7 +62,7 @@ impl Shared {
     /// Works on pieces until none is open.
     fn work(&self) {
         let mut known: Option<(u32, Job)> = None;
-        while let Some((number, piece)) = self.claim() {
+        while let Some((number, left)) = self.claim() {
             // While this piece is not done its job stays: `run` waits for it.
             let job = match known {
                 Some((of, job)) if of == number => job,
@@ -70,8 +73,9 @@ impl Shared {
             };
             known = Some((number, job));
             // SAFETY: the claimed piece is not done, so `run` has not returned and the job lives.
-            let work = unsafe { &*job.0 };
-            if catch_unwind(AssertUnwindSafe(|| work(piece))).is_err() {
+            let work = unsafe { &*job.work };
+            // The first piece first: neighbours in memory follow one another.
+            if catch_unwind(AssertUnwindSafe(|| work(job.pieces - left))).is_err() {
                 self.panicked.store(true, Ordering::Relaxed);
             }
             self.done.fetch_add(1, Ordering::Release);
@@ -186,7 +190,8 @@ impl Threads {
         #[allow(clippy::transmute_ptr_to_ptr, reason = "a cast cannot lengthen the lifetime of a trait object")]
         // SAFETY: only the lifetime changes. Every piece that is claimed is done before this function returns (also
         // when one panics: `work` catches it), and none can be claimed afterwards, for none is open.
-        let job = Job(unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) });
+        let work = unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) };
+        let job = Job { work, pieces };
         *self.shared.job.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(job);
         caller.number = caller.number.wrapping_add(1);
         self.shared.done.store(0, Ordering::Relaxed);

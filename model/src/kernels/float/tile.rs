@@ -6,6 +6,21 @@ use std::ops::Range;
 use super::plain::Element;
 use crate::kernels::panels::{self, GROUP, Output, PANEL};
 
+/// Bytes that weights are asked for before they are needed, where each is used for the first time: the machine's own
+/// guesses come late at the start of every panel, and stop at the end of a page.
+const AHEAD: usize = 8 << 10;
+
+/// Asks for the line `AHEAD` bytes on.
+#[inline(always)]
+fn ask(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: nothing is read, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.wrapping_add(AHEAD).cast());
+    }
+    let _ = at;
+}
+
 /// A register of f32 lanes.
 ///
 /// # Safety
@@ -48,7 +63,8 @@ pub(super) struct Job<'a, W> {
 
 /// `M` rows of `x` against `R` registers of one panel.
 ///
-/// x: the first row; w: the panel's first column at the first of these rows; width: elements from column to column.
+/// x: the first row; w: the panel's first column at the first of these rows; width: elements from column to column;
+/// first: whether these weights have not been used before.
 ///
 /// # Safety
 /// The machine has the set of `V`; `M` rows of `k` are readable at `x`, and `k` columns at `w`.
@@ -58,12 +74,18 @@ unsafe fn tile<V: Vector, W: Load<V>, const M: usize, const R: usize>(
     w: *const W,
     k: usize,
     width: usize,
+    first: bool,
 ) -> [[V; R]; M] {
     // SAFETY: pointers stay inside rows of k and columns of `width`, by the caller's promise.
     unsafe {
         let mut sums = [[V::zero(); R]; M];
         for i in 0..k {
             let column = w.add(i * width);
+            if first {
+                for line in (0..R * V::LANES * size_of::<W>()).step_by(64) {
+                    ask(column.cast::<u8>().wrapping_add(line));
+                }
+            }
             let mut weights = [V::zero(); R];
             for (r, weights) in weights.iter_mut().enumerate() {
                 *weights = W::load(column.add(r * V::LANES));
@@ -72,27 +94,6 @@ unsafe fn tile<V: Vector, W: Load<V>, const M: usize, const R: usize>(
                 let x = V::splat(*x.add(m * k + i));
                 for (sum, weights) in sums.iter_mut().zip(&weights) {
                     *sum = x.mul_add(*weights, *sum);
-                }
-            }
-        }
-        sums
-    }
-}
-
-/// One row of `x` against `R` registers of two whole panels: twice the chains, for the latency of an addition.
-///
-/// # Safety
-/// As for [`tile`], for both panels.
-#[inline(always)]
-unsafe fn pair<V: Vector, W: Load<V>, const R: usize>(x: *const f32, w: [*const W; 2], k: usize) -> [[V; R]; 2] {
-    // SAFETY: as in `tile`.
-    unsafe {
-        let mut sums = [[V::zero(); R]; 2];
-        for i in 0..k {
-            let x = V::splat(*x.add(i));
-            for (sums, w) in sums.iter_mut().zip(w) {
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = x.mul_add(W::load(w.add(i * PANEL + r * V::LANES)), *sum);
                 }
             }
         }
@@ -138,7 +139,7 @@ unsafe fn strip<V: Vector, W: Load<V>, const R: usize>(
         ($m:literal) => {{
             // SAFETY: so many rows are left from `row` on.
             unsafe {
-                let sums = tile::<V, W, $m, R>(job.x[row * k..].as_ptr(), w, k, width);
+                let sums = tile::<V, W, $m, R>(job.x[row * k..].as_ptr(), w, k, width, row == job.rows.start);
                 write(&sums, job.out, row, columns.clone());
             }
             row += $m;
@@ -171,18 +172,6 @@ pub(super) unsafe fn run<V: Vector, W: Load<V>, const ONE: usize, const MANY: us
     let mut p = job.panels.start;
     while p < end {
         let (columns, width) = panels::rows(p, job.n);
-        if !many && ONE * V::LANES == PANEL && ONE < 8 && p + 1 < end && panels::rows(p + 1, job.n).1 == PANEL {
-            let next = panels::rows(p + 1, job.n).0;
-            let x = job.x[job.rows.start * job.k..].as_ptr();
-            // SAFETY: both panels are whole, and a row of x has k numbers.
-            unsafe {
-                let [first, second] = pair::<V, W, ONE>(x, [panel(p), panel(p + 1)], job.k);
-                write(&[first], job.out, job.rows.start, columns);
-                write(&[second], job.out, job.rows.start, next);
-            }
-            p += 2;
-            continue;
-        }
         let mut lane = 0;
         while lane < width {
             let left = width - lane;
