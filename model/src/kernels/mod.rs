@@ -21,6 +21,7 @@ pub mod roof;
 pub(crate) mod softmax;
 pub(crate) mod threads;
 pub(crate) mod trigonometry;
+pub(crate) mod vector;
 
 /// Lanes that every reduction is split into, on every machine: norms and denominators.
 pub(crate) const LANES: usize = 16;

@@ -4,7 +4,10 @@
 //! mathematics; it lies apart so that the rows of S stay whole vectors, and stays f32 where S is bf16: it is what is
 //! divided by.
 
-use super::{LANES, multiversion, plain::dot};
+use half::bf16;
+
+use super::vector::{self, Vector};
+use super::{Isa, LANES, plain::dot};
 
 /// `v`'s sigmoid, by the exponential of a negative number only, so that nothing overflows.
 #[inline(always)]
@@ -19,14 +22,22 @@ pub(crate) fn gate_weights(logit: Option<f32>) -> (f32, f32) {
     logit.map_or((1.0, 1.0), |a| (sigmoid(a), sigmoid(-a)))
 }
 
-/// A number of the state as it is stored.
+/// A number of S as it is stored.
 pub(crate) trait Number: Copy + Send + Sync + Default + 'static {
     /// The value in f32, exact.
     fn widen(self) -> f32;
-    /// The nearest number, or by `noise` (16 random bits) one of the two nearest: the nearer, the likelier.
-    fn narrow(value: f32, noise: u32) -> Self;
-    /// Whether `narrow` asks for noise.
+    /// Whether storing asks for noise.
     const NOISY: bool;
+    /// As many as `V` has lanes, widened.
+    ///
+    /// # Safety
+    /// So many are readable, and the machine has the instruction set of `V`.
+    unsafe fn load<V: Vector>(at: *const Self) -> V;
+    /// The nearest number, or by `noise` (16 random bits) one of the two nearest: the nearer, the likelier.
+    ///
+    /// # Safety
+    /// So many are writable, and the machine has the instruction set of `V`.
+    unsafe fn store<V: Vector>(value: V, noise: V, at: *mut Self);
 }
 
 impl Number for f32 {
@@ -38,12 +49,21 @@ impl Number for f32 {
     }
 
     #[inline(always)]
-    fn narrow(value: f32, _: u32) -> Self {
-        value
+    unsafe fn load<V: Vector>(at: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<V: Vector>(value: V, _: V, at: *mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { value.store(at) };
     }
 }
 
-impl Number for half::bf16 {
+/// Rounded by chance: what a slow gate adds is often less than half a step of bf16, and rounding to the nearest would
+/// lose it every time. A NaN stays one unless it is all ones, and no sum makes that one.
+impl Number for bf16 {
     const NOISY: bool = true;
 
     #[inline(always)]
@@ -51,90 +71,173 @@ impl Number for half::bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    /// Rounded by chance: what a slow gate adds is often less than half a step of bf16, and rounding to the nearest
-    /// would lose it every time. A NaN stays one unless it is all ones, and no sum makes that one.
     #[inline(always)]
-    fn narrow(value: f32, noise: u32) -> Self {
-        Self::from_bits((value.to_bits().wrapping_add(noise & 0xffff) >> 16) as u16)
+    unsafe fn load<V: Vector>(at: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_bf16(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<V: Vector>(value: V, noise: V, at: *mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { value.store_bf16(noise, at) };
     }
 }
 
-/// Random bits for the rounding of one head's step: Marsaglia's xorshift in sixteen lanes, seeded by the token's place
-/// in its text, so that a state depends on the text alone.
-#[derive(Clone, Copy)]
-struct Noise([u32; LANES]);
+/// Columns that share a stream of noise: the lower half of a number is the first sixteen's, the upper the others'.
+const PAIR: usize = 2 * LANES;
 
-impl Noise {
-    #[inline(always)]
-    fn new(seed: u64) -> Self {
-        let mut lanes = [0; LANES];
-        for (l, lane) in lanes.iter_mut().enumerate() {
-            // SplitMix64's finish, of which no two lanes have the same input.
-            let mut x = seed.wrapping_mul(LANES as u64).wrapping_add(l as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
-            x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            *lane = (x ^ (x >> 31)) as u32 | 1;
-        }
-        Self(lanes)
-    }
-
-    #[inline(always)]
-    fn next(&mut self) -> [u32; LANES] {
-        for x in &mut self.0 {
-            *x ^= *x << 13;
-            *x ^= *x >> 17;
-            *x ^= *x << 5;
-        }
-        self.0
-    }
+/// Random bits for the rounding of some columns in one step: sixteen streams, seeded by the token's place in its text,
+/// so that a state depends on the text alone.
+fn noise(seed: u64, pair: usize) -> [f32; LANES] {
+    std::array::from_fn(|l| {
+        // SplitMix64's finish, of which no two lanes have the same input.
+        let place = (pair * LANES + l) as u64;
+        let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(place);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        // Xorshift never leaves 0.
+        f32::from_bits((x ^ (x >> 31)) as u32 | 1)
+    })
 }
 
-/// `C` lanes of columns of all rows of S: decay, rank-1 update and readout, the sums in registers.
+/// `R` registers of columns of all rows of S, from column `at` on: decay, rank-1 update and readout, the sums in
+/// registers from the first row to the last.
+///
+/// s: S from that column on, its rows `stride` apart; v, out: those columns. For bf16, `R` registers are whole pairs
+/// of groups, or one group.
+///
+/// # Safety
+/// The machine has the set of `V`, and so many columns are there in every row, in `v` and in `out`.
 #[inline(always)]
-fn columns<S: Number, const C: usize>(
+unsafe fn columns<V: Vector, S: Number, const R: usize>(
+    s: *mut S,
+    stride: usize,
+    token: &Token<'_>,
+    at: usize,
+    v: *const f32,
+    out: *mut f32,
+) {
+    // SAFETY: the caller's promise; every pointer stays in the columns.
+    unsafe {
+        let (keep, take) = token.weights;
+        let keep = V::splat(keep);
+        let group = LANES / V::LANES;
+        let mut values = [keep; R];
+        let mut sums = [V::splat(0.0); R];
+        let mut random = [keep; R];
+        for r in 0..R {
+            values[r] = V::load(v.add(r * V::LANES));
+            if S::NOISY {
+                // The registers of a pair's second group have those of the first.
+                let lanes = noise(token.seed, (at + r * V::LANES) / PAIR);
+                random[r] = V::load(lanes.as_ptr().add(r % group * V::LANES));
+            }
+        }
+        for (row, (&q, &k)) in token.phi_q.iter().zip(token.phi_k).enumerate() {
+            let s = s.add(row * stride);
+            let (weight, q) = (V::splat(take * k), V::splat(q));
+            for r in 0..R {
+                let place = s.add(r * V::LANES);
+                let new = weight.mul_add(values[r], keep.mul(S::load::<V>(place)));
+                let mut bits = keep;
+                if S::NOISY {
+                    let second = (at + r * V::LANES) % PAIR >= LANES;
+                    if second && r >= group {
+                        bits = random[r - group].upper();
+                    } else {
+                        random[r] = random[r].xorshift();
+                        bits = if second { random[r].upper() } else { random[r] };
+                    }
+                }
+                S::store(new, bits, place);
+                sums[r] = q.mul_add(new, sums[r]);
+            }
+        }
+        for (r, sum) in sums.iter().enumerate() {
+            sum.store(out.add(r * V::LANES));
+        }
+    }
+}
+
+/// All columns of S. `WIDE`: registers of a pair of groups, or of two; `GROUP`: registers of a group.
+///
+/// # Safety
+/// The machine has the set of `V`.
+#[inline(always)]
+unsafe fn matrix<V: Vector, S: Number, const WIDE: usize, const GROUP: usize>(
     s: &mut [S],
-    (at, stride): (usize, usize),
-    (phi_q, phi_k): (&[f32], &[f32]),
-    v: &[f32],
-    (keep, take): (f32, f32),
-    seed: u64,
+    token: &Token<'_>,
     out: &mut [f32],
 ) {
-    let len = v.len();
-    let mut values = [[0.0f32; LANES]; C];
-    values.as_flattened_mut()[..len].copy_from_slice(v);
-    let mut sums = [[0.0f32; LANES]; C];
-    let mut noise = Noise(if S::NOISY { Noise::new(seed).0 } else { [0; LANES] });
-    for ((row, &q), &k) in s.chunks_exact_mut(stride).zip(phi_q).zip(phi_k) {
-        let weight = take * k;
-        let row = &mut row[at..at + len];
-        let mut bits = [0u32; LANES];
-        if len == C * LANES {
-            let (blocks, _) = row.as_chunks_mut::<LANES>();
-            for c in 0..C {
-                if S::NOISY {
-                    bits = if c % 2 == 0 { noise.next() } else { bits.map(|b| b >> 16) };
-                }
-                for l in 0..LANES {
-                    let new = weight.mul_add(values[c][l], keep * blocks[c][l].widen());
-                    blocks[c][l] = S::narrow(new, bits[l]);
-                    sums[c][l] = q.mul_add(new, sums[c][l]);
-                }
+    let d = token.v.len();
+    assert!(s.len() == token.phi_q.len() * d && token.phi_k.len() == token.phi_q.len() && out.len() == d);
+    let mut at = 0;
+    while at < d {
+        let left = d - at;
+        if left >= WIDE * V::LANES {
+            // SAFETY: so many columns are left from `at` on, in every row.
+            unsafe {
+                let (s, v, out) = (s.as_mut_ptr().add(at), token.v.as_ptr().add(at), out.as_mut_ptr().add(at));
+                columns::<V, S, WIDE>(s, d, token, at, v, out);
             }
+            at += WIDE * V::LANES;
+        } else if left >= LANES {
+            // SAFETY: as above, a group of them.
+            unsafe {
+                let (s, v, out) = (s.as_mut_ptr().add(at), token.v.as_ptr().add(at), out.as_mut_ptr().add(at));
+                columns::<V, S, GROUP>(s, d, token, at, v, out);
+            }
+            at += LANES;
         } else {
-            for (c, block) in row.chunks_mut(LANES).enumerate() {
-                if S::NOISY {
-                    bits = if c % 2 == 0 { noise.next() } else { bits.map(|b| b >> 16) };
-                }
-                for (l, number) in block.iter_mut().enumerate() {
-                    let new = weight.mul_add(values[c][l], keep * number.widen());
-                    *number = S::narrow(new, bits[l]);
-                    sums[c][l] = q.mul_add(new, sums[c][l]);
-                }
+            // What fills no group is padded row by row: head widths are multiples of sixteen where speed matters.
+            let (mut v, mut sums) = ([0.0; LANES], [0.0f32; LANES]);
+            v[..left].copy_from_slice(&token.v[at..]);
+            let mut rows = [S::default(); LANES];
+            let mut state = if S::NOISY { noise(token.seed, at / PAIR) } else { [0.0; LANES] };
+            for (row, (&q, &k)) in s.chunks_exact_mut(d).zip(token.phi_q.iter().zip(token.phi_k)) {
+                rows[..left].copy_from_slice(&row[at..]);
+                // SAFETY: the arrays are a group.
+                unsafe { padded::<V, S>(&mut rows, (q, k), token.weights, &v, at, &mut state, &mut sums) };
+                row[at..].copy_from_slice(&rows[..left]);
             }
+            out[at..].copy_from_slice(&sums[..left]);
+            at = d;
         }
     }
-    out.copy_from_slice(&sums.as_flattened()[..len]);
+}
+
+/// One row of [`columns`] on a group of columns.
+///
+/// # Safety
+/// The machine has the set of `V`.
+#[inline(always)]
+unsafe fn padded<V: Vector, S: Number>(
+    row: &mut [S; LANES],
+    (q, k): (f32, f32),
+    (keep, take): (f32, f32),
+    v: &[f32; LANES],
+    at: usize,
+    state: &mut [f32; LANES],
+    sums: &mut [f32; LANES],
+) {
+    for l in (0..LANES).step_by(V::LANES) {
+        // SAFETY: so many lanes are left from `l` on.
+        unsafe {
+            let place = row.as_mut_ptr().add(l);
+            let kept = V::splat(keep).mul(S::load::<V>(place));
+            let new = V::splat(take * k).mul_add(V::load(v.as_ptr().add(l)), kept);
+            let mut bits = kept;
+            if S::NOISY {
+                bits = V::load(state.as_ptr().add(l)).xorshift();
+                bits.store(state.as_mut_ptr().add(l));
+                bits = if at % PAIR >= LANES { bits.upper() } else { bits };
+            }
+            S::store(new, bits, place);
+            let sum = V::splat(q).mul_add(new, V::load(sums.as_ptr().add(l)));
+            sum.store(sums.as_mut_ptr().add(l));
+        }
+    }
 }
 
 /// What one head takes in and is asked at one token.
@@ -154,21 +257,11 @@ pub(crate) struct Token<'a> {
     pub(crate) seed: u64,
 }
 
+/// z, c and the denominator; scales what was read out.
 #[inline(always)]
-fn step_body<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) {
-    let Token { phi_q, phi_k, v, weights: (keep, take), eps, seed } = *token;
-    let (d, features) = (v.len(), phi_q.len());
-    let phi = (phi_q, phi_k);
-    for (at, out) in (0..d).step_by(4 * LANES).zip(out.chunks_mut(4 * LANES)) {
-        let (v, place, seed) = (&v[at..at + out.len()], (at, d), seed.wrapping_add((at as u64) << 48));
-        match v.len().div_ceil(LANES) {
-            1 => columns::<S, 1>(s, place, phi, v, (keep, take), seed, out),
-            2 => columns::<S, 2>(s, place, phi, v, (keep, take), seed, out),
-            3 => columns::<S, 3>(s, place, phi, v, (keep, take), seed, out),
-            _ => columns::<S, 4>(s, place, phi, v, (keep, take), seed, out),
-        }
-    }
-    let (z, c) = sums.split_at_mut(features);
+fn normalise(sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) {
+    let Token { phi_q, phi_k, weights: (keep, take), eps, .. } = *token;
+    let (z, c) = sums.split_at_mut(phi_q.len());
     for (z, k) in z.iter_mut().zip(phi_k) {
         *z = take.mul_add(*k, keep * *z);
     }
@@ -183,112 +276,65 @@ fn step_body<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &
     }
 }
 
-multiversion! {
-    /// Takes one head one token further and reads it out (Peng et al., 2021, equations 5 to 7, with a signed
-    /// denominator that is clamped).
-    ///
-    /// s: (2D, d); sums: z (2D), then c (1); out: (d); `clamped` counts the denominators that were held at their floor.
-    pub(crate) fn step_f32(s: &mut [f32], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) =
-        step_body;
+/// Takes one head one token further and reads it out (Peng et al., 2021, equations 5 to 7, with a signed denominator
+/// that is clamped); a bf16 S is read out before it is rounded.
+///
+/// s: (2D, d); sums: z (2D), then c (1); out: (d); `clamped` counts the denominators that were held at their floor.
+pub(crate) fn step<S: Number>(
+    isa: Isa,
+    s: &mut [S],
+    sums: &mut [f32],
+    token: &Token<'_>,
+    out: &mut [f32],
+    clamped: &mut u64,
+) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields it only where the machine has AVX2, FMA and F16C.
+        Isa::Avx2 => unsafe { avx2(s, sums, token, out, clamped) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { avx512(s, sums, token, out, clamped) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::available` yields these only where the machine has NEON.
+        Isa::Neon | Isa::NeonDot => unsafe { neon(s, sums, token, out, clamped) },
+        Isa::Plain => {
+            // SAFETY: plain lanes need nothing.
+            unsafe { matrix::<vector::plain::V, S, 2, 1>(s, token, out) };
+            normalise(sums, token, out, clamped);
+        }
+    }
 }
-multiversion! {
-    /// [`step_f32`] on an S of bf16, read out before it is rounded; z and c stay f32.
-    pub(crate) fn step_bf16(
-        s: &mut [half::bf16],
-        sums: &mut [f32],
-        token: &Token<'_>,
-        out: &mut [f32],
-        clamped: &mut u64,
-    ) = step_body;
+
+/// # Safety
+/// The machine has AVX2, FMA and F16C.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn avx2<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) {
+    // SAFETY: the caller's promise.
+    unsafe { matrix::<vector::avx2::V, S, 4, 2>(s, token, out) };
+    normalise(sums, token, out, clamped);
+}
+
+/// # Safety
+/// The machine has AVX-512 F, BW, DQ and VL.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn avx512<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) {
+    // SAFETY: the caller's promise.
+    unsafe { matrix::<vector::avx512::V, S, 4, 1>(s, token, out) };
+    normalise(sums, token, out, clamped);
+}
+
+/// # Safety
+/// The machine has NEON.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn neon<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) {
+    // SAFETY: the caller's promise.
+    unsafe { matrix::<vector::neon::V, S, 8, 4>(s, token, out) };
+    normalise(sums, token, out, clamped);
 }
 
 #[cfg(test)]
-mod tests {
-    use half::bf16;
-
-    use super::*;
-    use crate::kernels::Isa;
-
-    #[test]
-    fn gate_weights_are_right_at_both_ends() {
-        for a in [-80.0f32, -12.0, -1.0, 0.0, 0.5, 12.0, 80.0] {
-            let (keep, take) = gate_weights(Some(a));
-            let want = 1.0 / (1.0 + (-f64::from(a)).exp());
-            let other = 1.0 / (1.0 + f64::from(a).exp());
-            assert!((f64::from(keep) - want).abs() <= 1e-6 * want, "{a}");
-            assert!((f64::from(take) - other).abs() <= 1e-6 * other, "{a}");
-        }
-        assert_eq!(gate_weights(None), (1.0, 1.0));
-    }
-
-    fn small<'a>(phi_q: &'a [f32], phi_k: &'a [f32], v: &'a [f32], weights: (f32, f32)) -> Token<'a> {
-        Token { phi_q, phi_k, v, weights, eps: 0.02, seed: 0 }
-    }
-
-    #[test]
-    fn a_gate_that_takes_nothing_in_leaves_no_nan() {
-        // At 90 the weight is subnormal, at 200 it is 0.
-        for logit in [90.0f32, 200.0] {
-            let (mut s, mut sums, mut out) = (vec![0.0; 2 * 4], vec![0.0; 3], vec![f32::NAN; 4]);
-            let phi = [0.6, 0.8];
-            let token = small(&phi, &phi, &[1.0; 4], gate_weights(Some(logit)));
-            step_f32(Isa::detect(), &mut s, &mut sums, &token, &mut out, &mut 0);
-            assert!(out.iter().all(|h| (0.0..=1.0).contains(h)), "{logit}: {out:?}");
-        }
-    }
-
-    #[test]
-    fn a_denominator_that_is_held_is_counted() {
-        let mut clamped = 0;
-        for (sign, want) in [(1.0f32, 0), (-1.0, 1), (-1.0, 2), (1.0, 2)] {
-            let (mut s, mut sums, mut out) = (vec![0.0; 2 * 4], vec![0.0; 3], vec![f32::NAN; 4]);
-            let (phi_q, phi_k) = ([0.6 * sign, 0.8 * sign], [0.6, 0.8]);
-            let token = small(&phi_q, &phi_k, &[1.0; 4], (1.0, 1.0));
-            step_f32(Isa::detect(), &mut s, &mut sums, &token, &mut out, &mut clamped);
-            assert_eq!(clamped, want, "{sign}");
-        }
-    }
-
-    fn wave(n: usize, f: f32) -> Vec<f32> {
-        (0..n).map(|i| (i as f32 * f).sin()).collect()
-    }
-
-    #[test]
-    fn every_instruction_set_gives_the_plain_bits() {
-        for d in [1usize, 16, 37, 64, 100, 128] {
-            let features = 22;
-            let runs: Vec<Vec<u32>> = Isa::available()
-                .into_iter()
-                .map(|isa| {
-                    let mut s = wave(features * d, 0.37);
-                    let mut half: Vec<bf16> = s.iter().map(|&v| bf16::from_f32(v)).collect();
-                    let mut sums = wave(features + 1, 0.11);
-                    let (mut out, mut other) = (vec![f32::NAN; d], vec![f32::NAN; d]);
-                    let (q, k, v) = (wave(features, 0.9), wave(features, 1.3), wave(d, 0.7));
-                    let token = Token { seed: 77, ..small(&q, &k, &v, gate_weights(Some(1.5))) };
-                    step_bf16(isa, &mut half, &mut sums.clone(), &token, &mut other, &mut 0);
-                    step_f32(isa, &mut s, &mut sums, &token, &mut out, &mut 0);
-                    let numbers = s.iter().chain(&sums).chain(&out).chain(&other).map(|v| v.to_bits());
-                    numbers.chain(half.iter().map(|v| u32::from(v.to_bits()))).collect()
-                })
-                .collect();
-            assert!(runs.iter().all(|bits| *bits == runs[0]), "{d}");
-        }
-    }
-
-    #[test]
-    fn a_state_of_bf16_keeps_what_a_slow_gate_takes_in() {
-        // From 0 towards 1 by steps of a thousandth: rounding to the nearest would stop where a step is half a bf16's.
-        let (d, features) = (16, 2);
-        let (mut s, mut sums) = (vec![bf16::ZERO; features * d], vec![0.0; features + 1]);
-        let (q, k, v) = (vec![0.5; features], vec![1.0; features], vec![1.0; d]);
-        let mut out = vec![0.0; d];
-        for seed in 0..20_000 {
-            let token = Token { seed, ..small(&q, &k, &v, (0.999, 0.001)) };
-            step_bf16(Isa::detect(), &mut s, &mut sums, &token, &mut out, &mut 0);
-        }
-        let mean = s.iter().map(|v| f64::from(v.to_f32())).sum::<f64>() / s.len() as f64;
-        assert!((mean - 1.0).abs() < 0.02, "{mean}");
-        assert!(s.iter().all(|v| (v.to_f32() - 1.0).abs() < 0.15), "{s:?}");
-    }
-}
+mod tests;

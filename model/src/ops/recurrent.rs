@@ -104,8 +104,8 @@ pub(crate) fn scan(
     }
     let scan = Scan { shape, features, inputs, time, isa: cx.isa };
     let mut run = |target: &mut [f32]| match &mut memory.s {
-        Matrices::F32(s) => scan.run(s, &mut memory.sums, target, cx, recurrence::step_f32),
-        Matrices::Bf16(s) => scan.run(s, &mut memory.sums, target, cx, recurrence::step_bf16),
+        Matrices::F32(s) => scan.run(s, &mut memory.sums, target, cx, recurrence::step),
+        Matrices::Bf16(s) => scan.run(s, &mut memory.sums, target, cx, recurrence::step),
     };
     if time == 1 {
         // Heads first and tokens first are the same.

@@ -3,12 +3,6 @@
 //! Every output is one chain of fused multiply-adds over k, in order, in f32 (see `plain`): rows are lanes, so no sum
 //! crosses lanes, and the result is the same bits on every instruction set, for any number of rows and threads.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-#[cfg(target_arch = "aarch64")]
-mod neon;
 mod plain;
 mod tile;
 
@@ -18,6 +12,8 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::panels::{self, Lines, Output, PANEL};
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use super::vector;
 use super::{Isa, threads::Threads};
 
 /// What the numbers of a matrix are.
@@ -176,36 +172,53 @@ fn panels(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usi
     }
 }
 
-/// A weight type that every instruction set can load.
-#[cfg(target_arch = "x86_64")]
-trait Simd: plain::Element + tile::Load<avx2::V> + tile::Load<avx512::V> {}
-#[cfg(target_arch = "x86_64")]
-impl<T: plain::Element + tile::Load<avx2::V> + tile::Load<avx512::V>> Simd for T {}
-/// A weight type that every instruction set can load.
-#[cfg(target_arch = "aarch64")]
-trait Simd: plain::Element + tile::Load<neon::V> {}
-#[cfg(target_arch = "aarch64")]
-impl<T: plain::Element + tile::Load<neon::V>> Simd for T {}
-/// A weight type that every instruction set can load.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-trait Simd: plain::Element {}
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-impl<T: plain::Element> Simd for T {}
-
-fn typed<W: Simd>(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output) {
+fn typed<W: tile::Load>(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output) {
     let job = tile::Job::<W> { x, rows, w: plain::numbers(&w.lines), n: w.n, k: w.k, panels, out };
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields this only where the machine has AVX2, FMA and F16C.
-        Isa::Avx2 => unsafe { avx2::run(&job) },
+        Isa::Avx2 => unsafe { avx2(&job) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
-        Isa::Avx512 | Isa::Avx512Vnni => unsafe { avx512::run(&job) },
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { avx512(&job) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::available` yields these only where the machine has NEON.
-        Isa::Neon | Isa::NeonDot => unsafe { neon::run(&job) },
+        Isa::Neon | Isa::NeonDot => unsafe { neon(&job) },
         Isa::Plain => plain::run(&job),
     }
+}
+
+/// One register is a group of sixteen rows.
+///
+/// # Safety
+/// The machine has AVX-512 F, BW, DQ and VL, and nobody else touches the job's part of the output.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512<W: tile::Load>(job: &tile::Job<'_, W>) {
+    // SAFETY: the caller's promise.
+    unsafe { tile::run::<vector::avx512::V, W, 4, 4, 1>(job) };
+}
+
+/// Two registers are a group.
+///
+/// # Safety
+/// The machine has AVX2, FMA and F16C, and nobody else touches the job's part of the output.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn avx2<W: tile::Load>(job: &tile::Job<'_, W>) {
+    // SAFETY: the caller's promise.
+    unsafe { tile::run::<vector::avx2::V, W, 8, 2, 2>(job) };
+}
+
+/// Four registers are a group.
+///
+/// # Safety
+/// The machine has NEON, and nobody else touches the job's part of the output.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn neon<W: tile::Load>(job: &tile::Job<'_, W>) {
+    // SAFETY: the caller's promise.
+    unsafe { tile::run::<vector::neon::V, W, 16, 4, 4>(job) };
 }
 
 #[cfg(test)]

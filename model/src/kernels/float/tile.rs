@@ -3,8 +3,11 @@
 
 use std::ops::Range;
 
+use half::{bf16, f16};
+
 use super::plain::Element;
 use crate::kernels::panels::{self, GROUP, Output, PANEL};
+use crate::kernels::vector::Vector;
 
 /// Bytes that weights are asked for before they are needed, where each is used for the first time: the machine's own
 /// guesses come late at the start of every panel, and stop at the end of a page.
@@ -21,28 +24,37 @@ fn ask(at: *const u8) {
     let _ = at;
 }
 
-/// A register of f32 lanes.
-///
-/// # Safety
-/// Every function needs the instruction set that the register belongs to.
-pub(super) trait Vector: Copy {
-    /// Its lanes; they divide [`GROUP`].
-    const LANES: usize;
-    unsafe fn zero() -> Self;
-    unsafe fn splat(value: f32) -> Self;
-    /// `self * by + to`, rounded once.
-    unsafe fn mul_add(self, by: Self, to: Self) -> Self;
-    /// Writes the lanes to `at[0..LANES]`.
-    unsafe fn store(self, at: *mut f32);
-}
-
-/// Weights that a register of `V` can be filled with.
-pub(super) trait Load<V>: Element {
-    /// Reads `at[0..LANES]`, widened.
+/// Weights that a register can be filled with.
+pub(super) trait Load: Element {
+    /// Reads as many as `V` has lanes, widened.
     ///
     /// # Safety
     /// So many elements are readable, and the machine has the instruction set of `V`.
-    unsafe fn load(at: *const Self) -> V;
+    unsafe fn load<V: Vector>(at: *const Self) -> V;
+}
+
+impl Load for f32 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(at: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(at) }
+    }
+}
+
+impl Load for bf16 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(at: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_bf16(at) }
+    }
+}
+
+impl Load for f16 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(at: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_f16(at) }
+    }
 }
 
 /// Some rows of `x` against some panels.
@@ -69,7 +81,7 @@ pub(super) struct Job<'a, W> {
 /// # Safety
 /// The machine has the set of `V`; `M` rows of `k` are readable at `x`, and `k` columns at `w`.
 #[inline(always)]
-unsafe fn tile<V: Vector, W: Load<V>, const M: usize, const R: usize>(
+unsafe fn tile<V: Vector, W: Load, const M: usize, const R: usize>(
     x: *const f32,
     w: *const W,
     k: usize,
@@ -78,7 +90,7 @@ unsafe fn tile<V: Vector, W: Load<V>, const M: usize, const R: usize>(
 ) -> [[V; R]; M] {
     // SAFETY: pointers stay inside rows of k and columns of `width`, by the caller's promise.
     unsafe {
-        let mut sums = [[V::zero(); R]; M];
+        let mut sums = [[V::splat(0.0); R]; M];
         for i in 0..k {
             let column = w.add(i * width);
             if first {
@@ -86,9 +98,9 @@ unsafe fn tile<V: Vector, W: Load<V>, const M: usize, const R: usize>(
                     ask(column.cast::<u8>().wrapping_add(line));
                 }
             }
-            let mut weights = [V::zero(); R];
+            let mut weights = [V::splat(0.0); R];
             for (r, weights) in weights.iter_mut().enumerate() {
-                *weights = W::load(column.add(r * V::LANES));
+                *weights = W::load::<V>(column.add(r * V::LANES));
             }
             for (m, sums) in sums.iter_mut().enumerate() {
                 let x = V::splat(*x.add(m * k + i));
@@ -128,7 +140,7 @@ unsafe fn write<V: Vector, const M: usize, const R: usize>(
 /// # Safety
 /// As for [`tile`] and [`write`].
 #[inline(always)]
-unsafe fn strip<V: Vector, W: Load<V>, const R: usize>(
+unsafe fn strip<V: Vector, W: Load, const R: usize>(
     job: &Job<'_, W>,
     w: *const W,
     width: usize,
@@ -164,7 +176,7 @@ unsafe fn strip<V: Vector, W: Load<V>, const R: usize>(
 /// # Safety
 /// The machine has the set of `V`, and nobody else touches the job's rows and panels of the output.
 #[inline(always)]
-pub(super) unsafe fn run<V: Vector, W: Load<V>, const ONE: usize, const MANY: usize, const GROUPED: usize>(
+pub(super) unsafe fn run<V: Vector, W: Load, const ONE: usize, const MANY: usize, const GROUPED: usize>(
     job: &Job<'_, W>,
 ) {
     let (many, end) = (job.rows.len() > 1, job.panels.end);
