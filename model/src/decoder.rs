@@ -37,7 +37,7 @@ impl Decoder {
             .map(|i| Block::new(&config, &model.pp(&format!("layers.{i}"))))
             .collect::<std::result::Result<_, _>>()?;
         let norm = RmsNorm::new(model.numbers("norm.weight", &[hidden])?, config.rms_norm_eps);
-        Ok(Self { blocks, norm, head, embedding, weight_type, config })
+        Ok(Self { config, embedding, blocks, norm, head, weight_type })
     }
 
     /// A decoder of random weights, for measurements: matrices in `weights`, or in f16 where their rows are not whole

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sha2::{Digest, Sha256};
 use tidegate_model::checkpoint::LoadError;
 use tidegate_model::sampling::SamplingError;
-use tidegate_model::{Device, checkpoint};
+use tidegate_model::{Device, StateType, checkpoint};
 
 use crate::api::Served;
 use crate::engine::{
@@ -74,6 +74,8 @@ pub struct OpenOptions {
     pub name: Option<String>,
     /// Conversations that run at once.
     pub slots: usize,
+    /// How their states are held in memory.
+    pub state: StateType,
     /// Longest prompt, in tokens.
     pub max_prompt_tokens: usize,
     /// Longest answer, in tokens.
@@ -93,6 +95,7 @@ impl Default for OpenOptions {
         Self {
             name: None,
             slots: 64,
+            state: StateType::F32,
             max_prompt_tokens: 1_000_000,
             max_tokens: 1_000_000,
             prefix_bytes: 256 << 20,
@@ -135,9 +138,10 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
     let tokenizer = Tokenizer::load(folder, vocab_size, config.eos_token_id.as_slice())?;
     let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
     let slots = options.slots;
-    let model = DecoderModel::new(decoder, slots).map_err(|source| OpenError::Slots { slots, source })?;
+    let model =
+        DecoderModel::new(decoder, slots, options.state).map_err(|source| OpenError::Slots { slots, source })?;
     let template = ChatTemplate::load(folder)?.map(Arc::new);
-    let fingerprint = model_fingerprint(folder)?;
+    let fingerprint = model_fingerprint(folder, options.state)?;
     let system_fingerprint = system_fingerprint(folder, &fingerprint)?;
     let keys = options.secret.as_deref().map(Keys::new).transpose()?;
     let codec = Codec { fingerprint, layout, vocab_size, keys };
@@ -173,12 +177,18 @@ fn folder_name(folder: &Path) -> String {
 }
 
 /// What a snapshot must fit to go on here.
-fn model_fingerprint(folder: &Path) -> Result<Fingerprint, OpenError> {
+///
+/// A state that was rounded goes on otherwise than one that was not, so how states are held is of the architecture.
+fn model_fingerprint(folder: &Path, state: StateType) -> Result<Fingerprint, OpenError> {
     // What is not there does not have to be: the checkpoint has been loaded.
     let [architecture, weights, tokenizer]: [Result<_, OpenError>; 3] =
         ["config.json", "model.safetensors", "tokenizer.json"]
             .map(|name| Ok(digest(&folder.join(name))?.unwrap_or_default()));
-    Ok(Fingerprint { architecture: hex(&architecture?), weights: hex(&weights?), tokenizer: hex(&tokenizer?) })
+    let mut architecture = architecture?;
+    if state == StateType::Bf16 {
+        architecture = Sha256::new().chain_update(architecture).chain_update("states in bf16").finalize().into();
+    }
+    Ok(Fingerprint { architecture: hex(&architecture), weights: hex(&weights?), tokenizer: hex(&tokenizer?) })
 }
 
 /// A short name for these weights, this tokenizer, what its makers recommend and this version of the server: where

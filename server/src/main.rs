@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rand::Rng;
+use tidegate_model::Threads;
 use tidegate_server::checkpoint::{self, OpenOptions};
 use tidegate_server::engine::{EngineOptions, Event, EventStream, Finish, Request, RequestParameters};
 use tidegate_server::{AppState, Served, app, serve_with};
@@ -86,7 +87,10 @@ fn start_log(args: &LogArgs, default: &str) -> Result<()> {
 }
 
 fn start_threads(args: &ModelArgs) -> Result<()> {
-    // 0 is one for each core.
+    if let Some(threads) = args.threads {
+        Threads::configure(threads);
+    }
+    // The masks of grammars; 0 is one for each core.
     let threads = args.threads.unwrap_or(0);
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("the compute threads did not start")
 }
@@ -112,7 +116,8 @@ fn start_server(args: &ServeArgs) -> Result<()> {
         data_dir = data.as_deref().map(|folder| tracing::field::display(folder.display())),
         slots = args.slots,
         queue = args.queue,
-        threads = rayon::current_num_threads(),
+        threads = Threads::global().count(),
+        state = ?args.model.state,
         max_tokens_limit = args.max_tokens_limit,
         max_prompt_tokens = args.max_prompt_tokens,
         max_body_bytes = args.max_body_bytes,
@@ -158,6 +163,7 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
     let options = OpenOptions {
         name: args.model_name.clone(),
         slots: args.slots,
+        state: args.model.state.into(),
         max_prompt_tokens: args.max_prompt_tokens,
         max_tokens: args.max_tokens_limit,
         engine: EngineOptions {
@@ -275,7 +281,7 @@ impl Signals {
 
 fn generate(args: GenerateArgs) -> Result<()> {
     let folder = model_folder(&args.model)?;
-    let options = OpenOptions { slots: 1, ..OpenOptions::default() };
+    let options = OpenOptions { slots: 1, state: args.model.state.into(), ..OpenOptions::default() };
     let (served, _engine) = checkpoint::open(&folder, &options)?;
     let mut sampling = served.sampling.clone();
     let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);

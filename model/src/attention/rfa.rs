@@ -103,7 +103,9 @@ impl RfaAttention {
 /// The slots' memories as the chunked form wants them: S with z as its last column.
 fn gather(memory: &Memory, slots: &[usize], (heads, features, d): (usize, usize, usize)) -> Result<chunk::Memory> {
     let mut numbers = Vec::with_capacity(slots.len() * memory.numbers());
-    slots.iter().for_each(|&slot| memory.read(slot, &mut numbers));
+    for &slot in slots {
+        memory.read(slot, &mut numbers);
+    }
     let flat = Tensor::from_vec(numbers, (slots.len(), heads, features * (d + 1) + 1), &Device::Cpu)?;
     let s = flat.narrow(2, 0, features * d)?.reshape((slots.len(), heads, features, d))?;
     let z = flat.narrow(2, features * d, features)?.unsqueeze(3)?;

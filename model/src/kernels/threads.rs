@@ -183,6 +183,7 @@ impl Threads {
             return alone();
         }
         caller.out_until = None;
+        #[allow(clippy::transmute_ptr_to_ptr, reason = "a cast cannot lengthen the lifetime of a trait object")]
         // SAFETY: only the lifetime changes. Every piece that is claimed is done before this function returns (also
         // when one panics: `work` catches it), and none can be claimed afterwards, for none is open.
         let job = Job(unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) });

@@ -40,7 +40,7 @@ impl<'a> LogSoftmax<'a> {
     pub fn likeliest(&self, count: usize) -> Vec<u32> {
         let mut best = Vec::new();
         likeliest(self.logits, count, &mut best);
-        best.sort_unstable_by(by_logit);
+        best.sort_unstable_by(|a, b| by_logit(*a, *b));
         best.into_iter().map(|(token, _)| token).collect()
     }
 }

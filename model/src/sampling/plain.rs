@@ -28,7 +28,9 @@ struct Candidate {
 
 fn normalise(list: &mut [Candidate]) {
     let sum: f64 = list.iter().map(|c| c.p).sum();
-    list.iter_mut().for_each(|c| c.p /= sum);
+    for candidate in list {
+        candidate.p /= sum;
+    }
 }
 
 /// Keeps the first that together have `share`; `None` where it is too close a matter. In the order of `key`.
@@ -64,7 +66,9 @@ fn plain(logits: &[f32], by: Narrowing) -> Option<Vec<Candidate>> {
     list.sort_by(|a, b| a.distance.total_cmp(&b.distance).then(a.token.cmp(&b.token)));
     list.truncate(if by.top_k > 0 { by.top_k } else { list.len() });
     list.sort_by_key(|c| c.token);
-    list.iter_mut().for_each(|c| c.p = (-c.distance).exp());
+    for candidate in &mut list {
+        candidate.p = (-candidate.distance).exp();
+    }
     normalise(&mut list);
     if by.typical_p < 1.0 {
         let entropy: f64 = list.iter().map(|c| -c.p * c.p.ln()).sum();

@@ -222,6 +222,7 @@ impl Candidates {
     /// `floor` or less.
     fn keep_around(&mut self, center: f32, floor: f32, target: f64) {
         let (furthest, last) = self.reach(center, floor, |sum| sum >= target);
+        #[allow(clippy::needless_bitwise_bool, reason = "no branches: lanes are looked at together")]
         self.retain(|place, distance, _| {
             let key = key(distance, center);
             (key < furthest) | ((key == furthest) & (place <= last))

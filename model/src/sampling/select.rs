@@ -39,7 +39,7 @@ pub(super) fn any(logits: &[f32], is: impl Fn(f32) -> bool) -> bool {
 pub(super) type Scored = (u32, f32);
 
 /// Likelier first, of equals the lower token.
-pub(super) fn by_logit(a: &Scored, b: &Scored) -> Ordering {
+pub(super) fn by_logit(a: Scored, b: Scored) -> Ordering {
     // No logit here is no number, and the two zeros are equal.
     b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0))
 }
@@ -76,7 +76,7 @@ pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
 
 /// Keeps the `count` likeliest of more, and returns the least of their logits.
 fn narrow(best: &mut Vec<Scored>, count: usize) -> f32 {
-    best.select_nth_unstable_by(count - 1, by_logit);
+    best.select_nth_unstable_by(count - 1, |a, b| by_logit(*a, *b));
     best.truncate(count);
     best[count - 1].1
 }
@@ -104,10 +104,10 @@ mod tests {
             count in 0usize..60,
         ) {
             let mut all: Vec<Scored> = (0..).zip(logits.iter().copied()).filter(|(_, logit)| !logit.is_nan()).collect();
-            all.sort_by(by_logit);
+            all.sort_by(|a, b| by_logit(*a, *b));
             let mut best = Vec::new();
             likeliest(&logits, count, &mut best);
-            best.sort_by(by_logit);
+            best.sort_by(|a, b| by_logit(*a, *b));
             prop_assert_eq!(&best[..], &all[..count.min(all.len())]);
             let first = all.first().filter(|(_, logit)| *logit > f32::NEG_INFINITY);
             prop_assert_eq!(greedy(&logits), first.map(|(token, _)| *token));

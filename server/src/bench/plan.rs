@@ -7,7 +7,7 @@ use serde_json::json;
 use tidegate_model::config::Attention;
 use tidegate_model::{DecoderConfig, StateType, WeightType};
 
-use crate::cli::{BenchArgs, MixerArg, ShapeArg, StateArg, word};
+use crate::cli::{BenchArgs, MixerArg, ShapeArg, word};
 
 /// Tokens in the vocabulary of a model with random weights.
 const VOCABULARY: usize = 32_000;
@@ -70,10 +70,7 @@ impl Plan {
         depths.sort_unstable();
         Ok(Self {
             subjects,
-            state: match args.state {
-                StateArg::F32 => StateType::F32,
-                StateArg::Bf16 => StateType::Bf16,
-            },
+            state: args.state.into(),
             threads: or(&args.threads, cores),
             depths: or(&depths, 0),
             batches: or(&args.batch, 1),

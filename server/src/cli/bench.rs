@@ -99,6 +99,15 @@ pub(crate) enum StateArg {
     Bf16,
 }
 
+impl From<StateArg> for tidegate_model::StateType {
+    fn from(arg: StateArg) -> Self {
+        match arg {
+            StateArg::F32 => Self::F32,
+            StateArg::Bf16 => Self::Bf16,
+        }
+    }
+}
+
 /// How `bench` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchOutput {

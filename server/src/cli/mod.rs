@@ -214,6 +214,10 @@ pub(crate) struct ModelArgs {
     /// Threads that compute; one for each core where absent.
     #[arg(long, env = "TIDEGATE_THREADS", value_name = "COUNT", value_parser = positive)]
     pub(crate) threads: Option<usize>,
+    /// How conversations' states are held in memory: as f32, or as bf16, rounded by chance, which is faster where many
+    /// are decoded at once. Sessions kept under one are not gone on with under the other.
+    #[arg(long, env = "TIDEGATE_STATE", value_enum, default_value_t = StateArg::F32)]
+    pub(crate) state: StateArg,
 }
 
 /// What is logged, to standard error.

@@ -1,6 +1,6 @@
 //! The [`LanguageModel`] that is served: an RFA-Gate decoder and its pool of states.
 
-use tidegate_model::{Decoder, Denominators, StatePool};
+use tidegate_model::{Decoder, Denominators, PoolOptions, StatePool, StateType};
 
 use super::{LanguageModel, ModelError};
 
@@ -11,12 +11,13 @@ pub struct DecoderModel {
 }
 
 impl DecoderModel {
-    /// A model with `slots` empty slots.
+    /// A model with `slots` empty slots, whose states are held as `state`.
     ///
     /// # Errors
     /// The states cannot be allocated.
-    pub fn new(decoder: Decoder, slots: usize) -> Result<Self, ModelError> {
-        let pool = decoder.new_pool(slots).map_err(ModelError::new)?;
+    pub fn new(decoder: Decoder, slots: usize, state: StateType) -> Result<Self, ModelError> {
+        let options = PoolOptions { state, ..PoolOptions::new(slots) };
+        let pool = decoder.new_pool_with(options).map_err(ModelError::new)?;
         Ok(Self { decoder, pool })
     }
 }

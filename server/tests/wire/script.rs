@@ -74,7 +74,7 @@ impl LanguageModel for Script {
         Ok(())
     }
 
-    fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
+    fn decode(&mut self, _: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
         logits.clear();
         for slot in slots {
             let read = &mut self.read[*slot];

@@ -48,17 +48,19 @@ impl Rows<'_> {
     fn len(self) -> usize {
         self.bytes.len() / self.kind.size()
     }
+}
 
-    fn half(self, at: usize) -> u16 {
-        u16::from_le_bytes([self.bytes[2 * at], self.bytes[2 * at + 1]])
-    }
+/// The bits of one number of 16.
+fn half(part: Rows<'_>, at: usize) -> u16 {
+    u16::from_le_bytes([part.bytes[2 * at], part.bytes[2 * at + 1]])
+}
 
-    fn widened(self, at: usize) -> f32 {
-        match self.kind {
-            Type::F32 => f32::from_le_bytes(std::array::from_fn(|i| self.bytes[4 * at + i])),
-            Type::Bf16 => bf16::from_bits(self.half(at)).to_f32(),
-            Type::F16 => f16::from_bits(self.half(at)).to_f32(),
-        }
+/// One number in f32.
+fn widened(part: Rows<'_>, at: usize) -> f32 {
+    match part.kind {
+        Type::F32 => f32::from_le_bytes(std::array::from_fn(|i| part.bytes[4 * at + i])),
+        Type::Bf16 => bf16::from_bits(half(part, at)).to_f32(),
+        Type::F16 => f16::from_bits(half(part, at)).to_f32(),
     }
 }
 
@@ -81,8 +83,8 @@ impl Packed {
         let width: usize = (0..panels::count(n)).map(|p| panels::rows(p, n).1).sum();
         let mut lines = Lines::zeroed(width * k * kind.size());
         match kind {
-            Type::F32 => interleave(parts, n, k, lines.as_mut_slice::<f32>(), |part, at| part.widened(at)),
-            Type::Bf16 | Type::F16 => interleave(parts, n, k, lines.as_mut_slice::<u16>(), |part, at| part.half(at)),
+            Type::F32 => interleave(parts, n, k, lines.as_mut_slice::<f32>(), widened),
+            Type::Bf16 | Type::F16 => interleave(parts, n, k, lines.as_mut_slice::<u16>(), half),
         }
         Self { kind, n, k, lines }
     }

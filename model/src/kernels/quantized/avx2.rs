@@ -10,6 +10,7 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::activations::Facts;
+use super::ahead::{Ahead, LINE};
 use super::{Activations, BLOCK, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
 
@@ -142,6 +143,7 @@ unsafe fn six_bits(at: *const u8, stride: usize) -> [__m256i; 4] {
 unsafe fn tile<F: Form, const R: usize>(
     (x, row): (&Activations, usize),
     (w, group): (&Panel<'_>, usize),
+    ahead: &mut Ahead,
     blocks: Range<usize>,
     out: Output,
 ) {
@@ -185,12 +187,14 @@ unsafe fn tile<F: Form, const R: usize>(
                     let scales = [0, 1].map(|i| _mm256_mul_ps(scales[i], of(bits[i][part / 4])));
                     let minima = [0, 1].map(|i| _mm256_mul_ps(minima[i], of(bits[i][2 + part / 4])));
                     add::<F, R>(&mut sums, products, (scales, minima), facts);
+                    ahead.ask();
                     xs = xs.wrapping_add(BLOCK * x.stride());
                     facts = facts.wrapping_add(x.stride());
                 }
             } else {
                 let products = products::<F, R, false>(xs, facts, words, stride);
                 add::<F, R>(&mut sums, products, (scales, scales), facts);
+                ahead.ask();
                 xs = xs.wrapping_add(BLOCK * x.stride());
                 facts = facts.wrapping_add(x.stride());
             }
@@ -219,13 +223,18 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
     let step = cached_blocks(F::KIND, w.width);
     for start in (0..w.blocks).step_by(step) {
         let blocks = start..w.blocks.min(start + step);
+        // All tiles together ask for the blocks that come after these.
+        let chunk = step / F::KIND.parts() * F::KIND.block_bytes() * w.width;
+        let asks = rows.len().div_ceil(ROWS) * (w.width / GROUP) * step;
+        let next = w.bytes.as_ptr().wrapping_add((start / step + 1) * chunk);
+        let mut ahead = Ahead { at: next, lines: chunk.div_ceil(LINE).div_ceil(asks) };
         for rows in tiles(rows.clone(), ROWS) {
             for group in 0..w.width / GROUP {
                 // SAFETY: the caller's promise; a tile has one or two rows.
                 unsafe {
                     match rows.len() {
-                        1 => tile::<F, 1>((x, rows.start), (w, group), blocks.clone(), out),
-                        _ => tile::<F, 2>((x, rows.start), (w, group), blocks.clone(), out),
+                        1 => tile::<F, 1>((x, rows.start), (w, group), &mut ahead, blocks.clone(), out),
+                        _ => tile::<F, 2>((x, rows.start), (w, group), &mut ahead, blocks.clone(), out),
                     }
                 }
             }

@@ -2,15 +2,16 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m512, __m512i, __mmask16, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512,
-    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_si512,
-    _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_set4_epi32, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_slli_epi32,
+    __m512, __m512i, __mmask16, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps,
+    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps,
+    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_set4_epi32, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_slli_epi32,
     _mm512_srli_epi16,
 };
 use std::ops::Range;
 
 use super::activations::Facts;
+use super::ahead::{Ahead, LINE};
 use super::{Activations, BLOCK, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
 
@@ -20,28 +21,6 @@ const ROWS: usize = 6;
 
 /// Bytes that weights are asked for ahead, where each is used once.
 const AHEAD: usize = 16 << 10;
-/// Bytes that one request brings.
-const LINE: usize = 64;
-
-/// Weights that will be needed: asked for while others are worked on, where the machine's own guesses come late.
-#[derive(Clone, Copy)]
-struct Ahead {
-    at: *const u8,
-    /// Lines to ask for with every block of 32 columns.
-    lines: usize,
-}
-
-impl Ahead {
-    #[inline(always)]
-    fn ask(&mut self) {
-        for _ in 0..self.lines {
-            // SAFETY: nothing is read, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at.cast()) };
-            self.at = self.at.wrapping_add(LINE);
-        }
-    }
-}
-
 /// The same number, and what the next such call is given is computed later. The compiler would otherwise finish one
 /// row's product after the other, each a chain of waits, with all weights and no sums in registers.
 #[inline]

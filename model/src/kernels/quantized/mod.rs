@@ -18,6 +18,8 @@ mod tests;
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
+mod ahead;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;

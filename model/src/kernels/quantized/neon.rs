@@ -43,6 +43,43 @@ fn dot<const DOT: bool>(sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t
     }
 }
 
+/// Four of 32 columns, the ones that come as number `STEP`: adds R rows' products with sixteen rows of weights.
+///
+/// # Safety
+/// As for `products`.
+#[inline(always)]
+unsafe fn step<F: Form, const R: usize, const HIGH: bool, const DOT: bool, const STEP: usize>(
+    sums: &mut [[int32x4_t; PARTS]; R],
+    x: *const i8,
+    w: *const u8,
+    stride: usize,
+) {
+    let (word, column, high) = match F::KIND {
+        Kind::Q8_0 | Kind::Q4K => (STEP, 4 * STEP, HIGH),
+        // Both halves of a word's bytes, one after the other.
+        Kind::Q4_0 => (STEP / 2, 4 * (STEP / 2) + 16 * (STEP % 2), STEP % 2 == 1),
+    };
+    // SAFETY: every machine of this architecture has NEON; the words and columns are those that the caller promises:
+    // column + 4 <= 32.
+    unsafe {
+        let weights = [0, 1, 2, 3].map(|i| {
+            let bytes = vld1q_u8(w.add(word * stride + 16 * i));
+            vreinterpretq_s8_u8(match (F::KIND, high) {
+                (Kind::Q8_0, _) => veorq_u8(bytes, vdupq_n_u8(0x80)),
+                (_, false) => vandq_u8(bytes, vdupq_n_u8(15)),
+                (_, true) => vshrq_n_u8::<4>(bytes),
+            })
+        });
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let four = x.add(BLOCK * r + column).cast::<i32>().read_unaligned();
+            let x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = dot::<DOT>(*sum, weights, x);
+            }
+        }
+    }
+}
+
 /// The whole numbers' products of R rows of `x` and sixteen rows of weights over 32 columns.
 ///
 /// # Safety
@@ -55,40 +92,23 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool, const DOT: bool>(
     w: *const u8,
     stride: usize,
 ) -> [[int32x4_t; PARTS]; R] {
-    // SAFETY: every machine of this architecture has NEON; the words, columns and facts are those that the caller
-    // promises: column + 4 <= 32.
+    // SAFETY: every machine of this architecture has NEON; the rest is the caller's promise.
     unsafe {
-        let (low, flip) = (vdupq_n_u8(15), vdupq_n_u8(0x80));
         let mut sums = [[vdupq_n_s32(0); PARTS]; R];
         if F::KIND == Kind::Q4_0 {
             for (r, sums) in sums.iter_mut().enumerate() {
                 *sums = [vshlq_n_s32::<3>(vdupq_n_s32((*facts.add(r)).negative)); PARTS];
             }
         }
-        for step in 0..8 {
-            let (word, column) = match F::KIND {
-                Kind::Q8_0 | Kind::Q4K => (step, 4 * step),
-                // Both halves of a word's bytes, one after the other.
-                Kind::Q4_0 => (step / 2, 4 * (step / 2) + 16 * (step % 2)),
-            };
-            let high = if F::KIND == Kind::Q4_0 { step % 2 == 1 } else { HIGH };
-            let mut weights = [vreinterpretq_s8_u8(low); PARTS];
-            for (i, weights) in weights.iter_mut().enumerate() {
-                let bytes = vld1q_u8(w.add(word * stride + 16 * i));
-                *weights = vreinterpretq_s8_u8(match (F::KIND, high) {
-                    (Kind::Q8_0, _) => veorq_u8(bytes, flip),
-                    (_, false) => vandq_u8(bytes, low),
-                    (_, true) => vshrq_n_u8::<4>(bytes),
-                });
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let four = x.add(BLOCK * r + column).cast::<i32>().read_unaligned();
-                let x = vreinterpretq_s8_s32(vdupq_n_s32(four));
-                for (sum, weights) in sums.iter_mut().zip(weights) {
-                    *sum = dot::<DOT>(*sum, weights, x);
-                }
-            }
-        }
+        // Written out: as a loop the compiler keeps it one, with the sums in memory.
+        step::<F, R, HIGH, DOT, 0>(&mut sums, x, w, stride);
+        step::<F, R, HIGH, DOT, 1>(&mut sums, x, w, stride);
+        step::<F, R, HIGH, DOT, 2>(&mut sums, x, w, stride);
+        step::<F, R, HIGH, DOT, 3>(&mut sums, x, w, stride);
+        step::<F, R, HIGH, DOT, 4>(&mut sums, x, w, stride);
+        step::<F, R, HIGH, DOT, 5>(&mut sums, x, w, stride);
+        step::<F, R, HIGH, DOT, 6>(&mut sums, x, w, stride);
+        step::<F, R, HIGH, DOT, 7>(&mut sums, x, w, stride);
         sums
     }
 }

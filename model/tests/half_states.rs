@@ -1,0 +1,56 @@
+//! States in bf16 promise what states in f32 do: cut anywhere, with anyone, in any slot, moved anywhere, a text gives
+//! the same bits; and what they give is near what f32 gives.
+
+mod common;
+
+use common::{Numbers, decoder, distance};
+use tidegate_model::{Decoder, PoolOptions, StatePool, StateType};
+
+fn pool(decoder: &Decoder, slots: usize) -> StatePool {
+    decoder.new_pool_with(PoolOptions { state: StateType::Bf16, ..PoolOptions::new(slots) }).unwrap()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn however_a_text_came_in_its_state_is_the_same_bits() {
+    let decoder = decoder(r#", "conv_kernel": 4"#, 3);
+    let ids = Numbers::new(4).ids(150, 61);
+    let mut pool = pool(&decoder, 4);
+    let whole = decoder.prefill(&ids, &mut pool, 0).unwrap();
+    decoder.absorb(&ids[..70], &mut pool, 3).unwrap();
+    let mut cut = Vec::new();
+    for &id in &ids[70..] {
+        // Another text beside it, in another slot.
+        cut = decoder.decode(&[7, id], &mut pool, &[1, 3]).unwrap()[61..].to_vec();
+    }
+    assert_eq!(bits(&whole), bits(&cut));
+    assert_eq!(bits(&pool.export(0).unwrap()), bits(&pool.export(3).unwrap()));
+}
+
+#[test]
+fn a_state_that_moved_goes_on_as_if_it_had_never_left() {
+    let decoder = decoder("", 5);
+    let ids = Numbers::new(6).ids(90, 61);
+    let (mut here, mut there) = (pool(&decoder, 1), pool(&decoder, 2));
+    decoder.absorb(&ids[..60], &mut here, 0).unwrap();
+    let numbers = here.export(0).unwrap();
+    there.import(1, &numbers, here.tokens(0)).unwrap();
+    assert_eq!(bits(&there.export(1).unwrap()), bits(&numbers));
+    let (stayed, moved) = (decoder.prefill(&ids[60..], &mut here, 0), decoder.prefill(&ids[60..], &mut there, 1));
+    assert_eq!(bits(&stayed.unwrap()), bits(&moved.unwrap()));
+}
+
+#[test]
+fn half_the_bytes_give_nearly_the_same_logits() {
+    let decoder = decoder("", 7);
+    let ids = Numbers::new(8).ids(400, 61);
+    let (mut half, mut full) = (pool(&decoder, 1), decoder.new_pool(1).unwrap());
+    let want = decoder.prefill(&ids, &mut full, 0).unwrap();
+    let error = distance(&decoder.prefill(&ids, &mut half, 0).unwrap(), &want);
+    assert!(error > 0.0 && error < 0.05, "{error}");
+    // z and c stay f32.
+    assert!(half.state_bytes() > full.state_bytes() / 2 && half.state_bytes() < full.state_bytes() * 6 / 10);
+}
