@@ -19,6 +19,7 @@ pub struct Decoder {
     blocks: Vec<Block>,
     norm: RmsNorm, // (hidden)
     head: Linear,  // (vocab, hidden)
+    weight_type: WeightType,
 }
 
 impl Decoder {
@@ -26,16 +27,17 @@ impl Decoder {
         let model = weights.pp("model");
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let (embedding, head) = if config.tie_word_embeddings {
-            (None, Linear::new(&model.matrix("embed_tokens.weight", vocab, hidden)?, None)?)
+            (None, model.matrix("embed_tokens.weight", vocab, hidden)?)
         } else {
             let head = weights.matrix("lm_head.weight", vocab, hidden)?;
-            (Some(model.table("embed_tokens.weight", vocab, hidden)?), Linear::new(&head, None)?)
+            (Some(model.table("embed_tokens.weight", vocab, hidden)?), head)
         };
+        let (weight_type, head) = (head.kind, Linear::new(&head, None)?);
         let blocks = (0..config.num_hidden_layers)
             .map(|i| Block::new(&config, &model.pp(&format!("layers.{i}"))))
             .collect::<std::result::Result<_, _>>()?;
         let norm = RmsNorm::new(model.numbers("norm.weight", &[hidden])?, config.rms_norm_eps);
-        Ok(Self { config, embedding, blocks, norm, head })
+        Ok(Self { config, embedding, blocks, norm, head, weight_type })
     }
 
     /// A decoder of random weights, for measurements: matrices in `weights`, or in f16 where their rows are not whole
@@ -51,6 +53,12 @@ impl Decoder {
     /// What the decoder is made of.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// How the weights of the output head are held; those of the layers too, but for matrices whose rows are not whole
+    /// blocks of it.
+    pub fn weight_type(&self) -> WeightType {
+        self.weight_type
     }
 
     /// Bytes of the matrices as they lie in memory, each counted once; what a token reads, but for an embedding of its

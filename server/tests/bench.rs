@@ -8,7 +8,7 @@ use serde_json::Value;
 /// The shipped checkpoint, or what `args` name, measured as shortly as can be.
 fn bench(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(["bench", "--steps", "2", "--rounds", "1", "--prompt", "16", "--threads", "1"])
+        .args(["bench", "--steps", "2", "--rounds", "1", "--threads", "1"])
         .args(args)
         .current_dir(std::env::temp_dir())
         .env_remove("TIDEGATE_MODEL")
@@ -26,7 +26,7 @@ fn printed(args: &[&str]) -> String {
 
 #[test]
 fn json_tells_every_case_with_its_share_of_the_roof() {
-    let text = printed(&["--depths", "64,0", "--batch", "1,3", "--output", "json"]);
+    let text = printed(&["--depths", "64,0", "--batch", "1,3", "--prompt", "16", "--output", "json"]);
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let cases: Vec<(&str, u64, u64)> = lines
         .iter()
@@ -65,7 +65,7 @@ fn json_tells_every_case_with_its_share_of_the_roof() {
 
 #[test]
 fn a_table_has_a_row_for_each_of_the_weights_and_a_picture_a_line() {
-    let list = ["--weights", "f32,q8_0", "--depths", "0,16", "--batch", "1"];
+    let list = ["--weights", "f32,q8_0", "--depths", "0,16", "--batch", "1", "--prompt", "16"];
     let table = printed(&list);
     assert!(table.starts_with("tidegate-tiny: ") && table.contains("1 thread of this machine: "), "{table}");
     assert!(table.contains("rfa-gate with f32 weights: "), "{table}");

@@ -47,7 +47,7 @@ impl Model {
                     let (own, folder) = (mixer_of(decoder.config()), folder.display());
                     ensure!(has == wanted, "--mixer {}: {folder} is a model of {own}", word(mixer));
                 }
-                let weights = weights.map_or_else(|| stored(&decoder), |weights| weights.to_string());
+                let weights = weights.unwrap_or(decoder.weight_type()).to_string();
                 (name_of(folder), weights, decoder)
             }
             Subject::Shape { shape, weights, config } => {
@@ -140,16 +140,6 @@ fn load(folder: &Path, weights: Option<WeightType>) -> Result<Decoder> {
 fn name_of(folder: &Path) -> String {
     let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     whole.file_name().map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
-}
-
-/// The type of weights that a checkpoint says it is stored in.
-fn stored(decoder: &Decoder) -> String {
-    match decoder.config().torch_dtype.as_deref() {
-        Some("bfloat16") => "bf16".into(),
-        Some("float16") => "f16".into(),
-        Some("float32") => "f32".into(),
-        _ => "stored".into(),
-    }
 }
 
 fn mixer_of(config: &DecoderConfig) -> String {

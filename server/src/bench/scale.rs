@@ -33,12 +33,13 @@ impl Scale {
         Self { low, high, from, to, zero }
     }
 
-    /// Where a value lies; where there is but one, in the middle.
+    /// Where a value lies: in the middle where there is but one, at the end where there is but one and zero.
     pub(super) fn at(&self, value: f64) -> f64 {
         let part = match self.zero {
             Some(zero) if value <= 0.0 => return zero,
             _ if self.high > self.low => (value / self.low).ln() / (self.high / self.low).ln(),
-            _ => 0.5,
+            Some(_) => 1.0,
+            None => 0.5,
         };
         self.from + part * (self.to - self.from)
     }
@@ -116,6 +117,7 @@ mod tests {
         assert_eq!((scale.at(0.0), scale.at(512.0), scale.at(32_768.0)), (100.0, 112.0, 200.0));
         assert_eq!(scale.broken_at(), Some(106.0));
         assert_eq!(Scale::fit(&[1.0, 32.0], 100.0, 200.0).at(1.0), 100.0);
+        assert_eq!(Scale::fit(&[0.0, 512.0], 100.0, 200.0).at(512.0), 200.0);
     }
 
     #[test]
