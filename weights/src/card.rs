@@ -7,7 +7,10 @@ use crate::table::grouped;
 pub fn with_section(old: &str, model: &str, out: &str, report: &QuantizeReport) -> String {
     let old = if old.trim().is_empty() { format!("# {out}") } else { old.trim_end().to_owned() };
     let (version, to) = (env!("CARGO_PKG_VERSION"), report.to);
-    let text = report.on_text.as_ref().map_or_else(String::new, |seen| format!(" --text {}", seen.text));
+    let text = report.on_text.as_ref().map_or_else(String::new, |seen| {
+        let limit = seen.limit.map_or_else(String::new, |limit| format!(" --limit {limit}"));
+        format!(" --text {}{limit}", seen.text)
+    });
     let (before, after) = report.groups.iter().fold((0, 0), |(b, a), group| (b + group.before, a + group.after));
     let matrices: Vec<_> = report
         .matrices
@@ -25,15 +28,16 @@ The weights of this folder, `model.gguf`, were made from `{model}/model.safetens
 tidegate-weights quantize --model {model} --to {to} --out {out}{text}
 ```
 
-of version {version}. Matrices are {to}{fallback}; norms, gates, sigma and random matrices are as they were. The
-tensors' {before} bytes became {after}. What is said above of types, sizes and losses is said of the original.
+of version {version}. The matrices are {to}{fallback}. Norms, gates, sigma and
+random matrices are as they were. The tensors' {before} bytes became {after}. What is said above of types, sizes and
+losses is said of the original.
 
 | matrices | stored as | relative error (root mean square) |
 | --- | --- | --- |
 {matrices}
 {losses}",
         fallback =
-            if report.in_f16().next().is_some() { ", or f16 where their rows are not whole blocks of it" } else { "" },
+            if report.in_f16().next().is_some() { ",\nor f16 where their rows are not whole blocks of it" } else { "" },
         before = grouped(before),
         after = grouped(after),
         matrices = matrices.join("\n"),

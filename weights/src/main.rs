@@ -118,8 +118,6 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
         let checkpoint = Checkpoint::load(folder, &Device::Cpu)?;
         Ok(with_bar(text, common.limit, |tick| evaluate(&checkpoint, text, common.limit, tick))??)
     };
-    // First, as it is what can fail by a wrong text.
-    let before = text.map(|text| measured(&common.model, text)).transpose()?;
     let bar = bar(0)?;
     let options = QuantizeOptions { model: &common.model, to, out };
     let draft = Draft::write(&options, &mut |written| {
@@ -128,8 +126,11 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
         bar.set_message(format!("{} of {} bytes", grouped(written.bytes), grouped(written.of)));
     })?;
     bar.finish_and_clear();
-    let on_text = match text.zip(before) {
-        Some((text, before)) => Some(OnText::new(text, before, measured(draft.folder(), text)?)),
+    let on_text = match text {
+        Some(text) => {
+            let (before, after) = (measured(&common.model, text)?, measured(draft.folder(), text)?);
+            Some(OnText::new(text, common.limit, before, after))
+        }
         None => None,
     };
     Ok(draft.finish(on_text)?)

@@ -84,6 +84,8 @@ pub struct MatrixError {
 pub struct OnText {
     /// The text's file name.
     pub text: String,
+    /// How many of its tokens were to be predicted; all of them where absent.
+    pub limit: Option<u64>,
     /// The checkpoint as it was.
     pub before: EvalReport,
     /// The quantised one.
@@ -96,9 +98,10 @@ pub struct OnText {
 
 impl OnText {
     /// Two evaluations of one text.
-    pub fn new(text: &Path, before: EvalReport, after: EvalReport) -> Self {
+    pub fn new(text: &Path, limit: Option<u64>, before: EvalReport, after: EvalReport) -> Self {
         Self {
             text: file_name(text),
+            limit,
             perplexity_difference: after.perplexity - before.perplexity,
             bits_per_byte_difference: after.bits_per_byte - before.bits_per_byte,
             before,
