@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
 use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
@@ -119,6 +120,7 @@ fn a_quantised_file_is_the_original_quantised_while_it_is_loaded() {
                 let copy = folder(&config, &file(&quantised(original.path(), to)));
                 let want = checkpoint::load_as(original.path(), to).unwrap();
                 let got = checkpoint::load(copy.path(), &Device::Cpu).unwrap();
+                assert_eq!(got.weight_bytes(), want.weight_bytes(), "{to}");
                 let [want, got] = [want, got].map(|decoder| {
                     let logits = decoder.prefill(&ids, &mut decoder.new_pool(1).unwrap(), 0).unwrap();
                     logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
@@ -173,14 +175,18 @@ fn a_file_cut_anywhere_is_refused() {
 fn a_flipped_byte_of_the_header_never_panics() {
     let bytes = file(&small());
     let place = folder(&config(""), &bytes);
+    let mut file = std::fs::OpenOptions::new().write(true).open(place.path().join("model.gguf")).unwrap();
+    let mut put = |at: usize, byte: u8| {
+        file.seek(SeekFrom::Start(at as u64)).unwrap();
+        file.write_all(&[byte]).unwrap();
+    };
     let mut refused = 0;
     for at in 0..behind(&bytes, NORM) + 24 {
         for new in [0, 0xff, bytes[at] ^ 0x80, bytes[at].wrapping_add(1)] {
-            let mut bytes = bytes.clone();
-            bytes[at] = new;
-            std::fs::write(place.path().join("model.gguf"), &bytes).unwrap();
+            put(at, new);
             refused += u32::from(Stored::open(place.path()).is_err());
         }
+        put(at, bytes[at]);
     }
     assert!(refused > 1000, "{refused}");
 }
