@@ -5,7 +5,10 @@ use crate::table::grouped;
 
 /// The card with a section more; `old` is the original's, or empty; `model` and `out` are the folders' names.
 pub fn with_section(old: &str, model: &str, out: &str, report: &QuantizeReport) -> String {
-    let old = if old.trim().is_empty() { format!("# {out}") } else { old.trim_end().to_owned() };
+    let (old, original) = match old.trim_end() {
+        "" => (format!("# {out}"), ""),
+        old => (old.to_owned(), " What is said above of types, sizes and losses is said of the original."),
+    };
     let (version, to) = (env!("CARGO_PKG_VERSION"), report.to);
     let text = report.on_text.as_ref().map_or_else(String::new, |seen| {
         let limit = seen.limit.map_or_else(String::new, |limit| format!(" --limit {limit}"));
@@ -28,16 +31,16 @@ The weights of this folder, `model.gguf`, were made from `{model}/model.safetens
 tidegate-weights quantize --model {model} --to {to} --out {out}{text}
 ```
 
-of version {version}. The matrices are {to}{fallback}. Norms, gates, sigma and
-random matrices are as they were. The tensors' {before} bytes became {after}. What is said above of types, sizes and
-losses is said of the original.
+of version {version}. The matrices are {to}{fallback}.
+All other tensors (norms, gates, sigma, random matrices) are as they were. The tensors' {before} bytes became
+{after}.{original}
 
 | matrices | stored as | relative error (root mean square) |
 | --- | --- | --- |
 {matrices}
 {losses}",
         fallback =
-            if report.in_f16().next().is_some() { ",\nor f16 where their rows are not whole blocks of it" } else { "" },
+            if report.in_f16().next().is_some() { ", or f16 where their rows are not whole blocks of it" } else { "" },
         before = grouped(before),
         after = grouped(after),
         matrices = matrices.join("\n"),

@@ -247,7 +247,7 @@ fn quantize_tables(report: &QuantizeReport) -> String {
         let heading = format!("{} tokens of {}", grouped(seen.before.tokens), seen.text);
         let mut table = Table::new([&heading, "before", "after", "difference"]);
         let mut row = |name: &str, before: f64, after: f64, difference: f64| {
-            table.row([name.into(), format!("{before:.4}"), format!("{after:.4}"), format!("{difference:+.4}")]);
+            table.row([name.into(), format!("{before:.5}"), format!("{after:.5}"), format!("{difference:+.5}")]);
         };
         let (before, after) = (&seen.before, &seen.after);
         row("nats per token", before.nats, after.nats, after.nats - before.nats);
