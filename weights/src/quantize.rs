@@ -183,10 +183,13 @@ impl Draft {
             return Err(QuantizeError::Already(weights));
         }
         let stored = Stored::open(model)?;
-        let folder = passing_name(out)?;
-        std::fs::create_dir_all(&folder).map_err(io(&folder))?;
-        let report = QuantizeReport { to, groups: Vec::new(), matrices: Vec::new(), on_text: None };
         let name = file_name(&model.canonicalize().map_err(io(model))?);
+        let folder = passing_name(out)?;
+        if let Some(parent) = folder.parent() {
+            std::fs::create_dir_all(parent).map_err(io(parent))?;
+        }
+        std::fs::create_dir(&folder).map_err(io(&folder))?;
+        let report = QuantizeReport { to, groups: Vec::new(), matrices: Vec::new(), on_text: None };
         // From here on the folder goes with the draft.
         let mut draft = Self { folder, out: out.to_owned(), model: name, report };
         let tensors = draft.quantise(&stored, progress)?;
