@@ -1,13 +1,13 @@
 //! A checkpoint folder as on the Hugging Face hub: `config.json` and `model.safetensors` or, quantised, `model.gguf`;
 //! checked, then loaded.
 
+mod gguf;
+
 use std::collections::BTreeMap;
-use std::io::Cursor;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
-use candle_core::quantized::{GgmlDType, gguf_file::Content};
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 
@@ -45,11 +45,68 @@ pub fn load_as(folder: &Path, weights: WeightType) -> Result<Decoder, LoadError>
 }
 
 fn load_with(folder: &Path, weights: Option<WeightType>) -> Result<Decoder, LoadError> {
-    let config = load_config(folder)?;
+    let Stored { config, file } = Stored::open(folder)?;
+    Decoder::new(config, &Weights::new(&Source::File(file, weights)))
+}
+
+/// The file whose weights count in a checkpoint folder: `model.safetensors`, unless there is none but a `model.gguf`.
+pub fn weights_file(folder: &Path) -> PathBuf {
     let (floats, quantised) = (folder.join(SAFETENSORS), folder.join(GGUF));
-    let file = if quantised.exists() && !floats.exists() { gguf(&quantised)? } else { safetensors(&floats)? };
-    check(&config, &file)?;
-    Decoder::new(config, &Weights::new(&Source::File(Arc::new(file), weights)))
+    if quantised.exists() && !floats.exists() { quantised } else { floats }
+}
+
+/// A checkpoint folder with all the checks of [`load`], of which no model is made.
+#[derive(Debug)]
+pub struct Stored {
+    config: DecoderConfig,
+    file: Arc<File>,
+}
+
+/// A tensor of a checkpoint's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredTensor<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// How its numbers are stored.
+    pub kind: WeightType,
+    /// Its dimensions.
+    pub shape: &'a [usize],
+    /// Bytes in the file.
+    pub bytes: usize,
+}
+
+impl Stored {
+    /// Reads the config and the header of the weights, and compares them.
+    ///
+    /// # Errors
+    /// As for [`load`].
+    pub fn open(folder: &Path) -> Result<Self, LoadError> {
+        let (config, path) = (load_config(folder)?, weights_file(folder));
+        let file = if path.ends_with(GGUF) { gguf(&path)? } else { safetensors(&path)? };
+        check(&config, &file)?;
+        Ok(Self { config, file: Arc::new(file) })
+    }
+
+    /// What the folder's model is made of.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// All tensors, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = StoredTensor<'_>> {
+        self.file.entries.iter().filter_map(|(name, entry)| {
+            Some(StoredTensor { name, kind: entry.kind?, shape: &entry.shape, bytes: entry.range.len() })
+        })
+    }
+
+    /// A tensor's numbers, row-major.
+    ///
+    /// # Errors
+    /// [`LoadError::Tensors`] where there is none of that name, or its numbers are quantised.
+    pub fn floats(&self, name: &str) -> Result<Vec<f32>, LoadError> {
+        let shape = self.file.entries.get(name).map_or(&[][..], |entry| &entry.shape);
+        Weights::new(&Source::File(Arc::clone(&self.file), None)).numbers(name, shape)
+    }
 }
 
 /// Whether the tensor becomes another type where a checkpoint is quantised; all others stay as they are.
@@ -57,9 +114,10 @@ pub fn is_quantised(name: &str, shape: &[usize]) -> bool {
     crate::weights::is_quantised(name, shape)
 }
 
+/// The name of a file of weights as they were trained.
+pub const SAFETENSORS: &str = "model.safetensors";
 /// The name of a file of quantised weights.
 pub const GGUF: &str = "model.gguf";
-const SAFETENSORS: &str = "model.safetensors";
 
 fn map(path: &Path) -> Result<Mmap, LoadError> {
     let failed = |source| LoadError::Io { path: path.to_owned(), source };
@@ -93,30 +151,7 @@ fn safetensors(path: &Path) -> Result<File, LoadError> {
 /// Maps a GGUF file and reads its header.
 fn gguf(path: &Path) -> Result<File, LoadError> {
     let bytes = map(path)?;
-    let broken = |reason: String| LoadError::Format { file: GGUF, reason };
-    let content = Content::read(&mut Cursor::new(&bytes)).map_err(|error| broken(error.to_string()))?;
-    let mut entries = BTreeMap::new();
-    for (name, info) in content.tensor_infos {
-        let shape = info.shape.dims().to_vec();
-        let kind = match info.ggml_dtype {
-            GgmlDType::F32 => Some(WeightType::F32),
-            GgmlDType::F16 => Some(WeightType::F16),
-            GgmlDType::BF16 => Some(WeightType::Bf16),
-            GgmlDType::Q8_0 => Some(WeightType::Q8_0),
-            GgmlDType::Q4_0 => Some(WeightType::Q4_0),
-            GgmlDType::Q4K => Some(WeightType::Q4K),
-            _ => None,
-        };
-        let (block, block_bytes) = (info.ggml_dtype.block_size(), info.ggml_dtype.type_size());
-        let numbers = shape.iter().try_fold(1usize, |product, &side| product.checked_mul(side));
-        let start = content.tensor_data_offset.checked_add(info.offset).and_then(|start| usize::try_from(start).ok());
-        let end =
-            numbers.and_then(|n| (n / block).checked_mul(block_bytes)).zip(start).and_then(|(n, s)| s.checked_add(n));
-        let (Some(start), Some(end)) = (start, end.filter(|&end| end <= bytes.len())) else {
-            return Err(broken(format!("{name} lies outside of the file")));
-        };
-        entries.insert(name, Entry { kind, stored: format!("{:?}", info.ggml_dtype), shape, range: start..end });
-    }
+    let entries = gguf::entries(&bytes).map_err(|reason| LoadError::Format { file: GGUF, reason })?;
     Ok(File { name: GGUF, bytes: Box::new(bytes), entries })
 }
 
@@ -157,9 +192,10 @@ pub fn tensors(config: &DecoderConfig) -> BTreeMap<String, Vec<usize>> {
     all
 }
 
-/// The types that a tensor may have.
-fn known() -> String {
-    WeightType::ALL.map(|kind| kind.name().to_uppercase()).join(", ")
+/// The types that a tensor may have; only matrices may have all.
+fn known(matrix: bool) -> String {
+    let kinds = WeightType::ALL.into_iter().filter(|kind| matrix || !kind.is_quantised());
+    kinds.map(|kind| kind.name().to_uppercase()).collect::<Vec<_>>().join(", ")
 }
 
 /// Compares the file's header with what the config asks for; no tensor is read.
@@ -167,18 +203,30 @@ fn check(config: &DecoderConfig, file: &File) -> Result<(), LoadError> {
     let mut wanted = tensors(config);
     let mut problems = Vec::new();
     for (name, entry) in &file.entries {
+        let matrix = is_quantised(name, &entry.shape);
         match wanted.remove(name) {
             None => problems.push(format!("unknown tensor {name}")),
             Some(shape) if shape != entry.shape => {
                 problems.push(format!("{name} has shape {:?}, expected {shape:?}", entry.shape));
             }
-            Some(_) if entry.kind.is_none() => {
-                problems.push(format!("{name} has dtype {}, expected {}", entry.stored, known()));
+            Some(_) if entry.kind.is_none_or(|kind| kind.is_quantised() && !matrix) => {
+                problems.push(format!("{name} has dtype {}, expected {}", entry.stored, known(matrix)));
             }
             Some(_) => {}
         }
     }
     problems.extend(wanted.keys().map(|name| format!("missing tensor {name}")));
     problems.sort();
+    // What is computed together must be quantised alike.
+    for layer in 0..config.num_hidden_layers {
+        for names in [&["self_attn.q", "self_attn.k", "self_attn.v"][..], &["mlp.gate", "mlp.up"]] {
+            let names: Vec<_> = names.iter().map(|name| format!("model.layers.{layer}.{name}_proj.weight")).collect();
+            let entries: Vec<_> = names.iter().filter_map(|name| file.entries.get(name)).collect();
+            let quantised = entries.iter().any(|entry| entry.kind.is_some_and(WeightType::is_quantised));
+            if quantised && entries.windows(2).any(|pair| pair[0].kind != pair[1].kind) {
+                problems.push(format!("{} must have one type", names.join(", ")));
+            }
+        }
+    }
     if problems.is_empty() { Ok(()) } else { Err(LoadError::Tensors { file: file.name, problems }) }
 }

@@ -105,6 +105,12 @@ impl WeightType {
         weights / block * bytes
     }
 
+    /// This type where rows of so many numbers are whole blocks of it, else f16.
+    #[must_use]
+    pub fn for_rows_of(self, columns: usize) -> Self {
+        if columns.is_multiple_of(self.block().0) { self } else { Self::F16 }
+    }
+
     /// Whether its weights come in blocks.
     pub fn is_quantised(self) -> bool {
         self.block().0 > 1

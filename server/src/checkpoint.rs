@@ -181,9 +181,9 @@ fn folder_name(folder: &Path) -> String {
 /// A state that was rounded goes on otherwise than one that was not, so how states are held is of the architecture.
 fn model_fingerprint(folder: &Path, state: StateType) -> Result<Fingerprint, OpenError> {
     // What is not there does not have to be: the checkpoint has been loaded.
-    let [architecture, weights, tokenizer]: [Result<_, OpenError>; 3] =
-        ["config.json", "model.safetensors", "tokenizer.json"]
-            .map(|name| Ok(digest(&folder.join(name))?.unwrap_or_default()));
+    let files = [folder.join("config.json"), checkpoint::weights_file(folder), folder.join("tokenizer.json")];
+    let [architecture, weights, tokenizer] =
+        files.map(|path| -> Result<_, OpenError> { Ok(digest(&path)?.unwrap_or_default()) });
     let mut architecture = architecture?;
     if state == StateType::Bf16 {
         architecture = Sha256::new().chain_update(architecture).chain_update("states in bf16").finalize().into();
@@ -233,6 +233,27 @@ mod tests {
         assert_eq!(digest(&path).unwrap(), None);
         std::fs::write(&path, "abc").unwrap();
         assert!(hex(&digest(&path).unwrap().unwrap()).starts_with("ba7816bf8f01cfea414140de5dae2223"));
+    }
+
+    #[test]
+    fn the_fingerprint_is_of_the_weights_that_are_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let fingerprint = || model_fingerprint(folder.path()).unwrap();
+        write("config.json", "{}");
+        write("model.gguf", "quantised");
+        let quantised = fingerprint();
+        write("model.gguf", "quantised otherwise");
+        let otherwise = fingerprint();
+        assert_ne!(quantised.weights, otherwise.weights);
+        assert_eq!(quantised.architecture, otherwise.architecture);
+        // Where both are there, the safetensors are what is loaded.
+        write("model.safetensors", "quantised");
+        assert_eq!(fingerprint(), quantised);
+        assert_ne!(
+            system_fingerprint(folder.path(), &quantised).unwrap(),
+            system_fingerprint(folder.path(), &otherwise).unwrap()
+        );
     }
 
     #[test]

@@ -1,43 +1,21 @@
 //! What a checkpoint holds: parameters by group, bytes of state, sigma and the gate's half-life of every head; and, on
 //! a text, how fast the heads forget in fact and how many denominators the clamp holds.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
-use tidegate_model::config::{ConfigError, DecoderConfig};
+use tidegate_model::checkpoint::{LoadError, Stored};
 use tidegate_model::probe::Probe;
 
 use crate::eval::{Checkpoint, EvalError, Progress, Walk};
-use crate::tensors::{TensorFile, TensorsError};
 use crate::text::{Documents, TokenStream};
 
 /// Why a checkpoint could not be inspected.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
-    /// `config.json` cannot be read.
-    #[error("cannot read {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        source: std::io::Error,
-    },
-    /// `config.json` is wrong.
+    /// The checkpoint folder.
     #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// `model.safetensors` is wrong.
-    #[error(transparent)]
-    Tensors(#[from] TensorsError),
-    /// A tensor does not have the shape that the config asks for.
-    #[error("{name}: must hold {expected} numbers, found {found}")]
-    Shape {
-        /// The tensor.
-        name: String,
-        /// As the config has it.
-        expected: usize,
-        /// As the file has it; 0 where it is missing.
-        found: usize,
-    },
+    Load(#[from] LoadError),
     /// The text could not be run through the model.
     #[error(transparent)]
     Eval(#[from] EvalError),
@@ -125,15 +103,23 @@ const KINDS: [(&str, &str); 9] = [
 const RANDOM: &str = "random matrices (fixed)";
 const OTHER: &str = "other";
 
-fn groups(file: &TensorFile) -> Vec<Group> {
-    let names = KINDS.iter().map(|&(_, name)| name).chain([OTHER]);
-    let mut groups: Vec<Group> = names.map(|name| Group { name, tensors: 0, numbers: 0, bytes: 0 }).collect();
-    for (name, info) in file.tensors() {
-        let kind = KINDS.iter().find(|(part, _)| name.contains(part)).map_or(OTHER, |&(_, kind)| kind);
-        for group in groups.iter_mut().filter(|g| g.name == kind) {
+/// What a tensor of this name is.
+pub(crate) fn kind(name: &str) -> &'static str {
+    KINDS.iter().find(|(part, _)| name.contains(part)).map_or(OTHER, |&(_, kind)| kind)
+}
+
+/// All kinds, in the order of reports.
+pub(crate) fn kinds() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().map(|&(_, name)| name).chain([OTHER])
+}
+
+fn groups(stored: &Stored) -> Vec<Group> {
+    let mut groups: Vec<Group> = kinds().map(|name| Group { name, tensors: 0, numbers: 0, bytes: 0 }).collect();
+    for tensor in stored.tensors() {
+        for group in groups.iter_mut().filter(|g| g.name == kind(tensor.name)) {
             group.tensors += 1;
-            group.numbers += info.numbers();
-            group.bytes += info.bytes();
+            group.numbers += tensor.shape.iter().product::<usize>() as u64;
+            group.bytes += tensor.bytes as u64;
         }
     }
     groups.retain(|g| g.tensors > 0);
@@ -152,20 +138,13 @@ fn half_life(logit: f64) -> f64 {
 /// # Errors
 /// [`InspectError`] where a file is missing or wrong.
 pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
-    let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|source| InspectError::Read { path, source })?;
-    let config = DecoderConfig::from_json(&text)?;
-    let mut file = TensorFile::open(folder)?;
-    let mut read = |name: String, expected: usize| {
-        let values = file.read_f32(&name)?.unwrap_or_default();
-        let found = values.len();
-        (found == expected).then_some(values).ok_or(InspectError::Shape { name, expected, found })
-    };
+    let stored = Stored::open(folder)?;
+    let config = stored.config();
     let mut heads = Vec::new();
     for layer in 0..config.num_hidden_layers {
         let at = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
-        let sigma = read(at("sigma"), config.num_attention_heads * config.head_dim)?;
-        let bias = config.gate.then(|| read(at("gate.bias"), config.num_attention_heads)).transpose()?;
+        let sigma = stored.floats(&at("sigma"))?;
+        let bias = config.gate.then(|| stored.floats(&at("gate.bias"))).transpose()?;
         for (head, sigma) in sigma.chunks_exact(config.head_dim).enumerate() {
             heads.push(Head {
                 layer,
@@ -179,7 +158,7 @@ pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
             });
         }
     }
-    let groups = groups(&file);
+    let groups = groups(&stored);
     let parameters = groups.iter().filter(|g| g.name != RANDOM).map(|g| g.numbers).sum();
     Ok(InspectReport { parameters, groups, state_bytes: config.state_bytes(), heads, on_text: None })
 }

@@ -1,17 +1,19 @@
-//! The command line `tidegate-weights`: arguments, the progress bar, and reports as tables or JSON.
+//! The command line `tidegate-weights`: arguments, progress bars, and reports as tables or JSON.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use tidegate_model::Device;
+use tidegate_model::{Device, WeightType};
 use tidegate_weights::eval::{Checkpoint, EvalReport, Progress, evaluate};
 use tidegate_weights::inspect::{InspectReport, inspect, observe};
+use tidegate_weights::quantize::{Draft, OnText, QuantizeOptions, QuantizeReport};
 use tidegate_weights::table::{Table, grouped};
 
-/// Evaluates and inspects the checkpoints that `tidegate` serves.
+/// Evaluates, inspects and quantises the checkpoints that `tidegate` serves.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-weights", version)]
 struct Cli {
@@ -38,11 +40,25 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         text: Option<PathBuf>,
     },
+    /// Writes a copy of a checkpoint whose matrices are quantised (model.gguf); with a text also what that costs.
+    Quantize {
+        #[command(flatten)]
+        common: Common,
+        /// What matrices become: q8_0, q4_0, q4_k, f16 or bf16; f16 where their rows are not whole blocks of it.
+        #[arg(long, value_name = "TYPE", value_parser = smaller)]
+        to: WeightType,
+        /// The folder to write; new, or empty.
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
+        /// UTF-8 text, `<|endoftext|>` between documents.
+        #[arg(long, value_name = "FILE")]
+        text: Option<PathBuf>,
+    },
 }
 
 #[derive(Args, Debug)]
 struct Common {
-    /// Checkpoint folder: config.json, model.safetensors, tokenizer.json.
+    /// Checkpoint folder: config.json, model.safetensors (or model.gguf), tokenizer.json.
     #[arg(long, value_name = "FOLDER", env = "TIDEGATE_MODEL")]
     model: PathBuf,
     /// Predict only the first so many tokens of the text.
@@ -51,6 +67,13 @@ struct Common {
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
+}
+
+fn smaller(text: &str) -> Result<WeightType, String> {
+    match text.parse() {
+        Ok(WeightType::F32) => Err("f32 is nothing smaller".into()),
+        kind => kind,
+    }
 }
 
 fn main() -> Result<()> {
@@ -78,16 +101,53 @@ fn main() -> Result<()> {
                 print!("{}", inspect_tables(&report));
             }
         }
+        Command::Quantize { common, to, out, text } => {
+            let report = quantize(&common, to, &out, text.as_deref())?;
+            if common.json {
+                println!("{}", serde_json::to_string_pretty(&report)?);
+            } else {
+                print!("{}", quantize_tables(&report));
+            }
+        }
     }
     Ok(())
+}
+
+fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) -> Result<QuantizeReport> {
+    let measured = |folder: &Path, text: &Path| -> Result<EvalReport> {
+        let checkpoint = Checkpoint::load(folder, &Device::Cpu)?;
+        Ok(with_bar(text, common.limit, |tick| evaluate(&checkpoint, text, common.limit, tick))??)
+    };
+    let bar = bar(0)?;
+    let options = QuantizeOptions { model: &common.model, to, out };
+    let draft = Draft::write(&options, &mut |written| {
+        bar.set_length(written.of);
+        bar.set_position(written.bytes);
+        bar.set_message(format!("{} of {} bytes", grouped(written.bytes), grouped(written.of)));
+    })?;
+    bar.finish_and_clear();
+    let on_text = match text {
+        Some(text) => {
+            let (before, after) = (measured(&common.model, text)?, measured(draft.folder(), text)?);
+            Some(OnText::new(text, common.limit, before, after))
+        }
+        None => None,
+    };
+    Ok(draft.finish(on_text)?)
+}
+
+/// A progress bar on stderr.
+fn bar(length: u64) -> Result<ProgressBar> {
+    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(5));
+    bar.set_style(ProgressStyle::with_template("{bar:30} {percent:>3}% {elapsed_precise} {msg}")?);
+    Ok(bar)
 }
 
 /// Runs `work` under a progress bar on stderr: over the limit's tokens, or else the file's bytes.
 fn with_bar<T>(text: &Path, limit: Option<u64>, work: impl FnOnce(&mut dyn FnMut(Progress)) -> T) -> Result<T> {
     // A file that cannot be looked at is reported by the work itself, in its own words.
     let length = limit.or_else(|| std::fs::metadata(text).ok().map(|m| m.len())).unwrap_or(0);
-    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(5));
-    bar.set_style(ProgressStyle::with_template("{bar:30} {percent:>3}% {elapsed_precise} {msg}")?);
+    let bar = bar(length)?;
     let start = Instant::now();
     let result = work(&mut |p| {
         bar.set_position(if limit.is_some() { p.tokens } else { p.bytes_read });
@@ -157,4 +217,43 @@ fn inspect_tables(report: &InspectReport) -> String {
         format!("\n{} tokens of text\n{layers}", grouped(seen.tokens))
     });
     format!("{groups}\n{totals}\n{heads}{on_text}")
+}
+
+fn quantize_tables(report: &QuantizeReport) -> String {
+    let mut groups = Table::new(["group", "tensors", "bytes before", "bytes after"]);
+    for g in &report.groups {
+        groups.row([g.name.into(), g.tensors.to_string(), grouped(g.before), grouped(g.after)]);
+    }
+    let sum = |f: fn(&tidegate_weights::quantize::GroupBytes) -> u64| grouped(report.groups.iter().map(f).sum());
+    groups.row(["all".into(), sum(|g| g.tensors), sum(|g| g.before), sum(|g| g.after)]);
+
+    let mut matrices = Table::new(["matrices", "tensors", "columns", "stored as", "relative error"]);
+    for m in &report.matrices {
+        let error = format!("{:.3} %", 100.0 * m.relative_error);
+        matrices.row([
+            m.name.clone(),
+            m.tensors.to_string(),
+            grouped(m.columns as u64),
+            m.stored_as.to_string(),
+            error,
+        ]);
+    }
+    let mut rest = String::new();
+    let block = report.to.block().0;
+    for m in report.in_f16() {
+        let _ = writeln!(rest, "{}: rows of {} numbers are not whole blocks of {block}, so f16", m.name, m.columns);
+    }
+    if let Some(seen) = &report.on_text {
+        let heading = format!("{} tokens of {}", grouped(seen.before.tokens), seen.text);
+        let mut table = Table::new([&heading, "before", "after", "difference"]);
+        let mut row = |name: &str, before: f64, after: f64, difference: f64| {
+            table.row([name.into(), format!("{before:.5}"), format!("{after:.5}"), format!("{difference:+.5}")]);
+        };
+        let (before, after) = (&seen.before, &seen.after);
+        row("nats per token", before.nats, after.nats, after.nats - before.nats);
+        row("perplexity", before.perplexity, after.perplexity, seen.perplexity_difference);
+        row("bits per byte", before.bits_per_byte, after.bits_per_byte, seen.bits_per_byte_difference);
+        let _ = write!(rest, "\n{table}");
+    }
+    format!("{groups}\n{matrices}{rest}")
 }

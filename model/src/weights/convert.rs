@@ -34,7 +34,7 @@ pub(super) fn matrix(
     rows: usize,
     columns: usize,
 ) -> Result<Matrix<'static>, LoadError> {
-    let kind = if columns.is_multiple_of(kind.block().0) { kind } else { WeightType::F16 };
+    let kind = kind.for_rows_of(columns);
     let bytes = match kind {
         WeightType::F32 => numbers.iter().flat_map(|v| v.to_le_bytes()).collect(),
         WeightType::Bf16 => numbers.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),

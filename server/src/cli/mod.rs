@@ -208,7 +208,7 @@ pub(crate) struct GenerateArgs {
 /// Which model, and on what.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// Checkpoint folder (config.json, model.safetensors, tokenizer.json); the shipped one where absent.
+    /// Checkpoint folder (config.json, model.safetensors or model.gguf, tokenizer.json); the shipped one where absent.
     #[arg(long, env = "TIDEGATE_MODEL", value_name = "FOLDER")]
     pub(crate) model: Option<PathBuf>,
     /// Threads that compute; one for each core where absent.

@@ -43,7 +43,7 @@ const HEADER: usize = header::HELD * 6 + MAX_PENDING * 11 + 2048;
 pub struct Fingerprint {
     /// SHA-256 of the checkpoint's `config.json`, 64 hexadecimal digits; so are the others.
     pub architecture: String,
-    /// That of its `model.safetensors`.
+    /// That of its `model.safetensors` or `model.gguf`, whichever is loaded.
     pub weights: String,
     /// That of its `tokenizer.json`.
     pub tokenizer: String,
