@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use super::tile::{Job, Load, Vector, run as sweep};
 
 /// Eight lanes.
-pub(super) type V = __m256;
+pub(in crate::kernels) type V = __m256;
 
 impl Vector for V {
     const LANES: usize = 8;

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use super::tile::{Job, Load, Vector, run as sweep};
 
 /// Sixteen lanes.
-pub(super) type V = __m512;
+pub(in crate::kernels) type V = __m512;
 
 impl Vector for V {
     const LANES: usize = 16;

@@ -4,13 +4,13 @@
 //! crosses lanes, and the result is the same bits on every instruction set, for any number of rows and threads.
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(super) mod avx512;
 #[cfg(target_arch = "aarch64")]
-mod neon;
+pub(super) mod neon;
 mod plain;
-mod tile;
+pub(super) mod tile;
 
 use std::ops::Range;
 

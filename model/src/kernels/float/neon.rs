@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::tile::{Job, Load, Vector, run as sweep};
 
 /// Four lanes.
-pub(super) type V = float32x4_t;
+pub(in crate::kernels) type V = float32x4_t;
 
 impl Vector for V {
     const LANES: usize = 4;

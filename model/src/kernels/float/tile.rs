@@ -10,7 +10,7 @@ use crate::kernels::panels::{self, GROUP, Output, PANEL};
 ///
 /// # Safety
 /// Every function needs the instruction set that the register belongs to.
-pub(super) trait Vector: Copy {
+pub(in crate::kernels) trait Vector: Copy {
     /// Its lanes; they divide [`GROUP`].
     const LANES: usize;
     unsafe fn zero() -> Self;
@@ -22,7 +22,7 @@ pub(super) trait Vector: Copy {
 }
 
 /// Weights that a register of `V` can be filled with.
-pub(super) trait Load<V>: Element {
+pub(in crate::kernels) trait Load<V>: Element {
     /// Reads `at[0..LANES]`, widened.
     ///
     /// # Safety

@@ -1,0 +1,314 @@
+//! Softmax attention of some queries of one head to one block of cached keys and values, and the sum over blocks.
+//!
+//! Keys lie in panels of sixty-four, a coordinate of all of them side by side: a score is one chain of fused
+//! multiply-adds in a lane of its own, and no sum crosses lanes. Values lie row by row, and each column of the output
+//! is one chain over the block's keys. So a query's sums are the same bits whichever queries are computed beside it.
+
+mod tile;
+
+use half::bf16;
+use half::slice::HalfBitsSliceExt;
+
+use super::activation::exp_lane;
+use super::float::tile::Load;
+#[cfg(target_arch = "aarch64")]
+use super::float::neon;
+#[cfg(target_arch = "x86_64")]
+use super::float::{avx2, avx512};
+pub(crate) use super::panels::PANEL;
+use super::plain::reduce;
+use super::{Isa, LANES, multiversion};
+use tile::Job;
+
+/// Keys of a block, which are summed up before blocks are: few enough that one head's keys and values stay in the
+/// second cache while the queries of a prompt pass, many enough that adding blocks up costs little.
+pub(crate) const BLOCK: usize = 256;
+/// A number of the cache as it is stored.
+pub(crate) trait Cached: Copy + Send + Sync + Default + 'static {
+    /// What the kernels load.
+    #[allow(private_bounds, reason = "each instruction set's own")]
+    type Loaded: Simd;
+
+    /// The numbers as they are loaded.
+    fn loaded(numbers: &[Self]) -> &[Self::Loaded];
+    /// The value, exact.
+    fn widen(self) -> f32;
+    /// The nearest number.
+    fn nearest(value: f32) -> Self;
+}
+
+impl Cached for f32 {
+    type Loaded = Self;
+
+    fn loaded(numbers: &[Self]) -> &[Self] {
+        numbers
+    }
+
+    fn widen(self) -> f32 {
+        self
+    }
+
+    fn nearest(value: f32) -> Self {
+        value
+    }
+}
+
+/// The bits of a bfloat16: memory for plain integers comes zeroed from the system, page by page as it is written.
+impl Cached for u16 {
+    type Loaded = bf16;
+
+    fn loaded(numbers: &[Self]) -> &[bf16] {
+        numbers.reinterpret_cast()
+    }
+
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
+
+    fn nearest(value: f32) -> Self {
+        bf16::from_f32(value).to_bits()
+    }
+}
+
+/// How a block lies: keys (places / 64, d, 64), then values (places, d padded to whole lanes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    /// Length of a key and a value.
+    pub(crate) d: usize,
+    /// Keys that fit, a multiple of [`PANEL`].
+    pub(crate) places: usize,
+}
+
+impl Block {
+    /// Columns of a stored value: d, padded.
+    pub(crate) fn columns(self) -> usize {
+        self.d.next_multiple_of(LANES)
+    }
+
+    /// Numbers of the block.
+    pub(crate) fn numbers(self) -> usize {
+        self.places * (self.d + self.columns())
+    }
+
+    /// Numbers of what a query takes from a block: the weighted sum of values (columns), the largest score, the sum
+    /// of weights.
+    pub(crate) fn taken(self) -> usize {
+        self.columns() + 2
+    }
+
+    /// Puts a key and a value (d each) at a place.
+    pub(crate) fn write<S: Cached>(self, block: &mut [S], place: usize, k: &[f32], v: &[f32]) {
+        let (keys, values) = block.split_at_mut(self.places * self.d);
+        let panel = &mut keys[place / PANEL * PANEL * self.d..][..PANEL * self.d];
+        for (coordinate, &k) in panel.chunks_exact_mut(PANEL).zip(k) {
+            coordinate[place % PANEL] = S::nearest(k);
+        }
+        for (to, &v) in values[place * self.columns()..].iter_mut().zip(v) {
+            *to = S::nearest(v);
+        }
+    }
+
+    /// The key at a place.
+    pub(crate) fn key<S: Cached>(self, block: &[S], place: usize) -> impl Iterator<Item = f32> {
+        let panel = &block[place / PANEL * PANEL * self.d..][..PANEL * self.d];
+        panel.iter().skip(place % PANEL).step_by(PANEL).map(|v| v.widen())
+    }
+
+    /// The value at a place.
+    pub(crate) fn value<S: Cached>(self, block: &[S], place: usize) -> impl Iterator<Item = f32> {
+        block[self.places * self.d + place * self.columns()..][..self.d].iter().map(|v| v.widen())
+    }
+}
+
+#[inline(always)]
+fn weigh_body(scores: &mut [f32], held: usize, ends: &mut [f32]) {
+    let lanes = held.next_multiple_of(LANES);
+    scores[held..lanes].fill(f32::NEG_INFINITY);
+    let (groups, _) = scores[..lanes].as_chunks_mut::<LANES>();
+    let mut most = [f32::NEG_INFINITY; LANES];
+    for group in groups.iter() {
+        for l in 0..LANES {
+            most[l] = most[l].max(group[l]);
+        }
+    }
+    let most = most.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    for group in groups.iter_mut() {
+        for score in group {
+            *score = exp_lane(*score - most);
+        }
+    }
+    // The exponential's clamp leaves a little where there is no key.
+    scores[held..lanes].fill(0.0);
+    let mut sums = [0.0f32; LANES];
+    for group in scores[..lanes].as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            sums[l] += group[l];
+        }
+    }
+    (ends[0], ends[1]) = (most, reduce(sums));
+}
+
+multiversion! {
+    /// Turns the first `held` scores into weights `exp(score - largest)`, the rest of their lanes into nothing.
+    /// ends: the largest score and the sum of weights
+    fn weigh(scores: &mut [f32], held: usize, ends: &mut [f32]) = weigh_body;
+}
+
+/// A number that every instruction set can load.
+#[cfg(target_arch = "x86_64")]
+trait Simd: Load<tile::Lanes> + Load<avx2::V> + Load<avx512::V> {}
+#[cfg(target_arch = "x86_64")]
+impl<T: Load<tile::Lanes> + Load<avx2::V> + Load<avx512::V>> Simd for T {}
+/// A number that every instruction set can load.
+#[cfg(target_arch = "aarch64")]
+trait Simd: Load<tile::Lanes> + Load<neon::V> {}
+#[cfg(target_arch = "aarch64")]
+impl<T: Load<tile::Lanes> + Load<neon::V>> Simd for T {}
+/// A number that every instruction set can load.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+trait Simd: Load<tile::Lanes> {}
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+impl<T: Load<tile::Lanes>> Simd for T {}
+
+/// What queries (each scaled) take from the first `held` places of a block: `exp(q k - m) v` and `exp(q k - m)` summed
+/// over its keys, with m the largest `q k`.
+///
+/// q: (queries, d) -> out: (queries, [`Block::taken`])
+///
+/// # Panics
+/// When the lengths do not fit.
+pub(crate) fn take<S: Cached>(isa: Isa, block: &[S], shape: Block, held: usize, q: &[f32], out: &mut [f32]) {
+    let Block { d, .. } = shape;
+    assert!(held > 0 && q.len().is_multiple_of(d) && out.len() == q.len() / d * shape.taken(), "softmax: lengths");
+    typed(Job { block: S::loaded(block), shape, held, q, out, isa });
+}
+
+fn typed<W: Simd>(job: Job<'_, W>) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn two<W: Simd>(job: Job<'_, W>) {
+        // SAFETY: this function is called where the machine has AVX2.
+        unsafe { tile::run::<avx2::V, W, 8, 2, 2>(job) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn five<W: Simd>(job: Job<'_, W>) {
+        // SAFETY: this function is called where the machine has AVX-512.
+        unsafe { tile::run::<avx512::V, W, 4, 4, 1>(job) };
+    }
+    match job.isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields this only where the machine has AVX2, FMA and F16C.
+        Isa::Avx2 => unsafe { two(job) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { five(job) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::available` yields this only where the machine has NEON.
+        Isa::Neon => unsafe { tile::run::<neon::V, W, 16, 4, 4>(job) },
+        // SAFETY: plain numbers need no instruction set.
+        Isa::Plain => unsafe { tile::run::<tile::Lanes, W, 4, 1, 1>(job) },
+    }
+}
+
+#[inline(always)]
+fn add_body(all: &mut [f32], next: &[f32]) {
+    let columns = all.len() - 2;
+    let most = all[columns].max(next[columns]);
+    let (ours, theirs) = (exp_lane(all[columns] - most), exp_lane(next[columns] - most));
+    for (all, next) in all[..columns].iter_mut().zip(next) {
+        *all = all.mul_add(ours, next * theirs);
+    }
+    all[columns] = most;
+    all[columns + 1] = all[columns + 1].mul_add(ours, next[columns + 1] * theirs);
+}
+
+multiversion! {
+    /// Adds what was taken from the next block, both brought to the larger of the two largest scores.
+    pub(crate) fn add(all: &mut [f32], next: &[f32]) = add_body;
+}
+
+/// The weighted mean of the values. all: ([`Block::taken`]) -> out: (d)
+pub(crate) fn mean(all: &[f32], out: &mut [f32]) {
+    let scale = 1.0 / all[all.len() - 1];
+    out.iter_mut().zip(all).for_each(|(out, sum)| *out = sum * scale);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wave(n: usize, f: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * f).sin()).collect()
+    }
+
+    fn filled<S: Cached>(shape: Block, count: usize) -> Vec<S> {
+        let mut block = vec![S::default(); shape.numbers()];
+        for place in 0..count {
+            let (k, v) = (wave(shape.d, 0.3 + place as f32), wave(shape.d, 0.7 + place as f32));
+            shape.write(&mut block, place, &k, &v);
+        }
+        block
+    }
+
+    fn taken(isa: Isa, shape: Block, held: usize, q: &[f32]) -> Vec<u32> {
+        let mut out = vec![f32::NAN; 2 * q.len() / shape.d * shape.taken()];
+        let (a, b) = out.split_at_mut(q.len() / shape.d * shape.taken());
+        take(isa, &filled::<f32>(shape, held), shape, held, q, a);
+        take(isa, &filled::<u16>(shape, held), shape, held, q, b);
+        let next = b.to_vec();
+        add(isa, &mut a[..shape.taken()], &next[..shape.taken()]);
+        out.iter().map(|v| v.to_bits()).collect()
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_plain_bits() {
+        for (d, places, held) in [(64, 256, 256), (64, 256, 1), (5, 64, 17), (37, 128, 70), (96, 256, 255)] {
+            let shape = Block { d, places };
+            for queries in [1, 2, 11] {
+                let q = wave(queries * d, 1.1);
+                let want = taken(Isa::Plain, shape, held, &q);
+                for isa in Isa::available() {
+                    assert_eq!(taken(isa, shape, held, &q), want, "{isa:?} {shape:?} {held} {queries}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_query_takes_the_same_alone_and_beside_others() {
+        let shape = Block { d: 40, places: 128 };
+        let (q, block) = (wave(9 * 40, 1.1), filled::<f32>(shape, 100));
+        let taken = |q: &[f32]| {
+            let mut out = vec![f32::NAN; q.len() / 40 * shape.taken()];
+            take(Isa::detect(), &block, shape, 100, q, &mut out);
+            out
+        };
+        let alone: Vec<f32> = q.chunks_exact(40).flat_map(taken).collect();
+        assert_eq!(taken(&q), alone);
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let shape = Block { d: 5, places: 64 };
+        let block = filled::<f32>(shape, 64);
+        assert_eq!(shape.key(&block, 7).collect::<Vec<f32>>(), wave(5, 7.3));
+        assert_eq!(shape.value(&block, 7).collect::<Vec<f32>>(), wave(5, 7.7));
+    }
+
+    #[test]
+    fn scores_of_any_size_leave_no_nan() {
+        let shape = Block { d: 1, places: 64 };
+        let mut block = vec![0.0f32; shape.numbers()];
+        for (place, k) in [-3e38f32, 3e38, 0.0, -1.0].into_iter().enumerate() {
+            shape.write(&mut block, place, &[k], &[place as f32]);
+        }
+        let (mut all, mut next) = (vec![0.0; shape.taken()], vec![0.0; shape.taken()]);
+        take(Isa::detect(), &block, shape, 4, &[1.0], &mut all);
+        take(Isa::detect(), &block, shape, 1, &[1.0], &mut next);
+        add(Isa::detect(), &mut all, &next);
+        let mut out = [f32::NAN];
+        mean(&all, &mut out);
+        assert!((out[0] - 1.0).abs() < 1e-6, "{out:?}");
+    }
+}

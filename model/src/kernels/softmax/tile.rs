@@ -1,0 +1,193 @@
+//! Scores and sums of values as one product of two: some rows of `x` against rows of lanes, their sums in registers
+//! from the first to the last.
+
+use super::{BLOCK, Block, PANEL, weigh};
+use crate::kernels::Isa;
+use crate::kernels::float::tile::{Load, Vector};
+use crate::kernels::panels::GROUP;
+
+/// Queries that pass together: by four registers of AVX-512 they are 24 sums.
+pub(super) const TILE: usize = 6;
+
+/// Sixteen lanes of plain numbers: the definition.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes([f32; GROUP]);
+
+impl Vector for Lanes {
+    const LANES: usize = GROUP;
+
+    unsafe fn zero() -> Self {
+        Self([0.0; GROUP])
+    }
+
+    unsafe fn splat(value: f32) -> Self {
+        Self([value; GROUP])
+    }
+
+    unsafe fn mul_add(self, by: Self, to: Self) -> Self {
+        Self(std::array::from_fn(|l| self.0[l].mul_add(by.0[l], to.0[l])))
+    }
+
+    unsafe fn store(self, at: *mut f32) {
+        // SAFETY: sixteen numbers are writable, by the caller's promise.
+        unsafe { at.cast::<[f32; GROUP]>().write_unaligned(self.0) };
+    }
+}
+
+impl Load<Lanes> for f32 {
+    unsafe fn load(at: *const Self) -> Lanes {
+        // SAFETY: sixteen are readable, by the caller's promise.
+        Lanes(unsafe { at.cast::<[f32; GROUP]>().read_unaligned() })
+    }
+}
+
+impl Load<Lanes> for half::bf16 {
+    unsafe fn load(at: *const Self) -> Lanes {
+        // SAFETY: as above.
+        Lanes(unsafe { at.cast::<[Self; GROUP]>().read_unaligned() }.map(Self::to_f32))
+    }
+}
+
+/// `out (m, lanes) = x (m, k) . w (k, lanes)`, each a chain over k; neighbours in a column are a stride apart.
+struct Product<W> {
+    x: *const f32,
+    x_stride: usize,
+    k: usize,
+    w: *const W,
+    w_stride: usize,
+    out: *mut f32,
+    out_stride: usize,
+}
+
+impl<W> Product<W> {
+    /// `M` rows by `R` registers from lane `at` on.
+    ///
+    /// # Safety
+    /// The machine has the set of `V`, and all that is read and written lies in what the pointers belong to.
+    #[inline(always)]
+    unsafe fn tile<V: Vector, const M: usize, const R: usize>(&self, at: usize)
+    where
+        W: Load<V>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [[V::zero(); R]; M];
+            for i in 0..self.k {
+                let row = self.w.add(i * self.w_stride + at);
+                let mut lanes = [V::zero(); R];
+                for (r, lanes) in lanes.iter_mut().enumerate() {
+                    *lanes = W::load(row.add(r * V::LANES));
+                }
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    let x = V::splat(*self.x.add(m * self.x_stride + i));
+                    for (sum, lanes) in sums.iter_mut().zip(&lanes) {
+                        *sum = x.mul_add(*lanes, *sum);
+                    }
+                }
+            }
+            for (m, sums) in sums.iter().enumerate() {
+                for (r, sum) in sums.iter().enumerate() {
+                    sum.store(self.out.add(m * self.out_stride + at + r * V::LANES));
+                }
+            }
+        }
+    }
+
+    /// `m` rows, at most [`TILE`], by `R` registers.
+    ///
+    /// # Safety
+    /// As for [`Self::tile`].
+    #[inline(always)]
+    unsafe fn rows<V: Vector, const R: usize>(&self, m: usize, at: usize)
+    where
+        W: Load<V>,
+    {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match m {
+                1 => self.tile::<V, 1, R>(at),
+                2 => self.tile::<V, 2, R>(at),
+                3 => self.tile::<V, 3, R>(at),
+                4 => self.tile::<V, 4, R>(at),
+                5 => self.tile::<V, 5, R>(at),
+                _ => self.tile::<V, TILE, R>(at),
+            }
+        }
+    }
+
+    /// `m` rows by so many lanes, whole groups. `ONE`, `MANY`: registers that one row and several meet at a time;
+    /// `GROUPED`: registers of a group.
+    ///
+    /// # Safety
+    /// As for [`Self::tile`].
+    #[inline(always)]
+    unsafe fn sweep<V: Vector, const ONE: usize, const MANY: usize, const GROUPED: usize>(&self, m: usize, lanes: usize)
+    where
+        W: Load<V>,
+    {
+        let mut at = 0;
+        while at < lanes {
+            // SAFETY: the caller's promise.
+            unsafe {
+                if m == 1 && lanes - at >= ONE * V::LANES {
+                    self.tile::<V, 1, ONE>(at);
+                    at += ONE * V::LANES;
+                } else if m > 1 && lanes - at >= MANY * V::LANES {
+                    self.rows::<V, MANY>(m, at);
+                    at += MANY * V::LANES;
+                } else {
+                    self.rows::<V, GROUPED>(m, at);
+                    at += GROUP;
+                }
+            }
+        }
+    }
+}
+
+/// What queries take from the first places of a block.
+pub(super) struct Job<'a, W> {
+    /// [`Block::numbers`]
+    pub(super) block: &'a [W],
+    pub(super) shape: Block,
+    pub(super) held: usize,
+    /// (queries, d)
+    pub(super) q: &'a [f32],
+    /// (queries, [`Block::taken`])
+    pub(super) out: &'a mut [f32],
+    /// For the weights.
+    pub(super) isa: Isa,
+}
+
+/// The whole job.
+///
+/// # Safety
+/// The machine has the set of `V`.
+#[inline(always)]
+pub(super) unsafe fn run<V: Vector, W: Load<V>, const ONE: usize, const MANY: usize, const GROUPED: usize>(
+    job: Job<'_, W>,
+) {
+    let Job { block, shape, held, q, out, isa } = job;
+    let (d, columns, taken) = (shape.d, shape.columns(), shape.taken());
+    let (keys, values) = block.split_at(shape.places * d);
+    assert!(held <= shape.places && shape.places <= BLOCK && values.len() == shape.places * columns, "softmax: lengths");
+    let mut scores = [0.0f32; TILE * BLOCK];
+    for (q, out) in q.chunks(TILE * d).zip(out.chunks_mut(TILE * taken)) {
+        let m = q.len() / d;
+        assert!(out.len() == m * taken, "softmax: lengths");
+        for (p, panel) in keys.chunks_exact(PANEL * d).take(held.div_ceil(PANEL)).enumerate() {
+            let (w, out) = (panel.as_ptr(), scores[p * PANEL..].as_mut_ptr());
+            let product =
+                Product { x: q.as_ptr(), x_stride: d, k: d, w, w_stride: PANEL, out, out_stride: BLOCK };
+            // SAFETY: m queries of d, d rows of a panel's lanes, and m rows of scores that hold all panels.
+            unsafe { product.sweep::<V, ONE, MANY, GROUPED>(m, PANEL) };
+        }
+        for (scores, out) in scores.chunks_exact_mut(BLOCK).zip(out.chunks_exact_mut(taken)) {
+            weigh(isa, scores, held, &mut out[columns..]);
+        }
+        let (x, w, out) = (scores.as_ptr(), values.as_ptr(), out.as_mut_ptr());
+        let product = Product { x, x_stride: BLOCK, k: held, w, w_stride: columns, out, out_stride: taken };
+        // SAFETY: m rows of weights, of which `held` are used; as many rows of values, whose lanes are `columns`; and m
+        // rows of the output that begin with as many.
+        unsafe { product.sweep::<V, ONE, MANY, GROUPED>(m, columns) };
+    }
+}
