@@ -10,9 +10,9 @@ use half::bf16;
 use half::slice::HalfBitsSliceExt;
 
 use super::activation::exp_lane;
-use super::float::tile::Load;
 #[cfg(target_arch = "aarch64")]
 use super::float::neon;
+use super::float::tile::Load;
 #[cfg(target_arch = "x86_64")]
 use super::float::{avx2, avx512};
 pub(crate) use super::panels::PANEL;
@@ -131,7 +131,14 @@ fn weigh_body(scores: &mut [f32], held: usize, ends: &mut [f32]) {
             most[l] = most[l].max(group[l]);
         }
     }
-    let most = most.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let mut width = LANES / 2;
+    while width > 0 {
+        for l in 0..width {
+            most[l] = most[l].max(most[l + width]);
+        }
+        width /= 2;
+    }
+    let most = most[0];
     for group in groups.iter_mut() {
         for score in group {
             *score = exp_lane(*score - most);

@@ -14,8 +14,8 @@ use crate::compute::{Compute, sized};
 use crate::kernels::parts::Parts;
 use crate::kernels::softmax::{self, BLOCK, Block, Cached};
 use crate::kernels::{Isa, threads::Threads};
-pub use crate::memory::{Cache, StateType};
 use crate::memory::{Blocks, Places};
+pub use crate::memory::{Cache, StateType};
 
 /// Queries whose takings from a block are held before they are added: some tiles of the kernel.
 const QUERIES: usize = 24;
@@ -150,12 +150,7 @@ impl Step<'_> {
     }
 
     /// One token of each row: a piece is one block of one head. -> whether every block was there
-    fn one<S: Cached>(
-        &self,
-        all: &mut [S],
-        (cx, taken): (&mut Compute, &mut Vec<f32>),
-        out: &mut [f32],
-    ) -> bool {
+    fn one<S: Cached>(&self, all: &mut [S], (cx, taken): (&mut Compute, &mut Vec<f32>), out: &mut [f32]) -> bool {
         let Places { heads, block: shape @ Block { d, .. }, .. } = self.places;
         let (rows, stride) = (self.inputs.slots.len(), shape.taken());
         let used = |row: usize| self.places.held(self.inputs.positions[row] + 1).div_ceil(shape.places);

@@ -169,15 +169,17 @@ pub(super) unsafe fn run<V: Vector, W: Load<V>, const ONE: usize, const MANY: us
     let Job { block, shape, held, q, out, isa } = job;
     let (d, columns, taken) = (shape.d, shape.columns(), shape.taken());
     let (keys, values) = block.split_at(shape.places * d);
-    assert!(held <= shape.places && shape.places <= BLOCK && values.len() == shape.places * columns, "softmax: lengths");
+    assert!(
+        held <= shape.places && shape.places <= BLOCK && values.len() == shape.places * columns,
+        "softmax: lengths"
+    );
     let mut scores = [0.0f32; TILE * BLOCK];
     for (q, out) in q.chunks(TILE * d).zip(out.chunks_mut(TILE * taken)) {
         let m = q.len() / d;
         assert!(out.len() == m * taken, "softmax: lengths");
         for (p, panel) in keys.chunks_exact(PANEL * d).take(held.div_ceil(PANEL)).enumerate() {
             let (w, out) = (panel.as_ptr(), scores[p * PANEL..].as_mut_ptr());
-            let product =
-                Product { x: q.as_ptr(), x_stride: d, k: d, w, w_stride: PANEL, out, out_stride: BLOCK };
+            let product = Product { x: q.as_ptr(), x_stride: d, k: d, w, w_stride: PANEL, out, out_stride: BLOCK };
             // SAFETY: m queries of d, d rows of a panel's lanes, and m rows of scores that hold all panels.
             unsafe { product.sweep::<V, ONE, MANY, GROUPED>(m, PANEL) };
         }
