@@ -297,10 +297,18 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read() {
-        let shape = Block { d: 5, places: 64 };
-        let block = filled::<f32>(shape, 64);
-        assert_eq!(shape.key(&block, 7).collect::<Vec<f32>>(), wave(5, 7.3));
-        assert_eq!(shape.value(&block, 7).collect::<Vec<f32>>(), wave(5, 7.7));
+        let shape = Block { d: 5, places: 128 };
+        let mut block = vec![0u16; shape.numbers()];
+        let numbers = |place: usize, which: usize| (0..5).map(move |i| ((which * 128 + place) * 5 + i) as f32 / 8.0);
+        let nearest = |v: f32| bf16::from_f32(v).to_f32();
+        for place in 0..128 {
+            let [k, v] = [0, 1].map(|which| numbers(place, which).collect::<Vec<f32>>());
+            shape.write(&mut block, place, &k, &v);
+        }
+        for place in 0..128 {
+            assert!(shape.key(&block, place).eq(numbers(place, 0).map(nearest)), "{place}");
+            assert!(shape.value(&block, place).eq(numbers(place, 1).map(nearest)), "{place}");
+        }
     }
 
     #[test]
