@@ -1,18 +1,21 @@
 //! The mixers: what moves information between tokens. One interface, chosen by the config.
 
+mod projections;
 mod rfa;
 pub(crate) mod rotary;
+mod softmax;
 
 use candle_core::Result;
 
 use crate::compute::Compute;
 use crate::config::{Attention, DecoderConfig};
-use crate::ops::recurrent;
+use crate::ops::{recurrent, softmax as cached};
 use crate::probe::LayerProbe;
 use crate::state::LayerState;
 use crate::weights::{LoadError, Weights};
 
 pub(crate) use rfa::RfaAttention;
+pub(crate) use softmax::SoftmaxAttention;
 
 /// Which slots a batch's rows belong to, and how many tokens each has seen before.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +41,7 @@ pub(crate) struct Buffers {
     h: Vec<f32>,    // (rows, time, heads d)
     normed: Vec<f32>,
     scan: recurrent::Buffers,
+    cached: cached::Buffers,
 }
 
 /// A layer that mixes tokens along time, with a state of constant size.
@@ -63,5 +67,6 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
 pub(crate) fn build(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Box<dyn Mixer>, LoadError> {
     match config.attention {
         Attention::Rfa => Ok(Box::new(RfaAttention::new(config, weights)?)),
+        Attention::Softmax => Ok(Box::new(SoftmaxAttention::new(config, weights)?)),
     }
 }

@@ -11,7 +11,7 @@ use candle_core::Device;
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::config::DecoderConfig;
+use crate::config::{Attention, DecoderConfig};
 use crate::decoder::Decoder;
 pub use crate::weights::LoadError;
 use crate::weights::{Entry, File, Source, WeightType, Weights};
@@ -176,11 +176,13 @@ pub fn tensors(config: &DecoderConfig) -> BTreeMap<String, Vec<usize>> {
             }
         }
         add("self_attn.o_proj.weight", &[hidden, inner]);
-        add("self_attn.sigma", &[heads, d]);
-        add("self_attn.random_matrices", &[heads, config.proj_dim, d]);
-        if config.gate {
-            add("self_attn.gate.weight", &[heads, hidden]);
-            add("self_attn.gate.bias", &[heads]);
+        if config.attention == Attention::Rfa {
+            add("self_attn.sigma", &[heads, d]);
+            add("self_attn.random_matrices", &[heads, config.proj_dim, d]);
+            if config.gate {
+                add("self_attn.gate.weight", &[heads, hidden]);
+                add("self_attn.gate.bias", &[heads]);
+            }
         }
         if config.output_norm {
             add("self_attn.o_norm.weight", &[d]);

@@ -31,6 +31,9 @@ pub enum ConfigError {
 pub enum Attention {
     /// Random feature attention (Peng et al., ICLR 2021), with or without the gate.
     Rfa,
+    /// Softmax attention to the last `sliding_window` tokens, whose keys and values are the state. Of the keys below,
+    /// `feature_map`, `gate`, `proj_dim` and `denominator_eps` say nothing to it.
+    Softmax,
 }
 
 /// How queries and keys become features.
@@ -112,10 +115,14 @@ pub struct DecoderConfig {
     /// The attention's feature map.
     #[serde(default = "gaussian")]
     pub feature_map: FeatureMap,
+    /// Tokens that softmax attention reads back, the newest among them; absent for random feature attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<usize>,
     /// Whether a learned gate forgets (RFA-Gate).
     #[serde(default = "yes")]
     pub gate: bool,
-    /// Random vectors of a head (D); a head has 2 D features.
+    /// Random vectors of a head (D); a head has 2 D features. 0 for softmax, where it may be absent.
+    #[serde(default)]
     pub proj_dim: usize,
     /// The denominator is held at or above this share of the weight seen so far.
     #[serde(default = "denominator_eps")]
@@ -126,7 +133,7 @@ pub struct DecoderConfig {
     /// Taps of the causal convolution on q, k and v; 0 for none.
     #[serde(default)]
     pub conv_kernel: usize,
-    /// Where positions enter.
+    /// Where positions enter; `rope` where it is absent and attention is softmax, as in a Llama.
     #[serde(default = "no_position")]
     pub position_embedding: PositionEmbedding,
     /// Base of the rotary angles.
@@ -187,7 +194,19 @@ impl DecoderConfig {
     /// # Errors
     /// [`ConfigError`] names the first key that is unknown, missing, of the wrong type or out of bounds.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        /// What has another default where attention is softmax.
+        #[derive(Deserialize)]
+        struct Given {
+            position_embedding: Option<serde::de::IgnoredAny>,
+        }
         let mut config: Self = serde_json::from_str(text)?;
+        if config.attention == Attention::Softmax {
+            let given: Given = serde_json::from_str(text)?;
+            if given.position_embedding.is_none() {
+                config.position_embedding = PositionEmbedding::Rope;
+            }
+            (config.gate, config.proj_dim) = (false, 0);
+        }
         if config.head_dim == 0 {
             let heads = config.num_attention_heads.max(1);
             if !config.hidden_size.is_multiple_of(heads) {
@@ -217,7 +236,14 @@ impl DecoderConfig {
         within("num_hidden_layers", self.num_hidden_layers, 1, 1024)?;
         within("num_attention_heads", self.num_attention_heads, 1, 1024)?;
         within("head_dim", self.head_dim, 1, 1024)?;
-        within("proj_dim", self.proj_dim, 1, 4096)?;
+        match (self.attention, self.sliding_window) {
+            (Attention::Softmax, window) => within("sliding_window", window.unwrap_or(0), 1, 1 << 24)?,
+            (Attention::Rfa, None) => within("proj_dim", self.proj_dim, 1, 4096)?,
+            (Attention::Rfa, Some(window)) => {
+                let bound = "absent where attention is rfa".into();
+                return Err(ConfigError::Bound { field: "sliding_window", bound, found: window.to_string() });
+            }
+        }
         within("conv_kernel", self.conv_kernel, 0, 16)?;
         within("rms_norm_eps", self.rms_norm_eps, 1e-12, 1e-1)?;
         within("denominator_eps", self.denominator_eps, 1e-6, 1.0)?;
@@ -242,9 +268,17 @@ impl DecoderConfig {
         self.num_attention_heads * self.head_dim
     }
 
-    /// f32 numbers that one head remembers: S (2D, d), z (2D) and c.
+    /// Numbers that one head remembers: S (2D, d), z (2D) and c, or the window's keys and values.
     pub fn head_state_len(&self) -> usize {
-        2 * self.proj_dim * (self.head_dim + 1) + 1
+        match self.attention {
+            Attention::Rfa => 2 * self.proj_dim * (self.head_dim + 1) + 1,
+            Attention::Softmax => 2 * self.window() * self.head_dim,
+        }
+    }
+
+    /// Tokens that softmax attention reads back, at least 1.
+    pub(crate) fn window(&self) -> usize {
+        self.sliding_window.unwrap_or(1)
     }
 
     /// Bytes of one conversation's state, however long its text.
@@ -266,9 +300,13 @@ impl DecoderConfig {
     /// Trained numbers; the fixed random matrices are not counted.
     pub fn parameters(&self) -> u64 {
         let (hidden, inner, heads) = (self.hidden_size, self.inner_size(), self.num_attention_heads);
-        let gate = if self.gate { heads * (hidden + 1) } else { 0 };
+        let own = match self.attention {
+            // Sigma, and the gates.
+            Attention::Rfa => inner + if self.gate { heads * (hidden + 1) } else { 0 },
+            Attention::Softmax => 0,
+        };
         let norm = if self.output_norm { self.head_dim } else { 0 };
-        let attention = 4 * hidden * inner + gate + inner + norm + 3 * inner * self.conv_kernel;
+        let attention = 4 * hidden * inner + own + norm + 3 * inner * self.conv_kernel;
         let block = attention + 3 * hidden * self.intermediate_size + 2 * hidden;
         let head = if self.tie_word_embeddings { 1 } else { 2 } * self.vocab_size * hidden;
         (self.num_hidden_layers * block + head + hidden) as u64
@@ -295,6 +333,20 @@ mod tests {
     }
 
     #[test]
+    fn softmax_has_rope_and_the_windows_keys_and_values() {
+        let text = SMALL.replace("\"proj_dim\": 16", "\"attention\": \"softmax\", \"sliding_window\": 24");
+        let config = DecoderConfig::from_json(&text).unwrap();
+        assert_eq!((config.position_embedding, config.gate, config.proj_dim), (PositionEmbedding::Rope, false, 0));
+        assert_eq!(config.state_bytes(), 2 * 2 * (2 * 24 * 16) * 4);
+        let block = 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32;
+        assert_eq!(config.parameters(), 2 * block + 2 * 97 * 32 + 32);
+        let again = DecoderConfig::from_json(&serde_json::to_string(&config).unwrap()).unwrap();
+        assert_eq!(again, config);
+        let none = text.replace("\"sliding_window\"", "\"position_embedding\": \"none\", \"sliding_window\"");
+        assert_eq!(DecoderConfig::from_json(&none).unwrap().position_embedding, PositionEmbedding::None);
+    }
+
+    #[test]
     fn an_unknown_key_is_named() {
         assert!(changed("\"proj_dim\"", "\"projdim\": 3, \"proj_dim\"").contains("projdim"));
     }
@@ -304,6 +356,11 @@ mod tests {
         for (from, to, field) in [
             ("\"vocab_size\": 97", "\"vocab_size\": 0", "vocab_size"),
             ("\"proj_dim\": 16", "\"proj_dim\": 5000", "proj_dim"),
+            ("\"proj_dim\": 16", "\"gate\": true", "proj_dim"),
+            ("\"proj_dim\": 16", "\"proj_dim\": 16, \"sliding_window\": 64", "sliding_window"),
+            ("\"proj_dim\": 16", "\"attention\": \"softmax\"", "sliding_window"),
+            ("\"proj_dim\": 16", "\"attention\": \"softmax\", \"sliding_window\": 0", "sliding_window"),
+            ("\"proj_dim\": 16", "\"attention\": \"softmax\", \"sliding_window\": 8, \"head_dim\": 7", "head_dim"),
             ("rfa_gate", "llama", "model_type"),
             ("[0, 3]", "97", "eos_token_id"),
             ("\"proj_dim\": 16", "\"proj_dim\": 16, \"conv_kernel\": 1", "conv_kernel"),

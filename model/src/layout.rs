@@ -8,7 +8,8 @@ pub struct StateLayout {
     pub layers: usize,
     /// Heads of a layer.
     pub heads: usize,
-    /// Numbers that a head remembers: S (2D, d) row by row, z (2D), c.
+    /// Numbers that a head remembers: S (2D, d) row by row, z (2D), c; for softmax attention the keys (window, d), then
+    /// the values, the token at position p in row p mod window.
     pub head: usize,
     /// Inputs that a layer's convolutions remember: kernel - 1, oldest first; 0 without convolutions.
     pub taps: usize,

@@ -1,8 +1,14 @@
-//! What the attention heads of one layer remember, for all slots of a pool: S in f32 or bf16, z and c in f32.
+//! What the attention heads of one layer remember, for all slots of a pool: S in f32 or bf16, z and c in f32; or, for
+//! softmax attention, the last keys and values.
+
+mod cache;
 
 use half::bf16;
 
 use crate::kernels::recurrence::Number;
+
+pub use cache::Cache;
+pub(crate) use cache::{Blocks, Places};
 
 /// How S is held in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,8 +16,52 @@ pub enum StateType {
     /// 32-bit floats.
     #[default]
     F32,
-    /// bfloat16, rounded by chance (of the text alone): half the bytes of each step of many conversations.
+    /// bfloat16, rounded by chance (of the text alone): half the bytes of each step of many conversations. Keys and
+    /// values, which are written once, are rounded to the nearest.
     Bf16,
+}
+
+/// What one layer remembers, whatever its attention is.
+#[derive(Debug)]
+pub(crate) enum LayerMemory {
+    /// Random feature attention.
+    Sums(Memory),
+    /// Softmax attention.
+    Cache(Cache),
+}
+
+impl LayerMemory {
+    /// Bytes of one slot.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Sums(memory) => memory.bytes(),
+            Self::Cache(cache) => cache.bytes(),
+        }
+    }
+
+    /// Makes a slot empty.
+    pub(crate) fn reset(&mut self, slot: usize) {
+        match self {
+            Self::Sums(memory) => memory.reset(slot),
+            Self::Cache(cache) => cache.reset(slot),
+        }
+    }
+
+    /// Adds a slot's numbers to `out`, head by head.
+    pub(crate) fn read(&self, slot: usize, out: &mut Vec<f32>) {
+        match self {
+            Self::Sums(memory) => memory.read(slot, out),
+            Self::Cache(cache) => cache.read(slot, out),
+        }
+    }
+
+    /// Puts back the numbers of a slot whose text has so many tokens.
+    pub(crate) fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64) {
+        match self {
+            Self::Sums(memory) => memory.write(slot, numbers),
+            Self::Cache(cache) => cache.write(slot, numbers, tokens),
+        }
+    }
 }
 
 /// All S of a layer: (slots, heads, 2D, d)

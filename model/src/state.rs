@@ -6,10 +6,10 @@ use candle_core::{Device, Result, Tensor, bail};
 
 use crate::block::Buffers;
 use crate::compute::Compute;
-use crate::config::DecoderConfig;
+use crate::config::{Attention, DecoderConfig};
 use crate::kernels::threads::Threads;
 use crate::layout::StateLayout;
-use crate::memory::{Memory, StateType};
+use crate::memory::{Cache, LayerMemory, Memory, StateType};
 
 /// How a pool is made.
 #[derive(Clone, Debug)]
@@ -32,8 +32,8 @@ impl PoolOptions {
 /// One layer's part of the pool.
 #[derive(Debug)]
 pub(crate) struct LayerState {
-    /// S, z and c of every head.
-    pub(crate) memory: Memory,
+    /// What every head remembers.
+    pub(crate) memory: LayerMemory,
     /// The last inputs of the convolutions of q, k and v, oldest first: (slots, conv_kernel - 1, 3 heads d); empty
     /// without convolutions
     pub(crate) conv: Vec<f32>,
@@ -44,6 +44,15 @@ impl Denominators {
     pub(crate) fn note(&mut self, all: usize, clamped: u64) {
         self.all += all as u64;
         self.clamped += clamped;
+    }
+}
+
+/// The empty memories of one layer.
+fn memory(config: &DecoderConfig, slots: usize, state: StateType) -> LayerMemory {
+    let (heads, d) = (config.num_attention_heads, config.head_dim);
+    match config.attention {
+        Attention::Rfa => LayerMemory::Sums(Memory::zeros(slots, heads, config.proj_dim, d, state)),
+        Attention::Softmax => LayerMemory::Cache(Cache::zeros(slots, heads, config.window(), d, state)),
     }
 }
 
@@ -93,7 +102,7 @@ impl StatePool {
         }
         let layout = config.state_layout();
         let layer = |_| LayerState {
-            memory: Memory::zeros(slots, config.num_attention_heads, config.proj_dim, config.head_dim, state),
+            memory: memory(config, slots, state),
             conv: vec![0.0; slots * layout.taps * layout.channels],
             denominators: Denominators::default(),
         };
@@ -119,7 +128,7 @@ impl StatePool {
         self.tokens.get(slot).copied().unwrap_or(0)
     }
 
-    /// Bytes of one slot, whatever it has seen.
+    /// Bytes of one slot, whatever it has seen; of a cache that is not full the system has given a part alone.
     pub fn state_bytes(&self) -> usize {
         let memories: usize = self.layers.iter().map(|layer| layer.memory.bytes()).sum();
         memories + self.layout.conv() * size_of::<f32>()
@@ -154,7 +163,7 @@ impl StatePool {
         Ok(())
     }
 
-    /// One layer of a slot, copied: memory (heads, 2D (d + 1) + 1) and the convolution's inputs.
+    /// One layer of a slot, copied: memory (heads, [`StateLayout::head`]) and the convolution's inputs.
     ///
     /// # Errors
     /// When there is no such slot or layer.
@@ -170,7 +179,7 @@ impl StatePool {
         Ok((Tensor::from_vec(numbers, (heads, head), &Device::Cpu)?, conv.transpose()?))
     }
 
-    /// A slot's numbers, copied: memory (layers, heads, 2D (d + 1) + 1), then the convolutions' inputs
+    /// A slot's numbers, copied: memory (layers, heads, [`StateLayout::head`]), then the convolutions' inputs
     /// (layers, kernel - 1, 3 heads d).
     ///
     /// # Errors
@@ -200,7 +209,7 @@ impl StatePool {
         let (memories, tails) = numbers.split_at(self.layout.memory());
         let (memory, conv) = (self.layout.heads * self.layout.head, self.layout.taps * self.layout.channels);
         for (i, layer) in self.layers.iter_mut().enumerate() {
-            layer.memory.write(slot, &memories[i * memory..][..memory]);
+            layer.memory.write(slot, &memories[i * memory..][..memory], tokens);
             layer.conv[slot * conv..][..conv].copy_from_slice(&tails[i * conv..][..conv]);
         }
         self.tokens[slot] = tokens;

@@ -90,6 +90,27 @@ fn a_shape_has_random_weights() {
 }
 
 #[test]
+fn softmax_attends_to_a_past_of_random_numbers() {
+    let list = ["--shape", "12m", "--mixer", "softmax,rfa-gate", "--depths", "0,600", "--batch", "2"];
+    let text = printed(&[&list[..], &["--output", "json"]].concat());
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 8);
+    for line in &lines[..4] {
+        assert_eq!((&line["mixer"], &line["past"]), (&"softmax".into(), &"drawn".into()), "{line}");
+        // Six layers of four heads: keys and values of the window of 768.
+        assert_eq!(line["state_bytes"], 6 * 4 * 2 * 768 * 64 * 4, "{line}");
+    }
+    assert!(lines[4..].iter().all(|line| (&line["mixer"], &line["past"]) == (&"rfa-gate".into(), &"read".into())));
+    let line = lines.iter().find(|line| line["kind"] == "decode" && line["depth"] == 600).unwrap();
+    let number = |key: &str| line[key].as_f64().unwrap();
+    let bytes = number("weight_bytes") + 2.0 * number("state_bytes") * 602.0 / 768.0;
+    let share = bytes / 2.0 / number("read_bandwidth") * number("tokens_per_second");
+    assert!((number("roof_share") / share - 1.0).abs() < 1e-6, "{line}: expected a share of {share}");
+    let table = printed(&list);
+    assert!(table.contains("The keys and values of softmax's past are random numbers."), "{table}");
+}
+
+#[test]
 fn a_folder_from_the_environment_is_measured_and_mistakes_are_named() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("weights/checkpoints/tidegate-tiny");
     let folder = shipped.to_str().unwrap();
@@ -97,7 +118,8 @@ fn a_folder_from_the_environment_is_measured_and_mistakes_are_named() {
         (&["--model", "/nowhere"][..], "error: /nowhere/config.json"),
         (&["--model", folder, "--shape", "12m"], "cannot be used with"),
         (&["--model", folder, "--mixer", "softmax"], "--mixer softmax: "),
-        (&["--shape", "12m", "--mixer", "softmax"], "error: --mixer softmax: "),
+        (&["--shape", "12m", "--mixer", "softmax", "--batch", "1000000"], "error: --mixer softmax: 1,000,000 rows of "),
+        (&["--shape", "12m", "--mixer", "softmax", "--depths", "99999999"], "sliding_window must be between 1 and "),
         (&["--weights", "q5_1"], "must be one of f32, bf16, f16, q8_0, q4_0, q4_k"),
         (&["--shape", "12m", "--batch", "100000000000000"], "error: the states cannot be allocated: "),
     ] {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use tidegate_model::checkpoint::{LoadError, Stored};
+use tidegate_model::config::Attention;
 use tidegate_model::probe::Probe;
 
 use crate::eval::{Checkpoint, EvalError, Progress, Walk};
@@ -141,7 +142,9 @@ pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
     let stored = Stored::open(folder)?;
     let config = stored.config();
     let mut heads = Vec::new();
-    for layer in 0..config.num_hidden_layers {
+    // Softmax attention's heads have neither sigma nor gate.
+    let layers = if config.attention == Attention::Rfa { config.num_hidden_layers } else { 0 };
+    for layer in 0..layers {
         let at = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
         let sigma = stored.floats(&at("sigma"))?;
         let bias = config.gate.then(|| stored.floats(&at("gate.bias"))).transpose()?;
@@ -189,8 +192,10 @@ pub fn observe(
             out.clamped = Some(seen.clamped[head] as f64 / tokens);
             out.measured_half_life = seen.log_gate.get(head).map(|sum| -std::f64::consts::LN_2 * tokens / sum);
         }
-        let clamped = seen.clamped.iter().sum::<u64>() as f64 / (tokens * heads as f64);
-        layers.push(LayerOnText { layer, clamped });
+        if seen.tokens > 0 {
+            let clamped = seen.clamped.iter().sum::<u64>() as f64 / (tokens * heads as f64);
+            layers.push(LayerOnText { layer, clamped });
+        }
     }
     report.on_text = Some(OnText { tokens: probe.first().map_or(0, |layer| layer.tokens), layers });
     Ok(())

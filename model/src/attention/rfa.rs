@@ -1,37 +1,32 @@
 //! Random feature attention with a learned scalar gate per head (Peng et al., ICLR 2021, equations 5 to 7).
 
-use candle_core::{D, Device, Result, Tensor};
+use candle_core::{D, Device, Result, Tensor, bail};
 
+use super::projections::Projections;
 use super::{Buffers, Mixer, Rows};
 use crate::compute::{Compute, sized};
 use crate::config::DecoderConfig;
 use crate::feature_map::GaussianFeatures;
-use crate::memory::Memory;
-use crate::nn::{Linear, RmsNorm};
-use crate::ops::{chunk, conv, recurrent};
+use crate::memory::{LayerMemory, Memory};
+use crate::nn::Linear;
+use crate::ops::{chunk, recurrent};
 use crate::probe::LayerProbe;
 use crate::state::LayerState;
 use crate::weights::{LoadError, Weights};
 
-/// Projections, short convolution, feature map, recurrence, norm of each head's output, projection back.
+/// Projections; feature map, gate and recurrence between them.
 #[derive(Debug)]
 pub(crate) struct RfaAttention {
     shape: recurrent::Shape,
-    qkv: Linear,                // (3 heads d, hidden)
-    conv: Option<conv::Conv>,   // weight (conv_kernel, 3 heads d)
+    projections: Projections,
     gate: Option<Linear>,       // (heads, hidden), with a bias
     features: GaussianFeatures, // (heads, D, d)
-    norm: Option<RmsNorm>,      // (d)
-    out: Linear,                // (hidden, heads d)
 }
 
 impl RfaAttention {
-    /// Reads `{q,k,v,o}_proj`, `gate`, `sigma`, `random_matrices`, `{q,k,v}_conv1d` and `o_norm` of one layer.
+    /// Reads `gate`, `sigma` and `random_matrices` of one layer, and what every mixer has.
     pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
-        let (hidden, inner) = (config.hidden_size, config.inner_size());
-        let (heads, d) = (config.num_attention_heads, config.head_dim);
-        let projection = |name: &str| weights.matrix(&format!("{name}_proj.weight"), inner, hidden);
-        let qkv = Linear::stack(&[projection("q")?, projection("k")?, projection("v")?])?;
+        let (hidden, heads, d) = (config.hidden_size, config.num_attention_heads, config.head_dim);
         let gate = if config.gate {
             let bias = weights.numbers("gate.bias", &[heads])?;
             Some(Linear::new(&weights.matrix("gate.weight", heads, hidden)?, Some(bias))?)
@@ -43,25 +38,11 @@ impl RfaAttention {
         };
         let random = tensor("random_matrices", &[heads, config.proj_dim, d])?;
         let sigma = tensor("sigma", &[heads, d])?;
-        let conv = if config.conv_kernel > 0 {
-            let taps = |name: &str| weights.numbers(&format!("{name}_conv1d.weight"), &[inner, 1, config.conv_kernel]);
-            Some(conv::Conv::new(&[taps("q")?, taps("k")?, taps("v")?], config.conv_kernel))
-        } else {
-            None
-        };
-        let norm = if config.output_norm {
-            Some(RmsNorm::new(weights.numbers("o_norm.weight", &[d])?, config.rms_norm_eps))
-        } else {
-            None
-        };
         Ok(Self {
             shape: recurrent::Shape { heads, head_dim: d, proj_dim: config.proj_dim, eps: config.denominator_eps },
-            qkv,
-            conv,
+            projections: Projections::new(config, weights)?,
             gate,
             features: GaussianFeatures::new(&random, &sigma)?,
-            norm,
-            out: Linear::new(&weights.matrix("o_proj.weight", hidden, inner)?, None)?,
         })
     }
 
@@ -140,44 +121,29 @@ impl Mixer for RfaAttention {
     ) -> Result<()> {
         let recurrent::Shape { heads, head_dim: d, .. } = self.shape;
         let (tokens, inner) = (rows.slots.len() * rows.time, heads * d);
-        let Buffers { qkv, convolved, gate, h, normed, scan } = buffers;
-        let mut qkv = sized(qkv, tokens * 3 * inner);
-        self.qkv.forward(cx, x, qkv);
-        if let Some(conv) = &self.conv {
-            let convolved = sized(convolved, qkv.len());
-            conv.forward(qkv, &mut state.conv, rows.slots, convolved)?;
-            qkv = convolved;
-        }
-        if let Some(angles) = rows.angles {
-            angles.rotate(qkv, 3 * inner, 2 * inner);
-        }
+        let Buffers { qkv, convolved, gate, h, normed, scan, .. } = buffers;
+        let LayerMemory::Sums(memory) = &mut state.memory else { bail!("attention: the memory is no sums") };
+        let qkv = self.projections.enter(cx, x, &mut state.conv, rows, (qkv, convolved))?;
         let gate = self.gate.as_ref().map(|layer| {
             let gate = sized(gate, tokens * heads);
             layer.forward(cx, x, gate);
             &*gate
         });
-        let mut h = sized(h, tokens * inner);
+        let h = sized(h, tokens * inner);
         match probe {
             None => {
                 let (slots, positions, layer) = (rows.slots, rows.positions, rows.layer);
                 let inputs = recurrent::Inputs { qkv, gate, slots, positions, layer };
-                let clamped = recurrent::scan(self.shape, &self.features, &mut state.memory, inputs, (cx, scan), h)?;
+                let clamped = recurrent::scan(self.shape, &self.features, memory, inputs, (cx, scan), h)?;
                 state.denominators.note(tokens * heads, clamped);
             }
-            Some(probe) => self.probed(qkv, gate, &mut state.memory, rows, h, probe)?,
+            Some(probe) => self.probed(qkv, gate, memory, rows, h, probe)?,
         }
-        if let Some(norm) = &self.norm {
-            let normed = sized(normed, h.len());
-            norm.forward(cx, h, normed);
-            h = normed;
-        }
-        self.out.forward(cx, h, out);
+        self.projections.leave(cx, h, normed, out);
         Ok(())
     }
 
     fn bytes(&self) -> usize {
-        let conv = self.conv.as_ref().map_or(0, conv::Conv::bytes);
-        let gate = self.gate.as_ref().map_or(0, Linear::bytes);
-        self.qkv.bytes() + conv + gate + self.features.bytes() + self.out.bytes()
+        self.projections.bytes() + self.gate.as_ref().map_or(0, Linear::bytes) + self.features.bytes()
     }
 }

@@ -10,6 +10,7 @@
 
 pub(crate) mod activation;
 pub(crate) mod decay;
+pub(crate) mod exponentials;
 pub(crate) mod float;
 pub(crate) mod norm;
 pub(crate) mod panels;
@@ -91,16 +92,17 @@ impl Isa {
 
 /// Asks for large pages under `memory`, where the system has them: weights are streamed from end to end, and small
 /// pages cost the streams a walk of the page tables every 4 KiB. Advice only.
-pub(crate) fn advise_huge(memory: &mut [u8]) {
+pub(crate) fn advise_huge<T>(memory: &mut [T]) {
     #[cfg(target_os = "linux")]
     {
         const PAGE: usize = 2 << 20;
-        let start = memory.as_mut_ptr().addr().next_multiple_of(PAGE) - memory.as_mut_ptr().addr();
-        let len = memory.len().saturating_sub(start) / PAGE * PAGE;
+        let first: *mut u8 = memory.as_mut_ptr().cast();
+        let start = first.addr().next_multiple_of(PAGE) - first.addr();
+        let len = size_of_val(memory).saturating_sub(start) / PAGE * PAGE;
         if len > 0 {
             // SAFETY: the range lies in `memory`, on whole pages, and the advice changes no contents. What it answers
             // does not matter.
-            unsafe { libc::madvise(memory[start..].as_mut_ptr().cast(), len, libc::MADV_HUGEPAGE) };
+            unsafe { libc::madvise(first.add(start).cast(), len, libc::MADV_HUGEPAGE) };
         }
     }
     let _ = memory;

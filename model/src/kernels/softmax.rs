@@ -1,144 +1,309 @@
-//! Exponentials of a row of logits: the weights that tokens are drawn by, and the sum under log probabilities.
+//! Softmax attention of some queries of one head to one block of cached keys and values, and the sum over blocks.
+//!
+//! Keys lie in panels of sixty-four, a coordinate of all of them side by side: a score is one chain of fused
+//! multiply-adds in a lane of its own, and no sum crosses lanes. Values lie row by row, and each column of the output
+//! is one chain over the block's keys. So a query's sums are the same bits whichever queries are computed beside it.
+
+mod tile;
+
+use half::bf16;
+use half::slice::HalfBitsSliceExt;
 
 use super::activation::exp_lane;
-use super::multiversion;
+use super::float::tile::Load;
+pub(crate) use super::panels::PANEL;
+use super::plain::reduce;
+use super::{Isa, LANES, multiversion, vector};
+use tile::Job;
 
-/// Lanes of the sum: eight of f64 are a register of AVX-512.
-const SUM_LANES: usize = 8;
+/// Keys of a block, which are summed up before blocks are: few enough that one head's keys and values stay in the
+/// second cache while the queries of a prompt pass, many enough that adding blocks up costs little.
+pub(crate) const BLOCK: usize = 256;
+/// A number of the cache as it is stored.
+pub(crate) trait Cached: Copy + Send + Sync + Default + 'static {
+    /// What the kernels load.
+    #[allow(private_bounds, reason = "the kernels' own")]
+    type Loaded: Load;
 
-#[inline(always)]
-fn weigh_body(logits: &[f32], inverse_temperature: f32, bounds: (f32, f32), out: (&mut [f32], &mut [f32])) {
-    let ((best, furthest), (distances, weights)) = (bounds, out);
-    for ((logit, distance), weight) in logits.iter().zip(distances).zip(weights) {
-        let found = (best - logit) * inverse_temperature;
-        // What is no number is not inside.
-        let inside = found <= furthest;
-        *distance = if inside { found } else { furthest };
-        let falling = exp_lane(-*distance);
-        *weight = if inside { falling } else { 0.0 };
+    /// The numbers as they are loaded.
+    fn loaded(numbers: &[Self]) -> &[Self::Loaded];
+    /// The value, exact.
+    fn widen(self) -> f32;
+    /// The nearest number.
+    fn nearest(value: f32) -> Self;
+}
+
+impl Cached for f32 {
+    type Loaded = Self;
+
+    fn loaded(numbers: &[Self]) -> &[Self] {
+        numbers
+    }
+
+    fn widen(self) -> f32 {
+        self
+    }
+
+    fn nearest(value: f32) -> Self {
+        value
     }
 }
 
-multiversion! {
-    /// How far each logit lies under the best over the temperature, at most `furthest`, and its weight: e to the power
-    /// of minus that, and 0 for what lies further or is no number.
-    ///
-    /// logits: (n), bounds: the best and `furthest` -> out: distances (n) and weights (n)
-    pub(crate) fn weigh(
-        logits: &[f32],
-        inverse_temperature: f32,
-        bounds: (f32, f32),
-        out: (&mut [f32], &mut [f32]),
-    ) = weigh_body;
-}
+/// The bits of a bfloat16: memory for plain integers comes zeroed from the system, page by page as it is written.
+impl Cached for u16 {
+    type Loaded = bf16;
 
-/// 1/0! to 1/13!: within half of ln 2, the series to here differs from e^x by less than f64 can hold.
-const SERIES: [f64; 14] = {
-    let mut series = [1.0; 14];
-    let mut n = 1;
-    while n < series.len() {
-        series[n] = series[n - 1] / n as f64;
-        n += 1;
+    fn loaded(numbers: &[Self]) -> &[bf16] {
+        numbers.reinterpret_cast()
     }
-    series
-};
 
-/// e^x for x up to 0, within 2^-52 of it; 0 where it is under e^-700, and of what is no number.
-#[inline(always)]
-fn exponential(x: f64) -> f64 {
-    // Adding it leaves no place for a fraction: the whole number is the lowest bits of the sum.
-    const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
-    // ln 2 in two parts, the first with few bits, so that its product with a whole number is exact.
-    const LN_2_A: f64 = 0.693_147_180_369_123_8;
-    const LN_2_B: f64 = 1.908_214_929_270_587_7e-10;
-    let shifted = x.mul_add(std::f64::consts::LOG2_E, ROUND);
-    let n = shifted - ROUND;
-    let r = (-n).mul_add(LN_2_B, (-n).mul_add(LN_2_A, x));
-    let y = SERIES.iter().rev().fold(0.0f64, |sum, factor| sum.mul_add(r, *factor));
-    // Into the exponent: times 2^n, exactly, for the result is a normal number.
-    let result = f64::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 52));
-    if x >= -700.0 { result } else { 0.0 }
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
+
+    fn nearest(value: f32) -> Self {
+        bf16::from_f32(value).to_bits()
+    }
 }
 
-/// e to the power of how far a logit lies from the highest; an infinite one does not lie far from itself.
-#[inline(always)]
-fn share(logit: f32, highest: f32) -> f64 {
-    let distance = f64::from(logit) - f64::from(highest);
-    exponential(if logit == highest { 0.0 } else { distance })
+/// How a block lies: keys (places / 64, d, 64), then values (places, d padded to whole lanes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    /// Length of a key and a value.
+    pub(crate) d: usize,
+    /// Keys that fit, a multiple of [`PANEL`].
+    pub(crate) places: usize,
 }
 
-#[inline(always)]
-fn sum_body(logits: &[f32], highest: f32, sum: &mut f64) {
-    let (chunks, rest) = logits.as_chunks::<SUM_LANES>();
-    let mut lanes = [0.0; SUM_LANES];
-    for chunk in chunks {
-        for (sum, logit) in lanes.iter_mut().zip(chunk) {
-            *sum += share(*logit, highest);
+impl Block {
+    /// Columns of a stored value: d, padded.
+    pub(crate) fn columns(self) -> usize {
+        self.d.next_multiple_of(LANES)
+    }
+
+    /// Numbers of the block.
+    pub(crate) fn numbers(self) -> usize {
+        self.places * (self.d + self.columns())
+    }
+
+    /// Numbers of what a query takes from a block: the weighted sum of values (columns), the largest score, the sum
+    /// of weights.
+    pub(crate) fn taken(self) -> usize {
+        self.columns() + 2
+    }
+
+    /// Puts a key and a value (d each) at a place.
+    pub(crate) fn write<S: Cached>(self, block: &mut [S], place: usize, k: &[f32], v: &[f32]) {
+        let (keys, values) = block.split_at_mut(self.places * self.d);
+        let panel = &mut keys[place / PANEL * PANEL * self.d..][..PANEL * self.d];
+        for (coordinate, &k) in panel.chunks_exact_mut(PANEL).zip(k) {
+            coordinate[place % PANEL] = S::nearest(k);
+        }
+        for (to, &v) in values[place * self.columns()..].iter_mut().zip(v) {
+            *to = S::nearest(v);
         }
     }
-    let rest: f64 = rest.iter().map(|logit| share(*logit, highest)).sum();
-    *sum = lanes.iter().sum::<f64>() + rest;
+
+    /// The key at a place.
+    pub(crate) fn key<S: Cached>(self, block: &[S], place: usize) -> impl Iterator<Item = f32> {
+        let panel = &block[place / PANEL * PANEL * self.d..][..PANEL * self.d];
+        panel.iter().skip(place % PANEL).step_by(PANEL).map(|v| v.widen())
+    }
+
+    /// The value at a place.
+    pub(crate) fn value<S: Cached>(self, block: &[S], place: usize) -> impl Iterator<Item = f32> {
+        block[self.places * self.d + place * self.columns()..][..self.d].iter().map(|v| v.widen())
+    }
+}
+
+#[inline(always)]
+fn weigh_body(scores: &mut [f32], held: usize, ends: &mut [f32]) {
+    let lanes = held.next_multiple_of(LANES);
+    scores[held..lanes].fill(f32::NEG_INFINITY);
+    let (groups, _) = scores[..lanes].as_chunks_mut::<LANES>();
+    let mut most = [f32::NEG_INFINITY; LANES];
+    for group in groups.iter() {
+        for l in 0..LANES {
+            most[l] = most[l].max(group[l]);
+        }
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for l in 0..width {
+            most[l] = most[l].max(most[l + width]);
+        }
+        width /= 2;
+    }
+    let most = most[0];
+    for group in groups.iter_mut() {
+        for score in group {
+            *score = exp_lane(*score - most);
+        }
+    }
+    // The exponential's clamp leaves a little where there is no key.
+    scores[held..lanes].fill(0.0);
+    let mut sums = [0.0f32; LANES];
+    for group in scores[..lanes].as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            sums[l] += group[l];
+        }
+    }
+    (ends[0], ends[1]) = (most, reduce(sums));
 }
 
 multiversion! {
-    /// The sum of e^(logit - highest) over all logits, in lanes; what is no number adds nothing.
-    ///
-    /// logits: (n) -> sum
-    pub(crate) fn sum_exponentials(logits: &[f32], highest: f32, sum: &mut f64) = sum_body;
+    /// Turns the first `held` scores into weights `exp(score - largest)`, the rest of their lanes into nothing.
+    /// ends: the largest score and the sum of weights
+    fn weigh(scores: &mut [f32], held: usize, ends: &mut [f32]) = weigh_body;
+}
+
+/// What queries (each scaled) take from the first `held` places of a block: `exp(q k - m) v` and `exp(q k - m)` summed
+/// over its keys, with m the largest `q k`.
+///
+/// q: (queries, d) -> out: (queries, [`Block::taken`])
+///
+/// # Panics
+/// When the lengths do not fit.
+pub(crate) fn take<S: Cached>(isa: Isa, block: &[S], shape: Block, held: usize, q: &[f32], out: &mut [f32]) {
+    let Block { d, .. } = shape;
+    assert!(held > 0 && q.len().is_multiple_of(d) && out.len() == q.len() / d * shape.taken(), "softmax: lengths");
+    typed(Job { block: S::loaded(block), shape, held, q, out, isa });
+}
+
+fn typed<W: Load>(job: Job<'_, W>) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn two<W: Load>(job: Job<'_, W>) {
+        // SAFETY: this function is called where the machine has AVX2.
+        unsafe { tile::run::<vector::avx2::V, W, 8, 2, 2>(job) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn five<W: Load>(job: Job<'_, W>) {
+        // SAFETY: this function is called where the machine has AVX-512.
+        unsafe { tile::run::<vector::avx512::V, W, 4, 4, 1>(job) };
+    }
+    match job.isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields this only where the machine has AVX2, FMA and F16C.
+        Isa::Avx2 => unsafe { two(job) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { five(job) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::available` yields this only where the machine has NEON.
+        Isa::Neon | Isa::NeonDot => unsafe { tile::run::<vector::neon::V, W, 16, 4, 4>(job) },
+        // SAFETY: plain numbers need no instruction set.
+        Isa::Plain => unsafe { tile::run::<vector::plain::V, W, 4, 1, 1>(job) },
+    }
+}
+
+#[inline(always)]
+fn add_body(all: &mut [f32], next: &[f32]) {
+    let columns = all.len() - 2;
+    let most = all[columns].max(next[columns]);
+    let (ours, theirs) = (exp_lane(all[columns] - most), exp_lane(next[columns] - most));
+    for (all, next) in all[..columns].iter_mut().zip(next) {
+        *all = all.mul_add(ours, next * theirs);
+    }
+    all[columns] = most;
+    all[columns + 1] = all[columns + 1].mul_add(ours, next[columns + 1] * theirs);
+}
+
+multiversion! {
+    /// Adds what was taken from the next block, both brought to the larger of the two largest scores.
+    pub(crate) fn add(all: &mut [f32], next: &[f32]) = add_body;
+}
+
+/// The weighted mean of the values. all: ([`Block::taken`]) -> out: (d)
+pub(crate) fn mean(all: &[f32], out: &mut [f32]) {
+    let scale = 1.0 / all[all.len() - 1];
+    out.iter_mut().zip(all).for_each(|(out, sum)| *out = sum * scale);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::Isa;
 
-    const FURTHEST: f32 = 41.588_83;
+    fn wave(n: usize, f: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * f).sin()).collect()
+    }
+
+    fn filled<S: Cached>(shape: Block, count: usize) -> Vec<S> {
+        let mut block = vec![S::default(); shape.numbers()];
+        for place in 0..count {
+            let (k, v) = (wave(shape.d, 0.3 + place as f32), wave(shape.d, 0.7 + place as f32));
+            shape.write(&mut block, place, &k, &v);
+        }
+        block
+    }
+
+    fn taken(isa: Isa, shape: Block, held: usize, q: &[f32]) -> Vec<u32> {
+        let mut out = vec![f32::NAN; 2 * q.len() / shape.d * shape.taken()];
+        let (a, b) = out.split_at_mut(q.len() / shape.d * shape.taken());
+        take(isa, &filled::<f32>(shape, held), shape, held, q, a);
+        take(isa, &filled::<u16>(shape, held), shape, held, q, b);
+        let next = b.to_vec();
+        add(isa, &mut a[..shape.taken()], &next[..shape.taken()]);
+        out.iter().map(|v| v.to_bits()).collect()
+    }
 
     #[test]
-    fn weights_are_those_of_the_definition_and_the_same_for_all_sets() {
-        let mut logits: Vec<f32> = (0..10_003).map(|i| 3.0 - i as f32 * 0.004_321).collect();
-        logits.extend([f32::NAN, f32::NEG_INFINITY, f32::MIN]);
-        let mut found = Vec::new();
-        for isa in Isa::available() {
-            let (mut distances, mut weights) = (vec![f32::NAN; logits.len()], vec![f32::NAN; logits.len()]);
-            weigh(isa, &logits, 1.0, (3.0, FURTHEST), (&mut distances, &mut weights));
-            assert_eq!(weights[0], 1.0);
-            for ((logit, distance), weight) in logits.iter().zip(&distances).zip(&weights) {
-                let expected = 3.0 - f64::from(*logit);
-                let inside = expected <= f64::from(FURTHEST);
-                assert_eq!((*weight > 0.0, *distance == FURTHEST), (inside, !inside), "{isa:?} {logit}");
-                // The distance itself is rounded to 2^-24 of up to 42.
-                let error = f64::from(*weight) / (-expected).exp() - 1.0;
-                assert!(!inside || error.abs() < 3e-6, "{isa:?} {logit}: {error}");
+    fn every_instruction_set_gives_the_plain_bits() {
+        for (d, places, held) in [(64, 256, 256), (64, 256, 1), (5, 64, 17), (37, 128, 70), (96, 256, 255)] {
+            let shape = Block { d, places };
+            for queries in [1, 2, 11] {
+                let q = wave(queries * d, 1.1);
+                let want = taken(Isa::Plain, shape, held, &q);
+                for isa in Isa::available() {
+                    assert_eq!(taken(isa, shape, held, &q), want, "{isa:?} {shape:?} {held} {queries}");
+                }
             }
-            found.push((distances, weights));
         }
-        assert!(found.iter().all(|bits| *bits == found[0]));
     }
 
     #[test]
-    fn the_exponential_is_the_definitions_to_the_last_bit_but_one() {
-        for i in 0..200_000 {
-            let x = f64::from(i) * -0.003_512_3;
-            let expected = if x >= -700.0 { x.exp() } else { 0.0 };
-            let error = (exponential(x) - expected).abs();
-            assert!(error <= expected * f64::EPSILON, "e^{x}: {} {expected}", exponential(x));
-        }
-        assert_eq!((exponential(0.0), exponential(f64::NEG_INFINITY), exponential(f64::NAN)), (1.0, 0.0, 0.0));
-    }
-
-    #[test]
-    fn sums_are_the_same_for_all_sets() {
-        let mut logits: Vec<f32> = (0..1003).map(|i| (i * 7919 % 1009) as f32 * 0.037).collect();
-        logits[5] = f32::NAN;
-        let expected: f64 = logits.iter().filter(|l| !l.is_nan()).map(|l| (f64::from(*l) - 40.0).exp()).sum();
-        let of = |isa| {
-            let mut sum = f64::NAN;
-            sum_exponentials(isa, &logits, 40.0, &mut sum);
-            sum
+    fn a_query_takes_the_same_alone_and_beside_others() {
+        let shape = Block { d: 40, places: 128 };
+        let (q, block) = (wave(9 * 40, 1.1), filled::<f32>(shape, 100));
+        let taken = |q: &[f32]| {
+            let mut out = vec![f32::NAN; q.len() / 40 * shape.taken()];
+            take(Isa::detect(), &block, shape, 100, q, &mut out);
+            out
         };
-        let plain = of(Isa::Plain);
-        assert!((plain / expected - 1.0).abs() < 1e-13, "{plain} {expected}");
-        assert!(Isa::available().into_iter().all(|isa| of(isa) == plain));
+        let alone: Vec<f32> = q.chunks_exact(40).flat_map(taken).collect();
+        assert_eq!(taken(&q), alone);
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let shape = Block { d: 5, places: 128 };
+        let mut block = vec![0u16; shape.numbers()];
+        let numbers = |place: usize, which: usize| (0..5).map(move |i| ((which * 128 + place) * 5 + i) as f32 / 8.0);
+        let nearest = |v: f32| bf16::from_f32(v).to_f32();
+        for place in 0..128 {
+            let [k, v] = [0, 1].map(|which| numbers(place, which).collect::<Vec<f32>>());
+            shape.write(&mut block, place, &k, &v);
+        }
+        for place in 0..128 {
+            assert!(shape.key(&block, place).eq(numbers(place, 0).map(nearest)), "{place}");
+            assert!(shape.value(&block, place).eq(numbers(place, 1).map(nearest)), "{place}");
+        }
+    }
+
+    #[test]
+    fn scores_of_any_size_leave_no_nan() {
+        let shape = Block { d: 1, places: 64 };
+        let mut block = vec![0.0f32; shape.numbers()];
+        for (place, k) in [-3e38f32, 3e38, 0.0, -1.0].into_iter().enumerate() {
+            shape.write(&mut block, place, &[k], &[place as f32]);
+        }
+        let (mut all, mut next) = (vec![0.0; shape.taken()], vec![0.0; shape.taken()]);
+        take(Isa::detect(), &block, shape, 4, &[1.0], &mut all);
+        take(Isa::detect(), &block, shape, 1, &[1.0], &mut next);
+        add(Isa::detect(), &mut all, &next);
+        let mut out = [f32::NAN];
+        mean(&all, &mut out);
+        assert!((out[0] - 1.0).abs() < 1e-6, "{out:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! The recurrence of random feature attention in three forms that agree: `naive` (the truth), `chunk` (many
-//! tokens), `recurrent` (one token per row, in place).
+//! tokens), `recurrent` (one token per row, in place); and `softmax`, attention to a cache of keys and values, which
+//! the recurrence is measured against.
 //!
 //! Knows features, values, gates and memories of heads; no projections, configs or checkpoints.
 
@@ -7,3 +8,4 @@ pub mod chunk;
 pub(crate) mod conv;
 pub mod naive;
 pub mod recurrent;
+pub mod softmax;

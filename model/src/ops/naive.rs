@@ -94,3 +94,18 @@ pub fn step<F: Float>(memory: &mut Memory<F>, phi_q: &[F], phi_k: &[F], v: &[F],
     let column = |i| memory.s.chunks_exact(v.len()).zip(phi_q).fold(zero, |sum, (row, &q)| sum + q * row[i]);
     (0..v.len()).map(|i| column(i) / den).collect()
 }
+
+/// Softmax attention of one query to some keys and their values: `sum_j exp(q k_j / sqrt(d)) v_j`, over the same sum
+/// of weights alone.
+///
+/// q: (d); keys, values: (tokens, d), at least one -> (d)
+pub fn softmax<F: Float>(q: &[F], keys: &[F], values: &[F]) -> Vec<F> {
+    let (zero, scale) = (F::of(0.0), F::of(q.len() as f64).sqrt());
+    let scores: Vec<F> = keys.chunks_exact(q.len()).map(|k| dot(q, k) / scale).collect();
+    // A score less than all others' largest: no exponential overflows.
+    let most = scores.iter().fold(scores[0], |most, &score| if score > most { score } else { most });
+    let weights: Vec<F> = scores.iter().map(|&score| (score - most).exp()).collect();
+    let sum = weights.iter().fold(zero, |sum, &weight| sum + weight);
+    let column = |i| values.chunks_exact(q.len()).zip(&weights).fold(zero, |sum, (v, &weight)| sum + weight * v[i]);
+    (0..q.len()).map(|i| column(i) / sum).collect()
+}

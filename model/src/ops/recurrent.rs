@@ -118,7 +118,7 @@ pub(crate) fn scan(
 }
 
 /// (rows, heads, time, d) -> (rows, time, heads, d)
-fn time_first(from: &[f32], heads: usize, time: usize, d: usize, out: &mut [f32]) {
+pub(super) fn time_first(from: &[f32], heads: usize, time: usize, d: usize, out: &mut [f32]) {
     let rows = from.chunks_exact(heads * time * d).zip(out.chunks_exact_mut(heads * time * d));
     for (from, out) in rows {
         for (head, from) in from.chunks_exact(time * d).enumerate() {

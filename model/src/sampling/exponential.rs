@@ -3,7 +3,7 @@
 //! All is rounded in a fixed order: the bits are the same on every machine, which those of a system's own exponential
 //! are not.
 
-use crate::kernels::{Isa, softmax};
+use crate::kernels::{Isa, exponentials};
 
 /// The unlikeliest candidate, in powers of e under the likeliest one: 60 ln 2. What lies further below has a
 /// probability under 2^-60 of the best one's and is no candidate, so that a vocabulary of 2^15 tokens loses less than
@@ -29,7 +29,7 @@ pub(super) fn weigh_all(logits: &[f32], best: f32, temperature: f32, distances: 
     let mut block_distances = [0.0; BLOCK];
     let mut block_weights = [0.0; BLOCK];
     for block in blocks.iter().chain(last) {
-        softmax::weigh(isa, block, inverse, (best, FURTHEST), (&mut block_distances, &mut block_weights));
+        exponentials::weigh(isa, block, inverse, (best, FURTHEST), (&mut block_distances, &mut block_weights));
         distances.extend_from_slice(&block_distances);
         weights.extend_from_slice(&block_weights);
     }

@@ -1,7 +1,7 @@
 //! Log probabilities of the model's own distribution. They choose no token: sampling has its own arithmetic.
 
 use super::select::{by_logit, highest, likeliest};
-use crate::kernels::{Isa, softmax};
+use crate::kernels::{Isa, exponentials};
 
 /// What stands for less than can happen: no log probability is lower, so that each is a number.
 pub const LEAST_LOGPROB: f64 = -9999.0;
@@ -22,7 +22,7 @@ impl<'a> LogSoftmax<'a> {
     pub fn new(logits: &'a [f32]) -> Self {
         let highest = highest(logits);
         let mut sum = 0.0;
-        softmax::sum_exponentials(Isa::detect(), logits, highest, &mut sum);
+        exponentials::sum_exponentials(Isa::detect(), logits, highest, &mut sum);
         let highest = f64::from(highest);
         Self { logits, highest, log_sum: sum.ln() }
     }

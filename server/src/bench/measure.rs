@@ -8,9 +8,10 @@ use anyhow::{Context, Result, ensure};
 use tidegate_model::config::Attention;
 use tidegate_model::{Decoder, DecoderConfig, Device, PoolOptions, StatePool, Threads, WeightType, checkpoint};
 
+use super::past::{Past, Room};
 use super::plan::{self, Case, Kind, Plan, Subject};
 use super::say;
-use crate::cli::word;
+use crate::cli::{MixerArg, word};
 
 /// Tokens taken in at a time on the way to a depth.
 const PIECE: usize = 512;
@@ -28,21 +29,20 @@ pub(super) struct Model {
     pub(super) decoder: Decoder,
     /// One for each number of threads.
     pools: Vec<StatePool>,
-    /// One for each depth.
-    states: Vec<Vec<f32>>,
+    pub(super) past: Past,
     /// What the last step gave; kept, so that no step allocates it.
     logits: Vec<f32>,
 }
 
 impl Model {
     /// Loads or makes a model, and takes it to every depth.
-    pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> Result<Self> {
+    pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>], room: &mut Room) -> Result<Self> {
         let (shape, weights, decoder) = match subject {
             Subject::Checkpoint { folder, weights, mixer } => {
                 say(&format!("loading {}", folder.display()));
                 let decoder = load(folder, *weights)?;
                 if let Some(mixer) = mixer {
-                    let wanted = (plan::attention(*mixer)?, true);
+                    let wanted = (plan::attention(*mixer), *mixer == MixerArg::RfaGate);
                     let has = (decoder.config().attention, decoder.config().gate);
                     let (own, folder) = (mixer_of(decoder.config()), folder.display());
                     ensure!(has == wanted, "--mixer {}: {folder} is a model of {own}", word(mixer));
@@ -61,34 +61,19 @@ impl Model {
             let options = PoolOptions { slots: plan.slots(), threads: Arc::clone(threads), state: plan.state };
             decoder.new_pool_with(options).context("the states cannot be allocated")
         };
-        let pools = threads.iter().map(pool).collect::<Result<_>>()?;
+        let mut pools = threads.iter().map(pool).collect::<Result<Vec<_>>>()?;
         let mixer = mixer_of(decoder.config());
-        let mut model = Self { shape, weights, mixer, decoder, pools, states: Vec::new(), logits: Vec::new() };
-        model.read(plan)?;
-        Ok(model)
-    }
-
-    /// Reads up to the deepest depth, once, with the most threads, and keeps the state at each.
-    fn read(&mut self, plan: &Plan) -> Result<()> {
-        let most = (0..plan.threads.len()).max_by_key(|&i| plan.threads[i]).unwrap_or(0);
-        let pool = &mut self.pools[most];
-        let (vocab, deepest) = (self.decoder.config().vocab_size, plan.depths.last().copied().unwrap_or(0));
-        let (clock, mut said, mut read) = (Instant::now(), None, 0);
-        for &depth in &plan.depths {
-            while read < depth {
-                if said.is_none_or(|at: Instant| at.elapsed() > PROGRESS) {
-                    said = Some(Instant::now());
-                    let left = clock.elapsed().as_secs_f64() / (read.max(1) as f64) * (deepest - read) as f64;
-                    let left = if read == 0 { String::new() } else { format!(", {left:.0} s left") };
-                    say(&format!("{} with {}: read {read} of {deepest} tokens{left}", self.shape, self.weights));
-                }
-                let piece = PIECE.min(depth - read);
-                self.decoder.absorb(&ids(read, piece, vocab), pool, 0)?;
-                read += piece;
+        let past = match decoder.config().attention {
+            Attention::Rfa => {
+                let most = (0..plan.threads.len()).max_by_key(|&i| plan.threads[i]).unwrap_or(0);
+                read(&decoder, &mut pools[most], plan, &format!("{shape} with {weights}"))?
             }
-            self.states.push(pool.export(0)?);
-        }
-        Ok(())
+            Attention::Softmax => {
+                room.claim(decoder.config(), &pools)?;
+                Past::drawn(decoder.config(), plan.deepest())
+            }
+        };
+        Ok(Self { shape, weights, mixer, decoder, pools, past, logits: Vec::new() })
     }
 
     /// Bytes of one row's state.
@@ -103,7 +88,7 @@ impl Model {
         let rows = if let Kind::Decode { rows } = case.kind { rows } else { 1 };
         let slots: Vec<usize> = (0..rows).collect();
         for &slot in &slots {
-            pool.import(slot, &self.states[case.depth], depth as u64)?;
+            pool.import(slot, self.past.at(case.depth), depth as u64)?;
         }
         let clock;
         let tokens = match case.kind {
@@ -126,6 +111,28 @@ impl Model {
         };
         Ok(tokens as f64 / clock.elapsed().as_secs_f64())
     }
+}
+
+/// Reads up to the deepest depth, once, and keeps the state at each.
+fn read(decoder: &Decoder, pool: &mut StatePool, plan: &Plan, name: &str) -> Result<Past> {
+    let (vocab, deepest) = (decoder.config().vocab_size, plan.deepest());
+    let (clock, mut said, mut read) = (Instant::now(), None, 0);
+    let mut states = Vec::with_capacity(plan.depths.len());
+    for &depth in &plan.depths {
+        while read < depth {
+            if said.is_none_or(|at: Instant| at.elapsed() > PROGRESS) {
+                said = Some(Instant::now());
+                let left = clock.elapsed().as_secs_f64() / (read.max(1) as f64) * (deepest - read) as f64;
+                let left = if read == 0 { String::new() } else { format!(", {left:.0} s left") };
+                say(&format!("{name}: read {read} of {deepest} tokens{left}"));
+            }
+            let piece = PIECE.min(depth - read);
+            decoder.absorb(&ids(read, piece, vocab), pool, 0)?;
+            read += piece;
+        }
+        states.push(pool.export(0)?);
+    }
+    Ok(Past::Read(states))
 }
 
 /// A checkpoint with its weights as they are stored, or as `weights`.

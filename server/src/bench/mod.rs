@@ -1,9 +1,10 @@
 //! `tidegate bench`: tokens per second on this machine, at any depth, by weight type, mixer, threads and rows.
 //!
-//! `plan` says what is measured, `measure` gets models to their depths and takes the times, `roof` says what the
+//! `plan` says what is measured, `past` gets models to their depths, `measure` takes the times, `roof` says what the
 //! machine gives at most, `report` makes lines and tables of it, `plot` and `scale` a picture.
 
 mod measure;
+mod past;
 mod plan;
 mod plot;
 mod report;
@@ -19,6 +20,7 @@ use tidegate_model::Threads;
 
 use crate::cli::BenchArgs;
 use measure::Model;
+use past::Room;
 use plan::Plan;
 use report::Row;
 use roof::Roofs;
@@ -33,9 +35,9 @@ pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -
 
 fn measure(plan: &Plan) -> Result<Vec<Row>> {
     let threads: Vec<Arc<Threads>> = plan.threads.iter().map(|&count| Arc::new(Threads::new(count))).collect();
-    let mut models = Vec::with_capacity(plan.subjects.len());
+    let (mut models, mut room) = (Vec::with_capacity(plan.subjects.len()), Room::default());
     for subject in &plan.subjects {
-        models.push(Model::open(subject, plan, &threads)?);
+        models.push(Model::open(subject, plan, &threads, &mut room)?);
     }
     let cases = plan.cases();
     let mut roofs = Roofs::new(&threads);

@@ -2,17 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use serde_json::json;
 use tidegate_model::config::Attention;
 use tidegate_model::{DecoderConfig, StateType, WeightType};
 
-use crate::cli::{BenchArgs, MixerArg, ShapeArg, word};
+use crate::cli::{BenchArgs, MixerArg, ShapeArg};
 
 /// Tokens in the vocabulary of a model with random weights.
 const VOCABULARY: usize = 32_000;
 /// Length of a head's queries, keys and values, and of its random vectors.
 const HEAD: usize = 64;
+/// Softmax attention's window is a multiple of so many tokens.
+const WINDOWS: usize = 256;
 
 /// A model and how its weights are held.
 #[derive(Clone, Debug)]
@@ -59,9 +61,7 @@ impl Plan {
     /// `default` is the folder of the model where the command line names none.
     pub(super) fn new(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
         let subjects = match (args.shape, &args.model) {
-            (Some(shape), _) => {
-                shapes(shape, &or(&args.mixer, MixerArg::RfaGate), &or(&args.weights, WeightType::Bf16))?
-            }
+            (Some(shape), _) => shapes(shape, args)?,
             (None, Some(folder)) => checkpoints(folder, args),
             (None, None) => checkpoints(&default()?, args),
         };
@@ -95,6 +95,11 @@ impl Plan {
             }
         }
         cases
+    }
+
+    /// The deepest depth.
+    pub(super) fn deepest(&self) -> usize {
+        self.depths.last().copied().unwrap_or(0)
     }
 
     /// Slots that the largest batch takes.
@@ -131,11 +136,15 @@ fn checkpoints(folder: &Path, args: &BenchArgs) -> Vec<Subject> {
     subjects
 }
 
-fn shapes(shape: ShapeArg, mixers: &[MixerArg], weights: &[WeightType]) -> Result<Vec<Subject>> {
+fn shapes(shape: ShapeArg, args: &BenchArgs) -> Result<Vec<Subject>> {
+    // Every token that a row sees is in the window.
+    let deepest = args.depths.iter().copied().max().unwrap_or(0);
+    let tokens = [args.prompt, args.steps, 1].into_iter().fold(deepest, usize::saturating_add);
+    let window = tokens.checked_next_multiple_of(WINDOWS).unwrap_or(tokens);
     let mut subjects = Vec::new();
-    for &mixer in mixers {
-        let config = config(shape, mixer)?;
-        for &weights in weights {
+    for mixer in or(&args.mixer, MixerArg::RfaGate) {
+        let config = config(shape, mixer, window)?;
+        for weights in or(&args.weights, WeightType::Bf16) {
             subjects.push(Subject::Shape { shape, weights, config: Box::new(config.clone()) });
         }
     }
@@ -143,27 +152,29 @@ fn shapes(shape: ShapeArg, mixers: &[MixerArg], weights: &[WeightType]) -> Resul
 }
 
 /// The family of attention that a mixer is.
-pub(super) fn attention(mixer: MixerArg) -> Result<Attention> {
-    let name = match mixer {
-        MixerArg::RfaGate => "rfa",
-        MixerArg::Softmax => "softmax",
-    };
-    serde_json::from_value(json!(name))
-        .map_err(|_| anyhow!("--mixer {}: the models of this version have no such attention", word(&mixer)))
+pub(super) fn attention(mixer: MixerArg) -> Attention {
+    match mixer {
+        MixerArg::RfaGate => Attention::Rfa,
+        MixerArg::Softmax => Attention::Softmax,
+    }
 }
 
 /// A model of this size: a SwiGLU as wide as a Llama of the same size has, an embedding that is the head too.
-fn config(shape: ShapeArg, mixer: MixerArg) -> Result<DecoderConfig> {
+fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConfig> {
     let (layers, hidden, intermediate) = match shape {
         ShapeArg::M12 => (6, 256, 704),
         ShapeArg::M125 => (12, 768, 2048),
         ShapeArg::M350 => (24, 1024, 2816),
     };
-    let config = json!({
+    let mut config = json!({
         "model_type": "rfa_gate", "vocab_size": VOCABULARY, "hidden_size": hidden, "intermediate_size": intermediate,
-        "num_hidden_layers": layers, "num_attention_heads": hidden / HEAD, "head_dim": HEAD, "proj_dim": HEAD,
-        "tie_word_embeddings": true, "attention": attention(mixer)?, "gate": true, "position_embedding": "none",
+        "num_hidden_layers": layers, "num_attention_heads": hidden / HEAD, "head_dim": HEAD,
+        "tie_word_embeddings": true, "attention": attention(mixer),
     });
+    match mixer {
+        MixerArg::RfaGate => config["proj_dim"] = json!(HEAD),
+        MixerArg::Softmax => config["sliding_window"] = json!(window),
+    }
     Ok(DecoderConfig::from_json(&config.to_string())?)
 }
 
@@ -223,6 +234,20 @@ mod tests {
             let llama = layers * block + (VOCABULARY as f64 + 1.0) * hidden;
             assert!((parameters / llama - 1.0).abs() < 2e-3, "{shape}: {parameters}, a Llama has {llama}");
         }
+    }
+
+    #[test]
+    fn the_window_of_softmax_holds_every_token_that_a_row_sees() {
+        let line = "--shape 12m --mixer softmax,rfa-gate --depths 0,2048 --prompt 64 --steps 191";
+        let subjects = plan(line).unwrap().subjects;
+        let windows: Vec<Option<usize>> = subjects
+            .iter()
+            .map(|subject| match subject {
+                Subject::Shape { config, .. } => config.sliding_window,
+                Subject::Checkpoint { .. } => panic!("{subject:?}"),
+            })
+            .collect();
+        assert_eq!(windows, [Some(2304), None]);
     }
 
     #[test]

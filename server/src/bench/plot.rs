@@ -283,6 +283,7 @@ mod tests {
             threads,
             batch,
             depth,
+            past: "read",
             kind,
             tokens: 512,
             tokens_per_second: speed,

@@ -10,7 +10,7 @@ use tidegate_model::StateType;
 use super::measure::Model;
 use super::plan::{Case, Kind, Plan};
 use super::plot;
-use super::roof::{Roofs, prompt_operations, step_bytes};
+use super::roof::{Roofs, prompt_operations, row_bytes, step_bytes};
 use crate::cli::BenchOutput;
 
 /// The middle and the ends of some numbers.
@@ -43,6 +43,8 @@ pub(super) struct Row {
     pub(super) batch: usize,
     /// Tokens that each row has read before.
     pub(super) depth: usize,
+    /// How it was reached: `read`, or `drawn` where keys and values are random numbers.
+    pub(super) past: &'static str,
     /// `decode` or `prefill`.
     pub(super) kind: &'static str,
     /// Tokens of one measurement, of all rows together.
@@ -67,13 +69,16 @@ impl Row {
         let (weight_bytes, state_bytes) = (model.decoder.weight_bytes(), model.state_bytes());
         let Spread { least, median, most } = Spread::of(rates);
         let (read_bandwidth, fma_peak) = (roofs.read_bandwidth(case.threads), roofs.fma_peak(case.threads));
+        let depth = plan.depths[case.depth];
         let (kind, batch, tokens, roof_share) = match case.kind {
             Kind::Decode { rows } => {
-                let seconds = step_bytes(weight_bytes, state_bytes, rows) / read_bandwidth;
+                // The step in the middle of those that count.
+                let row_bytes = row_bytes(config, state_bytes, depth + 1 + plan.steps.div_ceil(2));
+                let seconds = step_bytes(weight_bytes, row_bytes, rows) / read_bandwidth;
                 ("decode", rows, rows * plan.steps, seconds * median / rows as f64)
             }
             Kind::Prefill => {
-                let seconds = prompt_operations(config, plan.prompt) / fma_peak;
+                let seconds = prompt_operations(config, plan.prompt, depth) / fma_peak;
                 ("prefill", 1, plan.prompt, seconds * median / plan.prompt as f64)
             }
         };
@@ -89,7 +94,8 @@ impl Row {
             state,
             threads: plan.threads[case.threads],
             batch,
-            depth: plan.depths[case.depth],
+            depth,
+            past: model.past.word(),
             kind,
             tokens,
             tokens_per_second: median,
@@ -136,7 +142,7 @@ fn markdown(rows: &[Row]) -> String {
     // A string takes everything: no write to it fails.
     let rounds = if rounds == 1 { "one round".into() } else { format!("medians of {rounds} rounds") };
     let _ = writeln!(text, "{shape}: {} parameters, {rounds}.", grouped(first.parameters));
-    let (mut models, mut machine) = (Vec::new(), Vec::new());
+    let (mut models, mut drawn_of, mut machine) = (Vec::new(), Vec::new(), Vec::new());
     for row in rows {
         let (weights, state) = (grouped(row.weight_bytes as u64), grouped(row.state_bytes as u64));
         let model = format!(
@@ -145,13 +151,15 @@ fn markdown(rows: &[Row]) -> String {
         );
         let (read, peak) = (row.read_bandwidth / 1e9, row.fma_peak / 1e9);
         let roof = format!("{} of this machine: {read:.1} GB/s read, {peak:.0} GFLOP/s.", row.threads_word());
-        for (line, told) in [(model, &mut models), (roof, &mut machine)] {
-            if !told.contains(&line) {
+        let drawn = format!("The keys and values of {}'s past are random numbers.", row.mixer);
+        let drawn = if row.past == "drawn" { drawn } else { String::new() };
+        for (line, told) in [(model, &mut models), (drawn, &mut drawn_of), (roof, &mut machine)] {
+            if !line.is_empty() && !told.contains(&line) {
                 told.push(line);
             }
         }
     }
-    for line in models.iter().chain(&machine) {
+    for line in models.iter().chain(&drawn_of).chain(&machine) {
         let _ = writeln!(text, "{line}");
     }
     text += "\n| mixer | weights | threads | kind | rows | depth | tokens/s, median | least | most | of the roof |\n";

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tidegate_model::config::Attention;
 use tidegate_model::{DecoderConfig, Threads, roof};
 
 use super::report::Spread;
@@ -39,16 +40,29 @@ impl Roofs {
     }
 }
 
-/// Bytes that one step of decoding must move: the weights once, and each row's state in and out.
-pub(super) fn step_bytes(weight_bytes: usize, state_bytes: usize, rows: usize) -> f64 {
-    weight_bytes as f64 + (2 * rows) as f64 * state_bytes as f64
+/// Bytes of a row's state that one step must move, its text `tokens` long: all of it in and out, or the keys and values
+/// of those tokens in.
+pub(super) fn row_bytes(config: &DecoderConfig, state_bytes: usize, tokens: usize) -> f64 {
+    match (config.attention, config.sliding_window) {
+        (Attention::Softmax, Some(window)) => state_bytes as f64 * tokens.min(window) as f64 / window as f64,
+        _ => 2.0 * state_bytes as f64,
+    }
 }
 
-/// Floating-point operations of a prompt's products with weights; the head's are made for its last token alone.
-pub(super) fn prompt_operations(config: &DecoderConfig, tokens: usize) -> f64 {
+/// Bytes that one step of decoding must move: the weights once, and what each row's state costs.
+pub(super) fn step_bytes(weight_bytes: usize, row_bytes: f64, rows: usize) -> f64 {
+    weight_bytes as f64 + rows as f64 * row_bytes
+}
+
+/// Floating-point operations of a prompt's products with weights, the head's for its last token alone, and with the
+/// keys and values of a cache that has `depth` tokens before it.
+pub(super) fn prompt_operations(config: &DecoderConfig, tokens: usize, depth: usize) -> f64 {
     let (hidden, gate) = (config.hidden_size, if config.gate { config.num_attention_heads } else { 0 });
     let block = hidden * (4 * config.inner_size() + gate + 3 * config.intermediate_size);
-    2.0 * ((config.num_hidden_layers * block) as f64 * tokens as f64 + (config.vocab_size * hidden) as f64)
+    let seen = |window: usize| (depth + 1..=depth + tokens).map(|seen| seen.min(window) as f64).sum::<f64>();
+    let cached = 2.0 * config.inner_size() as f64 * config.sliding_window.map_or(0.0, seen);
+    let layers = config.num_hidden_layers as f64;
+    2.0 * (layers * (block as f64 * tokens as f64 + cached) + (config.vocab_size * hidden) as f64)
 }
 
 #[cfg(test)]
@@ -57,16 +71,32 @@ mod tests {
 
     #[test]
     fn a_step_moves_the_weights_once_and_every_rows_state_twice() {
-        assert_eq!(step_bytes(1000, 50, 1), 1100.0);
-        assert_eq!(step_bytes(1000, 50, 8), 1800.0);
+        let moved = |rows| step_bytes(1000, row_bytes(&config(r#""proj_dim": 4"#), 50, 7), rows);
+        assert_eq!([1, 8].map(moved), [1100.0, 1800.0]);
     }
 
     #[test]
-    fn a_prompts_operations_are_those_of_its_matrices() {
+    fn a_step_of_softmax_reads_the_tokens_that_are_there() {
+        let config = config(SOFTMAX);
+        assert_eq!([0, 8, 16, 20].map(|tokens| row_bytes(&config, 3200, tokens)), [0.0, 1600.0, 3200.0, 3200.0]);
+    }
+
+    const SOFTMAX: &str = r#""attention": "softmax", "sliding_window": 16"#;
+
+    fn config(more: &str) -> DecoderConfig {
         let text = r#"{"model_type": "rfa_gate", "vocab_size": 100, "hidden_size": 8, "intermediate_size": 16,
-            "num_hidden_layers": 2, "num_attention_heads": 2, "proj_dim": 4}"#;
+            "num_hidden_layers": 2, "num_attention_heads": 2, "#;
+        DecoderConfig::from_json(&format!("{text}{more}}}")).unwrap()
+    }
+
+    #[test]
+    fn a_prompts_operations_are_those_of_its_matrices_and_of_its_cache() {
         let block = 4 * 8 * 8 + 8 * 2 + 3 * 8 * 16;
-        let operations = prompt_operations(&DecoderConfig::from_json(text).unwrap(), 10);
+        let operations = prompt_operations(&config(r#""proj_dim": 4"#), 10, 100);
         assert_eq!(operations, 2.0 * (2.0 * f64::from(block) * 10.0 + 800.0));
+        // Three tokens see 15, 16 and 16 keys and as many values.
+        let block = block - 8 * 2;
+        let operations = prompt_operations(&config(SOFTMAX), 3, 14);
+        assert_eq!(operations, 2.0 * (2.0 * (f64::from(block) * 3.0 + 2.0 * 8.0 * 47.0) + 800.0));
     }
 }

@@ -13,12 +13,17 @@ Everything is measured in turn, round after round, so that a machine whose speed
 to all; what is told is the median over the rounds, the least and the most. Everything that is
 compared is held in memory at once: each model, and states for each model and number of threads.
 
+Softmax attention is here to be compared with: its state is the keys and values of every token, and its
+window with --shape is as long as any row becomes. Its past is not read but drawn: random keys and
+values, which cost a step what a text's own cost (as JSON has it, \"past\": \"drawn\").
+
 roof_share is how much a case reaches of what this machine gives at most. Every round also measures
 how many bytes a second the threads read from memory (for which it takes 512 MiB), and how many
 operations a second they make of fused multiply-adds on f32. Decoding is held against the first: a
-step reads all weights once, and reads and writes the state of every row. Prefill is held against
-the second: two operations for every parameter of the matrices that a token is multiplied with (of
-the output head for the last token alone), and none for the rest.
+step reads all weights once, and reads and writes the state of every row, or reads the keys and
+values of softmax attention that are there. Prefill is held against the second: two operations for
+every parameter of the matrices that a token is multiplied with (of the output head for the last
+token alone) and for every number of the keys and values that it sees, and none for the rest.
 
 A share can be over 1. Where weights and states fit into the caches, they are read faster than from
 memory. With quantised weights prompts are read by products of 8-bit integers, of which the machine
@@ -47,7 +52,8 @@ pub(crate) struct BenchArgs {
     /// Threads that compute, one number or several; one for each core where absent.
     #[arg(long, env = "TIDEGATE_THREADS", value_delimiter = ',', value_name = "COUNTS", value_parser = positive)]
     pub(crate) threads: Vec<usize>,
-    /// Tokens that every row has read before, one number or several. The deepest is read once, in full.
+    /// Tokens that every row has read before, one number or several. The deepest is read once, in full; for softmax
+    /// attention a state of random numbers stands for it.
     #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "0,2048,8192")]
     pub(crate) depths: Vec<usize>,
     /// Rows that are decoded together, one number or several.
@@ -86,7 +92,7 @@ pub(crate) enum ShapeArg {
 pub(crate) enum MixerArg {
     /// Random feature attention with the gate: a state of constant size.
     RfaGate,
-    /// Softmax attention: keys and values of all tokens.
+    /// Softmax attention with rotary positions: keys and values of all tokens.
     Softmax,
 }
 

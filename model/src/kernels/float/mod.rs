@@ -4,7 +4,7 @@
 //! crosses lanes, and the result is the same bits on every instruction set, for any number of rows and threads.
 
 mod plain;
-mod tile;
+pub(super) mod tile;
 
 use std::ops::Range;
 

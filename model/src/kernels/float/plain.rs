@@ -6,7 +6,7 @@ use super::tile::Job;
 use crate::kernels::panels::{self, Lines, PANEL};
 
 /// A weight as it is stored; `widen` is exact.
-pub(super) trait Element: Copy + Send + Sync {
+pub(in crate::kernels) trait Element: Copy + Send + Sync {
     /// The value in f32.
     fn widen(self) -> f32;
 }

@@ -25,7 +25,7 @@ fn ask(at: *const u8) {
 }
 
 /// Weights that a register can be filled with.
-pub(super) trait Load: Element {
+pub(in crate::kernels) trait Load: Element {
     /// Reads as many as `V` has lanes, widened.
     ///
     /// # Safety

@@ -1,0 +1,105 @@
+//! The past of rows at a depth: read by the model itself, or, where its state is a cache of keys and values, drawn: a
+//! long text would take minutes to read, and a step takes as long whatever the numbers are.
+
+use anyhow::{Result, bail};
+use tidegate_model::{DecoderConfig, StatePool};
+
+use super::report::grouped;
+
+/// States by depth.
+pub(super) enum Past {
+    /// One for each depth, as the model left it.
+    Read(Vec<Vec<f32>>),
+    /// Random keys and values for the deepest; a shallower one has the first of them.
+    Drawn(Vec<f32>),
+}
+
+impl Past {
+    /// A random past of so many tokens.
+    pub(super) fn drawn(config: &DecoderConfig, depth: usize) -> Self {
+        let layout = config.state_layout();
+        let (window, d) = (config.sliding_window.unwrap_or(1), config.head_dim);
+        let mut numbers = vec![0.0; layout.numbers()];
+        let (memories, tails) = numbers.split_at_mut(layout.memory());
+        // Places that no token has reached stay untouched, and take no memory.
+        let reached = memories.chunks_exact_mut(window * d).flat_map(|rows| &mut rows[..depth.min(window) * d]);
+        let mut state = 1u64;
+        for number in reached.chain(tails) {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            *number = (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+        }
+        Self::Drawn(numbers)
+    }
+
+    /// The state at a depth of the plan's list.
+    pub(super) fn at(&self, depth: usize) -> &[f32] {
+        match self {
+            Self::Read(states) => &states[depth],
+            Self::Drawn(numbers) => numbers,
+        }
+    }
+
+    /// How it came about.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::Read(_) => "read",
+            Self::Drawn(_) => "drawn",
+        }
+    }
+}
+
+/// Memory for caches. They are allocated at once and filled later: without a count, a machine would run out of it in
+/// the middle of a measurement.
+#[derive(Default)]
+pub(super) struct Room {
+    claimed: u64,
+}
+
+impl Room {
+    /// Claims what the pools of a model of softmax attention, and a past, will fill.
+    pub(super) fn claim(&mut self, config: &DecoderConfig, pools: &[StatePool]) -> Result<()> {
+        let rows: u64 = pools.iter().map(|pool| pool.slots() as u64).sum();
+        let row = pools.first().map_or(0, StatePool::state_bytes) as u64;
+        let bytes = rows.saturating_mul(row).saturating_add(config.state_bytes() as u64);
+        if let Some(free) = free().map(|free| free.saturating_sub(self.claimed)).filter(|&free| free < bytes) {
+            let [bytes, rows, row, free] = [bytes, rows, row, free].map(grouped);
+            bail!(
+                "--mixer softmax: {rows} rows of {row} bytes, and one more for the past, take {bytes} bytes, and \
+                 {free} are free: shallower --depths, smaller --batch, fewer --threads or --state bf16 take less"
+            );
+        }
+        self.claimed += rows.saturating_mul(row);
+        Ok(())
+    }
+}
+
+/// Bytes that the system can still give; none where it does not say.
+fn free() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_model::{Decoder, WeightType};
+
+    use super::*;
+
+    #[test]
+    fn a_drawn_past_fills_the_places_that_its_tokens_have_reached() {
+        let text = r#"{"model_type": "rfa_gate", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 8,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "attention": "softmax", "sliding_window": 100}"#;
+        let config = DecoderConfig::from_json(text).unwrap();
+        let decoder = Decoder::random(config.clone(), WeightType::F32, 0).unwrap();
+        let mut pool = decoder.new_pool(1).unwrap();
+        let past = Past::drawn(&config, 70);
+        for depth in [0, 30, 70] {
+            pool.import(0, past.at(0), depth as u64).unwrap();
+            let state = pool.export(0).unwrap();
+            assert_eq!(state.iter().filter(|&&v| v != 0.0).count(), 2 * 2 * 2 * depth * 4, "{depth}");
+            assert!(decoder.decode(&[1], &mut pool, &[0]).unwrap().iter().all(|v| v.is_finite()));
+        }
+    }
+}
