@@ -181,12 +181,12 @@ fn a_flipped_byte_of_the_header_never_panics() {
         file.write_all(&[byte]).unwrap();
     };
     let mut refused = 0;
-    for at in 0..behind(&bytes, NORM) + 24 {
-        for new in [0, 0xff, bytes[at] ^ 0x80, bytes[at].wrapping_add(1)] {
+    for (at, &old) in bytes[..behind(&bytes, NORM) + 24].iter().enumerate() {
+        for new in [0, 0xff, old ^ 0x80, old.wrapping_add(1)] {
             put(at, new);
             refused += u32::from(Stored::open(place.path()).is_err());
         }
-        put(at, bytes[at]);
+        put(at, old);
     }
     assert!(refused > 1000, "{refused}");
 }
