@@ -9,9 +9,9 @@ use candle_core::Result;
 
 use crate::compute::Compute;
 use crate::config::{Attention, DecoderConfig};
+use crate::memory::LayerState;
 use crate::ops::{recurrent, softmax as cached};
 use crate::probe::LayerProbe;
-use crate::state::LayerState;
 use crate::weights::{LoadError, Weights};
 
 pub(crate) use rfa::RfaAttention;

@@ -6,9 +6,9 @@ use crate::attention::{self, Mixer, Rows};
 use crate::compute::{Compute, sized};
 use crate::config::DecoderConfig;
 use crate::kernels::norm;
+use crate::memory::LayerState;
 use crate::nn::{Mlp, MlpBuffers, RmsNorm};
 use crate::probe::LayerProbe;
-use crate::state::LayerState;
 use crate::weights::{LoadError, Weights};
 
 /// A pre-norm block.

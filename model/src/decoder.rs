@@ -6,10 +6,10 @@ use crate::attention::Rows;
 use crate::block::Block;
 use crate::compute::sized;
 use crate::config::{DecoderConfig, PositionEmbedding};
-use crate::nn::{Linear, RmsNorm};
+use crate::nn::{Linear, RmsNorm, Table};
 use crate::probe::Probe;
 use crate::state::{PoolOptions, StatePool, Workspace};
-use crate::weights::{LoadError, Source, Table, WeightType, Weights};
+use crate::weights::{LoadError, Source, WeightType, Weights};
 
 /// A decoder of pre-norm blocks. Its weights are read-only: one decoder serves any number of pools.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Decoder {
             (None, model.matrix("embed_tokens.weight", vocab, hidden)?)
         } else {
             let head = weights.matrix("lm_head.weight", vocab, hidden)?;
-            (Some(model.table("embed_tokens.weight", vocab, hidden)?), head)
+            (Some(Table::new(&model, "embed_tokens.weight", vocab, hidden)?), head)
         };
         let (weight_type, head) = (head.kind, Linear::new(&head, None)?);
         let blocks = (0..config.num_hidden_layers)

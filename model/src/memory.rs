@@ -5,6 +5,7 @@ mod cache;
 
 use half::bf16;
 
+use crate::config::{Attention, DecoderConfig};
 use crate::kernels::recurrence::Number;
 
 pub use cache::Cache;
@@ -31,6 +32,15 @@ pub(crate) enum LayerMemory {
 }
 
 impl LayerMemory {
+    /// The empty memories of one layer.
+    pub(crate) fn zeros(config: &DecoderConfig, slots: usize, state: StateType) -> Self {
+        let (heads, d) = (config.num_attention_heads, config.head_dim);
+        match config.attention {
+            Attention::Rfa => Self::Sums(Memory::zeros(slots, heads, config.proj_dim, d, state)),
+            Attention::Softmax => Self::Cache(Cache::zeros(slots, heads, config.window(), d, state)),
+        }
+    }
+
     /// Bytes of one slot.
     pub(crate) fn bytes(&self) -> usize {
         match self {
@@ -62,6 +72,33 @@ impl LayerMemory {
             Self::Cache(cache) => cache.write(slot, numbers, tokens),
         }
     }
+}
+
+/// One layer's part of the pool.
+#[derive(Debug)]
+pub(crate) struct LayerState {
+    /// What every head remembers.
+    pub(crate) memory: LayerMemory,
+    /// The last inputs of the convolutions of q, k and v, oldest first: (slots, conv_kernel - 1, 3 heads d); empty
+    /// without convolutions
+    pub(crate) conv: Vec<f32>,
+    pub(crate) denominators: Denominators,
+}
+
+impl Denominators {
+    pub(crate) fn note(&mut self, all: usize, clamped: u64) {
+        self.all += all as u64;
+        self.clamped += clamped;
+    }
+}
+
+/// Denominators (`phi_q . z`) that were divided by while texts were read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Denominators {
+    /// One for each token, layer and head.
+    pub all: u64,
+    /// Those of them that were below their floor, and were held there.
+    pub clamped: u64,
 }
 
 /// All S of a layer: (slots, heads, 2D, d)

@@ -6,7 +6,7 @@ use candle_core::{CpuStorage, Layout, Result, bail};
 
 use crate::compute::{Compute, sized};
 use crate::kernels::{activation, float, norm, quantized, threads::Threads};
-use crate::weights::{Matrix, WeightType};
+use crate::weights::{LoadError, Mapped, Matrix, WeightType, Weights};
 
 /// The elements of a contiguous f32 tensor on the CPU.
 pub(crate) fn floats<'a>(storage: &'a CpuStorage, layout: &Layout, what: &str) -> Result<&'a [f32]> {
@@ -113,6 +113,38 @@ impl Linear {
         }
         if let Some(bias) = &self.bias {
             out.chunks_exact_mut(bias.len()).for_each(|row| norm::add(cx.isa, row, bias));
+        }
+    }
+}
+
+/// A matrix that is read row by row: an embedding that is not also the head.
+#[derive(Debug)]
+pub(crate) enum Table {
+    /// In the checkpoint's file.
+    Mapped(Mapped),
+    /// In memory.
+    Packed(Linear),
+}
+
+impl Table {
+    /// Reads a matrix (rows, columns) of the checkpoint.
+    pub(crate) fn new(
+        weights: &Weights<'_>,
+        name: &str,
+        rows: usize,
+        columns: usize,
+    ) -> std::result::Result<Self, LoadError> {
+        Ok(match weights.mapped(name, rows, columns)? {
+            Some(mapped) => Self::Mapped(mapped),
+            None => Self::Packed(Linear::new(&weights.matrix(name, rows, columns)?, None)?),
+        })
+    }
+
+    /// One row, widened. out: (columns)
+    pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Self::Mapped(mapped) => mapped.row(row, out),
+            Self::Packed(linear) => linear.row(row, out),
         }
     }
 }

@@ -6,10 +6,10 @@ use candle_core::{Device, Result, Tensor, bail};
 
 use crate::block::Buffers;
 use crate::compute::Compute;
-use crate::config::{Attention, DecoderConfig};
+use crate::config::DecoderConfig;
 use crate::kernels::threads::Threads;
 use crate::layout::StateLayout;
-use crate::memory::{Cache, LayerMemory, Memory, StateType};
+use crate::memory::{Denominators, LayerMemory, LayerState, StateType};
 
 /// How a pool is made.
 #[derive(Clone, Debug)]
@@ -29,33 +29,6 @@ impl PoolOptions {
     }
 }
 
-/// One layer's part of the pool.
-#[derive(Debug)]
-pub(crate) struct LayerState {
-    /// What every head remembers.
-    pub(crate) memory: LayerMemory,
-    /// The last inputs of the convolutions of q, k and v, oldest first: (slots, conv_kernel - 1, 3 heads d); empty
-    /// without convolutions
-    pub(crate) conv: Vec<f32>,
-    pub(crate) denominators: Denominators,
-}
-
-impl Denominators {
-    pub(crate) fn note(&mut self, all: usize, clamped: u64) {
-        self.all += all as u64;
-        self.clamped += clamped;
-    }
-}
-
-/// The empty memories of one layer.
-fn memory(config: &DecoderConfig, slots: usize, state: StateType) -> LayerMemory {
-    let (heads, d) = (config.num_attention_heads, config.head_dim);
-    match config.attention {
-        Attention::Rfa => LayerMemory::Sums(Memory::zeros(slots, heads, config.proj_dim, d, state)),
-        Attention::Softmax => LayerMemory::Cache(Cache::zeros(slots, heads, config.window(), d, state)),
-    }
-}
-
 /// What a step holds on the way; it lies in the pool because a pool takes one step at a time.
 #[derive(Debug)]
 pub(crate) struct Workspace {
@@ -67,15 +40,6 @@ pub(crate) struct Workspace {
     pub(crate) positions: Vec<u64>,
     pub(crate) blocks: Buffers,
     pub(crate) angles: crate::attention::rotary::Angles,
-}
-
-/// Denominators (`phi_q . z`) that were divided by while texts were read and written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Denominators {
-    /// One for each token, layer and head.
-    pub all: u64,
-    /// Those of them that were below their floor, and were held there.
-    pub clamped: u64,
 }
 
 /// Slots for conversations, allocated once and addressed by index.
@@ -102,7 +66,7 @@ impl StatePool {
         }
         let layout = config.state_layout();
         let layer = |_| LayerState {
-            memory: memory(config, slots, state),
+            memory: LayerMemory::zeros(config, slots, state),
             conv: vec![0.0; slots * layout.taps * layout.channels],
             denominators: Denominators::default(),
         };

@@ -247,39 +247,31 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Where one row after another of a matrix can be read from, as long as the file is there.
-    pub(crate) fn table(&self, name: &str, rows: usize, columns: usize) -> Result<Table, LoadError> {
-        let matrix = self.matrix(name, rows, columns)?;
+    /// Where one row after another of a matrix of floats can be read from, as long as the file is there; none where
+    /// its numbers are others than the file's.
+    pub(crate) fn mapped(&self, name: &str, rows: usize, columns: usize) -> Result<Option<Mapped>, LoadError> {
         let name = format!("{}{name}", self.prefix);
-        match self.source {
-            Source::File(file, None) if !matrix.kind.is_quantised() => {
-                let range = file.entries[&name].range.clone();
-                Ok(Table::Mapped { file: Arc::clone(file), kind: matrix.kind, start: range.start, columns })
-            }
-            _ => Ok(Table::Packed(crate::nn::Linear::new(&matrix, None)?)),
-        }
+        let Source::File(file, None) = self.source else { return Ok(None) };
+        let (kind, _) = Self::entry(file, &name, &[rows, columns])?;
+        let start = file.entries[&name].range.start;
+        Ok((!kind.is_quantised()).then(|| Mapped { file: Arc::clone(file), kind, start, columns }))
     }
 }
 
-/// A matrix that is read row by row.
+/// A matrix of floats in the file itself, which stays mapped.
 #[derive(Debug)]
-pub(crate) enum Table {
-    /// In the file itself, which stays mapped.
-    Mapped { file: Arc<File>, kind: WeightType, start: usize, columns: usize },
-    /// In memory.
-    Packed(crate::nn::Linear),
+pub(crate) struct Mapped {
+    file: Arc<File>,
+    kind: WeightType,
+    start: usize,
+    columns: usize,
 }
 
-impl Table {
+impl Mapped {
     /// One row, widened. out: (columns)
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
-        match self {
-            Self::Packed(linear) => linear.row(row, out),
-            Self::Mapped { file, kind, start, columns } => {
-                let width = columns * kind.block().1;
-                let bytes = &(*file.bytes).as_ref()[start + row * width..][..width];
-                convert::widen_into(*kind, bytes, out);
-            }
-        }
+        let width = self.columns * self.kind.block().1;
+        let bytes = &(*self.file.bytes).as_ref()[self.start + row * width..][..width];
+        convert::widen_into(self.kind, bytes, out);
     }
 }

@@ -7,11 +7,11 @@ use super::{Buffers, Mixer, Rows};
 use crate::compute::{Compute, sized};
 use crate::config::DecoderConfig;
 use crate::feature_map::GaussianFeatures;
+use crate::memory::LayerState;
 use crate::memory::{LayerMemory, Memory};
 use crate::nn::Linear;
 use crate::ops::{chunk, recurrent};
 use crate::probe::LayerProbe;
-use crate::state::LayerState;
 use crate::weights::{LoadError, Weights};
 
 /// Projections; feature map, gate and recurrence between them.

@@ -8,9 +8,9 @@ use super::{Buffers, Mixer, Rows};
 use crate::compute::{Compute, sized};
 use crate::config::DecoderConfig;
 use crate::memory::LayerMemory;
+use crate::memory::LayerState;
 use crate::ops::softmax;
 use crate::probe::LayerProbe;
-use crate::state::LayerState;
 use crate::weights::{LoadError, Weights};
 
 /// Projections and the cache between them.

@@ -5,7 +5,6 @@
 //! its panel's rows side by side: the kernels stream a panel from its first byte to its last, and every row is a
 //! lane, so that no sum ever crosses lanes.
 
-use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::ops::Range;
 
 use super::threads::Threads;
@@ -18,7 +17,7 @@ pub(crate) const GROUP: usize = 16;
 /// Bytes that begin at a cache line: [`Lines::bytes`] sees them flat.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lines {
-    lines: Vec<Line>,
+    lines: Box<[Line]>,
     len: usize,
 }
 
@@ -41,20 +40,9 @@ unsafe impl Plain for f32 {}
 impl Lines {
     /// So many bytes, all zero.
     pub(crate) fn zeroed(len: usize) -> Self {
-        let count = len.div_ceil(64);
-        if count == 0 {
-            return Self::default();
-        }
-        let layout = Layout::array::<Line>(count).unwrap_or_else(|_| panic!("{len} bytes are past the address space"));
-        // SAFETY: the layout has a size. Memory that the system gives zeroed has no pages yet, so that the advice comes
-        // before the first write; zeros are lines.
-        let lines = unsafe {
-            let base = alloc_zeroed(layout);
-            if base.is_null() {
-                handle_alloc_error(layout);
-            }
-            Vec::from_raw_parts(base.cast::<Line>(), count, count)
-        };
+        // SAFETY: zeros are lines. Memory that the system gives zeroed has no pages yet, so that the advice comes before
+        // the first write.
+        let lines = unsafe { Box::new_zeroed_slice(len.div_ceil(64)).assume_init() };
         let mut lines = Self { lines, len };
         super::advise_huge(lines.bytes_mut());
         lines
