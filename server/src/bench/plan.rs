@@ -7,7 +7,7 @@ use serde_json::json;
 use tidegate_model::config::Attention;
 use tidegate_model::{DecoderConfig, StateType, WeightType};
 
-use crate::cli::{BenchArgs, MixerArg, ShapeArg, StateArg, word};
+use crate::cli::{BenchArgs, MixerArg, ShapeArg, StateArg};
 
 /// Tokens in the vocabulary of a model with random weights.
 const VOCABULARY: usize = 32_000;
