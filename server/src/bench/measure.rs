@@ -57,6 +57,9 @@ impl Model {
                 (word(shape), weights.to_string(), decoder)
             }
         };
+        if decoder.config().attention == Attention::Softmax {
+            room.claim(decoder.config(), plan.state, (plan.slots() as u64).saturating_mul(threads.len() as u64))?;
+        }
         let pool = |threads: &Arc<Threads>| {
             let options = PoolOptions { slots: plan.slots(), threads: Arc::clone(threads), state: plan.state };
             decoder.new_pool_with(options).context("the states cannot be allocated")
@@ -68,10 +71,7 @@ impl Model {
                 let most = (0..plan.threads.len()).max_by_key(|&i| plan.threads[i]).unwrap_or(0);
                 read(&decoder, &mut pools[most], plan, &format!("{shape} with {weights}"))?
             }
-            Attention::Softmax => {
-                room.claim(decoder.config(), &pools)?;
-                Past::drawn(decoder.config(), plan.deepest())
-            }
+            Attention::Softmax => Past::drawn(decoder.config(), plan.deepest()),
         };
         Ok(Self { shape, weights, mixer, decoder, pools, past, logits: Vec::new() })
     }

@@ -2,7 +2,7 @@
 //! long text would take minutes to read, and a step takes as long whatever the numbers are.
 
 use anyhow::{Result, bail};
-use tidegate_model::{DecoderConfig, StatePool};
+use tidegate_model::{DecoderConfig, StateType};
 
 use super::report::grouped;
 
@@ -56,10 +56,12 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Claims what the pools of a model of softmax attention, and a past, will fill.
-    pub(super) fn claim(&mut self, config: &DecoderConfig, pools: &[StatePool]) -> Result<()> {
-        let rows: u64 = pools.iter().map(|pool| pool.slots() as u64).sum();
-        let row = pools.first().map_or(0, StatePool::state_bytes) as u64;
+    /// Claims what so many rows of a model of softmax attention, and a past, will fill.
+    pub(super) fn claim(&mut self, config: &DecoderConfig, state: StateType, rows: u64) -> Result<()> {
+        let row = match state {
+            StateType::F32 => config.state_bytes() as u64,
+            StateType::Bf16 => config.state_bytes() as u64 / 2,
+        };
         let bytes = rows.saturating_mul(row).saturating_add(config.state_bytes() as u64);
         if let Some(free) = free().map(|free| free.saturating_sub(self.claimed)).filter(|&free| free < bytes) {
             let [bytes, rows, row, free] = [bytes, rows, row, free].map(grouped);
