@@ -93,14 +93,14 @@ impl Decoder {
     ///
     /// # Errors
     /// When an id is outside the vocabulary, a slot is out of range or named twice, or `ids` is empty: then nothing
-    /// has changed. After any other error (the device's) the slots are part way, and are
-    /// refused until they are reset.
+    /// has changed. After any other error the slots are part way, and are refused until
+    /// they are reset.
     pub fn forward(&self, ids: &Tensor, pool: &mut StatePool, slots: &[usize]) -> Result<Tensor> {
         self.all_logits(ids, pool, slots, None)
     }
 
     /// [`Self::forward`] by the chunked form of the recurrence, with every layer's denominators and gates counted in
-    /// `probe`; equal to it but for rounding (under 1e-4).
+    /// `probe`; equal to it but for rounding (under 1e-4; a state in bf16 is rounded to the nearest at every call's end).
     ///
     /// # Errors
     /// As for [`Self::forward`].

@@ -28,6 +28,8 @@ mod decoder;
 pub mod feature_map;
 mod kernels;
 mod layout;
+#[doc(hidden)]
+pub mod measure;
 mod memory;
 mod nn;
 pub mod ops;

@@ -4,6 +4,7 @@
 mod cache;
 
 use half::bf16;
+use half::vec::HalfBitsVecExt;
 
 use crate::config::{Attention, DecoderConfig};
 use crate::kernels::recurrence::Number;
@@ -127,7 +128,8 @@ impl Memory {
         let len = slots * heads * matrix;
         let s = match kind {
             StateType::F32 => Matrices::F32(vec![0.0; len]),
-            StateType::Bf16 => Matrices::Bf16(vec![bf16::ZERO; len]),
+            // Plain integers come zeroed from the system, page by page as they are touched.
+            StateType::Bf16 => Matrices::Bf16(vec![0u16; len].reinterpret_into()),
         };
         Self { s, sums: vec![0.0; slots * heads * head_sums], slots, heads, matrix, head_sums }
     }

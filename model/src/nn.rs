@@ -71,7 +71,7 @@ impl Linear {
         let rows = weights.iter().map(|w| w.rows).sum();
         let bytes = match weights {
             [one] => Cow::Borrowed(&*one.bytes),
-            all => Cow::Owned(all.iter().flat_map(|w| w.bytes.iter().copied()).collect()),
+            all => Cow::Owned(all.iter().map(|w| &*w.bytes).collect::<Vec<_>>().concat()),
         };
         let packed = quantized::Packed::pack(kind, &bytes, rows, weights[0].columns, Threads::global());
         packed.map(Packed::Quantised).map_err(candle_core::Error::msg)

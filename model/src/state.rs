@@ -57,11 +57,15 @@ impl StatePool {
     /// A pool of empty texts.
     ///
     /// # Errors
-    /// When `slots` is 0 or their bytes are past what a machine can address.
+    /// When `slots` is 0, or the system has not as much memory as they would take.
     pub fn new(config: &DecoderConfig, options: PoolOptions) -> Result<Self> {
         let PoolOptions { slots, threads, state } = options;
-        let bytes = slots.checked_mul(config.state_bytes());
-        if slots == 0 || bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+        // What a slot takes at least: a bf16 state keeps some numbers as f32.
+        let least = match state {
+            StateType::F32 => config.state_bytes(),
+            StateType::Bf16 => config.state_bytes() / 2,
+        };
+        if slots == 0 || !slots.checked_mul(least).is_some_and(could_be_had) {
             bail!("slots must be at least 1 and fit into memory, found {slots} of {} bytes", config.state_bytes());
         }
         let layout = config.state_layout();
@@ -130,9 +134,12 @@ impl StatePool {
     /// One layer of a slot, copied: memory (heads, [`StateLayout::head`]) and the convolution's inputs.
     ///
     /// # Errors
-    /// When there is no such slot or layer.
+    /// When there is no such slot or layer, or a step that failed has left the slot half way.
     pub fn layer(&self, layer: usize, slot: usize) -> Result<(Tensor, Option<Tensor>)> {
         self.check(slot)?;
+        if self.torn[slot] {
+            bail!("slot {slot} was left half way by a step that failed");
+        }
         let Some(state) = self.layers.get(layer) else { bail!("layer {layer} is out of range") };
         let StateLayout { heads, head, taps, channels, .. } = self.layout;
         let mut numbers = Vec::with_capacity(heads * head);
@@ -232,6 +239,16 @@ impl StatePool {
         }
         bail!("slot {slot} is out of range: the pool has {}", self.tokens.len())
     }
+}
+
+/// Whether the system would give so many bytes. Zeroed memory is taken as it is touched, and an allocation that fails
+/// ends the process: it is asked for before, and given back.
+fn could_be_had(bytes: usize) -> bool {
+    let mut probe = Vec::<u8>::new();
+    let there = probe.try_reserve_exact(bytes).is_ok();
+    // An allocation that nobody looks at may be left out.
+    std::hint::black_box(probe.as_ptr());
+    there
 }
 
 #[cfg(test)]

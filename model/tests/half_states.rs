@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Numbers, decoder, distance};
-use tidegate_model::{Decoder, PoolOptions, StatePool, StateType};
+use tidegate_model::{Decoder, PoolOptions, StatePool, StateType, Threads};
 
 fn pool(decoder: &Decoder, slots: usize) -> StatePool {
     decoder.new_pool_with(PoolOptions { state: StateType::Bf16, ..PoolOptions::new(slots) }).unwrap()
@@ -14,11 +14,35 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
+/// Widths of heads for which the kernel pads, takes a group, a pair and a group, and two pairs of columns.
+const WIDTHS: [&str; 4] = ["", r#", "head_dim": 16"#, r#", "head_dim": 48"#, r#", "head_dim": 64, "proj_dim": 64"#];
+
+/// A decoder whose config has these keys, the small config's own left out.
+fn wide(keys: &str, seed: u64) -> Decoder {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = serde_json::to_value(common::config("")).unwrap();
+    let keys: serde_json::Value = serde_json::from_str(&format!("{{{}}}", keys.trim_start_matches(','))).unwrap();
+    for (key, value) in keys.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    let config = tidegate_model::DecoderConfig::from_json(&config.to_string()).unwrap();
+    common::write_checkpoint(folder.path(), &config, seed);
+    tidegate_model::checkpoint::load(folder.path(), &tidegate_model::Device::Cpu).unwrap()
+}
+
 #[test]
 fn however_a_text_came_in_its_state_is_the_same_bits() {
-    let decoder = decoder(r#", "conv_kernel": 4"#, 3);
+    for keys in WIDTHS {
+        one_text_two_ways(&wide(keys, 3), 1);
+        one_text_two_ways(&wide(keys, 3), 3);
+    }
+    one_text_two_ways(&decoder(r#", "conv_kernel": 4"#, 3), 1);
+}
+
+fn one_text_two_ways(decoder: &Decoder, threads: usize) {
     let ids = Numbers::new(4).ids(150, 61);
-    let mut pool = pool(&decoder, 4);
+    let threads = Threads::new(threads).into();
+    let mut pool = decoder.new_pool_with(PoolOptions { slots: 4, threads, state: StateType::Bf16 }).unwrap();
     let whole = decoder.prefill(&ids, &mut pool, 0).unwrap();
     decoder.absorb(&ids[..70], &mut pool, 3).unwrap();
     let mut cut = Vec::new();

@@ -239,7 +239,8 @@ mod tests {
     fn the_fingerprint_is_of_the_weights_that_are_loaded() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let fingerprint = || model_fingerprint(folder.path()).unwrap();
+        let of = |state| model_fingerprint(folder.path(), state).unwrap();
+        let fingerprint = || of(StateType::F32);
         write("config.json", "{}");
         write("model.gguf", "quantised");
         let quantised = fingerprint();
@@ -250,6 +251,9 @@ mod tests {
         // Where both are there, the safetensors are what is loaded.
         write("model.safetensors", "quantised");
         assert_eq!(fingerprint(), quantised);
+        // Rounded states go on otherwise.
+        assert_ne!(of(StateType::Bf16).architecture, quantised.architecture);
+        assert_eq!(of(StateType::Bf16).weights, quantised.weights);
         assert_ne!(
             system_fingerprint(folder.path(), &quantised).unwrap(),
             system_fingerprint(folder.path(), &otherwise).unwrap()

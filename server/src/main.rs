@@ -88,9 +88,10 @@ fn start_log(args: &LogArgs, default: &str) -> Result<()> {
 
 fn start_threads(args: &ModelArgs) -> Result<()> {
     if let Some(threads) = args.threads {
-        Threads::configure(threads);
+        let given = Threads::configure(threads);
+        anyhow::ensure!(given, "--threads {threads}: the system gives {}", Threads::global().count());
     }
-    // The masks of grammars; 0 is one for each core.
+    // Those that pack weights, and make the masks of grammars beside a step; 0 is one for each core.
     let threads = args.threads.unwrap_or(0);
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("the compute threads did not start")
 }

@@ -91,7 +91,7 @@ fn a_shape_has_random_weights() {
 
 #[test]
 fn softmax_attends_to_a_past_of_random_numbers() {
-    let list = ["--shape", "12m", "--mixer", "softmax,rfa-gate", "--depths", "0,600", "--batch", "2"];
+    let list = ["--shape", "12m", "--mixer", "softmax,rfa-gate", "--depths", "0,600", "--batch", "2", "--prompt", "16"];
     let text = printed(&[&list[..], &["--output", "json"]].concat());
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 8);
@@ -121,6 +121,7 @@ fn a_folder_from_the_environment_is_measured_and_mistakes_are_named() {
         (&["--shape", "12m", "--mixer", "softmax", "--batch", "1000000"], "error: --mixer softmax: 1,000,000 rows of "),
         (&["--shape", "12m", "--mixer", "softmax", "--depths", "99999999"], "sliding_window must be between 1 and "),
         (&["--weights", "q5_1"], "must be one of f32, bf16, f16, q8_0, q4_0, q4_k"),
+        (&["--shape", "12m", "--batch", "1000000000000"], "error: the states cannot be allocated: "),
         (&["--shape", "12m", "--batch", "100000000000000"], "error: the states cannot be allocated: "),
     ] {
         let output = bench(args);

@@ -55,7 +55,12 @@ impl LanguageModel for Chain {
     }
 }
 
-/// The `row`th request, each with another way to choose.
+/// Tokens of the `row`th text: texts end at different steps, and leave free slots between those in use.
+fn length(row: u32) -> usize {
+    2 + row as usize % 5
+}
+
+/// The `row`th request, each with another way to choose; the prompts of some are scored, and so read by steps.
 fn request(row: u32) -> Request {
     let plain = SamplingParams { seed: u64::from(row), ..SamplingParams::default() };
     let sampling = match row % 4 {
@@ -64,7 +69,14 @@ fn request(row: u32) -> Request {
         2 => SamplingParams { top_p: 0.9, repetition_penalty: 1.2, ..plain },
         _ => plain,
     };
-    let parameters = RequestParameters { prompt: vec![row], max_tokens: 6, sampling, ..RequestParameters::default() };
+    let scored = row % 7 == 3;
+    let parameters = RequestParameters {
+        prompt: if scored { vec![row, row + 100, row + 200] } else { vec![row] },
+        prompt_logprobs: scored.then_some(1),
+        max_tokens: length(row),
+        sampling,
+        ..RequestParameters::default()
+    };
     Request::new(parameters, &Limits { vocab_size: VOCAB, max_prompt_tokens: 10, max_tokens: 10 }).unwrap()
 }
 
@@ -73,6 +85,7 @@ fn collect(mut stream: EventStream) -> Result<Vec<u32>, Failure> {
     while let Some(event) = stream.blocking_next() {
         match event {
             Event::Delta(delta) => ids.extend(delta.token_ids),
+            Event::PromptLogprobs(scores) => assert_eq!(scores.len(), 3),
             Event::Failed(failure) => return Err(failure),
             _ => break,
         }
@@ -95,10 +108,10 @@ fn a_text_is_the_same_alone_and_among_many_and_a_row_without_numbers_fails_alone
         if row == NAN {
             assert_eq!(*text, Err(Failure::Internal));
         } else {
-            assert_eq!(text.as_ref().map(Vec::len), Ok(6));
+            assert_eq!(text.as_ref().map(Vec::len), Ok(length(row)));
             assert_eq!(*text, texts(&engine, row..=row)[0], "{row}");
         }
     }
     // Neither the same everywhere, nor all as the likeliest would be.
-    assert_ne!(together[1], together[5]);
+    assert_ne!(together[1], together[21]);
 }

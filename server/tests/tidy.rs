@@ -28,6 +28,7 @@ const MODEL: Layers = &[
     ("weights", &["config"]),
     ("memory", &["config", "kernels"]),
     ("nn", &["compute", "kernels", "weights"]),
+    ("measure", &["compute", "kernels", "memory", "nn", "weights"]),
     ("feature_map", &["kernels", "nn"]),
     ("ops", &["compute", "feature_map", "kernels", "memory", "nn"]),
     ("attention", &["compute", "config", "feature_map", "memory", "nn", "ops", "probe", "weights"]),

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use serde::Serialize;
-use tidegate_model::{Decoder, Device, StatePool};
+use tidegate_model::{Decoder, Device, PoolOptions, StatePool, StateType};
 use tokenizers::Tokenizer;
 
 use crate::text::{Documents, TextError, TokenStream, load_tokenizer};
@@ -45,6 +45,8 @@ pub struct Checkpoint {
     pub decoder: Decoder,
     /// The tokenizer, whose ids all lie in the model's vocabulary.
     pub tokenizer: Tokenizer,
+    /// How its states are held: f32, until somebody says otherwise.
+    pub state: StateType,
     device: Device,
 }
 
@@ -62,7 +64,7 @@ impl Checkpoint {
         if highest as usize >= vocab_size {
             return Err(EvalError::Vocabulary { vocab_size, highest });
         }
-        Ok(Self { decoder, tokenizer, device: device.clone() })
+        Ok(Self { decoder, tokenizer, state: StateType::F32, device: device.clone() })
     }
 }
 
@@ -134,7 +136,8 @@ where
             return Err(EvalError::Limit);
         }
         let segment = (LOGITS / checkpoint.decoder.config().vocab_size).clamp(1, 512);
-        let (pool, limit) = (checkpoint.decoder.new_pool(1)?, limit.unwrap_or(u64::MAX));
+        let options = PoolOptions { state: checkpoint.state, ..PoolOptions::new(1) };
+        let (pool, limit) = (checkpoint.decoder.new_pool_with(options)?, limit.unwrap_or(u64::MAX));
         Ok(Self { checkpoint, forward, pool, segment, limit, last: None, seen: Seen::default() })
     }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use tidegate_model::{Device, WeightType};
+use tidegate_model::{Device, StateType, WeightType};
 use tidegate_weights::eval::{Checkpoint, EvalReport, Progress, evaluate};
 use tidegate_weights::inspect::{InspectReport, inspect, observe};
 use tidegate_weights::quantize::{Draft, OnText, QuantizeOptions, QuantizeReport};
@@ -30,6 +30,9 @@ enum Command {
         /// UTF-8 text, `<|endoftext|>` between documents.
         #[arg(long, value_name = "FILE")]
         text: PathBuf,
+        /// How the state is held in memory: f32 or bf16.
+        #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = state)]
+        state: StateType,
     },
     /// Parameters by group, state bytes, sigma and gate half-life per head; with a text also what the gates and
     /// denominators did on it.
@@ -62,11 +65,19 @@ struct Common {
     #[arg(long, value_name = "FOLDER", env = "TIDEGATE_MODEL")]
     model: PathBuf,
     /// Predict only the first so many tokens of the text.
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "TOKENS", requires = "text", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
+}
+
+fn state(text: &str) -> Result<StateType, String> {
+    match text {
+        "f32" => Ok(StateType::F32),
+        "bf16" => Ok(StateType::Bf16),
+        _ => Err("must be f32 or bf16".into()),
+    }
 }
 
 fn smaller(text: &str) -> Result<WeightType, String> {
@@ -78,8 +89,9 @@ fn smaller(text: &str) -> Result<WeightType, String> {
 
 fn main() -> Result<()> {
     match Cli::parse().command {
-        Command::Eval { common, text } => {
-            let checkpoint = Checkpoint::load(&common.model, &Device::Cpu)?;
+        Command::Eval { common, text, state } => {
+            let mut checkpoint = Checkpoint::load(&common.model, &Device::Cpu)?;
+            checkpoint.state = state;
             let start = Instant::now();
             let report = with_bar(&text, common.limit, |tick| evaluate(&checkpoint, &text, common.limit, tick))??;
             let seconds = start.elapsed().as_secs_f64();
@@ -118,19 +130,19 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
         let checkpoint = Checkpoint::load(folder, &Device::Cpu)?;
         Ok(with_bar(text, common.limit, |tick| evaluate(&checkpoint, text, common.limit, tick))??)
     };
-    let bar = bar(0)?;
     let options = QuantizeOptions { model: &common.model, to, out };
+    options.check()?;
+    // First, so that a text that cannot be read is found before anything is quantised.
+    let before = text.map(|text| measured(&common.model, text)).transpose()?;
+    let bar = bar(0)?;
     let draft = Draft::write(&options, &mut |written| {
         bar.set_length(written.of);
         bar.set_position(written.bytes);
         bar.set_message(format!("{} of {} bytes", grouped(written.bytes), grouped(written.of)));
     })?;
     bar.finish_and_clear();
-    let on_text = match text {
-        Some(text) => {
-            let (before, after) = (measured(&common.model, text)?, measured(draft.folder(), text)?);
-            Some(OnText::new(text, common.limit, before, after))
-        }
+    let on_text = match text.zip(before) {
+        Some((text, before)) => Some(OnText::new(text, common.limit, before, measured(draft.folder(), text)?)),
         None => None,
     };
     Ok(draft.finish(on_text)?)

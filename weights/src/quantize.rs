@@ -4,7 +4,7 @@
 //! becomes the folder only when it is finished. The numbers are those of `checkpoint::load_as`, bit for bit.
 
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
@@ -147,6 +147,22 @@ pub struct QuantizeOptions<'a> {
     pub out: &'a Path,
 }
 
+impl QuantizeOptions<'_> {
+    /// Whether there are weights to quantise and a place for the folder.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Already`] and [`QuantizeError::Occupied`].
+    pub fn check(&self) -> Result<(), QuantizeError> {
+        let weights = checkpoint::weights_file(self.model);
+        if weights.ends_with(checkpoint::GGUF) {
+            return Err(QuantizeError::Already(weights));
+        }
+        let empty = |mut entries: std::fs::ReadDir| entries.next().is_none();
+        let free = std::fs::read_dir(self.out).map_or_else(|error| error.kind() == ErrorKind::NotFound, empty);
+        if free && self.out.file_name().is_some() { Ok(()) } else { Err(QuantizeError::Occupied(self.out.into())) }
+    }
+}
+
 /// How far the weights are.
 #[derive(Clone, Copy, Debug)]
 pub struct Written {
@@ -165,9 +181,9 @@ pub struct Draft {
     report: QuantizeReport,
 }
 
-/// What goes along with the weights, where it is there; pictures do too, as the card shows them.
-const BESIDE: [&str; 5] =
-    ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"];
+/// What goes along with the weights, where it is there; pictures do too, as the card shows them, and licenses.
+const BESIDE: [&str; 6] =
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", CARD];
 const PICTURES: [&str; 4] = ["png", "jpg", "jpeg", "svg"];
 const CARD: &str = "README.md";
 
@@ -177,18 +193,11 @@ impl Draft {
     /// # Errors
     /// [`QuantizeError`]: then nothing is left behind.
     pub fn write(options: &QuantizeOptions<'_>, progress: &mut dyn FnMut(Written)) -> Result<Self, QuantizeError> {
+        options.check()?;
         let QuantizeOptions { model, to, out } = *options;
-        let weights = checkpoint::weights_file(model);
-        if weights.ends_with(checkpoint::GGUF) {
-            return Err(QuantizeError::Already(weights));
-        }
         let stored = Stored::open(model)?;
         let name = file_name(&model.canonicalize().map_err(io(model))?);
-        let folder = passing_name(out)?;
-        if let Some(parent) = folder.parent() {
-            std::fs::create_dir_all(parent).map_err(io(parent))?;
-        }
-        std::fs::create_dir(&folder).map_err(io(&folder))?;
+        let folder = passing_folder(out)?;
         let report = QuantizeReport { to, groups: Vec::new(), matrices: Vec::new(), on_text: None };
         // From here on the folder goes with the draft.
         let mut draft = Self { folder, out: out.to_owned(), model: name, report };
@@ -283,7 +292,7 @@ impl Draft {
             let path = entry.map_err(io(model))?.path();
             let name = file_name(&path);
             let picture = path.extension().is_some_and(|kind| PICTURES.iter().any(|known| kind == *known));
-            if path.is_file() && (picture || name == CARD || BESIDE.contains(&name.as_str())) {
+            if path.is_file() && (picture || name.starts_with("LICENSE") || BESIDE.contains(&name.as_str())) {
                 std::fs::copy(&path, self.folder.join(&name)).map_err(io(&path))?;
             }
         }
@@ -365,14 +374,20 @@ fn file_type(kind: WeightType) -> u32 {
     }
 }
 
-/// A name beside `out`, which must be free: two folders of one disk, so that the one can become the other.
-fn passing_name(out: &Path) -> Result<PathBuf, QuantizeError> {
-    let free = match std::fs::read_dir(out) {
-        Ok(mut entries) => entries.next().is_none(),
-        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
-    };
-    let name = out.file_name().filter(|_| free).ok_or_else(|| QuantizeError::Occupied(out.into()))?;
-    Ok(out.with_file_name(format!(".{}.{}.part", name.to_string_lossy(), std::process::id())))
+/// Makes a folder beside `out`: two folders of one disk, so that the one can become the other.
+fn passing_folder(out: &Path) -> Result<PathBuf, QuantizeError> {
+    if let Some(parent) = out.parent() {
+        std::fs::create_dir_all(parent).map_err(io(parent))?;
+    }
+    let (name, mut number) = (file_name(out), 0u32);
+    loop {
+        let folder = out.with_file_name(format!(".{name}.{}.{number}.part", std::process::id()));
+        match std::fs::create_dir(&folder) {
+            // A run that was killed has left it.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+            made => return made.map_err(io(&folder)).map(|()| folder),
+        }
+    }
 }
 
 fn file_name(path: &Path) -> String {

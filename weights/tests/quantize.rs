@@ -137,6 +137,25 @@ fn what_cannot_be_done_leaves_nothing() {
 }
 
 #[test]
+fn a_license_goes_along_and_what_a_killed_run_left_is_in_nobodys_way() {
+    let place = tempfile::tempdir().unwrap();
+    let (model, out) = (place.path().join("model"), place.path().join("out"));
+    std::fs::create_dir(&model).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("tiny").join(name), model.join(name)).unwrap();
+    }
+    std::fs::write(model.join("LICENSE"), "yours").unwrap();
+    let options = QuantizeOptions { model: &model, to: WeightType::Q8_0, out: &out };
+    let killed = Draft::write(&options, &mut |_| ()).unwrap();
+    let left = killed.folder().to_owned();
+    std::mem::forget(killed);
+    Draft::write(&options, &mut |_| ()).unwrap().finish(None).unwrap();
+    assert_eq!(names(&out), ["LICENSE", "README.md", "config.json", "model.gguf"]);
+    assert!(left.exists());
+    assert_eq!(names(place.path()).len(), 3);
+}
+
+#[test]
 fn the_pinned_file_is_still_what_is_written() {
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("tiny-q8_0");
@@ -175,6 +194,8 @@ fn the_command_measures_before_and_after() {
         assert!(!out.status.success() && String::from_utf8(out.stderr).unwrap().contains("--to"));
     }
     let lost = place.path().join("lost").display().to_string();
+    let out = weights(&["quantize", "--to", "q8_0", "--out", &lost, "--limit", "9"]);
+    assert!(!out.status.success() && String::from_utf8(out.stderr).unwrap().contains("--text"));
     let out = weights(&["quantize", "--to", "q8_0", "--out", &lost, "--text", "/no/such/file"]);
     assert!(String::from_utf8(out.stderr).unwrap().contains("text: cannot open /no/such/file"));
     assert_eq!(names(place.path()), ["other", "small"]);

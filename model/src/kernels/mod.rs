@@ -28,6 +28,9 @@ pub(crate) mod vector;
 pub(crate) const LANES: usize = 16;
 
 /// The instruction sets that a kernel may be compiled for.
+///
+/// A value other than `Plain` is proof that the machine runs the set: none is written down but in
+/// [`Isa::available`], in dispatches, and in tests behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isa {
     /// Whatever the build targets.

@@ -5,6 +5,7 @@
 //! its panel's rows side by side: the kernels stream a panel from its first byte to its last, and every row is a
 //! lane, so that no sum ever crosses lanes.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::threads::Threads;
@@ -36,6 +37,10 @@ unsafe impl Plain for u8 {}
 unsafe impl Plain for u16 {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
+// SAFETY: a u16 inside, transparent.
+unsafe impl Plain for half::bf16 {}
+// SAFETY: as above.
+unsafe impl Plain for half::f16 {}
 
 impl Lines {
     /// So many bytes, all zero.
@@ -123,22 +128,23 @@ pub(crate) fn share(
 
 /// A matrix that several threads write, each its own elements.
 #[derive(Clone, Copy)]
-pub(crate) struct Output {
+pub(crate) struct Output<'a> {
     base: *mut f32,
     rows: usize,
     stride: usize,
+    matrix: PhantomData<&'a mut [f32]>,
 }
 
 // SAFETY: whoever shares one hands every thread elements that no other thread touches; nobody reads until all are done.
-unsafe impl Send for Output {}
+unsafe impl Send for Output<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for Output {}
+unsafe impl Sync for Output<'_> {}
 
-impl Output {
+impl<'a> Output<'a> {
     /// A matrix with rows of `stride`.
-    pub(crate) fn new(out: &mut [f32], stride: usize) -> Self {
+    pub(crate) fn new(out: &'a mut [f32], stride: usize) -> Self {
         assert!(stride > 0 && out.len().is_multiple_of(stride), "output: rows of {stride} do not fill {}", out.len());
-        Self { base: out.as_mut_ptr(), rows: out.len() / stride, stride }
+        Self { base: out.as_mut_ptr(), rows: out.len() / stride, stride, matrix: PhantomData }
     }
 
     /// Whether there are so many rows and columns.
@@ -149,10 +155,9 @@ impl Output {
     /// Some elements of one row, side by side.
     ///
     /// # Safety
-    /// `row` and the columns lie inside; nobody else touches these elements while the slice lives, which is no longer
-    /// than what [`Output::new`] was given.
+    /// `row` and the columns lie inside; nobody else touches these elements while the slice lives.
     #[inline(always)]
-    pub(crate) unsafe fn part<'a>(self, row: usize, columns: Range<usize>) -> &'a mut [f32] {
+    pub(crate) unsafe fn part(self, row: usize, columns: Range<usize>) -> &'a mut [f32] {
         debug_assert!(row < self.rows && columns.start <= columns.end && columns.end <= self.stride);
         // SAFETY: the caller keeps row and columns inside and disjoint from all others.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.stride + columns.start), columns.len()) }

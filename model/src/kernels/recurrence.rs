@@ -6,13 +6,15 @@
 
 use half::bf16;
 
+use super::activation::exp_lane;
 use super::vector::{self, Vector};
 use super::{Isa, LANES, plain::dot};
 
 /// `v`'s sigmoid, by the exponential of a negative number only, so that nothing overflows.
 #[inline(always)]
 fn sigmoid(v: f32) -> f32 {
-    let e = (-v.abs()).exp();
+    // Our own exponential: the system's is not the same bits on every machine.
+    let e = exp_lane(-v.abs());
     if v >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }
 }
 
@@ -62,7 +64,7 @@ impl Number for f32 {
 }
 
 /// Rounded by chance: what a slow gate adds is often less than half a step of bf16, and rounding to the nearest would
-/// lose it every time. A NaN stays one unless it is all ones, and no sum makes that one.
+/// lose it every time. What is no number need not stay so: no sum of numbers makes it.
 impl Number for bf16 {
     const NOISY: bool = true;
 

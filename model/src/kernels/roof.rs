@@ -95,7 +95,7 @@ fn chains(isa: Isa, a: f32, b: f32) -> (u32, f32) {
     let mut end = 0.0;
     let lanes = match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => {
+        Isa::Avx512 | Isa::Avx512Vnni => {
             widest(isa, a, b, &mut end);
             WIDEST
         }
@@ -104,7 +104,18 @@ fn chains(isa: Isa, a: f32, b: f32) -> (u32, f32) {
             separate::<NARROW>(a, b, &mut end);
             NARROW
         }
-        _ => {
+        #[cfg(not(all(target_arch = "x86_64", not(target_feature = "fma"))))]
+        Isa::Plain => {
+            wide(isa, a, b, &mut end);
+            WIDE
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => {
+            wide(isa, a, b, &mut end);
+            WIDE
+        }
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::NeonDot => {
             wide(isa, a, b, &mut end);
             WIDE
         }
@@ -172,6 +183,10 @@ mod tests {
         for isa in Isa::available() {
             let step = 1.0 / STEPS as f32;
             let (lanes, end) = chains(isa, 0.5, 2.0 * step);
+            #[cfg(target_arch = "x86_64")]
+            if matches!(isa, Isa::Avx512 | Isa::Avx512Vnni) {
+                assert_eq!(lanes as usize, WIDEST, "{isa:?}: too few chains for the registers");
+            }
             // Fused, each lane ends at 1 + STEPS a b, to the bit; separate, at its limit b / (1 - a).
             let want = if (lanes as usize) < WIDE { 4.0 * step } else { 2.0 };
             assert!((end / lanes as f32 - want).abs() < 1e-6, "{isa:?}: {end} of {lanes} lanes");

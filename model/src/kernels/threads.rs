@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const LOOKS: u32 = 600;
 /// What a caller waits for others' pieces, beyond what it worked itself, before it counts them as late.
 const PATIENCE: Duration = Duration::from_micros(200);
+/// How long it sleeps then between two looks.
+const NAP: Duration = Duration::from_micros(50);
 /// How many times the wait a late worker is left out for, and no longer than [`LONGEST_OUT`].
 const OUT: u32 = 16;
 const LONGEST_OUT: Duration = Duration::from_secs(1);
@@ -68,15 +70,18 @@ impl Shared {
                 Some((of, job)) if of == number => job,
                 _ => match *self.job.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
                     Some(job) => job,
-                    None => return,
+                    // A job is written before any of its pieces is open. To return would leave the caller waiting.
+                    None => std::process::abort(),
                 },
             };
             known = Some((number, job));
             // SAFETY: the claimed piece is not done, so `run` has not returned and the job lives.
             let work = unsafe { &*job.work };
             // The first piece first: neighbours in memory follow one another.
-            if catch_unwind(AssertUnwindSafe(|| work(job.pieces - left))).is_err() {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(job.pieces - left))) {
                 self.panicked.store(true, Ordering::Relaxed);
+                // What it carries may panic when it is dropped, and this piece is not counted yet.
+                std::mem::forget(payload);
             }
             self.done.fetch_add(1, Ordering::Release);
         }
@@ -150,7 +155,9 @@ impl Threads {
         Self::global_of(None)
     }
 
-    /// Says how many threads [`Threads::global`] has -> whether that was said in time, before they were first used.
+    /// Says how many threads [`Threads::global`] has -> whether it has so many: not where it was used before with
+    /// another number, nor where the system gives fewer.
+    #[must_use]
     pub fn configure(count: usize) -> bool {
         Self::global_of(Some(count)).count() == count.max(1)
     }
@@ -171,7 +178,7 @@ impl Threads {
     /// Where the threads are at another caller's work, or a call comes from inside a piece, the caller works alone.
     ///
     /// # Panics
-    /// When a piece has panicked, once all others are done.
+    /// When a piece has panicked: at once where the caller works alone, else when all others are done.
     pub fn run(&self, pieces: usize, work: &(dyn Fn(usize) + Sync)) {
         let alone = || (0..pieces).for_each(work);
         if pieces < 2 || self.workers.is_empty() || pieces > u32::MAX as usize {
@@ -215,10 +222,14 @@ impl Threads {
         let mut looks = 0u32;
         let mut waiting = None;
         while !all_done() {
-            looks += 1;
+            // Nothing here may panic: workers may still be at the job, which this frame keeps alive.
+            looks = looks.saturating_add(1);
             if looks.is_multiple_of(64) {
-                waiting.get_or_insert_with(|| (Instant::now(), began.elapsed()));
-                if looks > LOOKS {
+                let (since, _) = *waiting.get_or_insert_with(|| (Instant::now(), began.elapsed()));
+                if since.elapsed() > PATIENCE {
+                    // A worker without a core: nobody is helped by a caller that burns another.
+                    std::thread::sleep(NAP);
+                } else if looks > LOOKS {
                     // Where the worker waits for this very core, it gets it.
                     std::thread::yield_now();
                 }
@@ -303,13 +314,13 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_worker_that_does_not_come() {
+    fn a_second_caller_works_alone() {
         let threads = Threads::new(2);
         let (inside, entered) = mpsc::channel();
         let (release, held) = mpsc::channel::<()>();
         let held = Mutex::new(held);
         let main = std::thread::current().id();
-        // The worker is caught in a job that another caller has given.
+        // The threads are at a job that another caller has given.
         std::thread::scope(|scope| {
             let threads = &threads;
             let caught = scope.spawn(move || {
@@ -324,6 +335,40 @@ mod tests {
             release.send(()).unwrap();
             caught.join().unwrap();
         });
+    }
+
+    #[test]
+    fn nobody_waits_for_a_worker_that_does_not_come() {
+        // A worker that counts as one and never looks: it has no core.
+        let (release, held) = mpsc::channel::<()>();
+        let mut threads = Threads::new(1);
+        threads.workers.push(std::thread::spawn(move || held.recv().unwrap()));
+        let main = std::thread::current().id();
+        let count = AtomicUsize::new(0);
+        for _ in 0..10 {
+            threads.run(100, &|_| {
+                assert_eq!(std::thread::current().id(), main);
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        assert_eq!(count.into_inner(), 1000);
+        assert!(!threads.left_out());
+        release.send(()).unwrap();
+    }
+
+    #[test]
+    fn what_panics_once_more_when_it_is_dropped_does_no_harm() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("dropped");
+            }
+        }
+        let threads = Threads::new(2);
+        for _ in 0..20 {
+            let broken = catch_unwind(AssertUnwindSafe(|| threads.run(10, &|_| std::panic::panic_any(Bomb))));
+            assert!(broken.is_err());
+        }
     }
 
     #[test]

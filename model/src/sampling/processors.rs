@@ -122,6 +122,8 @@ impl Candidates {
             self.tokens.push(token);
             self.distances.push(0.0);
             self.weights.push(1.0);
+            self.distances.resize(LANES, FURTHEST);
+            self.weights.resize(LANES, 0.0);
         } else {
             weigh_all(logits, best, temperature, &mut self.distances, &mut self.weights);
         }
@@ -360,7 +362,11 @@ mod tests {
             assert_eq!(greedy(bad), None);
         }
         assert_eq!(greedy(&[f32::NAN, -3.0, 2.0, f32::NAN]), Some(2));
-        assert_eq!(kept(&[0.0, f32::INFINITY, f32::NAN], |_| ()), [1]);
+        let infinite = [0.0, f32::INFINITY, f32::NAN];
+        assert_eq!(kept(&infinite, |_| ()), [1]);
+        assert_eq!(kept(&infinite, |c| c.top_p(0.5)), [1]);
+        assert_eq!(kept(&infinite, |c| c.typical(0.5)), [1]);
+        assert_eq!(kept(&infinite, |c| c.min_p(0.5)), [1]);
     }
 
     #[test]

@@ -49,6 +49,7 @@ pub(super) fn by_logit(a: Scored, b: Scored) -> Ordering {
 /// One pass: what does not come up to the worst of those found so far is passed over a chunk at a time.
 pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
     best.clear();
+    let count = count.min(logits.len());
     if count == 0 {
         return;
     }

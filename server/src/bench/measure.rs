@@ -58,13 +58,26 @@ impl Model {
             }
         };
         if decoder.config().attention == Attention::Softmax {
-            room.claim(decoder.config(), plan.state, (plan.slots() as u64).saturating_mul(threads.len() as u64))?;
+            let rows = (plan.slots() as u64).saturating_mul(threads.len() as u64);
+            let named = match subject {
+                Subject::Checkpoint { folder, mixer: None, .. } => folder.display().to_string(),
+                _ => "--mixer softmax".to_owned(),
+            };
+            room.claim(decoder.config(), plan.state, rows).context(named)?;
         }
         let pool = |threads: &Arc<Threads>| {
             let options = PoolOptions { slots: plan.slots(), threads: Arc::clone(threads), state: plan.state };
             decoder.new_pool_with(options).context("the states cannot be allocated")
         };
         let mut pools = threads.iter().map(pool).collect::<Result<Vec<_>>>()?;
+        if plan.prompt > 0 {
+            say(&format!("{shape} with {weights}: reading a prompt that does not count"));
+            let prompt = ids(0, plan.prompt, decoder.config().vocab_size);
+            for pool in &mut pools {
+                decoder.prefill(&prompt, pool, 0)?;
+                pool.reset(0)?;
+            }
+        }
         let mixer = mixer_of(decoder.config());
         let past = match decoder.config().attention {
             Attention::Rfa => {

@@ -15,7 +15,7 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tidegate_model::Threads;
 
 use crate::cli::BenchArgs;
@@ -34,14 +34,14 @@ pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -
 }
 
 fn measure(plan: &Plan) -> Result<Vec<Row>> {
-    let threads: Vec<Arc<Threads>> = plan.threads.iter().map(|&count| Arc::new(Threads::new(count))).collect();
+    let threads = plan.threads.iter().map(|&count| threads(count)).collect::<Result<Vec<_>>>()?;
     let (mut models, mut room) = (Vec::with_capacity(plan.subjects.len()), Room::default());
     for subject in &plan.subjects {
         models.push(Model::open(subject, plan, &threads, &mut room)?);
     }
     let cases = plan.cases();
     let mut roofs = Roofs::new(&threads);
-    let mut rates = vec![Vec::with_capacity(plan.rounds); cases.len()];
+    let mut rates = vec![Vec::new(); cases.len()];
     for round in 1..=plan.rounds {
         say(&format!("round {round} of {}: what the machine gives at most", plan.rounds));
         roofs.measure();
@@ -52,6 +52,13 @@ fn measure(plan: &Plan) -> Result<Vec<Row>> {
     }
     let rows = cases.iter().zip(rates);
     Ok(rows.map(|(case, rates)| Row::new(plan, case, &models[case.subject], rates, &roofs)).collect())
+}
+
+/// So many threads and no fewer: what is measured is told by their number.
+fn threads(count: usize) -> Result<Arc<Threads>> {
+    let threads = Threads::new(count);
+    ensure!(threads.count() == count, "--threads: the system does not give so many");
+    Ok(Arc::new(threads))
 }
 
 /// Progress on a terminal; a log file gets none of it.

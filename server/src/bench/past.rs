@@ -66,7 +66,7 @@ impl Room {
         if let Some(free) = free().map(|free| free.saturating_sub(self.claimed)).filter(|&free| free < bytes) {
             let [bytes, rows, row, free] = [bytes, rows, row, free].map(grouped);
             bail!(
-                "--mixer softmax: {rows} rows of {row} bytes, and one more for the past, take {bytes} bytes, and \
+                "{rows} rows of {row} bytes, and one more for the past, take {bytes} bytes, and \
                  {free} are free: shallower --depths, smaller --batch, fewer --threads or --state bf16 take less"
             );
         }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::json;
 use tidegate_model::config::Attention;
 use tidegate_model::{DecoderConfig, StateType, WeightType};
@@ -175,7 +175,9 @@ fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConf
         MixerArg::RfaGate => config["proj_dim"] = json!(HEAD),
         MixerArg::Softmax => config["sliding_window"] = json!(window),
     }
-    Ok(DecoderConfig::from_json(&config.to_string())?)
+    // Of the numbers above the window alone can be wrong.
+    DecoderConfig::from_json(&config.to_string())
+        .context("--depths, --prompt and --steps make the window of softmax attention")
 }
 
 #[cfg(test)]
@@ -257,6 +259,11 @@ mod tests {
             ("--shape 13m", "125m"),
             ("--weights q5_0", "must be one of f32, bf16, f16, q8_0, q4_0, q4_k"),
             ("--threads 1,0", "must be at least 1"),
+            ("--threads 1025", "must be at most 1024"),
+            ("--prompt 1000001", "must be at most 1000000"),
+            ("--steps 1000001", "must be at most 1000000"),
+            ("--rounds 1001", "must be at most 1000"),
+            ("--shape 12m --mixer softmax --depths 99999999", "--depths, --prompt and --steps make the window"),
             ("--depths 1,-1", "invalid"),
         ] {
             let error = plan(line).unwrap_err().to_string();

@@ -141,12 +141,13 @@ fn markdown(rows: &[Row]) -> String {
     let (shape, rounds) = (&first.shape, first.rounds);
     // A string takes everything: no write to it fails.
     let rounds = if rounds == 1 { "one round".into() } else { format!("medians of {rounds} rounds") };
-    let _ = writeln!(text, "{shape}: {} parameters, {rounds}.", grouped(first.parameters));
+    let _ = writeln!(text, "{shape}: {rounds}.");
     let (mut models, mut drawn_of, mut machine) = (Vec::new(), Vec::new(), Vec::new());
     for row in rows {
-        let (weights, state) = (grouped(row.weight_bytes as u64), grouped(row.state_bytes as u64));
+        let numbers = [row.parameters, row.weight_bytes as u64, row.state_bytes as u64];
+        let [parameters, weights, state] = numbers.map(grouped);
         let model = format!(
-            "{} with {} weights: {weights} bytes, and {state} of {} state a row.",
+            "{} with {} weights: {parameters} parameters, {weights} bytes, and {state} of {} state a row.",
             row.mixer, row.weights, row.state
         );
         let (read, peak) = (row.read_bandwidth / 1e9, row.fma_peak / 1e9);

@@ -27,7 +27,9 @@ token alone) and for every number of the keys and values that it sees, and none 
 
 A share can be over 1. Where weights and states fit into the caches, they are read faster than from
 memory. With quantised weights prompts are read by products of 8-bit integers, of which the machine
-makes more than of f32.";
+makes more than of f32.
+
+Nothing is sampled: decoding ends at the logits.";
 
 /// The flags of `bench`.
 #[derive(Clone, Debug, Args)]
@@ -50,7 +52,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum, default_value_t = StateArg::F32)]
     pub(crate) state: StateArg,
     /// Threads that compute, one number or several; one for each core where absent.
-    #[arg(long, env = "TIDEGATE_THREADS", value_delimiter = ',', value_name = "COUNTS", value_parser = positive)]
+    #[arg(long, env = "TIDEGATE_THREADS", value_delimiter = ',', value_name = "COUNTS", value_parser = within(1, 1024))]
     pub(crate) threads: Vec<usize>,
     /// Tokens that every row has read before, one number or several. The deepest is read once, in full; for softmax
     /// attention a state of random numbers stands for it.
@@ -59,18 +61,32 @@ pub(crate) struct BenchArgs {
     /// Rows that are decoded together, one number or several.
     #[arg(long, value_delimiter = ',', value_name = "ROWS", default_value = "1,8,32", value_parser = positive)]
     pub(crate) batch: Vec<usize>,
-    /// Tokens of the prompt whose reading is measured at every depth; 0 measures none.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    /// Tokens of the prompt whose reading is measured at every depth, after one that does not count; 0 measures none.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = within(0, 1_000_000))]
     pub(crate) prompt: usize,
     /// Decoding steps of one measurement, after one that does not count.
-    #[arg(long, value_name = "STEPS", default_value_t = 32, value_parser = positive)]
+    #[arg(long, value_name = "STEPS", default_value_t = 32, value_parser = within(1, 1_000_000))]
     pub(crate) steps: usize,
     /// Times that every case is measured.
-    #[arg(long, value_name = "ROUNDS", default_value_t = 7, value_parser = positive)]
+    #[arg(long, value_name = "ROUNDS", default_value_t = 7, value_parser = within(1, 1000))]
     pub(crate) rounds: usize,
     /// What is printed once all is measured.
     #[arg(long, value_enum, default_value_t = BenchOutput::Markdown)]
     pub(crate) output: BenchOutput,
+}
+
+/// Reads a number from `least` to `most`.
+fn within(least: usize, most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text: &str| {
+        let number = text.parse::<usize>().map_err(|error| error.to_string())?;
+        if number < least {
+            return Err(format!("must be at least {least}"));
+        }
+        if number > most {
+            return Err(format!("must be at most {most}"));
+        }
+        Ok(number)
+    }
 }
 
 /// A size of model.

@@ -212,7 +212,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "TIDEGATE_MODEL", value_name = "FOLDER")]
     pub(crate) model: Option<PathBuf>,
     /// Threads that compute; one for each core where absent.
-    #[arg(long, env = "TIDEGATE_THREADS", value_name = "COUNT", value_parser = positive)]
+    #[arg(long, env = "TIDEGATE_THREADS", value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// How conversations' states are held in memory: as f32, or as bf16, rounded by chance, which is faster where many
     /// are decoded at once. Sessions kept under one are not gone on with under the other.
@@ -253,6 +253,13 @@ fn positive(text: &str) -> Result<usize, String> {
         Ok(0) => Err("must be at least 1".into()),
         Ok(number) => Ok(number),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        count if count > 1024 => Err("must be at most 1024".into()),
+        count => Ok(count),
     }
 }
 

@@ -144,11 +144,11 @@ impl Scheduler {
         rows.filter_map(Sequence::guide)
     }
 
-    /// The requests in `slots`, which ascend and are all in use.
-    pub(super) fn sequences(&mut self, slots: &[usize]) -> impl Iterator<Item = &mut Sequence> {
+    /// The requests in `slots`, which ascend: one for each, none where a slot is free.
+    pub(super) fn sequences(&mut self, slots: &[usize]) -> impl Iterator<Item = Option<&mut Sequence>> {
         let mut slots = slots.iter().peekable();
         let held = self.slots.iter_mut().enumerate();
-        held.filter_map(move |(slot, held)| slots.next_if(|wanted| **wanted == slot).and(held.as_mut()))
+        held.filter_map(move |(slot, held)| slots.next_if(|wanted| **wanted == slot).and(Some(held.as_mut())))
     }
 
     /// The slots whose requests are to end with what they have. A turn has its prompt read first, since the

@@ -62,7 +62,7 @@ impl Step {
         self.chosen.clear();
         self.chosen.resize_with(self.slots.len(), || None);
         let rows = scheduler.sequences(&self.slots).zip(self.logits.chunks_exact_mut(vocab)).zip(&mut self.chosen);
-        let rows = rows.map(|((sequence, logits), chosen)| Row { sequence, logits, chosen });
+        let rows = rows.filter_map(|((sequence, logits), chosen)| Some(Row { sequence: sequence?, logits, chosen }));
         let mut rows = rows.filter(|row| !row.sequence.reads_by_steps());
         if self.slots.len() == 1 || self.slots.len() * vocab < MANY_LOGITS {
             return rows.for_each(|row| row.choose(rules));

@@ -153,27 +153,46 @@ pub(crate) fn matmul(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32], threads: 
         return;
     }
     let out = Output::new(out, w.n);
-    panels::share(threads, rows, (w.n, w.k), w.bytes(), &|rows, some| panels(isa, x, rows, w, some, out));
+    panels::share(threads, rows, (w.n, w.k), w.bytes(), &|rows, some| {
+        // SAFETY: the parts of a shared product do not meet, and the lengths were checked above.
+        unsafe { panels(isa, x, rows, w, some, out) };
+    });
 }
 
 /// [`matmul`] by the calling thread alone.
 pub(crate) fn product(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32]) {
     let rows = x.len() / w.k;
     assert!(x.len() == rows * w.k && out.len() == rows * w.n, "matmul: lengths do not fit");
-    panels(isa, x, 0..rows, w, 0..panels::count(w.n), Output::new(out, w.n.max(1)));
+    // SAFETY: this thread has the whole output, and the lengths were checked above.
+    unsafe { panels(isa, x, 0..rows, w, 0..panels::count(w.n), Output::new(out, w.n.max(1))) };
 }
 
 /// Some rows of `x` (all rows are given) against some panels of the weights.
-fn panels(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output) {
-    match w.kind {
-        Type::F32 => typed::<f32>(isa, x, rows, w, panels, out),
-        Type::Bf16 => typed::<bf16>(isa, x, rows, w, panels, out),
-        Type::F16 => typed::<f16>(isa, x, rows, w, panels, out),
+///
+/// # Safety
+/// Rows and panels are there, in `x`, `w` and `out`, and nobody else touches this part of `out`.
+unsafe fn panels(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match w.kind {
+            Type::F32 => typed::<f32>(isa, x, rows, w, panels, out),
+            Type::Bf16 => typed::<bf16>(isa, x, rows, w, panels, out),
+            Type::F16 => typed::<f16>(isa, x, rows, w, panels, out),
+        }
     }
 }
 
-fn typed<W: tile::Load>(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output) {
-    let job = tile::Job::<W> { x, rows, w: plain::numbers(&w.lines), n: w.n, k: w.k, panels, out };
+/// # Safety
+/// As for [`panels`].
+unsafe fn typed<W: tile::Load>(
+    isa: Isa,
+    x: &[f32],
+    rows: Range<usize>,
+    w: &Packed,
+    panels: Range<usize>,
+    out: Output<'_>,
+) {
+    let job = tile::Job::<W> { x, rows, w: w.lines.as_slice(), n: w.n, k: w.k, panels, out };
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields this only where the machine has AVX2, FMA and F16C.
@@ -184,7 +203,8 @@ fn typed<W: tile::Load>(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, pan
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::available` yields these only where the machine has NEON.
         Isa::Neon | Isa::NeonDot => unsafe { neon(&job) },
-        Isa::Plain => plain::run(&job),
+        // SAFETY: the caller's promise.
+        Isa::Plain => unsafe { plain::run(&job) },
     }
 }
 

@@ -3,10 +3,10 @@
 use half::{bf16, f16};
 
 use super::tile::Job;
-use crate::kernels::panels::{self, Lines, PANEL};
+use crate::kernels::panels::{self, PANEL, Plain};
 
 /// A weight as it is stored; `widen` is exact.
-pub(in crate::kernels) trait Element: Copy + Send + Sync {
+pub(in crate::kernels) trait Element: Plain + Send + Sync {
     /// The value in f32.
     fn widen(self) -> f32;
 }
@@ -32,26 +32,22 @@ impl Element for f16 {
     }
 }
 
-/// The bytes of panels as weights.
-pub(super) fn numbers<W: Element>(lines: &Lines) -> &[W] {
-    let bytes = lines.bytes();
-    // SAFETY: `Element` is f32, bf16 or f16, for which any bits are a value; lines begin at 64 bytes.
-    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<W>()) }
-}
-
 /// `sum_i x_i w_i`, fused, in the order of i. w: the weights of one row, `stride` apart.
 pub(super) fn dot<W: Element>(x: &[f32], w: &[W], stride: usize) -> f32 {
     x.iter().zip(w.iter().step_by(stride)).fold(0.0, |sum, (x, w)| x.mul_add(w.widen(), sum))
 }
 
 /// One dot product after another.
-pub(super) fn run<W: Element>(job: &Job<'_, W>) {
+///
+/// # Safety
+/// The job's rows and panels are there, and nobody else touches its part of the output.
+pub(super) unsafe fn run<W: Element>(job: &Job<'_, W>) {
     for p in job.panels.clone() {
         let (columns, width) = panels::rows(p, job.n);
         let panel = &job.w[p * PANEL * job.k..][..width * job.k];
         for row in job.rows.clone() {
             let x = &job.x[row * job.k..][..job.k];
-            // SAFETY: rows and panels are the job's own.
+            // SAFETY: the caller's promise.
             let out = unsafe { job.out.part(row, columns.clone()) };
             for (lane, out) in out.iter_mut().enumerate() {
                 *out = dot(x, &panel[lane..], width);

@@ -70,7 +70,7 @@ pub(super) struct Job<'a, W> {
     /// Panels that are wanted.
     pub(super) panels: Range<usize>,
     /// (all rows, n)
-    pub(super) out: Output,
+    pub(super) out: Output<'a>,
 }
 
 /// `M` rows of `x` against `R` registers of one panel.
@@ -120,7 +120,7 @@ unsafe fn tile<V: Vector, W: Load, const M: usize, const R: usize>(
 #[inline(always)]
 unsafe fn write<V: Vector, const M: usize, const R: usize>(
     sums: &[[V; R]; M],
-    out: Output,
+    out: Output<'_>,
     row: usize,
     columns: Range<usize>,
 ) {

@@ -145,7 +145,7 @@ unsafe fn tile<F: Form, const R: usize>(
     (w, group): (&Panel<'_>, usize),
     ahead: &mut Ahead,
     blocks: Range<usize>,
-    out: Output,
+    out: Output<'_>,
 ) {
     let start = w.rows.start + group * GROUP;
     let columns = start..w.rows.end.min(start + GROUP);
@@ -219,7 +219,7 @@ unsafe fn tile<F: Form, const R: usize>(
 /// The machine has AVX2, FMA and F16C. The rows lie in `x`, whose columns are the panel's; `out` has them and the
 /// panel's columns, which nobody else touches.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
+pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     let step = cached_blocks(F::KIND, w.width);
     for start in (0..w.blocks).step_by(step) {
         let blocks = start..w.blocks.min(start + step);

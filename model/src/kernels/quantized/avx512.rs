@@ -145,7 +145,7 @@ struct Tile<'a> {
     row: usize,
     w: &'a Panel<'a>,
     group: usize,
-    out: Output,
+    out: Output<'a>,
 }
 
 /// R rows of `x` and G groups of weights over some blocks: the sums go on from `out`, or from 0 at block 0.
@@ -274,7 +274,7 @@ unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, ahead: &mut Ahead, b
 /// The machine has AVX-512 F, BW, DQ, VL and VNNI. The rows lie in `x`, whose columns are the panel's; `out` has them
 /// and the panel's columns, which nobody else touches.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
+pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     let line_bytes = F::KIND.block_bytes() * w.width;
     // Three rows or less take the weights as they come; more meet those that the cache holds, tile after tile, while
     // all tiles together ask for the next.

@@ -227,31 +227,47 @@ pub(crate) fn matmul(isa: Isa, x: &Activations, w: &Packed, out: &mut [f32], thr
         return;
     }
     let out = Output::new(out, w.n);
-    panels::share(threads, x.rows(), (w.n, w.k), w.bytes(), &|rows, some| panels(isa, x, rows, w, some, out));
+    panels::share(threads, x.rows(), (w.n, w.k), w.bytes(), &|rows, some| {
+        // SAFETY: the parts of a shared product do not meet.
+        unsafe { panels(isa, x, rows, w, some, out) };
+    });
 }
 
 /// Panels `panels` of `out = x . w^T` for some rows of `x`: row r of `x` gives row r of `out (rows of x, n)`.
 ///
-/// Called from several threads, with parts of the product that do not meet.
-///
 /// # Panics
 /// When the shapes do not fit.
-pub(crate) fn panels(isa: Isa, x: &Activations, rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output) {
+///
+/// # Safety
+/// Nobody else touches this part of `out`.
+pub(crate) unsafe fn panels(
+    isa: Isa,
+    x: &Activations,
+    rows: Range<usize>,
+    w: &Packed,
+    panels: Range<usize>,
+    out: Output<'_>,
+) {
     assert!(x.columns() == w.k && rows.end <= x.rows() && out.holds(rows.end, w.n), "quantized: shapes do not fit");
     if rows.is_empty() {
         return;
     }
     for p in panels {
         let panel = w.panel(p);
-        match w.kind {
-            Kind::Q8_0 => form::<Q8_0>(isa, x, rows.clone(), &panel, out),
-            Kind::Q4_0 => form::<Q4_0>(isa, x, rows.clone(), &panel, out),
-            Kind::Q4K => form::<Q4K>(isa, x, rows.clone(), &panel, out),
+        // SAFETY: the caller's promise, and the shapes fit.
+        unsafe {
+            match w.kind {
+                Kind::Q8_0 => form::<Q8_0>(isa, x, rows.clone(), &panel, out),
+                Kind::Q4_0 => form::<Q4_0>(isa, x, rows.clone(), &panel, out),
+                Kind::Q4K => form::<Q4K>(isa, x, rows.clone(), &panel, out),
+            }
         }
     }
 }
 
-fn form<F: Form>(isa: Isa, x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
+/// # Safety
+/// The shapes fit, and nobody else touches this part of `out`.
+unsafe fn form<F: Form>(isa: Isa, x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields it only where the machine has these sets; `panels` has checked the shapes.

@@ -191,7 +191,7 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
     (x, row): (&Activations, usize),
     (w, group): (&Panel<'_>, usize),
     blocks: Range<usize>,
-    out: Output,
+    out: Output<'_>,
 ) {
     let start = w.rows.start + group * GROUP;
     let columns = start..w.rows.end.min(start + GROUP);
@@ -262,7 +262,12 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
 /// # Safety
 /// The machine has it where `DOT` says so. The rows lie in `x`, whose columns are the panel's; `out` has them and the
 /// panel's columns, which nobody else touches.
-pub(super) unsafe fn panel<F: Form, const DOT: bool>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
+pub(super) unsafe fn panel<F: Form, const DOT: bool>(
+    x: &Activations,
+    rows: Range<usize>,
+    w: &Panel<'_>,
+    out: Output<'_>,
+) {
     let step = cached_blocks(F::KIND, w.width);
     for start in (0..w.blocks).step_by(step) {
         let blocks = start..w.blocks.min(start + step);

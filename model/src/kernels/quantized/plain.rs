@@ -74,7 +74,7 @@ impl<'a> Block<'a> {
 /// # Safety
 /// The rows lie in `x`, whose columns are the panel's; `out` has them and the panel's columns, which nobody else
 /// touches.
-pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output) {
+pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     for row in rows {
         // SAFETY: the caller's promise.
         let out = unsafe { out.part(row, w.rows.clone()) };
