@@ -51,7 +51,7 @@ pub(crate) struct Buffers {
     heads_first: Vec<f32>, // (rows, heads, time, d)
 }
 
-/// [`attend`] on threads of its own.
+/// A layer's attention, on the threads of the process.
 ///
 /// # Errors
 /// As for the layer's own: when the shapes do not fit, or a slot is out of range or named twice.
