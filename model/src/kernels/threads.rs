@@ -4,8 +4,8 @@
 //! The caller works too, and nobody waits for a thread that has not begun: pieces are claimed one by one from one
 //! word, so that a worker which comes late finds nothing left. A worker looks for the next job for some microseconds,
 //! then sleeps. Where a worker holds a piece for long (the system gave its core to somebody else), the caller waits
-//! for it once, and then leaves the workers out for sixteen times as long: a busy neighbour costs a few percent over
-//! what one thread would take, not a stalled step each time the neighbour wants its core.
+//! for it once, and then leaves the workers out for sixteen times as long: a busy neighbour costs a part of what one
+//! thread would give, not a stalled step each time the neighbour wants its core.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
