@@ -284,6 +284,23 @@ impl DecoderConfig {
         }
     }
 
+    /// What mixes the tokens, in one word as reports write it.
+    pub fn mixer(&self) -> &'static str {
+        match (self.attention, self.feature_map, self.gate) {
+            (Attention::Softmax, ..) => "softmax",
+            (Attention::Hybrid, _, true) => "hybrid",
+            (Attention::Hybrid, _, false) => "hybrid-no-gate",
+            (Attention::Rfa, FeatureMap::Gaussian, true) => "rfa-gate",
+            (Attention::Rfa, FeatureMap::Gaussian, false) => "rfa",
+            (Attention::Rfa, FeatureMap::ArcCosine, true) => "rfa-arccos-gate",
+            (Attention::Rfa, FeatureMap::ArcCosine, false) => "rfa-arccos",
+            (Attention::Rfa, FeatureMap::Elu, true) => "elu-gate",
+            (Attention::Rfa, FeatureMap::Elu, false) => "elu",
+            (Attention::Rfa, FeatureMap::Favor, true) => "favor-gate",
+            (Attention::Rfa, FeatureMap::Favor, false) => "favor",
+        }
+    }
+
     /// Trained numbers; the fixed random matrices are not counted.
     pub fn parameters(&self) -> u64 {
         let (hidden, inner, heads) = (self.hidden_size, self.inner_size(), self.num_attention_heads);

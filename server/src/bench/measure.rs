@@ -9,9 +9,9 @@ use tidegate_model::config::Attention;
 use tidegate_model::{Decoder, DecoderConfig, Device, PoolOptions, StatePool, Threads, WeightType, checkpoint};
 
 use super::past::{Past, Room};
-use super::plan::{self, Case, Kind, Plan, Subject};
+use super::plan::{Case, Kind, Plan, Subject};
 use super::say;
-use crate::cli::{MixerArg, word};
+use crate::cli::word;
 
 /// Tokens taken in at a time on the way to a depth.
 const PIECE: usize = 512;
@@ -42,10 +42,8 @@ impl Model {
                 say(&format!("loading {}", folder.display()));
                 let decoder = load(folder, *weights)?;
                 if let Some(mixer) = mixer {
-                    let wanted = (plan::attention(*mixer), *mixer == MixerArg::RfaGate);
-                    let has = (decoder.config().attention, decoder.config().gate);
-                    let (own, folder) = (mixer_of(decoder.config()), folder.display());
-                    ensure!(has == wanted, "--mixer {}: {folder} is a model of {own}", word(mixer));
+                    let (own, folder) = (decoder.config().mixer(), folder.display());
+                    ensure!(own == word(mixer), "--mixer {}: {folder} is a model of {own}", word(mixer));
                 }
                 let weights = weights.unwrap_or(decoder.weight_type()).to_string();
                 (name_of(folder), weights, decoder)
@@ -78,7 +76,7 @@ impl Model {
                 pool.reset(0)?;
             }
         }
-        let mixer = mixer_of(decoder.config());
+        let mixer = decoder.config().mixer().to_owned();
         let past = match decoder.config().attention {
             Attention::Rfa | Attention::Hybrid => {
                 let most = (0..plan.threads.len()).max_by_key(|&i| plan.threads[i]).unwrap_or(0);
@@ -160,13 +158,6 @@ fn load(folder: &Path, weights: Option<WeightType>) -> Result<Decoder> {
 fn name_of(folder: &Path) -> String {
     let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     whole.file_name().map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
-}
-
-fn mixer_of(config: &DecoderConfig) -> String {
-    let gate = if config.attention == Attention::Rfa && config.gate { "-gate" } else { "" };
-    // As in `config.json`.
-    let attention = serde_json::to_value(config.attention).unwrap_or_default();
-    format!("{}{gate}", attention.as_str().unwrap_or_default())
 }
 
 /// Token ids of a text that repeats no pattern a model could be fast on, from one of its places on.

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use tidegate_model::config::Attention;
 use tidegate_model::{DecoderConfig, StateType, WeightType};
 
 use crate::cli::{BenchArgs, MixerArg, ShapeArg};
@@ -15,6 +14,8 @@ const VOCABULARY: usize = 32_000;
 const HEAD: usize = 64;
 /// Softmax attention's window is a multiple of so many tokens.
 const WINDOWS: usize = 256;
+/// The hybrid's window.
+const HYBRID_WINDOW: usize = 64;
 
 /// A model and how its weights are held.
 #[derive(Clone, Debug)]
@@ -151,14 +152,6 @@ fn shapes(shape: ShapeArg, args: &BenchArgs) -> Result<Vec<Subject>> {
     Ok(subjects)
 }
 
-/// The family of attention that a mixer is.
-pub(super) fn attention(mixer: MixerArg) -> Attention {
-    match mixer {
-        MixerArg::RfaGate => Attention::Rfa,
-        MixerArg::Softmax => Attention::Softmax,
-    }
-}
-
 /// A model of this size: a SwiGLU as wide as a Llama of the same size has, an embedding that is the head too.
 fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConfig> {
     let (layers, hidden, intermediate) = match shape {
@@ -169,11 +162,23 @@ fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConf
     let mut config = json!({
         "model_type": "rfa_gate", "vocab_size": VOCABULARY, "hidden_size": hidden, "intermediate_size": intermediate,
         "num_hidden_layers": layers, "num_attention_heads": hidden / HEAD, "head_dim": HEAD,
-        "tie_word_embeddings": true, "attention": attention(mixer),
+        "tie_word_embeddings": true,
     });
-    match mixer {
-        MixerArg::RfaGate => config["proj_dim"] = json!(HEAD),
-        MixerArg::Softmax => config["sliding_window"] = json!(window),
+    let own = match mixer {
+        // Sines and cosines: two features of each random vector, one of the others'.
+        MixerArg::RfaGate => json!({ "proj_dim": HEAD }),
+        MixerArg::Rfa => json!({ "proj_dim": HEAD, "gate": false }),
+        MixerArg::RfaArccosGate => json!({ "proj_dim": 2 * HEAD, "feature_map": "arc_cosine" }),
+        MixerArg::RfaArccos => json!({ "proj_dim": 2 * HEAD, "feature_map": "arc_cosine", "gate": false }),
+        MixerArg::EluGate => json!({ "feature_map": "elu" }),
+        MixerArg::Elu => json!({ "feature_map": "elu", "gate": false }),
+        MixerArg::FavorGate => json!({ "proj_dim": 2 * HEAD, "feature_map": "favor" }),
+        MixerArg::Favor => json!({ "proj_dim": 2 * HEAD, "feature_map": "favor", "gate": false }),
+        MixerArg::Hybrid => json!({ "attention": "hybrid", "proj_dim": HEAD, "sliding_window": HYBRID_WINDOW }),
+        MixerArg::Softmax => json!({ "attention": "softmax", "sliding_window": window }),
+    };
+    for (key, value) in own.as_object().into_iter().flatten() {
+        config[key] = value.clone();
     }
     // Of the numbers above the window alone can be wrong.
     DecoderConfig::from_json(&config.to_string())
@@ -182,7 +187,7 @@ fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConf
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{Parser, ValueEnum};
 
     use super::*;
     use crate::cli::{Cli, Command};
@@ -235,6 +240,16 @@ mod tests {
             let block = 4.0 * hidden * hidden + 3.0 * hidden * config.intermediate_size as f64 + 2.0 * hidden;
             let llama = layers * block + (VOCABULARY as f64 + 1.0) * hidden;
             assert!((parameters / llama - 1.0).abs() < 2e-3, "{shape}: {parameters}, a Llama has {llama}");
+        }
+    }
+
+    #[test]
+    fn a_shape_has_the_mixer_that_was_asked_for() {
+        for mixer in MixerArg::value_variants() {
+            let name = crate::cli::word(mixer);
+            let subjects = plan(&format!("--shape 12m --mixer {name}")).unwrap().subjects;
+            let [Subject::Shape { config, .. }] = &subjects[..] else { panic!("{subjects:?}") };
+            assert_eq!(config.mixer(), name);
         }
     }
 

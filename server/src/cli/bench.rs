@@ -103,11 +103,27 @@ pub(crate) enum ShapeArg {
     M350,
 }
 
-/// What mixes tokens.
+/// What mixes tokens. All but softmax have a state of constant size; all but ELU as many features a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MixerArg {
-    /// Random feature attention with the gate: a state of constant size.
+    /// Random feature attention with the gate.
     RfaGate,
+    /// Random feature attention without it.
+    Rfa,
+    /// With arc-cosine features.
+    RfaArccos,
+    /// The same with the gate.
+    RfaArccosGate,
+    /// Linear attention with ELU + 1.
+    Elu,
+    /// The same with the gate.
+    EluGate,
+    /// Positive features (FAVOR+).
+    Favor,
+    /// The same with the gate.
+    FavorGate,
+    /// Softmax attention to the last 64 tokens, RFA-Gate to those before.
+    Hybrid,
     /// Softmax attention with rotary positions: keys and values of all tokens.
     Softmax,
 }
