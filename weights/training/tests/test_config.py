@@ -12,7 +12,7 @@ SHIPPED = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.name)
 def test_the_shipped_runs_load(path):
     run = config.load(path)
-    assert len(run.data.repeat) == len(run.data.train) and run.data.valid
+    assert len(run.data.repeat) == len(run.data.train) and (run.data.valid or run.data.held_out)
 
 
 @pytest.mark.parametrize(("text", "name"), [

@@ -89,6 +89,8 @@ def test_a_run_is_exported_with_its_card(folder, tmp_path, run_config):
     text = (tmp_path / "out" / "README.md").read_text()
     scores = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])["valid"]["stories"]
     assert text.startswith("---\nlicense:") and "# my-model" in text
+    assert "layers of random feature attention with a learned gate per head (Peng" in text
+    assert f"{4 * run_config().model.state_numbers:,} bytes" in text
     assert f"{scores['bits_per_byte']:.4f}" in text and "512 tokens in 8 steps" in text
     assert all(f"Prompt: `{p}`" in text for p in sample.PROMPTS)
     assert sorted(os.listdir(tmp_path / "out")) == ["README.md", "config.json", "generation_config.json",

@@ -166,7 +166,7 @@ class Trainer:
         (self.out / "run.json").write_text(json.dumps(dataclasses.asdict(self.cfg), indent=2) + "\n")
         scores: dict = {}
         smooth, clock, counted = None, time.monotonic(), 0
-        bar = tqdm(total=last, initial=self.step, unit="step", dynamic_ncols=True, mininterval=2.0)
+        bar = tqdm(total=last, initial=self.step, unit="step", dynamic_ncols=True, mininterval=2.0, disable=None)
         with open(self.out / "log.jsonl", "a", encoding="utf-8") as log:
             while self.step < last:
                 before = time.monotonic()
