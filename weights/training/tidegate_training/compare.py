@@ -126,7 +126,8 @@ def settings(cfg: RunConfig) -> dict:
     return {"corpus": c.corpus, "unit": c.unit, "vocab_size": m.vocab_size, "layers": m.num_hidden_layers,
             "hidden": m.hidden_size, "heads": m.num_attention_heads, "head_dim": m.head_dim, "context": t.segment,
             "batch": t.lanes, "steps": t.steps, "tokens": t.steps * t.lanes * t.segment, "optimizer": t.optimizer, "lr": t.lr,
-            "warmup": t.warmup, "weight_decay": t.weight_decay, "hybrid_window": c.window,
+            "warmup": t.warmup, "weight_decay": t.weight_decay,
+            "half_life_min": t.half_life_min, "half_life_max": t.half_life_max, "hybrid_window": c.window,
             "evaluated_tokens": c.eval_tokens or "all", "parameters": EQUAL_TERMS}
 
 
