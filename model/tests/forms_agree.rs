@@ -256,7 +256,9 @@ fn projections_that_rise_without_bound_stay_finite_and_right() {
             let (row, which) = (i / 3, i % 3);
             let factor = if which == 1 { (row % TIME) as f32 * 4.5 / TIME as f32 } else { 0.3 };
             if which < 2 {
-                x.iter_mut().for_each(|x| *x *= factor);
+                for x in x.iter_mut() {
+                    *x *= factor;
+                }
             }
             if which == 1 {
                 for w in case.w[..24 * d].chunks_exact(d) {
