@@ -66,14 +66,6 @@ impl LayerMemory {
         }
     }
 
-    /// Why these numbers are those of no slot, if they are not.
-    pub(crate) fn refusal(&self, numbers: &[f32]) -> Option<String> {
-        match self {
-            Self::Sums(memory) => memory.refusal(numbers),
-            Self::Cache(_) => None,
-        }
-    }
-
     /// Puts back the numbers of a slot whose text has so many tokens.
     pub(crate) fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64) {
         match self {
@@ -211,13 +203,6 @@ impl Memory {
             }
             out.extend_from_slice(&self.sums[head * beside..][..beside]);
         }
-    }
-
-    /// A maximum begins at 0 and only rises: of no text is it less, or no number.
-    fn refusal(&self, numbers: &[f32]) -> Option<String> {
-        let maxima = || numbers.chunks_exact(self.of.matrix() + self.of.beside()).filter_map(|head| head.last());
-        let wrong = maxima().find(|&&m| self.of.maximum && !(m.is_finite() && m >= 0.0))?;
-        Some(format!("the greatest projection of a head's keys must be a number of at least 0, found {wrong}"))
     }
 
     /// Puts a slot's numbers back; an S of bf16 takes the nearest, which for its own numbers are they.
