@@ -1,7 +1,8 @@
 //! RFA-Gate decoders: token ids in, logits out, with a state of constant size.
 //!
 //! A decoder's layers are Random Feature Attention with a learned gate (Peng et al., ICLR 2021): each keeps a
-//! matrix S and a vector z, however long the text. Knows no text, HTTP or global random numbers, and a clock only
+//! matrix S and a vector z, however long the text. The family around it is here too: other feature maps (arc-cosine,
+//! elu, FAVOR+), no gate, softmax attention to a window. Knows no text, HTTP or global random numbers, and a clock only
 //! to share work between threads and to measure the machine.
 //!
 //! ```no_run
@@ -16,7 +17,7 @@
 //! # }
 //! ```
 //!
-//! kernels -> compute; layout, config, weights, memory, nn, feature_map -> ops -> attention -> block -> state -> decoder;
+//! kernels -> compute; layout, config, random, weights, memory, nn, feature_map -> ops -> attention -> block -> state -> decoder;
 //! `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone.
 
 mod attention;
@@ -34,6 +35,7 @@ mod memory;
 mod nn;
 pub mod ops;
 pub mod probe;
+pub mod random;
 pub mod sampling;
 mod state;
 mod weights;
