@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tidegate_training import features
 from tidegate_training import randomized as r
 from tidegate_training import rfa
 
@@ -145,23 +146,23 @@ def test_ra_is_unbiased_and_rfa_is_not():
     assert z.abs().max() < 4 and 0.3 < z.square().mean() < 2.5, z
 
     # RFA with positive features, 1 and 4 random vectors, fresh ones in every draw.
-    for features in (1, 4):
+    for count in (1, 4):
         qs, ks = r.scale(many(q), many(k))
-        w = normal(23, DRAWS, 1, features, 4)
-        z = deviation(r.importance(qs, ks, many(v), w, torch.zeros(DRAWS, 1, features, 1)), exact)
-        assert z.abs().max() > 20, (features, z)
+        w = normal(23, DRAWS, 1, count, 4)
+        z = deviation(r.importance(qs, ks, many(v), w, torch.zeros(DRAWS, 1, count, 1)), exact)
+        assert z.abs().max() > 20, (count, z)
 
     # RFA with sine and cosine: its target is softmax over the products of the unit vectors.
-    qu, ku = rfa.unit(q), rfa.unit(k)
+    qu, ku = features.unit(q), features.unit(k)
     kernel = torch.exp(-(qu.unsqueeze(-2) - ku.unsqueeze(-3)).square().sum(-1) / 2)
     target = torch.matmul(kernel, v)[0] / kernel.sum(-1, keepdim=True)[0]
-    for features in (2, 8):
-        w = normal(24, DRAWS, features, 4)
-        phi_q, phi_k = (rfa.gaussian_features(u[0, 0], w).unsqueeze(1) for u in (qu, ku))  # (draws, 1, time, 2 * features)
+    for count in (2, 8):
+        w = normal(24, DRAWS, count, 4)
+        phi_q, phi_k = (features.gaussian_features(u[0, 0], w).unsqueeze(1) for u in (qu, ku))  # (draws, 1, time, 2 * count)
         den = torch.matmul(phi_q, phi_k.sum(-2, keepdim=True).transpose(-1, -2)).squeeze(-1)
         num = torch.matmul(phi_q, torch.matmul(phi_k.transpose(-1, -2), v))
         z = deviation(rfa.normalise(num, den, torch.full_like(den, 6.0), 0.02), target)
-        assert z.abs().max() > 6, (features, z)
+        assert z.abs().max() > 6, (count, z)
 
 
 @pytest.mark.parametrize("weights", r.WEIGHTS)
