@@ -15,9 +15,12 @@ from .layers import Mlp, RMSNorm, rotary
 
 @dataclass(frozen=True)
 class EncoderConfig(MixerConfig):
-    """An encoder's sizes, and its mixer."""
+    """An encoder's sizes, and its mixer.
 
-    vocab_size: int = 16
+    pooling: what the classifier reads, the `mean` of all tokens or the `first` of them
+    """
+
+    vocab_size: int = 17
     classes: int = 10
     hidden_size: int = 64
     intermediate_size: int = 128
@@ -27,11 +30,14 @@ class EncoderConfig(MixerConfig):
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     initializer_range: float = 0.02
+    pooling: str = "mean"
 
     def __post_init__(self):
         super().__post_init__()
         if self.head_dim % 2:
             raise ValueError(f"head_dim: expected an even number, found {self.head_dim}")
+        if self.pooling not in ("mean", "first"):
+            raise ValueError(f"pooling: expected 'mean' or 'first', found {self.pooling!r}")
 
 
 class BidirectionalAttention(nn.Module):
@@ -98,7 +104,9 @@ class Encoder(nn.Module):
         for layer in self.layers:
             x = layer(x, mask, positions)
         x = self.norm(x)
-        if mask is None:
+        if self.cfg.pooling == "first":
+            pooled = x[:, 0]
+        elif mask is None:
             pooled = x.mean(1)
         else:
             real = mask.to(x.dtype).unsqueeze(-1)

@@ -13,10 +13,10 @@ from functools import cache
 
 import numpy as np
 
-PAD, CLOSE = 0, 15
+PAD, CLOSE, BEGIN = 0, 15, 16
 DIGIT = 1  # the digit i is token DIGIT + i
 OPERATORS = {11: "MIN", 12: "MAX", 13: "MED", 14: "SM"}
-VOCAB = 16
+VOCAB = 17
 CLASSES = 10
 NAMES = {CLOSE: "]", **{DIGIT + i: str(i) for i in range(10)}, **{token: f"[{name}" for token, name in OPERATORS.items()}}
 TOKENS = {name: token for token, name in NAMES.items()}
@@ -179,10 +179,11 @@ def batches(data: Sequences, size: int, rng: random.Random | None = None) -> lis
 
 
 def collate(data: Sequences, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids, padded to the longest (sequences, time), and labels (sequences), both int64."""
-    out = np.full((len(index), max(len(data.tokens[i]) for i in index)), PAD, dtype=np.int64)
+    """Token ids, BEGIN and then the expression, padded to the longest (sequences, time), and labels (sequences), both int64."""
+    out = np.full((len(index), 1 + max(len(data.tokens[i]) for i in index)), PAD, dtype=np.int64)
+    out[:, 0] = BEGIN
     for row, i in enumerate(index):
-        out[row, : len(data.tokens[i])] = data.tokens[i]
+        out[row, 1 : 1 + len(data.tokens[i])] = data.tokens[i]
     return out, data.labels[index]
 
 
