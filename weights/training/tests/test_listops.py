@@ -5,6 +5,7 @@ import json
 import random
 import re
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,7 +193,7 @@ def test_the_command_resumes_and_reports(tiny, tmp_path, capsys, monkeypatch):
             assert {"accuracy", "loss", "steps", "sequences_per_second"} <= set(s) and 0 <= s["accuracy"] <= 1 and s["steps"] == 4
     assert set(report["settings"]["baselines"]) == {"majority_class", "first_operator"}
     assert sum(report["settings"]["test_distribution"]["class"].values()) == 24
-    assert '"majority_class"' in capsys.readouterr().out and not list(out.rglob("*.tmp"))
+    assert '"majority_class"' in capsys.readouterr().out and not list(out.rglob(".*"))
 
     with pytest.raises(ValueError, match="other settings"):
         main(base + ["--set", "train.lr=0.1"])
@@ -212,6 +213,15 @@ def test_every_mixer_learns_small_expressions(tiny, mixer):
     train, test = listops.generate(exp.data, "train"), listops.generate(exp.data, "test")
     curve = classify.train_one(exp, mixer, 1, train, test)["curve"]
     assert curve[-1][1] < curve[0][1] - 0.1, curve
+
+
+def test_the_shipped_configuration_is_the_size_of_the_task():
+    exp = classify.load(Path(__file__).parent.parent / "configs" / "listops.toml")
+    assert (exp.data.min_length, exp.data.max_length, exp.data.max_depth) == (500, 2000, 10)
+    assert exp.train.mixers == ["softmax", "rfa", "lara"]
+    assert exp.data.train_sequences >= exp.train.steps * exp.train.batch  # every sequence is seen at most once
+    # The maps with one feature a random vector have as many features as the one with two.
+    assert [classify.configured(exp.model, m).proj_dim for m in ("rfa", "favor", "rfa-arccos")] == [32, 64, 64]
 
 
 def test_settings_that_are_none_are_refused(tiny):

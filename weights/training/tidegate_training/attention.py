@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import ModelConfig
-from .layers import CausalConv1d, RMSNorm, rotary
+from .layers import CausalConv1d, RMSNorm, rotary, rotary_angles
 
 
 @dataclasses.dataclass
@@ -98,7 +98,8 @@ class Attention(nn.Module):
         heads = lambda y: y.float().view(b, t, cfg.num_attention_heads, cfg.head_dim).transpose(1, 2)
         q, k, v = heads(q), heads(k), heads(v)
         if cfg.position_embedding == "rope":
-            q, k = rotary(q, positions, cfg.rope_theta), rotary(k, positions, cfg.rope_theta)
+            angles = rotary_angles(positions, cfg.head_dim, cfg.rope_theta)
+            q, k = rotary(q, angles), rotary(k, angles)
         a = self.gate(x).float().transpose(1, 2) if self.gate is not None else None
         with torch.autocast(device_type=x.device.type, enabled=False):
             out, after = self.mix(q, k, v, a, state, starts, doc, chunk)

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import features, randomized
+from .config import FEATURE_MAPS
 from .rfa import normalise
 
 ATTENTIONS = ("softmax", "rfa", "ra", "lara")
-FEATURE_MAPS = ("gaussian", "arc_cosine", "elu", "favor")
 # The kernels of these are positive, so that their denominators need no floor but the smallest number.
 POSITIVE = ("elu", "favor")
 

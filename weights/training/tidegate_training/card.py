@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from . import config
-from .config import RunConfig
+from .config import ModelConfig, RunConfig
 from .model import Decoder
 from .sample import PROMPTS, TEMPERATURE, TOP_P
 from .train import parameters
@@ -87,14 +87,24 @@ def quoted(text: str) -> str:
     return "\n".join("> " + line if line else ">" for line in text.split("\n"))
 
 
+def mixer(m: ModelConfig) -> str:
+    """What the blocks mix tokens by, and whose it is."""
+    gate = "a learned gate per head" if m.gate else "no gate"
+    rfa = f'random feature attention with {gate} (Peng et al., "Random Feature Attention", ICLR 2021)'
+    if m.attention == "rfa":
+        return {
+            "gaussian": rfa, "arc_cosine": f"{rfa}, its features by ReLU,",
+            "elu": f"linear attention by ELU + 1 (Katharopoulos et al., ICML 2020) with {gate}",
+            "favor": f"FAVOR+ (Choromanski et al., \"Rethinking Attention with Performers\", ICLR 2021) with {gate}",
+        }[m.feature_map]
+    window = f"softmax attention to the last {m.sliding_window:,} tokens"
+    return window if m.attention == "softmax" else f"{window} and, to all older ones, {rfa}"
+
+
 def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: list[str]) -> str:
     """The text of the card. step: optimiser steps behind the weights; samples: one for each of `PROMPTS`."""
     m, t = cfg.model, cfg.train
     tokens = step * t.lanes * t.segment * t.accumulate
-    heads = m.num_hidden_layers * m.num_attention_heads
-    state = heads * (2 * m.proj_dim * (m.head_dim + 1) + 1)
-    state += m.num_hidden_layers * 3 * max(0, m.conv_kernel - 1) * m.num_attention_heads * m.head_dim
-    gate = "a learned gate per head" if m.gate else "no gate"
     drawn = "\n\n".join(f"Prompt: `{p}`\n\n{quoted(s)}" for p, s in zip(PROMPTS, samples))
     return f"""---
 license:
@@ -115,9 +125,9 @@ A small English language model, made to be served by [Tidegate](../../../README.
 facts, follows no instructions and has no dialogue format. A chat is to it the paragraphs of a story, without roles, and
 the answer is how the story goes on: it was not tuned to instructions.
 
-It is a decoder of {m.num_hidden_layers} layers of random feature attention with {gate} (RFA-Gate; Peng et al., "Random
-Feature Attention", ICLR 2021) and SwiGLU: {parameters(Decoder(cfg.model)):,} parameters in {dtype}. Its memory of the past is
-{state * 4:,} bytes (f32) per conversation, however long the text. The vocabulary is a byte-level BPE of {m.vocab_size:,}
+It is a decoder of {m.num_hidden_layers} layers of {mixer(m)}
+and SwiGLU: {parameters(Decoder(cfg.model)):,} parameters in {dtype}. Its memory of the past is
+{4 * m.state_numbers:,} bytes (f32) per conversation, however long the text. The vocabulary is a byte-level BPE of {m.vocab_size:,}
 tokens; `<|endoftext|>` (id 0) begins and ends a text. A text may have any length. How far back the model remembers shows
 in `tidegate-weights inspect`, head by head.
 

@@ -1,7 +1,7 @@
 """The ListOps experiment: the same encoder with one mixer after another, each trained on the same sequences, and their report.
 
 One run is one mixer with one seed. It leaves `runs/<mixer>-<seed>.json` when it is done; a run whose file is there is not made again,
-and the report `listops.json` is written anew after each from all that are there.
+and the report `listops.json` is written anew after each from all that are there, so that several processes may share a folder.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import dataclasses
 import datetime
 import json
 import math
-import os
-import platform
 import random
 import time
 from dataclasses import dataclass, field
@@ -21,12 +19,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from . import config, listops, optim
+from . import compare, config, listops, optim
 from .encoder import Encoder, EncoderConfig
 from .listops import ListOpsConfig, Sequences
 from .train import Diverged, parameters
 
-# What each name of the reports means; the sizes (random vectors, landmarks) are those of `[model]`.
+# What each name of the reports means; the sizes are those of `[model]`. D random vectors give 2 D features of sine and cosine: the
+# other maps have 2 D of their own.
 MIXERS = {
     "softmax": {"attention": "softmax"},
     "rfa": {"attention": "rfa", "feature_map": "gaussian"},
@@ -128,11 +127,17 @@ def evaluate(model: Encoder, data: Sequences, batch: int, device: str) -> tuple[
     return right / len(data), total / len(data)
 
 
+def configured(base: EncoderConfig, mixer: str) -> EncoderConfig:
+    """The encoder of one mixer."""
+    cfg = dataclasses.replace(base, vocab_size=listops.VOCAB, classes=listops.CLASSES, **MIXERS[mixer])
+    return dataclasses.replace(cfg, proj_dim=2 * base.proj_dim) if cfg.feature_map in ("favor", "arc_cosine") else cfg
+
+
 def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Sequences, device: str = "cpu") -> dict:
     """Trains the encoder with one mixer and measures it on `test`. The batches depend on the seed alone, so all mixers see the same."""
     t = exp.train
     torch.manual_seed(seed)
-    model = Encoder(dataclasses.replace(exp.model, vocab_size=listops.VOCAB, classes=listops.CLASSES, **MIXERS[mixer])).to(device)
+    model = Encoder(configured(exp.model, mixer)).to(device)
     optimizers = optim.build(model, t)
     rng = random.Random(seed)
     queue: list[np.ndarray] = []
@@ -185,20 +190,9 @@ def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Se
     }
 
 
-def machine(device: str, threads: int) -> str:
-    """The processor a run used, in words."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {threads or torch.get_num_threads()} thread(s)"
-
-
-def write_json(path: Path, value: dict) -> None:
-    """To a temporary name and renamed, so that a kill leaves no half of a file."""
-    half = path.with_suffix(".tmp")
-    half.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(half, path)
+def machine(device: str) -> str:
+    """The processor of a run, in words."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{compare.machine()}, {torch.get_num_threads()} thread(s)"
 
 
 def read_runs(folder: Path, settings: dict) -> dict[tuple[str, int], dict]:
@@ -234,21 +228,21 @@ def run_all(exp: Experiment, out: Path, only: list[str] | None, seeds: list[int]
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     settings = exp.settings()
-    runs = read_runs(folder, settings)
+    read_runs(folder, settings)  # refuses a folder of another experiment before anything is computed
     train, test = listops.generate(exp.data, "train"), listops.generate(exp.data, "test")
     facts = {"unit": "accuracy", "baselines": listops.baselines(train, test), "train_distribution": listops.describe(train),
              "test_distribution": listops.describe(test)}
     print(json.dumps(facts, indent=1), flush=True)
     for seed in seeds or exp.train.seeds:
         for mixer in mixers:
-            if (mixer, seed) in runs:
+            file = folder / f"{mixer}-{seed}.json"
+            if file.exists():
                 continue
             result = train_one(exp, mixer, seed, train, test, device)
-            runs[mixer, seed] = {"mixer": mixer, "machine": machine(device, exp.train.threads), "settings": settings, "result": result}
-            write_json(folder / f"{mixer}-{seed}.json", runs[mixer, seed])
-            write_json(out / "listops.json", report(exp, runs, facts, command))
+            compare.write_json(file, {"mixer": mixer, "machine": machine(device), "settings": settings, "result": result})
+            compare.write_json(out / "listops.json", report(exp, read_runs(folder, settings), facts, command))
             print(f"{mixer}, seed {seed}: accuracy {result['accuracy']:.3f}, loss {result['loss']:.3f} nats, "
                   f"{result['sequences_per_second']:.2f} sequences/s", flush=True)
-    whole = report(exp, runs, facts, command)
-    write_json(out / "listops.json", whole)
+    whole = report(exp, read_runs(folder, settings), facts, command)
+    compare.write_json(out / "listops.json", whole)
     return whole

@@ -1,4 +1,4 @@
-"""One TOML describes one run: `[model]`, `[data]`, `[train]`. Unknown keys are refused."""
+"""One TOML describes one run: `[model]`, `[data]`, `[train]`, and for `compare` `[compare]`. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -127,11 +127,40 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Text files with `<|endoftext|>` between documents; `repeat` copies of each in the training stream."""
+    """Text files with `<|endoftext|>` between documents; `repeat` copies of each in the training stream.
+
+    `held_out`: this last share of the characters of each training file is not trained on, and validates as `held_out`.
+    """
 
     train: list[str] = field(default_factory=list)
     repeat: list[int] = field(default_factory=list)
     valid: dict[str, str] = field(default_factory=dict)
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.held_out < 1.0:
+            raise ValueError(f"data.held_out: must be at least 0 and below 1, found {self.held_out}")
+
+
+UNITS = ("nats per character", "bits per byte")
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """What `compare` reports: its name, the corpus in words, the unit of the losses, which validation text of `[data]`
+    they are measured on (its first `eval_tokens`, 0 for all), and the tokens in the hybrid's window."""
+
+    experiment: str = "language"
+    corpus: str = ""
+    unit: str = "bits per byte"
+    valid: str = ""
+    window: int = 16
+    eval_tokens: int = 0
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"compare.unit: must be one of {UNITS}, found {self.unit!r}")
 
 
 @dataclass(frozen=True)
@@ -139,6 +168,7 @@ class RunConfig:
     model: ModelConfig
     train: TrainConfig
     data: DataConfig
+    compare: CompareConfig = CompareConfig()
 
 
 def build(cls, table: dict, where: str):
@@ -165,9 +195,10 @@ def read(path: str | Path, overrides: list[str], tables: tuple[str, ...]) -> dic
 
 def load(path: str | Path, overrides: list[str] = ()) -> RunConfig:
     """Reads a run's TOML, with overrides as in `read`."""
-    raw = read(path, overrides, ("model", "train", "data"))
+    raw = read(path, overrides, ("model", "train", "data", "compare"))
     return RunConfig(
         model=build(ModelConfig, raw.get("model", {}), "model"),
         train=build(TrainConfig, raw.get("train", {}), "train"),
         data=build(DataConfig, raw.get("data", {}), "data"),
+        compare=build(CompareConfig, raw.get("compare", {}), "compare"),
     )

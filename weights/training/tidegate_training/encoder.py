@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .bidirectional import Mixer, MixerConfig
-from .layers import Mlp, RMSNorm, rotary
+from .layers import Mlp, RMSNorm, rotary, rotary_angles
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class BidirectionalAttention(nn.Module):
         self.o_proj = nn.Linear(h * d, cfg.hidden_size, bias=False)
         self.mixer = Mixer(cfg, h, d)
 
-    def forward(self, x: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
-        """x: (batch, time, hidden_size), mask: bool (batch, time), positions: (1, time) -> as x"""
+    def forward(self, x: Tensor, mask: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """x: (batch, time, hidden_size), mask: bool (batch, time), angles: of every place, for `rotary` -> as x"""
         b, t, _ = x.shape
         heads = lambda y: y.float().view(b, t, self.cfg.num_attention_heads, self.cfg.head_dim).transpose(1, 2)
         q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
-        q, k = rotary(q, positions, self.cfg.rope_theta), rotary(k, positions, self.cfg.rope_theta)
+        q, k = rotary(q, angles), rotary(k, angles)
         with torch.autocast(device_type=x.device.type, enabled=False):
             out = self.mixer(q, k, v, mask, mask)
         return self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
@@ -74,8 +74,8 @@ class EncoderBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = Mlp(cfg)
 
-    def forward(self, x: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), mask, positions).float()
+    def forward(self, x: Tensor, mask: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), mask, angles).float()
         return x + self.mlp(self.post_attention_layernorm(x)).float()
 
 
@@ -99,10 +99,10 @@ class Encoder(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """Logits, or with `targets` (batch) the mean loss in nats. mask: bool (batch, time), false for padding, None for none"""
-        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        angles = rotary_angles(torch.arange(ids.shape[1], device=ids.device)[None], self.cfg.head_dim, self.cfg.rope_theta)
         x = self.embed_tokens(ids)
         for layer in self.layers:
-            x = layer(x, mask, positions)
+            x = layer(x, mask, angles)
         x = self.norm(x)
         if self.cfg.pooling == "first":
             pooled = x[:, 0]

@@ -24,8 +24,25 @@ def unit(x: Tensor) -> Tensor:
 
 def gaussian_features(x: Tensor, w: Tensor) -> Tensor:
     """sqrt(1/D) [sin(W x), cos(W x)], of 2 * proj_dim features; E[phi(x) . phi(y)] = exp(-|sigma (x - y)|^2 / 2)."""
-    u = torch.matmul(x, w.transpose(-1, -2))
-    return torch.cat([u.sin(), u.cos()], dim=-1) * (w.shape[-2] ** -0.5)
+    return SineCosine.apply(torch.matmul(x, w.transpose(-1, -2)), w.shape[-2] ** -0.5)
+
+
+class SineCosine(torch.autograd.Function):
+    """scale [sin(u), cos(u)] along the last dimension: each is the other's derivative, so the gradient draws neither
+    again, as autograd would."""
+
+    @staticmethod
+    def forward(ctx, u: Tensor, scale: float) -> Tensor:
+        phi = torch.cat([u.sin(), u.cos()], dim=-1).mul_(scale)
+        ctx.save_for_backward(phi)
+        return phi
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        (phi,) = ctx.saved_tensors
+        sin, cos = phi.chunk(2, dim=-1)
+        by_sin, by_cos = grad.chunk(2, dim=-1)
+        return torch.addcmul(by_sin * cos, by_cos, sin, value=-1), None
 
 
 def arc_cosine_features(x: Tensor, w: Tensor) -> Tensor:

@@ -49,13 +49,19 @@ class CausalConv1d(nn.Module):
         return F.silu(y), torch.where(same, full[:, -(k - 1) :], 0.0)
 
 
-def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotates halves as Llama does. x: (batch, heads, time, head_dim), positions: (batch, time), angles in f64."""
-    half = x.shape[-1] // 2
-    inv = theta ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
+def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of each position's angles, computed in f64: (batch, 1, time, head_dim / 2) each, f32. positions:
+    (batch, time)"""
+    half = head_dim // 2
+    inv = theta ** (-torch.arange(half, dtype=torch.float64, device=positions.device) / half)
     angle = positions.double()[:, None, :, None] * inv
-    cos, sin = angle.cos().float(), angle.sin().float()
-    a, b = x[..., :half], x[..., half:]
+    return angle.cos().float(), angle.sin().float()
+
+
+def rotary(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotates halves as Llama does. x: (batch, heads, time, head_dim), angles: `rotary_angles`."""
+    cos, sin = angles
+    a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 

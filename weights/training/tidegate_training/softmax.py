@@ -109,7 +109,7 @@ class SoftmaxAttention(Attention):
 
     def mix(self, q, k, v, a, state, starts, doc, chunk):
         window, (b, _, t, _) = self.cfg.sliding_window, q.shape
-        if state is None and t <= chunk:
+        if state is None and t <= window + chunk:
             return self.mix_block(q, k, v, doc), None
         past = (None, None, None) if state is None else (state.k, state.v, state.held)
         doc = documents(past[2], doc, window, b, t, q.device)

@@ -124,12 +124,15 @@ class Trainer:
             if self.cfg.model.position_embedding == "rope":
                 at = torch.from_numpy(positions(starts, self.lanes.before(index))).to(self.device)
             ids, targets, starts = (torch.from_numpy(x).to(self.device) for x in (ids, targets, starts))
+            if not t.carry_state and not starts[:, 1:].any():
+                starts = None  # a row that is one text needs no masks
             with torch.autocast(device_type=self.device.split(":")[0], dtype=torch.bfloat16, enabled=self.bf16):
-                loss, state = self.forward(ids, self.state, starts, at, t.chunk, targets)
+                loss, state = self.forward(ids, self.state if t.carry_state else None, starts, at, t.chunk, targets)
             loss = loss / (tokens * t.accumulate)
             loss.backward()
             total += loss.item()
-            self.state = [s.detach() for s in state]
+            if t.carry_state:
+                self.state = [s.detach() for s in state]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), t.clip).item()
         if self.first_loss is None:
             self.first_loss = total
@@ -163,15 +166,17 @@ class Trainer:
         (self.out / "run.json").write_text(json.dumps(dataclasses.asdict(self.cfg), indent=2) + "\n")
         scores: dict = {}
         smooth, clock, counted = None, time.monotonic(), 0
-        bar = tqdm(total=last, initial=self.step, unit="step", dynamic_ncols=True, mininterval=2.0)
+        bar = tqdm(total=last, initial=self.step, unit="step", dynamic_ncols=True, mininterval=2.0, disable=None)
         with open(self.out / "log.jsonl", "a", encoding="utf-8") as log:
             while self.step < last:
+                before = time.monotonic()
                 loss, norm = self.train_step()
                 smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
                 counted += t.lanes * t.segment * t.accumulate
                 bar.update()
                 bar.set_postfix(loss=f"{smooth:.4f}", tok_s=f"{counted / (time.monotonic() - clock):.0f}")
-                line = {"step": self.step, "tokens": self.step * t.lanes * t.segment * t.accumulate, "loss": loss, "grad_norm": norm}
+                line = {"step": self.step, "tokens": self.step * t.lanes * t.segment * t.accumulate, "loss": loss, "grad_norm": norm,
+                        "seconds": round(time.monotonic() - before, 5)}
                 if self.step % t.eval_every == 0 or self.step == t.steps:
                     scores = line["valid"] = self.evaluate()
                     tqdm.write(f"step {self.step}: " + ", ".join(f"{k} {v['nats']:.4f} nats {v['bits_per_byte']:.4f} bits/byte" for k, v in scores.items()))
