@@ -110,35 +110,33 @@ def held(cfg: bi.MixerConfig, tokens: int) -> int:
     """Numbers kept for the backward pass of one sequence."""
     mixer = bi.Mixer(cfg, 1, 4)
     q, k, v = (torch.randn(1, 1, tokens, 4, requires_grad=True) for _ in range(3))
-    seen, total = set(), 0
+    seen = {}  # holds them, so that no memory is given out twice
 
     def pack(t):
-        nonlocal total
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            total += storage.nbytes() // t.element_size()
+        seen.setdefault(t.untyped_storage().data_ptr(), t)
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         out = mixer(q, k, v, torch.ones(1, tokens, dtype=torch.bool), torch.ones(1, tokens, dtype=torch.bool))
     assert out.shape == q.shape
-    return total
+    return sum(t.untyped_storage().nbytes() // t.element_size() for t in seen.values())
 
 
 @pytest.mark.parametrize("cfg", [c for c in CASES if c.attention in ("rfa", "lara")], ids=name)
 def test_memory_is_linear_in_the_tokens(cfg):
     small, large = held(cfg, 512), held(cfg, 4096)
-    assert large < 8.1 * small and large < 512 * 4096, (small, large)
+    assert large < 8.5 * small and large < 512 * 4096, (small, large)
 
 
 def test_a_configuration_that_is_none_is_refused():
-    for wrong in ({"attention": "hybrid"}, {"feature_map": "relu"}, {"lara_weights": "equal"}, {"landmarks": 0}, {"proj_dim": 0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            bi.MixerConfig(**wrong)
+    wrong = {"attention": "hybrid", "feature_map": "relu", "lara_weights": "equal", "landmarks": 0, "proj_dim": 0}
+    for key, value in wrong.items():
+        with pytest.raises(ValueError, match=key):
+            bi.MixerConfig(**{key: value})
 
 
-SMALL = EncoderConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8, initializer_range=0.2)
+SMALL = EncoderConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
+                      initializer_range=0.2)
 
 
 def encoder(cfg: bi.MixerConfig) -> Encoder:

@@ -69,7 +69,8 @@ def test_ra_is_the_plain_form(queries, keys):
 
 
 @pytest.mark.parametrize("weights", r.WEIGHTS)
-@pytest.mark.parametrize("samples, landmarks, queries, keys", [(1, 3, 7, 9), (2, 4, 9, 9), (1, 7, 9, 8), (2, 1, 7, 9), (1, 12, 7, 9)])
+@pytest.mark.parametrize("samples, landmarks, queries, keys",
+                         [(1, 3, 7, 9), (2, 4, 9, 9), (1, 7, 9, 8), (2, 1, 7, 9), (1, 12, 7, 9)])
 def test_lara_is_the_plain_form(samples, landmarks, queries, keys, weights):
     x = inputs(4, queries=queries, keys=keys)
     query, key = masks(x)
@@ -83,7 +84,7 @@ def test_padding_has_no_effect_and_no_gradient():
     query, key = masks(x)
     u, noise = uniform(7, 1, 2, 2, 7), normal(8, 1, 2, 2, 7, 4)
     forms = [lambda: r.ra(x["q"], x["k"], x["v"], u, noise, key)]
-    forms += [lambda w=w: r.lara(x["q"], x["k"], x["v"], noise[:, :, :, :3].transpose(0, 2)[:, :, :1], w, key, query) for w in r.WEIGHTS]
+    forms += [lambda w=w: r.lara(x["q"], x["k"], x["v"], noise[0, :, :, None, :3], w, key, query) for w in r.WEIGHTS]
     for form in forms:
         for t in x.values():
             t.grad = None
@@ -167,8 +168,8 @@ def test_ra_is_unbiased_and_rfa_is_not():
 
 @pytest.mark.parametrize("weights", r.WEIGHTS)
 def test_lara_tends_to_softmax_as_samples_grow(weights):
-    # The keys of a segment lie about the reverse of its query, so that all proposals are one: every balance weight is 1/3, no
-    # query-specific weight is negative (and held), and these are as far from 1/3 as the queries are from one another.
+    # The keys of a segment lie about the reverse of its query, so that all proposals are one: every balance weight is 1/3,
+    # no query-specific weight is negative (and held), and these are as far from 1/3 as the queries are from one another.
     q, _, v = one_head()
     q, spread = 0.6 * q, 0.4 * normal(25, 1, 1, 3, 4)
     k = torch.stack([0.3 + spread - q, 0.3 - spread - q], dim=-2).flatten(2, 3)
@@ -211,7 +212,8 @@ def test_lara_becomes_ra_with_the_mixture_of_one_query():
     x = inputs(35, queries=1)
     u, noise = uniform(36, 6, 2, 2, 1), normal(37, 6, 2, 2, 1, 4)
     q, k = r.scale(x["q"], x["k"])
-    w = torch.cat([q + k.gather(2, r.choose_keys(q, k, a, None).unsqueeze(-1).expand_as(q)) + b for a, b in zip(u, noise)], dim=2)
+    key = lambda a: k.gather(2, r.choose_keys(q, k, a, None).unsqueeze(-1).expand_as(q))
+    w = torch.cat([q + key(a) + b for a, b in zip(u, noise)], dim=2)
     got = r.importance(q, k, x["v"], w, -mixture(q, k, w))
     torch.testing.assert_close(got, r.ra(x["q"], x["k"], x["v"], u, noise), rtol=1e-9, atol=1e-11)
 

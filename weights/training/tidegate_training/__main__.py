@@ -56,11 +56,12 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--text", type=Path, required=True)
     p.add_argument("--limit", type=int, default=None, help="tokens")
 
-    p = command("listops", "train the encoder on ListOps with each mixer, or go on where the folder stands, and write listops.json")
+    p = command("listops", "train an encoder with each mixer on ListOps and report; goes on where it stood")
     p.add_argument("config", type=Path)
-    p.add_argument("--out", type=Path, required=True, help="folder of the report and of runs/, one file for each mixer and seed")
-    p.add_argument("--only", type=lambda text: text.split(","), default=None, metavar="MIXER,...", help="default: train.mixers")
-    p.add_argument("--seeds", type=lambda text: [int(x) for x in text.split(",")], default=None, metavar="SEED,...", help="default: train.seeds")
+    p.add_argument("--out", type=Path, required=True, help="folder to write: runs, the report")
+    p.add_argument("--only", type=lambda x: x.split(","), default=[], metavar="MIXER,...", help="default: train.mixers")
+    p.add_argument("--seeds", type=lambda x: [int(n) for n in x.split(",")], default=[], metavar="N,...",
+                   help="default: train.seeds")
     p.add_argument("--device", default="cpu")
     overrides(p)
 

@@ -1,6 +1,7 @@
-"""Attention that looks both ways, or across to another sequence: one interface for softmax, RFA with any feature map, RA and LARA.
+"""Attention that looks both ways, or across to another sequence: softmax, RFA with any feature map, RA, LARA, one interface.
 
-All over (batch, heads, time, head_dim) with a mask of the keys. Softmax and RA cost queries x keys; RFA and LARA are linear in both.
+All over (batch, heads, time, head_dim) with a mask of the keys. Softmax and RA cost queries x keys; RFA and LARA are linear
+in both.
 `plain_attend` is the truth for one head of one sequence: loops, no padding, no maxima.
 """
 
@@ -25,8 +26,8 @@ POSITIVE = ("elu", "favor")
 class MixerConfig:
     """Which attention, and what it needs.
 
-    proj_dim: random vectors of rfa; denominator_eps: floor of the denominators of gaussian and arc_cosine, a share of the keys
-    samples: draws of ra, averaged; landmarks: proposals of lara, one sample each; lara_weights: `query-specific` or `balance`
+    proj_dim: random vectors of rfa; denominator_eps: floor of gaussian's and arc_cosine's denominators, a share of the keys
+    samples: draws of ra, averaged; landmarks: proposals of lara, one sample each; lara_weights: one of `randomized.WEIGHTS`
     """
 
     attention: str = "softmax"
@@ -91,12 +92,13 @@ def attend(cfg: MixerConfig, q: Tensor, k: Tensor, v: Tensor, random: Random, ke
     """Every query over every key, by the attention of `cfg`.
 
     q: (batch, heads, queries, head_dim); k, v: (batch, heads, keys, head_dim)
-    key_mask: bool (batch, keys), false for padding, at least one key a row; query_mask: bool (batch, queries), which only lara
-    reads (its landmarks are means of real queries); what stands at a padded query is finite and means nothing
+    key_mask: bool (batch, keys), false for padding, at least one key a row; query_mask: bool (batch, queries), which only
+    lara reads (its landmarks are means of real queries); what stands at a padded query is finite and means nothing
     -> (batch, heads, queries, head_dim)
     """
     if cfg.attention == "softmax":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if key_mask is None else key_mask[:, None, None, :])
+        mask = None if key_mask is None else key_mask[:, None, None, :]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     if cfg.attention == "ra":
         return randomized.ra(q, k, v, random.uniform, random.noise, key_mask)
     if cfg.attention == "lara":
@@ -111,8 +113,8 @@ def attend(cfg: MixerConfig, q: Tensor, k: Tensor, v: Tensor, random: Random, ke
 class Mixer(nn.Module):
     """`attend` with what it must keep: sigma (learned) and random matrices (fixed) of rfa.
 
-    RA and LARA draw anew in training. In evaluation LARA's samples are at the means of their proposals, and RA's come from a fixed
-    seed, so that the same input has the same output.
+    RA and LARA draw anew in training. In evaluation LARA's samples are at the means of their proposals, and RA's come from
+    a fixed seed, so that the same input has the same output.
     """
 
     def __init__(self, cfg: MixerConfig, heads: int, head_dim: int):
@@ -122,23 +124,27 @@ class Mixer(nn.Module):
         if cfg.attention == "rfa" and cfg.feature_map != "elu":
             if cfg.feature_map != "favor":
                 self.sigma = nn.Parameter(torch.ones(heads, head_dim))
-            self.register_buffer("random_matrices", features.draw_matrices(cfg.feature_map, (heads, cfg.proj_dim, head_dim)))
+            shape = (heads, cfg.proj_dim, head_dim)
+            self.register_buffer("random_matrices", features.draw_matrices(cfg.feature_map, shape))
 
     def random(self, q: Tensor) -> Random:
         """The random numbers of one pass. q: (batch, heads, queries, head_dim)"""
         cfg, (b, h, n, d) = self.cfg, q.shape
         if cfg.attention == "rfa" and cfg.feature_map != "elu":
-            return Random(w=self.random_matrices if self.sigma is None else self.random_matrices * self.sigma[:, None, :])
+            w = self.random_matrices
+            return Random(w=w if self.sigma is None else w * self.sigma[:, None, :])
         if cfg.attention == "lara":
             shape = (b, h, 1, cfg.landmarks, d)
-            return Random(noise=torch.randn(shape, device=q.device) if self.training else torch.zeros(shape, device=q.device))
+            return Random(noise=(torch.randn if self.training else torch.zeros)(shape, device=q.device))
         if cfg.attention == "ra":
             generator = None if self.training else torch.Generator(q.device).manual_seed(0)
             make = lambda form, *shape: form(cfg.samples, b, h, n, *shape, device=q.device, generator=generator)
             return Random(uniform=make(torch.rand), noise=make(torch.randn, d))
         return Random()
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, query_mask: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None,
+                query_mask: Tensor | None = None) -> Tensor:
+        """`attend`, with the random numbers of this pass."""
         return attend(self.cfg, q, k, v, self.random(q), key_mask, query_mask)
 
 
@@ -157,7 +163,7 @@ def plain_kernel(feature_map: str, q: Tensor, k: Tensor, w: Tensor | None) -> Te
 
 
 def plain_attend(cfg: MixerConfig, q: Tensor, k: Tensor, v: Tensor, random: Random) -> Tensor:
-    """`attend` of one head of one sequence: q (queries, d), k and v (keys, d), the random numbers without batch and heads."""
+    """`attend` of one head of one sequence: q (queries, d), k and v (keys, d), random numbers without batch and heads."""
     if cfg.attention == "ra":
         return randomized.plain_ra(q, k, v, random.uniform, random.noise)
     if cfg.attention == "lara":

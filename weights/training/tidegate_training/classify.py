@@ -1,7 +1,8 @@
-"""The ListOps experiment: the same encoder with one mixer after another, each trained on the same sequences, and their report.
+"""The ListOps experiment: one encoder with each mixer in turn, trained on the same sequences, and the report.
 
-One run is one mixer with one seed. It leaves `runs/<mixer>-<seed>.json` when it is done; a run whose file is there is not made again,
-and the report `listops.json` is written anew after each from all that are there, so that several processes may share a folder.
+One run is one mixer with one seed. It leaves `runs/<mixer>-<seed>.json` when it is done; a run whose file is there is not
+made again, and the report `listops.json` is written anew after each from all that are there, so that several processes may
+share a folder.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from .encoder import Encoder, EncoderConfig
 from .listops import ListOpsConfig, Sequences
 from .train import Diverged, parameters
 
-# What each name of the reports means; the sizes are those of `[model]`. D random vectors give 2 D features of sine and cosine: the
-# other maps have 2 D of their own.
+# What each name of the reports means; the sizes are those of `[model]`. D random vectors give 2 D features of sine and
+# cosine: the other maps have 2 D of their own.
 MIXERS = {
     "softmax": {"attention": "softmax"},
     "rfa": {"attention": "rfa", "feature_map": "gaussian"},
@@ -92,7 +93,7 @@ def load(path: Path, overrides: list[str] = ()) -> Experiment:
     raw = config.read(path, overrides, ("model", "data", "train"))
     build = lambda cls, table: config.build(cls, raw.get(table, {}), table)
     if {"attention", "feature_map", "lara_weights", "vocab_size", "classes"} & set(raw.get("model", {})):
-        raise ValueError("[model]: train.mixers says which attentions are used, and the task how many tokens and classes there are")
+        raise ValueError("[model]: train.mixers says which attentions are used, the task how many tokens and classes there are")
     return Experiment(build(EncoderConfig, "model"), build(ListOpsConfig, "data"), build(ClassifyConfig, "train"))
 
 
@@ -134,7 +135,7 @@ def configured(base: EncoderConfig, mixer: str) -> EncoderConfig:
 
 
 def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Sequences, device: str = "cpu") -> dict:
-    """Trains the encoder with one mixer and measures it on `test`. The batches depend on the seed alone, so all mixers see the same."""
+    """Trains the encoder with one mixer and measures it on `test`. The batches depend on the seed alone."""
     t = exp.train
     torch.manual_seed(seed)
     model = Encoder(configured(exp.model, mixer)).to(device)
@@ -192,7 +193,9 @@ def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Se
 
 def machine(device: str) -> str:
     """The processor of a run, in words."""
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{compare.machine()}, {torch.get_num_threads()} thread(s)"
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{compare.machine()}, threads used: {torch.get_num_threads()}"
 
 
 def read_runs(folder: Path, settings: dict) -> dict[tuple[str, int], dict]:
@@ -215,11 +218,11 @@ def report(exp: Experiment, runs: dict[tuple[str, int], dict], facts: dict, comm
             seeds = [{k: v for k, v in r.items() if k != "parameters"} for r in results]
             rows.append({"mixer": mixer, "parameters": results[0]["parameters"], "seeds": seeds})
     machines = sorted({run["machine"] for run in runs.values()})
-    return {"experiment": "listops", "command": command, "machine": "; ".join(machines), "date": datetime.date.today().isoformat(),
-            "settings": exp.settings() | facts, "rows": rows}
+    return {"experiment": "listops", "command": command, "machine": "; ".join(machines),
+            "date": datetime.date.today().isoformat(), "settings": exp.settings() | facts, "rows": rows}
 
 
-def run_all(exp: Experiment, out: Path, only: list[str] | None, seeds: list[int] | None, device: str, command: str) -> dict:
+def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], device: str, command: str) -> dict:
     """Every run that is not there yet; returns the report, which is also `out/listops.json`."""
     mixers = only or exp.train.mixers
     dataclasses.replace(exp.train, mixers=mixers)  # refuses unknown names before anything is computed

@@ -1,4 +1,4 @@
-"""A bidirectional encoder that classifies a sequence: the decoder's blocks with a non-causal mixer, then the mean of the tokens."""
+"""A bidirectional encoder that classifies a sequence: the decoder's blocks with a mixer that looks both ways, and a head."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Encoder(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
-        """Logits, or with `targets` (batch) the mean loss in nats. mask: bool (batch, time), false for padding, None for none"""
+        """Logits, or with `targets` (batch) the mean loss in nats. mask: bool (batch, time), false for padding; None: none"""
         angles = rotary_angles(torch.arange(ids.shape[1], device=ids.device)[None], self.cfg.head_dim, self.cfg.rope_theta)
         x = self.embed_tokens(ids)
         for layer in self.layers:

@@ -1,7 +1,8 @@
-"""ListOps: nested lists of digits and operators whose value, a digit, is the class (after Nangia and Bowman 2018, arXiv 1804.06028).
+"""ListOps: nested lists of digits and operators, classified by their value (Nangia and Bowman 2018, arXiv 1804.06028).
 
-`[MAX 2 9 [MIN 4 7 ] 0 ]` is 9. MIN, MAX; MED, the median, of an even number the two middle ones' mean rounded down; SM, the sum modulo
-10. A length in tokens is drawn evenly from a range and met exactly: an operator's tokens are shared out among its arguments at random.
+`[MAX 2 9 [MIN 4 7 ] 0 ]` is 9. MIN, MAX; MED, the median, of an even number the two middle ones' mean rounded down; SM, the
+sum modulo 10. A length in tokens is drawn evenly from a range and met exactly: an operator's tokens are shared out among
+its arguments at random.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TOKENS = {name: token for token, name in NAMES.items()}
 
 @dataclass(frozen=True)
 class ListOpsConfig:
-    """Sequences of `min_length` to `max_length` tokens, operators nested at most `max_depth` deep with 2 to `max_arguments` each."""
+    """Sequences of `min_length` to `max_length` tokens; operators nested at most `max_depth` deep, with 2 to `max_arguments`."""
 
     min_length: int = 500
     max_length: int = 2000
@@ -35,11 +36,14 @@ class ListOpsConfig:
     seed: int = 1
 
     def __post_init__(self):
-        # With fewer than 5 arguments some lengths cannot be met: operators take 2 tokens and then arguments of 1, or of 4 and more.
-        if self.max_arguments < 5 or self.max_depth < 1:
-            raise ValueError(f"max_arguments: expected at least 5, found {self.max_arguments}; max_depth: at least 1, found {self.max_depth}")
-        if not 4 <= self.min_length <= self.max_length <= longest(self.max_depth, self.max_arguments):
-            raise ValueError(f"lengths: expected 4 <= min_length <= max_length <= {longest(self.max_depth, self.max_arguments)}, "
+        # Below 5 some lengths cannot be met: operators take 2 tokens, and arguments 1, or 4 and more.
+        if self.max_arguments < 5:
+            raise ValueError(f"max_arguments: expected at least 5, found {self.max_arguments}")
+        if self.max_depth < 1:
+            raise ValueError(f"max_depth: expected at least 1, found {self.max_depth}")
+        most = longest(self.max_depth, self.max_arguments)
+        if not 4 <= self.min_length <= self.max_length <= most:
+            raise ValueError(f"lengths: expected 4 <= min_length <= max_length <= {most}, "
                              f"found {self.min_length} and {self.max_length}")
 
 
@@ -164,8 +168,8 @@ def generate(cfg: ListOpsConfig, part: str) -> Sequences:
 def batches(data: Sequences, size: int, rng: random.Random | None = None) -> list[np.ndarray]:
     """Indices of sequences of nearly one length, `size` a batch, so that little is padding: once through all.
 
-    With `rng` the order of the batches, and which of equal lengths come together, is random; sequences that fill no batch are left out.
-    Without, all are there, the longest last.
+    With `rng` the order of the batches, and which of equal lengths come together, is random, and sequences that fill no batch
+    are left out. Without, all are there, the longest last.
     """
     order = list(range(len(data)))
     if rng is not None:
@@ -179,7 +183,7 @@ def batches(data: Sequences, size: int, rng: random.Random | None = None) -> lis
 
 
 def collate(data: Sequences, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids, BEGIN and then the expression, padded to the longest (sequences, time), and labels (sequences), both int64."""
+    """Ids of BEGIN and the expression, padded to the longest (sequences, time), and labels (sequences), both int64."""
     out = np.full((len(index), 1 + max(len(data.tokens[i]) for i in index)), PAD, dtype=np.int64)
     out[:, 0] = BEGIN
     for row, i in enumerate(index):

@@ -1,20 +1,21 @@
-"""Randomized attention (RA) and linear randomized attention (LARA), not causal: Zheng, Wang and Kong 2022 (arXiv 2204.04667).
+"""Randomized attention (RA) and linear randomized attention (LARA), not causal (Zheng et al. 2022, arXiv 2204.04667).
 
 Softmax attention is an expectation. With q and k scaled by d^(-1/4) and xi(x, w) = exp(w.x - |x|^2 / 2),
 
     softmax attention of q_n = E over p_n of f(w),   f(w) = sum_m xi(k_m, w) v_m / sum_m xi(k_m, w),
     p_n(w) = N(w; 0, I) xi(q_n, w) sum_m xi(k_m, w) / Z_n = sum_m softmax_m(q_n.k_m) N(w; q_n + k_m, I).
 
-RA samples p_n itself, which is unbiased and costs queries x keys. LARA shares its samples among the queries: sample c comes from a
-proposal N(mu_c, I) and is weighted for query n by alpha_nc p_n(w_c) / N(w_c; mu_c, I), self-normalised; the sums over the keys are
-taken once a sample, so the cost is linear. It stands between two others (tests/test_randomized.py shows both):
+RA samples p_n itself, which is unbiased and costs queries x keys. LARA shares its samples among the queries: sample c comes
+from a proposal N(mu_c, I) and is weighted for query n by alpha_nc p_n(w_c) / N(w_c; mu_c, I), self-normalised; the sums over
+the keys are taken once a sample, so the cost is linear. It stands between two others (tests/test_randomized.py shows both):
 
 - proposals N(0, I) and constant weights alpha: RFA with positive features, the samples being its random vectors;
-- a proposal for each query that is the query's own mixture p_n, and alpha_nc = 1 for c = n, else 0: RA, sample by sample. (With all
-  proposals equal to p_n, the balance heuristic gives RA too, averaged over the samples.)
+- a proposal for each query that is the query's own mixture p_n, and alpha_nc = 1 for c = n, else 0: RA, sample by sample.
+  (With all proposals equal to p_n, the balance heuristic gives RA too, averaged over the samples.)
 
-Samples are arguments everywhere: standard normal numbers, and for RA uniform ones that choose a key. Here are the mixers over
-(batch, heads, time, head_dim) and, named `plain_*`, the truth they are tested against: one head of one sequence, loops, no logarithms.
+Samples are arguments everywhere: standard normal numbers, and for RA uniform ones that choose a key. Here are the mixers
+over (batch, heads, time, head_dim) and, named `plain_*`, the truth they are tested against: one head of one sequence,
+loops, no logarithms.
 """
 
 from __future__ import annotations
@@ -99,11 +100,12 @@ def segment_means(x: Tensor, mask: Tensor, count: Tensor, landmarks: int) -> Ten
 
 
 def importance(q: Tensor, k: Tensor, v: Tensor, w: Tensor, log_ratio: Tensor, key_mask: Tensor | None = None) -> Tensor:
-    """The self-normalised estimator that LARA, RFA with positive features and RA are cases of, in time linear in the tokens.
+    """The self-normalised estimator that LARA, RFA with positive features and RA are cases of; time linear in the tokens.
 
     q: (batch, heads, queries, d), k: (batch, heads, keys, d), both scaled; v: (batch, heads, keys, d)
     w: (batch, heads, samples, d)
-    log_ratio: (batch, heads, samples, queries or 1), log of alpha_nc(w_c) N(w_c; 0, I) / proposal_c(w_c); -inf leaves a sample out
+    log_ratio: (batch, heads, samples, queries or 1), log of alpha_nc(w_c) N(w_c; 0, I) / proposal_c(w_c); -inf leaves a
+        sample out
     -> (batch, heads, queries, d)
     """
     log_k = log_xi(k, w)
@@ -116,35 +118,39 @@ def importance(q: Tensor, k: Tensor, v: Tensor, w: Tensor, log_ratio: Tensor, ke
     return torch.matmul(log_weight.softmax(-2).transpose(-1, -2), f)
 
 
-def lara(q: Tensor, k: Tensor, v: Tensor, noise: Tensor, weights: str = "query-specific", key_mask: Tensor | None = None,
-         query_mask: Tensor | None = None) -> Tensor:
-    """Linear randomized attention (section 4): proposals N(q_c + k_c, I) at the means of segments of the queries and the keys.
+def lara(q: Tensor, k: Tensor, v: Tensor, noise: Tensor, weights: str = "query-specific",
+         key_mask: Tensor | None = None, query_mask: Tensor | None = None) -> Tensor:
+    """Linear randomized attention (section 4): proposals N(q_c + k_c, I) at the means of segments of queries and of keys.
 
-    q: (batch, heads, queries, d); k, v: (batch, heads, keys, d); masks: bool (batch, queries) and (batch, keys), false for padding
+    q: (batch, heads, queries, d); k, v: (batch, heads, keys, d)
+    masks: bool (batch, queries) and (batch, keys), false for padding
     noise: (batch or 1, heads or 1, samples a landmark, landmarks, d), standard normal; zeros put each sample at its mean
     weights: `balance`, alpha_c = N(w; mu_c, I) / sum_c' N(w; mu_c', I); or `query-specific`, that plus
         softmax_c(q_n.q_c) minus its mean over c, which follows the weights of least variance
     -> (batch, heads, queries, d). A sequence with fewer queries or keys than landmarks has only that many landmarks.
     """
     q, k = scale(q, k)
-    real = lambda mask, x: torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device) if mask is None else mask
-    query_mask, keys = real(query_mask, q), real(key_mask, k)
+    whole = lambda x: torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
+    query_mask, keys = (whole(x) if mask is None else mask for x, mask in ((q, query_mask), (k, key_mask)))
     samples, landmarks = noise.shape[-3], noise.shape[-2]
     count = count_landmarks(landmarks, query_mask.sum(1), keys.sum(1))
     q_mean = segment_means(q, query_mask, count, landmarks)
     mu = q_mean + segment_means(k, keys, count, landmarks)
     absent = (torch.arange(landmarks, device=q.device) >= count[:, None])[:, None, :]  # (batch, 1, landmarks)
-    w = (mu.unsqueeze(2) + noise).flatten(2, 3)  # (batch, heads, samples * landmarks, d), landmark by landmark within a sample
+    w = (mu.unsqueeze(2) + noise).flatten(2, 3)  # (batch, heads, samples * landmarks, d)
 
-    log_proposals = log_xi(mu, w).masked_fill(absent.unsqueeze(2), float("-inf"))  # (..., samples * landmarks, landmarks)
+    # Of every sample under every proposal, relative to N(0, I): (..., samples * landmarks, landmarks)
+    log_proposals = log_xi(mu, w).masked_fill(absent.unsqueeze(2), float("-inf"))
     log_mixture = log_proposals.logsumexp(-1, keepdim=True)
     if weights == "balance":
         log_ratio = -log_mixture
     elif weights == "query-specific":
         own = (w.unflatten(2, (samples, landmarks)) * mu.unsqueeze(2)).sum(-1) - 0.5 * mu.square().sum(-1).unsqueeze(2)
         own = own.flatten(2).unsqueeze(-1)
-        near = torch.matmul(q_mean, q.transpose(-1, -2)).masked_fill(absent.unsqueeze(-1), float("-inf")).softmax(-2)
-        near = (near - 1 / count.to(q.dtype)[:, None, None, None]).repeat(1, 1, samples, 1)  # (..., samples * landmarks, queries)
+        near = torch.matmul(q_mean, q.transpose(-1, -2))
+        near = near.masked_fill(absent.unsqueeze(-1), float("-inf")).softmax(-2)
+        # (..., samples * landmarks, queries)
+        near = (near - 1 / count.to(q.dtype)[:, None, None, None]).repeat(1, 1, samples, 1)
         log_ratio = ((own - log_mixture).exp() + near).clamp_min(SMALLEST_WEIGHT).log() - own
     else:
         raise ValueError(f"weights: expected one of {WEIGHTS}, found {weights!r}")
