@@ -6,7 +6,8 @@ import pytest
 
 from tidegate_training import config
 
-SHIPPED = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
+# listops.toml has settings of its own: test_listops.py.
+SHIPPED = sorted(p for p in (Path(__file__).parent.parent / "configs").glob("*.toml") if p.stem != "listops")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.name)

@@ -1,9 +1,10 @@
-"""The command line: `python -m tidegate_training prepare|train|compare|export|eval|fixtures`."""
+"""The command line: `python -m tidegate_training prepare|train|compare|export|eval|listops|fixtures`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -55,6 +56,15 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--text", type=Path, required=True)
     p.add_argument("--limit", type=int, default=None, help="tokens")
 
+    p = command("listops", "train an encoder with each mixer on ListOps and report; goes on where it stood")
+    p.add_argument("config", type=Path)
+    p.add_argument("--out", type=Path, required=True, help="folder to write: runs, the report")
+    p.add_argument("--only", type=lambda x: x.split(","), default=[], metavar="MIXER,...", help="default: train.mixers")
+    p.add_argument("--seeds", type=lambda x: [int(n) for n in x.split(",")], default=[], metavar="N,...",
+                   help="default: train.seeds")
+    p.add_argument("--device", default="cpu")
+    overrides(p)
+
     p = command("fixtures", "write the golden fixtures that the Rust tests read")
     p.add_argument("--out", type=Path, required=True)
     return top
@@ -91,6 +101,16 @@ def main(argv: list[str] | None = None) -> int:
         from .export import evaluate_folder
 
         print(json.dumps(evaluate_folder(args.model, args.text, args.limit), indent=2))
+    elif args.command == "listops":
+        from . import classify
+        from .train import Diverged
+
+        line = "tidegate-train " + shlex.join(argv if argv is not None else sys.argv[1:])
+        try:
+            classify.run_all(classify.load(args.config, args.set), args.out, args.only, args.seeds, args.device, line)
+        except Diverged as e:
+            print(f"stopped: {e}", file=sys.stderr)
+            return 1
     elif args.command == "fixtures":
         from .fixtures import write_all
 

@@ -171,7 +171,8 @@ class RunConfig:
     compare: CompareConfig = CompareConfig()
 
 
-def _build(cls, table: dict, where: str):
+def build(cls, table: dict, where: str):
+    """A table as the settings of a class; ValueError for a key that it does not have."""
     known = {f.name for f in dataclasses.fields(cls)}
     unknown = sorted(set(table) - known)
     if unknown:
@@ -179,20 +180,25 @@ def _build(cls, table: dict, where: str):
     return cls(**table)
 
 
-def load(path: str | Path, overrides: list[str] = ()) -> RunConfig:
-    """Reads a run's TOML; each override is `table.key=value` with the value in TOML syntax."""
-    text = Path(path).read_text(encoding="utf-8")
-    raw = tomllib.loads(text)
+def read(path: str | Path, overrides: list[str], tables: tuple[str, ...]) -> dict[str, dict]:
+    """A TOML's tables; each override is `table.key=value` with the value in TOML syntax. Only `tables` may be there."""
+    raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     for item in overrides:
         name, _, value = item.partition("=")
         table, _, key = name.partition(".")
         raw.setdefault(table, {})[key] = tomllib.loads(f"x = {value}")["x"]
-    unknown = sorted(set(raw) - {"model", "train", "data", "compare"})
+    unknown = sorted(set(raw) - set(tables))
     if unknown:
         raise ValueError(f"{path}: unknown tables {unknown}")
+    return raw
+
+
+def load(path: str | Path, overrides: list[str] = ()) -> RunConfig:
+    """Reads a run's TOML, with overrides as in `read`."""
+    raw = read(path, overrides, ("model", "train", "data", "compare"))
     return RunConfig(
-        model=_build(ModelConfig, raw.get("model", {}), "model"),
-        train=_build(TrainConfig, raw.get("train", {}), "train"),
-        data=_build(DataConfig, raw.get("data", {}), "data"),
-        compare=_build(CompareConfig, raw.get("compare", {}), "compare"),
+        model=build(ModelConfig, raw.get("model", {}), "model"),
+        train=build(TrainConfig, raw.get("train", {}), "train"),
+        data=build(DataConfig, raw.get("data", {}), "data"),
+        compare=build(CompareConfig, raw.get("compare", {}), "compare"),
     )

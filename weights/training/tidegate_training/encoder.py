@@ -1,0 +1,115 @@
+"""A bidirectional encoder that classifies a sequence: the decoder's blocks with a mixer that looks both ways, and a head."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .bidirectional import Mixer, MixerConfig
+from .layers import Mlp, RMSNorm, rotary, rotary_angles
+
+
+@dataclass(frozen=True)
+class EncoderConfig(MixerConfig):
+    """An encoder's sizes, and its mixer.
+
+    pooling: what the classifier reads, the `mean` of all tokens or the `first` of them
+    """
+
+    vocab_size: int = 17
+    classes: int = 10
+    hidden_size: int = 64
+    intermediate_size: int = 128
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    head_dim: int = 16
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    initializer_range: float = 0.02
+    pooling: str = "mean"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: expected an even number, found {self.head_dim}")
+        if self.pooling not in ("mean", "first"):
+            raise ValueError(f"pooling: expected 'mean' or 'first', found {self.pooling!r}")
+
+
+class BidirectionalAttention(nn.Module):
+    """q, k and v with rotary positions, the mixer, and the projection of its heads' outputs."""
+
+    def __init__(self, cfg: EncoderConfig):
+        super().__init__()
+        self.cfg = cfg
+        h, d = cfg.num_attention_heads, cfg.head_dim
+        self.q_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
+        self.k_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
+        self.v_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
+        self.o_proj = nn.Linear(h * d, cfg.hidden_size, bias=False)
+        self.mixer = Mixer(cfg, h, d)
+
+    def forward(self, x: Tensor, mask: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """x: (batch, time, hidden_size), mask: bool (batch, time), angles: of every place, for `rotary` -> as x"""
+        b, t, _ = x.shape
+        heads = lambda y: y.float().view(b, t, self.cfg.num_attention_heads, self.cfg.head_dim).transpose(1, 2)
+        q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
+        q, k = rotary(q, angles), rotary(k, angles)
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            out = self.mixer(q, k, v, mask, mask)
+        return self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
+
+
+class EncoderBlock(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, cfg: EncoderConfig):
+        super().__init__()
+        self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.self_attn = BidirectionalAttention(cfg)
+        self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.mlp = Mlp(cfg)
+
+    def forward(self, x: Tensor, mask: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), mask, angles).float()
+        return x + self.mlp(self.post_attention_layernorm(x)).float()
+
+
+class Encoder(nn.Module):
+    """Token ids (batch, time) to the logits of a class for each sequence (batch, classes)."""
+
+    def __init__(self, cfg: EncoderConfig):
+        super().__init__()
+        self.cfg = cfg
+        self.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
+        self.layers = nn.ModuleList(EncoderBlock(cfg) for _ in range(cfg.num_hidden_layers))
+        self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
+        self.classifier = nn.Linear(cfg.hidden_size, cfg.classes)
+        std = cfg.initializer_range
+        for name, p in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.normal_(p, std=std / math.sqrt(2 * cfg.num_hidden_layers))
+            elif name.endswith(("proj.weight", "classifier.weight", "embed_tokens.weight")):
+                nn.init.normal_(p, std=std)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
+        """Logits, or with `targets` (batch) the mean loss in nats. mask: bool (batch, time), false for padding; None: none"""
+        angles = rotary_angles(torch.arange(ids.shape[1], device=ids.device)[None], self.cfg.head_dim, self.cfg.rope_theta)
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x, mask, angles)
+        x = self.norm(x)
+        if self.cfg.pooling == "first":
+            pooled = x[:, 0]
+        elif mask is None:
+            pooled = x.mean(1)
+        else:
+            real = mask.to(x.dtype).unsqueeze(-1)
+            pooled = (x * real).sum(1) / real.sum(1)
+        logits = self.classifier(pooled).float()
+        return logits if targets is None else F.cross_entropy(logits, targets)
