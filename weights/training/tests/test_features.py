@@ -76,3 +76,12 @@ def test_the_kernels_are_estimated_without_bias(name):
 def test_elu_stays_positive_far_below_zero():
     x = torch.tensor([-60.0, -1.0, 0.0, 2.0])
     torch.testing.assert_close(features.elu_features(x), torch.tensor([math.exp(-60), math.exp(-1), 1.0, 3.0]), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "arc_cosine", "favor", "elu"])
+def test_gradients_are_those_of_finite_differences(name):
+    gen = torch.Generator().manual_seed(6)
+    x, w = (torch.randn(*s, generator=gen, dtype=torch.float64, requires_grad=True) for s in ((1, 2, 3, 4), (2, 5, 4)))
+    maps = {"gaussian": features.gaussian_features, "arc_cosine": features.arc_cosine_features,
+            "favor": lambda x, w: features.favor_features(x, w, torch.zeros(1)), "elu": lambda x, w: features.elu_features(x)}
+    assert torch.autograd.gradcheck(maps[name], (x, w))
