@@ -9,7 +9,8 @@ pub struct StateLayout {
     /// Heads of a layer.
     pub heads: usize,
     /// Numbers that a head remembers: S (2D, d) row by row, z (2D), c; for softmax attention the keys (window, d), then
-    /// the values, the token at position p in row p mod window.
+    /// the values, the token at position p in row p mod window; for the hybrid S, z and c of the tokens that have left
+    /// the window, then its keys and values, then with a gate its logits (window), all in the order of the rows.
     pub head: usize,
     /// Inputs that a layer's convolutions remember: kernel - 1, oldest first; 0 without convolutions.
     pub taps: usize,

@@ -1,7 +1,8 @@
-//! What the attention heads of one layer remember, for all slots of a pool: S in f32 or bf16, z and c in f32; or, for
-//! softmax attention, the last keys and values.
+//! What the attention heads of one layer remember, for all slots of a pool: S in f32 or bf16, z and c in f32; for
+//! softmax attention the last keys and values; for the hybrid both.
 
 mod cache;
+mod hybrid;
 
 use half::bf16;
 use half::vec::HalfBitsVecExt;
@@ -11,6 +12,7 @@ use crate::kernels::recurrence::Number;
 
 pub use cache::Cache;
 pub(crate) use cache::{Blocks, Places};
+pub use hybrid::{Hybrid, HybridShape};
 
 /// How S is held in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub(crate) enum LayerMemory {
     Sums(Memory),
     /// Softmax attention.
     Cache(Cache),
+    /// Softmax attention to the last tokens, random feature attention to all older ones.
+    Hybrid(Hybrid),
 }
 
 impl LayerMemory {
@@ -47,6 +51,7 @@ impl LayerMemory {
         match self {
             Self::Sums(memory) => memory.bytes(),
             Self::Cache(cache) => cache.bytes(),
+            Self::Hybrid(memory) => memory.bytes(),
         }
     }
 
@@ -55,6 +60,7 @@ impl LayerMemory {
         match self {
             Self::Sums(memory) => memory.reset(slot),
             Self::Cache(cache) => cache.reset(slot),
+            Self::Hybrid(memory) => memory.reset(slot),
         }
     }
 
@@ -63,6 +69,7 @@ impl LayerMemory {
         match self {
             Self::Sums(memory) => memory.read(slot, out),
             Self::Cache(cache) => cache.read(slot, out),
+            Self::Hybrid(memory) => memory.read(slot, out),
         }
     }
 
@@ -71,6 +78,7 @@ impl LayerMemory {
         match self {
             Self::Sums(memory) => memory.write(slot, numbers),
             Self::Cache(cache) => cache.write(slot, numbers, tokens),
+            Self::Hybrid(memory) => memory.write(slot, numbers, tokens),
         }
     }
 }
@@ -147,7 +155,12 @@ impl Memory {
 
     /// Numbers of one slot.
     pub(crate) fn numbers(&self) -> usize {
-        self.heads * (self.matrix + self.head_sums)
+        self.heads * self.head_numbers()
+    }
+
+    /// Numbers of one head of a slot.
+    pub(crate) fn head_numbers(&self) -> usize {
+        self.matrix + self.head_sums
     }
 
     /// Makes a slot empty.
@@ -161,30 +174,39 @@ impl Memory {
     }
 
     /// Adds a slot's numbers to `out`: of each head S row by row, z, c.
-    pub(crate) fn read(&self, slot: usize, out: &mut Vec<f32>) {
-        for head in slot * self.heads..(slot + 1) * self.heads {
-            let own = head * self.matrix..(head + 1) * self.matrix;
-            match &self.s {
-                Matrices::F32(s) => out.extend_from_slice(&s[own]),
-                Matrices::Bf16(s) => out.extend(s[own].iter().map(|v| v.widen())),
-            }
-            out.extend_from_slice(&self.sums[head * self.head_sums..][..self.head_sums]);
+    pub fn read(&self, slot: usize, out: &mut Vec<f32>) {
+        (0..self.heads).for_each(|head| self.read_head(slot, head, out));
+    }
+
+    /// Adds the numbers of one head to `out`: S row by row, z, c.
+    pub(crate) fn read_head(&self, slot: usize, head: usize, out: &mut Vec<f32>) {
+        let head = slot * self.heads + head;
+        let own = head * self.matrix..(head + 1) * self.matrix;
+        match &self.s {
+            Matrices::F32(s) => out.extend_from_slice(&s[own]),
+            Matrices::Bf16(s) => out.extend(s[own].iter().map(|v| v.widen())),
+        }
+        out.extend_from_slice(&self.sums[head * self.head_sums..][..self.head_sums]);
+    }
+
+    /// Puts a slot's numbers back.
+    pub(crate) fn write(&mut self, slot: usize, numbers: &[f32]) {
+        for (head, numbers) in numbers.chunks_exact(self.head_numbers()).enumerate() {
+            self.write_head(slot, head, numbers);
         }
     }
 
-    /// Puts a slot's numbers back; an S of bf16 takes the nearest, which for its own numbers are they.
-    pub(crate) fn write(&mut self, slot: usize, numbers: &[f32]) {
-        for (i, numbers) in numbers.chunks_exact(self.matrix + self.head_sums).enumerate() {
-            let head = slot * self.heads + i;
-            let (matrix, sums) = numbers.split_at(self.matrix);
-            let own = head * self.matrix..(head + 1) * self.matrix;
-            match &mut self.s {
-                Matrices::F32(s) => s[own].copy_from_slice(matrix),
-                Matrices::Bf16(s) => {
-                    s[own].iter_mut().zip(matrix).for_each(|(s, &number)| *s = bf16::from_f32(number));
-                }
+    /// Puts the numbers of one head back; an S of bf16 takes the nearest, which for its own numbers are they.
+    pub(crate) fn write_head(&mut self, slot: usize, head: usize, numbers: &[f32]) {
+        let head = slot * self.heads + head;
+        let (matrix, sums) = numbers.split_at(self.matrix);
+        let own = head * self.matrix..(head + 1) * self.matrix;
+        match &mut self.s {
+            Matrices::F32(s) => s[own].copy_from_slice(matrix),
+            Matrices::Bf16(s) => {
+                s[own].iter_mut().zip(matrix).for_each(|(s, &number)| *s = bf16::from_f32(number));
             }
-            self.sums[head * self.head_sums..][..self.head_sums].copy_from_slice(sums);
         }
+        self.sums[head * self.head_sums..][..self.head_sums].copy_from_slice(sums);
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod chunk;
 pub(crate) mod conv;
+pub mod hybrid;
 pub mod naive;
 pub mod recurrent;
 pub mod softmax;

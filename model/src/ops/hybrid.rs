@@ -1,0 +1,262 @@
+//! Softmax attention to the last tokens of each slot and random feature attention with a gate to all older ones, in one
+//! normaliser: serving.
+//!
+//! The definition: a token that enters takes the place of the one that leaves the window; that one's key, as the ring
+//! has it, and its own gate take S, z and c a step further, and the newest query reads them in the same pass. What it
+//! reads is one more taking beside those of the window's blocks, with the learned bias as its largest score: so the sum
+//! over blocks is the joint normaliser, and a text gives the same bits however it came in.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use candle_core::{Result, bail};
+
+use super::softmax::{self, Entering, Older};
+use crate::compute::{Compute, sized};
+use crate::feature_map::GaussianFeatures;
+use crate::kernels::parts::{Marks, Parts};
+use crate::kernels::recurrence::{self, Number, Token};
+use crate::kernels::softmax::Cached;
+use crate::kernels::{Isa, threads::Threads};
+use crate::memory::Matrices;
+pub use crate::memory::{Hybrid as Memory, HybridShape, StateType};
+
+pub use super::recurrent::{Inputs, Shape};
+
+/// Tokens whose features are made together, as in the recurrence.
+const BLOCK: usize = 12;
+
+/// What a layer has of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    /// The heads' shape, and the floor of the far denominator.
+    pub shape: Shape,
+    /// The feature map of the older tokens.
+    pub features: &'a GaussianFeatures,
+    /// What all older tokens count for against a score of the window, as a logarithm: (heads)
+    pub far_bias: &'a [f32],
+}
+
+/// Buffers of [`attend`], kept from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    cached: softmax::Buffers,
+    marks: [Marks; 3],
+    /// Far denominators of the last step that were held at their floor: (heads)
+    clamped: Vec<AtomicU64>,
+}
+
+impl Buffers {
+    /// Far denominators of the last step that were held at their floor, of each head.
+    pub(crate) fn clamped(&self) -> impl Iterator<Item = u64> {
+        self.clamped.iter().map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// A layer's attention, on the threads of the process.
+///
+/// # Errors
+/// As for the layer's own: when the shapes do not fit, or a slot is out of range or named twice.
+pub fn attend_alone(layer: Layer<'_>, memory: &mut Memory, inputs: Inputs<'_>, out: &mut [f32]) -> Result<u64> {
+    let mut cx = Compute::new(Threads::global().clone());
+    let mut buffers = Buffers::default();
+    attend(layer, memory, inputs, (&mut cx, &mut buffers), out)?;
+    Ok(buffers.clamped().sum())
+}
+
+/// Tokens of a step before which a token had left the window, so that their queries read a far denominator.
+pub(crate) fn far(inputs: &Inputs<'_>, time: usize, window: usize) -> usize {
+    inputs.positions.iter().map(|&position| time - fresh(position, window).min(time)).sum()
+}
+
+/// Tokens from a position on that enter places which no token has had.
+fn fresh(position: u64, window: usize) -> usize {
+    (window as u64).saturating_sub(position) as usize
+}
+
+/// Takes the given slots some tokens further. out: (rows, time, heads d)
+///
+/// # Errors
+/// When the shapes do not fit, or a slot is out of range or named twice.
+pub(crate) fn attend(
+    layer: Layer<'_>,
+    memory: &mut Memory,
+    inputs: Inputs<'_>,
+    (cx, buffers): (&mut Compute, &mut Buffers),
+    out: &mut [f32],
+) -> Result<()> {
+    let Shape { heads, head_dim: d, proj_dim, .. } = layer.shape;
+    let (rows, inner) = (inputs.slots.len(), heads * d);
+    let time = inputs.qkv.len().checked_div(rows * 3 * inner).unwrap_or(0);
+    let (logits, window) = (memory.logits(), memory.cache.places().window);
+    let gates_fit = match inputs.gate {
+        Some(gate) => gate.len() == rows * time * heads && logits == window,
+        None => logits == 0,
+    };
+    if !gates_fit || layer.far_bias.len() != heads || layer.features.dims() != (heads, proj_dim, d) {
+        bail!(
+            "hybrid: {rows} slots, qkv of {}, features of {:?} and {logits} gates a head do not fit",
+            inputs.qkv.len(),
+            layer.features.dims()
+        );
+    }
+    let (_, memory_heads, matrix, sums) = memory.sums.dims();
+    if (memory_heads, matrix, sums) != (heads, 2 * proj_dim * d, 2 * proj_dim + 1) {
+        bail!("hybrid: the memory does not fit {:?}", layer.shape);
+    }
+    let Buffers { cached, marks: [a, b, c], clamped } = buffers;
+    clamped.resize_with(heads, AtomicU64::default);
+    clamped.iter_mut().for_each(|count| *count.get_mut() = 0);
+    let Memory { sums: memory, cache, gates, .. } = memory;
+    let (sums, gates) = (Parts::new(&mut memory.sums, sums, b), Parts::new(gates, logits, c));
+    let step = Step { layer, inputs, window, time, isa: cx.isa, clamped };
+    let shape = softmax::Shape { heads, head_dim: d };
+    let near = softmax::Inputs { qkv: inputs.qkv, slots: inputs.slots, positions: inputs.positions };
+    match &mut memory.s {
+        Matrices::F32(s) => {
+            let far = Far { step, s: Parts::new(s, matrix, a), sums, gates };
+            softmax::attend_with(shape, cache, near, far, (cx, cached), out)
+        }
+        Matrices::Bf16(s) => {
+            let far = Far { step, s: Parts::new(s, matrix, a), sums, gates };
+            softmax::attend_with(shape, cache, near, far, (cx, cached), out)
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    layer: Layer<'a>,
+    inputs: Inputs<'a>,
+    window: usize,
+    time: usize,
+    isa: Isa,
+    clamped: &'a [AtomicU64],
+}
+
+impl Step<'_> {
+    /// q of a token of a row's head.
+    fn query(&self, row: usize, t: usize, head: usize) -> &[f32] {
+        let Shape { heads, head_dim: d, .. } = self.layer.shape;
+        &self.inputs.qkv[((row * self.time + t) * 3 * heads + head) * d..][..d]
+    }
+
+    /// The logit of a token's gate.
+    fn gate(&self, row: usize, t: usize, head: usize) -> Option<f32> {
+        self.inputs.gate.map(|gate| gate[(row * self.time + t) * self.layer.shape.heads + head])
+    }
+}
+
+/// The sums of what has left the windows.
+struct Far<'a, S> {
+    step: Step<'a>,
+    s: Parts<'a, S>,
+    sums: Parts<'a, f32>,
+    gates: Parts<'a, f32>,
+}
+
+/// Those of one head of one slot.
+struct Own<'a, S> {
+    s: &'a mut [S],      // (2D, d)
+    sums: &'a mut [f32], // z (2D), c
+    gates: &'a mut [f32], // logits by place of the ring: (window), or none without a gate
+}
+
+impl<'a, N: Number> Older for Far<'a, N> {
+    type Head = Own<'a, N>;
+
+    fn numbers(&self) -> usize {
+        2 * self.step.layer.shape.proj_dim * self.step.layer.shape.head_dim
+    }
+
+    fn head(&self, row: usize, head: usize) -> Option<Own<'a, N>> {
+        let part = self.step.inputs.slots[row] * self.step.layer.shape.heads + head;
+        let gates = if self.step.inputs.gate.is_some() { self.gates.take(part)? } else { &mut [] };
+        Some(Own { s: self.s.take(part)?, sums: self.sums.take(part)?, gates })
+    }
+
+    fn take<S: Cached>(&self, own: &mut Own<'a, N>, entering: Entering<'_, S>, out: &mut [f32]) {
+        thread_local! {
+            static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
+        let Entering { row, head, first, place, shape, .. } = entering;
+        let Shape { head_dim: d, proj_dim, .. } = self.step.layer.shape;
+        let stride = shape.taken();
+        let position = self.step.inputs.positions[row] + first as u64;
+        let fresh = fresh(position, self.step.window).min(out.len() / stride);
+        let (none, out) = out.split_at_mut(fresh * stride);
+        none.chunks_exact_mut(stride).for_each(|taking| absent(shape.columns(), taking));
+        let block = BLOCK.min(self.step.time);
+        let held = SCRATCH.with_borrow_mut(|scratch| {
+            let scratch = sized(scratch, block * (3 * d + 6 * proj_dim));
+            let (pairs, scratch) = scratch.split_at_mut(block * 2 * d);
+            let (values, scratch) = scratch.split_at_mut(block * d);
+            let (angles, phi) = scratch.split_at_mut(block * 2 * proj_dim);
+            let mut held = 0;
+            for (i, out) in out.chunks_mut(block * stride).enumerate() {
+                let (from, len) = (fresh + i * block, out.len() / stride);
+                let places = place % shape.places + from..;
+                let rows = pairs.chunks_exact_mut(2 * d).zip(values.chunks_exact_mut(d));
+                for ((t, place), (pair, value)) in (first + from..first + from + len).zip(places).zip(rows) {
+                    let (q, k) = pair.split_at_mut(d);
+                    q.copy_from_slice(self.step.query(row, t, head));
+                    k.iter_mut().zip(shape.key(entering.block, place)).for_each(|(to, v)| *to = v);
+                    value.iter_mut().zip(shape.value(entering.block, place)).for_each(|(to, v)| *to = v);
+                }
+                let (angles, phi) = (&mut angles[..len * 2 * proj_dim], &mut phi[..len * 4 * proj_dim]);
+                self.step.layer.features.rows(self.step.isa, head, &mut pairs[..len * 2 * d], angles, phi);
+                let tokens = phi.chunks_exact(4 * proj_dim).zip(values.chunks_exact(d));
+                for ((t, (phi, v)), taking) in (from..).zip(tokens).zip(out.chunks_exact_mut(stride)) {
+                    let (phi_q, phi_k) = phi.split_at(2 * proj_dim);
+                    let gate = own.gates.get(place + t).copied();
+                    let left = position + t as u64 - self.step.window as u64;
+                    let token = self.token((phi_q, phi_k, v), gate, left, head);
+                    held += self.read(own, &token, head, taking);
+                }
+            }
+            held
+        });
+        self.step.clamped[head].fetch_add(held, Ordering::Relaxed);
+        for (t, logit) in (first..self.step.time).zip(own.gates.iter_mut().skip(place)).take(fresh + out.len() / stride) {
+            *logit = self.step.gate(row, t, head).unwrap_or(0.0);
+        }
+    }
+}
+
+impl<N: Number> Far<'_, N> {
+    /// The token that left the window, whose place in its text is `left`, and the query that reads.
+    fn token<'t>(
+        &self,
+        (phi_q, phi_k, v): (&'t [f32], &'t [f32], &'t [f32]),
+        gate: Option<f32>,
+        left: u64,
+        head: usize,
+    ) -> Token<'t> {
+        let Shape { heads, eps, .. } = self.step.layer.shape;
+        let seed = left ^ ((self.step.inputs.layer * heads + head) as u64) << 40;
+        Token { phi_q, phi_k, v, weights: recurrence::gate_weights(gate), eps: eps as f32, seed }
+    }
+
+    /// Takes a token in and what its query takes -> whether the denominator was held, as a number.
+    fn read(&self, own: &mut Own<'_, N>, token: &Token<'_>, head: usize, taking: &mut [f32]) -> u64 {
+        let (columns, d) = (taking.len() - 2, token.v.len());
+        let mut clamped = 0;
+        taking[d..columns].fill(0.0);
+        let denominator =
+            recurrence::read(self.step.isa, own.s, own.sums, token, &mut taking[..d], &mut clamped);
+        // Gates may have taken in nothing so far.
+        if own.sums[token.phi_q.len()] <= 0.0 {
+            absent(columns, taking);
+            return 0;
+        }
+        taking[columns] = self.step.layer.far_bias[head];
+        taking[columns + 1] = denominator;
+        clamped
+    }
+}
+
+/// A taking that counts for nothing.
+fn absent(columns: usize, taking: &mut [f32]) {
+    taking.fill(0.0);
+    taking[columns] = f32::NEG_INFINITY;
+}
