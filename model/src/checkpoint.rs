@@ -176,13 +176,20 @@ pub fn tensors(config: &DecoderConfig) -> BTreeMap<String, Vec<usize>> {
             }
         }
         add("self_attn.o_proj.weight", &[hidden, inner]);
-        if config.attention == Attention::Rfa {
-            add("self_attn.sigma", &[heads, d]);
-            add("self_attn.random_matrices", &[heads, config.proj_dim, d]);
+        if config.attention != Attention::Softmax {
+            if config.feature_map.has_sigma() {
+                add("self_attn.sigma", &[heads, d]);
+            }
+            if config.feature_map.has_random_matrices() {
+                add("self_attn.random_matrices", &[heads, config.proj_dim, d]);
+            }
             if config.gate {
                 add("self_attn.gate.weight", &[heads, hidden]);
                 add("self_attn.gate.bias", &[heads]);
             }
+        }
+        if config.attention == Attention::Hybrid {
+            add("self_attn.far_bias", &[heads]);
         }
         if config.output_norm {
             add("self_attn.o_norm.weight", &[d]);

@@ -7,6 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::StateLayout;
 
+mod kinds;
+
+pub use kinds::{Attention, FeatureMap, PositionEmbedding, TokenIds};
+
 /// Why a `config.json` was refused; the message names the field and its bound.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -23,59 +27,6 @@ pub enum ConfigError {
         /// What was there.
         found: String,
     },
-}
-
-/// The family of the attention layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Attention {
-    /// Random feature attention (Peng et al., ICLR 2021), with or without the gate.
-    Rfa,
-    /// Softmax attention to the last `sliding_window` tokens, whose keys and values are the state. Of the keys below,
-    /// `feature_map`, `gate`, `proj_dim` and `denominator_eps` say nothing to it.
-    Softmax,
-}
-
-/// How queries and keys become features.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FeatureMap {
-    /// `sqrt(1/D) [sin(W x), cos(W x)]` on unit-length `x` (equation 2 of the paper).
-    Gaussian,
-}
-
-/// Where a token's position enters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PositionEmbedding {
-    /// Nowhere: the recurrence and the gate know the order.
-    None,
-    /// Rotary angles on `q` and `k`, which keep their length.
-    Rope,
-}
-
-/// One token id or several: Hugging Face writes `eos_token_id` either way.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum TokenIds {
-    /// `null` or absent.
-    #[default]
-    None,
-    /// A single id.
-    One(u32),
-    /// A list of ids.
-    Many(Vec<u32>),
-}
-
-impl TokenIds {
-    /// The ids as a slice.
-    pub fn as_slice(&self) -> &[u32] {
-        match self {
-            Self::None => &[],
-            Self::One(id) => std::slice::from_ref(id),
-            Self::Many(ids) => ids,
-        }
-    }
 }
 
 /// A decoder's shape and kind, as in `config.json`.
@@ -115,16 +66,18 @@ pub struct DecoderConfig {
     /// The attention's feature map.
     #[serde(default = "gaussian")]
     pub feature_map: FeatureMap,
-    /// Tokens that softmax attention reads back, the newest among them; absent for random feature attention.
+    /// Tokens that softmax attention reads back, the newest among them: for softmax and hybrid; absent for random
+    /// feature attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<usize>,
     /// Whether a learned gate forgets (RFA-Gate).
     #[serde(default = "yes")]
     pub gate: bool,
-    /// Random vectors of a head (D); a head has 2 D features. 0 for softmax, where it may be absent.
+    /// Random vectors of a head (D). 0 for softmax and for the elu map, where it may be absent.
     #[serde(default)]
     pub proj_dim: usize,
-    /// The denominator is held at or above this share of the weight seen so far.
+    /// The denominator is held at or above this share of the weight seen so far; elu and favor, whose features are
+    /// positive, need no such floor.
     #[serde(default = "denominator_eps")]
     pub denominator_eps: f64,
     /// Whether each head's output passes an RMSNorm.
@@ -133,7 +86,7 @@ pub struct DecoderConfig {
     /// Taps of the causal convolution on q, k and v; 0 for none.
     #[serde(default)]
     pub conv_kernel: usize,
-    /// Where positions enter; `rope` where it is absent and attention is softmax, as in a Llama.
+    /// Where positions enter; `rope` where it is absent and attention is softmax, as in a Llama, or hybrid.
     #[serde(default = "no_position")]
     pub position_embedding: PositionEmbedding,
     /// Base of the rotary angles.
@@ -194,17 +147,19 @@ impl DecoderConfig {
     /// # Errors
     /// [`ConfigError`] names the first key that is unknown, missing, of the wrong type or out of bounds.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        /// What has another default where attention is softmax.
+        /// What has another default where attention is softmax or hybrid.
         #[derive(Deserialize)]
         struct Given {
             position_embedding: Option<serde::de::IgnoredAny>,
         }
         let mut config: Self = serde_json::from_str(text)?;
-        if config.attention == Attention::Softmax {
+        if config.attention != Attention::Rfa {
             let given: Given = serde_json::from_str(text)?;
             if given.position_embedding.is_none() {
                 config.position_embedding = PositionEmbedding::Rope;
             }
+        }
+        if config.attention == Attention::Softmax {
             (config.gate, config.proj_dim) = (false, 0);
         }
         if config.head_dim == 0 {
@@ -236,14 +191,7 @@ impl DecoderConfig {
         within("num_hidden_layers", self.num_hidden_layers, 1, 1024)?;
         within("num_attention_heads", self.num_attention_heads, 1, 1024)?;
         within("head_dim", self.head_dim, 1, 1024)?;
-        match (self.attention, self.sliding_window) {
-            (Attention::Softmax, window) => within("sliding_window", window.unwrap_or(0), 1, 1 << 24)?,
-            (Attention::Rfa, None) => within("proj_dim", self.proj_dim, 1, 4096)?,
-            (Attention::Rfa, Some(window)) => {
-                let bound = "absent where attention is rfa".into();
-                return Err(ConfigError::Bound { field: "sliding_window", bound, found: window.to_string() });
-            }
-        }
+        self.validate_attention()?;
         within("conv_kernel", self.conv_kernel, 0, 16)?;
         within("rms_norm_eps", self.rms_norm_eps, 1e-12, 1e-1)?;
         within("denominator_eps", self.denominator_eps, 1e-6, 1.0)?;
@@ -263,16 +211,55 @@ impl DecoderConfig {
         Ok(())
     }
 
+    /// The keys that some kinds of attention need and others refuse.
+    fn validate_attention(&self) -> Result<(), ConfigError> {
+        let refused = |field, bound: &str, found: String| Err(ConfigError::Bound { field, bound: bound.into(), found });
+        match (self.attention, self.sliding_window) {
+            (Attention::Rfa, None) => {}
+            (Attention::Rfa, Some(window)) => {
+                return refused("sliding_window", "absent where attention is rfa", window.to_string());
+            }
+            (Attention::Softmax | Attention::Hybrid, window) => {
+                within("sliding_window", window.unwrap_or(0), 1, 1 << 24)?;
+            }
+        }
+        match (self.attention, self.feature_map) {
+            (Attention::Softmax, _) => Ok(()),
+            (Attention::Hybrid, FeatureMap::ArcCosine | FeatureMap::Elu | FeatureMap::Favor) => {
+                refused("feature_map", "gaussian where attention is hybrid", self.feature_map.name().into())
+            }
+            (_, FeatureMap::Elu) if self.proj_dim > 0 => {
+                refused("proj_dim", "0 or absent where feature_map is elu", self.proj_dim.to_string())
+            }
+            (_, FeatureMap::Elu) => Ok(()),
+            _ => within("proj_dim", self.proj_dim, 1, 4096),
+        }
+    }
+
+    /// Features of a head (F): what its feature map makes of a query or a key. 0 for softmax.
+    pub fn features(&self) -> usize {
+        match (self.attention, self.feature_map) {
+            (Attention::Softmax, _) => 0,
+            (_, FeatureMap::Gaussian) => 2 * self.proj_dim,
+            (_, FeatureMap::ArcCosine | FeatureMap::Favor) => self.proj_dim,
+            (_, FeatureMap::Elu) => self.head_dim,
+        }
+    }
+
     /// Width of all heads together: `num_attention_heads * head_dim`.
     pub fn inner_size(&self) -> usize {
         self.num_attention_heads * self.head_dim
     }
 
-    /// Numbers that one head remembers: S (2D, d), z (2D) and c, or the window's keys and values.
+    /// Numbers that one head remembers: S (F, d), z (F) and c, for favor the greatest projection of its keys; or the
+    /// window's keys and values; for hybrid all of them, and with a gate the logits of the window's tokens.
     pub fn head_state_len(&self) -> usize {
+        let sums = self.features() * (self.head_dim + 1) + 1;
+        let cache = 2 * self.window() * self.head_dim;
         match self.attention {
-            Attention::Rfa => 2 * self.proj_dim * (self.head_dim + 1) + 1,
-            Attention::Softmax => 2 * self.window() * self.head_dim,
+            Attention::Rfa => sums + usize::from(self.feature_map.has_maximum()),
+            Attention::Softmax => cache,
+            Attention::Hybrid => sums + cache + if self.gate { self.window() } else { 0 },
         }
     }
 
@@ -300,10 +287,13 @@ impl DecoderConfig {
     /// Trained numbers; the fixed random matrices are not counted.
     pub fn parameters(&self) -> u64 {
         let (hidden, inner, heads) = (self.hidden_size, self.inner_size(), self.num_attention_heads);
+        let sigma = if self.feature_map.has_sigma() { inner } else { 0 };
+        let gate = if self.gate { heads * (hidden + 1) } else { 0 };
         let own = match self.attention {
-            // Sigma, and the gates.
-            Attention::Rfa => inner + if self.gate { heads * (hidden + 1) } else { 0 },
+            Attention::Rfa => sigma + gate,
             Attention::Softmax => 0,
+            // What far tokens weigh against near ones.
+            Attention::Hybrid => sigma + gate + heads,
         };
         let norm = if self.output_norm { self.head_dim } else { 0 };
         let attention = 4 * hidden * inner + own + norm + 3 * inner * self.conv_kernel;
@@ -314,61 +304,4 @@ impl DecoderConfig {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SMALL: &str = r#"{"model_type": "rfa_gate", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "proj_dim": 16, "eos_token_id": [0, 3]}"#;
-
-    fn changed(from: &str, to: &str) -> String {
-        DecoderConfig::from_json(&SMALL.replace(from, to)).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn defaults_are_filled_in() {
-        let config = DecoderConfig::from_json(SMALL).unwrap();
-        assert_eq!((config.head_dim, config.gate, config.conv_kernel), (16, true, 0));
-        assert_eq!(config.eos_token_id.as_slice(), [0, 3]);
-        assert_eq!(config.state_bytes(), 2 * 2 * (2 * 16 * 17 + 1) * 4);
-    }
-
-    #[test]
-    fn softmax_has_rope_and_the_windows_keys_and_values() {
-        let text = SMALL.replace("\"proj_dim\": 16", "\"attention\": \"softmax\", \"sliding_window\": 24");
-        let config = DecoderConfig::from_json(&text).unwrap();
-        assert_eq!((config.position_embedding, config.gate, config.proj_dim), (PositionEmbedding::Rope, false, 0));
-        assert_eq!(config.state_bytes(), 2 * 2 * (2 * 24 * 16) * 4);
-        let block = 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32;
-        assert_eq!(config.parameters(), 2 * block + 2 * 97 * 32 + 32);
-        let again = DecoderConfig::from_json(&serde_json::to_string(&config).unwrap()).unwrap();
-        assert_eq!(again, config);
-        let none = text.replace("\"sliding_window\"", "\"position_embedding\": \"none\", \"sliding_window\"");
-        assert_eq!(DecoderConfig::from_json(&none).unwrap().position_embedding, PositionEmbedding::None);
-    }
-
-    #[test]
-    fn an_unknown_key_is_named() {
-        assert!(changed("\"proj_dim\"", "\"projdim\": 3, \"proj_dim\"").contains("projdim"));
-    }
-
-    #[test]
-    fn a_bound_names_its_field() {
-        for (from, to, field) in [
-            ("\"vocab_size\": 97", "\"vocab_size\": 0", "vocab_size"),
-            ("\"proj_dim\": 16", "\"proj_dim\": 5000", "proj_dim"),
-            ("\"proj_dim\": 16", "\"gate\": true", "proj_dim"),
-            ("\"proj_dim\": 16", "\"proj_dim\": 16, \"sliding_window\": 64", "sliding_window"),
-            ("\"proj_dim\": 16", "\"attention\": \"softmax\"", "sliding_window"),
-            ("\"proj_dim\": 16", "\"attention\": \"softmax\", \"sliding_window\": 0", "sliding_window"),
-            ("\"proj_dim\": 16", "\"attention\": \"softmax\", \"sliding_window\": 8, \"head_dim\": 7", "head_dim"),
-            ("rfa_gate", "llama", "model_type"),
-            ("[0, 3]", "97", "eos_token_id"),
-            ("\"proj_dim\": 16", "\"proj_dim\": 16, \"conv_kernel\": 1", "conv_kernel"),
-            ("\"num_attention_heads\": 2", "\"num_attention_heads\": 3", "head_dim"),
-            ("\"proj_dim\": 16", "\"proj_dim\": 16, \"head_dim\": 7, \"position_embedding\": \"rope\"", "head_dim"),
-        ] {
-            let message = changed(from, to);
-            assert!(message.contains(field), "{message}");
-        }
-    }
-}
+mod tests;

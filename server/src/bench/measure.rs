@@ -80,7 +80,7 @@ impl Model {
         }
         let mixer = mixer_of(decoder.config());
         let past = match decoder.config().attention {
-            Attention::Rfa => {
+            Attention::Rfa | Attention::Hybrid => {
                 let most = (0..plan.threads.len()).max_by_key(|&i| plan.threads[i]).unwrap_or(0);
                 read(&decoder, &mut pools[most], plan, &format!("{shape} with {weights}"))?
             }
