@@ -9,7 +9,7 @@ mod softmax;
 use candle_core::Result;
 
 use crate::compute::Compute;
-use crate::config::{Attention, ConfigError, DecoderConfig};
+use crate::config::{Attention, DecoderConfig};
 use crate::memory::LayerState;
 use crate::ops::{hybrid as mixed, recurrent, softmax as cached};
 use crate::probe::LayerProbe;
@@ -71,9 +71,6 @@ pub(crate) fn build(config: &DecoderConfig, weights: &Weights<'_>) -> std::resul
     match config.attention {
         Attention::Rfa => Ok(Box::new(RfaAttention::new(config, weights)?)),
         Attention::Softmax => Ok(Box::new(SoftmaxAttention::new(config, weights)?)),
-        Attention::Hybrid => {
-            Err(ConfigError::Bound { field: "attention", bound: "rfa or softmax".into(), found: "hybrid".into() }
-                .into())
-        }
+        Attention::Hybrid => Ok(Box::new(HybridAttention::new(config, weights)?)),
     }
 }

@@ -41,8 +41,12 @@ impl LayerMemory {
     pub(crate) fn zeros(config: &DecoderConfig, slots: usize, state: StateType) -> Self {
         let (heads, d) = (config.num_attention_heads, config.head_dim);
         match config.attention {
-            Attention::Rfa | Attention::Hybrid => Self::Sums(Memory::zeros(slots, heads, config.proj_dim, d, state)),
+            Attention::Rfa => Self::Sums(Memory::zeros(slots, heads, config.proj_dim, d, state)),
             Attention::Softmax => Self::Cache(Cache::zeros(slots, heads, config.window(), d, state)),
+            Attention::Hybrid => {
+                let (proj_dim, window, gate) = (config.proj_dim, config.window(), config.gate);
+                Self::Hybrid(Hybrid::zeros(slots, HybridShape { heads, head_dim: d, proj_dim, window, gate }, state))
+            }
         }
     }
 

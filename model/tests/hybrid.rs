@@ -210,7 +210,10 @@ fn a_far_part_that_counts_for_nothing_leaves_softmax_over_the_window() {
     for gate in [Some(3.0), None] {
         let mut case = Case::new(shape(2, 12, 7), 17, (2, 90), gate, 5);
         let with = case.cut(StateType::F32, &[31]).0;
-        assert!(common::distance(&with, &near(&case)) > 0.01, "the far part counts for nothing: the test shows nothing");
+        assert!(
+            common::distance(&with, &near(&case)) > 0.01,
+            "the far part counts for nothing: the test shows nothing"
+        );
         case.far_bias.fill(f32::NEG_INFINITY);
         assert_eq!(bits(&case.cut(StateType::F32, &[31]).0), bits(&near(&case)));
         case.far_bias.fill(-60.0);

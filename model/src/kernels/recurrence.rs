@@ -334,7 +334,13 @@ unsafe fn avx2<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out:
 /// The machine has AVX-512 F, BW, DQ and VL.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn avx512<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) -> f32 {
+unsafe fn avx512<S: Number>(
+    s: &mut [S],
+    sums: &mut [f32],
+    token: &Token<'_>,
+    out: &mut [f32],
+    clamped: &mut u64,
+) -> f32 {
     // SAFETY: the caller's promise.
     unsafe { matrix::<vector::avx512::V, S, 4, 1>(s, token, out) };
     divisor(sums, token, clamped)

@@ -157,8 +157,8 @@ struct Far<'a, S> {
 
 /// Those of one head of one slot.
 struct Own<'a, S> {
-    s: &'a mut [S],      // (2D, d)
-    sums: &'a mut [f32], // z (2D), c
+    s: &'a mut [S],       // (2D, d)
+    sums: &'a mut [f32],  // z (2D), c
     gates: &'a mut [f32], // logits by place of the ring: (window), or none without a gate
 }
 
@@ -217,7 +217,8 @@ impl<'a, N: Number> Older for Far<'a, N> {
             held
         });
         self.step.clamped[head].fetch_add(held, Ordering::Relaxed);
-        for (t, logit) in (first..self.step.time).zip(own.gates.iter_mut().skip(place)).take(fresh + out.len() / stride) {
+        for (t, logit) in (first..self.step.time).zip(own.gates.iter_mut().skip(place)).take(fresh + out.len() / stride)
+        {
             *logit = self.step.gate(row, t, head).unwrap_or(0.0);
         }
     }
@@ -242,8 +243,7 @@ impl<N: Number> Far<'_, N> {
         let (columns, d) = (taking.len() - 2, token.v.len());
         let mut clamped = 0;
         taking[d..columns].fill(0.0);
-        let denominator =
-            recurrence::read(self.step.isa, own.s, own.sums, token, &mut taking[..d], &mut clamped);
+        let denominator = recurrence::read(self.step.isa, own.s, own.sums, token, &mut taking[..d], &mut clamped);
         // Gates may have taken in nothing so far.
         if own.sums[token.phi_q.len()] <= 0.0 {
             absent(columns, taking);
