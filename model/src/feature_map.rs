@@ -1,81 +1,136 @@
 //! Feature maps: how a query or key becomes features whose products estimate a positive kernel.
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+mod arc_cosine;
+mod elu;
+mod favor;
+mod gaussian;
+mod matrices;
 
-use crate::kernels::{Isa, float, trigonometry};
-use crate::nn::floats;
+use candle_core::{Device, Result, Tensor, bail};
 
-/// The Gaussian map of every head (equation 2 of Peng et al., 2021):
-/// `phi(x) = sqrt(1/D) [sin(W x^), cos(W x^)]` with `x^ = x / (|x| + 1e-3)` and `W = sigma . W~`.
-///
-/// `phi(x) . phi(y)` estimates `exp(-|sigma . (x^ - y^)|^2 / 2)`, with an error that falls like 1/sqrt(D).
+use crate::kernels::Isa;
+pub(crate) use crate::kernels::positive::Side;
+
+pub use arc_cosine::ArcCosineFeatures;
+pub use elu::EluFeatures;
+pub use favor::FavorFeatures;
+pub use gaussian::GaussianFeatures;
+
+/// The feature map of every head of a layer.
 #[derive(Debug)]
-pub struct GaussianFeatures {
-    heads: Vec<float::Packed>, // W of each head, sigma in it: (D, d), f32
+pub enum Features {
+    /// Sine and cosine of random projections.
+    Gaussian(GaussianFeatures),
+    /// Rectified random projections.
+    ArcCosine(ArcCosineFeatures),
+    /// `elu(x) + 1`.
+    Elu(EluFeatures),
+    /// Exponentials of random projections.
+    Favor(FavorFeatures),
 }
 
-impl GaussianFeatures {
-    /// random_matrices: (heads, D, d), drawn from N(0, 1) when the model was made; sigma: (heads, d).
-    ///
-    /// # Errors
-    /// When the shapes do not fit.
-    pub fn new(random_matrices: &Tensor, sigma: &Tensor) -> Result<Self> {
-        let w = random_matrices.broadcast_mul(&sigma.unsqueeze(1)?)?;
-        let (_, proj_dim, d) = w.dims3()?;
-        let w: Vec<f32> = w.flatten_all()?.to_vec1()?;
-        let pack = |w| float::Packed::of_f32(w, d);
-        Ok(Self { heads: w.chunks_exact(proj_dim * d).map(pack).collect() })
+/// One head's rows on the way to their features.
+#[derive(Debug)]
+pub(crate) struct Block<'a> {
+    /// Queries and keys (rows, d), changed.
+    pub(crate) x: &'a mut [f32],
+    /// Which of them are keys.
+    pub(crate) side: Side,
+    /// (rows, [`Features::scratch`])
+    pub(crate) scratch: &'a mut [f32],
+    /// The features: (rows, F)
+    pub(crate) phi: &'a mut [f32],
+    /// The greatest projection of each row, which its features are relative to, where the map has one: (rows)
+    pub(crate) maxima: &'a mut [f32],
+}
+
+/// Features of keys.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// (batch, heads, time, F)
+    pub phi: Tensor,
+    /// Of FAVOR+ the greatest projection of each key, which its features are relative to: (batch, heads, time)
+    pub maxima: Option<Tensor>,
+}
+
+impl Features {
+    /// Heads, features of a head (F) and length of its queries and keys (d).
+    pub fn dims(&self) -> (usize, usize, usize) {
+        match self {
+            Self::Gaussian(of) => {
+                let (heads, proj_dim, d) = of.dims();
+                (heads, 2 * proj_dim, d)
+            }
+            Self::ArcCosine(of) => of.dims(),
+            Self::Elu(of) => of.dims(),
+            Self::Favor(of) => of.dims(),
+        }
     }
 
-    /// (heads, D, d)
-    pub(crate) fn dims(&self) -> (usize, usize, usize) {
-        let (proj_dim, d) = self.heads.first().map_or((0, 0), |w| (w.rows(), w.columns()));
-        (self.heads.len(), proj_dim, d)
+    /// Whether a key's features are relative to its greatest projection, so that what they are added to must be too.
+    pub fn has_maximum(&self) -> bool {
+        matches!(self, Self::Favor(_))
     }
 
     /// Bytes of the matrices.
     pub(crate) fn bytes(&self) -> usize {
-        self.heads.iter().map(float::Packed::bytes).sum()
+        match self {
+            Self::Gaussian(of) => of.bytes(),
+            Self::ArcCosine(of) => of.bytes(),
+            Self::Elu(_) => 0,
+            Self::Favor(of) => of.bytes(),
+        }
+    }
+
+    /// Numbers of scratch that a row needs: the angles of sine and cosine; other maps work in place.
+    pub(crate) fn scratch(&self) -> usize {
+        if let Self::Gaussian(of) = self { of.dims().1 } else { 0 }
     }
 
     /// The features of one head's rows: the part that all forms share.
-    ///
-    /// x: (rows, d), made unit length in place; angles: scratch (rows, D); out: (rows, 2D).
-    pub(crate) fn rows(&self, isa: Isa, head: usize, x: &mut [f32], angles: &mut [f32], out: &mut [f32]) {
-        let w = &self.heads[head];
-        trigonometry::unit(isa, x, w.columns());
-        float::product(isa, x, w, angles);
-        trigonometry::features(isa, angles, w.rows(), out);
+    pub(crate) fn rows(&self, isa: Isa, head: usize, block: Block<'_>) {
+        let Block { x, side, scratch, phi, maxima } = block;
+        match self {
+            Self::Gaussian(of) => of.rows(isa, head, x, scratch, phi),
+            Self::ArcCosine(of) => of.rows(isa, head, x, phi),
+            Self::Elu(of) => of.rows(isa, x, phi),
+            Self::Favor(of) => of.rows(isa, head, (x, side), phi, maxima),
+        }
     }
 
-    /// x: (batch, heads, time, d) f32, of any length -> phi (batch, heads, time, 2D).
+    /// The features of queries, of FAVOR+ but for a factor of each query, which the normaliser cancels.
+    ///
+    /// x: (batch, heads, time, d) f32, of any length -> phi (batch, heads, time, F).
     ///
     /// # Errors
-    /// When `x` has other heads or another width than W.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.contiguous()?.apply_op1_no_bwd(&GaussianOp(self))
-    }
-}
-
-struct GaussianOp<'a>(&'a GaussianFeatures);
-
-impl CustomOp1 for GaussianOp<'_> {
-    fn name(&self) -> &'static str {
-        "gaussian-features"
+    /// When `x` has other heads or another width than the map.
+    pub fn queries(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(self.forward(x, Side::Queries)?.0)
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout) -> Result<(CpuStorage, Shape)> {
-        let ((batch, heads, time, d), (w_heads, proj_dim, w_d)) = (xl.shape().dims4()?, self.0.dims());
-        if (heads, d) != (w_heads, w_d) {
-            bail!("gaussian-features: x has {heads} heads of {d}, the random matrices {w_heads} of {w_d}");
+    /// The features of keys, x: (batch, heads, time, d) f32, of any length.
+    ///
+    /// # Errors
+    /// When `x` has other heads or another width than the map.
+    pub fn keys(&self, x: &Tensor) -> Result<Keys> {
+        let (phi, maxima) = self.forward(x, Side::Keys)?;
+        Ok(Keys { phi, maxima: self.has_maximum().then_some(maxima) })
+    }
+
+    fn forward(&self, x: &Tensor, side: Side) -> Result<(Tensor, Tensor)> {
+        let ((batch, heads, time, d), (own_heads, features, own_d)) = (x.dims4()?, self.dims());
+        if (heads, d) != (own_heads, own_d) {
+            bail!("features: x has {heads} heads of {d}, the map {own_heads} of {own_d}");
         }
-        let mut x = floats(x, xl, "gaussian-features: x")?.to_vec();
-        let mut angles = vec![0.0; time * proj_dim];
-        let mut out = vec![0.0; batch * heads * time * 2 * proj_dim];
-        let rows = x.chunks_exact_mut(time * d).zip(out.chunks_exact_mut(time * 2 * proj_dim));
-        for (i, (x, out)) in rows.enumerate() {
-            self.0.rows(Isa::detect(), i % heads, x, &mut angles, out);
+        let mut x: Vec<f32> = x.flatten_all()?.to_vec1()?;
+        let mut scratch = vec![0.0; time * self.scratch()];
+        let mut phi = vec![0.0; batch * heads * time * features];
+        let mut maxima = vec![0.0; batch * heads * time];
+        let rows = x.chunks_exact_mut((time * d).max(1)).zip(phi.chunks_exact_mut((time * features).max(1)));
+        for (i, ((x, phi), maxima)) in rows.zip(maxima.chunks_exact_mut(time.max(1))).enumerate() {
+            self.rows(Isa::detect(), i % heads, Block { x, side, scratch: &mut scratch, phi, maxima });
         }
-        Ok((CpuStorage::F32(out), (batch, heads, time, 2 * proj_dim).into()))
+        let maxima = Tensor::from_vec(maxima, (batch, heads, time), &Device::Cpu)?;
+        Ok((Tensor::from_vec(phi, (batch, heads, time, features), &Device::Cpu)?, maxima))
     }
 }

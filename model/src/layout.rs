@@ -8,9 +8,9 @@ pub struct StateLayout {
     pub layers: usize,
     /// Heads of a layer.
     pub heads: usize,
-    /// Numbers that a head remembers: S (2D, d) row by row, z (2D), c; for softmax attention the keys (window, d), then
-    /// the values, the token at position p in row p mod window; for the hybrid S, z and c of the tokens that have left
-    /// the window, then its keys and values, then with a gate its logits (window), all in the order of the rows.
+    /// Numbers that a head remembers: S (F, d) row by row, z (F), c, and for favor the greatest projection of its keys;
+    /// for softmax attention the keys (window, d), then the values, the token at position p in row p mod window; for
+    /// hybrid the sums, then the cache, then with a gate the logits of the window's tokens, in the rows of the keys.
     pub head: usize,
     /// Inputs that a layer's convolutions remember: kernel - 1, oldest first; 0 without convolutions.
     pub taps: usize,

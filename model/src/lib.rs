@@ -16,7 +16,7 @@
 //! # }
 //! ```
 //!
-//! kernels -> compute; layout, config, weights, memory, nn, feature_map -> ops -> attention -> block -> state -> decoder;
+//! kernels -> compute; layout, config, random, weights, memory, nn, feature_map -> ops -> attention -> block -> state -> decoder;
 //! `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone.
 
 mod attention;
@@ -34,6 +34,7 @@ mod memory;
 mod nn;
 pub mod ops;
 pub mod probe;
+pub mod random;
 pub mod sampling;
 mod state;
 mod weights;

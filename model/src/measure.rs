@@ -82,7 +82,8 @@ impl Heads {
     /// Takes all of them one token further.
     pub fn run(&mut self) {
         let Self { full, half, sums, phi, v, out, cx } = self;
-        let token = Token { phi_q: phi, phi_k: phi, v, weights: (0.99, 0.01), eps: 0.02, seed: 7 };
+        let token =
+            Token { phi_q: phi, phi_k: phi, v, weights: (0.99, 0.01), counted: (0.99, 0.01), eps: 0.02, seed: 7 };
         for s in full.chunks_exact_mut(2 * SIDE * SIDE) {
             recurrence::step(cx.isa, s, sums, &token, out, &mut 0);
         }

@@ -1,5 +1,5 @@
-//! What the attention heads of one layer remember, for all slots of a pool: S in f32 or bf16, z and c in f32; for
-//! softmax attention the last keys and values; for the hybrid both.
+//! What the attention heads of one layer remember, for all slots of a pool: S in f32 or bf16, z, c and FAVOR+'s maximum
+//! in f32; for softmax attention the last keys and values; for the hybrid both.
 
 mod cache;
 mod hybrid;
@@ -41,11 +41,11 @@ impl LayerMemory {
     pub(crate) fn zeros(config: &DecoderConfig, slots: usize, state: StateType) -> Self {
         let (heads, d) = (config.num_attention_heads, config.head_dim);
         match config.attention {
-            Attention::Rfa => Self::Sums(Memory::zeros(slots, heads, config.proj_dim, d, state)),
+            Attention::Rfa => Self::Sums(Memory::zeros(slots, HeadSums::of(config), state)),
             Attention::Softmax => Self::Cache(Cache::zeros(slots, heads, config.window(), d, state)),
             Attention::Hybrid => {
-                let (proj_dim, window, gate) = (config.proj_dim, config.window(), config.gate);
-                Self::Hybrid(Hybrid::zeros(slots, HybridShape { heads, head_dim: d, proj_dim, window, gate }, state))
+                let shape = HybridShape { sums: HeadSums::of(config), window: config.window(), gate: config.gate };
+                Self::Hybrid(Hybrid::zeros(slots, shape, state))
             }
         }
     }
@@ -74,6 +74,14 @@ impl LayerMemory {
             Self::Sums(memory) => memory.read(slot, out),
             Self::Cache(cache) => cache.read(slot, out),
             Self::Hybrid(memory) => memory.read(slot, out),
+        }
+    }
+
+    /// Why these numbers are those of no slot, if they are not.
+    pub(crate) fn refusal(&self, numbers: &[f32]) -> Option<String> {
+        match self {
+            Self::Sums(memory) => memory.refusal(numbers),
+            Self::Cache(_) | Self::Hybrid(_) => None,
         }
     }
 
@@ -114,7 +122,42 @@ pub struct Denominators {
     pub clamped: u64,
 }
 
-/// All S of a layer: (slots, heads, 2D, d)
+/// How many numbers the sums of a layer's heads have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadSums {
+    /// Heads.
+    pub heads: usize,
+    /// Features of a head (F).
+    pub features: usize,
+    /// Length of its values (d).
+    pub head_dim: usize,
+    /// Whether S and z are relative to the greatest projection of the head's keys, which is then remembered too.
+    pub maximum: bool,
+}
+
+impl HeadSums {
+    /// Those of one layer.
+    pub(crate) fn of(config: &DecoderConfig) -> Self {
+        Self {
+            heads: config.num_attention_heads,
+            features: config.features(),
+            head_dim: config.head_dim,
+            maximum: config.attention == Attention::Rfa && config.feature_map.has_maximum(),
+        }
+    }
+
+    /// Numbers of S: (F, d).
+    pub(crate) fn matrix(self) -> usize {
+        self.features * self.head_dim
+    }
+
+    /// Numbers beside it: z (F), c, and the maximum.
+    pub(crate) fn beside(self) -> usize {
+        self.features + 1 + usize::from(self.maximum)
+    }
+}
+
+/// All S of a layer: (slots, heads, F, d)
 #[derive(Debug)]
 pub(crate) enum Matrices {
     F32(Vec<f32>),
@@ -125,51 +168,48 @@ pub(crate) enum Matrices {
 #[derive(Debug)]
 pub struct Memory {
     pub(crate) s: Matrices,
-    /// z (2D) and c of every head: (slots, heads, 2D + 1)
+    /// z (F), c and where there is one the maximum of every head: (slots, heads, [`HeadSums::beside`])
     pub(crate) sums: Vec<f32>,
     slots: usize,
-    heads: usize,
-    matrix: usize,
-    head_sums: usize,
+    of: HeadSums,
 }
 
 impl Memory {
     /// Empty memories.
-    pub fn zeros(slots: usize, heads: usize, proj_dim: usize, head_dim: usize, kind: StateType) -> Self {
-        let (matrix, head_sums) = (2 * proj_dim * head_dim, 2 * proj_dim + 1);
-        let len = slots * heads * matrix;
+    pub fn zeros(slots: usize, of: HeadSums, kind: StateType) -> Self {
+        let len = slots * of.heads * of.matrix();
         let s = match kind {
             StateType::F32 => Matrices::F32(vec![0.0; len]),
             // Plain integers come zeroed from the system, page by page as they are touched.
             StateType::Bf16 => Matrices::Bf16(vec![0u16; len].reinterpret_into()),
         };
-        Self { s, sums: vec![0.0; slots * heads * head_sums], slots, heads, matrix, head_sums }
+        Self { s, sums: vec![0.0; slots * of.heads * of.beside()], slots, of }
     }
 
-    /// Slots, heads, numbers of S and numbers of z and c.
-    pub(crate) fn dims(&self) -> (usize, usize, usize, usize) {
-        (self.slots, self.heads, self.matrix, self.head_sums)
+    /// Slots, and what each head of them has.
+    pub(crate) fn dims(&self) -> (usize, HeadSums) {
+        (self.slots, self.of)
     }
 
     /// Bytes of one slot.
     pub(crate) fn bytes(&self) -> usize {
         let width = if matches!(self.s, Matrices::F32(_)) { size_of::<f32>() } else { size_of::<bf16>() };
-        self.heads * (self.matrix * width + self.head_sums * size_of::<f32>())
+        self.of.heads * (self.of.matrix() * width + self.of.beside() * size_of::<f32>())
     }
 
     /// Numbers of one slot.
     pub(crate) fn numbers(&self) -> usize {
-        self.heads * self.head_numbers()
+        self.of.heads * self.head_numbers()
     }
 
     /// Numbers of one head of a slot.
     pub(crate) fn head_numbers(&self) -> usize {
-        self.matrix + self.head_sums
+        self.of.matrix() + self.of.beside()
     }
 
     /// Makes a slot empty.
     pub(crate) fn reset(&mut self, slot: usize) {
-        let (own, sums) = (self.heads * self.matrix, self.heads * self.head_sums);
+        let (own, sums) = (self.of.heads * self.of.matrix(), self.of.heads * self.of.beside());
         match &mut self.s {
             Matrices::F32(s) => s[slot * own..][..own].fill(0.0),
             Matrices::Bf16(s) => s[slot * own..][..own].fill(bf16::ZERO),
@@ -177,20 +217,27 @@ impl Memory {
         self.sums[slot * sums..][..sums].fill(0.0);
     }
 
-    /// Adds a slot's numbers to `out`: of each head S row by row, z, c.
+    /// Adds a slot's numbers to `out`, head by head.
     pub fn read(&self, slot: usize, out: &mut Vec<f32>) {
-        (0..self.heads).for_each(|head| self.read_head(slot, head, out));
+        (0..self.of.heads).for_each(|head| self.read_head(slot, head, out));
     }
 
-    /// Adds the numbers of one head to `out`: S row by row, z, c.
+    /// Adds the numbers of one head to `out`: S row by row, z, c, and the maximum.
     pub(crate) fn read_head(&self, slot: usize, head: usize, out: &mut Vec<f32>) {
-        let head = slot * self.heads + head;
-        let own = head * self.matrix..(head + 1) * self.matrix;
+        let (matrix, beside, head) = (self.of.matrix(), self.of.beside(), slot * self.of.heads + head);
+        let own = head * matrix..(head + 1) * matrix;
         match &self.s {
             Matrices::F32(s) => out.extend_from_slice(&s[own]),
             Matrices::Bf16(s) => out.extend(s[own].iter().map(|v| v.widen())),
         }
-        out.extend_from_slice(&self.sums[head * self.head_sums..][..self.head_sums]);
+        out.extend_from_slice(&self.sums[head * beside..][..beside]);
+    }
+
+    /// A maximum begins at 0 and only rises: of no text is it less, or no number.
+    fn refusal(&self, numbers: &[f32]) -> Option<String> {
+        let maxima = || numbers.chunks_exact(self.head_numbers()).filter_map(|head| head.last());
+        let wrong = maxima().find(|&&m| self.of.maximum && !(m.is_finite() && m >= 0.0))?;
+        Some(format!("the greatest projection of a head's keys must be a number of at least 0, found {wrong}"))
     }
 
     /// Puts a slot's numbers back.
@@ -202,15 +249,15 @@ impl Memory {
 
     /// Puts the numbers of one head back; an S of bf16 takes the nearest, which for its own numbers are they.
     pub(crate) fn write_head(&mut self, slot: usize, head: usize, numbers: &[f32]) {
-        let head = slot * self.heads + head;
-        let (matrix, sums) = numbers.split_at(self.matrix);
-        let own = head * self.matrix..(head + 1) * self.matrix;
+        let (matrix, beside, head) = (self.of.matrix(), self.of.beside(), slot * self.of.heads + head);
+        let (from, sums) = numbers.split_at(matrix);
+        let own = head * matrix..(head + 1) * matrix;
         match &mut self.s {
-            Matrices::F32(s) => s[own].copy_from_slice(matrix),
+            Matrices::F32(s) => s[own].copy_from_slice(from),
             Matrices::Bf16(s) => {
-                s[own].iter_mut().zip(matrix).for_each(|(s, &number)| *s = bf16::from_f32(number));
+                s[own].iter_mut().zip(from).for_each(|(s, &number)| *s = bf16::from_f32(number));
             }
         }
-        self.sums[head * self.head_sums..][..self.head_sums].copy_from_slice(sums);
+        self.sums[head * beside..][..beside].copy_from_slice(sums);
     }
 }

@@ -247,6 +247,14 @@ impl<'a> Weights<'a> {
         }
     }
 
+    /// The numbers of some matrices (heads, rows, columns) whose rows are orthogonal in blocks of `columns`.
+    pub(crate) fn orthogonal(&self, name: &str, shape: [usize; 3]) -> Result<Vec<f32>, LoadError> {
+        match self.source {
+            Source::File(..) => self.numbers(name, &shape),
+            Source::Random(_, seed) => Ok(random::orthogonal(*seed, &format!("{}{name}", self.prefix), shape)),
+        }
+    }
+
     /// Where one row after another of a matrix of floats can be read from, as long as the file is there; none where
     /// its numbers are others than the file's.
     pub(crate) fn mapped(&self, name: &str, rows: usize, columns: usize) -> Result<Option<Mapped>, LoadError> {

@@ -5,8 +5,8 @@ mod common;
 
 use common::Numbers;
 use proptest::prelude::*;
-use tidegate_model::feature_map::GaussianFeatures;
-use tidegate_model::ops::hybrid::{HybridShape, Inputs, Layer, Memory, Shape, StateType, attend_alone};
+use tidegate_model::feature_map::{Features, GaussianFeatures};
+use tidegate_model::ops::hybrid::{HeadSums, HybridShape, Inputs, Layer, Memory, Shape, StateType, attend_alone};
 use tidegate_model::ops::{naive, recurrent, softmax};
 use tidegate_model::{Device, Tensor};
 
@@ -29,7 +29,7 @@ struct Case {
 
 impl Case {
     fn new(shape: Shape, window: usize, (batch, time): (usize, usize), gate: Option<f32>, seed: u64) -> Self {
-        let Shape { heads, head_dim: d, proj_dim, .. } = shape;
+        let (Shape { heads, head_dim: d, .. }, proj_dim) = (shape, shape.features / 2);
         let mut numbers = Numbers::new(seed);
         let mut qkv = numbers.vec(batch * time * 3 * heads * d);
         // Sharp enough that some keys count for much and others for nothing.
@@ -40,16 +40,21 @@ impl Case {
         Self { shape, window, batch, time, qkv, gate, w, far_bias }
     }
 
-    fn features(&self) -> GaussianFeatures {
-        let Shape { heads, head_dim, proj_dim, .. } = self.shape;
-        let w = Tensor::from_slice(&self.w, (heads, proj_dim, head_dim), &Device::Cpu).unwrap();
-        GaussianFeatures::new(&w, &Tensor::ones((heads, head_dim), w.dtype(), &Device::Cpu).unwrap()).unwrap()
+    fn features(&self) -> Features {
+        let Shape { heads, head_dim, features, .. } = self.shape;
+        let w = Tensor::from_slice(&self.w, (heads, features / 2, head_dim), &Device::Cpu).unwrap();
+        let one = Tensor::ones((heads, head_dim), w.dtype(), &Device::Cpu).unwrap();
+        Features::Gaussian(GaussianFeatures::new(&w, &one).unwrap())
+    }
+
+    fn sums(&self) -> HeadSums {
+        let Shape { heads, head_dim, features, .. } = self.shape;
+        HeadSums { heads, features, head_dim, maximum: false }
     }
 
     fn memory(&self, kind: StateType) -> Memory {
-        let Shape { heads, head_dim, proj_dim, .. } = self.shape;
-        let gate = self.gate.is_some();
-        Memory::zeros(2 * self.batch, HybridShape { heads, head_dim, proj_dim, window: self.window, gate }, kind)
+        let shape = HybridShape { sums: self.sums(), window: self.window, gate: self.gate.is_some() };
+        Memory::zeros(2 * self.batch, shape, kind)
     }
 
     /// q, k or v of a token of one head, as a memory of this type has it.
@@ -62,11 +67,11 @@ impl Case {
 
     /// (batch, time, heads, d)
     fn truth(&self, kind: StateType) -> Vec<f64> {
-        let Shape { heads, head_dim: d, proj_dim, eps } = self.shape;
+        let Shape { heads, head_dim: d, features, eps } = self.shape;
         let mut out = vec![0.0; self.batch * self.time * heads * d];
         for b in 0..self.batch {
             for head in 0..heads {
-                let w = self.w[head * proj_dim * d..][..proj_dim * d].iter().map(|&v| f64::from(v)).collect();
+                let w = self.w[head * features / 2 * d..][..features / 2 * d].iter().map(|&v| f64::from(v)).collect();
                 let far_bias = f64::from(self.far_bias[head]);
                 let own = naive::hybrid::Head { w, window: self.window, far_bias, eps };
                 let mut history = Vec::new();
@@ -128,7 +133,7 @@ impl Case {
 
 fn shape(heads: usize, head_dim: usize, proj_dim: usize) -> Shape {
     // A clamp at 0.2 of the weight bounds the division's magnification of rounding, as in `forms_agree.rs`.
-    Shape { heads, head_dim, proj_dim, eps: 0.2 }
+    Shape { heads, head_dim, features: 2 * proj_dim, eps: 0.2 }
 }
 
 fn error(got: &[f32], want: &[f64]) -> f64 {
@@ -252,8 +257,8 @@ fn earlier(case: &Case, by: usize) -> Case {
 
 /// What the recurrence gives in one pass over the first tokens: (tokens, heads d), and its state.
 fn recurrence(case: &Case, tokens: usize) -> (Vec<f32>, Vec<f32>) {
-    let Shape { heads, head_dim: d, proj_dim, .. } = case.shape;
-    let mut memory = recurrent::Memory::zeros(1, heads, proj_dim, d, StateType::F32);
+    let Shape { heads, head_dim: d, .. } = case.shape;
+    let mut memory = recurrent::Memory::zeros(1, case.sums(), StateType::F32);
     let mut out = vec![f32::NAN; tokens * heads * d];
     let gate = case.gate.as_ref().map(|gate| &gate[..tokens * heads]);
     let qkv = &case.qkv[..tokens * 3 * heads * d];

@@ -1,13 +1,13 @@
 //! The hybrid: softmax attention to the last `sliding_window` tokens and random feature attention with a gate to all
 //! older ones, in one normaliser with a learned bias. A token's gate counts when it leaves the window.
 
-use candle_core::{Device, Result, Tensor, bail};
+use candle_core::{Result, bail};
 
 use super::projections::Projections;
-use super::{Buffers, Mixer, Rows};
+use super::{Buffers, Mixer, Rows, rfa};
 use crate::compute::{Compute, sized};
 use crate::config::DecoderConfig;
-use crate::feature_map::GaussianFeatures;
+use crate::feature_map::Features;
 use crate::memory::{LayerMemory, LayerState};
 use crate::nn::Linear;
 use crate::ops::hybrid;
@@ -20,32 +20,21 @@ pub(crate) struct HybridAttention {
     shape: hybrid::Shape,
     window: usize,
     projections: Projections,
-    gate: Option<Linear>,       // (heads, hidden), with a bias
-    features: GaussianFeatures, // (heads, D, d)
-    far_bias: Vec<f32>,         // (heads)
+    gate: Option<Linear>, // (heads, hidden), with a bias
+    features: Features,
+    far_bias: Vec<f32>, // (heads)
 }
 
 impl HybridAttention {
     /// Reads `gate`, `sigma`, `random_matrices` and `far_bias` of one layer, and what every mixer has.
     pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
-        let (hidden, heads, d) = (config.hidden_size, config.num_attention_heads, config.head_dim);
-        let gate = if config.gate {
-            let bias = weights.numbers("gate.bias", &[heads])?;
-            Some(Linear::new(&weights.matrix("gate.weight", heads, hidden)?, Some(bias))?)
-        } else {
-            None
-        };
-        let tensor = |name: &str, shape: &[usize]| -> std::result::Result<Tensor, LoadError> {
-            Ok(Tensor::from_vec(weights.numbers(name, shape)?, shape, &Device::Cpu)?)
-        };
-        let random = tensor("random_matrices", &[heads, config.proj_dim, d])?;
-        let sigma = tensor("sigma", &[heads, d])?;
+        let (heads, head_dim) = (config.num_attention_heads, config.head_dim);
         Ok(Self {
-            shape: hybrid::Shape { heads, head_dim: d, proj_dim: config.proj_dim, eps: config.denominator_eps },
+            shape: hybrid::Shape { heads, head_dim, features: config.features(), eps: config.denominator_eps },
             window: config.window(),
             projections: Projections::new(config, weights)?,
-            gate,
-            features: GaussianFeatures::new(&random, &sigma)?,
+            gate: rfa::gate(config, weights)?,
+            features: rfa::features(config, weights)?,
             far_bias: weights.numbers("far_bias", &[heads])?,
         })
     }

@@ -5,8 +5,8 @@ use candle_core::{D, Device, Result, Tensor, bail};
 use super::projections::Projections;
 use super::{Buffers, Mixer, Rows};
 use crate::compute::{Compute, sized};
-use crate::config::DecoderConfig;
-use crate::feature_map::GaussianFeatures;
+use crate::config::{DecoderConfig, FeatureMap};
+use crate::feature_map::{ArcCosineFeatures, EluFeatures, FavorFeatures, Features, GaussianFeatures};
 use crate::memory::LayerState;
 use crate::memory::{LayerMemory, Memory};
 use crate::nn::Linear;
@@ -19,30 +19,22 @@ use crate::weights::{LoadError, Weights};
 pub(crate) struct RfaAttention {
     shape: recurrent::Shape,
     projections: Projections,
-    gate: Option<Linear>,       // (heads, hidden), with a bias
-    features: GaussianFeatures, // (heads, D, d)
+    gate: Option<Linear>, // (heads, hidden), with a bias
+    features: Features,
 }
 
 impl RfaAttention {
-    /// Reads `gate`, `sigma` and `random_matrices` of one layer, and what every mixer has.
+    /// Reads `gate`, `sigma` and `random_matrices` of one layer, where its feature map has them, and what every mixer
+    /// has.
     pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
-        let (hidden, heads, d) = (config.hidden_size, config.num_attention_heads, config.head_dim);
-        let gate = if config.gate {
-            let bias = weights.numbers("gate.bias", &[heads])?;
-            Some(Linear::new(&weights.matrix("gate.weight", heads, hidden)?, Some(bias))?)
-        } else {
-            None
-        };
-        let tensor = |name: &str, shape: &[usize]| -> std::result::Result<Tensor, LoadError> {
-            Ok(Tensor::from_vec(weights.numbers(name, shape)?, shape, &Device::Cpu)?)
-        };
-        let random = tensor("random_matrices", &[heads, config.proj_dim, d])?;
-        let sigma = tensor("sigma", &[heads, d])?;
+        let (heads, d) = (config.num_attention_heads, config.head_dim);
+        // What is divided by can vanish only where features may be 0 or negative.
+        let eps = if config.feature_map.is_positive() { 0.0 } else { config.denominator_eps };
         Ok(Self {
-            shape: recurrent::Shape { heads, head_dim: d, proj_dim: config.proj_dim, eps: config.denominator_eps },
+            shape: recurrent::Shape { heads, head_dim: d, features: config.features(), eps },
             projections: Projections::new(config, weights)?,
-            gate,
-            features: GaussianFeatures::new(&random, &sigma)?,
+            gate: gate(config, weights)?,
+            features: features(config, weights)?,
         })
     }
 
@@ -59,7 +51,7 @@ impl RfaAttention {
         probe: &mut LayerProbe,
     ) -> Result<()> {
         let (batch, time) = (rows.slots.len(), rows.time);
-        let recurrent::Shape { heads, head_dim, proj_dim, eps } = self.shape;
+        let recurrent::Shape { heads, head_dim, eps, .. } = self.shape;
         // (3, batch, heads, time, d)
         let split =
             Tensor::from_slice(qkv, (batch, time, 3, heads, head_dim), &Device::Cpu)?.permute((2, 0, 3, 1, 4))?;
@@ -67,12 +59,12 @@ impl RfaAttention {
         let gate = gate
             .map(|gate| Tensor::from_slice(gate, (batch, time, heads), &Device::Cpu)?.transpose(1, 2)?.contiguous());
         let inputs = chunk::Inputs {
-            phi_q: self.features.forward(&part(0)?)?,
-            phi_k: self.features.forward(&part(1)?)?,
+            phi_q: self.features.queries(&part(0)?)?,
+            keys: self.features.keys(&part(1)?)?,
             v: part(2)?,
             gate: gate.transpose()?,
         };
-        let mut carried = gather(memory, rows.slots, (heads, 2 * proj_dim, head_dim))?;
+        let mut carried = gather(memory, rows.slots)?;
         let outputs = chunk::forward(&inputs, &mut carried, eps, chunk::CHUNK)?;
         scatter(memory, rows.slots, &carried)?;
         probe.observe(&outputs.denominator, &outputs.floor, inputs.gate.as_ref())?;
@@ -81,18 +73,58 @@ impl RfaAttention {
     }
 }
 
+/// The gate of one layer's heads, where there is one: (heads, hidden), with a bias.
+pub(super) fn gate(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Option<Linear>, LoadError> {
+    if !config.gate {
+        return Ok(None);
+    }
+    let heads = config.num_attention_heads;
+    let bias = weights.numbers("gate.bias", &[heads])?;
+    Ok(Some(Linear::new(&weights.matrix("gate.weight", heads, config.hidden_size)?, Some(bias))?))
+}
+
+/// The feature map of one layer's heads.
+pub(super) fn features(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Features, LoadError> {
+    let (heads, d) = (config.num_attention_heads, config.head_dim);
+    let shape = [heads, config.proj_dim, d];
+    let tensor = |numbers: Vec<f32>, shape: &[usize]| Tensor::from_vec(numbers, shape, &Device::Cpu);
+    let random = || -> std::result::Result<_, LoadError> {
+        let matrices = tensor(weights.numbers("random_matrices", &shape)?, &shape)?;
+        Ok((matrices, tensor(weights.numbers("sigma", &[heads, d])?, &[heads, d])?))
+    };
+    Ok(match config.feature_map {
+        FeatureMap::Gaussian => {
+            let (matrices, sigma) = random()?;
+            Features::Gaussian(GaussianFeatures::new(&matrices, &sigma)?)
+        }
+        FeatureMap::ArcCosine => {
+            let (matrices, sigma) = random()?;
+            Features::ArcCosine(ArcCosineFeatures::new(&matrices, &sigma)?)
+        }
+        FeatureMap::Elu => Features::Elu(EluFeatures::new(heads, d)),
+        FeatureMap::Favor => {
+            let matrices = tensor(weights.orthogonal("random_matrices", shape)?, &shape)?;
+            Features::Favor(FavorFeatures::new(&matrices)?)
+        }
+    })
+}
+
 /// The slots' memories as the chunked form wants them: S with z as its last column.
-fn gather(memory: &Memory, slots: &[usize], (heads, features, d): (usize, usize, usize)) -> Result<chunk::Memory> {
+fn gather(memory: &Memory, slots: &[usize]) -> Result<chunk::Memory> {
+    let of = memory.dims().1;
+    let (features, d) = (of.features, of.head_dim);
     let mut numbers = Vec::with_capacity(slots.len() * memory.numbers());
     for &slot in slots {
         memory.read(slot, &mut numbers);
     }
-    let flat = Tensor::from_vec(numbers, (slots.len(), heads, features * (d + 1) + 1), &Device::Cpu)?;
-    let s = flat.narrow(2, 0, features * d)?.reshape((slots.len(), heads, features, d))?;
+    let flat = Tensor::from_vec(numbers, (slots.len(), of.heads, of.matrix() + of.beside()), &Device::Cpu)?;
+    let s = flat.narrow(2, 0, features * d)?.reshape((slots.len(), of.heads, features, d))?;
     let z = flat.narrow(2, features * d, features)?.unsqueeze(3)?;
+    let number = |at: usize| flat.narrow(2, features * (d + 1) + at, 1)?.contiguous();
     Ok(chunk::Memory {
         s: Tensor::cat(&[s, z], 3)?.contiguous()?,
-        c: flat.narrow(2, features * (d + 1), 1)?.contiguous()?,
+        c: number(0)?,
+        maximum: of.maximum.then(|| number(1)).transpose()?,
     })
 }
 
@@ -101,7 +133,8 @@ fn scatter(memory: &mut Memory, slots: &[usize], carried: &chunk::Memory) -> Res
     let d = carried.s.dim(3)? - 1;
     let s = carried.s.narrow(3, 0, d)?.flatten(2, 3)?;
     let z = carried.s.narrow(3, d, 1)?.squeeze(3)?;
-    let flat = Tensor::cat(&[s, z, carried.c.clone()], D::Minus1)?.flatten_all()?.to_vec1::<f32>()?;
+    let parts: Vec<_> = [s, z, carried.c.clone()].into_iter().chain(carried.maximum.clone()).collect();
+    let flat = Tensor::cat(&parts, D::Minus1)?.flatten_all()?.to_vec1::<f32>()?;
     for (&slot, numbers) in slots.iter().zip(flat.chunks_exact(memory.numbers())) {
         memory.write(slot, numbers);
     }

@@ -16,6 +16,7 @@ pub(crate) mod norm;
 pub(crate) mod panels;
 pub(crate) mod parts;
 pub(crate) mod plain;
+pub(crate) mod positive;
 pub(crate) mod quantized;
 pub(crate) mod recurrence;
 pub mod roof;

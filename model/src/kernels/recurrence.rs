@@ -1,6 +1,6 @@
 //! One token of one head: decay, rank-1 update, readout and normaliser in one pass over the state.
 //!
-//! A head's memory is S (2D, d) row by row, and the sums z (2D) and c beside it. z is a column of S in the
+//! A head's memory is S (F, d) row by row, and the sums z (F) and c beside it. z is a column of S in the
 //! mathematics; it lies apart so that the rows of S stay whole vectors, and stays f32 where S is bf16: it is what is
 //! divided by.
 
@@ -22,6 +22,18 @@ fn sigmoid(v: f32) -> f32 {
 pub(crate) fn gate_weights(logit: Option<f32>) -> (f32, f32) {
     // Two sigmoids, not 1 - g: near g = 1 the difference would lose all its bits.
     logit.map_or((1.0, 1.0), |a| (sigmoid(a), sigmoid(-a)))
+}
+
+/// Raises a head's maximum to that of a new key, where it is greater -> the weights of S and z that are then theirs:
+/// what was added relative to the old maximum shrinks, or the key does, whose features are relative to its own.
+///
+/// weights: what is kept and what is taken in of S, z and c without a maximum.
+pub(crate) fn raise(maximum: &mut f32, key: f32, (keep, take): (f32, f32)) -> (f32, f32) {
+    let (old, new) = (*maximum, if key > *maximum { key } else { *maximum });
+    *maximum = new;
+    // One of the two powers is e^0, which is 1 to the bit.
+    let power = |exponent: f32| if exponent < -87.0 { 0.0 } else { exp_lane(exponent) };
+    (keep * power(old - new), take * power(key - new))
 }
 
 /// A number of S as it is stored.
@@ -245,14 +257,16 @@ unsafe fn padded<V: Vector, S: Number>(
 /// What one head takes in and is asked at one token.
 #[derive(Clone, Copy)]
 pub(crate) struct Token<'a> {
-    /// (2D)
+    /// (F)
     pub(crate) phi_q: &'a [f32],
-    /// (2D)
+    /// (F)
     pub(crate) phi_k: &'a [f32],
     /// (d)
     pub(crate) v: &'a [f32],
-    /// What is kept and what is taken in.
+    /// What is kept of S and z and what is taken in.
     pub(crate) weights: (f32, f32),
+    /// The same of c, which counts tokens: another where a maximum has risen.
+    pub(crate) counted: (f32, f32),
     /// The denominator is held at or above this share of c.
     pub(crate) eps: f32,
     /// For the rounding of a 16-bit state: of the text, the token's place in it, layer and head alone.
@@ -262,13 +276,13 @@ pub(crate) struct Token<'a> {
 /// z and c -> the denominator, at or above its floor.
 #[inline(always)]
 fn divisor(sums: &mut [f32], token: &Token<'_>, clamped: &mut u64) -> f32 {
-    let Token { phi_q, phi_k, weights: (keep, take), eps, .. } = *token;
+    let Token { phi_q, phi_k, weights: (keep, take), counted, eps, .. } = *token;
     let (z, c) = sums.split_at_mut(phi_q.len());
     for (z, k) in z.iter_mut().zip(phi_k) {
         *z = take.mul_add(*k, keep * *z);
     }
     let denominator = dot(phi_q, z);
-    c[0] = keep.mul_add(c[0], take);
+    c[0] = counted.0.mul_add(c[0], counted.1);
     // A gate so near 1 that nothing was ever taken in leaves 0 / 0, or a subnormal whose reciprocal overflows.
     let floor = (eps * c[0]).max(f32::MIN_POSITIVE);
     *clamped += u64::from(denominator < floor);
@@ -278,7 +292,7 @@ fn divisor(sums: &mut [f32], token: &Token<'_>, clamped: &mut u64) -> f32 {
 /// Takes one head one token further and reads it out (Peng et al., 2021, equations 5 to 7, with a signed denominator
 /// that is clamped); a bf16 S is read out before it is rounded.
 ///
-/// s: (2D, d); sums: z (2D), then c (1); out: (d); `clamped` counts the denominators that were held at their floor.
+/// s: (F, d); sums: z (F), then c (1); out: (d); `clamped` counts the denominators that were held at their floor.
 pub(crate) fn step<S: Number>(
     isa: Isa,
     s: &mut [S],

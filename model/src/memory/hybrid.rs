@@ -1,17 +1,13 @@
 //! What the hybrid remembers: the keys, values and gates of the last tokens of each slot, and the sums of all older
 //! ones.
 
-use super::{Cache, Memory, StateType};
+use super::{Cache, HeadSums, Memory, StateType};
 
 /// How the memories of one layer's heads lie.
 #[derive(Clone, Copy, Debug)]
 pub struct HybridShape {
-    /// Heads.
-    pub heads: usize,
-    /// Length of a head's keys and values (d).
-    pub head_dim: usize,
-    /// Random vectors of a head (D).
-    pub proj_dim: usize,
+    /// The sums of what has left the window, without a maximum.
+    pub sums: HeadSums,
     /// Tokens of the window (W), at least 1.
     pub window: usize,
     /// Whether a gate's logit is kept with each of the window's tokens, for when it leaves.
@@ -33,10 +29,10 @@ pub struct Hybrid {
 impl Hybrid {
     /// Empty memories. In bfloat16 keys and values are rounded to the nearest, S by chance.
     pub fn zeros(slots: usize, shape: HybridShape, kind: StateType) -> Self {
-        let HybridShape { heads, head_dim, proj_dim, window, gate } = shape;
+        let HybridShape { sums: sums @ HeadSums { heads, head_dim, .. }, window, gate } = shape;
         let logits = if gate { window } else { 0 };
         Self {
-            sums: Memory::zeros(slots, heads, proj_dim, head_dim, kind),
+            sums: Memory::zeros(slots, sums, kind),
             cache: Cache::zeros(slots, heads, window, head_dim, kind),
             gates: vec![0.0; slots * heads * logits],
             logits,
@@ -96,8 +92,9 @@ mod tests {
     #[test]
     fn a_slots_numbers_go_and_come_and_leave_nothing() {
         for (kind, gate) in [(StateType::F32, true), (StateType::F32, false), (StateType::Bf16, true)] {
-            let shape = HybridShape { heads: 2, head_dim: 5, proj_dim: 3, window: 70, gate };
-            let (sums, ring) = (2 * 3 * 6 + 1, 2 * 70 * 5);
+            let sums = HeadSums { heads: 2, features: 6, head_dim: 5, maximum: false };
+            let shape = HybridShape { sums, window: 70, gate };
+            let (sums, ring) = (6 * 6 + 1, 2 * 70 * 5);
             let head = sums + ring + if gate { 70 } else { 0 };
             let mut memory = Hybrid::zeros(3, shape, kind);
             let numbers: Vec<f32> = (0..2 * head).map(|i| (i % 61) as f32 + 1.0).collect();

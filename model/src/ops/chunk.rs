@@ -4,9 +4,13 @@
 //! `M_ij = exp(b_i - b_j + lam_j)` for j <= i, else 0; `O = ((Phi_q Phi_k^T) . M) V+ + exp(b_i) Phi_q S`;
 //! `S <- exp(b_C) S + (Phi_k . exp(b_C - b_j + lam_j))^T V+`, where V+ is V with a column of ones and S has z as
 //! its last column. `exp(b_i - b_j)` is never two exponentials: apart they overflow.
+//!
+//! FAVOR+'s features of a key are relative to its own greatest projection; a chunk makes them relative to the greatest
+//! of all its keys and of what is remembered.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
 
+use crate::feature_map::Keys;
 use crate::kernels::{Isa, decay};
 use crate::nn::floats;
 
@@ -16,10 +20,10 @@ pub const CHUNK: usize = 64;
 /// Features, values and gates of some tokens.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// (batch, heads, time, 2D)
+    /// (batch, heads, time, F)
     pub phi_q: Tensor,
-    /// (batch, heads, time, 2D)
-    pub phi_k: Tensor,
+    /// Those of keys, with their maxima: (batch, heads, time, F) and (batch, heads, time)
+    pub keys: Keys,
     /// (batch, heads, time, d)
     pub v: Tensor,
     /// Gate logits (batch, heads, time), or none for RFA without a gate.
@@ -29,10 +33,13 @@ pub struct Inputs {
 /// What is remembered between chunks.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    /// S with z as its last column: (batch, heads, 2D, d + 1)
+    /// S with z as its last column: (batch, heads, F, d + 1)
     pub s: Tensor,
     /// (batch, heads, 1)
     pub c: Tensor,
+    /// The greatest projection of the keys so far, at least 0, which S is relative to: (batch, heads, 1); none but for
+    /// features that are.
+    pub maximum: Option<Tensor>,
 }
 
 /// What came out.
@@ -65,7 +72,19 @@ pub fn forward(inputs: &Inputs, memory: &mut Memory, eps: f64, chunk: usize) -> 
             Some(logits) => Decays::of(&rows(logits)?)?,
             None => Decays::none(batch, heads, len, inputs.v.device())?,
         };
-        let block = Block { phi_q: rows(&inputs.phi_q)?, phi_k: rows(&inputs.phi_k)?, v_plus: rows(&v_plus)?, decays };
+        let mut phi_k = rows(&inputs.keys.phi)?;
+        match (&inputs.keys.maxima, &mut memory.maximum) {
+            (Some(maxima), Some(maximum)) => {
+                let maxima = rows(maxima)?;
+                let raised = maximum.maximum(&maxima.max_keepdim(2)?)?; // (batch, heads, 1)
+                phi_k = phi_k.broadcast_mul(&maxima.broadcast_sub(&raised)?.exp()?.unsqueeze(3)?)?;
+                memory.s = memory.s.broadcast_mul(&(&*maximum - &raised)?.exp()?.unsqueeze(3)?)?;
+                *maximum = raised;
+            }
+            (None, None) => {}
+            _ => bail!("chunked recurrence: features and memory must both have a maximum, or neither"),
+        }
+        let block = Block { phi_q: rows(&inputs.phi_q)?, phi_k, v_plus: rows(&v_plus)?, decays };
         parts.push(block.forward(memory, eps)?);
     }
     let cat = |pick: fn(&Outputs) -> &Tensor| match parts.as_slice() {
@@ -119,8 +138,8 @@ impl CustomOp1 for DecayOp {
 
 /// One chunk of C tokens.
 struct Block {
-    phi_q: Tensor,  // (batch, heads, C, 2D)
-    phi_k: Tensor,  // (batch, heads, C, 2D)
+    phi_q: Tensor,  // (batch, heads, C, F)
+    phi_k: Tensor,  // (batch, heads, C, F)
     v_plus: Tensor, // (batch, heads, C, d + 1)
     decays: Decays,
 }

@@ -13,13 +13,13 @@ use candle_core::{Result, bail};
 
 use super::softmax::{self, Entering, Older};
 use crate::compute::{Compute, sized};
-use crate::feature_map::GaussianFeatures;
+use crate::feature_map::{Block, Features, Side};
 use crate::kernels::parts::{Marks, Parts};
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::kernels::softmax::Cached;
 use crate::kernels::{Isa, threads::Threads};
 use crate::memory::Matrices;
-pub use crate::memory::{Hybrid as Memory, HybridShape, StateType};
+pub use crate::memory::{HeadSums, Hybrid as Memory, HybridShape, StateType};
 
 pub use super::recurrent::{Inputs, Shape};
 
@@ -31,8 +31,8 @@ const BLOCK: usize = 12;
 pub struct Layer<'a> {
     /// The heads' shape, and the floor of the far denominator.
     pub shape: Shape,
-    /// The feature map of the older tokens.
-    pub features: &'a GaussianFeatures,
+    /// The feature map of the older tokens; none that has a maximum.
+    pub features: &'a Features,
     /// What all older tokens count for against a score of the window, as a logarithm: (heads)
     pub far_bias: &'a [f32],
 }
@@ -85,7 +85,7 @@ pub(crate) fn attend(
     (cx, buffers): (&mut Compute, &mut Buffers),
     out: &mut [f32],
 ) -> Result<()> {
-    let Shape { heads, head_dim: d, proj_dim, .. } = layer.shape;
+    let Shape { heads, head_dim: d, features, .. } = layer.shape;
     let (rows, inner) = (inputs.slots.len(), heads * d);
     let time = inputs.qkv.len().checked_div(rows * 3 * inner).unwrap_or(0);
     let (logits, window) = (memory.logits(), memory.cache.places().window);
@@ -93,32 +93,32 @@ pub(crate) fn attend(
         Some(gate) => gate.len() == rows * time * heads && logits == window,
         None => logits == 0,
     };
-    if !gates_fit || layer.far_bias.len() != heads || layer.features.dims() != (heads, proj_dim, d) {
+    if !gates_fit || layer.far_bias.len() != heads || layer.features.dims() != (heads, features, d) {
         bail!(
             "hybrid: {rows} slots, qkv of {}, features of {:?} and {logits} gates a head do not fit",
             inputs.qkv.len(),
             layer.features.dims()
         );
     }
-    let (_, memory_heads, matrix, sums) = memory.sums.dims();
-    if (memory_heads, matrix, sums) != (heads, 2 * proj_dim * d, 2 * proj_dim + 1) {
-        bail!("hybrid: the memory does not fit {:?}", layer.shape);
+    let (_, own) = memory.sums.dims();
+    if own != (HeadSums { heads, features, head_dim: d, maximum: false }) || layer.features.has_maximum() {
+        bail!("hybrid: a memory of {own:?} and features of {:?} do not fit", layer.features.dims());
     }
     let Buffers { cached, marks: [a, b, c], clamped } = buffers;
     clamped.resize_with(heads, AtomicU64::default);
     clamped.iter_mut().for_each(|count| *count.get_mut() = 0);
     let Memory { sums: memory, cache, gates, .. } = memory;
-    let (sums, gates) = (Parts::new(&mut memory.sums, sums, b), Parts::new(gates, logits, c));
+    let (sums, gates) = (Parts::new(&mut memory.sums, own.beside(), b), Parts::new(gates, logits, c));
     let step = Step { layer, inputs, window, time, isa: cx.isa, clamped };
     let shape = softmax::Shape { heads, head_dim: d };
     let near = softmax::Inputs { qkv: inputs.qkv, slots: inputs.slots, positions: inputs.positions };
     match &mut memory.s {
         Matrices::F32(s) => {
-            let far = Far { step, s: Parts::new(s, matrix, a), sums, gates };
+            let far = Far { step, s: Parts::new(s, own.matrix(), a), sums, gates };
             softmax::attend_with(shape, cache, near, far, (cx, cached), out)
         }
         Matrices::Bf16(s) => {
-            let far = Far { step, s: Parts::new(s, matrix, a), sums, gates };
+            let far = Far { step, s: Parts::new(s, own.matrix(), a), sums, gates };
             softmax::attend_with(shape, cache, near, far, (cx, cached), out)
         }
     }
@@ -157,8 +157,8 @@ struct Far<'a, S> {
 
 /// Those of one head of one slot.
 struct Own<'a, S> {
-    s: &'a mut [S],       // (2D, d)
-    sums: &'a mut [f32],  // z (2D), c
+    s: &'a mut [S],       // (F, d)
+    sums: &'a mut [f32],  // z (F), c
     gates: &'a mut [f32], // logits by place of the ring: (window), or none without a gate
 }
 
@@ -166,7 +166,7 @@ impl<'a, N: Number> Older for Far<'a, N> {
     type Head = Own<'a, N>;
 
     fn numbers(&self) -> usize {
-        2 * self.step.layer.shape.proj_dim * self.step.layer.shape.head_dim
+        self.step.layer.shape.features * self.step.layer.shape.head_dim
     }
 
     fn head(&self, row: usize, head: usize) -> Option<Own<'a, N>> {
@@ -180,18 +180,20 @@ impl<'a, N: Number> Older for Far<'a, N> {
             static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
         let Entering { row, head, first, place, shape, .. } = entering;
-        let Shape { head_dim: d, proj_dim, .. } = self.step.layer.shape;
-        let stride = shape.taken();
+        let Shape { head_dim: d, features, .. } = self.step.layer.shape;
+        let (map, stride) = (self.step.layer.features, shape.taken());
         let position = self.step.inputs.positions[row] + first as u64;
         let fresh = fresh(position, self.step.window).min(out.len() / stride);
         let (none, out) = out.split_at_mut(fresh * stride);
         none.chunks_exact_mut(stride).for_each(|taking| absent(shape.columns(), taking));
         let block = BLOCK.min(self.step.time);
         let held = SCRATCH.with_borrow_mut(|scratch| {
-            let scratch = sized(scratch, block * (3 * d + 6 * proj_dim));
+            let needed = map.scratch();
+            let scratch = sized(scratch, block * (3 * d + 2 * (needed + features + 1)));
             let (pairs, scratch) = scratch.split_at_mut(block * 2 * d);
             let (values, scratch) = scratch.split_at_mut(block * d);
-            let (angles, phi) = scratch.split_at_mut(block * 2 * proj_dim);
+            let (angles, scratch) = scratch.split_at_mut(block * 2 * needed);
+            let (phi, maxima) = scratch.split_at_mut(block * 2 * features);
             let mut held = 0;
             for (i, out) in out.chunks_mut(block * stride).enumerate() {
                 let (from, len) = (fresh + i * block, out.len() / stride);
@@ -203,11 +205,12 @@ impl<'a, N: Number> Older for Far<'a, N> {
                     k.iter_mut().zip(shape.key(entering.block, place)).for_each(|(to, v)| *to = v);
                     value.iter_mut().zip(shape.value(entering.block, place)).for_each(|(to, v)| *to = v);
                 }
-                let (angles, phi) = (&mut angles[..len * 2 * proj_dim], &mut phi[..len * 4 * proj_dim]);
-                self.step.layer.features.rows(self.step.isa, head, &mut pairs[..len * 2 * d], angles, phi);
-                let tokens = phi.chunks_exact(4 * proj_dim).zip(values.chunks_exact(d));
+                let (phi, maxima) = (&mut phi[..len * 2 * features], &mut maxima[..len * 2]);
+                let (x, scratch) = (&mut pairs[..len * 2 * d], &mut angles[..len * 2 * needed]);
+                map.rows(self.step.isa, head, Block { x, side: Side::Pairs, scratch, phi, maxima });
+                let tokens = phi.chunks_exact(2 * features).zip(values.chunks_exact(d));
                 for ((t, (phi, v)), taking) in (from..).zip(tokens).zip(out.chunks_exact_mut(stride)) {
-                    let (phi_q, phi_k) = phi.split_at(2 * proj_dim);
+                    let (phi_q, phi_k) = phi.split_at(features);
                     let gate = own.gates.get(place + t).copied();
                     let left = position + t as u64 - self.step.window as u64;
                     let token = self.token((phi_q, phi_k, v), gate, left, head);
@@ -235,7 +238,8 @@ impl<N: Number> Far<'_, N> {
     ) -> Token<'t> {
         let Shape { heads, eps, .. } = self.step.layer.shape;
         let seed = left ^ ((self.step.inputs.layer * heads + head) as u64) << 40;
-        Token { phi_q, phi_k, v, weights: recurrence::gate_weights(gate), eps: eps as f32, seed }
+        let weights = recurrence::gate_weights(gate);
+        Token { phi_q, phi_k, v, weights, counted: weights, eps: eps as f32, seed }
     }
 
     /// Takes a token in and what its query takes -> whether the denominator was held, as a number.

@@ -41,12 +41,12 @@ macro_rules! float {
 float!(f32);
 float!(f64);
 
-/// What a head remembers: S (2D, d), z (2D) and c, the weight seen so far.
+/// What a head remembers: S (F, d), z (F) and c, the weight seen so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Memory<F> {
-    /// S, row by row: (2D, d).
+    /// S, row by row: (F, d).
     pub s: Vec<F>,
-    /// z: (2D).
+    /// z: (F).
     pub z: Vec<F>,
     /// The sum of all weights that entered, decayed as S and z are.
     pub c: F,
@@ -64,23 +64,57 @@ fn dot<F: Float>(a: &[F], b: &[F]) -> F {
     a.iter().zip(b).fold(F::of(0.0), |sum, (&a, &b)| sum + a * b)
 }
 
+/// `x / (|x| + 1e-3)`. x: (d)
+fn unit<F: Float>(x: &[F]) -> Vec<F> {
+    let length = dot(x, x).sqrt() + F::of(1e-3);
+    x.iter().map(|&v| v / length).collect()
+}
+
+/// `sqrt(1/D) f(w . x)` of each row of w. x: (d), w: (D, d) -> (D)
+fn random<F: Float>(x: &[F], w: &[F], f: impl Fn(F) -> F) -> Vec<F> {
+    let scale = F::of(x.len() as f64 / w.len() as f64).sqrt();
+    w.chunks_exact(x.len()).map(|w| scale * f(dot(w, x))).collect()
+}
+
 /// `phi(x) = sqrt(1/D) [sin(W x^), cos(W x^)]`, `x^ = x / (|x| + 1e-3)` (equation 2).
 ///
 /// x: (d), w: (D, d) with sigma already in it -> (2D)
 pub fn gaussian_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
-    let proj_dim = w.len() / x.len();
-    let length = dot(x, x).sqrt() + F::of(1e-3);
-    let unit: Vec<F> = x.iter().map(|&v| v / length).collect();
-    let scale = F::of(1.0 / proj_dim as f64).sqrt();
-    let waves: Vec<(F, F)> = w.chunks_exact(x.len()).map(|w| dot(w, &unit).sin_cos()).collect();
-    waves.iter().map(|w| scale * w.0).chain(waves.iter().map(|w| scale * w.1)).collect()
+    let unit = unit(x);
+    [random(&unit, w, |v| v.sin_cos().0), random(&unit, w, |v| v.sin_cos().1)].concat()
+}
+
+/// `phi(x) = sqrt(1/D) ReLU(W x^)`, `x^ = x / (|x| + 1e-3)` (Peng et al., 2021, appendix A).
+///
+/// x: (d), w: (D, d) with sigma already in it -> (D)
+pub fn arc_cosine_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
+    let zero = F::of(0.0);
+    random(&unit(x), w, |v| if v > zero { v } else { zero })
+}
+
+/// `phi(x) = elu(x) + 1`: `x + 1` for x > 0, else `exp(x)` (Katharopoulos et al., 2020, equation 7).
+///
+/// x: (d) -> (d)
+pub fn elu_features<F: Float>(x: &[F]) -> Vec<F> {
+    x.iter().map(|&v| if v > F::of(0.0) { v + F::of(1.0) } else { v.exp() }).collect()
+}
+
+/// `phi(x) = sqrt(1/D) exp(W y - |y|^2 / 2)`, `y = x d^(-1/4)` (Choromanski et al., 2021, equation 7), with no maximum
+/// taken away: f64 holds projections to about 300.
+///
+/// x: (d), w: (D, d) -> (D)
+pub fn favor_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
+    let scale = F::of(x.len() as f64).sqrt().sqrt();
+    let y: Vec<F> = x.iter().map(|&v| v / scale).collect();
+    let half = dot(&y, &y) / F::of(2.0);
+    random(&y, w, |v| (v - half).exp())
 }
 
 /// One token: `S <- g S + (1-g) phi_k v^T`, `z <- g z + (1-g) phi_k`, `c <- g c + (1-g)` (equation 7), then
 /// `h = phi_q S / max(phi_q . z, eps c)` (equation 5; the clamp is ours, and scales with c so that
 /// early tokens are right).
 ///
-/// phi_q, phi_k: (2D), v: (d), gate: the gate's logit, or none for RFA without a gate, where g and 1-g are 1.
+/// phi_q, phi_k: (F), v: (d), gate: the gate's logit, or none for RFA without a gate, where g and 1-g are 1.
 pub fn step<F: Float>(memory: &mut Memory<F>, phi_q: &[F], phi_k: &[F], v: &[F], gate: Option<F>, eps: f64) -> Vec<F> {
     let (zero, one) = (F::of(0.0), F::of(1.0));
     let (keep, take) = gate.map_or((one, one), |a| (one / (one + (zero - a).exp()), one / (one + a.exp())));

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use candle_core::{Result, bail};
 
 use crate::compute::{Compute, sized};
-use crate::feature_map::GaussianFeatures;
+use crate::feature_map::{Block, Features, Side};
 use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::kernels::{Isa, threads::Threads};
 use crate::memory::Matrices;
-pub use crate::memory::{Memory, StateType};
+pub use crate::memory::{HeadSums, Memory, StateType};
 
 /// Tokens whose features are made together: two rows each for a tile of the product with W, few enough to leave room
 /// for S in the nearest cache.
@@ -30,9 +30,9 @@ pub struct Shape {
     pub heads: usize,
     /// Length of a head's q, k and v (d).
     pub head_dim: usize,
-    /// Random vectors of a head (D).
-    pub proj_dim: usize,
-    /// The denominator is held at or above this share of c.
+    /// Features of a head (F).
+    pub features: usize,
+    /// The denominator is held at or above this share of c; 0 for positive features.
     pub eps: f64,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Buffers {
 /// As for the layer's own: when the shapes do not fit, or a slot is out of range or named twice.
 pub fn scan_alone(
     shape: Shape,
-    features: &GaussianFeatures,
+    features: &Features,
     memory: &mut Memory,
     inputs: Inputs<'_>,
     out: &mut [f32],
@@ -79,30 +79,30 @@ pub fn scan_alone(
 /// When the shapes do not fit, or a slot is out of range or named twice.
 pub(crate) fn scan(
     shape: Shape,
-    features: &GaussianFeatures,
+    features: &Features,
     memory: &mut Memory,
     inputs: Inputs<'_>,
     (cx, buffers): (&mut Compute, &mut Buffers),
     out: &mut [f32],
 ) -> Result<u64> {
-    let Shape { heads, head_dim: d, proj_dim, .. } = shape;
+    let Shape { heads, head_dim: d, .. } = shape;
     let (rows, inner) = (inputs.slots.len(), heads * d);
     let time = inputs.qkv.len().checked_div(rows * 3 * inner).unwrap_or(0);
     let fits = inputs.qkv.len() == rows * time * 3 * inner
         && out.len() == rows * time * inner
         && inputs.positions.len() == rows
         && inputs.gate.is_none_or(|gate| gate.len() == rows * time * heads);
-    if !fits || rows == 0 || features.dims() != (heads, proj_dim, d) {
+    if !fits || rows == 0 || features.dims() != (heads, shape.features, d) {
         bail!("recurrence: {rows} slots, qkv of {} and features of {:?} do not fit", inputs.qkv.len(), features.dims());
     }
-    let (slots, memory_heads, matrix, sums) = memory.dims();
-    if (memory_heads, matrix, sums) != (heads, 2 * proj_dim * d, 2 * proj_dim + 1) {
+    let (slots, sums) = memory.dims();
+    if sums != (HeadSums { heads, features: shape.features, head_dim: d, maximum: features.has_maximum() }) {
         bail!("recurrence: the memory does not fit {shape:?}");
     }
     if let Some(slot) = inputs.slots.iter().find(|&&slot| slot >= slots) {
         bail!("recurrence: slot {slot} is out of range (the pool has {slots})");
     }
-    let scan = Scan { shape, features, inputs, time, isa: cx.isa };
+    let scan = Scan { shape, features, sums, inputs, time, isa: cx.isa };
     let mut run = |target: &mut [f32]| match &mut memory.s {
         Matrices::F32(s) => scan.run(s, &mut memory.sums, target, cx, recurrence::step),
         Matrices::Bf16(s) => scan.run(s, &mut memory.sums, target, cx, recurrence::step),
@@ -134,7 +134,8 @@ type Step<S> = fn(Isa, &mut [S], &mut [f32], &Token<'_>, &mut [f32], &mut u64);
 
 struct Scan<'a> {
     shape: Shape,
-    features: &'a GaussianFeatures,
+    features: &'a Features,
+    sums: HeadSums,
     inputs: Inputs<'a>,
     time: usize,
     isa: Isa,
@@ -144,8 +145,8 @@ struct Scan<'a> {
 struct Head<'a, S> {
     row: usize,
     index: usize,
-    s: &'a mut [S],      // (2D, d)
-    sums: &'a mut [f32], // (2D + 1)
+    s: &'a mut [S],      // (F, d)
+    sums: &'a mut [f32], // z (F), c, and the maximum where there is one
     out: &'a mut [f32],  // (time, d)
 }
 
@@ -158,11 +159,11 @@ impl Scan<'_> {
         cx: &mut Compute,
         step: Step<S>,
     ) -> Result<u64> {
-        let Shape { heads, head_dim: d, proj_dim, .. } = self.shape;
-        let (rows, matrix) = (self.inputs.slots.len(), 2 * proj_dim * d);
+        let Shape { heads, head_dim: d, .. } = self.shape;
+        let (rows, matrix) = (self.inputs.slots.len(), self.sums.matrix());
         let [a, b, c] = &mut cx.marks;
         let matrices = Parts::new(s, matrix, a);
-        let sums = Parts::new(sums, 2 * proj_dim + 1, b);
+        let sums = Parts::new(sums, self.sums.beside(), b);
         let outs = Parts::new(out, self.time * d, c);
         let (clamped, done) = (AtomicU64::new(0), AtomicU64::new(0));
         // A head after the other, all rows of each: the rows of a head share its random matrix.
@@ -192,16 +193,18 @@ impl Scan<'_> {
         thread_local! {
             static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
-        let Shape { heads, head_dim: d, proj_dim, eps } = self.shape;
+        let Shape { heads, head_dim: d, features, eps } = self.shape;
         let Head { row, index, s, sums, out } = head;
         let (block, inner) = (BLOCK.min(self.time), heads * d);
         let qkv = &self.inputs.qkv[row * self.time * 3 * inner..];
         let of = |t: usize, which: usize| &qkv[(t * 3 + which) * inner + index * d..][..d];
         SCRATCH.with_borrow_mut(|scratch| {
-            // q and k of each token, the rows of one product with W; their angles; their features.
-            let scratch = sized(scratch, block * 2 * (d + 3 * proj_dim));
+            // q and k of each token, the rows of one product with W; what their map needs on the way; their features.
+            let needed = self.features.scratch();
+            let scratch = sized(scratch, block * 2 * (d + needed + features + 1));
             let (pairs, scratch) = scratch.split_at_mut(block * 2 * d);
-            let (angles, phi) = scratch.split_at_mut(block * 2 * proj_dim);
+            let (angles, scratch) = scratch.split_at_mut(block * 2 * needed);
+            let (phi, maxima) = scratch.split_at_mut(block * 2 * features);
             let mut clamped = 0;
             for (first, outs) in (0..self.time).step_by(block).zip(out.chunks_mut(block * d)) {
                 let len = outs.len() / d;
@@ -209,17 +212,24 @@ impl Scan<'_> {
                     pair[..d].copy_from_slice(of(first + t, 0));
                     pair[d..].copy_from_slice(of(first + t, 1));
                 }
-                let (angles, phi) = (&mut angles[..len * 2 * proj_dim], &mut phi[..len * 4 * proj_dim]);
-                self.features.rows(self.isa, index, &mut pairs[..len * 2 * d], angles, phi);
-                for ((t, out), phi) in outs.chunks_exact_mut(d).enumerate().zip(phi.chunks_exact(4 * proj_dim)) {
-                    let (phi_q, phi_k) = phi.split_at(2 * proj_dim);
+                let (phi, maxima) = (&mut phi[..len * 2 * features], &mut maxima[..len * 2]);
+                let (x, scratch) = (&mut pairs[..len * 2 * d], &mut angles[..len * 2 * needed]);
+                self.features.rows(self.isa, index, Block { x, side: Side::Pairs, scratch, phi, maxima });
+                for ((t, out), phi) in outs.chunks_exact_mut(d).enumerate().zip(phi.chunks_exact(2 * features)) {
+                    let (phi_q, phi_k) = phi.split_at(features);
                     let gate = self.inputs.gate.map(|gate| gate[(row * self.time + first + t) * heads + index]);
+                    let counted = recurrence::gate_weights(gate);
+                    let weights = match &mut sums[features + 1..] {
+                        [maximum] => recurrence::raise(maximum, maxima[2 * t + 1], counted),
+                        _ => counted,
+                    };
                     let place = self.inputs.positions[row] + (first + t) as u64;
                     let token = Token {
                         phi_q,
                         phi_k,
                         v: of(first + t, 2),
-                        weights: recurrence::gate_weights(gate),
+                        weights,
+                        counted,
                         eps: eps as f32,
                         seed: place ^ ((self.inputs.layer * heads + index) as u64) << 40,
                     };

@@ -1,11 +1,22 @@
 //! Random weights for measurements: of a trained model's scale, so that nothing grows or dies on the way.
 
 use super::{LoadError, Matrix, WeightType};
+use crate::random::Normals;
+
+/// What the numbers of a name begin from.
+fn start(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Matrices (heads, rows, columns) as FAVOR+ wants them, the same for the same seed and name.
+pub(super) fn orthogonal(seed: u64, name: &str, [heads, rows, columns]: [usize; 3]) -> Vec<f32> {
+    let mut normals = Normals::new(start(seed, name));
+    (0..heads).flat_map(|_| normals.orthogonal_rows(rows, columns)).map(|v| v as f32).collect()
+}
 
 /// Numbers about normal, the same for the same seed and name.
 fn normals(seed: u64, name: &str, len: usize, scale: f32) -> Vec<f32> {
-    let mut state =
-        name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+    let mut state = start(seed, name);
     let mut uniform = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0

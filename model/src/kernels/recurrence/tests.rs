@@ -15,7 +15,7 @@ fn gate_weights_are_right_at_both_ends() {
 }
 
 fn small<'a>(phi_q: &'a [f32], phi_k: &'a [f32], v: &'a [f32], weights: (f32, f32)) -> Token<'a> {
-    Token { phi_q, phi_k, v, weights, eps: 0.02, seed: 0 }
+    Token { phi_q, phi_k, v, weights, counted: weights, eps: 0.02, seed: 0 }
 }
 
 #[test]
@@ -40,6 +40,23 @@ fn a_denominator_that_is_held_is_counted() {
         step(Isa::detect(), &mut s, &mut sums, &token, &mut out, &mut clamped);
         assert_eq!(clamped, want, "{sign}");
     }
+}
+
+#[test]
+fn a_maximum_that_rises_shrinks_what_was_before_it() {
+    let (keep, take) = (0.75, 0.25);
+    let mut maximum = 0.0;
+    // Nothing rises: the key alone shrinks.
+    let (kept, taken) = raise(&mut maximum, -2.0, (keep, take));
+    assert_eq!((maximum, kept), (0.0, keep));
+    assert!((taken - take * (-2.0f32).exp()).abs() < 1e-7);
+    let (kept, taken) = raise(&mut maximum, 3.0, (keep, take));
+    assert_eq!((maximum, taken), (3.0, take));
+    assert!((kept - keep * (-3.0f32).exp()).abs() < 1e-7);
+    // So far that nothing is left, and what is no number raises nothing.
+    assert_eq!(raise(&mut maximum, 300.0, (keep, take)), (0.0, take));
+    assert_eq!(raise(&mut maximum, f32::NAN, (keep, take)).0, keep);
+    assert_eq!(maximum, 300.0);
 }
 
 fn wave(n: usize, f: f32) -> Vec<f32> {

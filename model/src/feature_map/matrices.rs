@@ -1,0 +1,39 @@
+//! The random matrices of a layer's heads, and the product of rows with one of them.
+
+use candle_core::{Result, Tensor};
+
+use crate::kernels::{Isa, float};
+
+/// W of each head: (D, d), f32.
+#[derive(Debug)]
+pub(super) struct RandomMatrices(Vec<float::Packed>);
+
+impl RandomMatrices {
+    /// w: (heads, D, d)
+    pub(super) fn new(w: &Tensor) -> Result<Self> {
+        let (_, proj_dim, d) = w.dims3()?;
+        let w: Vec<f32> = w.flatten_all()?.to_vec1()?;
+        let pack = |w| float::Packed::of_f32(w, d);
+        Ok(Self(w.chunks_exact(proj_dim * d).map(pack).collect()))
+    }
+
+    /// The same with a sharpness for every number of a query or key. sigma: (heads, d)
+    pub(super) fn with_sigma(w: &Tensor, sigma: &Tensor) -> Result<Self> {
+        Self::new(&w.broadcast_mul(&sigma.unsqueeze(1)?)?)
+    }
+
+    /// (heads, D, d)
+    pub(super) fn dims(&self) -> (usize, usize, usize) {
+        let (proj_dim, d) = self.0.first().map_or((0, 0), |w| (w.rows(), w.columns()));
+        (self.0.len(), proj_dim, d)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0.iter().map(float::Packed::bytes).sum()
+    }
+
+    /// `W x` of one head's rows. x: (rows, d), out: (rows, D)
+    pub(super) fn project(&self, isa: Isa, head: usize, x: &[f32], out: &mut [f32]) {
+        float::product(isa, x, &self.0[head], out);
+    }
+}

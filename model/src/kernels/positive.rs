@@ -1,0 +1,196 @@
+//! The positive feature maps on rows: rectified and exponential, of numbers or of projections.
+
+use super::activation::exp_lane;
+use super::{LANES, multiversion, plain::dot};
+
+/// Under this a power of e is no normal number: such a feature is 0.
+const LEAST: f32 = -87.0;
+
+/// Which of the rows of a block are keys: of FAVOR+ they are made otherwise than queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// None of them.
+    Queries,
+    /// All.
+    Keys,
+    /// Every second row: a token's query, then its key.
+    Pairs,
+}
+
+impl Side {
+    #[inline(always)]
+    fn is_key(self, row: usize) -> bool {
+        match self {
+            Self::Queries => false,
+            Self::Keys => true,
+            Self::Pairs => row % 2 == 1,
+        }
+    }
+}
+
+/// `f` of every number, sixteen at a time.
+#[inline(always)]
+fn each(numbers: &mut [f32], f: impl Fn(f32) -> f32) {
+    let (blocks, rest) = numbers.as_chunks_mut::<LANES>();
+    for block in blocks {
+        for v in block {
+            *v = f(*v);
+        }
+    }
+    for v in rest {
+        *v = f(*v);
+    }
+}
+
+#[inline(always)]
+fn rectified_body(projections: &mut [f32], proj_dim: usize) {
+    let scale = (1.0 / proj_dim as f32).sqrt();
+    // What is no number stays none.
+    each(projections, |v| if v < 0.0 { 0.0 } else { v * scale });
+}
+
+multiversion! {
+    /// `sqrt(1/D) ReLU(projections)`, in place: (rows, D).
+    pub(crate) fn rectified(projections: &mut [f32], proj_dim: usize) = rectified_body;
+}
+
+#[inline(always)]
+fn elu_body(numbers: &mut [f32]) {
+    each(numbers, |v| {
+        let falling = if v < LEAST { 0.0 } else { exp_lane(v) };
+        if v > 0.0 { v + 1.0 } else { falling }
+    });
+}
+
+multiversion! {
+    /// `elu(x) + 1` of every number, in place: `x + 1` above 0, else `exp(x)`.
+    pub(crate) fn elu(numbers: &mut [f32]) = elu_body;
+}
+
+#[inline(always)]
+fn scaled_body(numbers: &mut [f32], by: f32) {
+    each(numbers, |v| v * by);
+}
+
+multiversion! {
+    /// Every number times `by`, in place.
+    pub(crate) fn scaled(numbers: &mut [f32], by: f32) = scaled_body;
+}
+
+/// The greatest number; what is no number is not it.
+#[inline(always)]
+fn greatest(numbers: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (blocks, rest) = numbers.as_chunks::<LANES>();
+    for block in blocks {
+        for l in 0..LANES {
+            lanes[l] = if block[l] > lanes[l] { block[l] } else { lanes[l] };
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |most, &v| if v > most { v } else { most })
+}
+
+#[inline(always)]
+fn favor_body(y: &[f32], side: Side, projections: &mut [f32], maxima: &mut [f32]) {
+    let rows = maxima.len();
+    let (d, proj_dim) = (y.len() / rows, projections.len() / rows);
+    let scale = (1.0 / proj_dim as f32).sqrt();
+    let all = y.chunks_exact(d).zip(projections.chunks_exact_mut(proj_dim)).zip(maxima);
+    for (row, ((y, projections), maximum)) in all.enumerate() {
+        let most = greatest(projections);
+        *maximum = most;
+        // Of a query it cancels, and left in it could make all features of a long one vanish.
+        let half = if side.is_key(row) { 0.5 * dot(y, y) } else { 0.0 };
+        each(projections, |v| {
+            let exponent = v - most - half;
+            if exponent < LEAST { 0.0 } else { exp_lane(exponent) * scale }
+        });
+    }
+}
+
+multiversion! {
+    /// FAVOR+'s features relative to each row's own greatest projection, in place of the projections:
+    /// `sqrt(1/D) exp(W y - |y|^2 / 2 - max)` of a key; of a query, whose own factor cancels, without `|y|^2 / 2`.
+    ///
+    /// y: (rows, d); projections: `W y` (rows, D) -> maxima: (rows)
+    pub(crate) fn favor(y: &[f32], side: Side, projections: &mut [f32], maxima: &mut [f32]) = favor_body;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Isa;
+
+    fn wave(len: usize, height: f32) -> Vec<f32> {
+        (0..len).map(|i| (i as f32 * 0.73).sin() * height).collect()
+    }
+
+    /// Whether `got` is `want` to a part in a million, or to the least normal number.
+    fn near(got: f32, want: f64) -> bool {
+        (f64::from(got) - want).abs() <= 1e-6 * want.abs() + f64::from(f32::MIN_POSITIVE)
+    }
+
+    #[test]
+    fn rectified_and_elu_against_f64() {
+        for isa in Isa::available() {
+            let x = wave(101, 100.0);
+            let (mut relu, mut elu_of) = (x.clone(), x.clone());
+            rectified(isa, &mut relu, 7);
+            elu(isa, &mut elu_of);
+            for ((x, relu), elu) in x.iter().map(|&x| f64::from(x)).zip(relu).zip(elu_of) {
+                assert!(near(relu, x.max(0.0) / 7f64.sqrt()), "{isa:?}: {relu} of {x}");
+                assert!(near(elu, if x > 0.0 { x + 1.0 } else { x.exp() }), "{isa:?}: {elu} of {x}");
+            }
+        }
+    }
+
+    #[test]
+    fn favor_against_f64() {
+        let (rows, d, proj_dim) = (6, 19, 37);
+        let (y, w) = (wave(rows * d, 1.5), wave(rows * proj_dim, 30.0));
+        for isa in Isa::available() {
+            for side in [Side::Queries, Side::Keys, Side::Pairs] {
+                let (mut phi, mut maxima) = (w.clone(), vec![f32::NAN; rows]);
+                favor(isa, &y, side, &mut phi, &mut maxima);
+                for row in 0..rows {
+                    let w = &w[row * proj_dim..][..proj_dim];
+                    let most = w.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    assert_eq!(maxima[row], most);
+                    let square: f64 = y[row * d..][..d].iter().map(|&y| f64::from(y).powi(2)).sum();
+                    let key = side == Side::Keys || side == Side::Pairs && row % 2 == 1;
+                    for (w, phi) in w.iter().zip(&phi[row * proj_dim..]) {
+                        let exponent = f64::from(*w) - f64::from(most) - if key { square / 2.0 } else { 0.0 };
+                        let want = exponent.exp() / (proj_dim as f64).sqrt();
+                        let error = (f64::from(*phi) - want).abs();
+                        assert!(error <= 1e-5 * want + 1e-37, "{isa:?}, {side:?}: {phi} {want}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none() {
+        let mut x = [f32::NAN; 3];
+        rectified(Isa::detect(), &mut x[..1], 1);
+        elu(Isa::detect(), &mut x[1..2]);
+        favor(Isa::detect(), &[1.0], Side::Keys, &mut x[2..], &mut [0.0]);
+        assert!(x.iter().all(|v| v.is_nan()), "{x:?}");
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_plain_bits() {
+        let runs: Vec<Vec<u32>> = Isa::available()
+            .into_iter()
+            .map(|isa| {
+                let (mut a, mut b, mut c, mut maxima) = (wave(75, 3.0), wave(75, 3.0), wave(75, 9.0), vec![0.0; 3]);
+                rectified(isa, &mut a, 25);
+                elu(isa, &mut b);
+                scaled(isa, &mut b, 0.37);
+                favor(isa, &wave(57, 2.0), Side::Pairs, &mut c, &mut maxima);
+                a.iter().chain(&b).chain(&c).chain(&maxima).map(|v| v.to_bits()).collect()
+            })
+            .collect();
+        assert!(runs.iter().all(|bits| *bits == runs[0]));
+    }
+}
