@@ -248,11 +248,7 @@ impl<N: Number> Far<'_, N> {
         let mut clamped = 0;
         taking[d..columns].fill(0.0);
         let denominator = recurrence::read(self.step.isa, own.s, own.sums, token, &mut taking[..d], &mut clamped);
-        // Gates may have taken in nothing so far.
-        if own.sums[token.phi_q.len()] <= 0.0 {
-            absent(columns, taking);
-            return 0;
-        }
+        // c is above 0 once a token has left, for no gate's exponential is 0: from then on there is a far part.
         taking[columns] = self.step.layer.far_bias[head];
         taking[columns + 1] = denominator;
         clamped
