@@ -19,6 +19,7 @@ fn a_token_allocates_nothing() {
     for (kind, end) in [
         (WeightType::Bf16, r#", "tie_word_embeddings": true}"#),
         (WeightType::Q8_0, "}"),
+        (WeightType::Q8_0, r#", "feature_map": "favor"}"#),
         (WeightType::Bf16, r#", "attention": "hybrid", "sliding_window": 64}"#),
     ] {
         let config = tidegate_model::DecoderConfig::from_json(&format!("{text}{end}")).unwrap();

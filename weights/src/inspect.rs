@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use candle_core::Tensor;
 use serde::Serialize;
 use tidegate_model::checkpoint::{LoadError, Stored};
 use tidegate_model::config::Attention;
@@ -35,6 +36,31 @@ pub struct Group {
     pub bytes: u64,
 }
 
+/// How sharp a head's kernel is, over the numbers of its sigma.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Sigma {
+    /// The least.
+    #[serde(rename = "sigma_min")]
+    pub min: f32,
+    /// Their mean.
+    #[serde(rename = "sigma_mean")]
+    pub mean: f32,
+    /// The greatest: above about 1.3 the denominators of sine and cosine begin to vanish.
+    #[serde(rename = "sigma_max")]
+    pub max: f32,
+}
+
+impl Sigma {
+    /// sigma: (d)
+    fn of(sigma: &[f32]) -> Self {
+        Self {
+            min: sigma.iter().copied().fold(f32::INFINITY, f32::min),
+            mean: sigma.iter().sum::<f32>() / sigma.len() as f32,
+            max: sigma.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+        }
+    }
+}
+
 /// One head's sharpness and memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Head {
@@ -42,12 +68,9 @@ pub struct Head {
     pub layer: usize,
     /// Head of the layer, from 0.
     pub head: usize,
-    /// The least of the head's sigma.
-    pub sigma_min: f32,
-    /// Their mean.
-    pub sigma_mean: f32,
-    /// The greatest: above about 1.3 denominators begin to vanish.
-    pub sigma_max: f32,
+    /// None for the feature maps that have no sigma.
+    #[serde(flatten)]
+    pub sigma: Option<Sigma>,
     /// Tokens until the gate has forgotten half, by its bias alone; none without a gate.
     pub half_life: Option<f64>,
     /// The same on the text: from the mean of log g.
@@ -90,12 +113,13 @@ pub struct InspectReport {
 }
 
 /// The kinds of tensors, by a part of the name; the first that fits.
-const KINDS: [(&str, &str); 9] = [
+const KINDS: [(&str, &str); 10] = [
     ("embed_tokens", "embedding"),
     ("lm_head", "output head"),
     ("random_matrices", RANDOM),
     ("sigma", "sigma"),
     ("self_attn.gate.", "gates"),
+    ("far_bias", "weights of far tokens"),
     ("conv1d", "convolutions"),
     ("norm", "norms"),
     ("mlp.", "feed-forward"),
@@ -143,18 +167,16 @@ pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
     let config = stored.config();
     let mut heads = Vec::new();
     // Softmax attention's heads have neither sigma nor gate.
-    let layers = if config.attention == Attention::Rfa { config.num_hidden_layers } else { 0 };
+    let layers = if config.attention == Attention::Softmax { 0 } else { config.num_hidden_layers };
     for layer in 0..layers {
         let at = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
-        let sigma = stored.floats(&at("sigma"))?;
+        let sigma = config.feature_map.has_sigma().then(|| stored.floats(&at("sigma"))).transpose()?;
         let bias = config.gate.then(|| stored.floats(&at("gate.bias"))).transpose()?;
-        for (head, sigma) in sigma.chunks_exact(config.head_dim).enumerate() {
+        for head in 0..config.num_attention_heads {
             heads.push(Head {
                 layer,
                 head,
-                sigma_min: sigma.iter().copied().fold(f32::INFINITY, f32::min),
-                sigma_mean: sigma.iter().sum::<f32>() / sigma.len() as f32,
-                sigma_max: sigma.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+                sigma: sigma.as_ref().map(|all| Sigma::of(&all[head * config.head_dim..][..config.head_dim])),
                 half_life: bias.as_ref().map(|b| half_life(f64::from(b[head]))),
                 measured_half_life: None,
                 clamped: None,
@@ -180,8 +202,11 @@ pub fn observe(
     let documents = Documents::open(path).map_err(EvalError::from)?;
     let stream = TokenStream::new(documents, &checkpoint.tokenizer).map_err(EvalError::from)?;
     let decoder = &checkpoint.decoder;
-    let mut probe = Probe::default();
-    let forward = |ids: &_, pool: &mut _| decoder.forward_probed(ids, pool, &[0], &mut probe);
+    let (mut probe, mut tokens) = (Probe::default(), 0);
+    let forward = |ids: &Tensor, pool: &mut _| {
+        tokens += ids.elem_count() as u64;
+        decoder.forward_probed(ids, pool, &[0], &mut probe)
+    };
     Walk::new(checkpoint, limit, forward)?.read(stream, progress)?;
 
     let heads = decoder.config().num_attention_heads;
@@ -197,7 +222,7 @@ pub fn observe(
             layers.push(LayerOnText { layer, clamped });
         }
     }
-    report.on_text = Some(OnText { tokens: probe.first().map_or(0, |layer| layer.tokens), layers });
+    report.on_text = Some(OnText { tokens, layers });
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tidegate_model::{Device, StateType, WeightType};
 use tidegate_weights::eval::{Checkpoint, EvalReport, Progress, evaluate};
-use tidegate_weights::inspect::{InspectReport, inspect, observe};
+use tidegate_weights::inspect::{Head, InspectReport, Sigma, inspect, observe};
 use tidegate_weights::quantize::{Draft, OnText, QuantizeOptions, QuantizeReport};
 use tidegate_weights::table::{Table, grouped};
 
@@ -199,6 +199,10 @@ fn percent(x: Option<f64>) -> String {
     x.map_or_else(|| "-".into(), |x| format!("{:.2} %", 100.0 * x))
 }
 
+fn sigma(head: &Head, of: fn(&Sigma) -> f32) -> String {
+    head.sigma.as_ref().map_or_else(|| "-".into(), |s| format!("{:.3}", of(s)))
+}
+
 fn inspect_tables(report: &InspectReport) -> String {
     let mut groups = Table::new(["group", "tensors", "numbers", "bytes"]);
     for g in &report.groups {
@@ -213,9 +217,9 @@ fn inspect_tables(report: &InspectReport) -> String {
     for h in &report.heads {
         heads.row([
             format!("{}.{}", h.layer, h.head),
-            format!("{:.3}", h.sigma_min),
-            format!("{:.3}", h.sigma_mean),
-            format!("{:.3}", h.sigma_max),
+            sigma(h, |s| s.min),
+            sigma(h, |s| s.mean),
+            sigma(h, |s| s.max),
             tokens(h.half_life),
             tokens(h.measured_half_life),
             percent(h.clamped),

@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use tidegate_model::Device;
-use tidegate_model::checkpoint::Stored;
-use tidegate_weights::eval::Checkpoint;
+use candle_core::Tensor;
+use serde_json::json;
+use tidegate_model::checkpoint::{Stored, tensors};
+use tidegate_model::random::Normals;
+use tidegate_model::{DecoderConfig, Device};
+use tidegate_weights::eval::{Checkpoint, evaluate};
 use tidegate_weights::inspect::{inspect, observe};
 
 fn fixture() -> PathBuf {
@@ -42,8 +45,9 @@ fn heads_are_those_of_the_tensors() {
     let bias = stored.floats("model.layers.1.self_attn.gate.bias").unwrap();
     let head = report.heads.iter().find(|h| (h.layer, h.head) == (1, 1)).unwrap();
     let own = &sigma[sigma.len() / 2..];
-    assert!(own.contains(&head.sigma_min) && own.contains(&head.sigma_max));
-    assert!(head.sigma_min < head.sigma_mean && head.sigma_mean < head.sigma_max);
+    let sigma = head.sigma.unwrap();
+    assert!(own.contains(&sigma.min) && own.contains(&sigma.max));
+    assert!(sigma.min < sigma.mean && sigma.mean < sigma.max);
     // g^half-life = 1/2
     let g = 1.0 / (1.0 + (-f64::from(bias[1])).exp());
     assert!((g.powf(head.half_life.unwrap()) - 0.5).abs() < 1e-9);
@@ -68,6 +72,61 @@ fn a_text_moves_the_gates() {
         let own: Vec<f64> =
             report.heads.iter().filter(|h| h.layer == layer.layer).map(|h| h.clamped.unwrap()).collect();
         assert!((layer.clamped - own.iter().sum::<f64>() / own.len() as f64).abs() < 1e-12);
+    }
+}
+
+/// A checkpoint of random weights with these keys beside the fixture's own, and the fixture's tokenizer.
+fn other(keys: &serde_json::Value) -> tempfile::TempDir {
+    let folder = copy();
+    let path = folder.path().join("config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    keys.as_object().unwrap().iter().for_each(|(key, value)| json[key] = value.clone());
+    let config = DecoderConfig::from_json(&json.to_string()).unwrap();
+    std::fs::write(&path, serde_json::to_string(&config).unwrap()).unwrap();
+    let mut normals = Normals::new(5);
+    let tensors = tensors(&config).into_iter().map(|(name, shape)| {
+        let numbers = (0..shape.iter().product()).map(|_| 0.3 * normals.normal() as f32 + 0.5).collect();
+        (name, Tensor::from_vec(numbers, shape, &Device::Cpu).unwrap())
+    });
+    candle_core::safetensors::save(&tensors.collect(), folder.path().join("model.safetensors")).unwrap();
+    folder
+}
+
+#[test]
+fn every_kind_of_attention_can_be_inspected() {
+    // The kind, whether its heads have sigma, gate and denominators that are held.
+    for (keys, sigma, gate, floor) in [
+        (json!({"feature_map": "arc_cosine"}), true, true, true),
+        (json!({"feature_map": "arc_cosine", "gate": false}), true, false, true),
+        (json!({"feature_map": "elu", "proj_dim": 0}), false, true, false),
+        (json!({"feature_map": "elu", "proj_dim": 0, "gate": false}), false, false, false),
+        (json!({"feature_map": "favor"}), false, true, false),
+        (json!({"feature_map": "favor", "gate": false}), false, false, false),
+        (json!({"attention": "softmax", "sliding_window": 16}), false, false, false),
+    ] {
+        let (folder, name) = (other(&keys), keys.to_string());
+        let mut report = inspect(folder.path()).unwrap();
+        let stored = Stored::open(folder.path()).unwrap();
+        assert_eq!(report.parameters, stored.config().parameters(), "{name}");
+        assert!(report.groups.iter().all(|g| g.name != "other"), "{name}");
+        let heads = if keys.get("attention").is_some() { 0 } else { 2 * stored.config().num_attention_heads };
+        assert_eq!(report.heads.len(), heads, "{name}");
+        assert!(report.heads.iter().all(|h| h.sigma.is_some() == sigma && h.half_life.is_some() == gate), "{name}");
+        let json = serde_json::to_string(&report).unwrap();
+        assert_eq!(json.contains("\"sigma_mean\""), sigma, "{name}");
+
+        let checkpoint = Checkpoint::load(folder.path(), &Device::Cpu).unwrap();
+        let path = fixture().join("plain.txt");
+        observe(&mut report, &checkpoint, &path, Some(200), &mut |_| ()).unwrap();
+        assert_eq!(report.on_text.as_ref().unwrap().tokens, 201, "{name}");
+        for head in &report.heads {
+            assert_eq!(head.measured_half_life.is_some(), gate, "{name}");
+            let clamped = head.clamped.unwrap();
+            assert!(if floor { clamped < 1.0 } else { clamped == 0.0 }, "{name}: {clamped}");
+        }
+        let scores = evaluate(&checkpoint, &path, Some(200), &mut |_| ()).unwrap();
+        assert!(scores.nats.is_finite() && scores.tokens == 200, "{name}");
+        assert!(scores.state_bytes >= report.state_bytes, "{name}");
     }
 }
 

@@ -37,13 +37,13 @@ impl Numbers {
     }
 }
 
-/// A small decoder's config; `extra` is more JSON keys, each with a comma before it.
+/// A small decoder's config; `extra` is more JSON keys, or others in place of its own, each with a comma before it.
 pub fn config(extra: &str) -> DecoderConfig {
-    let text = format!(
-        r#"{{"model_type": "rfa_gate", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40,
-            "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "proj_dim": 12{extra}}}"#
-    );
-    DecoderConfig::from_json(&text).unwrap()
+    let mut config = serde_json::json!({"model_type": "rfa_gate", "vocab_size": 61, "hidden_size": 24,
+        "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "proj_dim": 12});
+    let keys: serde_json::Value = serde_json::from_str(&format!("{{{}}}", extra.trim_start_matches(','))).unwrap();
+    keys.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+    DecoderConfig::from_json(&config.to_string()).unwrap()
 }
 
 /// Writes a checkpoint of random weights that are nowhere all zeros or all ones.
