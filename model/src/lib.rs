@@ -1,7 +1,8 @@
 //! RFA-Gate decoders: token ids in, logits out, with a state of constant size.
 //!
 //! A decoder's layers are Random Feature Attention with a learned gate (Peng et al., ICLR 2021): each keeps a
-//! matrix S and a vector z, however long the text. Knows no text, HTTP or global random numbers, and a clock only
+//! matrix S and a vector z, however long the text. The family around it is here too: other feature maps (arc-cosine,
+//! elu, FAVOR+), no gate, softmax attention to a window. Knows no text, HTTP or global random numbers, and a clock only
 //! to share work between threads and to measure the machine.
 //!
 //! ```no_run

@@ -77,14 +77,6 @@ impl LayerMemory {
         }
     }
 
-    /// Why these numbers are those of no slot, if they are not.
-    pub(crate) fn refusal(&self, numbers: &[f32]) -> Option<String> {
-        match self {
-            Self::Sums(memory) => memory.refusal(numbers),
-            Self::Cache(_) | Self::Hybrid(_) => None,
-        }
-    }
-
     /// Puts back the numbers of a slot whose text has so many tokens.
     pub(crate) fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64) {
         match self {
@@ -231,13 +223,6 @@ impl Memory {
             Matrices::Bf16(s) => out.extend(s[own].iter().map(|v| v.widen())),
         }
         out.extend_from_slice(&self.sums[head * beside..][..beside]);
-    }
-
-    /// A maximum begins at 0 and only rises: of no text is it less, or no number.
-    fn refusal(&self, numbers: &[f32]) -> Option<String> {
-        let maxima = || numbers.chunks_exact(self.head_numbers()).filter_map(|head| head.last());
-        let wrong = maxima().find(|&&m| self.of.maximum && !(m.is_finite() && m >= 0.0))?;
-        Some(format!("the greatest projection of a head's keys must be a number of at least 0, found {wrong}"))
     }
 
     /// Puts a slot's numbers back.

@@ -125,9 +125,9 @@ mod tests {
         (0..len).map(|i| (i as f32 * 0.73).sin() * height).collect()
     }
 
-    /// Whether `got` is `want` to a part in a million, or to the least normal number.
+    /// Whether `got` is `want` to a part in a million, or to the e^-87 under which all is 0.
     fn near(got: f32, want: f64) -> bool {
-        (f64::from(got) - want).abs() <= 1e-6 * want.abs() + f64::from(f32::MIN_POSITIVE)
+        (f64::from(got) - want).abs() <= 1e-6 * want.abs() + f64::from(LEAST).exp()
     }
 
     #[test]

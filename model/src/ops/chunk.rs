@@ -5,8 +5,8 @@
 //! `S <- exp(b_C) S + (Phi_k . exp(b_C - b_j + lam_j))^T V+`, where V+ is V with a column of ones and S has z as
 //! its last column. `exp(b_i - b_j)` is never two exponentials: apart they overflow.
 //!
-//! FAVOR+'s features of a key are relative to its own greatest projection; a chunk makes them relative to the greatest
-//! of all its keys and of what is remembered.
+//! FAVOR+'s features of key j are relative to its own greatest projection m_j, what token i reads to the greatest so far,
+//! n_i: in the sums, not in c, M_ij has the factor `exp(m_j - n_i)`, `exp(b_i)` the factor `exp(n_0 - n_i)`.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
 
@@ -72,19 +72,13 @@ pub fn forward(inputs: &Inputs, memory: &mut Memory, eps: f64, chunk: usize) -> 
             Some(logits) => Decays::of(&rows(logits)?)?,
             None => Decays::none(batch, heads, len, inputs.v.device())?,
         };
-        let mut phi_k = rows(&inputs.keys.phi)?;
-        match (&inputs.keys.maxima, &mut memory.maximum) {
-            (Some(maxima), Some(maximum)) => {
-                let maxima = rows(maxima)?;
-                let raised = maximum.maximum(&maxima.max_keepdim(2)?)?; // (batch, heads, 1)
-                phi_k = phi_k.broadcast_mul(&maxima.broadcast_sub(&raised)?.exp()?.unsqueeze(3)?)?;
-                memory.s = memory.s.broadcast_mul(&(&*maximum - &raised)?.exp()?.unsqueeze(3)?)?;
-                *maximum = raised;
-            }
-            (None, None) => {}
+        let raised = match (&inputs.keys.maxima, &mut memory.maximum) {
+            (Some(maxima), Some(maximum)) => Some(decays.raised(&rows(maxima)?, maximum)?),
+            (None, None) => None,
             _ => bail!("chunked recurrence: features and memory must both have a maximum, or neither"),
-        }
-        let block = Block { phi_q: rows(&inputs.phi_q)?, phi_k, v_plus: rows(&v_plus)?, decays };
+        };
+        let (phi_q, phi_k) = (rows(&inputs.phi_q)?, rows(&inputs.keys.phi)?);
+        let block = Block { phi_q, phi_k, v_plus: rows(&v_plus)?, decays, raised };
         parts.push(block.forward(memory, eps)?);
     }
     let cat = |pick: fn(&Outputs) -> &Tensor| match parts.as_slice() {
@@ -118,6 +112,32 @@ impl Decays {
     }
 }
 
+impl Decays {
+    /// The same for S and z, whose maximum rises within the chunk. maxima, of the keys: (batch, heads, C); maximum, so
+    /// far: (batch, heads, 1), raised.
+    fn raised(&self, maxima: &Tensor, maximum: &mut Tensor) -> Result<Self> {
+        let (keys, mut most) = (maxima.flatten_all()?.to_vec1::<f32>()?, maximum.flatten_all()?.to_vec1::<f32>()?);
+        let heads = keys.chunks_exact(maxima.dim(2)?).zip(&mut most);
+        let running = heads.flat_map(|(keys, most)| {
+            keys.iter().map(|&key| {
+                *most = most.max(key);
+                *most
+            })
+        });
+        let running = Tensor::from_vec(running.collect(), maxima.shape(), maxima.device())?.unsqueeze(3)?;
+        let before = std::mem::replace(maximum, Tensor::from_vec(most, maximum.shape(), maxima.device())?);
+        // Of later keys, which M leaves out, the difference may be positive, and its power infinite.
+        let apart = maxima.unsqueeze(2)?.broadcast_sub(&running)?.minimum(0f32)?; // (batch, heads, C, C)
+        let fallen = before.unsqueeze(3)?.broadcast_sub(&running)?; // (batch, heads, C, 1)
+        let left = maxima.broadcast_sub(maximum)?.unsqueeze(3)?; // (batch, heads, C, 1)
+        Ok(Self {
+            m: (&self.m * apart.exp()?)?,
+            carry: (&self.carry * fallen.exp()?)?,
+            tail: (&self.tail * left.exp()?)?,
+        })
+    }
+}
+
 struct DecayOp;
 
 impl CustomOp1 for DecayOp {
@@ -142,16 +162,19 @@ struct Block {
     phi_k: Tensor,  // (batch, heads, C, F)
     v_plus: Tensor, // (batch, heads, C, d + 1)
     decays: Decays,
+    raised: Option<Decays>, // of S and z, where they are not those of c
 }
 
 impl Block {
     fn forward(&self, memory: &mut Memory, eps: f64) -> Result<Outputs> {
-        let Decays { m, carry, tail } = &self.decays;
+        let Decays { m, carry, tail } = self.raised.as_ref().unwrap_or(&self.decays);
         let scores = (self.phi_q.matmul(&self.phi_k.t()?.contiguous()?)? * m)?;
         let inside = scores.matmul(&self.v_plus)?;
         let before = self.phi_q.matmul(&memory.s)?.broadcast_mul(carry)?;
         let sums = (inside + before)?; // (batch, heads, C, d + 1)
-        let c = (m.sum_keepdim(3)? + carry.broadcast_mul(&memory.c.unsqueeze(2)?)?)?; // (batch, heads, C, 1)
+        let counted = &self.decays;
+        // (batch, heads, C, 1)
+        let c = (counted.m.sum_keepdim(3)? + counted.carry.broadcast_mul(&memory.c.unsqueeze(2)?)?)?;
 
         let d = sums.dim(3)? - 1;
         let denominator = sums.narrow(3, d, 1)?;
@@ -160,10 +183,11 @@ impl Block {
         let held = denominator.maximum(&floor)?.maximum(f32::MIN_POSITIVE)?;
         let h = sums.narrow(3, 0, d)?.broadcast_div(&held)?;
 
-        let decay = carry.narrow(2, carry.dim(2)? - 1, 1)?; // (batch, heads, 1, 1)
+        let last = carry.dim(2)? - 1;
+        let decay = carry.narrow(2, last, 1)?; // (batch, heads, 1, 1)
         let added = self.phi_k.broadcast_mul(tail)?.t()?.contiguous()?.matmul(&self.v_plus)?;
         memory.s = (memory.s.broadcast_mul(&decay)? + added)?;
-        memory.c = (memory.c.broadcast_mul(&decay.squeeze(3)?)? + tail.sum(2)?)?;
+        memory.c = (memory.c.broadcast_mul(&counted.carry.narrow(2, last, 1)?.squeeze(3)?)? + counted.tail.sum(2)?)?;
         Ok(Outputs { h, denominator, floor })
     }
 }
