@@ -30,7 +30,7 @@ impl LayerProbe {
             self.log_gate.resize(heads, 0.0);
             let logits = gate.flatten_all()?.to_vec1::<f32>()?;
             for (i, row) in logits.chunks_exact(time).enumerate() {
-                self.log_gate[i % heads] += row.iter().map(log_gate).sum::<f64>();
+                self.log_gate[i % heads] += row.iter().copied().map(log_gate).sum::<f64>();
             }
         }
         Ok(())
@@ -46,12 +46,14 @@ impl LayerProbe {
         if let Some(gate) = gate {
             let heads = gate.len() / tokens;
             self.log_gate.resize(heads, 0.0);
-            gate.iter().enumerate().for_each(|(i, logit)| self.log_gate[i % heads] += log_gate(logit));
+            for (i, &logit) in gate.iter().enumerate() {
+                self.log_gate[i % heads] += log_gate(logit);
+            }
         }
     }
 }
 
 /// log sigmoid(a), by the exponential of a negative number only.
-fn log_gate(&a: &f32) -> f64 {
+fn log_gate(a: f32) -> f64 {
     f64::from(a.min(0.0)) - (-f64::from(a.abs())).exp().ln_1p()
 }

@@ -105,8 +105,8 @@ pub(crate) fn attend(
         bail!("hybrid: a memory of {own:?} and features of {:?} do not fit", layer.features.dims());
     }
     let Buffers { cached, marks: [a, b, c], clamped } = buffers;
+    clamped.clear();
     clamped.resize_with(heads, AtomicU64::default);
-    clamped.iter_mut().for_each(|count| *count.get_mut() = 0);
     let Memory { sums: memory, cache, gates, .. } = memory;
     let (sums, gates) = (Parts::new(&mut memory.sums, own.beside(), b), Parts::new(gates, logits, c));
     let step = Step { layer, inputs, window, time, isa: cx.isa, clamped };
