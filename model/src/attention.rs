@@ -1,5 +1,6 @@
 //! The mixers: what moves information between tokens. One interface, chosen by the config.
 
+mod hybrid;
 mod projections;
 mod rfa;
 pub(crate) mod rotary;
@@ -8,12 +9,13 @@ mod softmax;
 use candle_core::Result;
 
 use crate::compute::Compute;
-use crate::config::{Attention, ConfigError, DecoderConfig};
+use crate::config::{Attention, DecoderConfig};
 use crate::memory::LayerState;
-use crate::ops::{recurrent, softmax as cached};
+use crate::ops::{hybrid as mixed, recurrent, softmax as cached};
 use crate::probe::LayerProbe;
 use crate::weights::{LoadError, Weights};
 
+pub(crate) use hybrid::HybridAttention;
 pub(crate) use rfa::RfaAttention;
 pub(crate) use softmax::SoftmaxAttention;
 
@@ -42,6 +44,7 @@ pub(crate) struct Buffers {
     normed: Vec<f32>,
     scan: recurrent::Buffers,
     cached: cached::Buffers,
+    hybrid: mixed::Buffers,
 }
 
 /// A layer that mixes tokens along time, with a state of constant size.
@@ -68,9 +71,6 @@ pub(crate) fn build(config: &DecoderConfig, weights: &Weights<'_>) -> std::resul
     match config.attention {
         Attention::Rfa => Ok(Box::new(RfaAttention::new(config, weights)?)),
         Attention::Softmax => Ok(Box::new(SoftmaxAttention::new(config, weights)?)),
-        Attention::Hybrid => {
-            Err(ConfigError::Bound { field: "attention", bound: "rfa or softmax".into(), found: "hybrid".into() }
-                .into())
-        }
+        Attention::Hybrid => Ok(Box::new(HybridAttention::new(config, weights)?)),
     }
 }

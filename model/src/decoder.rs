@@ -101,6 +101,7 @@ impl Decoder {
 
     /// [`Self::forward`] by the chunked form of the recurrence, with every layer's denominators and gates counted in
     /// `probe`; equal to it but for rounding (under 1e-4; a state in bf16 is rounded to the nearest at every call's end).
+    /// Softmax and the hybrid have one form alone, and the same bits.
     ///
     /// # Errors
     /// As for [`Self::forward`].

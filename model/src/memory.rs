@@ -1,7 +1,8 @@
 //! What the attention heads of one layer remember, for all slots of a pool: S in f32 or bf16, z, c and FAVOR+'s maximum
-//! in f32; or, for softmax attention, the last keys and values.
+//! in f32; for softmax attention the last keys and values; for the hybrid both.
 
 mod cache;
+mod hybrid;
 
 use half::bf16;
 use half::vec::HalfBitsVecExt;
@@ -11,6 +12,7 @@ use crate::kernels::recurrence::Number;
 
 pub use cache::Cache;
 pub(crate) use cache::{Blocks, Places};
+pub use hybrid::{Hybrid, HybridShape};
 
 /// How S is held in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub(crate) enum LayerMemory {
     Sums(Memory),
     /// Softmax attention.
     Cache(Cache),
+    /// Softmax attention to the last tokens, random feature attention to all older ones.
+    Hybrid(Hybrid),
 }
 
 impl LayerMemory {
@@ -37,8 +41,12 @@ impl LayerMemory {
     pub(crate) fn zeros(config: &DecoderConfig, slots: usize, state: StateType) -> Self {
         let (heads, d) = (config.num_attention_heads, config.head_dim);
         match config.attention {
-            Attention::Rfa | Attention::Hybrid => Self::Sums(Memory::zeros(slots, HeadSums::of(config), state)),
+            Attention::Rfa => Self::Sums(Memory::zeros(slots, HeadSums::of(config), state)),
             Attention::Softmax => Self::Cache(Cache::zeros(slots, heads, config.window(), d, state)),
+            Attention::Hybrid => {
+                let shape = HybridShape { sums: HeadSums::of(config), window: config.window(), gate: config.gate };
+                Self::Hybrid(Hybrid::zeros(slots, shape, state))
+            }
         }
     }
 
@@ -47,6 +55,7 @@ impl LayerMemory {
         match self {
             Self::Sums(memory) => memory.bytes(),
             Self::Cache(cache) => cache.bytes(),
+            Self::Hybrid(memory) => memory.bytes(),
         }
     }
 
@@ -55,6 +64,7 @@ impl LayerMemory {
         match self {
             Self::Sums(memory) => memory.reset(slot),
             Self::Cache(cache) => cache.reset(slot),
+            Self::Hybrid(memory) => memory.reset(slot),
         }
     }
 
@@ -63,6 +73,7 @@ impl LayerMemory {
         match self {
             Self::Sums(memory) => memory.read(slot, out),
             Self::Cache(cache) => cache.read(slot, out),
+            Self::Hybrid(memory) => memory.read(slot, out),
         }
     }
 
@@ -71,6 +82,7 @@ impl LayerMemory {
         match self {
             Self::Sums(memory) => memory.write(slot, numbers),
             Self::Cache(cache) => cache.write(slot, numbers, tokens),
+            Self::Hybrid(memory) => memory.write(slot, numbers, tokens),
         }
     }
 }
@@ -179,7 +191,12 @@ impl Memory {
 
     /// Numbers of one slot.
     pub(crate) fn numbers(&self) -> usize {
-        self.of.heads * (self.of.matrix() + self.of.beside())
+        self.of.heads * self.head_numbers()
+    }
+
+    /// Numbers of one head of a slot.
+    pub(crate) fn head_numbers(&self) -> usize {
+        self.of.matrix() + self.of.beside()
     }
 
     /// Makes a slot empty.
@@ -192,33 +209,40 @@ impl Memory {
         self.sums[slot * sums..][..sums].fill(0.0);
     }
 
-    /// Adds a slot's numbers to `out`: of each head S row by row, z, c, and the maximum.
-    pub(crate) fn read(&self, slot: usize, out: &mut Vec<f32>) {
-        let (matrix, beside) = (self.of.matrix(), self.of.beside());
-        for head in slot * self.of.heads..(slot + 1) * self.of.heads {
-            let own = head * matrix..(head + 1) * matrix;
-            match &self.s {
-                Matrices::F32(s) => out.extend_from_slice(&s[own]),
-                Matrices::Bf16(s) => out.extend(s[own].iter().map(|v| v.widen())),
-            }
-            out.extend_from_slice(&self.sums[head * beside..][..beside]);
+    /// Adds a slot's numbers to `out`, head by head.
+    pub fn read(&self, slot: usize, out: &mut Vec<f32>) {
+        (0..self.of.heads).for_each(|head| self.read_head(slot, head, out));
+    }
+
+    /// Adds the numbers of one head to `out`: S row by row, z, c, and the maximum.
+    pub(crate) fn read_head(&self, slot: usize, head: usize, out: &mut Vec<f32>) {
+        let (matrix, beside, head) = (self.of.matrix(), self.of.beside(), slot * self.of.heads + head);
+        let own = head * matrix..(head + 1) * matrix;
+        match &self.s {
+            Matrices::F32(s) => out.extend_from_slice(&s[own]),
+            Matrices::Bf16(s) => out.extend(s[own].iter().map(|v| v.widen())),
+        }
+        out.extend_from_slice(&self.sums[head * beside..][..beside]);
+    }
+
+    /// Puts a slot's numbers back.
+    pub(crate) fn write(&mut self, slot: usize, numbers: &[f32]) {
+        for (head, numbers) in numbers.chunks_exact(self.head_numbers()).enumerate() {
+            self.write_head(slot, head, numbers);
         }
     }
 
-    /// Puts a slot's numbers back; an S of bf16 takes the nearest, which for its own numbers are they.
-    pub(crate) fn write(&mut self, slot: usize, numbers: &[f32]) {
-        let (matrix, beside) = (self.of.matrix(), self.of.beside());
-        for (i, numbers) in numbers.chunks_exact(matrix + beside).enumerate() {
-            let head = slot * self.of.heads + i;
-            let (from, sums) = numbers.split_at(matrix);
-            let own = head * matrix..(head + 1) * matrix;
-            match &mut self.s {
-                Matrices::F32(s) => s[own].copy_from_slice(from),
-                Matrices::Bf16(s) => {
-                    s[own].iter_mut().zip(from).for_each(|(s, &number)| *s = bf16::from_f32(number));
-                }
+    /// Puts the numbers of one head back; an S of bf16 takes the nearest, which for its own numbers are they.
+    pub(crate) fn write_head(&mut self, slot: usize, head: usize, numbers: &[f32]) {
+        let (matrix, beside, head) = (self.of.matrix(), self.of.beside(), slot * self.of.heads + head);
+        let (from, sums) = numbers.split_at(matrix);
+        let own = head * matrix..(head + 1) * matrix;
+        match &mut self.s {
+            Matrices::F32(s) => s[own].copy_from_slice(from),
+            Matrices::Bf16(s) => {
+                s[own].iter_mut().zip(from).for_each(|(s, &number)| *s = bf16::from_f32(number));
             }
-            self.sums[head * beside..][..beside].copy_from_slice(sums);
         }
+        self.sums[head * beside..][..beside].copy_from_slice(sums);
     }
 }

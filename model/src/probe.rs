@@ -7,7 +7,7 @@ use candle_core::{Result, Tensor};
 pub struct LayerProbe {
     /// Tokens that passed.
     pub tokens: u64,
-    /// Denominators that the clamp held.
+    /// Denominators that the clamp held; of the hybrid those of its far part, which a text's first tokens have not.
     pub clamped: Vec<u64>,
     /// Sum of log g; empty without a gate. A head's mean half-life is `tokens * ln(1/2) / log_gate`.
     pub log_gate: Vec<f64>,
@@ -30,11 +30,30 @@ impl LayerProbe {
             self.log_gate.resize(heads, 0.0);
             let logits = gate.flatten_all()?.to_vec1::<f32>()?;
             for (i, row) in logits.chunks_exact(time).enumerate() {
-                // log sigmoid(a), by the exponential of a negative number only.
-                let log_gate = |&a: &f32| f64::from(a.min(0.0)) - (-f64::from(a.abs())).exp().ln_1p();
-                self.log_gate[i % heads] += row.iter().map(log_gate).sum::<f64>();
+                self.log_gate[i % heads] += row.iter().copied().map(log_gate).sum::<f64>();
             }
         }
         Ok(())
     }
+
+    /// Adds the counts of some tokens. clamped: (heads); gate logits: (tokens, heads)
+    pub(crate) fn count(&mut self, tokens: usize, clamped: impl Iterator<Item = u64>, gate: Option<&[f32]>) {
+        self.tokens += tokens as u64;
+        for (head, held) in clamped.enumerate() {
+            self.clamped.resize(self.clamped.len().max(head + 1), 0);
+            self.clamped[head] += held;
+        }
+        if let Some(gate) = gate {
+            let heads = gate.len() / tokens;
+            self.log_gate.resize(heads, 0.0);
+            for (i, &logit) in gate.iter().enumerate() {
+                self.log_gate[i % heads] += log_gate(logit);
+            }
+        }
+    }
+}
+
+/// log sigmoid(a), by the exponential of a negative number only.
+fn log_gate(a: f32) -> f64 {
+    f64::from(a.min(0.0)) - (-f64::from(a.abs())).exp().ln_1p()
 }

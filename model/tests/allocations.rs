@@ -12,14 +12,15 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 #[test]
 fn a_token_allocates_nothing() {
-    // Wide enough that products, norms and recurrence are shared among the threads.
+    // Wide enough that products, norms and recurrence are shared among the threads; the windows are full long before.
     let text = r#"{"model_type": "rfa_gate", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
         "num_hidden_layers": 2, "num_attention_heads": 4, "proj_dim": 64, "conv_kernel": 4, "output_norm": true,
         "position_embedding": "rope""#;
     for (kind, end) in [
-        (WeightType::Bf16, ", \"tie_word_embeddings\": true}"),
+        (WeightType::Bf16, r#", "tie_word_embeddings": true}"#),
         (WeightType::Q8_0, "}"),
-        (WeightType::Q8_0, ", \"feature_map\": \"favor\"}"),
+        (WeightType::Q8_0, r#", "feature_map": "favor"}"#),
+        (WeightType::Bf16, r#", "attention": "hybrid", "sliding_window": 64}"#),
     ] {
         let config = tidegate_model::DecoderConfig::from_json(&format!("{text}{end}")).unwrap();
         let decoder = Decoder::random(config, kind, 1).unwrap();

@@ -27,19 +27,13 @@ impl RfaAttention {
     /// Reads `gate`, `sigma` and `random_matrices` of one layer, where its feature map has them, and what every mixer
     /// has.
     pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
-        let (hidden, heads, d) = (config.hidden_size, config.num_attention_heads, config.head_dim);
-        let gate = if config.gate {
-            let bias = weights.numbers("gate.bias", &[heads])?;
-            Some(Linear::new(&weights.matrix("gate.weight", heads, hidden)?, Some(bias))?)
-        } else {
-            None
-        };
+        let (heads, d) = (config.num_attention_heads, config.head_dim);
         // What is divided by can vanish only where features may be 0 or negative.
         let eps = if config.feature_map.is_positive() { 0.0 } else { config.denominator_eps };
         Ok(Self {
             shape: recurrent::Shape { heads, head_dim: d, features: config.features(), eps },
             projections: Projections::new(config, weights)?,
-            gate,
+            gate: gate(config, weights)?,
             features: features(config, weights)?,
         })
     }
@@ -79,8 +73,18 @@ impl RfaAttention {
     }
 }
 
+/// The gate of one layer's heads, where there is one: (heads, hidden), with a bias.
+pub(super) fn gate(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Option<Linear>, LoadError> {
+    if !config.gate {
+        return Ok(None);
+    }
+    let heads = config.num_attention_heads;
+    let bias = weights.numbers("gate.bias", &[heads])?;
+    Ok(Some(Linear::new(&weights.matrix("gate.weight", heads, config.hidden_size)?, Some(bias))?))
+}
+
 /// The feature map of one layer's heads.
-fn features(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Features, LoadError> {
+pub(super) fn features(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Features, LoadError> {
     let (heads, d) = (config.num_attention_heads, config.head_dim);
     let shape = [heads, config.proj_dim, d];
     let tensor = |numbers: Vec<f32>, shape: &[usize]| Tensor::from_vec(numbers, shape, &Device::Cpu);

@@ -273,9 +273,9 @@ pub(crate) struct Token<'a> {
     pub(crate) seed: u64,
 }
 
-/// z, c and the denominator; scales what was read out.
+/// z and c -> the denominator, at or above its floor.
 #[inline(always)]
-fn normalise(sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) {
+fn divisor(sums: &mut [f32], token: &Token<'_>, clamped: &mut u64) -> f32 {
     let Token { phi_q, phi_k, weights: (keep, take), counted, eps, .. } = *token;
     let (z, c) = sums.split_at_mut(phi_q.len());
     for (z, k) in z.iter_mut().zip(phi_k) {
@@ -286,10 +286,7 @@ fn normalise(sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut
     // A gate so near 1 that nothing was ever taken in leaves 0 / 0, or a subnormal whose reciprocal overflows.
     let floor = (eps * c[0]).max(f32::MIN_POSITIVE);
     *clamped += u64::from(denominator < floor);
-    let scale = 1.0 / denominator.max(floor);
-    for out in out {
-        *out *= scale;
-    }
+    denominator.max(floor)
 }
 
 /// Takes one head one token further and reads it out (Peng et al., 2021, equations 5 to 7, with a signed denominator
@@ -304,6 +301,21 @@ pub(crate) fn step<S: Number>(
     out: &mut [f32],
     clamped: &mut u64,
 ) {
+    let scale = 1.0 / read(isa, s, sums, token, out, clamped);
+    for out in out {
+        *out *= scale;
+    }
+}
+
+/// [`step`] without the division: out (d) is `phi_q S` -> the denominator, at or above its floor.
+pub(crate) fn read<S: Number>(
+    isa: Isa,
+    s: &mut [S],
+    sums: &mut [f32],
+    token: &Token<'_>,
+    out: &mut [f32],
+    clamped: &mut u64,
+) -> f32 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields it only where the machine has AVX2, FMA and F16C.
@@ -317,7 +329,7 @@ pub(crate) fn step<S: Number>(
         Isa::Plain => {
             // SAFETY: plain lanes need nothing.
             unsafe { matrix::<vector::plain::V, S, 2, 1>(s, token, out) };
-            normalise(sums, token, out, clamped);
+            divisor(sums, token, clamped)
         }
     }
 }
@@ -326,30 +338,36 @@ pub(crate) fn step<S: Number>(
 /// The machine has AVX2, FMA and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) {
+unsafe fn avx2<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) -> f32 {
     // SAFETY: the caller's promise.
     unsafe { matrix::<vector::avx2::V, S, 4, 2>(s, token, out) };
-    normalise(sums, token, out, clamped);
+    divisor(sums, token, clamped)
 }
 
 /// # Safety
 /// The machine has AVX-512 F, BW, DQ and VL.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn avx512<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) {
+unsafe fn avx512<S: Number>(
+    s: &mut [S],
+    sums: &mut [f32],
+    token: &Token<'_>,
+    out: &mut [f32],
+    clamped: &mut u64,
+) -> f32 {
     // SAFETY: the caller's promise.
     unsafe { matrix::<vector::avx512::V, S, 4, 1>(s, token, out) };
-    normalise(sums, token, out, clamped);
+    divisor(sums, token, clamped)
 }
 
 /// # Safety
 /// The machine has NEON.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
-unsafe fn neon<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) {
+unsafe fn neon<S: Number>(s: &mut [S], sums: &mut [f32], token: &Token<'_>, out: &mut [f32], clamped: &mut u64) -> f32 {
     // SAFETY: the caller's promise.
     unsafe { matrix::<vector::neon::V, S, 8, 4>(s, token, out) };
-    normalise(sums, token, out, clamped);
+    divisor(sums, token, clamped)
 }
 
 #[cfg(test)]

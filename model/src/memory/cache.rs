@@ -79,28 +79,24 @@ impl Places {
         &all[self.at(slot, place / self.block.places, head) * self.block.numbers()..][..self.block.numbers()]
     }
 
-    fn read<S: Cached>(self, all: &[S], slot: usize, used: usize, out: &mut Vec<f32>) {
+    fn read<S: Cached>(self, all: &[S], slot: usize, head: usize, used: usize, out: &mut Vec<f32>) {
         let unused = (self.window - used) * self.block.d;
-        for head in 0..self.heads {
-            for place in 0..used {
-                out.extend(self.block.key(self.of(all, slot, place, head), place % self.block.places));
-            }
-            out.resize(out.len() + unused, 0.0);
-            for place in 0..used {
-                out.extend(self.block.value(self.of(all, slot, place, head), place % self.block.places));
-            }
-            out.resize(out.len() + unused, 0.0);
+        for place in 0..used {
+            out.extend(self.block.key(self.of(all, slot, place, head), place % self.block.places));
         }
+        out.resize(out.len() + unused, 0.0);
+        for place in 0..used {
+            out.extend(self.block.value(self.of(all, slot, place, head), place % self.block.places));
+        }
+        out.resize(out.len() + unused, 0.0);
     }
 
-    fn write<S: Cached>(self, all: &mut [S], slot: usize, used: usize, numbers: &[f32]) {
+    fn write<S: Cached>(self, all: &mut [S], slot: usize, head: usize, used: usize, numbers: &[f32]) {
         let d = self.block.d;
-        for (head, numbers) in numbers.chunks_exact(2 * self.window * d).enumerate() {
-            let (keys, values) = numbers.split_at(self.window * d);
-            for (place, (k, v)) in keys.chunks_exact(d).zip(values.chunks_exact(d)).take(used).enumerate() {
-                let at = self.at(slot, place / self.block.places, head) * self.block.numbers();
-                self.block.write(&mut all[at..at + self.block.numbers()], place % self.block.places, k, v);
-            }
+        let (keys, values) = numbers.split_at(self.window * d);
+        for (place, (k, v)) in keys.chunks_exact(d).zip(values.chunks_exact(d)).take(used).enumerate() {
+            let at = self.at(slot, place / self.block.places, head) * self.block.numbers();
+            self.block.write(&mut all[at..at + self.block.numbers()], place % self.block.places, k, v);
         }
     }
 
@@ -158,25 +154,43 @@ impl Cache {
         self.used[slot] = 0;
     }
 
-    /// Adds a slot's numbers to `out`: of each head the keys (window, d) and the values (window, d), by place.
+    /// Adds a slot's numbers to `out`, head by head.
     pub(crate) fn read(&self, slot: usize, out: &mut Vec<f32>) {
+        (0..self.places.heads).for_each(|head| self.read_head(slot, head, out));
+    }
+
+    /// Adds the numbers of one head to `out`: its keys (window, d) and its values (window, d), by place.
+    pub(crate) fn read_head(&self, slot: usize, head: usize, out: &mut Vec<f32>) {
         match &self.blocks {
-            Blocks::F32(all) => self.places.read(all.all(), slot, self.used[slot], out),
-            Blocks::Bf16(all) => self.places.read(all.all(), slot, self.used[slot], out),
+            Blocks::F32(all) => self.places.read(all.all(), slot, head, self.used[slot], out),
+            Blocks::Bf16(all) => self.places.read(all.all(), slot, head, self.used[slot], out),
         }
     }
 
     /// Puts back the numbers of a slot whose text has so many tokens: of the places that they have reached.
     pub(crate) fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64) {
+        self.hold(slot, tokens);
+        for (head, numbers) in numbers.chunks_exact(numbers.len() / self.places.heads).enumerate() {
+            self.write_head(slot, head, numbers);
+        }
+    }
+
+    /// Makes a slot hold the places that so many tokens reach, whose numbers are then to be written.
+    pub(crate) fn hold(&mut self, slot: usize, tokens: u64) {
         let used = self.places.held(tokens);
         if used < self.used[slot] {
             self.reset(slot);
         }
-        match &mut self.blocks {
-            Blocks::F32(all) => self.places.write(all.all_mut(), slot, used, numbers),
-            Blocks::Bf16(all) => self.places.write(all.all_mut(), slot, used, numbers),
-        }
         self.used[slot] = used;
+    }
+
+    /// Puts back the numbers of one head of a slot: of the places that it holds.
+    pub(crate) fn write_head(&mut self, slot: usize, head: usize, numbers: &[f32]) {
+        let used = self.used[slot];
+        match &mut self.blocks {
+            Blocks::F32(all) => self.places.write(all.all_mut(), slot, head, used, numbers),
+            Blocks::Bf16(all) => self.places.write(all.all_mut(), slot, head, used, numbers),
+        }
     }
 }
 

@@ -43,10 +43,55 @@ pub struct Inputs<'a> {
     pub positions: &'a [u64],
 }
 
+/// What a query takes besides what its window holds: nothing, or of what has left it.
+pub(super) trait Older: Sync {
+    /// What a piece of the work has of one head of one row.
+    type Head;
+
+    /// Numbers that a token reads for it; 0 where there is nothing.
+    fn numbers(&self) -> usize;
+
+    /// One head of one row, to whoever asks first.
+    fn head(&self, row: usize, head: usize) -> Option<Self::Head>;
+
+    /// Takes in what leaves the window as some tokens enter, each before its query takes. A taking whose largest score
+    /// is no number above minus infinity counts for nothing. out: (tokens, [`Block::taken`])
+    fn take<S: Cached>(&self, own: &mut Self::Head, entering: Entering<'_, S>, out: &mut [f32]);
+}
+
+/// Tokens of a head that are about to enter places of one block, side by side.
+#[derive(Clone, Copy)]
+pub(super) struct Entering<'a, S> {
+    pub(super) row: usize,
+    pub(super) head: usize,
+    /// The first of them, of the step's.
+    pub(super) first: usize,
+    /// The ring's place that it enters.
+    pub(super) place: usize,
+    /// The block as it is before: where the ring is full, with the tokens that leave.
+    pub(super) block: &'a [S],
+    pub(super) shape: Block,
+}
+
+/// Softmax attention forgets what leaves.
+impl Older for () {
+    type Head = ();
+
+    fn numbers(&self) -> usize {
+        0
+    }
+
+    fn head(&self, _: usize, _: usize) -> Option<()> {
+        Some(())
+    }
+
+    fn take<S: Cached>(&self, (): &mut (), _: Entering<'_, S>, _: &mut [f32]) {}
+}
+
 /// Buffers of [`attend`], kept from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    /// What each query takes from each block: (rows, blocks, heads, taken)
+    /// What each query takes from each block: (rows, blocks, heads, taken); then from what is older: (rows, heads, taken)
     taken: Vec<f32>,
     heads_first: Vec<f32>, // (rows, heads, time, d)
 }
@@ -69,6 +114,21 @@ pub(crate) fn attend(
     shape: Shape,
     cache: &mut Cache,
     inputs: Inputs<'_>,
+    with: (&mut Compute, &mut Buffers),
+    out: &mut [f32],
+) -> Result<()> {
+    attend_with(shape, cache, inputs, (), with, out)
+}
+
+/// [`attend`], each query taking of what is older too.
+///
+/// # Errors
+/// As for [`attend`].
+pub(super) fn attend_with<O: Older>(
+    shape: Shape,
+    cache: &mut Cache,
+    inputs: Inputs<'_>,
+    older: O,
     (cx, buffers): (&mut Compute, &mut Buffers),
     out: &mut [f32],
 ) -> Result<()> {
@@ -87,16 +147,17 @@ pub(crate) fn attend(
     for (&slot, &position) in inputs.slots.iter().zip(inputs.positions) {
         cache.reach(slot, position + time as u64);
     }
-    let step = Step { places, inputs, time, isa: cx.isa };
+    let step = Step { places, inputs, older, time, isa: cx.isa };
     match &mut cache.blocks {
         Blocks::F32(all) => step.run(all.all_mut(), (cx, buffers), out),
         Blocks::Bf16(all) => step.run(all.all_mut(), (cx, buffers), out),
     }
 }
 
-struct Step<'a> {
+struct Step<'a, O> {
     places: Places,
     inputs: Inputs<'a>,
+    older: O,
     time: usize,
     isa: Isa,
 }
@@ -105,7 +166,7 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Step<'_> {
+impl<O: Older> Step<'_, O> {
     fn run<S: Cached>(
         &self,
         all: &mut [S],
@@ -149,13 +210,22 @@ impl Step<'_> {
         held.saturating_sub(block * self.places.block.places).min(self.places.block.places)
     }
 
+    /// Brings a query's takings from the window to an end. out: (d)
+    fn finish(&self, sum: &mut [f32], older: Option<&[f32]>, out: &mut [f32]) {
+        if let Some(older) = older.filter(|older| older[self.places.block.columns()] > f32::NEG_INFINITY) {
+            softmax::add(self.isa, sum, older);
+        }
+        softmax::mean(sum, out);
+    }
+
     /// One token of each row: a piece is one block of one head. -> whether every block was there
     fn one<S: Cached>(&self, all: &mut [S], (cx, taken): (&mut Compute, &mut Vec<f32>), out: &mut [f32]) -> bool {
         let Places { heads, block: shape @ Block { d, .. }, .. } = self.places;
-        let (rows, stride) = (self.inputs.slots.len(), shape.taken());
+        let (rows, stride, older) = (self.inputs.slots.len(), shape.taken(), self.older.numbers());
         let used = |row: usize| self.places.held(self.inputs.positions[row] + 1).div_ceil(shape.places);
         let most = (0..rows).map(used).max().unwrap_or(0);
-        let taken = sized(taken, rows * most * heads * stride);
+        let pieces = rows * most * heads;
+        let taken = sized(taken, (pieces + if older > 0 { rows * heads } else { 0 }) * stride);
         let [a, b, _] = &mut cx.marks;
         let blocks = Parts::new(all, shape.numbers(), a);
         let takings = Parts::new(taken, stride, b);
@@ -172,6 +242,13 @@ impl Step<'_> {
             };
             let place = self.place(row, 0);
             if place / shape.places == block {
+                let part = self.older.head(row, head).zip(takings.take(pieces + row * heads + head));
+                if let Some((mut own, out)) = part {
+                    let entering = Entering { row, head, first: 0, place, block: numbers, shape };
+                    self.older.take(&mut own, entering, out);
+                } else if older > 0 {
+                    missed.fetch_add(1, Ordering::Relaxed);
+                }
                 let (k, v) = (self.part(row, 0, 1, head), self.part(row, 0, 2, head));
                 shape.write(numbers, place % shape.places, k, v);
             }
@@ -181,12 +258,12 @@ impl Step<'_> {
                 softmax::take(self.isa, numbers, shape, self.held(row, 0, block), q, out);
             });
         };
-        let pieces = rows * most * heads;
-        if pieces * shape.numbers() < SERIAL {
+        if pieces * shape.numbers() + rows * heads * older < SERIAL {
             (0..pieces).for_each(piece);
         } else {
             cx.threads.run(pieces, &piece);
         }
+        let (taken, far) = taken.split_at_mut(pieces * stride);
         for (row, taken) in taken.chunks_exact_mut(most * heads * stride).enumerate() {
             let (sums, rest) = taken.split_at_mut(heads * stride);
             for next in rest.chunks_exact(heads * stride).take(used(row) - 1) {
@@ -194,8 +271,9 @@ impl Step<'_> {
                     softmax::add(self.isa, sum, next);
                 }
             }
-            for (head, sum) in sums.chunks_exact(stride).enumerate() {
-                softmax::mean(sum, &mut out[(row * heads + head) * d..][..d]);
+            for (head, sum) in sums.chunks_exact_mut(stride).enumerate() {
+                let at = row * heads + head;
+                self.finish(sum, far.get(at * stride..(at + 1) * stride), &mut out[at * d..][..d]);
             }
         }
         missed.into_inner() == 0
@@ -215,12 +293,12 @@ impl Step<'_> {
             let used = self.places.held(self.inputs.positions[row] + self.time as u64).div_ceil(shape.places);
             let own = (0..used).map_while(|block| blocks.take(self.places.at(self.inputs.slots[row], block, head)));
             let mut own: Vec<&mut [S]> = own.collect();
-            match outs.take(i) {
-                Some(out) if own.len() == used => self.head(row, head, &mut own, out),
+            match outs.take(i).zip(self.older.head(row, head)) {
+                Some((out, mut older)) if own.len() == used => self.head((row, head), &mut own, &mut older, out),
                 _ => drop(missed.fetch_add(1, Ordering::Relaxed)),
             }
         };
-        if rows * heads * self.time * shape.numbers() < SERIAL {
+        if rows * heads * self.time * (shape.numbers() + self.older.numbers()) < SERIAL {
             (0..rows * heads).for_each(piece);
         } else {
             cx.threads.run(rows * heads, &piece);
@@ -230,13 +308,21 @@ impl Step<'_> {
 
     /// All tokens of one head, as many at a time as enter one block: the other blocks stay as they are meanwhile, and
     /// all these queries read them together.
-    fn head<S: Cached>(&self, row: usize, head: usize, blocks: &mut [&mut [S]], out: &mut [f32]) {
+    fn head<S: Cached>(
+        &self,
+        (row, head): (usize, usize),
+        blocks: &mut [&mut [S]],
+        older: &mut O::Head,
+        out: &mut [f32],
+    ) {
         let shape @ Block { d, places, .. } = self.places.block;
         let stride = shape.taken();
         SCRATCH.with_borrow_mut(|scratch| {
-            let scratch = sized(scratch, BLOCK * (d + stride) + QUERIES * stride);
+            let far = if self.older.numbers() > 0 { BLOCK * stride } else { 0 };
+            let scratch = sized(scratch, BLOCK * (d + stride) + far + QUERIES * stride);
             let (queries, scratch) = scratch.split_at_mut(BLOCK * d);
-            let (sums, next) = scratch.split_at_mut(BLOCK * stride);
+            let (sums, scratch) = scratch.split_at_mut(BLOCK * stride);
+            let (far, next) = scratch.split_at_mut(far);
             let mut first = 0;
             while first < self.time {
                 let place = self.place(row, first);
@@ -245,6 +331,10 @@ impl Step<'_> {
                 let len = room.min(self.time - first);
                 for (t, q) in queries.chunks_exact_mut(d).take(len).enumerate() {
                     self.query(row, first + t, head, q);
+                }
+                if let Some(far) = far.get_mut(..len * stride) {
+                    let entering = Entering { row, head, first, place, block: &*blocks[entered], shape };
+                    self.older.take(older, entering, far);
                 }
                 let used = self.places.held(self.inputs.positions[row] + first as u64 + 1).div_ceil(places);
                 for (at, block) in blocks.iter_mut().take(used).enumerate() {
@@ -270,8 +360,10 @@ impl Step<'_> {
                         }
                     }
                 }
-                let outs = out[first * d..].chunks_exact_mut(d).zip(sums.chunks_exact(stride));
-                outs.take(len).for_each(|(out, sum)| softmax::mean(sum, out));
+                let outs = out[first * d..].chunks_exact_mut(d).zip(sums.chunks_exact_mut(stride));
+                for (i, (out, sum)) in outs.take(len).enumerate() {
+                    self.finish(sum, far.get(i * stride..(i + 1) * stride), out);
+                }
                 first += len;
             }
         });
