@@ -113,8 +113,8 @@ impl<F: Float> Head<'_, F> {
     pub fn importance(&self, w: &[F], weight: impl Fn(usize, usize) -> F) -> Vec<F> {
         let (q, k) = self.scaled();
         let row = |(n, q): (usize, &[F])| {
-            let of_sample = |(c, w): (usize, &[F])| (weight(n, c) * xi(q, w), w);
-            let samples: Vec<(F, &[F])> = w.chunks_exact(self.d).enumerate().map(of_sample).collect();
+            let samples: Vec<(F, &[F])> =
+                w.chunks_exact(self.d).enumerate().map(|(c, w)| (weight(n, c) * xi(q, w), w)).collect();
             let of_key = |k| samples.iter().fold(F::of(0.0), |sum, &(weight, w)| sum + weight * xi(k, w));
             let weights: Vec<F> = k.chunks_exact(self.d).map(of_key).collect();
             self.average(&weights, F::of(0.0))
