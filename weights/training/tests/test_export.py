@@ -21,7 +21,9 @@ hidden_act rms_norm_eps tie_word_embeddings attention feature_map gate proj_dim 
 position_embedding rope_theta bos_token_id eos_token_id torch_dtype""".split()
 
 
-@pytest.mark.parametrize("changes", [{}, {"gate": False, "conv_kernel": 0}, {"tie_word_embeddings": False, "output_norm": False}])
+@pytest.mark.parametrize("changes", [
+    {}, {"gate": False, "conv_kernel": 0}, {"tie_word_embeddings": False, "output_norm": False}, {"feature_map": "elu"},
+    {"feature_map": "favor"}, {"attention": "softmax", "sliding_window": 9}, {"attention": "hybrid", "sliding_window": 9}])
 @torch.no_grad()
 def test_a_folder_is_read_back(folder, tmp_path, changes):
     model = decoder(**changes)
@@ -30,15 +32,20 @@ def test_a_folder_is_read_back(folder, tmp_path, changes):
     x = torch.randint(300, (2, 80))
     assert torch.equal(again(x, again.new_state(2))[0], model(x, model.new_state(2))[0])
     assert tok.encode("a").ids[0] == EOT_ID
-    assert list(json.loads((tmp_path / "config.json").read_text())) == KEYS
+    found = list(json.loads((tmp_path / "config.json").read_text()))
+    if model.cfg.sliding_window is None:
+        assert found == KEYS
+    else:
+        silent = ("feature_map", "gate", "proj_dim", "denominator_eps") if model.cfg.attention == "softmax" else ()
+        assert sorted(found) == sorted({*KEYS, "sliding_window"} - {*silent})
     assert set(load_file(tmp_path / "model.safetensors")) == set(model.state_dict())
 
 
 @pytest.mark.parametrize(("dtype", "torch_dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
 def test_what_a_rounding_would_move_most_stays_f32(folder, tmp_path, dtype, torch_dtype):
-    export.write_folder(decoder(), folder / "tokenizer.json", tmp_path, dtype)
+    export.write_folder(decoder(attention="hybrid", sliding_window=9), folder / "tokenizer.json", tmp_path, dtype)
     for name, x in load_file(tmp_path / "model.safetensors").items():
-        assert x.dtype == (torch.float32 if name.endswith(("gate.bias", "sigma", "random_matrices")) else torch_dtype), name
+        assert x.dtype == (torch.float32 if name.endswith(("gate.bias", "sigma", "far_bias", "random_matrices")) else torch_dtype), name
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == str(torch_dtype).split(".")[1]
 
 

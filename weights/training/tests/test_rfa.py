@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tidegate_training import rfa
+from tidegate_training import features as maps
+from tidegate_training import naive, rfa
 
 EPS = 0.02
 
@@ -24,7 +25,7 @@ def inputs(seed: int, b: int, h: int, t: int, proj: int, d: int, gate: bool, sha
 
 
 def features(x):
-    return (rfa.gaussian_features(rfa.unit(x[n]), x["w"]) for n in ("q", "k"))
+    return (maps.gaussian_features(maps.unit(x[n]), x["w"]) for n in ("q", "k"))
 
 
 def documents(starts, t: int):
@@ -34,7 +35,7 @@ def documents(starts, t: int):
 
 
 def truth(x, starts=None):
-    """`rfa.recurrent`, row by row, the state zeroed by hand at each start."""
+    """`naive.recurrent`, row by row, the state zeroed by hand at each start."""
     phi_q, phi_k = features(x)
     outs, states = [], []
     for row in range(x["v"].shape[0]):
@@ -44,7 +45,7 @@ def truth(x, starts=None):
             if fresh:
                 s, c = torch.zeros_like(s), torch.zeros_like(c)
             cut = lambda y: y[row : row + 1, :, i:j]
-            out, (s, c) = rfa.recurrent(cut(phi_q), cut(phi_k), cut(x["v"]), cut(x["a"]) if "a" in x else None, (s, c), EPS)
+            out, (s, c) = naive.recurrent(cut(phi_q), cut(phi_k), cut(x["v"]), cut(x["a"]) if "a" in x else None, (s, c), EPS)
             pieces.append(out)
         outs.append(torch.cat(pieces, dim=2))
         states.append((s, c))
@@ -117,5 +118,5 @@ def test_no_gradient_through_a_clamped_denominator():
 
 def test_unit_has_a_finite_gradient_at_zero():
     x = torch.zeros(2, 3, requires_grad=True)
-    rfa.unit(x).sum().backward()
+    maps.unit(x).sum().backward()
     assert torch.isfinite(x.grad).all()

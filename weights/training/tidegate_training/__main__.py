@@ -1,4 +1,4 @@
-"""The command line: `python -m tidegate_training prepare|train|export|fixtures|eval`."""
+"""The command line: `python -m tidegate_training prepare|train|compare|export|eval|fixtures`."""
 
 from __future__ import annotations
 
@@ -34,6 +34,15 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--device", default="cpu")
     overrides(p)
 
+    p = command("compare", "train every mixer in one decoder on equal terms, measure and export each; goes on where it stood")
+    p.add_argument("config", type=Path)
+    p.add_argument("--data", type=Path, required=True, help="folder that `prepare` wrote")
+    p.add_argument("--out", type=Path, required=True, help="folder to write: runs, checkpoints, the report")
+    p.add_argument("--only", type=lambda x: x.split(","), default=[], metavar="MIXER,...", help="these mixers")
+    p.add_argument("--seeds", type=lambda x: [int(n) for n in x.split(",")], default=[], metavar="N,...", help="these seeds")
+    p.add_argument("--threads", type=int, default=0, help="threads of PyTorch; default: its own choice")
+    overrides(p)
+
     p = command("export", "write the checkpoint folder that Tidegate serves")
     p.add_argument("--run", type=Path, required=True)
     p.add_argument("--data", type=Path, required=True)
@@ -59,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         run = config.load(args.config, args.set)
         at = lambda name: str(args.texts / name)
         prepare([at(f) for f in run.data.train], run.data.repeat, {k: at(f) for k, f in run.data.valid.items()},
-                run.model.vocab_size, run.train.seed, args.data)
+                run.model.vocab_size, run.train.seed, args.data, run.data.held_out)
     elif args.command == "train":
         from .train import Diverged, Trainer
 
@@ -70,6 +79,10 @@ def main(argv: list[str] | None = None) -> int:
             print(f"stopped: {e}", file=sys.stderr)
             return 1
         print(json.dumps(scores, indent=2))
+    elif args.command == "compare":
+        from .compare import compare
+
+        print(compare(args.config, args.data, args.out, args.only, args.seeds, args.threads, args.set))
     elif args.command == "export":
         from .export import export_run
 

@@ -1,4 +1,4 @@
-"""One TOML describes one run: `[model]`, `[data]`, `[train]`. Unknown keys are refused."""
+"""One TOML describes one run: `[model]`, `[data]`, `[train]`, and for `compare` `[compare]`. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
+ATTENTIONS = ("rfa", "softmax", "hybrid")
+FEATURE_MAPS = ("gaussian", "arc_cosine", "elu", "favor")
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """Hugging Face names; written as `config.json` and read by `tidegate-model`'s `DecoderConfig`."""
+    """Hugging Face names; written as `config.json` and read by `tidegate-model`'s `DecoderConfig`.
+
+    `attention` is `rfa` (with a `feature_map`), `softmax` or `hybrid`. What a mixer has no use for is brought to one
+    value (`proj_dim` to 0 without random matrices, `gate` to false for softmax), and an empty `position_embedding` becomes
+    `rope` where a window is read, `none` for rfa. Raises ValueError for what cannot be.
+    """
 
     vocab_size: int = 4096
     hidden_size: int = 256
@@ -27,9 +36,61 @@ class ModelConfig:
     denominator_eps: float = 0.02
     output_norm: bool = True
     conv_kernel: int = 0
-    position_embedding: str = "none"
+    position_embedding: str = ""
     rope_theta: float = 10000.0
     initializer_range: float = 0.02
+    sliding_window: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse = lambda key, bound: ValueError(f"model.{key}: must be {bound}, found {getattr(self, key)!r}")
+        put = lambda key, value: object.__setattr__(self, key, value)
+        if self.attention not in ATTENTIONS:
+            raise refuse("attention", f"one of {', '.join(ATTENTIONS)}")
+        if self.feature_map not in FEATURE_MAPS:
+            raise refuse("feature_map", f"one of {', '.join(FEATURE_MAPS)}")
+        if self.attention != "rfa" and self.feature_map != "gaussian":
+            raise refuse("feature_map", f"gaussian where attention is {self.attention}")
+        if self.attention == "rfa" and self.sliding_window is not None:
+            raise refuse("sliding_window", "absent where attention is rfa")
+        if self.attention != "rfa" and (self.sliding_window is None or self.sliding_window < 1):
+            raise refuse("sliding_window", f"1 or more where attention is {self.attention}")
+        if self.attention == "softmax":
+            put("gate", False)
+        if self.attention == "softmax" or self.feature_map == "elu":
+            put("proj_dim", 0)
+        elif self.proj_dim < 1:
+            raise refuse("proj_dim", "1 or more where there are random matrices")
+        if not self.position_embedding:
+            put("position_embedding", "none" if self.attention == "rfa" else "rope")
+        if self.position_embedding not in ("none", "rope"):
+            raise refuse("position_embedding", "none or rope")
+        if self.position_embedding == "rope" and self.head_dim % 2:
+            raise refuse("head_dim", "even for rope")
+        if self.conv_kernel < 0 or self.conv_kernel == 1:
+            raise refuse("conv_kernel", "0 for none, or 2 or more")
+
+    @property
+    def has_sigma(self) -> bool:
+        """Whether the random matrices are stretched by a learned `sigma`."""
+        return self.attention != "softmax" and self.feature_map in ("gaussian", "arc_cosine")
+
+    @property
+    def features(self) -> int:
+        """Features of a head, F; 0 for softmax."""
+        if self.attention == "softmax":
+            return 0
+        return {"gaussian": 2 * self.proj_dim, "elu": self.head_dim}.get(self.feature_map, self.proj_dim)
+
+    @property
+    def state_numbers(self) -> int:
+        """Numbers that all layers remember of one text, however long it is; those that fill a window are counted."""
+        head = 0
+        if self.attention != "softmax":
+            head += self.features * (self.head_dim + 1) + 1 + (self.feature_map == "favor")
+        if self.sliding_window is not None:
+            head += self.sliding_window * (2 * self.head_dim + (self.attention == "hybrid" and self.gate))
+        taps = 3 * max(0, self.conv_kernel - 1) * self.head_dim
+        return self.num_hidden_layers * self.num_attention_heads * (head + taps)
 
 
 @dataclass(frozen=True)
@@ -66,11 +127,40 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Text files with `<|endoftext|>` between documents; `repeat` copies of each in the training stream."""
+    """Text files with `<|endoftext|>` between documents; `repeat` copies of each in the training stream.
+
+    `held_out`: this last share of the characters of each training file is not trained on, and validates as `held_out`.
+    """
 
     train: list[str] = field(default_factory=list)
     repeat: list[int] = field(default_factory=list)
     valid: dict[str, str] = field(default_factory=dict)
+    held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.held_out < 1.0:
+            raise ValueError(f"data.held_out: must be at least 0 and below 1, found {self.held_out}")
+
+
+UNITS = ("nats per character", "bits per byte")
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """What `compare` reports: its name, the corpus in words, the unit of the losses, which validation text of `[data]`
+    they are measured on (its first `eval_tokens`, 0 for all), and the tokens in the hybrid's window."""
+
+    experiment: str = "language"
+    corpus: str = ""
+    unit: str = "bits per byte"
+    valid: str = ""
+    window: int = 16
+    eval_tokens: int = 0
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"compare.unit: must be one of {UNITS}, found {self.unit!r}")
 
 
 @dataclass(frozen=True)
@@ -78,6 +168,7 @@ class RunConfig:
     model: ModelConfig
     train: TrainConfig
     data: DataConfig
+    compare: CompareConfig = CompareConfig()
 
 
 def _build(cls, table: dict, where: str):
@@ -96,11 +187,12 @@ def load(path: str | Path, overrides: list[str] = ()) -> RunConfig:
         name, _, value = item.partition("=")
         table, _, key = name.partition(".")
         raw.setdefault(table, {})[key] = tomllib.loads(f"x = {value}")["x"]
-    unknown = sorted(set(raw) - {"model", "train", "data"})
+    unknown = sorted(set(raw) - {"model", "train", "data", "compare"})
     if unknown:
         raise ValueError(f"{path}: unknown tables {unknown}")
     return RunConfig(
         model=_build(ModelConfig, raw.get("model", {}), "model"),
         train=_build(TrainConfig, raw.get("train", {}), "train"),
         data=_build(DataConfig, raw.get("data", {}), "data"),
+        compare=_build(CompareConfig, raw.get("compare", {}), "compare"),
     )

@@ -17,6 +17,13 @@ EOT = "<|endoftext|>"
 EOT_ID = 0
 
 
+def divide(path: Path, share: float) -> tuple[str, str]:
+    """A text without its last `share` of characters, and those."""
+    text = path.read_text(encoding="utf-8")
+    cut = int(len(text) * (1 - share))
+    return text[:cut], text[cut:]
+
+
 def documents(path: str | Path) -> list[str]:
     """The documents of a file, without the marks and the line breaks around them; empty ones left out."""
     text = Path(path).read_text(encoding="utf-8")
@@ -51,9 +58,19 @@ def encode(tok: Tokenizer, docs: list[str], order: np.ndarray | None = None) -> 
     return np.concatenate(parts)
 
 
-def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_size: int, seed: int, out: Path) -> None:
-    """Writes `tokenizer.json`, `train.bin`, `valid_<name>.bin` (uint16) and `data.json` into `out`."""
+def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_size: int, seed: int, out: Path,
+            held_out: float = 0.0) -> None:
+    """Writes `tokenizer.json`, `train.bin`, `valid_<name>.bin` (uint16) and `data.json` into `out`.
+
+    held_out: the last share of each training text is validation: `train_<n>.txt` and `held_out.txt` are the two parts.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    if held_out:
+        kept, last = zip(*(divide(Path(file), held_out) for file in train))
+        train = [str(out / f"train_{i}.txt") for i in range(len(train))]
+        for name, text in zip([*train, out / "held_out.txt"], [*kept, EOT.join(last)]):
+            Path(name).write_text(text, encoding="utf-8", newline="")
+        valid = valid | {"held_out": str(out / "held_out.txt")}
     tok_file = out / "tokenizer.json"
     if not tok_file.exists():
         train_tokenizer(train, vocab_size, tok_file)

@@ -23,8 +23,9 @@ from .evaluate import stream_loss
 from .model import Decoder
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-# A few numbers that a rounding would move the most: a gate's half-life, and the argument of sine and cosine.
-KEPT_F32 = ("gate.bias", "sigma", "random_matrices")
+# A few numbers that a rounding would move the most: a gate's half-life, the weight of all that is far, and the argument
+# of sine and cosine.
+KEPT_F32 = ("gate.bias", "sigma", "far_bias", "random_matrices")
 # Keys of config.json that say something to readers other than `ModelConfig`.
 FIXED = {"model_type": "rfa_gate", "architectures": ["RfaGateForCausalLM"], "hidden_act": "silu",
          "bos_token_id": EOT_ID, "eos_token_id": EOT_ID}
@@ -39,6 +40,10 @@ def config_json(cfg: ModelConfig, dtype: str) -> dict:
     """The contents of `config.json`: every key that `tidegate-model` knows, and no other."""
     keys = dataclasses.asdict(cfg)
     del keys["initializer_range"]  # a training matter
+    if cfg.sliding_window is None:
+        del keys["sliding_window"]
+    for key in ("feature_map", "gate", "proj_dim", "denominator_eps") if cfg.attention == "softmax" else ():
+        del keys[key]  # they say nothing to it
     out = {k: FIXED[k] for k in ("model_type", "architectures")}
     for key, value in keys.items():
         out[key] = value
@@ -86,7 +91,7 @@ def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = 
     """Writes the checkpoint folder of a run: its last saved weights, the tokenizer of `data`, and the card."""
     blob = torch.load(run / "state.pt", map_location="cpu", weights_only=True)
     recipe = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    if recipe["model"] != blob["config"]["model"]:
+    if ModelConfig(**recipe["model"]) != ModelConfig(**blob["config"]["model"]):
         raise ValueError(f"{run}: run.json and state.pt describe different models")
     cfg = RunConfig(*(config._build(cls, recipe[key], key)
                       for key, cls in (("model", ModelConfig), ("train", config.TrainConfig), ("data", config.DataConfig))))

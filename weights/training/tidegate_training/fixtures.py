@@ -4,8 +4,9 @@
 
     ids      int64 (batch, time)              crosses a chunk of 64
     logits   f32 (batch, time, vocab)
-    state.N.s     f32 (batch, heads, 2 * proj_dim, head_dim + 1), after the last token, its last column is z
+    state.N.s     f32 (batch, heads, features, head_dim + 1), after the last token, its last column is z
     state.N.c     f32 (batch, heads)
+    state.N.m     f32 (batch, heads), the largest projection of a key, for favor
     state.N.conv  f32 (batch, 3, conv_kernel - 1, heads * head_dim), where there is a convolution
 
 `write_eval` writes a checkpoint folder with a tokenizer, texts, and what `evaluate_folder` says of them.
@@ -25,24 +26,36 @@ from tokenizers import Tokenizer
 from .config import ModelConfig
 from .data import EOT, train_tokenizer
 from .export import evaluate_folder, tensors, write_folder, write_model
+from .features import draw_matrices
 from .model import Decoder
 
 BASE = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
                    head_dim=8, proj_dim=8, output_norm=False)
 SHIPPED = dataclasses.replace(BASE, output_norm=True, conv_kernel=4)
+ROPE = dataclasses.replace(BASE, position_embedding="rope", rope_theta=100.0)
 
 # name: (config, dtype of the weights, batch, time)
 CASES: dict[str, tuple[ModelConfig, str, int, int]] = {
     "base": (BASE, "f32", 2, 70),
     "conv-norm": (SHIPPED, "f32", 2, 70),
     "no-gate": (dataclasses.replace(BASE, gate=False), "f32", 2, 70),
-    "rope": (dataclasses.replace(BASE, position_embedding="rope", rope_theta=100.0), "f32", 2, 70),
+    "rope": (ROPE, "f32", 2, 70),
     "untied": (dataclasses.replace(BASE, tie_word_embeddings=False), "f32", 2, 70),
     "wide-features": (dataclasses.replace(BASE, head_dim=16, proj_dim=12, denominator_eps=0.05), "f32", 2, 70),
     "clamped": (dataclasses.replace(BASE, denominator_eps=0.6), "f32", 1, 70),
     "long": (dataclasses.replace(SHIPPED, conv_kernel=3), "f32", 1, 200),
     "f16": (SHIPPED, "f16", 2, 70),
     "bf16": (SHIPPED, "bf16", 2, 70),
+    "softmax": (dataclasses.replace(ROPE, attention="softmax", sliding_window=128), "f32", 2, 70),
+    "softmax-window": (dataclasses.replace(ROPE, attention="softmax", sliding_window=24), "f32", 2, 70),
+    "arc-cosine": (dataclasses.replace(BASE, feature_map="arc_cosine"), "f32", 2, 70),
+    "arc-cosine-no-gate": (dataclasses.replace(ROPE, feature_map="arc_cosine", gate=False), "f32", 2, 70),
+    "elu": (dataclasses.replace(BASE, feature_map="elu"), "f32", 2, 70),
+    "elu-no-gate": (dataclasses.replace(ROPE, feature_map="elu", gate=False), "f32", 2, 70),
+    "favor": (dataclasses.replace(BASE, feature_map="favor", proj_dim=12), "f32", 2, 70),
+    "favor-no-gate": (dataclasses.replace(ROPE, feature_map="favor", gate=False), "f32", 2, 70),
+    "hybrid": (dataclasses.replace(ROPE, attention="hybrid", sliding_window=16), "f32", 2, 70),
+    "hybrid-no-gate": (dataclasses.replace(ROPE, attention="hybrid", sliding_window=16, gate=False), "f32", 2, 70),
 }
 
 
@@ -59,6 +72,8 @@ def randomise(model: Decoder, gen: torch.Generator) -> None:
             p.uniform_(-1.0, 4.0, generator=gen)
         elif name.endswith("gate.weight"):
             normal(p, 0.0, 2.0 * p.shape[1] ** -0.5)
+        elif name.endswith("far_bias"):
+            normal(p, 0.0, 1.0)
         elif "conv1d" in name:
             normal(p, 0.3, 0.4)
         elif name.endswith("embed_tokens.weight"):
@@ -66,7 +81,11 @@ def randomise(model: Decoder, gen: torch.Generator) -> None:
         else:
             normal(p, 0.0, p.shape[-1] ** -0.5)
     for layer in model.model.layers:
-        normal(layer.self_attn.random_matrices, 0.0, 1.0)
+        drawn = layer.self_attn.random_matrices
+        if drawn is not None and model.cfg.feature_map == "favor":
+            drawn.copy_(draw_matrices("favor", tuple(drawn.shape), gen))
+        elif drawn is not None:
+            normal(drawn, 0.0, 1.0)
 
 
 @torch.no_grad()
@@ -82,9 +101,8 @@ def write_case(out: Path, cfg: ModelConfig, dtype: str, batch: int, time: int, s
     logits, states = model(ids, model.new_state(batch))
     golden = {"ids": ids, "logits": logits}
     for n, state in enumerate(states):
-        golden |= {f"state.{n}.s": state.s, f"state.{n}.c": state.c}
-        if state.conv is not None:
-            golden[f"state.{n}.conv"] = state.conv
+        kept = {part: getattr(state, part, None) for part in ("s", "c", "m", "conv")}
+        golden |= {f"state.{n}.{part}": x for part, x in kept.items() if x is not None}
     save_file({k: v.contiguous() for k, v in golden.items()}, out / "golden.safetensors")
     (out / "golden.safetensors").chmod(0o644)
 

@@ -14,10 +14,11 @@ import torch
 from tqdm import tqdm
 
 from . import optim
-from .config import RunConfig
+from .config import ModelConfig, RunConfig
 from .data import Lanes, positions
 from .evaluate import stream_loss
-from .model import Decoder, LayerState
+from .features import draw_matrices
+from .model import Decoder
 from .plot import plot_log
 
 
@@ -56,7 +57,10 @@ class Trainer:
             # The pool is drawn once and belongs to the run; each forward pass takes one draw per layer and head.
             gen = torch.Generator().manual_seed(t.seed + 1)
             h, m = cfg.model.num_attention_heads, cfg.model
-            self.pool = torch.randn(t.pool, h, m.proj_dim, m.head_dim, generator=gen).to(device)
+            if not m.proj_dim:
+                raise ValueError(f"train.pool: must be 0 for a mixer without random matrices, found {t.pool}")
+            shape = (t.pool * h, m.proj_dim, m.head_dim)
+            self.pool = draw_matrices(m.feature_map, shape, gen).view(t.pool, h, *shape[1:]).to(device)
         if (out / "state.pt").exists():
             self.resume()
 
@@ -65,7 +69,7 @@ class Trainer:
         blob = {
             "model": self.model.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
-            "state": [dataclasses.astuple(s) for s in self.state],
+            "state": [s.tuple() for s in self.state],
             "step": self.step,
             "first_loss": self.first_loss,
             "config": dataclasses.asdict(self.cfg),
@@ -75,12 +79,12 @@ class Trainer:
 
     def resume(self) -> None:
         blob = torch.load(self.out / "state.pt", map_location=self.device, weights_only=True)
-        if blob["config"]["model"] != dataclasses.asdict(self.cfg.model):
+        if ModelConfig(**blob["config"]["model"]) != self.cfg.model:
             raise ValueError(f"{self.out}: holds a run of another model; use another folder")
         self.model.load_state_dict(blob["model"])
         for o, s in zip(self.optimizers, blob["optimizers"]):
             o.load_state_dict(s)
-        self.state = [LayerState(*s) for s in blob["state"]]
+        self.state = self.model.state_from(blob["state"])
         self.step, self.first_loss = blob["step"], blob["first_loss"]
         # Lines past the checkpoint belong to steps that will be taken again.
         log = self.out / "log.jsonl"
@@ -120,12 +124,15 @@ class Trainer:
             if self.cfg.model.position_embedding == "rope":
                 at = torch.from_numpy(positions(starts, self.lanes.before(index))).to(self.device)
             ids, targets, starts = (torch.from_numpy(x).to(self.device) for x in (ids, targets, starts))
+            if not t.carry_state and not starts[:, 1:].any():
+                starts = None  # a row that is one text needs no masks
             with torch.autocast(device_type=self.device.split(":")[0], dtype=torch.bfloat16, enabled=self.bf16):
-                loss, state = self.forward(ids, self.state, starts, at, t.chunk, targets)
+                loss, state = self.forward(ids, self.state if t.carry_state else None, starts, at, t.chunk, targets)
             loss = loss / (tokens * t.accumulate)
             loss.backward()
             total += loss.item()
-            self.state = [s.detach() for s in state]
+            if t.carry_state:
+                self.state = [s.detach() for s in state]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), t.clip).item()
         if self.first_loss is None:
             self.first_loss = total
@@ -138,7 +145,7 @@ class Trainer:
             o.step()
         with torch.no_grad():
             # Above about 1.3 the signed denominators begin to vanish (see the README of this folder).
-            for layer in self.model.model.layers:
+            for layer in self.model.model.layers if self.cfg.model.has_sigma else ():
                 layer.self_attn.sigma.clamp_(0.05, t.sigma_max)
         self.step += 1
         return total, norm
@@ -162,12 +169,14 @@ class Trainer:
         bar = tqdm(total=last, initial=self.step, unit="step", dynamic_ncols=True, mininterval=2.0)
         with open(self.out / "log.jsonl", "a", encoding="utf-8") as log:
             while self.step < last:
+                before = time.monotonic()
                 loss, norm = self.train_step()
                 smooth = loss if smooth is None else 0.95 * smooth + 0.05 * loss
                 counted += t.lanes * t.segment * t.accumulate
                 bar.update()
                 bar.set_postfix(loss=f"{smooth:.4f}", tok_s=f"{counted / (time.monotonic() - clock):.0f}")
-                line = {"step": self.step, "tokens": self.step * t.lanes * t.segment * t.accumulate, "loss": loss, "grad_norm": norm}
+                line = {"step": self.step, "tokens": self.step * t.lanes * t.segment * t.accumulate, "loss": loss, "grad_norm": norm,
+                        "seconds": round(time.monotonic() - before, 5)}
                 if self.step % t.eval_every == 0 or self.step == t.steps:
                     scores = line["valid"] = self.evaluate()
                     tqdm.write(f"step {self.step}: " + ", ".join(f"{k} {v['nats']:.4f} nats {v['bits_per_byte']:.4f} bits/byte" for k, v in scores.items()))

@@ -1,0 +1,184 @@
+"""Every causal mixer's fast form against its step-by-step truth in f64: values, gradients, cuts and document starts."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tidegate_training import features, naive, rfa, softmax
+from tidegate_training.config import ModelConfig
+from tidegate_training.model import MIXERS
+
+BASE = ModelConfig(vocab_size=11, hidden_size=12, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, head_dim=6,
+                   proj_dim=7, output_norm=False, denominator_eps=0.05)
+WINDOW = 5
+KINDS = {
+    "gaussian": {}, "gaussian-no-gate": {"gate": False},
+    "arc-cosine": {"feature_map": "arc_cosine"}, "arc-cosine-no-gate": {"feature_map": "arc_cosine", "gate": False},
+    "elu": {"feature_map": "elu"}, "elu-no-gate": {"feature_map": "elu", "gate": False},
+    "favor": {"feature_map": "favor"}, "favor-no-gate": {"feature_map": "favor", "gate": False},
+    "softmax": {"attention": "softmax", "sliding_window": WINDOW, "position_embedding": "none"},
+    "hybrid": {"attention": "hybrid", "sliding_window": WINDOW, "position_embedding": "none"},
+    "hybrid-no-gate": {"attention": "hybrid", "sliding_window": WINDOW, "position_embedding": "none", "gate": False},
+}
+
+
+def mixer(kind: str):
+    """A mixer in f64 whose own tensors all have an effect."""
+    torch.manual_seed(3)
+    made = MIXERS[dataclasses.replace(BASE, **KINDS[kind]).attention](dataclasses.replace(BASE, **KINDS[kind])).double()
+    with torch.no_grad():
+        if made.sigma is not None:
+            made.sigma.uniform_(0.5, 1.3)
+        if hasattr(made, "far_bias"):
+            made.far_bias.uniform_(-1.0, 1.0)
+    return made
+
+
+def inputs(t: int, gate: bool, seed: int = 0):
+    gen = torch.Generator().manual_seed(seed)
+    rand = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64)
+    x = {"q": 2 * rand(2, 2, t, 6), "k": 2 * rand(2, 2, t, 6), "v": rand(2, 2, t, 6)}
+    if gate:
+        x["a"] = 2 * rand(2, 2, t)
+    return {name: y.requires_grad_() for name, y in x.items()}
+
+
+def truth_of_document(m, q, k, v, a):
+    """One document of one row from an empty past -> h, and the sums that it leaves (nothing for softmax)."""
+    cfg = m.cfg
+    zeros = lambda *shape: q.new_zeros(*q.shape[:2], *shape)
+    sums = (zeros(cfg.features, 7), zeros())
+    if cfg.attention == "softmax":
+        return naive.softmax(q, k, v, WINDOW), ()
+    if cfg.feature_map == "favor":
+        return naive.favor(q, k, v, a, (*sums, zeros()), m.random_matrices)
+    maps = {"gaussian": features.gaussian_features, "arc_cosine": features.arc_cosine_features}
+    if cfg.feature_map == "elu":
+        phi = features.elu_features
+    else:
+        phi = lambda x: maps[cfg.feature_map](features.unit(x), m.random_matrices * m.sigma[:, None])
+    eps = 0.0 if cfg.feature_map == "elu" else cfg.denominator_eps
+    if cfg.attention == "hybrid":
+        return naive.hybrid(q, k, v, a, (phi(q), phi(k)), m.far_bias, eps, WINDOW)
+    return naive.recurrent(phi(q), phi(k), v, a, sums, eps)
+
+
+def truth(m, x, starts):
+    """Row by row, document by document."""
+    outs, states = [], []
+    t = x["v"].shape[2]
+    for row in range(2):
+        cuts = sorted({0, t} | set(starts[row].nonzero().flatten().tolist()))
+        pieces = []
+        for i, j in zip(cuts, cuts[1:]):
+            cut = {name: y[row : row + 1, :, i:j] for name, y in x.items()}
+            out, state = truth_of_document(m, cut["q"], cut["k"], cut["v"], cut.get("a"))
+            pieces.append(out)
+        outs.append(torch.cat(pieces, dim=2))
+        states.append(state)
+    return torch.cat(outs), tuple(torch.cat(parts) for parts in zip(*states))
+
+
+def fast(m, x, starts, edges, chunk):
+    """Segment by segment, from `edges[0] = 0` to `edges[-1]`, the state carried."""
+    state = m.empty(2, "cpu")
+    state = m.State(*(y.double() if y is not None and y.is_floating_point() else y for y in state.tuple()))
+    outs = []
+    for i, j in zip(edges, edges[1:]):
+        cut = [y[:, :, i:j] for y in (x["q"], x["k"], x["v"])]
+        st = starts[:, i:j] if starts.any() else None
+        doc = None if st is None else st.long().cumsum(1)
+        out, state = m.mix(*cut, x["a"][:, :, i:j] if "a" in x else None, state, st, doc, chunk)
+        outs.append(out)
+    return torch.cat(outs, dim=2), state
+
+
+def some_starts(which: str, t: int):
+    starts = torch.zeros(2, t, dtype=torch.bool)
+    if which == "documents":
+        starts[0, [0, 3, 4, 17, 30]] = True
+        starts[1, [11, 29]] = True
+    return starts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", ["one text", "documents"])
+@pytest.mark.parametrize(("edges", "chunk"), [([0, 40], 64), ([0, 40], 8), ([0, 1, 2, 13, 14, 18, 33, 40], 4),
+                                              ([0, *range(1, 41)], 1)])
+def test_fast_is_the_truth(kind, which, edges, chunk):
+    m, starts = mixer(kind), some_starts(which, 40)
+    x = inputs(40, m.gate is not None)
+    with torch.no_grad():
+        got, state = fast(m, x, starts, edges, chunk)
+        want, sums = truth(m, x, starts)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    for name, y in zip(("s", "c", "m"), sums):
+        torch.testing.assert_close(getattr(state, name), y, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("which", ["one text", "documents"])
+def test_gradients_agree(kind, which):
+    found = []
+    for form in (lambda m, x, st: fast(m, x, st, [0, 9, 40], 8)[0], lambda m, x, st: truth(m, x, st)[0]):
+        m, starts = mixer(kind), some_starts(which, 40)
+        x = inputs(40, m.gate is not None)
+        (form(m, x, starts) * torch.arange(40)[:, None]).square().sum().backward()
+        own = {"sigma": m.sigma, "far_bias": getattr(m, "far_bias", None)}
+        found.append({n: p.grad for n, p in (x | own).items() if p is not None})
+    for name, want in found[1].items():
+        torch.testing.assert_close(found[0][name], want, rtol=1e-7, atol=1e-8, msg=lambda text: f"{name}: {text}")
+        assert want.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [8, 64])
+@torch.no_grad()
+def test_without_a_state_is_an_empty_one(kind, chunk):
+    m, starts = mixer(kind), some_starts("documents", 40)
+    x = inputs(40, m.gate is not None)
+    for st in (starts, torch.zeros_like(starts)):
+        want, _ = fast(m, x, st, [0, 40], chunk)
+        given = (st, st.long().cumsum(1)) if st.any() else (None, None)
+        got, after = m.mix(x["q"], x["k"], x["v"], x.get("a"), None, *given, chunk)
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+        assert after is None
+
+
+@torch.no_grad()
+def test_favor_survives_keys_that_overflow_without_a_maximum():
+    """Projections of 100 and more: their exponentials are infinite in f32."""
+    gen = torch.Generator().manual_seed(5)
+    rand = lambda *shape: torch.randn(*shape, generator=gen)
+    w = features.orthogonal_matrices(1, 16, 8, gen)
+    q, k, v = 30 * rand(1, 1, 50, 8), 30 * rand(1, 1, 50, 8), rand(1, 1, 50, 8)
+    state = (torch.zeros(1, 1, 16, 9), torch.zeros(1, 1))
+    assert features.favor_exponents(k, w)[0].max() > 100
+    out, (s, c), m = rfa.favor(q, k, v, None, state, torch.zeros(1, 1), w, 16, None, None)
+    assert out.isfinite().all() and s.isfinite().all() and m.item() > 100
+
+
+@torch.no_grad()
+def test_the_window_of_softmax_is_that_of_all_tokens_when_it_is_wide():
+    x = inputs(30, gate=False)
+    doc = softmax.documents(None, None, 64, 2, 30, "cpu")
+    got = softmax.attend(x["q"], *(softmax.with_past(x[n], None, 64) for n in "kv"), doc, 64, past=True)
+    want = torch.nn.functional.scaled_dot_product_attention(x["q"], x["k"], x["v"], is_causal=True)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+@torch.no_grad()
+def test_hybrid_counts_each_token_once():
+    """With a far part of weight zero the window alone is left; with values of one, any weights average to one."""
+    m = mixer("hybrid")
+    x = inputs(40, gate=True)
+    none = torch.zeros(2, 40, dtype=torch.bool)
+    m.far_bias.fill_(-1e4)
+    torch.testing.assert_close(fast(m, x, none, [0, 40], 16)[0], naive.softmax(x["q"], x["k"], x["v"], WINDOW))
+    _, state = fast(m, x, none, [0, 40], 16)
+    assert state.k.shape[2] == WINDOW and (state.held == WINDOW).all()
+    torch.testing.assert_close(state.k, x["k"].detach()[:, :, -WINDOW:])
+    no_gate = mixer("hybrid-no-gate")
+    _, state = fast(no_gate, inputs(40, gate=False), none, [0, 7, 40], 16)
+    assert (state.c == 40 - WINDOW).all()

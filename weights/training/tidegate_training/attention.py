@@ -1,0 +1,109 @@
+"""What all mixers share: the projections, the convolution, rotary angles and the output norm around their own mathematics.
+
+A mixer is an `Attention` with a `State` (a dataclass of tensors, each with the batch first) and three methods:
+`add_tensors` makes its own parameters, `empty` the state of an empty text, and `mix` turns heads of q, k, v into heads
+of outputs. A state of None stands for an empty past of which nothing is kept: blocks of text that are read alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .config import ModelConfig
+from .layers import CausalConv1d, RMSNorm, rotary
+
+
+@dataclasses.dataclass
+class MixerState:
+    """What one layer remembers of the past, of constant size: the base of every mixer's own."""
+
+    def detach(self):
+        """The same numbers without the graph behind them."""
+        return type(self)(*(None if x is None else x.detach() for x in self.tuple()))
+
+    def tuple(self) -> tuple:
+        """The tensors in the order of the fields, as a run's `state.pt` keeps them."""
+        return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+
+
+class Attention(nn.Module):
+    """q, k, v = W x, each with its convolution and angles; the mixer between; o_proj of the (normed) heads."""
+
+    State: type[MixerState]
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.cfg = cfg
+        h, d = cfg.num_attention_heads, cfg.head_dim
+        self.q_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
+        self.k_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
+        self.v_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
+        self.o_proj = nn.Linear(h * d, cfg.hidden_size, bias=False)
+        self.gate = nn.Linear(cfg.hidden_size, h, bias=True) if cfg.gate else None
+        # The mixer's own come here: the order in which tensors are made is the order in which a seed's numbers are drawn.
+        self.register_parameter("sigma", None)
+        self.register_buffer("random_matrices", None)
+        self.draw: Tensor | None = None  # random matrices of this forward pass, when drawn from a pool
+        self.add_tensors(cfg)
+        self.o_norm = RMSNorm(d, cfg.rms_norm_eps) if cfg.output_norm else None
+        if cfg.conv_kernel:
+            self.q_conv1d = CausalConv1d(h * d, cfg.conv_kernel)
+            self.k_conv1d = CausalConv1d(h * d, cfg.conv_kernel)
+            self.v_conv1d = CausalConv1d(h * d, cfg.conv_kernel)
+
+    def add_tensors(self, cfg: ModelConfig) -> None:
+        """Makes the tensors that only this mixer has."""
+
+    def empty(self, batch: int, device) -> MixerState:
+        """The state of `batch` empty texts."""
+        raise NotImplementedError
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: Any, starts: Tensor | None,
+            doc: Tensor | None, chunk: int) -> tuple[Tensor, Any]:
+        """q, k, v: (batch, heads, time, head_dim), f32; a: (batch, heads, time), the gates' logits; state: without a
+        convolution's part, or None; starts and doc: as in `forward` -> out (batch, heads, time, head_dim), and the state
+        after the last token, None where none was given"""
+        raise NotImplementedError
+
+    def empty_conv(self, batch: int, device) -> Tensor | None:
+        """The convolutions' inputs of empty texts: (batch, 3, conv_kernel - 1, heads * head_dim)."""
+        cfg = self.cfg
+        if not cfg.conv_kernel:
+            return None
+        return torch.zeros(batch, 3, cfg.conv_kernel - 1, cfg.num_attention_heads * cfg.head_dim, device=device)
+
+    def matrices(self) -> Tensor:
+        """The random matrices in force, (heads, proj_dim, head_dim), stretched by sigma where there is one."""
+        w = self.random_matrices if self.draw is None else self.draw
+        return w if self.sigma is None else w * self.sigma[:, None, :]
+
+    def forward(self, x: Tensor, state: MixerState | None, doc: Tensor | None, starts: Tensor | None, positions: Tensor,
+                chunk: int) -> tuple[Tensor, MixerState | None]:
+        """x: (batch, time, hidden); starts: (batch, time), true where the past must be forgotten before the token; doc:
+        (batch, time), how many starts there were up to each token; positions: (batch, time)"""
+        cfg = self.cfg
+        b, t, _ = x.shape
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        conv = None
+        if cfg.conv_kernel:
+            conv = self.empty_conv(b, x.device) if state is None else state.conv
+            q, tail_q = self.q_conv1d(q.float(), conv[:, 0], doc)
+            k, tail_k = self.k_conv1d(k.float(), conv[:, 1], doc)
+            v, tail_v = self.v_conv1d(v.float(), conv[:, 2], doc)
+            conv = torch.stack([tail_q, tail_k, tail_v], dim=1)
+        heads = lambda y: y.float().view(b, t, cfg.num_attention_heads, cfg.head_dim).transpose(1, 2)
+        q, k, v = heads(q), heads(k), heads(v)
+        if cfg.position_embedding == "rope":
+            q, k = rotary(q, positions, cfg.rope_theta), rotary(k, positions, cfg.rope_theta)
+        a = self.gate(x).float().transpose(1, 2) if self.gate is not None else None
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            out, after = self.mix(q, k, v, a, state, starts, doc, chunk)
+            if self.o_norm is not None:
+                out = self.o_norm(out)
+        if after is not None:
+            after.conv = conv
+        return self.o_proj(out.transpose(1, 2).reshape(b, t, -1)), after

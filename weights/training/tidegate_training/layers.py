@@ -1,0 +1,72 @@
+"""What every block is made of besides its mixer: RMSNorm, the causal convolution, rotary angles, SwiGLU."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .config import ModelConfig
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, in f32."""
+
+    def __init__(self, dim: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float()
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class CausalConv1d(nn.Module):
+    """Depthwise causal convolution and SiLU; a tap that would reach over a document's start reads zero."""
+
+    def __init__(self, dim: int, kernel: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dim, 1, kernel))
+        nn.init.normal_(self.weight, std=0.1)
+        with torch.no_grad():
+            self.weight[:, 0, -1] += 1.0
+        self.kernel = kernel
+
+    def forward(self, x: Tensor, tail: Tensor, doc: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x: (batch, time, dim), tail: (batch, kernel - 1, dim), doc: (batch, time) -> y and the new tail"""
+        k, t = self.kernel, x.shape[1]
+        full = torch.cat([tail, x], dim=1)
+        if doc is None:
+            y = F.conv1d(full.transpose(1, 2), self.weight, groups=full.shape[-1]).transpose(1, 2)
+            return F.silu(y), full[:, -(k - 1) :]
+        doc_full = F.pad(doc, (k - 1, 0))
+        y = 0.0
+        for j in range(k):
+            same = (doc_full[:, j : j + t] == doc).unsqueeze(-1)
+            y = y + torch.where(same, full[:, j : j + t], 0.0) * self.weight[:, 0, j]
+        same = (doc_full[:, -(k - 1) :] == doc[:, -1:]).unsqueeze(-1)
+        return F.silu(y), torch.where(same, full[:, -(k - 1) :], 0.0)
+
+
+def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotates halves as Llama does. x: (batch, heads, time, head_dim), positions: (batch, time), angles in f64."""
+    half = x.shape[-1] // 2
+    inv = theta ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
+    angle = positions.double()[:, None, :, None] * inv
+    cos, sin = angle.cos().float(), angle.sin().float()
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+class Mlp(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(cfg.intermediate_size, cfg.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

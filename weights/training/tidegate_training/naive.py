@@ -1,0 +1,91 @@
+"""The plain, slow, obviously right form of every causal mixer: one token of one document after another.
+
+These are the truth that the fast forms of `rfa.py`, `softmax.py` and `hybrid.py` are tested against. Shapes: q, k, v
+(batch, heads, time, head_dim), a (batch, heads, time) or None, s (batch, heads, features, head_dim + 1) with z as its last
+column, c (batch, heads).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .features import favor_exponents
+from .rfa import normalise
+
+
+def add(s: Tensor, c: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None) -> tuple[Tensor, Tensor]:
+    """S, z and c after one more token (equations 5 and 7 of Peng et al. 2021). phi_k: (batch, heads, features), v: (batch,
+    heads, head_dim), a: (batch, heads)"""
+    g = torch.sigmoid(a) if a is not None else torch.ones_like(c)
+    i = torch.sigmoid(-a) if a is not None else torch.ones_like(c)
+    v_plus = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    s = g[..., None, None] * s + i[..., None, None] * phi_k[..., :, None] * v_plus[..., None, :]
+    return s, g * c + i
+
+
+def read(phi_q: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """phi_q S and phi_q . z. phi_q: (batch, heads, features)"""
+    o = torch.einsum("bhf,bhfe->bhe", phi_q, s)
+    return o[..., :-1], o[..., -1]
+
+
+def recurrent(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, Tensor], eps: float):
+    """RFA of given features (batch, heads, time, features) -> h, (s, c)"""
+    s, c = state
+    out = []
+    for t in range(v.shape[2]):
+        s, c = add(s, c, phi_k[:, :, t], v[:, :, t], None if a is None else a[:, :, t])
+        num, den = read(phi_q[:, :, t], s)
+        out.append(normalise(num, den, c, eps))
+    return torch.stack(out, dim=2), (s, c)
+
+
+def favor(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, Tensor, Tensor], w: Tensor):
+    """FAVOR+ in streaming: when a key raises the running maximum m, the sums are rescaled to it -> h, (s, c, m)"""
+    s, c, m = state
+    scale = w.shape[-2] ** -0.5
+    out = []
+    for t in range(v.shape[2]):
+        u, half = favor_exponents(k[:, :, t : t + 1], w)
+        u, half = u[:, :, 0].clone(), half[:, :, 0]
+        risen = torch.maximum(m, u.detach().amax(-1))
+        s, m = s * torch.exp(m - risen)[..., None, None], risen
+        s, c = add(s, c, scale * torch.exp(u - half - m[..., None]), v[:, :, t], None if a is None else a[:, :, t])
+        u, half = favor_exponents(q[:, :, t : t + 1], w)
+        num, den = read(scale * torch.exp(u - half - u.detach().amax(-1, keepdim=True))[:, :, 0], s)
+        out.append(num / den[..., None])
+    return torch.stack(out, dim=2), (s, c, m)
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Softmax attention of a whole document to the last `window` tokens."""
+    out = []
+    for t in range(v.shape[2]):
+        near = slice(max(0, t + 1 - window), t + 1)
+        scores = torch.einsum("bhd,bhjd->bhj", q[:, :, t], k[:, :, near]) / q.shape[-1] ** 0.5
+        out.append(torch.einsum("bhj,bhjd->bhd", scores.softmax(-1), v[:, :, near]))
+    return torch.stack(out, dim=2)
+
+
+def hybrid(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, features: tuple[Tensor, Tensor], far_bias: Tensor, eps: float,
+           window: int):
+    """A whole document: the last `window` tokens by softmax, older ones by RFA of `features` (phi_q, phi_k) -> h, (s, c)"""
+    phi_q, phi_k = features
+    b, h, _, d = q.shape
+    s, c = phi_k.new_zeros(b, h, phi_k.shape[-1], d + 1), phi_k.new_zeros(b, h)
+    out = []
+    for t in range(v.shape[2]):
+        left = t - window
+        if left >= 0:
+            s, c = add(s, c, phi_k[:, :, left], v[:, :, left], None if a is None else a[:, :, left])
+        near = slice(max(0, left + 1), t + 1)
+        e = torch.exp(torch.einsum("bhd,bhjd->bhj", q[:, :, t], k[:, :, near]) / d**0.5)
+        num, den = torch.einsum("bhj,bhjd->bhd", e, v[:, :, near]), e.sum(-1)
+        if left >= 0:
+            far, far_den = read(phi_q[:, :, t], s)
+            weight = torch.exp(far_bias)
+            num = num + weight[:, None] * far
+            den = den + weight * torch.maximum(far_den, eps * c.detach())
+        out.append(num / den[..., None])
+    return torch.stack(out, dim=2), (s, c)
