@@ -99,7 +99,10 @@ fn batched_forms_are_the_plain_ones() {
 
 #[test]
 fn names_are_known() {
-    assert_eq!(Attention::named("lara", 4), Some(Attention::Lara { landmarks: 4, weighting: Weighting::QuerySpecific }));
+    assert_eq!(
+        Attention::named("lara", 4),
+        Some(Attention::Lara { landmarks: 4, weighting: Weighting::QuerySpecific })
+    );
     assert_eq!(Attention::named("ra", 4), Some(Attention::Ra { samples: 4 }));
     assert_eq!(Attention::named("linformer", 4), None);
 }

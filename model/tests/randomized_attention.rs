@@ -128,7 +128,11 @@ fn lara_with_each_querys_own_proposal_and_no_other_is_ra() {
         let (q, k) = (flat(scaled.q()), flat(scaled.k()));
         let score = |q: &[f64], k: &[f64]| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>().exp();
         let row = |q: &[f64]| k[..KEYS * DIM].chunks_exact(DIM).map(|k| score(q, k)).collect::<Vec<f64>>();
-        q[..QUERIES * DIM].chunks_exact(DIM).map(row).map(|w| w.iter().map(|x| x / w.iter().sum::<f64>()).collect()).collect()
+        q[..QUERIES * DIM]
+            .chunks_exact(DIM)
+            .map(row)
+            .map(|w| w.iter().map(|x| x / w.iter().sum::<f64>()).collect())
+            .collect()
     };
     let chosen: Vec<u32> = flat(&uniforms)
         .iter()
@@ -162,7 +166,8 @@ fn the_balance_heuristic_estimates_the_kernel_without_bias() {
     let head = Head { q: &q, k: &k, v: &k, d: DIM };
     let (mu, _) = head.landmarks(count);
     let scale = (DIM as f64).powf(-0.25);
-    let (q, k): (Vec<f64>, Vec<f64>) = (q[..DIM].iter().map(|x| x * scale).collect(), k[..DIM].iter().map(|x| x * scale).collect());
+    let (q, k): (Vec<f64>, Vec<f64>) =
+        (q[..DIM].iter().map(|x| x * scale).collect(), k[..DIM].iter().map(|x| x * scale).collect());
     let exact = q.iter().zip(&k).map(|(q, k)| q * k).sum::<f64>().exp();
     let mut generator = Generator::new(3);
     // Without the weights the mean is another.

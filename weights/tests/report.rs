@@ -20,8 +20,9 @@ fn language() -> Vec<Value> {
     let row = |(at, mixer): (usize, &&str)| {
         let end = 1.9 - 0.03 * at as f64;
         let seed = |seed: u32| {
-            let curve: Vec<_> =
-                (0..=20).map(|i| json!([i * 100, end + 2.0 * (-f64::from(i) / 4.0).exp() + 0.01 * f64::from(seed)])).collect();
+            let curve: Vec<_> = (0..=20)
+                .map(|i| json!([i * 100, end + 2.0 * (-f64::from(i) / 4.0).exp() + 0.01 * f64::from(seed)]))
+                .collect();
             let loss = end + 0.01 * f64::from(seed);
             let stream = mixer.contains("rfa").then_some(loss - 0.05);
             json!({"seed": seed, "loss": loss, "stream_loss": stream, "seconds": 120.0, "curve": curve})
@@ -40,8 +41,10 @@ fn cost() -> Vec<Value> {
             let cache = if at == 0 { f64::from(depth) } else { 100.0 + 60.0 * at as f64 };
             for (kind, batch) in [("decode", 1), ("decode", 16), ("prefill", 1)] {
                 let speed = f64::from(batch).sqrt() * 1e6 / (500.0 + cache);
-                rows.push(json!({"mixer": mixer, "kind": kind, "batch": batch, "depth": depth, "tokens_per_second": speed,
-                                 "low": 0.9 * speed, "high": 1.05 * speed, "state_bytes": (cache * 2048.0) as u64}));
+                rows.push(
+                    json!({"mixer": mixer, "kind": kind, "batch": batch, "depth": depth, "tokens_per_second": speed,
+                                 "low": 0.9 * speed, "high": 1.05 * speed, "state_bytes": (cache * 2048.0) as u64}),
+                );
             }
         }
     }
@@ -100,7 +103,8 @@ fn every_experiment_has_a_picture_and_a_table() {
     fs::write(folder.join("notes.json"), "another's").unwrap();
     let written = report(folder).unwrap();
     let names: Vec<_> = written.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
-    let all = ["language-shakespeare.svg", "approximation.svg", "denominators.svg", "listops.svg", "cost.svg", "REPORT.md"];
+    let all =
+        ["language-shakespeare.svg", "approximation.svg", "denominators.svg", "listops.svg", "cost.svg", "REPORT.md"];
     assert_eq!(names, all);
     for picture in &written[..5] {
         let svg = fs::read_to_string(picture).unwrap();
@@ -156,17 +160,52 @@ fn malformed_files_are_named_with_the_field() {
         rows
     };
     for (name, experiment, rows, part) in [
-        ("approximation.json", "cost", approximation(), "approximation.json: experiment: must be approximation, found cost"),
+        (
+            "approximation.json",
+            "cost",
+            approximation(),
+            "approximation.json: experiment: must be approximation, found cost",
+        ),
         ("approximation.json", "approximation", vec![], "rows: must not be empty"),
-        ("approximation.json", "approximation", changed(approximation(), "/error", json!("much")), "rows[1].error: invalid type"),
-        ("approximation.json", "approximation", changed(approximation(), "/error", json!(-1.0)), "rows[1].error: -1 cannot"),
-        ("denominators.json", "denominators", changed(denominators(), "/clamped", json!(1.5)), "rows[1].clamped: 1.5 cannot"),
+        (
+            "approximation.json",
+            "approximation",
+            changed(approximation(), "/error", json!("much")),
+            "rows[1].error: invalid type",
+        ),
+        (
+            "approximation.json",
+            "approximation",
+            changed(approximation(), "/error", json!(-1.0)),
+            "rows[1].error: -1 cannot",
+        ),
+        (
+            "denominators.json",
+            "denominators",
+            changed(denominators(), "/clamped", json!(1.5)),
+            "rows[1].clamped: 1.5 cannot",
+        ),
         ("cost.json", "cost", changed(cost(), "/kind", json!("sleep")), "rows[1].kind: unknown variant"),
         ("cost.json", "cost", changed(cost(), "/low", json!(0)), "rows[1].low: 0 cannot"),
         ("language-x.json", "language", changed(language(), "/seeds", json!([])), "rows[1].seeds: must not be empty"),
-        ("language-x.json", "language", changed(language(), "/mixer", json!("softmax")), "rows[1].mixer: softmax is there twice"),
-        ("language-x.json", "language-x", changed(language(), "/judged", json!("stream_loss")), "rows[1].seeds[0].stream_loss: is what"),
-        ("listops.json", "listops", changed(listops(), "/seeds/0/accuracy", json!(36)), "rows[1].seeds[0].accuracy: 36 cannot"),
+        (
+            "language-x.json",
+            "language",
+            changed(language(), "/mixer", json!("softmax")),
+            "rows[1].mixer: softmax is there twice",
+        ),
+        (
+            "language-x.json",
+            "language-x",
+            changed(language(), "/judged", json!("stream_loss")),
+            "rows[1].seeds[0].stream_loss: is what",
+        ),
+        (
+            "listops.json",
+            "listops",
+            changed(listops(), "/seeds/0/accuracy", json!(36)),
+            "rows[1].seeds[0].accuracy: 36 cannot",
+        ),
     ] {
         let message = complaint(name, experiment, &rows);
         assert!(message.contains(part), "{part} is not in: {message}");

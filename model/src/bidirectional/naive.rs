@@ -171,15 +171,14 @@ impl<F: Float> Head<'_, F> {
     }
 }
 
-/// Means of `count` segments, the c-th of rows `c rows / count` to before `(c + 1) rows / count`: (count, d)
+/// Means of `count` segments: row i is in segment `i count / rows`, rounded down. (count, d)
 pub fn segment_means<F: Float>(x: &[F], d: usize, count: usize) -> Vec<F> {
     let rows = x.len() / d;
     let mean = |c: usize| {
-        let (begin, end) = (c * rows / count, (c + 1) * rows / count);
-        let rows = &x[begin * d..end * d];
-        (0..d).map(move |i| {
-            rows.chunks_exact(d).fold(F::of(0.0), |sum, row| sum + row[i]) / F::of((end - begin) as f64)
-        })
+        let of: Vec<&[F]> =
+            x.chunks_exact(d).enumerate().filter(|(i, _)| i * count / rows == c).map(|(_, row)| row).collect();
+        let column = |i: usize| of.iter().fold(F::of(0.0), |sum, row| sum + row[i]) / F::of(of.len() as f64);
+        (0..d).map(column).collect::<Vec<F>>()
     };
     (0..count).flat_map(mean).collect()
 }

@@ -38,7 +38,11 @@ pub fn ra(inputs: &Inputs, uniforms: &Tensor, normals: &Tensor) -> Result<Tensor
     let samples = normals.dim(2)?;
     let want = [batch, heads, samples, queries, d];
     if samples == 0 || normals.dims() != want || uniforms.dims() != &want[..4] {
-        bail!("ra: normals of {want:?} and uniforms without the last are needed, found {:?}, {:?}", normals.dims(), uniforms.dims());
+        bail!(
+            "ra: normals of {want:?} and uniforms without the last are needed, found {:?}, {:?}",
+            normals.dims(),
+            uniforms.dims()
+        );
     }
     let chosen = choose(&softmax(&q.matmul(&k.t()?.contiguous()?)?)?, uniforms)?;
     let half = half_square(&k)?.t()?; // (batch, heads, 1, keys)
@@ -143,8 +147,7 @@ fn estimate_scaled(scaled: &Inputs, w: &Tensor, log_weights: Option<&Tensor>) ->
     softmax(&logs)?.matmul(&f)
 }
 
-/// The means of `count` nearly equal segments of the tokens: the c-th is tokens `c tokens / count` to before
-/// `(c + 1) tokens / count`, rounded down.
+/// The means of `count` nearly equal segments of the tokens: token i is in segment `i count / tokens`, rounded down.
 ///
 /// x: (batch, heads, tokens, d) -> (batch, heads, count, d)
 ///
@@ -155,7 +158,7 @@ pub fn segment_means(x: &Tensor, count: usize) -> Result<Tensor> {
     if count == 0 || count > tokens {
         bail!("segment means: 1 to {tokens} segments of {tokens} tokens are possible, found {count}");
     }
-    let begin = |c: usize| c * tokens / count;
+    let begin = |c: usize| (c * tokens).div_ceil(count);
     let means: Vec<Tensor> =
         (0..count).map(|c| x.narrow(2, begin(c), begin(c + 1) - begin(c))?.mean_keepdim(2)).collect::<Result<_>>()?;
     Tensor::cat(&means, 2)

@@ -65,8 +65,9 @@ fn read(path: &Path, tokens: usize) -> Result<Inputs, ApproximationError> {
     let mut tensors = candle_core::safetensors::load(path, &Device::Cpu).map_err(|error| wrong(error.to_string()))?;
     let mut take = |name: &str| {
         let tensor = tensors.remove(name).ok_or_else(|| wrong(format!("has no tensor {name}")))?;
-        let (_, _, found, _) =
-            tensor.dims4().map_err(|_| wrong(format!("{name}: must be (cases, heads, tokens, d), found {:?}", tensor.dims())))?;
+        let (_, _, found, _) = tensor
+            .dims4()
+            .map_err(|_| wrong(format!("{name}: must be (cases, heads, tokens, d), found {:?}", tensor.dims())))?;
         if found < tokens {
             return Err(wrong(format!("{name}: {tokens} tokens are asked for, {found} are there")));
         }
@@ -109,6 +110,9 @@ pub fn described() -> [(&'static str, String); 2] {
                 "q and k {OWN} x N(0, 1) about {SHARED} x a mean that both share and that forgets 1/e in {TOKENS_PER_TOPIC} tokens; v likewise about its own"
             ),
         ),
-        ("independent", "every number N(0, 1) and independent: landmarks have nothing to know, LARA no advantage".into()),
+        (
+            "independent",
+            "every number N(0, 1) and independent: landmarks know nothing of tokens, so LARA has no advantage over FAVOR+ but where nearly every token is a landmark".into(),
+        ),
     ]
 }

@@ -27,7 +27,8 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
         title: "Approximation of softmax attention".into(),
         picture: Picture {
             title: "Random estimates of softmax attention against samples".into(),
-            subtitle: "mean squared error of the outputs, values as given; whiskers: least and most of all seeds".into(),
+            subtitle: "mean squared error of the outputs, values as given; whiskers: least and most of all seeds"
+                .into(),
             panels: kinds.iter().map(|kind| panel(kind, &of(kind))).collect(),
         },
         text: kinds.iter().map(|kind| markdown(kind, &of(kind))).collect::<Vec<_>>().join("\n"),
@@ -38,7 +39,7 @@ fn title(kind: &str) -> String {
     match kind {
         "model" => "queries, keys and values of a trained softmax model".into(),
         "correlated" => "correlated tokens: q and k share slowly varying means".into(),
-        "independent" => "independent q and k: landmarks have nothing to know, so LARA has no advantage".into(),
+        "independent" => "independent q and k: neighbours have nothing in common that landmarks could know of".into(),
         other => other.into(),
     }
 }
@@ -91,9 +92,8 @@ fn markdown(kind: &str, rows: &[&Row]) -> String {
     headings.push("widest spread".into());
     let of = |name: &str| {
         let all = || rows.iter().filter(move |row| row.estimator == name);
-        let cell = |count: &usize| {
-            all().find(|row| row.samples == *count).map_or_else(|| "-".into(), |row| digits(row.error))
-        };
+        let cell =
+            |count: &usize| all().find(|row| row.samples == *count).map_or_else(|| "-".into(), |row| digits(row.error));
         let widest = all().map(|row| (row.error_high - row.error_low) / row.error.max(f64::MIN_POSITIVE));
         let mut cells = vec![name.to_owned()];
         cells.extend(counts.iter().map(cell));

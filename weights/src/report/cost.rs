@@ -135,7 +135,8 @@ fn markdown(group: (Doing, u64), rows: &[&Row]) -> String {
     headings.push("state bytes at the longest".into());
     let line = |name: &str| {
         let of = |depth: u64| rows.iter().find(|row| row.mixer == name && row.depth == depth);
-        let time = |&depth: &u64| of(depth).map_or_else(|| "-".into(), |row| digits(milliseconds(row.tokens_per_second)));
+        let time =
+            |&depth: &u64| of(depth).map_or_else(|| "-".into(), |row| digits(milliseconds(row.tokens_per_second)));
         let state = depths.iter().rev().find_map(|&depth| of(depth)).map_or(0, |row| row.state_bytes);
         [vec![name.to_owned()], depths.iter().map(time).collect(), vec![grouped(state)]].concat()
     };

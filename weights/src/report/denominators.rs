@@ -54,7 +54,8 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
         let mut headings = vec![format!("{}: sigma", title(gate))];
         headings.extend(dims.iter().map(|dim| format!("D = {dim}")));
         let line = |&sigma: &f64| {
-            let cell = |&dim: &usize| share(gate, dim, sigma).map_or_else(|| "-".into(), |share| format!("{share:.2} %"));
+            let cell =
+                |&dim: &usize| share(gate, dim, sigma).map_or_else(|| "-".into(), |share| format!("{share:.2} %"));
             [vec![sigma.to_string()], dims.iter().map(cell).collect()].concat()
         };
         table(&headings, &sigmas.iter().map(line).collect::<Vec<_>>())

@@ -123,7 +123,8 @@ fn seeds(rows: &[&Row]) -> String {
 }
 
 fn name(row: &Row) -> String {
-    let stream = if row.judged == Judged::StreamLoss && !row.mixer.contains("stateful") { " (state carried)" } else { "" };
+    let stream =
+        if row.judged == Judged::StreamLoss && !row.mixer.contains("stateful") { " (state carried)" } else { "" };
     format!("{}{stream}", row.mixer)
 }
 
@@ -177,5 +178,8 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
         ]
     };
     let table = table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>());
-    format!("{table}\nThe mean of {} seeds (least to most); in bold what a mixer is judged and sorted by.\n", seeds(rows))
+    format!(
+        "{table}\nThe mean of {} seeds (least to most); in bold what a mixer is judged and sorted by.\n",
+        seeds(rows)
+    )
 }

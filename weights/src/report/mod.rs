@@ -35,7 +35,9 @@ pub enum ReportError {
     #[error(transparent)]
     Record(#[from] RecordError),
     /// There is nothing to report on.
-    #[error("{0}: holds no experiment: language-*.json, approximation.json, denominators.json, listops.json, cost.json")]
+    #[error(
+        "{0}: holds no experiment: language-*.json, approximation.json, denominators.json, listops.json, cost.json"
+    )]
     Nothing(PathBuf),
 }
 
@@ -108,8 +110,11 @@ fn origin<R>(record: &Record<R>) -> String {
         Value::String(text) => text.clone(),
         other => other.to_string().replace(',', ", "),
     };
-    let settings: Vec<String> =
-        record.settings.iter().map(|(key, setting)| format!("- {}: {}", key.replace('_', " "), value(setting))).collect();
+    let settings: Vec<String> = record
+        .settings
+        .iter()
+        .map(|(key, setting)| format!("- {}: {}", key.replace('_', " "), value(setting)))
+        .collect();
     let settings = if settings.is_empty() { String::new() } else { settings.join("\n") + "\n\n" };
     format!("{settings}`{}`, on {}, {}.\n", record.command, record.machine, record.date)
 }

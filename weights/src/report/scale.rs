@@ -162,7 +162,10 @@ mod tests {
     #[test]
     fn equal_ratios_or_differences_are_equal_lengths() {
         let log = Scale::new(Kind::Log, (1.0, 1000.0), 300.0, 0.0);
-        assert_eq!([1.0, 10.0, 100.0, 1000.0, 0.0].map(|value| log.at(value).round()), [300.0, 200.0, 100.0, 0.0, 300.0]);
+        assert_eq!(
+            [1.0, 10.0, 100.0, 1000.0, 0.0].map(|value| log.at(value).round()),
+            [300.0, 200.0, 100.0, 0.0, 300.0]
+        );
         let linear = Scale::new(Kind::Linear, (0.0, 4.0), 0.0, 100.0);
         assert_eq!([0.0, 1.0, 4.0].map(|value| linear.at(value)), [0.0, 25.0, 100.0]);
     }

@@ -265,8 +265,7 @@ impl Series {
         }
         let Some(end) = points.last() else { return Ok(()) };
         let begin = WIDTH - RIGHT + 14.0;
-        let (x, y, to, text, base) =
-            (across.at(end.x) + 6.0, up.at(end.y), begin - 5.0, begin + 1.0, label + 5.0);
+        let (x, y, to, text, base) = (across.at(end.x) + 6.0, up.at(end.y), begin - 5.0, begin + 1.0, label + 5.0);
         writeln!(out, r#"<path d="M{x:.1} {y:.1}L{to:.1} {label:.1}" stroke="{color}" stroke-opacity="0.45"/>"#)?;
         let (name, value) = (escaped(&self.label), digits(end.y));
         writeln!(
