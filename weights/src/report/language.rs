@@ -11,6 +11,9 @@ use super::{Section, checked, color, spread, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::table::grouped;
 
+/// Losses that a curve's picture shows, in those that the worst one ends with.
+const SHOWN: f64 = 1.3;
+
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Row {
     mixer: String,
@@ -139,12 +142,18 @@ fn panels(rows: &[&Row], unit: &str) -> Vec<Panel> {
     })];
     let line =
         |row: &&Row| Series { label: row.mixer.clone(), color: color(&row.mixer), dash: "", points: row.curve() };
-    let series: Vec<Series> = rows.iter().map(line).collect();
+    let mut series: Vec<Series> = rows.iter().map(line).collect();
+    // The first steps' fall is the same for all and would press what differs into a corner.
+    let worst = series.iter().filter_map(|series| series.points.last()).map(|end| end.y).fold(0.0, f64::max);
+    let most = SHOWN * worst;
+    for series in &mut series {
+        series.points.retain(|point| point.y <= most);
+    }
     if series.iter().any(|series| !series.points.is_empty()) {
         panels.push(Panel::Lines(Lines {
             title: "while training; the mean of the seeds, with the least and the most".into(),
             across: Axis { label: "steps".into(), kind: Kind::Linear },
-            up: Axis { label: format!("validation loss, {unit}"), kind: Kind::Log },
+            up: Axis { label: format!("validation loss, {unit}; from where it is below {most:.2}"), kind: Kind::Log },
             series,
         }));
     }

@@ -65,9 +65,9 @@ pub fn bounds(kind: Kind, values: impl IntoIterator<Item = f64>) -> (f64, f64) {
     if !low.is_finite() || !high.is_finite() {
         return (1.0, 10.0); // nothing to show on such a scale
     }
-    if kind == Kind::Linear {
-        let step = step(low, high);
-        let (below, above) = ((low / step).floor() * step, (high / step).ceil() * step);
+    let step = step(low, high);
+    let (below, above) = ((low / step).floor() * step, (high / step).ceil() * step);
+    if kind == Kind::Linear || (near((low, high)) && below > 0.0) {
         return (below, if above > below { above } else { below + step });
     }
     let (first, last) = ((low.log10().floor() as i32) - 1, (high.log10().ceil() as i32) + 1);
@@ -75,6 +75,11 @@ pub fn bounds(kind: Kind, values: impl IntoIterator<Item = f64>) -> (f64, f64) {
     let below = counted.iter().copied().rfind(|&value| value <= low * 1.000_001).unwrap_or(low);
     let above = counted.iter().copied().find(|&value| value >= high * 0.999_999 && value > below).unwrap_or(high);
     (below, above)
+}
+
+/// Whether bounds are so near each other that a decade's steps would be too few.
+fn near((low, high): (f64, f64)) -> bool {
+    high / low < 4.0
 }
 
 fn decades(range: impl Iterator<Item = i32>) -> Vec<f64> {
@@ -88,12 +93,13 @@ fn step(low: f64, high: f64) -> f64 {
     decades(decade..=decade + 1).into_iter().find(|&step| step >= rough).unwrap_or(rough)
 }
 
-/// Counted values from `low` to `high`; on a logarithmic scale powers of ten alone where all would be too many.
+/// Counted values from `low` to `high`; on a logarithmic scale powers of ten alone where all would be too many, and
+/// equal steps where the bounds are near each other.
 pub fn ticks(kind: Kind, (low, high): (f64, f64)) -> Vec<f64> {
-    if kind == Kind::Linear {
+    if kind == Kind::Linear || near((low, high)) {
         let step = step(low, high);
-        let count = ((high - low) / step).round() as usize;
-        return (0..=count).map(|i| low + i as f64 * step).collect();
+        let (first, last) = ((low / step - 1e-6).ceil() as i64, (high / step + 1e-6).floor() as i64);
+        return (first..=last).map(|i| i as f64 * step).collect();
     }
     let range = low.log10().floor() as i32..=high.log10().ceil() as i32;
     let within = |value: &f64| *value >= low * 0.999 && *value <= high * 1.001;
@@ -180,15 +186,24 @@ mod tests {
 
     #[test]
     fn bounds_and_ticks_are_counted_values() {
-        assert_eq!(bounds(Kind::Log, [53.0, 117.0]), (50.0, 200.0));
-        assert_eq!(ticks(Kind::Log, (50.0, 200.0)), [50.0, 100.0, 200.0]);
-        assert_eq!(bounds(Kind::Log, [0.0, 0.03, 0.07]), (0.02, 0.1));
+        let rounded = |value: f64| (value * 1e9).round() / 1e9;
+        let bounds = |kind, values: &[f64]| {
+            let (low, high) = bounds(kind, values.iter().copied());
+            (rounded(low), rounded(high))
+        };
+        let ticks = |kind, range| ticks(kind, range).into_iter().map(rounded).collect::<Vec<_>>();
+        assert_eq!(bounds(Kind::Log, &[53.0, 1170.0]), (50.0, 2000.0));
+        assert_eq!(ticks(Kind::Log, (50.0, 2000.0)), [50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0]);
+        assert_eq!(bounds(Kind::Log, &[0.0, 0.03, 0.17]), (0.02, 0.2));
+        assert_eq!(bounds(Kind::Log, &[53.0, 117.0]), (40.0, 120.0), "near each other");
+        assert_eq!(ticks(Kind::Log, (40.0, 120.0)), [40.0, 60.0, 80.0, 100.0, 120.0]);
+        assert_eq!(ticks(Kind::Linear, (0.0, 14.0)), [0.0, 5.0, 10.0], "none past the end");
         assert_eq!(ticks(Kind::Log, (1.0, 10_000.0)), [1.0, 10.0, 100.0, 1000.0, 10_000.0]);
-        assert_eq!(bounds(Kind::Linear, [1.71, 2.13]), (1.7, 2.2));
+        assert_eq!(bounds(Kind::Linear, &[1.71, 2.13]), (1.7, 2.2));
         assert_eq!(ticks(Kind::Linear, (0.0, 10.0)), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
-        let (low, high) = bounds(Kind::Linear, [3.0, 3.0]);
+        let (low, high) = bounds(Kind::Linear, &[3.0, 3.0]);
         assert!(low <= 3.0 && high > low);
-        assert_eq!(bounds(Kind::Log, [0.0]), (1.0, 10.0));
+        assert_eq!(bounds(Kind::Log, &[0.0]), (1.0, 10.0));
     }
 
     #[test]

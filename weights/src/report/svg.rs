@@ -14,7 +14,7 @@ const NAMES: f64 = 212.0;
 /// Height of the words above all panels.
 const HEAD: f64 = 66.0;
 /// Height of a panel's title, and of what is below its axis.
-const TITLE: f64 = 58.0;
+const TITLE: f64 = 64.0;
 const FOOT: f64 = 64.0;
 /// Height of a panel's lines: at least, and for each label; and of a row of dots.
 const LINES: f64 = 260.0;
@@ -162,7 +162,7 @@ impl Panel {
 
 /// A panel's title, and in grey what its upright axis says.
 fn heading(top: f64, title: &str, axis: &str, out: &mut String) -> Result {
-    let (first, second) = (top + 24.0, top + 44.0);
+    let (first, second) = (top + 22.0, top + 42.0);
     writeln!(out, r#"<text x="24" y="{first:.1}" font-weight="bold">{}</text>"#, escaped(title))?;
     writeln!(out, r#"<text x="24" y="{second:.1}" font-size="13" fill="{GREY}">{}</text>"#, escaped(axis))
 }
