@@ -18,9 +18,11 @@
 //! ```
 //!
 //! kernels -> compute; layout, config, random, weights, memory, nn, feature_map -> ops -> attention -> block -> state -> decoder;
-//! `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone.
+//! `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone, `bidirectional` the plain truths of
+//! `ops`.
 
 mod attention;
+pub mod bidirectional;
 mod block;
 pub mod checkpoint;
 mod compute;

@@ -32,6 +32,7 @@ const MODEL: Layers = &[
     ("measure", &["compute", "kernels", "memory", "nn", "weights"]),
     ("feature_map", &["kernels"]),
     ("ops", &["compute", "feature_map", "kernels", "memory", "nn"]),
+    ("bidirectional", &["ops"]),
     ("attention", &["compute", "config", "feature_map", "memory", "nn", "ops", "probe", "weights"]),
     ("block", &["attention", "compute", "config", "kernels", "memory", "nn", "probe", "weights"]),
     ("state", &["attention", "block", "compute", "config", "kernels", "layout", "memory"]),

@@ -1,5 +1,7 @@
 //! The command line `tidegate-weights`: arguments, progress bars, and reports as tables or JSON.
 
+mod experiments;
+
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,7 +15,7 @@ use tidegate_weights::inspect::{Head, InspectReport, Sigma, inspect, observe};
 use tidegate_weights::quantize::{Draft, OnText, QuantizeOptions, QuantizeReport};
 use tidegate_weights::table::{Table, grouped};
 
-/// Evaluates, inspects and quantises the checkpoints that `tidegate` serves.
+/// Evaluates, inspects and quantises the checkpoints that `tidegate` serves, and measures what they are made of.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-weights", version)]
 struct Cli {
@@ -57,6 +59,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         text: Option<PathBuf>,
     },
+    #[command(flatten)]
+    Experiment(experiments::Experiment),
 }
 
 #[derive(Args, Debug)]
@@ -121,6 +125,7 @@ fn main() -> Result<()> {
                 print!("{}", quantize_tables(&report));
             }
         }
+        Command::Experiment(experiment) => experiment.run()?,
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-"""The command line: `python -m tidegate_training prepare|train|compare|export|eval|listops|fixtures`."""
+"""The command line: `python -m tidegate_training prepare|train|compare|export|eval|listops|probe|fixtures`."""
 
 from __future__ import annotations
 
@@ -65,6 +65,13 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--device", default="cpu")
     overrides(p)
 
+    p = command("probe", "queries, keys and values of a softmax checkpoint's heads on a text, for `tidegate-weights approximation`")
+    p.add_argument("--model", type=Path, required=True)
+    p.add_argument("--text", type=Path, required=True)
+    p.add_argument("--tokens", type=int, default=256, help="of each piece of the text")
+    p.add_argument("--cases", type=int, default=4, help="pieces of the text")
+    p.add_argument("--out", type=Path, required=True, help="safetensors file to write")
+
     p = command("fixtures", "write the golden fixtures that the Rust tests read")
     p.add_argument("--out", type=Path, required=True)
     return top
@@ -111,6 +118,10 @@ def main(argv: list[str] | None = None) -> int:
         except Diverged as e:
             print(f"stopped: {e}", file=sys.stderr)
             return 1
+    elif args.command == "probe":
+        from .probe import probe
+
+        probe(args.model, args.text, args.tokens, args.cases, args.out)
     elif args.command == "fixtures":
         from .fixtures import write_all
 

@@ -1,0 +1,206 @@
+//! Attention of every query to every key, in self attention or across: softmax, kernels of random features, and the
+//! estimators that sample where a query looks (RA and LARA).
+//!
+//! One interface, [`Attention`]; its random numbers are an argument ([`Draws`]), made by a seeded [`Generator`] or
+//! by the caller. [`naive`] holds the plain truths, `features`, `randomized` and this file the batched forms, which are
+//! chains of tensors: of any float type, differentiable, and linear in the tokens for all but softmax and RA. Knows no
+//! layers, states or checkpoints.
+//!
+//! Sources: Peng et al. 2021 (RFA), Choromanski et al. 2021 (FAVOR+), Katharopoulos et al. 2020 (elu + 1), Zheng, Wang
+//! and Kong 2022 (RA and LARA, arXiv 2204.04667).
+
+mod draws;
+mod features;
+pub mod naive;
+mod randomized;
+
+pub use draws::{Draws, Generator};
+pub use features::{Features, Map, features};
+pub use randomized::{Weighting, estimate, lara, ra, segment_means};
+
+use candle_core::{D, Result, Tensor, bail};
+
+/// Queries, keys and values whose shapes fit.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    q: Tensor, // (batch, heads, queries, d)
+    k: Tensor, // (batch, heads, keys, d)
+    v: Tensor, // (batch, heads, keys, width)
+}
+
+impl Inputs {
+    /// q: (batch, heads, queries, d), k: (batch, heads, keys, d), v: (batch, heads, keys, width), all of one float type.
+    ///
+    /// # Errors
+    /// When the shapes or types do not fit, or one is empty.
+    pub fn new(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
+        let ((batch, heads, queries, d), (_, _, keys, width)) = (q.dims4()?, v.dims4()?);
+        if k.dims() != [batch, heads, keys, d] || v.dims() != [batch, heads, keys, width] {
+            bail!("attention: q, k and v do not fit each other: {:?}, {:?}, {:?}", q.dims(), k.dims(), v.dims());
+        }
+        if q.elem_count() == 0 || v.elem_count() == 0 || queries == 0 {
+            bail!("attention: q, k and v must not be empty: {:?}, {:?}", q.dims(), v.dims());
+        }
+        if q.dtype() != k.dtype() || q.dtype() != v.dtype() || !q.dtype().is_float() {
+            bail!("attention: q, k and v must be of one float type: {:?}, {:?}, {:?}", q.dtype(), k.dtype(), v.dtype());
+        }
+        Ok(Self { q: q.contiguous()?, k: k.contiguous()?, v: v.contiguous()? })
+    }
+
+    /// (batch, heads, queries, d)
+    pub fn q(&self) -> &Tensor {
+        &self.q
+    }
+
+    /// (batch, heads, keys, d)
+    pub fn k(&self) -> &Tensor {
+        &self.k
+    }
+
+    /// (batch, heads, keys, width)
+    pub fn v(&self) -> &Tensor {
+        &self.v
+    }
+
+    /// The same with q and k times d^(-1/4): their products are then those of softmax attention's exponents.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn scaled(&self) -> Result<Self> {
+        let scale = (self.q.dim(D::Minus1)? as f64).powf(-0.25);
+        Ok(Self { q: (&self.q * scale)?, k: (&self.k * scale)?, v: self.v.clone() })
+    }
+}
+
+/// How queries attend to keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Attention {
+    /// `softmax(q k / sqrt(d)) v`: what the others estimate or replace. Quadratic.
+    Softmax,
+    /// `phi(q) . (sum phi(k) v) / (phi(q) . sum phi(k))`. Linear.
+    Kernel {
+        /// How q and k become features.
+        map: Map,
+        /// Random vectors (D); none where the map takes none.
+        samples: usize,
+    },
+    /// Randomized attention: unbiased, quadratic.
+    Ra {
+        /// Samples of each query, whose estimates are averaged.
+        samples: usize,
+    },
+    /// Linear randomized attention.
+    Lara {
+        /// Landmarks (C), each with one sample; at most as many as queries, and as keys.
+        landmarks: usize,
+        /// How the samples of all landmarks are weighed for a query.
+        weighting: Weighting,
+    },
+}
+
+/// A floor of denominators, as a share of the weight that was seen: signed estimates may come near zero or below it.
+pub const DENOMINATOR_EPS: f64 = 0.02;
+
+impl Attention {
+    /// The names that [`Attention::named`] knows.
+    pub const NAMES: [&'static str; 9] =
+        ["softmax", "rfa", "rfa-softmax", "rfa-arccos", "elu", "favor", "ra", "lara", "lara-balance"];
+
+    /// An attention by name. `samples` is the number of random vectors, of RA's samples, or of LARA's landmarks;
+    /// softmax and elu have no use for it.
+    ///
+    /// `rfa` has RFA's own kernel, of q and k at unit length; `rfa-softmax` estimates softmax attention's own kernel by
+    /// the same sines and cosines. `lara` has the query-specific weights.
+    pub fn named(name: &str, samples: usize) -> Option<Self> {
+        let kernel = |map| Self::Kernel { map, samples };
+        let lara = |weighting| Self::Lara { landmarks: samples, weighting };
+        Some(match name {
+            "softmax" => Self::Softmax,
+            "rfa" => kernel(Map::Gaussian),
+            "rfa-softmax" => kernel(Map::Trigonometric),
+            "rfa-arccos" => kernel(Map::ArcCosine),
+            "elu" => kernel(Map::Elu),
+            "favor" => kernel(Map::Favor),
+            "ra" => Self::Ra { samples },
+            "lara" => lara(Weighting::QuerySpecific),
+            "lara-balance" => lara(Weighting::Balance),
+            _ => return None,
+        })
+    }
+
+    /// Random numbers for these inputs: all that [`Attention::forward`] needs besides.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn draw(&self, inputs: &Inputs, generator: &mut Generator) -> Result<Draws> {
+        let (batch, heads, queries, d) = inputs.q.dims4()?;
+        let mut normals = |shape: &[usize]| generator.normals(shape, &inputs.q);
+        Ok(match *self {
+            Self::Softmax | Self::Kernel { map: Map::Elu, .. } => Draws::None,
+            Self::Kernel { map: Map::Favor, samples } => {
+                Draws::Matrices(generator.orthogonal((heads, samples, d), &inputs.q)?)
+            }
+            Self::Kernel { samples, .. } => Draws::Matrices(normals(&[heads, samples, d])?),
+            Self::Lara { landmarks, .. } => Draws::Landmarks(normals(&[batch, heads, landmarks, d])?),
+            Self::Ra { samples } => Draws::Queries {
+                normals: normals(&[batch, heads, samples, queries, d])?,
+                uniforms: generator.uniforms(&[batch, heads, samples, queries], &inputs.q)?,
+            },
+        })
+    }
+
+    /// -> (batch, heads, queries, width)
+    ///
+    /// # Errors
+    /// When the draws are another attention's or do not fit, or there are more landmarks than tokens.
+    pub fn forward(&self, inputs: &Inputs, draws: &Draws) -> Result<Tensor> {
+        match (self, draws) {
+            (Self::Softmax, Draws::None) => softmax_attention(inputs),
+            (Self::Kernel { map: Map::Elu, .. }, Draws::None) => {
+                kernel(&features(Map::Elu, inputs, None)?, &inputs.v, DENOMINATOR_EPS)
+            }
+            (Self::Kernel { map, samples }, Draws::Matrices(w)) if w.dim(1)? == *samples => {
+                kernel(&features(*map, inputs, Some(w))?, &inputs.v, DENOMINATOR_EPS)
+            }
+            (Self::Ra { samples }, Draws::Queries { normals, uniforms }) if normals.dim(2)? == *samples => {
+                ra(inputs, uniforms, normals)
+            }
+            (Self::Lara { landmarks, weighting }, Draws::Landmarks(normals)) if normals.dim(2)? == *landmarks => {
+                lara(inputs, normals, *weighting)
+            }
+            _ => bail!("attention: {self:?} cannot use these draws: {draws:?}"),
+        }
+    }
+}
+
+/// `softmax(q k / sqrt(d)) v`.
+fn softmax_attention(inputs: &Inputs) -> Result<Tensor> {
+    let scaled = inputs.scaled()?;
+    softmax(&scaled.q.matmul(&scaled.k.t()?.contiguous()?)?)?.matmul(&inputs.v)
+}
+
+/// `h_n = sum_m (phi_q_n . phi_k_m) v_m / max(sum_m phi_q_n . phi_k_m, floor)`, the sums over keys first.
+///
+/// The floor is `eps` of the keys' weight for maps whose products may be negative, and the least normal number for
+/// the others.
+///
+/// v: (batch, heads, keys, width) -> (batch, heads, queries, width)
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn kernel(features: &Features, v: &Tensor, eps: f64) -> Result<Tensor> {
+    let s = features.phi_k.t()?.contiguous()?.matmul(v)?; // (batch, heads, features, width)
+    let z = features.phi_k.sum_keepdim(2)?.t()?.contiguous()?; // (batch, heads, features, 1)
+    let denominator = features.phi_q.matmul(&z)?.maximum(f64::from(f32::MIN_POSITIVE))?;
+    let denominator = match &features.weight {
+        Some(weight) => denominator.broadcast_maximum(&(weight * eps)?)?,
+        None => denominator,
+    };
+    features.phi_q.matmul(&s)?.broadcast_div(&denominator)
+}
+
+/// Over the last dimension; differentiable.
+fn softmax(x: &Tensor) -> Result<Tensor> {
+    let exp = x.broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?.exp()?;
+    exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)
+}

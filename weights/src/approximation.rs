@@ -1,0 +1,161 @@
+//! How near random estimates come to softmax attention, against the samples that they take: the mean squared error of
+//! RFA, FAVOR+, LARA and RA, beside that of answering every query with the mean of V.
+//!
+//! [`inputs`] makes or reads queries, keys and values. The error is of the outputs, plain: values are as given, and
+//! nothing divides by their size, as in the figures of Zheng, Wang and Kong 2022 (arXiv 2204.04667).
+
+pub mod inputs;
+
+use candle_core::Tensor;
+use serde::{Deserialize, Serialize};
+use tidegate_model::bidirectional::{Attention, Draws, Generator, Inputs, ra};
+
+pub use inputs::Source;
+
+/// One estimator at one number of samples on one kind of inputs.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Row {
+    /// Where queries, keys and values came from: `model`, `correlated` or `independent`.
+    pub inputs: String,
+    /// `rfa`, `favor`, `lara`, `lara-balance`, `ra` or `mean-of-v`.
+    pub estimator: String,
+    /// Random vectors, landmarks with a sample each, or samples of each query; 0 for the mean of V.
+    pub samples: usize,
+    /// The mean over seeds of the mean squared error.
+    pub error: f64,
+    /// The least of any seed.
+    pub error_low: f64,
+    /// The most of any seed.
+    pub error_high: f64,
+}
+
+/// Row names, and what the model crate calls these estimates of softmax attention.
+pub const ESTIMATORS: [(&str, &str); 5] =
+    [("rfa", "rfa-softmax"), ("favor", "favor"), ("lara", "lara"), ("lara-balance", "lara-balance"), ("ra", "ra")];
+
+/// Samples of RA that are in memory at once.
+const AT_ONCE: usize = 8;
+
+/// How much is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Numbers of samples, each at least 1.
+    pub samples: Vec<usize>,
+    /// Seeds, each with draws of its own; at least 1.
+    pub seeds: u64,
+}
+
+/// Why nothing could be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum ApproximationError {
+    /// The options say nothing.
+    #[error("{0}")]
+    Options(String),
+    /// The inputs cannot be read.
+    #[error("inputs: {0}")]
+    Inputs(String),
+    /// A tensor operation failed.
+    #[error("computing: {0}")]
+    Compute(#[from] candle_core::Error),
+}
+
+/// Steps of [`measure`]: how often it ticks.
+pub fn steps(options: &Options) -> u64 {
+    options.seeds * ESTIMATORS.len() as u64
+}
+
+/// All estimators on one kind of inputs, q, k and v (cases, heads, tokens, d) in f64; `tick` after each of
+/// [`steps`].
+///
+/// LARA has no rows at more landmarks than there are tokens.
+///
+/// # Errors
+/// When the options ask for nothing, or a computation fails.
+pub fn measure(
+    name: &str,
+    inputs: &Inputs,
+    options: &Options,
+    tick: &mut dyn FnMut(),
+) -> Result<Vec<Row>, ApproximationError> {
+    if options.samples.is_empty() || options.samples.contains(&0) || options.seeds == 0 {
+        return Err(ApproximationError::Options("samples and seeds must be at least 1".into()));
+    }
+    let exact = Attention::Softmax.forward(inputs, &Draws::None)?;
+    let mean = inputs.v().mean_keepdim(2)?.broadcast_as(exact.shape())?;
+    let error = mean_squared(&mean, &exact)?;
+    let row = |estimator: &str, samples, errors: &[f64]| Row {
+        inputs: name.into(),
+        estimator: estimator.into(),
+        samples,
+        error: errors.iter().sum::<f64>() / errors.len() as f64,
+        error_low: errors.iter().copied().fold(f64::INFINITY, f64::min),
+        error_high: errors.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+    };
+    let mut rows = vec![row("mean-of-v", 0, &[error])];
+    let tokens = inputs.q().dim(2)?.min(inputs.k().dim(2)?);
+    for (number, (estimator, known_as)) in ESTIMATORS.into_iter().enumerate() {
+        let possible = |samples: &usize| !estimator.starts_with("lara") || *samples <= tokens;
+        let counts: Vec<usize> = options.samples.iter().copied().filter(possible).collect();
+        let mut errors = vec![Vec::new(); counts.len()];
+        for seed in 0..options.seeds {
+            // A stream of its own for each, so that one more estimator changes no other's figures.
+            let mut generator = Generator::new(1000 * (number as u64 + 1) + seed);
+            let found = if estimator == "ra" {
+                of_ra(inputs, &exact, &counts, &mut generator)?
+            } else {
+                of_one(known_as, inputs, &exact, &counts, &mut generator)?
+            };
+            errors.iter_mut().zip(found).for_each(|(errors, error)| errors.push(error));
+            tick();
+        }
+        rows.extend(counts.iter().zip(&errors).map(|(&samples, errors)| row(estimator, samples, errors)));
+    }
+    Ok(rows)
+}
+
+fn mean_squared(out: &Tensor, exact: &Tensor) -> candle_core::Result<f64> {
+    (out - exact)?.sqr()?.mean_all()?.to_scalar()
+}
+
+/// The errors of an estimator whose draws are made anew for each number of samples.
+fn of_one(
+    name: &str,
+    inputs: &Inputs,
+    exact: &Tensor,
+    counts: &[usize],
+    generator: &mut Generator,
+) -> Result<Vec<f64>, ApproximationError> {
+    let error = |&samples: &usize| {
+        let unknown = || ApproximationError::Options(format!("no estimator is called {name}"));
+        let attention = Attention::named(name, samples).ok_or_else(unknown)?;
+        let draws = attention.draw(inputs, generator)?;
+        Ok(mean_squared(&attention.forward(inputs, &draws)?, exact)?)
+    };
+    counts.iter().map(error).collect()
+}
+
+/// RA's errors: its estimate is a mean over samples, so the first ones of many serve for fewer.
+fn of_ra(
+    inputs: &Inputs,
+    exact: &Tensor,
+    counts: &[usize],
+    generator: &mut Generator,
+) -> Result<Vec<f64>, ApproximationError> {
+    let mut order: Vec<usize> = (0..counts.len()).collect();
+    order.sort_by_key(|&at| counts[at]);
+    let mut errors = vec![0.0; counts.len()];
+    let (mut sum, mut done) = (exact.zeros_like()?, 0);
+    for at in order {
+        while done < counts[at] {
+            let samples = AT_ONCE.min(counts[at] - done);
+            let draws = Attention::Ra { samples }.draw(inputs, generator)?;
+            let Draws::Queries { normals, uniforms } = &draws else {
+                return Err(ApproximationError::Options("ra draws for queries".into()));
+            };
+            sum = (sum + (ra(inputs, uniforms, normals)? * samples as f64)?)?;
+            done += samples;
+        }
+        errors[at] = mean_squared(&(&sum / done as f64)?, exact)?;
+    }
+    Ok(errors)
+}

@@ -1,0 +1,104 @@
+//! The share of denominators that the clamp holds, by sigma and by the number of random vectors: why training bounds
+//! sigma.
+//!
+//! Queries and keys are random and of unit length, the map is the Gaussian one, and the recurrence is the model's, of
+//! z and c alone: `z <- g z + (1 - g) phi(k)`, c alike; a denominator `phi(q) . z <= eps c` is clamped.
+
+use candle_core::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
+use tidegate_model::bidirectional::{Features, Generator, Inputs, Map, features};
+
+/// One sigma with one number of random vectors, with a gate or without.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Row {
+    /// Scale of the random vectors.
+    pub sigma: f64,
+    /// Random vectors (D).
+    pub proj_dim: usize,
+    /// Tokens in which the gate forgets half; none without a gate.
+    pub gate_half_life: Option<f64>,
+    /// Share of denominators at or below the floor.
+    pub clamped: f64,
+}
+
+/// What is counted.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Values of sigma.
+    pub sigmas: Vec<f64>,
+    /// Values of D, each at least 1.
+    pub proj_dims: Vec<usize>,
+    /// With gates of these half-lives, or without.
+    pub half_lives: Vec<Option<f64>>,
+    /// Sequences, each with random vectors of its own.
+    pub heads: usize,
+    /// Tokens of a sequence; all denominators from the first on are counted.
+    pub tokens: usize,
+    /// Numbers of a query and of a key.
+    pub head_dim: usize,
+    /// The floor is this share of c.
+    pub eps: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            sigmas: vec![0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0],
+            proj_dims: vec![16, 32, 64, 128, 256],
+            half_lives: vec![None, Some(64.0)],
+            heads: 32,
+            tokens: 512,
+            head_dim: 64,
+            eps: 0.02,
+        }
+    }
+}
+
+/// Counts; `tick` after each pair of D and sigma.
+///
+/// # Errors
+/// When a computation fails.
+pub fn count(options: &Options, tick: &mut dyn FnMut()) -> candle_core::Result<Vec<Row>> {
+    let Options { heads, tokens, head_dim, .. } = *options;
+    let like = Tensor::zeros(1, DType::F64, &Device::Cpu)?;
+    let mut generator = Generator::new(1);
+    let x = |generator: &mut Generator| generator.normals(&[1, heads, tokens, head_dim], &like);
+    let (q, k) = (x(&mut generator)?, x(&mut generator)?);
+    let inputs = Inputs::new(&q, &k, &k)?;
+    let mut rows = Vec::new();
+    for &proj_dim in &options.proj_dims {
+        let w = generator.normals(&[heads, proj_dim, head_dim], &like)?;
+        for &sigma in &options.sigmas {
+            // The map makes q and k unit length.
+            let Features { phi_q, phi_k, .. } = features(Map::Gaussian, &inputs, Some(&(&w * sigma)?))?;
+            let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f64>();
+            let (phi_q, phi_k) = (flat(&phi_q)?, flat(&phi_k)?);
+            for &gate_half_life in &options.half_lives {
+                let per_head = tokens * 2 * proj_dim;
+                let heads_of = phi_q.chunks_exact(per_head).zip(phi_k.chunks_exact(per_head));
+                let clamped: usize =
+                    heads_of.map(|(q, k)| clamped(q, k, 2 * proj_dim, gate_half_life, options.eps)).sum();
+                let clamped = clamped as f64 / (heads * tokens) as f64;
+                rows.push(Row { sigma, proj_dim, gate_half_life, clamped });
+            }
+            tick();
+        }
+    }
+    Ok(rows)
+}
+
+/// Clamped denominators of one head. phi_q, phi_k: (tokens, width)
+fn clamped(phi_q: &[f64], phi_k: &[f64], width: usize, half_life: Option<f64>, eps: f64) -> usize {
+    let (keep, take) = half_life.map_or((1.0, 1.0), |life| {
+        let gate = 0.5f64.powf(1.0 / life);
+        (gate, 1.0 - gate)
+    });
+    let (mut z, mut c, mut clamped) = (vec![0.0; width], 0.0, 0);
+    for (q, k) in phi_q.chunks_exact(width).zip(phi_k.chunks_exact(width)) {
+        z.iter_mut().zip(k).for_each(|(z, k)| *z = keep * *z + take * k);
+        c = keep * c + take;
+        let denominator: f64 = q.iter().zip(&z).map(|(q, z)| q * z).sum();
+        clamped += usize::from(denominator <= eps * c);
+    }
+    clamped
+}

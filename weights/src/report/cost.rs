@@ -1,0 +1,144 @@
+//! Time for a token and bytes of state against the tokens read before.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::scale::{Kind, digits};
+use super::svg::{Axis, Lines, Panel, Picture, Point, Series};
+use super::{Section, checked, color, table};
+use crate::record::{Record, RecordError};
+use crate::table::grouped;
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Row {
+    mixer: String,
+    kind: Doing,
+    batch: u64,
+    depth: u64,
+    tokens_per_second: f64,
+    low: f64,
+    high: f64,
+    state_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Doing {
+    Decode,
+    Prefill,
+}
+
+/// Milliseconds for one of the tokens of which so many are done a second.
+fn milliseconds(tokens_per_second: f64) -> f64 {
+    1000.0 / tokens_per_second
+}
+
+pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
+    for (at, row) in record.rows.iter().enumerate() {
+        let rates = [("tokens_per_second", row.tokens_per_second), ("low", row.low), ("high", row.high)];
+        for (name, value) in rates {
+            checked(path, &format!("rows[{at}].{name}"), value, |rate| rate > 0.0)?;
+        }
+    }
+    let mut groups: Vec<(Doing, u64)> = Vec::new();
+    for row in &record.rows {
+        let batch = if row.kind == Doing::Decode { row.batch } else { 0 };
+        if !groups.contains(&(row.kind, batch)) {
+            groups.push((row.kind, batch));
+        }
+    }
+    groups.sort_by_key(|&(kind, batch)| (kind == Doing::Prefill, batch));
+    let of = |&(kind, batch): &(Doing, u64)| -> Vec<&Row> {
+        record.rows.iter().filter(|row| row.kind == kind && (batch == 0 || row.batch == batch)).collect()
+    };
+    let mut panels: Vec<Panel> = groups.iter().map(|group| times(*group, &of(group))).collect();
+    // The state of one row is the same whatever is done with it.
+    if let Some(first) = groups.first() {
+        panels.push(states(&of(first)));
+    }
+    let tables: Vec<String> = groups.iter().map(|group| markdown(*group, &of(group))).collect();
+    Ok(Section {
+        title: "Cost against length".into(),
+        picture: Picture {
+            title: "Time for a token and bytes of state against length".into(),
+            subtitle: "whiskers: least and most of all rounds".into(),
+            panels,
+        },
+        text: tables.join("\n"),
+    })
+}
+
+fn title((kind, batch): (Doing, u64)) -> String {
+    match (kind, batch) {
+        (Doing::Prefill, _) => "reading a prompt".into(),
+        (Doing::Decode, 1) => "decoding, one row".into(),
+        (Doing::Decode, batch) => format!("decoding, {batch} rows at once"),
+    }
+}
+
+fn mixers<'a>(rows: &[&'a Row]) -> Vec<&'a str> {
+    let mut names: Vec<&str> = Vec::new();
+    for row in rows {
+        if !names.contains(&row.mixer.as_str()) {
+            names.push(&row.mixer);
+        }
+    }
+    names
+}
+
+fn lines(rows: &[&Row], point: impl Fn(&Row) -> Point) -> Vec<Series> {
+    let line = |name: &str| {
+        let mut of: Vec<&&Row> = rows.iter().filter(|row| row.mixer == name).collect();
+        of.sort_by_key(|row| row.depth);
+        let points = of.into_iter().map(|row| point(row)).collect();
+        Series { label: name.into(), color: color(name), dash: "", points }
+    };
+    mixers(rows).into_iter().map(line).collect()
+}
+
+fn times(group: (Doing, u64), rows: &[&Row]) -> Panel {
+    let point = |row: &Row| Point {
+        x: row.depth as f64,
+        y: milliseconds(row.tokens_per_second),
+        low: milliseconds(row.high),
+        high: milliseconds(row.low),
+    };
+    let together = if group.1 > 1 { ", the time of a step divided by its rows" } else { "" };
+    Panel::Lines(Lines {
+        title: title(group),
+        across: Axis { label: "tokens read before".into(), kind: Kind::Log },
+        up: Axis { label: format!("milliseconds a token{together}"), kind: Kind::Log },
+        series: lines(rows, point),
+    })
+}
+
+fn states(rows: &[&Row]) -> Panel {
+    let point = |row: &Row| {
+        let bytes = row.state_bytes as f64;
+        Point { x: row.depth as f64, y: bytes, low: bytes, high: bytes }
+    };
+    Panel::Lines(Lines {
+        title: "what a conversation keeps".into(),
+        across: Axis { label: "tokens read before".into(), kind: Kind::Log },
+        up: Axis { label: "bytes of state".into(), kind: Kind::Log },
+        series: lines(rows, point),
+    })
+}
+
+fn markdown(group: (Doing, u64), rows: &[&Row]) -> String {
+    let mut depths: Vec<u64> = rows.iter().map(|row| row.depth).collect();
+    depths.sort_unstable();
+    depths.dedup();
+    let mut headings = vec![format!("{}, ms a token after", title(group))];
+    headings.extend(depths.iter().map(|&depth| grouped(depth)));
+    headings.push("state bytes at the longest".into());
+    let line = |name: &str| {
+        let of = |depth: u64| rows.iter().find(|row| row.mixer == name && row.depth == depth);
+        let time =
+            |&depth: &u64| of(depth).map_or_else(|| "-".into(), |row| digits(milliseconds(row.tokens_per_second)));
+        let state = depths.iter().rev().find_map(|&depth| of(depth)).map_or(0, |row| row.state_bytes);
+        [vec![name.to_owned()], depths.iter().map(time).collect(), vec![grouped(state)]].concat()
+    };
+    table(&headings, &mixers(rows).into_iter().map(line).collect::<Vec<_>>())
+}

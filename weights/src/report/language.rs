@@ -1,0 +1,194 @@
+//! Language models of several mixers on equal terms: losses by seed, and training curves.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::scale::Kind;
+use super::svg::{Axis, DotRow, Dots, Lines, Panel, Picture, Point, Series};
+use super::{Section, checked, color, spread, table, with_spread};
+use crate::record::{Record, RecordError};
+use crate::table::grouped;
+
+/// Losses that a curve's picture shows, in those that the worst one ends with.
+const SHOWN: f64 = 1.3;
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Row {
+    mixer: String,
+    parameters: u64,
+    state_bytes: u64,
+    seeds: Vec<Seed>,
+    #[serde(default)]
+    judged: Judged,
+}
+
+/// Which loss a mixer is compared by.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Judged {
+    /// Blocks of the context's length, each from an empty state.
+    #[default]
+    Loss,
+    /// The state carried through the text.
+    StreamLoss,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+struct Seed {
+    seed: u64,
+    loss: f64,
+    stream_loss: Option<f64>,
+    seconds: f64,
+    #[serde(default)]
+    curve: Vec<(f64, f64)>,
+}
+
+impl Row {
+    fn judged(&self) -> Vec<f64> {
+        let of = |seed: &Seed| match self.judged {
+            Judged::Loss => Some(seed.loss),
+            Judged::StreamLoss => seed.stream_loss,
+        };
+        self.seeds.iter().filter_map(of).collect()
+    }
+
+    fn mean(&self) -> f64 {
+        spread(&self.judged()).map_or(f64::NAN, |(mean, ..)| mean)
+    }
+
+    /// The mean of the seeds' losses, with the least and the most, at steps that all of them have.
+    fn curve(&self) -> Vec<Point> {
+        let Some((first, others)) = self.seeds.split_first() else { return Vec::new() };
+        let at = |seed: &Seed, step: f64| seed.curve.iter().find(|(s, _)| *s == step).map(|(_, loss)| *loss);
+        let point = |&(step, loss): &(f64, f64)| {
+            let mut losses = vec![loss];
+            for seed in others {
+                losses.push(at(seed, step)?);
+            }
+            spread(&losses).map(|(y, low, high)| Point { x: step, y, low, high })
+        };
+        first.curve.iter().filter_map(point).collect()
+    }
+}
+
+pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
+    for (at, row) in record.rows.iter().enumerate() {
+        let field = |rest: &str| format!("rows[{at}].{rest}");
+        if record.rows[..at].iter().any(|other| other.mixer == row.mixer) {
+            return Err(RecordError::malformed(path, field("mixer"), format!("{} is there twice", row.mixer)));
+        }
+        if row.seeds.is_empty() {
+            return Err(RecordError::malformed(path, field("seeds"), "must not be empty"));
+        }
+        for (number, seed) in row.seeds.iter().enumerate() {
+            checked(path, &field(&format!("seeds[{number}].loss")), seed.loss, |loss| loss > 0.0)?;
+            match seed.stream_loss {
+                Some(loss) => {
+                    checked(path, &field(&format!("seeds[{number}].stream_loss")), loss, |loss| loss > 0.0)?;
+                }
+                None if row.judged == Judged::StreamLoss => {
+                    let field = field(&format!("seeds[{number}].stream_loss"));
+                    return Err(RecordError::malformed(path, field, "is what the row is judged by, and absent"));
+                }
+                None => {}
+            }
+            for (point, (_, loss)) in seed.curve.iter().enumerate() {
+                checked(path, &field(&format!("seeds[{number}].curve[{point}]")), *loss, |loss| loss > 0.0)?;
+            }
+        }
+    }
+    let setting = |name: &str, default: &str| match record.settings.get(name) {
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+        None => default.into(),
+    };
+    let (corpus, unit) = (setting("corpus", "a text"), setting("unit", "nats"));
+    let mut rows: Vec<&Row> = record.rows.iter().collect();
+    rows.sort_by(|a, b| a.mean().total_cmp(&b.mean()));
+    let title = format!("Language models on {corpus}");
+    let picture = Picture {
+        title: title.clone(),
+        subtitle: format!("validation loss, {unit}; sorted by the mean of {} seeds", seeds(&rows)),
+        panels: panels(&rows, &unit),
+    };
+    Ok(Section { title, picture, text: markdown(&rows, &unit) })
+}
+
+/// How many seeds rows have: a number, or a range.
+fn seeds(rows: &[&Row]) -> String {
+    let counts = || rows.iter().map(|row| row.seeds.len());
+    match (counts().min().unwrap_or(0), counts().max().unwrap_or(0)) {
+        (least, most) if least == most => most.to_string(),
+        (least, most) => format!("{least} to {most}"),
+    }
+}
+
+fn name(row: &Row) -> String {
+    let stream =
+        if row.judged == Judged::StreamLoss && !row.mixer.contains("stateful") { " (state carried)" } else { "" };
+    format!("{}{stream}", row.mixer)
+}
+
+fn panels(rows: &[&Row], unit: &str) -> Vec<Panel> {
+    let dot = |row: &&Row| DotRow { label: name(row), color: color(&row.mixer), values: row.judged() };
+    let softmax = rows.iter().find(|row| row.mixer == "softmax").map(|row| (row.mean(), "softmax".into()));
+    let mut panels = vec![Panel::Dots(Dots {
+        title: "at the end of training".into(),
+        axis: Axis { label: format!("validation loss, {unit}; less is better"), kind: Kind::Linear },
+        rows: rows.iter().map(dot).collect(),
+        mark: softmax,
+    })];
+    let line =
+        |row: &&Row| Series { label: row.mixer.clone(), color: color(&row.mixer), dash: "", points: row.curve() };
+    let mut series: Vec<Series> = rows.iter().map(line).collect();
+    // The first steps' fall is the same for all and would press what differs into a corner.
+    let worst = series.iter().filter_map(|series| series.points.last()).map(|end| end.y).fold(0.0, f64::max);
+    let most = SHOWN * worst;
+    for series in &mut series {
+        series.points.retain(|point| point.y <= most);
+    }
+    if series.iter().any(|series| !series.points.is_empty()) {
+        panels.push(Panel::Lines(Lines {
+            title: "while training; the mean of the seeds, with the least and the most".into(),
+            across: Axis { label: "steps".into(), kind: Kind::Linear },
+            up: Axis { label: format!("validation loss, {unit}; from where it is below {most:.2}"), kind: Kind::Log },
+            series,
+        }));
+    }
+    panels
+}
+
+fn markdown(rows: &[&Row], unit: &str) -> String {
+    let headings = [
+        "mixer",
+        &format!("loss, {unit}"),
+        "state carried",
+        "against softmax",
+        "parameters",
+        "state bytes",
+        "minutes a seed",
+    ];
+    let softmax = rows.iter().find(|row| row.mixer == "softmax").map(|row| row.mean());
+    let line = |row: &&Row| {
+        let streams: Vec<f64> = row.seeds.iter().filter_map(|seed| seed.stream_loss).collect();
+        let losses: Vec<f64> = row.seeds.iter().map(|seed| seed.loss).collect();
+        let bold = |text: String, judged: Judged| if row.judged == judged { format!("**{text}**") } else { text };
+        let seconds: Vec<f64> = row.seeds.iter().map(|seed| seed.seconds).collect();
+        vec![
+            row.mixer.clone(),
+            bold(with_spread(&losses, 3), Judged::Loss),
+            bold(with_spread(&streams, 3), Judged::StreamLoss),
+            softmax.map_or_else(|| "-".into(), |softmax| format!("{:+.3}", row.mean() - softmax)),
+            grouped(row.parameters),
+            grouped(row.state_bytes),
+            spread(&seconds).map_or_else(|| "-".into(), |(mean, ..)| format!("{:.1}", mean / 60.0)),
+        ]
+    };
+    let table = table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>());
+    format!(
+        "{table}\nThe mean of {} seeds (least to most); in bold what a mixer is judged and sorted by.\n",
+        seeds(rows)
+    )
+}
