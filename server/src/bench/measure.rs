@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tidegate_model::config::Attention;
-use tidegate_model::{Decoder, DecoderConfig, Device, PoolOptions, StatePool, Threads, WeightType, checkpoint};
+use tidegate_model::{Decoder, Device, PoolOptions, StatePool, Threads, WeightType, checkpoint};
 
 use super::past::{Past, Room};
 use super::plan::{Case, Kind, Plan, Subject};
