@@ -2,7 +2,8 @@
 //! sigma.
 //!
 //! Queries and keys are random and of unit length, the map is the Gaussian one, and the recurrence is the model's, of
-//! z and c alone: `z <- g z + (1 - g) phi(k)`, c alike; a denominator `phi(q) . z <= eps c` is clamped.
+//! z and c alone: `z <- g z + (1 - g) phi(k)`, c alike; a denominator `phi(q) . z <= eps c` is clamped. From about
+//! sigma 2 on the kernel itself, `exp(-sigma^2)` of vectors at right angles, is as small as the floor.
 
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,9 @@ pub struct Row {
     pub gate_half_life: Option<f64>,
     /// Share of denominators at or below the floor.
     pub clamped: f64,
+    /// Share at or below zero, where it was counted: of these the estimate, not the kernel, is at fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_positive: Option<f64>,
 }
 
 /// What is counted.
@@ -76,10 +80,11 @@ pub fn count(options: &Options, tick: &mut dyn FnMut()) -> candle_core::Result<V
             for &gate_half_life in &options.half_lives {
                 let per_head = tokens * 2 * proj_dim;
                 let heads_of = phi_q.chunks_exact(per_head).zip(phi_k.chunks_exact(per_head));
-                let clamped: usize =
-                    heads_of.map(|(q, k)| clamped(q, k, 2 * proj_dim, gate_half_life, options.eps)).sum();
-                let clamped = clamped as f64 / (heads * tokens) as f64;
-                rows.push(Row { sigma, proj_dim, gate_half_life, clamped });
+                let counts = heads_of.map(|(q, k)| counts(q, k, 2 * proj_dim, gate_half_life, options.eps));
+                let (low, negative) = counts.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+                let share = |count: usize| count as f64 / (heads * tokens) as f64;
+                let (clamped, not_positive) = (share(low), Some(share(negative)));
+                rows.push(Row { sigma, proj_dim, gate_half_life, clamped, not_positive });
             }
             tick();
         }
@@ -87,18 +92,19 @@ pub fn count(options: &Options, tick: &mut dyn FnMut()) -> candle_core::Result<V
     Ok(rows)
 }
 
-/// Clamped denominators of one head. phi_q, phi_k: (tokens, width)
-fn clamped(phi_q: &[f64], phi_k: &[f64], width: usize, half_life: Option<f64>, eps: f64) -> usize {
+/// Denominators of one head at or below the floor, and at or below zero. phi_q, phi_k: (tokens, width)
+fn counts(phi_q: &[f64], phi_k: &[f64], width: usize, half_life: Option<f64>, eps: f64) -> (usize, usize) {
     let (keep, take) = half_life.map_or((1.0, 1.0), |life| {
         let gate = 0.5f64.powf(1.0 / life);
         (gate, 1.0 - gate)
     });
-    let (mut z, mut c, mut clamped) = (vec![0.0; width], 0.0, 0);
+    let (mut z, mut c, mut low, mut negative) = (vec![0.0; width], 0.0, 0, 0);
     for (q, k) in phi_q.chunks_exact(width).zip(phi_k.chunks_exact(width)) {
         z.iter_mut().zip(k).for_each(|(z, k)| *z = keep * *z + take * k);
         c = keep * c + take;
         let denominator: f64 = q.iter().zip(&z).map(|(q, z)| q * z).sum();
-        clamped += usize::from(denominator <= eps * c);
+        low += usize::from(denominator <= eps * c);
+        negative += usize::from(denominator <= 0.0);
     }
-    clamped
+    (low, negative)
 }

@@ -95,7 +95,7 @@ impl Approximation {
             "error": "mean over all outputs of (estimate - softmax attention)^2; values as given, not divided by their size",
             "spread": format!("error_low and error_high: least and most of {seeds} seeds"),
             "tokens": tokens,
-            "rfa": "sines and cosines of q and k times d^(-1/4), keys weighed by exp(|k|^2 / 2), denominators floored at 0.02 of the keys' weight",
+            "rfa": "sines and cosines of q and k times d^(-1/4), keys weighed by exp(|k|^2 / 2), denominators floored at 0.02 of the keys' weight: most of its error is where they are held there",
             "favor": "positive features, orthogonal rows with norms of chi(d)",
             "lara": "query-specific weights (lara-balance: the balance heuristic alone), as many landmarks as samples",
             "ra": "first samples of one draw serve for fewer",

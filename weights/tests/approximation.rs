@@ -30,7 +30,7 @@ fn errors_fall_with_samples_and_landmarks_help_where_tokens_resemble_their_neigh
     };
     let (correlated, independent) = (measured(Source::Correlated), measured(Source::Independent));
     for rows in [&correlated, &independent] {
-        for row in rows.iter() {
+        for row in rows {
             assert!(row.error_low <= row.error && row.error <= row.error_high && row.error_low > 0.0, "{row:?}");
         }
         assert!(error(rows, "favor", 64) < 0.95 * error(rows, "favor", 2), "{rows:?}");

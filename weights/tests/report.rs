@@ -8,7 +8,7 @@ use tidegate_weights::report::report;
 
 const MIXERS: [&str; 7] = ["softmax", "elu", "favor", "rfa", "rfa-gate", "rfa-gate-stateful", "hybrid"];
 
-fn write(folder: &Path, name: &str, experiment: &str, settings: Value, rows: &[Value]) {
+fn write(folder: &Path, name: &str, experiment: &str, settings: &Value, rows: &[Value]) {
     let record = json!({
         "experiment": experiment, "command": format!("measure {experiment}"), "machine": "2 cores of a <machine>",
         "date": "2026-02-03", "settings": settings, "rows": rows,
@@ -95,11 +95,11 @@ fn every_experiment_has_a_picture_and_a_table() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let unit = json!({"corpus": "Tiny Shakespeare", "unit": "nats per character", "layers": 4});
-    write(folder, "language-shakespeare.json", "language", unit, &language());
-    write(folder, "approximation.json", "approximation", json!({"seeds": 5}), &approximation());
-    write(folder, "denominators.json", "denominators", json!({}), &denominators());
-    write(folder, "listops.json", "listops", json!({}), &listops());
-    write(folder, "cost.json", "cost", json!({}), &cost());
+    write(folder, "language-shakespeare.json", "language", &unit, &language());
+    write(folder, "approximation.json", "approximation", &json!({"seeds": 5}), &approximation());
+    write(folder, "denominators.json", "denominators", &json!({}), &denominators());
+    write(folder, "listops.json", "listops", &json!({}), &listops());
+    write(folder, "cost.json", "cost", &json!({}), &cost());
     fs::write(folder.join("notes.json"), "another's").unwrap();
     let written = report(folder).unwrap();
     let names: Vec<_> = written.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
@@ -144,7 +144,7 @@ fn absent_files_are_no_fault_and_an_empty_folder_is() {
     let folder = tempfile::tempdir().unwrap();
     let message = report(folder.path()).unwrap_err().to_string();
     assert!(message.contains("holds no experiment"), "{message}");
-    write(folder.path(), "denominators.json", "denominators", json!({}), &denominators());
+    write(folder.path(), "denominators.json", "denominators", &json!({}), &denominators());
     assert_eq!(report(folder.path()).unwrap().len(), 2);
 }
 
@@ -152,7 +152,7 @@ fn absent_files_are_no_fault_and_an_empty_folder_is() {
 fn malformed_files_are_named_with_the_field() {
     let complaint = |name: &str, experiment: &str, rows: &[Value]| {
         let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), name, experiment, json!({}), rows);
+        write(folder.path(), name, experiment, &json!({}), rows);
         report(folder.path()).unwrap_err().to_string()
     };
     let changed = |mut rows: Vec<Value>, pointer: &str, value: Value| {

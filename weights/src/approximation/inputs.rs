@@ -112,7 +112,7 @@ pub fn described() -> [(&'static str, String); 2] {
         ),
         (
             "independent",
-            "every number N(0, 1) and independent: landmarks know nothing of tokens, so LARA has no advantage over FAVOR+ but where nearly every token is a landmark".into(),
+            "every number N(0, 1) and independent: landmarks know nothing of tokens, so LARA has no advantage over FAVOR+".into(),
         ),
     ]
 }

@@ -14,6 +14,9 @@ const COLORS: [&str; 7] = ["#d4a72c", "#e08855", "#cf222e", "#8250df", "#0969da"
 pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
     for (at, row) in record.rows.iter().enumerate() {
         checked(path, &format!("rows[{at}].clamped"), row.clamped, |share| (0.0..=1.0).contains(&share))?;
+        checked(path, &format!("rows[{at}].not_positive"), row.not_positive.unwrap_or(0.0), |s| {
+            (0.0..=1.0).contains(&s)
+        })?;
         checked(path, &format!("rows[{at}].sigma"), row.sigma, |sigma| sigma > 0.0)?;
     }
     let mut gates: Vec<Option<f64>> = Vec::new();
@@ -29,10 +32,11 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
     dims.dedup();
     sigmas.sort_by(f64::total_cmp);
     sigmas.dedup();
-    let share = |gate: Option<f64>, dim: usize, sigma: f64| {
+    let of = |gate: Option<f64>, dim: usize, sigma: f64| {
         let same = |row: &&Row| row.gate_half_life == gate && row.proj_dim == dim && row.sigma == sigma;
-        record.rows.iter().find(same).map(|row| 100.0 * row.clamped)
+        record.rows.iter().find(same)
     };
+    let share = |gate, dim, sigma| of(gate, dim, sigma).map(|row| 100.0 * row.clamped);
     let panel = |&gate: &Option<f64>| {
         let line = |(at, &dim): (usize, &usize)| Series {
             label: format!("% at D = {dim}"),
@@ -54,11 +58,22 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
         let mut headings = vec![format!("{}: sigma", title(gate))];
         headings.extend(dims.iter().map(|dim| format!("D = {dim}")));
         let line = |&sigma: &f64| {
-            let cell =
-                |&dim: &usize| share(gate, dim, sigma).map_or_else(|| "-".into(), |share| format!("{share:.2} %"));
+            let cell = |&dim: &usize| match of(gate, dim, sigma) {
+                None => "-".into(),
+                Some(Row { clamped, not_positive: None, .. }) => format!("{:.2} %", 100.0 * clamped),
+                Some(Row { clamped, not_positive: Some(share), .. }) => {
+                    format!("{:.2} % ({:.2} %)", 100.0 * clamped, 100.0 * share)
+                }
+            };
             [vec![sigma.to_string()], dims.iter().map(cell).collect()].concat()
         };
         table(&headings, &sigmas.iter().map(line).collect::<Vec<_>>())
+    };
+    let note = if record.rows.iter().any(|row| row.not_positive.is_some()) {
+        "\nIn brackets: at or below zero, where the estimate is at fault and not the kernel, which is as small as the \
+         floor from about sigma 2 on.\n"
+    } else {
+        ""
     };
     Ok(Section {
         title: "Clamped denominators".into(),
@@ -67,7 +82,7 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
             subtitle: "random queries and keys of unit length, Gaussian map".into(),
             panels: gates.iter().map(panel).collect(),
         },
-        text: gates.iter().map(markdown).collect::<Vec<_>>().join("\n"),
+        text: gates.iter().map(markdown).collect::<Vec<_>>().join("\n") + note,
     })
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Row {
     mixer: String,
     parameters: u64,
     state_bytes: u64,
-    seeds: Vec<Seed>,
+    seeds: Vec<Run>,
     #[serde(default)]
     judged: Judged,
 }
@@ -36,7 +36,7 @@ enum Judged {
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
-struct Seed {
+struct Run {
     seed: u64,
     loss: f64,
     stream_loss: Option<f64>,
@@ -47,7 +47,7 @@ struct Seed {
 
 impl Row {
     fn judged(&self) -> Vec<f64> {
-        let of = |seed: &Seed| match self.judged {
+        let of = |seed: &Run| match self.judged {
             Judged::Loss => Some(seed.loss),
             Judged::StreamLoss => seed.stream_loss,
         };
@@ -61,7 +61,7 @@ impl Row {
     /// The mean of the seeds' losses, with the least and the most, at steps that all of them have.
     fn curve(&self) -> Vec<Point> {
         let Some((first, others)) = self.seeds.split_first() else { return Vec::new() };
-        let at = |seed: &Seed, step: f64| seed.curve.iter().find(|(s, _)| *s == step).map(|(_, loss)| *loss);
+        let at = |seed: &Run, step: f64| seed.curve.iter().find(|(s, _)| *s == step).map(|(_, loss)| *loss);
         let point = |&(step, loss): &(f64, f64)| {
             let mut losses = vec![loss];
             for seed in others {

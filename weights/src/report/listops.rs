@@ -14,11 +14,11 @@ use crate::table::grouped;
 pub(super) struct Row {
     mixer: String,
     parameters: u64,
-    seeds: Vec<Seed>,
+    seeds: Vec<Run>,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
-struct Seed {
+struct Run {
     seed: u64,
     accuracy: f64,
     loss: f64,
@@ -54,7 +54,7 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
     let mark = rows.iter().find(|row| row.mixer == "softmax").map(|row| (row.mean(), "softmax".into()));
     let headings = ["mixer", "accuracy, %", "loss", "sequences a second", "steps", "parameters"];
     let line = |row: &&Row| {
-        let of = |what: fn(&Seed) -> f64| row.seeds.iter().map(what).collect::<Vec<f64>>();
+        let of = |what: fn(&Run) -> f64| row.seeds.iter().map(what).collect::<Vec<f64>>();
         vec![
             row.mixer.clone(),
             with_spread(&row.percent(), 1),

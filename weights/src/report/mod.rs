@@ -140,7 +140,7 @@ fn color(name: &str) -> &'static str {
     match name {
         "softmax" => "#24292f",
         "rfa-gate" => "#0969da",
-        "rfa-gate-stateful" => "#cf222e",
+        "rfa-gate-stateful" | "lara" => "#cf222e",
         "hybrid" | "ra" => "#8250df",
         "rfa" => "#4a9bd9",
         "rfa-gate-no-positions" => "#1b7c83",
@@ -150,7 +150,6 @@ fn color(name: &str) -> &'static str {
         "elu-gate" => "#bc4c00",
         "favor" => "#4ac26b",
         "favor-gate" => "#1a7f37",
-        "lara" => "#cf222e",
         "lara-balance" => "#bf3989",
         _ => "#57606a",
     }

@@ -16,8 +16,9 @@ const HEAD: f64 = 66.0;
 /// Height of a panel's title, and of what is below its axis.
 const TITLE: f64 = 64.0;
 const FOOT: f64 = 64.0;
-/// Height of a panel's lines: at least, and for each label; and of a row of dots.
+/// Height of a panel's lines: at least, for each decade, and for each label; and of a row of dots.
 const LINES: f64 = 260.0;
+const DECADE: f64 = 72.0;
 const LABEL: f64 = 19.0;
 const ROW: f64 = 27.0;
 /// Least width between the middles of two words at an axis.
@@ -172,14 +173,22 @@ impl Lines {
         self.series.iter().filter(|series| !series.points.is_empty())
     }
 
+    /// What the upright axis holds.
+    fn range(&self) -> (f64, f64) {
+        let points = self.shown().flat_map(|series| &series.points);
+        bounds(self.up.kind, points.flat_map(|point| [point.low, point.y, point.high]))
+    }
+
     fn inside(&self) -> f64 {
-        LINES.max(self.shown().count() as f64 * LABEL)
+        let (low, high) = self.range();
+        let decades = if self.up.kind == Kind::Log { (high / low).log10() } else { 0.0 };
+        LINES.max(decades * DECADE).max(self.shown().count() as f64 * LABEL).round()
     }
 
     fn draw(&self, top: f64, out: &mut String) -> Result {
         heading(top, &self.title, &self.up.label, out)?;
         let points = || self.shown().flat_map(|series| &series.points);
-        let range = bounds(self.up.kind, points().flat_map(|point| [point.low, point.y, point.high]));
+        let range = self.range();
         let (top, bottom, right) = (top + TITLE, top + TITLE + self.inside(), WIDTH - RIGHT);
         let up = Scale::new(self.up.kind, range, bottom, top);
         let mut places: Vec<f64> = points().map(|point| point.x).collect();
