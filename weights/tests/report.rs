@@ -132,6 +132,7 @@ fn every_experiment_has_a_picture_and_a_table() {
     let place = |mixer: &str| svg.find(&format!(">{mixer}</text>")).unwrap_or_else(|| panic!("{mixer}: {svg}"));
     let order = ["rfa-gate-stateful", "hybrid", "rfa-gate", "rfa", "favor", "elu"];
     assert!(order.windows(2).all(|pair| place(pair[0]) < place(pair[1])), "sorted by the loss that judges");
+    // To look at: TIDEGATE_PICTURES names a folder that keeps them.
     if let Ok(kept) = std::env::var("TIDEGATE_PICTURES") {
         for path in &written {
             fs::copy(path, Path::new(&kept).join(path.file_name().unwrap())).unwrap();

@@ -213,9 +213,11 @@ impl Lines {
         };
         foot(&across, &marks, bottom, out)?;
         caption(&self.across.label, f64::midpoint(LEFT, right), bottom, out)?;
+        // All lines alike, however long each is.
+        let many = self.shown().any(|series| series.points.len() > MANY);
         let ends: Vec<f64> = self.shown().filter_map(|series| series.points.last()).map(|end| up.at(end.y)).collect();
         for (series, label) in self.shown().zip(apart(&ends, LABEL, top, bottom)) {
-            series.draw(&across, &up, label, out)?;
+            series.draw((&across, &up), many, label, out)?;
         }
         Ok(())
     }
@@ -242,8 +244,8 @@ fn caption(label: &str, x: f64, bottom: f64, out: &mut String) -> Result {
 }
 
 impl Series {
-    /// `label` is where the label's middle lies.
-    fn draw(&self, across: &Scale, up: &Scale, label: f64, out: &mut String) -> Result {
+    /// `many`: with a band for the spread instead of dots and whiskers; `label` is where the label's middle lies.
+    fn draw(&self, (across, up): (&Scale, &Scale), many: bool, label: f64, out: &mut String) -> Result {
         let Self { color, dash, points, .. } = self;
         let path = |place: &dyn Fn(&Point) -> f64, reversed: bool| {
             let pair = |point: &Point| format!("{:.1} {:.1}", across.at(point.x), place(point));
@@ -253,7 +255,6 @@ impl Series {
             }
             pairs.join("L")
         };
-        let many = points.len() > MANY;
         if many && points.iter().any(|point| point.high > point.low) {
             let (above, below) = (path(&|p| up.at(p.high), false), path(&|p| up.at(p.low), true));
             writeln!(out, r#"<path d="M{above}L{below}Z" fill="{color}" fill-opacity="0.15"/>"#)?;
@@ -338,9 +339,9 @@ impl Dots {
     }
 }
 
-/// Losses and percentages that lie near each other need one digit more.
+/// Losses that lie near each other need one digit more.
 fn digits_of(value: f64) -> String {
-    if (1.0..100.0).contains(&value) { format!("{value:.3}") } else { digits(value) }
+    if (1.0..10.0).contains(&value) { format!("{value:.3}") } else { digits(value) }
 }
 
 /// Text that may stand in a file of XML.
