@@ -93,7 +93,7 @@ def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = 
     recipe = json.loads((run / "run.json").read_text(encoding="utf-8"))
     if ModelConfig(**recipe["model"]) != ModelConfig(**blob["config"]["model"]):
         raise ValueError(f"{run}: run.json and state.pt describe different models")
-    cfg = RunConfig(*(config._build(cls, recipe[key], key)
+    cfg = RunConfig(*(config.build(cls, recipe[key], key)
                       for key, cls in (("model", ModelConfig), ("train", config.TrainConfig), ("data", config.DataConfig))))
     model = Decoder(cfg.model)
     model.load_state_dict(blob["model"])
@@ -112,7 +112,7 @@ def load_folder(path: Path) -> tuple[Decoder, Tokenizer]:
         if keys.pop(key, value) != value:
             raise ValueError(f"{path / 'config.json'}: {key} must be {value!r}")
     keys.pop("torch_dtype", None)
-    model = Decoder(config._build(ModelConfig, keys, "config.json"))
+    model = Decoder(config.build(ModelConfig, keys, "config.json"))
     model.load_state_dict({k: v.float() for k, v in load_file(path / "model.safetensors").items()})
     return model.eval(), Tokenizer.from_file(str(path / "tokenizer.json"))
 
