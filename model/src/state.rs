@@ -269,7 +269,8 @@ mod tests {
     fn a_slot_torn_by_a_step_that_failed_is_refused_until_it_is_reset() {
         let text = r#"{"model_type": "rfa_gate", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 4,
             "num_hidden_layers": 1, "num_attention_heads": 1, "proj_dim": 2}"#;
-        let mut pool = StatePool::new(&DecoderConfig::from_json(text).unwrap(), Vec::new(), PoolOptions::new(3)).unwrap();
+        let mut pool =
+            StatePool::new(&DecoderConfig::from_json(text).unwrap(), Vec::new(), PoolOptions::new(3)).unwrap();
         pool.begin(&[0, 2]).unwrap();
         let error = pool.begin(&[1, 2]).unwrap_err().to_string();
         assert!(error.contains("slot 2") && error.contains("reset"), "{error}");

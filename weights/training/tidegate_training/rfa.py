@@ -19,14 +19,17 @@ from .config import ModelConfig
 
 
 def normalise(num: Tensor, den: Tensor, c: Tensor, eps: float) -> Tensor:
-    """num / max(den, eps * c); no gradient through the denominator where the clamp holds. Where the gates took nothing
-    in, den and c are 0 and so is the result. Maps with no negative features (all but gaussian) need no clamp: the result is
-    a mean of values however small den is, and their eps is 0.
+    """num / max(den, eps * c); no gradient through the denominator where the clamp holds. Maps with no negative features
+    (all but gaussian) need no clamp: the result is a mean of values however small den is, and their eps is 0.
+
+    Where nothing is divided by, the result is 0, without a gradient: no feature of a key that the query has too, or gates
+    that took nothing in.
 
     num: (..., head_dim), den and c: (...)
     """
-    held = torch.maximum(den, eps * c.detach()).clamp_min(torch.finfo(den.dtype).tiny)
-    return num / held.unsqueeze(-1)
+    held = torch.maximum(den, eps * c.detach()).unsqueeze(-1)
+    dead = held < torch.finfo(den.dtype).tiny
+    return (num / held.masked_fill(dead, 1.0)).masked_fill(dead, 0.0)
 
 
 @dataclass
