@@ -64,6 +64,11 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
 
     /// Bytes of the matrices.
     fn bytes(&self) -> usize;
+
+    /// What no maximum of a head's keys is above: (heads), or empty where heads remember none.
+    fn greatest(&self) -> &[f32] {
+        &[]
+    }
 }
 
 /// The mixer that the config asks for.

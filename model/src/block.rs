@@ -54,6 +54,11 @@ impl Block {
         self.mixer.bytes() + self.mlp.bytes()
     }
 
+    /// What no maximum of a head's keys is above: (heads), or empty where heads remember none.
+    pub(crate) fn greatest(&self) -> &[f32] {
+        self.mixer.greatest()
+    }
+
     /// x: (rows time, hidden), changed in place; the rows' slots of `state` are taken forward.
     pub(crate) fn forward(
         &self,

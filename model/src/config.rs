@@ -76,8 +76,8 @@ pub struct DecoderConfig {
     /// Random vectors of a head (D). 0 for softmax and for the elu map, where it may be absent.
     #[serde(default)]
     pub proj_dim: usize,
-    /// The denominator is held at or above this share of the weight seen so far; elu and favor, whose features are
-    /// positive, need no such floor.
+    /// The denominator of gaussian features, which may be 0 or negative, is held at or above this share of the weight
+    /// seen so far. The other maps have no negative features and no floor but the least normal number.
     #[serde(default = "denominator_eps")]
     pub denominator_eps: f64,
     /// Whether each head's output passes an RMSNorm.
@@ -251,7 +251,7 @@ impl DecoderConfig {
         self.num_attention_heads * self.head_dim
     }
 
-    /// Numbers that one head remembers: S (F, d), z (F) and c, for favor the greatest projection of its keys; or the
+    /// Numbers that one head remembers: S (F, d), z (F) and c, for favor the maximum of its keys; or the
     /// window's keys and values; for hybrid all of them, and with a gate the logits of the window's tokens.
     pub fn head_state_len(&self) -> usize {
         let sums = self.features() * (self.head_dim + 1) + 1;

@@ -67,10 +67,17 @@ impl Decoder {
         self.blocks.iter().map(Block::bytes).sum::<usize>() + self.head.bytes()
     }
 
+    /// What no maximum in a state is above, whatever was read: (layers, heads), or empty where heads remember none.
+    ///
+    /// One that is above it came from no text, and would outweigh every key to come.
+    pub fn greatest_maxima(&self) -> Vec<f32> {
+        self.blocks.iter().flat_map(Block::greatest).copied().collect()
+    }
+
     /// A pool of `slots` empty conversations for this decoder, states in f32.
     ///
     /// # Errors
-    /// As for [`StatePool::new`].
+    /// As for [`Self::new_pool_with`].
     pub fn new_pool(&self, slots: usize) -> Result<StatePool> {
         self.new_pool_with(PoolOptions::new(slots))
     }
@@ -78,9 +85,9 @@ impl Decoder {
     /// A pool of empty conversations for this decoder.
     ///
     /// # Errors
-    /// As for [`StatePool::new`].
+    /// When there are no slots, or the system has not as much memory as they would take.
     pub fn new_pool_with(&self, options: PoolOptions) -> Result<StatePool> {
-        StatePool::new(&self.config, options)
+        StatePool::new(&self.config, self.greatest_maxima(), options)
     }
 
     /// All logits of some new tokens of each row.

@@ -9,7 +9,6 @@ mod matrices;
 use candle_core::{Device, Result, Tensor, bail};
 
 use crate::kernels::Isa;
-pub(crate) use crate::kernels::positive::Side;
 
 pub use arc_cosine::ArcCosineFeatures;
 pub use elu::EluFeatures;
@@ -34,13 +33,11 @@ pub enum Features {
 pub(crate) struct Block<'a> {
     /// Queries and keys (rows, d), changed.
     pub(crate) x: &'a mut [f32],
-    /// Which of them are keys.
-    pub(crate) side: Side,
     /// (rows, [`Features::scratch`])
     pub(crate) scratch: &'a mut [f32],
     /// The features: (rows, F)
     pub(crate) phi: &'a mut [f32],
-    /// The greatest projection of each row, which its features are relative to, where the map has one: (rows)
+    /// What each row's features are relative to, the logarithm of the greatest of them, where the map has one: (rows)
     pub(crate) maxima: &'a mut [f32],
 }
 
@@ -49,7 +46,7 @@ pub(crate) struct Block<'a> {
 pub struct Keys {
     /// (batch, heads, time, F)
     pub phi: Tensor,
-    /// Of FAVOR+ the greatest projection of each key, which its features are relative to: (batch, heads, time)
+    /// Of FAVOR+ the logarithm of each key's greatest feature, which they are relative to: (batch, heads, time)
     pub maxima: Option<Tensor>,
 }
 
@@ -67,9 +64,14 @@ impl Features {
         }
     }
 
-    /// Whether a key's features are relative to its greatest projection, so that what they are added to must be too.
+    /// Whether a key's features are relative to its greatest, so that what they are added to must be too.
     pub fn has_maximum(&self) -> bool {
         matches!(self, Self::Favor(_))
+    }
+
+    /// What no key's maximum is above, whatever the key: (heads), or empty where there are none.
+    pub(crate) fn greatest(&self) -> &[f32] {
+        if let Self::Favor(of) = self { of.greatest() } else { &[] }
     }
 
     /// Bytes of the matrices.
@@ -89,12 +91,12 @@ impl Features {
 
     /// The features of one head's rows: the part that all forms share.
     pub(crate) fn rows(&self, isa: Isa, head: usize, block: Block<'_>) {
-        let Block { x, side, scratch, phi, maxima } = block;
+        let Block { x, scratch, phi, maxima } = block;
         match self {
             Self::Gaussian(of) => of.rows(isa, head, x, scratch, phi),
             Self::ArcCosine(of) => of.rows(isa, head, x, phi),
             Self::Elu(of) => of.rows(isa, x, phi),
-            Self::Favor(of) => of.rows(isa, head, (x, side), phi, maxima),
+            Self::Favor(of) => of.rows(isa, head, x, phi, maxima),
         }
     }
 
@@ -105,7 +107,7 @@ impl Features {
     /// # Errors
     /// When `x` has other heads or another width than the map.
     pub fn queries(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(self.forward(x, Side::Queries)?.0)
+        Ok(self.forward(x)?.0)
     }
 
     /// The features of keys, x: (batch, heads, time, d) f32, of any length.
@@ -113,11 +115,11 @@ impl Features {
     /// # Errors
     /// When `x` has other heads or another width than the map.
     pub fn keys(&self, x: &Tensor) -> Result<Keys> {
-        let (phi, maxima) = self.forward(x, Side::Keys)?;
+        let (phi, maxima) = self.forward(x)?;
         Ok(Keys { phi, maxima: self.has_maximum().then_some(maxima) })
     }
 
-    fn forward(&self, x: &Tensor, side: Side) -> Result<(Tensor, Tensor)> {
+    fn forward(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let ((batch, heads, time, d), (own_heads, features, own_d)) = (x.dims4()?, self.dims());
         if (heads, d) != (own_heads, own_d) {
             bail!("features: x has {heads} heads of {d}, the map {own_heads} of {own_d}");
@@ -128,7 +130,7 @@ impl Features {
         let mut maxima = vec![0.0; batch * heads * time];
         let rows = x.chunks_exact_mut((time * d).max(1)).zip(phi.chunks_exact_mut((time * features).max(1)));
         for (i, ((x, phi), maxima)) in rows.zip(maxima.chunks_exact_mut(time.max(1))).enumerate() {
-            self.rows(Isa::detect(), i % heads, Block { x, side, scratch: &mut scratch, phi, maxima });
+            self.rows(Isa::detect(), i % heads, Block { x, scratch: &mut scratch, phi, maxima });
         }
         let maxima = Tensor::from_vec(maxima, (batch, heads, time), &Device::Cpu)?;
         Ok((Tensor::from_vec(phi, (batch, heads, time, features), &Device::Cpu)?, maxima))

@@ -8,7 +8,8 @@ pub struct StateLayout {
     pub layers: usize,
     /// Heads of a layer.
     pub heads: usize,
-    /// Numbers that a head remembers: S (F, d) row by row, z (F), c, and for favor the greatest projection of its keys;
+    /// Numbers that a head remembers: S (F, d) row by row, z (F), c, and for favor the maximum of its keys (the logarithm
+    /// of their greatest feature, which S and z are relative to; 0 of an empty text);
     /// for softmax attention the keys (window, d), then the values, the token at position p in row p mod window; for
     /// hybrid the sums, then the cache, then with a gate the logits of the window's tokens, in the rows of the keys.
     pub head: usize,

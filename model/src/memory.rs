@@ -123,7 +123,7 @@ pub struct HeadSums {
     pub features: usize,
     /// Length of its values (d).
     pub head_dim: usize,
-    /// Whether S and z are relative to the greatest projection of the head's keys, which is then remembered too.
+    /// Whether S and z are relative to the greatest feature of the head's keys, whose logarithm is then remembered too.
     pub maximum: bool,
 }
 

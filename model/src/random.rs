@@ -47,11 +47,14 @@ impl Normals {
     /// Rows (rows, columns), row by row, orthogonal in blocks of `columns`: of each block the directions of normal
     /// vectors made orthogonal one after another (uniform over all such, as the Q of a QR decomposition), the norms
     /// distributed as chi(columns), those of normal vectors; so each row by itself is a normal vector (Yu et al., 2016;
-    /// Choromanski et al., 2021, section 3.2).
+    /// Choromanski et al., 2021, section 3.2). Empty where `columns` is 0.
     pub fn orthogonal_rows(&mut self, rows: usize, columns: usize) -> Vec<f64> {
         let mut out: Vec<f64> = Vec::with_capacity(rows * columns);
+        if columns == 0 {
+            return out;
+        }
         for row in 0..rows {
-            let before = row - row % columns.max(1);
+            let before = row - row % columns;
             let norm = length(&self.vec(columns));
             let direction = loop {
                 let mut x = self.vec(columns);
@@ -108,6 +111,8 @@ mod tests {
                 assert!(product.abs() < 1e-12, "rows {i} and {j}: {product}");
             }
         }
+        assert!(Normals::new(3).orthogonal_rows(rows, 0).is_empty());
+        assert!(Normals::new(3).orthogonal_rows(0, columns).is_empty());
         // chi(d)^2 has mean d and variance 2 d.
         let draws = 400;
         let mut normals = Normals::new(4);

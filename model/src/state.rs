@@ -51,14 +51,16 @@ pub struct StatePool {
     /// Slots whose layers a failed step may have left at different tokens: only a reset makes them usable.
     torn: Vec<bool>,
     layout: StateLayout,
+    /// What no maximum of a head's keys is above: (layers, heads), or empty where heads remember none.
+    greatest: Vec<f32>,
 }
 
 impl StatePool {
-    /// A pool of empty texts.
+    /// A pool of empty texts. greatest: as [`crate::Decoder::greatest_maxima`].
     ///
     /// # Errors
     /// When `slots` is 0, or the system has not as much memory as they would take.
-    pub fn new(config: &DecoderConfig, options: PoolOptions) -> Result<Self> {
+    pub(crate) fn new(config: &DecoderConfig, greatest: Vec<f32>, options: PoolOptions) -> Result<Self> {
         let PoolOptions { slots, threads, state } = options;
         // What a slot takes at least: a bf16 state keeps some numbers as f32.
         let least = match state {
@@ -83,7 +85,7 @@ impl StatePool {
             blocks: Buffers::default(),
             angles: crate::attention::rotary::Angles::new(config.head_dim, config.rope_theta),
         };
-        Ok(Self { layers, workspace, tokens: vec![0; slots], torn: vec![false; slots], layout })
+        Ok(Self { layers, workspace, tokens: vec![0; slots], torn: vec![false; slots], layout, greatest })
     }
 
     /// How many conversations fit.
@@ -171,13 +173,21 @@ impl StatePool {
     /// whole again.
     ///
     /// # Errors
-    /// When there is no such slot, or `numbers` are not as many as a slot has: then nothing has changed.
+    /// When there is no such slot, `numbers` are not as many as a slot has, or a maximum of keys is one that no keys have:
+    /// then nothing has changed. A maximum too low is let in: the next key takes its place, and what was before is lost.
     pub fn import(&mut self, slot: usize, numbers: &[f32], tokens: u64) -> Result<()> {
         self.check(slot)?;
         if numbers.len() != self.layout.numbers() {
             bail!("a state must have {} numbers, found {}", self.layout.numbers(), numbers.len());
         }
         let (memories, tails) = numbers.split_at(self.layout.memory());
+        let heads = memories.chunks_exact(self.layout.head).zip(&self.greatest);
+        for (head, (maximum, &greatest)) in heads.map(|(head, most)| (head[head.len() - 1], most)).enumerate() {
+            if maximum > greatest {
+                let (layer, head) = (head / self.layout.heads, head % self.layout.heads);
+                bail!("the maximum of layer {layer}, head {head} must be at most {greatest}, found {maximum}");
+            }
+        }
         let (memory, conv) = (self.layout.heads * self.layout.head, self.layout.taps * self.layout.channels);
         for (i, layer) in self.layers.iter_mut().enumerate() {
             layer.memory.write(slot, &memories[i * memory..][..memory], tokens);
@@ -259,7 +269,8 @@ mod tests {
     fn a_slot_torn_by_a_step_that_failed_is_refused_until_it_is_reset() {
         let text = r#"{"model_type": "rfa_gate", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 4,
             "num_hidden_layers": 1, "num_attention_heads": 1, "proj_dim": 2}"#;
-        let mut pool = StatePool::new(&DecoderConfig::from_json(text).unwrap(), PoolOptions::new(3)).unwrap();
+        let mut pool =
+            StatePool::new(&DecoderConfig::from_json(text).unwrap(), Vec::new(), PoolOptions::new(3)).unwrap();
         pool.begin(&[0, 2]).unwrap();
         let error = pool.begin(&[1, 2]).unwrap_err().to_string();
         assert!(error.contains("slot 2") && error.contains("reset"), "{error}");

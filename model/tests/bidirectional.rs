@@ -50,7 +50,7 @@ fn truth(name: &str, head: &Head<'_, f64>, draws: &Draws, at: usize) -> Vec<f64>
             let w = part(w, at % HEADS, HEADS);
             match name {
                 "rfa" => kernel(&|x| naive::gaussian(x, &w), &|_| DENOMINATOR_EPS * keys),
-                "rfa-arccos" => kernel(&|x| naive::arc_cosine(x, &w), &|_| DENOMINATOR_EPS * keys),
+                "rfa-arccos" => kernel(&|x| naive::arc_cosine(x, &w), &|_| 0.0),
                 "favor" => kernel(&|x| naive::favor(x, &w), &|_| 0.0),
                 _ => kernel(&|x| naive::trigonometric(x, &w), &|q| {
                     let weights: f64 = head.k.chunks_exact(DIM).map(|k| half(k).exp()).sum();
@@ -117,6 +117,22 @@ fn long_queries_and_keys_overflow_nothing() {
         let out = flat(&attention.forward(&inputs, &draws).unwrap());
         assert!(out.iter().all(|x| x.is_finite()), "{name}: {out:?}");
     }
+}
+
+#[test]
+fn long_keys_do_not_make_favor_blind() {
+    // All keys long: what f64 reads without a maximum, f32 reads with one.
+    let wide = inputs(DType::F64, 0.8);
+    let long = (wide.k() * 30.0).unwrap();
+    let favor = Attention::named("favor", SAMPLES).unwrap();
+    let draws = favor.draw(&wide, &mut Generator::new(3)).unwrap();
+    let Draws::Matrices(w) = &draws else { panic!("{draws:?}") };
+    let want = flat(&favor.forward(&Inputs::new(wide.q(), &long, wide.v()).unwrap(), &draws).unwrap());
+    let narrow = |x: &Tensor| x.to_dtype(DType::F32).unwrap();
+    let inputs = Inputs::new(&narrow(wide.q()), &narrow(&long), &narrow(wide.v())).unwrap();
+    let got = flat(&favor.forward(&inputs, &Draws::Matrices(narrow(w))).unwrap());
+    assert!(want.iter().all(|h| h.abs() > 1e-6), "the truth itself is blind: {want:?}");
+    assert!(want.iter().zip(&got).all(|(w, g)| (w - g).abs() < 1e-3), "{want:?} {got:?}");
 }
 
 #[test]

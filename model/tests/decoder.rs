@@ -94,24 +94,44 @@ fn a_state_put_into_another_pool_goes_on_as_if_it_had_never_left() {
 }
 
 #[test]
-fn any_finite_maximum_of_a_foreign_state_gives_finite_logits() {
+fn a_maximum_that_no_keys_have_is_refused_and_a_low_one_forgets_alone() {
     let decoder = decoder(r#", "feature_map": "favor""#, 17);
     let ids = Numbers::new(18).ids(20, 61);
-    let mut pool = decoder.new_pool(1).unwrap();
+    let mut pool = decoder.new_pool(2).unwrap();
     decoder.absorb(&ids, &mut pool, 0).unwrap();
     let numbers = pool.export(0).unwrap();
-    let head = pool.layout().head;
-    assert!(numbers[head - 1] > 0.0, "no projection was above 0");
-    for wrong in [-1.0, -1e30, f32::MIN, 1e30, f32::MAX] {
-        let mut foreign = numbers.clone();
-        foreign.iter_mut().skip(head - 1).step_by(head).for_each(|maximum| *maximum = wrong);
-        pool.import(0, &foreign, 20).unwrap();
-        for &id in &ids {
-            let logits = decoder.decode(&[id], &mut pool, &[0]).unwrap();
-            assert!(logits.iter().all(|v| v.is_finite()), "{wrong}");
-        }
-        assert!(pool.export(0).unwrap().iter().all(|v| v.is_finite()), "{wrong}");
+    let (head, greatest) = (pool.layout().head, decoder.greatest_maxima());
+    assert_eq!(greatest.len(), numbers.len() / head);
+    assert!(numbers.chunks_exact(head).zip(&greatest).all(|(head, &most)| head[head.len() - 1] <= most));
+    // The third head's alone, then the same of a state that has seen nothing.
+    let with = |numbers: &[f32], maximum: f32| {
+        let mut foreign = numbers.to_vec();
+        foreign[3 * head - 1] = maximum;
+        foreign
+    };
+    for wrong in [greatest[2] * 1.01, 1e30, f32::MAX, f32::INFINITY] {
+        let error = pool.import(0, &with(&numbers, wrong), 20).unwrap_err().to_string();
+        assert!(error.contains("layer 1, head 0") && error.contains("at most"), "{error}");
+        assert_eq!(bits(&pool.export(0).unwrap()), bits(&numbers), "{wrong}: a refused state was written");
     }
+    let fresh: Vec<f32> = ids.iter().flat_map(|&id| decoder.decode(&[id], &mut pool, &[1]).unwrap()).collect();
+    let mut read = |numbers: &[f32]| {
+        pool.import(0, numbers, 0).unwrap();
+        let logits: Vec<f32> = ids.iter().flat_map(|&id| decoder.decode(&[id], &mut pool, &[0]).unwrap()).collect();
+        assert!(pool.export(0).unwrap().iter().all(|v| v.is_finite()));
+        logits
+    };
+    // What an empty head remembers as maximum says nothing.
+    for maximum in [greatest[2], -90.0, f32::MIN] {
+        assert_eq!(bits(&read(&with(&vec![0.0; numbers.len()], maximum))), bits(&fresh), "{maximum}");
+    }
+    // So far below that nothing of what was before is left.
+    for low in [-1e30, f32::MIN] {
+        let mut foreign = numbers.clone();
+        foreign.iter_mut().skip(head - 1).step_by(head).for_each(|maximum| *maximum = low);
+        assert_eq!(bits(&read(&foreign)), bits(&fresh), "{low}");
+    }
+    assert_ne!(bits(&read(&numbers)), bits(&fresh));
 }
 
 /// All state of a slot, in the order of an export.

@@ -45,7 +45,7 @@ impl Case {
             FeatureMap::ArcCosine | FeatureMap::Favor => proj_dim,
             FeatureMap::Elu => head_dim,
         };
-        let eps = if map.is_positive() { 0.0 } else { eps };
+        let eps = if map.has_floor() { eps } else { 0.0 };
         let shape = recurrent::Shape { heads, head_dim, features, eps };
         Self {
             map,
@@ -276,5 +276,84 @@ fn projections_that_rise_without_bound_stay_finite_and_right() {
         assert!(steps.iter().chain(&chunks).all(|&error| error < 1e-3), "steps {steps:?}, chunks {chunks:?}");
         let half = error(&case.stepped(1, StateType::Bf16), &want);
         assert!(half < HALF_TOLERANCE, "{half}");
+    }
+}
+
+/// A case whose keys have these lengths, all others the last of them; queries and values stay as they are.
+fn with_lengths(map: FeatureMap, d: usize, proj_dim: usize, gate: Option<f32>, lengths: &[f32]) -> Case {
+    let mut case = Case::new((map, proj_dim), (2, 90), (2, d, FLOOR), gate, 11);
+    for (i, x) in case.qkv.chunks_exact_mut(d).enumerate() {
+        let (token, which) = (i / 6 % 90, i / 2 % 3);
+        let length = lengths[token.min(lengths.len() - 1)];
+        if which == 1 {
+            let own = x.iter().map(|v| v * v).sum::<f32>().sqrt();
+            x.iter_mut().for_each(|v| *v *= length / own);
+        }
+    }
+    case
+}
+
+#[test]
+fn long_keys_do_not_kill_a_head() {
+    // All long: features of e^-60 and less. Then one very long key among ordinary ones, before them, and so long that
+    // f64 without a maximum has 0 for it.
+    for (lengths, first) in [(&[40.0][..], 0), (&[8.0, 110.0, 8.0], 0), (&[110.0, 8.0], 0), (&[250.0, 8.0], 1)] {
+        for gate in [None, Some(3.0)] {
+            let case = with_lengths(FeatureMap::Favor, 64, 128, gate, lengths);
+            let want = case.truth();
+            let size = want.iter().map(|h| h.abs()).sum::<f64>() / want.len() as f64;
+            assert!(size > 0.01, "{lengths:?}: the truth itself is dead: {size}");
+            let mut outs = vec![case.stepped(1, StateType::F32), case.stepped(7, StateType::F32)];
+            outs.extend([1, 9, 64].map(|chunk| case.chunked(chunk)));
+            for mut out in outs {
+                // Of these tokens' features f64 has none, the fast forms have all.
+                for h in out.chunks_exact_mut(90 * 128).flat_map(|row| row[..first * 128].chunks_exact_mut(64)) {
+                    assert!(h.iter().any(|h| h.abs() > 0.1), "{lengths:?}: {h:?}");
+                    h.fill(0.0);
+                }
+                let error = error(&out, &want);
+                assert!(error < 1e-3, "{lengths:?}, gate {gate:?}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_scale_of_sigma_is_nothing_to_the_arc_cosine() {
+    // c is the same whatever sigma is, the kernel is not: a floor by c would cut the second case to pieces.
+    for gate in [None, Some(3.0)] {
+        let mut case = Case::new((FeatureMap::ArcCosine, 24), (2, 90), (2, 16, FLOOR), gate, 3);
+        let forms = |case: &Case| [case.stepped(1, StateType::F32), case.chunked(1), case.chunked(64)];
+        let before = forms(&case);
+        case.w.iter_mut().for_each(|w| *w *= 0.1);
+        let want = case.truth();
+        for (after, before) in forms(&case).iter().zip(&before) {
+            let wide: Vec<f64> = before.iter().map(|&h| f64::from(h)).collect();
+            let (moved, wrong) = (error(after, &wide), error(after, &want));
+            assert!(moved < 1e-5 && wrong < 1e-4, "{moved} {wrong}");
+        }
+    }
+}
+
+#[test]
+fn where_nothing_is_divided_by_all_forms_give_0() {
+    // Keys whose projections are all negative have no features at all.
+    let mut case = Case::new((FeatureMap::ArcCosine, 3), (1, 70), (1, 4, FLOOR), None, 3);
+    case.w.iter_mut().for_each(|w| *w = w.abs());
+    for token in case.qkv.chunks_exact_mut(3 * 4) {
+        token[4..8].iter_mut().for_each(|k| *k = -k.abs());
+    }
+    assert!(case.truth().iter().all(|&h| h == 0.0));
+    for out in [case.stepped(1, StateType::F32), case.chunked(1), case.chunked(64)] {
+        assert!(out.iter().all(|&h| h == 0.0), "{out:?}");
+    }
+}
+
+#[test]
+fn matrices_with_nothing_in_them_are_refused() {
+    for shape in [(0, 2, 4), (2, 0, 4), (2, 2, 0)] {
+        let w = Tensor::zeros(shape, tidegate_model::DType::F32, &Device::Cpu).unwrap();
+        let error = FavorFeatures::new(&w).unwrap_err().to_string();
+        assert!(error.contains("at least 1"), "{error}");
     }
 }

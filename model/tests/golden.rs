@@ -30,7 +30,7 @@ fn compare_states(name: &str, decoder: &Decoder, pool: &StatePool, golden: &Hash
             let s_plus = Tensor::cat(&[s, z], 2).unwrap();
             let error = distance(&flat(&s_plus), &flat(&get("s").unwrap().get(row).unwrap()));
             assert!(error < TOLERANCE, "{name}: S and z of layer {layer}: {error}");
-            // c, and behind it the greatest projection of the keys.
+            // c, and behind it the maximum of the keys.
             for (at, part) in ["c", "m"].into_iter().enumerate() {
                 let Some(want) = get(part) else { continue };
                 let number = memory.narrow(1, features * (d + 1) + at, 1).unwrap();

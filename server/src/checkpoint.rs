@@ -138,13 +138,14 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
     let tokenizer = Tokenizer::load(folder, vocab_size, config.eos_token_id.as_slice())?;
     let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
     let slots = options.slots;
+    let greatest = decoder.greatest_maxima();
     let model =
         DecoderModel::new(decoder, slots, options.state).map_err(|source| OpenError::Slots { slots, source })?;
     let template = ChatTemplate::load(folder)?.map(Arc::new);
     let fingerprint = model_fingerprint(folder, options.state)?;
     let system_fingerprint = system_fingerprint(folder, &fingerprint)?;
     let keys = options.secret.as_deref().map(Keys::new).transpose()?;
-    let codec = Codec { fingerprint, layout, vocab_size, keys };
+    let codec = Codec { fingerprint, layout, vocab_size, greatest, keys };
     let tokenizer = Arc::new(tokenizer);
     let encode = {
         let tokenizer = Arc::clone(&tokenizer);

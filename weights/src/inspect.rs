@@ -36,7 +36,8 @@ pub struct Group {
     pub bytes: u64,
 }
 
-/// How sharp a head's kernel is, over the numbers of its sigma.
+/// A head's sigma, over its numbers: of gaussian features how sharp the kernel is; of arc-cosine ones which numbers of
+/// queries and keys count more than others, for a factor of them all cancels.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sigma {
     /// The least.
@@ -45,7 +46,7 @@ pub struct Sigma {
     /// Their mean.
     #[serde(rename = "sigma_mean")]
     pub mean: f32,
-    /// The greatest: above about 1.3 the denominators of sine and cosine begin to vanish.
+    /// The greatest: above about 1.3 the denominators of gaussian features, sines and cosines, begin to vanish.
     #[serde(rename = "sigma_max")]
     pub max: f32,
 }
@@ -61,7 +62,7 @@ impl Sigma {
     }
 }
 
-/// One head's sharpness and memory.
+/// One head's sigma and memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Head {
     /// Layer, from 0.

@@ -75,8 +75,9 @@ fn a_text_moves_the_gates() {
     }
 }
 
-/// A checkpoint of random weights with these keys beside the fixture's own, and the fixture's tokenizer.
-fn other(keys: &serde_json::Value) -> tempfile::TempDir {
+/// A checkpoint of random weights with these keys beside the fixture's own, and the fixture's tokenizer; where they are
+/// `shut`, its gates take nothing in.
+fn other(keys: &serde_json::Value, shut: bool) -> tempfile::TempDir {
     let folder = copy();
     let path = folder.path().join("config.json");
     let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -85,7 +86,8 @@ fn other(keys: &serde_json::Value) -> tempfile::TempDir {
     std::fs::write(&path, serde_json::to_string(&config).unwrap()).unwrap();
     let mut normals = Normals::new(5);
     let tensors = tensors(&config).into_iter().map(|(name, shape)| {
-        let numbers = (0..shape.iter().product()).map(|_| 0.3 * normals.normal() as f32 + 0.5).collect();
+        let more = if shut && name.ends_with("gate.bias") { 1e4 } else { 0.5 };
+        let numbers = (0..shape.iter().product()).map(|_| 0.3 * normals.normal() as f32 + more).collect();
         (name, Tensor::from_vec(numbers, shape, &Device::Cpu).unwrap())
     });
     candle_core::safetensors::save(&tensors.collect(), folder.path().join("model.safetensors")).unwrap();
@@ -94,17 +96,17 @@ fn other(keys: &serde_json::Value) -> tempfile::TempDir {
 
 #[test]
 fn every_kind_of_attention_can_be_inspected() {
-    // The kind, whether its heads have sigma, gate and denominators that are held.
-    for (keys, sigma, gate, floor) in [
-        (json!({"feature_map": "arc_cosine"}), true, true, true),
-        (json!({"feature_map": "arc_cosine", "gate": false}), true, false, true),
-        (json!({"feature_map": "elu", "proj_dim": 0}), false, true, false),
-        (json!({"feature_map": "elu", "proj_dim": 0, "gate": false}), false, false, false),
-        (json!({"feature_map": "favor"}), false, true, false),
-        (json!({"feature_map": "favor", "gate": false}), false, false, false),
-        (json!({"attention": "softmax", "sliding_window": 16}), false, false, false),
+    // The kind, whether its heads have sigma and gate.
+    for (keys, sigma, gate) in [
+        (json!({"feature_map": "arc_cosine"}), true, true),
+        (json!({"feature_map": "arc_cosine", "gate": false}), true, false),
+        (json!({"feature_map": "elu", "proj_dim": 0}), false, true),
+        (json!({"feature_map": "elu", "proj_dim": 0, "gate": false}), false, false),
+        (json!({"feature_map": "favor"}), false, true),
+        (json!({"feature_map": "favor", "gate": false}), false, false),
+        (json!({"attention": "softmax", "sliding_window": 16}), false, false),
     ] {
-        let (folder, name) = (other(&keys), keys.to_string());
+        let (folder, name) = (other(&keys, false), keys.to_string());
         let mut report = inspect(folder.path()).unwrap();
         let stored = Stored::open(folder.path()).unwrap();
         assert_eq!(report.parameters, stored.config().parameters(), "{name}");
@@ -121,12 +123,32 @@ fn every_kind_of_attention_can_be_inspected() {
         assert_eq!(report.on_text.as_ref().unwrap().tokens, 201, "{name}");
         for head in &report.heads {
             assert_eq!(head.measured_half_life.is_some(), gate, "{name}");
-            let clamped = head.clamped.unwrap();
-            assert!(if floor { clamped < 1.0 } else { clamped == 0.0 }, "{name}: {clamped}");
+            assert!((0.0..=1.0).contains(&head.clamped.unwrap()), "{name}: {head:?}");
         }
         let scores = evaluate(&checkpoint, &path, Some(200), &mut |_| ()).unwrap();
         assert!(scores.nats.is_finite() && scores.tokens == 200, "{name}");
         assert!(scores.state_bytes >= report.state_bytes, "{name}");
+    }
+}
+
+#[test]
+fn denominators_are_held_where_there_is_nothing_or_less_than_the_floor() {
+    // eps = 1: no gaussian denominator reaches c, nor would one of arc-cosine or favor, which have no floor by c.
+    for (keys, open) in [
+        (json!({"denominator_eps": 1.0}), 0.9..=1.0),
+        (json!({"denominator_eps": 1.0, "feature_map": "arc_cosine"}), 0.0..=0.5),
+        (json!({"denominator_eps": 1.0, "feature_map": "elu", "proj_dim": 0}), 0.0..=0.0),
+        (json!({"denominator_eps": 1.0, "feature_map": "favor"}), 0.0..=0.0),
+    ] {
+        for (shut, expected) in [(false, open), (true, 1.0..=1.0)] {
+            let folder = other(&keys, shut);
+            let mut report = inspect(folder.path()).unwrap();
+            let checkpoint = Checkpoint::load(folder.path(), &Device::Cpu).unwrap();
+            observe(&mut report, &checkpoint, &fixture().join("plain.txt"), Some(200), &mut |_| ()).unwrap();
+            for head in &report.heads {
+                assert!(expected.contains(&head.clamped.unwrap()), "{keys}, shut: {shut}: {head:?}");
+            }
+        }
     }
 }
 

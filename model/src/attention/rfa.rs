@@ -28,8 +28,7 @@ impl RfaAttention {
     /// has.
     pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
         let (heads, d) = (config.num_attention_heads, config.head_dim);
-        // What is divided by can vanish only where features may be 0 or negative.
-        let eps = if config.feature_map.is_positive() { 0.0 } else { config.denominator_eps };
+        let eps = if config.feature_map.has_floor() { config.denominator_eps } else { 0.0 };
         Ok(Self {
             shape: recurrent::Shape { heads, head_dim: d, features: config.features(), eps },
             projections: Projections::new(config, weights)?,
@@ -178,5 +177,9 @@ impl Mixer for RfaAttention {
 
     fn bytes(&self) -> usize {
         self.projections.bytes() + self.gate.as_ref().map_or(0, Linear::bytes) + self.features.bytes()
+    }
+
+    fn greatest(&self) -> &[f32] {
+        self.features.greatest()
     }
 }

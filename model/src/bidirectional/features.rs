@@ -65,15 +65,17 @@ pub fn features(map: Map, inputs: &Inputs, w: Option<&Tensor>) -> Result<Feature
         }
         Map::ArcCosine => {
             let map = |x: &Tensor| project(&unit(x)?)?.relu()? * scale;
-            Features { phi_q: map(q)?, phi_k: map(k)?, weight: Some(count()?) }
+            Features { phi_q: map(q)?, phi_k: map(k)?, weight: None }
         }
         Map::Favor => {
             let scaled = inputs.scaled()?;
             let (in_q, in_k) = (project(scaled.q())?, project(scaled.k())?);
-            // The maximum cancels: a query's own in its quotient, the keys' common one in all of them.
+            // The maximum cancels: a query's own in its quotient, the keys' common one in all of them. Of a key it is
+            // that of the whole exponent: the projections alone of a long key are far above all exponents.
             let phi_q = in_q.broadcast_sub(&in_q.max_keepdim(D::Minus1)?.detach())?.exp()?;
+            let in_k = in_k.broadcast_sub(&half_square(scaled.k())?)?;
             let most = in_k.max_keepdim(D::Minus1)?.max_keepdim(2)?.detach();
-            let phi_k = in_k.broadcast_sub(&most)?.broadcast_sub(&half_square(scaled.k())?)?.exp()?;
+            let phi_k = in_k.broadcast_sub(&most)?.exp()?;
             Features { phi_q, phi_k, weight: None }
         }
         Map::Trigonometric => {

@@ -42,12 +42,12 @@ impl<F: Float> Head<'_, F> {
         self.v.len() / (self.k.len() / self.d)
     }
 
-    /// `sum_m weight_m v_m / max(sum_m weight_m, floor)`: (width)
+    /// `sum_m weight_m v_m / max(sum_m weight_m, floor)`, 0 where nothing is divided by: (width)
     fn average(&self, weights: &[F], floor: F) -> Vec<F> {
         let sum = weights.iter().fold(F::of(0.0), |sum, &w| sum + w);
         let sum = if sum > floor { sum } else { floor };
         let column = |i| self.v.chunks_exact(self.width()).zip(weights).fold(F::of(0.0), |s, (v, &w)| s + w * v[i]);
-        (0..self.width()).map(|i| column(i) / sum).collect()
+        (0..self.width()).map(|i| if sum == F::of(0.0) { sum } else { column(i) / sum }).collect()
     }
 
     /// q and k times d^(-1/4).

@@ -52,12 +52,15 @@ impl FeatureMap {
         self != Self::Elu
     }
 
-    /// Whether no feature is negative and none too small: then the denominator needs no floor of its own.
-    pub fn is_positive(self) -> bool {
-        matches!(self, Self::Elu | Self::Favor)
+    /// Whether products of features may be negative, and the denominator near 0 or below it while values are added:
+    /// then it has a floor, a share of the weight seen. Where no feature is negative the output is a mean of values,
+    /// however small the denominator, and the least normal number is floor enough.
+    pub fn has_floor(self) -> bool {
+        self == Self::Gaussian
     }
 
-    /// Whether a head remembers the greatest projection of its keys, which its features are made relative to.
+    /// Whether a head remembers the maximum of its keys: the logarithm of their greatest feature, which S and z are
+    /// relative to.
     pub fn has_maximum(self) -> bool {
         self == Self::Favor
     }

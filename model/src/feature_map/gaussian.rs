@@ -18,7 +18,7 @@ impl GaussianFeatures {
     /// random_matrices: (heads, D, d), drawn from N(0, 1) when the model was made; sigma: (heads, d).
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// When the shapes do not fit, or a number of them is 0.
     pub fn new(random_matrices: &Tensor, sigma: &Tensor) -> Result<Self> {
         Ok(Self { w: RandomMatrices::with_sigma(random_matrices, sigma)? })
     }

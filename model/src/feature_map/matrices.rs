@@ -1,6 +1,6 @@
 //! The random matrices of a layer's heads, and the product of rows with one of them.
 
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 
 use crate::kernels::{Isa, float};
 
@@ -9,9 +9,12 @@ use crate::kernels::{Isa, float};
 pub(super) struct RandomMatrices(Vec<float::Packed>);
 
 impl RandomMatrices {
-    /// w: (heads, D, d)
+    /// w: (heads, D, d), none of them 0.
     pub(super) fn new(w: &Tensor) -> Result<Self> {
-        let (_, proj_dim, d) = w.dims3()?;
+        let (heads, proj_dim, d) = w.dims3()?;
+        if heads * proj_dim * d == 0 {
+            bail!("random matrices: heads, vectors and their length must be at least 1, found {:?}", w.dims());
+        }
         let w: Vec<f32> = w.flatten_all()?.to_vec1()?;
         let pack = |w| float::Packed::of_f32(w, d);
         Ok(Self(w.chunks_exact(proj_dim * d).map(pack).collect()))

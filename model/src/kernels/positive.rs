@@ -6,28 +6,6 @@ use super::{LANES, multiversion, plain::dot};
 /// Under this a power of e is no normal number: such a feature is 0.
 const LEAST: f32 = -87.0;
 
-/// Which of the rows of a block are keys: of FAVOR+ they are made otherwise than queries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    /// None of them.
-    Queries,
-    /// All.
-    Keys,
-    /// Every second row: a token's query, then its key.
-    Pairs,
-}
-
-impl Side {
-    #[inline(always)]
-    fn is_key(self, row: usize) -> bool {
-        match self {
-            Self::Queries => false,
-            Self::Keys => true,
-            Self::Pairs => row % 2 == 1,
-        }
-    }
-}
-
 /// `f` of every number, sixteen at a time.
 #[inline(always)]
 fn each(numbers: &mut [f32], f: impl Fn(f32) -> f32) {
@@ -91,29 +69,30 @@ fn greatest(numbers: &[f32]) -> f32 {
 }
 
 #[inline(always)]
-fn favor_body(y: &[f32], side: Side, projections: &mut [f32], maxima: &mut [f32]) {
+fn favor_body(y: &[f32], projections: &mut [f32], maxima: &mut [f32]) {
     let rows = maxima.len();
     let (d, proj_dim) = (y.len() / rows, projections.len() / rows);
     let scale = (1.0 / proj_dim as f32).sqrt();
     let all = y.chunks_exact(d).zip(projections.chunks_exact_mut(proj_dim)).zip(maxima);
-    for (row, ((y, projections), maximum)) in all.enumerate() {
+    for ((y, projections), maximum) in all {
         let most = greatest(projections);
-        *maximum = most;
-        // Of a query it cancels, and left in it could make all features of a long one vanish.
-        let half = if side.is_key(row) { 0.5 * dot(y, y) } else { 0.0 };
+        let whole = most - 0.5 * dot(y, y);
+        // A state must hold it: of a key whose square is past f32, the least number instead of none.
+        *maximum = if whole < f32::MIN { f32::MIN } else { whole };
+        // |y|^2 / 2 is in both terms of the difference to the maximum.
         each(projections, |v| {
-            let exponent = v - most - half;
+            let exponent = v - most;
             if exponent < LEAST { 0.0 } else { exp_lane(exponent) * scale }
         });
     }
 }
 
 multiversion! {
-    /// FAVOR+'s features relative to each row's own greatest projection, in place of the projections:
-    /// `sqrt(1/D) exp(W y - |y|^2 / 2 - max)` of a key; of a query, whose own factor cancels, without `|y|^2 / 2`.
+    /// FAVOR+'s features relative to each row's own greatest, in place of the projections: `sqrt(1/D) exp(W y -
+    /// |y|^2 / 2 - m)` with `m = max(W y) - |y|^2 / 2`, so that the greatest is `sqrt(1/D)` however long y is.
     ///
-    /// y: (rows, d); projections: `W y` (rows, D) -> maxima: (rows)
-    pub(crate) fn favor(y: &[f32], side: Side, projections: &mut [f32], maxima: &mut [f32]) = favor_body;
+    /// y: (rows, d); projections: `W y` (rows, D) -> maxima, m of each row: (rows)
+    pub(crate) fn favor(y: &[f32], projections: &mut [f32], maxima: &mut [f32]) = favor_body;
 }
 
 #[cfg(test)]
@@ -147,26 +126,37 @@ mod tests {
     #[test]
     fn favor_against_f64() {
         let (rows, d, proj_dim) = (6, 19, 37);
-        let (y, w) = (wave(rows * d, 1.5), wave(rows * proj_dim, 30.0));
-        for isa in Isa::available() {
-            for side in [Side::Queries, Side::Keys, Side::Pairs] {
+        // As short as queries are, and so long that e to half the square is no number.
+        for height in [1.5, 30.0] {
+            let (y, w) = (wave(rows * d, height), wave(rows * proj_dim, 30.0));
+            for isa in Isa::available() {
                 let (mut phi, mut maxima) = (w.clone(), vec![f32::NAN; rows]);
-                favor(isa, &y, side, &mut phi, &mut maxima);
+                favor(isa, &y, &mut phi, &mut maxima);
                 for row in 0..rows {
                     let w = &w[row * proj_dim..][..proj_dim];
-                    let most = w.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                    assert_eq!(maxima[row], most);
+                    let most = f64::from(w.iter().copied().fold(f32::NEG_INFINITY, f32::max));
                     let square: f64 = y[row * d..][..d].iter().map(|&y| f64::from(y).powi(2)).sum();
-                    let key = side == Side::Keys || side == Side::Pairs && row % 2 == 1;
-                    for (w, phi) in w.iter().zip(&phi[row * proj_dim..]) {
-                        let exponent = f64::from(*w) - f64::from(most) - if key { square / 2.0 } else { 0.0 };
-                        let want = exponent.exp() / (proj_dim as f64).sqrt();
-                        let error = (f64::from(*phi) - want).abs();
-                        assert!(error <= 1e-5 * want + 1e-37, "{isa:?}, {side:?}: {phi} {want}");
+                    let whole = most - square / 2.0;
+                    assert!((f64::from(maxima[row]) - whole).abs() <= 1e-6 * (most.abs() + square), "{isa:?}");
+                    let own = &phi[row * proj_dim..][..proj_dim];
+                    for (w, &phi) in w.iter().zip(own) {
+                        let want = (f64::from(*w) - most).exp() / (proj_dim as f64).sqrt();
+                        let error = (f64::from(phi) - want).abs();
+                        assert!(error <= 1e-5 * want + 1e-37, "{isa:?}: {phi} {want}");
                     }
+                    let greatest = own.iter().copied().fold(0.0, f32::max);
+                    assert!((greatest - (1.0 / proj_dim as f32).sqrt()).abs() < 1e-7, "{isa:?}: {greatest}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_maximum_of_a_row_past_all_bounds_is_a_number() {
+        let (mut phi, mut maxima) = ([1.0, 2.0], [0.0]);
+        favor(Isa::detect(), &[1e30], &mut phi, &mut maxima);
+        assert_eq!(maxima, [f32::MIN]);
+        assert!(phi[0] < phi[1] && phi[1] == 0.5f32.sqrt());
     }
 
     #[test]
@@ -174,8 +164,9 @@ mod tests {
         let mut x = [f32::NAN; 3];
         rectified(Isa::detect(), &mut x[..1], 1);
         elu(Isa::detect(), &mut x[1..2]);
-        favor(Isa::detect(), &[1.0], Side::Keys, &mut x[2..], &mut [0.0]);
-        assert!(x.iter().all(|v| v.is_nan()), "{x:?}");
+        let mut maximum = [0.0];
+        favor(Isa::detect(), &[f32::NAN], &mut x[2..], &mut maximum);
+        assert!(x.iter().chain(&maximum).all(|v| v.is_nan()), "{x:?} {maximum:?}");
     }
 
     #[test]
@@ -187,7 +178,7 @@ mod tests {
                 rectified(isa, &mut a, 25);
                 elu(isa, &mut b);
                 scaled(isa, &mut b, 0.37);
-                favor(isa, &wave(57, 2.0), Side::Pairs, &mut c, &mut maxima);
+                favor(isa, &wave(57, 2.0), &mut c, &mut maxima);
                 a.iter().chain(&b).chain(&c).chain(&maxima).map(|v| v.to_bits()).collect()
             })
             .collect();

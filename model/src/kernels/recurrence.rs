@@ -27,13 +27,21 @@ pub(crate) fn gate_weights(logit: Option<f32>) -> (f32, f32) {
 /// Raises a head's maximum to that of a new key, where it is greater -> the weights of S and z that are then theirs:
 /// what was added relative to the old maximum shrinks, or the key does, whose features are relative to its own.
 ///
+/// Where c is 0 nothing has been added: the key's own is taken, whatever was there.
+///
 /// weights: what is kept and what is taken in of S, z and c without a maximum.
-pub(crate) fn raise(maximum: &mut f32, key: f32, (keep, take): (f32, f32)) -> (f32, f32) {
-    let (old, new) = (*maximum, if key > *maximum { key } else { *maximum });
-    *maximum = new;
-    // One of the two powers is e^0, which is 1 to the bit.
+pub(crate) fn raise(maximum: &mut f32, c: f32, key: f32, (keep, take): (f32, f32)) -> (f32, f32) {
     let power = |exponent: f32| if exponent < -87.0 { 0.0 } else { exp_lane(exponent) };
-    (keep * power(old - new), take * power(key - new))
+    let old = *maximum;
+    if c == 0.0 {
+        *maximum = key;
+        (0.0, take)
+    } else if key > old {
+        *maximum = key;
+        (keep * power(old - key), take)
+    } else {
+        (keep, take * power(key - old))
+    }
 }
 
 /// A number of S as it is stored.

@@ -5,8 +5,8 @@
 //! `S <- exp(b_C) S + (Phi_k . exp(b_C - b_j + lam_j))^T V+`, where V+ is V with a column of ones and S has z as
 //! its last column. `exp(b_i - b_j)` is never two exponentials: apart they overflow.
 //!
-//! FAVOR+'s features of key j are relative to its own greatest projection m_j, what token i reads to the greatest so far,
-//! n_i: in the sums, not in c, M_ij has the factor `exp(m_j - n_i)`, `exp(b_i)` the factor `exp(n_0 - n_i)`.
+//! FAVOR+'s features of key j are relative to its own greatest, whose logarithm is m_j; what token i reads to the greatest
+//! so far, n_i: in the sums, not in c, M_ij has the factor `exp(m_j - n_i)`, `exp(b_i)` the factor `exp(n_0 - n_i)`.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
 
@@ -37,8 +37,8 @@ pub struct Memory {
     pub s: Tensor,
     /// (batch, heads, 1)
     pub c: Tensor,
-    /// The greatest projection of the keys so far, at least 0, which S is relative to: (batch, heads, 1); none but for
-    /// features that are.
+    /// The greatest maximum of the keys so far, which S is relative to; any number while c is 0: (batch, heads, 1); none
+    /// but for features that are.
     pub maximum: Option<Tensor>,
 }
 
@@ -49,7 +49,7 @@ pub struct Outputs {
     pub h: Tensor,
     /// `phi_q . z` before the clamp: (batch, heads, time, 1)
     pub denominator: Tensor,
-    /// `eps c`, at or above which the denominator is held: (batch, heads, time, 1)
+    /// `eps c`, at least the least normal number, at or above which the denominator is held: (batch, heads, time, 1)
     pub floor: Tensor,
 }
 
@@ -73,7 +73,7 @@ pub fn forward(inputs: &Inputs, memory: &mut Memory, eps: f64, chunk: usize) -> 
             None => Decays::none(batch, heads, len, inputs.v.device())?,
         };
         let raised = match (&inputs.keys.maxima, &mut memory.maximum) {
-            (Some(maxima), Some(maximum)) => Some(decays.raised(&rows(maxima)?, maximum)?),
+            (Some(maxima), Some(maximum)) => Some(decays.raised(&rows(maxima)?, &memory.c, maximum)?),
             (None, None) => None,
             _ => bail!("chunked recurrence: features and memory must both have a maximum, or neither"),
         };
@@ -113,10 +113,14 @@ impl Decays {
 }
 
 impl Decays {
-    /// The same for S and z, whose maximum rises within the chunk. maxima, of the keys: (batch, heads, C); maximum, so
-    /// far: (batch, heads, 1), raised.
-    fn raised(&self, maxima: &Tensor, maximum: &mut Tensor) -> Result<Self> {
-        let (keys, mut most) = (maxima.flatten_all()?.to_vec1::<f32>()?, maximum.flatten_all()?.to_vec1::<f32>()?);
+    /// The same for S and z, whose maximum rises within the chunk. maxima, of the keys: (batch, heads, C); c, before the
+    /// chunk: (batch, heads, 1); maximum, so far: (batch, heads, 1), raised.
+    fn raised(&self, maxima: &Tensor, c: &Tensor, maximum: &mut Tensor) -> Result<Self> {
+        let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        let (keys, c, mut most) = (numbers(maxima)?, numbers(c)?, numbers(maximum)?);
+        // Where nothing has been seen, the maximum says nothing.
+        most.iter_mut().zip(c).filter(|(_, c)| *c == 0.0).for_each(|(most, _)| *most = f32::NEG_INFINITY);
+        let before = Tensor::from_slice(&most, maximum.shape(), maxima.device())?;
         let heads = keys.chunks_exact(maxima.dim(2)?).zip(&mut most);
         let running = heads.flat_map(|(keys, most)| {
             keys.iter().map(|&key| {
@@ -125,7 +129,7 @@ impl Decays {
             })
         });
         let running = Tensor::from_vec(running.collect(), maxima.shape(), maxima.device())?.unsqueeze(3)?;
-        let before = std::mem::replace(maximum, Tensor::from_vec(most, maximum.shape(), maxima.device())?);
+        *maximum = Tensor::from_vec(most, maximum.shape(), maxima.device())?;
         // Of later keys, which M leaves out, the difference may be positive, and its power infinite.
         let apart = maxima.unsqueeze(2)?.broadcast_sub(&running)?.minimum(0f32)?; // (batch, heads, C, C)
         let fallen = before.unsqueeze(3)?.broadcast_sub(&running)?; // (batch, heads, C, 1)
@@ -178,10 +182,9 @@ impl Block {
 
         let d = sums.dim(3)? - 1;
         let denominator = sums.narrow(3, d, 1)?;
-        let floor = (c * eps)?;
         // Not under the least normal number, as in the one-step form: a text whose gates took nothing in reads 0.
-        let held = denominator.maximum(&floor)?.maximum(f32::MIN_POSITIVE)?;
-        let h = sums.narrow(3, 0, d)?.broadcast_div(&held)?;
+        let floor = (c * eps)?.maximum(f32::MIN_POSITIVE)?;
+        let h = sums.narrow(3, 0, d)?.broadcast_div(&denominator.maximum(&floor)?)?;
 
         let last = carry.dim(2)? - 1;
         let decay = carry.narrow(2, last, 1)?; // (batch, heads, 1, 1)

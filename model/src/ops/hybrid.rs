@@ -13,7 +13,7 @@ use candle_core::{Result, bail};
 
 use super::softmax::{self, Entering, Older};
 use crate::compute::{Compute, sized};
-use crate::feature_map::{Block, Features, Side};
+use crate::feature_map::{Block, Features};
 use crate::kernels::parts::{Marks, Parts};
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::kernels::softmax::Cached;
@@ -207,7 +207,7 @@ impl<'a, N: Number> Older for Far<'a, N> {
                 }
                 let (phi, maxima) = (&mut phi[..len * 2 * features], &mut maxima[..len * 2]);
                 let (x, scratch) = (&mut pairs[..len * 2 * d], &mut angles[..len * 2 * needed]);
-                map.rows(self.step.isa, head, Block { x, side: Side::Pairs, scratch, phi, maxima });
+                map.rows(self.step.isa, head, Block { x, scratch, phi, maxima });
                 let tokens = phi.chunks_exact(2 * features).zip(values.chunks_exact(d));
                 for ((t, (phi, v)), taking) in (from..).zip(tokens).zip(out.chunks_exact_mut(stride)) {
                     let (phi_q, phi_k) = phi.split_at(features);

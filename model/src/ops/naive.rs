@@ -112,7 +112,7 @@ pub fn favor_features<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
 
 /// One token: `S <- g S + (1-g) phi_k v^T`, `z <- g z + (1-g) phi_k`, `c <- g c + (1-g)` (equation 7), then
 /// `h = phi_q S / max(phi_q . z, eps c)` (equation 5; the clamp is ours, and scales with c so that
-/// early tokens are right).
+/// early tokens are right). Where nothing is divided by, h is 0.
 ///
 /// phi_q, phi_k: (F), v: (d), gate: the gate's logit, or none for RFA without a gate, where g and 1-g are 1.
 pub fn step<F: Float>(memory: &mut Memory<F>, phi_q: &[F], phi_k: &[F], v: &[F], gate: Option<F>, eps: f64) -> Vec<F> {
@@ -128,7 +128,7 @@ pub fn step<F: Float>(memory: &mut Memory<F>, phi_q: &[F], phi_k: &[F], v: &[F],
     let (den, floor) = (dot(phi_q, &memory.z), F::of(eps) * memory.c);
     let den = if den > floor { den } else { floor };
     let column = |i| memory.s.chunks_exact(v.len()).zip(phi_q).fold(zero, |sum, (row, &q)| sum + q * row[i]);
-    (0..v.len()).map(|i| column(i) / den).collect()
+    (0..v.len()).map(|i| if den == zero { zero } else { column(i) / den }).collect()
 }
 
 /// Softmax attention of one query to some keys and their values: `sum_j exp(q k_j / sqrt(d)) v_j`, over the same sum

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use candle_core::{Result, bail};
 
 use crate::compute::{Compute, sized};
-use crate::feature_map::{Block, Features, Side};
+use crate::feature_map::{Block, Features};
 use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::kernels::{Isa, threads::Threads};
@@ -32,7 +32,7 @@ pub struct Shape {
     pub head_dim: usize,
     /// Features of a head (F).
     pub features: usize,
-    /// The denominator is held at or above this share of c; 0 for positive features.
+    /// The denominator is held at or above this share of c; 0 where no feature is negative.
     pub eps: f64,
 }
 
@@ -214,13 +214,13 @@ impl Scan<'_> {
                 }
                 let (phi, maxima) = (&mut phi[..len * 2 * features], &mut maxima[..len * 2]);
                 let (x, scratch) = (&mut pairs[..len * 2 * d], &mut angles[..len * 2 * needed]);
-                self.features.rows(self.isa, index, Block { x, side: Side::Pairs, scratch, phi, maxima });
+                self.features.rows(self.isa, index, Block { x, scratch, phi, maxima });
                 for ((t, out), phi) in outs.chunks_exact_mut(d).enumerate().zip(phi.chunks_exact(2 * features)) {
                     let (phi_q, phi_k) = phi.split_at(features);
                     let gate = self.inputs.gate.map(|gate| gate[(row * self.time + first + t) * heads + index]);
                     let counted = recurrence::gate_weights(gate);
-                    let weights = match &mut sums[features + 1..] {
-                        [maximum] => recurrence::raise(maximum, maxima[2 * t + 1], counted),
+                    let weights = match &mut sums[features..] {
+                        [c, maximum] => recurrence::raise(maximum, *c, maxima[2 * t + 1], counted),
                         _ => counted,
                     };
                     let place = self.inputs.positions[row] + (first + t) as u64;

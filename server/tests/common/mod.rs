@@ -71,7 +71,7 @@ pub(crate) fn codec() -> Codec {
     let part = |digit: &str| digit.repeat(64);
     let fingerprint = Fingerprint { architecture: part("a"), weights: part("b"), tokenizer: part("c") };
     let layout = StateLayout { layers: 1, heads: 1, head: 1, taps: 0, channels: 0 };
-    Codec { fingerprint, layout, vocab_size: 256, keys: None }
+    Codec { fingerprint, layout, vocab_size: 256, greatest: Vec::new(), keys: None }
 }
 
 /// `body` with the fields of `more` over its own.

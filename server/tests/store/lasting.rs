@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use redb::{ReadableTable as _, TableDefinition};
 use tidegate_model::StateLayout;
 use tidegate_server::session::{
-    Codec, Durability, Fingerprint, Fork, Keys, ReceiptKey, ResponseId, Session, Snapshot, Start, Store, StoreError,
-    StoreOptions, VersionId,
+    Codec, Durability, Fingerprint, Fork, FormatError, Keys, ReceiptKey, ResponseId, Session, Snapshot, Start, Store,
+    StoreError, StoreOptions, VersionId,
 };
 
 use crate::kit::{ANN, BYTES, NOW, empty, head, in_folder, in_memory, new, note, open, seen, snapshot, turn};
@@ -128,7 +128,7 @@ fn codec(secret: Option<&[u8]>) -> Arc<Codec> {
     let fingerprint = Fingerprint { architecture: part("a"), weights: part("b"), tokenizer: part("c") };
     let layout = StateLayout { layers: 1, heads: 1, head: 10, taps: 0, channels: 0 };
     let keys = secret.map(|secret| Keys::new(secret).expect("keys"));
-    Arc::new(Codec { fingerprint, layout, vocab_size: 50, keys })
+    Arc::new(Codec { fingerprint, layout, vocab_size: 50, greatest: Vec::new(), keys })
 }
 
 fn state(number: f32) -> Arc<Snapshot> {
@@ -170,6 +170,22 @@ async fn what_could_not_be_read_again_is_not_kept() {
     let close = Snapshot { read: (1 << 52) + 1, ..(*state(1.0)).clone() };
     let file = codec(None).encode(&close);
     assert!(codec(None).decode(&file).is_ok() && codec(None).import(&file).is_err());
+}
+
+#[test]
+fn a_maximum_that_no_keys_have_is_refused() {
+    // The last number of each head.
+    let layout = StateLayout { layers: 2, heads: 1, head: 5, taps: 0, channels: 0 };
+    let snapshot = Snapshot { state: (0..10).map(|number| number as f32).collect(), ..(*state(0.0)).clone() };
+    for (greatest, at) in [(vec![4.0, 9.0], None), (vec![3.9, 9.0], Some(4)), (vec![4.0, 8.9], Some(9)), (vec![], None)]
+    {
+        let codec = Codec { layout, greatest, ..(*codec(None)).clone() };
+        match (codec.import(&codec.encode(&snapshot)), at) {
+            (Ok(read), None) => assert_eq!(read.state, snapshot.state),
+            (Err(FormatError::Maximum { at, .. }), Some(expected)) => assert_eq!(at, expected),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 #[tokio::test]

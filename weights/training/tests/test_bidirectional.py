@@ -166,3 +166,20 @@ def test_every_parameter_has_a_gradient(cfg):
     model(ids, torch.arange(40)[None] < torch.tensor([[40], [33], [12]]), torch.tensor([1, 4, 9])).backward()
     for n, p in model.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all() and p.grad.abs().max() > 0, n
+
+
+@torch.no_grad()
+def test_long_keys_do_not_make_favor_blind():
+    """All real keys long, padding beside them: f32 reads what f64 reads without a maximum."""
+    gen = torch.Generator().manual_seed(9)
+    rand = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64)
+    cfg = bi.MixerConfig("rfa", "favor", proj_dim=128)
+    w = draw_matrices("favor", (1, 128, 64), gen).double()
+    q, k, v = 0.5 * rand(1, 1, 5, 64), rand(1, 1, 12, 64), rand(1, 1, 12, 64)
+    k *= 45 / k.norm(dim=-1, keepdim=True)
+    mask = torch.ones(1, 12, dtype=torch.bool)
+    mask[:, 9:] = False
+    want = bi.plain_attend(cfg, q[0, 0], k[0, 0, :9], v[0, 0, :9], bi.Random(w=w[0]))
+    got = bi.attend(cfg, q.float(), k.float(), v.float(), bi.Random(w=w.float()), mask)
+    assert want.abs().mean() > 0.1
+    torch.testing.assert_close(got[0, 0].double(), want, rtol=1e-3, atol=1e-3)

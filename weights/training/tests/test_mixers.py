@@ -58,7 +58,7 @@ def truth_of_document(m, q, k, v, a):
         phi = features.elu_features
     else:
         phi = lambda x: maps[cfg.feature_map](features.unit(x), m.random_matrices * m.sigma[:, None])
-    eps = 0.0 if cfg.feature_map == "elu" else cfg.denominator_eps
+    eps = cfg.denominator_eps if cfg.feature_map == "gaussian" else 0.0
     if cfg.attention == "hybrid":
         return naive.hybrid(q, k, v, a, (phi(q), phi(k)), m.far_bias, eps, WINDOW)
     return naive.recurrent(phi(q), phi(k), v, a, sums, eps)
@@ -153,10 +153,84 @@ def test_favor_survives_keys_that_overflow_without_a_maximum():
     rand = lambda *shape: torch.randn(*shape, generator=gen)
     w = features.orthogonal_matrices(1, 16, 8, gen)
     q, k, v = 30 * rand(1, 1, 50, 8), 30 * rand(1, 1, 50, 8), rand(1, 1, 50, 8)
-    state = (torch.zeros(1, 1, 16, 9), torch.zeros(1, 1))
     assert features.favor_exponents(k, w)[0].max() > 100
-    out, (s, c), m = rfa.favor(q, k, v, None, state, torch.zeros(1, 1), w, 16, None, None)
-    assert out.isfinite().all() and s.isfinite().all() and m.item() > 100
+    out, (s, c, m) = favor(q, k, v, None, w, 16)
+    assert out.isfinite().all() and s.isfinite().all() and m.isfinite().all()
+
+
+def favor(q, k, v, a, w, chunk, dtype=torch.float32):
+    """The chunked form from an empty state."""
+    q, k, v, w = (x.to(dtype) for x in (q, k, v, w))
+    b, h, _, d = q.shape
+    state = (q.new_zeros(b, h, w.shape[1], d + 1), q.new_zeros(b, h), q.new_zeros(b, h))
+    phi_k, maxima = features.favor_relative(k, w)
+    return rfa.chunked(features.favor_features(q, w), phi_k, v, None if a is None else a.to(dtype), state, 0.0, chunk, None,
+                       maxima)
+
+
+@pytest.mark.parametrize("lengths", [[40.0], [8.0, 110.0, 8.0], [110.0, 8.0], [250.0, 8.0]])
+@pytest.mark.parametrize("gate", [False, True])
+@torch.no_grad()
+def test_long_keys_do_not_kill_a_head(lengths, gate):
+    """All long, or one very long key among ordinary ones or before them: f32 reads what f64 reads."""
+    gen = torch.Generator().manual_seed(7)
+    rand = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64)
+    w = features.orthogonal_matrices(2, 128, 64, gen).double()
+    q, k, v = 0.5 * rand(1, 2, 90, 64), rand(1, 2, 90, 64), rand(1, 2, 90, 64)
+    a = rand(1, 2, 90) if gate else None
+    length = torch.tensor(lengths + lengths[-1:] * (90 - len(lengths)), dtype=torch.float64)
+    k *= (length[:, None] / k.norm(dim=-1, keepdim=True))
+    # f64 with no maximum at all, a product of kernels; of the longest key it has 0.
+    none = torch.zeros(1, dtype=torch.float64)
+    phi_q, phi_k = features.favor_features(q, w), features.favor_features(k, w, none)
+    want, _ = naive.recurrent(phi_q, phi_k, v, a, (q.new_zeros(1, 2, 128, 65), q.new_zeros(1, 2)), 0.0)
+    first = 1 if lengths[0] > 200 else 0
+    want[:, :, :first] = v[:, :, :first]
+    zeros = (torch.zeros(1, 2, 128, 65), torch.zeros(1, 2), torch.zeros(1, 2))
+    single = [x if x is None else x.float() for x in (q, k, v, a)]
+    forms = [naive.favor(*single, zeros, w.float())[0], *(favor(q, k, v, a, w, chunk)[0] for chunk in (1, 9, 64))]
+    for out in forms:
+        torch.testing.assert_close(out.double(), want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("stored", [0.0, 50.0, -90.0])
+@torch.no_grad()
+def test_the_maximum_of_an_empty_state_says_nothing(stored):
+    m, x = mixer("favor"), inputs(20, gate=True)
+    none = torch.zeros(2, 20, dtype=torch.bool)
+    want, after = fast(m, x, none, [0, 20], 8)
+    state = m.empty(2, "cpu")
+    state = rfa.RfaState(state.s.double(), state.c.double(), m=torch.full_like(state.c.double(), stored))
+    got, state = m.mix(x["q"], x["k"], x["v"], x["a"], state, None, None, 8)
+    assert torch.equal(got, want) and torch.equal(state.m, after.m)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+@torch.no_grad()
+def test_the_scale_of_sigma_is_nothing_to_the_arc_cosine(gate):
+    """c is the same whatever sigma is, the kernel is not: a floor by c would be in the way."""
+    m = mixer("arc-cosine" if gate else "arc-cosine-no-gate")
+    x, none = inputs(40, gate), torch.zeros(2, 40, dtype=torch.bool)
+    forms = lambda: [truth(m, x, none)[0], *(fast(m, x, none, [0, 40], chunk)[0] for chunk in (1, 8))]
+    before = forms()
+    m.sigma.mul_(0.1)
+    for after, before in zip(forms(), before):
+        torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-10)
+
+
+@torch.no_grad()
+def test_where_nothing_is_divided_by_all_forms_give_0():
+    """Keys whose projections are all negative have no arc-cosine features; gates that are shut take nothing in."""
+    gen = torch.Generator().manual_seed(2)
+    q, k, v = (torch.rand(1, 1, 9, 4, generator=gen, dtype=torch.float64) for _ in range(3))
+    w = torch.rand(1, 3, 4, generator=gen, dtype=torch.float64)
+    phi = lambda x: features.arc_cosine_features(features.unit(x), w)
+    empty = lambda *more: (q.new_zeros(1, 1, 3, 5), q.new_zeros(1, 1), *more)
+    shut = torch.full((1, 1, 9), 1000.0, dtype=torch.float64)
+    outs = [naive.recurrent(phi(q), phi(-k), v, None, empty(), 0.0)[0], naive.favor(q, k, v, shut, empty(q.new_zeros(1, 1)), w)[0],
+            *(rfa.chunked(phi(q), phi(-k), v, None, empty(), 0.0, chunk)[0] for chunk in (1, 4)),
+            favor(q, k, v, shut, w, 4, torch.float64)[0]]
+    assert all((out == 0).all() for out in outs)
 
 
 @torch.no_grad()

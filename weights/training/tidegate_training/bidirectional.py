@@ -18,15 +18,14 @@ from .config import FEATURE_MAPS
 from .rfa import normalise
 
 ATTENTIONS = ("softmax", "rfa", "ra", "lara")
-# The kernels of these are positive, so that their denominators need no floor but the smallest number.
-POSITIVE = ("elu", "favor")
 
 
 @dataclass(frozen=True)
 class MixerConfig:
     """Which attention, and what it needs.
 
-    proj_dim: random vectors of rfa; denominator_eps: floor of gaussian's and arc_cosine's denominators, a share of the keys
+    proj_dim: random vectors of rfa; denominator_eps: floor of gaussian's denominators, which may be negative, a share of
+    the keys; those of the other maps are sums of nothing negative, and need none
     samples: draws of ra, averaged; landmarks: proposals of lara, one sample each; lara_weights: one of `randomized.WEIGHTS`
     """
 
@@ -76,13 +75,15 @@ def linear_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor, eps: float, key_ma
     return normalise(out[..., :-1], out[..., -1], count, eps)
 
 
-def feature_pair(feature_map: str, q: Tensor, k: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
-    """phi(q) and phi(k). Keys that a mask leaves out must be zero already: favor's maximum is taken over all of them."""
+def feature_pair(feature_map: str, q: Tensor, k: Tensor, w: Tensor | None, key_mask: Tensor | None = None):
+    """phi(q) and phi(k); favor's are relative to the greatest feature of all keys that the mask leaves in."""
     if feature_map == "elu":
         return features.elu_features(q), features.elu_features(k)
     if feature_map == "favor":
-        largest = features.favor_exponents(k, w)[0].detach().amax((-1, -2), keepdim=True).clamp_min(0)
-        return features.favor_features(q, w), features.favor_features(k, w, largest)
+        phi_k, maxima = features.favor_relative(k, w)
+        if key_mask is not None:
+            maxima = maxima.masked_fill(~key_mask[:, None, :], float("-inf"))
+        return features.favor_features(q, w), phi_k * (maxima - maxima.amax(-1, keepdim=True)).exp().unsqueeze(-1)
     phi = features.gaussian_features if feature_map == "gaussian" else features.arc_cosine_features
     return phi(features.unit(q), w), phi(features.unit(k), w)
 
@@ -105,8 +106,8 @@ def attend(cfg: MixerConfig, q: Tensor, k: Tensor, v: Tensor, random: Random, ke
         return randomized.lara(q, k, v, random.noise, cfg.lara_weights, key_mask, query_mask)
     if key_mask is not None:
         k = k.masked_fill(~key_mask[:, None, :, None], 0.0)
-    phi_q, phi_k = feature_pair(cfg.feature_map, q, k, random.w)
-    eps = 0.0 if cfg.feature_map in POSITIVE else cfg.denominator_eps
+    phi_q, phi_k = feature_pair(cfg.feature_map, q, k, random.w, key_mask)
+    eps = cfg.denominator_eps if cfg.feature_map == "gaussian" else 0.0
     return linear_attention(phi_q, phi_k, v, eps, key_mask)
 
 
@@ -177,6 +178,7 @@ def plain_attend(cfg: MixerConfig, q: Tensor, k: Tensor, v: Tensor, random: Rand
             else:
                 weight = plain_kernel(cfg.feature_map, query, key, random.w)
             top, bottom = top + weight * value, bottom + weight
-        floor = cfg.denominator_eps * len(k) if cfg.attention == "rfa" and cfg.feature_map not in POSITIVE else 0.0
-        out.append(top / bottom.clamp_min(floor))
+        floor = cfg.denominator_eps * len(k) if cfg.attention == "rfa" and cfg.feature_map == "gaussian" else 0.0
+        bottom = bottom.clamp_min(floor)
+        out.append(top / bottom if bottom > 0 else torch.zeros_like(top))
     return torch.stack(out)

@@ -75,6 +75,11 @@ class ModelConfig:
         return self.attention != "softmax" and self.feature_map in ("gaussian", "arc_cosine")
 
     @property
+    def has_floor(self) -> bool:
+        """Whether denominators are held at `denominator_eps` times the weight seen: where features may be negative."""
+        return self.attention != "softmax" and self.feature_map == "gaussian"
+
+    @property
     def features(self) -> int:
         """Features of a head, F; 0 for softmax."""
         if self.attention == "softmax":

@@ -65,35 +65,31 @@ def favor_exponents(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return torch.matmul(y, w.transpose(-1, -2)), y.square().sum(-1, keepdim=True) / 2
 
 
+def favor_relative(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """sqrt(1/D) exp(W y - |y|^2 / 2 - m) and m, each vector's own largest exponent: (batch, heads, time, proj_dim) and
+    (batch, heads, time).
+
+    So the largest feature of every vector is sqrt(1/D), however long it is. The maximum is one of whole exponents: published
+    FAVOR+ takes it over W y alone, which of a long key is far above its exponents, so that its features vanish, and with
+    them those of all keys that share the maximum; it adds 1e-6 to each feature for that reason.
+    """
+    u, half = favor_exponents(x, w)
+    largest = u.detach().amax(-1, keepdim=True)
+    # |y|^2 / 2 is on both sides of the difference, and left for its gradient alone: a large one would take u's digits.
+    phi = (u - largest - (half - half.detach())).exp() * (w.shape[-2] ** -0.5)
+    return phi, (largest - half.detach()).squeeze(-1)
+
+
 def favor_features(x: Tensor, w: Tensor, maximum: Tensor | None = None) -> Tensor:
     """sqrt(1/D) exp(W y - |y|^2 / 2 - m), of proj_dim features.
 
-    maximum: m, broadcast to (batch, heads, time, 1); None is each vector's own largest projection, which suits queries:
+    maximum: m, broadcast to (batch, heads, time, 1); None is each vector's own largest exponent, which suits queries:
     there the factor exp(-m) cancels in the normaliser.
     """
+    if maximum is None:
+        return favor_relative(x, w)[0]
     u, half = favor_exponents(x, w)
-    m = u.detach().amax(-1, keepdim=True) if maximum is None else maximum
-    return (u - (half + m)).exp() * (w.shape[-2] ** -0.5)
-
-
-def favor_maximum(u: Tensor, before: Tensor, doc: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The maximum that all keys of one document share within a segment: it cancels, so it may be known beforehand.
-
-    u: (batch, heads, time, proj_dim), before: (batch, heads), what the state carries, doc: (batch, time), 0 for the
-    tokens that go on with the state's document -> m of each token (batch, heads, time, 1), the factor that brings the
-    carried sums to the first document's maximum (batch, heads), and the last document's maximum (batch, heads)
-    """
-    largest = u.detach().amax(-1)
-    if doc is None:
-        m = torch.maximum(before, largest.amax(-1))
-        return m[..., None, None], (before - m).exp(), m
-    # One place for each document that a segment may hold; a fresh document begins at 0.
-    places = largest.new_zeros(*before.shape, u.shape[2] + 1)
-    places[..., 0] = before
-    index = doc[:, None, :].expand_as(largest)
-    places = places.scatter_reduce(-1, index, largest, "amax")
-    m = places.gather(-1, index)
-    return m.unsqueeze(-1), (before - places[..., 0]).exp(), m[..., -1]
+    return (u - (half + maximum)).exp() * (w.shape[-2] ** -0.5)
 
 
 def draw_matrices(feature_map: str, shape: tuple[int, int, int], generator: torch.Generator | None = None) -> Tensor:

@@ -6,7 +6,7 @@
     logits   f32 (batch, time, vocab)
     state.N.s     f32 (batch, heads, features, head_dim + 1), after the last token, its last column is z
     state.N.c     f32 (batch, heads)
-    state.N.m     f32 (batch, heads), the largest projection of a key, for favor
+    state.N.m     f32 (batch, heads), the logarithm of the largest feature of a key, for favor
     state.N.conv  f32 (batch, 3, conv_kernel - 1, heads * head_dim), where there is a convolution
 
 `write_eval` writes a checkpoint folder with a tokenizer, texts, and what `evaluate_folder` says of them.

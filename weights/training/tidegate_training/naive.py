@@ -42,19 +42,23 @@ def recurrent(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: 
 
 
 def favor(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, Tensor, Tensor], w: Tensor):
-    """FAVOR+ in streaming: when a key raises the running maximum m, the sums are rescaled to it -> h, (s, c, m)"""
+    """FAVOR+ in streaming: m is the greatest logarithm of a key's feature so far, and the first key's own where nothing has
+    been seen; when a key raises it, the sums are rescaled -> h, (s, c, m)"""
     s, c, m = state
     scale = w.shape[-2] ** -0.5
     out = []
     for t in range(v.shape[2]):
         u, half = favor_exponents(k[:, :, t : t + 1], w)
-        u, half = u[:, :, 0].clone(), half[:, :, 0]
-        risen = torch.maximum(m, u.detach().amax(-1))
-        s, m = s * torch.exp(m - risen)[..., None, None], risen
-        s, c = add(s, c, scale * torch.exp(u - half - m[..., None]), v[:, :, t], None if a is None else a[:, :, t])
+        exponents = (u - half)[:, :, 0]
+        own = exponents.detach().amax(-1)
+        risen = torch.where(c == 0, own, torch.maximum(m, own))
+        s = s * torch.where(c == 0, 0.0, torch.exp(m - risen))[..., None, None]
+        m = risen
+        s, c = add(s, c, scale * torch.exp(exponents - m[..., None]), v[:, :, t], None if a is None else a[:, :, t])
         u, half = favor_exponents(q[:, :, t : t + 1], w)
-        num, den = read(scale * torch.exp(u - half - u.detach().amax(-1, keepdim=True))[:, :, 0], s)
-        out.append(num / den[..., None])
+        exponents = (u - half)[:, :, 0]
+        num, den = read(scale * torch.exp(exponents - exponents.detach().amax(-1, keepdim=True)), s)
+        out.append(normalise(num, den, c, 0.0))
     return torch.stack(out, dim=2), (s, c, m)
 
 

@@ -19,47 +19,90 @@ from .config import ModelConfig
 
 
 def normalise(num: Tensor, den: Tensor, c: Tensor, eps: float) -> Tensor:
-    """num / max(den, eps * c); no gradient through the denominator where the clamp holds. Where the gates took nothing
-    in, den and c are 0 and so is the result. Positive maps (elu, favor) need no clamp: their eps is 0.
+    """num / max(den, eps * c); no gradient through the denominator where the clamp holds. Maps with no negative features
+    (all but gaussian) need no clamp: the result is a mean of values however small den is, and their eps is 0.
+
+    Where nothing is divided by, the result is 0, without a gradient: no feature of a key that the query has too, or gates
+    that took nothing in.
 
     num: (..., head_dim), den and c: (...)
     """
-    held = torch.maximum(den, eps * c.detach()).clamp_min(torch.finfo(den.dtype).tiny)
-    return num / held.unsqueeze(-1)
+    held = torch.maximum(den, eps * c.detach()).unsqueeze(-1)
+    dead = held < torch.finfo(den.dtype).tiny
+    return (num / held.masked_fill(dead, 1.0)).masked_fill(dead, 0.0)
 
 
-def weights(a: Tensor | None, entering: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@dataclass
+class Reach:
+    """What can be seen from where within each chunk, all bool.
+
+    pairs: (..., chunk, chunk), which token's key each token's query sees; fresh: (..., chunk), after the start of a
+    document; ending: as `fresh`, of the last one's document; None for both where no document begins
+    """
+
+    entering: Tensor
+    pairs: Tensor
+    fresh: Tensor | None = None
+    ending: Tensor | None = None
+
+    @staticmethod
+    def of(entering: Tensor, starts: Tensor | None) -> Reach:
+        """entering: (batch or 1, 1, chunks, chunk), false where a step takes nothing in and forgets nothing; starts: as
+        `entering`"""
+        chunk = entering.shape[-1]
+        past = torch.ones(chunk, chunk, dtype=torch.bool, device=entering.device).tril() & entering.unsqueeze(-2)
+        if starts is None:
+            return Reach(entering, past)
+        doc = starts.cumsum(-1)
+        return Reach(entering, past & (doc.unsqueeze(-1) == doc.unsqueeze(-2)), doc > 0, doc == doc[..., -1:])
+
+
+def weights(a: Tensor | None, reach: Reach) -> tuple[Tensor, Tensor, Tensor]:
     """How much of what reaches what within each chunk.
 
-    a: (batch, heads, chunks, chunk) gate logits, or None; entering: (batch or 1, 1, chunks, chunk), false where a step
-    takes nothing in and forgets nothing; starts: as `entering` -> the weight of each token's key for each token's query
-    (..., chunk, chunk), of the carried sums for each query, of each key for the sums carried on (both ..., chunk), and
-    of the carried sums for those carried on (...)
+    a: (batch, heads, chunks, chunk) gate logits, or None -> the weight of each token's key for each token's query
+    (..., chunk, chunk), of the carried sums for each query, and of each key for the sums carried on (both ..., chunk)
     """
-    chunk = entering.shape[-1]
-    reach = torch.ones(chunk, chunk, dtype=torch.bool, device=entering.device).tril()
-    fresh = ending = None
-    if starts is not None:
-        doc = starts.cumsum(-1)
-        reach = reach & (doc.unsqueeze(-1) == doc.unsqueeze(-2))
-        fresh, ending = doc > 0, doc == doc[..., -1:]
+    entering, fresh, ending = reach.entering, reach.fresh, reach.ending
     if a is None:
         carry = torch.ones_like(entering) if fresh is None else ~fresh
         tail = entering if ending is None else entering & ending
-        m, carry, tail = (x.float() for x in (reach & entering.unsqueeze(-2), carry, tail))
-        return m, carry, tail, carry[..., -1]
+        return reach.pairs.float(), carry.float(), tail.float()
     keep = F.logsigmoid(a).masked_fill(~entering, 0.0)
     take = F.logsigmoid(-a).masked_fill(~entering, float("-inf"))
     carry = keep.cumsum(-1)
     take = take - carry
     # One exponential of a difference: exp(b_i) and exp(-b_j) alone would overflow.
-    m = (carry.unsqueeze(-1) + take.unsqueeze(-2)).masked_fill_(~reach, float("-inf")).exp_()
+    m = (carry.unsqueeze(-1) + take.unsqueeze(-2)).masked_fill_(~reach.pairs, float("-inf")).exp_()
     tail = carry[..., -1:] + take
     if fresh is not None:
         carry = carry.masked_fill(fresh, float("-inf"))
         tail = tail.masked_fill(~ending, float("-inf"))
-    carry = carry.exp()
-    return m, carry, tail.exp(), carry[..., -1]
+    return m, carry.exp(), tail.exp()
+
+
+def relative(counted: tuple[Tensor, Tensor, Tensor], maxima: Tensor, before: Tensor, reach: Reach):
+    """`weights` of keys whose features are relative to their own maximum: what a query reads, and the sums carried on, are
+    relative to the greatest of those that they see.
+
+    maxima: (batch, heads, chunks, chunk); before: (batch, heads), that of the carried sums, -inf where they are empty
+    -> the weights, and the maximum after the last chunk
+    """
+    m, carry, tail = counted
+    none = float("-inf")
+    local = maxima.unsqueeze(-2).masked_fill(~reach.pairs, none).amax(-1)
+    at_start = []
+    for j in range(maxima.shape[2]):
+        at_start.append(before)
+        kept = before if reach.fresh is None else before.masked_fill(reach.fresh[:, :, j, -1], none)
+        before = torch.maximum(kept, local[:, :, j, -1])
+    seen = torch.stack(at_start, dim=2).unsqueeze(-1)
+    seen = seen if reach.fresh is None else seen.masked_fill(reach.fresh, none)
+    largest = torch.maximum(local, seen)
+    # What cannot be seen has weight 0, and a difference that may be positive: its power could be infinite.
+    factor = lambda x, y: (x - y).clamp_max(0).exp()
+    return (m * factor(maxima.unsqueeze(-2), largest.unsqueeze(-1)), carry * factor(seen, largest),
+            tail * factor(maxima, largest[..., -1:])), before
 
 
 def scan(
@@ -67,10 +110,11 @@ def scan(
     phi_k: Tensor,
     v: Tensor,
     a: Tensor | None,
-    state: tuple[Tensor, Tensor] | None,
+    state: tuple[Tensor, ...] | None,
     chunk: int = 64,
     starts: Tensor | None = None,
     entering: Tensor | None = None,
+    maxima: Tensor | None = None,
 ):
     """The recurrence as matrix products over chunks, not yet normalised.
 
@@ -79,6 +123,8 @@ def scan(
     state: s (batch, heads, features, head_dim + 1), c (batch, heads); or None for an empty past of which nothing is kept
     starts: bool (batch, time), true where a document begins: the state is zeroed before that token
     entering: bool (batch, time), false where the key of this step is nobody's; None where all enter
+    maxima: (batch, heads, time), what the features of each key are relative to, or None; then the state has a third part,
+    the greatest of its keys' (batch, heads), of any value while c is 0
     -> phi_q S (batch, heads, time, head_dim), phi_q . z and c (batch, heads, time), and the state after the last token
     """
     b, h, t, f = phi_q.shape
@@ -94,33 +140,39 @@ def scan(
         starts = None if starts is None else F.pad(starts, (0, pad))
     split = lambda x: x.reshape(*x.shape[:2], n, chunk, *x.shape[3:])
     phi_q, phi_k, v, entering = split(phi_q), split(phi_k), split(v), split(entering.unsqueeze(1))
-    m, carry, tail, decay = weights(None if a is None else split(a), entering, None if starts is None else split(starts.unsqueeze(1)))
-    m, carry, tail, decay = (x.to(v.dtype) for x in (m, carry, tail, decay))
+    reach = Reach.of(entering, None if starts is None else split(starts.unsqueeze(1)))
+    counted = sums = tuple(x.to(v.dtype) for x in weights(None if a is None else split(a), reach))
+    last = None
+    if maxima is not None:
+        # Nothing has been seen where c is 0, and the maximum says nothing.
+        last = v.new_full((b, h), float("-inf")) if state is None else state[2].masked_fill(state[1] <= 0, float("-inf"))
+        sums, last = relative(counted, split(F.pad(maxima, (0, pad))), last, reach)
+    (m, carry, tail), (m_c, carry_c, tail_c) = sums, counted
 
     out = torch.matmul(torch.matmul(phi_q, phi_k.transpose(-1, -2)) * m, v)
-    c_all = m.detach().sum(-1).expand(b, h, n, chunk)
+    c_all = m_c.detach().sum(-1).expand(b, h, n, chunk)
     after = None
     if state is not None or n > 1:
         add = torch.matmul(phi_k.transpose(-1, -2), v * tail.unsqueeze(-1))
-        add_c = tail.sum(-1)
-        s, c = state if state is not None else (v.new_zeros(b, h, f, v.shape[-1]), v.new_zeros(b, h))
+        add_c = tail_c.sum(-1)
+        s, c = state[:2] if state is not None else (v.new_zeros(b, h, f, v.shape[-1]), v.new_zeros(b, h))
         before_s, before_c = [], []
         for j in range(n):
             before_s.append(s)
             before_c.append(c)
-            s = decay[:, :, j, None, None] * s + add[:, :, j]
-            c = decay[:, :, j] * c + add_c[:, :, j]
+            s = carry[:, :, j, -1, None, None] * s + add[:, :, j]
+            c = carry_c[:, :, j, -1] * c + add_c[:, :, j]
         out = out + torch.matmul(phi_q, torch.stack(before_s, dim=2)) * carry.unsqueeze(-1)
-        c_all = c_all + (carry * torch.stack(before_c, dim=2).unsqueeze(-1)).detach()
-        after = None if state is None else (s, c)
+        c_all = c_all + (carry_c * torch.stack(before_c, dim=2).unsqueeze(-1)).detach()
+        after = None if state is None else (s, c) if last is None else (s, c, last)
     join = lambda x: x.reshape(b, h, n * chunk, *x.shape[4:])[:, :, :t]
     return join(out[..., :-1]), join(out[..., -1]), join(c_all), after
 
 
-def chunked(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, Tensor] | None, eps: float,
-            chunk: int = 64, starts: Tensor | None = None):
+def chunked(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, ...] | None, eps: float,
+            chunk: int = 64, starts: Tensor | None = None, maxima: Tensor | None = None):
     """`scan`, normalised: h (batch, heads, time, head_dim), and the state after the last token."""
-    num, den, c, after = scan(phi_q, phi_k, v, a, state, chunk, starts)
+    num, den, c, after = scan(phi_q, phi_k, v, a, state, chunk, starts, maxima=maxima)
     return normalise(num, den, c, eps), after
 
 
@@ -130,7 +182,7 @@ class RfaState(MixerState):
 
     s: (batch, heads, features, head_dim + 1), its last column is z; c: (batch, heads)
     conv: (batch, 3, conv_kernel - 1, heads * head_dim), the last inputs of the convolutions of q, k, v
-    m: (batch, heads), the largest projection of a key so far, which favor's features are divided by
+    m: (batch, heads), favor's: the logarithm of the largest feature of a key so far, which s is relative to; 0 if empty
     """
 
     s: Tensor
@@ -159,34 +211,17 @@ class RfaAttention(Attention):
                         zeros() if cfg.feature_map == "favor" else None)
 
     def mix(self, q, k, v, a, state, starts, doc, chunk):
-        sums = None if state is None else (state.s, state.c)
-        if self.cfg.feature_map == "favor":
-            return self.mix_favor(q, k, v, a, state, starts, doc, chunk)
-        if self.cfg.feature_map == "elu":
-            phi_q, phi_k, eps = features.elu_features(q), features.elu_features(k), 0.0
-        else:
-            phi = features.gaussian_features if self.cfg.feature_map == "gaussian" else features.arc_cosine_features
+        cfg, maxima = self.cfg, None
+        if cfg.feature_map == "elu":
+            phi_q, phi_k = features.elu_features(q), features.elu_features(k)
+        elif cfg.feature_map == "favor":
             w = self.matrices()
-            phi_q, phi_k, eps = phi(features.unit(q), w), phi(features.unit(k), w), self.cfg.denominator_eps
-        out, sums = chunked(phi_q, phi_k, v, a, sums, eps, chunk, starts)
-        return out, None if sums is None else RfaState(*sums)
-
-    def mix_favor(self, q, k, v, a, state, starts, doc, chunk):
-        """The features of keys are relative to a maximum that the state carries and rescales its sums by."""
-        before = q.new_zeros(q.shape[:2]) if state is None else state.m
-        out, sums, m = favor(q, k, v, a, None if state is None else (state.s, state.c), before, self.matrices(), chunk,
-                             starts, doc)
-        return out, None if sums is None else RfaState(*sums, m=m)
-
-
-def favor(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, Tensor] | None, before: Tensor, w: Tensor,
-          chunk: int, starts: Tensor | None, doc: Tensor | None):
-    """Chunked attention by positive features. before: (batch, heads), the maximum that s of `state` is relative to, and
-    0 for an empty text; doc: the running count of `starts`; the rest as in `scan` -> h, the state and its maximum."""
-    u, half = features.favor_exponents(k, w)
-    m, rescale, last = features.favor_maximum(u, before, doc)
-    phi_k = (u - (half + m)).exp() * (w.shape[-2] ** -0.5)
-    if state is not None:
-        state = state[0] * rescale[..., None, None], state[1]
-    out, state = chunked(features.favor_features(q, w), phi_k, v, a, state, 0.0, chunk, starts)
-    return out, state, last
+            phi_q, (phi_k, maxima) = features.favor_features(q, w), features.favor_relative(k, w)
+        else:
+            phi = features.gaussian_features if cfg.feature_map == "gaussian" else features.arc_cosine_features
+            w = self.matrices()
+            phi_q, phi_k = phi(features.unit(q), w), phi(features.unit(k), w)
+        sums = None if state is None else (state.s, state.c) if maxima is None else (state.s, state.c, state.m)
+        eps = cfg.denominator_eps if cfg.has_floor else 0.0
+        out, sums = chunked(phi_q, phi_k, v, a, sums, eps, chunk, starts, maxima)
+        return out, None if sums is None else RfaState(*sums[:2], m=sums[2] if maxima is not None else None)

@@ -45,18 +45,25 @@ fn a_denominator_that_is_held_is_counted() {
 #[test]
 fn a_maximum_that_rises_shrinks_what_was_before_it() {
     let (keep, take) = (0.75, 0.25);
-    let mut maximum = 0.0;
+    // Of an empty head the key's own is taken, below what was there as above it.
+    for stored in [0.0, 7.0, -90.0] {
+        let mut maximum = stored;
+        assert_eq!((raise(&mut maximum, 0.0, -60.0, (keep, take)), maximum), ((0.0, take), -60.0));
+    }
+    let mut maximum = -60.0;
     // Nothing rises: the key alone shrinks.
-    let (kept, taken) = raise(&mut maximum, -2.0, (keep, take));
-    assert_eq!((maximum, kept), (0.0, keep));
+    let (kept, taken) = raise(&mut maximum, 0.5, -62.0, (keep, take));
+    assert_eq!((maximum, kept), (-60.0, keep));
     assert!((taken - take * (-2.0f32).exp()).abs() < 1e-7);
-    let (kept, taken) = raise(&mut maximum, 3.0, (keep, take));
-    assert_eq!((maximum, taken), (3.0, take));
+    let (kept, taken) = raise(&mut maximum, 0.5, -57.0, (keep, take));
+    assert_eq!((maximum, taken), (-57.0, take));
     assert!((kept - keep * (-3.0f32).exp()).abs() < 1e-7);
     // So far that nothing is left, and what is no number raises nothing.
-    assert_eq!(raise(&mut maximum, 300.0, (keep, take)), (0.0, take));
-    assert_eq!(raise(&mut maximum, f32::NAN, (keep, take)).0, keep);
+    assert_eq!(raise(&mut maximum, 0.5, 300.0, (keep, take)), (0.0, take));
+    let (kept, taken) = raise(&mut maximum, 0.5, f32::NAN, (keep, take));
+    assert!(kept == keep && taken.is_nan());
     assert_eq!(maximum, 300.0);
+    assert_eq!(raise(&mut maximum, 0.5, f32::MIN, (keep, take)), (keep, 0.0));
 }
 
 fn wave(n: usize, f: f32) -> Vec<f32> {

@@ -4,8 +4,8 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
 use serde::Deserialize;
 use tidegate_model::StateLayout;
 
-use super::FormatError;
 use super::error::shown;
+use super::{Codec, FormatError};
 use crate::session::Snapshot;
 
 /// Bytes of the longest tensor header: three tensors with numbers of 20 digits take fewer.
@@ -76,12 +76,8 @@ pub(super) fn write_numbers(layout: &StateLayout, snapshot: &Snapshot, out: &mut
 
 impl<'a> Body<'a> {
     /// The tensors of `bytes`, once they are those of a snapshot of `read` tokens.
-    pub(super) fn read(
-        bytes: &'a [u8],
-        layout: &StateLayout,
-        vocab_size: usize,
-        read: u64,
-    ) -> Result<Self, FormatError> {
+    pub(super) fn read(bytes: &'a [u8], codec: &Codec, read: u64) -> Result<Self, FormatError> {
+        let Codec { layout, vocab_size, greatest, .. } = codec;
         let unread = |error: &dyn std::fmt::Display| FormatError::Tensors(shown(&error.to_string()));
         // Their own header is bounded and has three names before its reader, which would take 100 MB, sees it.
         let (length, rest) = bytes.split_first_chunk().ok_or_else(|| unread(&"the body has fewer than 8 bytes"))?;
@@ -100,10 +96,11 @@ impl<'a> Body<'a> {
         let body = Self {
             memory: floats("memory", entries.memory, &memory_shape(layout), read > 0, read, data)?,
             conv: floats("conv", entries.conv, &conv_shape(layout), has_conv, read, data)?,
-            counts: counts(&entries.counts, vocab_size, data)?,
+            counts: counts(&entries.counts, *vocab_size, data)?,
         };
         finite("memory", body.memory)?;
         finite("conv", body.conv)?;
+        maxima(layout, greatest, body.memory)?;
         Ok(body)
     }
 
@@ -179,6 +176,18 @@ fn finite(tensor: &'static str, bytes: &[u8]) -> Result<(), FormatError> {
         Some(at) => Err(FormatError::NotFinite { tensor, at }),
         None => Ok(()),
     }
+}
+
+/// Refuses a maximum that no keys have: it would outweigh all that are to come. It is the last number of each head.
+fn maxima(layout: &StateLayout, greatest: &[f32], memory: &[u8]) -> Result<(), FormatError> {
+    let head = layout.head.max(1);
+    let maxima = numbers(memory).enumerate().skip(head - 1).step_by(head).zip(greatest);
+    for ((at, found), most) in maxima {
+        if found > *most {
+            return Err(FormatError::Maximum { at, most: most.to_string(), found: found.to_string() });
+        }
+    }
+    Ok(())
 }
 
 fn numbers(bytes: &[u8]) -> impl Iterator<Item = f32> {

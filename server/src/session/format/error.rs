@@ -186,6 +186,16 @@ pub enum FormatError {
         /// Where the first is, counted in numbers.
         at: usize,
     },
+    /// A greatest feature of keys that no keys have.
+    #[error("tensor memory must have at {at} the maximum of keys, at most {most}, found {found}")]
+    Maximum {
+        /// Where it is, counted in numbers.
+        at: usize,
+        /// What keys have at most there.
+        most: String,
+        /// What the file has.
+        found: String,
+    },
     /// Counts not in the order of their tokens, or a token twice.
     #[error("tensor counts must have ascending tokens, found {found} after {before}")]
     CountsOrder {

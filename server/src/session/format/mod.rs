@@ -58,6 +58,8 @@ pub struct Codec {
     pub layout: StateLayout,
     /// The size of its vocabulary.
     pub vocab_size: usize,
+    /// What no maximum of a head's keys is above: (layers, heads), or empty where heads remember none.
+    pub greatest: Vec<f32>,
     /// Where they are set, files are signed and only signed ones are read.
     pub keys: Option<Keys>,
 }
@@ -120,7 +122,7 @@ impl Codec {
     /// What the parts of a file say, once all of it fits the model.
     fn read<'a>(&self, file: &File<'a>) -> Result<(Snapshot, Body<'a>), FormatError> {
         let snapshot = Header::read(file.header)?.check(self, file.signature.is_some())?;
-        let body = Body::read(file.body, &self.layout, self.vocab_size, snapshot.read)?;
+        let body = Body::read(file.body, self, snapshot.read)?;
         Ok((snapshot, body))
     }
 
