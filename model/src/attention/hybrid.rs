@@ -35,7 +35,7 @@ impl HybridAttention {
             projections: Projections::new(config, weights)?,
             gate: rfa::gate(config, weights)?,
             features: rfa::features(config, weights)?,
-            far_bias: weights.numbers("far_bias", &[heads])?,
+            far_bias: weights.finite("far_bias", &[heads])?,
         })
     }
 }
@@ -66,12 +66,10 @@ impl Mixer for HybridAttention {
         let inputs = hybrid::Inputs { qkv, gate, slots, positions, layer };
         let own = hybrid::Layer { shape: self.shape, features: &self.features, far_bias: &self.far_bias };
         hybrid::attend(own, memory, inputs, (cx, held), h)?;
+        let far = hybrid::far(&inputs, rows.time, self.window);
         match probe {
-            None => {
-                let all = hybrid::far(&inputs, rows.time, self.window) * heads;
-                state.denominators.note(all, held.clamped().sum());
-            }
-            Some(probe) => probe.count(tokens, held.clamped(), gate),
+            None => state.denominators.note(far * heads, held.clamped().sum()),
+            Some(probe) => probe.count((tokens, far), held.clamped(), gate),
         }
         self.projections.leave(cx, h, normed, out);
         Ok(())

@@ -48,7 +48,7 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     /// Far denominators of the last step that were held at their floor, of each head.
-    pub(crate) fn clamped(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn clamped(&self) -> impl ExactSizeIterator<Item = u64> {
         self.clamped.iter().map(|count| count.load(Ordering::Relaxed))
     }
 }
@@ -248,7 +248,12 @@ impl<N: Number> Far<'_, N> {
         let mut clamped = 0;
         taking[d..columns].fill(0.0);
         let denominator = recurrence::read(self.step.isa, own.s, own.sums, token, &mut taking[..d], &mut clamped);
-        // c is above 0 once a token has left, for no gate's exponential is 0: from then on there is a far part.
+        // Of a text, c is above 0 once a token has left, for no gate's exponential is 0; a state from outside may have
+        // any, and weights that are no more than nothing are no part of a mean.
+        if own.sums[token.phi_q.len()] <= 0.0 {
+            absent(columns, taking);
+            return 0;
+        }
         taking[columns] = self.step.layer.far_bias[head];
         taking[columns + 1] = denominator;
         clamped
