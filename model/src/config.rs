@@ -3,6 +3,7 @@
 //! Hugging Face names for all that Llama has too, then the attention's own. Unknown keys are refused: a
 //! misspelt key must not silently mean its default.
 
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 use crate::layout::StateLayout;
@@ -14,7 +15,10 @@ pub use kinds::{Attention, FeatureMap, PositionEmbedding, TokenIds};
 /// Why a `config.json` was refused; the message names the field and its bound.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Not JSON, a missing or unknown key, or a value of the wrong type.
+    /// Not JSON, a missing or unknown key, or a value of the wrong type: with the key where there is one.
+    #[error("config.json: {0}")]
+    Key(#[from] serde_path_to_error::Error<serde_json::Error>),
+    /// Something follows the JSON.
     #[error("config.json: {0}")]
     Json(#[from] serde_json::Error),
     /// A value out of its bounds.
@@ -141,26 +145,40 @@ fn within<T: Copy + PartialOrd + std::fmt::Display>(
     Err(ConfigError::Bound { field, bound: format!("between {low} and {high}"), found: value.to_string() })
 }
 
+/// Most tokens of a window.
+const WINDOW_MAX: usize = 1 << 24;
+/// Most random vectors of a head.
+const PROJ_DIM_MAX: usize = 4096;
+
+/// All of a text as JSON; an error knows its key.
+fn parsed<T: DeserializeOwned>(text: &str) -> Result<T, ConfigError> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut json)?;
+    json.end()?;
+    Ok(value)
+}
+
 impl DecoderConfig {
     /// Reads and checks the text of a `config.json`.
     ///
     /// # Errors
     /// [`ConfigError`] names the first key that is unknown, missing, of the wrong type or out of bounds.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
-        /// What has another default where attention is softmax or hybrid.
+        /// What means something else where it is absent than its default says.
         #[derive(Deserialize)]
         struct Given {
-            position_embedding: Option<serde::de::IgnoredAny>,
+            position_embedding: Option<IgnoredAny>,
+            proj_dim: Option<IgnoredAny>,
         }
-        let mut config: Self = serde_json::from_str(text)?;
-        if config.attention != Attention::Rfa {
-            let given: Given = serde_json::from_str(text)?;
-            if given.position_embedding.is_none() {
-                config.position_embedding = PositionEmbedding::Rope;
-            }
+        let (mut config, given): (Self, Given) = (parsed(text)?, parsed(text)?);
+        if config.attention != Attention::Rfa && given.position_embedding.is_none() {
+            config.position_embedding = PositionEmbedding::Rope;
         }
         if config.attention == Attention::Softmax {
             (config.gate, config.proj_dim) = (false, 0);
+        } else if config.feature_map.has_random_matrices() && given.proj_dim.is_none() {
+            let bound = format!("between 1 and {PROJ_DIM_MAX}");
+            return Err(ConfigError::Bound { field: "proj_dim", bound, found: "none".into() });
         }
         if config.head_dim == 0 {
             let heads = config.num_attention_heads.max(1);
@@ -219,8 +237,11 @@ impl DecoderConfig {
             (Attention::Rfa, Some(window)) => {
                 return refused("sliding_window", "absent where attention is rfa", window.to_string());
             }
-            (Attention::Softmax | Attention::Hybrid, window) => {
-                within("sliding_window", window.unwrap_or(0), 1, 1 << 24)?;
+            (Attention::Softmax | Attention::Hybrid, Some(window)) => {
+                within("sliding_window", window, 1, WINDOW_MAX)?;
+            }
+            (Attention::Softmax | Attention::Hybrid, None) => {
+                return refused("sliding_window", &format!("between 1 and {WINDOW_MAX}"), "none".into());
             }
         }
         match (self.attention, self.feature_map) {
@@ -232,7 +253,7 @@ impl DecoderConfig {
                 refused("proj_dim", "0 or absent where feature_map is elu", self.proj_dim.to_string())
             }
             (_, FeatureMap::Elu) => Ok(()),
-            _ => within("proj_dim", self.proj_dim, 1, 4096),
+            _ => within("proj_dim", self.proj_dim, 1, PROJ_DIM_MAX),
         }
     }
 

@@ -8,7 +8,7 @@ use half::bf16;
 use half::vec::HalfBitsVecExt;
 
 use crate::config::{Attention, DecoderConfig};
-use crate::kernels::recurrence::Number;
+use crate::kernels::{nearest, recurrence::Number};
 
 pub use cache::Cache;
 pub(crate) use cache::{Blocks, Places};
@@ -240,7 +240,7 @@ impl Memory {
         match &mut self.s {
             Matrices::F32(s) => s[own].copy_from_slice(from),
             Matrices::Bf16(s) => {
-                s[own].iter_mut().zip(from).for_each(|(s, &number)| *s = bf16::from_f32(number));
+                s[own].iter_mut().zip(from).for_each(|(s, &number)| *s = nearest(number));
             }
         }
         self.sums[head * beside..][..beside].copy_from_slice(sums);

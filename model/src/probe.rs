@@ -7,7 +7,9 @@ use candle_core::{Result, Tensor};
 pub struct LayerProbe {
     /// Tokens that passed.
     pub tokens: u64,
-    /// Denominators that the clamp held; of the hybrid those of its far part, which a text's first tokens have not.
+    /// Denominators of each head: one a token; of the hybrid one a token that has others before its window.
+    pub denominators: u64,
+    /// Those of them that the clamp held.
     pub clamped: Vec<u64>,
     /// Sum of log g; empty without a gate. A head's mean half-life is `tokens * ln(1/2) / log_gate`.
     pub log_gate: Vec<f64>,
@@ -21,6 +23,7 @@ impl LayerProbe {
     pub(crate) fn observe(&mut self, denominator: &Tensor, floor: &Tensor, gate: Option<&Tensor>) -> Result<()> {
         let (batch, heads, time, _) = denominator.dims4()?;
         self.tokens += (batch * time) as u64;
+        self.denominators += (batch * time) as u64;
         self.clamped.resize(heads, 0);
         let held = denominator.lt(floor)?.flatten_all()?.to_vec1::<u8>()?;
         for (i, row) in held.chunks_exact(time).enumerate() {
@@ -36,13 +39,18 @@ impl LayerProbe {
         Ok(())
     }
 
-    /// Adds the counts of some tokens. clamped: (heads); gate logits: (tokens, heads)
-    pub(crate) fn count(&mut self, tokens: usize, clamped: impl Iterator<Item = u64>, gate: Option<&[f32]>) {
+    /// Adds the counts of some tokens, `far` of which had others before their window. clamped: (heads); gate logits:
+    /// (tokens, heads)
+    pub(crate) fn count(
+        &mut self,
+        (tokens, far): (usize, usize),
+        clamped: impl ExactSizeIterator<Item = u64>,
+        gate: Option<&[f32]>,
+    ) {
         self.tokens += tokens as u64;
-        for (head, held) in clamped.enumerate() {
-            self.clamped.resize(self.clamped.len().max(head + 1), 0);
-            self.clamped[head] += held;
-        }
+        self.denominators += far as u64;
+        self.clamped.resize(clamped.len(), 0);
+        self.clamped.iter_mut().zip(clamped).for_each(|(sum, held)| *sum += held);
         if let Some(gate) = gate {
             let heads = gate.len() / tokens;
             self.log_gate.resize(heads, 0.0);

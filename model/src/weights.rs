@@ -247,6 +247,16 @@ impl<'a> Weights<'a> {
         }
     }
 
+    /// [`Self::numbers`], where one that is NaN or infinite would go unseen.
+    pub(crate) fn finite(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
+        let numbers = self.numbers(name, shape)?;
+        let (Source::File(file, _), Some(found)) = (self.source, numbers.iter().find(|v| !v.is_finite())) else {
+            return Ok(numbers);
+        };
+        let problem = format!("{}{name} must have finite numbers, found {found}", self.prefix);
+        Err(LoadError::Tensors { file: file.name, problems: vec![problem] })
+    }
+
     /// The numbers of some matrices (heads, rows, columns) whose rows are orthogonal in blocks of `columns`.
     pub(crate) fn orthogonal(&self, name: &str, shape: [usize; 3]) -> Result<Vec<f32>, LoadError> {
         match self.source {

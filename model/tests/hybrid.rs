@@ -147,7 +147,8 @@ proptest! {
     #[test]
     fn it_agrees_with_the_truth_and_a_cut_changes_no_bit(
         batch in 1usize..3, heads in 1usize..4, head_dim in 1usize..40, proj_dim in 1usize..24,
-        window in prop_oneof![1usize..4, 4usize..90, 250usize..270], time in prop_oneof![9 => 1usize..150, 1 => 250usize..400],
+        window in prop_oneof![1usize..4, 4usize..90, 250usize..270],
+        time in prop_oneof![9 => 1usize..150, 1 => 250usize..400],
         gate in prop::option::of(prop::sample::select(vec![0.5f32, 3.0, 12.0])),
         lens in prop::collection::vec(1usize..200, 1..4), seed: u64,
     ) {
@@ -282,6 +283,33 @@ fn a_far_part_that_counts_for_all_is_the_recurrence_as_many_tokens_late_as_the_w
         for (own, want) in case.state(&memory, 0).chunks_exact(head).zip(state.chunks_exact(sums)) {
             assert_eq!(bits(&own[..sums]), bits(want), "window {window}");
         }
+    }
+}
+
+#[test]
+fn a_bias_that_is_no_number_does_not_go_unseen() {
+    let mut case = Case::new(shape(2, 12, 7), 17, (1, 40), Some(3.0), 5);
+    case.far_bias.fill(f32::NAN);
+    for len in [40, 1] {
+        let h = case.cut(StateType::F32, &[len]).0;
+        let (near, far) = h.split_at(17 * 24);
+        assert!(near.iter().all(|v| v.is_finite()) && far.iter().all(|v| v.is_nan()), "{len} at a time");
+    }
+}
+
+#[test]
+fn sums_from_outside_that_weigh_less_than_nothing_are_no_part() {
+    for gate in [Some(3.0), None] {
+        let case = Case::new(shape(2, 12, 7), 8, (1, 60), gate, 9);
+        let mut memory = case.memory(StateType::F32);
+        case.feed(&mut memory, &[0], (&[0], 20));
+        let mut numbers = case.state(&memory, 0);
+        let head = numbers.len() / 2;
+        numbers.chunks_exact_mut(head).for_each(|head| head[14 * 13] = -1e30);
+        memory.write(1, &numbers, 20);
+        let (h, held) = case.feed(&mut memory, &[0], (&[20], 15));
+        assert_eq!(bits(&h), bits(&near(&case)[20 * 24..35 * 24]));
+        assert_eq!(held, 0);
     }
 }
 

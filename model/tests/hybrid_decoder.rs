@@ -186,6 +186,7 @@ fn denominators_of_the_far_part_are_counted_and_the_probe_changes_no_bit() {
         for layer in &probe {
             let gates = if decoder.config().gate { 2 } else { 0 };
             assert_eq!((layer.tokens, layer.clamped.len(), layer.log_gate.len()), (320, 2, gates), "{kind}");
+            assert_eq!(layer.denominators, 320 - window, "{kind}");
             assert!(layer.log_gate.iter().all(|&sum| sum < 0.0));
         }
         most = most.max(clamped);

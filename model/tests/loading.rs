@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::collections::HashMap;
+
 use common::{Numbers, config, write_checkpoint};
 use tidegate_model::checkpoint::{self, LoadError};
 use tidegate_model::{DType, Device, Tensor};
@@ -30,6 +32,43 @@ fn missing_extra_and_misshapen_tensors_are_named_in_one_error() {
         "U32",
     ] {
         assert!(text.contains(word), "{text}");
+    }
+}
+
+#[test]
+fn a_tensor_of_another_kind_of_attention_is_named() {
+    let refused = |extra: &str, change: &dyn Fn(&mut HashMap<String, Tensor>)| {
+        let folder = tempfile::tempdir().unwrap();
+        write_checkpoint(folder.path(), &config(extra), 1);
+        let file = folder.path().join("model.safetensors");
+        let mut tensors = candle_core::safetensors::load(&file, &Device::Cpu).unwrap();
+        change(&mut tensors);
+        candle_core::safetensors::save(&tensors, &file).unwrap();
+        checkpoint::load(folder.path(), &Device::Cpu).unwrap_err().to_string()
+    };
+    let (favor, elu) = (r#", "feature_map": "favor""#, r#", "feature_map": "elu", "proj_dim": 0"#);
+    let hybrid = r#", "attention": "hybrid", "sliding_window": 8"#;
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+    let bias = |numbers: [f32; 2]| Tensor::new(&numbers, &Device::Cpu).unwrap();
+    for (extra, part, tensor, words) in [
+        (favor, "sigma", Some(zeros(&[2, 8])), "unknown tensor"),
+        (elu, "sigma", Some(zeros(&[2, 8])), "unknown tensor"),
+        (elu, "random_matrices", Some(zeros(&[2, 12, 8])), "unknown tensor"),
+        (favor, "random_matrices", Some(zeros(&[2, 16, 8])), "has shape [2, 16, 8], expected [2, 12, 8]"),
+        (favor, "random_matrices", None, "missing tensor"),
+        ("", "far_bias", Some(zeros(&[2])), "unknown tensor"),
+        (hybrid, "far_bias", None, "missing tensor"),
+        (hybrid, "far_bias", Some(zeros(&[3])), "has shape [3], expected [2]"),
+        (hybrid, "far_bias", Some(bias([0.5, f32::NAN])), "must have finite numbers, found NaN"),
+        (hybrid, "far_bias", Some(bias([f32::NEG_INFINITY, 0.5])), "must have finite numbers, found -inf"),
+    ] {
+        let name = format!("model.layers.1.self_attn.{part}");
+        let error = refused(extra, &|tensors| match &tensor {
+            Some(tensor) => drop(tensors.insert(name.clone(), tensor.clone())),
+            None => drop(tensors.remove(&name).unwrap()),
+        });
+        assert!(error.contains(&name) && error.contains(words), "{extra}: {error}");
+        assert_eq!(error.lines().count(), 2, "one problem: {error}");
     }
 }
 
@@ -73,7 +112,20 @@ fn sixteen_bit_weights_give_nearly_the_same_logits() {
 
 #[test]
 fn the_config_counts_its_parameters() {
-    for extra in ["", r#", "conv_kernel": 4, "output_norm": true, "tie_word_embeddings": true"#, r#", "gate": false"#] {
+    for extra in [
+        "",
+        r#", "conv_kernel": 4, "output_norm": true, "tie_word_embeddings": true"#,
+        r#", "gate": false"#,
+        r#", "feature_map": "arc_cosine""#,
+        r#", "feature_map": "arc_cosine", "gate": false"#,
+        r#", "feature_map": "elu", "proj_dim": 0"#,
+        r#", "feature_map": "elu", "proj_dim": 0, "gate": false"#,
+        r#", "feature_map": "favor""#,
+        r#", "feature_map": "favor", "gate": false"#,
+        r#", "attention": "softmax", "sliding_window": 8"#,
+        r#", "attention": "hybrid", "sliding_window": 8"#,
+        r#", "attention": "hybrid", "sliding_window": 8, "gate": false"#,
+    ] {
         let config = config(extra);
         let trained = checkpoint::tensors(&config).into_iter().filter(|(name, _)| !name.ends_with("random_matrices"));
         let count: usize = trained.map(|(_, shape)| shape.iter().product::<usize>()).sum();

@@ -32,7 +32,7 @@ tidegate-weights quantize --model {model} --to {to} --out {out}{text}
 ```
 
 of version {version}. The matrices are {to}{fallback}.
-All other tensors (norms, gates, sigma, random matrices) are as they were. The tensors' {before} bytes became
+All other tensors (norms, gates, what the attention has of its own) are as they were. The tensors' {before} bytes became
 {after}.{original}
 
 | matrices | stored as | relative error (root mean square) |

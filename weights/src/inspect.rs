@@ -76,7 +76,8 @@ pub struct Head {
     pub half_life: Option<f64>,
     /// The same on the text: from the mean of log g.
     pub measured_half_life: Option<f64>,
-    /// Share of the text's tokens whose denominator the clamp held.
+    /// Share of the text's denominators that the clamp held; none where there was no denominator, as in the hybrid's
+    /// far part on texts no longer than its window.
     pub clamped: Option<f64>,
 }
 
@@ -85,7 +86,7 @@ pub struct Head {
 pub struct LayerOnText {
     /// Layer, from 0.
     pub layer: usize,
-    /// Share of denominators, over tokens and heads, that the clamp held.
+    /// Share of all heads' denominators that the clamp held.
     pub clamped: f64,
 }
 
@@ -94,7 +95,7 @@ pub struct LayerOnText {
 pub struct OnText {
     /// Tokens that passed through the model.
     pub tokens: u64,
-    /// Every layer.
+    /// Every layer that had denominators.
     pub layers: Vec<LayerOnText>,
 }
 
@@ -213,13 +214,13 @@ pub fn observe(
     let heads = decoder.config().num_attention_heads;
     let mut layers = Vec::with_capacity(probe.len());
     for (layer, seen) in probe.iter().enumerate() {
-        let tokens = seen.tokens as f64;
+        let (tokens, all) = (seen.tokens as f64, seen.denominators as f64);
         for (head, out) in report.heads.iter_mut().filter(|h| h.layer == layer).enumerate() {
-            out.clamped = Some(seen.clamped[head] as f64 / tokens);
+            out.clamped = (all > 0.0).then(|| seen.clamped[head] as f64 / all);
             out.measured_half_life = seen.log_gate.get(head).map(|sum| -std::f64::consts::LN_2 * tokens / sum);
         }
-        if seen.tokens > 0 {
-            let clamped = seen.clamped.iter().sum::<u64>() as f64 / (tokens * heads as f64);
+        if seen.denominators > 0 {
+            let clamped = seen.clamped.iter().sum::<u64>() as f64 / (all * heads as f64);
             layers.push(LayerOnText { layer, clamped });
         }
     }

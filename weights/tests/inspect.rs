@@ -104,6 +104,8 @@ fn every_kind_of_attention_can_be_inspected() {
         (json!({"feature_map": "elu", "proj_dim": 0, "gate": false}), false, false),
         (json!({"feature_map": "favor"}), false, true),
         (json!({"feature_map": "favor", "gate": false}), false, false),
+        (json!({"attention": "hybrid", "sliding_window": 16}), true, true),
+        (json!({"attention": "hybrid", "sliding_window": 16, "gate": false}), true, false),
         (json!({"attention": "softmax", "sliding_window": 16}), false, false),
     ] {
         let (folder, name) = (other(&keys, false), keys.to_string());
@@ -111,7 +113,7 @@ fn every_kind_of_attention_can_be_inspected() {
         let stored = Stored::open(folder.path()).unwrap();
         assert_eq!(report.parameters, stored.config().parameters(), "{name}");
         assert!(report.groups.iter().all(|g| g.name != "other"), "{name}");
-        let heads = if keys.get("attention").is_some() { 0 } else { 2 * stored.config().num_attention_heads };
+        let heads = if keys["attention"] == "softmax" { 0 } else { 2 * stored.config().num_attention_heads };
         assert_eq!(report.heads.len(), heads, "{name}");
         assert!(report.heads.iter().all(|h| h.sigma.is_some() == sigma && h.half_life.is_some() == gate), "{name}");
         let json = serde_json::to_string(&report).unwrap();
@@ -149,6 +151,21 @@ fn denominators_are_held_where_there_is_nothing_or_less_than_the_floor() {
                 assert!(expected.contains(&head.clamped.unwrap()), "{keys}, shut: {shut}: {head:?}");
             }
         }
+    }
+}
+
+#[test]
+fn a_hybrids_share_is_of_the_denominators_that_it_has() {
+    // At this floor every one is held: random features have length 1, so none is above c.
+    for (window, share) in [(16, Some(1.0)), (1000, None)] {
+        let folder = other(&json!({"attention": "hybrid", "sliding_window": window, "denominator_eps": 1.0}), false);
+        let mut report = inspect(folder.path()).unwrap();
+        let checkpoint = Checkpoint::load(folder.path(), &Device::Cpu).unwrap();
+        observe(&mut report, &checkpoint, &fixture().join("plain.txt"), Some(200), &mut |_| ()).unwrap();
+        assert!(report.heads.iter().all(|head| head.clamped == share), "{:?}", report.heads);
+        assert!(report.heads.iter().all(|head| head.measured_half_life.is_some()));
+        let layers: Vec<f64> = report.on_text.unwrap().layers.iter().map(|layer| layer.clamped).collect();
+        assert_eq!(layers, if share.is_some() { vec![1.0; 2] } else { vec![] });
     }
 }
 

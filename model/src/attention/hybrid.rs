@@ -4,7 +4,7 @@
 use candle_core::{Result, bail};
 
 use super::projections::Projections;
-use super::{Buffers, Mixer, Rows, rfa};
+use super::{Buffers, Mixer, Rows, features};
 use crate::compute::{Compute, sized};
 use crate::config::DecoderConfig;
 use crate::feature_map::Features;
@@ -33,9 +33,9 @@ impl HybridAttention {
             shape: hybrid::Shape { heads, head_dim, features: config.features(), eps: config.denominator_eps },
             window: config.window(),
             projections: Projections::new(config, weights)?,
-            gate: rfa::gate(config, weights)?,
-            features: rfa::features(config, weights)?,
-            far_bias: weights.numbers("far_bias", &[heads])?,
+            gate: features::gate(config, weights)?,
+            features: features::of(config, weights)?,
+            far_bias: weights.finite("far_bias", &[heads])?,
         })
     }
 }
@@ -53,7 +53,7 @@ impl Mixer for HybridAttention {
     ) -> Result<()> {
         let hybrid::Shape { heads, head_dim: d, .. } = self.shape;
         let tokens = rows.slots.len() * rows.time;
-        let Buffers { qkv, convolved, gate, h, normed, hybrid: held, .. } = buffers;
+        let Buffers { qkv, convolved, gate, h, normed, cached, hybrid: held, .. } = buffers;
         let LayerMemory::Hybrid(memory) = &mut state.memory else { bail!("hybrid: the memory is another's") };
         let qkv = self.projections.enter(cx, x, &mut state.conv, rows, (qkv, convolved))?;
         let gate = self.gate.as_ref().map(|layer| {
@@ -65,19 +65,18 @@ impl Mixer for HybridAttention {
         let (slots, positions, layer) = (rows.slots, rows.positions, rows.layer);
         let inputs = hybrid::Inputs { qkv, gate, slots, positions, layer };
         let own = hybrid::Layer { shape: self.shape, features: &self.features, far_bias: &self.far_bias };
-        hybrid::attend(own, memory, inputs, (cx, held), h)?;
+        hybrid::attend(own, memory, inputs, (cx, cached, held), h)?;
+        let far = hybrid::far(&inputs, rows.time, self.window);
         match probe {
-            None => {
-                let all = hybrid::far(&inputs, rows.time, self.window) * heads;
-                state.denominators.note(all, held.clamped().sum());
-            }
-            Some(probe) => probe.count(tokens, held.clamped(), gate),
+            None => state.denominators.note(far * heads, held.clamped().sum()),
+            Some(probe) => probe.count((tokens, far), held.clamped(), gate),
         }
         self.projections.leave(cx, h, normed, out);
         Ok(())
     }
 
     fn bytes(&self) -> usize {
-        self.projections.bytes() + self.gate.as_ref().map_or(0, Linear::bytes) + self.features.bytes()
+        let gate = self.gate.as_ref().map_or(0, Linear::bytes);
+        self.projections.bytes() + gate + self.features.bytes() + size_of_val(&*self.far_bias)
     }
 }

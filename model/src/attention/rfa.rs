@@ -3,10 +3,10 @@
 use candle_core::{D, Device, Result, Tensor, bail};
 
 use super::projections::Projections;
-use super::{Buffers, Mixer, Rows};
+use super::{Buffers, Mixer, Rows, features};
 use crate::compute::{Compute, sized};
-use crate::config::{DecoderConfig, FeatureMap};
-use crate::feature_map::{ArcCosineFeatures, EluFeatures, FavorFeatures, Features, GaussianFeatures};
+use crate::config::DecoderConfig;
+use crate::feature_map::Features;
 use crate::memory::LayerState;
 use crate::memory::{LayerMemory, Memory};
 use crate::nn::Linear;
@@ -32,8 +32,8 @@ impl RfaAttention {
         Ok(Self {
             shape: recurrent::Shape { heads, head_dim: d, features: config.features(), eps },
             projections: Projections::new(config, weights)?,
-            gate: gate(config, weights)?,
-            features: features(config, weights)?,
+            gate: features::gate(config, weights)?,
+            features: features::of(config, weights)?,
         })
     }
 
@@ -70,42 +70,6 @@ impl RfaAttention {
         out.copy_from_slice(&outputs.h.transpose(1, 2)?.flatten_all()?.to_vec1::<f32>()?);
         Ok(())
     }
-}
-
-/// The gate of one layer's heads, where there is one: (heads, hidden), with a bias.
-pub(super) fn gate(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Option<Linear>, LoadError> {
-    if !config.gate {
-        return Ok(None);
-    }
-    let heads = config.num_attention_heads;
-    let bias = weights.numbers("gate.bias", &[heads])?;
-    Ok(Some(Linear::new(&weights.matrix("gate.weight", heads, config.hidden_size)?, Some(bias))?))
-}
-
-/// The feature map of one layer's heads.
-pub(super) fn features(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Features, LoadError> {
-    let (heads, d) = (config.num_attention_heads, config.head_dim);
-    let shape = [heads, config.proj_dim, d];
-    let tensor = |numbers: Vec<f32>, shape: &[usize]| Tensor::from_vec(numbers, shape, &Device::Cpu);
-    let random = || -> std::result::Result<_, LoadError> {
-        let matrices = tensor(weights.numbers("random_matrices", &shape)?, &shape)?;
-        Ok((matrices, tensor(weights.numbers("sigma", &[heads, d])?, &[heads, d])?))
-    };
-    Ok(match config.feature_map {
-        FeatureMap::Gaussian => {
-            let (matrices, sigma) = random()?;
-            Features::Gaussian(GaussianFeatures::new(&matrices, &sigma)?)
-        }
-        FeatureMap::ArcCosine => {
-            let (matrices, sigma) = random()?;
-            Features::ArcCosine(ArcCosineFeatures::new(&matrices, &sigma)?)
-        }
-        FeatureMap::Elu => Features::Elu(EluFeatures::new(heads, d)),
-        FeatureMap::Favor => {
-            let matrices = tensor(weights.orthogonal("random_matrices", shape)?, &shape)?;
-            Features::Favor(FavorFeatures::new(&matrices)?)
-        }
-    })
 }
 
 /// The slots' memories as the chunked form wants them: S with z as its last column.

@@ -37,6 +37,24 @@ fn an_unknown_key_is_named() {
 }
 
 #[test]
+fn a_value_of_the_wrong_type_and_a_key_that_is_absent_are_named() {
+    for (from, to, words) in [
+        ("\"proj_dim\": 16", "\"proj_dim\": 16, \"feature_map\": \"relu\"", "feature_map: unknown variant `relu`"),
+        ("\"proj_dim\": 16", "\"proj_dim\": 16, \"gate\": 1", "gate: invalid type"),
+        ("\"proj_dim\": 16", "\"proj_dim\": -1", "proj_dim: invalid value"),
+        ("[0, 3]", "[0, \"a\"]", "eos_token_id: "),
+        ("\"vocab_size\": 97,", "", "missing field `vocab_size`"),
+        ("\"proj_dim\": 16, ", "", "proj_dim must be between 1 and 4096, found none"),
+        ("\"proj_dim\": 16", "\"proj_dim\": 0", "proj_dim must be between 1 and 4096, found 0"),
+        ("\"proj_dim\": 16", "\"attention\": \"softmax\"", "sliding_window must be between 1 and 16777216, found none"),
+        ("[0, 3]}", "[0, 3]} x", "trailing characters"),
+    ] {
+        let message = changed(from, to);
+        assert!(message.starts_with("config.json: ") && message.contains(words), "{message}");
+    }
+}
+
+#[test]
 fn a_bound_names_its_field() {
     for (from, to, field) in [
         ("\"vocab_size\": 97", "\"vocab_size\": 0", "vocab_size"),
@@ -52,7 +70,6 @@ fn a_bound_names_its_field() {
         ("\"proj_dim\": 16", "\"proj_dim\": 16, \"feature_map\": \"elu\"", "proj_dim"),
         ("\"proj_dim\": 16", "\"feature_map\": \"favor\"", "proj_dim"),
         ("\"proj_dim\": 16", "\"feature_map\": \"arc_cosine\"", "proj_dim"),
-        ("\"proj_dim\": 16", "\"proj_dim\": 16, \"feature_map\": \"relu\"", "relu"),
         ("\"proj_dim\": 16", "\"proj_dim\": 16, \"attention\": \"hybrid\"", "sliding_window"),
         ("\"proj_dim\": 16", "\"attention\": \"hybrid\", \"sliding_window\": 8", "proj_dim"),
         (

@@ -8,6 +8,8 @@
 #![allow(clippy::inline_always, reason = "the bodies must be compiled inside each instruction set's function")]
 #![allow(clippy::excessive_precision, reason = "constants as their sources print them")]
 
+use half::bf16;
+
 pub(crate) mod activation;
 pub(crate) mod decay;
 pub(crate) mod exponentials;
@@ -94,6 +96,12 @@ impl Isa {
     }
 }
 
+/// The nearest finite bfloat16 of a finite number: rounding alone makes an infinity of those just above the greatest.
+pub(crate) fn nearest(value: f32) -> bf16 {
+    let most = bf16::MAX.to_f32();
+    bf16::from_f32(if value.is_finite() { value.clamp(-most, most) } else { value })
+}
+
 /// Asks for large pages under `memory`, where the system has them: weights are streamed from end to end, and small
 /// pages cost the streams a walk of the page tables every 4 KiB. Advice only.
 pub(crate) fn advise_huge<T>(memory: &mut [T]) {
@@ -145,3 +153,20 @@ macro_rules! multiversion {
     };
 }
 pub(crate) use multiversion;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_of_a_finite_number_is_finite() {
+        for value in [f32::MAX, 3.395e38, f32::MIN] {
+            assert!(bf16::from_f32(value).is_infinite(), "{value}: the test shows nothing");
+            assert_eq!(nearest(value).to_f32(), bf16::MAX.to_f32().copysign(value));
+        }
+        for value in [0.0, 1.003, -7e-41, 3.38e38] {
+            assert_eq!(nearest(value), bf16::from_f32(value));
+        }
+        assert!(nearest(f32::NAN).is_nan() && nearest(f32::NEG_INFINITY) == bf16::NEG_INFINITY);
+    }
+}

@@ -13,7 +13,7 @@ use super::activation::exp_lane;
 use super::float::tile::Load;
 pub(crate) use super::panels::PANEL;
 use super::plain::reduce;
-use super::{Isa, LANES, multiversion, vector};
+use super::{Isa, LANES, multiversion, nearest, vector};
 use tile::Job;
 
 /// Keys of a block, which are summed up before blocks are: few enough that one head's keys and values stay in the
@@ -62,7 +62,7 @@ impl Cached for u16 {
     }
 
     fn nearest(value: f32) -> Self {
-        bf16::from_f32(value).to_bits()
+        nearest(value).to_bits()
     }
 }
 

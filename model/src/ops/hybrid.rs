@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::{Result, bail};
 
+use super::recurrent::{BLOCK, Pairs};
 use super::softmax::{self, Entering, Older};
 use crate::compute::{Compute, sized};
-use crate::feature_map::{Block, Features};
+use crate::feature_map::Features;
 use crate::kernels::parts::{Marks, Parts};
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::kernels::softmax::Cached;
@@ -22,9 +23,6 @@ use crate::memory::Matrices;
 pub use crate::memory::{HeadSums, Hybrid as Memory, HybridShape, StateType};
 
 pub use super::recurrent::{Inputs, Shape};
-
-/// Tokens whose features are made together, as in the recurrence.
-const BLOCK: usize = 12;
 
 /// What a layer has of its own.
 #[derive(Clone, Copy, Debug)]
@@ -37,10 +35,9 @@ pub struct Layer<'a> {
     pub far_bias: &'a [f32],
 }
 
-/// Buffers of [`attend`], kept from step to step.
+/// Buffers of [`attend`] besides the window's, kept from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    cached: softmax::Buffers,
     marks: [Marks; 3],
     /// Far denominators of the last step that were held at their floor: (heads)
     clamped: Vec<AtomicU64>,
@@ -48,7 +45,7 @@ pub(crate) struct Buffers {
 
 impl Buffers {
     /// Far denominators of the last step that were held at their floor, of each head.
-    pub(crate) fn clamped(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn clamped(&self) -> impl ExactSizeIterator<Item = u64> {
         self.clamped.iter().map(|count| count.load(Ordering::Relaxed))
     }
 }
@@ -59,8 +56,8 @@ impl Buffers {
 /// As for the layer's own: when the shapes do not fit, or a slot is out of range or named twice.
 pub fn attend_alone(layer: Layer<'_>, memory: &mut Memory, inputs: Inputs<'_>, out: &mut [f32]) -> Result<u64> {
     let mut cx = Compute::new(Threads::global().clone());
-    let mut buffers = Buffers::default();
-    attend(layer, memory, inputs, (&mut cx, &mut buffers), out)?;
+    let (mut cached, mut buffers) = (softmax::Buffers::default(), Buffers::default());
+    attend(layer, memory, inputs, (&mut cx, &mut cached, &mut buffers), out)?;
     Ok(buffers.clamped().sum())
 }
 
@@ -82,7 +79,7 @@ pub(crate) fn attend(
     layer: Layer<'_>,
     memory: &mut Memory,
     inputs: Inputs<'_>,
-    (cx, buffers): (&mut Compute, &mut Buffers),
+    (cx, cached, buffers): (&mut Compute, &mut softmax::Buffers, &mut Buffers),
     out: &mut [f32],
 ) -> Result<()> {
     let Shape { heads, head_dim: d, features, .. } = layer.shape;
@@ -104,7 +101,7 @@ pub(crate) fn attend(
     if own != (HeadSums { heads, features, head_dim: d, maximum: false }) || layer.features.has_maximum() {
         bail!("hybrid: a memory of {own:?} and features of {:?} do not fit", layer.features.dims());
     }
-    let Buffers { cached, marks: [a, b, c], clamped } = buffers;
+    let Buffers { marks: [a, b, c], clamped } = buffers;
     clamped.clear();
     clamped.resize_with(heads, AtomicU64::default);
     let Memory { sums: memory, cache, gates, .. } = memory;
@@ -188,26 +185,20 @@ impl<'a, N: Number> Older for Far<'a, N> {
         none.chunks_exact_mut(stride).for_each(|taking| absent(shape.columns(), taking));
         let block = BLOCK.min(self.step.time);
         let held = SCRATCH.with_borrow_mut(|scratch| {
-            let needed = map.scratch();
-            let scratch = sized(scratch, block * (3 * d + 2 * (needed + features + 1)));
-            let (pairs, scratch) = scratch.split_at_mut(block * 2 * d);
-            let (values, scratch) = scratch.split_at_mut(block * d);
-            let (angles, scratch) = scratch.split_at_mut(block * 2 * needed);
-            let (phi, maxima) = scratch.split_at_mut(block * 2 * features);
+            let (values, scratch) = sized(scratch, block * (d + Pairs::numbers(map))).split_at_mut(block * d);
+            let mut pairs = Pairs::new(map, block, scratch);
             let mut held = 0;
             for (i, out) in out.chunks_mut(block * stride).enumerate() {
                 let (from, len) = (fresh + i * block, out.len() / stride);
                 let places = place % shape.places + from..;
-                let rows = pairs.chunks_exact_mut(2 * d).zip(values.chunks_exact_mut(d));
+                let rows = pairs.x.chunks_exact_mut(2 * d).zip(values.chunks_exact_mut(d));
                 for ((t, place), (pair, value)) in (first + from..first + from + len).zip(places).zip(rows) {
                     let (q, k) = pair.split_at_mut(d);
                     q.copy_from_slice(self.step.query(row, t, head));
                     k.iter_mut().zip(shape.key(entering.block, place)).for_each(|(to, v)| *to = v);
                     value.iter_mut().zip(shape.value(entering.block, place)).for_each(|(to, v)| *to = v);
                 }
-                let (phi, maxima) = (&mut phi[..len * 2 * features], &mut maxima[..len * 2]);
-                let (x, scratch) = (&mut pairs[..len * 2 * d], &mut angles[..len * 2 * needed]);
-                map.rows(self.step.isa, head, Block { x, scratch, phi, maxima });
+                let (phi, _) = pairs.features(map, (self.step.isa, head), len);
                 let tokens = phi.chunks_exact(2 * features).zip(values.chunks_exact(d));
                 for ((t, (phi, v)), taking) in (from..).zip(tokens).zip(out.chunks_exact_mut(stride)) {
                     let (phi_q, phi_k) = phi.split_at(features);
@@ -237,7 +228,7 @@ impl<N: Number> Far<'_, N> {
         head: usize,
     ) -> Token<'t> {
         let Shape { heads, eps, .. } = self.step.layer.shape;
-        let seed = left ^ ((self.step.inputs.layer * heads + head) as u64) << 40;
+        let seed = self.step.inputs.seed(left, head, heads);
         let weights = recurrence::gate_weights(gate);
         Token { phi_q, phi_k, v, weights, counted: weights, eps: eps as f32, seed }
     }
@@ -248,7 +239,12 @@ impl<N: Number> Far<'_, N> {
         let mut clamped = 0;
         taking[d..columns].fill(0.0);
         let denominator = recurrence::read(self.step.isa, own.s, own.sums, token, &mut taking[..d], &mut clamped);
-        // c is above 0 once a token has left, for no gate's exponential is 0: from then on there is a far part.
+        // Of a text, c is above 0 once a token has left, for no gate's exponential is 0; a state from outside may have
+        // any, and weights that are no more than nothing are no part of a mean.
+        if own.sums[token.phi_q.len()] <= 0.0 {
+            absent(columns, taking);
+            return 0;
+        }
         taking[columns] = self.step.layer.far_bias[head];
         taking[columns + 1] = denominator;
         clamped

@@ -18,7 +18,7 @@ pub use crate::memory::{HeadSums, Memory, StateType};
 
 /// Tokens whose features are made together: two rows each for a tile of the product with W, few enough to leave room
 /// for S in the nearest cache.
-const BLOCK: usize = 12;
+pub(super) const BLOCK: usize = 12;
 
 /// Numbers of state under which a step is not shared among threads.
 const SERIAL: usize = 1 << 15;
@@ -49,6 +49,48 @@ pub struct Inputs<'a> {
     pub positions: &'a [u64],
     /// The layer, which the rounding of a 16-bit state depends on besides place and head.
     pub layer: usize,
+}
+
+impl Inputs<'_> {
+    /// What the rounding of a token's 16-bit state begins from: its place in its text, layer and head alone.
+    pub(super) fn seed(&self, place: u64, head: usize, heads: usize) -> u64 {
+        place ^ ((self.layer * heads + head) as u64) << 40
+    }
+}
+
+/// q and k of some tokens of a head, the rows of one product with W; what their map needs on the way; their features.
+pub(super) struct Pairs<'a> {
+    /// (tokens, 2, d)
+    pub(super) x: &'a mut [f32],
+    scratch: &'a mut [f32], // (tokens, 2, Features::scratch)
+    phi: &'a mut [f32],     // (tokens, 2, F)
+    maxima: &'a mut [f32],  // (tokens, 2)
+}
+
+impl<'a> Pairs<'a> {
+    /// Numbers that a token takes.
+    pub(super) fn numbers(map: &Features) -> usize {
+        let (_, features, d) = map.dims();
+        2 * (d + map.scratch() + features + 1)
+    }
+
+    /// room: (tokens, [`Self::numbers`])
+    pub(super) fn new(map: &Features, tokens: usize, room: &'a mut [f32]) -> Self {
+        let (_, features, d) = map.dims();
+        let (x, room) = room.split_at_mut(tokens * 2 * d);
+        let (scratch, room) = room.split_at_mut(tokens * 2 * map.scratch());
+        let (phi, maxima) = room.split_at_mut(tokens * 2 * features);
+        Self { x, scratch, phi, maxima }
+    }
+
+    /// The features (tokens, 2, F) and maxima (tokens, 2) of the first tokens, whose `x` is there.
+    pub(super) fn features(&mut self, map: &Features, (isa, head): (Isa, usize), tokens: usize) -> (&[f32], &[f32]) {
+        let (_, features, d) = map.dims();
+        let (x, scratch) = (&mut self.x[..tokens * 2 * d], &mut self.scratch[..tokens * 2 * map.scratch()]);
+        let (phi, maxima) = (&mut self.phi[..tokens * 2 * features], &mut self.maxima[..tokens * 2]);
+        map.rows(isa, head, Block { x, scratch, phi, maxima });
+        (&self.phi[..tokens * 2 * features], &self.maxima[..tokens * 2])
+    }
 }
 
 /// Buffers of [`scan`], kept from step to step.
@@ -199,22 +241,15 @@ impl Scan<'_> {
         let qkv = &self.inputs.qkv[row * self.time * 3 * inner..];
         let of = |t: usize, which: usize| &qkv[(t * 3 + which) * inner + index * d..][..d];
         SCRATCH.with_borrow_mut(|scratch| {
-            // q and k of each token, the rows of one product with W; what their map needs on the way; their features.
-            let needed = self.features.scratch();
-            let scratch = sized(scratch, block * 2 * (d + needed + features + 1));
-            let (pairs, scratch) = scratch.split_at_mut(block * 2 * d);
-            let (angles, scratch) = scratch.split_at_mut(block * 2 * needed);
-            let (phi, maxima) = scratch.split_at_mut(block * 2 * features);
+            let mut pairs = Pairs::new(self.features, block, sized(scratch, block * Pairs::numbers(self.features)));
             let mut clamped = 0;
             for (first, outs) in (0..self.time).step_by(block).zip(out.chunks_mut(block * d)) {
                 let len = outs.len() / d;
-                for (t, pair) in pairs.chunks_exact_mut(2 * d).take(len).enumerate() {
+                for (t, pair) in pairs.x.chunks_exact_mut(2 * d).take(len).enumerate() {
                     pair[..d].copy_from_slice(of(first + t, 0));
                     pair[d..].copy_from_slice(of(first + t, 1));
                 }
-                let (phi, maxima) = (&mut phi[..len * 2 * features], &mut maxima[..len * 2]);
-                let (x, scratch) = (&mut pairs[..len * 2 * d], &mut angles[..len * 2 * needed]);
-                self.features.rows(self.isa, index, Block { x, scratch, phi, maxima });
+                let (phi, maxima) = pairs.features(self.features, (self.isa, index), len);
                 for ((t, out), phi) in outs.chunks_exact_mut(d).enumerate().zip(phi.chunks_exact(2 * features)) {
                     let (phi_q, phi_k) = phi.split_at(features);
                     let gate = self.inputs.gate.map(|gate| gate[(row * self.time + first + t) * heads + index]);
@@ -231,7 +266,7 @@ impl Scan<'_> {
                         weights,
                         counted,
                         eps: eps as f32,
-                        seed: place ^ ((self.inputs.layer * heads + index) as u64) << 40,
+                        seed: self.inputs.seed(place, index, heads),
                     };
                     step(self.isa, s, sums, &token, out, &mut clamped);
                 }

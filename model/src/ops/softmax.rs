@@ -55,7 +55,7 @@ pub(super) trait Older: Sync {
     fn head(&self, row: usize, head: usize) -> Option<Self::Head>;
 
     /// Takes in what leaves the window as some tokens enter, each before its query takes. A taking whose largest score
-    /// is no number above minus infinity counts for nothing. out: (tokens, [`Block::taken`])
+    /// is minus infinity counts for nothing. out: (tokens, [`Block::taken`])
     fn take<S: Cached>(&self, own: &mut Self::Head, entering: Entering<'_, S>, out: &mut [f32]);
 }
 
@@ -91,7 +91,8 @@ impl Older for () {
 /// Buffers of [`attend`], kept from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    /// What each query takes from each block: (rows, blocks, heads, taken); then from what is older: (rows, heads, taken)
+    /// What each query takes from each block: (rows, blocks, heads, taken); then from what is older: (rows, heads,
+    /// taken)
     taken: Vec<f32>,
     heads_first: Vec<f32>, // (rows, heads, time, d)
 }
@@ -212,7 +213,7 @@ impl<O: Older> Step<'_, O> {
 
     /// Brings a query's takings from the window to an end. out: (d)
     fn finish(&self, sum: &mut [f32], older: Option<&[f32]>, out: &mut [f32]) {
-        if let Some(older) = older.filter(|older| older[self.places.block.columns()] > f32::NEG_INFINITY) {
+        if let Some(older) = older.filter(|older| older[self.places.block.columns()] != f32::NEG_INFINITY) {
             softmax::add(self.isa, sum, older);
         }
         softmax::mean(sum, out);

@@ -175,6 +175,9 @@ fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConf
         MixerArg::FavorGate => json!({ "proj_dim": 2 * HEAD, "feature_map": "favor" }),
         MixerArg::Favor => json!({ "proj_dim": 2 * HEAD, "feature_map": "favor", "gate": false }),
         MixerArg::Hybrid => json!({ "attention": "hybrid", "proj_dim": HEAD, "sliding_window": HYBRID_WINDOW }),
+        MixerArg::HybridNoGate => {
+            json!({ "attention": "hybrid", "proj_dim": HEAD, "sliding_window": HYBRID_WINDOW, "gate": false })
+        }
         MixerArg::Softmax => json!({ "attention": "softmax", "sliding_window": window }),
     };
     for (key, value) in own.as_object().into_iter().flatten() {

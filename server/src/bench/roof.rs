@@ -40,13 +40,16 @@ impl Roofs {
     }
 }
 
-/// Bytes of a row's state that one step must move, its text `tokens` long: all of it in and out, or the keys and values
-/// of those tokens in.
+/// Bytes of a row's state that one step must move, its text `tokens` long: all of it in and out, but of softmax attention
+/// and of the hybrid's window what those tokens have in it, in.
 pub(super) fn row_bytes(config: &DecoderConfig, state_bytes: usize, tokens: usize) -> f64 {
-    match (config.attention, config.sliding_window) {
-        (Attention::Softmax, Some(window)) => state_bytes as f64 * tokens.min(window) as f64 / window as f64,
-        _ => 2.0 * state_bytes as f64,
-    }
+    let Some(window) = config.sliding_window else { return 2.0 * state_bytes as f64 };
+    // A token's key and value, and the logit of its gate.
+    let token = 2 * config.head_dim + usize::from(config.attention == Attention::Hybrid && config.gate);
+    let layout = config.state_layout();
+    let share = (layout.layers * layout.heads * window * token) as f64 / layout.numbers() as f64;
+    let (ring, reached) = (share * state_bytes as f64, tokens.min(window) as f64 / window as f64);
+    2.0 * (state_bytes as f64 - ring) + ring * reached
 }
 
 /// Bytes that one step of decoding must move: the weights once, and what each row's state costs.
@@ -79,6 +82,21 @@ mod tests {
     fn a_step_of_softmax_reads_the_tokens_that_are_there() {
         let config = config(SOFTMAX);
         assert_eq!([0, 8, 16, 20].map(|tokens| row_bytes(&config, 3200, tokens)), [0.0, 1600.0, 3200.0, 3200.0]);
+    }
+
+    #[test]
+    fn a_step_of_the_hybrid_moves_its_sums_twice_and_reads_its_window() {
+        for (gate, ring) in [(true, 2 * 4 + 1), (false, 2 * 4)] {
+            let keys = format!(r#""attention": "hybrid", "sliding_window": 16, "proj_dim": 4, "gate": {gate}"#);
+            let config = config(&keys);
+            // S (8, 4), z (8) and c of two heads in two layers, each number of four bytes.
+            let sums = 2.0 * 16.0 * (8.0 * 5.0 + 1.0);
+            for tokens in [0, 8, 16, 20] {
+                let want = sums + 16.0 * f64::from(ring * tokens.min(16));
+                let bytes = row_bytes(&config, config.state_bytes(), tokens as usize);
+                assert!((bytes - want).abs() < 1e-6, "{tokens} tokens: {bytes}, not {want}");
+            }
+        }
     }
 
     const SOFTMAX: &str = r#""attention": "softmax", "sliding_window": 16"#;

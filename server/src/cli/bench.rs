@@ -20,10 +20,11 @@ values, which cost a step what a text's own cost (as JSON has it, \"past\": \"dr
 roof_share is how much a case reaches of what this machine gives at most. Every round also measures
 how many bytes a second the threads read from memory (for which it takes 512 MiB), and how many
 operations a second they make of fused multiply-adds on f32. Decoding is held against the first: a
-step reads all weights once, and reads and writes the state of every row, or reads the keys and
-values of softmax attention that are there. Prefill is held against the second: two operations for
-every parameter of the matrices that a token is multiplied with (of the output head for the last
-token alone) and for every number of the keys and values that it sees, and none for the rest.
+step reads all weights once, and reads and writes the state of every row, but of the keys and values of
+softmax attention and of the hybrid's window reads those that are there, and writes none. Prefill is
+held against the second: two operations for every parameter of the matrices that a token is multiplied
+with (of the output head for the last token alone) and for every number of the keys and values that it
+sees, and none for the rest.
 
 A share can be over 1. Where weights and states fit into the caches, they are read faster than from
 memory. With quantised weights prompts are read by products of 8-bit integers, of which the machine
@@ -124,6 +125,8 @@ pub(crate) enum MixerArg {
     FavorGate,
     /// Softmax attention to the last 64 tokens, RFA-Gate to those before.
     Hybrid,
+    /// The same without the gate.
+    HybridNoGate,
     /// Softmax attention with rotary positions: keys and values of all tokens.
     Softmax,
 }

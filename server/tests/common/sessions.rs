@@ -1,5 +1,6 @@
 //! An application that keeps sessions in memory, and requests to it.
 
+use std::path::Path;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
@@ -27,8 +28,13 @@ pub(crate) async fn app() -> App {
 
 /// The same as the options say.
 pub(crate) async fn app_from(options: OpenOptions) -> App {
-    let (served, _thread) = open(&checkpoint(), &options).unwrap();
-    let store = Store::open(StoreOptions::new(Place::Memory), served.codec.clone()).await.unwrap();
+    app_on(&checkpoint(), options, Place::Memory).await
+}
+
+/// A checkpoint, with sessions in this place.
+pub(crate) async fn app_on(checkpoint: &Path, options: OpenOptions, place: Place) -> App {
+    let (served, _thread) = open(checkpoint, &options).unwrap();
+    let store = Store::open(StoreOptions::new(place), served.codec.clone()).await.unwrap();
     let (state, engine) = (AppState::new(ApiOptions::default()), served.engine.clone());
     state.keep(store.clone());
     state.serve(served);
