@@ -8,7 +8,7 @@ use crate::nn::Linear;
 use crate::weights::{LoadError, Weights};
 
 /// The gate of one layer's heads, where there is one: (heads, hidden), with a bias.
-pub(super) fn gate(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Option<Linear>, LoadError> {
+pub(super) fn gate(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Option<Linear>, LoadError> {
     if !config.gate {
         return Ok(None);
     }
@@ -18,11 +18,11 @@ pub(super) fn gate(config: &DecoderConfig, weights: &Weights<'_>) -> std::result
 }
 
 /// The feature map of one layer's heads.
-pub(super) fn of(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Features, LoadError> {
+pub(super) fn of(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Features, LoadError> {
     let (heads, d) = (config.num_attention_heads, config.head_dim);
     let shape = [heads, config.proj_dim, d];
     let tensor = |numbers: Vec<f32>, shape: &[usize]| Tensor::from_vec(numbers, shape, &Device::Cpu);
-    let random = || -> std::result::Result<_, LoadError> {
+    let random = || -> Result<_, LoadError> {
         let matrices = tensor(weights.numbers("random_matrices", &shape)?, &shape)?;
         Ok((matrices, tensor(weights.numbers("sigma", &[heads, d])?, &[heads, d])?))
     };
