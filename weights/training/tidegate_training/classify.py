@@ -137,8 +137,10 @@ def configured(base: EncoderConfig, mixer: str) -> EncoderConfig:
 def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Sequences, device: str = "cpu") -> dict:
     """Trains the encoder with one mixer and measures it on `test`. The batches depend on the seed alone."""
     t = exp.train
-    torch.manual_seed(seed)
-    model = Encoder(configured(exp.model, mixer)).to(device)
+    model = Encoder(configured(exp.model, mixer))
+    model.init_weights(seed)
+    model.to(device)
+    torch.manual_seed(seed)  # of the noise in training
     optimizers = optim.build(model, t)
     rng = random.Random(seed)
     queue: list[np.ndarray] = []
@@ -165,7 +167,8 @@ def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Se
         with torch.no_grad():
             for layer in model.layers:
                 if layer.self_attn.mixer.sigma is not None:
-                    layer.self_attn.mixer.sigma.clamp_(0.05, t.sigma_max)
+                    # What arc-cosine features give does not depend on sigma's scale, and nothing in them can vanish by it.
+                    layer.self_attn.mixer.sigma.clamp_(0.05, t.sigma_max if model.cfg.feature_map == "gaussian" else None)
         recent.append(loss.item())
         which = band(ids.shape[1], exp.data)
         spent[which] += time.perf_counter() - clock

@@ -25,8 +25,11 @@ def normalise(num: Tensor, den: Tensor, c: Tensor, eps: float) -> Tensor:
 
     num: (..., head_dim), den and c: (...)
     """
-    held = torch.maximum(den, eps * c.detach()).clamp_min(torch.finfo(den.dtype).tiny)
-    return num / held.unsqueeze(-1)
+    tiny = torch.finfo(den.dtype).tiny
+    held = torch.maximum(den, eps * c.detach()).unsqueeze(-1)
+    none = held <= tiny
+    # No gradient where there is nothing to divide by: 1 / tiny times a few is infinite, and times 0 not a number.
+    return torch.where(none, num.detach() / tiny, num / held.masked_fill(none, 1.0))
 
 
 @dataclass
