@@ -159,6 +159,18 @@ def test_padding_does_not_change_a_class(cfg):
     assert (model(ids.flip(1)) - model(ids)).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("weights", ["query-specific", "balance"])
+@torch.no_grad()
+def test_lara_draws_anew_in_training_alone(weights):
+    mixer = bi.Mixer(bi.MixerConfig("lara", landmarks=3, lara_weights=weights), H, D)
+    q, k, v = (torch.randn(B, H, 9, D, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    one, two = mixer.train()(q, k, v), mixer(q, k, v)
+    assert (one - two).abs().max() > 1e-3
+    one, two = mixer.eval()(q, k, v), mixer(q, k, v)
+    assert torch.equal(one, two)
+    torch.testing.assert_close(one, bi.attend(mixer.cfg, q, k, v, bi.Random(noise=torch.zeros(B, H, 1, 3, D))))
+
+
 @pytest.mark.parametrize("cfg", CASES, ids=name)
 def test_every_parameter_has_a_gradient(cfg):
     model = encoder(cfg)

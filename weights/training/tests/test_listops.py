@@ -97,7 +97,7 @@ def test_the_longest_expression_of_a_depth():
         ListOpsConfig(max_arguments=4)
 
 
-def test_the_default_data_are_those_of_the_task():
+def test_the_default_data_have_the_lengths_depths_and_classes_of_the_task():
     cfg = ListOpsConfig(train_sequences=60, test_sequences=40)
     train, test = listops.generate(cfg, "train"), listops.generate(cfg, "test")
     facts = listops.describe(train)
@@ -118,7 +118,13 @@ def test_baselines_are_learned_from_the_training_part():
                                             np.array([value(t) for t in texts]), np.array([1] * len(texts)))
     train = make("[MAX 9 1 ]", "[MAX 9 2 ]", "[MAX 3 1 ]", "[MIN 0 1 ]", "[MIN 0 3 ]", "[SM 9 0 ]")
     test = make("[MAX 9 5 ]", "[MIN 9 0 ]", "[SM 1 1 ]", "[MED 4 5 6 ]")
-    assert listops.baselines(train, test) == {"majority_class": 0.25, "first_operator": 0.5}
+    # [MAX 9 .. was 9 each time; [MIN 9 0 ] has the value 0 over its digits, as the MINs of training.
+    assert listops.baselines(train, test) == {"majority_class": 0.25, "first_operator": 0.5, "first_level": 0.5}
+    train = make("[MAX 3 [MIN 9 9 ] ]", "[MAX 3 [MIN 9 8 ] ]", "[MAX 3 [MIN 9 8 ] ]", "[MAX 5 4 ]", "[MAX 5 1 ]", "[MAX [MIN 7 7 ] ]")
+    test = make("[MAX 2 3 ]", "[MAX 1 3 [MIN 8 9 ] ]", "[MAX 5 0 ]", "[MAX [MIN 7 9 ] ]")
+    assert listops.baselines(train, test)["first_level"] == 0.75
+    assert listops.nearest(np.array(from_text("[SM 9 [MAX 8 [MIN 1 2 ] ] 4 ]"))) == (14, 3)
+    assert listops.nearest(np.array(from_text("7"))) == (0, 7)
 
 
 def test_batches_hold_sequences_of_nearly_one_length():
@@ -194,20 +200,68 @@ def test_the_command_resumes_and_reports(tiny, tmp_path, capsys, monkeypatch):
         for s in row["seeds"]:
             assert {"accuracy", "loss", "steps", "sequences_per_second"} <= set(s)
             assert 0 <= s["accuracy"] <= 1 and s["steps"] == 4
-    assert set(report["settings"]["baselines"]) == {"majority_class", "first_operator"}
+            assert s["standard_error"] == pytest.approx((s["accuracy"] * (1 - s["accuracy"]) / 24) ** 0.5, abs=1e-4)
+    assert set(report["settings"]["baselines"]) == {"majority_class", "first_operator", "first_level"}
     assert sum(report["settings"]["test_distribution"]["class"].values()) == 24
     assert '"majority_class"' in capsys.readouterr().out and not list(out.rglob(".*"))
 
-    with pytest.raises(ValueError, match="other settings"):
-        main(base + ["--set", "train.lr=0.1"])
+    assert {s["machine"] for s in report["rows"][0]["seeds"]} and str(tmp_path) not in json.dumps(report)
+    first = "tidegate-train listops tiny.toml --out out"  # rfa, seed 1, is what the first call has left
+    assert sorted(report["command"].split("; ")) == [first, first + " --only softmax,rfa,lara --seeds 1,2"]
+
+    capsys.readouterr()
+    for wrong, says in ((["--set", "train.lr=0.1"], "other settings"), (["--only", "sotfmax"], "--only: unknown mixers")):
+        assert main(base + wrong) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line
 
 
-def test_a_run_is_the_same_twice_and_mixers_see_the_same_batches(tiny):
+def test_what_diverges_does_not_stop_the_others(tiny, tmp_path, capsys, monkeypatch):
+    real = classify.train_one
+    def one(exp, mixer, *rest):
+        if mixer == "softmax":
+            raise classify.Diverged("softmax, seed 1, step 3: loss nan")
+        return real(exp, mixer, *rest)
+
+    monkeypatch.setattr(classify, "train_one", one)
+    assert main(["listops", str(tiny), "--out", str(tmp_path / "out")]) == 1
+    assert "softmax, seed 1, step 3" in capsys.readouterr().err
+    report = json.loads((tmp_path / "out" / "listops.json").read_text())
+    assert [row["mixer"] for row in report["rows"]] == ["rfa"]
+    assert report["settings"]["diverged"] == ["softmax, seed 1, step 3: loss nan"]
+
+
+def test_a_run_is_the_same_twice_and_mixers_see_the_same_batches(tiny, monkeypatch):
     exp = classify.load(tiny, ["train.steps=12"])
     train, test = listops.generate(exp.data, "train"), listops.generate(exp.data, "test")
-    for mixer in ("rfa", "lara"):
-        a, b = (classify.train_one(exp, mixer, 1, train, test) for _ in range(2))
+    real, seen = classify.batch_tensors, []
+    monkeypatch.setattr(classify, "batch_tensors", lambda data, index, device: (
+        data is train and seen.append(index.tolist()), real(data, index, device))[1])
+    order = []
+    for mixer, seed in (("rfa", 1), ("lara", 1), ("softmax", 1), ("rfa", 2)):
+        a, b = (classify.train_one(exp, mixer, seed, train, test) for _ in range(2))
         assert a["curve"] == b["curve"] and a["accuracy"] == b["accuracy"]
+        assert len(seen) == 24 and seen[:12] == seen[12:]
+        order.append(seen[:12])
+        seen.clear()
+    assert order[0] == order[1] == order[2] != order[3]
+    # Twelve batches of eight are more than the 64 sequences: the second time through they come in another order.
+    assert sorted(i for batch in order[0][:8] for i in batch) == list(range(64))
+
+
+def test_only_the_mixer_differs(tiny):
+    exp, shared, made = classify.load(tiny), None, {}
+    for mixer in classify.MIXERS:
+        model = classify.Encoder(classify.configured(exp.model, mixer))
+        model.init_weights(5)
+        made[mixer] = model.state_dict()
+        weights = {n: p for n, p in model.named_parameters() if not n.endswith("sigma")}
+        shared = shared or weights
+        assert weights.keys() == shared.keys() and all(torch.equal(p, shared[n]) for n, p in weights.items()), mixer
+    at = "layers.1.self_attn.mixer.random_matrices"
+    assert made["rfa"][at].std() > 0.5 and not torch.equal(made["rfa"][at], made["rfa"][at.replace("1", "0")])
+    model.init_weights(6)
+    assert not torch.equal(model.embed_tokens.weight, made["rfa"]["embed_tokens.weight"])
 
 
 @pytest.mark.parametrize("mixer", list(classify.MIXERS))
@@ -219,7 +273,7 @@ def test_every_mixer_learns_small_expressions(tiny, mixer):
     assert curve[-1][1] < curve[0][1] - 0.1, curve
 
 
-def test_the_shipped_configuration_is_the_size_of_the_task():
+def test_the_shipped_configuration_has_the_lengths_and_depth_of_the_task():
     exp = classify.load(Path(__file__).parent.parent / "configs" / "listops.toml")
     assert (exp.data.min_length, exp.data.max_length, exp.data.max_depth) == (500, 2000, 10)
     assert exp.train.mixers == ["softmax", "rfa", "lara"]

@@ -193,6 +193,49 @@ def test_long_keys_do_not_kill_a_head(lengths, gate):
         torch.testing.assert_close(out.double(), want, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("form", ["naive", 1, 9, 64])
+def test_long_queries_and_keys_have_the_gradients_of_the_kernel(form, gate):
+    """Norms of 10 to 40, in f64 against products of kernels without any maximum."""
+    gen = torch.Generator().manual_seed(11)
+    rand = lambda *shape: torch.randn(*shape, generator=gen, dtype=torch.float64)
+    w = features.orthogonal_matrices(2, 24, 8, gen).double()
+    length = lambda: 10 + 30 * torch.rand(1, 2, 40, 1, generator=gen, dtype=torch.float64)
+    unit = lambda x: x / x.norm(dim=-1, keepdim=True)
+    x = {"q": length() * unit(rand(1, 2, 40, 8)), "k": length() * unit(rand(1, 2, 40, 8)), "v": rand(1, 2, 40, 8)}
+    if gate:
+        x["a"] = rand(1, 2, 40)
+    for y in x.values():
+        y.requires_grad_()
+    empty = lambda *more: (w.new_zeros(1, 2, 24, 9), w.new_zeros(1, 2), *more)
+    phi = lambda y: features.favor_features(y, w, torch.zeros(1, dtype=torch.float64))
+    want = naive.recurrent(phi(x["q"]), phi(x["k"]), x["v"], x.get("a"), empty(), 0.0)[0]
+    if form == "naive":
+        got = naive.favor(x["q"], x["k"], x["v"], x.get("a"), empty(w.new_zeros(1, 2)), w)[0]
+    else:
+        got = favor(x["q"], x["k"], x["v"], x.get("a"), w, form, torch.float64)[0]
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    weight = rand(1, 2, 40, 8)
+    grads = [torch.autograd.grad((out * weight).sum(), list(x.values())) for out in (got, want)]
+    for name, g, truth_of in zip(x, *grads):
+        torch.testing.assert_close(g, truth_of, rtol=1e-7, atol=1e-9, msg=lambda text: f"{name}: {text}")
+        assert truth_of.abs().max() > 1e-3, name
+
+
+@torch.no_grad()
+def test_a_key_does_not_change_what_was_read_before_it():
+    """A key with features far above all others, in the same chunk as the queries before it."""
+    gen = torch.Generator().manual_seed(12)
+    rand = lambda *shape: torch.randn(*shape, generator=gen)
+    w = features.orthogonal_matrices(1, 32, 16, gen)
+    q, k, v = rand(1, 1, 30, 16), 12 * rand(1, 1, 30, 16), rand(1, 1, 30, 16)
+    k[:, :, 20] = 0.0  # the logarithm of its feature is 0, that of a long key's is far below -100
+    assert features.favor_relative(k, w)[1][0, 0, :20].max() < -100
+    a, b = (favor(q[:, :, :n], k[:, :, :n], v[:, :, :n], None, w, 64)[0] for n in (20, 30))
+    torch.testing.assert_close(b[:, :, :20], a)
+    assert a.abs().max() > 0.1
+
+
 @pytest.mark.parametrize("stored", [0.0, 50.0, -90.0])
 @torch.no_grad()
 def test_the_maximum_of_an_empty_state_says_nothing(stored):
@@ -231,6 +274,15 @@ def test_where_nothing_is_divided_by_all_forms_give_0():
             *(rfa.chunked(phi(q), phi(-k), v, None, empty(), 0.0, chunk)[0] for chunk in (1, 4)),
             favor(q, k, v, shut, w, 4, torch.float64)[0]]
     assert all((out == 0).all() for out in outs)
+
+
+def test_the_plain_form_divides_as_it_is_written():
+    num = torch.tensor([[[2.0, 4.0], [2.0, 4.0], [0.0, 0.0]]], requires_grad=True)
+    den, floor = torch.tensor([[0.5, -3.0, 0.0]]), torch.tensor([[0.1, 0.1, 0.0]])
+    out = naive.divided(num, den, floor)
+    torch.testing.assert_close(out.detach(), torch.tensor([[[4.0, 8.0], [20.0, 40.0], [0.0, 0.0]]]))
+    out.sum().backward()
+    torch.testing.assert_close(num.grad, torch.tensor([[[2.0, 2.0], [10.0, 10.0], [0.0, 0.0]]]))
 
 
 @torch.no_grad()

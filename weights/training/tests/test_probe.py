@@ -46,7 +46,7 @@ def test_windows_are_spaced_over_the_text():
         windows(stream, 30, 4)
 
 
-def test_the_command_writes_the_file_and_refuses_other_models(tmp_path):
+def test_the_command_writes_the_file_and_refuses_other_models(tmp_path, capsys):
     lines = tmp_path / "lines.txt"
     lines.write_text(("\n".join(LINES) + EOT) * 5, encoding="utf-8")
     train_tokenizer([str(lines)], 300, tmp_path / "tokenizer.json")
@@ -59,5 +59,10 @@ def test_the_command_writes_the_file_and_refuses_other_models(tmp_path):
     assert found["q"].std() > 0.1 and not torch.equal(found["q"], found["k"])
     rfa = Decoder(dataclasses.replace(BASE, vocab_size=vocab))
     write_folder(rfa, tmp_path / "tokenizer.json", tmp_path / "rfa", "f32")
-    with pytest.raises(ValueError, match="softmax attention is needed"):
-        main(["probe", "--model", str(tmp_path / "rfa"), *arguments])
+    capsys.readouterr()
+    assert main(["probe", "--model", str(tmp_path / "rfa"), *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "softmax attention is needed" in line
+    del arguments[2:4]
+    assert main(["probe", "--model", str(tmp_path / "softmax"), *arguments]) == 0
+    assert load_file(tmp_path / "out" / "qkv.safetensors")["q"].shape[2] == 64  # the model's window

@@ -116,6 +116,15 @@ def test_no_gradient_through_a_clamped_denominator():
     assert den.grad[:2].tolist() == [0.0, 0.0] and den.grad[2] < 0 and c.grad is None
 
 
+def test_nothing_to_divide_by_gives_0_and_no_gradient():
+    num = torch.tensor([[0.0, 0.0], [3.0, 6.0]], requires_grad=True)
+    den = torch.tensor([0.0, 2.0], requires_grad=True)
+    out = rfa.normalise(num, den, torch.ones(2), 0.0)
+    (1e3 * out).sum().backward()
+    assert out.tolist() == [[0.0, 0.0], [1.5, 3.0]]
+    assert num.grad.tolist() == [[0.0, 0.0], [500.0, 500.0]] and den.grad.tolist() == [0.0, -2250.0]
+
+
 def test_unit_has_a_finite_gradient_at_zero():
     x = torch.zeros(2, 3, requires_grad=True)
     maps.unit(x).sum().backward()

@@ -1,6 +1,9 @@
 """The training loop: it learns, resumes to the bit, and stops on a loss that is none."""
 
+import dataclasses
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,47 @@ def test_a_killed_run_resumes_with_the_same_losses(folder, tmp_path, run_config,
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     a, b = (torch.load(tmp_path / n / "state.pt", weights_only=True)["model"] for n in ("whole", "killed"))
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_run_killed_before_its_first_save_begins_anew(folder, tmp_path, run_config):
+    cfg = run_config()
+    Trainer(cfg, folder, tmp_path / "whole", "cpu").run()
+    killed = Trainer(cfg, folder, tmp_path / "killed", "cpu")
+    killed.save = lambda: None
+    killed.run(until=3)
+    (tmp_path / "killed" / "state.tmp").write_bytes(b"half a file")
+    assert len(losses(tmp_path / "killed")) == 3
+    again = Trainer(cfg, folder, tmp_path / "killed", "cpu")
+    assert not (tmp_path / "killed" / "state.tmp").exists()
+    again.run()
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("changes", "refused"), [
+    ({"lr": 2e-3}, "train.lr (0.001, now 0.002)"), ({"seed": 2, "clip": 0.5}, "train.seed (1, now 2), train.clip (1.0, now 0.5)"),
+    ({"carry_state": False}, "train.carry_state"), ({"threads": 1}, None), ({"steps": 12}, None)])
+def test_a_run_is_resumed_with_its_own_settings(folder, tmp_path, run_config, changes, refused):
+    Trainer(run_config(), folder, tmp_path, "cpu").run(until=2)
+    if refused is None:
+        assert Trainer(run_config(**changes), folder, tmp_path, "cpu").step == 2
+    else:
+        with pytest.raises(ValueError, match=re.escape(refused)):
+            Trainer(run_config(**changes), folder, tmp_path, "cpu")
+
+
+def test_a_run_of_other_data_is_refused(folder, tmp_path, run_config):
+    other = shutil.copytree(folder, tmp_path / "other")
+    Trainer(run_config(), folder, tmp_path / "run", "cpu").run(until=2)
+    Trainer(run_config(), other, tmp_path / "run", "cpu")
+    with open(other / "train.bin", "ab") as file:
+        file.write(b"\0\0")
+    with pytest.raises(ValueError, match="other data"):
+        Trainer(run_config(), other, tmp_path / "run", "cpu")
+    # A run of a version that kept no record of its data goes on.
+    blob = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    del blob["data"]
+    torch.save(blob, tmp_path / "run" / "state.pt")
+    assert Trainer(run_config(), other, tmp_path / "run", "cpu").step == 2
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -77,6 +121,18 @@ def test_sigma_stays_below_its_bound(folder, tmp_path, run_config):
             layer.self_attn.sigma.fill_(5.0)
     trainer.train_step()
     assert all(layer.self_attn.sigma.max() <= 1.3 for layer in trainer.model.model.layers)
+
+
+def test_sigma_of_the_arc_cosine_has_no_upper_bound(folder, tmp_path, run_config):
+    cfg = run_config()
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, feature_map="arc_cosine"))
+    trainer = Trainer(cfg, folder, tmp_path, "cpu")
+    with torch.no_grad():
+        for layer in trainer.model.model.layers:
+            layer.self_attn.sigma[:, 0], layer.self_attn.sigma[:, 1] = 5.0, 0.001
+    trainer.train_step()
+    for layer in trainer.model.model.layers:
+        assert layer.self_attn.sigma[:, 0].min() > 4.9 and abs(layer.self_attn.sigma[:, 1].max().item() - 0.05) < 1e-6
 
 
 def test_another_model_in_the_folder_is_refused(folder, tmp_path, run_config):

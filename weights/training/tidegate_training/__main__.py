@@ -11,6 +11,11 @@ from pathlib import Path
 from . import config
 
 
+def seeds(text: str) -> list[int]:
+    """`1,2,3` of an option."""
+    return [int(n) for n in text.split(",")]
+
+
 def arguments() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="tidegate-train", description=__doc__.split("\n")[0])
     sub = top.add_subparsers(dest="command", required=True)
@@ -40,7 +45,7 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--data", type=Path, required=True, help="folder that `prepare` wrote")
     p.add_argument("--out", type=Path, required=True, help="folder to write: runs, checkpoints, the report")
     p.add_argument("--only", type=lambda x: x.split(","), default=[], metavar="MIXER,...", help="these mixers")
-    p.add_argument("--seeds", type=lambda x: [int(n) for n in x.split(",")], default=[], metavar="N,...", help="these seeds")
+    p.add_argument("--seeds", type=seeds, default=[], metavar="N,...", help="these seeds")
     p.add_argument("--threads", type=int, default=0, help="threads of PyTorch; default: its own choice")
     overrides(p)
 
@@ -60,7 +65,7 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("config", type=Path)
     p.add_argument("--out", type=Path, required=True, help="folder to write: runs, the report")
     p.add_argument("--only", type=lambda x: x.split(","), default=[], metavar="MIXER,...", help="default: train.mixers")
-    p.add_argument("--seeds", type=lambda x: [int(n) for n in x.split(",")], default=[], metavar="N,...",
+    p.add_argument("--seeds", type=seeds, default=[], metavar="N,...",
                    help="default: train.seeds")
     p.add_argument("--device", default="cpu")
     overrides(p)
@@ -68,7 +73,7 @@ def arguments() -> argparse.ArgumentParser:
     p = command("probe", "queries, keys and values of a softmax checkpoint's heads on a text, for `tidegate-weights approximation`")
     p.add_argument("--model", type=Path, required=True)
     p.add_argument("--text", type=Path, required=True)
-    p.add_argument("--tokens", type=int, default=256, help="of each piece of the text")
+    p.add_argument("--tokens", type=int, default=None, help="of each piece of the text; default: the model's window")
     p.add_argument("--cases", type=int, default=4, help="pieces of the text")
     p.add_argument("--out", type=Path, required=True, help="safetensors file to write")
 
@@ -77,8 +82,38 @@ def arguments() -> argparse.ArgumentParser:
     return top
 
 
+def asked(argv: list[str]) -> str:
+    """The command as a report states it: what was asked for, and of an absolute path, which says nothing elsewhere, its name."""
+    def told(word: str) -> str:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        return option + equals + (Path(value).name if Path(value).is_absolute() else value)
+
+    return "tidegate-train " + shlex.join(told(word) for word in argv)
+
+
 def main(argv: list[str] | None = None) -> int:
+    """0, 1 where a loss diverged, 2 where the command or a configuration is wrong: then one line on stderr says what."""
+    argv = sys.argv[1:] if argv is None else argv
     args = arguments().parse_args(argv)
+    try:
+        execute(args, asked(argv))
+    except (ValueError, OSError) as e:
+        if isinstance(e, ValueError) and type(e) is not ValueError and not isinstance(e, (UnicodeError, json.JSONDecodeError)):
+            raise  # an error of a library, not a complaint about what was given
+        print(f"tidegate-train: {' '.join(str(e).split())}", file=sys.stderr)
+        return 2
+    except RuntimeError as e:
+        from .train import Diverged
+
+        if not isinstance(e, Diverged):
+            raise
+        print(f"stopped: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def execute(args: argparse.Namespace, command: str) -> None:
+    """Does what was asked for. command: that, in words for a report"""
     if args.command == "prepare":
         from .data import prepare
 
@@ -87,19 +122,13 @@ def main(argv: list[str] | None = None) -> int:
         prepare([at(f) for f in run.data.train], run.data.repeat, {k: at(f) for k, f in run.data.valid.items()},
                 run.model.vocab_size, run.train.seed, args.data, run.data.held_out)
     elif args.command == "train":
-        from .train import Diverged, Trainer
+        from .train import Trainer
 
-        run = config.load(args.config, args.set)
-        try:
-            scores = Trainer(run, args.data, args.out, args.device).run()
-        except Diverged as e:
-            print(f"stopped: {e}", file=sys.stderr)
-            return 1
-        print(json.dumps(scores, indent=2))
+        print(json.dumps(Trainer(config.load(args.config, args.set), args.data, args.out, args.device).run(), indent=2))
     elif args.command == "compare":
         from .compare import compare
 
-        print(compare(args.config, args.data, args.out, args.only, args.seeds, args.threads, args.set))
+        print(compare(args.config, args.data, args.out, args.only, args.seeds, args.threads, args.set, command))
     elif args.command == "export":
         from .export import export_run
 
@@ -110,14 +139,8 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(evaluate_folder(args.model, args.text, args.limit), indent=2))
     elif args.command == "listops":
         from . import classify
-        from .train import Diverged
 
-        line = "tidegate-train " + shlex.join(argv if argv is not None else sys.argv[1:])
-        try:
-            classify.run_all(classify.load(args.config, args.set), args.out, args.only, args.seeds, args.device, line)
-        except Diverged as e:
-            print(f"stopped: {e}", file=sys.stderr)
-            return 1
+        classify.run_all(classify.load(args.config, args.set), args.out, args.only, args.seeds, args.device, command)
     elif args.command == "probe":
         from .probe import probe
 
@@ -126,7 +149,6 @@ def main(argv: list[str] | None = None) -> int:
         from .fixtures import write_all
 
         write_all(args.out)
-    return 0
 
 
 if __name__ == "__main__":

@@ -41,7 +41,10 @@ def train_command(cfg: RunConfig) -> str:
     """The command that trains this very run: the nearest file of `configs/`, and a `--set` for each difference."""
     best: tuple[Path | None, list[str]] = (None, [])
     for path in sorted(CONFIGS.glob("*.toml")):
-        base = config.load(path)
+        try:
+            base = config.load(path)
+        except ValueError:
+            continue  # an experiment with settings of its own, ListOps
         if base.data != cfg.data:
             continue
         sets = []
@@ -101,10 +104,26 @@ def mixer(m: ModelConfig) -> str:
     return window if m.attention == "softmax" else f"{window} and, to all older ones, {rfa}"
 
 
+def reach(m: ModelConfig) -> str:
+    """How far back a model remembers."""
+    if m.attention == "softmax":
+        return f"A layer sees the last {m.sliding_window:,} tokens."
+    far = "How far back the model remembers shows\nin `tidegate-weights inspect`, head by head." if m.gate else "Nothing is forgotten on purpose."
+    return far if m.attention == "rfa" else f"A layer sees the last {m.sliding_window:,} tokens one by one. {far}"
+
+
+def tags(m: ModelConfig) -> str:
+    """Tags of the mixer's kind."""
+    kind = {"softmax": ["sliding-window-attention"], "hybrid": ["rfa-gate" if m.gate else "rfa", "linear-attention", "sliding-window-attention"]}
+    linear = {"gaussian": "rfa", "arc_cosine": "rfa", "elu": "elu", "favor": "favor"}[m.feature_map] + ("-gate" if m.gate else "")
+    return "\n".join(f"- {tag}" for tag in kind.get(m.attention, [linear, "linear-attention"]))
+
+
 def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: list[str]) -> str:
     """The text of the card. step: optimiser steps behind the weights; samples: one for each of `PROMPTS`."""
     m, t = cfg.model, cfg.train
     tokens = step * t.lanes * t.segment * t.accumulate
+    carried = "the state carried from segment to segment" if t.carry_state else "each read from a zero state"
     drawn = "\n\n".join(f"Prompt: `{p}`\n\n{quoted(s)}" for p, s in zip(PROMPTS, samples))
     return f"""---
 license:
@@ -114,8 +133,7 @@ language:
 - en
 pipeline_tag: text-generation
 tags:
-- rfa-gate
-- linear-attention
+{tags(m)}
 - tidegate
 ---
 
@@ -128,8 +146,7 @@ the answer is how the story goes on: it was not tuned to instructions.
 It is a decoder of {m.num_hidden_layers} layers of {mixer(m)}
 and SwiGLU: {parameters(Decoder(cfg.model)):,} parameters in {dtype}. Its memory of the past is
 {4 * m.state_numbers:,} bytes (f32) per conversation, however long the text. The vocabulary is a byte-level BPE of {m.vocab_size:,}
-tokens; `<|endoftext|>` (id 0) begins and ends a text. A text may have any length. How far back the model remembers shows
-in `tidegate-weights inspect`, head by head.
+tokens; `<|endoftext|>` (id 0) begins and ends a text. A text may have any length. {reach(m)}
 
 ## Data and licences
 
@@ -140,7 +157,7 @@ The weights may be used under MIT or Apache-2.0, at your choice.
 ## Recipe
 
 Trained with the package in `weights/training`: a packed stream of documents, cut into {t.lanes} lanes and segments of
-{t.segment} tokens, the state carried from segment to segment and zeroed where a document begins.
+{t.segment} tokens, {carried}, and zeroed where a document begins.
 
 {recipe_table(cfg)}
 

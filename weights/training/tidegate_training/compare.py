@@ -20,14 +20,16 @@ import torch
 
 from . import config
 from .config import RunConfig
+from .data import EOT_ID, fingerprint
 from .evaluate import Score, block_loss, stream_loss
 from .export import write_folder
-from .train import Trainer, parameters
+from .train import Diverged, Trainer, parameters
 
 # What each mixer changes in `[model]`. D random vectors give 2 D features of sine and cosine: the other maps have 2 D of
 # their own. A window of `context` is all of a segment, that of `window` the hybrid's part of it.
+PLAIN = {"attention": "rfa", "feature_map": "gaussian", "gate": True, "sliding_window": None}
 MIXERS: dict[str, dict] = {
-    "softmax": {"attention": "softmax", "sliding_window": "context"},
+    "softmax": {"attention": "softmax", "gate": False, "sliding_window": "context"},
     "elu": {"feature_map": "elu", "gate": False},
     "elu-gate": {"feature_map": "elu"},
     "favor": {"feature_map": "favor", "gate": False},
@@ -40,21 +42,46 @@ MIXERS: dict[str, dict] = {
     "rfa-arccos-gate": {"feature_map": "arc_cosine"},
     "hybrid": {"attention": "hybrid", "sliding_window": "window"},
 }
-# Trained with the state carried from segment to segment, and judged by the loss with the state carried.
-STATEFUL = ("rfa-gate-stateful",)
-EQUAL_TERMS = ("the same weights in all; only gates (heads * (hidden + 1) numbers a layer), sigma (heads * head_dim) and the "
-               "hybrid's far_bias (heads) are a mixer's own")
+# Trained with the state carried from segment to segment, which its half-lives are for: those of the others are fitted to a
+# block of a context.
+STATEFUL = {"rfa-gate-stateful": {"carry_state": True, "half_life_min": 1.0, "half_life_max": 1024.0}}
+# What the settings of a report do not hold of `[model]` and `[train]`: a mixer's own, the seed, and what changes no number.
+OWN = {"model": tuple(PLAIN), "train": ("seed", "threads", "carry_state")}
+NOTES = {
+    "parameters": "the same weights in all; only gates (heads * (hidden + 1) numbers a layer), sigma (heads * head_dim) and the "
+                  "hybrid's far_bias (heads) are a mixer's own",
+    "judging": "loss reads blocks of one context, each from an empty state; stream_loss carries the state through the text. Both "
+               "are of all mixers. A stateful mixer is judged by stream_loss: compare it with the others' stream_loss",
+    "learning": "one schedule and one lr for all mixers, tuned for none; the order of the data is the same for all seeds, which "
+                "differ in their first weights and random matrices; those weights are equal in all mixers of a seed",
+}
+
+
+def notes(cfg: RunConfig) -> dict[str, str]:
+    """What a reader of the report has to know of its numbers."""
+    m, t = cfg.model, cfg.train
+    (stateful,) = STATEFUL.values()
+    return {
+        "note_on_parameters": NOTES["parameters"],
+        "note_on_features": f"{2 * m.proj_dim} a head, from {m.proj_dim} random vectors with sine and cosine, from {2 * m.proj_dim} "
+                          f"with arc-cosine and FAVOR+; ELU has head_dim = {m.head_dim}, and a state in proportion",
+        "note_on_judging": NOTES["judging"],
+        "note_on_half_lives": f"{t.half_life_min:g} to {t.half_life_max:g} tokens to begin with, fitted to a block of {t.segment}; "
+                            f"of stateful mixers {stateful['half_life_min']:g} to {stateful['half_life_max']:g}",
+        "note_on_learning": NOTES["learning"],
+    }
 
 
 def configured(base: RunConfig, mixer: str, seed: int, threads: int) -> RunConfig:
     """The run of one mixer and seed."""
-    changes = dict(MIXERS[mixer])
-    if "sliding_window" in changes:
-        changes["sliding_window"] = {"context": base.train.segment, "window": base.compare.window}[changes["sliding_window"]]
-    model = dataclasses.replace(base.model, gate=changes.pop("gate", True), **changes)
-    if model.feature_map in ("favor", "arc_cosine"):
-        model = dataclasses.replace(model, proj_dim=2 * base.model.proj_dim)
-    train = dataclasses.replace(base.train, seed=seed, carry_state=mixer in STATEFUL, threads=threads)
+    changes = PLAIN | MIXERS[mixer]
+    windows = {"context": base.train.segment, "window": base.compare.window}
+    changes["sliding_window"] = windows.get(changes["sliding_window"])
+    wide = changes["feature_map"] in ("favor", "arc_cosine")
+    model = dataclasses.replace(base.model, proj_dim=base.model.proj_dim * (2 if wide else 1), **changes)
+    pool = base.train.pool if model.proj_dim else 0
+    own = {"carry_state": False, "pool": pool} | STATEFUL.get(mixer, {})
+    train = dataclasses.replace(base.train, seed=seed, threads=threads, **own)
     return dataclasses.replace(base, model=model, train=train)
 
 
@@ -68,9 +95,14 @@ class Judge:
             raise ValueError(f"compare.valid: must be one of {sorted(found)}, found {cfg.compare.valid!r}")
         self.bytes = found[cfg.compare.valid]["bytes"]
         self.stream = np.fromfile(data / f"valid_{cfg.compare.valid}.bin", dtype=np.uint16)
+        marks = int((self.stream == EOT_ID).sum())
+        if cfg.compare.unit == "nats per character" and self.stream.size != self.bytes + marks:
+            raise ValueError(f"compare.unit: must be 'bits per byte' where tokens are not bytes, found {cfg.compare.unit!r} and "
+                             f"{self.stream.size} tokens of {self.bytes} bytes and {marks} marks")
 
     def in_unit(self, score: Score) -> float:
-        """A score as the report states it; in a text of one byte a character, tokens of one byte are characters."""
+        """A score as the report states it. A nat of a token is one of a character where every token is a byte; that every
+        character is one is the text's affair (a corpus of ASCII)."""
         return score.nats if self.cfg.compare.unit == "nats per character" else score.bits_per_byte
 
     def blocks(self, model, limit: int) -> Score:
@@ -85,19 +117,23 @@ class Judge:
 class ComparedTrainer(Trainer):
     """A run whose curve is the loss that it is judged by, on the first `train.eval_tokens` of the text."""
 
+    MAY_DIFFER = ("threads",)
+
     def evaluate(self) -> dict[str, dict]:
+        self.fixed_matrices()
         judge, limit = Judge(self.cfg, self.data), self.cfg.train.eval_tokens
         score = judge.carried(self.model, limit, lanes=4) if self.cfg.train.carry_state else judge.blocks(self.model, limit)
         return {self.cfg.compare.valid: dataclasses.asdict(score)}
 
 
-def run_one(base: RunConfig, mixer: str, seed: int, data: Path, out: Path, threads: int) -> None:
+def run_one(base: RunConfig, mixer: str, seed: int, data: Path, out: Path, threads: int, command: str = "") -> None:
     """Trains, measures and exports one mixer with one seed; goes on where a run that was killed stood."""
     name = f"{mixer}-{seed}"
     cfg, work = configured(base, mixer, seed, threads), out / "work" / name
+    judge, limit = Judge(cfg, data), cfg.compare.eval_tokens
     trainer = ComparedTrainer(cfg, data, work, "cpu")
     trainer.run()
-    judge, limit = Judge(cfg, data), cfg.compare.eval_tokens
+    trainer.fixed_matrices()
     write_folder(trainer.model, data / "tokenizer.json", out / "checkpoints" / name, "f32")
     log = [json.loads(line) for line in (work / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     result = {
@@ -108,7 +144,7 @@ def run_one(base: RunConfig, mixer: str, seed: int, data: Path, out: Path, threa
         "seconds": sum(line["seconds"] for line in log),
         "curve": [[line["step"], judge.in_unit(Score(**line["valid"][cfg.compare.valid]))] for line in log if "valid" in line],
         "train_curve": train_curve(log, cfg.train.eval_every // 5 or 1),
-        "settings": settings(cfg),
+        "machine": machine(), "command": command, "settings": settings(base, data),
     }
     write_json(out / "runs" / f"{name}.json", result)
     shutil.rmtree(work)
@@ -120,15 +156,14 @@ def train_curve(log: list[dict], every: int) -> list[list]:
             for i in range(0, len(log) - every + 1, every)]
 
 
-def settings(cfg: RunConfig) -> dict:
-    """What all runs of a report share."""
-    m, t, c = cfg.model, cfg.train, cfg.compare
-    return {"corpus": c.corpus, "unit": c.unit, "vocab_size": m.vocab_size, "layers": m.num_hidden_layers,
-            "hidden": m.hidden_size, "heads": m.num_attention_heads, "head_dim": m.head_dim, "context": t.segment,
-            "batch": t.lanes, "steps": t.steps, "tokens": t.steps * t.lanes * t.segment, "optimizer": t.optimizer, "lr": t.lr,
-            "warmup": t.warmup, "weight_decay": t.weight_decay,
-            "half_life_min": t.half_life_min, "half_life_max": t.half_life_max, "hybrid_window": c.window,
-            "evaluated_tokens": c.eval_tokens or "all", "parameters": EQUAL_TERMS}
+def settings(base: RunConfig, data: Path) -> dict:
+    """What all runs of a report share: a run with others is another experiment's."""
+    m, t, c = base.model, base.train, base.compare
+    tables = {name: {k: v for k, v in dataclasses.asdict(getattr(base, name)).items() if k not in OWN[name]} for name in OWN}
+    return {"corpus": c.corpus, "unit": c.unit, "layers": m.num_hidden_layers, "hidden": m.hidden_size, "context": t.segment,
+            "batch": t.lanes * t.accumulate, "steps": t.steps, "tokens": t.steps * t.lanes * t.segment * t.accumulate, "lr": t.lr,
+            "hybrid_window": c.window, "evaluated": c.valid, "evaluated_tokens": c.eval_tokens or "all",
+            "data": fingerprint(data), "stateful": STATEFUL} | tables
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -146,19 +181,38 @@ def machine() -> str:
     return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores, f32, PyTorch {torch.__version__}"
 
 
-def report(base: RunConfig, out: Path, command: str) -> Path:
-    """Merges `runs/*.json` into the report of the experiment, mixers in the order of `MIXERS`; a run with other settings
-    than the experiment's is refused."""
-    rows: dict[str, dict] = {}
-    want = json.loads(json.dumps(settings(base)))
-    for path in sorted((out / "runs").glob("*.json")):
+def read_runs(folder: Path, want: dict) -> list[dict]:
+    """The finished runs of a folder, or those that diverged; one with other settings than the experiment's is refused."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
-        if run.pop("settings") != want:
-            raise ValueError(f"{path}: was made with other settings; use another folder")
-        seed = {key: run.pop(key) for key in ("seed", "loss", "stream_loss", "seconds", "curve", "train_curve")}
+        given = run.pop("settings")
+        if given != want:
+            other = [key for key in sorted({*given, *want}) if given.get(key) != want.get(key)]
+            raise ValueError(f"{path}: was made with other settings ({', '.join(other)}); use another folder")
+        found.append(run)
+    return found
+
+
+def distinct(runs: list[dict], key: str) -> str:
+    """What runs say of a key, each text once."""
+    return "; ".join(dict.fromkeys(run[key] for run in runs))
+
+
+def report(base: RunConfig, data: Path, out: Path) -> Path:
+    """Merges `runs/*.json` into the report of the experiment, mixers in the order of `MIXERS`."""
+    rows: dict[str, dict] = {}
+    want = json.loads(json.dumps(settings(base, data)))
+    runs, lost = (read_runs(out / name, want) for name in ("runs", "diverged"))
+    head = {"command": distinct(runs, "command"), "machine": distinct(runs, "machine")}
+    for run in runs:
+        del run["command"]
+        seed = {key: run.pop(key) for key in ("seed", "loss", "stream_loss", "seconds", "curve", "train_curve", "machine")}
         rows.setdefault(run["mixer"], run | {"seeds": []})["seeds"].append(seed)
-    value = {"experiment": base.compare.experiment, "command": command, "machine": machine(),
-             "date": datetime.date.today().isoformat(), "settings": want,
+    said = want | notes(base)
+    if lost:
+        said["diverged"] = [f"{run['mixer']}, seed {run['seed']}: {run['message']}" for run in lost]
+    value = {"experiment": base.compare.experiment, **head, "date": datetime.date.today().isoformat(), "settings": said,
              "rows": [rows[mixer] for mixer in MIXERS if mixer in rows]}
     for row in value["rows"]:
         row["seeds"].sort(key=lambda seed: seed["seed"])
@@ -167,18 +221,45 @@ def report(base: RunConfig, out: Path, command: str) -> Path:
     return path
 
 
-def compare(path: Path, data: Path, out: Path, only: list[str], seeds: list[int], threads: int, overrides: list[str]) -> Path:
-    """Makes the runs that are not there yet, the first seed of every mixer before the second; returns the report."""
+def remove_leftovers(out: Path) -> None:
+    """What processes that were killed left behind: parts of files, and the work of runs that are finished."""
+    for part in [*out.glob(".*.json.*"), *(out / "runs").glob(".*.json.*"), *(out / "diverged").glob(".*.json.*")]:
+        owner = part.suffix.removeprefix(".")
+        if not owner.isdecimal() or not Path(f"/proc/{owner}").exists():
+            part.unlink(missing_ok=True)
+    for done in (out / "runs").glob("*.json"):
+        shutil.rmtree(out / "work" / done.stem, ignore_errors=True)
+
+
+def compare(path: Path, data: Path, out: Path, only: list[str], seeds: list[int], threads: int, overrides: list[str],
+            command: str = "tidegate-train compare") -> Path:
+    """Makes the runs that are not there yet, the first seed of every mixer before the second; returns the report.
+
+    command: what was asked for, as the report states it. A run that diverges is noted in `diverged/` and the others are made;
+    then `Diverged` is raised. To try one again, its note has to be deleted.
+    """
     base = config.load(path, overrides)
     unknown = sorted(set(only) - set(MIXERS))
     if unknown:
         raise ValueError(f"--only: unknown mixers {unknown}; known are {', '.join(MIXERS)}")
-    command = f"tidegate-train compare configs/{path.name} --data DATA --out FOLDER"
-    command += "".join(f" --set '{item}'" for item in overrides)
+    remove_leftovers(out)
+    want = json.loads(json.dumps(settings(base, data)))
+    for name in ("runs", "diverged"):
+        read_runs(out / name, want)  # refuses a folder of another experiment before anything is computed
     for seed in seeds or base.compare.seeds:
         for mixer in only or MIXERS:
-            if not (out / "runs" / f"{mixer}-{seed}.json").exists():
-                print(f"{mixer}, seed {seed}", flush=True)
-                run_one(base, mixer, seed, data, out, threads)
-                report(base, out, command)
-    return report(base, out, command)
+            name = f"{mixer}-{seed}.json"
+            if (out / "runs" / name).exists() or (out / "diverged" / name).exists():
+                continue
+            print(f"{mixer}, seed {seed}", flush=True)
+            try:
+                run_one(base, mixer, seed, data, out, threads, command)
+            except Diverged as e:
+                write_json(out / "diverged" / name, {"mixer": mixer, "seed": seed, "message": str(e).replace(f"{out}/", ""),
+                                                     "settings": want})
+            report(base, data, out)
+    lost = read_runs(out / "diverged", want)
+    made = report(base, data, out)
+    if lost:
+        raise Diverged(f"{made} is without " + "; ".join(f"{run['mixer']}, seed {run['seed']} ({run['message']})" for run in lost))
+    return made

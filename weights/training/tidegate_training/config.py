@@ -182,16 +182,38 @@ def build(cls, table: dict, where: str):
     unknown = sorted(set(table) - known)
     if unknown:
         raise ValueError(f"[{where}]: unknown keys {unknown}; known are {sorted(known)}")
+    for f in dataclasses.fields(cls):
+        if f.name in table and not is_a(table[f.name], str(f.type)):
+            raise ValueError(f"{where}.{f.name}: must be of type {f.type}, found {table[f.name]!r}")
     return cls(**table)
+
+
+def is_a(value, kind: str) -> bool:
+    """Whether a TOML value is of a field's annotated type; a whole number is a float too, true and false are no numbers."""
+    if isinstance(value, bool):
+        return kind == "bool"
+    kinds = {"int": int, "float": (int, float), "bool": bool, "str": str, "None": type(None), "list": list, "dict": dict}
+    if not any(isinstance(value, kinds[part.split("[")[0]]) for part in kind.split(" | ")):
+        return False
+    inside = kind.partition("[")[2].removesuffix("]").split(", ")
+    if isinstance(value, list):
+        return all(is_a(item, inside[0]) for item in value)
+    return not isinstance(value, dict) or all(is_a(item, inside[-1]) for item in value.values())
 
 
 def read(path: str | Path, overrides: list[str], tables: tuple[str, ...]) -> dict[str, dict]:
     """A TOML's tables; each override is `table.key=value` with the value in TOML syntax. Only `tables` may be there."""
-    raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as e:
+        raise ValueError(f"{path}: {e}") from e
     for item in overrides:
         name, _, value = item.partition("=")
         table, _, key = name.partition(".")
-        raw.setdefault(table, {})[key] = tomllib.loads(f"x = {value}")["x"]
+        try:
+            raw.setdefault(table, {})[key] = tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError as e:
+            raise ValueError(f"--set {item}: expected TABLE.KEY=VALUE, the value as in TOML ({e})") from e
     unknown = sorted(set(raw) - set(tables))
     if unknown:
         raise ValueError(f"{path}: unknown tables {unknown}")

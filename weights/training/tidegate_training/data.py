@@ -6,6 +6,7 @@ the state is zeroed before it. A packed stream is so `0 doc 0 doc 0 ...`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -22,6 +23,15 @@ def divide(path: Path, share: float) -> tuple[str, str]:
     text = path.read_text(encoding="utf-8")
     cut = int(len(text) * (1 - share))
     return text[:cut], text[cut:]
+
+
+def fingerprint(data: Path) -> str:
+    """What tells the tokens of one folder that `prepare` wrote from those of another: a hash of its streams and `data.json`."""
+    found = hashlib.sha256()
+    for path in [data / "data.json", data / "train.bin", *sorted(data.glob("valid_*.bin"))]:
+        content = path.read_bytes()
+        found.update(f"{path.name} {len(content)}\n".encode() + content)
+    return found.hexdigest()[:16]
 
 
 def documents(path: str | Path) -> list[str]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .bidirectional import Mixer, MixerConfig
+from .features import draw_matrices, numbers
 from .layers import Mlp, RMSNorm, rotary, rotary_angles
 
 
@@ -89,13 +90,24 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderBlock(cfg) for _ in range(cfg.num_hidden_layers))
         self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.classifier = nn.Linear(cfg.hidden_size, cfg.classes)
-        std = cfg.initializer_range
+        self.init_weights(0)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Normal weights, residual outputs scaled by depth. Those of a seed are the same in every mixer's encoder, and so are
+        the random matrices of one distribution and size."""
+        cfg, std = self.cfg, self.cfg.initializer_range
+        common, matrices = numbers(seed, "weights"), numbers(seed, "matrices")
         for name, p in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                nn.init.normal_(p, std=std / math.sqrt(2 * cfg.num_hidden_layers))
+                p.normal_(std=std / math.sqrt(2 * cfg.num_hidden_layers), generator=common)
             elif name.endswith(("proj.weight", "classifier.weight", "embed_tokens.weight")):
-                nn.init.normal_(p, std=std)
-        nn.init.zeros_(self.classifier.bias)
+                p.normal_(std=std, generator=common)
+        self.classifier.bias.zero_()
+        for layer in self.layers:
+            fixed = getattr(layer.self_attn.mixer, "random_matrices", None)
+            if fixed is not None:
+                fixed.copy_(draw_matrices(cfg.feature_map, tuple(fixed.shape), matrices))
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """Logits, or with `targets` (batch) the mean loss in nats. mask: bool (batch, time), false for padding; None: none"""

@@ -126,7 +126,7 @@ def evaluate_folder(model: Path, text: Path, limit: int | None = None) -> dict:
     if not docs:
         raise ValueError(f"{text}: holds no text")
     if limit is not None and limit < 1:
-        raise ValueError(f"limit: must be at least 1, found {limit}")
+        raise ValueError(f"--limit: must be at least 1, found {limit}")
     decoder, tok = load_folder(model)
     stream = encode(tok, docs)
     size = sum(len(d.encode()) for d in docs)

@@ -10,6 +10,8 @@ Shapes: x (batch, heads, time, head_dim), w (heads, proj_dim, head_dim) -> (batc
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 from torch import Tensor
 
@@ -90,6 +92,11 @@ def favor_features(x: Tensor, w: Tensor, maximum: Tensor | None = None) -> Tenso
         return favor_relative(x, w)[0]
     u, half = favor_exponents(x, w)
     return (u - (half + maximum)).exp() * (w.shape[-2] ** -0.5)
+
+
+def numbers(seed: int, purpose: str) -> torch.Generator:
+    """The random numbers of a seed for one purpose: whether, and how many, are drawn for another changes nothing."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + zlib.crc32(purpose.encode()))
 
 
 def draw_matrices(feature_map: str, shape: tuple[int, int, int], generator: torch.Generator | None = None) -> Tensor:

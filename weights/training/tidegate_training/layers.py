@@ -28,10 +28,14 @@ class CausalConv1d(nn.Module):
     def __init__(self, dim: int, kernel: int):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(dim, 1, kernel))
-        nn.init.normal_(self.weight, std=0.1)
-        with torch.no_grad():
-            self.weight[:, 0, -1] += 1.0
         self.kernel = kernel
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator | None = None) -> None:
+        """Nearly the identity: each token's own tap is about 1, those before it about 0."""
+        self.weight.normal_(std=0.1, generator=generator)
+        self.weight[:, 0, -1] += 1.0
 
     def forward(self, x: Tensor, tail: Tensor, doc: Tensor | None) -> tuple[Tensor, Tensor]:
         """x: (batch, time, dim), tail: (batch, kernel - 1, dim), doc: (batch, time) -> y and the new tail"""

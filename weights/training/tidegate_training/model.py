@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from .attention import MixerState
 from .config import ModelConfig
+from .features import draw_matrices, numbers
 from .hybrid import HybridAttention
-from .layers import Mlp, RMSNorm
+from .layers import CausalConv1d, Mlp, RMSNorm
 from .rfa import RfaAttention
 from .softmax import SoftmaxAttention
 
@@ -47,24 +48,32 @@ class Decoder(nn.Module):
         if not cfg.tie_word_embeddings:
             self.lm_head = nn.Linear(cfg.hidden_size, cfg.vocab_size, bias=False)
 
-    def init_weights(self, half_life_min: float, half_life_max: float) -> None:
-        """Normal weights, residual outputs scaled by depth; gate half-lives log-spaced over the heads of a layer."""
+    @torch.no_grad()
+    def init_weights(self, half_life_min: float, half_life_max: float, seed: int = 0) -> None:
+        """Normal weights, residual outputs scaled by depth; gate half-lives log-spaced over the heads of a layer.
+
+        All is drawn anew, and from generators of the seed: what mixers have in common is the same in all of them, and so are
+        the gates, and the random matrices of one distribution and size.
+        """
         cfg, std = self.cfg, self.cfg.initializer_range
+        common, gates, matrices = (numbers(seed, purpose) for purpose in ("weights", "gates", "matrices"))
         for name, p in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                nn.init.normal_(p, std=std / math.sqrt(2 * cfg.num_hidden_layers))
+                p.normal_(std=std / math.sqrt(2 * cfg.num_hidden_layers), generator=common)
             elif p.ndim == 2 and name.endswith(("proj.weight", "embed_tokens.weight", "lm_head.weight")):
-                nn.init.normal_(p, std=std)
+                p.normal_(std=std, generator=common)
+        for module in self.modules():
+            if isinstance(module, CausalConv1d):
+                module.init_weights(common)
+        life = torch.logspace(math.log10(half_life_min), math.log10(half_life_max), cfg.num_attention_heads)
+        g = 0.5 ** (1.0 / life)
         for layer in self.model.layers:
-            gate = layer.self_attn.gate
-            if gate is None:
-                continue
-            h = cfg.num_attention_heads
-            life = torch.logspace(math.log10(half_life_min), math.log10(half_life_max), h)
-            g = 0.5 ** (1.0 / life)
-            with torch.no_grad():
-                gate.weight.zero_().normal_(std=1e-3)
-                gate.bias.copy_(torch.log(g / (1 - g)))
+            own = layer.self_attn
+            if own.gate is not None:
+                own.gate.weight.normal_(std=1e-3, generator=gates)
+                own.gate.bias.copy_(torch.log(g / (1 - g)))
+            if own.random_matrices is not None:
+                own.random_matrices.copy_(draw_matrices(cfg.feature_map, tuple(own.random_matrices.shape), matrices))
 
     def new_state(self, batch: int, device=None) -> list[MixerState]:
         """The state of an empty text."""

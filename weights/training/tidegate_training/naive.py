@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from .features import favor_exponents
-from .rfa import normalise
 
 
 def add(s: Tensor, c: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -30,6 +29,18 @@ def read(phi_q: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     return o[..., :-1], o[..., -1]
 
 
+def divided(num: Tensor, den: Tensor, floor: Tensor) -> Tensor:
+    """num / den, number by number: where den is below the floor, num / floor, and 0 where what is divided by is 0 too.
+
+    num: (batch, heads, head_dim), den and floor: (batch, heads)
+    """
+    rows = []
+    for n, d, f in zip(num.flatten(0, 1), den.flatten(), floor.detach().flatten()):
+        by = d if d > f else f
+        rows.append(n / by if by > 0 else torch.zeros_like(n))
+    return torch.stack(rows).view_as(num)
+
+
 def recurrent(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, Tensor], eps: float):
     """RFA of given features (batch, heads, time, features) -> h, (s, c)"""
     s, c = state
@@ -37,7 +48,7 @@ def recurrent(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: 
     for t in range(v.shape[2]):
         s, c = add(s, c, phi_k[:, :, t], v[:, :, t], None if a is None else a[:, :, t])
         num, den = read(phi_q[:, :, t], s)
-        out.append(normalise(num, den, c, eps))
+        out.append(divided(num, den, eps * c))
     return torch.stack(out, dim=2), (s, c)
 
 
@@ -58,7 +69,7 @@ def favor(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor
         u, half = favor_exponents(q[:, :, t : t + 1], w)
         exponents = (u - half)[:, :, 0]
         num, den = read(scale * torch.exp(exponents - exponents.detach().amax(-1, keepdim=True)), s)
-        out.append(normalise(num, den, c, 0.0))
+        out.append(divided(num, den, torch.zeros_like(den)))
     return torch.stack(out, dim=2), (s, c, m)
 
 
@@ -88,8 +99,8 @@ def hybrid(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, features: tuple[Te
         num, den = torch.einsum("bhj,bhjd->bhd", e, v[:, :, near]), e.sum(-1)
         if left >= 0:
             far, far_den = read(phi_q[:, :, t], s)
-            weight = torch.exp(far_bias)
+            weight, floor = torch.exp(far_bias), eps * c.detach()
             num = num + weight[:, None] * far
-            den = den + weight * torch.maximum(far_den, eps * c.detach())
+            den = den + weight * torch.where(far_den > floor, far_den, floor)
         out.append(num / den[..., None])
     return torch.stack(out, dim=2), (s, c)

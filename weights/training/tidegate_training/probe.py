@@ -21,9 +21,9 @@ from .model import Decoder
 def windows(stream: Tensor, tokens: int, cases: int) -> Tensor:
     """`cases` pieces of `tokens` ids, spaced evenly over the stream, none over another: (cases, tokens)."""
     if tokens < 1 or cases < 1:
-        raise ValueError(f"tokens and cases must be at least 1, found {tokens} and {cases}")
+        raise ValueError(f"--tokens and --cases: must be at least 1, found {tokens} and {cases}")
     if len(stream) < cases * tokens:
-        raise ValueError(f"the text has {len(stream)} tokens, {cases} times {tokens} are asked for")
+        raise ValueError(f"--tokens, --cases: the text has {len(stream)} tokens, {cases} times {tokens} are asked for")
     begins = [i * (len(stream) - tokens) // max(cases - 1, 1) for i in range(cases)]
     return torch.stack([stream[b : b + tokens] for b in begins])
 
@@ -55,13 +55,14 @@ def heads(model: Decoder, ids: Tensor) -> dict[str, Tensor]:
     return {name: x.float().contiguous() for name, x in zip(("q", "k", "v"), stacked)}
 
 
-def probe(folder: Path, text: Path, tokens: int, cases: int, out: Path) -> dict[str, Tensor]:
-    """Writes q, k and v of a checkpoint folder's softmax model on pieces of a text."""
+def probe(folder: Path, text: Path, tokens: int | None, cases: int, out: Path) -> dict[str, Tensor]:
+    """Writes q, k and v of a checkpoint folder's softmax model on pieces of a text, `tokens` each or as many as the model's
+    window holds: it was not trained to attend over more."""
     model, tokenizer = load_folder(folder)
     if model.cfg.attention != "softmax":
         raise ValueError(f"{folder}: softmax attention is needed, found {model.cfg.attention}")
     stream = torch.from_numpy(encode(tokenizer, documents(text)).astype("int64"))
-    found = heads(model, windows(stream, tokens, cases))
+    found = heads(model, windows(stream, model.cfg.sliding_window if tokens is None else tokens, cases))
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(found, out)
     out.chmod(0o644)

@@ -125,8 +125,13 @@ def lara(q: Tensor, k: Tensor, v: Tensor, noise: Tensor, weights: str = "query-s
     q: (batch, heads, queries, d); k, v: (batch, heads, keys, d)
     masks: bool (batch, queries) and (batch, keys), false for padding
     noise: (batch or 1, heads or 1, samples a landmark, landmarks, d), standard normal; zeros put each sample at its mean
-    weights: `balance`, alpha_c = N(w; mu_c, I) / sum_c' N(w; mu_c', I); or `query-specific`, that plus
-        softmax_c(q_n.q_c) minus its mean over c, which follows the weights of least variance
+    weights: `balance`, alpha_c = N(w; mu_c, I) / sum_c' N(w; mu_c', I); or `query-specific`, alpha_nc = that + r_nc minus the
+        mean of r_nc over the landmarks c, which follows the weights of least variance (section 4.2), and at least 1e-8.
+        r_nc = exp(q_n.q_c) / sum_c' exp(q_n.q_c'), q_c the mean of a segment's queries: a softmax over the landmarks c, so
+        that each query prefers the samples near itself. The authors' published code (lara.py of HKUNLP/efficient-attention,
+        "mis-opt") takes the same products, but its softmax is over the queries n: there r_nc is of the order 1 / queries,
+        and of long sequences little but the balance heuristic is left. Ours departs from that code on purpose; it also
+        scales q and k before noise of unit variance is added, and learns no projection of the landmarks.
     -> (batch, heads, queries, d). A sequence with fewer queries or keys than landmarks has only that many landmarks.
     """
     q, k = scale(q, k)

@@ -27,9 +27,11 @@ def normalise(num: Tensor, den: Tensor, c: Tensor, eps: float) -> Tensor:
 
     num: (..., head_dim), den and c: (...)
     """
+    tiny = torch.finfo(den.dtype).tiny
     held = torch.maximum(den, eps * c.detach()).unsqueeze(-1)
-    dead = held < torch.finfo(den.dtype).tiny
-    return (num / held.masked_fill(dead, 1.0)).masked_fill(dead, 0.0)
+    none = held <= tiny
+    # No gradient where there is nothing to divide by: 1 / tiny times a few is infinite, and times 0 not a number.
+    return torch.where(none, num.detach() / tiny, num / held.masked_fill(none, 1.0))
 
 
 @dataclass

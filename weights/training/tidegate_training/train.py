@@ -14,8 +14,8 @@ import torch
 from tqdm import tqdm
 
 from . import optim
-from .config import ModelConfig, RunConfig
-from .data import Lanes, positions
+from .config import ModelConfig, RunConfig, TrainConfig, build
+from .data import Lanes, fingerprint, positions
 from .evaluate import stream_loss
 from .features import draw_matrices
 from .model import Decoder
@@ -34,19 +34,23 @@ def parameters(model: Decoder) -> int:
 class Trainer:
     """One run in one folder: `state.pt` (resume), `log.jsonl`, `loss.png`, `run.json`."""
 
+    # What may be another when a run is resumed: it may be longer or shorter, and use other processors.
+    MAY_DIFFER: tuple[str, ...] = ("threads", "steps")
+
     def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str):
         self.cfg, self.data, self.out, self.device = cfg, data, out, device
         out.mkdir(parents=True, exist_ok=True)
         if cfg.train.threads:
             torch.set_num_threads(cfg.train.threads)
-        torch.manual_seed(cfg.train.seed)
         self.model = Decoder(cfg.model)
-        self.model.init_weights(cfg.train.half_life_min, cfg.train.half_life_max)
+        self.model.init_weights(cfg.train.half_life_min, cfg.train.half_life_max, cfg.train.seed)
+        torch.manual_seed(cfg.train.seed)
         self.model.to(device)
         self.optimizers = optim.build(self.model, cfg.train)
         self.stream = np.fromfile(data / "train.bin", dtype=np.uint16)
         self.lanes = Lanes(self.stream, cfg.train.lanes, cfg.train.segment)
         self.info = json.loads((data / "data.json").read_text())
+        self.fingerprint = fingerprint(data)
         self.state = self.model.new_state(cfg.train.lanes, device)
         self.step = 0
         self.first_loss: float | None = None
@@ -61,8 +65,12 @@ class Trainer:
                 raise ValueError(f"train.pool: must be 0 for a mixer without random matrices, found {t.pool}")
             shape = (t.pool * h, m.proj_dim, m.head_dim)
             self.pool = draw_matrices(m.feature_map, shape, gen).view(t.pool, h, *shape[1:]).to(device)
+        (out / "state.tmp").unlink(missing_ok=True)
         if (out / "state.pt").exists():
             self.resume()
+        else:
+            # Lines of a run that was killed before its first save: all of its steps will be taken again.
+            (out / "log.jsonl").unlink(missing_ok=True)
 
     def save(self) -> None:
         """Writes to a temporary name and renames, so that a kill leaves the last whole file."""
@@ -73,6 +81,7 @@ class Trainer:
             "step": self.step,
             "first_loss": self.first_loss,
             "config": dataclasses.asdict(self.cfg),
+            "data": self.fingerprint,
         }
         torch.save(blob, self.out / "state.tmp")
         os.replace(self.out / "state.tmp", self.out / "state.pt")
@@ -81,6 +90,13 @@ class Trainer:
         blob = torch.load(self.out / "state.pt", map_location=self.device, weights_only=True)
         if ModelConfig(**blob["config"]["model"]) != self.cfg.model:
             raise ValueError(f"{self.out}: holds a run of another model; use another folder")
+        then, now = (dataclasses.asdict(x) for x in (build(TrainConfig, blob["config"]["train"], "train"), self.cfg.train))
+        other = [f"train.{key} ({then[key]!r}, now {now[key]!r})" for key in now
+                 if then[key] != now[key] and key not in self.MAY_DIFFER]
+        if other:
+            raise ValueError(f"{self.out}: holds a run with another {', '.join(other)}; use another folder")
+        if blob.get("data", self.fingerprint) != self.fingerprint:
+            raise ValueError(f"{self.out}: holds a run of other data than {self.data}; use another folder")
         self.model.load_state_dict(blob["model"])
         for o, s in zip(self.optimizers, blob["optimizers"]):
             o.load_state_dict(s)
@@ -144,9 +160,10 @@ class Trainer:
         for o in self.optimizers:
             o.step()
         with torch.no_grad():
-            # Above about 1.3 the signed denominators begin to vanish (see the README of this folder).
+            # Above about 1.3 the signed denominators begin to vanish (see the README of this folder); arc-cosine features
+            # have no sign, and what they give does not depend on sigma's scale.
             for layer in self.model.model.layers if self.cfg.model.has_sigma else ():
-                layer.self_attn.sigma.clamp_(0.05, t.sigma_max)
+                layer.self_attn.sigma.clamp_(0.05, t.sigma_max if self.cfg.model.has_floor else None)
         self.step += 1
         return total, norm
 
