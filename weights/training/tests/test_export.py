@@ -1,5 +1,6 @@
 """Checkpoint folders: what is written is read back, evaluated, and described."""
 
+import dataclasses
 import json
 import math
 import os
@@ -103,6 +104,23 @@ def test_the_card_names_the_command_with_its_overrides():
     path = sorted(card.CONFIGS.glob("*.toml"))[0]
     command = card.train_command(config.load(path, ["train.steps=7", 'train.optimizer="adamw"']))
     assert f"configs/{path.name}" in command and "--set 'train.steps=7'" in command
+
+
+@pytest.mark.parametrize(("changes", "says", "silent"), [
+    ({}, ["- rfa-gate\n- linear-attention\n", "the state carried from segment to segment", "`tidegate-weights inspect`"], ["last"]),
+    ({"gate": False, "feature_map": "elu"}, ["- elu\n- linear-attention\n", "Nothing is forgotten on purpose"], ["inspect`", "rfa"]),
+    ({"attention": "softmax", "sliding_window": 9}, ["- sliding-window-attention\n", "sees the last 9 tokens."], ["linear", "inspect`"]),
+    ({"attention": "hybrid", "sliding_window": 9}, ["- rfa-gate\n", "the last 9 tokens one by one"], ["zero state"]),
+])
+def test_the_card_says_what_the_model_is(tmp_path, run_config, changes, says, silent):
+    carry = changes.get("attention") != "softmax"
+    cfg = run_config(carry_state=carry)
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **changes))
+    text = card.write("m", cfg, 8, tmp_path / "log.jsonl", "f32", ["one"] * len(sample.PROMPTS))
+    head = text[: text.index("## Recipe")]
+    assert all(x in text for x in says), [x for x in says if x not in text]
+    assert not [x for x in silent if x in head.replace("hundred", "")]
+    assert ("each read from a zero state" in text) == (not carry)
 
 
 def test_samples_are_reproducible(folder, tmp_path):

@@ -266,7 +266,7 @@ def test_only_the_mixer_differs(tiny):
 
 @pytest.mark.parametrize("mixer", list(classify.MIXERS))
 def test_every_mixer_learns_small_expressions(tiny, mixer):
-    changes = ["train.steps=50", "train.batch=16", "train.lr=0.02", "data.max_length=6", "data.train_sequences=160"]
+    changes = ["train.steps=125", "train.batch=16", "train.lr=0.02", "data.max_length=6", "data.train_sequences=160"]
     exp = classify.load(tiny, changes)
     train, test = listops.generate(exp.data, "train"), listops.generate(exp.data, "test")
     curve = classify.train_one(exp, mixer, 1, train, test)["curve"]
