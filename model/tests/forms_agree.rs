@@ -287,7 +287,9 @@ fn with_lengths(map: FeatureMap, d: usize, proj_dim: usize, gate: Option<f32>, l
         let length = lengths[token.min(lengths.len() - 1)];
         if which == 1 {
             let own = x.iter().map(|v| v * v).sum::<f32>().sqrt();
-            x.iter_mut().for_each(|v| *v *= length / own);
+            for v in x.iter_mut() {
+                *v *= length / own;
+            }
         }
     }
     case
