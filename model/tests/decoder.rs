@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{Numbers, decoder, distance, row};
+use common::{Numbers, bits, decoder, distance, flat, promises, row};
 use tidegate_model::Denominators;
 use tidegate_model::probe::Probe;
-use tidegate_model::{Decoder, PoolOptions, StatePool, Tensor, Threads};
+use tidegate_model::{Decoder, PoolOptions, StatePool, StateType, Tensor, Threads};
 
 const KINDS: [&str; 10] = [
     "",
@@ -20,14 +20,6 @@ const KINDS: [&str; 10] = [
     r#", "feature_map": "favor", "gate": false, "position_embedding": "rope""#,
 ];
 
-fn flat(tensor: &Tensor) -> Vec<f32> {
-    tensor.flatten_all().unwrap().to_vec1().unwrap()
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|v| v.to_bits()).collect()
-}
-
 /// All state of a slot.
 fn state(decoder: &Decoder, pool: &StatePool, slot: usize) -> Vec<f32> {
     let layers = 0..decoder.config().num_hidden_layers;
@@ -36,16 +28,17 @@ fn state(decoder: &Decoder, pool: &StatePool, slot: usize) -> Vec<f32> {
 }
 
 #[test]
-fn step_by_step_gives_the_bits_of_one_forward_pass() {
+fn step_by_step_and_cut_anywhere_have_the_bits_of_one_forward_pass() {
     for kind in KINDS {
-        let decoder = decoder(kind, 3);
-        let ids = Numbers::new(4).ids(150, 61);
-        let mut pool = decoder.new_pool(2).unwrap();
-        let whole = flat(&decoder.forward(&row(&ids), &mut pool, &[0]).unwrap());
-        let steps: Vec<f32> = ids.iter().flat_map(|&id| decoder.decode(&[id], &mut pool, &[1]).unwrap()).collect();
-        assert!(whole.iter().any(|v| v.abs() > 0.1), "logits without contrast");
-        assert_eq!(bits(&whole), bits(&steps), "{kind}");
-        assert_eq!(bits(&state(&decoder, &pool, 0)), bits(&state(&decoder, &pool, 1)), "{kind}");
+        let cuts = [1, 2, 3, 63, 64, 65, 100, 128, 130, 149];
+        promises::cut_anywhere(&decoder(kind, 3), StateType::F32, 150, &cuts, kind);
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
+    for kind in KINDS {
+        promises::alone_or_together(&decoder(kind, 7), [1, 70, 3, 33, 128], kind);
     }
 }
 
@@ -139,50 +132,6 @@ fn memories_then_convolutions(decoder: &Decoder, pool: &StatePool, slot: usize) 
     let layers = 0..decoder.config().num_hidden_layers;
     let (memories, convolutions): (Vec<_>, Vec<_>) = layers.map(|layer| pool.layer(layer, slot).unwrap()).unzip();
     memories.iter().chain(convolutions.iter().flatten()).flat_map(flat).collect()
-}
-
-#[test]
-fn a_prefill_cut_anywhere_has_the_bits_of_one_prefill() {
-    for kind in KINDS {
-        let decoder = decoder(kind, 5);
-        let ids = Numbers::new(6).ids(131, 61);
-        let mut pool = decoder.new_pool(2).unwrap();
-        let whole = decoder.prefill(&ids, &mut pool, 0).unwrap();
-        for cut in [1, 2, 3, 63, 64, 65, 100, 128, 130] {
-            pool.reset(1).unwrap();
-            decoder.absorb(&ids[..cut], &mut pool, 1).unwrap();
-            let parts = decoder.prefill(&ids[cut..], &mut pool, 1).unwrap();
-            assert_eq!(bits(&whole), bits(&parts), "{kind}, cut at {cut}");
-            assert_eq!(bits(&state(&decoder, &pool, 0)), bits(&state(&decoder, &pool, 1)), "{kind}, cut at {cut}");
-            assert_eq!(pool.tokens(1), 131);
-        }
-    }
-}
-
-#[test]
-fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
-    for kind in KINDS {
-        let decoder = decoder(kind, 7);
-        let mut numbers = Numbers::new(8);
-        // Texts of different lengths, then twenty steps together, in scattered slots.
-        let prompts: Vec<Vec<u32>> = [1usize, 70, 3, 33, 128].iter().map(|&n| numbers.ids(n, 61)).collect();
-        let steps: Vec<Vec<u32>> = (0..20).map(|_| numbers.ids(prompts.len(), 61)).collect();
-        let slots = [6, 0, 3, 7, 2];
-        let mut pool = decoder.new_pool(8).unwrap();
-        for (prompt, &slot) in prompts.iter().zip(&slots) {
-            decoder.prefill(prompt, &mut pool, slot).unwrap();
-        }
-        let together: Vec<Vec<f32>> = steps.iter().map(|ids| decoder.decode(ids, &mut pool, &slots).unwrap()).collect();
-        for (i, prompt) in prompts.iter().enumerate() {
-            let mut alone = decoder.new_pool(1).unwrap();
-            decoder.prefill(prompt, &mut alone, 0).unwrap();
-            for (ids, together) in steps.iter().zip(&together) {
-                let logits = decoder.decode(&ids[i..=i], &mut alone, &[0]).unwrap();
-                assert_eq!(bits(&logits), bits(&together[i * 61..][..61]), "{kind}: row {i}");
-            }
-            assert_eq!(bits(&state(&decoder, &alone, 0)), bits(&state(&decoder, &pool, slots[i])), "{kind}: row {i}");
-        }
-    }
 }
 
 #[test]

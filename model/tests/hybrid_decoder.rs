@@ -2,12 +2,10 @@
 
 mod common;
 
-use common::{Numbers, config, decoder, distance, row};
+use common::promises::{self, pool};
+use common::{Numbers, bits, config, decoder, distance, flat, row, written};
 use tidegate_model::probe::Probe;
-use tidegate_model::{
-    Decoder, DecoderConfig, Denominators, Device, PoolOptions, StatePool, StateType, Tensor, Threads, WeightType,
-    checkpoint,
-};
+use tidegate_model::{Decoder, DecoderConfig, Denominators, StateType, WeightType, checkpoint};
 
 /// Windows of one token, of less than a block, and of some blocks of which the last is no whole one.
 const KINDS: [&str; 4] = [
@@ -17,49 +15,40 @@ const KINDS: [&str; 4] = [
     r#", "attention": "hybrid", "sliding_window": 300, "output_norm": true"#,
 ];
 
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|v| v.to_bits()).collect()
-}
-
-fn flat(tensor: &Tensor) -> Vec<f32> {
-    tensor.flatten_all().unwrap().to_vec1().unwrap()
-}
-
-/// All state of a slot.
-fn state(pool: &StatePool, slot: usize) -> Vec<u32> {
-    bits(&pool.export(slot).unwrap())
-}
-
-fn pool(decoder: &Decoder, slots: usize, state: StateType) -> StatePool {
-    decoder.new_pool_with(PoolOptions { state, ..PoolOptions::new(slots) }).unwrap()
-}
-
-fn written(config: &DecoderConfig, seed: u64) -> Decoder {
-    let folder = tempfile::tempdir().unwrap();
-    common::write_checkpoint(folder.path(), config, seed);
-    checkpoint::load(folder.path(), &Device::Cpu).unwrap()
-}
-
 #[test]
 fn step_by_step_and_cut_anywhere_have_the_bits_of_one_forward_pass() {
     for kind in KINDS {
-        let decoder = decoder(kind, 3);
-        let ids = Numbers::new(4).ids(410, 61);
         for state_type in [StateType::F32, StateType::Bf16] {
-            let mut pool = pool(&decoder, 3, state_type);
-            let whole = flat(&decoder.forward(&row(&ids), &mut pool, &[0]).unwrap());
-            let steps: Vec<f32> = ids.iter().flat_map(|&id| decoder.decode(&[id], &mut pool, &[1]).unwrap()).collect();
-            assert!(whole.iter().any(|v| v.abs() > 0.1), "logits without contrast");
-            assert_eq!(bits(&whole), bits(&steps), "{kind}");
-            assert_eq!(state(&pool, 0), state(&pool, 1), "{kind}");
-            for cut in [1, 39, 40, 41, 111, 256, 300, 301] {
-                pool.reset(2).unwrap();
-                decoder.absorb(&ids[..cut], &mut pool, 2).unwrap();
-                let last = decoder.prefill(&ids[cut..], &mut pool, 2).unwrap();
-                assert_eq!(bits(&last), bits(&whole[whole.len() - 61..]), "{kind}, cut at {cut}");
-                assert_eq!(state(&pool, 2), state(&pool, 0), "{kind}, cut at {cut}");
-            }
+            let cuts = [1, 39, 40, 41, 111, 256, 300, 301];
+            promises::cut_anywhere(&decoder(kind, 3), state_type, 410, &cuts, kind);
         }
+    }
+}
+
+#[test]
+fn a_state_goes_on_in_another_pool_and_a_slot_used_again_shows_nothing() {
+    for kind in KINDS {
+        for state_type in [StateType::F32, StateType::Bf16] {
+            promises::moved_anywhere(&decoder(kind, 17), state_type, 400, &[30, 280, 370], kind);
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
+    for kind in KINDS {
+        promises::alone_or_together(&decoder(kind, 7), [1, 400, 3, 33, 290], kind);
+    }
+}
+
+#[test]
+fn threads_change_no_bit() {
+    let text = r#"{"model_type": "rfa_gate", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 64, "proj_dim": 64, "attention": "hybrid",
+        "sliding_window": 300}"#;
+    let decoder = written(&DecoderConfig::from_json(text).unwrap(), 20);
+    for state_type in [StateType::F32, StateType::Bf16] {
+        promises::threads_change_no_bit(&decoder, state_type, (500, 250), 100);
     }
 }
 
@@ -73,81 +62,6 @@ fn half_the_bytes_give_nearly_the_same_logits() {
         let error = distance(&decoder.prefill(&ids, &mut half, 0).unwrap(), &want);
         assert!(error > 0.0 && error < 0.05, "{kind}: {error}");
         assert!(half.state_bytes() < full.state_bytes() * 7 / 10, "{kind}");
-    }
-}
-
-#[test]
-fn a_state_goes_on_in_another_pool_and_a_slot_used_again_shows_nothing() {
-    for kind in KINDS {
-        for state_type in [StateType::F32, StateType::Bf16] {
-            let decoder = decoder(kind, 17);
-            let ids = Numbers::new(18).ids(400, 61);
-            let (mut here, mut there) = (pool(&decoder, 2, state_type), pool(&decoder, 3, state_type));
-            for read in [30, 280, 370] {
-                here.reset(1).unwrap();
-                decoder.absorb(&ids[..read], &mut here, 1).unwrap();
-                let numbers = here.export(1).unwrap();
-                assert_eq!(numbers.len(), here.layout().numbers());
-                assert_eq!(numbers.len() * 4, decoder.config().state_bytes());
-                decoder.absorb(&ids[..read + 29], &mut there, 2).unwrap();
-                there.import(2, &numbers, read as u64).unwrap();
-                assert_eq!(bits(&numbers), state(&there, 2), "{kind}");
-                let stayed = decoder.prefill(&ids[read..], &mut here, 1).unwrap();
-                let moved = decoder.prefill(&ids[read..], &mut there, 2).unwrap();
-                assert_eq!(bits(&stayed), bits(&moved), "{kind}: {read} tokens");
-            }
-            here.reset(1).unwrap();
-            assert!(here.export(1).unwrap().iter().all(|&v| v == 0.0));
-            let fresh = decoder.prefill(&ids, &mut here, 0).unwrap();
-            assert_eq!(bits(&decoder.prefill(&ids, &mut here, 1).unwrap()), bits(&fresh), "{kind}");
-        }
-    }
-}
-
-#[test]
-fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
-    for kind in KINDS {
-        let decoder = decoder(kind, 7);
-        let mut numbers = Numbers::new(8);
-        let prompts: Vec<Vec<u32>> = [1usize, 400, 3, 33, 290].iter().map(|&n| numbers.ids(n, 61)).collect();
-        let steps: Vec<Vec<u32>> = (0..20).map(|_| numbers.ids(prompts.len(), 61)).collect();
-        let slots = [6, 0, 3, 7, 2];
-        let mut pool = decoder.new_pool(8).unwrap();
-        for (prompt, &slot) in prompts.iter().zip(&slots) {
-            decoder.prefill(prompt, &mut pool, slot).unwrap();
-        }
-        let together: Vec<Vec<f32>> = steps.iter().map(|ids| decoder.decode(ids, &mut pool, &slots).unwrap()).collect();
-        for (i, prompt) in prompts.iter().enumerate() {
-            let mut alone = decoder.new_pool(1).unwrap();
-            decoder.prefill(prompt, &mut alone, 0).unwrap();
-            for (ids, together) in steps.iter().zip(&together) {
-                let logits = decoder.decode(&ids[i..=i], &mut alone, &[0]).unwrap();
-                assert_eq!(bits(&logits), bits(&together[i * 61..][..61]), "{kind}: row {i}");
-            }
-            assert_eq!(state(&alone, 0), state(&pool, slots[i]), "{kind}: row {i}");
-        }
-    }
-}
-
-#[test]
-fn threads_change_no_bit() {
-    let text = r#"{"model_type": "rfa_gate", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
-        "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 64, "proj_dim": 64, "attention": "hybrid",
-        "sliding_window": 300}"#;
-    let decoder = written(&DecoderConfig::from_json(text).unwrap(), 20);
-    let ids = Numbers::new(21).ids(500, 512);
-    for state_type in [StateType::F32, StateType::Bf16] {
-        let run = |threads: usize| {
-            let options =
-                PoolOptions { threads: Threads::new(threads).into(), state: state_type, ..PoolOptions::new(3) };
-            let mut pool = decoder.new_pool_with(options).unwrap();
-            decoder.absorb(&ids[..250], &mut pool, 0).unwrap();
-            decoder.absorb(&ids, &mut pool, 2).unwrap();
-            let steps = (0..100).flat_map(|i| decoder.decode(&ids[i..i + 2], &mut pool, &[2, 0]).unwrap());
-            (bits(&steps.collect::<Vec<f32>>()), state(&pool, 0), state(&pool, 2))
-        };
-        let alone = run(1);
-        assert!([2, 3].into_iter().all(|threads| run(threads) == alone));
     }
 }
 

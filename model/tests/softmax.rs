@@ -2,14 +2,12 @@
 
 mod common;
 
-use common::{Numbers, config, decoder, distance, row};
+use common::{Numbers, bits, config, decoder, distance, flat, promises, row, written};
 use proptest::prelude::*;
 use tidegate_model::ops::naive;
 use tidegate_model::ops::softmax::{Cache, Inputs, Shape, StateType, attend_alone};
 use tidegate_model::probe::{LayerProbe, Probe};
-use tidegate_model::{
-    Decoder, DecoderConfig, Denominators, Device, PoolOptions, StatePool, Tensor, Threads, checkpoint,
-};
+use tidegate_model::{DecoderConfig, Denominators, checkpoint};
 
 /// Windows of less than a block, and of some blocks of which the last is no whole one.
 const KINDS: [&str; 4] = [
@@ -18,14 +16,6 @@ const KINDS: [&str; 4] = [
     r#", "attention": "softmax", "sliding_window": 300, "output_norm": true"#,
     r#", "attention": "softmax", "sliding_window": 1000"#,
 ];
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|v| v.to_bits()).collect()
-}
-
-fn flat(tensor: &Tensor) -> Vec<f32> {
-    tensor.flatten_all().unwrap().to_vec1().unwrap()
-}
 
 /// Queries, keys and values of some rows.
 struct Case {
@@ -143,32 +133,39 @@ fn a_slot_out_of_range_or_named_twice_is_refused() {
     }
 }
 
-/// All state of a slot.
-fn state(pool: &StatePool, slot: usize) -> Vec<u32> {
-    bits(&pool.export(slot).unwrap())
-}
-
 #[test]
 fn step_by_step_and_cut_anywhere_have_the_bits_of_one_forward_pass() {
     for kind in KINDS {
-        let decoder = decoder(kind, 3);
-        let ids = Numbers::new(4).ids(610, 61);
         for state_type in [StateType::F32, StateType::Bf16] {
-            let mut pool = decoder.new_pool_with(PoolOptions { state: state_type, ..PoolOptions::new(3) }).unwrap();
-            let whole = flat(&decoder.forward(&row(&ids), &mut pool, &[0]).unwrap());
-            let steps: Vec<f32> = ids.iter().flat_map(|&id| decoder.decode(&[id], &mut pool, &[1]).unwrap()).collect();
-            assert!(whole.iter().any(|v| v.abs() > 0.1), "logits without contrast");
-            assert_eq!(bits(&whole), bits(&steps), "{kind}");
-            assert_eq!(state(&pool, 0), state(&pool, 1), "{kind}");
-            for cut in [1, 39, 40, 41, 256, 300, 301, 556] {
-                pool.reset(2).unwrap();
-                decoder.absorb(&ids[..cut], &mut pool, 2).unwrap();
-                let last = decoder.prefill(&ids[cut..], &mut pool, 2).unwrap();
-                assert_eq!(bits(&last), bits(&whole[whole.len() - 61..]), "{kind}, cut at {cut}");
-                assert_eq!(state(&pool, 2), state(&pool, 0), "{kind}, cut at {cut}");
-            }
+            let cuts = [1, 39, 40, 41, 256, 300, 301, 556];
+            promises::cut_anywhere(&decoder(kind, 3), state_type, 610, &cuts, kind);
         }
     }
+}
+
+#[test]
+fn a_state_goes_on_in_another_pool_and_a_slot_used_again_shows_nothing() {
+    for kind in KINDS {
+        for state_type in [StateType::F32, StateType::Bf16] {
+            promises::moved_anywhere(&decoder(kind, 17), state_type, 500, &[30, 280, 470], kind);
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
+    for kind in KINDS {
+        promises::alone_or_together(&decoder(kind, 7), [1, 600, 3, 33, 290], kind);
+    }
+}
+
+#[test]
+fn threads_change_no_bit() {
+    // Large enough that its work is shared among threads.
+    let text = r#"{"model_type": "rfa_gate", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 64, "attention": "softmax", "sliding_window": 700}"#;
+    let decoder = written(&DecoderConfig::from_json(text).unwrap(), 20);
+    promises::threads_change_no_bit(&decoder, StateType::F32, (900, 600), 150);
 }
 
 #[test]
@@ -186,90 +183,6 @@ fn a_text_longer_than_the_window_is_its_last_tokens() {
     pool.reset(1).unwrap();
     let other = decoder.prefill(&ids[333 - 39..], &mut pool, 1).unwrap();
     assert!(distance(&long, &other) > 1e-3, "the window's first token counts for nothing: the test shows nothing");
-}
-
-#[test]
-fn a_state_goes_on_in_another_pool_and_a_slot_used_again_shows_nothing() {
-    for kind in KINDS {
-        for state_type in [StateType::F32, StateType::Bf16] {
-            let decoder = decoder(kind, 17);
-            let ids = Numbers::new(18).ids(500, 61);
-            let options = |slots| PoolOptions { state: state_type, ..PoolOptions::new(slots) };
-            let (mut pool, mut other) =
-                (decoder.new_pool_with(options(2)).unwrap(), decoder.new_pool_with(options(3)).unwrap());
-            for read in [30, 280, 470] {
-                pool.reset(1).unwrap();
-                decoder.absorb(&ids[..read], &mut pool, 1).unwrap();
-                let numbers = pool.export(1).unwrap();
-                assert_eq!(numbers.len(), pool.layout().numbers());
-                assert_eq!(numbers.len() * 4, decoder.config().state_bytes());
-                decoder.absorb(&ids[..read + 29], &mut other, 2).unwrap();
-                other.import(2, &numbers, read as u64).unwrap();
-                assert_eq!(bits(&numbers), state(&other, 2), "{kind}");
-                let stayed = decoder.prefill(&ids[read..], &mut pool, 1).unwrap();
-                let moved = decoder.prefill(&ids[read..], &mut other, 2).unwrap();
-                assert_eq!(bits(&stayed), bits(&moved), "{kind}: {read} tokens");
-            }
-            pool.reset(1).unwrap();
-            assert!(pool.export(1).unwrap().iter().all(|&v| v == 0.0));
-            let fresh = decoder.prefill(&ids, &mut pool, 0).unwrap();
-            assert_eq!(bits(&decoder.prefill(&ids, &mut pool, 1).unwrap()), bits(&fresh), "{kind}");
-        }
-    }
-}
-
-#[test]
-fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
-    for kind in KINDS {
-        let decoder = decoder(kind, 7);
-        let mut numbers = Numbers::new(8);
-        let prompts: Vec<Vec<u32>> = [1usize, 600, 3, 33, 290].iter().map(|&n| numbers.ids(n, 61)).collect();
-        let steps: Vec<Vec<u32>> = (0..20).map(|_| numbers.ids(prompts.len(), 61)).collect();
-        let slots = [6, 0, 3, 7, 2];
-        let mut pool = decoder.new_pool(8).unwrap();
-        for (prompt, &slot) in prompts.iter().zip(&slots) {
-            decoder.prefill(prompt, &mut pool, slot).unwrap();
-        }
-        let together: Vec<Vec<f32>> = steps.iter().map(|ids| decoder.decode(ids, &mut pool, &slots).unwrap()).collect();
-        for (i, prompt) in prompts.iter().enumerate() {
-            let mut alone = decoder.new_pool(1).unwrap();
-            decoder.prefill(prompt, &mut alone, 0).unwrap();
-            for (ids, together) in steps.iter().zip(&together) {
-                let logits = decoder.decode(&ids[i..=i], &mut alone, &[0]).unwrap();
-                assert_eq!(bits(&logits), bits(&together[i * 61..][..61]), "{kind}: row {i}");
-            }
-            assert_eq!(state(&alone, 0), state(&pool, slots[i]), "{kind}: row {i}");
-        }
-    }
-}
-
-fn written(config: &DecoderConfig, seed: u64) -> Decoder {
-    let folder = tempfile::tempdir().unwrap();
-    common::write_checkpoint(folder.path(), config, seed);
-    checkpoint::load(folder.path(), &Device::Cpu).unwrap()
-}
-
-/// A decoder large enough that its work is shared among threads.
-fn large() -> Decoder {
-    let text = r#"{"model_type": "rfa_gate", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
-        "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 64, "attention": "softmax", "sliding_window": 700}"#;
-    written(&DecoderConfig::from_json(text).unwrap(), 20)
-}
-
-#[test]
-fn threads_change_no_bit() {
-    let decoder = large();
-    let ids = Numbers::new(21).ids(900, 512);
-    let run = |threads: usize| {
-        let options = PoolOptions { threads: Threads::new(threads).into(), ..PoolOptions::new(3) };
-        let mut pool = decoder.new_pool_with(options).unwrap();
-        decoder.absorb(&ids[..600], &mut pool, 0).unwrap();
-        decoder.absorb(&ids, &mut pool, 2).unwrap();
-        let steps = (0..150).flat_map(|i| decoder.decode(&ids[i..i + 2], &mut pool, &[2, 0]).unwrap());
-        (bits(&steps.collect::<Vec<f32>>()), state(&pool, 0), state(&pool, 2))
-    };
-    let alone = run(1);
-    assert!([2, 3].into_iter().all(|threads| run(threads) == alone));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use candle_core::{Device, Tensor};
 
+use crate::compute::{Compute, sized};
 use crate::config::{DecoderConfig, FeatureMap};
 use crate::feature_map::{ArcCosineFeatures, EluFeatures, FavorFeatures, Features, GaussianFeatures};
 use crate::nn::Linear;
@@ -15,6 +16,21 @@ pub(super) fn gate(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Opti
     let heads = config.num_attention_heads;
     let bias = weights.numbers("gate.bias", &[heads])?;
     Ok(Some(Linear::new(&weights.matrix("gate.weight", heads, config.hidden_size)?, Some(bias))?))
+}
+
+/// The gates' logits (tokens, heads) of x (tokens, hidden), where there is a gate.
+pub(super) fn logits<'a>(
+    layer: Option<&Linear>,
+    cx: &mut Compute,
+    x: &[f32],
+    room: &'a mut Vec<f32>,
+    len: usize,
+) -> Option<&'a [f32]> {
+    layer.map(|layer| {
+        let logits = sized(room, len);
+        layer.forward(cx, x, logits);
+        &*logits
+    })
 }
 
 /// The feature map of one layer's heads.

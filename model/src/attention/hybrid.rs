@@ -56,11 +56,7 @@ impl Mixer for HybridAttention {
         let Buffers { qkv, convolved, gate, h, normed, cached, hybrid: held, .. } = buffers;
         let LayerMemory::Hybrid(memory) = &mut state.memory else { bail!("hybrid: the memory is another's") };
         let qkv = self.projections.enter(cx, x, &mut state.conv, rows, (qkv, convolved))?;
-        let gate = self.gate.as_ref().map(|layer| {
-            let gate = sized(gate, tokens * heads);
-            layer.forward(cx, x, gate);
-            &*gate
-        });
+        let gate = features::logits(self.gate.as_ref(), cx, x, gate, tokens * heads);
         let h = sized(h, tokens * heads * d);
         let (slots, positions, layer) = (rows.slots, rows.positions, rows.layer);
         let inputs = hybrid::Inputs { qkv, gate, slots, positions, layer };

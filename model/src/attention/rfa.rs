@@ -120,11 +120,7 @@ impl Mixer for RfaAttention {
         let Buffers { qkv, convolved, gate, h, normed, scan, .. } = buffers;
         let LayerMemory::Sums(memory) = &mut state.memory else { bail!("attention: the memory is no sums") };
         let qkv = self.projections.enter(cx, x, &mut state.conv, rows, (qkv, convolved))?;
-        let gate = self.gate.as_ref().map(|layer| {
-            let gate = sized(gate, tokens * heads);
-            layer.forward(cx, x, gate);
-            &*gate
-        });
+        let gate = features::logits(self.gate.as_ref(), cx, x, gate, tokens * heads);
         let h = sized(h, tokens * inner);
         match probe {
             None => {

@@ -309,14 +309,14 @@ pub(crate) fn step<S: Number>(
     out: &mut [f32],
     clamped: &mut u64,
 ) {
-    let scale = 1.0 / read(isa, s, sums, token, out, clamped);
+    let scale = 1.0 / advance(isa, s, sums, token, out, clamped);
     for out in out {
         *out *= scale;
     }
 }
 
 /// [`step`] without the division: out (d) is `phi_q S` -> the denominator, at or above its floor.
-pub(crate) fn read<S: Number>(
+pub(crate) fn advance<S: Number>(
     isa: Isa,
     s: &mut [S],
     sums: &mut [f32],

@@ -238,7 +238,7 @@ impl<N: Number> Far<'_, N> {
         let (columns, d) = (taking.len() - 2, token.v.len());
         let mut clamped = 0;
         taking[d..columns].fill(0.0);
-        let denominator = recurrence::read(self.step.isa, own.s, own.sums, token, &mut taking[..d], &mut clamped);
+        let denominator = recurrence::advance(self.step.isa, own.s, own.sums, token, &mut taking[..d], &mut clamped);
         // Of a text, c is above 0 once a token has left, for no gate's exponential is 0; a state from outside may have
         // any, and weights that are no more than nothing are no part of a mean.
         if own.sums[token.phi_q.len()] <= 0.0 {

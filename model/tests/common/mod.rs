@@ -1,6 +1,8 @@
 //! What the model's integration tests share: a plain generator, tensors from it, tiny checkpoints on disk.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses a part")]
 
+pub mod promises;
+
 use std::path::{Path, PathBuf};
 
 use tidegate_model::checkpoint;
@@ -67,9 +69,22 @@ pub fn write_checkpoint(folder: &Path, config: &DecoderConfig, seed: u64) {
 
 /// A decoder of random weights.
 pub fn decoder(extra: &str, seed: u64) -> Decoder {
+    written(&config(extra), seed)
+}
+
+/// A decoder of this config and random weights, by way of a checkpoint.
+pub fn written(config: &DecoderConfig, seed: u64) -> Decoder {
     let folder = tempfile::tempdir().unwrap();
-    write_checkpoint(folder.path(), &config(extra), seed);
+    write_checkpoint(folder.path(), config, seed);
     checkpoint::load(folder.path(), &Device::Cpu).unwrap()
+}
+
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+pub fn flat(tensor: &Tensor) -> Vec<f32> {
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// Ids as one row (1, time).
