@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::layout::StateLayout;
 
 mod kinds;
+mod source;
 
 pub use kinds::{Attention, FeatureMap, PositionEmbedding, TokenIds};
+pub use source::SourceConfig;
 
 /// Why a `config.json` was refused; the message names the field and its bound.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +39,7 @@ pub enum ConfigError {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecoderConfig {
-    /// Always `rfa_gate`.
+    /// `rfa_gate`, a decoder, or `rfa_seq2seq`, one that reads a source through an encoder and cross attention.
     pub model_type: String,
     /// Hugging Face's class names; not read.
     #[serde(default)]
@@ -96,6 +98,15 @@ pub struct DecoderConfig {
     /// Base of the rotary angles.
     #[serde(default = "rope_theta")]
     pub rope_theta: f64,
+    /// Blocks of the encoder, for `rfa_seq2seq` alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoder_layers: Option<usize>,
+    /// Most tokens of a source, for `rfa_seq2seq` alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_source_positions: Option<usize>,
+    /// The token that the decoder reads first, for `rfa_seq2seq` alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decoder_start_token_id: Option<u32>,
     /// The token that a text begins with.
     #[serde(default)]
     pub bos_token_id: Option<u32>,
@@ -201,7 +212,6 @@ impl DecoderConfig {
             let bound = format!("{want:?}");
             (found == want).then_some(()).ok_or_else(|| ConfigError::Bound { field, bound, found: found.into() })
         };
-        equals("model_type", &self.model_type, "rfa_gate")?;
         equals("hidden_act", &self.hidden_act, "silu")?;
         within("vocab_size", self.vocab_size, 1, 1 << 22)?;
         within("hidden_size", self.hidden_size, 1, 1 << 16)?;
@@ -210,6 +220,7 @@ impl DecoderConfig {
         within("num_attention_heads", self.num_attention_heads, 1, 1024)?;
         within("head_dim", self.head_dim, 1, 1024)?;
         self.validate_attention()?;
+        self.validate_source()?;
         within("conv_kernel", self.conv_kernel, 0, 16)?;
         within("rms_norm_eps", self.rms_norm_eps, 1e-12, 1e-1)?;
         within("denominator_eps", self.denominator_eps, 1e-6, 1.0)?;
@@ -302,6 +313,7 @@ impl DecoderConfig {
             head: self.head_state_len(),
             taps: self.conv_kernel.saturating_sub(1),
             channels: if self.conv_kernel > 1 { 3 * self.inner_size() } else { 0 },
+            cross: self.head_cross_len(),
         }
     }
 

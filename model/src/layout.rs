@@ -1,7 +1,7 @@
 //! What a conversation's state is made of: how its numbers lie outside of the pool, where no tensor says so.
 
 /// How the numbers of one slot lie when they leave the pool as one slice: the memories of all layers, then the
-/// inputs of all convolutions.
+/// inputs of all convolutions, then of an encoder-decoder what it keeps of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateLayout {
     /// Layers of the decoder.
@@ -17,6 +17,9 @@ pub struct StateLayout {
     pub taps: usize,
     /// Channels of each of them: 3 heads d; 0 without convolutions.
     pub channels: usize,
+    /// Numbers that a head of cross attention keeps of the source: S (F, d) row by row, z (F) and c; for softmax
+    /// attention the keys (most source tokens, d), then the values. 0 for a decoder alone.
+    pub cross: usize,
 }
 
 impl StateLayout {
@@ -30,8 +33,13 @@ impl StateLayout {
         self.layers * self.taps * self.channels
     }
 
+    /// Numbers of the source: (layers, heads, cross), then how many tokens it has; none for a decoder alone.
+    pub fn source(&self) -> usize {
+        if self.cross > 0 { self.layers * self.heads * self.cross + 1 } else { 0 }
+    }
+
     /// All numbers of a slot.
     pub fn numbers(&self) -> usize {
-        self.memory() + self.conv()
+        self.memory() + self.conv() + self.source()
     }
 }

@@ -44,7 +44,7 @@ mod state;
 mod weights;
 
 pub use candle_core::{DType, Device, Tensor};
-pub use config::DecoderConfig;
+pub use config::{DecoderConfig, SourceConfig};
 pub use decoder::Decoder;
 pub use kernels::roof;
 pub use kernels::threads::Threads;

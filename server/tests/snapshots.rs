@@ -14,7 +14,7 @@ const SECRET: &[u8; 32] = b"the secret of the pinned file, 1";
 
 const PREFIX: usize = 24;
 const DIGEST: usize = 32;
-const LAYOUT: StateLayout = StateLayout { layers: 2, heads: 1, head: 11, taps: 2, channels: 3 };
+const LAYOUT: StateLayout = StateLayout { layers: 2, heads: 1, head: 11, taps: 2, channels: 3, cross: 0 };
 
 static PLAIN: LazyLock<Codec> = LazyLock::new(|| codec(LAYOUT, None));
 static SIGNING: LazyLock<Codec> = LazyLock::new(|| codec(LAYOUT, Some(SECRET)));

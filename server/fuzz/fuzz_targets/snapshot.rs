@@ -17,7 +17,7 @@ const DIGEST: usize = 32;
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec {
     fingerprint: Fingerprint { architecture: "a1".repeat(32), weights: "b2".repeat(32), tokenizer: "c3".repeat(32) },
-    layout: StateLayout { layers: 2, heads: 1, head: 11, taps: 2, channels: 3 },
+    layout: StateLayout { layers: 2, heads: 1, head: 11, taps: 2, channels: 3, cross: 0 },
     vocab_size: 16,
     greatest: Vec::new(),
     keys: None,

@@ -63,7 +63,7 @@ struct AnswerFields {
 
 /// The header of `snapshot`, padded with spaces to a multiple of 8 bytes so that the body's numbers are aligned.
 pub(super) fn write(codec: &Codec, snapshot: &Snapshot) -> Vec<u8> {
-    let StateLayout { layers, heads, head, taps, channels } = codec.layout;
+    let StateLayout { layers, heads, head, taps, channels, .. } = codec.layout;
     let header = Header {
         fingerprint: codec.fingerprint.clone(),
         dtype: DTYPE.to_owned(),
