@@ -70,7 +70,7 @@ pub(crate) fn served(engine: EngineHandle) -> Served {
 pub(crate) fn codec() -> Codec {
     let part = |digit: &str| digit.repeat(64);
     let fingerprint = Fingerprint { architecture: part("a"), weights: part("b"), tokenizer: part("c") };
-    let layout = StateLayout { layers: 1, heads: 1, head: 1, taps: 0, channels: 0 };
+    let layout = StateLayout { layers: 1, heads: 1, head: 1, taps: 0, channels: 0, cross: 0 };
     Codec { fingerprint, layout, vocab_size: 256, greatest: Vec::new(), keys: None }
 }
 
