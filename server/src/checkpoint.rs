@@ -76,7 +76,7 @@ pub struct OpenOptions {
     pub slots: usize,
     /// How their states are held in memory.
     pub state: StateType,
-    /// Longest prompt, in tokens.
+    /// Longest prompt, in tokens; a source is as long as the model allows at most.
     pub max_prompt_tokens: usize,
     /// Longest answer, in tokens.
     pub max_tokens: usize,
@@ -134,6 +134,7 @@ pub fn locate() -> Result<PathBuf, OpenError> {
 pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
     let decoder = checkpoint::load(folder, &Device::Cpu)?;
     let config = decoder.config();
+    let source = config.source();
     let (vocab_size, layout, state_bytes) = (config.vocab_size, config.state_layout(), config.state_bytes() as u64);
     let tokenizer = Tokenizer::load(folder, vocab_size, config.eos_token_id.as_slice())?;
     let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
@@ -145,7 +146,14 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
     let fingerprint = model_fingerprint(folder, options.state)?;
     let system_fingerprint = system_fingerprint(folder, &fingerprint)?;
     let keys = options.secret.as_deref().map(Keys::new).transpose()?;
-    let codec = Codec { fingerprint, layout, vocab_size, greatest, keys };
+    let codec = Codec {
+        fingerprint,
+        layout,
+        vocab_size,
+        greatest,
+        sources: source.map_or(0, |source| source.max_positions),
+        keys,
+    };
     let tokenizer = Arc::new(tokenizer);
     let encode = {
         let tokenizer = Arc::clone(&tokenizer);
@@ -160,13 +168,22 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         fingerprint: system_fingerprint,
         tokenizer,
-        limits: Limits { vocab_size, max_prompt_tokens: options.max_prompt_tokens, max_tokens: options.max_tokens },
+        limits: Limits {
+            vocab_size,
+            max_prompt_tokens: options.max_prompt_tokens.min(source.map_or(usize::MAX, |source| source.max_positions)),
+            max_tokens: options.max_tokens,
+            source_start: source.map(|source| source.start),
+        },
         sampling,
         template,
         grammars,
         codec: Arc::new(codec),
         state_bytes,
-        prefixes: Arc::new(PrefixIndex::new(options.prefix_bytes, options.prefixes_per_owner)),
+        // What a source begins with says nothing of its encoding.
+        prefixes: Arc::new(PrefixIndex::new(
+            if source.is_some() { 0 } else { options.prefix_bytes },
+            options.prefixes_per_owner,
+        )),
         engine,
     };
     Ok((served, thread))

@@ -305,7 +305,9 @@ fn generate(args: GenerateArgs) -> Result<()> {
         ..RequestParameters::default()
     };
     let events = served.engine.submit(Request::new(parameters, &served.limits)?)?;
-    let finish = match print(&args.prompt, events) {
+    // A translation does not go on with its source.
+    let before = if served.limits.source_start.is_some() { "" } else { args.prompt.as_str() };
+    let finish = match print(before, events) {
         // Who closed the pipe has seen enough.
         Err(error) if is_broken_pipe(&error) => return Ok(()),
         finish => finish?,
@@ -318,10 +320,10 @@ fn generate(args: GenerateArgs) -> Result<()> {
     Ok(())
 }
 
-/// Prints the prompt, and the text as it comes.
-fn print(prompt: &str, mut events: EventStream) -> Result<Finish> {
+/// Prints what comes before the text, and the text as it comes.
+fn print(before: &str, mut events: EventStream) -> Result<Finish> {
     let mut out = std::io::stdout().lock();
-    write!(out, "{prompt}")?;
+    write!(out, "{before}")?;
     out.flush()?;
     while let Some(event) = events.blocking_next() {
         match event {

@@ -77,7 +77,8 @@ fn request(row: u32) -> Request {
         sampling,
         ..RequestParameters::default()
     };
-    Request::new(parameters, &Limits { vocab_size: VOCAB, max_prompt_tokens: 10, max_tokens: 10 }).unwrap()
+    Request::new(parameters, &Limits { vocab_size: VOCAB, max_prompt_tokens: 10, max_tokens: 10, source_start: None })
+        .unwrap()
 }
 
 fn collect(mut stream: EventStream) -> Result<Vec<u32>, Failure> {

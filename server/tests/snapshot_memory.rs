@@ -27,9 +27,10 @@ fn memory_is_taken_for_a_good_snapshot_alone() {
     let digest = "d4".repeat(32);
     let codec = Codec {
         fingerprint: Fingerprint { architecture: digest.clone(), weights: digest.clone(), tokenizer: digest },
-        layout: StateLayout { layers: 4, heads: 4, head: STATE / 16, taps: 0, channels: 0 },
+        layout: StateLayout { layers: 4, heads: 4, head: STATE / 16, taps: 0, channels: 0, cross: 0 },
         vocab_size: 1 << 16,
         greatest: Vec::new(),
+        sources: 0,
         keys: None,
     };
     let mut snapshot = Snapshot { state: vec![0.5; STATE], read: 9, ..Snapshot::empty(1) };

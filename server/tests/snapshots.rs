@@ -23,7 +23,7 @@ fn codec(layout: StateLayout, secret: Option<&[u8]>) -> Codec {
     let fingerprint =
         Fingerprint { architecture: "a1".repeat(32), weights: "b2".repeat(32), tokenizer: "c3".repeat(32) };
     let keys = secret.map(|secret| Keys::new(secret).expect("the secret is long enough"));
-    Codec { fingerprint, layout, vocab_size: 16, greatest: Vec::new(), keys }
+    Codec { fingerprint, layout, vocab_size: 16, greatest: Vec::new(), sources: 0, keys }
 }
 
 /// What the pinned files hold: every part is there, and no number is a round one.

@@ -20,6 +20,7 @@ static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec {
     layout: StateLayout { layers: 2, heads: 1, head: 11, taps: 2, channels: 3, cross: 0 },
     vocab_size: 16,
     greatest: Vec::new(),
+    sources: 0,
     keys: None,
 });
 

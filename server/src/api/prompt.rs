@@ -89,7 +89,8 @@ fn prompts(
     }
 }
 
-/// A text's ids: a whole text's at the start of a conversation, a further piece's after that.
+/// A text's ids: a whole text's at the start of a conversation, a further piece's after that. A source is a whole text
+/// wherever it comes; none is a turn that goes on.
 pub(super) fn text_to_ids(
     text: &str,
     param: &str,
@@ -97,7 +98,9 @@ pub(super) fn text_to_ids(
     base: Option<&Snapshot>,
 ) -> Result<Vec<u32>, ApiError> {
     let ids = match base {
-        Some(base) if base.tokens() > 0 => served.tokenizer.encode_more(text),
+        Some(base) if base.tokens() > 0 && (text.is_empty() || !served.reads_sources()) => {
+            served.tokenizer.encode_more(text)
+        }
         _ => served.tokenizer.encode(text),
     };
     ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
@@ -161,8 +164,12 @@ pub(super) fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Mes
 }
 
 pub(super) fn template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
-    served.template.as_deref().ok_or_else(|| {
-        let message = "the checkpoint has no chat template, and takes prompts at /v1/completions alone";
-        ApiError::invalid(Some(param), message)
-    })
+    let refused = |message| Err(ApiError::invalid(Some(param), message));
+    match served.template.as_deref() {
+        _ if served.reads_sources() => {
+            refused("the model translates: it takes no messages, but a source as the prompt at /v1/completions")
+        }
+        Some(template) => Ok(template),
+        None => refused("the checkpoint has no chat template, and takes prompts at /v1/completions alone"),
+    }
 }

@@ -98,8 +98,8 @@ impl Run {
     fn meter(&self) -> Meter {
         let turn = match &self.keeping {
             Keeping::Turn { turn, .. } => Some(TurnTaken {
-                tier: if turn.head().read > 0 { tier(turn) } else { "new" },
-                recomputed_tokens: recomputed(turn),
+                tier: if self.restores(turn) { tier(turn) } else { "new" },
+                recomputed_tokens: self.recomputes(turn),
             }),
             _ => None,
         };
@@ -108,6 +108,21 @@ impl Run {
         let metrics = self.state.metrics();
         metrics.taken(&Taken { prompt_tokens, cached_tokens, turn });
         Meter::new(Arc::clone(metrics), arrived(), self.texts.count())
+    }
+
+    /// Whether a new source takes the place of the state before.
+    fn replaces(&self) -> bool {
+        self.served.reads_sources() && self.texts.account.usage.prompt_tokens > 0
+    }
+
+    fn restores(&self, turn: &Turn) -> bool {
+        turn.head().read > 0 && !self.replaces()
+    }
+
+    /// Tokens before a turn that are computed again: the last of those that wait is new to any state; the others wait in
+    /// case a stop string takes them back.
+    fn recomputes(&self, turn: &Turn) -> u64 {
+        if self.replaces() { 0 } else { turn.head().pending.len().saturating_sub(1) as u64 }
     }
 
     async fn run(mut self, mut sink: Sink, mut meter: Meter, guard: RunGuard) {
@@ -218,7 +233,7 @@ impl Run {
             }
             Keeping::Turn { turn, version, .. } => {
                 let snapshot = finish.snapshot.as_ref().ok_or_else(missing)?;
-                kept.session = Some(info(&self.served, turn, version, snapshot));
+                kept.session = Some(self.info(turn, version, snapshot));
             }
             Keeping::Sealed { owner, .. } => {
                 let snapshot = finish.snapshot.clone().ok_or_else(missing)?;
@@ -235,6 +250,21 @@ impl Run {
             self.commit(finish).await?;
         }
         Ok(())
+    }
+
+    /// What an answer says about its session.
+    fn info(&self, turn: &Turn, version: &VersionId, snapshot: &Snapshot) -> SessionInfo {
+        SessionInfo {
+            id: turn.session().id.to_string(),
+            version: version.to_string(),
+            parent: turn.session().head.id.to_string(),
+            restored: self.restores(turn),
+            tier: tier(turn),
+            recomputed_tokens: self.recomputes(turn),
+            tokens: snapshot.tokens(),
+            state_bytes: self.served.state_bytes,
+            held_text: snapshot.answer.as_ref().map_or_else(String::new, |answer| answer.held.clone()),
+        }
     }
 
     async fn commit(&mut self, finish: Finish) -> Result<(), ApiError> {
@@ -287,32 +317,11 @@ async fn over(limit: Option<Duration>) {
     }
 }
 
-/// What an answer says about its session.
-fn info(served: &Served, turn: &Turn, version: &VersionId, snapshot: &Snapshot) -> SessionInfo {
-    SessionInfo {
-        id: turn.session().id.to_string(),
-        version: version.to_string(),
-        parent: turn.session().head.id.to_string(),
-        restored: turn.head().read > 0,
-        tier: tier(turn),
-        recomputed_tokens: recomputed(turn),
-        tokens: snapshot.tokens(),
-        state_bytes: served.state_bytes,
-        held_text: snapshot.answer.as_ref().map_or_else(String::new, |answer| answer.held.clone()),
-    }
-}
-
 fn tier(turn: &Turn) -> &'static str {
     match turn.tier() {
         Tier::Memory => "memory",
         Tier::Disk => "disk",
     }
-}
-
-/// Tokens before a turn that are computed again: the last of those that wait is new to any state; the others wait in
-/// case a stop string takes them back.
-fn recomputed(turn: &Turn) -> u64 {
-    turn.head().pending.len().saturating_sub(1) as u64
 }
 
 /// A request that asks for what this server has no key for.

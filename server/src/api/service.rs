@@ -10,7 +10,11 @@ use super::error::ApiError;
 use super::state::{AppState, Served};
 
 fn model(served: &Served) -> Value {
-    json!({"id": served.name, "object": "model", "created": served.created, "owned_by": "tidegate"})
+    let mut model = json!({"id": served.name, "object": "model", "created": served.created, "owned_by": "tidegate"});
+    if served.reads_sources() {
+        model["max_source_tokens"] = served.limits.max_prompt_tokens.into();
+    }
+    model
 }
 
 /// `GET /v1/models`

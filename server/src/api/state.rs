@@ -47,6 +47,11 @@ pub struct Served {
 }
 
 impl Served {
+    /// Whether a prompt is a source, which is translated, and not the beginning of a text.
+    pub(super) fn reads_sources(&self) -> bool {
+        self.limits.source_start.is_some()
+    }
+
     /// Refuses a model of any other name.
     pub(super) fn check_name(&self, name: &str, param: Option<&str>) -> Result<(), ApiError> {
         if name == self.name {

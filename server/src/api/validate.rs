@@ -69,7 +69,7 @@ pub(super) fn validate(
     check_stream(&wire)?;
     let include_usage = wire.include_usage();
     let choices = Choices::read(format, &wire)?;
-    let echo = echo(format, &wire, origin)?;
+    let echo = echo(format, &wire, served, origin)?;
     if !origin.is_plain() {
         choices.check_single("a conversation")?;
     }
@@ -89,7 +89,9 @@ pub(super) fn validate(
     let follows = max_tokens > 0;
     let echoes = if echo { Echo::all(given.as_ref(), &prompts, &served.tokenizer, follows) } else { Vec::new() };
     let opening = |(at, ids): (usize, &Vec<u32>)| {
-        let opening = Opening::new(ids, base, &served.tokenizer);
+        // No character of a translation begins in its source.
+        let new = served.reads_sources() && !ids.is_empty();
+        let opening = if new { Opening::default() } else { Opening::new(ids, base, &served.tokenizer) };
         Opening { offset: echoes.get(at).map_or(0, |echo| echo.text.chars().count()), ..opening }
     };
     let openings = prompts.iter().enumerate().map(opening).collect();
@@ -170,13 +172,18 @@ fn check_stream(wire: &GenerationRequest) -> Result<(), ApiError> {
 }
 
 /// Whether the prompts' own texts are told.
-fn echo(format: Format, wire: &GenerationRequest, origin: &Origin) -> Result<bool, ApiError> {
+fn echo(format: Format, wire: &GenerationRequest, served: &Served, origin: &Origin) -> Result<bool, ApiError> {
     if !wire.echo.unwrap_or(false) {
         return Ok(false);
     }
     let refused = |message: String| Err(ApiError::invalid(Some("echo"), message));
     if format != Format::Completions {
         return refused(format!("echo must be absent, null or false at {}", format.path()));
+    }
+    if served.reads_sources() {
+        return refused(
+            "echo must be absent, null or false: the prompt is a source, and no text goes on with it".into(),
+        );
     }
     if !origin.is_plain() {
         return refused("echo must be absent, null or false with a conversation, whose text is not kept".into());

@@ -55,6 +55,10 @@ impl Model {
                 (word(shape), weights.to_string(), decoder)
             }
         };
+        ensure!(
+            decoder.config().source().is_none(),
+            "bench measures decoders alone: {shape} reads a source before its text"
+        );
         if decoder.config().attention == Attention::Softmax {
             let rows = (plan.slots() as u64).saturating_mul(threads.len() as u64);
             let named = match subject {

@@ -1,4 +1,4 @@
-//! The [`LanguageModel`] that is served: an RFA-Gate decoder and its pool of states.
+//! The [`LanguageModel`] that is served: an RFA-Gate decoder, alone or with an encoder, and its pool of states.
 
 use tidegate_model::{Decoder, Denominators, PoolOptions, StatePool, StateType};
 
@@ -41,6 +41,14 @@ impl LanguageModel for DecoderModel {
 
     fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
         self.decoder.absorb(ids, &mut self.pool, slot).map_err(ModelError::new)
+    }
+
+    fn reads_sources(&self) -> bool {
+        self.decoder.config().source().is_some()
+    }
+
+    fn read_source(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
+        self.decoder.read_source(ids, &mut self.pool, slot).map_err(ModelError::new)
     }
 
     fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {

@@ -14,6 +14,7 @@ mod handle;
 mod inbox;
 mod keep;
 mod model;
+mod opening;
 mod outlet;
 mod request;
 mod scheduler;
@@ -32,7 +33,7 @@ pub use event::{
 pub use handle::{EngineHandle, EngineThread};
 pub use inbox::SubmitError;
 pub use model::{LanguageModel, ModelError};
-pub(crate) use request::last_tokens;
+pub(crate) use opening::last_tokens;
 pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Start, recommended_sampling};
 pub use sequence::{Encode, TextRules};
 pub use shared::share_prompt;

@@ -45,6 +45,21 @@ pub trait LanguageModel: Send {
     /// The device failed, or the state is not one of this model's.
     fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError>;
 
+    /// Whether each text answers a source, which is read before it: an encoder-decoder. Then only a slot with a source
+    /// reads text.
+    fn reads_sources(&self) -> bool {
+        false
+    }
+
+    /// Reads a source (at least one token) into a slot, in place of all that was there. The text comes after, from
+    /// its first token on.
+    ///
+    /// # Errors
+    /// The device failed, the source is too long, or the model reads none.
+    fn read_source(&mut self, _ids: &[u32], _slot: usize) -> Result<(), ModelError> {
+        Err(ModelError::new("the model reads no source: it is a decoder alone"))
+    }
+
     /// Reads `ids` (at least one) into a slot without computing logits. Where a text is cut into calls, and whether it
     /// is read here or by [`Self::decode`], must change nothing.
     ///

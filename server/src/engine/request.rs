@@ -6,8 +6,9 @@ use tidegate_model::sampling::{Sampler, SamplingError, SamplingParams};
 
 use super::constraint::Grammar;
 use super::ends::Ends;
+use super::opening::Opening;
 use super::shared::SharedPrompt;
-use crate::session::{Answer, Snapshot};
+use crate::session::Snapshot;
 use crate::text::{Detokenizer, GenerationDefaults, StopError, StopMatcher, StopStrings};
 
 /// Most alternatives of which log probabilities may be asked for.
@@ -15,9 +16,6 @@ const MAX_LOGPROBS: usize = 20;
 
 /// Longest prompt that is scored, in tokens: each takes a step of its own.
 const MAX_SCORED_PROMPT: usize = 32_768;
-
-/// Tokens of a prompt's end in which a character may have begun: each has a byte, but for special ones.
-const LAST_TOKENS: usize = 8;
 
 /// The bounds that a server sets on each request.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +26,9 @@ pub struct Limits {
     pub max_prompt_tokens: usize,
     /// Longest answer, in tokens.
     pub max_tokens: usize,
+    /// Where a prompt is a source, which is translated: the token that every text begins with. None where a prompt is
+    /// the text's own beginning.
+    pub source_start: Option<u32>,
 }
 
 /// How tokens are chosen where a request says nothing: as the model's makers recommend, else as drawn from the
@@ -61,7 +62,8 @@ pub enum Start {
     Empty,
     /// A state that has the first tokens of the prompt in it, fewer than all: only the rest is computed.
     Prefix(Arc<Snapshot>),
-    /// A conversation: the prompt is what is new, and may be empty where the conversation has a token to read.
+    /// A conversation: the prompt is what is new, and may be empty where the conversation has a token to read. A new
+    /// source takes the place of the one before and of its text.
     Session(Arc<Snapshot>),
 }
 
@@ -79,7 +81,7 @@ pub struct Keep {
 pub struct RequestParameters {
     /// What to go on from.
     pub start: Start,
-    /// The token ids to continue.
+    /// The token ids to continue, or the source to translate.
     pub prompt: Vec<u32>,
     /// Tokens to generate at most; 0 only reads the prompt, into a snapshot or for its log probabilities.
     pub max_tokens: usize,
@@ -141,6 +143,8 @@ impl RequestError {
 #[derive(Debug)]
 pub struct Request {
     pub(super) start: Option<Arc<Snapshot>>,
+    /// The source to read before all else; empty where none is new.
+    pub(super) source: Vec<u32>,
     /// The tokens to read that are not in the state; at least one, unless nothing is to be generated.
     pub(super) input: Vec<u32>,
     /// The last tokens before the answer, which may have begun a character.
@@ -174,7 +178,7 @@ impl Request {
     /// The first parameter that is out of its bounds.
     pub fn new(parameters: RequestParameters, limits: &Limits) -> Result<Self, RequestError> {
         let ends = Ends::new(&parameters, limits);
-        let scored = scored(&parameters);
+        let scored = scored(&parameters, limits);
         let RequestParameters { logprobs, prompt_logprobs, .. } = parameters;
         let grammar = parameters.grammar.clone();
         let RequestParameters { start, prompt, max_tokens, stop, sampling, reseed, keep, .. } = parameters;
@@ -199,7 +203,7 @@ impl Request {
         let stops = StopStrings::new(&stop)?;
         // What is known of a prompt has no logits: to score it, it is read from the start.
         let start = if prompt_logprobs.is_some() { Start::Empty } else { start };
-        let opening = Opening::new(start, prompt, sampling, reseed, limits.vocab_size)?;
+        let opening = Opening::new(start, prompt, sampling, reseed, limits)?;
         if opening.continues && grammar.is_some() {
             let allowed = "absent where the answer before it goes on".into();
             return Err(bound("grammar", allowed, "one".into()));
@@ -218,6 +222,7 @@ impl Request {
         };
         Ok(Self {
             start: opening.start,
+            source: opening.source,
             input: opening.input,
             last: opening.last,
             prompt_tokens,
@@ -240,7 +245,8 @@ impl Request {
     /// Whether it has the same prompt as `other`, to be read in the same way from the same start.
     pub(super) fn begins_as(&self, other: &Self) -> bool {
         let start = |request: &Self| request.start.as_ref().map(Arc::as_ptr);
-        start(self) == start(other) && self.prompt_logprobs == other.prompt_logprobs && self.input == other.input
+        let texts = self.source == other.source && self.input == other.input;
+        start(self) == start(other) && self.prompt_logprobs == other.prompt_logprobs && texts
     }
 
     /// Tokens in the prompt.
@@ -256,13 +262,20 @@ impl Request {
 }
 
 /// Checks what log probabilities are asked for.
-fn scored(parameters: &RequestParameters) -> Result<(), RequestError> {
+fn scored(parameters: &RequestParameters, limits: &Limits) -> Result<(), RequestError> {
     let bound = |parameter, bound: String, found: String| Err(RequestError::Bound { parameter, bound, found });
     let RequestParameters { logprobs, prompt_logprobs, prompt, start, .. } = parameters;
     for (parameter, count) in [("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)] {
         if let Some(count) = count.filter(|count| *count > MAX_LOGPROBS) {
             return bound(parameter, format!("from 0 to {MAX_LOGPROBS}"), count.to_string());
         }
+    }
+    if prompt_logprobs.is_some() && limits.source_start.is_some() {
+        return bound(
+            "prompt_logprobs",
+            "absent where the prompt is a source, which nothing predicts".into(),
+            "it".into(),
+        );
     }
     if prompt_logprobs.is_some() && matches!(start, Start::Session(_)) {
         return bound("prompt_logprobs", "absent where a conversation goes on".into(), "it".into());
@@ -272,84 +285,4 @@ fn scored(parameters: &RequestParameters) -> Result<(), RequestError> {
         return bound("prompt", allowed, format!("{} tokens", prompt.len()));
     }
     Ok(())
-}
-
-/// The last tokens of a text that ends with `pending`, the end of a conversation, and then `prompt`: those in which a
-/// character may have begun.
-pub(crate) fn last_tokens(pending: &[u32], prompt: &[u32]) -> Vec<u32> {
-    let ends = [pending, prompt].map(|tokens| &tokens[tokens.len().saturating_sub(LAST_TOKENS)..]).concat();
-    ends[ends.len().saturating_sub(LAST_TOKENS)..].to_vec()
-}
-
-/// How a request begins.
-struct Opening {
-    start: Option<Arc<Snapshot>>,
-    input: Vec<u32>,
-    last: Vec<u32>,
-    sampler: Sampler,
-    answer: Answer,
-    is_turn: bool,
-    continues: bool,
-}
-
-impl Opening {
-    fn new(
-        start: Start,
-        prompt: Vec<u32>,
-        sampling: SamplingParams,
-        reseed: bool,
-        vocab_size: usize,
-    ) -> Result<Self, RequestError> {
-        match start {
-            Start::Session(snapshot) => Self::turn(snapshot, prompt, sampling, reseed, vocab_size),
-            Start::Empty => Self::whole(None, prompt, sampling, vocab_size),
-            Start::Prefix(snapshot) => Self::whole(Some(snapshot), prompt, sampling, vocab_size),
-        }
-    }
-
-    /// The prompt is the whole text, and may have a beginning that is known.
-    fn whole(
-        start: Option<Arc<Snapshot>>,
-        mut prompt: Vec<u32>,
-        sampling: SamplingParams,
-        vocab_size: usize,
-    ) -> Result<Self, RequestError> {
-        let mut sampler = Sampler::new(sampling, vocab_size)?;
-        sampler.observe_prompt(&prompt);
-        let read = start.as_ref().map_or(0, |snapshot| snapshot.read);
-        let read = usize::try_from(read).ok().filter(|read| *read == 0 || *read < prompt.len());
-        let Some(read) = read else {
-            let (parameter, bound) = ("prompt", "longer than what is known of it".into());
-            return Err(RequestError::Bound { parameter, bound, found: format!("{} tokens", prompt.len()) });
-        };
-        let last = last_tokens(&[], &prompt);
-        prompt.drain(..read);
-        Ok(Self { start, input: prompt, last, sampler, answer: Answer::default(), is_turn: false, continues: false })
-    }
-
-    /// The prompt is what is new. Where there is something, a new answer begins, as if the whole text had been sent
-    /// as one prompt; where there is nothing, the answer goes on, as if more of it had been asked for at once.
-    fn turn(
-        snapshot: Arc<Snapshot>,
-        prompt: Vec<u32>,
-        sampling: SamplingParams,
-        reseed: bool,
-        vocab_size: usize,
-    ) -> Result<Self, RequestError> {
-        let seed = sampling.seed;
-        let mut sampler = Sampler::resume(sampling, &snapshot.sampler, vocab_size)?;
-        let answer = snapshot.answer.clone().filter(|answer| answer.open && prompt.is_empty());
-        // An answer that goes on with the seed that it began with goes on in its random numbers too.
-        if reseed && (answer.is_none() || snapshot.sampler.seed != seed) {
-            sampler.reseed(seed);
-        }
-        if !prompt.is_empty() {
-            sampler.close_answer();
-            sampler.observe_prompt(&prompt);
-        }
-        let last = last_tokens(&snapshot.pending, &prompt);
-        let input = snapshot.pending.iter().copied().chain(prompt).collect();
-        let (continues, answer) = (answer.is_some(), answer.unwrap_or_default());
-        Ok(Self { start: Some(snapshot), input, last, sampler, answer, is_turn: true, continues })
-    }
 }

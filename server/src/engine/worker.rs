@@ -110,6 +110,9 @@ impl<M: LanguageModel> Worker<M> {
         let model = &mut self.model;
         guarded(|| {
             model.reset(0)?;
+            if model.reads_sources() {
+                model.read_source(&[0], 0)?;
+            }
             model.absorb(&[0], 0)?;
             model.decode(&[0], &[0], &mut Vec::new())?;
             model.reset(0)
@@ -186,14 +189,15 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    /// Reads one chunk of one prompt. Its last token is left for the decode step, which chooses the one after it.
+    /// Reads one chunk of one prompt. Its last token, or after a source the text's first, is left for the decode step,
+    /// which chooses the one after it.
     fn read_one_chunk(&mut self) {
         let Some(slot) = self.scheduler.next_prefill() else { return };
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let model = &mut self.model;
-        match guarded(|| model.absorb(sequence.next_chunk(), slot)) {
-            Ok(()) => {
-                add(&self.shared.counters.prompt_tokens, sequence.chunk_was_read());
+        match guarded(|| sequence.read_chunk(model, slot)) {
+            Ok(length) => {
+                add(&self.shared.counters.prompt_tokens, length);
                 let last = sequence.is_read();
                 self.scheduler.chunk_was_read(slot, last);
                 if last {
@@ -207,7 +211,7 @@ impl<M: LanguageModel> Worker<M> {
     /// Tells of the prompt's end where that was asked for, and ends a request that asks for nothing more.
     fn prompt_was_read(&mut self, slot: usize) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        if sequence.wants_tokens() {
+        if sequence.wants_tokens() && sequence.ends_in_prompt() {
             // The last token, which the next step reads.
             add(&self.shared.counters.prompt_tokens, 1);
         }

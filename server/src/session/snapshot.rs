@@ -19,6 +19,14 @@ impl History {
             Self(digest.into())
         })
     }
+
+    /// The history of a state that a source has been read into, whatever was there before: SHA-256 of the history that
+    /// its tokens have as a text, and the word `source`. No text has it, and no other source: after a token what is
+    /// hashed is four bytes longer than a history, never six.
+    pub fn of_source(tokens: &[u32]) -> Self {
+        let read = Self::default().extended(tokens);
+        Self(Sha256::new().chain_update(read.0).chain_update("source").finalize().into())
+    }
 }
 
 /// Most tokens that a snapshot holds beside its state: each adds at least a byte to the text that is held back for a
@@ -41,12 +49,12 @@ pub struct Answer {
 pub struct Snapshot {
     /// The numbers of a slot in the order of [`tidegate_model::StateLayout`]; empty where no token has been read.
     pub state: Vec<f32>,
-    /// Tokens that are in the state.
+    /// Tokens that are in the state, those of a source included.
     pub read: u64,
     /// The last tokens of the text, which the state does not have yet: at least the last that was chosen, and all that
     /// a stop string may still take back. Without any the next turn needs new text. At most [`MAX_PENDING`].
     pub pending: Vec<u32>,
-    /// The digest of the tokens that are in the state.
+    /// The digest of the tokens that are in the state, a source and its text where there is one.
     pub history: History,
     /// The sampler's place in its random numbers, and its counts.
     pub sampler: SamplerState,
@@ -86,5 +94,20 @@ mod tests {
         assert_eq!(History::default().extended(&[1]).extended(&[2, 3]), whole);
         assert_ne!(History::default().extended(&[1, 3, 2]), whole);
         assert_ne!(History::default().extended(&[1, 2]), whole);
+    }
+
+    #[test]
+    fn a_source_is_no_text_and_no_other_source() {
+        let of = |source: &[u32], text: &[u32]| History::of_source(source).extended(text);
+        let all = [
+            of(&[1, 2], &[3]),
+            of(&[1], &[2, 3]),
+            of(&[1, 2, 3], &[]),
+            of(&[1, 3], &[2]),
+            History::default().extended(&[1, 2, 3]),
+            // The bytes of the word as a token's.
+            History::default().extended(&[1, 2, u32::from_le_bytes(*b"sour")]),
+        ];
+        assert!(all.iter().enumerate().all(|(at, one)| !all[..at].contains(one)), "{all:?}");
     }
 }

@@ -55,7 +55,7 @@ pub(crate) fn served(engine: EngineHandle) -> Served {
         created: 0,
         fingerprint: "fp_0".into(),
         tokenizer: Arc::new(Tokenizer::load(&checkpoint(), 100_000, &[]).unwrap()),
-        limits: Limits { vocab_size: 256, max_prompt_tokens: 1000, max_tokens: 100_000 },
+        limits: Limits { vocab_size: 256, max_prompt_tokens: 1000, max_tokens: 100_000, source_start: None },
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         template: None,
         grammars: Arc::new(Grammars::new(&rules().vocabulary, &rules().eos).unwrap()),
@@ -71,7 +71,7 @@ pub(crate) fn codec() -> Codec {
     let part = |digit: &str| digit.repeat(64);
     let fingerprint = Fingerprint { architecture: part("a"), weights: part("b"), tokenizer: part("c") };
     let layout = StateLayout { layers: 1, heads: 1, head: 1, taps: 0, channels: 0, cross: 0 };
-    Codec { fingerprint, layout, vocab_size: 256, greatest: Vec::new(), keys: None }
+    Codec { fingerprint, layout, vocab_size: 256, greatest: Vec::new(), sources: 0, keys: None }
 }
 
 /// `body` with the fields of `more` over its own.

@@ -15,7 +15,8 @@ use super::checkpoint;
 use super::fake::{Fake, rules};
 
 /// The bounds of a scripted model.
-pub(crate) const LIMITS: Limits = Limits { vocab_size: 256, max_prompt_tokens: 40_000, max_tokens: 1_000_000 };
+pub(crate) const LIMITS: Limits =
+    Limits { vocab_size: 256, max_prompt_tokens: 40_000, max_tokens: 1_000_000, source_start: None };
 
 /// An engine around a scripted model.
 pub(crate) fn start(fake: Fake) -> (EngineHandle, EngineThread) {

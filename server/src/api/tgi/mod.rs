@@ -57,7 +57,7 @@ pub(super) async fn info(State(state): State<AppState>) -> Result<Json<Value>, A
     Ok(Json(json!({
         "model_id": served.name,
         "model_sha": served.fingerprint,
-        "model_pipeline_tag": "text-generation",
+        "model_pipeline_tag": if served.reads_sources() { "text2text-generation" } else { "text-generation" },
         "max_concurrent_requests": served.engine.slots() + served.engine.queue_capacity(),
         "max_best_of": wire::MOST_BEST_OF,
         "max_stop_sequences": MAX_STOP_STRINGS,

@@ -168,13 +168,22 @@ impl Route {
         let inputs = wire.inputs.ok_or_else(|| invalid("inputs", "inputs must be given"))?;
         let ids = served.tokenizer.encode(&inputs);
         let mut ids = ids.map_err(|error| invalid("inputs", format!("inputs: {error}")))?;
-        if let Some(truncate) = parameters.truncate {
+        let is_source = served.reads_sources();
+        if is_source && parameters.return_full_text.unwrap_or(false) {
+            let message =
+                "return_full_text must be absent, null or false: the input is a source, no text goes on with it";
+            return Err(invalid("return_full_text", message));
+        }
+        if let Some(truncate) = parameters.truncate.filter(|_| is_source) {
+            ids.truncate(truncate);
+        } else if let Some(truncate) = parameters.truncate {
             // The end is what is gone on with.
             ids.drain(..ids.len().saturating_sub(truncate));
         }
+        let full = parameters.return_full_text.unwrap_or(self == Self::Either && !is_source);
         let generate = Generate {
             listed: self == Self::Either,
-            before: if parameters.return_full_text.unwrap_or(self == Self::Either) { inputs } else { String::new() },
+            before: if full { inputs } else { String::new() },
             details: parameters.details.unwrap_or(false) || parameters.decoder_input_details.unwrap_or(false),
             prefill: parameters.decoder_input_details.unwrap_or(false),
             best_of: parameters.best_of.and_then(|best_of| usize::try_from(best_of).ok()).unwrap_or(1),
@@ -216,7 +225,7 @@ impl Generate {
 
 impl Foreign for Generate {
     const NAMES: &'static [(&'static str, &'static str)] =
-        &[("prompt", "inputs"), ("max_tokens", "max_new_tokens"), ("n", "best_of")];
+        &[("prompt", "inputs"), ("max_tokens", "max_new_tokens"), ("n", "best_of"), ("echo", "decoder_input_details")];
 
     fn read(body: &[u8], served: &Served) -> Result<(GenerationRequest, Self), ApiError> {
         Route::Whole.read(body, served)

@@ -24,6 +24,7 @@ use crate::text::{Detokenizer, StopMatcher, Vocabulary};
 
 pub(in crate::engine) use mark::Mark;
 pub(in crate::engine) use prompt::ReadBy;
+use prompt::Source;
 
 /// Tokens of a prompt that are read between two decode steps.
 const PROMPT_CHUNK: usize = 256;
@@ -44,6 +45,8 @@ pub struct TextRules {
 /// One running request.
 pub(in crate::engine) struct Sequence {
     pub(in crate::engine) start: Option<Arc<Snapshot>>,
+    /// What is read before them, where the prompt is a source.
+    source: Source,
     /// The tokens to read before the first is chosen.
     input: Vec<u32>,
     /// How many of them are in the state; the last is read by the decode step that chooses the first.
@@ -109,6 +112,7 @@ impl Sequence {
         let prompt_tokens = request.prompt_tokens();
         let Request {
             start,
+            source,
             input,
             last,
             max_tokens,
@@ -134,6 +138,7 @@ impl Sequence {
             read: start.as_ref().map_or(0, |start| start.read),
             history: start.as_ref().map_or(History::default(), |start| start.history),
             start,
+            source: if source.is_empty() { Source::Absent } else { Source::Unread(source) },
             input,
             absorbed: 0,
             pending_token: None,

@@ -1,13 +1,14 @@
-//! How a request comes to the end of its prompt: by chunks, by steps that score it, or by what another has read.
+//! How a request comes to the end of its prompt: by chunks, as a source, by steps that score it, or by what another has
+//! read.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::{PROMPT_CHUNK, Sequence};
 use crate::engine::event::Event;
-use crate::engine::model::ModelError;
+use crate::engine::model::{LanguageModel, ModelError};
 use crate::engine::shared::{ReadPrompt, SharedPrompt};
-use crate::session::Snapshot;
+use crate::session::{History, Snapshot};
 
 /// Who reads a request's prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,38 +21,73 @@ pub(in crate::engine) enum ReadBy {
     Past,
 }
 
+/// What is read before the input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Nothing.
+    Absent,
+    /// These tokens, which are not in the state yet.
+    Unread(Vec<u32>),
+    /// A source, which is in the state.
+    Read,
+}
+
 impl Sequence {
+    /// Has the model read the next piece of the prompt, and returns its length: a source as a whole, since each of its
+    /// tokens is encoded with all others in view, a text by chunks.
+    ///
+    /// # Errors
+    /// The model failed.
+    pub(in crate::engine) fn read_chunk<M: LanguageModel>(
+        &mut self,
+        model: &mut M,
+        slot: usize,
+    ) -> Result<usize, ModelError> {
+        let Source::Unread(source) = &self.source else {
+            let chunk = self.next_chunk();
+            model.absorb(chunk, slot)?;
+            let length = chunk.len();
+            self.absorb(length);
+            return Ok(length);
+        };
+        model.read_source(source, slot)?;
+        let length = source.len();
+        (self.read, self.history) = (length as u64, History::of_source(source));
+        self.source = Source::Read;
+        self.absorb(0);
+        Ok(length)
+    }
+
     /// The next piece of the input, all of it but its last token; empty where that has been read.
-    pub(in crate::engine) fn next_chunk(&self) -> &[u32] {
+    pub(super) fn next_chunk(&self) -> &[u32] {
         let end = self.input.len().saturating_sub(1);
         let Range { start, end } = self.absorbed..end.min(self.absorbed + PROMPT_CHUNK);
         &self.input[start..end]
     }
 
-    /// Notes that the chunk of [`Self::next_chunk`] is in the state; returns its length.
-    pub(in crate::engine) fn chunk_was_read(&mut self) -> usize {
-        let length = self.next_chunk().len();
-        self.absorb(length);
-        length
-    }
-
+    /// Notes that so many tokens more of the input are in the state.
     pub(super) fn absorb(&mut self, count: usize) {
         self.history = self.history.extended(&self.input[self.absorbed..self.absorbed + count]);
         self.absorbed += count;
         self.read += count as u64;
-        if self.next_chunk().is_empty() {
+        if self.is_read() {
             self.pending_token = self.input.last().copied();
         }
     }
 
-    /// Whether the input has been read, but for its last token.
+    /// Whether the source and the input have been read, but for the last token.
     pub(in crate::engine) fn is_read(&self) -> bool {
-        self.next_chunk().is_empty()
+        !matches!(self.source, Source::Unread(_)) && self.next_chunk().is_empty()
+    }
+
+    /// Whether the last token to read is the prompt's: after a source it is the one that every text begins with.
+    pub(in crate::engine) fn ends_in_prompt(&self) -> bool {
+        self.source == Source::Absent
     }
 
     /// Whether this request has read tokens that were not in the state it began from.
     pub(in crate::engine) fn has_read_more(&self) -> bool {
-        self.absorbed > 0 && self.read_by == ReadBy::Itself
+        (self.absorbed > 0 || self.source == Source::Read) && self.read_by == ReadBy::Itself
     }
 
     /// Whether the prompt is read by decode steps, each of which scores the token after the one that it reads.
@@ -106,6 +142,9 @@ impl Sequence {
     /// Goes on from where another request has read the prompt to; the slot has to have its state.
     pub(in crate::engine) fn take_over(&mut self, prompt: &ReadPrompt) {
         self.absorbed = self.input.len().saturating_sub(1);
+        if self.source != Source::Absent {
+            self.source = Source::Read;
+        }
         (self.read, self.history) = (prompt.end.read, prompt.end.history);
         self.pending_token = self.input.last().copied();
         self.prompt_scores.clone_from(&prompt.scores);

@@ -8,7 +8,7 @@ use super::error::shown;
 use super::{Codec, FormatError};
 use crate::session::Snapshot;
 
-/// Bytes of the longest tensor header: three tensors with numbers of 20 digits take fewer.
+/// Bytes of the longest tensor header: five tensors with numbers of 20 digits take fewer.
 pub(super) const TENSOR_HEADER: usize = 1024;
 
 /// Bytes of the length in front of it.
@@ -32,6 +32,8 @@ struct Entry {
 struct Entries {
     memory: Option<Entry>,
     conv: Option<Entry>,
+    cross: Option<Entry>,
+    source: Option<Entry>,
     counts: Entry,
 }
 
@@ -39,6 +41,8 @@ struct Entries {
 pub(super) struct Body<'a> {
     memory: &'a [u8],
     conv: &'a [u8],
+    cross: &'a [u8],
+    source: &'a [u8],
     counts: &'a [u8],
 }
 
@@ -54,7 +58,13 @@ pub(super) fn write_header(layout: &StateLayout, snapshot: &Snapshot) -> Vec<u8>
         if layout.conv() > 0 {
             push("conv", Dtype::F32, &conv_shape(layout));
         }
+        if layout.source() > 0 {
+            push("cross", Dtype::F32, &cross_shape(layout));
+        }
         push("memory", Dtype::F32, &memory_shape(layout));
+        if layout.source() > 0 {
+            push("source", Dtype::F32, &SOURCE);
+        }
     }
     push("counts", Dtype::U32, &[snapshot.sampler.counts.len(), 2]);
     let metadata = Metadata::new(None, tensors).expect("each tensor begins where the one before ends");
@@ -66,8 +76,10 @@ pub(super) fn write_header(layout: &StateLayout, snapshot: &Snapshot) -> Vec<u8>
 /// The numbers behind the header, in its order.
 pub(super) fn write_numbers(layout: &StateLayout, snapshot: &Snapshot, out: &mut Vec<u8>) {
     if snapshot.read > 0 {
-        let (memory, conv) = snapshot.state.split_at(layout.memory());
-        out.extend(conv.iter().chain(memory).flat_map(|number| number.to_le_bytes()));
+        let (memory, rest) = snapshot.state.split_at(layout.memory());
+        let (conv, rest) = rest.split_at(layout.conv());
+        let (cross, source) = rest.split_at(layout.source().saturating_sub(1));
+        out.extend([conv, cross, memory, source].into_iter().flatten().flat_map(|number| number.to_le_bytes()));
     }
     out.extend(
         snapshot.sampler.counts.iter().flat_map(|(token, times)| [token.to_le_bytes(), times.to_le_bytes()].concat()),
@@ -77,9 +89,9 @@ pub(super) fn write_numbers(layout: &StateLayout, snapshot: &Snapshot, out: &mut
 impl<'a> Body<'a> {
     /// The tensors of `bytes`, once they are those of a snapshot of `read` tokens.
     pub(super) fn read(bytes: &'a [u8], codec: &Codec, read: u64) -> Result<Self, FormatError> {
-        let Codec { layout, vocab_size, greatest, .. } = codec;
+        let Codec { layout, vocab_size, greatest, sources, .. } = codec;
         let unread = |error: &dyn std::fmt::Display| FormatError::Tensors(shown(&error.to_string()));
-        // Their own header is bounded and has three names before its reader, which would take 100 MB, sees it.
+        // Their own header is bounded and has five names before its reader, which would take 100 MB, sees it.
         let (length, rest) = bytes.split_first_chunk().ok_or_else(|| unread(&"the body has fewer than 8 bytes"))?;
         let length = u64::from_le_bytes(*length);
         let refused = FormatError::TensorHeaderLength { found: length, most: TENSOR_HEADER };
@@ -92,21 +104,26 @@ impl<'a> Body<'a> {
         // From here on the offsets follow each other, cover the data, and fit the shapes.
         SafeTensors::read_metadata(bytes).map_err(|error| unread(&error))?;
 
-        let has_conv = read > 0 && layout.conv() > 0;
+        let (has_conv, has_source) = (read > 0 && layout.conv() > 0, read > 0 && layout.source() > 0);
         let body = Self {
             memory: floats("memory", entries.memory, &memory_shape(layout), read > 0, read, data)?,
             conv: floats("conv", entries.conv, &conv_shape(layout), has_conv, read, data)?,
+            cross: floats("cross", entries.cross, &cross_shape(layout), has_source, read, data)?,
+            source: floats("source", entries.source, &SOURCE, has_source, read, data)?,
             counts: counts(&entries.counts, *vocab_size, data)?,
         };
         finite("memory", body.memory)?;
         finite("conv", body.conv)?;
+        finite("cross", body.cross)?;
+        source(body.source, read.min(*sources as u64))?;
         maxima(layout, greatest, body.memory)?;
         Ok(body)
     }
 
-    /// The numbers of the state: all memories, then all inputs of convolutions.
+    /// The numbers of the state: all memories, then all inputs of convolutions, then what is kept of the source, and its
+    /// length.
     pub(super) fn state(&self) -> Vec<f32> {
-        numbers(self.memory).chain(numbers(self.conv)).collect()
+        [self.memory, self.conv, self.cross, self.source].into_iter().flat_map(numbers).collect()
     }
 
     pub(super) fn counts(&self) -> Vec<(u32, u32)> {
@@ -122,11 +139,18 @@ fn conv_shape(layout: &StateLayout) -> [usize; 3] {
     [layout.layers, layout.taps, layout.channels]
 }
 
+fn cross_shape(layout: &StateLayout) -> [usize; 3] {
+    [layout.layers, layout.heads, layout.cross]
+}
+
+/// The shape of the number of the source's tokens.
+const SOURCE: [usize; 1] = [1];
+
 /// The bytes of a tensor of the state, which is there exactly where it is `expected`.
 fn floats<'a>(
     tensor: &'static str,
     entry: Option<Entry>,
-    shape: &[usize; 3],
+    shape: &[usize],
     expected: bool,
     read: u64,
     data: &'a [u8],
@@ -174,6 +198,16 @@ fn dtype(entry: &Entry, dtype: Dtype, expected: &'static str) -> Result<(), Form
 fn finite(tensor: &'static str, bytes: &[u8]) -> Result<(), FormatError> {
     match numbers(bytes).position(|number| !number.is_finite()) {
         Some(at) => Err(FormatError::NotFinite { tensor, at }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a length that no source of at most `most` tokens has, where there is one.
+fn source(bytes: &[u8], most: u64) -> Result<(), FormatError> {
+    // Exact: the longest source is far below 2^24.
+    let holds = |tokens: &f32| tokens.fract() == 0.0 && (1.0..=most as f32).contains(tokens);
+    match numbers(bytes).find(|tokens| !holds(tokens)) {
+        Some(found) => Err(FormatError::Source { found: found.to_string(), most }),
         None => Ok(()),
     }
 }

@@ -196,6 +196,14 @@ pub enum FormatError {
         /// What the file has.
         found: String,
     },
+    /// No number of tokens that a source can have.
+    #[error("tensor source must be a number of tokens from 1 to {most}, found {found}")]
+    Source {
+        /// What the file has.
+        found: String,
+        /// The most: those that the snapshot has read, or those of the longest source.
+        most: u64,
+    },
     /// Counts not in the order of their tokens, or a token twice.
     #[error("tensor counts must have ascending tokens, found {found} after {before}")]
     CountsOrder {

@@ -1,6 +1,8 @@
 //! The header of a snapshot file: JSON with all that is not a tensor.
 
-use serde::{Deserialize, Serialize};
+use std::num::NonZeroUsize;
+
+use serde::{Deserialize, Deserializer, Serialize};
 use tidegate_model::{SamplerState, StateLayout};
 
 use super::error::shown;
@@ -44,6 +46,9 @@ struct Layout {
     head: usize,
     taps: usize,
     channels: usize,
+    /// There only for a model that reads sources, so that the files of others are what they always were.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    cross: Option<NonZeroUsize>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -63,11 +68,11 @@ struct AnswerFields {
 
 /// The header of `snapshot`, padded with spaces to a multiple of 8 bytes so that the body's numbers are aligned.
 pub(super) fn write(codec: &Codec, snapshot: &Snapshot) -> Vec<u8> {
-    let StateLayout { layers, heads, head, taps, channels, .. } = codec.layout;
+    let StateLayout { layers, heads, head, taps, channels, cross } = codec.layout;
     let header = Header {
         fingerprint: codec.fingerprint.clone(),
         dtype: DTYPE.to_owned(),
-        layout: Layout { layers, heads, head, taps, channels },
+        layout: Layout { layers, heads, head, taps, channels, cross: NonZeroUsize::new(cross) },
         read: snapshot.read,
         pending: snapshot.pending.clone(),
         history: hex(&snapshot.history.0),
@@ -138,6 +143,7 @@ impl Header {
             ("head", found.head, expected.head),
             ("taps", found.taps, expected.taps),
             ("channels", found.channels, expected.channels),
+            ("cross", found.cross.map_or(0, NonZeroUsize::get), expected.cross),
         ] {
             if found != expected {
                 return Err(FormatError::Layout { part, found, expected });
@@ -145,6 +151,11 @@ impl Header {
         }
         Ok(())
     }
+}
+
+/// A number that is there: what else could stand for its absence is refused.
+fn given<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NonZeroUsize>, D::Error> {
+    NonZeroUsize::deserialize(from).map(Some)
 }
 
 fn history(text: &str, read: u64) -> Result<History, FormatError> {

@@ -60,6 +60,8 @@ pub struct Codec {
     pub vocab_size: usize,
     /// What no maximum of a head's keys is above: (layers, heads), or empty where heads remember none.
     pub greatest: Vec<f32>,
+    /// Tokens of the longest source; 0 where the model reads none.
+    pub sources: usize,
     /// Where they are set, files are signed and only signed ones are read.
     pub keys: Option<Keys>,
 }

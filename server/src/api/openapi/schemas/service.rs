@@ -23,6 +23,9 @@ pub(in crate::api::openapi) struct Model {
     /// When it was loaded, in seconds since 1970.
     created: u64,
     owned_by: String,
+    /// Tokens of the longest source, where the model is an encoder-decoder: a prompt is then a source, and the text its
+    /// translation.
+    max_source_tokens: Option<u64>,
 }
 
 /// All models that are served.
