@@ -3,44 +3,14 @@
 
 mod common;
 
-use std::path::Path;
-
 use axum::http::StatusCode;
+use common::random::written;
 use common::sessions::{App, app_on, prompt, session};
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tidegate_model::random::Normals;
-use tidegate_model::{DecoderConfig, StateType, checkpoint};
+use tidegate_model::StateType;
 use tidegate_server::checkpoint::OpenOptions;
 use tidegate_server::session::Place;
-
-/// A checkpoint of random weights with these keys beside the pinned one's own, and its tokenizer.
-fn written(keys: &Value) -> TempDir {
-    let (folder, pinned) =
-        (TempDir::new().unwrap(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/tiny"));
-    for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-        std::fs::copy(pinned.join(name), folder.path().join(name)).unwrap();
-    }
-    let config = serde_json::from_slice(&std::fs::read(pinned.join("config.json")).unwrap()).unwrap();
-    let config = common::with(config, keys.clone()).to_string();
-    std::fs::write(folder.path().join("config.json"), &config).unwrap();
-    let mut normals = Normals::new(5);
-    let tensors: Vec<_> = checkpoint::tensors(&DecoderConfig::from_json(&config).unwrap())
-        .into_iter()
-        .map(|(name, shape)| {
-            let number = |_| (0.4 * normals.normal() as f32 + 0.2).to_le_bytes();
-            let bytes: Vec<u8> = (0..shape.iter().product()).flat_map(number).collect();
-            (name, shape, bytes)
-        })
-        .collect();
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        let view = TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap();
-        (name.as_str(), view)
-    });
-    serialize_to_file(views, None, &folder.path().join(checkpoint::SAFETENSORS)).unwrap();
-    folder
-}
 
 /// Eight more tokens -> their ids, and the session's part of the answer.
 async fn turn(app: &App, session: &Value, text: &str) -> (Vec<u64>, Value) {

@@ -3,9 +3,11 @@
 
 pub(crate) mod fake;
 pub(crate) mod parrot;
+pub(crate) mod random;
 pub(crate) mod responses;
 pub(crate) mod runs;
 pub(crate) mod sessions;
+pub(crate) mod translator;
 
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};

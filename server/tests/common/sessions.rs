@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{EngineHandle, Stats};
 use tidegate_server::session::{Place, Store, StoreOptions};
-use tidegate_server::{ApiOptions, AppState};
+use tidegate_server::{ApiOptions, AppState, Served};
 
 use super::{checkpoint, send};
 
@@ -33,7 +33,11 @@ pub(crate) async fn app_from(options: OpenOptions) -> App {
 
 /// A checkpoint, with sessions in this place.
 pub(crate) async fn app_on(checkpoint: &Path, options: OpenOptions, place: Place) -> App {
-    let (served, _thread) = open(checkpoint, &options).unwrap();
+    app_of(open(checkpoint, &options).unwrap().0, place).await
+}
+
+/// A model, with sessions in this place.
+pub(crate) async fn app_of(served: Served, place: Place) -> App {
     let store = Store::open(StoreOptions::new(place), served.codec.clone()).await.unwrap();
     let (state, engine) = (AppState::new(ApiOptions::default()), served.engine.clone());
     state.keep(store.clone());
