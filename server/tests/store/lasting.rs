@@ -126,7 +126,7 @@ async fn a_row_that_cannot_be_read_harms_its_own_session_alone() {
 fn codec(secret: Option<&[u8]>) -> Arc<Codec> {
     let part = |digit: &str| digit.repeat(64);
     let fingerprint = Fingerprint { architecture: part("a"), weights: part("b"), tokenizer: part("c") };
-    let layout = StateLayout { layers: 1, heads: 1, head: 10, taps: 0, channels: 0 };
+    let layout = StateLayout { layers: 1, heads: 1, head: 10, taps: 0, channels: 0, cross: 0 };
     let keys = secret.map(|secret| Keys::new(secret).expect("keys"));
     Arc::new(Codec { fingerprint, layout, vocab_size: 50, greatest: Vec::new(), keys })
 }
@@ -175,7 +175,7 @@ async fn what_could_not_be_read_again_is_not_kept() {
 #[test]
 fn a_maximum_that_no_keys_have_is_refused() {
     // The last number of each head.
-    let layout = StateLayout { layers: 2, heads: 1, head: 5, taps: 0, channels: 0 };
+    let layout = StateLayout { layers: 2, heads: 1, head: 5, taps: 0, channels: 0, cross: 0 };
     let snapshot = Snapshot { state: (0..10).map(|number| number as f32).collect(), ..(*state(0.0)).clone() };
     for (greatest, at) in [(vec![4.0, 9.0], None), (vec![3.9, 9.0], Some(4)), (vec![4.0, 8.9], Some(9)), (vec![], None)]
     {
