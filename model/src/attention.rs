@@ -1,5 +1,6 @@
 //! The mixers: what moves information between tokens. One interface, chosen by the config.
 
+pub(crate) mod cross;
 mod features;
 mod hybrid;
 mod projections;

@@ -1,10 +1,11 @@
-//! One block of the decoder: `x + mixer(norm(x))`, then `x + mlp(norm(x))`.
+//! One block of the decoder: `x + mixer(norm(x))`, of an encoder-decoder `x + cross(norm(x))`, then `x + mlp(norm(x))`.
 
-use candle_core::Result;
+use candle_core::{Result, bail};
 
+use crate::attention::cross::{self, CrossAttention};
 use crate::attention::{self, Mixer, Rows};
 use crate::compute::{Compute, sized};
-use crate::config::DecoderConfig;
+use crate::config::{DecoderConfig, SourceConfig};
 use crate::kernels::norm;
 use crate::memory::LayerState;
 use crate::nn::{Mlp, MlpBuffers, RmsNorm};
@@ -16,6 +17,7 @@ use crate::weights::{LoadError, Weights};
 pub(crate) struct Block {
     input_norm: RmsNorm, // (hidden)
     mixer: Box<dyn Mixer>,
+    cross: Option<(RmsNorm, CrossAttention)>,
     mlp_norm: RmsNorm, // (hidden)
     mlp: Mlp,
 }
@@ -26,6 +28,7 @@ pub(crate) struct Buffers {
     normed: Vec<f32>, // (rows, hidden)
     delta: Vec<f32>,  // (rows, hidden)
     mixer: attention::Buffers,
+    cross: cross::Buffers,
     mlp: MlpBuffers,
 }
 
@@ -37,9 +40,14 @@ impl Block {
             Ok(RmsNorm::new(weights.numbers(&format!("{name}.weight"), &[hidden])?, config.rms_norm_eps))
         };
         let mlp = weights.pp("mlp");
+        let cross = |source: SourceConfig| -> std::result::Result<_, LoadError> {
+            let attention = CrossAttention::new(config, source.max_positions, &weights.pp("cross_attn"))?;
+            Ok((norm("cross_attn_layernorm")?, attention))
+        };
         Ok(Self {
             input_norm: norm("input_layernorm")?,
             mixer: attention::build(config, &weights.pp("self_attn"))?,
+            cross: config.source().map(cross).transpose()?,
             mlp_norm: norm("post_attention_layernorm")?,
             mlp: Mlp::new(
                 mlp.matrix("gate_proj.weight", inner, hidden)?,
@@ -49,9 +57,22 @@ impl Block {
         })
     }
 
-    /// Bytes of the matrices.
+    /// Bytes of the matrices that a token reads.
     pub(crate) fn bytes(&self) -> usize {
-        self.mixer.bytes() + self.mlp.bytes()
+        self.mixer.bytes() + self.mlp.bytes() + self.cross.as_ref().map_or(0, |(_, cross)| cross.bytes())
+    }
+
+    /// Bytes of the matrices that a source's tokens read.
+    pub(crate) fn source_bytes(&self) -> usize {
+        self.cross.as_ref().map_or(0, |(_, cross)| cross.source_bytes())
+    }
+
+    /// What is kept of a source by cross attention: the numbers of a slot's memory. source: (tokens, hidden)
+    pub(crate) fn keep(&self, cx: &mut Compute, source: &[f32], hidden: usize) -> Result<Vec<f32>> {
+        match &self.cross {
+            Some((_, cross)) => cross.keep(cx, source, hidden),
+            None => bail!("cross attention: the block has none"),
+        }
     }
 
     /// What no maximum of a head's keys is above: (heads), or empty where heads remember none.
@@ -69,11 +90,17 @@ impl Block {
         buffers: &mut Buffers,
         probe: Option<&mut LayerProbe>,
     ) -> Result<()> {
-        let Buffers { normed, delta, mixer, mlp } = buffers;
+        let Buffers { normed, delta, mixer, cross, mlp } = buffers;
         let (normed, delta) = (sized(normed, x.len()), sized(delta, x.len()));
         self.input_norm.forward(cx, x, normed);
         self.mixer.forward(cx, normed, state, rows, mixer, delta, probe)?;
         norm::add(cx.isa, x, delta);
+        if let (Some((norm, attention)), Some(memory)) = (&self.cross, &state.cross) {
+            norm.forward(cx, x, normed);
+            let read = attention.forward(cx, normed, memory, rows.slots, cross, delta)?;
+            state.denominators.note(read.all as usize, read.clamped);
+            norm::add(cx.isa, x, delta);
+        }
         self.mlp_norm.forward(cx, x, normed);
         self.mlp.forward(cx, normed, mlp, delta);
         norm::add(cx.isa, x, delta);

@@ -165,6 +165,7 @@ pub fn tensors(config: &DecoderConfig) -> BTreeMap<String, Vec<usize>> {
     if !config.tie_word_embeddings {
         all.insert("lm_head.weight".to_owned(), vec![config.vocab_size, hidden]);
     }
+    source_tensors(config, &mut all);
     for layer in 0..config.num_hidden_layers {
         let mut add = |name: &str, shape: &[usize]| all.insert(format!("model.layers.{layer}.{name}"), shape.to_vec());
         add("input_layernorm.weight", &[hidden]);
@@ -201,6 +202,37 @@ pub fn tensors(config: &DecoderConfig) -> BTreeMap<String, Vec<usize>> {
     all
 }
 
+/// Those of an encoder-decoder besides the decoder's own.
+fn source_tensors(config: &DecoderConfig, all: &mut BTreeMap<String, Vec<usize>>) {
+    let Some(source) = config.source() else { return };
+    let (hidden, inner, width) = (config.hidden_size, config.inner_size(), config.intermediate_size);
+    let (heads, d) = (config.num_attention_heads, config.head_dim);
+    let mut add = |name: String, shape: &[usize]| all.insert(name, shape.to_vec());
+    let layers = (0..source.layers).map(|i| format!("encoder.layers.{i}.self_attn"));
+    let cross = (0..config.num_hidden_layers).map(|i| format!("model.layers.{i}.cross_attn"));
+    for attention in layers.chain(cross) {
+        for name in ["q", "k", "v"] {
+            add(format!("{attention}.{name}_proj.weight"), &[inner, hidden]);
+        }
+        add(format!("{attention}.o_proj.weight"), &[hidden, inner]);
+    }
+    for layer in (0..source.layers).map(|i| format!("encoder.layers.{i}")) {
+        add(format!("{layer}.input_layernorm.weight"), &[hidden]);
+        add(format!("{layer}.post_attention_layernorm.weight"), &[hidden]);
+        add(format!("{layer}.mlp.gate_proj.weight"), &[width, hidden]);
+        add(format!("{layer}.mlp.up_proj.weight"), &[width, hidden]);
+        add(format!("{layer}.mlp.down_proj.weight"), &[hidden, width]);
+    }
+    add("encoder.norm.weight".to_owned(), &[hidden]);
+    for layer in (0..config.num_hidden_layers).map(|i| format!("model.layers.{i}")) {
+        add(format!("{layer}.cross_attn_layernorm.weight"), &[hidden]);
+        if config.attention != Attention::Softmax {
+            add(format!("{layer}.cross_attn.sigma"), &[heads, d]);
+            add(format!("{layer}.cross_attn.random_matrices"), &[heads, config.proj_dim, d]);
+        }
+    }
+}
+
 /// The types that a tensor may have; only matrices may have all.
 fn known(matrix: bool) -> String {
     let kinds = WeightType::ALL.into_iter().filter(|kind| matrix || !kind.is_quantised());
@@ -227,9 +259,11 @@ fn check(config: &DecoderConfig, file: &File) -> Result<(), LoadError> {
     problems.extend(wanted.keys().map(|name| format!("missing tensor {name}")));
     problems.sort();
     // What is computed together must be quantised alike.
-    for layer in 0..config.num_hidden_layers {
-        for names in [&["self_attn.q", "self_attn.k", "self_attn.v"][..], &["mlp.gate", "mlp.up"]] {
-            let names: Vec<_> = names.iter().map(|name| format!("model.layers.{layer}.{name}_proj.weight")).collect();
+    let encoder = (0..config.source().map_or(0, |source| source.layers)).map(|i| format!("encoder.layers.{i}"));
+    for layer in encoder.chain((0..config.num_hidden_layers).map(|i| format!("model.layers.{i}"))) {
+        let together = [&["self_attn.q", "self_attn.k", "self_attn.v"][..], &["cross_attn.k", "cross_attn.v"]];
+        for names in together.into_iter().chain([&["mlp.gate", "mlp.up"][..]]) {
+            let names: Vec<_> = names.iter().map(|name| format!("{layer}.{name}_proj.weight")).collect();
             let entries: Vec<_> = names.iter().filter_map(|name| file.entries.get(name)).collect();
             let quantised = entries.iter().any(|entry| entry.kind.is_some_and(WeightType::is_quantised));
             if quantised && entries.windows(2).any(|pair| pair[0].kind != pair[1].kind) {

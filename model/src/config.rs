@@ -347,9 +347,14 @@ impl DecoderConfig {
         };
         let norm = if self.output_norm { self.head_dim } else { 0 };
         let attention = 4 * hidden * inner + own + norm + 3 * inner * self.conv_kernel;
-        let block = attention + 3 * hidden * self.intermediate_size + 2 * hidden;
+        let mlp = 3 * hidden * self.intermediate_size;
+        let source = self.source().map_or(0, |source| {
+            let cross = 4 * hidden * inner + hidden + if self.attention == Attention::Softmax { 0 } else { sigma };
+            source.layers * (4 * hidden * inner + mlp + 2 * hidden) + hidden + self.num_hidden_layers * cross
+        });
+        let block = attention + mlp + 2 * hidden;
         let head = if self.tie_word_embeddings { 1 } else { 2 } * self.vocab_size * hidden;
-        (self.num_hidden_layers * block + head + hidden) as u64
+        (self.num_hidden_layers * block + source + head + hidden) as u64
     }
 }
 

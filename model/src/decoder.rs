@@ -6,6 +6,8 @@ use crate::attention::Rows;
 use crate::block::Block;
 use crate::compute::sized;
 use crate::config::{DecoderConfig, PositionEmbedding};
+use crate::encoder::Encoder;
+use crate::memory::LayerState;
 use crate::nn::{Linear, RmsNorm, Table};
 use crate::probe::Probe;
 use crate::state::{PoolOptions, StatePool, Workspace};
@@ -16,6 +18,7 @@ use crate::weights::{LoadError, Source, WeightType, Weights};
 pub struct Decoder {
     config: DecoderConfig,
     embedding: Option<Table>, // (vocab, hidden); none where the head's rows are it
+    encoder: Option<Encoder>,
     blocks: Vec<Block>,
     norm: RmsNorm, // (hidden)
     head: Linear,  // (vocab, hidden)
@@ -33,11 +36,13 @@ impl Decoder {
             (Some(Table::new(&model, "embed_tokens.weight", vocab, hidden)?), head)
         };
         let (weight_type, head) = (head.kind, Linear::new(&head, None)?);
+        let encoder = config.source().map(|source| Encoder::new(&config, source.layers, &weights.pp("encoder")));
+        let encoder = encoder.transpose()?;
         let blocks = (0..config.num_hidden_layers)
             .map(|i| Block::new(&config, &model.pp(&format!("layers.{i}"))))
             .collect::<std::result::Result<_, _>>()?;
         let norm = RmsNorm::new(model.numbers("norm.weight", &[hidden])?, config.rms_norm_eps);
-        Ok(Self { config, embedding, blocks, norm, head, weight_type })
+        Ok(Self { config, embedding, encoder, blocks, norm, head, weight_type })
     }
 
     /// A decoder of random weights, for measurements: matrices in `weights`, or in f16 where their rows are not whole
@@ -61,10 +66,15 @@ impl Decoder {
         self.weight_type
     }
 
-    /// Bytes of the matrices as they lie in memory, each counted once; what a token reads, but for an embedding of its
-    /// own, of which it reads a row.
+    /// Bytes of the decoder's matrices as they lie in memory, each counted once; what a token reads, but for an embedding
+    /// of its own, of which it reads a row.
     pub fn weight_bytes(&self) -> usize {
         self.blocks.iter().map(Block::bytes).sum::<usize>() + self.head.bytes()
+    }
+
+    /// Bytes of the matrices that a source's tokens read: the encoder's, and cross attention's keys and values.
+    pub fn source_bytes(&self) -> usize {
+        self.encoder.as_ref().map_or(0, Encoder::bytes) + self.blocks.iter().map(Block::source_bytes).sum::<usize>()
     }
 
     /// What no maximum in a state is above, whatever was read: (layers, heads), or empty where heads remember none.
@@ -147,10 +157,28 @@ impl Decoder {
     ///
     /// # Errors
     /// When the model has no encoder, `ids` are none or more than the config's `max_source_positions`, an id is outside
-    /// the vocabulary, or the slot is out of range: then nothing has changed.
+    /// the vocabulary, or the slot is out of range: then nothing has changed. After any other error the slot is without a
+    /// source.
     pub fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
-        let _ = (ids, pool, slot);
-        bail!("the model reads no source: it is a decoder alone")
+        let (Some(encoder), Some(source)) = (&self.encoder, self.config.source()) else {
+            bail!("the model reads no source: it is a decoder alone")
+        };
+        if ids.is_empty() || ids.len() > source.max_positions {
+            bail!("a source must have 1 to {} tokens, found {}", source.max_positions, ids.len());
+        }
+        self.check_ids(ids)?;
+        pool.reset(slot)?;
+        let hidden = self.config.hidden_size;
+        let (layers, Workspace { cx, x, .. }) = pool.parts();
+        x.resize(ids.len() * hidden, 0.0);
+        self.embed(ids, x);
+        let memory = encoder.forward(cx, x, hidden)?;
+        for (block, LayerState { cross, .. }) in self.blocks.iter().zip(layers) {
+            let Some(cross) = cross else { bail!("the pool is of a decoder alone") };
+            cross.write(slot, &block.keep(cx, &memory, hidden)?, ids.len() as u64);
+        }
+        pool.source_was_read(slot, ids.len());
+        Ok(())
     }
 
     /// Takes every row one token further -> logits (rows, vocab), row after row.
@@ -214,9 +242,7 @@ impl Decoder {
         if ids.is_empty() || batch == 0 || !ids.len().is_multiple_of(batch) {
             bail!("there must be at least one row and one token, found {} ids and {batch} slots", ids.len());
         }
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
-            bail!("token id {id} is outside the vocabulary of {}", self.config.vocab_size);
-        }
+        self.check_ids(ids)?;
         pool.begin(slots)?;
         let time = ids.len() / batch;
         pool.place(slots);
@@ -234,6 +260,13 @@ impl Decoder {
         }
         pool.advance(slots, time);
         Ok(())
+    }
+
+    fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        match ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
+            Some(id) => bail!("token id {id} is outside the vocabulary of {}", self.config.vocab_size),
+            None => Ok(()),
+        }
     }
 
     /// The tokens' rows of the embedding. x: (tokens, hidden)

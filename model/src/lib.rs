@@ -3,8 +3,8 @@
 //! A decoder's layers are Random Feature Attention with a learned gate (Peng et al., ICLR 2021): each keeps a
 //! matrix S and a vector z, however long the text. The family around it is here too: other feature maps (arc-cosine,
 //! elu, FAVOR+), no gate, softmax attention to a window, and the hybrid of such a window with random features for what
-//! was before it. Knows no text, HTTP or global random numbers, and a clock only to share work between threads and to
-//! measure the machine.
+//! was before it; and the encoder-decoder, whose cross attention keeps a source as one more S and z. Knows no text, HTTP
+//! or global random numbers, and a clock only to share work between threads and to measure the machine.
 //!
 //! ```no_run
 //! use tidegate_model::{Device, checkpoint};
@@ -18,8 +18,8 @@
 //! # }
 //! ```
 //!
-//! kernels -> compute; layout, config, random, weights, memory, nn, feature_map -> ops -> attention -> block -> state
-//! -> decoder; `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone, `bidirectional` the
+//! kernels -> compute; layout, config, random, weights, memory, nn, feature_map -> ops -> attention -> block, encoder
+//! -> state -> decoder; `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone, `bidirectional` the
 //! plain truths of `ops`.
 
 mod attention;
@@ -29,6 +29,7 @@ pub mod checkpoint;
 mod compute;
 pub mod config;
 mod decoder;
+mod encoder;
 pub mod feature_map;
 mod kernels;
 mod layout;

@@ -50,6 +50,15 @@ impl LayerMemory {
         }
     }
 
+    /// The empty memories of one layer's cross attention, whose sums have no maximum; none where there is no source.
+    pub(crate) fn of_source(config: &DecoderConfig, slots: usize, state: StateType) -> Option<Self> {
+        let (heads, d) = (config.num_attention_heads, config.head_dim);
+        config.source().map(|source| match config.attention {
+            Attention::Softmax => Self::Cache(Cache::zeros(slots, heads, source.max_positions, d, state)),
+            Attention::Rfa | Attention::Hybrid => Self::Sums(Memory::zeros(slots, HeadSums::of(config), state)),
+        })
+    }
+
     /// Bytes of one slot.
     pub(crate) fn bytes(&self) -> usize {
         match self {
@@ -95,6 +104,8 @@ pub(crate) struct LayerState {
     /// The last inputs of the convolutions of q, k and v, oldest first: (slots, conv_kernel - 1, 3 heads d); empty
     /// without convolutions
     pub(crate) conv: Vec<f32>,
+    /// What cross attention keeps of the source, where there is one.
+    pub(crate) cross: Option<LayerMemory>,
     pub(crate) denominators: Denominators,
 }
 

@@ -47,7 +47,12 @@ pub(crate) struct Workspace {
 pub struct StatePool {
     layers: Vec<LayerState>,
     workspace: Workspace,
+    /// Tokens of each slot, those of its source among them.
     tokens: Vec<u64>,
+    /// Tokens of each slot's source; 0 where none was read.
+    source: Vec<u64>,
+    /// Most tokens of a source; 0 of a decoder alone.
+    most_source: usize,
     /// Slots whose layers a failed step may have left at different tokens: only a reset makes them usable.
     torn: Vec<bool>,
     layout: StateLayout,
@@ -74,6 +79,7 @@ impl StatePool {
         let layer = |_| LayerState {
             memory: LayerMemory::zeros(config, slots, state),
             conv: vec![0.0; slots * layout.taps * layout.channels],
+            cross: LayerMemory::of_source(config, slots, state),
             denominators: Denominators::default(),
         };
         let layers = (0..config.num_hidden_layers).map(layer).collect();
@@ -85,7 +91,9 @@ impl StatePool {
             blocks: Buffers::default(),
             angles: crate::attention::rotary::Angles::new(config.head_dim, config.rope_theta),
         };
-        Ok(Self { layers, workspace, tokens: vec![0; slots], torn: vec![false; slots], layout, greatest })
+        let (tokens, source, torn) = (vec![0; slots], vec![0; slots], vec![false; slots]);
+        let most_source = config.source().map_or(0, |source| source.max_positions);
+        Ok(Self { layers, workspace, tokens, source, most_source, torn, layout, greatest })
     }
 
     /// How many conversations fit.
@@ -93,14 +101,15 @@ impl StatePool {
         self.tokens.len()
     }
 
-    /// Tokens that a slot has taken in since it was last zeroed.
+    /// Tokens that a slot has taken in since it was last zeroed, those of its source among them.
     pub fn tokens(&self, slot: usize) -> u64 {
         self.tokens.get(slot).copied().unwrap_or(0)
     }
 
     /// Bytes of one slot, whatever it has seen; of a cache that is not full the system has given a part alone.
     pub fn state_bytes(&self) -> usize {
-        let memories: usize = self.layers.iter().map(|layer| layer.memory.bytes()).sum();
+        let of = |layer: &LayerState| layer.memory.bytes() + layer.cross.as_ref().map_or(0, LayerMemory::bytes);
+        let memories: usize = self.layers.iter().map(of).sum();
         memories + self.layout.conv() * size_of::<f32>()
     }
 
@@ -127,8 +136,12 @@ impl StatePool {
         for layer in &mut self.layers {
             layer.memory.reset(slot);
             layer.conv[slot * conv..][..conv].fill(0.0);
+            if let Some(cross) = &mut layer.cross {
+                cross.reset(slot);
+            }
         }
         self.tokens[slot] = 0;
+        self.source[slot] = 0;
         self.torn[slot] = false;
         Ok(())
     }
@@ -153,7 +166,8 @@ impl StatePool {
     }
 
     /// A slot's numbers, copied: memory (layers, heads, [`StateLayout::head`]), then the convolutions' inputs
-    /// (layers, kernel - 1, 3 heads d).
+    /// (layers, kernel - 1, 3 heads d), then of an encoder-decoder what cross attention keeps of the source (layers, heads,
+    /// [`StateLayout::cross`]) and how many tokens it has.
     ///
     /// # Errors
     /// When there is no such slot, or a step that failed has left it half way.
@@ -166,6 +180,12 @@ impl StatePool {
         self.layers.iter().for_each(|layer| layer.memory.read(slot, &mut numbers));
         let conv = self.layout.taps * self.layout.channels;
         self.layers.iter().for_each(|layer| numbers.extend_from_slice(&layer.conv[slot * conv..][..conv]));
+        let sources = self.layers.iter().filter_map(|layer| layer.cross.as_ref());
+        sources.for_each(|cross| cross.read(slot, &mut numbers));
+        if self.most_source > 0 {
+            // At most 65,536: exact.
+            numbers.push(self.source[slot] as f32);
+        }
         Ok(numbers)
     }
 
@@ -173,14 +193,16 @@ impl StatePool {
     /// whole again.
     ///
     /// # Errors
-    /// When there is no such slot, `numbers` are not as many as a slot has, or a maximum of keys is one that no keys have:
-    /// then nothing has changed. A maximum too low is let in: the next key takes its place, and what was before is lost.
+    /// When there is no such slot, `numbers` are not as many as a slot has, a maximum of keys is one that no keys have, or
+    /// the source has another number of tokens than a source can: then nothing has changed. A maximum too low is let in: the next key takes its place, and what was before is lost.
     pub fn import(&mut self, slot: usize, numbers: &[f32], tokens: u64) -> Result<()> {
         self.check(slot)?;
         if numbers.len() != self.layout.numbers() {
             bail!("a state must have {} numbers, found {}", self.layout.numbers(), numbers.len());
         }
-        let (memories, tails) = numbers.split_at(self.layout.memory());
+        let (memories, rest) = numbers.split_at(self.layout.memory());
+        let (tails, sources) = rest.split_at(self.layout.conv());
+        let source = self.source_tokens(sources.last().copied(), tokens)?;
         let heads = memories.chunks_exact(self.layout.head).zip(&self.greatest);
         for (head, (maximum, &greatest)) in heads.map(|(head, most)| (head[head.len() - 1], most)).enumerate() {
             if maximum > greatest {
@@ -189,13 +211,43 @@ impl StatePool {
             }
         }
         let (memory, conv) = (self.layout.heads * self.layout.head, self.layout.taps * self.layout.channels);
+        let cross = self.layout.heads * self.layout.cross;
         for (i, layer) in self.layers.iter_mut().enumerate() {
-            layer.memory.write(slot, &memories[i * memory..][..memory], tokens);
+            layer.memory.write(slot, &memories[i * memory..][..memory], tokens - source);
             layer.conv[slot * conv..][..conv].copy_from_slice(&tails[i * conv..][..conv]);
+            if let Some(memory) = &mut layer.cross {
+                memory.write(slot, &sources[i * cross..][..cross], source);
+            }
         }
         self.tokens[slot] = tokens;
+        self.source[slot] = source;
         self.torn[slot] = false;
         Ok(())
+    }
+
+    /// How many tokens a source has, as an exported state says it, of a text of so many.
+    fn source_tokens(&self, found: Option<f32>, tokens: u64) -> Result<u64> {
+        let Some(found) = found else { return Ok(0) };
+        let most = (self.most_source as u64).min(tokens);
+        // Whole, and in range where it is: the cast saturates.
+        let count = found as u64;
+        if count as f32 != found || count > most || (count == 0 && tokens > 0) {
+            bail!("the source must have 1 to {most} tokens, found {found}");
+        }
+        Ok(count)
+    }
+
+    /// Whether texts begin with a source.
+    pub(crate) fn has_sources(&self) -> bool {
+        self.most_source > 0
+    }
+
+    /// Makes `tokens` tokens of a source the whole text of a slot that has been reset; what each layer's cross attention
+    /// keeps of it has been written.
+    pub(crate) fn source_was_read(&mut self, slot: usize, tokens: usize) {
+        self.tokens[slot] = tokens as u64;
+        self.source[slot] = tokens as u64;
+        self.torn[slot] = false;
     }
 
     /// The layers in order, each to be handed to its own block, and the buffers of a step.
@@ -206,10 +258,11 @@ impl StatePool {
     /// Notes where the texts of these slots are, for the step's rows.
     pub(crate) fn place(&mut self, slots: &[usize]) {
         self.workspace.positions.clear();
-        self.workspace.positions.extend(slots.iter().map(|&slot| self.tokens[slot]));
+        self.workspace.positions.extend(slots.iter().map(|&slot| self.tokens[slot] - self.source[slot]));
     }
 
-    /// Begins a step of these slots: refuses any that are not there, named twice, or torn by a step that failed.
+    /// Begins a step of these slots: refuses any that are not there, named twice, torn by a step that failed, or without
+    /// the source that a text begins with.
     ///
     /// Until [`Self::advance`] ends the step they count as torn.
     pub(crate) fn begin(&mut self, slots: &[usize]) -> Result<()> {
@@ -217,14 +270,16 @@ impl StatePool {
             if let Err(error) = self.check(slot) {
                 return Some(error);
             }
-            let twice = slots[..i].contains(&slot);
-            (twice || self.torn[slot]).then(|| {
-                candle_core::Error::msg(if twice {
-                    format!("slot {slot} is named twice")
-                } else {
-                    format!("slot {slot} was left half way by a step that failed, and must be reset")
-                })
-            })
+            let why = if slots[..i].contains(&slot) {
+                "is named twice"
+            } else if self.torn[slot] {
+                "was left half way by a step that failed, and must be reset"
+            } else if self.has_sources() && self.source[slot] == 0 {
+                "has no source, which must be read first"
+            } else {
+                return None;
+            };
+            Some(candle_core::Error::msg(format!("slot {slot} {why}")))
         });
         if let Some(error) = refused {
             return Err(error);

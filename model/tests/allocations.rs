@@ -14,21 +14,28 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 fn a_token_allocates_nothing() {
     // Wide enough that products, norms and recurrence are shared among the threads; the windows are full long before.
     let text = r#"{"model_type": "rfa_gate", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "proj_dim": 64, "conv_kernel": 4, "output_norm": true,
-        "position_embedding": "rope""#;
-    for (kind, end) in [
-        (WeightType::Bf16, r#", "tie_word_embeddings": true}"#),
-        (WeightType::Q8_0, "}"),
-        (WeightType::Q8_0, r#", "feature_map": "favor"}"#),
-        (WeightType::Bf16, r#", "attention": "hybrid", "sliding_window": 64}"#),
+        "num_hidden_layers": 2, "num_attention_heads": 4, "proj_dim": 64, "position_embedding": "rope""#;
+    let around = r#""conv_kernel": 4, "output_norm": true"#;
+    let source = r#""encoder_layers": 1, "max_source_positions": 64, "decoder_start_token_id": 0"#;
+    for (kind, more) in [
+        (WeightType::Bf16, format!(r#"{around}, "tie_word_embeddings": true"#)),
+        (WeightType::Q8_0, around.into()),
+        (WeightType::Q8_0, format!(r#"{around}, "feature_map": "favor""#)),
+        (WeightType::Bf16, format!(r#"{around}, "attention": "hybrid", "sliding_window": 64"#)),
+        (WeightType::Bf16, source.into()),
+        (WeightType::Q8_0, format!(r#"{source}, "attention": "softmax", "sliding_window": 64"#)),
     ] {
-        let config = tidegate_model::DecoderConfig::from_json(&format!("{text}{end}")).unwrap();
+        let text = if more.contains("encoder") { text.replace("rfa_gate", "rfa_seq2seq") } else { text.into() };
+        let config = tidegate_model::DecoderConfig::from_json(&format!("{text}, {more}}}")).unwrap();
         let decoder = Decoder::random(config, kind, 1).unwrap();
         for (rows, state) in [(1, StateType::F32), (16, StateType::F32), (16, StateType::Bf16)] {
             let options = PoolOptions { slots: 16, threads: Threads::new(2).into(), state };
             let mut pool = decoder.new_pool_with(options).unwrap();
             let (ids, slots) = (common::Numbers::new(2).ids(rows, 512), (0..rows).collect::<Vec<_>>());
             let mut logits = Vec::new();
+            if decoder.config().source().is_some() {
+                slots.iter().for_each(|&slot| decoder.read_source(&[1; 40], &mut pool, slot).unwrap());
+            }
             // Every thread makes its own buffer at its first piece, whenever that is.
             for _ in 0..200 {
                 decoder.decode_into(&ids, &mut pool, &slots, &mut logits).unwrap();

@@ -20,6 +20,7 @@ pub(crate) mod parts;
 pub(crate) mod plain;
 pub(crate) mod positive;
 pub(crate) mod quantized;
+pub(crate) mod readout;
 pub(crate) mod recurrence;
 pub mod roof;
 pub(crate) mod softmax;

@@ -134,6 +134,11 @@ impl Cache {
         self.places
     }
 
+    /// Places of a slot that hold a token.
+    pub(crate) fn used(&self, slot: usize) -> usize {
+        self.used[slot]
+    }
+
     /// Notes that a slot's text has come to so many tokens.
     pub(crate) fn reach(&mut self, slot: usize, tokens: u64) {
         self.used[slot] = self.places.held(tokens);

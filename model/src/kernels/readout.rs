@@ -1,0 +1,120 @@
+//! One query of one head over sums that it does not change: cross attention.
+//!
+//! Each column of the output is one chain of fused multiply-adds over the rows of S, whatever the instruction set.
+
+use half::bf16;
+
+use super::plain::dot;
+use super::recurrence::Number;
+use super::{Isa, multiversion};
+
+/// Columns whose sums stay in registers from the first row to the last.
+const COLUMNS: usize = 64;
+
+#[inline(always)]
+fn columns<S: Number, const N: usize>(s: &[S], stride: usize, phi: &[f32], scale: f32, out: &mut [f32]) {
+    let mut sums = [0.0f32; N];
+    for (row, &q) in s.chunks(stride).zip(phi) {
+        for (sum, s) in sums.iter_mut().zip(&row[..N]) {
+            *sum = q.mul_add(s.widen(), *sum);
+        }
+    }
+    for (out, sum) in out.iter_mut().zip(sums) {
+        *out = sum * scale;
+    }
+}
+
+#[inline(always)]
+fn body<S: Number>(s: &[S], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32], clamped: &mut u64) {
+    let d = out.len();
+    let (z, c) = sums.split_at(phi.len());
+    let denominator = dot(phi, z);
+    let floor = (eps * c[0]).max(f32::MIN_POSITIVE);
+    *clamped += u64::from(denominator < floor);
+    let scale = 1.0 / denominator.max(floor);
+    let mut at = 0;
+    while d - at >= COLUMNS {
+        columns::<S, COLUMNS>(&s[at..], d, phi, scale, &mut out[at..at + COLUMNS]);
+        at += COLUMNS;
+    }
+    while d - at >= 16 {
+        columns::<S, 16>(&s[at..], d, phi, scale, &mut out[at..at + 16]);
+        at += 16;
+    }
+    while at < d {
+        columns::<S, 1>(&s[at..], d, phi, scale, &mut out[at..at + 1]);
+        at += 1;
+    }
+}
+
+multiversion! {
+    fn floats(s: &[f32], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32], clamped: &mut u64) = body::<f32>;
+}
+
+multiversion! {
+    fn halves(s: &[bf16], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32], clamped: &mut u64) = body::<bf16>;
+}
+
+/// What a query reads of sums that stay as they are.
+pub(crate) trait Readable: Number {
+    /// `phi S / max(phi . z, eps c)`.
+    ///
+    /// s: (F, d); sums: z (F), then c (1); phi: (F) -> out: (d); `clamped` counts the denominators that were held at
+    /// their floor.
+    fn read(isa: Isa, s: &[Self], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32], clamped: &mut u64);
+}
+
+impl Readable for f32 {
+    fn read(isa: Isa, s: &[Self], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32], clamped: &mut u64) {
+        floats(isa, s, sums, phi, eps, out, clamped);
+    }
+}
+
+impl Readable for bf16 {
+    fn read(isa: Isa, s: &[Self], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32], clamped: &mut u64) {
+        halves(isa, s, sums, phi, eps, out, clamped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_gives_the_plain_bits_and_the_sums_in_f64() {
+        let wave = |n: usize, f: f32| -> Vec<f32> { (0..n).map(|i| (i as f32 * f).sin()).collect() };
+        for (features, d) in [(128, 64), (20, 37), (3, 1), (64, 128)] {
+            let (s, phi) = (wave(features * d, 0.37), wave(features, 1.3));
+            let half: Vec<bf16> = s.iter().map(|&v| bf16::from_f32(v)).collect();
+            let sums: Vec<f32> = phi.iter().map(|v| v + 0.1).chain([7.0]).collect();
+            let read = |isa| {
+                let (mut a, mut b, mut clamped) = (vec![f32::NAN; d], vec![f32::NAN; d], 0);
+                f32::read(isa, &s, &sums, &phi, 0.02, &mut a, &mut clamped);
+                bf16::read(isa, &half, &sums, &phi, 0.02, &mut b, &mut clamped);
+                (a, b, clamped)
+            };
+            let (a, b, clamped) = read(Isa::Plain);
+            let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            for isa in Isa::available() {
+                let got = read(isa);
+                assert_eq!(
+                    (bits(&got.0), bits(&got.1), got.2),
+                    (bits(&a), bits(&b), clamped),
+                    "{isa:?} {features} {d}"
+                );
+            }
+            let divisor: f64 = phi.iter().zip(&sums).map(|(p, z)| f64::from(*p) * f64::from(*z)).sum();
+            for (column, got) in a.iter().enumerate() {
+                let sum: f64 = (0..features).map(|f| f64::from(phi[f]) * f64::from(s[f * d + column])).sum();
+                assert!((sum / divisor.max(0.14) - f64::from(*got)).abs() < 1e-5, "{features} {d} {column}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_denominator_below_its_floor_is_held_there_and_counted() {
+        let (mut out, mut clamped) = ([f32::NAN; 2], 0);
+        f32::read(Isa::detect(), &[1.0, 2.0], &[-3.0, 10.0], &[1.0], 0.5, &mut out, &mut clamped);
+        assert_eq!((out, clamped), ([0.2, 0.4], 1));
+    }
+}
