@@ -10,6 +10,11 @@ use tidegate_model::{DecoderConfig, checkpoint};
 
 /// A checkpoint of random weights with these keys beside the pinned one's own, and its tokenizer.
 pub(crate) fn written(keys: &Value) -> TempDir {
+    written_about(0.2, keys)
+}
+
+/// The same, with weights about `mean`: about 0 each text has a likeliest continuation of its own.
+pub(crate) fn written_about(mean: f32, keys: &Value) -> TempDir {
     let (folder, pinned) =
         (TempDir::new().unwrap(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/tiny"));
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
@@ -22,7 +27,7 @@ pub(crate) fn written(keys: &Value) -> TempDir {
     let tensors: Vec<_> = checkpoint::tensors(&DecoderConfig::from_json(&config).unwrap())
         .into_iter()
         .map(|(name, shape)| {
-            let number = |_| (0.4 * normals.normal() as f32 + 0.2).to_le_bytes();
+            let number = |_| (0.4 * normals.normal() as f32 + mean).to_le_bytes();
             let bytes: Vec<u8> = (0..shape.iter().product()).flat_map(number).collect();
             (name, shape, bytes)
         })
