@@ -82,7 +82,7 @@ pub(crate) struct ServeArgs {
     /// Largest `max_tokens` of a request.
     #[arg(long, env = "TIDEGATE_MAX_TOKENS_LIMIT", value_name = "TOKENS", default_value_t = 1_000_000, value_parser = positive)]
     pub(crate) max_tokens_limit: usize,
-    /// Longest prompt.
+    /// Longest prompt; a source is never longer than its model reads.
     #[arg(long, env = "TIDEGATE_MAX_PROMPT_TOKENS", value_name = "TOKENS", default_value_t = 1_000_000, value_parser = positive)]
     pub(crate) max_prompt_tokens: usize,
     /// Longest request body.

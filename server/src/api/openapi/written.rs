@@ -287,7 +287,7 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
             "Prompt",
             json!({
                 "description": "A text, several, token ids, or several lists of them; absent only where the conversation \
-                                that `session` or `state` names goes on by itself.",
+                                that `session` or `state` names goes on by itself. An encoder-decoder translates it.",
                 "oneOf": [{"type": "string"}, prompts(json!({"type": "string"})), ids, prompts(ids.clone())],
             }),
         ),

@@ -100,7 +100,7 @@ struct CompletionWishes {
     /// Texts that are generated for each prompt; the `n` likeliest are told.
     #[schema(minimum = 1, maximum = 128)]
     best_of: Option<u64>,
-    /// Whether the text begins with the prompt.
+    /// Whether the text begins with the prompt; not where that is translated.
     echo: Option<bool>,
     /// How many log probabilities are told with each token.
     #[schema(minimum = 0, maximum = 20)]

@@ -46,7 +46,7 @@ pub(in crate::api::openapi) struct Session {
     /// The head's label.
     #[schema(required)]
     label: Option<String>,
-    /// Tokens of the whole conversation.
+    /// Tokens of the whole conversation; where texts are translated, of the last source and its translation.
     tokens: u64,
     /// Bytes of its state, however long it is.
     state_bytes: u64,
