@@ -79,6 +79,7 @@ def arguments() -> argparse.ArgumentParser:
 
     p = command("fixtures", "write the golden fixtures that the Rust tests read")
     p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--of", choices=["decoders", "encoder-decoders"], default="decoders")
     return top
 
 
@@ -146,9 +147,9 @@ def execute(args: argparse.Namespace, command: str) -> None:
 
         probe(args.model, args.text, args.tokens, args.cases, args.out)
     elif args.command == "fixtures":
-        from .fixtures import write_all
+        from . import fixtures, seq2seq_fixture
 
-        write_all(args.out)
+        (fixtures if args.of == "decoders" else seq2seq_fixture).write_all(args.out)
 
 
 if __name__ == "__main__":
