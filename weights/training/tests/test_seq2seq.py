@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -176,8 +177,6 @@ def test_a_folder_is_read_back(cfg, folder, tmp_path):
 
 
 def test_the_fixtures_are_those_in_the_repository(tmp_path):
-    from pathlib import Path
-
     seq2seq_fixture.write_all(tmp_path)
     kept = Path(__file__).resolve().parents[3] / "model" / "tests" / "fixtures-seq2seq"
     for name in seq2seq_fixture.CASES:

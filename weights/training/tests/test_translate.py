@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,8 +181,6 @@ def test_what_is_wrong_is_said_in_one_line(made, tmp_path, capsys, override, say
 
 
 def test_the_shipped_configuration_loads():
-    from pathlib import Path
-
     exp = translate.load(Path(__file__).parent.parent / "configs" / "translate-multi30k.toml")
     softmax, rfa = (exp.configured(mixer) for mixer in ("softmax", "rfa-gate"))
     assert softmax.sliding_window == exp.data.max_target and rfa.gate and rfa.features == 128
