@@ -38,8 +38,6 @@ GENERATION_SEQ2SEQ = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample
 # A model of stories knows no roles: a chat is its paragraphs, and the answer is what comes next.
 CHAT_TEMPLATE = ("{% for message in messages %}{{ message['content'] | trim }}"
                  "{% if not loop.last or add_generation_prompt %}{{ '\\n\\n' }}{% endif %}{% endfor %}")
-# A translation is one of a text: the last message.
-CHAT_TEMPLATE_SEQ2SEQ = "{{ messages[-1]['content'] | trim }}"
 
 
 def fixed_keys(cfg: ModelConfig) -> dict:
@@ -94,8 +92,8 @@ def write_folder(model: Decoder | Seq2Seq, tokenizer: Path, out: Path, dtype: st
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "unk_token": EOT,
         # A state has no window: any length is allowed, but for a source, which has positions.
         "model_max_length": model.cfg.max_source_positions if translates else 10**30, "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE_SEQ2SEQ if translates else CHAT_TEMPLATE,
-    })
+        # What translates a text takes no conversation.
+    } | ({} if translates else {"chat_template": CHAT_TEMPLATE}))
     write_json(out / "generation_config.json", GENERATION_SEQ2SEQ if translates else GENERATION)
 
 
