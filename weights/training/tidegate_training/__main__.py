@@ -1,4 +1,4 @@
-"""The command line: `python -m tidegate_training prepare|train|compare|export|eval|listops|probe|fixtures`."""
+"""The command line: `python -m tidegate_training prepare|train|compare|export|eval|listops|translate|...`."""
 
 from __future__ import annotations
 
@@ -70,6 +70,21 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--device", default="cpu")
     overrides(p)
 
+    p = command("prepare-translation", "train the tokenizer of sentence pairs and encode them")
+    p.add_argument("config", type=Path)
+    p.add_argument("--texts", type=Path, default=Path("."), help="folder that the files of [data] are relative to")
+    p.add_argument("--data", type=Path, required=True, help="folder to write")
+    overrides(p)
+
+    p = command("translate", "train an encoder-decoder with each mixer on sentence pairs, and report BLEU; goes on where it stood")
+    p.add_argument("config", type=Path)
+    p.add_argument("--data", type=Path, required=True, help="folder that `prepare-translation` wrote")
+    p.add_argument("--out", type=Path, required=True, help="folder to write: runs, checkpoints, hypotheses, the report")
+    p.add_argument("--only", type=lambda x: x.split(","), default=[], metavar="MIXER,...", help="default: train.mixers")
+    p.add_argument("--seeds", type=seeds, default=[], metavar="N,...", help="default: train.seeds")
+    p.add_argument("--threads", type=int, default=None, help="threads of PyTorch; default: train.threads")
+    overrides(p)
+
     p = command("probe", "queries, keys and values of a softmax checkpoint's heads on a text, for `tidegate-weights approximation`")
     p.add_argument("--model", type=Path, required=True)
     p.add_argument("--text", type=Path, required=True)
@@ -79,6 +94,7 @@ def arguments() -> argparse.ArgumentParser:
 
     p = command("fixtures", "write the golden fixtures that the Rust tests read")
     p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--of", choices=["decoders", "encoder-decoders"], default="decoders")
     return top
 
 
@@ -89,6 +105,12 @@ def asked(argv: list[str]) -> str:
         return option + equals + (Path(value).name if Path(value).is_absolute() else value)
 
     return "tidegate-train " + shlex.join(told(word) for word in argv)
+
+
+def told_translation(args: argparse.Namespace) -> str:
+    """The command of a translation's report, which makes all of its runs: folders, and which process took which, say nothing."""
+    sets = [word for item in args.set for word in ("--set", item)]
+    return "tidegate-train " + shlex.join(["translate", f"configs/{args.config.name}", "--data", "DATA", "--out", "FOLDER", *sets])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -141,14 +163,24 @@ def execute(args: argparse.Namespace, command: str) -> None:
         from . import classify
 
         classify.run_all(classify.load(args.config, args.set), args.out, args.only, args.seeds, args.device, command)
+    elif args.command == "prepare-translation":
+        from . import pairs, translate
+
+        run = translate.load(args.config, args.set)
+        print(json.dumps(pairs.prepare(run.data, args.texts, run.model.vocab_size, args.data), indent=2))
+    elif args.command == "translate":
+        from . import translate
+
+        run = translate.load(args.config, args.set + ([] if args.threads is None else [f"train.threads={args.threads}"]))
+        print(translate.run_all(run, args.data, args.out, args.only, args.seeds, told_translation(args)))
     elif args.command == "probe":
         from .probe import probe
 
         probe(args.model, args.text, args.tokens, args.cases, args.out)
     elif args.command == "fixtures":
-        from .fixtures import write_all
+        from . import fixtures, seq2seq_fixture
 
-        write_all(args.out)
+        (fixtures if args.of == "decoders" else seq2seq_fixture).write_all(args.out)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,13 @@ def divide(path: Path, share: float) -> tuple[str, str]:
     return text[:cut], text[cut:]
 
 
-def fingerprint(data: Path) -> str:
-    """What tells the tokens of one folder that `prepare` wrote from those of another: a hash of its streams and `data.json`."""
+def fingerprint(data: Path, train: tuple[str, ...] = ("train.bin",)) -> str:
+    """What tells the tokens of one folder that `prepare` wrote from those of another: a hash of its streams and `data.json`.
+
+    train: the files that hold what is trained on
+    """
     found = hashlib.sha256()
-    for path in [data / "data.json", data / "train.bin", *sorted(data.glob("valid_*.bin"))]:
+    for path in [data / "data.json", *(data / name for name in train), *sorted(data.glob("valid_*.bin"))]:
         content = path.read_bytes()
         found.update(f"{path.name} {len(content)}\n".encode() + content)
     return found.hexdigest()[:16]
@@ -41,6 +45,11 @@ def documents(path: str | Path) -> list[str]:
 
 
 def train_tokenizer(files: list[str], vocab_size: int, out: Path) -> None:
+    """`fit_tokenizer` to the documents of text files."""
+    fit_tokenizer((d for f in files for d in documents(f)), vocab_size, out)
+
+
+def fit_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
     """A byte-level BPE whose post-processor puts `<|endoftext|>` before a text."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -51,7 +60,7 @@ def train_tokenizer(files: list[str], vocab_size: int, out: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=True,
     )
-    tok.train_from_iterator((d for f in files for d in documents(f)), trainer=trainer)
+    tok.train_from_iterator(texts, trainer=trainer)
     tok.post_processor = processors.TemplateProcessing(
         single=f"{EOT} $A", pair=f"{EOT} $A $B", special_tokens=[(EOT, EOT_ID)]
     )

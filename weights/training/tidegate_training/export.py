@@ -21,39 +21,48 @@ from .config import ModelConfig, RunConfig
 from .data import EOT, EOT_ID, documents, encode
 from .evaluate import stream_loss
 from .model import Decoder
+from .seq2seq import Seq2Seq, Seq2SeqConfig
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # A few numbers that a rounding would move the most: a gate's half-life, the weight of all that is far, and the argument
 # of sine and cosine.
 KEPT_F32 = ("gate.bias", "sigma", "far_bias", "random_matrices")
-# Keys of config.json that say something to readers other than `ModelConfig`.
+# Keys of config.json that say something to readers other than `ModelConfig`; the model_type says which model it is.
 FIXED = {"model_type": "rfa_gate", "architectures": ["RfaGateForCausalLM"], "hidden_act": "silu",
          "bos_token_id": EOT_ID, "eos_token_id": EOT_ID}
+FIXED_SEQ2SEQ = FIXED | {"model_type": "rfa_seq2seq", "architectures": ["RfaSeq2SeqForConditionalGeneration"]}
 GENERATION = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": True, "temperature": sample.TEMPERATURE,
               "top_p": sample.TOP_P}
+# The likeliest token, as the BLEU of a report is measured.
+GENERATION_SEQ2SEQ = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": False, "temperature": 0.0}
 # A model of stories knows no roles: a chat is its paragraphs, and the answer is what comes next.
 CHAT_TEMPLATE = ("{% for message in messages %}{{ message['content'] | trim }}"
                  "{% if not loop.last or add_generation_prompt %}{{ '\\n\\n' }}{% endif %}{% endfor %}")
 
 
+def fixed_keys(cfg: ModelConfig) -> dict:
+    """The keys of `config.json` that are the same in all models of a kind."""
+    return FIXED_SEQ2SEQ if isinstance(cfg, Seq2SeqConfig) else FIXED
+
+
 def config_json(cfg: ModelConfig, dtype: str) -> dict:
     """The contents of `config.json`: every key that `tidegate-model` knows, and no other."""
-    keys = dataclasses.asdict(cfg)
+    keys, fixed = dataclasses.asdict(cfg), fixed_keys(cfg)
     del keys["initializer_range"]  # a training matter
     if cfg.sliding_window is None:
         del keys["sliding_window"]
     for key in ("feature_map", "gate", "proj_dim", "denominator_eps") if cfg.attention == "softmax" else ():
         del keys[key]  # they say nothing to it
-    out = {k: FIXED[k] for k in ("model_type", "architectures")}
+    out = {k: fixed[k] for k in ("model_type", "architectures")}
     for key, value in keys.items():
         out[key] = value
         if key == "head_dim":
-            out["hidden_act"] = FIXED["hidden_act"]
-    out |= {k: FIXED[k] for k in ("bos_token_id", "eos_token_id")}
+            out["hidden_act"] = fixed["hidden_act"]
+    out |= {k: fixed[k] for k in ("bos_token_id", "eos_token_id")}
     return out | {"torch_dtype": str(DTYPES[dtype]).removeprefix("torch.")}
 
 
-def tensors(model: Decoder, dtype: str) -> dict[str, Tensor]:
+def tensors(model: Decoder | Seq2Seq, dtype: str) -> dict[str, Tensor]:
     """The state dict in `dtype`, but for `KEPT_F32`."""
     to = lambda name: torch.float32 if name.endswith(KEPT_F32) else DTYPES[dtype]
     return {k: v.detach().cpu().to(to(k)).contiguous() for k, v in model.state_dict().items()}
@@ -63,7 +72,7 @@ def write_json(path: Path, value: dict) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def write_model(model: Decoder, out: Path, dtype: str) -> None:
+def write_model(model: Decoder | Seq2Seq, out: Path, dtype: str) -> None:
     """`config.json` and `model.safetensors`: what the model crate reads."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {sorted(DTYPES)}, found {dtype!r}")
@@ -73,18 +82,19 @@ def write_model(model: Decoder, out: Path, dtype: str) -> None:
     (out / "model.safetensors").chmod(0o644)  # the library leaves it to its owner alone
 
 
-def write_folder(model: Decoder, tokenizer: Path, out: Path, dtype: str) -> None:
+def write_folder(model: Decoder | Seq2Seq, tokenizer: Path, out: Path, dtype: str) -> None:
     """All of a checkpoint folder but its card."""
     write_model(model, out, dtype)
     if tokenizer.resolve() != (out / "tokenizer.json").resolve():
         shutil.copyfile(tokenizer, out / "tokenizer.json")
+    translates = isinstance(model.cfg, Seq2SeqConfig)
     write_json(out / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "unk_token": EOT,
-        # The state has no window: any length is allowed.
-        "model_max_length": 10**30, "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
-    })
-    write_json(out / "generation_config.json", GENERATION)
+        # A state has no window: any length is allowed, but for a source, which has positions.
+        "model_max_length": model.cfg.max_source_positions if translates else 10**30, "clean_up_tokenization_spaces": False,
+        # What translates a text takes no conversation.
+    } | ({} if translates else {"chat_template": CHAT_TEMPLATE}))
+    write_json(out / "generation_config.json", GENERATION_SEQ2SEQ if translates else GENERATION)
 
 
 def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = None) -> None:
@@ -104,15 +114,17 @@ def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = 
     (out / "README.md").write_text(text, encoding="utf-8")
 
 
-def load_folder(path: Path) -> tuple[Decoder, Tokenizer]:
+def load_folder(path: Path) -> tuple[Decoder | Seq2Seq, Tokenizer]:
     """Reads a checkpoint folder back; the weights as f32."""
     path = Path(path)
     keys = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    for key, value in FIXED.items():
+    translates = keys.get("model_type") == FIXED_SEQ2SEQ["model_type"]
+    for key, value in (FIXED_SEQ2SEQ if translates else FIXED).items():
         if keys.pop(key, value) != value:
             raise ValueError(f"{path / 'config.json'}: {key} must be {value!r}")
     keys.pop("torch_dtype", None)
-    model = Decoder(config.build(ModelConfig, keys, "config.json"))
+    kind, cls = (Seq2Seq, Seq2SeqConfig) if translates else (Decoder, ModelConfig)
+    model = kind(config.build(cls, keys, "config.json"))
     model.load_state_dict({k: v.float() for k, v in load_file(path / "model.safetensors").items()})
     return model.eval(), Tokenizer.from_file(str(path / "tokenizer.json"))
 
@@ -128,6 +140,8 @@ def evaluate_folder(model: Path, text: Path, limit: int | None = None) -> dict:
     if limit is not None and limit < 1:
         raise ValueError(f"--limit: must be at least 1, found {limit}")
     decoder, tok = load_folder(model)
+    if isinstance(decoder, Seq2Seq):
+        raise ValueError(f"{model}: must be a decoder's folder, found an encoder-decoder's, which predicts no text alone")
     stream = encode(tok, docs)
     size = sum(len(d.encode()) for d in docs)
     score = stream_loss(decoder, stream, size, limit)

@@ -10,7 +10,8 @@
     state.N.conv  f32 (batch, 3, conv_kernel - 1, heads * head_dim), where there is a convolution
 
 `write_eval` writes a checkpoint folder with a tokenizer, texts, and what `evaluate_folder` says of them.
-`python -m tidegate_training.fixtures` renews all of them in the repository.
+Those of encoder-decoders are in `seq2seq_fixture.py`. `python -m tidegate_training.fixtures` renews all of them in the
+repository.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ def randomise(model: Decoder, gen: torch.Generator) -> None:
             normal(p, 0.0, 0.5)
         else:
             normal(p, 0.0, p.shape[-1] ** -0.5)
-    for layer in model.model.layers:
-        drawn = layer.self_attn.random_matrices
-        if drawn is not None and model.cfg.feature_map == "favor":
+    # The decoder's random matrices, and those of an attention across where there is one.
+    for _, drawn in model.model.named_buffers():
+        if model.cfg.feature_map == "favor":
             drawn.copy_(draw_matrices("favor", tuple(drawn.shape), gen))
-        elif drawn is not None:
+        else:
             normal(drawn, 0.0, 1.0)
 
 
@@ -149,6 +150,9 @@ def write_eval(out: Path) -> None:
 
 
 if __name__ == "__main__":
+    from . import seq2seq_fixture
+
     repository = Path(__file__).resolve().parents[3]
     write_all(repository / "model" / "tests" / "fixtures")
+    seq2seq_fixture.write_all(repository / "model" / "tests" / "fixtures-seq2seq")
     write_eval(repository / "weights" / "tests" / "fixtures" / "tiny")
