@@ -40,25 +40,26 @@ impl Opening {
         limits: &Limits,
     ) -> Result<Self, RequestError> {
         let vocab_size = limits.vocab_size;
+        let Some(first) = limits.source_start else {
+            return match start {
+                Start::Session(snapshot) => Self::turn(snapshot, prompt, sampling, reseed, vocab_size),
+                Start::Empty => Self::whole(None, prompt, sampling, vocab_size),
+                Start::Prefix(snapshot) => Self::whole(Some(snapshot), prompt, sampling, vocab_size),
+            };
+        };
         let before = match start {
-            Start::Session(before) if limits.source_start.is_none() || prompt.is_empty() => {
-                if limits.source_start.is_some() && before.read == 0 {
-                    let allowed = "at least one token long where no source has been read";
-                    return Err(refused(allowed, "none".into()));
-                }
-                return Self::turn(before, prompt, sampling, reseed, vocab_size);
+            Start::Session(snapshot) if prompt.is_empty() && snapshot.read == 0 => {
+                return Err(refused("at least one token long where no source has been read", "none".into()));
             }
-            Start::Session(before) => Some(before),
-            Start::Empty if limits.source_start.is_none() => return Self::whole(None, prompt, sampling, vocab_size),
-            Start::Prefix(known) if limits.source_start.is_none() => {
-                return Self::whole(Some(known), prompt, sampling, vocab_size);
+            Start::Session(snapshot) if prompt.is_empty() => {
+                return Self::turn(snapshot, prompt, sampling, reseed, vocab_size);
             }
+            Start::Session(snapshot) => Some(snapshot),
             // A beginning of a source says nothing of its encoding.
             Start::Empty | Start::Prefix(_) => None,
         };
-        let mut opening = Self::source(before.as_deref(), prompt, sampling, reseed, vocab_size)?;
-        opening.input.extend(limits.source_start);
-        Ok(opening)
+        let opening = Self::source(before.as_deref(), prompt, sampling, reseed, vocab_size)?;
+        Ok(Self { input: vec![first], ..opening })
     }
 
     /// The prompt is the whole text, and may have a beginning that is known.
