@@ -34,7 +34,9 @@ fn a_token_allocates_nothing() {
             let (ids, slots) = (common::Numbers::new(2).ids(rows, 512), (0..rows).collect::<Vec<_>>());
             let mut logits = Vec::new();
             if decoder.config().source().is_some() {
-                slots.iter().for_each(|&slot| decoder.read_source(&[1; 40], &mut pool, slot).unwrap());
+                for &slot in &slots {
+                    decoder.read_source(&[1; 40], &mut pool, slot).unwrap();
+                }
             }
             // Every thread makes its own buffer at its first piece, whenever that is.
             for _ in 0..200 {

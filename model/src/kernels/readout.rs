@@ -42,7 +42,7 @@ fn body<S: Number>(s: &[S], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32]
         at += 16;
     }
     while at < d {
-        columns::<S, 1>(&s[at..], d, phi, scale, &mut out[at..at + 1]);
+        columns::<S, 1>(&s[at..], d, phi, scale, &mut out[at..=at]);
         at += 1;
     }
 }

@@ -1,3 +1,5 @@
+//! Queries over a source against the truth in f64, by random features and by softmax.
+
 use candle_core::{Device, Tensor};
 
 use super::*;
