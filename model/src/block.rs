@@ -36,24 +36,16 @@ impl Block {
     /// Reads the tensors of `model.layers.N`.
     pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let norm = |name: &str| -> std::result::Result<RmsNorm, LoadError> {
-            Ok(RmsNorm::new(weights.numbers(&format!("{name}.weight"), &[hidden])?, config.rms_norm_eps))
-        };
-        let mlp = weights.pp("mlp");
-        let cross = |source: SourceConfig| -> std::result::Result<_, LoadError> {
-            let attention = CrossAttention::new(config, source.max_positions, &weights.pp("cross_attn"))?;
-            Ok((norm("cross_attn_layernorm")?, attention))
+        let norm = |name: &str| RmsNorm::load(weights, name, hidden, config.rms_norm_eps);
+        let cross = |_: SourceConfig| -> std::result::Result<_, LoadError> {
+            Ok((norm("cross_attn_layernorm")?, CrossAttention::new(config, &weights.pp("cross_attn"))?))
         };
         Ok(Self {
             input_norm: norm("input_layernorm")?,
             mixer: attention::build(config, &weights.pp("self_attn"))?,
             cross: config.source().map(cross).transpose()?,
             mlp_norm: norm("post_attention_layernorm")?,
-            mlp: Mlp::new(
-                mlp.matrix("gate_proj.weight", inner, hidden)?,
-                mlp.matrix("up_proj.weight", inner, hidden)?,
-                &mlp.matrix("down_proj.weight", hidden, inner)?,
-            )?,
+            mlp: Mlp::load(&weights.pp("mlp"), hidden, inner)?,
         })
     }
 
@@ -67,11 +59,11 @@ impl Block {
         self.cross.as_ref().map_or(0, |(_, cross)| cross.source_bytes())
     }
 
-    /// What is kept of a source by cross attention: the numbers of a slot's memory. source: (tokens, hidden)
-    pub(crate) fn keep(&self, cx: &mut Compute, source: &[f32], hidden: usize) -> Result<Vec<f32>> {
-        match &self.cross {
-            Some((_, cross)) => cross.keep(cx, source, hidden),
-            None => bail!("cross attention: the block has none"),
+    /// Puts what cross attention keeps of a source into a slot. source: (tokens, hidden)
+    pub(crate) fn keep(&self, cx: &mut Compute, source: &[f32], state: &mut LayerState, slot: usize) -> Result<()> {
+        match (&self.cross, &mut state.cross) {
+            (Some((_, cross)), Some(memory)) => cross.keep(cx, source, memory, slot),
+            _ => bail!("cross attention: the block or its memory has none"),
         }
     }
 
@@ -93,13 +85,20 @@ impl Block {
         let Buffers { normed, delta, mixer, cross, mlp } = buffers;
         let (normed, delta) = (sized(normed, x.len()), sized(delta, x.len()));
         self.input_norm.forward(cx, x, normed);
+        let probed = probe.is_some();
         self.mixer.forward(cx, normed, state, rows, mixer, delta, probe)?;
         norm::add(cx.isa, x, delta);
-        if let (Some((norm, attention)), Some(memory)) = (&self.cross, &state.cross) {
-            norm.forward(cx, x, normed);
-            let read = attention.forward(cx, normed, memory, rows.slots, cross, delta)?;
-            state.denominators.note(read.all as usize, read.clamped);
-            norm::add(cx.isa, x, delta);
+        match (&self.cross, &state.cross) {
+            (None, None) => {}
+            (Some((norm, attention)), Some(memory)) => {
+                norm.forward(cx, x, normed);
+                let read = attention.forward(cx, normed, memory, rows.slots, cross, delta)?;
+                if !probed {
+                    state.denominators.note(read.all as usize, read.clamped);
+                }
+                norm::add(cx.isa, x, delta);
+            }
+            _ => bail!("cross attention: the block and its memory do not fit"),
         }
         self.mlp_norm.forward(cx, x, normed);
         self.mlp.forward(cx, normed, mlp, delta);

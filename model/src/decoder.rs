@@ -7,10 +7,9 @@ use crate::block::Block;
 use crate::compute::sized;
 use crate::config::{DecoderConfig, PositionEmbedding};
 use crate::encoder::Encoder;
-use crate::memory::LayerState;
 use crate::nn::{Linear, RmsNorm, Table};
 use crate::probe::Probe;
-use crate::state::{PoolOptions, StatePool, Workspace};
+use crate::state::{PoolOptions, StatePool, Workspace, could_be_had};
 use crate::weights::{LoadError, Source, WeightType, Weights};
 
 /// A decoder of pre-norm blocks. Its weights are read-only: one decoder serves any number of pools.
@@ -66,8 +65,8 @@ impl Decoder {
         self.weight_type
     }
 
-    /// Bytes of the decoder's matrices as they lie in memory, each counted once; what a token reads, but for an embedding
-    /// of its own, of which it reads a row.
+    /// Bytes of the matrices that a token reads as they lie in memory, each counted once; but for an embedding of its own, of
+    /// which it reads a row.
     pub fn weight_bytes(&self) -> usize {
         self.blocks.iter().map(Block::bytes).sum::<usize>() + self.head.bytes()
     }
@@ -109,8 +108,8 @@ impl Decoder {
     /// the batch: a token after a prompt, after a restored state and after decoding is one and the same.
     ///
     /// # Errors
-    /// When an id is outside the vocabulary, a slot is out of range or named twice, or `ids` is empty: then nothing
-    /// has changed. After any other error the slots are part way, and are refused until
+    /// When an id is outside the vocabulary, a slot is out of range, named twice or without the source that the texts of
+    /// an encoder-decoder begin with, `ids` is empty, or the pool is another decoder's: then nothing has changed. After any other error the slots are part way, and are refused until
     /// they are reset.
     pub fn forward(&self, ids: &Tensor, pool: &mut StatePool, slots: &[usize]) -> Result<Tensor> {
         self.all_logits(ids, pool, slots, None)
@@ -118,7 +117,7 @@ impl Decoder {
 
     /// [`Self::forward`] by the chunked form of the recurrence, with every layer's denominators and gates counted in
     /// `probe`; equal to it but for rounding (under 1e-4; a state in bf16 is rounded to the nearest at every call's end).
-    /// Softmax and the hybrid have one form alone, and the same bits.
+    /// Softmax and the hybrid have one form alone, and the same bits; so has cross attention, of which nothing is counted.
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -157,8 +156,9 @@ impl Decoder {
     ///
     /// # Errors
     /// When the model has no encoder, `ids` are none or more than the config's `max_source_positions`, an id is outside
-    /// the vocabulary, or the slot is out of range: then nothing has changed. After any other error the slot is without a
-    /// source.
+    /// the vocabulary, the slot is out of range, the pool is another decoder's, or the system has not as much memory as
+    /// reading takes: then nothing has changed. After any other error the slot is refused until it is reset or has read
+    /// another source.
     pub fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
         let (Some(encoder), Some(source)) = (&self.encoder, self.config.source()) else {
             bail!("the model reads no source: it is a decoder alone")
@@ -167,15 +167,22 @@ impl Decoder {
             bail!("a source must have 1 to {} tokens, found {}", source.max_positions, ids.len());
         }
         self.check_ids(ids)?;
-        pool.reset(slot)?;
+        self.check_pool(pool)?;
         let hidden = self.config.hidden_size;
-        let (layers, Workspace { cx, x, .. }) = pool.parts();
-        x.resize(ids.len() * hidden, 0.0);
-        self.embed(ids, x);
-        let memory = encoder.forward(cx, x, hidden)?;
-        for (block, LayerState { cross, .. }) in self.blocks.iter().zip(layers) {
-            let Some(cross) = cross else { bail!("the pool is of a decoder alone") };
-            cross.write(slot, &block.keep(cx, &memory, hidden)?, ids.len() as u64);
+        let bytes = encoder.working_bytes(ids.len(), hidden);
+        if !could_be_had(bytes) {
+            bail!(
+                "a source of {} tokens takes {bytes} bytes while it is read, which the system does not have",
+                ids.len()
+            );
+        }
+        pool.begin_source(slot)?;
+        let (layers, Workspace { cx, .. }) = pool.parts();
+        let mut x = vec![0.0; ids.len() * hidden];
+        self.embed(ids, &mut x);
+        encoder.forward(cx, &mut x, hidden)?;
+        for (block, state) in self.blocks.iter().zip(layers) {
+            block.keep(cx, &x, state, slot)?;
         }
         pool.source_was_read(slot, ids.len());
         Ok(())
@@ -243,6 +250,7 @@ impl Decoder {
             bail!("there must be at least one row and one token, found {} ids and {batch} slots", ids.len());
         }
         self.check_ids(ids)?;
+        self.check_pool(pool)?;
         pool.begin(slots)?;
         let time = ids.len() / batch;
         pool.place(slots);
@@ -260,6 +268,14 @@ impl Decoder {
         }
         pool.advance(slots, time);
         Ok(())
+    }
+
+    fn check_pool(&self, pool: &StatePool) -> Result<()> {
+        let (own, found) = (self.config.state_layout(), pool.layout());
+        if own == found {
+            return Ok(());
+        }
+        bail!("the pool must be of this decoder: its states are {found:?}, the decoder's {own:?}")
     }
 
     fn check_ids(&self, ids: &[u32]) -> Result<()> {

@@ -12,6 +12,9 @@ use crate::nn::{Linear, Mlp, MlpBuffers, RmsNorm};
 use crate::ops::cross::{self, Queries};
 use crate::weights::{LoadError, Weights};
 
+/// Tokens that go through a block together: what all of them need at once is q, k and v alone.
+const TOKENS: usize = 512;
+
 /// A pre-norm block of attention both ways.
 #[derive(Debug)]
 struct EncoderBlock {
@@ -32,27 +35,18 @@ pub(crate) struct Encoder {
     norm: RmsNorm, // (hidden)
 }
 
-/// An RMSNorm of the residual stream.
-fn norm(config: &DecoderConfig, weights: &Weights<'_>, name: &str) -> std::result::Result<RmsNorm, LoadError> {
-    let numbers = weights.numbers(&format!("{name}.weight"), &[config.hidden_size])?;
-    Ok(RmsNorm::new(numbers, config.rms_norm_eps))
-}
-
 impl EncoderBlock {
     fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
-        let (hidden, inner, width) = (config.hidden_size, config.inner_size(), config.intermediate_size);
-        let (attention, mlp) = (weights.pp("self_attn"), weights.pp("mlp"));
+        let (hidden, inner) = (config.hidden_size, config.inner_size());
+        let attention = weights.pp("self_attn");
         let projection = |name: &str| attention.matrix(&format!("{name}_proj.weight"), inner, hidden);
+        let norm = |name: &str| RmsNorm::load(weights, name, hidden, config.rms_norm_eps);
         Ok(Self {
-            input_norm: norm(config, weights, "input_layernorm")?,
+            input_norm: norm("input_layernorm")?,
             qkv: Linear::stack(&[projection("q")?, projection("k")?, projection("v")?])?,
             out: Linear::new(&attention.matrix("o_proj.weight", hidden, inner)?, None)?,
-            mlp_norm: norm(config, weights, "post_attention_layernorm")?,
-            mlp: Mlp::new(
-                mlp.matrix("gate_proj.weight", width, hidden)?,
-                mlp.matrix("up_proj.weight", width, hidden)?,
-                &mlp.matrix("down_proj.weight", hidden, width)?,
-            )?,
+            mlp_norm: norm("post_attention_layernorm")?,
+            mlp: Mlp::load(&weights.pp("mlp"), hidden, config.intermediate_size)?,
         })
     }
 }
@@ -70,7 +64,7 @@ impl Encoder {
             head_dim: config.head_dim,
             rope_theta: config.rope_theta,
             blocks: blocks.collect::<std::result::Result<_, _>>()?,
-            norm: norm(config, weights, "norm")?,
+            norm: RmsNorm::load(weights, "norm", config.hidden_size, config.rms_norm_eps)?,
         })
     }
 
@@ -79,31 +73,48 @@ impl Encoder {
         self.blocks.iter().map(|block| block.qkv.bytes() + block.out.bytes() + block.mlp.bytes()).sum()
     }
 
-    /// x: (tokens, hidden), the embedded source, changed on the way -> what cross attention reads, the same shape.
-    pub(crate) fn forward(&self, cx: &mut Compute, x: &mut [f32], hidden: usize) -> Result<Vec<f32>> {
+    /// Bytes that a source of so many tokens takes while it is read, most of all: the residual stream and what is made of
+    /// it, q, k and v with their cache, and cross attention's keys and values.
+    pub(crate) fn working_bytes(&self, tokens: usize, hidden: usize) -> usize {
+        let inner = self.heads * self.head_dim;
+        tokens.saturating_mul(2 * hidden + 7 * inner).saturating_mul(size_of::<f32>())
+    }
+
+    /// x: (tokens, hidden), the embedded source, which becomes what cross attention reads.
+    pub(crate) fn forward(&self, cx: &mut Compute, x: &mut [f32], hidden: usize) -> Result<()> {
         let (tokens, inner) = (x.len() / hidden, self.heads * self.head_dim);
         let mut angles = Angles::new(self.head_dim, self.rope_theta);
         angles.turn(&[0], tokens);
-        let (mut normed, mut delta) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-        let (mut qkv, mut h) = (vec![0.0; tokens * 3 * inner], vec![0.0; tokens * inner]);
-        let (mut buffer, mut mlp) = (Vec::new(), MlpBuffers::default());
+        let mut qkv = vec![0.0; tokens * 3 * inner];
         let mut cache = Cache::zeros(1, self.heads, tokens, self.head_dim, StateType::F32);
+        let some = TOKENS.min(tokens);
+        let (mut normed, mut delta) = (vec![0.0; some * hidden], vec![0.0; some * hidden]);
+        let (mut h, mut buffer, mut mlp) = (vec![0.0; some * inner], Vec::new(), MlpBuffers::default());
         for block in &self.blocks {
-            block.input_norm.forward(cx, x, &mut normed);
-            block.qkv.forward(cx, &normed, &mut qkv);
+            for (x, qkv) in x.chunks(some * hidden).zip(qkv.chunks_mut(some * 3 * inner)) {
+                let normed = &mut normed[..x.len()];
+                block.input_norm.forward(cx, x, normed);
+                block.qkv.forward(cx, normed, qkv);
+            }
             angles.rotate(&mut qkv, 3 * inner, 2 * inner);
             // Every token's key and value first, then all queries over all of them.
-            let kv = cross::cached(&qkv, (3 * inner, inner), (self.heads, self.head_dim), tokens);
-            cache.write(0, &kv, tokens as u64);
-            let queries = Queries { q: &qkv, stride: 3 * inner, slots: &[0] };
-            cross::read_cache(&cache, queries, (cx, &mut buffer), &mut h)?;
-            block.out.forward(cx, &h, &mut delta);
-            norm::add(cx.isa, x, &delta);
-            block.mlp_norm.forward(cx, x, &mut normed);
-            block.mlp.forward(cx, &normed, &mut mlp, &mut delta);
-            norm::add(cx.isa, x, &delta);
+            cache.fill(0, &qkv, 3 * inner, inner);
+            for (x, q) in x.chunks_mut(some * hidden).zip(qkv.chunks(some * 3 * inner)) {
+                let (normed, delta) = (&mut normed[..x.len()], &mut delta[..x.len()]);
+                let h = &mut h[..x.len() / hidden * inner];
+                cross::read_cache(&cache, Queries { q, stride: 3 * inner, slots: &[0] }, (cx, &mut buffer), h)?;
+                block.out.forward(cx, h, delta);
+                norm::add(cx.isa, x, delta);
+                block.mlp_norm.forward(cx, x, normed);
+                block.mlp.forward(cx, normed, &mut mlp, delta);
+                norm::add(cx.isa, x, delta);
+            }
         }
-        self.norm.forward(cx, x, &mut normed);
-        Ok(normed)
+        for x in x.chunks_mut(some * hidden) {
+            let normed = &mut normed[..x.len()];
+            self.norm.forward(cx, x, normed);
+            x.copy_from_slice(normed);
+        }
+        Ok(())
     }
 }

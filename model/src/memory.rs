@@ -119,7 +119,7 @@ impl Denominators {
 /// Denominators (`phi_q . z`) that were divided by while texts were read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Denominators {
-    /// One for each token, layer and head.
+    /// One for each token, layer and head, and of an encoder-decoder another for cross attention.
     pub all: u64,
     /// Those of them that were below their floor, and were held there.
     pub clamped: u64,

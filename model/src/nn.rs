@@ -162,6 +162,16 @@ impl RmsNorm {
         Self { weight, eps: eps as f32 }
     }
 
+    /// Reads `name.weight` (dim).
+    pub(crate) fn load(
+        weights: &Weights<'_>,
+        name: &str,
+        dim: usize,
+        eps: f64,
+    ) -> std::result::Result<Self, LoadError> {
+        Ok(Self::new(weights.numbers(&format!("{name}.weight"), &[dim])?, eps))
+    }
+
     /// x: (rows, dim) -> out: the same shape.
     pub(crate) fn forward(&self, cx: &mut Compute, x: &[f32], out: &mut [f32]) {
         let (isa, dim) = (cx.isa, self.weight.len());
@@ -187,6 +197,15 @@ impl Mlp {
     /// gate, up: (intermediate, hidden); down: (hidden, intermediate).
     pub(crate) fn new(gate: Matrix<'_>, up: Matrix<'_>, down: &Matrix<'_>) -> Result<Self> {
         Ok(Self { gate_up: Linear::stack(&[gate, up])?, down: Linear::new(down, None)? })
+    }
+
+    /// Reads `{gate,up,down}_proj.weight`.
+    pub(crate) fn load(weights: &Weights<'_>, hidden: usize, inner: usize) -> std::result::Result<Self, LoadError> {
+        Ok(Self::new(
+            weights.matrix("gate_proj.weight", inner, hidden)?,
+            weights.matrix("up_proj.weight", inner, hidden)?,
+            &weights.matrix("down_proj.weight", hidden, inner)?,
+        )?)
     }
 
     /// Bytes of the weights.

@@ -203,6 +203,7 @@ impl StatePool {
         let (memories, rest) = numbers.split_at(self.layout.memory());
         let (tails, sources) = rest.split_at(self.layout.conv());
         let source = self.source_tokens(sources.last().copied(), tokens)?;
+        self.check_counts(sources, source)?;
         let heads = memories.chunks_exact(self.layout.head).zip(&self.greatest);
         for (head, (maximum, &greatest)) in heads.map(|(head, most)| (head[head.len() - 1], most)).enumerate() {
             if maximum > greatest {
@@ -230,16 +231,37 @@ impl StatePool {
         let Some(found) = found else { return Ok(0) };
         let most = (self.most_source as u64).min(tokens);
         // Whole, and in range where it is: the cast saturates.
-        let count = found as u64;
-        if count as f32 != found || count > most || (count == 0 && tokens > 0) {
-            bail!("the source must have 1 to {most} tokens, found {found}");
+        let (count, least) = (found as u64, u64::from(tokens > 0));
+        if count as f32 != found || count < least || count > most {
+            bail!("the source must have {least} to {most} tokens, found {found}");
         }
         Ok(count)
+    }
+
+    /// Refuses sums of a source whose c, the weight of all its tokens, is not their number: floors are a share of it.
+    fn check_counts(&self, sources: &[f32], tokens: u64) -> Result<()> {
+        let sums = matches!(self.layers.first(), Some(LayerState { cross: Some(LayerMemory::Sums(_)), .. }));
+        let heads = sources.chunks_exact(self.layout.cross.max(1)).filter(|_| sums).enumerate();
+        // Counts up to 65,536 are exact.
+        match heads.map(|(head, own)| (head, own[own.len() - 1])).find(|&(_, c)| c != tokens as f32) {
+            None => Ok(()),
+            Some((head, c)) => {
+                let (layer, head) = (head / self.layout.heads, head % self.layout.heads);
+                bail!("c of the source in layer {layer}, head {head} must be its {tokens} tokens, found {c}")
+            }
+        }
     }
 
     /// Whether texts begin with a source.
     pub(crate) fn has_sources(&self) -> bool {
         self.most_source > 0
+    }
+
+    /// Empties a slot, which counts as torn until [`Self::source_was_read`].
+    pub(crate) fn begin_source(&mut self, slot: usize) -> Result<()> {
+        self.reset(slot)?;
+        self.torn[slot] = true;
+        Ok(())
     }
 
     /// Makes `tokens` tokens of a source the whole text of a slot that has been reset; what each layer's cross attention
@@ -308,7 +330,7 @@ impl StatePool {
 
 /// Whether the system would give so many bytes. Zeroed memory is taken as it is touched, and an allocation that fails
 /// ends the process: it is asked for before, and given back.
-fn could_be_had(bytes: usize) -> bool {
+pub(crate) fn could_be_had(bytes: usize) -> bool {
     let mut probe = Vec::<u8>::new();
     let there = probe.try_reserve_exact(bytes).is_ok();
     // An allocation that nobody looks at may be left out.

@@ -53,6 +53,21 @@ fn compare_sources(name: &str, config: &DecoderConfig, numbers: &[f32], golden: 
     }
 }
 
+/// What the decoder remembers of the target itself.
+fn compare_own(name: &str, config: &DecoderConfig, numbers: &[f32], golden: &HashMap<String, Tensor>, case: usize) {
+    let (layout, d, features) = (config.state_layout(), config.head_dim, config.features());
+    assert_eq!(golden.contains_key(&format!("{case}.self.0.s")), features > 0, "{name}");
+    for (at, own) in numbers[..layout.memory()].chunks_exact(layout.head).enumerate().filter(|_| features > 0) {
+        let (layer, head) = (at / layout.heads, at % layout.heads);
+        let get = |part: &str, len: usize| {
+            flat(&golden[&format!("{case}.self.{layer}.{part}")])[head * len..][..len].to_vec()
+        };
+        let want = [get("s", features * d), get("z", features), get("c", 1)].concat();
+        let error = distance(own, &want);
+        assert!(error < TOLERANCE, "{name}, case {case}: S, z and c of layer {layer}, head {head}: {error}");
+    }
+}
+
 #[test]
 fn logits_and_sources_are_those_of_pytorch() {
     for name in ["seq2seq-rfa", "seq2seq-softmax"] {
@@ -70,6 +85,7 @@ fn logits_and_sources_are_those_of_pytorch() {
             compare_sources(name, decoder.config(), &pool.export(1).unwrap(), &golden, case);
             let error = distance(&flat(&decoder.forward(&row(&target), &mut pool, &[1]).unwrap()), &want);
             assert!(error < TOLERANCE, "{name}, case {case}: {error}");
+            compare_own(name, decoder.config(), &pool.export(1).unwrap(), &golden, case);
             assert_eq!(pool.tokens(1), (source.len() + target.len()) as u64);
         }
     }
@@ -112,6 +128,40 @@ fn a_translation_is_the_same_cut_anywhere_batched_with_anyone_and_on_any_threads
             }
         }
     }
+}
+
+#[test]
+fn threads_change_no_bit_of_wide_layers() {
+    // Wide and long enough that cross attention and the encoder are shared among the threads.
+    let wide = r#", "hidden_size": 64, "num_attention_heads": 8, "head_dim": 64, "proj_dim": 64"#;
+    for more in ["", SOFTMAX] {
+        let decoder = written(&config(&format!("{SOURCE}{wide}{more}")), 5);
+        let mut numbers = Numbers::new(6);
+        let (source, target) = (numbers.ids(280, 61), numbers.ids(30, 61));
+        let read = |threads: usize| {
+            let options = PoolOptions { threads: Threads::new(threads).into(), ..PoolOptions::new(3) };
+            let mut pool = decoder.new_pool_with(options).unwrap();
+            for slot in 0..3 {
+                decoder.read_source(&source[slot * 7..], &mut pool, slot).unwrap();
+                decoder.absorb(&target[slot..], &mut pool, slot).unwrap();
+            }
+            let logits = decoder.decode(&[1, 2, 3], &mut pool, &[0, 1, 2]).unwrap();
+            (bits(&logits), [0, 1, 2].map(|slot| state(&pool, slot)))
+        };
+        assert_eq!(read(3), read(1), "{more}");
+    }
+}
+
+#[test]
+fn cross_attention_counts_its_denominators_but_for_a_probe() {
+    let [(_, decoder), _] = both();
+    let mut pool = decoder.new_pool(1).unwrap();
+    decoder.read_source(&[3, 4, 5], &mut pool, 0).unwrap();
+    decoder.forward_probed(&row(&[1, 2]), &mut pool, &[0], &mut Vec::new()).unwrap();
+    assert_eq!(pool.denominators().all, 0);
+    decoder.absorb(&[1, 2], &mut pool, 0).unwrap();
+    // 2 tokens, 2 layers, 2 heads, to their own past and to the source.
+    assert_eq!(pool.denominators().all, 2 * 2 * 2 * 2);
 }
 
 #[test]
@@ -175,7 +225,14 @@ fn what_cannot_be_read_is_refused_and_changes_nothing() {
     refused(decoder.read_source(&[3; 301], &mut pool, 0), &["1 to 300", "301"]);
     refused(decoder.read_source(&[3, 61], &mut pool, 0), &["61", "vocabulary"]);
     refused(decoder.read_source(&[3], &mut pool, 2), &["slot 2"]);
-    let mut numbers = pool.export(0).unwrap();
+    let whole = pool.export(0).unwrap();
+    for c in [1e30, -1.0, 1.0, f32::NAN] {
+        let mut numbers = whole.clone();
+        let last = numbers.len() - 2;
+        numbers[last] = c;
+        refused(pool.import(0, &numbers, 4), &["c of the source", "layer 1, head 1", "2 tokens"]);
+    }
+    let mut numbers = whole;
     for count in [3.5, -1.0, 0.0, 301.0, 5.0, f32::NAN] {
         *numbers.last_mut().unwrap() = count;
         refused(pool.import(0, &numbers, 4), &["source", "1 to 4"]);
@@ -183,6 +240,8 @@ fn what_cannot_be_read_is_refused_and_changes_nothing() {
     assert_eq!((state(&pool, 0), pool.tokens(0)), (before, 4));
     let mut other = alone.new_pool(1).unwrap();
     refused(alone.read_source(&[1], &mut other, 0), &["decoder alone"]);
+    refused(decoder.read_source(&[1], &mut other, 0), &["pool", "of this decoder"]);
+    refused(decoder.absorb(&[1], &mut other, 0), &["pool", "of this decoder"]);
 }
 
 #[test]

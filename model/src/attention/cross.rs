@@ -17,10 +17,8 @@ use crate::weights::{LoadError, Weights};
 /// Projections around what reads the source.
 #[derive(Debug)]
 pub(crate) struct CrossAttention {
-    heads: usize,
     head_dim: usize,
-    /// Tokens of a source at most.
-    window: usize,
+    inner: usize,  // heads d
     query: Linear, // (heads d, hidden)
     kv: Linear,    // (2 heads d, hidden)
     out: Linear,   // (hidden, heads d)
@@ -38,11 +36,7 @@ pub(crate) struct Buffers {
 
 impl CrossAttention {
     /// Reads `{q,k,v,o}_proj` of one layer, and with random features `sigma` and `random_matrices`.
-    pub(crate) fn new(
-        config: &DecoderConfig,
-        window: usize,
-        weights: &Weights<'_>,
-    ) -> std::result::Result<Self, LoadError> {
+    pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.inner_size());
         let projection = |name: &str| weights.matrix(&format!("{name}_proj.weight"), inner, hidden);
         let features = match config.attention {
@@ -50,9 +44,8 @@ impl CrossAttention {
             Attention::Rfa | Attention::Hybrid => Some((features::of(config, weights)?, config.denominator_eps)),
         };
         Ok(Self {
-            heads: config.num_attention_heads,
             head_dim: config.head_dim,
-            window,
+            inner,
             query: Linear::new(&projection("q")?, None)?,
             kv: Linear::stack(&[projection("k")?, projection("v")?])?,
             out: Linear::new(&weights.matrix("o_proj.weight", hidden, inner)?, None)?,
@@ -60,16 +53,16 @@ impl CrossAttention {
         })
     }
 
-    /// What is kept of a source: the numbers of a slot's memory.
-    ///
-    /// source: (tokens, hidden), the encoder's
-    pub(crate) fn keep(&self, cx: &mut Compute, source: &[f32], hidden: usize) -> Result<Vec<f32>> {
-        let mut kv = vec![0.0; source.len() / hidden * self.kv.width()];
+    /// Puts what is kept of a source into a slot. source: (tokens, hidden), the encoder's
+    pub(crate) fn keep(&self, cx: &mut Compute, source: &[f32], memory: &mut LayerMemory, slot: usize) -> Result<()> {
+        let mut kv = vec![0.0; source.len() / self.out.width() * 2 * self.inner];
         self.kv.forward(cx, source, &mut kv);
-        match &self.features {
-            Some((features, _)) => cross::sums(features, &kv),
-            None => Ok(cross::cached(&kv, (self.kv.width(), 0), (self.heads, self.head_dim), self.window)),
+        match (memory, &self.features) {
+            (LayerMemory::Sums(memory), Some((features, _))) => memory.write(slot, &cross::sums(features, &kv, cx)?),
+            (LayerMemory::Cache(cache), None) => cache.fill(slot, &kv, 2 * self.inner, 0),
+            _ => bail!("cross attention: the memory is of another kind"),
         }
+        Ok(())
     }
 
     /// x: (rows, time, hidden) -> out: the same shape; `memory` has each row's source in its slot.
@@ -82,11 +75,10 @@ impl CrossAttention {
         Buffers { q, heads_first, h }: &mut Buffers,
         out: &mut [f32],
     ) -> Result<Denominators> {
-        let inner = self.heads * self.head_dim;
-        let len = x.len() / self.out.width() * inner;
+        let len = x.len() / self.out.width() * self.inner;
         let (q, h) = (sized(q, len), sized(h, len));
         self.query.forward(cx, x, q);
-        let queries = Queries { q, stride: inner, slots };
+        let queries = Queries { q, stride: self.inner, slots };
         let mut denominators = Denominators::default();
         match (memory, &self.features) {
             (LayerMemory::Sums(memory), Some((features, eps))) => {

@@ -1,4 +1,5 @@
-//! One query of one head over sums that it does not change: cross attention.
+//! Cross attention's two halves: a source's keys and values are added up, and a query reads the sums, which it does not
+//! change.
 //!
 //! Each column of the output is one chain of fused multiply-adds over the rows of S, whatever the instruction set.
 
@@ -37,6 +38,10 @@ fn body<S: Number>(s: &[S], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32]
         columns::<S, COLUMNS>(&s[at..], d, phi, scale, &mut out[at..at + COLUMNS]);
         at += COLUMNS;
     }
+    while d - at >= 32 {
+        columns::<S, 32>(&s[at..], d, phi, scale, &mut out[at..at + 32]);
+        at += 32;
+    }
     while d - at >= 16 {
         columns::<S, 16>(&s[at..], d, phi, scale, &mut out[at..at + 16]);
         at += 16;
@@ -45,6 +50,25 @@ fn body<S: Number>(s: &[S], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32]
         columns::<S, 1>(&s[at..], d, phi, scale, &mut out[at..=at]);
         at += 1;
     }
+}
+
+#[inline(always)]
+fn add_body(s: &mut [f32], sums: &mut [f32], phi: &[f32], v: &[f32]) {
+    let (z, c) = sums.split_at_mut(phi.len());
+    for ((s, z), &k) in s.chunks_exact_mut(v.len()).zip(z).zip(phi) {
+        for (s, &v) in s.iter_mut().zip(v) {
+            *s = k.mul_add(v, *s);
+        }
+        *z += k;
+    }
+    c[0] += 1.0;
+}
+
+multiversion! {
+    /// Adds a key and its value to the sums: the recurrence without a gate.
+    ///
+    /// s: (F, d); sums: z (F), then c (1); phi: (F); v: (d)
+    pub(crate) fn add(s: &mut [f32], sums: &mut [f32], phi: &[f32], v: &[f32]) = add_body;
 }
 
 multiversion! {
@@ -108,6 +132,30 @@ mod tests {
                 let sum: f64 = (0..features).map(|f| f64::from(phi[f]) * f64::from(s[f * d + column])).sum();
                 assert!((sum / divisor.max(0.14) - f64::from(*got)).abs() < 1e-5, "{features} {d} {column}");
             }
+        }
+    }
+
+    #[test]
+    fn keys_are_added_with_the_same_bits_by_every_instruction_set() {
+        let (features, d) = (20, 37);
+        let wave = |n: usize, f: f32| -> Vec<f32> { (0..n).map(|i| (i as f32 * f).sin()).collect() };
+        let added = |isa| {
+            let (mut s, mut sums) = (vec![0.0; features * d], vec![0.0; features + 1]);
+            for t in 0..3 {
+                add(isa, &mut s, &mut sums, &wave(features, 0.3 + t as f32), &wave(d, 1.1 + t as f32));
+            }
+            (s, sums)
+        };
+        let (s, sums) = added(Isa::Plain);
+        assert!(
+            (f64::from(s[d + 1])
+                - (0..3).map(|t| { (0.3 + f64::from(t)).sin() * (1.1 + f64::from(t)).sin() }).sum::<f64>())
+            .abs()
+                < 1e-6
+        );
+        assert!((sums[features] - 3.0).abs() < f32::EPSILON);
+        for isa in Isa::available() {
+            assert_eq!(added(isa), (s.clone(), sums.clone()), "{isa:?}");
         }
     }
 

@@ -100,6 +100,18 @@ impl Places {
         }
     }
 
+    fn fill<S: Cached>(self, all: &mut [S], slot: usize, (kv, stride, at): (&[f32], usize, usize)) {
+        let d = self.block.d;
+        for (place, kv) in kv.chunks_exact(stride).take(self.window).enumerate() {
+            for head in 0..self.heads {
+                let of = |which: usize| &kv[at + (which * self.heads + head) * d..][..d];
+                let start = self.at(slot, place / self.block.places, head) * self.block.numbers();
+                let block = &mut all[start..start + self.block.numbers()];
+                self.block.write(block, place % self.block.places, of(0), of(1));
+            }
+        }
+    }
+
     fn clear<S: Cached>(self, all: &mut [S], slot: usize, used: usize) {
         let block = self.heads * self.block.numbers();
         let start = slot * self.blocks() * block;
@@ -177,6 +189,19 @@ impl Cache {
         self.hold(slot, tokens);
         for (head, numbers) in numbers.chunks_exact(numbers.len() / self.places.heads).enumerate() {
             self.write_head(slot, head, numbers);
+        }
+    }
+
+    /// Fills a slot with the keys and values of a source, of no more tokens than the window has places.
+    ///
+    /// kv: (tokens, stride), in each token the keys of all heads from number `at` on, then their values
+    pub(crate) fn fill(&mut self, slot: usize, kv: &[f32], stride: usize, at: usize) {
+        self.reset(slot);
+        let (places, tokens) = (self.places, kv.len() / stride);
+        self.used[slot] = places.held(tokens as u64);
+        match &mut self.blocks {
+            Blocks::F32(all) => places.fill(all.all_mut(), slot, (kv, stride, at)),
+            Blocks::Bf16(all) => places.fill(all.all_mut(), slot, (kv, stride, at)),
         }
     }
 

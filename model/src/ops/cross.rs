@@ -11,8 +11,7 @@ use crate::compute::{Compute, sized};
 use crate::feature_map::{Block as FeatureBlock, Features};
 use crate::kernels::Isa;
 use crate::kernels::parts::Parts;
-use crate::kernels::readout::Readable;
-use crate::kernels::recurrence::{self, Token};
+use crate::kernels::readout::{self, Readable};
 use crate::kernels::softmax::{self, Cached};
 use crate::memory::{Blocks, Matrices, Places};
 pub(crate) use crate::memory::{Cache, HeadSums, Memory};
@@ -58,61 +57,72 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The sums of a source's keys and values, each head's S, z and c as [`Memory::read`] gives them: the recurrence
-/// without a gate.
+/// The sums of a source's keys and values, each head's S, z and c as [`Memory::read`] gives them.
 ///
 /// kv: (tokens, 2 heads d), k then v of each token -> (heads, S (F, d) then z (F) then c)
 ///
 /// # Errors
 /// When the shapes do not fit, or the features have a maximum.
-pub(crate) fn sums(features: &Features, kv: &[f32]) -> Result<Vec<f32>> {
+pub(crate) fn sums(features: &Features, kv: &[f32], cx: &mut Compute) -> Result<Vec<f32>> {
     let (heads, f, d) = features.dims();
     let inner = heads * d;
     if features.has_maximum() || kv.is_empty() || !kv.len().is_multiple_of(2 * inner) {
         bail!("cross attention: k and v of {} numbers and {heads} heads of {d} do not fit", kv.len());
     }
-    let mut out = Vec::with_capacity(heads * (f * (d + 1) + 1));
-    let isa = Isa::detect();
-    let (mut x, mut scratch) = (vec![0.0; QUERIES * d], vec![0.0; QUERIES * features.scratch()]);
-    let (mut phi, mut maxima) = (vec![0.0; QUERIES * f], vec![0.0; QUERIES]);
-    let (mut unread, mut clamped) = (vec![0.0; d], 0);
-    for head in 0..heads {
-        let start = out.len();
-        out.resize(start + f * (d + 1) + 1, 0.0);
-        let (s, beside) = out[start..].split_at_mut(f * d);
-        for block in kv.chunks(QUERIES * 2 * inner) {
-            let len = block.len() / (2 * inner);
-            for (x, kv) in x.chunks_exact_mut(d).zip(block.chunks_exact(2 * inner)) {
-                x.copy_from_slice(&kv[head * d..][..d]);
+    let (isa, numbers) = (cx.isa, f * (d + 1) + 1);
+    let mut out = vec![0.0; heads * numbers];
+    let parts = Parts::new(&mut out, numbers, &mut cx.marks[0]);
+    cx.threads.run(heads, &|head| {
+        // Every head is run once, so its part is there.
+        let Some(own) = parts.take(head) else { return };
+        let (s, beside) = own.split_at_mut(f * d);
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut rows = Rows::new(features, QUERIES, scratch);
+            for block in kv.chunks(QUERIES * 2 * inner) {
+                let keys = block.chunks_exact(2 * inner).map(|kv| &kv[head * d..][..d]);
+                let phi = rows.features(isa, head, keys);
+                for (phi, kv) in phi.chunks_exact(f).zip(block.chunks_exact(2 * inner)) {
+                    readout::add(isa, s, beside, phi, &kv[inner + head * d..][..d]);
+                }
             }
-            let (x, scratch) = (&mut x[..len * d], &mut scratch[..len * features.scratch()]);
-            let (phi, maxima) = (&mut phi[..len * f], &mut maxima[..len]);
-            features.rows(isa, head, FeatureBlock { x, scratch, phi, maxima });
-            for (phi_k, kv) in phi.chunks_exact(f).zip(block.chunks_exact(2 * inner)) {
-                let v = &kv[inner + head * d..][..d];
-                let (weights, counted) = ((1.0, 1.0), (1.0, 1.0));
-                let token = Token { phi_q: phi_k, phi_k, v, weights, counted, eps: 0.0, seed: 0 };
-                recurrence::advance(isa, s, beside, &token, &mut unread, &mut clamped);
-            }
-        }
-    }
+        });
+    });
     Ok(out)
 }
 
-/// A source's keys and values as [`Cache::read`] gives them.
-///
-/// kv: (tokens, stride), in each token `k` from the first number `at` and v after the keys of all heads
-/// -> (heads, keys (window, d) then values (window, d)), zeros after the last token's
-pub(crate) fn cached(kv: &[f32], (stride, at): (usize, usize), (heads, d): (usize, usize), window: usize) -> Vec<f32> {
-    let mut out = vec![0.0; heads * 2 * window * d];
-    for (place, kv) in kv.chunks_exact(stride).enumerate() {
-        for (head, out) in out.chunks_exact_mut(2 * window * d).enumerate() {
-            for (which, out) in out.chunks_exact_mut(window * d).enumerate() {
-                out[place * d..][..d].copy_from_slice(&kv[at + (which * heads + head) * d..][..d]);
-            }
-        }
+/// Some rows of a head on the way to their features.
+struct Rows<'a> {
+    map: &'a Features,
+    x: &'a mut [f32],       // (rows, d)
+    phi: &'a mut [f32],     // (rows, F)
+    maxima: &'a mut [f32],  // (rows)
+    scratch: &'a mut [f32], // (rows, Features::scratch)
+}
+
+impl<'a> Rows<'a> {
+    /// Room for so many rows.
+    fn new(map: &'a Features, rows: usize, room: &'a mut Vec<f32>) -> Self {
+        let (_, f, d) = map.dims();
+        let room = sized(room, rows * (d + map.scratch() + f + 1));
+        let (x, room) = room.split_at_mut(rows * d);
+        let (phi, room) = room.split_at_mut(rows * f);
+        let (maxima, scratch) = room.split_at_mut(rows);
+        Self { map, x, phi, maxima, scratch }
     }
-    out
+
+    /// Features (rows, F) of a head's vectors, of which there are no more than there is room for.
+    fn features<'b>(&mut self, isa: Isa, head: usize, vectors: impl Iterator<Item = &'b [f32]>) -> &[f32] {
+        let (_, f, d) = self.map.dims();
+        let mut len = 0;
+        for (x, vector) in self.x.chunks_exact_mut(d).zip(vectors) {
+            x.copy_from_slice(vector);
+            len += 1;
+        }
+        let (x, scratch) = (&mut self.x[..len * d], &mut self.scratch[..len * self.map.scratch()]);
+        let (phi, maxima) = (&mut self.phi[..len * f], &mut self.maxima[..len]);
+        self.map.rows(isa, head, FeatureBlock { x, scratch, phi, maxima });
+        &self.phi[..len * f]
+    }
 }
 
 /// Queries over the sums of their slots -> how many denominators were held at their floor, `eps` of c.
@@ -164,18 +174,10 @@ fn head_of_sums<S: Readable>(
     let block = QUERIES.min(time);
     let mut clamped = 0;
     SCRATCH.with_borrow_mut(|scratch| {
-        let room = sized(scratch, block * (d + features.scratch() + f + 1));
-        let (x, room) = room.split_at_mut(block * d);
-        let (phi, room) = room.split_at_mut(block * f);
-        let (maxima, scratch) = room.split_at_mut(block);
+        let mut rows = Rows::new(features, block, scratch);
         for (first, out) in (0..time).step_by(block).zip(out.chunks_mut(block * d)) {
-            let len = out.len() / d;
-            for (t, x) in x.chunks_exact_mut(d).take(len).enumerate() {
-                x.copy_from_slice(queries.of((row, first + t), time, head, d));
-            }
-            let (x, scratch) = (&mut x[..len * d], &mut scratch[..len * features.scratch()]);
-            let (phi, maxima) = (&mut phi[..len * f], &mut maxima[..len]);
-            features.rows(isa, head, FeatureBlock { x, scratch, phi, maxima });
+            let q = (first..first + out.len() / d).map(|t| queries.of((row, t), time, head, d));
+            let phi = rows.features(isa, head, q);
             for (phi, out) in phi.chunks_exact(f).zip(out.chunks_exact_mut(d)) {
                 S::read(isa, s, beside, phi, eps as f32, out, &mut clamped);
             }
@@ -268,9 +270,13 @@ fn each_head(
     let target = if time == 1 { &mut *out } else { sized(buffer, rows * heads * time * d) };
     let missed = AtomicUsize::new(0);
     let outs = Parts::new(target, time * d, &mut cx.marks[0]);
-    let run = |i: usize| match outs.take(i) {
-        Some(out) => piece(i / heads, i % heads, out),
-        None => drop(missed.fetch_add(1, Ordering::Relaxed)),
+    // A head after the other, all rows of each: the rows of a head share its random matrix.
+    let run = |i: usize| {
+        let (head, row) = (i / rows, i % rows);
+        match outs.take(row * heads + head) {
+            Some(out) => piece(row, head, out),
+            None => drop(missed.fetch_add(1, Ordering::Relaxed)),
+        }
     };
     if rows * heads * time * memory < SERIAL {
         (0..rows * heads).for_each(run);
@@ -278,7 +284,7 @@ fn each_head(
         cx.threads.run(rows * heads, &run);
     }
     if missed.into_inner() > 0 {
-        bail!("cross attention: a head was worked on twice");
+        bail!("cross attention: a head was not worked on, or twice");
     }
     if time > 1 {
         time_first(buffer, heads, time, d, out);
