@@ -15,3 +15,4 @@ pub mod record;
 pub mod report;
 pub mod table;
 pub mod text;
+pub mod translate;
