@@ -160,13 +160,19 @@ pub fn gather(files: &[PathBuf], command: &str, name: impl Fn(&Path) -> String) 
     commands.push(command.to_owned());
     let said = |of: fn(&Line) -> &Option<String>| each_once(all.iter().filter_map(|line| of(line).clone()));
     let (machines, dates) = (said(|line| &line.machine), said(|line| &line.date));
+    let mut settings = settings(&all);
+    if machines.is_empty() || dates.is_empty() || all.iter().all(|line| line.command.is_none()) {
+        let text = "where bench's lines do not say them: bench's command is put together from their numbers, the machine is \
+                    that which gathered them, the date the newest file's";
+        settings.insert("origin".into(), text.into());
+    }
     let written = chrono::DateTime::<chrono::Utc>::from(written).format("%Y-%m-%d").to_string();
     Ok(Record {
         experiment: "cost".into(),
         command: commands.join(" && "),
         machine: if machines.is_empty() { machine() } else { machines.join("; ") },
         date: dates.into_iter().max().unwrap_or(written),
-        settings: settings(&all),
+        settings,
         rows: all.iter().map(Line::row).collect(),
     })
 }

@@ -60,6 +60,7 @@ fn one_file_or_one_for_each_mixer_give_the_same_rows() {
     assert_eq!((said("weights"), said("steps"), said("rounds")), (json!("bf16"), json!(20), json!(9)));
     assert!(said("past").as_str().unwrap().contains("softmax"));
     assert_eq!(one.date.len(), 10);
+    assert!(said("origin").as_str().unwrap().contains("put together"));
 }
 
 #[test]
@@ -76,6 +77,7 @@ fn what_lines_say_of_themselves_is_kept_and_what_no_run_gives_is_not_made_up() {
     let record = gathered(&[write(folder.path(), "said", &lines)]).unwrap();
     assert_eq!(record.command, "measure > said && tidegate-weights cost");
     assert_eq!((record.machine.as_str(), record.date.as_str()), ("a machine", "2026-01-02"));
+    assert!(!record.settings.contains_key("origin"));
 }
 
 #[test]
