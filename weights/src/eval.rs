@@ -34,6 +34,12 @@ pub enum EvalError {
         /// The tokenizer's highest id.
         highest: u32,
     },
+    /// An encoder-decoder, which predicts nothing without a source.
+    #[error(
+        "a text alone cannot be read by an encoder-decoder: its predictions are of a source's translation, which \
+         `tidegate-weights translate` writes"
+    )]
+    Source,
     /// A limit of zero tokens.
     #[error("limit: must be at least 1, found 0")]
     Limit,
@@ -134,6 +140,9 @@ where
     pub(crate) fn new(checkpoint: &'a Checkpoint, limit: Option<u64>, forward: F) -> Result<Self, EvalError> {
         if limit == Some(0) {
             return Err(EvalError::Limit);
+        }
+        if checkpoint.decoder.config().source().is_some() {
+            return Err(EvalError::Source);
         }
         let segment = (LOGITS / checkpoint.decoder.config().vocab_size).clamp(1, 512);
         let options = PoolOptions { state: checkpoint.state, ..PoolOptions::new(1) };

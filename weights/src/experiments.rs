@@ -1,15 +1,16 @@
-//! The commands that measure and report: `approximation`, `denominators` and `report`.
+//! The commands that measure and report: `approximation`, `denominators`, `translation-cost`, `cost` and `report`.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
+use tidegate_model::Threads;
 use tidegate_weights::approximation::inputs::{Shape, Source, described};
 use tidegate_weights::approximation::{self, Options};
-use tidegate_weights::denominators;
 use tidegate_weights::record::Record;
 use tidegate_weights::report::report;
+use tidegate_weights::{cost, denominators, translation_cost};
 
 use crate::bar;
 
@@ -24,9 +25,22 @@ pub(crate) enum Experiment {
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
     },
+    /// Decode speed of an encoder-decoder against its source's length, of random features and of softmax attention,
+    /// random weights; writes translation-cost.json.
+    TranslationCost(TranslationCost),
+    /// Makes cost.json of what `tidegate bench --output json` wrote.
+    Cost {
+        /// Files of lines as bench writes them; all of one shape, one type of weights and so many threads.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// The folder to write into.
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
+    },
     /// Pictures (SVG) and tables (REPORT.md) of all experiments in a folder.
     Report {
-        /// The folder with language-*.json, approximation.json, denominators.json, listops.json, cost.json.
+        /// The folder with language-*.json, approximation.json, denominators.json, listops.json, cost.json,
+        /// translation.json, translation-cost.json.
         #[arg(long, value_name = "FOLDER", default_value = "weights/reports")]
         dir: PathBuf,
     },
@@ -51,12 +65,37 @@ pub(crate) struct Approximation {
     tokens: u32,
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct TranslationCost {
+    /// The folder to write into.
+    #[arg(long, value_name = "FOLDER")]
+    out: PathBuf,
+    /// Tokens of the sources.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "16,64,256,1024,4096")]
+    lengths: Vec<usize>,
+    /// Sources that are translated together.
+    #[arg(long, value_name = "ROWS", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    batch: u16,
+    /// Tokens of each row that one measurement takes.
+    #[arg(long, value_name = "TOKENS", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    tokens: u16,
+    /// Times that everything is measured.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+}
+
 impl Experiment {
     /// Runs the command; prints the files written.
     pub(crate) fn run(self) -> Result<()> {
         match self {
             Self::Approximation(arguments) => arguments.run(),
             Self::Denominators { out } => count(&out),
+            Self::TranslationCost(arguments) => arguments.run(),
+            Self::Cost { files, out } => {
+                let path = cost::gather(&files, &command().join(" "), named)?.write(&out)?;
+                println!("{}", path.display());
+                Ok(())
+            }
             Self::Report { dir } => {
                 for path in report(&dir)? {
                     println!("{}", path.display());
@@ -67,9 +106,21 @@ impl Experiment {
     }
 }
 
-/// The command line, as one types it again.
+/// The command line, as one types it again anywhere: no place of this machine is in it.
 fn command() -> Vec<String> {
-    std::iter::once("tidegate-weights".into()).chain(std::env::args().skip(1)).collect()
+    let words = std::env::args().skip(1).map(|word| match word.split_once('=') {
+        Some((option, value)) => format!("{option}={}", named(Path::new(value))),
+        None => named(Path::new(&word)),
+    });
+    std::iter::once("tidegate-weights".into()).chain(words).collect()
+}
+
+/// A path from here; of one that lies elsewhere its own name.
+fn named(path: &Path) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    let inside = path.strip_prefix(&here).ok().filter(|path| !path.as_os_str().is_empty());
+    let own = || if path.is_absolute() { path.file_name().map(Path::new) } else { None };
+    inside.or_else(own).unwrap_or(path).display().to_string()
 }
 
 fn settings(value: Value) -> Map<String, Value> {
@@ -111,6 +162,44 @@ impl Approximation {
         }
         bar.finish_and_clear();
         let path = Record::of_now("approximation", &command(), said, rows).write(&out)?;
+        println!("{}", path.display());
+        Ok(())
+    }
+}
+
+impl TranslationCost {
+    fn run(self) -> Result<()> {
+        let Self { out, lengths, batch, tokens, rounds } = self;
+        let (batch, tokens, rounds) = (batch.into(), tokens.into(), rounds.into());
+        let options = translation_cost::Options { lengths, batch, tokens, rounds, ..Default::default() };
+        let bar = bar(translation_cost::steps(&options))?;
+        let mut begun = 0;
+        let rows = translation_cost::measure(&options, &mut |what| {
+            bar.set_position(begun);
+            bar.set_message(what.to_owned());
+            begun += 1;
+        })?;
+        bar.finish_and_clear();
+        let shape = &options.shape;
+        let parameters = |mixer| translation_cost::config(mixer, &options).map(|config| config.parameters());
+        let said = settings(json!({
+            "tokens_per_second": "of all rows together, of decode steps alone; the median of the rounds, low and high their ends",
+            "shape": format!(
+                "{0} + {0} layers, {1} wide, SwiGLU of {2}, {3} heads of {4}, as many random vectors of a head, {5} tokens of vocabulary",
+                shape.layers, shape.hidden, shape.intermediate, shape.heads, shape.head_dim, shape.vocabulary
+            ),
+            "weights": format!("random, {}", shape.weights),
+            "state": "f32",
+            "parameters": { "rfa-gate": parameters("rfa-gate")?, "softmax": parameters("softmax")? },
+            "target": format!("{tokens} tokens of each row, after two that do not count"),
+            "threads": Threads::global().count(),
+            "rounds": format!("{rounds}, the mixers in turn at every length; over_softmax is the median of each round's ratio"),
+            "state_bytes": format!(
+                "room for a source of {} tokens, of softmax; a step reads what is filled", options.lengths.iter().max().unwrap_or(&0)
+            ),
+            "read_ms": "one source through the encoder, and what cross attention keeps of it",
+        }));
+        let path = Record::of_now("translation-cost", &command(), said, rows).write(&out)?;
         println!("{}", path.display());
         Ok(())
     }

@@ -99,6 +99,18 @@ pub struct OnText {
     pub layers: Vec<LayerOnText>,
 }
 
+/// How an encoder-decoder reads a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SourceReport {
+    /// Blocks of the encoder.
+    pub encoder_layers: usize,
+    /// Most tokens of a source, its first mark counted.
+    pub max_tokens: usize,
+    /// Bytes that cross attention keeps of a source: of random features the same for any, of softmax attention room for
+    /// the longest.
+    pub state_bytes: usize,
+}
+
 /// All that is known of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct InspectReport {
@@ -106,8 +118,10 @@ pub struct InspectReport {
     pub parameters: u64,
     /// By kind.
     pub groups: Vec<Group>,
-    /// Bytes that a conversation needs, however long.
+    /// Bytes that a conversation needs, however long; those of its source are among them.
     pub state_bytes: usize,
+    /// Of an encoder-decoder.
+    pub source: Option<SourceReport>,
     /// Every head of every layer.
     pub heads: Vec<Head>,
     /// Where a text was given.
@@ -115,11 +129,13 @@ pub struct InspectReport {
 }
 
 /// The kinds of tensors, by a part of the name; the first that fits.
-const KINDS: [(&str, &str); 10] = [
+const KINDS: [(&str, &str); 12] = [
     ("embed_tokens", "embedding"),
     ("lm_head", "output head"),
+    ("encoder.", "encoder"),
     ("random_matrices", RANDOM),
     ("sigma", "sigma"),
+    ("cross_attn.", "cross attention"),
     ("self_attn.gate.", "gates"),
     ("far_bias", "weights of far tokens"),
     ("conv1d", "convolutions"),
@@ -187,7 +203,12 @@ pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
     }
     let groups = groups(&stored);
     let parameters = groups.iter().filter(|g| g.name != RANDOM).map(|g| g.numbers).sum();
-    Ok(InspectReport { parameters, groups, state_bytes: config.state_bytes(), heads, on_text: None })
+    let source = config.source().map(|source| SourceReport {
+        encoder_layers: source.layers,
+        max_tokens: source.max_positions,
+        state_bytes: config.state_layout().source() * size_of::<f32>(),
+    });
+    Ok(InspectReport { parameters, groups, state_bytes: config.state_bytes(), source, heads, on_text: None })
 }
 
 /// Runs a text, or its first `limit` tokens, through the model and adds what the heads did to `report`.

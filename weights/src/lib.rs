@@ -7,6 +7,7 @@
 
 pub mod approximation;
 pub mod card;
+pub mod cost;
 pub mod denominators;
 pub mod eval;
 pub mod inspect;
@@ -15,3 +16,5 @@ pub mod record;
 pub mod report;
 pub mod table;
 pub mod text;
+pub mod translate;
+pub mod translation_cost;

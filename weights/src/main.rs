@@ -1,6 +1,7 @@
 //! The command line `tidegate-weights`: arguments, progress bars, and reports as tables or JSON.
 
 mod experiments;
+mod translating;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,8 @@ use tidegate_weights::inspect::{Head, InspectReport, Sigma, inspect, observe};
 use tidegate_weights::quantize::{Draft, OnText, QuantizeOptions, QuantizeReport};
 use tidegate_weights::table::{Table, grouped};
 
-/// Evaluates, inspects and quantises the checkpoints that `tidegate` serves, and measures what they are made of.
+/// Evaluates, inspects, quantises and translates with the checkpoints that `tidegate` serves, and measures what they are
+/// made of.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-weights", version)]
 struct Cli {
@@ -59,6 +61,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         text: Option<PathBuf>,
     },
+    /// Translates lines with an encoder-decoder, greedily; a translation a line, in the same order.
+    Translate(translating::Translate),
     #[command(flatten)]
     Experiment(experiments::Experiment),
 }
@@ -125,6 +129,7 @@ fn main() -> Result<()> {
                 print!("{}", quantize_tables(&report));
             }
         }
+        Command::Translate(translate) => translate.run()?,
         Command::Experiment(experiment) => experiment.run()?,
     }
     Ok(())
@@ -217,6 +222,11 @@ fn inspect_tables(report: &InspectReport) -> String {
     groups.row(["all".into(), sum(|g| g.tensors), sum(|g| g.numbers), sum(|g| g.bytes)]);
     let mut totals = Table::new(["parameters (trained)", &grouped(report.parameters)]);
     totals.row(["state bytes per conversation".into(), grouped(report.state_bytes as u64)]);
+    if let Some(source) = report.source {
+        totals.row(["of them for the source".into(), grouped(source.state_bytes as u64)]);
+        totals.row(["layers of the encoder".into(), source.encoder_layers.to_string()]);
+        totals.row(["most tokens of a source".into(), grouped(source.max_tokens as u64)]);
+    }
 
     let mut heads = Table::new(["layer.head", "sigma min", "mean", "max", "half-life (bias)", "on text", "clamped"]);
     for h in &report.heads {

@@ -90,9 +90,9 @@ impl<R: DeserializeOwned> Record<R> {
         let json = &mut serde_json::Deserializer::from_str(&text);
         let record: Self = serde_path_to_error::deserialize(json)
             .map_err(|error| RecordError::malformed(path, error.path().to_string(), error.inner().to_string()))?;
-        // `language-shakespeare` is a `language`.
-        let kind = record.experiment.split('-').next().unwrap_or_default();
-        if kind != experiment {
+        // `language-shakespeare` is a `language`; `translation-cost` is no `translation`.
+        let family = experiment == "language" && record.experiment.starts_with("language-");
+        if record.experiment != experiment && !family {
             let problem = format!("must be {experiment}, found {}", record.experiment);
             return Err(RecordError::malformed(path, "experiment", problem));
         }

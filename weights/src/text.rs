@@ -50,6 +50,9 @@ pub enum TextError {
     /// The tokenizer failed on a piece of text.
     #[error("tokenizer: {0}")]
     Encode(String),
+    /// The tokenizer failed on some tokens.
+    #[error("tokenizer: {0}")]
+    Decode(String),
     /// The tokenizer has no end-of-text token.
     #[error("tokenizer.json: has no token {END_OF_TEXT}")]
     NoEndMark,

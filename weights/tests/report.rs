@@ -90,6 +90,36 @@ fn listops() -> Vec<Value> {
     MIXERS[..5].iter().enumerate().map(row).collect()
 }
 
+fn translation() -> Vec<Value> {
+    let row = |at: u32, mixer: &str| {
+        let seed = |seed: u32| {
+            let end = 1.8 + 0.04 * f64::from(at) + 0.01 * f64::from(seed);
+            let curve: Vec<_> = (1..=20).map(|i| json!([i * 250, end + 2.0 * (-f64::from(i) / 4.0).exp()])).collect();
+            json!({"seed": seed, "bleu": 34.5 - 0.8 * f64::from(at) + 0.2 * f64::from(seed), "loss": end, "valid_loss": end,
+                   "seconds": 1200.0, "decode_tokens_per_second": 900.5, "curve": curve, "train_curve": [], "machine": "x"})
+        };
+        json!({"mixer": mixer, "parameters": 9_000_000 + at, "state_bytes": 798_816, "state_bytes_filled": 120_000 + at,
+               "bleu_signature": "nrefs:1|case:mixed", "seeds": [seed(2), seed(1)]})
+    };
+    vec![row(1, "rfa-gate"), row(0, "softmax")]
+}
+
+fn translation_cost() -> Vec<Value> {
+    let mut rows = Vec::new();
+    for source in [16u32, 64, 256, 1024, 4096] {
+        for (mixer, speed) in [("rfa-gate", 2000.0), ("softmax", 2e6 / (900.0 + 2.0 * f64::from(source)))] {
+            let over = (mixer == "rfa-gate").then_some((900.0 + 2.0 * f64::from(source)) / 1000.0);
+            let filled = if mixer == "softmax" { 24_576 * u64::from(source + 34) } else { 3_194_880 };
+            rows.push(
+                json!({"mixer": mixer, "source": source, "batch": 16, "tokens_per_second": speed, "low": 0.9 * speed,
+                             "high": 1.05 * speed, "state_bytes": 101_498_880, "state_bytes_filled": filled,
+                             "read_ms": 0.3 * f64::from(source), "over_softmax": over}),
+            );
+        }
+    }
+    rows
+}
+
 #[test]
 fn every_experiment_has_a_picture_and_a_table() {
     let folder = tempfile::tempdir().unwrap();
@@ -100,13 +130,23 @@ fn every_experiment_has_a_picture_and_a_table() {
     write(folder, "denominators.json", "denominators", &json!({}), &denominators());
     write(folder, "listops.json", "listops", &json!({}), &listops());
     write(folder, "cost.json", "cost", &json!({}), &cost());
+    write(folder, "translation.json", "translation", &json!({"unit": "nats per target token"}), &translation());
+    write(folder, "translation-cost.json", "translation-cost", &json!({}), &translation_cost());
     fs::write(folder.join("notes.json"), "another's").unwrap();
     let written = report(folder).unwrap();
     let names: Vec<_> = written.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
-    let all =
-        ["language-shakespeare.svg", "approximation.svg", "denominators.svg", "listops.svg", "cost.svg", "REPORT.md"];
+    let all = [
+        "language-shakespeare.svg",
+        "approximation.svg",
+        "denominators.svg",
+        "listops.svg",
+        "cost.svg",
+        "translation.svg",
+        "translation-cost.svg",
+        "REPORT.md",
+    ];
     assert_eq!(names, all);
-    for picture in &written[..5] {
+    for picture in &written[..7] {
         let svg = fs::read_to_string(picture).unwrap();
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{}: {svg}", picture.display());
@@ -115,7 +155,7 @@ fn every_experiment_has_a_picture_and_a_table() {
             assert_eq!(open, svg.matches(&format!("</{tag}>")).count(), "{}: {tag}", picture.display());
         }
     }
-    let text = fs::read_to_string(&written[5]).unwrap();
+    let text = fs::read_to_string(&written[7]).unwrap();
     for part in [
         "![Language models on Tiny Shakespeare](language-shakespeare.svg)",
         "| rfa-gate-stateful | 1.770 (1.760 to 1.780) | **1.720 (1.710 to 1.730)** | -0.200 | 800,005 | 66,000 | 2.0 |",
@@ -125,6 +165,10 @@ fn every_experiment_has_a_picture_and_a_table() {
         "| 1.5 | 3.12 % | 1.56 % | 0.78 % |",
         "| elu | 36.5 (36.3 to 36.6) | 1.600 (1.600 to 1.600) | 40.0 (40.0 to 40.0) | 2,000 | 200,000 |",
         "| decoding, 16 rows at once, ms a token after | 512 | 2,048 | 8,192 | 65,536 | state bytes at the longest |",
+        "| softmax | **34.80** | 34.70, 34.90 | +0.00 | 1.815 (1.810 to 1.820) | 9,000,000 | 798,816 | 120,000 | 20.0 |",
+        "| rfa-gate | **34.00** | 33.90, 34.10 | -0.80 | 1.855 (1.850 to 1.860) | 9,000,001 | 798,816 | 120,001 | 20.0 |",
+        "BLEU: `nrefs:1|case:mixed`.",
+        "| 4,096 | 2,000 (1,800 to 2,100) | 220 (198 to 231) | 9.09 | 3,194,880 | 101,498,880 | 1,229 | 1,229 |",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
@@ -188,6 +232,42 @@ fn malformed_files_are_named_with_the_field() {
         ),
         ("cost.json", "cost", changed(cost(), "/kind", json!("sleep")), "rows[1].kind: unknown variant"),
         ("cost.json", "cost", changed(cost(), "/low", json!(0)), "rows[1].low: 0 cannot"),
+        (
+            "translation.json",
+            "translation-cost",
+            translation(),
+            "translation.json: experiment: must be translation, found translation-cost",
+        ),
+        (
+            "translation.json",
+            "translation",
+            changed(translation(), "/seeds/0/bleu", json!(340)),
+            "rows[1].seeds[0].bleu: 340 cannot",
+        ),
+        (
+            "translation.json",
+            "translation",
+            changed(translation(), "/mixer", json!("rfa-gate")),
+            "rows[1].mixer: rfa-gate is there twice",
+        ),
+        (
+            "translation-cost.json",
+            "translation-cost",
+            changed(translation_cost(), "/read_ms", json!(-1)),
+            "rows[1].read_ms: -1 cannot",
+        ),
+        (
+            "translation-cost.json",
+            "translation-cost",
+            changed(translation_cost(), "/batch", json!(8)),
+            "rows[1].batch: must be 16",
+        ),
+        (
+            "translation-cost.json",
+            "translation-cost",
+            changed(translation_cost(), "/mixer", json!("rfa-gate")),
+            "rows[1].source: rfa-gate at 16 is there twice",
+        ),
         ("language-x.json", "language", changed(language(), "/seeds", json!([])), "rows[1].seeds: must not be empty"),
         (
             "language-x.json",

@@ -2,32 +2,12 @@
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
 use super::scale::{Kind, digits};
 use super::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use super::{Section, checked, color, table};
+use crate::cost::{Doing, Row};
 use crate::record::{Record, RecordError};
 use crate::table::grouped;
-
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Row {
-    mixer: String,
-    kind: Doing,
-    batch: u64,
-    depth: u64,
-    tokens_per_second: f64,
-    low: f64,
-    high: f64,
-    state_bytes: u64,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Doing {
-    Decode,
-    Prefill,
-}
 
 /// Milliseconds for one of the tokens of which so many are done a second.
 fn milliseconds(tokens_per_second: f64) -> f64 {
@@ -65,8 +45,16 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
             subtitle: "whiskers: least and most of all rounds".into(),
             panels,
         },
-        text: tables.join("\n"),
+        text: tables.join("\n") + note(&record.rows),
     })
+}
+
+fn note(rows: &[Row]) -> &'static str {
+    if rows.iter().any(|row| row.mixer == "softmax") && rows.iter().any(|row| row.mixer != "softmax") {
+        "\nIn brackets: tokens a second, in softmax's at the same depth.\n"
+    } else {
+        ""
+    }
 }
 
 fn title((kind, batch): (Doing, u64)) -> String {
@@ -118,14 +106,19 @@ fn states(rows: &[&Row]) -> Panel {
         let bytes = row.state_bytes as f64;
         Point { x: row.depth as f64, y: bytes, low: bytes, high: bytes }
     };
+    // A cache is allotted whole before anything is read.
+    let softmax: Vec<u64> = rows.iter().filter(|row| row.mixer == "softmax").map(|row| row.state_bytes).collect();
+    let room = softmax.len() > 1 && softmax.iter().all(|bytes| *bytes == softmax[0]);
+    let note = if room { "; of softmax: room for the longest text of the run" } else { "" };
     Panel::Lines(Lines {
         title: "what a conversation keeps".into(),
         across: Axis { label: "tokens read before".into(), kind: Kind::Log },
-        up: Axis { label: "bytes of state".into(), kind: Kind::Log },
+        up: Axis { label: format!("bytes of state{note}"), kind: Kind::Log },
         series: lines(rows, point),
     })
 }
 
+/// A row for each mixer, and in brackets how many times softmax's tokens a second its are at that depth.
 fn markdown(group: (Doing, u64), rows: &[&Row]) -> String {
     let mut depths: Vec<u64> = rows.iter().map(|row| row.depth).collect();
     depths.sort_unstable();
@@ -134,10 +127,18 @@ fn markdown(group: (Doing, u64), rows: &[&Row]) -> String {
     headings.extend(depths.iter().map(|&depth| grouped(depth)));
     headings.push("state bytes at the longest".into());
     let line = |name: &str| {
-        let of = |depth: u64| rows.iter().find(|row| row.mixer == name && row.depth == depth);
-        let time =
-            |&depth: &u64| of(depth).map_or_else(|| "-".into(), |row| digits(milliseconds(row.tokens_per_second)));
-        let state = depths.iter().rev().find_map(|&depth| of(depth)).map_or(0, |row| row.state_bytes);
+        let of = |name: &str, depth: u64| rows.iter().find(|row| row.mixer == name && row.depth == depth);
+        let ratio = |row: &Row| {
+            let softmax = of("softmax", row.depth).filter(|_| name != "softmax");
+            softmax.map_or_else(String::new, |softmax| {
+                format!(" ({} x)", digits(row.tokens_per_second / softmax.tokens_per_second))
+            })
+        };
+        let time = |&depth: &u64| {
+            let text = |row: &&Row| digits(milliseconds(row.tokens_per_second)) + &ratio(row);
+            of(name, depth).map_or_else(|| "-".into(), text)
+        };
+        let state = depths.iter().rev().find_map(|&depth| of(name, depth)).map_or(0, |row| row.state_bytes);
         [vec![name.to_owned()], depths.iter().map(time).collect(), vec![grouped(state)]].concat()
     };
     table(&headings, &mixers(rows).into_iter().map(line).collect::<Vec<_>>())

@@ -6,13 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::scale::Kind;
-use super::svg::{Axis, DotRow, Dots, Lines, Panel, Picture, Point, Series};
-use super::{Section, checked, color, spread, table, with_spread};
+use super::svg::{Axis, DotRow, Dots, Panel, Picture};
+use super::{Section, checked, color, curves, spread, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::table::grouped;
-
-/// Losses that a curve's picture shows, in those that the worst one ends with.
-const SHOWN: f64 = 1.3;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Row {
@@ -56,20 +53,6 @@ impl Row {
 
     fn mean(&self) -> f64 {
         spread(&self.judged()).map_or(f64::NAN, |(mean, ..)| mean)
-    }
-
-    /// The mean of the seeds' losses, with the least and the most, at steps that all of them have.
-    fn curve(&self) -> Vec<Point> {
-        let Some((first, others)) = self.seeds.split_first() else { return Vec::new() };
-        let at = |seed: &Run, step: f64| seed.curve.iter().find(|(s, _)| *s == step).map(|(_, loss)| *loss);
-        let point = |&(step, loss): &(f64, f64)| {
-            let mut losses = vec![loss];
-            for seed in others {
-                losses.push(at(seed, step)?);
-            }
-            spread(&losses).map(|(y, low, high)| Point { x: step, y, low, high })
-        };
-        first.curve.iter().filter_map(point).collect()
     }
 }
 
@@ -140,23 +123,11 @@ fn panels(rows: &[&Row], unit: &str) -> Vec<Panel> {
         rows: rows.iter().map(dot).collect(),
         mark: softmax,
     })];
-    let line =
-        |row: &&Row| Series { label: row.mixer.clone(), color: color(&row.mixer), dash: "", points: row.curve() };
-    let mut series: Vec<Series> = rows.iter().map(line).collect();
-    // The first steps' fall is the same for all and would press what differs into a corner.
-    let worst = series.iter().filter_map(|series| series.points.last()).map(|end| end.y).fold(0.0, f64::max);
-    let most = SHOWN * worst;
-    for series in &mut series {
-        series.points.retain(|point| point.y <= most);
-    }
-    if series.iter().any(|series| !series.points.is_empty()) {
-        panels.push(Panel::Lines(Lines {
-            title: "while training; the mean of the seeds, with the least and the most".into(),
-            across: Axis { label: "steps".into(), kind: Kind::Linear },
-            up: Axis { label: format!("validation loss, {unit}; from where it is below {most:.2}"), kind: Kind::Log },
-            series,
-        }));
-    }
+    let curve = |row: &&Row| {
+        let seeds: Vec<&[(f64, f64)]> = row.seeds.iter().map(|seed| &seed.curve[..]).collect();
+        (row.mixer.clone(), curves::mean(&seeds))
+    };
+    panels.extend(curves::panel(rows.iter().map(curve).collect(), unit));
     panels
 }
 

@@ -1,16 +1,20 @@
 //! Pictures and tables of the experiments in a folder: reads their JSON files, and writes an SVG for each and one
 //! `REPORT.md` with all tables, each with its command, machine and date.
 //!
-//! `language`, `approximation`, `denominators`, `listops` and `cost` know what one experiment's rows mean; `svg` and
-//! `scale` how pictures are drawn. Nothing here measures.
+//! `language`, `approximation`, `denominators`, `listops`, `cost`, `translation` and `translation_cost` know what one
+//! experiment's rows mean, `curves` what training curves are; `svg` and `scale` how pictures are drawn. Nothing here
+//! measures.
 
 mod approximation;
 mod cost;
+mod curves;
 mod denominators;
 mod language;
 mod listops;
 pub mod scale;
 pub mod svg;
+mod translation;
+mod translation_cost;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -36,7 +40,8 @@ pub enum ReportError {
     Record(#[from] RecordError),
     /// There is nothing to report on.
     #[error(
-        "{0}: holds no experiment: language-*.json, approximation.json, denominators.json, listops.json, cost.json"
+        "{0}: holds no experiment: language-*.json, approximation.json, denominators.json, listops.json, cost.json, \
+         translation.json, translation-cost.json"
     )]
     Nothing(PathBuf),
 }
@@ -52,12 +57,14 @@ pub fn report(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
     let mut text = "# Measurements\n\nWritten by `tidegate-weights report` from the JSON files beside it.\n".to_owned();
     for name in experiments(folder)? {
         let path = folder.join(format!("{name}.json"));
-        let (section, said) = match name.split('-').next().unwrap_or_default() {
-            "language" => section(&path, "language", language::section)?,
+        let (section, said) = match name.as_str() {
             "approximation" => section(&path, "approximation", approximation::section)?,
             "denominators" => section(&path, "denominators", denominators::section)?,
             "listops" => section(&path, "listops", listops::section)?,
-            _ => section(&path, "cost", cost::section)?,
+            "cost" => section(&path, "cost", cost::section)?,
+            "translation" => section(&path, "translation", translation::section)?,
+            "translation-cost" => section(&path, "translation-cost", translation_cost::section)?,
+            _ => section(&path, "language", language::section)?,
         };
         let picture = folder.join(format!("{name}.svg"));
         std::fs::write(&picture, section.picture.svg()).map_err(RecordError::file(&picture))?;
@@ -86,6 +93,8 @@ fn experiments(folder: &Path) -> Result<Vec<String>, RecordError> {
         "denominators" => Some(2),
         "listops" => Some(3),
         "cost" => Some(4),
+        "translation" => Some(5),
+        "translation-cost" => Some(6),
         name if name.starts_with("language-") => Some(0),
         _ => None, // another's file, which is let be
     };
