@@ -45,7 +45,8 @@ class PairsConfig:
 
 def lines(path: Path) -> list[str]:
     """The sentences of a file, without blanks around them. Only a line feed ends a line: the two files have as many."""
-    text = path.read_text(encoding="utf-8")
+    with open(path, encoding="utf-8", newline="\n") as file:  # a carriage return is a blank, not another end
+        text = file.read()
     if EOT in text:
         raise ValueError(f"{path}: must not hold the mark {EOT}")
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
@@ -115,7 +116,8 @@ def read(data: Path, part: str) -> Pairs:
 
 
 def batches(pairs: Pairs, tokens: int, rng: np.random.Generator | None = None) -> list[np.ndarray]:
-    """Which pairs stand in which batch: of nearly equal lengths, at most `tokens` target places each, padding counted.
+    """Which pairs stand in which batch: of nearly equal lengths, at most `tokens` target places each, padding counted; or one
+    pair, where its target alone is longer.
 
     With `rng` in random order, and pairs of equal lengths in other company each time; there are always as many batches.
     """

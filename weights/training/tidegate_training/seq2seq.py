@@ -64,8 +64,8 @@ class Seq2SeqConfig(ModelConfig):
 
     @property
     def state_numbers(self) -> int:
-        """As in a decoder, and what is kept of the source."""
-        return super().state_numbers + self.cross_numbers
+        """As in a decoder, what is kept of the source, and how many tokens it has."""
+        return super().state_numbers + self.cross_numbers + 1
 
     @property
     def encoder(self) -> EncoderConfig:

@@ -1,4 +1,5 @@
-"""Golden fixtures of the encoder-decoder: tiny random models with what they read, say and keep, which the Rust tests read.
+"""Golden fixtures of the encoder-decoder: tiny random models with what they read, say and keep. The Rust tests
+read all but `memory`, which is for whoever looks for the layer that differs.
 
 `<name>/config.json` and `<name>/model.safetensors` are a checkpoint as `export` writes it; `<name>/golden.safetensors`, for
 each example J, a sentence pair of its own length, and each decoder layer N (f32 but for the ids):
