@@ -129,7 +129,9 @@ impl Waiting {
 
     /// How often a source of so many tokens was read by the time that the others have ended.
     fn read_in_all(self, length: usize) -> usize {
-        self.others.into_iter().for_each(|other| assert_eq!(collect(other).ids.len(), 1));
+        for other in self.others {
+            assert_eq!(collect(other).ids.len(), 1);
+        }
         sources(&self.did).iter().filter(|did| **did == Did::Source(length)).count()
     }
 }
@@ -141,7 +143,9 @@ fn who_is_interrupted_before_the_source_is_read_gets_nothing_and_a_turn_goes_on_
     let begun = Start::Session(Arc::new(Snapshot::empty(1)));
     let of_session = RequestParameters { start: begun, keep: END, ..asked(&text, 5) };
     let mut waiting = Waiting::of([plain, of_session]);
-    waiting.streams.iter().for_each(|stream| stream.interrupt().now());
+    for stream in &waiting.streams {
+        stream.interrupt().now();
+    }
     let runs: Vec<Run> = waiting.streams.drain(..).map(collect).collect();
     for run in &runs {
         assert_eq!((run.finish().reason, run.ids.len()), (FinishReason::Interrupted, 0));

@@ -87,7 +87,9 @@ pub(crate) fn translation(source: &[u32], tokens: usize) -> Vec<u32> {
 /// The numbers of its state after a source and these tokens of a text.
 pub(crate) fn state_after(source: &[u32], text: &[u32]) -> Vec<f32> {
     let mut state = State::of(source);
-    text.iter().for_each(|id| state.read(*id));
+    for id in text {
+        state.read(*id);
+    }
     state.numbers()
 }
 
@@ -115,7 +117,9 @@ impl Translator {
         if self.states[slot].read == 0 && ids.first() != Some(&FIRST) {
             return Err(ModelError::new("no text begins so"));
         }
-        ids.iter().for_each(|id| self.states[slot].read(*id));
+        for id in ids {
+            self.states[slot].read(*id);
+        }
         Ok(())
     }
 
