@@ -13,7 +13,8 @@ use tidegate_model::{Device, StateType, checkpoint};
 
 use crate::api::Served;
 use crate::engine::{
-    DecoderModel, EngineError, EngineOptions, EngineThread, Limits, ModelError, TextRules, recommended_sampling, spawn,
+    DecoderModel, EngineError, EngineOptions, EngineThread, LanguageModel, Limits, ModelError, Sources, TextRules,
+    recommended_sampling, spawn,
 };
 use crate::session::{Codec, Fingerprint, KeyError, Keys, PrefixIndex, hex};
 use crate::text::{ChatTemplate, GrammarError, Grammars, TextError, Tokenizer};
@@ -76,7 +77,7 @@ pub struct OpenOptions {
     pub slots: usize,
     /// How their states are held in memory.
     pub state: StateType,
-    /// Longest prompt, in tokens; a source is as long as the model allows at most.
+    /// Longest prompt, in tokens; a source is as long as the model reads at most, too.
     pub max_prompt_tokens: usize,
     /// Longest answer, in tokens.
     pub max_tokens: usize,
@@ -134,7 +135,7 @@ pub fn locate() -> Result<PathBuf, OpenError> {
 pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
     let decoder = checkpoint::load(folder, &Device::Cpu)?;
     let config = decoder.config();
-    let source = config.source();
+    let longest_source = config.source().map_or(0, |source| source.max_positions);
     let (vocab_size, layout, state_bytes) = (config.vocab_size, config.state_layout(), config.state_bytes() as u64);
     let tokenizer = Tokenizer::load(folder, vocab_size, config.eos_token_id.as_slice())?;
     let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
@@ -142,18 +143,13 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
     let greatest = decoder.greatest_maxima();
     let model =
         DecoderModel::new(decoder, slots, options.state).map_err(|source| OpenError::Slots { slots, source })?;
-    let template = ChatTemplate::load(folder)?.map(Arc::new);
+    let sources = model.source_start().map(|start| Sources { longest: longest_source, start });
+    // A source is no conversation's text, whatever the checkpoint says of messages.
+    let template = if sources.is_some() { None } else { ChatTemplate::load(folder)?.map(Arc::new) };
     let fingerprint = model_fingerprint(folder, options.state)?;
     let system_fingerprint = system_fingerprint(folder, &fingerprint)?;
     let keys = options.secret.as_deref().map(Keys::new).transpose()?;
-    let codec = Codec {
-        fingerprint,
-        layout,
-        vocab_size,
-        greatest,
-        sources: source.map_or(0, |source| source.max_positions),
-        keys,
-    };
+    let codec = Codec { fingerprint, layout, vocab_size, greatest, sources: longest_source, keys };
     let tokenizer = Arc::new(tokenizer);
     let encode = {
         let tokenizer = Arc::clone(&tokenizer);
@@ -170,9 +166,9 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
         tokenizer,
         limits: Limits {
             vocab_size,
-            max_prompt_tokens: options.max_prompt_tokens.min(source.map_or(usize::MAX, |source| source.max_positions)),
+            max_prompt_tokens: options.max_prompt_tokens,
             max_tokens: options.max_tokens,
-            source_start: source.map(|source| source.start),
+            sources,
         },
         sampling,
         template,
@@ -181,7 +177,7 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
         state_bytes,
         // What a source begins with says nothing of its encoding.
         prefixes: Arc::new(PrefixIndex::new(
-            if source.is_some() { 0 } else { options.prefix_bytes },
+            if sources.is_some() { 0 } else { options.prefix_bytes },
             options.prefixes_per_owner,
         )),
         engine,

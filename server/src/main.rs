@@ -306,7 +306,7 @@ fn generate(args: GenerateArgs) -> Result<()> {
     };
     let events = served.engine.submit(Request::new(parameters, &served.limits)?)?;
     // A translation does not go on with its source.
-    let before = if served.limits.source_start.is_some() { "" } else { args.prompt.as_str() };
+    let before = if served.limits.sources.is_some() { "" } else { args.prompt.as_str() };
     let finish = match print(before, events) {
         // Who closed the pipe has seen enough.
         Err(error) if is_broken_pipe(&error) => return Ok(()),

@@ -129,7 +129,7 @@ fn allocations(rows: usize, parameters: &RequestParameters) -> usize {
     let encode = Arc::new(|_: &str| Vec::new());
     let rules = TextRules { vocabulary: Arc::new(Vocabulary::new(vocabulary)), eos: Arc::from([]), encode };
     let (engine, thread) = spawn(model, rules, EngineOptions::default()).unwrap();
-    let limits = Limits { vocab_size: VOCAB, max_prompt_tokens: PROMPT, max_tokens: 100_000, source_start: None };
+    let limits = Limits { vocab_size: VOCAB, max_prompt_tokens: PROMPT, max_tokens: 100_000, sources: None };
     let request = |seed| {
         let mut parameters = parameters.clone();
         parameters.sampling.seed = seed;

@@ -30,7 +30,7 @@ fn request(prompt: &[u32], max_tokens: usize) -> Request {
 fn with(parameters: RequestParameters) -> Request {
     Request::new(
         parameters,
-        &Limits { vocab_size: 256, max_prompt_tokens: 10_000, max_tokens: 1_000_000, source_start: None },
+        &Limits { vocab_size: 256, max_prompt_tokens: 10_000, max_tokens: 1_000_000, sources: None },
     )
     .unwrap()
 }
@@ -329,7 +329,7 @@ fn a_model_that_fails_at_once_is_refused() {
 
 #[test]
 fn bounds_of_a_request_are_named() {
-    let limits = Limits { vocab_size: 256, max_prompt_tokens: 4, max_tokens: 10, source_start: None };
+    let limits = Limits { vocab_size: 256, max_prompt_tokens: 4, max_tokens: 10, sources: None };
     let sampling = SamplingParams::default();
     let good = RequestParameters {
         prompt: vec![1],

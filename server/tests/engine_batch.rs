@@ -77,7 +77,7 @@ fn request(row: u32) -> Request {
         sampling,
         ..RequestParameters::default()
     };
-    Request::new(parameters, &Limits { vocab_size: VOCAB, max_prompt_tokens: 10, max_tokens: 10, source_start: None })
+    Request::new(parameters, &Limits { vocab_size: VOCAB, max_prompt_tokens: 10, max_tokens: 10, sources: None })
         .unwrap()
 }
 

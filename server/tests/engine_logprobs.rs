@@ -106,7 +106,7 @@ fn no_bit_of_them_depends_on_who_else_is_served() {
 
 #[test]
 fn the_bound_is_named() {
-    let limits = Limits { vocab_size: 256, max_prompt_tokens: 4, max_tokens: 10, source_start: None };
+    let limits = Limits { vocab_size: 256, max_prompt_tokens: 4, max_tokens: 10, sources: None };
     let error = |logprobs| Request::new(RequestParameters { logprobs, ..greedy(&[1], 1) }, &limits).unwrap_err();
     assert_eq!(error(Some(21)).to_string(), "logprobs must be from 0 to 20, found 21");
     assert_eq!(error(Some(usize::MAX)).parameter(), "logprobs");

@@ -6,10 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::runs::{Run, collect};
-use common::translator::{BROKEN, Did, FIRST, LIMITS, LONGEST, Translator, asked, files, start, translation};
+use common::translator::{
+    BROKEN, Did, FIRST, LIMITS, LONGEST, Translator, asked, files, start, start_with, state_after, translation,
+};
 use tidegate_model::SamplingParams;
 use tidegate_server::engine::{
-    EngineHandle, EventStream, Failure, FinishReason, Keep, Request, RequestParameters, Start, share_prompt,
+    Constraint, EngineHandle, EngineOptions, EventStream, Failure, FinishReason, Grammar, Keep, Request,
+    RequestParameters, Start, share_prompt,
 };
 use tidegate_server::session::{FormatError, History, Snapshot};
 use tidegate_server::text::Tokenizer;
@@ -102,25 +105,137 @@ fn a_source_that_several_have_is_read_once_however_many_fit_at_a_time() {
     }
 }
 
+/// Requests that are in their slots, behind others whose sources are read slowly.
+struct Waiting {
+    engine: EngineHandle,
+    did: Arc<Mutex<Vec<Did>>>,
+    others: Vec<EventStream>,
+    streams: Vec<EventStream>,
+}
+
+impl Waiting {
+    fn of(requests: impl IntoIterator<Item = RequestParameters>) -> Self {
+        let (engine, did) = start(Translator::new(16, Duration::ZERO).source(Duration::from_millis(60)));
+        let others = (0..10).map(|from| asked(&source(from, 40), 1));
+        let mut requests: Vec<Request> =
+            others.chain(requests).map(|one| Request::new(one, &LIMITS).unwrap()).collect();
+        share_prompt(&mut requests);
+        let mut others = engine.submit_all(requests).unwrap();
+        let streams = others.split_off(10);
+        // Taken all at once: when the first has its source, all have their slots.
+        wait_for("the first source", || !sources(&did).is_empty());
+        Self { engine, did, others, streams }
+    }
+
+    /// How often a source of so many tokens was read by the time that the others have ended.
+    fn read_in_all(self, length: usize) -> usize {
+        for other in self.others {
+            assert_eq!(collect(other).ids.len(), 1);
+        }
+        sources(&self.did).iter().filter(|did| **did == Did::Source(length)).count()
+    }
+}
+
 #[test]
 fn who_is_interrupted_before_the_source_is_read_gets_nothing_and_a_turn_goes_on_after() {
-    let (engine, did) = start(Translator::new(4, Duration::from_millis(20)));
-    let running = submit(&engine, RequestParameters { ignore_eos: true, ..asked(&[9], 10_000) });
-    wait_for("the first step", || did.lock().unwrap().contains(&Did::Step(1)));
     let text = source(1, 300);
-    let plain = submit(&engine, RequestParameters { keep: END, ..asked(&text, 5) });
-    plain.interrupt().now();
+    let plain = RequestParameters { keep: END, ..asked(&source(2, 301), 5) };
     let begun = Start::Session(Arc::new(Snapshot::empty(1)));
-    let of_session = submit(&engine, RequestParameters { start: begun, keep: END, ..asked(&text, 5) });
-    of_session.interrupt().now();
-    let [plain, of_session] = [plain, of_session].map(collect);
-    for run in [&plain, &of_session] {
+    let of_session = RequestParameters { start: begun, keep: END, ..asked(&text, 5) };
+    let mut waiting = Waiting::of([plain, of_session]);
+    for stream in &waiting.streams {
+        stream.interrupt().now();
+    }
+    let runs: Vec<Run> = waiting.streams.drain(..).map(collect).collect();
+    for run in &runs {
         assert_eq!((run.finish().reason, run.ids.len()), (FinishReason::Interrupted, 0));
     }
-    let kept = of_session.finish().snapshot.clone().unwrap();
+    let kept = runs[1].finish().snapshot.clone().unwrap();
     assert_eq!((kept.read, &kept.pending), (300, &vec![FIRST]), "a turn has its source read");
-    assert_eq!(turn(&engine, &kept, asked(&[], 5)).0.ids, translation(&text, 5));
-    drop(running);
+    assert_eq!(turn(&waiting.engine, &kept, asked(&[], 5)).0.ids, translation(&text, 5));
+    assert_eq!(waiting.read_in_all(301), 0, "nobody reads what nobody wants");
+}
+
+#[test]
+fn where_its_reader_leaves_before_its_source_is_read_the_next_reads_it() {
+    let text = source(1, 300);
+    let mut waiting = Waiting::of([(); 3].map(|()| asked(&text, 4)));
+    drop(waiting.streams.remove(0));
+    wait_for("the reader to be gone", || waiting.engine.stats().cancelled == 1);
+    assert!(!sources(&waiting.did).contains(&Did::Source(300)), "the source's turn had not come");
+    for stream in waiting.streams.drain(..) {
+        assert_eq!(collect(stream).ids, translation(&text, 4));
+    }
+    assert_eq!(waiting.read_in_all(300), 1);
+}
+
+#[test]
+fn a_reader_that_is_interrupted_still_reads_the_source_for_the_others() {
+    let text = source(1, 300);
+    let mut waiting = Waiting::of([(); 3].map(|()| asked(&text, 4)));
+    waiting.streams[0].interrupt().now();
+    assert!(!sources(&waiting.did).contains(&Did::Source(300)), "the source's turn had not come");
+    let first = collect(waiting.streams.remove(0));
+    assert_eq!((first.finish().reason, first.ids.len()), (FinishReason::Interrupted, 0));
+    for stream in waiting.streams.drain(..) {
+        assert_eq!(collect(stream).ids, translation(&text, 4));
+    }
+    assert_eq!(waiting.read_in_all(300), 1);
+}
+
+#[derive(Debug)]
+struct Broken;
+
+impl Grammar for Broken {
+    fn start(&self) -> Box<dyn Constraint> {
+        panic!("scripted panic")
+    }
+}
+
+#[test]
+fn where_its_reader_fails_the_next_reads_the_source() {
+    for slots in [1, 4] {
+        let (engine, did) = engine(slots);
+        let shared = |all: [RequestParameters; 3]| {
+            let mut requests = all.map(|one| Request::new(one, &LIMITS).unwrap());
+            share_prompt(&mut requests);
+            engine.submit_all(requests.into()).unwrap().into_iter().map(collect).collect::<Vec<Run>>()
+        };
+        let text = source(1, 300);
+        let broken = RequestParameters { grammar: Some(Arc::new(Broken)), ..asked(&text, 4) };
+        let said = shared([broken, asked(&text, 4), asked(&text, 4)]);
+        assert_eq!(said[0].end, Some(Err(Failure::Internal)));
+        assert!(said[1..].iter().all(|run| run.ids == translation(&text, 4)), "{slots} slots");
+        // What no one can read fails for each.
+        let said = shared([(); 3].map(|()| asked(&[5, BROKEN], 4)));
+        assert!(said.iter().all(|run| run.end == Some(Err(Failure::Internal))), "{slots} slots");
+        assert_eq!(sources(&did), [Did::Source(300)]);
+        assert_eq!(run(&engine, asked(&text, 2)).ids, translation(&text, 2));
+    }
+}
+
+#[test]
+fn an_engine_that_reads_a_long_source_is_not_stuck() {
+    let options = EngineOptions { step_limit: Duration::from_millis(300), ..EngineOptions::default() };
+    let model = Translator::new(1, Duration::ZERO).source(Duration::from_millis(1500));
+    let (engine, did) = start_with(model, options);
+    let text = source(1, 900);
+    let stream = submit(&engine, asked(&text, 2));
+    wait_for("the source to be read", || {
+        assert!(engine.is_ready(), "it counts as stuck");
+        !sources(&did).is_empty()
+    });
+    assert_eq!(collect(stream).ids, translation(&text, 2));
+    assert!(engine.is_ready());
+}
+
+#[test]
+fn a_source_that_was_read_before_its_turn_is_counted_once() {
+    let (engine, _) = engine(1);
+    let (_, read) = turn(&engine, &Snapshot::empty(1), asked(&source(1, 500), 0));
+    let (said, _) = turn(&engine, &read, asked(&[], 3));
+    assert_eq!((said.ids.len(), said.finish().prompt_tokens), (3, 0));
+    assert_eq!(engine.stats().prompt_tokens, 500, "the text's first token is none of the prompt's");
 }
 
 #[test]
@@ -137,7 +252,7 @@ fn an_answer_cut_anywhere_is_the_answer_in_one_piece() {
         let (first, between) = turn(&here, &Snapshot::empty(5), asked(&text, cut));
         let (second, end) = turn(&there, &between, asked(&[], 12 - cut));
         assert_eq!([first.ids, second.ids].concat(), whole.ids, "cut after {cut}");
-        assert!(cut == 0 || *end == *kept, "cut after {cut}");
+        assert!(*end == *kept, "cut after {cut}");
     }
     assert_eq!(sources(&did), [Did::Source(500); 13]);
 }
@@ -191,6 +306,42 @@ fn a_stop_string_leaves_nothing_of_itself_and_keeps_the_source() {
         assert_eq!((said.finish().reason, said.text.as_str()), (FinishReason::Stop, &free.text[..bytes]));
         assert_eq!((kept.read, kept.pending.len()), (50 + 1 + 4, 0));
         assert_eq!(kept.history, History::of_source(&text).extended(&[FIRST]).extended(&free.ids[..4]));
+        let next = source(from + 1, 20);
+        assert_eq!(turn(&engine, &kept, asked(&next, 4)).0.ids, translation(&next, 4));
+        stopped += 1;
+    }
+    assert!(stopped > 3, "only {stopped} texts could be stopped");
+}
+
+#[test]
+fn a_stop_string_that_begins_within_a_token_keeps_what_it_showed_before_and_the_source() {
+    let (engine, _) = engine(2);
+    let tokenizer = Tokenizer::load(&common::checkpoint(), LIMITS.vocab_size, &[]).unwrap();
+    let mut stopped = 0;
+    for from in 0..60 {
+        let text = source(from, 50);
+        let (free, _) = turn(&engine, &Snapshot::empty(1), asked(&text, 10));
+        let bytes = |tokens: usize| -> usize {
+            free.ids[..tokens].iter().map(|id| tokenizer.vocabulary().bytes(*id).len()).sum()
+        };
+        if !free.text.is_ascii() || bytes(10) != free.text.len() {
+            continue;
+        }
+        // The fifth token's last letter and the sixth's first.
+        let (start, end) = (bytes(4), bytes(5));
+        let (shown, stop) = (&free.text[start..end - 1], &free.text[end - 1..=end]);
+        let held_before = free.text[..start].ends_with(&stop[..1]);
+        if shown.is_empty() || held_before || free.text.find(stop) != Some(end - 1) {
+            continue;
+        }
+        let stops = RequestParameters { stop: vec![stop.to_owned()], ..asked(&text, 10) };
+        let (said, kept) = turn(&engine, &Snapshot::empty(1), stops);
+        assert_eq!((said.finish().reason, said.text.as_str()), (FinishReason::Stop, &free.text[..end - 1]));
+        let rest = tokenizer.encode_more(shown).unwrap();
+        let read = [&[FIRST], &free.ids[..4], &rest[..]].concat();
+        assert_eq!((kept.read, kept.pending.len()), (50 + read.len() as u64, 0));
+        assert_eq!(kept.history, History::of_source(&text).extended(&read));
+        assert_eq!(kept.state, state_after(&text, &read), "the source is in it, and all that was shown");
         let next = source(from + 1, 20);
         assert_eq!(turn(&engine, &kept, asked(&next, 4)).0.ids, translation(&next, 4));
         stopped += 1;

@@ -21,7 +21,7 @@ fn run(engine: &EngineHandle, start: Start, prompt: &[u32], max_tokens: usize) -
         keep: Keep { prompt: false, end: true },
         ..RequestParameters::default()
     };
-    let limits = Limits { vocab_size: 256, max_prompt_tokens: 100, max_tokens: 100, source_start: None };
+    let limits = Limits { vocab_size: 256, max_prompt_tokens: 100, max_tokens: 100, sources: None };
     let mut events = engine.submit(Request::new(parameters, &limits).unwrap()).unwrap();
     let mut text = String::new();
     loop {

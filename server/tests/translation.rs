@@ -9,7 +9,8 @@ use common::sessions::{App, app_of, session};
 use common::translator::{Did, LONGEST, Translator, serving, translation};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tidegate_server::session::Place;
+use tidegate_server::Served;
+use tidegate_server::session::{Codec, Keys, Place};
 
 /// A server of the scripted model, and what the model is asked to do.
 async fn app(place: Place) -> (App, std::sync::Arc<std::sync::Mutex<Vec<Did>>>) {
@@ -51,7 +52,6 @@ async fn a_prompt_is_a_source_and_the_answer_its_translation_alone() {
     let answer = asked(&app, &json!(ONE), json!({})).await;
     assert_eq!(ids(&answer), translation(&one, 6));
     assert_eq!(answer["usage"]["prompt_tokens"], one.len());
-    assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     assert_eq!(ids(&asked(&app, &json!(one), json!({})).await), translation(&one, 6), "as ids");
     let several = asked(&app, &json!([ONE, OTHER]), json!({"n": 3, "logprobs": 0})).await;
     let choices = several["choices"].as_array().unwrap();
@@ -68,6 +68,13 @@ async fn a_prompt_is_a_source_and_the_answer_its_translation_alone() {
     assert_eq!(told["generated_text"], answer["choices"][0]["text"]);
     let root = app.post("/", json!({"inputs": ONE, "parameters": {"max_new_tokens": 6}})).await.json();
     assert_eq!(root[0]["generated_text"], answer["choices"][0]["text"], "without the source in front");
+    let cut = json!({"inputs": ONE, "parameters": {"max_new_tokens": 6, "truncate": 4}});
+    let first = asked(&app, &json!(one[..4]), json!({})).await;
+    assert_eq!(
+        app.post("/generate", cut).await.json()["generated_text"],
+        first["choices"][0]["text"],
+        "its first tokens"
+    );
     let llama = app.post("/completion", json!({"prompt": ONE, "n_predict": 6, "temperature": 0})).await.json();
     assert_eq!(llama["content"], answer["choices"][0]["text"]);
 }
@@ -92,7 +99,18 @@ async fn what_makes_no_sense_of_a_source_is_refused_by_name() {
             "messages",
             "it takes no messages",
         ),
+        ("/v1/chat/completions", json!({"messages": []}), "messages", "it takes no messages"),
         ("/v1/responses", json!({"input": ONE}), "input", "it takes no messages"),
+        ("/apply-template", json!({"messages": []}), "messages", "it takes no messages"),
+        (
+            "/apply-template",
+            json!({"messages": [{"role": "user", "content": ONE}]}),
+            "messages",
+            "it takes no messages",
+        ),
+        ("/tokenize", json!({"messages": []}), "messages", "it takes no messages"),
+        ("/v1/sessions", json!({"messages": []}), "messages", "it takes no messages"),
+        ("/v1/sessions", json!({"text": ""}), "text", "must not be empty"),
         ("/v1/sessions", json!({"messages": [{"role": "user", "content": ONE}]}), "messages", "it takes no messages"),
         ("/v1/sessions", json!({"tokens": vec![5; LONGEST + 1]}), "tokens", "2000 tokens long, found 2001"),
     ];
@@ -100,6 +118,12 @@ async fn what_makes_no_sense_of_a_source_is_refused_by_name() {
         let answer = app.post(path, body).await;
         assert_eq!((answer.status, answer.param()), (StatusCode::BAD_REQUEST, param.to_owned()), "{}", answer.text());
         assert!(answer.text().contains(words), "{param}: {}", answer.text());
+    }
+    for messages in [json!([]), json!([{"role": "user", "content": ONE}])] {
+        let body = json!({"model": "fake", "max_tokens": 5, "messages": messages});
+        let answer = app.post("/v1/messages", body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        assert!(answer.text().contains("it takes no messages"), "{}", answer.text());
     }
     for parameters in [json!({"decoder_input_details": true}), json!({"return_full_text": true})] {
         let answer = app.post("/generate", json!({"inputs": ONE, "parameters": parameters})).await;
@@ -119,6 +143,14 @@ async fn models_say_that_they_read_sources() {
         (&info["model_pipeline_tag"], &info["max_input_tokens"]),
         (&json!("text2text-generation"), &json!(LONGEST))
     );
+    // What is no source is bounded by what the operator allows.
+    for (tokens, status) in [(10_000, StatusCode::OK), (10_001, StatusCode::BAD_REQUEST)] {
+        assert_eq!(app.post("/detokenize", json!({"tokens": vec![500; tokens]})).await.status, status);
+    }
+    let whole = LONGEST + 100_000;
+    assert_eq!(app.post("/tokenize", json!({"prompt": ONE})).await.json()["max_model_len"], whole);
+    assert_eq!(app.get("/props").await.json()["default_generation_settings"]["n_ctx"], whole);
+    assert_eq!(app.get("/slots").await.json()[0]["n_ctx"], whole);
     assert_eq!(common::sessions::app().await.get("/v1/models").await.json()["data"][0].get("max_source_tokens"), None);
 }
 
@@ -170,9 +202,37 @@ async fn a_conversation_has_one_source_at_a_time_and_goes_back_to_any() {
 
     // What never had a source has nothing to translate.
     let empty = session(&app, json!({})).await;
-    for prompt in [Value::Null, json!([])] {
+    for prompt in [Value::Null, json!([]), json!("")] {
         let refused = app.post("/v1/completions", body(&prompt, of(&empty["id"]))).await;
         assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "prompt".into()), "{}", refused.text());
     }
     assert_eq!(app.send(Method::GET, &path, Value::Null, &[]).await.status, StatusCode::OK);
+    // Messages are none, where a conversation of them could go on without any as well.
+    for more in [json!({}), json!({"messages": []})] {
+        let body = common::with(json!({"session": made["id"]}), more);
+        let refused = app.post("/v1/chat/completions", body).await;
+        assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "messages".into()));
+        assert!(refused.text().contains("it takes no messages"), "{}", refused.text());
+    }
+    let appended = app.post(&format!("{path}/append"), json!({"messages": []})).await;
+    assert!(appended.text().contains("it takes no messages"), "{}", appended.text());
+}
+
+#[tokio::test]
+async fn a_state_that_the_client_keeps_has_its_source() {
+    let (served, did) = serving(Translator::new(4, Duration::ZERO));
+    let codec = Codec { keys: Some(Keys::new(&[7; 32]).unwrap()), ..(*served.codec).clone() };
+    let app = app_of(Served { codec: codec.into(), ..served }, Place::Memory).await;
+    let [one, other] = [source(&app, ONE).await, source(&app, OTHER).await];
+    let refused = app.post("/v1/completions", body(&json!(""), json!({"return_state": true}))).await;
+    assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "prompt".into()), "{}", refused.text());
+    let first = asked(&app, &json!(ONE), json!({"return_state": true})).await;
+    assert_eq!(ids(&first), translation(&one, 6));
+    let state = &first["state"];
+    let second = asked(&app, &json!(""), json!({"state": state, "return_state": true})).await;
+    assert_eq!(ids(&second), translation(&one, 12)[6..]);
+    assert_eq!(ids(&asked(&app, &Value::Null, json!({"state": second["state"]})).await), translation(&one, 18)[12..]);
+    assert_eq!(ids(&asked(&app, &json!(OTHER), json!({"state": state})).await), translation(&other, 6));
+    let read = did.lock().unwrap().iter().filter(|did| matches!(did, Did::Source(_))).count();
+    assert_eq!(read, 2, "each source once");
 }

@@ -78,6 +78,12 @@ async fn a_translation_is_the_models_own_alone_in_a_batch_and_moved() {
             expected[1..].iter().all(|other| *other != expected[0]),
             "{keys}: sources are told apart: {expected:?}"
         );
+        let again = said(&here, greedy(SOURCES[0], json!({}))).await;
+        assert_eq!(ids(&again, 0), expected[0]);
+        assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+        let metrics = here.get("/metrics").await.text();
+        let kept: Vec<_> = metrics.lines().filter(|line| line.starts_with("tidegate_prefixes ")).collect();
+        assert_eq!(kept, ["tidegate_prefixes 0"], "no beginnings are kept");
         let together = common::with(greedy("", json!({"n": 2})), json!({"prompt": SOURCES}));
         let together = said(&here, together).await;
         for (at, expected) in expected.iter().enumerate() {
@@ -111,15 +117,13 @@ async fn a_translation_is_the_models_own_alone_in_a_batch_and_moved() {
 
         // Another source in the same conversation.
         assert_eq!(ids(&said(&there, turn(SOURCES[2], &moved["id"])).await, 0), expected[2][..8]);
-        let metrics = there.get("/metrics").await.text();
-        let kept = metrics.lines().find(|line| line.starts_with("tidegate_prefixes")).unwrap();
-        assert!(kept.ends_with(" 0"), "no beginnings are kept: {kept}");
     }
 }
 
 #[tokio::test]
 async fn a_longer_source_than_the_model_reads_is_refused() {
     let model = written_about(0.0, &models()[0]);
+    std::fs::write(model.path().join("chat_template.jinja"), "{{ messages[-1]['content'] }}").unwrap();
     let app = app_on(model.path(), OpenOptions { slots: 1, ..OpenOptions::default() }, Place::Memory).await;
     for (tokens, status) in [(96, StatusCode::OK), (97, StatusCode::BAD_REQUEST)] {
         let answer = app.post("/v1/completions", json!({"prompt": vec![5; tokens], "max_tokens": 1})).await;
@@ -128,4 +132,16 @@ async fn a_longer_source_than_the_model_reads_is_refused() {
     assert_eq!(app.get("/v1/models").await.json()["data"][0]["max_source_tokens"], 96);
     let answer = app.post("/v1/completions", json!({"prompt": vec![5; 97]})).await;
     assert_eq!(answer.json()["error"]["message"], "prompt must be 1 to 96 tokens long, found 97 tokens");
+
+    // Of a text that is no source the model's bound says nothing.
+    let long = json!({"prompt": vec![5; 96], "max_tokens": 200, "ignore_eos": true, "return_token_ids": true});
+    let tokens = said(&app, long).await["choices"][0]["token_ids"].clone();
+    assert_eq!(tokens.as_array().unwrap().len(), 200);
+    assert_eq!(app.post("/detokenize", json!({"tokens": tokens})).await.status, StatusCode::OK);
+    let props = app.get("/props").await.json();
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 1_000_096);
+    assert_eq!(props["chat_template"], "", "the checkpoint's is of no use");
+    let messages = json!({"messages": [{"role": "user", "content": "A house"}]});
+    let refused = app.post("/apply-template", messages).await.text();
+    assert!(refused.contains("the model translates: it takes no messages"), "{refused}");
 }

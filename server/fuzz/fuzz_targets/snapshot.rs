@@ -1,7 +1,7 @@
 //! Any bytes as a snapshot: as they are, with a digest that fits, and with lengths that fit too.
 //!
 //! None may panic. What is accepted holds what a snapshot promises, and written again it reads the same. The seeds are
-//! the pinned files of the tests, so the model is theirs.
+//! the pinned files of the tests, so the models are theirs: a decoder, and an encoder-decoder.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -15,18 +15,23 @@ use tidegate_server::session::{Codec, Fingerprint, History, Keys, MAX_PENDING, S
 const PREFIX: usize = 24;
 const DIGEST: usize = 32;
 
-static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec {
-    fingerprint: Fingerprint { architecture: "a1".repeat(32), weights: "b2".repeat(32), tokenizer: "c3".repeat(32) },
-    layout: StateLayout { layers: 2, heads: 1, head: 11, taps: 2, channels: 3, cross: 0 },
-    vocab_size: 16,
-    greatest: Vec::new(),
-    sources: 0,
-    keys: None,
+static DECODER: LazyLock<Codec> =
+    LazyLock::new(|| codec(StateLayout { layers: 2, heads: 1, head: 11, taps: 2, channels: 3, cross: 0 }, 0));
+
+static ENCODER_DECODER: LazyLock<Codec> =
+    LazyLock::new(|| codec(StateLayout { layers: 2, heads: 1, head: 5, taps: 0, channels: 0, cross: 4 }, 6));
+
+/// Servers whose secret is not that of any seed: they accept nothing.
+static STRANGERS: LazyLock<[Codec; 2]> = LazyLock::new(|| {
+    let keys = Some(Keys::new(&[0x5a; 32]).expect("32 bytes are enough"));
+    [&DECODER, &ENCODER_DECODER].map(|codec| Codec { keys: keys.clone(), ..(**codec).clone() })
 });
 
-/// A server whose secret is not that of any seed: it accepts nothing.
-static STRANGER: LazyLock<Codec> =
-    LazyLock::new(|| Codec { keys: Some(Keys::new(&[0x5a; 32]).expect("32 bytes are enough")), ..CODEC.clone() });
+fn codec(layout: StateLayout, sources: usize) -> Codec {
+    let fingerprint =
+        Fingerprint { architecture: "a1".repeat(32), weights: "b2".repeat(32), tokenizer: "c3".repeat(32) };
+    Codec { fingerprint, layout, vocab_size: 16, greatest: Vec::new(), sources, keys: None }
+}
 
 fuzz_target!(|data: &[u8]| {
     check(data);
@@ -39,26 +44,34 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn check(bytes: &[u8]) {
-    assert!(STRANGER.decode(bytes).is_err(), "a forged signature");
-    assert!(STRANGER.open(bytes, b"owner").is_err(), "a forged box");
-    let Ok(snapshot) = CODEC.decode(bytes) else { return };
-    holds(&snapshot);
-    let written = CODEC.encode(&snapshot);
-    let again = CODEC.decode(&written).expect("what was accepted can be written and read");
-    assert_eq!(again, snapshot);
-    assert_eq!(CODEC.encode(&again), written);
+    for stranger in &*STRANGERS {
+        assert!(stranger.decode(bytes).is_err(), "a forged signature");
+        assert!(stranger.open(bytes, b"owner").is_err(), "a forged box");
+    }
+    for codec in [&*DECODER, &*ENCODER_DECODER] {
+        let Ok(snapshot) = codec.decode(bytes) else { continue };
+        holds(&snapshot, codec);
+        let written = codec.encode(&snapshot);
+        let again = codec.decode(&written).expect("what was accepted can be written and read");
+        assert_eq!(again, snapshot);
+        assert_eq!(codec.encode(&again), written);
+    }
 }
 
 /// All that the rest of the server relies on.
-fn holds(snapshot: &Snapshot) {
-    let numbers = if snapshot.read > 0 { CODEC.layout.numbers() } else { 0 };
+fn holds(snapshot: &Snapshot, codec: &Codec) {
+    let numbers = if snapshot.read > 0 { codec.layout.numbers() } else { 0 };
     assert_eq!(snapshot.state.len(), numbers);
     assert!(snapshot.state.iter().all(|number| number.is_finite()));
+    if let Some(tokens) = snapshot.state.last().filter(|_| codec.sources > 0) {
+        let most = snapshot.read.min(codec.sources as u64) as f32;
+        assert!(tokens.fract() == 0.0 && (1.0..=most).contains(tokens), "a source of {tokens} tokens");
+    }
     assert!(snapshot.read > 0 || snapshot.history == History::default());
     assert!(snapshot.read <= 1 << 53 && snapshot.sampler.draws <= 1 << 53);
     assert!(snapshot.pending.len() <= MAX_PENDING);
-    assert!(snapshot.pending.iter().all(|&token| (token as usize) < CODEC.vocab_size));
-    assert!(snapshot.sampler.counts.iter().all(|&(token, _)| (token as usize) < CODEC.vocab_size));
+    assert!(snapshot.pending.iter().all(|&token| (token as usize) < codec.vocab_size));
+    assert!(snapshot.sampler.counts.iter().all(|&(token, _)| (token as usize) < codec.vocab_size));
     assert!(snapshot.sampler.counts.is_sorted_by(|(before, _), (after, _)| before < after));
     if let Some(answer) = &snapshot.answer {
         assert!(answer.held.len() <= 1024 && answer.bytes.len() <= 3);

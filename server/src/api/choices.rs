@@ -109,7 +109,7 @@ impl Choices {
 /// Tokens that one request may take.
 fn room(served: &Served) -> u64 {
     let limits = &served.limits;
-    ROOM.max((limits.max_prompt_tokens as u64).saturating_add(limits.max_tokens as u64))
+    ROOM.max((limits.longest_prompt() as u64).saturating_add(limits.max_tokens as u64))
 }
 
 /// The most tokens that each text may have where nobody names a number, one text for each of `prompts`, with `listed`

@@ -98,9 +98,8 @@ pub(super) fn text_to_ids(
     base: Option<&Snapshot>,
 ) -> Result<Vec<u32>, ApiError> {
     let ids = match base {
-        Some(base) if base.tokens() > 0 && (text.is_empty() || !served.reads_sources()) => {
-            served.tokenizer.encode_more(text)
-        }
+        Some(_) if served.reads_sources() && text.is_empty() => return Ok(Vec::new()),
+        Some(base) if base.tokens() > 0 && !served.reads_sources() => served.tokenizer.encode_more(text),
         _ => served.tokenizer.encode(text),
     };
     ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
@@ -114,6 +113,7 @@ pub(super) fn messages_to_ids(
     served: &Served,
     base: Option<&Snapshot>,
 ) -> Result<Vec<u32>, ApiError> {
+    takes_messages(served, param)?;
     let base = base.filter(|base| base.tokens() > 0);
     if messages.is_empty() && base.is_some_and(|base| base.answer.as_ref().is_some_and(|answer| answer.open)) {
         return Ok(Vec::new());
@@ -138,6 +138,7 @@ pub(super) fn messages_to_closed_ids(
     served: &Served,
     base: &Snapshot,
 ) -> Result<Vec<u32>, ApiError> {
+    takes_messages(served, param)?;
     let messages = checked(messages, param)?;
     let after = if base.answer.is_some() { After::Answer } else { After::Messages };
     let text = template(served, param)?.render_more_closed(&messages, after);
@@ -148,6 +149,7 @@ pub(super) fn messages_to_closed_ids(
 
 /// What messages are as ids where no answer is to follow.
 pub(super) fn closed_to_ids(messages: Vec<ChatMessage>, param: &str, served: &Served) -> Result<Vec<u32>, ApiError> {
+    takes_messages(served, param)?;
     let messages = checked(messages, param)?;
     let text = template(served, param)?.render_closed(&messages);
     let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
@@ -164,12 +166,16 @@ pub(super) fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Mes
 }
 
 pub(super) fn template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
-    let refused = |message| Err(ApiError::invalid(Some(param), message));
-    match served.template.as_deref() {
-        _ if served.reads_sources() => {
-            refused("the model translates: it takes no messages, but a source as the prompt at /v1/completions")
-        }
-        Some(template) => Ok(template),
-        None => refused("the checkpoint has no chat template, and takes prompts at /v1/completions alone"),
+    takes_messages(served, param)?;
+    let message = "the checkpoint has no chat template, and takes prompts at /v1/completions alone";
+    served.template.as_deref().ok_or_else(|| ApiError::invalid(Some(param), message))
+}
+
+/// Refuses messages, be they none, where a prompt is a source.
+fn takes_messages(served: &Served, param: &str) -> Result<(), ApiError> {
+    if served.reads_sources() {
+        let message = "the model translates: it takes no messages, but a source as the prompt at /v1/completions";
+        return Err(ApiError::invalid(Some(param), message));
     }
+    Ok(())
 }

@@ -12,7 +12,7 @@ use super::state::{AppState, Served};
 fn model(served: &Served) -> Value {
     let mut model = json!({"id": served.name, "object": "model", "created": served.created, "owned_by": "tidegate"});
     if served.reads_sources() {
-        model["max_source_tokens"] = served.limits.max_prompt_tokens.into();
+        model["max_source_tokens"] = served.limits.longest_prompt().into();
     }
     model
 }

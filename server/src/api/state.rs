@@ -32,7 +32,7 @@ pub struct Served {
     pub limits: Limits,
     /// What holds where a request says nothing.
     pub sampling: SamplingParams,
-    /// How messages become a text; none where the checkpoint has no template.
+    /// How messages become a text; none where the checkpoint has no template, or translates.
     pub template: Option<Arc<ChatTemplate>>,
     /// Makes the grammars that answers follow.
     pub grammars: Arc<Grammars>,
@@ -49,7 +49,7 @@ pub struct Served {
 impl Served {
     /// Whether a prompt is a source, which is translated, and not the beginning of a text.
     pub(super) fn reads_sources(&self) -> bool {
-        self.limits.source_start.is_some()
+        self.limits.sources.is_some()
     }
 
     /// Refuses a model of any other name.

@@ -124,7 +124,7 @@ pub(super) async fn tokenize(
         let names = || ids.iter().map(|id| served.tokenizer.name(*id)).collect();
         Ok(said(&Tokenized {
             count: ids.len(),
-            max_model_len: served.limits.max_prompt_tokens,
+            max_model_len: served.limits.context(),
             tokens,
             token_strs: wire.return_token_strs.unwrap_or(false).then(names),
         }))
@@ -230,8 +230,8 @@ fn ids(wire: &mut TokenizeRequest, served: &Served) -> Result<(Vec<u32>, &'stati
 
 /// The text of messages, with the beginning of an answer or without.
 fn rendered(messages: Vec<ChatMessage>, open: bool, served: &Served) -> Result<String, ApiError> {
-    let messages: Vec<Message> = prompt::checked(messages, "messages")?;
     let template = prompt::template(served, "messages")?;
+    let messages: Vec<Message> = prompt::checked(messages, "messages")?;
     let text = if open { template.render(&messages) } else { template.render_closed(&messages) };
     text.map_err(|error| ApiError::invalid(Some("messages"), format!("messages: {error}")))
 }

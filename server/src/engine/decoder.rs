@@ -43,8 +43,8 @@ impl LanguageModel for DecoderModel {
         self.decoder.absorb(ids, &mut self.pool, slot).map_err(ModelError::new)
     }
 
-    fn reads_sources(&self) -> bool {
-        self.decoder.config().source().is_some()
+    fn source_start(&self) -> Option<u32> {
+        self.decoder.config().source().map(|source| source.start)
     }
 
     fn read_source(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {

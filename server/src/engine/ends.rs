@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_end_is_forbidden_where_there_is_anything_else() {
-        let limits = Limits { vocab_size: 4, max_prompt_tokens: 1, max_tokens: 9, source_start: None };
+        let limits = Limits { vocab_size: 4, max_prompt_tokens: 1, max_tokens: 9, sources: None };
         let parameters = RequestParameters { max_tokens: 9, stop_token_ids: vec![2], ..RequestParameters::default() };
         let ends = Ends::new(&parameters, &limits).unwrap();
         let after = |mut logits: [f32; 4]| {

@@ -33,10 +33,14 @@ impl Shared {
     }
 }
 
-/// When the engine's loop last came round.
+/// In place of a beat's time: later than any.
+const AT_REST: u64 = u64::MAX;
+
+/// When the engine's loop last came round. A source is read as a whole and takes as long as it takes: meanwhile the
+/// heart is at rest, and not late.
 pub(super) struct Heartbeat {
     started: Instant,
-    /// Milliseconds from `started` to the last beat.
+    /// Milliseconds from `started` to the last beat; [`AT_REST`] until the next.
     last: AtomicU64,
     limit: Duration,
 }
@@ -48,6 +52,11 @@ impl Heartbeat {
 
     pub(super) fn beat(&self) {
         self.last.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Until the next beat it is not late, however long that takes.
+    pub(super) fn rest(&self) {
+        self.last.store(AT_REST, Ordering::Relaxed);
     }
 
     fn is_late(&self) -> bool {

@@ -34,7 +34,7 @@ pub use handle::{EngineHandle, EngineThread};
 pub use inbox::SubmitError;
 pub use model::{LanguageModel, ModelError};
 pub(crate) use opening::last_tokens;
-pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Start, recommended_sampling};
+pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Sources, Start, recommended_sampling};
 pub use sequence::{Encode, TextRules};
 pub use shared::share_prompt;
 pub use stats::{ROWS_BOUNDS, Stats};

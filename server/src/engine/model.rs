@@ -45,10 +45,10 @@ pub trait LanguageModel: Send {
     /// The device failed, or the state is not one of this model's.
     fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError>;
 
-    /// Whether each text answers a source, which is read before it: an encoder-decoder. Then only a slot with a source
-    /// reads text.
-    fn reads_sources(&self) -> bool {
-        false
+    /// The token that every text begins with, where each answers a source, which is read before it: an encoder-decoder.
+    /// Then only a slot with a source reads text. None where a text begins with a prompt.
+    fn source_start(&self) -> Option<u32> {
+        None
     }
 
     /// Reads a source (at least one token) into a slot, in place of all that was there. The text comes after, from

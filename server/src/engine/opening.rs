@@ -40,7 +40,7 @@ impl Opening {
         limits: &Limits,
     ) -> Result<Self, RequestError> {
         let vocab_size = limits.vocab_size;
-        let Some(first) = limits.source_start else {
+        let Some(first) = limits.sources.map(|sources| sources.start) else {
             return match start {
                 Start::Session(snapshot) => Self::turn(snapshot, prompt, sampling, reseed, vocab_size),
                 Start::Empty => Self::whole(None, prompt, sampling, vocab_size),

@@ -22,13 +22,35 @@ const MAX_SCORED_PROMPT: usize = 32_768;
 pub struct Limits {
     /// Tokens in the model's vocabulary.
     pub vocab_size: usize,
-    /// Longest prompt, in tokens.
+    /// Longest text that is read or made into tokens, in tokens.
     pub max_prompt_tokens: usize,
     /// Longest answer, in tokens.
     pub max_tokens: usize,
-    /// Where a prompt is a source, which is translated: the token that every text begins with. None where a prompt is
-    /// the text's own beginning.
-    pub source_start: Option<u32>,
+    /// Where a prompt is a source, which is translated. None where a prompt is the text's own beginning.
+    pub sources: Option<Sources>,
+}
+
+/// What holds for sources beside the bounds on any text.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources {
+    /// Longest source that the model reads, in tokens.
+    pub longest: usize,
+    /// The token that every text begins with.
+    pub start: u32,
+}
+
+impl Limits {
+    /// Longest prompt, in tokens: a source is as long as the model reads at most.
+    pub fn longest_prompt(&self) -> usize {
+        self.sources.map_or(self.max_prompt_tokens, |sources| sources.longest.min(self.max_prompt_tokens))
+    }
+
+    /// Tokens that a text may be made of, as clients ask for one number: a state has no such bound, so it is the longest
+    /// prompt's; where that is a source, the answer's come to it.
+    pub fn context(&self) -> usize {
+        let answer = if self.sources.is_some() { self.max_tokens } else { 0 };
+        self.longest_prompt().saturating_add(answer)
+    }
 }
 
 /// How tokens are chosen where a request says nothing: as the model's makers recommend, else as drawn from the
@@ -184,8 +206,8 @@ impl Request {
         let RequestParameters { start, prompt, max_tokens, stop, sampling, reseed, keep, .. } = parameters;
         let bound = |parameter, bound: String, found: String| RequestError::Bound { parameter, bound, found };
         let least = usize::from(!matches!(start, Start::Session(_)));
-        if prompt.len() < least || prompt.len() > limits.max_prompt_tokens {
-            let allowed = format!("{least} to {} tokens long", limits.max_prompt_tokens);
+        if prompt.len() < least || prompt.len() > limits.longest_prompt() {
+            let allowed = format!("{least} to {} tokens long", limits.longest_prompt());
             return Err(bound("prompt", allowed, format!("{} tokens", prompt.len())));
         }
         if let Some(id) = prompt.iter().find(|id| **id as usize >= limits.vocab_size) {
@@ -270,7 +292,7 @@ fn scored(parameters: &RequestParameters, limits: &Limits) -> Result<(), Request
             return bound(parameter, format!("from 0 to {MAX_LOGPROBS}"), count.to_string());
         }
     }
-    if prompt_logprobs.is_some() && limits.source_start.is_some() {
+    if prompt_logprobs.is_some() && limits.sources.is_some() {
         return bound(
             "prompt_logprobs",
             "absent where the prompt is a source, which nothing predicts".into(),

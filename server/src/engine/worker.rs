@@ -110,11 +110,13 @@ impl<M: LanguageModel> Worker<M> {
         let model = &mut self.model;
         guarded(|| {
             model.reset(0)?;
-            if model.reads_sources() {
+            let start = model.source_start();
+            if start.is_some() {
                 model.read_source(&[0], 0)?;
             }
-            model.absorb(&[0], 0)?;
-            model.decode(&[0], &[0], &mut Vec::new())?;
+            let first = start.unwrap_or(0);
+            model.absorb(&[first], 0)?;
+            model.decode(&[first], &[0], &mut Vec::new())?;
             model.reset(0)
         })
         .map_err(|fault| fault.reason)
@@ -195,7 +197,13 @@ impl<M: LanguageModel> Worker<M> {
         let Some(slot) = self.scheduler.next_prefill() else { return };
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let model = &mut self.model;
-        match guarded(|| sequence.read_chunk(model, slot)) {
+        if sequence.has_source_to_read() {
+            self.shared.heartbeat.rest();
+        }
+        let outcome = guarded(|| sequence.read_chunk(model, slot));
+        // The step after it has its own time.
+        self.shared.heartbeat.beat();
+        match outcome {
             Ok(length) => {
                 add(&self.shared.counters.prompt_tokens, length);
                 let last = sequence.is_read();
@@ -211,8 +219,8 @@ impl<M: LanguageModel> Worker<M> {
     /// Tells of the prompt's end where that was asked for, and ends a request that asks for nothing more.
     fn prompt_was_read(&mut self, slot: usize) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        if sequence.wants_tokens() && sequence.ends_in_prompt() {
-            // The last token, which the next step reads.
+        if sequence.wants_tokens() && self.model.source_start().is_none() {
+            // The last token, which the next step reads; after a source that is the one that every text begins with.
             add(&self.shared.counters.prompt_tokens, 1);
         }
         if sequence.wants_prompt_end() {

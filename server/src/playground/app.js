@@ -103,7 +103,9 @@ class Playground {
     try {
       const response = await send("/v1/models");
       if (!response.ok) throw await apiError(response);
-      this.modelName = (await response.json()).data[0].id;
+      const [model] = (await response.json()).data;
+      this.modelName = model.id;
+      this.field("translates").hidden = !("max_source_tokens" in model);
       this.model.textContent = this.modelName;
       this.model.dataset.state = "ready";
     } catch (error) {

@@ -57,7 +57,7 @@ pub(crate) fn served(engine: EngineHandle) -> Served {
         created: 0,
         fingerprint: "fp_0".into(),
         tokenizer: Arc::new(Tokenizer::load(&checkpoint(), 100_000, &[]).unwrap()),
-        limits: Limits { vocab_size: 256, max_prompt_tokens: 1000, max_tokens: 100_000, source_start: None },
+        limits: Limits { vocab_size: 256, max_prompt_tokens: 1000, max_tokens: 100_000, sources: None },
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         template: None,
         grammars: Arc::new(Grammars::new(&rules().vocabulary, &rules().eos).unwrap()),

@@ -70,7 +70,7 @@ pub(crate) fn parrot(text: &str, template: &str, folder: &Path) -> AppState {
     let (engine, _thread) = spawn(model, rules, EngineOptions::default()).unwrap();
     let state = AppState::new(ApiOptions::default());
     state.serve(Served {
-        limits: Limits { vocab_size: VOCABULARY, max_prompt_tokens: 10_000, max_tokens: 10_000, source_start: None },
+        limits: Limits { vocab_size: VOCABULARY, max_prompt_tokens: 10_000, max_tokens: 10_000, sources: None },
         grammars: Arc::new(Grammars::new(tokenizer.vocabulary(), tokenizer.eos()).unwrap()),
         template: ChatTemplate::load(folder).unwrap().map(Arc::new),
         tokenizer: Arc::new(tokenizer),

@@ -16,7 +16,7 @@ use super::fake::{Fake, rules};
 
 /// The bounds of a scripted model.
 pub(crate) const LIMITS: Limits =
-    Limits { vocab_size: 256, max_prompt_tokens: 40_000, max_tokens: 1_000_000, source_start: None };
+    Limits { vocab_size: 256, max_prompt_tokens: 40_000, max_tokens: 1_000_000, sources: None };
 
 /// An engine around a scripted model.
 pub(crate) fn start(fake: Fake) -> (EngineHandle, EngineThread) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidegate_model::{SamplingParams, StateLayout};
 use tidegate_server::Served;
 use tidegate_server::engine::{
-    EngineHandle, EngineOptions, LanguageModel, Limits, ModelError, RequestParameters, TextRules, spawn,
+    EngineHandle, EngineOptions, LanguageModel, Limits, ModelError, RequestParameters, Sources, TextRules, spawn,
 };
 use tidegate_server::session::Codec;
 use tidegate_server::text::Tokenizer;
@@ -19,11 +19,15 @@ const VOCABULARY: usize = 4096;
 pub(crate) const LONGEST: usize = 2000;
 /// A token that no source can be encoded with.
 pub(crate) const BROKEN: u32 = 4000;
-/// The token that every text begins with.
-pub(crate) const FIRST: u32 = 0;
+/// The token that every text begins with; another than sources do.
+pub(crate) const FIRST: u32 = 7;
 
-pub(crate) const LIMITS: Limits =
-    Limits { vocab_size: VOCABULARY, max_prompt_tokens: LONGEST, max_tokens: 100_000, source_start: Some(FIRST) };
+pub(crate) const LIMITS: Limits = Limits {
+    vocab_size: VOCABULARY,
+    max_prompt_tokens: 10_000,
+    max_tokens: 100_000,
+    sources: Some(Sources { longest: LONGEST, start: FIRST }),
+};
 
 /// What a model was asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +63,10 @@ impl State {
         (self.text, self.read) = (mixed(self.text, id), self.read + 1);
     }
 
+    fn numbers(self) -> Vec<f32> {
+        [self.text, self.read, self.source, self.tokens].map(|number| number as f32).to_vec()
+    }
+
     fn next(&self) -> u32 {
         300 + (self.source * 7 + self.text * 13 + self.read) % 3000
     }
@@ -76,22 +84,42 @@ pub(crate) fn translation(source: &[u32], tokens: usize) -> Vec<u32> {
     (0..tokens).map(|_| next()).collect()
 }
 
+/// The numbers of its state after a source and these tokens of a text.
+pub(crate) fn state_after(source: &[u32], text: &[u32]) -> Vec<f32> {
+    let mut state = State::of(source);
+    for id in text {
+        state.read(*id);
+    }
+    state.numbers()
+}
+
 pub(crate) struct Translator {
     states: Vec<State>,
     did: Arc<Mutex<Vec<Did>>>,
     step: Duration,
+    source: Duration,
 }
 
 impl Translator {
     pub(crate) fn new(slots: usize, step: Duration) -> Self {
-        Self { states: vec![State::default(); slots], did: Arc::default(), step }
+        Self { states: vec![State::default(); slots], did: Arc::default(), step, source: Duration::ZERO }
+    }
+
+    /// The same, which takes so long for a source.
+    pub(crate) fn source(self, source: Duration) -> Self {
+        Self { source, ..self }
     }
 
     fn text(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
         if self.states[slot].tokens == 0 {
             return Err(ModelError::new("the slot has no source"));
         }
-        ids.iter().for_each(|id| self.states[slot].read(*id));
+        if self.states[slot].read == 0 && ids.first() != Some(&FIRST) {
+            return Err(ModelError::new("no text begins so"));
+        }
+        for id in ids {
+            self.states[slot].read(*id);
+        }
         Ok(())
     }
 
@@ -109,8 +137,8 @@ impl LanguageModel for Translator {
         self.states.len()
     }
 
-    fn reads_sources(&self) -> bool {
-        true
+    fn source_start(&self) -> Option<u32> {
+        Some(FIRST)
     }
 
     fn reset(&mut self, slot: usize) -> Result<(), ModelError> {
@@ -122,17 +150,17 @@ impl LanguageModel for Translator {
         if ids.contains(&BROKEN) || ids.is_empty() || ids.len() > LONGEST {
             return Err(ModelError::new("no source"));
         }
+        std::thread::sleep(self.source);
         self.did(Did::Source(ids.len()));
         self.states[slot] = State::of(ids);
         Ok(())
     }
 
     fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
-        let State { text, read, source, tokens } = self.states[slot];
-        if tokens == 0 {
+        if self.states[slot].tokens == 0 {
             return Err(ModelError::new("the slot has no source"));
         }
-        Ok([text, read, source, tokens].map(|number| number as f32).to_vec())
+        Ok(self.states[slot].numbers())
     }
 
     fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError> {
@@ -164,6 +192,11 @@ impl LanguageModel for Translator {
 
 /// An engine around it, and what its model was asked to do since it was warm.
 pub(crate) fn start(model: Translator) -> (EngineHandle, Arc<Mutex<Vec<Did>>>) {
+    start_with(model, EngineOptions::default())
+}
+
+/// The same, set up as the options say.
+pub(crate) fn start_with(model: Translator, options: EngineOptions) -> (EngineHandle, Arc<Mutex<Vec<Did>>>) {
     let did = Arc::clone(&model.did);
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap());
     let rules = TextRules {
@@ -171,7 +204,7 @@ pub(crate) fn start(model: Translator) -> (EngineHandle, Arc<Mutex<Vec<Did>>>) {
         eos: Arc::clone(tokenizer.eos()),
         encode: Arc::new(move |text| tokenizer.encode_more(text).unwrap()),
     };
-    let (engine, _thread) = spawn(model, rules, EngineOptions::default()).unwrap();
+    let (engine, _thread) = spawn(model, rules, options).unwrap();
     assert_eq!(std::mem::take(&mut *did.lock().unwrap()), [Did::Source(1), Did::Text(1), Did::Step(1)]);
     (engine, did)
 }

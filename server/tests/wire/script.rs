@@ -96,7 +96,7 @@ pub(crate) fn recited(lines: Vec<Vec<u32>>) -> (AppState, EngineThread) {
     let rules = TextRules { vocabulary: Arc::clone(tokenizer.vocabulary()), eos: Arc::clone(tokenizer.eos()), encode };
     let (engine, thread) = spawn(Script::new(lines, 4), rules, EngineOptions::default()).unwrap();
     let state = AppState::new(ApiOptions::default());
-    let limits = Limits { vocab_size: TOKENS, max_prompt_tokens: 1000, max_tokens: 10_000, source_start: None };
+    let limits = Limits { vocab_size: TOKENS, max_prompt_tokens: 1000, max_tokens: 10_000, sources: None };
     state.serve(Served { tokenizer, limits, ..served(engine) });
     (state, thread)
 }

@@ -53,6 +53,7 @@ impl MessagesRequest {
     /// answer goes on with it.
     pub(super) fn read(mut self, served: &Served) -> Result<(Vec<u32>, Option<Tools>), ApiError> {
         self.check(served)?;
+        let template = prompt::template(served, "messages")?;
         let tools = tools::tools(self.tools.take().unwrap_or_default(), self.tool_choice.take())?;
         let mut messages = self.messages()?;
         let begun = match messages.last() {
@@ -69,7 +70,6 @@ impl MessagesRequest {
             let message = "messages must not end with the assistant's where tools may be called: a call is a whole";
             return Err(invalid("messages", message));
         }
-        let template = prompt::template(served, "messages")?;
         let refused = |error: String| invalid("messages", format!("messages: {error}"));
         let text = template.render_tools(&messages, tools.as_ref().map(Tools::shown));
         let mut text = text.map_err(|error| refused(error.to_string()))?;

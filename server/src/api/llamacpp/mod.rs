@@ -37,7 +37,7 @@ pub(super) async fn props(State(state): State<AppState>) -> Result<Json<Value>, 
     let token = |id: Option<&u32>| id.and_then(|id| served.tokenizer.special(*id)).unwrap_or_default().to_owned();
     Ok(Json(json!({
         "default_generation_settings": {
-            "n_ctx": served.limits.max_prompt_tokens,
+            "n_ctx": served.limits.context(),
             "params": wire::Settings::default_of(&served),
         },
         "total_slots": served.engine.slots(),
@@ -68,7 +68,7 @@ pub(super) async fn slots(State(state): State<AppState>, RawQuery(query): RawQue
 fn slot(id: usize, is_processing: bool, served: &Served) -> Value {
     json!({
         "id": id,
-        "n_ctx": served.limits.max_prompt_tokens,
+        "n_ctx": served.limits.context(),
         "speculative": false,
         "is_processing": is_processing,
         "state_bytes": served.state_bytes,

@@ -45,7 +45,7 @@ pub struct TextRules {
 /// One running request.
 pub(in crate::engine) struct Sequence {
     pub(in crate::engine) start: Option<Arc<Snapshot>>,
-    /// What is read before them, where the prompt is a source.
+    /// The prompt, where it is a source: it is read before `input`.
     source: Source,
     /// The tokens to read before the first is chosen.
     input: Vec<u32>,

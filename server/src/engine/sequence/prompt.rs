@@ -77,12 +77,12 @@ impl Sequence {
 
     /// Whether the source and the input have been read, but for the last token.
     pub(in crate::engine) fn is_read(&self) -> bool {
-        !matches!(self.source, Source::Unread(_)) && self.next_chunk().is_empty()
+        !self.has_source_to_read() && self.next_chunk().is_empty()
     }
 
-    /// Whether the last token to read is the prompt's: after a source it is the one that every text begins with.
-    pub(in crate::engine) fn ends_in_prompt(&self) -> bool {
-        self.source == Source::Absent
+    /// Whether the next piece of the prompt is a source.
+    pub(in crate::engine) fn has_source_to_read(&self) -> bool {
+        matches!(self.source, Source::Unread(_))
     }
 
     /// Whether this request has read tokens that were not in the state it began from.

@@ -43,7 +43,7 @@ pub(in crate::api::openapi) struct GenerateParameters {
     top_n_tokens: Option<u64>,
     #[schema(exclusive_minimum = 0, maximum = 1)]
     top_p: Option<f64>,
-    /// Tokens of the prompt that are read, the last ones.
+    /// Tokens of the prompt that are read: the last ones, or of a source, which an encoder-decoder translates, the first.
     #[schema(minimum = 1)]
     truncate: Option<usize>,
     #[schema(exclusive_minimum = 0, maximum = 1)]
