@@ -115,7 +115,7 @@ fn a_translation_is_the_same_cut_anywhere_batched_with_anyone_and_on_any_threads
                 decoder.read_source(&target, &mut pool, slot).unwrap();
                 decoder.absorb(&target[..9], &mut pool, slot).unwrap();
                 decoder.read_source(source, &mut pool, slot).unwrap();
-                decoder.absorb(&target[..slot * 5 + 1], &mut pool, slot).unwrap();
+                decoder.absorb(&target[..=slot * 5], &mut pool, slot).unwrap();
             }
             for slot in 0..3 {
                 decoder.absorb(&target[slot * 5 + 1..20], &mut pool, slot).unwrap();
