@@ -93,18 +93,19 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
     let title = format!("Language models on {corpus}");
     let picture = Picture {
         title: title.clone(),
-        subtitle: format!("validation loss, {unit}; sorted by the mean of {} seeds", seeds(&rows)),
+        subtitle: format!("validation loss, {unit}; sorted by the mean of {}", seeds(&rows)),
         panels: panels(&rows, &unit),
     };
     Ok(Section { title, picture, text: markdown(&rows, &unit) })
 }
 
-/// How many seeds rows have: a number, or a range.
+/// How many seeds rows have, in words: a number, or a range.
 fn seeds(rows: &[&Row]) -> String {
     let counts = || rows.iter().map(|row| row.seeds.len());
     match (counts().min().unwrap_or(0), counts().max().unwrap_or(0)) {
-        (least, most) if least == most => most.to_string(),
-        (least, most) => format!("{least} to {most}"),
+        (1, 1) => "one seed".into(),
+        (least, most) if least == most => format!("{most} seeds"),
+        (least, most) => format!("{least} to {most} seeds"),
     }
 }
 
