@@ -54,11 +54,6 @@ impl Block {
         self.mixer.bytes() + self.mlp.bytes() + self.cross.as_ref().map_or(0, |(_, cross)| cross.bytes())
     }
 
-    /// Bytes of the matrices that a source's tokens read.
-    pub(crate) fn source_bytes(&self) -> usize {
-        self.cross.as_ref().map_or(0, |(_, cross)| cross.source_bytes())
-    }
-
     /// Puts what cross attention keeps of a source into a slot. source: (tokens, hidden)
     pub(crate) fn keep(&self, cx: &mut Compute, source: &[f32], state: &mut LayerState, slot: usize) -> Result<()> {
         match (&self.cross, &mut state.cross) {

@@ -71,11 +71,6 @@ impl Decoder {
         self.blocks.iter().map(Block::bytes).sum::<usize>() + self.head.bytes()
     }
 
-    /// Bytes of the matrices that a source's tokens read: the encoder's, and cross attention's keys and values.
-    pub fn source_bytes(&self) -> usize {
-        self.encoder.as_ref().map_or(0, Encoder::bytes) + self.blocks.iter().map(Block::source_bytes).sum::<usize>()
-    }
-
     /// What no maximum in a state is above, whatever was read: (layers, heads), or empty where heads remember none.
     ///
     /// One that is above it came from no text, and would outweigh every key to come.

@@ -68,11 +68,6 @@ impl Encoder {
         })
     }
 
-    /// Bytes of the matrices.
-    pub(crate) fn bytes(&self) -> usize {
-        self.blocks.iter().map(|block| block.qkv.bytes() + block.out.bytes() + block.mlp.bytes()).sum()
-    }
-
     /// Bytes that a source of so many tokens takes while it is read, most of all: the residual stream and what is made of
     /// it, q, k and v with their cache, and cross attention's keys and values.
     pub(crate) fn working_bytes(&self, tokens: usize, hidden: usize) -> usize {

@@ -96,9 +96,4 @@ impl CrossAttention {
     pub(crate) fn bytes(&self) -> usize {
         self.query.bytes() + self.out.bytes() + self.features.as_ref().map_or(0, |(features, _)| features.bytes())
     }
-
-    /// Bytes of the matrices that a source's tokens read.
-    pub(crate) fn source_bytes(&self) -> usize {
-        self.kv.bytes()
-    }
 }
