@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use tidegate_model::{SamplerState, StateLayout};
 use tidegate_server::session::{Answer, Codec, Fingerprint, FormatError, History, Snapshot};
 
-/// Made from the words of `SNAPSHOT.md` by the script under its "Example", not by this reader.
+/// Byte for byte what the script under `SNAPSHOT.md`'s "Example" makes from its words, without this reader.
 const PINNED: &[u8] = include_bytes!("fixtures/snapshot-v1-source.bin");
 const PINNED_DECODER: &[u8] = include_bytes!("fixtures/snapshot-v1.bin");
 

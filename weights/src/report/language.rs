@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::scale::Kind;
 use super::svg::{Axis, DotRow, Dots, Panel, Picture};
-use super::{Section, checked, color, curves, spread, table, with_spread};
+use super::{Section, checked, color, curves, each_once, spread, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::table::grouped;
 
@@ -57,14 +57,9 @@ impl Row {
 }
 
 pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
+    each_once(path, record.rows.iter().map(|row| (row.mixer.as_str(), row.seeds.len())))?;
     for (at, row) in record.rows.iter().enumerate() {
         let field = |rest: &str| format!("rows[{at}].{rest}");
-        if record.rows[..at].iter().any(|other| other.mixer == row.mixer) {
-            return Err(RecordError::malformed(path, field("mixer"), format!("{} is there twice", row.mixer)));
-        }
-        if row.seeds.is_empty() {
-            return Err(RecordError::malformed(path, field("seeds"), "must not be empty"));
-        }
         for (number, seed) in row.seeds.iter().enumerate() {
             checked(path, &field(&format!("seeds[{number}].loss")), seed.loss, |loss| loss > 0.0)?;
             match seed.stream_loss {

@@ -135,6 +135,21 @@ fn table(headings: &[String], rows: &[Vec<String>]) -> String {
     line(headings) + &line(&rule) + &rows.iter().map(|row| line(row)).collect::<String>()
 }
 
+/// Refuses a mixer that is there twice, or has no seeds. rows: each one's name, and how many seeds it has
+fn each_once<'a>(path: &Path, rows: impl Iterator<Item = (&'a str, usize)>) -> Result<(), RecordError> {
+    let mut names = Vec::new();
+    for (at, (mixer, seeds)) in rows.enumerate() {
+        if names.contains(&mixer) {
+            return Err(RecordError::malformed(path, format!("rows[{at}].mixer"), format!("{mixer} is there twice")));
+        }
+        if seeds == 0 {
+            return Err(RecordError::malformed(path, format!("rows[{at}].seeds"), "must not be empty"));
+        }
+        names.push(mixer);
+    }
+    Ok(())
+}
+
 /// Numbers that a measurement must be.
 fn checked(path: &Path, field: &str, value: f64, allowed: impl Fn(f64) -> bool) -> Result<f64, RecordError> {
     if value.is_finite() && allowed(value) {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::scale::Kind;
 use super::svg::{Axis, DotRow, Dots, Panel, Picture};
-use super::{Section, checked, color, curves, spread, table, with_spread};
+use super::{Section, checked, color, curves, each_once, spread, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::table::grouped;
 
@@ -45,14 +45,9 @@ impl Row {
 }
 
 pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
+    each_once(path, record.rows.iter().map(|row| (row.mixer.as_str(), row.seeds.len())))?;
     for (at, row) in record.rows.iter().enumerate() {
         let field = |rest: &str| format!("rows[{at}].{rest}");
-        if record.rows[..at].iter().any(|other| other.mixer == row.mixer) {
-            return Err(RecordError::malformed(path, field("mixer"), format!("{} is there twice", row.mixer)));
-        }
-        if row.seeds.is_empty() {
-            return Err(RecordError::malformed(path, field("seeds"), "must not be empty"));
-        }
         for (number, seed) in row.seeds.iter().enumerate() {
             let of = |rest: &str| field(&format!("seeds[{number}].{rest}"));
             checked(path, &of("bleu"), seed.bleu, |bleu| (0.0..=100.0).contains(&bleu))?;
