@@ -49,6 +49,16 @@ fn load_with(folder: &Path, weights: Option<WeightType>) -> Result<Decoder, Load
     Decoder::new(config, &Weights::new(&Source::File(file, weights)))
 }
 
+/// [`load`] of another decoder than the CPU's.
+#[cfg(feature = "cuda")]
+pub(crate) fn load_onto<D>(
+    folder: &Path,
+    new: impl FnOnce(DecoderConfig, &Weights<'_>) -> Result<D, LoadError>,
+) -> Result<D, LoadError> {
+    let Stored { config, file } = Stored::open(folder)?;
+    new(config, &Weights::new(&Source::File(file, None)))
+}
+
 /// The file whose weights count in a checkpoint folder: `model.safetensors`, unless there is none but a `model.gguf`.
 pub fn weights_file(folder: &Path) -> PathBuf {
     let (floats, quantised) = (folder.join(SAFETENSORS), folder.join(GGUF));

@@ -28,6 +28,10 @@ mod block;
 pub mod checkpoint;
 mod compute;
 pub mod config;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+#[cfg(feature = "cuda")]
+mod cuda_error;
 mod decoder;
 mod encoder;
 pub mod feature_map;

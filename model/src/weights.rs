@@ -10,6 +10,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::ConfigError;
+#[cfg(feature = "cuda")]
+use crate::cuda_error::CudaError;
+
+pub(crate) use convert::widen;
 
 /// Why a checkpoint was not loaded.
 #[derive(Debug, thiserror::Error)]
@@ -33,9 +37,13 @@ pub enum LoadError {
         /// Each difference.
         problems: Vec<String>,
     },
-    /// The recurrence has kernels for the CPU alone so far.
+    /// This decoder is the CPU's; `cuda::load` gives another.
     #[error("device must be the CPU")]
     Device,
+    /// The decoder has no kernels on CUDA, or the device has too little memory or fails.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// The file is none of its format.
     #[error("{file}: {reason}")]
     Format {
@@ -223,7 +231,7 @@ impl<'a> Weights<'a> {
             Source::File(file, wanted) => {
                 let (kind, bytes) = Self::entry(file, &name, &[rows, columns])?;
                 let wanted = wanted.filter(|&wanted| wanted != kind && is_quantised(&name, &[rows, columns]));
-                match wanted.zip(convert::widen(kind, bytes)) {
+                match wanted.zip(widen(kind, bytes)) {
                     Some((wanted, numbers)) => convert::matrix(&numbers, wanted, rows, columns),
                     None => Ok(Matrix { kind, bytes: bytes.into(), rows, columns }),
                 }
@@ -238,7 +246,7 @@ impl<'a> Weights<'a> {
         match self.source {
             Source::File(file, _) => {
                 let (kind, bytes) = Self::entry(file, &name, shape)?;
-                convert::widen(kind, bytes).ok_or_else(|| LoadError::Tensors {
+                widen(kind, bytes).ok_or_else(|| LoadError::Tensors {
                     file: file.name,
                     problems: vec![format!("{name} has dtype {kind}, expected f32, f16 or bf16")],
                 })

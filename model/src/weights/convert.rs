@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::{LoadError, Matrix, WeightType};
 
 /// Floats, widened; none where they are quantised.
-pub(super) fn widen(kind: WeightType, bytes: &[u8]) -> Option<Vec<f32>> {
+pub(crate) fn widen(kind: WeightType, bytes: &[u8]) -> Option<Vec<f32>> {
     let mut out = vec![0.0; bytes.len() / kind.block().1];
     (!kind.is_quantised()).then(|| widen_into(kind, bytes, &mut out))?;
     Some(out)

@@ -1,0 +1,185 @@
+//! Beside softmax attention: a decoder of the same shape in PyTorch, a process of its own that is told what to do line by
+//! line, in turn with ours.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tidegate_model::StateType;
+use tidegate_model::cuda::CudaDecoder;
+use tidegate_model::cuda::measure::wait;
+
+use super::clock::{Times, once};
+use super::decode::{Step, deepen, pool, step_bytes};
+use super::subject::Subject;
+use super::{Bench, Result, failed, say};
+
+/// How long it may take to start, and to answer.
+const START: Duration = Duration::from_secs(150);
+const ANSWER: Duration = Duration::from_mins(1);
+
+/// softmax.py.
+pub(super) struct Child {
+    process: std::process::Child,
+    lines: Receiver<String>,
+}
+
+impl Child {
+    pub(super) fn start(file: &Path, subject: &Subject) -> Result<Self> {
+        let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+        let mut process = Command::new(python)
+            .arg(file)
+            .args(["--serve", "--shape", &subject.of_softmax().to_string()])
+            .env("PYTHONUNBUFFERED", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = process.stdout.take().ok_or("softmax.py: has no output")?;
+        let (to, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(std::io::Result::ok) {
+                if to.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { process, lines })
+    }
+
+    fn answer(&self, within: Duration) -> Result<Value> {
+        let line = self.lines.recv_timeout(within).map_err(|error| format!("softmax.py: no answer: {error}"))?;
+        let answer: Value = serde_json::from_str(&line).map_err(|error| format!("softmax.py: {error}: {line}"))?;
+        match answer["error"].as_str() {
+            Some(error) => Err(format!("softmax.py: {error}").into()),
+            None => Ok(answer),
+        }
+    }
+
+    /// Waits until it has started.
+    pub(super) fn ready(&mut self) -> Result<()> {
+        let answer = self.answer(START)?;
+        say(&format!("softmax.py is ready: {answer}"));
+        Ok(())
+    }
+
+    fn ask(&mut self, request: &Value) -> Result<Value> {
+        let to = self.process.stdin.as_mut().ok_or("softmax.py: has no input")?;
+        writeln!(to, "{request}")?;
+        to.flush()?;
+        self.answer(ANSWER)
+    }
+
+    fn number(&mut self, request: &Value, field: &str) -> Result<f64> {
+        let answer = self.ask(request)?;
+        answer[field].as_f64().ok_or_else(|| format!("softmax.py: {field} is missing in {answer}").into())
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // It ends with its input; one that hangs does not hold up the rest.
+        drop(self.process.stdin.take());
+        std::thread::sleep(Duration::from_millis(200));
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// One length, and the rounds of both.
+struct Case {
+    length: u64,
+    step: Step,
+    backend: Value,
+    cache_bytes: Value,
+    /// Seconds: ours on the device, ours as a call, softmax's.
+    rounds: Vec<[f64; 3]>,
+}
+
+pub(super) fn beside(bench: &Bench, decoder: &CudaDecoder, child: &mut Child) -> Result<()> {
+    let mut roof = child.ask(&json!({"do": "roof"}))?;
+    roof["rounds"] = bench.subject.rounds.into();
+    bench.line("torch", roof);
+    let outcome = decode(bench, decoder, child);
+    // Prompts are measured whatever came of the steps.
+    if let Err(error) = outcome {
+        failed("beside", &error);
+    }
+    prefill(bench, decoder, child)
+}
+
+fn decode(bench: &Bench, decoder: &CudaDecoder, child: &mut Child) -> Result<()> {
+    let (rows, lengths) = bench.subject.beside;
+    let (mut pool, state) = pool(bench, decoder, rows)?;
+    let mut cases = Vec::new();
+    for &length in lengths {
+        match child.ask(&json!({"do": "prepare", "length": length})) {
+            Ok(answer) => {
+                deepen(&mut pool, &state, length)?;
+                let step = Step::new(bench, decoder, &mut pool, rows)?;
+                let (backend, cache_bytes) = (answer["backend"].clone(), answer["cache_bytes"].clone());
+                say(&format!("beside: {length} tokens: {answer}"));
+                cases.push(Case { length, step, backend, cache_bytes, rounds: Vec::new() });
+            }
+            Err(error) => failed(&format!("beside, {length} tokens"), &error),
+        }
+    }
+    for round in 0..bench.subject.rounds {
+        if round > 0 && bench.budget.is_spent() {
+            break;
+        }
+        say(&format!("beside: round {} of {}", round + 1, bench.subject.rounds));
+        for case in &mut cases {
+            deepen(&mut pool, &state, case.length)?;
+            let (device, call) = case.step.measure(decoder, &mut pool)?;
+            let softmax = child.number(&json!({"do": "decode", "length": case.length}), "seconds")?;
+            case.rounds.push([device, call, softmax]);
+        }
+    }
+    for case in cases {
+        let of = |i: usize| Times::one(&case.rounds.iter().map(|round| round[i]).collect::<Vec<_>>()).ms();
+        let ratios = Times::one(&case.rounds.iter().map(|[device, _, softmax]| softmax / device).collect::<Vec<_>>());
+        let ([ms, least, most], [call_ms, ..], [softmax_ms, softmax_least, softmax_most]) = (of(0), of(1), of(2));
+        bench.line(
+            "beside",
+            json!({"batch": rows, "length": case.length, "ms": ms, "least": least, "most": most, "call_ms": call_ms,
+                "softmax_ms": softmax_ms, "softmax_least": softmax_least, "softmax_most": softmax_most,
+                "ratio": ratios.median, "ratio_least": ratios.least, "ratio_most": ratios.most,
+                "rounds": case.rounds.len(), "backend": case.backend, "cache_bytes": case.cache_bytes,
+                "bytes": step_bytes(decoder, &pool, rows), "state_bytes": pool.state_bytes()}),
+        );
+    }
+    Ok(())
+}
+
+fn prefill(bench: &Bench, decoder: &CudaDecoder, child: &mut Child) -> Result<()> {
+    let tokens = bench.subject.prompt.0;
+    let prompt = bench.subject.ids(0, tokens);
+    let mut pool = decoder.new_pool(1, StateType::Bf16)?;
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for round in 0..=bench.subject.rounds {
+        pool.reset(0)?;
+        wait(&mut pool)?;
+        let read = |_| {
+            decoder.absorb(&prompt, &mut pool, 0)?;
+            Ok(wait(&mut pool)?)
+        };
+        let own = once(read, 1)?;
+        let softmax = child.number(&json!({"do": "prefill"}), "seconds")?;
+        if round > 0 {
+            ours.push(own);
+            theirs.push(softmax);
+        }
+    }
+    let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(own, softmax)| softmax / own).collect();
+    let (own, softmax, ratio) = (Times::one(&ours), Times::one(&theirs), Times::one(&ratios));
+    bench.line(
+        "beside prefill",
+        json!({"tokens": tokens, "seconds": own.median, "softmax_seconds": softmax.median,
+            "softmax_least": softmax.least, "softmax_most": softmax.most, "ratio": ratio.median,
+            "ratio_least": ratio.least, "ratio_most": ratio.most, "rounds": ours.len()}),
+    );
+    Ok(())
+}

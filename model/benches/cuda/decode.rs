@@ -1,0 +1,179 @@
+//! Steps: whole ones at two depths and many batches, and their kernels one by one.
+
+use serde_json::json;
+use tidegate_model::StateType;
+use tidegate_model::cuda::measure::{Kernel, Recording, Task, spread};
+use tidegate_model::cuda::{CudaDecoder, CudaPool};
+
+use super::clock::{Times, once};
+use super::{Bench, Result, say};
+
+/// Tokens of a prompt that only makes a state to go on from.
+const BEFORE: usize = 32;
+
+/// A pool, and the state that a few tokens leave, as the first slot exports it.
+pub(super) fn pool(bench: &Bench, decoder: &CudaDecoder, slots: usize) -> Result<(CudaPool, Vec<f32>)> {
+    let mut pool = decoder.new_pool(slots, StateType::Bf16)?;
+    decoder.absorb(&bench.subject.ids(0, BEFORE), &mut pool, 0)?;
+    let state = pool.export(0)?;
+    Ok((pool, state))
+}
+
+/// Puts a state into all slots, which are told that it has read so many tokens.
+pub(super) fn deepen(pool: &mut CudaPool, state: &[f32], tokens: u64) -> Result<()> {
+    pool.import(0, state, tokens)?;
+    Ok(spread(pool, 0)?)
+}
+
+/// Bytes that a step must move: the weights, and each row's state in and out.
+pub(super) fn step_bytes(decoder: &CudaDecoder, pool: &CudaPool, rows: usize) -> usize {
+    decoder.weight_bytes() + 2 * rows * pool.state_bytes()
+}
+
+/// A step of the first `rows` slots, recorded and called, and how often each is done for one measurement.
+pub(super) struct Step {
+    ids: Vec<u32>,
+    slots: Vec<usize>,
+    recording: Recording,
+    times: (usize, usize),
+}
+
+impl Step {
+    pub(super) fn new(bench: &Bench, decoder: &CudaDecoder, pool: &mut CudaPool, rows: usize) -> Result<Self> {
+        let (ids, slots) = (bench.subject.ids(rows, rows), (0..rows).collect::<Vec<_>>());
+        let recording = Task::step(pool, &ids, &slots).record(decoder, pool, None)?;
+        let mut step = Self { ids, slots, recording, times: (0, 0) };
+        let device = bench.budget.pace(|times| Ok(step.recording.run(decoder, pool, times)?))?;
+        let mut logits = Vec::new();
+        let call = bench.budget.pace(|times| step.calls(decoder, pool, &mut logits, times))?;
+        step.times = (device, call);
+        Ok(step)
+    }
+
+    fn calls(&self, decoder: &CudaDecoder, pool: &mut CudaPool, logits: &mut Vec<f32>, times: usize) -> Result<()> {
+        for _ in 0..times {
+            decoder.decode_into(&self.ids, pool, &self.slots, logits)?;
+        }
+        Ok(())
+    }
+
+    /// Seconds of a step on the device alone, and of a call.
+    pub(super) fn measure(&self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<(f64, f64)> {
+        let device = once(|times| Ok(self.recording.run(decoder, pool, times)?), self.times.0)?;
+        let mut logits = Vec::with_capacity(self.ids.len() * decoder.config().vocab_size);
+        self.calls(decoder, pool, &mut logits, 1)?; // whose memory is new
+        let call = once(|times| self.calls(decoder, pool, &mut logits, times), self.times.1)?;
+        if !logits.iter().all(|v| v.is_finite()) {
+            return Err("a step gave logits that are no numbers".into());
+        }
+        Ok((device, call))
+    }
+}
+
+/// Steps of all batches, of slots that nothing was read into and of such that count a million tokens.
+pub(super) fn decode(bench: &Bench, decoder: &CudaDecoder) -> Result<()> {
+    let (batches, deep) = (bench.subject.batches, bench.subject.deep);
+    let fresh = decoder.new_pool(bench.subject.rows(), StateType::Bf16)?;
+    let (mut far, state) = pool(bench, decoder, bench.subject.rows())?;
+    deepen(&mut far, &state, deep)?;
+    let mut pools = [(0, fresh), (deep, far)];
+    let cases: Vec<(usize, usize)> = batches.iter().flat_map(|&rows| [(rows, 0), (rows, 1)]).collect();
+    let mut steps = Vec::new();
+    for &(rows, pool) in &cases {
+        steps.push(Step::new(bench, decoder, &mut pools[pool].1, rows)?);
+    }
+    let mut seconds = vec![(Vec::new(), Vec::new()); cases.len()];
+    for round in 0..bench.subject.rounds {
+        say(&format!("decode: round {} of {}", round + 1, bench.subject.rounds));
+        for ((step, &(_, pool)), seconds) in steps.iter().zip(&cases).zip(&mut seconds) {
+            let (device, call) = step.measure(decoder, &mut pools[pool].1)?;
+            seconds.0.push(device);
+            seconds.1.push(call);
+        }
+    }
+    for (&(rows, pool), (device, call)) in cases.iter().zip(&seconds) {
+        let (depth, pool) = (pools[pool].0, &pools[pool].1);
+        let (device, call) = (Times::one(device), Times::one(call));
+        let bytes = step_bytes(decoder, pool, rows);
+        let ([ms, least, most], [call_ms, call_least, call_most]) = (device.ms(), call.ms());
+        bench.line(
+            "decode",
+            json!({"batch": rows, "depth": depth, "ms": ms, "least": least, "most": most, "call_ms": call_ms,
+                "call_least": call_least, "call_most": call_most, "bytes": bytes, "rounds": bench.subject.rounds,
+                "share": bench.share(bytes, device.median), "call_share": bench.share(bytes, call.median),
+                "state_bytes": pool.state_bytes()}),
+        );
+    }
+    Ok(())
+}
+
+/// The kernels of a task one by one: each alone, as often as it comes in the whole. `state`: bytes that a recurrence of
+/// the task must move.
+pub(super) fn apart(
+    bench: &Bench,
+    decoder: &CudaDecoder,
+    pool: &mut CudaPool,
+    (of, task): (&str, &Task),
+    state: usize,
+) -> Result<()> {
+    let kernels = task.kernels(decoder, pool)?;
+    let mut recordings = vec![task.record(decoder, pool, None)?];
+    for kernel in &kernels {
+        recordings.push(task.record(decoder, pool, Some(kernel))?);
+    }
+    let mut paces = Vec::new();
+    for recording in &recordings {
+        paces.push(bench.budget.pace(|times| Ok(recording.run(decoder, pool, times)?))?);
+    }
+    let mut seconds = vec![Vec::new(); recordings.len()];
+    for _ in 0..bench.subject.rounds {
+        for ((recording, &times), seconds) in recordings.iter().zip(&paces).zip(&mut seconds) {
+            seconds.push(once(|times| Ok(recording.run(decoder, pool, times)?), times)?);
+        }
+    }
+    let times = Times::of(&seconds);
+    let [ms, least, most] = times[0].ms();
+    bench.line("whole", json!({"of": of, "ms": ms, "least": least, "most": most, "rounds": bench.subject.rounds}));
+    for (kernel, times) in kernels.iter().zip(&times[1..]) {
+        let [ms, least, most] = times.ms();
+        let mut line = json!({"of": of, "kernel": kernel.name, "grid": kernel.grid, "threads": kernel.threads,
+            "times": kernel.times, "ms": ms, "least": least, "most": most, "product": kernel.product});
+        if let Some(bytes) = moved(kernel, state) {
+            line["bytes"] = bytes.into();
+            line["share"] = bench.share(bytes, times.median).into();
+        }
+        if let Some(operations) = operations(kernel) {
+            line["operations_per_second"] = (operations as f64 / times.median).into();
+        }
+        bench.line("kernel", line);
+    }
+    Ok(())
+}
+
+/// Bytes that all launches of a kernel must move: of a product its weights, of a recurrence the states.
+fn moved(kernel: &Kernel, state: usize) -> Option<usize> {
+    if kernel.name.starts_with("recurrence_") {
+        return Some(state);
+    }
+    let width = if kernel.name == "linear_f32" { 4 } else { 2 };
+    kernel.product.map(|[_, ins, outs]| kernel.times * ins * outs * width)
+}
+
+fn operations(kernel: &Kernel) -> Option<usize> {
+    kernel.product.map(|[rows, ins, outs]| kernel.times * 2 * rows * ins * outs)
+}
+
+/// The kernels of a step, one by one: the recurrence alone goes over the states of all layers, far more than any cache
+/// holds.
+pub(super) fn kernels(bench: &Bench, decoder: &CudaDecoder) -> Result<()> {
+    let (mut pool, state) = pool(bench, decoder, bench.subject.rows())?;
+    deepen(&mut pool, &state, BEFORE as u64)?;
+    for &rows in bench.subject.taken_apart {
+        say(&format!("kernels: a step of {rows} rows"));
+        let (ids, slots) = (bench.subject.ids(rows, rows), (0..rows).collect::<Vec<_>>());
+        let task = Task::step(&pool, &ids, &slots);
+        let state = 2 * rows * pool.state_bytes();
+        apart(bench, decoder, &mut pool, (&format!("decode {rows}"), &task), state)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,223 @@
+#!/usr/bin/env bash
+# Every check and measurement of the decoder on CUDA, in one call of less than 10 minutes.
+#
+# Where Rust is:        model/benches/cuda/run.sh build [FOLDER]   FOLDER: target/cuda-measure
+# Where the GPU is:     FOLDER/run.sh [OUT]                        OUT: $OUT, else FOLDER/out
+# `build` needs CUDA's toolkit for its nvcc ($CUDA_HOME); without, the GPU's machine must have NVRTC. The GPU's machine
+# needs the driver; for what is measured beside, python3 ($PYTHON) with torch; for the sanitizer, compute-sanitizer.
+#
+# OUT/: measure.jsonl (a line for each number), results.json, table.md, curve.jsonl (for `tidegate-weights cost`), log.txt,
+# tests.log, sanitizer.log. A part that fails or takes too long is said in the table; the others go on.
+#
+# TIDEGATE_NCU=1 adds what the hardware counts of each kernel (ncu.txt).
+# On the emulator, to try this script where no GPU is: TIDEGATE_EMULATED=1 FOLDER/run.sh
+set -u
+
+here=$(cd "$(dirname "$0")" && pwd)
+
+build() {
+    set -e
+    local root folder features=tidegate-model/cuda-emulator
+    root=$(cd "$here/../../.." && pwd)
+    folder=${1:-$root/target/cuda-measure}
+    cd "$root"
+    [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ] || command -v nvcc >/dev/null ||
+        echo "no nvcc: the kernels will be compiled where they run, by NVRTC" >&2
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    # Tests as `cargo test` has them, built already where they were run; the measurements as a release is built.
+    put tests '"name":"cuda"' cargo test --no-run --locked --workspace --features "$features" --test cuda
+    if [ "${TIDEGATE_KERNEL_TESTS:-1}" = 1 ]; then
+        put kernel-tests '"name":"tidegate_model"' cargo test --no-run --locked --workspace --features "$features" --lib
+    fi
+    put cuda '"name":"cuda"' cargo bench --no-run --locked --workspace --features "$features" --bench cuda
+    cp "$here/run.sh" "$here/softmax.py" "$folder/"
+    mkdir "$folder/checkpoint"
+    cp weights/checkpoints/tidegate-tiny/config.json weights/checkpoints/tidegate-tiny/model.safetensors "$folder/checkpoint/"
+    local bytes
+    bytes=$(du -sb "$folder" | cut -f1)
+    du -b "$folder"/* | sort -n
+    echo "$folder: $((bytes / 1048576)) MiB; with the repository $(((bytes + $(git ls-files -z | xargs -0 du -cb | tail -1 | cut -f1)) / 1048576)) MiB"
+    [ "$bytes" -lt $((60 << 20)) ] || { echo "more than 60 MiB" >&2; exit 1; }
+}
+
+# put NAME TARGET CARGO...: builds one program, and copies it without its symbols into $folder.
+put() {
+    local name=$1 target=$2 file
+    shift 2
+    file=$("$@" --message-format=json | grep '"reason":"compiler-artifact"' | grep "$target" |
+        grep -o '"executable":"[^"]*"' | tail -1 | cut -d'"' -f4)
+    [ -n "$file" ] || { echo "$name: cargo names no program" >&2; exit 1; }
+    cp "$file" "$folder/$name"
+    strip "$folder/$name"
+}
+
+if [ "${1:-}" = build ]; then
+    shift
+    build "$@"
+    exit
+fi
+
+# ---- On the machine with the GPU
+
+# From the repository's root, too.
+[ -x "$here/cuda" ] || here=$(cd "$here/../../.." && pwd)/target/cuda-measure
+[ -x "$here/cuda" ] || { echo "$here/cuda is not there: run.sh build makes it" >&2; exit 1; }
+out=${1:-${OUT:-$here/out}}
+mkdir -p "$out"
+lines=$out/measure.jsonl
+: >"$lines"
+: >"$out/log.txt"
+: >"$out/tests.log"
+: >"$out/sanitizer.log"
+
+begin=$SECONDS
+all=${TIDEGATE_SECONDS:-560} # of the 600 that a call has
+left() { echo $((all - (SECONDS - begin))); }
+say() { echo "[$((SECONDS - begin)) s] $*" | tee -a "$out/log.txt"; }
+
+export PATH=$PATH:/usr/local/cuda/bin
+# What the driver makes of the kernels is kept, for all processes.
+export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$(mktemp -d)}
+export CUDA_CACHE_MAXSIZE=1073741824
+if [ "${TIDEGATE_EMULATED:-}" = 1 ]; then
+    device=--emulated
+else
+    device="--device 0"
+    export TIDEGATE_TEST_DEVICE=cuda:0
+fi
+
+# noted PART OUTCOME SECONDS NOTE: a line of what came of a part.
+noted() {
+    local note
+    note=$(printf '%s' "$4" | tr -d '"\134' | tr '\n\t' '  ' | cut -c1-300)
+    printf '{"what":"part","part":"%s","outcome":"%s","seconds":%s,"note":"%s"}\n' "$1" "$2" "$3" "$note" >>"$lines"
+    say "$1: $2 in $3 s. $note"
+}
+
+# limited SECONDS COMMAND...: at most so long, and never past the whole's end (30 s are kept for the table).
+limited() {
+    local limit=$1 rest
+    shift
+    rest=$(($(left) - 30))
+    [ "$rest" -lt "$limit" ] && limit=$rest
+    if [ "$limit" -lt 5 ]; then
+        echo "no time was left"
+        return 125
+    fi
+    timeout -k 5 "$limit" "$@"
+}
+
+outcome() {
+    case $1 in
+        0) echo passed ;;
+        124 | 137) echo "ran out of time" ;;
+        125) echo skipped ;;
+        *) echo failed ;;
+    esac
+}
+
+# on_device PROGRAM: whether its tests run on the GPU. On one that is not there they must fail.
+on_device() {
+    [ "${TIDEGATE_EMULATED:-}" = 1 ] && return 0
+    [ "$opened" = 0 ] || return 1
+    ! TIDEGATE_TEST_DEVICE=cuda:1000 timeout 60 "$1" --test-threads=1 half_weights_are swiglu >/dev/null 2>&1
+}
+
+# tests PART SECONDS PROGRAM ARGUMENTS...
+tests() {
+    local part=$1 limit=$2 start=$SECONDS from code
+    shift 2
+    if [ ! -x "$1" ]; then
+        noted "$part" absent 0 "$(basename "$1") was not built"
+        return 0
+    fi
+    if ! on_device "$1"; then
+        noted "$part" failed 0 "there is no device, or $(basename "$1") does not heed TIDEGATE_TEST_DEVICE: nothing was tested on one"
+        return 0
+    fi
+    from=$(wc -l <"$out/tests.log")
+    limited "$limit" "$@" >>"$out/tests.log" 2>&1
+    code=$?
+    noted "$part" "$(outcome $code)" $((SECONDS - start)) \
+        "$(tail -n +$((from + 1)) "$out/tests.log" | grep -E '^test result|panicked at|FAILED$|^error' | head -6)"
+    return $code
+}
+
+say "output: $out"
+nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,temperature.gpu --format=csv 2>&1 | tee -a "$out/log.txt"
+
+# The driver makes machine code of the kernels once, before anything is timed.
+start=$SECONDS
+# shellcheck disable=SC2086
+limited 90 "$here/cuda" open $device >>"$out/log.txt" 2>&1
+code=$?
+opened=$code
+noted open "$(outcome $code)" $((SECONDS - start)) "$(tail -1 "$out/log.txt")"
+if [ "$opened" -ne 0 ]; then
+    ldd "$here/cuda" 2>&1 | grep -i 'not found' | tee -a "$out/log.txt"
+fi
+
+# A failure is tried again one test after the other: it says whether threads are its cause.
+tests tests 100 "$here/tests" --test-threads=4 || tests "tests one by one" 60 "$here/tests" --test-threads=1
+tests "kernel tests" 40 "$here/kernel-tests" --test-threads=4 cuda::
+
+say "measuring"
+start=$SECONDS
+softmax=
+if "${PYTHON:-python3}" -c 'import torch' 2>>"$out/log.txt"; then
+    softmax="--softmax $here/softmax.py"
+else
+    noted softmax.py absent 0 "no python3 with torch"
+fi
+# It looks at its own clock too, so that what is begun ends.
+seconds=$(($(left) - 150))
+[ "$seconds" -gt 260 ] && seconds=260
+# shellcheck disable=SC2086
+limited 300 "$here/cuda" measure $device --checkpoint "$here/checkpoint" --seconds "$seconds" $softmax \
+    2> >(tee -a "$out/log.txt" >&2) >>"$lines"
+code=$?
+noted measurements "$(outcome $code)" $((SECONDS - start)) "$(grep -c . "$lines") lines"
+
+# sanitizer TOOL SECONDS TESTS...: of the tests that take every kernel.
+sanitizer() {
+    local tool=$1 limit=$2 start=$SECONDS from code note
+    shift 2
+    if ! command -v "${SANITIZER:=compute-sanitizer}" >/dev/null; then
+        noted "$tool" absent 0 "compute-sanitizer is not installed"
+        return
+    fi
+    if ! on_device "$here/tests"; then
+        noted "$tool" absent 0 "the tests do not run on a device"
+        return
+    fi
+    from=$(wc -l <"$out/sanitizer.log")
+    limited "$limit" "$SANITIZER" --tool "$tool" --error-exitcode 9 --print-limit 20 \
+        "$here/tests" --test-threads=1 "$@" >>"$out/sanitizer.log" 2>&1
+    code=$?
+    note=$(tail -n +$((from + 1)) "$out/sanitizer.log" | grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|^test result|Device not supported|========= (Invalid|Error|Warning|Race)' | head -6)
+    case $note in *"Device not supported"*) code=absent ;; esac
+    if [ $code = absent ]; then
+        noted "$tool" absent $((SECONDS - start)) "$note"
+    else
+        noted "$tool" "$(outcome $code)" $((SECONDS - start)) "$note"
+    fi
+}
+sanitizer memcheck 70 logits_and_states_are half_weights_are products_of_few
+sanitizer racecheck 70 logits_and_states_are half_weights_are
+sanitizer synccheck 30 logits_and_states_are half_weights_are
+
+# What the hardware counts of one launch of each kernel and grid, where that is asked for: TIDEGATE_NCU=1.
+if [ "${TIDEGATE_NCU:-}" = 1 ]; then
+    start=$SECONDS
+    # shellcheck disable=SC2086
+    limited 120 ncu --clock-control none --filter-mode per-launch-config --launch-count 1 --section SpeedOfLight \
+        --section MemoryWorkloadAnalysis --section Occupancy --section WarpStateStats --section LaunchStats \
+        "$here/cuda" measure $device --only kernels --seconds 60 >"$out/ncu.txt" 2>&1
+    noted ncu "$(outcome $?)" $((SECONDS - start)) "$(grep -c 'Context 1' "$out/ncu.txt") launches in ncu.txt"
+fi
+
+say "the table"
+timeout -k 5 20 "$here/cuda" table "$lines" --out "$out" --date "$(date -u +%F)" 2>&1 | tee -a "$out/log.txt"
+say "done: $out"
+ls -l "$out"

@@ -1,0 +1,85 @@
+//! Many conversations of a checkpoint at once, stepped in batches in turn; each step's logits go to the host.
+
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::json;
+use tidegate_model::StateType;
+use tidegate_model::cuda;
+use tidegate_model::cuda::measure::{Task, wait};
+
+use super::clock::quantile;
+use super::subject::ids;
+use super::{Bench, Result, decode, say};
+
+/// Tokens that each conversation has read before.
+const PROMPT: usize = 4;
+/// Least seconds of one batch size, and least times that all conversations are stepped.
+const LEAST: (f64, usize) = (3.0, 3);
+
+pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
+    let decoder = cuda::load(folder, &bench.device)?;
+    let vocab = decoder.config().vocab_size;
+    let (count, batches) = bench.subject.sessions;
+    let clock = Instant::now();
+    let (before, _) = bench.device.memory()?;
+    let mut pool = decoder.new_pool(count, StateType::Bf16)?;
+    let (after, _) = bench.device.memory()?;
+    let pool_seconds = clock.elapsed().as_secs_f64();
+    let clock = Instant::now();
+    for slot in 0..count {
+        decoder.absorb(&ids(slot * PROMPT, PROMPT, vocab), &mut pool, slot)?;
+    }
+    wait(&mut pool)?;
+    let prompts = clock.elapsed().as_secs_f64();
+    say(&format!("sessions: {count} of {PROMPT} tokens each, read in {prompts:.1} s"));
+    let slots: Vec<usize> = (0..count).collect();
+    let least = if bench.subject.name == "emulated" { 0.0 } else { LEAST.0 };
+    for &batch in batches {
+        let mut logits = Vec::new();
+        let (mut steps, mut sweeps) = (Vec::new(), Vec::new());
+        let mut clock = Instant::now();
+        // The first time does not count: a batch of a new size is recorded then.
+        for sweep in 0.. {
+            if sweep == 1 {
+                clock = Instant::now();
+                (steps, sweeps) = (Vec::new(), Vec::new());
+            }
+            if sweep > LEAST.1 && (clock.elapsed().as_secs_f64() > least || bench.budget.is_spent()) {
+                break;
+            }
+            let all = Instant::now();
+            for slots in slots.chunks(batch) {
+                let tokens = ids(sweep * count + slots[0], slots.len(), vocab);
+                let one = Instant::now();
+                decoder.decode_into(&tokens, &mut pool, slots, &mut logits)?;
+                steps.push(one.elapsed().as_secs_f64());
+            }
+            sweeps.push(all.elapsed().as_secs_f64());
+        }
+        let seconds = clock.elapsed().as_secs_f64();
+        if !logits.iter().all(|v| v.is_finite()) {
+            return Err("a step gave logits that are no numbers".into());
+        }
+        let sorted = |of: &[f64]| {
+            let mut of = of.to_vec();
+            of.sort_by(f64::total_cmp);
+            of
+        };
+        let ms = |of: &[f64], share| quantile(&sorted(of), share) * 1e3;
+        bench.line(
+            "sessions",
+            json!({"slots": count, "batch": batch, "checkpoint": folder.display().to_string(),
+                "tokens_per_second": (sweeps.len() * count) as f64 / seconds, "steps": steps.len(),
+                "step_ms": {"p50": ms(&steps, 0.5), "p99": ms(&steps, 0.99), "most": ms(&steps, 1.0)},
+                "turn_ms": {"p50": ms(&sweeps, 0.5), "most": ms(&sweeps, 1.0)}, "logits": "to the host",
+                "state_bytes": pool.state_bytes(), "pool_bytes": before.saturating_sub(after),
+                "pool_seconds": pool_seconds, "prompt_tokens_per_second": (count * PROMPT) as f64 / prompts}),
+        );
+    }
+    // What of a step is the device's, and what the call's.
+    let rows = batches[0];
+    let task = Task::step(&pool, &ids(0, rows, vocab), &slots[..rows]);
+    let state = 2 * rows * pool.state_bytes();
+    decode::apart(bench, &decoder, &mut pool, (&format!("sessions {rows}"), &task), state)
+}

@@ -1,0 +1,4 @@
+// All kernels of a decoder on CUDA, in one piece: what build.rs compiles, and the host's emulator.
+#include "linear.cuh"
+#include "recurrence.cuh"
+#include "rows.cuh"

@@ -1,0 +1,286 @@
+// Random feature attention, token by token (Peng et al., 2021, equations 5 to 7): features, gate, decay, rank-1 update,
+// readout and normaliser, in one pass over a head's S.
+//
+// A head's S lies column by column, each of 16 R numbers: those of its F features, and zeros. One step and many are the
+// same sums in the same order: thread (ty, tx) holds R rows of S, from ty R on, of some columns; a column's readout is summed over the rows of a thread, then over the sixteen ty by shuffles. How many columns
+// a thread has, and how many threads a block, changes nothing. So a prompt read in one piece, in many, or by decode
+// steps leaves the same bits.
+#pragma once
+#include "maths.cuh"
+
+enum Map { GAUSSIAN = 0, ARC_COSINE = 1, ELU = 2 }; // as in model/src/cuda/mixer.rs
+
+// The one struct that the kernels here are given.
+struct Recurrence {
+    void *s;                            // S of all slots: slot s_stride numbers, then this layer's (heads, d, 16 R)
+    float *sums;                        // z (F) and c of each: slot sums_stride numbers, then (heads, F + 1)
+    float *sums_after;                  // where they go to: (heads, F + 1), or null for where they are
+    const float *qkv;                   // (rows, time, 3 heads d)
+    const float *gate;                  // logits (rows, time, heads), or null
+    const float *w;                     // sigma in them, a head's columns first: (heads, d, D); null for elu
+    float *phi;                         // of queries, then of keys: (rows time, heads, 2, F); unused where a step makes them
+    const unsigned *slots;              // (rows); 0xffffffff for a row that is none
+    const unsigned long long *places;   // of each row's first token in its text: (rows)
+    void *out;                          // (rows, time, out_stride) as out_kind
+    unsigned long long *clamped;        // how many denominators were held at their floor
+    unsigned long long s_stride, sums_stride;
+    unsigned heads, d, features, proj_dim, time, map, layer, out_kind, out_stride;
+    float eps;
+};
+
+// Features of V vectors of a head, V / 2 queries and as many keys. Everybody in the block comes here.
+// x: the first query, its key `inner` on, the next token's `stride` on; units: room for (V, d); phi: (V / 2, 2, F), `between`
+// two tokens. count: tokens that are there.
+template <int V>
+__device__ __forceinline__ void features_of(const Recurrence &of, unsigned head, const float *x, size_t stride,
+                                            unsigned count, float *units, float *phi, size_t between) {
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, inner = of.heads * of.d;
+    for (unsigned v = warp; v < V; v += warps) {
+        const float *from = x + v / 2 * stride + v % 2 * inner;
+        const bool there = v / 2 < count;
+        float squares = 0.0f;
+        for (unsigned i = lane; there && i < of.d; i += 32) squares = fmaf(from[i], from[i], squares);
+        const float scale = of.map == ELU ? 1.0f : 1.0f / (sqrtf(lane_sum(squares, 32)) + 1e-3f);
+        for (unsigned i = lane; i < of.d; i += 32) units[v * of.d + i] = there ? from[i] * scale : 0.0f;
+    }
+    __syncthreads();
+    if (of.map == ELU) {
+        for (unsigned i = threadIdx.x; i < V * of.d; i += blockDim.x) {
+            const unsigned v = i / of.d;
+            const float number = units[i], falling = number < -87.0f ? 0.0f : exp_of(number);
+            if (v / 2 < count) phi[v / 2 * between + v % 2 * of.features + i % of.d] = number > 0.0f ? number + 1.0f : falling;
+        }
+        return;
+    }
+    const float scale = sqrtf(1.0f / static_cast<float>(of.proj_dim));
+    const float *w = of.w + static_cast<size_t>(head) * of.d * of.proj_dim;
+    for (unsigned j = threadIdx.x; j < of.proj_dim; j += blockDim.x) {
+        float angles[V];
+#pragma unroll
+        for (int v = 0; v < V; v++) angles[v] = 0.0f;
+#pragma unroll 8
+        for (unsigned i = 0; i < of.d; i++) {
+            const float weight = w[static_cast<size_t>(i) * of.proj_dim + j];
+#pragma unroll
+            for (int v = 0; v < V; v++) angles[v] = fmaf(weight, units[v * of.d + i], angles[v]);
+        }
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            if (static_cast<unsigned>(v / 2) >= count) break;
+            float *to = phi + v / 2 * between + v % 2 * of.features + j;
+            if (of.map == GAUSSIAN) {
+                float sine, cosine;
+                sin_cos(angles[v], sine, cosine);
+                to[0] = sine * scale;
+                to[of.proj_dim] = cosine * scale;
+            } else {
+                to[0] = angles[v] < 0.0f ? 0.0f : angles[v] * scale;
+            }
+        }
+    }
+}
+
+#define FEATURE_TOKENS 8
+
+// Features of all tokens of a prompt. grid: (heads, rows time / 8), 128 threads, 16 d numbers of shared memory.
+extern "C" __global__ void __launch_bounds__(128) features(Recurrence of, unsigned tokens) {
+    DYNAMIC_SHARED(memory);
+    const unsigned head = blockIdx.x, first = blockIdx.y * FEATURE_TOKENS, inner = of.heads * of.d;
+    const float *x = of.qkv + static_cast<size_t>(first) * 3 * inner + head * of.d;
+    const size_t between = static_cast<size_t>(of.heads) * 2 * of.features;
+    float *phi = of.phi + first * between + static_cast<size_t>(head) * 2 * of.features;
+    const unsigned count = tokens - first < FEATURE_TOKENS ? tokens - first : FEATURE_TOKENS;
+    features_of<2 * FEATURE_TOKENS>(of, head, x, 3 * static_cast<size_t>(inner), count, reinterpret_cast<float *>(memory), phi, between);
+}
+
+// Random bits of a step's place: those of a token's place in its text, of its layer and head alone.
+__device__ __forceinline__ unsigned noise_of(unsigned long long place, unsigned layer_head) {
+    unsigned long long x = (place ^ static_cast<unsigned long long>(layer_head) << 40) * 0x9e3779b97f4a7c15ull;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    return static_cast<unsigned>(x ^ x >> 31);
+}
+
+// Thirty-two bits for two numbers of S (a murmur finish).
+__device__ __forceinline__ unsigned noise_at(unsigned noise, unsigned pair) {
+    unsigned h = noise + pair * 0x9e3779b9u;
+    h = (h ^ h >> 16) * 0x85ebca6bu;
+    h = (h ^ h >> 13) * 0xc2b2ae35u;
+    return h ^ h >> 16;
+}
+
+// S as it is held: its numbers two by two.
+struct StateF32 {
+    typedef float2 Pair;
+    static __device__ __forceinline__ float2 widen(float2 v) { return v; }
+    static __device__ __forceinline__ float2 narrow(float2 v) { return v; }
+    static __device__ __forceinline__ void round(float &, float &, unsigned, unsigned) {}
+};
+// Rounded by chance: what a slow gate adds is often less than half a step of bf16, and the nearest would lose it.
+struct StateBf16 {
+    typedef unsigned Pair;
+    static __device__ __forceinline__ float2 widen(unsigned v) {
+        return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+    }
+    static __device__ __forceinline__ unsigned narrow(float2 v) {
+        return __float_as_uint(v.x) >> 16 | (__float_as_uint(v.y) & 0xffff0000u);
+    }
+    // A number that is then one of bf16, exactly; what is no number need not stay so.
+    static __device__ __forceinline__ void round(float &a, float &b, unsigned noise, unsigned pair) {
+        const unsigned bits = noise_at(noise, pair);
+        a = __uint_as_float((__float_as_uint(a) + (bits & 0xffffu)) & 0xffff0000u);
+        b = __uint_as_float((__float_as_uint(b) + (bits >> 16)) & 0xffff0000u);
+    }
+};
+
+// The rows that a thread has of one column of S: read and written in one piece.
+template <class P, int N> struct __align__(sizeof(P) * N > 16 ? 16 : sizeof(P) * N) Pieces {
+    P pairs[N];
+};
+
+// What a thread takes of one token.
+template <int R, int C> struct Token {
+    float q[R], k[R], v[C], keep, take;
+};
+
+// grid: (heads, rows, columns of blocks); 16 threads for every C columns, in whole warps: see
+// model/src/cuda/recurrence.rs. ONE: one token. FUSED: its features are made here, in 2 (d + F) numbers of shared memory.
+template <class S, int R, int C, bool ONE, bool FUSED> __device__ __forceinline__ void advance(const Recurrence &of) {
+    DYNAMIC_SHARED(memory);
+    const unsigned head = blockIdx.x, row = blockIdx.y, slot = of.slots[row];
+    if (slot == 0xffffffffu) return;
+    const unsigned d = of.d, features = of.features, inner = of.heads * d;
+    const unsigned ty = threadIdx.x % 16, column = (blockIdx.z * (blockDim.x / 16) + threadIdx.x / 16) * C;
+    const unsigned first = ty * R, rows = first >= features ? 0 : (features - first < R ? features - first : R);
+    const bool there = column < d;
+    typedef Pieces<typename S::Pair, R / 2> Own;
+    // In pieces, of which sixteen are a column.
+    Own *s = static_cast<Own *>(of.s) + slot * of.s_stride / R + (static_cast<size_t>(head) * d + column) * 16 + ty;
+    float *sums = of.sums + slot * of.sums_stride + static_cast<size_t>(head) * (features + 1);
+    const float *x = of.qkv + static_cast<size_t>(row) * of.time * 3 * inner + head * d;
+
+    // The state is asked for first: the features are made while it comes.
+    Own held[C];
+    float z[R], c = sums[features];
+#pragma unroll
+    for (int i = 0; i < C; i++) held[i] = there ? s[i * 16] : Own();
+#pragma unroll
+    for (int r = 0; r < R; r++) z[r] = static_cast<unsigned>(r) < rows ? sums[first + r] : 0.0f;
+    // Nobody may still be reading z and c when somebody is done: who makes features waits for them anyway.
+    if (!FUSED) __syncthreads();
+    const float *phi;
+    if (FUSED) {
+        float *room = reinterpret_cast<float *>(memory), *made = room + 2 * d;
+        features_of<2>(of, head, x, 0, 1, room, made, 0);
+        __syncthreads();
+        phi = made;
+    } else {
+        phi = of.phi + (static_cast<size_t>(row) * of.time * of.heads + head) * 2 * features;
+    }
+    const size_t between = static_cast<size_t>(of.heads) * 2 * features;
+
+    const unsigned time = ONE ? 1 : of.time;
+    Token<R, C> next;
+    const auto load = [&](unsigned at) {
+        const float *queries = phi + at * between + first, *keys = queries + features;
+        const float *v = x + static_cast<size_t>(at) * 3 * inner + 2 * inner + column;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const bool own = static_cast<unsigned>(r) < rows;
+            next.q[r] = own ? queries[r] : 0.0f;
+            next.k[r] = own ? keys[r] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < C; i++) next.v[i] = there ? v[i] : 0.0f;
+        next.keep = next.take = 1.0f;
+        if (of.gate) {
+            const float logit = of.gate[(static_cast<size_t>(row) * of.time + at) * of.heads + head];
+            // Two sigmoids, not 1 - g: near g = 1 the difference would lose all its bits.
+            next.keep = sigmoid(logit);
+            next.take = sigmoid(-logit);
+        }
+    };
+
+    float state[R][C];
+#pragma unroll
+    for (int i = 0; i < C; i++)
+#pragma unroll
+        for (int r = 0; r < R; r += 2) {
+            const float2 pair = S::widen(held[i].pairs[r / 2]);
+            state[r][i] = pair.x;
+            state[r + 1][i] = pair.y;
+        }
+    load(0);
+    for (unsigned at = 0; at < time; at++) {
+        const Token<R, C> token = next;
+        // The next token's numbers are on their way while this one's are used.
+        if (!ONE && at + 1 < time) load(at + 1);
+        const unsigned noise = noise_of(of.places[row] + at, of.layer * of.heads + head);
+        float read[C], denominator = 0.0f;
+#pragma unroll
+        for (int i = 0; i < C; i++) read[i] = 0.0f;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const float weight = token.take * token.k[r];
+#pragma unroll
+            for (int i = 0; i < C; i++) {
+                state[r][i] = fmaf(weight, token.v[i], token.keep * state[r][i]);
+                read[i] = fmaf(token.q[r], state[r][i], read[i]);
+            }
+            z[r] = fmaf(token.take, token.k[r], token.keep * z[r]);
+            denominator = fmaf(token.q[r], z[r], denominator);
+        }
+        // It is read before it is rounded.
+#pragma unroll
+        for (int i = 0; i < C; i++)
+#pragma unroll
+            for (int r = 0; r < R; r += 2)
+                S::round(state[r][i], state[r + 1][i], noise, ((column + i) * 16 * R + first + r) / 2);
+        denominator = lane_sum(denominator, 16);
+        c = fmaf(token.keep, c, token.take);
+        // A gate so near 1 that nothing was ever taken in leaves 0 / 0, or a subnormal whose reciprocal overflows.
+        const float least = of.eps * c, floor = least > 1.17549435e-38f ? least : 1.17549435e-38f;
+        if (denominator < floor && column == 0 && ty == 0) atomicAdd(of.clamped, 1ull);
+        const float scale = 1.0f / (denominator < floor ? floor : denominator);
+        const size_t to = (static_cast<size_t>(row) * of.time + at) * of.out_stride + head * d + column;
+#pragma unroll
+        for (int i = 0; i < C; i++) {
+            const float sum = lane_sum(read[i], 16);
+            if (ty == static_cast<unsigned>(i) && there) store_as(of.out, to + i, of.out_kind, sum * scale);
+        }
+    }
+    // Blocks of other columns may still have to read them.
+    float *after = of.sums_after ? of.sums_after + static_cast<size_t>(head) * (features + 1) : sums;
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        if (column == 0 && static_cast<unsigned>(r) < rows) after[first + r] = z[r];
+#pragma unroll
+    for (int i = 0; i < C; i++) {
+        Own own;
+#pragma unroll
+        for (int r = 0; r < R; r += 2) own.pairs[r / 2] = S::narrow(make_float2(state[r][i], state[r + 1][i]));
+        if (there) s[i * 16] = own;
+    }
+    if (column == 0 && ty == 0) after[features] = c;
+}
+
+// A step makes its features; those of `row` are there, for of many rows they are made with a head's W read once for eight.
+#define TIDEGATE_RECURRENCE(S, name, R, C)                                                                         \
+    extern "C" __global__ void __launch_bounds__(256, 1) recurrence_##name##_##R##_step(Recurrence of) {           \
+        advance<S, R, C, true, true>(of);                                                                          \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256, 1) recurrence_##name##_##R##_row(Recurrence of) {            \
+        advance<S, R, C, true, false>(of);                                                                         \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(128, 1) recurrence_##name##_##R##_scan(Recurrence of) {           \
+        advance<S, R, 2, false, false>(of);                                                                        \
+    }
+TIDEGATE_RECURRENCE(StateF32, f32, 2, 8)
+TIDEGATE_RECURRENCE(StateF32, f32, 4, 8)
+TIDEGATE_RECURRENCE(StateF32, f32, 8, 8)
+TIDEGATE_RECURRENCE(StateF32, f32, 16, 4)
+TIDEGATE_RECURRENCE(StateBf16, bf16, 2, 8)
+TIDEGATE_RECURRENCE(StateBf16, bf16, 4, 8)
+TIDEGATE_RECURRENCE(StateBf16, bf16, 8, 8)
+TIDEGATE_RECURRENCE(StateBf16, bf16, 16, 4)
+#undef TIDEGATE_RECURRENCE

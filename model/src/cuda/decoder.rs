@@ -1,0 +1,270 @@
+//! The decoder on a device: token ids in, logits out. A step's kernels are recorded once for every number of rows (a
+//! power of two) and replayed: states have a constant size, so what is recorded is right for ever.
+
+use std::sync::Arc;
+
+use candle_core::bail;
+
+use super::block::Block;
+use super::device::{CudaDevice, Result};
+use super::mixer;
+use super::ops::{Linear, Mode, RmsNorm, Rows};
+use super::plan::{self, OUTPUT_HEAD, PREFILL, ROWS};
+use super::pool::{CudaPool, NOBODY, Step, floats};
+use crate::config::{DecoderConfig, PositionEmbedding};
+use crate::memory::StateType;
+use crate::weights::{LoadError, Source, WeightType, Weights};
+
+/// A decoder whose weights and states are on a device. Its weights are read-only: one decoder serves any number of pools.
+#[derive(Debug)]
+pub struct CudaDecoder {
+    pub(super) device: CudaDevice,
+    config: DecoderConfig,
+    embedding: Option<Linear>, // (vocab, hidden); none where the head's rows are it
+    blocks: Vec<Block>,
+    norm: RmsNorm, // (hidden)
+    head: Linear,  // (vocab, hidden)
+    frequencies: Vec<f64>,
+    /// What pools of this decoder know it by.
+    own: Arc<()>,
+}
+
+impl CudaDecoder {
+    pub(crate) fn new(
+        config: DecoderConfig,
+        weights: &Weights<'_>,
+        device: &CudaDevice,
+    ) -> std::result::Result<Self, LoadError> {
+        mixer::supported(&config)?;
+        let model = weights.pp("model");
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let table = model.matrix("embed_tokens.weight", vocab, hidden)?;
+        let (embedding, head) = if config.tie_word_embeddings {
+            (None, table)
+        } else {
+            (Some(Linear::new(device, &[&table], Mode::Store)?), weights.matrix("lm_head.weight", vocab, hidden)?)
+        };
+        let head = Linear::new(device, &[&head], Mode::Store)?;
+        let blocks = (0..config.num_hidden_layers)
+            .map(|i| Block::new(device, &config, &model.pp(&format!("layers.{i}")), i))
+            .collect::<std::result::Result<_, _>>()?;
+        let norm = RmsNorm::new(device, &model.numbers("norm.weight", &[hidden])?, config.rms_norm_eps)?;
+        let half = config.head_dim / 2;
+        let frequencies = match config.position_embedding {
+            PositionEmbedding::Rope => (0..half).map(|i| config.rope_theta.powf(-(i as f64) / half as f64)).collect(),
+            PositionEmbedding::None => Vec::new(),
+        };
+        Ok(Self { device: device.clone(), config, embedding, blocks, norm, head, frequencies, own: Arc::default() })
+    }
+
+    /// A decoder of random weights, for measurements, as [`crate::Decoder::random`].
+    ///
+    /// # Errors
+    /// The config is out of its bounds or has no kernels here, or the device has too little memory.
+    pub fn random(
+        config: DecoderConfig,
+        weights: WeightType,
+        seed: u64,
+        device: &CudaDevice,
+    ) -> std::result::Result<Self, LoadError> {
+        config.validate()?;
+        Self::new(config, &Weights::new(&Source::Random(weights, seed)), device)
+    }
+
+    /// What the decoder is made of.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// Bytes of the matrices that a token reads, but for an embedding of its own, of which it reads a row.
+    pub fn weight_bytes(&self) -> usize {
+        self.blocks.iter().map(Block::bytes).sum::<usize>() + self.head.bytes()
+    }
+
+    /// What no maximum in a state is above, as [`crate::Decoder::greatest_maxima`]: none of the maps here has one.
+    #[allow(clippy::unused_self, reason = "as the CPU's decoder")]
+    pub fn greatest_maxima(&self) -> Vec<f32> {
+        Vec::new()
+    }
+
+    /// How many slots fit into nine tenths of the device's free memory, with what their steps hold: at least 1, at most
+    /// `most`.
+    ///
+    /// # Errors
+    /// [`crate::cuda::CudaError::Failed`]
+    pub fn room(&self, state: StateType, most: usize) -> Result<usize> {
+        let (free, _) = self.device.memory()?;
+        Ok(plan::fitting(&self.config, state, free / 10 * 9, most.max(1)))
+    }
+
+    /// A pool of empty conversations for this decoder, on its device.
+    ///
+    /// # Errors
+    /// When there are no slots, or the device has not as much memory as they would take: it says how much is free.
+    pub fn new_pool(&self, slots: usize, state: StateType) -> candle_core::Result<CudaPool> {
+        if slots == 0 {
+            bail!("slots must be at least 1, found 0");
+        }
+        CudaPool::new(&self.device, &self.config, &self.own, slots, state).map_err(candle_core::Error::wrap)
+    }
+
+    /// Takes in some tokens of one conversation and makes no logits. Where a text is cut into calls changes no bit.
+    ///
+    /// # Errors
+    /// As for [`crate::Decoder::forward`], or when the device fails.
+    pub fn absorb(&self, ids: &[u32], pool: &mut CudaPool, slot: usize) -> candle_core::Result<()> {
+        if ids.is_empty() {
+            bail!("there must be at least one token, found none");
+        }
+        self.check(ids, pool)?;
+        for ids in ids.chunks(PREFILL) {
+            let places = pool.begin(&[slot])?;
+            self.read(ids, pool, slot, places[0]).map_err(|error| pool.told(error))?;
+            pool.advance(&[slot], ids.len());
+        }
+        Ok(())
+    }
+
+    /// Takes every row one token further; `logits` becomes (rows, vocab), row by row.
+    ///
+    /// A row's logits are the same bits whatever the other rows and slots are.
+    ///
+    /// # Errors
+    /// As for [`crate::Decoder::forward`], or when the device fails.
+    pub fn decode_into(
+        &self,
+        ids: &[u32],
+        pool: &mut CudaPool,
+        slots: &[usize],
+        logits: &mut Vec<f32>,
+    ) -> candle_core::Result<()> {
+        if ids.len() != slots.len() || ids.is_empty() {
+            bail!("every row needs a token and a slot, found {} ids and {} slots", ids.len(), slots.len());
+        }
+        self.check(ids, pool)?;
+        let places = pool.begin(slots)?;
+        logits.clear();
+        let rows = ids.chunks(ROWS).zip(slots.chunks(ROWS)).zip(places.chunks(ROWS));
+        for ((ids, slots), places) in rows {
+            self.step(ids, pool, slots, places, logits).map_err(|error| pool.told(error))?;
+        }
+        pool.advance(slots, 1);
+        Ok(())
+    }
+
+    fn check(&self, ids: &[u32], pool: &CudaPool) -> candle_core::Result<()> {
+        if !Arc::ptr_eq(&self.own, &pool.owner) {
+            bail!("the pool must be of this decoder, and is another's");
+        }
+        match ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
+            Some(id) => bail!("token id {id} is outside the vocabulary of {}", self.config.vocab_size),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes in a prompt's tokens, not more than [`PREFILL`].
+    fn read(&self, ids: &[u32], pool: &mut CudaPool, slot: usize, place: u64) -> Result<()> {
+        self.inputs(pool.input.bytes()?, ids, &[slot as u32], &[place]);
+        self.piece(&self.device, slot, ids.len(), pool)
+    }
+
+    /// So many tokens of one slot, whose inputs lie ready: to the device, and through the blocks.
+    pub(super) fn piece(&self, device: &CudaDevice, slot: usize, tokens: usize, pool: &CudaPool) -> Result<()> {
+        let (step, bytes) = pool.step(1, tokens, !self.frequencies.is_empty());
+        pool.input.send(step.places, bytes)?;
+        self.hidden(device, Step { one_slot: Some(slot), ..step }, pool)
+    }
+
+    /// One step of at most [`ROWS`] rows, filled up to a power of two; adds their logits.
+    fn step(
+        &self,
+        ids: &[u32],
+        pool: &mut CudaPool,
+        slots: &[usize],
+        places: &[u64],
+        logits: &mut Vec<f32>,
+    ) -> Result<()> {
+        let (rows, vocab) = (ids.len().next_power_of_two(), self.config.vocab_size);
+        let filled = |of: &mut dyn Iterator<Item = u32>, with| -> Vec<u32> {
+            let mut all: Vec<u32> = of.collect();
+            all.resize(rows, with);
+            all
+        };
+        let ids = filled(&mut ids.iter().copied(), 0);
+        let places: Vec<u64> = places.iter().copied().chain(std::iter::repeat(0)).take(rows).collect();
+        let all_slots = filled(&mut slots.iter().map(|&slot| slot as u32), NOBODY);
+        self.inputs(pool.input.bytes()?, &ids, &all_slots, &places);
+        if !pool.steps.contains_key(&rows) {
+            // Once as it is, so that nothing is loaded or set up while the step is recorded; of nobody's slots.
+            let nobody = vec![NOBODY; rows];
+            self.inputs(pool.input.bytes()?, &ids, &nobody, &places);
+            self.whole(rows, pool)?;
+            self.inputs(pool.input.bytes()?, &ids, &all_slots, &places);
+            let device = self.device.clone();
+            let recorded = device.0.record(&mut || self.whole(rows, pool))?;
+            pool.steps.insert(rows, recorded);
+        }
+        pool.steps[&rows].replay()?;
+        let output = pool.output.bytes()?;
+        let (head, numbers) = output.split_at(OUTPUT_HEAD);
+        logits.extend(floats(&numbers[..slots.len() * vocab * size_of::<f32>()]));
+        pool.denominators.clamped = u64::from_le_bytes(*head.first_chunk().unwrap_or(&[0; 8]));
+        Ok(())
+    }
+
+    /// All of a step that is recorded: inputs to the device, the blocks, logits back.
+    fn whole(&self, rows: usize, pool: &mut CudaPool) -> Result<()> {
+        self.logits(&self.device, rows, pool)?;
+        let bytes = rows * self.config.vocab_size * size_of::<f32>();
+        pool.output.receive(pool.work.output.at, OUTPUT_HEAD + bytes)
+    }
+
+    /// A step of so many rows, whose inputs lie ready: to the device, through the blocks and the head. The logits stay there.
+    pub(super) fn logits(&self, device: &CudaDevice, rows: usize, pool: &CudaPool) -> Result<()> {
+        let (step, bytes) = pool.step(rows, 1, !self.frequencies.is_empty());
+        pool.input.send(step.places, bytes)?;
+        self.hidden(device, step, pool)?;
+        let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        let work = &pool.work;
+        debug_assert_eq!(work.hidden, hidden);
+        self.norm.forward(device, rows, work.x.at, &work.normed, (self.head.kind, false))?;
+        let logits = Rows { at: work.logits(), stride: vocab };
+        self.head.forward(device, rows, work.normed.rows(self.head.kind), logits)
+    }
+
+    /// The residual stream of a step whose inputs are on the device; its slots are taken forward.
+    fn hidden(&self, device: &CudaDevice, step: Step, pool: &CudaPool) -> Result<()> {
+        let table = self.embedding.as_ref().unwrap_or(&self.head);
+        table.embed(device, step.rows * step.time, step.ids, pool.work.x.at)?;
+        for (i, block) in self.blocks.iter().enumerate() {
+            block.forward(device, step, &pool.work, pool.layer(i))?;
+        }
+        Ok(())
+    }
+
+    /// Writes what a step is given: places, slots, ids, angles.
+    pub(super) fn inputs(&self, to: &mut [u8], ids: &[u32], slots: &[u32], places: &[u64]) {
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            to[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        for place in places {
+            put(&place.to_le_bytes());
+        }
+        for number in slots.iter().chain(ids) {
+            put(&number.to_le_bytes());
+        }
+        let time = ids.len() / slots.len() * usize::from(!self.frequencies.is_empty());
+        for &start in places {
+            for t in 0..time as u64 {
+                for frequency in &self.frequencies {
+                    // In f64: at position ten million an f32 angle would be off by whole turns.
+                    let (sin, cos) = ((start + t) as f64 * frequency).sin_cos();
+                    put(&(cos as f32).to_le_bytes());
+                    put(&(sin as f32).to_le_bytes());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The kernels on the CPU, by the emulator of `model/cuda/host`: for tests, where no GPU is.
+
+#![allow(unsafe_code, reason = "the emulator is C++")]
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::device::{Gpu, Launch, Pinned, Recorded, Result};
+use crate::cuda_error::CudaError;
+
+unsafe extern "C" {
+    fn tidegate_emulate(
+        kernel: *const c_char,
+        grid: *const c_uint,
+        block: *const c_uint,
+        shared_bytes: c_uint,
+        args: *mut *mut c_void,
+        error: *mut c_char,
+        error_len: c_uint,
+    ) -> c_int;
+}
+
+/// What its memory is filled with before it is given: NaN as f32 and as bf16. A GPU's is zeroed by us; here a kernel that
+/// reads what nobody wrote shows, since [`Gpu::allocate`] zeroes what was asked for and no byte more.
+const POISON: u8 = 0xff;
+/// Bytes around each allocation that nobody may write to.
+const GUARD: usize = 256;
+
+#[derive(Debug, Default)]
+struct Host {
+    /// Bytes of each allocation, by its address.
+    allocations: Mutex<HashMap<u64, usize>>,
+    /// What is being recorded.
+    record: Mutex<Option<Vec<Operation>>>,
+}
+
+/// What a recorded step does.
+#[derive(Clone, Debug)]
+enum Operation {
+    Launch { kernel: CString, grid: [c_uint; 3], block: [c_uint; 3], shared: c_uint, args: Vec<Vec<u64>> },
+    Copy { to: u64, from: u64, bytes: usize },
+}
+
+pub(super) fn open() -> Arc<dyn Gpu> {
+    Arc::new(Arc::new(Host::default()))
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes + 2 * GUARD, 256).unwrap_or_else(|_| unreachable!("a test asks for little"))
+}
+
+impl Operation {
+    fn run(&self) -> Result<()> {
+        match self {
+            Self::Copy { to, from, bytes } => {
+                // SAFETY: both are of allocations that are held as long as the operation may run.
+                unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) };
+                Ok(())
+            }
+            Self::Launch { kernel, grid, block, shared, args } => {
+                let mut args = args.clone();
+                let mut pointers: Vec<*mut c_void> = args.iter_mut().map(|words| words.as_mut_ptr().cast()).collect();
+                let mut error = [0 as c_char; 512];
+                // SAFETY: the arguments are those that the kernel declares; the error has room.
+                let code = unsafe {
+                    let (grid, block) = (grid.as_ptr(), block.as_ptr());
+                    tidegate_emulate(
+                        kernel.as_ptr(),
+                        grid,
+                        block,
+                        *shared,
+                        pointers.as_mut_ptr(),
+                        error.as_mut_ptr(),
+                        512,
+                    )
+                };
+                if code == 0 {
+                    return Ok(());
+                }
+                // SAFETY: the emulator ends its message, and the last byte was 0 before.
+                let reason = unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned();
+                Err(CudaError::Failed { what: kernel.to_string_lossy().into_owned(), reason })
+            }
+        }
+    }
+}
+
+impl Host {
+    /// Does it now, or notes it for the step that is being recorded.
+    fn ask(&self, operation: Operation) -> Result<()> {
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        match record.as_mut() {
+            Some(all) => all.push(operation),
+            None => operation.run()?,
+        }
+        Ok(())
+    }
+}
+
+impl Gpu for Arc<Host> {
+    fn name(&self) -> String {
+        "emulator".into()
+    }
+
+    fn processors(&self) -> usize {
+        // So few that small products are shared out in every way.
+        2
+    }
+
+    fn memory(&self) -> Result<(usize, usize)> {
+        Ok((1 << 30, 1 << 30))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        // SAFETY: the layout is not empty.
+        let start = unsafe { alloc(layout(bytes)) };
+        assert!(!start.is_null(), "out of memory");
+        // SAFETY: so many bytes were given.
+        let at = unsafe {
+            start.write_bytes(POISON, bytes + 2 * GUARD);
+            start.add(GUARD).write_bytes(0, bytes);
+            start.add(GUARD)
+        };
+        self.allocations.lock().unwrap_or_else(PoisonError::into_inner).insert(at as u64, bytes);
+        Ok(at as u64)
+    }
+
+    fn free(&self, at: u64) {
+        let bytes = self.allocations.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
+        let Some(bytes) = bytes else { return };
+        // SAFETY: the allocation with its guards, which is given back whole.
+        let whole = unsafe {
+            let start = (at as *mut u8).sub(GUARD);
+            let all = std::slice::from_raw_parts(start, bytes + 2 * GUARD);
+            let whole = all[..GUARD].iter().chain(&all[GUARD + bytes..]).all(|&byte| byte == POISON);
+            dealloc(start, layout(bytes));
+            whole
+        };
+        assert!(whole || std::thread::panicking(), "a kernel wrote past a buffer of {bytes} bytes");
+    }
+
+    fn clear(&self, at: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the bytes are a buffer's.
+        unsafe { (at as *mut u8).write_bytes(0, bytes) };
+        Ok(())
+    }
+
+    fn upload(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the buffer is as long.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn download(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: the buffer is as long.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.ask(Operation::Copy { to, from, bytes })
+    }
+
+    fn pinned(&self, bytes: usize) -> Result<Box<dyn Pinned>> {
+        let at = self.allocate(bytes)?;
+        Ok(Box::new(HostMemory { at, bytes, host: Arc::clone(self) }))
+    }
+
+    fn launch(&self, launch: Launch<'_>) -> Result<()> {
+        let Launch { kernel, grid, threads, shared, args } = launch;
+        self.ask(Operation::Launch {
+            kernel: CString::new(kernel).unwrap_or_default(),
+            grid: grid.map(|n| n as c_uint),
+            block: [threads as c_uint, 1, 1],
+            shared: shared as c_uint,
+            args: args.iter().map(super::device::Arg::words).collect(),
+        })
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>> {
+        *self.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+        let end = End(self);
+        let outcome = work();
+        let operations = end.now();
+        outcome?;
+        Ok(Box::new(Step(operations)))
+    }
+}
+
+/// Ends a recording, after a panic too.
+struct End<'a>(&'a Host);
+
+impl End<'_> {
+    fn now(&self) -> Vec<Operation> {
+        self.0.record.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
+    }
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.now();
+    }
+}
+
+#[derive(Debug)]
+struct Step(Vec<Operation>);
+
+impl Recorded for Step {
+    fn replay(&self) -> Result<()> {
+        self.0.iter().try_for_each(Operation::run)
+    }
+}
+
+#[derive(Debug)]
+struct HostMemory {
+    at: u64,
+    bytes: usize,
+    host: Arc<Host>,
+}
+
+impl Pinned for HostMemory {
+    fn bytes(&mut self) -> Result<&mut [u8]> {
+        // SAFETY: an allocation of so many bytes, which nobody else holds.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.bytes) })
+    }
+
+    fn send(&self, to: u64, len: usize) -> Result<()> {
+        self.host.ask(Operation::Copy { to, from: self.at, bytes: len.min(self.bytes) })
+    }
+
+    fn receive(&mut self, from: u64, len: usize) -> Result<()> {
+        self.host.ask(Operation::Copy { to: self.at, from, bytes: len.min(self.bytes) })
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        self.host.free(self.at);
+    }
+}

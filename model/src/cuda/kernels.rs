@@ -1,0 +1,106 @@
+//! The kernels' names, and their code: PTX that the build made with nvcc, or else NVRTC makes at start.
+
+use super::device::Result;
+#[cfg(any(test, not(tidegate_ptx)))]
+use crate::cuda_error::CudaError;
+
+/// All kernels of `model/cuda/kernels.cu`.
+pub(super) const NAMES: &[&str] = &[
+    "conv_silu",
+    "embed",
+    "features",
+    "head_norm",
+    "linear_bf16_16",
+    "linear_bf16_32",
+    "linear_bf16_8",
+    "linear_bf16_many",
+    "linear_bf16_some",
+    "linear_f16_16",
+    "linear_f16_32",
+    "linear_f16_8",
+    "linear_f16_many",
+    "linear_f16_some",
+    "linear_f32",
+    "recurrence_bf16_16_row",
+    "recurrence_bf16_16_scan",
+    "recurrence_bf16_16_step",
+    "recurrence_bf16_2_row",
+    "recurrence_bf16_2_scan",
+    "recurrence_bf16_2_step",
+    "recurrence_bf16_4_row",
+    "recurrence_bf16_4_scan",
+    "recurrence_bf16_4_step",
+    "recurrence_bf16_8_row",
+    "recurrence_bf16_8_scan",
+    "recurrence_bf16_8_step",
+    "recurrence_f32_16_row",
+    "recurrence_f32_16_scan",
+    "recurrence_f32_16_step",
+    "recurrence_f32_2_row",
+    "recurrence_f32_2_scan",
+    "recurrence_f32_2_step",
+    "recurrence_f32_4_row",
+    "recurrence_f32_4_scan",
+    "recurrence_f32_4_step",
+    "recurrence_f32_8_row",
+    "recurrence_f32_8_scan",
+    "recurrence_f32_8_step",
+    "rms_norm",
+    "rotate",
+];
+
+/// The code, which a device's driver makes machine code of.
+#[cfg(tidegate_ptx)]
+#[allow(clippy::unnecessary_wraps, reason = "as the other one")]
+pub(super) fn ptx() -> Result<&'static str> {
+    Ok(include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx")))
+}
+
+/// The code, compiled now.
+#[cfg(not(tidegate_ptx))]
+pub(super) fn ptx() -> Result<String> {
+    compiled_now()
+}
+
+#[cfg(any(test, not(tidegate_ptx)))]
+fn compiled_now() -> Result<String> {
+    use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
+    let failed = |reason: String| CudaError::Failed { what: "compiling the kernels with NVRTC".into(), reason };
+    // SAFETY: looks for a library, by the names that the system's loader knows.
+    #[allow(unsafe_code, reason = "the library is C")]
+    if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
+        let reason = "this program was built without nvcc, and libnvrtc (of CUDA's toolkit) is not installed";
+        return Err(failed(reason.into()));
+    }
+    // As in build.rs: the driver makes what its device runs of code for the oldest, which every NVRTC can make.
+    let options = ["--std=c++17", "--fmad=false", "--gpu-architecture=compute_80"].map(String::from).into();
+    let source = include_str!(concat!(env!("OUT_DIR"), "/kernels.cu"));
+    let compiled = compile_ptx_with_opts(source, CompileOptions { options, ..CompileOptions::default() });
+    Ok(compiled.map_err(|error| failed(format!("{error:?}")))?.to_src())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CudaError, NAMES, compiled_now};
+
+    #[test]
+    fn every_kernel_of_the_source_is_named() {
+        let source = include_str!(concat!(env!("OUT_DIR"), "/kernels.cu"));
+        let plain = source.matches("extern \"C\" __global__").count() - source.matches("recurrence_##name##").count();
+        // Of the macros: five products for two types, a step, a row and a scan for eight states.
+        let products = source.matches("linear_##name##").count();
+        assert_eq!(plain - products + 2 * 5 + 8 * 3, NAMES.len());
+        assert!(NAMES.is_sorted());
+    }
+
+    #[test]
+    fn nvrtc_compiles_them_where_it_is() {
+        // Where nobody asks for it, a machine without CUDA's toolkit has none.
+        let wanted = std::env::var_os("TIDEGATE_REQUIRE_NVRTC").is_some();
+        match compiled_now() {
+            Ok(ptx) => assert!(NAMES.iter().all(|name| ptx.contains(&format!(".entry {name}(")))),
+            Err(CudaError::Failed { reason, .. }) if !wanted && reason.contains("libnvrtc") => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}

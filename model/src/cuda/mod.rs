@@ -1,0 +1,47 @@
+//! The decoder on NVIDIA GPUs: our own kernels (`model/cuda`, CUDA C++), launched through the driver alone.
+//!
+//! A second implementation of [`crate::Decoder`] for random feature attention, held to it by tests: the same checkpoint,
+//! the same states, the same promises. A row's sums have one order whatever else is in the batch, so its bits do not
+//! depend on who else is served, nor on where a prompt was cut. Bits of a GPU are not those of a CPU: a text that goes
+//! on elsewhere goes on to rounding.
+//!
+//! device -> driver, host; kernels, weights -> ops -> plan -> pool -> recurrence -> mixer -> block -> decoder -> measure. Other
+//! modules of the crate see this one alone.
+
+mod block;
+mod decoder;
+mod device;
+mod driver;
+#[cfg(feature = "cuda-emulator")]
+mod host;
+mod kernels;
+#[doc(hidden)]
+pub mod measure;
+mod mixer;
+mod ops;
+mod plan;
+mod pool;
+mod recurrence;
+#[cfg(all(test, feature = "cuda-emulator"))]
+mod tests;
+mod weights;
+
+use std::path::Path;
+
+pub use decoder::CudaDecoder;
+pub use device::CudaDevice;
+pub use pool::CudaPool;
+
+use crate::checkpoint;
+pub use crate::cuda_error::CudaError;
+use crate::weights::LoadError;
+
+/// Loads a checkpoint folder onto a device, with all the checks of [`checkpoint::load`]. Floats keep their type;
+/// quantised weights become f16.
+///
+/// # Errors
+/// As for [`checkpoint::load`]; [`LoadError::Cuda`] where the decoder has no kernels on CUDA, or the device has too little
+/// memory or fails.
+pub fn load(folder: &Path, device: &CudaDevice) -> Result<CudaDecoder, LoadError> {
+    checkpoint::load_onto(folder, |config, weights| CudaDecoder::new(config, weights, device))
+}

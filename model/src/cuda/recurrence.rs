@@ -1,0 +1,147 @@
+//! What mixes tokens on the device: the recurrence of one layer's heads, and which kernel takes which tokens
+//! (model/cuda/recurrence.cuh); the short convolution and rotary positions before it.
+
+use super::device::{Arg, CudaDevice, Fields, Result};
+use super::ops::{Rows, launch};
+use super::plan::rows_of_a_thread;
+use super::pool::{Layer, Step};
+use super::weights::Kind;
+use crate::config::{DecoderConfig, FeatureMap};
+use crate::cuda_error::CudaError;
+use crate::memory::StateType;
+
+/// Columns that a thread of a scan has, and tokens of a block that makes features.
+const SCAN_COLUMNS: usize = 2;
+const FEATURE_TOKENS: usize = 8;
+/// Threads of a step's block, and of a scan's, at most.
+const STEP_THREADS: usize = 256;
+const SCAN_THREADS: usize = 128;
+
+/// The heads of one layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recurrence {
+    pub(super) heads: usize,
+    pub(super) d: usize,
+    pub(super) features: usize,
+    pub(super) proj_dim: usize,
+    /// As `Map` in model/cuda/recurrence.cuh.
+    pub(super) map: usize,
+    /// The denominator is held at or above this share of c.
+    pub(super) eps: f32,
+    /// The layer, which the rounding of a bf16 state depends on.
+    pub(super) layer: usize,
+}
+
+/// Where what the recurrence reads and writes is on the device; 0 for what there is none of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    pub(super) qkv: u64,     // (rows, time, 3 heads d)
+    pub(super) gate: u64,    // logits (rows, time, heads)
+    pub(super) w: u64,       // (heads, d, D)
+    pub(super) phi: u64,     // room for (rows time, heads, 2, F)
+    pub(super) sums: u64,    // room for (heads, F + 1)
+    pub(super) clamped: u64, // one number of 64 bits, counted up
+    pub(super) out: Rows,    // (rows, time, out.stride) as `kind`
+    pub(super) kind: Kind,
+}
+
+impl Recurrence {
+    pub(super) fn new(config: &DecoderConfig, layer: usize) -> Self {
+        Self {
+            heads: config.num_attention_heads,
+            d: config.head_dim,
+            features: config.features(),
+            proj_dim: config.proj_dim,
+            map: match config.feature_map {
+                FeatureMap::Gaussian | FeatureMap::Favor => 0,
+                FeatureMap::ArcCosine => 1,
+                FeatureMap::Elu => 2,
+            },
+            eps: if config.feature_map.has_floor() { config.denominator_eps as f32 } else { 0.0 },
+            layer,
+        }
+    }
+
+    /// Takes the step's slots forward and reads them out. A step of several tokens is of one slot.
+    pub(super) fn forward(&self, device: &CudaDevice, step: Step, layer: Layer, at: Places) -> Result<()> {
+        let (rows, time, one) = (step.rows, step.time, step.time == 1);
+        // Of many rows a head's W is read once for eight of them.
+        let fused = one && rows < FEATURE_TOKENS;
+        let part = rows_of_a_thread(self.features);
+        let columns = if part == 16 { 4 } else { 8 };
+        let (columns, most) = if one { (columns, STEP_THREADS) } else { (SCAN_COLUMNS, SCAN_THREADS) };
+        let wanted = (self.d.div_ceil(columns) * 16).next_multiple_of(32);
+        let threads = wanted.min(most);
+        let blocks = wanted.div_ceil(threads);
+        // Where blocks share a head, z and c are written beside, and put in their place when all have read them.
+        let beside = if blocks > 1 { at.sums } else { 0 };
+        let of = Fields::default()
+            .pointers(&[layer.s, layer.sums, beside, at.qkv, at.gate, at.w, at.phi, step.slots, step.places, at.out.at])
+            .pointers(&[at.clamped, layer.s_stride as u64, layer.sums_stride as u64])
+            .numbers(&[self.heads, self.d, self.features, self.proj_dim, time, self.map, self.layer])
+            .numbers(&[at.kind as usize, at.out.stride])
+            .real(self.eps);
+        if !fused {
+            let args = [Arg::Struct(&of), Arg::Number((rows * time) as u32)];
+            let grid = [self.heads, (rows * time).div_ceil(FEATURE_TOKENS), 1];
+            launch(device, "features", grid, 128, 2 * FEATURE_TOKENS * self.d * size_of::<f32>(), &args)?;
+        }
+        let state = if layer.state == StateType::F32 { "f32" } else { "bf16" };
+        let kernel = format!(
+            "recurrence_{state}_{part}_{}",
+            match (one, fused) {
+                (true, true) => "step",
+                (true, false) => "row",
+                _ => "scan",
+            }
+        );
+        let shared = if fused { 2 * (self.d + self.features) * size_of::<f32>() } else { 0 };
+        launch(device, &kernel, [self.heads, rows, blocks], threads, shared, &[Arg::Struct(&of)])?;
+        if blocks > 1 {
+            // Only a scan has so many columns.
+            let Some(slot) = step.one_slot else {
+                return Err(CudaError::Unsupported("a scan must be of one slot".into()));
+            };
+            let place = layer.sums + (slot * layer.sums_stride * size_of::<f32>()) as u64;
+            device.0.copy(place, at.sums, self.heads * (self.features + 1) * size_of::<f32>())?;
+        }
+        Ok(())
+    }
+}
+
+/// The short convolution of each row's tokens: x -> y, both (rows, time, channels); the slots' last inputs are moved on.
+///
+/// weight: (taps, channels), and taps; tails: where those of slot 0 are, and numbers to the next slot's.
+pub(super) fn conv_silu(
+    device: &CudaDevice,
+    step: Step,
+    (weight, taps): (u64, usize),
+    (x, y): (u64, u64),
+    channels: usize,
+    (tails, stride): (u64, usize),
+) -> Result<()> {
+    let args = [
+        Arg::Pointer(x),
+        Arg::Pointer(weight),
+        Arg::Pointer(tails),
+        Arg::Pointer(step.slots),
+        Arg::Pointer(y),
+        Arg::Number(channels as u32),
+        Arg::Number(taps as u32),
+        Arg::Number(step.time as u32),
+        Arg::Pointer(stride as u64),
+    ];
+    launch(device, "conv_silu", [channels.div_ceil(256), step.rows, 1], 256, 0, &args)
+}
+
+/// Rotates q and k of every token. qkv: (tokens, 3 heads d); angles: (tokens, d / 2, 2)
+pub(super) fn rotate(
+    device: &CudaDevice,
+    tokens: usize,
+    qkv: u64,
+    angles: u64,
+    (heads, d): (usize, usize),
+) -> Result<()> {
+    let args = [Arg::Pointer(qkv), Arg::Pointer(angles), Arg::Number(heads as u32), Arg::Number(d as u32)];
+    launch(device, "rotate", [tokens, 1, 1], 256, 0, &args)
+}

@@ -1,0 +1,132 @@
+//! Matrices as the kernels read them: 16-bit floats in tensor cores' tiles, or f32 row by row.
+
+use candle_core::Device;
+use candle_core::quantized::{GgmlDType, ggml_file::qtensor_from_ggml};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use crate::weights::{LoadError, Matrix, WeightType, widen};
+
+/// Of what type a matrix is on the device; as `Kind` in model/cuda/maths.cuh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    F32 = 0,
+    Bf16 = 1,
+    F16 = 2,
+}
+
+/// Columns of a tile; rows of an input are padded to them.
+pub(super) const TILE_COLUMNS: usize = 32;
+const TILE_ROWS: usize = 16;
+const TILE: usize = TILE_ROWS * TILE_COLUMNS;
+
+/// How matrices of one input become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stack {
+    /// One under another.
+    Under,
+    /// Of two: eight rows of the first, then the eight beside them of the second, as SwiGLU wants them.
+    Paired,
+}
+
+/// Matrices of one input, packed for the device.
+#[derive(Debug)]
+pub(super) struct Packed {
+    pub(super) kind: Kind,
+    pub(super) bytes: Vec<u8>,
+    /// Of all matrices.
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+impl Kind {
+    /// What matrices that are multiplied with one input, or one after the other, are on the device: bf16 where all are;
+    /// f16 where all are that or quantised; else f32.
+    pub(super) fn of(matrices: &[&Matrix<'_>]) -> Self {
+        if matrices.iter().all(|m| m.kind == WeightType::Bf16) {
+            Self::Bf16
+        } else if matrices.iter().all(|m| m.kind == WeightType::F16 || m.kind.is_quantised()) {
+            Self::F16
+        } else {
+            Self::F32
+        }
+    }
+}
+
+/// A matrix's numbers as halves of this kind, which for its own is what they are.
+fn halves(matrix: &Matrix<'_>, kind: Kind) -> Result<Vec<u16>, LoadError> {
+    if matches!((matrix.kind, kind), (WeightType::Bf16, Kind::Bf16) | (WeightType::F16, Kind::F16)) {
+        return Ok(matrix.bytes.as_chunks::<2>().0.iter().map(|&b| u16::from_le_bytes(b)).collect());
+    }
+    let round = |v: f32| if kind == Kind::Bf16 { bf16::from_f32(v).to_bits() } else { f16::from_f32(v).to_bits() };
+    Ok(singles(matrix)?.into_iter().map(round).collect())
+}
+
+/// A matrix's numbers as f32.
+fn singles(matrix: &Matrix<'_>) -> Result<Vec<f32>, LoadError> {
+    widen(matrix.kind, &matrix.bytes).map_or_else(|| dequantised(matrix), Ok)
+}
+
+/// A quantised matrix in f32, by candle.
+fn dequantised(matrix: &Matrix<'_>) -> Result<Vec<f32>, LoadError> {
+    let kind = match matrix.kind {
+        WeightType::Q8_0 => GgmlDType::Q8_0,
+        WeightType::Q4_0 => GgmlDType::Q4_0,
+        WeightType::Q4K => GgmlDType::Q4K,
+        WeightType::F32 => GgmlDType::F32,
+        WeightType::F16 => GgmlDType::F16,
+        WeightType::Bf16 => GgmlDType::BF16,
+    };
+    let tensor = qtensor_from_ggml(kind, &matrix.bytes, vec![matrix.rows, matrix.columns], &Device::Cpu)?;
+    Ok(tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?)
+}
+
+/// Packs matrices of one input (each (rows, columns)) for the device.
+pub(super) fn pack(matrices: &[&Matrix<'_>], stack: Stack, kind: Kind) -> Result<Packed, LoadError> {
+    let rows = matrices.iter().map(|m| m.rows).sum();
+    let columns = matrices.first().map_or(0, |m| m.columns);
+    let bytes = if kind == Kind::F32 {
+        let numbers = matrices.iter().map(|m| singles(m)).collect::<Result<Vec<_>, _>>()?;
+        super::device::bytes_of(&numbers.concat())
+    } else {
+        let numbers = matrices.iter().map(|m| halves(m, kind)).collect::<Result<Vec<_>, _>>()?;
+        tiles(&numbers.concat(), rows, columns, stack)
+    };
+    Ok(Packed { kind, bytes, rows, columns })
+}
+
+/// The numbers (rows, columns) in tiles as fragments lie in registers: see model/cuda/linear.cuh.
+fn tiles(numbers: &[u16], rows: usize, columns: usize, stack: Stack) -> Vec<u8> {
+    let across = columns.div_ceil(TILE_COLUMNS);
+    let down = match stack {
+        Stack::Under => rows.div_ceil(TILE_ROWS),
+        Stack::Paired => (rows / 2).div_ceil(TILE_ROWS / 2),
+    };
+    // The row that lies in a tile's row; none past the last.
+    let source = |tile: usize, row: usize| match stack {
+        Stack::Under => Some(tile * TILE_ROWS + row).filter(|&row| row < rows),
+        Stack::Paired => {
+            let of_half = tile * TILE_ROWS / 2 + row % (TILE_ROWS / 2);
+            (of_half < rows / 2).then_some(of_half + if row < TILE_ROWS / 2 { 0 } else { rows / 2 })
+        }
+    };
+    let mut out = vec![0u8; down * across * TILE * 2];
+    out.par_chunks_mut(across * TILE * 2).enumerate().for_each(|(tile, out)| {
+        for (i, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let (along, within) = (i / TILE, i % TILE);
+            // (half, lane = 4 g + t, number of the fragment, which of its two)
+            let (half, lane, register, which) = (within / 256, within / 8 % 32, within / 2 % 4, within % 2);
+            let row = lane / 4 + register % 2 * 8;
+            let column = along * TILE_COLUMNS + lane % 4 * 8 + half * 4 + register / 2 * 2 + which;
+            if let Some(row) = source(tile, row).filter(|_| column < columns) {
+                *out = numbers[row * columns + column].to_le_bytes();
+            }
+        }
+    });
+    out
+}
+
+/// A number of S as it is held, nearest.
+pub(super) fn nearest(v: f32) -> [u8; 2] {
+    bf16::from_f32(v).to_le_bytes()
+}
