@@ -1,4 +1,8 @@
-//! From a checkpoint's folder to a model that is being served.
+//! From a checkpoint's folder to a model that is being served, on the CPU or on a CUDA device.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+mod device;
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -9,15 +13,28 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sha2::{Digest, Sha256};
 use tidegate_model::checkpoint::LoadError;
 use tidegate_model::sampling::SamplingError;
-use tidegate_model::{Device, StateType, checkpoint};
+use tidegate_model::{DecoderConfig, Device, StateType, checkpoint};
 
 use crate::api::Served;
+#[cfg(feature = "cuda")]
+use crate::engine::CudaModel;
 use crate::engine::{
     DecoderModel, EngineError, EngineOptions, EngineThread, LanguageModel, Limits, ModelError, Sources, TextRules,
     recommended_sampling, spawn,
 };
 use crate::session::{Codec, Fingerprint, KeyError, Keys, PrefixIndex, hex};
 use crate::text::{ChatTemplate, GrammarError, Grammars, TextError, Tokenizer};
+
+#[cfg(feature = "cuda")]
+pub use cuda::OpenCuda;
+pub use device::{DeviceChoice, DeviceChoiceError, DeviceError, OpenDevice};
+
+/// Conversations that run at once on a CPU, where nobody says how many: more take longer for each token of each.
+const SLOTS: usize = 64;
+
+/// Most of those that a CUDA device is given where nobody says how many.
+#[cfg(feature = "cuda")]
+const MOST_SLOTS: usize = 16_384;
 
 /// The shipped checkpoint, from the top of the source tree.
 const SHIPPED: &str = "weights/checkpoints/tidegate-tiny";
@@ -28,6 +45,9 @@ pub enum OpenError {
     /// None was named and none is where it is looked for.
     #[error("no checkpoint found, looked for {}; name a folder with --model", places(.0))]
     NotFound(Vec<PathBuf>),
+    /// The device that was asked for.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// The weights.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -73,7 +93,9 @@ fn places(folders: &[PathBuf]) -> String {
 pub struct OpenOptions {
     /// The name that requests give; the folder's own where absent.
     pub name: Option<String>,
-    /// Conversations that run at once.
+    /// Where it computes.
+    pub device: DeviceChoice,
+    /// Conversations that run at once; 0 for 64 on the CPU, and for as many as a CUDA device has room for.
     pub slots: usize,
     /// How their states are held in memory.
     pub state: StateType,
@@ -95,7 +117,8 @@ impl Default for OpenOptions {
     fn default() -> Self {
         Self {
             name: None,
-            slots: 64,
+            device: DeviceChoice::default(),
+            slots: 0,
             state: StateType::F32,
             max_prompt_tokens: 1_000_000,
             max_tokens: 1_000_000,
@@ -131,23 +154,68 @@ pub fn locate() -> Result<PathBuf, OpenError> {
 /// Loads the checkpoint in `folder` and starts its engine; returns once the model has taken its first steps.
 ///
 /// # Errors
-/// A file that is missing or wrong, too little memory, or a model that fails.
+/// A device that is not there, a file that is missing or wrong, too little memory, or a model that fails.
 pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
+    let device = options.device.open()?;
+    #[cfg(feature = "cuda")]
+    if let OpenDevice::Cuda(cuda) = &device {
+        let served = on_cuda(folder, cuda, options).and_then(|loaded| serve(folder, &device, loaded, options));
+        match served {
+            Err(error) if options.device == DeviceChoice::Auto && cuda::is_of_the_device(&error) => {
+                tracing::warn!(%device, "the CPU computes: {error}");
+                return serve(folder, &OpenDevice::Cpu, on_cpu(folder, options)?, options);
+            }
+            served => return served,
+        }
+    }
+    serve(folder, &device, on_cpu(folder, options)?, options)
+}
+
+/// A model in its slots, and what must be known of it besides.
+struct Loaded<M> {
+    model: M,
+    config: DecoderConfig,
+    /// What no maximum in a state is above.
+    greatest: Vec<f32>,
+}
+
+fn on_cpu(folder: &Path, options: &OpenOptions) -> Result<Loaded<DecoderModel>, OpenError> {
     let decoder = checkpoint::load(folder, &Device::Cpu)?;
-    let config = decoder.config();
+    let slots = if options.slots == 0 { SLOTS } else { options.slots };
+    let (config, greatest) = (decoder.config().clone(), decoder.greatest_maxima());
+    let model = DecoderModel::new(decoder, slots, options.state);
+    Ok(Loaded { model: model.map_err(|source| OpenError::Slots { slots, source })?, config, greatest })
+}
+
+#[cfg(feature = "cuda")]
+fn on_cuda(folder: &Path, device: &OpenCuda, options: &OpenOptions) -> Result<Loaded<CudaModel>, OpenError> {
+    let decoder = device.load(folder)?;
+    let slots = match options.slots {
+        0 => decoder.room(options.state, MOST_SLOTS).map_err(LoadError::from)?,
+        slots => slots,
+    };
+    let (config, greatest) = (decoder.config().clone(), decoder.greatest_maxima());
+    let model = CudaModel::new(decoder, slots, options.state);
+    Ok(Loaded { model: model.map_err(|source| OpenError::Slots { slots, source })?, config, greatest })
+}
+
+/// Starts the engine of a model that is loaded.
+fn serve<M: LanguageModel + 'static>(
+    folder: &Path,
+    device: &OpenDevice,
+    loaded: Loaded<M>,
+    options: &OpenOptions,
+) -> Result<(Served, EngineThread), OpenError> {
+    let Loaded { model, config, greatest } = loaded;
     let longest_source = config.source().map_or(0, |source| source.max_positions);
     let (vocab_size, layout, state_bytes) = (config.vocab_size, config.state_layout(), config.state_bytes() as u64);
     let tokenizer = Tokenizer::load(folder, vocab_size, config.eos_token_id.as_slice())?;
     let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
-    let slots = options.slots;
-    let greatest = decoder.greatest_maxima();
-    let model =
-        DecoderModel::new(decoder, slots, options.state).map_err(|source| OpenError::Slots { slots, source })?;
     let sources = model.source_start().map(|start| Sources { longest: longest_source, start });
     // A source is no conversation's text, whatever the checkpoint says of messages.
     let template = if sources.is_some() { None } else { ChatTemplate::load(folder)?.map(Arc::new) };
     let fingerprint = model_fingerprint(folder, options.state)?;
-    let system_fingerprint = system_fingerprint(folder, &fingerprint)?;
+    let system_fingerprint = system_fingerprint(folder, &fingerprint, &device.class())?;
     let keys = options.secret.as_deref().map(Keys::new).transpose()?;
     let codec = Codec { fingerprint, layout, vocab_size, greatest, sources: longest_source, keys };
     let tokenizer = Arc::new(tokenizer);
@@ -163,6 +231,7 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
         name: options.name.clone().unwrap_or_else(|| folder_name(folder)),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         fingerprint: system_fingerprint,
+        device: device.to_string(),
         tokenizer,
         limits: Limits {
             vocab_size,
@@ -193,6 +262,7 @@ fn folder_name(folder: &Path) -> String {
 /// What a snapshot must fit to go on here.
 ///
 /// A state that was rounded goes on otherwise than one that was not, so how states are held is of the architecture.
+/// Where they are computed is not: a session moves between the CPU and CUDA.
 fn model_fingerprint(folder: &Path, state: StateType) -> Result<Fingerprint, OpenError> {
     // What is not there does not have to be: the checkpoint has been loaded.
     let files = [folder.join("config.json"), checkpoint::weights_file(folder), folder.join("tokenizer.json")];
@@ -205,9 +275,9 @@ fn model_fingerprint(folder: &Path, state: StateType) -> Result<Fingerprint, Ope
     Ok(Fingerprint { architecture: hex(&architecture), weights: hex(&weights?), tokenizer: hex(&tokenizer?) })
 }
 
-/// A short name for these weights, this tokenizer, what its makers recommend and this version of the server: where
-/// it is the same, the same request and seed give the same text.
-fn system_fingerprint(folder: &Path, model: &Fingerprint) -> Result<String, OpenError> {
+/// A short name for these weights, this tokenizer, what its makers recommend, this version of the server and this
+/// class of device: where it is the same, the same request and seed give the same text.
+fn system_fingerprint(folder: &Path, model: &Fingerprint, class: &str) -> Result<String, OpenError> {
     let mut hash = Sha256::new().chain_update(env!("CARGO_PKG_VERSION"));
     for part in [&model.architecture, &model.weights, &model.tokenizer] {
         hash.update(part);
@@ -215,6 +285,7 @@ fn system_fingerprint(folder: &Path, model: &Fingerprint) -> Result<String, Open
     for name in ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"] {
         hash.update(digest(&folder.join(name))?.unwrap_or_default());
     }
+    hash.update(class);
     Ok(format!("fp_{}", &hex(&hash.finalize())[..16]))
 }
 
@@ -268,10 +339,10 @@ mod tests {
         // Rounded states go on otherwise.
         assert_ne!(of(StateType::Bf16).architecture, quantised.architecture);
         assert_eq!(of(StateType::Bf16).weights, quantised.weights);
-        assert_ne!(
-            system_fingerprint(folder.path(), &quantised).unwrap(),
-            system_fingerprint(folder.path(), &otherwise).unwrap()
-        );
+        let system = |model: &Fingerprint, class: &str| system_fingerprint(folder.path(), model, class).unwrap();
+        assert_ne!(system(&quantised, "cpu"), system(&otherwise, "cpu"));
+        // Another device gives another text, and goes on with the same sessions.
+        assert_ne!(system(&quantised, "cpu"), system(&quantised, "cuda NVIDIA H200"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod door;
 mod sessions;
 mod telemetry;
 
+use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rand::Rng;
 use tidegate_model::Threads;
-use tidegate_server::checkpoint::{self, OpenOptions};
+use tidegate_server::checkpoint::{self, DeviceError, OpenError, OpenOptions};
 use tidegate_server::engine::{EngineOptions, Event, EventStream, Finish, Request, RequestParameters};
 use tidegate_server::{AppState, Served, app, serve_with};
 use tokio::net::TcpListener;
@@ -31,14 +32,23 @@ use telemetry::Telemetry;
 /// its last step.
 const CLOSING: Duration = Duration::from_secs(5);
 
+/// The exit code where the device that was asked for does not serve; `--help` tells it.
+const NO_DEVICE: u8 = 3;
+
 fn main() -> ExitCode {
     match run(Cli::read()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", words(&error));
-            ExitCode::FAILURE
+            if is_of_the_device(&error) { NO_DEVICE.into() } else { ExitCode::FAILURE }
         }
     }
+}
+
+fn is_of_the_device(error: &anyhow::Error) -> bool {
+    // The transparent error hides the one that it holds.
+    let opening = |cause: &(dyn Error + 'static)| matches!(cause.downcast_ref(), Some(OpenError::Device(_)));
+    error.chain().any(|cause| cause.is::<DeviceError>() || opening(cause))
 }
 
 /// An error and its causes, without those whose words it has already.
@@ -62,10 +72,13 @@ fn run(cli: Cli) -> Result<()> {
         }
         Command::Serve(args) => start_server(&args),
         // A variable that were clap's would stand against `--shape`.
-        Command::Bench(args) => bench::run(&args, || match std::env::var_os("TIDEGATE_MODEL") {
-            Some(folder) if !folder.is_empty() => Ok(folder.into()),
-            _ => Ok(checkpoint::locate()?),
-        }),
+        Command::Bench(args) => {
+            start_log(&LogArgs { log_format: LogFormat::Human, log: None }, "warn")?;
+            bench::run(&args, || match std::env::var_os("TIDEGATE_MODEL") {
+                Some(folder) if !folder.is_empty() => Ok(folder.into()),
+                _ => Ok(checkpoint::locate()?),
+            })
+        }
     }
 }
 
@@ -115,8 +128,8 @@ fn start_server(args: &ServeArgs) -> Result<()> {
         port = args.port,
         model = %folder.display(),
         data_dir = data.as_deref().map(|folder| tracing::field::display(folder.display())),
-        slots = args.slots,
         queue = args.queue,
+        device = %args.model.device,
         threads = Threads::global().count(),
         state = ?args.model.state,
         max_tokens_limit = args.max_tokens_limit,
@@ -163,6 +176,7 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
 
     let options = OpenOptions {
         name: args.model_name.clone(),
+        device: args.model.device,
         slots: args.slots,
         state: args.model.state.into(),
         max_prompt_tokens: args.max_prompt_tokens,
@@ -232,6 +246,8 @@ fn ready(served: &Served) {
     info!(
         model = served.name,
         fingerprint = served.fingerprint,
+        device = served.device,
+        slots = served.engine.stats().slots,
         vocab_size = served.limits.vocab_size,
         eos = ?served.tokenizer.eos(),
         temperature = %sampling.temperature,
@@ -282,7 +298,8 @@ impl Signals {
 
 fn generate(args: GenerateArgs) -> Result<()> {
     let folder = model_folder(&args.model)?;
-    let options = OpenOptions { slots: 1, state: args.model.state.into(), ..OpenOptions::default() };
+    let (device, state) = (args.model.device, args.model.state.into());
+    let options = OpenOptions { device, slots: 1, state, ..OpenOptions::default() };
     let (served, _engine) = checkpoint::open(&folder, &options)?;
     let mut sampling = served.sampling.clone();
     let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);

@@ -8,7 +8,7 @@ use serde_json::Value;
 /// The shipped checkpoint, or what `args` name, measured as shortly as can be.
 fn bench(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(["bench", "--steps", "2", "--rounds", "1", "--threads", "1"])
+        .args(["bench", "--device", "cpu", "--steps", "2", "--rounds", "1", "--threads", "1"])
         .args(args)
         .current_dir(std::env::temp_dir())
         .env_remove("TIDEGATE_MODEL")
@@ -42,6 +42,7 @@ fn json_tells_every_case_with_its_share_of_the_roof() {
         assert_eq!((&line["shape"], &line["mixer"]), (&"tidegate-tiny".into(), &"rfa-gate".into()), "{line}");
         assert_eq!((&line["weights"], &line["state"]), (&"bf16".into(), &"f32".into()), "{line}");
         assert_eq!((&line["threads"], &line["rounds"]), (&1.into(), &1.into()), "{line}");
+        assert_eq!(line["device"], "cpu", "{line}");
         let tokens = if line["kind"] == "prefill" { 16 } else { 2 * line["batch"].as_u64().unwrap() };
         assert_eq!(line["tokens"], tokens, "{line}");
         let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("no number {key} in {line}"));

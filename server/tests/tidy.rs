@@ -11,8 +11,15 @@ use std::path::{Path, PathBuf};
 /// Lines that a source file may have.
 const LONGEST: usize = 400;
 
-/// Folders and files that may say `unsafe`: vector instructions, and the memory map of a checkpoint.
-const UNSAFE: [&str; 2] = ["model/src/kernels/", "model/src/checkpoint.rs"];
+/// Folders and files that may say `unsafe`: vector instructions, the memory map of a checkpoint, NVIDIA's driver and
+/// compiler, and the emulator of its GPUs.
+const UNSAFE: [&str; 5] = [
+    "model/src/kernels/",
+    "model/src/checkpoint.rs",
+    "model/src/cuda/driver.rs",
+    "model/src/cuda/host.rs",
+    "model/src/cuda/kernels.rs",
+];
 
 /// A module and the modules of the same crate that it may use, itself aside. A module that is not here may
 /// use none and be used by none: a new one is placed before it is linked.
@@ -26,7 +33,8 @@ const MODEL: Layers = &[
     ("kernels", &[]),
     ("sampling", &["kernels"]),
     ("compute", &["kernels"]),
-    ("weights", &["config", "random"]),
+    ("cuda_error", &[]),
+    ("weights", &["config", "cuda_error", "random"]),
     ("memory", &["config", "kernels"]),
     ("nn", &["compute", "kernels", "weights"]),
     ("measure", &["compute", "kernels", "memory", "nn", "weights"]),
@@ -39,6 +47,7 @@ const MODEL: Layers = &[
     ("state", &["attention", "block", "compute", "config", "kernels", "layout", "memory"]),
     ("decoder", &["attention", "block", "compute", "config", "encoder", "memory", "nn", "probe", "state", "weights"]),
     ("checkpoint", &["config", "decoder", "weights"]),
+    ("cuda", &["checkpoint", "config", "cuda_error", "layout", "memory", "weights"]),
 ];
 
 const SERVER: Layers = &[

@@ -27,6 +27,7 @@ pub(super) async fn scrape(State(state): State<AppState>, headers: HeaderMap) ->
     let model = served.map(|served| Model {
         name: &served.name,
         fingerprint: &served.fingerprint,
+        device: &served.device,
         state_bytes: served.state_bytes,
         engine: &served.engine,
         prefixes: &served.prefixes,

@@ -24,8 +24,10 @@ pub struct Served {
     pub name: String,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
-    /// Changes when the weights or the server do; OpenAI's `system_fingerprint`.
+    /// Changes when the weights, the server or the kind of device do; OpenAI's `system_fingerprint`.
     pub fingerprint: String,
+    /// Where the model computes, by its name.
+    pub device: String,
     /// The model's tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// The bounds on each request.

@@ -5,18 +5,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use tidegate_model::checkpoint::Stored;
 use tidegate_model::config::Attention;
-use tidegate_model::{Decoder, Device, PoolOptions, StatePool, Threads, WeightType, checkpoint};
+use tidegate_model::{DecoderConfig, Threads};
+use tidegate_server::checkpoint::OpenDevice;
 
 use super::past::{Past, Room};
 use super::plan::{Case, Kind, Plan, Subject};
+use super::runner::{self, Runner};
 use super::say;
 use crate::cli::word;
 
 /// Tokens taken in at a time on the way to a depth.
 const PIECE: usize = 512;
-/// Seed of random weights: any, and the same in every run.
-const SEED: u64 = 0;
 /// Least time between two words of progress.
 const PROGRESS: Duration = Duration::from_millis(200);
 
@@ -25,10 +26,8 @@ pub(super) struct Model {
     /// The shape's name, or the checkpoint folder's.
     pub(super) shape: String,
     pub(super) weights: String,
-    pub(super) mixer: String,
-    pub(super) decoder: Decoder,
-    /// One for each number of threads.
-    pools: Vec<StatePool>,
+    pub(super) config: DecoderConfig,
+    pub(super) runner: Box<dyn Runner>,
     pub(super) past: Past,
     /// What the last step gave; kept, so that no step allocates it.
     logits: Vec<f32>,
@@ -37,90 +36,75 @@ pub(super) struct Model {
 impl Model {
     /// Loads or makes a model, and takes it to every depth.
     pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>], room: &mut Room) -> Result<Self> {
-        let (shape, weights, decoder) = match subject {
+        let (shape, weights, config) = match subject {
             Subject::Checkpoint { folder, weights, mixer } => {
-                say(&format!("loading {}", folder.display()));
-                let decoder = load(folder, *weights)?;
+                let stored = Stored::open(folder)?;
                 if let Some(mixer) = mixer {
-                    let (own, folder) = (decoder.config().mixer(), folder.display());
+                    let (own, folder) = (stored.config().mixer(), folder.display());
                     ensure!(own == word(mixer), "--mixer {}: {folder} is a model of {own}", word(mixer));
                 }
-                let weights = weights.unwrap_or(decoder.weight_type()).to_string();
-                (name_of(folder), weights, decoder)
+                let weights = weights.map_or_else(|| own_weights(&stored), |weights| weights.to_string());
+                (name_of(folder), weights, stored.config().clone())
             }
-            Subject::Shape { shape, weights, config } => {
-                say(&format!("making random weights of {} as {weights}", word(shape)));
-                let decoder = Decoder::random((**config).clone(), *weights, SEED)
-                    .with_context(|| format!("--shape {} with {weights}", word(shape)))?;
-                (word(shape), weights.to_string(), decoder)
-            }
+            Subject::Shape { shape, weights, config } => (word(shape), weights.to_string(), (**config).clone()),
         };
-        ensure!(
-            decoder.config().source().is_none(),
-            "bench measures decoders alone: {shape} reads a source before its text"
-        );
-        if decoder.config().attention == Attention::Softmax {
+        ensure!(config.source().is_none(), "bench measures decoders alone: {shape} reads a source before its text");
+        // The device counts its own memory.
+        if config.attention == Attention::Softmax && matches!(plan.device, OpenDevice::Cpu) {
             let rows = (plan.slots() as u64).saturating_mul(threads.len() as u64);
             let named = match subject {
                 Subject::Checkpoint { folder, mixer: None, .. } => folder.display().to_string(),
                 _ => "--mixer softmax".to_owned(),
             };
-            room.claim(decoder.config(), plan.state, rows).context(named)?;
+            room.claim(&config, plan.state, rows).context(named)?;
         }
-        let pool = |threads: &Arc<Threads>| {
-            let options = PoolOptions { slots: plan.slots(), threads: Arc::clone(threads), state: plan.state };
-            decoder.new_pool_with(options).context("the states cannot be allocated")
-        };
-        let mut pools = threads.iter().map(pool).collect::<Result<Vec<_>>>()?;
+        say(&format!("{shape} with {weights}: loading"));
+        let mut runner = runner::open(subject, plan, threads)?;
+        let mut logits = Vec::new();
         if plan.prompt > 0 {
             say(&format!("{shape} with {weights}: reading a prompt that does not count"));
-            let prompt = ids(0, plan.prompt, decoder.config().vocab_size);
-            for pool in &mut pools {
-                decoder.prefill(&prompt, pool, 0)?;
-                pool.reset(0)?;
+            let prompt = ids(0, plan.prompt, config.vocab_size);
+            for lane in 0..plan.lanes() {
+                runner.prefill(lane, &prompt, &mut logits)?;
+                runner.reset(lane)?;
             }
         }
-        let mixer = decoder.config().mixer().to_owned();
-        let past = match decoder.config().attention {
+        let past = match config.attention {
             Attention::Rfa | Attention::Hybrid => {
                 let most = (0..plan.threads.len()).max_by_key(|&i| plan.threads[i]).unwrap_or(0);
-                read(&decoder, &mut pools[most], plan, &format!("{shape} with {weights}"))?
+                let text = |from, count| ids(from, count, config.vocab_size);
+                read(&mut *runner, most, plan, text, &format!("{shape} with {weights}"))?
             }
-            Attention::Softmax => Past::drawn(decoder.config(), plan.deepest()),
+            Attention::Softmax => Past::drawn(&config, plan.deepest()),
         };
-        Ok(Self { shape, weights, mixer, decoder, pools, past, logits: Vec::new() })
-    }
-
-    /// Bytes of one row's state.
-    pub(super) fn state_bytes(&self) -> usize {
-        self.pools[0].state_bytes()
+        Ok(Self { shape, weights, config, runner, past, logits })
     }
 
     /// Tokens a second of one case, once.
     pub(super) fn measure(&mut self, case: &Case, plan: &Plan) -> Result<f64> {
-        let (depth, vocab) = (plan.depths[case.depth], self.decoder.config().vocab_size);
-        let pool = &mut self.pools[case.threads];
+        let (depth, vocab) = (plan.depths[case.depth], self.config.vocab_size);
+        let (runner, lane) = (&mut self.runner, case.lane);
         let rows = if let Kind::Decode { rows } = case.kind { rows } else { 1 };
         let slots: Vec<usize> = (0..rows).collect();
         for &slot in &slots {
-            pool.import(slot, self.past.at(case.depth), depth as u64)?;
+            runner.import(lane, slot, self.past.at(case.depth), depth as u64)?;
         }
         let clock;
         let tokens = match case.kind {
             Kind::Decode { rows } => {
                 // Rows differ from the first step on, and so do their states.
                 let tokens = ids(depth, rows, vocab);
-                self.decoder.decode_into(&tokens, pool, &slots, &mut self.logits)?;
+                runner.decode(lane, &tokens, &slots, &mut self.logits)?;
                 clock = Instant::now();
                 for _ in 0..plan.steps {
-                    self.decoder.decode_into(&tokens, pool, &slots, &mut self.logits)?;
+                    runner.decode(lane, &tokens, &slots, &mut self.logits)?;
                 }
                 plan.steps * rows
             }
             Kind::Prefill => {
                 let prompt = ids(depth, plan.prompt, vocab);
                 clock = Instant::now();
-                self.decoder.prefill(&prompt, pool, 0)?;
+                runner.prefill(lane, &prompt, &mut self.logits)?;
                 plan.prompt
             }
         };
@@ -129,8 +113,14 @@ impl Model {
 }
 
 /// Reads up to the deepest depth, once, and keeps the state at each.
-fn read(decoder: &Decoder, pool: &mut StatePool, plan: &Plan, name: &str) -> Result<Past> {
-    let (vocab, deepest) = (decoder.config().vocab_size, plan.deepest());
+fn read(
+    runner: &mut dyn Runner,
+    lane: usize,
+    plan: &Plan,
+    text: impl Fn(usize, usize) -> Vec<u32>,
+    name: &str,
+) -> Result<Past> {
+    let deepest = plan.deepest();
     let (clock, mut said, mut read) = (Instant::now(), None, 0);
     let mut states = Vec::with_capacity(plan.depths.len());
     for &depth in &plan.depths {
@@ -142,20 +132,18 @@ fn read(decoder: &Decoder, pool: &mut StatePool, plan: &Plan, name: &str) -> Res
                 say(&format!("{name}: read {read} of {deepest} tokens{left}"));
             }
             let piece = PIECE.min(depth - read);
-            decoder.absorb(&ids(read, piece, vocab), pool, 0)?;
+            runner.absorb(lane, &text(read, piece))?;
             read += piece;
         }
-        states.push(pool.export(0)?);
+        states.push(runner.export(lane)?);
     }
     Ok(Past::Read(states))
 }
 
-/// A checkpoint with its weights as they are stored, or as `weights`.
-fn load(folder: &Path, weights: Option<WeightType>) -> Result<Decoder> {
-    Ok(match weights {
-        None => checkpoint::load(folder, &Device::Cpu)?,
-        Some(weights) => checkpoint::load_as(folder, weights)?,
-    })
+/// How a checkpoint holds its head, and so the most of its weights.
+fn own_weights(stored: &Stored) -> String {
+    let head = if stored.config().tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
+    stored.tensors().find(|tensor| tensor.name == head).map_or_else(String::new, |tensor| tensor.kind.to_string())
 }
 
 /// The folder's own name.

@@ -1,14 +1,18 @@
-//! `tidegate bench`: tokens per second on this machine, at any depth, by weight type, mixer, threads and rows.
+//! `tidegate bench`: tokens per second on this machine, at any depth, by device, weight type, mixer, threads and rows.
 //!
-//! `plan` says what is measured, `past` gets models to their depths, `measure` takes the times, `roof` says what the
+//! `plan` says what is measured, `runner` has them on the CPU, and `cuda` on a GPU, `past` gets
+//! them to their depths, `measure` takes the times, `roof` says what the
 //! machine gives at most, `report` makes lines and tables of it, `plot` and `scale` a picture.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod measure;
 mod past;
 mod plan;
 mod plot;
 mod report;
 mod roof;
+mod runner;
 mod scale;
 
 use std::io::{IsTerminal, Write};
@@ -27,7 +31,7 @@ use roof::Roofs;
 
 /// Measures and prints. `default` is the folder of the model where the command line names none.
 pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<()> {
-    let plan = Plan::new(args, default)?;
+    let plan = Plan::new(args, args.device.open()?, default)?;
     let rows = measure(&plan);
     say("");
     report::print(args.output, &rows?)

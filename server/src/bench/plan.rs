@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::json;
 use tidegate_model::{DecoderConfig, StateType, WeightType};
+use tidegate_server::checkpoint::OpenDevice;
 
 use crate::cli::{BenchArgs, MixerArg, ShapeArg};
 
@@ -39,7 +40,8 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) subject: usize,
-    pub(super) threads: usize,
+    /// Of the numbers of threads; 0 on a GPU.
+    pub(super) lane: usize,
     pub(super) depth: usize,
     pub(super) kind: Kind,
 }
@@ -48,7 +50,10 @@ pub(super) struct Case {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) subjects: Vec<Subject>,
+    /// One for all: what is compared is compared on the same device.
+    pub(super) device: OpenDevice,
     pub(super) state: StateType,
+    /// None on a GPU, where threads of the CPU do not compute.
     pub(super) threads: Vec<usize>,
     /// Rising, each once.
     pub(super) depths: Vec<usize>,
@@ -60,7 +65,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// `default` is the folder of the model where the command line names none.
-    pub(super) fn new(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
+    pub(super) fn new(args: &BenchArgs, device: OpenDevice, default: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
         let subjects = match (args.shape, &args.model) {
             (Some(shape), _) => shapes(shape, args)?,
             (None, Some(folder)) => checkpoints(folder, args),
@@ -71,8 +76,9 @@ impl Plan {
         depths.sort_unstable();
         Ok(Self {
             subjects,
+            threads: if matches!(device, OpenDevice::Cpu) { or(&args.threads, cores) } else { Vec::new() },
+            device,
             state: args.state.into(),
-            threads: or(&args.threads, cores),
             depths: or(&depths, 0),
             batches: or(&args.batch, 1),
             prompt: args.prompt,
@@ -89,13 +95,18 @@ impl Plan {
         }
         let mut cases = Vec::new();
         for subject in 0..self.subjects.len() {
-            for threads in 0..self.threads.len() {
+            for lane in 0..self.lanes() {
                 for &kind in &kinds {
-                    cases.extend((0..self.depths.len()).map(|depth| Case { subject, threads, depth, kind }));
+                    cases.extend((0..self.depths.len()).map(|depth| Case { subject, lane, depth, kind }));
                 }
             }
         }
         cases
+    }
+
+    /// How often every model is measured: for each number of threads, or once.
+    pub(super) fn lanes(&self) -> usize {
+        self.threads.len().max(1)
     }
 
     /// The deepest depth.
@@ -198,7 +209,7 @@ mod tests {
     fn plan(line: &str) -> Result<Plan> {
         let line = ["tidegate", "bench"].into_iter().chain(line.split_whitespace());
         let Command::Bench(args) = Cli::try_parse_from(line)?.command else { panic!("another command") };
-        Plan::new(&args, || Ok("shipped".into()))
+        Plan::new(&args, OpenDevice::Cpu, || Ok("shipped".into()))
     }
 
     #[test]

@@ -75,7 +75,7 @@ fn subtitle(rows: &[Row]) -> String {
     }
     words.push(format!("{} state", first.state));
     if !threads {
-        words.push(first.threads_word());
+        words.push(first.computes());
     }
     words.push(match first.rounds {
         1 => "one round".into(),
@@ -144,7 +144,7 @@ fn lines(rows: &[Row], place: impl Fn(&Row) -> Option<usize>) -> Vec<Line<'_>> {
             line.points.push(point);
             continue;
         }
-        let parts = [(mixers, row.mixer.clone()), (weights, row.weights.clone()), (threads, row.threads_word())];
+        let parts = [(mixers, row.mixer.clone()), (weights, row.weights.clone()), (threads, row.computes())];
         let label: Vec<String> = parts.into_iter().filter(|(varies, _)| *varies).map(|(_, word)| word).collect();
         let (color, dash) = (COLORS[model % COLORS.len()], DASHES[count % DASHES.len()]);
         lines.push(((model, count), Line { label: label.join(", "), color, dash, points: vec![point] }));
@@ -280,7 +280,8 @@ mod tests {
             weights: weights.into(),
             mixer: "rfa-gate".into(),
             state: "f32",
-            threads,
+            device: "cpu".into(),
+            threads: Some(threads),
             batch,
             depth,
             past: "read",
@@ -292,9 +293,9 @@ mod tests {
             rounds: 3,
             state_bytes: 1,
             weight_bytes: 1,
-            roof_share: 0.5,
-            read_bandwidth: 1.0,
-            fma_peak: 1.0,
+            roof_share: Some(0.5),
+            read_bandwidth: Some(1.0),
+            fma_peak: Some(1.0),
         }
     }
 

@@ -38,7 +38,9 @@ pub(super) struct Row {
     pub(super) weights: String,
     pub(super) mixer: String,
     pub(super) state: &'static str,
-    pub(super) threads: usize,
+    pub(super) device: String,
+    /// None on a GPU.
+    pub(super) threads: Option<usize>,
     /// Rows at once.
     pub(super) batch: usize,
     /// Tokens that each row has read before.
@@ -56,30 +58,31 @@ pub(super) struct Row {
     /// Of one row.
     pub(super) state_bytes: usize,
     pub(super) weight_bytes: usize,
-    pub(super) roof_share: f64,
+    /// None on a GPU, as are the roofs.
+    pub(super) roof_share: Option<f64>,
     /// Bytes a second.
-    pub(super) read_bandwidth: f64,
+    pub(super) read_bandwidth: Option<f64>,
     /// Floating-point operations a second.
-    pub(super) fma_peak: f64,
+    pub(super) fma_peak: Option<f64>,
 }
 
 impl Row {
     pub(super) fn new(plan: &Plan, case: &Case, model: &Model, rates: Vec<f64>, roofs: &Roofs) -> Self {
-        let (config, rounds) = (model.decoder.config(), rates.len());
-        let (weight_bytes, state_bytes) = (model.decoder.weight_bytes(), model.state_bytes());
+        let (config, rounds) = (&model.config, rates.len());
+        let (weight_bytes, state_bytes) = (model.runner.weight_bytes(), model.runner.state_bytes());
         let Spread { least, median, most } = Spread::of(rates);
-        let (read_bandwidth, fma_peak) = (roofs.read_bandwidth(case.threads), roofs.fma_peak(case.threads));
+        let (read_bandwidth, fma_peak) = (roofs.read_bandwidth(case.lane), roofs.fma_peak(case.lane));
         let depth = plan.depths[case.depth];
         let (kind, batch, tokens, roof_share) = match case.kind {
             Kind::Decode { rows } => {
                 // The step in the middle of those that count.
                 let row_bytes = row_bytes(config, state_bytes, depth + 1 + plan.steps.div_ceil(2));
-                let seconds = step_bytes(weight_bytes, row_bytes, rows) / read_bandwidth;
-                ("decode", rows, rows * plan.steps, seconds * median / rows as f64)
+                let bytes = step_bytes(weight_bytes, row_bytes, rows) / rows as f64;
+                ("decode", rows, rows * plan.steps, read_bandwidth.map(|most| bytes * median / most))
             }
             Kind::Prefill => {
-                let seconds = prompt_operations(config, plan.prompt, depth) / fma_peak;
-                ("prefill", 1, plan.prompt, seconds * median / plan.prompt as f64)
+                let operations = prompt_operations(config, plan.prompt, depth) / plan.prompt as f64;
+                ("prefill", 1, plan.prompt, fma_peak.map(|most| operations * median / most))
             }
         };
         let state = match plan.state {
@@ -90,9 +93,10 @@ impl Row {
             shape: model.shape.clone(),
             parameters: config.parameters(),
             weights: model.weights.clone(),
-            mixer: model.mixer.clone(),
+            mixer: config.mixer().to_owned(),
             state,
-            threads: plan.threads[case.threads],
+            device: plan.device.to_string(),
+            threads: plan.threads.get(case.lane).copied(),
             batch,
             depth,
             past: model.past.word(),
@@ -110,9 +114,13 @@ impl Row {
         }
     }
 
-    /// `1 thread`, `2 threads`.
-    pub(super) fn threads_word(&self) -> String {
-        format!("{} {}", self.threads, if self.threads == 1 { "thread" } else { "threads" })
+    /// What computes: `1 thread`, `2 threads`, or the device.
+    pub(super) fn computes(&self) -> String {
+        match self.threads {
+            Some(1) => "1 thread".into(),
+            Some(threads) => format!("{threads} threads"),
+            None => self.device.clone(),
+        }
     }
 }
 
@@ -150,8 +158,13 @@ fn markdown(rows: &[Row]) -> String {
             "{} with {} weights: {parameters} parameters, {weights} bytes, and {state} of {} state a row.",
             row.mixer, row.weights, row.state
         );
-        let (read, peak) = (row.read_bandwidth / 1e9, row.fma_peak / 1e9);
-        let roof = format!("{} of this machine: {read:.1} GB/s read, {peak:.0} GFLOP/s.", row.threads_word());
+        let roof = match (row.read_bandwidth, row.fma_peak) {
+            (Some(read), Some(peak)) => {
+                let (read, peak) = (read / 1e9, peak / 1e9);
+                format!("{} of this machine: {read:.1} GB/s read, {peak:.0} GFLOP/s.", row.computes())
+            }
+            _ => format!("On {}, whose roofs are not measured.", row.computes()),
+        };
         let drawn = format!("The keys and values of {}'s past are random numbers.", row.mixer);
         let drawn = if row.past == "drawn" { drawn } else { String::new() };
         for (line, told) in [(model, &mut models), (drawn, &mut drawn_of), (roof, &mut machine)] {
@@ -166,12 +179,14 @@ fn markdown(rows: &[Row]) -> String {
     text += "\n| mixer | weights | threads | kind | rows | depth | tokens/s, median | least | most | of the roof |\n";
     text += "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
     for row in rows {
-        let Row { mixer, weights, threads, kind, batch, .. } = row;
+        let Row { mixer, weights, kind, batch, .. } = row;
+        let threads = row.threads.map_or_else(|| "–".into(), |threads| threads.to_string());
+        let share = row.roof_share.map_or_else(|| "–".into(), |share| format!("{:.0} %", 100.0 * share));
         let [median, least, most] = [row.tokens_per_second, row.least, row.most].map(rate);
-        let (depth, share) = (grouped(row.depth as u64), 100.0 * row.roof_share);
+        let depth = grouped(row.depth as u64);
         let _ = writeln!(
             text,
-            "| {mixer} | {weights} | {threads} | {kind} | {batch} | {depth} | {median} | {least} | {most} | {share:.0} % |"
+            "| {mixer} | {weights} | {threads} | {kind} | {batch} | {depth} | {median} | {least} | {most} | {share} |"
         );
     }
     text

@@ -29,14 +29,15 @@ impl Roofs {
         }
     }
 
-    /// Bytes a second that the threads at this place read from memory: the median, as of the cases.
-    pub(super) fn read_bandwidth(&self, threads: usize) -> f64 {
-        Spread::of(self.read[threads].clone()).median
+    /// Bytes a second that the threads of this lane read from memory: the median, as of the cases. None on a GPU, whose
+    /// roofs are not measured.
+    pub(super) fn read_bandwidth(&self, lane: usize) -> Option<f64> {
+        self.read.get(lane).map(|read| Spread::of(read.clone()).median)
     }
 
     /// Floating-point operations a second that they make.
-    pub(super) fn fma_peak(&self, threads: usize) -> f64 {
-        Spread::of(self.fma[threads].clone()).median
+    pub(super) fn fma_peak(&self, lane: usize) -> Option<f64> {
+        self.fma.get(lane).map(|fma| Spread::of(fma.clone()).median)
     }
 }
 

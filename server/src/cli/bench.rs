@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use tidegate_model::WeightType;
+use tidegate_server::checkpoint::DeviceChoice;
 
 use super::positive;
 
@@ -30,6 +31,10 @@ A share can be over 1. Where weights and states fit into the caches, they are re
 memory. With quantised weights prompts are read by products of 8-bit integers, of which the machine
 makes more than of f32.
 
+On a CUDA device there are no threads to choose, and its roofs are not measured: shares are told of the
+CPU alone. What is compared is compared on one device: a model that it has no kernels for ends the
+measurement with exit code 3, also where --device auto has chosen it.
+
 Nothing is sampled: decoding ends at the logits.";
 
 /// The flags of `bench`.
@@ -52,6 +57,10 @@ pub(crate) struct BenchArgs {
     /// How states are held.
     #[arg(long, value_enum, default_value_t = StateArg::F32)]
     pub(crate) state: StateArg,
+    /// Where all of it is computed: `cpu`; `cuda`, or `cuda:N` for another device than the first; `auto` for the first
+    /// CUDA device, or the CPU where the build or the machine has none. Where `cuda` cannot be had the exit code is 3.
+    #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
+    pub(crate) device: DeviceChoice,
     /// Threads that compute, one number or several; one for each core where absent.
     #[arg(long, env = "TIDEGATE_THREADS", value_delimiter = ',', value_name = "COUNTS", value_parser = within(1, 1024))]
     pub(crate) threads: Vec<usize>,

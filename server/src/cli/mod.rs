@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tidegate_server::checkpoint::DeviceChoice;
 
 pub(crate) use bench::{BenchArgs, BenchOutput, MixerArg, ShapeArg, StateArg, word};
 pub(crate) use door::DoorArgs;
@@ -14,9 +15,16 @@ pub(crate) use door::DoorArgs;
 /// Where the server listens when nothing else is said.
 const DEFAULT_PORT: u16 = 8080;
 
+/// What `--help` says below the commands.
+const NOTES: &str = "\
+Flags without a command are those of `serve`.
+
+Exit codes: 0 when all went well, 1 after an error, 2 where the command line is wrong, 3 where the device that
+--device asks for is not there or does not take the model.";
+
 /// Serves text from language models whose memory has a constant size.
 #[derive(Debug, Parser)]
-#[command(name = "tidegate", version, after_help = "Flags without a command are those of `serve`.")]
+#[command(name = "tidegate", version, after_help = NOTES)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -73,8 +81,9 @@ pub(crate) struct ServeArgs {
     /// data folder ($XDG_DATA_HOME or ~/.local/share).
     #[arg(long, env = "TIDEGATE_DATA_DIR", value_name = "FOLDER")]
     pub(crate) data_dir: Option<PathBuf>,
-    /// Requests that run at once, each with a state of its own in memory.
-    #[arg(long, env = "TIDEGATE_SLOTS", value_name = "COUNT", default_value_t = 64, value_parser = positive)]
+    /// Requests that run at once, each with a state of its own in memory; `auto` is 64 on the CPU, and on a GPU as many as
+    /// fit into nine tenths of its free memory, up to 16,384.
+    #[arg(long, env = "TIDEGATE_SLOTS", value_name = "COUNT|auto", default_value = "auto", value_parser = slots)]
     pub(crate) slots: usize,
     /// Requests that may wait for a slot; beyond them the answer is 429.
     #[arg(long, env = "TIDEGATE_QUEUE", value_name = "COUNT", default_value_t = 256, value_parser = positive)]
@@ -211,6 +220,11 @@ pub(crate) struct ModelArgs {
     /// Checkpoint folder (config.json, model.safetensors or model.gguf, tokenizer.json); the shipped one where absent.
     #[arg(long, env = "TIDEGATE_MODEL", value_name = "FOLDER")]
     pub(crate) model: Option<PathBuf>,
+    /// Where the model computes: `cpu`; `cuda`, or `cuda:N` for another device than the first; `auto` for the first CUDA
+    /// device, or the CPU where the build, the machine or the model is not made for one, which is warned of in a build
+    /// with CUDA. Where `cuda` cannot be had the exit code is 3.
+    #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
+    pub(crate) device: DeviceChoice,
     /// Threads that compute; one for each core where absent.
     #[arg(long, env = "TIDEGATE_THREADS", value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Option<usize>,
@@ -254,6 +268,14 @@ fn positive(text: &str) -> Result<usize, String> {
         Ok(number) => Ok(number),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// A count, or 0 for `auto`.
+fn slots(text: &str) -> Result<usize, String> {
+    if text == "auto" {
+        return Ok(0);
+    }
+    positive(text).map_err(|reason| format!("{reason} (or be `auto`)"))
 }
 
 fn threads(text: &str) -> Result<usize, String> {

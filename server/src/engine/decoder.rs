@@ -1,4 +1,4 @@
-//! The [`LanguageModel`] that is served: an RFA-Gate decoder, alone or with an encoder, and its pool of states.
+//! The [`LanguageModel`] that is served on the CPU: an RFA-Gate decoder, alone or with an encoder, and its pool of states.
 
 use tidegate_model::{Decoder, Denominators, PoolOptions, StatePool, StateType};
 

@@ -4,6 +4,8 @@
 //! as [`Event`]s. Between two decode steps at most one chunk of one prompt is read, so that nobody's stream stalls.
 
 mod constraint;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod decoder;
 mod ends;
 mod event;
@@ -26,6 +28,8 @@ mod step;
 mod worker;
 
 pub use constraint::{Constraint, ConstraintError, Grammar};
+#[cfg(feature = "cuda")]
+pub use cuda::CudaModel;
 pub use decoder::DecoderModel;
 pub use event::{
     Delta, Event, EventStream, Failure, Finish, FinishReason, Interrupt, StopCause, Timings, TokenLogprobs,

@@ -27,6 +27,11 @@ pub trait LanguageModel: Send {
         Denominators::default()
     }
 
+    /// Whether its device has failed for good, so that nothing can be computed in this process any more.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Empties a slot.
     ///
     /// # Errors

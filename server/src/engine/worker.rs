@@ -149,6 +149,12 @@ impl<M: LanguageModel> Worker<M> {
             self.decode_step();
             // Before the engine may sleep.
             self.count_running();
+            if self.model.is_lost() {
+                // Not ready any more: what started this process starts another.
+                error!("the model's device is lost, and the engine ends");
+                self.scheduler.abort();
+                return;
+            }
         }
     }
 

@@ -26,6 +26,7 @@ pub(crate) struct Gathered<'a> {
 pub(crate) struct Model<'a> {
     pub(crate) name: &'a str,
     pub(crate) fingerprint: &'a str,
+    pub(crate) device: &'a str,
     /// Bytes of one conversation's state.
     pub(crate) state_bytes: u64,
     pub(crate) engine: &'a EngineHandle,
@@ -56,7 +57,7 @@ impl Gathered<'_> {
         registry.register("build", "The server's version", Info::new(vec![("version", version)]));
         let (mut slots, mut prefixes) = (0, 0);
         if let Some(model) = &self.model {
-            let labels = [("model", model.name), ("fingerprint", model.fingerprint)];
+            let labels = [("model", model.name), ("fingerprint", model.fingerprint), ("device", model.device)];
             let labels = labels.map(|(name, value)| (name, value.to_owned())).to_vec();
             registry.register("model", "The model that is served", Info::new(labels));
             let stats = model.engine.stats();

@@ -56,6 +56,7 @@ pub(crate) fn served(engine: EngineHandle) -> Served {
         name: "fake".into(),
         created: 0,
         fingerprint: "fp_0".into(),
+        device: "cpu".into(),
         tokenizer: Arc::new(Tokenizer::load(&checkpoint(), 100_000, &[]).unwrap()),
         limits: Limits { vocab_size: 256, max_prompt_tokens: 1000, max_tokens: 100_000, sources: None },
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },

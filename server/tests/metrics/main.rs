@@ -93,7 +93,9 @@ async fn both_formats_are_what_scrapers_read() {
     dashboard::check(classic);
     let info = |name: &str| classic.samples.keys().find(|key| key.starts_with(name)).unwrap().clone();
     assert_eq!(info("tidegate_build_info"), format!("tidegate_build_info{{version={}}}", env!("CARGO_PKG_VERSION")));
-    assert!(info("tidegate_model_info").starts_with("tidegate_model_info{model=tidegate-tiny,fingerprint=fp_"));
+    let model = info("tidegate_model_info");
+    assert!(model.starts_with("tidegate_model_info{model=tidegate-tiny,fingerprint=fp_"), "{model}");
+    assert!(model.contains(",device=cpu}") || cfg!(feature = "cuda"), "{model}");
     assert_eq!(classic.get("slots"), 2.0);
     let state_bytes = classic.get("state_bytes{tier=slots}");
     assert!(state_bytes > 2.0 * 6.0 * 4.0 * 128.0 * 65.0 * 4.0 && state_bytes < 3e6, "{state_bytes}");

@@ -1,0 +1,122 @@
+//! A decoder on the device that is measured, with its states: what a case calls.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use tidegate_model::{Decoder, Device, PoolOptions, StatePool, StateType, Threads, checkpoint};
+use tidegate_server::checkpoint::OpenDevice;
+
+use super::plan::{Plan, Subject};
+use crate::cli::word;
+
+/// Seed of random weights: any, and the same in every run.
+const SEED: u64 = 0;
+
+/// A decoder and as many slots as the plan's largest batch has rows, once for each number of threads; what `lane` says
+/// is which.
+pub(super) trait Runner {
+    /// Bytes of the weights that a step reads.
+    fn weight_bytes(&self) -> usize;
+
+    /// Bytes of one row's state.
+    fn state_bytes(&self) -> usize;
+
+    /// The numbers of the first slot.
+    fn export(&self, lane: usize) -> Result<Vec<f32>>;
+
+    /// Puts numbers of [`Self::export`] into a slot, which then has read `tokens` tokens.
+    fn import(&mut self, lane: usize, slot: usize, numbers: &[f32], tokens: u64) -> Result<()>;
+
+    /// Empties the first slot.
+    fn reset(&mut self, lane: usize) -> Result<()>;
+
+    /// Reads tokens into the first slot, without logits.
+    fn absorb(&mut self, lane: usize, ids: &[u32]) -> Result<()>;
+
+    /// Reads tokens into the first slot, and computes the last one's logits.
+    fn prefill(&mut self, lane: usize, ids: &[u32], logits: &mut Vec<f32>) -> Result<()>;
+
+    /// Takes rows a token further; returns once their logits are there.
+    fn decode(&mut self, lane: usize, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()>;
+}
+
+/// Loads or makes a model on the plan's device.
+pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> Result<Box<dyn Runner>> {
+    let (slots, state) = (plan.slots(), plan.state);
+    Ok(match &plan.device {
+        OpenDevice::Cpu => {
+            let decoder = match subject {
+                Subject::Checkpoint { folder, weights: None, .. } => checkpoint::load(folder, &Device::Cpu)?,
+                Subject::Checkpoint { folder, weights: Some(weights), .. } => checkpoint::load_as(folder, *weights)?,
+                Subject::Shape { shape, weights, config } => Decoder::random((**config).clone(), *weights, SEED)
+                    .with_context(|| format!("--shape {} with {weights}", word(shape)))?,
+            };
+            Box::new(OnCpu::new(decoder, slots, state, threads)?)
+        }
+        #[cfg(feature = "cuda")]
+        OpenDevice::Cuda(device) => {
+            let decoder = match subject {
+                Subject::Checkpoint { folder, weights: None, .. } => device.load(folder)?,
+                Subject::Checkpoint { weights: Some(weights), .. } => {
+                    anyhow::bail!("--weights {weights}: {device} holds a checkpoint's weights as they are stored")
+                }
+                Subject::Shape { shape, weights, config } => device
+                    .random((**config).clone(), *weights, SEED)
+                    .with_context(|| format!("--shape {} with {weights}", word(shape)))?,
+            };
+            Box::new(super::cuda::OnCuda::new(decoder, slots, state)?)
+        }
+    })
+}
+
+/// On the CPU: a pool for each number of threads.
+struct OnCpu {
+    decoder: Decoder,
+    pools: Vec<StatePool>,
+}
+
+impl OnCpu {
+    fn new(decoder: Decoder, slots: usize, state: StateType, threads: &[Arc<Threads>]) -> Result<Self> {
+        let pool = |threads: &Arc<Threads>| {
+            let options = PoolOptions { slots, threads: Arc::clone(threads), state };
+            decoder.new_pool_with(options).context("the states cannot be allocated")
+        };
+        let pools = threads.iter().map(pool).collect::<Result<Vec<_>>>()?;
+        Ok(Self { decoder, pools })
+    }
+}
+
+impl Runner for OnCpu {
+    fn weight_bytes(&self) -> usize {
+        self.decoder.weight_bytes()
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.pools[0].state_bytes()
+    }
+
+    fn export(&self, lane: usize) -> Result<Vec<f32>> {
+        Ok(self.pools[lane].export(0)?)
+    }
+
+    fn import(&mut self, lane: usize, slot: usize, numbers: &[f32], tokens: u64) -> Result<()> {
+        Ok(self.pools[lane].import(slot, numbers, tokens)?)
+    }
+
+    fn reset(&mut self, lane: usize) -> Result<()> {
+        Ok(self.pools[lane].reset(0)?)
+    }
+
+    fn absorb(&mut self, lane: usize, ids: &[u32]) -> Result<()> {
+        Ok(self.decoder.absorb(ids, &mut self.pools[lane], 0)?)
+    }
+
+    fn prefill(&mut self, lane: usize, ids: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        *logits = self.decoder.prefill(ids, &mut self.pools[lane], 0)?;
+        Ok(())
+    }
+
+    fn decode(&mut self, lane: usize, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
+        Ok(self.decoder.decode_into(ids, &mut self.pools[lane], slots, logits)?)
+    }
+}

@@ -1,0 +1,85 @@
+//! Models on a CUDA device: opening it, and telling what it refuses from what is wrong with a checkpoint.
+
+use std::fmt;
+use std::path::Path;
+
+use tidegate_model::checkpoint::{LoadError, Stored};
+use tidegate_model::cuda::{self, CudaDecoder, CudaDevice, CudaError};
+use tidegate_model::{DecoderConfig, WeightType};
+
+use super::{DeviceError, OpenError};
+use crate::engine::EngineError;
+
+/// A CUDA device that is there.
+#[derive(Clone)]
+pub struct OpenCuda {
+    ordinal: usize,
+    device: CudaDevice,
+}
+
+impl OpenCuda {
+    pub(super) fn new(ordinal: usize) -> Result<Self, CudaError> {
+        Ok(Self { ordinal, device: CudaDevice::open(ordinal)? })
+    }
+
+    #[cfg(feature = "cuda-emulator")]
+    pub(super) fn emulated() -> Self {
+        Self { ordinal: 0, device: CudaDevice::emulated() }
+    }
+
+    /// Its kind: what it is called, wherever it is plugged in.
+    pub(super) fn class(&self) -> String {
+        format!("cuda {}", self.device.name())
+    }
+
+    /// Loads the checkpoint in `folder` into its memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::Refused`] where the CPU would take the checkpoint and the device has no kernels for it, [`LoadError`]
+    /// where the CPU would not either, and where the device failed.
+    pub fn load(&self, folder: &Path) -> Result<CudaDecoder, OpenError> {
+        cuda::load(folder, &self.device).map_err(|error| self.sorted(error, || Stored::open(folder).is_ok()))
+    }
+
+    /// A decoder of random weights, for measurements.
+    ///
+    /// # Errors
+    /// As for [`Self::load`].
+    pub fn random(&self, config: DecoderConfig, weights: WeightType, seed: u64) -> Result<CudaDecoder, OpenError> {
+        let sound = config.validate().is_ok();
+        CudaDecoder::random(config, weights, seed, &self.device).map_err(|error| self.sorted(error, || sound))
+    }
+
+    /// Whether an error is of the model, of the device, or of the two together.
+    fn sorted(&self, error: LoadError, sound: impl FnOnce() -> bool) -> OpenError {
+        match error {
+            LoadError::Cuda(CudaError::Unsupported(reason)) if sound() => {
+                DeviceError::Refused { device: self.to_string(), reason }.into()
+            }
+            error => error.into(),
+        }
+    }
+}
+
+/// Whether the same model may well be served elsewhere.
+pub(super) fn is_of_the_device(error: &OpenError) -> bool {
+    matches!(
+        error,
+        OpenError::Device(_)
+            | OpenError::Load(LoadError::Cuda(_))
+            | OpenError::Slots { .. }
+            | OpenError::Engine(EngineError::WarmUp(_))
+    )
+}
+
+impl fmt::Display for OpenCuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cuda:{} ({})", self.ordinal, self.device.name())
+    }
+}
+
+impl fmt::Debug for OpenCuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OpenCuda({self})")
+    }
+}

@@ -1,0 +1,61 @@
+//! The [`LanguageModel`] that is served on a CUDA device: a decoder, and its pool of states in the device's memory.
+
+use tidegate_model::cuda::{CudaDecoder, CudaPool};
+use tidegate_model::{Denominators, StateType};
+
+use super::{LanguageModel, ModelError};
+
+/// A decoder with its slots.
+pub struct CudaModel {
+    decoder: CudaDecoder,
+    pool: CudaPool,
+}
+
+impl CudaModel {
+    /// A model with `slots` empty slots, whose states are held as `state`.
+    ///
+    /// # Errors
+    /// The states do not fit into the device's memory.
+    pub fn new(decoder: CudaDecoder, slots: usize, state: StateType) -> Result<Self, ModelError> {
+        let pool = decoder.new_pool(slots, state).map_err(ModelError::new)?;
+        Ok(Self { decoder, pool })
+    }
+}
+
+impl LanguageModel for CudaModel {
+    fn vocab_size(&self) -> usize {
+        self.decoder.config().vocab_size
+    }
+
+    fn slots(&self) -> usize {
+        self.pool.slots()
+    }
+
+    fn denominators(&self) -> Denominators {
+        self.pool.denominators()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.pool.is_lost()
+    }
+
+    fn reset(&mut self, slot: usize) -> Result<(), ModelError> {
+        self.pool.reset(slot).map_err(ModelError::new)
+    }
+
+    fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
+        self.decoder.absorb(ids, &mut self.pool, slot).map_err(ModelError::new)
+    }
+
+    fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
+        self.pool.export(slot).map_err(ModelError::new)
+    }
+
+    fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError> {
+        self.pool.import(slot, state, tokens).map_err(ModelError::new)
+    }
+
+    fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        self.decoder.decode_into(ids, &mut self.pool, slots, logits).map_err(ModelError::new)
+    }
+}

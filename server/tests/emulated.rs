@@ -1,0 +1,78 @@
+//! The server on CUDA, its kernels on the emulator: texts, batches and sessions hold what they hold on the CPU, and a
+//! conversation moves from one to the other. `cargo test --workspace --features tidegate-server/cuda-emulator --test emulated`.
+#![cfg(feature = "cuda-emulator")]
+
+mod common;
+
+use axum::http::StatusCode;
+use common::checkpoint;
+use common::random::written_about;
+use common::sessions::{App, app_on, prompt, session};
+use serde_json::{Value, json};
+use tidegate_model::StateType;
+use tidegate_server::checkpoint::{DeviceChoice, OpenError, OpenOptions, open};
+use tidegate_server::session::Place;
+
+const TEXT: &str = "The old house by the sea";
+
+async fn app(device: DeviceChoice, state: StateType) -> App {
+    app_on(&checkpoint(), OpenOptions { device, state, slots: 6, ..OpenOptions::default() }, Place::Memory).await
+}
+
+/// The tokens of an answer.
+async fn said(app: &App, text: &str, more: Value) -> Vec<u64> {
+    let body = prompt(text, common::with(json!({"temperature": 1.0, "seed": 7, "ignore_eos": true}), more));
+    let answer = app.post("/v1/completions", body).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+    answer.json()["choices"][0]["token_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
+}
+
+#[tokio::test]
+async fn a_text_is_the_same_alone_in_a_batch_and_in_turns() {
+    for state in [StateType::F32, StateType::Bf16] {
+        let app = app(DeviceChoice::Emulator, state).await;
+        let tokens = |count: usize| json!({"max_tokens": count});
+        let alone = said(&app, TEXT, tokens(9)).await;
+        let others = ["Once upon a time", TEXT, "It was", TEXT, "A"];
+        let texts = futures_util::future::join_all(others.map(|text| said(&app, text, tokens(9)))).await;
+        assert_eq!((&texts[1], &texts[3]), (&alone, &alone), "{state:?}");
+        assert_ne!(texts[0], alone);
+        let made = session(&app, json!({"seed": 7})).await;
+        let turn = |count: usize| json!({"max_tokens": count, "session": made["id"], "seed": null});
+        let turns = [said(&app, TEXT, turn(4)).await, said(&app, "", turn(5)).await];
+        assert_eq!(turns.concat(), alone, "{state:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_moves_between_the_devices() {
+    for state in [StateType::F32, StateType::Bf16] {
+        let (cpu, gpu) = (app(DeviceChoice::Cpu, state).await, app(DeviceChoice::Emulator, state).await);
+        let snapshot = |id: &Value| format!("/v1/sessions/{}/snapshot", id.as_str().unwrap());
+        let mut held = session(&cpu, json!({"seed": 3})).await;
+        let turn = |id: &Value| json!({"max_tokens": 4, "session": id, "seed": null});
+        said(&cpu, TEXT, turn(&held["id"])).await;
+        for (from, to) in [(&cpu, &gpu), (&gpu, &cpu)] {
+            let bytes = from.get(&snapshot(&held["id"])).await.body;
+            let moved = to.upload(bytes.clone()).await;
+            assert_eq!(moved.status, StatusCode::CREATED, "{}", moved.text());
+            held = moved.json();
+            // Nothing is lost on the way, and nothing read again.
+            assert!(to.get(&snapshot(&held["id"])).await.body == bytes, "{state:?}: a bit differs");
+            assert_eq!(said(to, "", turn(&held["id"])).await.len(), 4);
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_serves_is_told_and_a_mixer_without_kernels_is_refused_by_name() {
+    let of = |device| open(&checkpoint(), &OpenOptions { device, slots: 1, ..OpenOptions::default() }).unwrap().0;
+    let (cpu, gpu) = (of(DeviceChoice::Cpu), of(DeviceChoice::Emulator));
+    assert!(gpu.device.contains("emulator"), "{}", gpu.device);
+    assert_ne!(cpu.fingerprint, gpu.fingerprint, "another device gives another text");
+    let folder = written_about(0.0, &json!({"attention": "softmax", "sliding_window": 8}));
+    let options = OpenOptions { device: DeviceChoice::Emulator, ..OpenOptions::default() };
+    let error = open(folder.path(), &options).err().unwrap();
+    assert!(matches!(error, OpenError::Device(_)), "{error}");
+    assert!(error.to_string().contains("softmax"), "{error}");
+}
