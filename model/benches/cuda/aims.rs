@@ -8,19 +8,27 @@ use super::table::{Lines, digits, number, percent, with_ends};
 const PRODUCTS: f64 = 790e12;
 /// How far a step after a million tokens may be from one of an empty text.
 const FLAT: f64 = 0.03;
+const NOT_MEASURED: &str = "not measured";
 
 /// Something that was aimed at.
 pub(super) struct Aim {
     pub(super) name: &'static str,
     pub(super) wanted: String,
     pub(super) measured: String,
+    /// None of what was not measured, or is reported without a bound.
     pub(super) met: Option<bool>,
 }
 
 impl Aim {
     fn new(name: &'static str, wanted: &str, found: Option<(String, bool)>) -> Self {
-        let (measured, met) = found.map_or_else(|| ("not measured".into(), None), |(text, met)| (text, Some(met)));
+        let (measured, met) = found.map_or_else(|| (NOT_MEASURED.into(), None), |(text, met)| (text, Some(met)));
         Self { name, wanted: wanted.into(), measured, met }
+    }
+
+    /// A number that nothing was aimed at for.
+    fn reported(name: &'static str, found: Option<String>) -> Self {
+        let measured = found.unwrap_or_else(|| NOT_MEASURED.into());
+        Self { name, wanted: "reported".into(), measured, met: None }
     }
 
     pub(super) fn outcome(&self) -> &'static str {
@@ -37,7 +45,7 @@ pub(super) fn aims(lines: &Lines) -> Vec<Aim> {
     let mut aims = found(lines);
     let device = lines.of("device").next().and_then(|line| line["device"].as_str());
     if device.is_none_or(|name| name == "emulator") {
-        for aim in aims.iter_mut().filter(|aim| aim.met.is_some()) {
+        for aim in aims.iter_mut().filter(|aim| aim.measured != NOT_MEASURED) {
             (aim.measured, aim.met) = (format!("no GPU: {}", aim.measured), None);
         }
     }
@@ -57,11 +65,24 @@ fn found(lines: &Lines) -> Vec<Aim> {
         Some((text, share >= least))
     };
     let recurrence = || {
-        let line = lines.of("kernel").find(|line| {
-            line["of"] == "decode 256" && line["kernel"].as_str().is_some_and(|name| name.starts_with("recurrence_"))
-        })?;
-        let share = number(line, "share");
-        Some((format!("{}: {} ms for all layers", percent(share), digits(number(line, "ms"))), share >= 0.85))
+        let kernel = |start: &'static str| {
+            let of = lines.of("kernel").filter(|line| line["of"] == "decode 256");
+            of.filter(move |line| line["kernel"].as_str().is_some_and(|name| name.starts_with(start)))
+        };
+        let bytes = number(kernel("recurrence_").next()?, "bytes");
+        let roof = number(lines.of("copy").next()?, "bytes_per_second");
+        // Of so many rows the features are made by a kernel of their own, which a step of few has within.
+        let [own, features] =
+            ["recurrence_", "features"].map(|start| kernel(start).map(|line| number(line, "ms")).sum::<f64>());
+        let share = bytes / ((own + features) / 1e3) / roof;
+        let text = format!(
+            "{}: the states in and out, in {} ms for all layers, {} of the recurrence and {} of the features before it",
+            percent(share),
+            digits(own + features),
+            digits(own),
+            digits(features)
+        );
+        Some((text, share >= 0.85))
     };
     let prefill = || {
         let rate = number(lines.of("prefill").next()?, "operations_per_second");
@@ -94,14 +115,18 @@ fn found(lines: &Lines) -> Vec<Aim> {
         let line = lines
             .of("sessions")
             .max_by(|a, b| number(a, "tokens_per_second").total_cmp(&number(b, "tokens_per_second")))?;
-        let text = format!(
-            "{} tokens/s in batches of {}, a step p50 {} ms, p99 {} ms",
+        Some(format!(
+            "{} of them: {} tokens/s in batches of {}; between two tokens of a session, a turn through all batches, p50 {} \
+             ms, p99 {} ms over {} turns; a step p50 {} ms, p99 {} ms",
+            line["slots"],
             digits(number(line, "tokens_per_second")),
             line["batch"],
+            digits(number(&line["gap_ms"], "p50")),
+            digits(number(&line["gap_ms"], "p99")),
+            line["turns"],
             digits(number(&line["step_ms"], "p50")),
             digits(number(&line["step_ms"], "p99"))
-        );
-        Some((text, line["slots"].as_u64() >= Some(10_000)))
+        ))
     };
     let part = |name: &str| {
         let line = lines.0.iter().rev().find(|line| line["what"] == "part" && line["part"] == name)?;
@@ -116,10 +141,10 @@ fn found(lines: &Lines) -> Vec<Aim> {
         Aim::new("compute-sanitizer racecheck", "clean", part("racecheck")),
         Aim::new("decode, batch 1, of the copy's bandwidth", ">= 70 %", decode(1, 0.7)),
         Aim::new("decode, batch 256, of the copy's bandwidth", ">= 60 %", decode(256, 0.6)),
-        Aim::new("decode kernel, 256 slots, of the copy's bandwidth", ">= 85 %", recurrence()),
+        Aim::new("decode kernels (features, recurrence), 256 slots, of the copy's bandwidth", ">= 85 %", recurrence()),
         Aim::new("prefill of 8,192 tokens, of 790 TFLOP/s", ">= 40 %", prefill()),
         Aim::new("softmax's time in ours after 32,768 tokens, batch 16", ">= 12 x", beside()),
         Aim::new("a step after 1,000,000 tokens", "within 3 %", flat()),
-        Aim::new("10,000 sessions", "all stepped", sessions()),
+        Aim::reported("10,000 sessions", sessions()),
     ]
 }

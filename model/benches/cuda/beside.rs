@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tidegate_model::StateType;
@@ -49,13 +49,38 @@ impl Child {
         Ok(Self { process, lines })
     }
 
-    fn answer(&self, within: Duration) -> Result<Value> {
-        let line = self.lines.recv_timeout(within).map_err(|error| format!("softmax.py: no answer: {error}"))?;
-        let answer: Value = serde_json::from_str(&line).map_err(|error| format!("softmax.py: {error}: {line}"))?;
-        match answer["error"].as_str() {
-            Some(error) => Err(format!("softmax.py: {error}").into()),
-            None => Ok(answer),
+    /// The answer to what was asked last. One that does not come ends it: what came later would be taken for the next one,
+    /// and would be measured beside ours.
+    fn answer(&mut self, within: Duration) -> Result<Value> {
+        let end = Instant::now() + within;
+        loop {
+            let line = match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(line) => line,
+                Err(error) => {
+                    self.end();
+                    return Err(format!("softmax.py: no answer, so it was ended: {error}").into());
+                }
+            };
+            // What a library prints is no answer.
+            let Some(answer) = serde_json::from_str(&line).ok().filter(Value::is_object) else {
+                say(&format!("softmax.py: {line}"));
+                continue;
+            };
+            return match answer["error"].as_str() {
+                Some(error) => Err(format!("softmax.py: {error}").into()),
+                None => Ok(answer),
+            };
         }
+    }
+
+    fn end(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.process.stdin.is_none()
     }
 
     /// Waits until it has started.
@@ -66,7 +91,7 @@ impl Child {
     }
 
     fn ask(&mut self, request: &Value) -> Result<Value> {
-        let to = self.process.stdin.as_mut().ok_or("softmax.py: has no input")?;
+        let to = self.process.stdin.as_mut().ok_or("softmax.py: was ended")?;
         writeln!(to, "{request}")?;
         to.flush()?;
         self.answer(ANSWER)
@@ -83,8 +108,7 @@ impl Drop for Child {
         // It ends with its input; one that hangs does not hold up the rest.
         drop(self.process.stdin.take());
         std::thread::sleep(Duration::from_millis(200));
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.end();
     }
 }
 
@@ -126,7 +150,7 @@ fn decode(bench: &Bench, decoder: &CudaDecoder, child: &mut Child) -> Result<()>
             Err(error) => failed(&format!("beside, {length} tokens"), &error),
         }
     }
-    for round in 0..bench.subject.rounds {
+    'rounds: for round in 0..bench.subject.rounds {
         if round > 0 && bench.budget.is_spent() {
             break;
         }
@@ -134,11 +158,19 @@ fn decode(bench: &Bench, decoder: &CudaDecoder, child: &mut Child) -> Result<()>
         for case in &mut cases {
             deepen(&mut pool, &state, case.length)?;
             let (device, call) = case.step.measure(decoder, &mut pool)?;
-            let softmax = child.number(&json!({"do": "decode", "length": case.length}), "seconds")?;
-            case.rounds.push([device, call, softmax]);
+            match child.number(&json!({"do": "decode", "length": case.length}), "seconds") {
+                Ok(softmax) => case.rounds.push([device, call, softmax]),
+                Err(error) => {
+                    failed(&format!("beside, {} tokens", case.length), &error);
+                    if child.has_ended() {
+                        break 'rounds;
+                    }
+                }
+            }
         }
     }
-    for case in cases {
+    // What was measured before a failure counts.
+    for case in cases.into_iter().filter(|case| !case.rounds.is_empty()) {
         let of = |i: usize| Times::one(&case.rounds.iter().map(|round| round[i]).collect::<Vec<_>>()).ms();
         let ratios = Times::one(&case.rounds.iter().map(|[device, _, softmax]| softmax / device).collect::<Vec<_>>());
         let ([ms, least, most], [call_ms, ..], [softmax_ms, softmax_least, softmax_most]) = (of(0), of(1), of(2));

@@ -10,6 +10,9 @@ use super::{Bench, Result, say};
 
 /// Tokens of a prompt that only makes a state to go on from.
 const BEFORE: usize = 32;
+/// Bytes that a device's cache may hold from one time to the next (H200's L2): a kernel that goes over no more says nothing
+/// of the memory, and gets no share of a copy's bandwidth.
+const CACHE: usize = 50 << 20;
 
 /// A pool, and the state that a few tokens leave, as the first slot exports it.
 pub(super) fn pool(bench: &Bench, decoder: &CudaDecoder, slots: usize) -> Result<(CudaPool, Vec<f32>)> {
@@ -138,9 +141,13 @@ pub(super) fn apart(
         let [ms, least, most] = times.ms();
         let mut line = json!({"of": of, "kernel": kernel.name, "grid": kernel.grid, "threads": kernel.threads,
             "times": kernel.times, "ms": ms, "least": least, "most": most, "product": kernel.product});
-        if let Some(bytes) = moved(kernel, state) {
+        if let Some((bytes, held)) = moved(kernel, state) {
             line["bytes"] = bytes.into();
-            line["share"] = bench.share(bytes, times.median).into();
+            if held > CACHE {
+                line["share"] = bench.share(bytes, times.median).into();
+            } else {
+                line["in_cache"] = true.into();
+            }
         }
         if let Some(operations) = operations(kernel) {
             line["operations_per_second"] = (operations as f64 / times.median).into();
@@ -150,21 +157,23 @@ pub(super) fn apart(
     Ok(())
 }
 
-/// Bytes that all launches of a kernel must move: of a product its weights, of a recurrence the states.
-fn moved(kernel: &Kernel, state: usize) -> Option<usize> {
+/// Bytes that all launches of a kernel must move, of a product its weights, of a recurrence the states in and out; and
+/// bytes of the memory that they go over.
+fn moved(kernel: &Kernel, state: usize) -> Option<(usize, usize)> {
     if kernel.name.starts_with("recurrence_") {
-        return Some(state);
+        return Some((state, state / 2));
     }
     let width = if kernel.name == "linear_f32" { 4 } else { 2 };
-    kernel.product.map(|[_, ins, outs]| kernel.times * ins * outs * width)
+    let weights = |[_, ins, outs]: [usize; 3]| kernel.times * ins * outs * width;
+    kernel.product.map(|product| (weights(product), weights(product)))
 }
 
 fn operations(kernel: &Kernel) -> Option<usize> {
     kernel.product.map(|[rows, ins, outs]| kernel.times * 2 * rows * ins * outs)
 }
 
-/// The kernels of a step, one by one: the recurrence alone goes over the states of all layers, far more than any cache
-/// holds.
+/// The kernels of a step, one by one: the recurrence alone goes over the states of all layers, of many rows far more than
+/// any cache holds.
 pub(super) fn kernels(bench: &Bench, decoder: &CudaDecoder) -> Result<()> {
     let (mut pool, state) = pool(bench, decoder, bench.subject.rows())?;
     deepen(&mut pool, &state, BEFORE as u64)?;

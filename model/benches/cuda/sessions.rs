@@ -14,8 +14,10 @@ use super::{Bench, Result, decode, say};
 
 /// Tokens that each conversation has read before.
 const PROMPT: usize = 4;
-/// Least seconds of one batch size, and least times that all conversations are stepped.
-const LEAST: (f64, usize) = (3.0, 3);
+/// Least seconds of one batch size, and least times that each conversation's next token is waited for.
+const LEAST: (f64, usize) = (3.0, 30);
+/// Seconds of one batch size after which that is given up.
+const MOST: f64 = 20.0;
 
 pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
     let decoder = cuda::load(folder, &bench.device)?;
@@ -34,28 +36,35 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
     let prompts = clock.elapsed().as_secs_f64();
     say(&format!("sessions: {count} of {PROMPT} tokens each, read in {prompts:.1} s"));
     let slots: Vec<usize> = (0..count).collect();
-    let least = if bench.subject.name == "emulated" { 0.0 } else { LEAST.0 };
+    let least = if bench.subject.name == "emulated" { (0.0, 2) } else { LEAST };
     for &batch in batches {
         let mut logits = Vec::new();
-        let (mut steps, mut sweeps) = (Vec::new(), Vec::new());
-        let mut clock = Instant::now();
-        // The first time does not count: a batch of a new size is recorded then.
-        for sweep in 0.. {
-            if sweep == 1 {
+        let (mut steps, mut gaps) = (Vec::new(), Vec::new());
+        // When each batch had its last logits; none of the turn that does not count.
+        let mut done = vec![None; count.div_ceil(batch)];
+        let (mut clock, mut turns) = (Instant::now(), 0);
+        // The first turn does not count: a batch of a new size is recorded then.
+        for turn in 0.. {
+            if turn == 1 {
                 clock = Instant::now();
-                (steps, sweeps) = (Vec::new(), Vec::new());
+                (steps, done) = (Vec::new(), vec![None; done.len()]);
             }
-            if sweep > LEAST.1 && (clock.elapsed().as_secs_f64() > least || bench.budget.is_spent()) {
+            turns = usize::saturating_sub(turn, 1);
+            let so_far = clock.elapsed().as_secs_f64();
+            // A turn's logits are waited for from those of the turn before.
+            let enough = turns > least.1 && so_far > least.0;
+            if enough || (turns > 1 && (so_far > MOST || bench.budget.is_spent())) {
                 break;
             }
-            let all = Instant::now();
-            for slots in slots.chunks(batch) {
-                let tokens = ids(sweep * count + slots[0], slots.len(), vocab);
+            for (slots, done) in slots.chunks(batch).zip(&mut done) {
+                let tokens = ids(turn * count + slots[0], slots.len(), vocab);
                 let one = Instant::now();
                 decoder.decode_into(&tokens, &mut pool, slots, &mut logits)?;
                 steps.push(one.elapsed().as_secs_f64());
+                if let Some(before) = done.replace(Instant::now()) {
+                    gaps.push(before.elapsed().as_secs_f64());
+                }
             }
-            sweeps.push(all.elapsed().as_secs_f64());
         }
         let seconds = clock.elapsed().as_secs_f64();
         if !logits.iter().all(|v| v.is_finite()) {
@@ -70,9 +79,10 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
         bench.line(
             "sessions",
             json!({"slots": count, "batch": batch, "checkpoint": folder.display().to_string(),
-                "tokens_per_second": (sweeps.len() * count) as f64 / seconds, "steps": steps.len(),
+                "tokens_per_second": (turns * count) as f64 / seconds, "steps": steps.len(),
                 "step_ms": {"p50": ms(&steps, 0.5), "p99": ms(&steps, 0.99), "most": ms(&steps, 1.0)},
-                "turn_ms": {"p50": ms(&sweeps, 0.5), "most": ms(&sweeps, 1.0)}, "logits": "to the host",
+                "gap": "of a session, from one token's logits on the host to the next's: a turn through all batches",
+                "gap_ms": {"p50": ms(&gaps, 0.5), "p99": ms(&gaps, 0.99), "most": ms(&gaps, 1.0)}, "turns": turns,
                 "state_bytes": pool.state_bytes(), "pool_bytes": before.saturating_sub(after),
                 "pool_seconds": pool_seconds, "prompt_tokens_per_second": (count * PROMPT) as f64 / prompts}),
         );

@@ -1,9 +1,9 @@
 """What RFA is measured beside: a Llama-like decoder with softmax attention, of the same shape, in PyTorch.
 
 bf16, random weights, a static cache of keys and values full of random numbers, `scaled_dot_product_attention` with the
-backend that is fastest at each length, fused projections, one CUDA graph for each length. Without rotary positions, which
-would only cost it time. A step reads one token of each row at the cache's last place and attends to all of it; its logits
-stay on the device.
+backend that is fastest at each length and can be recorded, fused projections, one CUDA graph for each length. Without
+rotary positions, which would only cost it time. A step reads one token of each row at the cache's last place and attends
+to all of it; its logits stay on the device.
 
     python3 softmax.py                    measures all alone, a line of JSON for each
     python3 softmax.py --serve            does what it is told, line by line: model/benches/cuda/beside.rs
@@ -88,7 +88,7 @@ class Model:
         self.text = torch.randint(self.vocabulary, (1, self.prompt), device=self.device)
         self.room = max(self.lengths)
         self.caches = self.drawn()
-        self.steps = {}  # by length: what does a step, and how often it is done for a measurement
+        self.steps = {}  # by length: what does a step, how often it is done for a measurement, a graph's logits
         self.prompt_backend = None
 
     def drawn(self):
@@ -124,8 +124,8 @@ class Model:
         return F.linear(F.rms_norm(x[:, -1], (self.hidden,), self.norm, 1e-5), self.table)
 
     @torch.no_grad()
-    def fastest(self, q, k, v, causal):
-        """The backend that is fastest at one layer's attention."""
+    def by_speed(self, q, k, v, causal):
+        """The backends that take one layer's attention, the fastest first."""
         seconds = {}
         for name, backend in BACKENDS.items():
             if name == "math" and self.device == "cuda":
@@ -139,7 +139,26 @@ class Model:
                 continue  # not for this shape, or not built in
         if not seconds:
             raise RuntimeError("no backend of scaled_dot_product_attention takes this shape")
-        return min(seconds, key=seconds.get)
+        return sorted(seconds, key=seconds.get)
+
+    def recorded(self, step):
+        """A step as a graph -> what does it, and where its logits then are (rows, vocabulary)."""
+        # As torch.cuda.graph asks for it: first on a stream of its own.
+        before = torch.cuda.current_stream()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(before)
+        with torch.cuda.stream(stream):
+            step()
+            step()
+        before.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                logits = step()
+        finally:
+            # A recording that fails may leave its own stream behind.
+            torch.cuda.set_stream(before)
+        return graph.replay, logits
 
     @torch.no_grad()
     def prepare(self, length):
@@ -155,32 +174,25 @@ class Model:
 
         keys, values = self.caches[0]
         q = torch.randn(self.batch, self.heads, 1, self.head_dim, device=self.device).to(torch.bfloat16)
-        backend = self.fastest(q, keys[:, :, :length], values[:, :, :length], False)
         step = lambda: self.forward(self.ids, cached, False)
-        with sdpa_kernel(BACKENDS[backend]):
-            if self.device == "cuda":
-                # As torch.cuda.graph asks for it: first on a stream of its own.
-                stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    step()
-                    step()
-                torch.cuda.current_stream().wait_stream(stream)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    self.logits = step()
-                run = graph.replay
-            else:
-                run = step
-        self.steps[length] = (run, pace(self.device, run))
-        return backend
+        why = None
+        for backend in self.by_speed(q, keys[:, :, :length], values[:, :, :length], False):
+            try:
+                with sdpa_kernel(BACKENDS[backend]):
+                    run, logits = self.recorded(step) if self.device == "cuda" else (step, None)
+                    self.steps[length] = (run, pace(self.device, run), logits)
+                return backend
+            except RuntimeError as error:  # one that is fast may still not be recorded
+                why = f"{backend}: {error}"
+                say(f"{length} tokens: {why}")
+        raise RuntimeError(f"no backend's step of {length} tokens could be recorded, the last: {why}")
 
     @torch.no_grad()
     def decode(self, length):
         """Seconds of a step."""
-        run, times = self.steps[length]
+        run, times, logits = self.steps[length]
         seconds = once(self.device, run, times)
-        if self.device == "cuda" and not torch.isfinite(self.logits).all():
+        if logits is not None and not torch.isfinite(logits).all():
             raise RuntimeError("a step gave logits that are no numbers")
         return seconds
 
@@ -196,7 +208,7 @@ class Model:
 
         if self.prompt_backend is None:
             q = torch.randn(1, self.heads, self.prompt, self.head_dim, device=self.device).to(torch.bfloat16)
-            self.prompt_backend = self.fastest(q, q, q, True)
+            self.prompt_backend = self.by_speed(q, q, q, True)[0]
         with sdpa_kernel(BACKENDS[self.prompt_backend]):
             return once(self.device, lambda: self.forward(self.text, cached, True), 1)
 

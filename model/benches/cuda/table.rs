@@ -14,7 +14,9 @@ pub(super) struct Lines(pub(super) Vec<Value>);
 
 impl Lines {
     fn read(file: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let bytes = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        // run.sh cuts its notes by bytes.
+        let text = String::from_utf8_lossy(&bytes);
         // A process that was stopped may have left half a line.
         Ok(Self(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()))
     }
@@ -159,7 +161,9 @@ fn sessions(lines: &Lines) -> String {
         "tokens/s, logits on the host",
         "step p50, ms",
         "p99",
-        "a turn of all, ms",
+        "between two tokens of a session p50, ms",
+        "p99",
+        "turns",
         "bytes of state of one",
     ];
     let row = |line: &Value| {
@@ -170,7 +174,9 @@ fn sessions(lines: &Lines) -> String {
             digits(number(line, "tokens_per_second")),
             digits(number(step, "p50")),
             digits(number(step, "p99")),
-            digits(number(&line["turn_ms"], "p50")),
+            digits(number(&line["gap_ms"], "p50")),
+            digits(number(&line["gap_ms"], "p99")),
+            line["turns"].to_string(),
             line["state_bytes"].to_string(),
         ]
     };
@@ -203,7 +209,8 @@ fn kernel(line: &Value) -> Vec<String> {
         _ => String::new(),
     };
     let grid = line["grid"].as_array().into_iter().flatten().map(Value::to_string).collect::<Vec<_>>().join(" x ");
-    let share = line["share"].as_f64().map_or_else(String::new, percent);
+    let other = if line["in_cache"] == true { "in its cache" } else { "" };
+    let share = line["share"].as_f64().map_or_else(|| other.into(), percent);
     let rate = line["operations_per_second"].as_f64().map_or_else(String::new, |rate| digits(rate / 1e12));
     let name = line["kernel"].as_str().unwrap_or("?");
     let one = ms * 1e3 / number(line, "times");

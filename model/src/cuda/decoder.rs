@@ -165,13 +165,19 @@ impl CudaDecoder {
     /// Takes in a prompt's tokens, not more than [`PREFILL`].
     fn read(&self, ids: &[u32], pool: &mut CudaPool, slot: usize, place: u64) -> Result<()> {
         self.inputs(pool.input.bytes()?, ids, &[slot as u32], &[place]);
+        self.send(1, ids.len(), pool)?;
         self.piece(&self.device, slot, ids.len(), pool)
     }
 
-    /// So many tokens of one slot, whose inputs lie ready: to the device, and through the blocks.
+    /// What `inputs` wrote for so many rows, and tokens of each: to the device.
+    pub(super) fn send(&self, rows: usize, time: usize, pool: &CudaPool) -> Result<()> {
+        let (step, bytes) = pool.step(rows, time, !self.frequencies.is_empty());
+        pool.input.send(step.places, bytes)
+    }
+
+    /// So many tokens of one slot, whose inputs are on the device: through the blocks.
     pub(super) fn piece(&self, device: &CudaDevice, slot: usize, tokens: usize, pool: &CudaPool) -> Result<()> {
-        let (step, bytes) = pool.step(1, tokens, !self.frequencies.is_empty());
-        pool.input.send(step.places, bytes)?;
+        let (step, _) = pool.step(1, tokens, !self.frequencies.is_empty());
         self.hidden(device, Step { one_slot: Some(slot), ..step }, pool)
     }
 
@@ -214,15 +220,15 @@ impl CudaDecoder {
 
     /// All of a step that is recorded: inputs to the device, the blocks, logits back.
     fn whole(&self, rows: usize, pool: &mut CudaPool) -> Result<()> {
+        self.send(rows, 1, pool)?;
         self.logits(&self.device, rows, pool)?;
         let bytes = rows * self.config.vocab_size * size_of::<f32>();
         pool.output.receive(pool.work.output.at, OUTPUT_HEAD + bytes)
     }
 
-    /// A step of so many rows, whose inputs lie ready: to the device, through the blocks and the head. The logits stay there.
+    /// A step of so many rows, whose inputs are on the device: through the blocks and the head. The logits stay there.
     pub(super) fn logits(&self, device: &CudaDevice, rows: usize, pool: &CudaPool) -> Result<()> {
-        let (step, bytes) = pool.step(rows, 1, !self.frequencies.is_empty());
-        pool.input.send(step.places, bytes)?;
+        let (step, _) = pool.step(rows, 1, !self.frequencies.is_empty());
         self.hidden(device, step, pool)?;
         let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
         let work = &pool.work;

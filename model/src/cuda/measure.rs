@@ -231,6 +231,11 @@ impl Task {
         Ok(())
     }
 
+    fn send(&self, decoder: &CudaDecoder, pool: &CudaPool) -> Result<()> {
+        let rows = self.slots.len();
+        decoder.send(rows, self.ids.len() / rows, pool)
+    }
+
     fn work(&self, decoder: &CudaDecoder, device: &CudaDevice, pool: &CudaPool) -> Result<()> {
         match self.piece_of {
             Some(slot) => decoder.piece(device, slot, self.ids.len(), pool),
@@ -245,25 +250,34 @@ impl Task {
     pub fn kernels(&self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<Vec<Kernel>> {
         let sieve = Arc::new(Sieve { gpu: Arc::clone(&decoder.device.0), only: None, seen: Mutex::default() });
         self.inputs(decoder, pool)?;
+        self.send(decoder, pool)?;
         let gpu: Arc<dyn Gpu> = Arc::clone(&sieve) as _;
         self.work(decoder, &CudaDevice(gpu), pool)?;
         wait(pool)?;
         Ok(sieve.seen.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Records it, whole or one of its kernels alone, which then works on what the last whole step has left.
+    /// Records it, whole with its inputs' way to the device, or one of its kernels and nothing else, which then works on
+    /// what the last whole step has left.
     ///
     /// # Errors
     /// The device fails.
     pub fn record(&self, decoder: &CudaDecoder, pool: &mut CudaPool, only: Option<&Kernel>) -> Result<Recording> {
         // Once as it is, so that nothing is loaded while it is recorded.
         self.inputs(decoder, pool)?;
+        self.send(decoder, pool)?;
         self.work(decoder, &decoder.device, pool)?;
         wait(pool)?;
         let sieve = Sieve { gpu: Arc::clone(&decoder.device.0), only: only.cloned(), seen: Mutex::default() };
         let device = CudaDevice(Arc::new(sieve));
-        let recorded = device.0.record(&mut || self.work(decoder, &device, pool))?;
-        Ok(Recording { task: self.clone(), recorded, pool: pool.work.input.at })
+        let whole = only.is_none();
+        let recorded = device.0.record(&mut || {
+            if whole {
+                self.send(decoder, pool)?;
+            }
+            self.work(decoder, &device, pool)
+        })?;
+        Ok(Recording { task: self.clone(), whole, recorded, pool: pool.work.input.at })
     }
 }
 
@@ -271,6 +285,7 @@ impl Task {
 #[derive(Debug)]
 pub struct Recording {
     task: Task,
+    whole: bool,
     recorded: Box<dyn Recorded>,
     pool: u64,
 }
@@ -287,6 +302,10 @@ impl Recording {
         assert_eq!(self.pool, pool.work.input.at, "a recording is of its pool");
         // Steps of other rows have left their inputs.
         self.task.inputs(decoder, pool)?;
+        if !self.whole {
+            // Once, not each time: a kernel alone is what is measured.
+            self.task.send(decoder, pool)?;
+        }
         for _ in 0..times {
             self.recorded.replay()?;
         }
