@@ -42,10 +42,11 @@ fn main() {
         .compile("tidegate_kernels_on_host");
 }
 
-/// nvcc of the toolkit that the environment names, or that is on the path.
+/// nvcc of the toolkit that the environment names, that is installed, or that is on the path.
 fn nvcc() -> Option<PathBuf> {
-    let homes =
-        ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(|home| PathBuf::from(home).join("bin"));
+    let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    // Where NVIDIA's packages put it.
+    let homes = named.chain([PathBuf::from("/usr/local/cuda")]).map(|home| home.join("bin"));
     let path = env::var_os("PATH").unwrap_or_default();
     homes.chain(env::split_paths(&path)).map(|folder| folder.join("nvcc")).find(|file| file.is_file())
 }

@@ -32,9 +32,10 @@ pub use device::{DeviceChoice, DeviceChoiceError, DeviceError, OpenDevice};
 /// Conversations that run at once on a CPU, where nobody says how many: more take longer for each token of each.
 const SLOTS: usize = 64;
 
-/// Most of those that a CUDA device is given where nobody says how many.
+/// Most of those that a CUDA device is given where nobody says how many: the engine looks at all of its slots in each
+/// step.
 #[cfg(feature = "cuda")]
-const MOST_SLOTS: usize = 16_384;
+const MOST_SLOTS: usize = 1024;
 
 /// The shipped checkpoint, from the top of the source tree.
 const SHIPPED: &str = "weights/checkpoints/tidegate-tiny";
@@ -156,19 +157,29 @@ pub fn locate() -> Result<PathBuf, OpenError> {
 /// # Errors
 /// A device that is not there, a file that is missing or wrong, too little memory, or a model that fails.
 pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
-    let device = options.device.open()?;
+    open_on(folder, &options.device.open()?, options)
+}
+
+/// [`open`] on a device that has been opened; where any would do, on the CPU for want of kernels or memory there.
+///
+/// # Errors
+/// As for [`open`].
+pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
     #[cfg(feature = "cuda")]
-    if let OpenDevice::Cuda(cuda) = &device {
-        let served = on_cuda(folder, cuda, options).and_then(|loaded| serve(folder, &device, loaded, options));
-        match served {
-            Err(error) if options.device == DeviceChoice::Auto && cuda::is_of_the_device(&error) => {
+    if let OpenDevice::Cuda(cuda) = device {
+        let served = on_cuda(folder, cuda, options).and_then(|loaded| serve(folder, device, loaded, options));
+        return match served {
+            Err(error) if !cuda::is_of_the_device(&error) => Err(error),
+            Err(error) if options.device == DeviceChoice::Auto => {
                 tracing::warn!(%device, "the CPU computes: {error}");
-                return serve(folder, &OpenDevice::Cpu, on_cpu(folder, options)?, options);
+                serve(folder, &OpenDevice::Cpu, on_cpu(folder, options)?, options)
             }
-            served => return served,
-        }
+            Err(error @ OpenError::Device(_)) => Err(error),
+            Err(error) => Err(DeviceError::Unable { device: device.to_string(), reason: error.to_string() }.into()),
+            served => served,
+        };
     }
-    serve(folder, &device, on_cpu(folder, options)?, options)
+    serve(folder, device, on_cpu(folder, options)?, options)
 }
 
 /// A model in its slots, and what must be known of it besides.

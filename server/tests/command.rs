@@ -59,7 +59,7 @@ fn sigterm_lets_a_running_stream_end() {
     let data = tempfile::tempdir().unwrap();
     let folder = data.path().join("new/folder");
     let child = tidegate()
-        .args(["serve", "--port", "0", "--data-dir"])
+        .args(["serve", "--device", "cpu", "--port", "0", "--data-dir"])
         .arg(&folder)
         .env("TIDEGATE_MODEL_NAME", "from-the-environment")
         .stderr(Stdio::piped())
@@ -69,9 +69,10 @@ fn sigterm_lets_a_running_stream_end() {
     let mut lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
     let log = log_until(&mut lines, "listening");
     let settings = log.iter().find(|line| message(line) == "settings").unwrap();
-    assert_eq!(settings["slots"], 64);
+    assert_eq!(settings["device"], "cpu");
     assert!(folder.is_dir(), "the data folder is made");
-    assert_eq!(log_until(&mut lines, "ready").pop().unwrap()["model"], "from-the-environment");
+    let ready = log_until(&mut lines, "ready").pop().unwrap();
+    assert_eq!((&ready["model"], &ready["slots"]), (&"from-the-environment".into(), &64.into()));
 
     let mut socket = start_stream(&log, 300);
     let mut first = [0; 64];

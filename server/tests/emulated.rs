@@ -10,7 +10,7 @@ use common::random::written_about;
 use common::sessions::{App, app_on, prompt, session};
 use serde_json::{Value, json};
 use tidegate_model::StateType;
-use tidegate_server::checkpoint::{DeviceChoice, OpenError, OpenOptions, open};
+use tidegate_server::checkpoint::{DeviceChoice, OpenError, OpenOptions, open, open_on};
 use tidegate_server::session::Place;
 
 const TEXT: &str = "The old house by the sea";
@@ -75,4 +75,20 @@ async fn who_serves_is_told_and_a_mixer_without_kernels_is_refused_by_name() {
     let error = open(folder.path(), &options).err().unwrap();
     assert!(matches!(error, OpenError::Device(_)), "{error}");
     assert!(error.to_string().contains("softmax"), "{error}");
+    // Where any device would do, the CPU does; where the file is wrong, none.
+    let (any, gpu) = (OpenOptions::default(), DeviceChoice::Emulator.open().unwrap());
+    assert_eq!(any.device, DeviceChoice::Auto);
+    assert_eq!(open_on(folder.path(), &gpu, &any).unwrap().0.device, "cpu");
+    std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    assert!(matches!(open_on(folder.path(), &gpu, &any), Err(OpenError::Load(_))));
+}
+
+#[tokio::test]
+async fn slots_are_as_many_as_there_is_room_for_and_too_many_are_refused() {
+    let folder = written_about(0.0, &json!({}));
+    let of = |slots| OpenOptions { device: DeviceChoice::Emulator, slots, ..OpenOptions::default() };
+    assert_eq!(open(folder.path(), &of(0)).unwrap().0.engine.slots(), 1024);
+    let error = open(folder.path(), &of(1 << 28)).err().unwrap();
+    assert!(matches!(error, OpenError::Device(_)), "{error}");
+    assert!(error.to_string().contains("free"), "{error}");
 }

@@ -226,6 +226,25 @@ fn a_panic_in_a_batched_step_ends_that_batch_and_the_engine_goes_on() {
 }
 
 #[test]
+fn an_engine_ends_with_its_device() {
+    let fake = Fake::new(2).step(Duration::from_millis(1));
+    let calls = fake.calls();
+    let (engine, thread) = start(fake, 8);
+    let requests = (0..3).map(|_| request(&[1], 100_000)).collect();
+    let streams = engine.submit_all(requests).unwrap();
+    wait_for("two to run", || calls.widest.load(SeqCst) == 2);
+    assert!(engine.is_ready());
+    calls.lost.store(true, SeqCst);
+    for stream in streams {
+        // Those that ran are told; who still waited finds that nobody answers any more.
+        assert!(!matches!(collect(stream).2, Some(Event::Finished(_))));
+    }
+    thread.join();
+    assert!(!engine.is_ready());
+    assert!(engine.submit(request(&[1], 1)).is_err());
+}
+
+#[test]
 fn a_slow_reader_pauses_alone_and_loses_nothing() {
     let fake = Fake::new(4);
     let calls = fake.calls();

@@ -82,6 +82,14 @@ fn is_fatal(error: DriverError) -> bool {
             | Code::CUDA_ERROR_LAUNCH_TIMEOUT
             | Code::CUDA_ERROR_ECC_UNCORRECTABLE
             | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | Code::CUDA_ERROR_ASSERT
+            | Code::CUDA_ERROR_CONTAINED
+            | Code::CUDA_ERROR_DEINITIALIZED
+            | Code::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | Code::CUDA_ERROR_EXTERNAL_DEVICE
+            | Code::CUDA_ERROR_INVALID_CONTEXT
+            | Code::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | Code::CUDA_ERROR_UNKNOWN
     )
 }
 

@@ -76,6 +76,14 @@ pub enum DeviceError {
         /// What was found.
         reason: String,
     },
+    /// The device has too little memory, or has failed.
+    #[error("{device} cannot serve this model: {reason}")]
+    Unable {
+        /// The device.
+        device: String,
+        /// Why not.
+        reason: String,
+    },
     /// The model needs what the device has no kernels for.
     #[error("{device} does not take this model: {reason}; --device cpu does")]
     Refused {

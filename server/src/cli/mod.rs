@@ -82,7 +82,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "TIDEGATE_DATA_DIR", value_name = "FOLDER")]
     pub(crate) data_dir: Option<PathBuf>,
     /// Requests that run at once, each with a state of its own in memory; `auto` is 64 on the CPU, and on a GPU as many as
-    /// fit into nine tenths of its free memory, up to 16,384.
+    /// fit into nine tenths of its free memory, up to 1,024.
     #[arg(long, env = "TIDEGATE_SLOTS", value_name = "COUNT|auto", default_value = "auto", value_parser = slots)]
     pub(crate) slots: usize,
     /// Requests that may wait for a slot; beyond them the answer is 429.

@@ -23,6 +23,8 @@ pub(crate) struct Calls {
     pub(crate) widest: AtomicUsize,
     pub(crate) chunks: Mutex<Vec<usize>>,
     pub(crate) panic_next_step: AtomicBool,
+    /// Whether its device is lost: every call fails from then on.
+    pub(crate) lost: AtomicBool,
     /// What is called in the middle of each step.
     pub(crate) during_step: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
@@ -69,6 +71,10 @@ impl LanguageModel for Fake {
         self.states.len()
     }
 
+    fn is_lost(&self) -> bool {
+        self.calls.lost.load(SeqCst)
+    }
+
     fn reset(&mut self, slot: usize) -> Result<(), ModelError> {
         self.states[slot] = None;
         Ok(())
@@ -94,6 +100,9 @@ impl LanguageModel for Fake {
         logits.clear();
         std::thread::sleep(self.step);
         assert!(!self.calls.panic_next_step.swap(false, SeqCst), "scripted panic");
+        if self.is_lost() {
+            return Err(ModelError::new("scripted loss"));
+        }
         if let Some(during_step) = &*self.calls.during_step.lock().unwrap() {
             during_step();
         }
