@@ -45,6 +45,31 @@ async fn a_text_is_the_same_alone_in_a_batch_and_in_turns() {
 }
 
 #[tokio::test]
+async fn tokens_are_chosen_on_the_device_as_from_the_logits() {
+    let app = app(DeviceChoice::Emulator, StateType::F32).await;
+    let ways = [
+        json!({"temperature": 0.0, "frequency_penalty": 1.0}),
+        json!({"top_p": 0.9, "logit_bias": {"5": 3.0, "17": -100}, "min_p": 0.01}),
+        json!({"top_k": 9, "repetition_penalty": 1.3, "presence_penalty": 0.5}),
+        json!({"regex": "[a-f ]{9,30}", "ignore_eos": false}),
+        json!({"min_tokens": 6, "ignore_eos": false, "temperature": 2.0}),
+        json!({"typical_p": 0.7}),
+    ];
+    let more = |way: &Value, more: Value| common::with(common::with(json!({"max_tokens": 8}), way.clone()), more);
+    // Log probabilities are made from logits, and so the token is chosen from them; in other rows of the same steps not.
+    let mut texts = Vec::new();
+    for way in &ways {
+        texts.push(said(&app, TEXT, more(way, json!({}))));
+        texts.push(said(&app, TEXT, more(way, json!({"logprobs": 1}))));
+    }
+    let texts = futures_util::future::join_all(texts).await;
+    for (way, pair) in ways.iter().zip(texts.chunks_exact(2)) {
+        assert_eq!(pair[0], pair[1], "{way}");
+    }
+    assert!((1..ways.len()).all(|at| texts[2 * at] != texts[0]));
+}
+
+#[tokio::test]
 async fn a_conversation_moves_between_the_devices() {
     for state in [StateType::F32, StateType::Bf16] {
         let (cpu, gpu) = (app(DeviceChoice::Cpu, state).await, app(DeviceChoice::Emulator, state).await);

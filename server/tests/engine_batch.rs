@@ -1,10 +1,12 @@
-//! Many rows with a large vocabulary, whose tokens several threads choose: each text is what it is alone.
+//! Many rows with a large vocabulary, whose tokens several threads choose, or the model: each text is what it is alone.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tidegate_model::SamplingParams;
+use tidegate_model::sampling::{Drawn, Plans};
 use tidegate_server::engine::{
-    EngineHandle, EngineOptions, Event, EventStream, Failure, LanguageModel, Limits, ModelError, Request,
+    EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, LanguageModel, Limits, ModelError, Request,
     RequestParameters, TextRules, spawn,
 };
 use tidegate_server::text::Vocabulary;
@@ -55,6 +57,71 @@ impl LanguageModel for Chain {
     }
 }
 
+/// One that chooses tokens itself: for every row that is planned the one after the token before, but for some.
+struct Chooser;
+
+impl LanguageModel for Chooser {
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn slots(&self) -> usize {
+        ROWS as usize
+    }
+
+    fn reset(&mut self, _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn export(&self, _: usize) -> Result<Vec<f32>, ModelError> {
+        Ok(Vec::new())
+    }
+
+    fn import(&mut self, _: usize, _: &[f32], _: u64) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn absorb(&mut self, _: &[u32], _: usize) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        Chain.decode(ids, slots, logits)
+    }
+
+    fn chooses(&self) -> bool {
+        true
+    }
+
+    fn decode_choosing(
+        &mut self,
+        ids: &[u32],
+        slots: &[usize],
+        plan: &mut dyn FnMut(Range<usize>, &mut Plans),
+        (drawn, logits): (&mut Vec<Drawn>, &mut Vec<f32>),
+    ) -> Result<(), ModelError> {
+        let (mut plans, mut wanted) = (Plans::new(VOCAB, 1 << 20), Vec::new());
+        drawn.clear();
+        // A few at a time, as one does whose steps are of few rows.
+        for rows in (0..ids.len()).step_by(16).map(|at| at..ids.len().min(at + 16)) {
+            plans.clear();
+            plan(rows.clone(), &mut plans);
+            assert_eq!(plans.len(), rows.len());
+            for (row, id) in ids[rows].iter().enumerate() {
+                drawn.push(match *id {
+                    id if plans.wants_logits(row) => {
+                        wanted.push(id);
+                        Drawn::Logits
+                    }
+                    NAN => Drawn::Nothing { possible: true },
+                    id => Drawn::Token(id + 1000),
+                });
+            }
+        }
+        self.decode(&wanted, slots, logits)
+    }
+}
+
 /// Tokens of the `row`th text: texts end at different steps, and leave free slots between those in use.
 fn length(row: u32) -> usize {
     2 + row as usize % 5
@@ -99,11 +166,52 @@ fn texts(engine: &EngineHandle, rows: impl Iterator<Item = u32>) -> Vec<Result<V
     streams.into_iter().map(collect).collect()
 }
 
-#[test]
-fn a_text_is_the_same_alone_and_among_many_and_a_row_without_numbers_fails_alone() {
+fn engine<M: LanguageModel + 'static>(model: M) -> (EngineHandle, EngineThread) {
     let vocabulary = Arc::new(Vocabulary::new((0..VOCAB).map(|_| b"a".as_slice().into()).collect()));
     let rules = TextRules { vocabulary, eos: Arc::from([]), encode: Arc::new(|_| Vec::new()) };
-    let (engine, _thread) = spawn(Chain, rules, EngineOptions::default()).unwrap();
+    spawn(model, rules, EngineOptions::default()).unwrap()
+}
+
+#[test]
+fn tokens_are_those_that_a_model_has_chosen_where_it_can() {
+    let ((chooser, _thread), (chain, _other)) = (engine(Chooser), engine(Chain));
+    let all = |row: u32| {
+        let mut sampling = SamplingParams { seed: u64::from(row), ..SamplingParams::default() };
+        if row % 3 == 1 {
+            sampling.typical_p = 0.9;
+        }
+        let scored = row % 7 == 3;
+        let parameters = RequestParameters {
+            prompt: if scored { vec![row, row + 100, row + 200] } else { vec![row] },
+            prompt_logprobs: scored.then_some(1),
+            logprobs: (row % 5 == 4).then_some(0),
+            max_tokens: length(row),
+            sampling,
+            ..RequestParameters::default()
+        };
+        let limits = Limits { vocab_size: VOCAB, max_prompt_tokens: 10, max_tokens: 10, sources: None };
+        Request::new(parameters, &limits).unwrap()
+    };
+    let texts = |engine: &EngineHandle| -> Vec<_> {
+        let streams = engine.submit_all((0..ROWS).map(all).collect()).unwrap();
+        streams.into_iter().map(collect).collect()
+    };
+    let (found, by_logits) = (texts(&chooser), texts(&chain));
+    for (row, (found, by_logits)) in (0..ROWS).zip(found.iter().zip(&by_logits)) {
+        let last = if row % 7 == 3 { row + 200 } else { row };
+        let expected = match row {
+            NAN => Err(Failure::Internal),
+            // What it cannot choose, or what is to be scored, is chosen from its logits.
+            _ if row % 3 == 1 || row % 5 == 4 => by_logits.clone(),
+            _ => Ok((1..=length(row) as u32).map(|step| last + 1000 * step).collect()),
+        };
+        assert_eq!(*found, expected, "{row}");
+    }
+}
+
+#[test]
+fn a_text_is_the_same_alone_and_among_many_and_a_row_without_numbers_fails_alone() {
+    let (engine, _thread) = engine(Chain);
     let together = texts(&engine, 0..ROWS);
     for (row, text) in (0..ROWS).zip(&together) {
         if row == NAN {

@@ -47,7 +47,7 @@ const MODEL: Layers = &[
     ("state", &["attention", "block", "compute", "config", "kernels", "layout", "memory"]),
     ("decoder", &["attention", "block", "compute", "config", "encoder", "memory", "nn", "probe", "state", "weights"]),
     ("checkpoint", &["config", "decoder", "weights"]),
-    ("cuda", &["checkpoint", "config", "cuda_error", "layout", "memory", "weights"]),
+    ("cuda", &["checkpoint", "config", "cuda_error", "layout", "memory", "sampling", "weights"]),
 ];
 
 const SERVER: Layers = &[

@@ -33,12 +33,13 @@ pub(super) fn step_bytes(decoder: &CudaDecoder, pool: &CudaPool, rows: usize) ->
     decoder.weight_bytes() + 2 * rows * pool.state_bytes()
 }
 
-/// A step of the first `rows` slots, recorded and called, and how often each is done for one measurement.
+/// A step of the first `rows` slots: recorded, called with its tokens chosen on the device, and called for its logits; and
+/// how often each is done for one measurement.
 pub(super) struct Step {
     ids: Vec<u32>,
     slots: Vec<usize>,
     recording: Recording,
-    times: (usize, usize),
+    times: [usize; 3],
 }
 
 impl Step {

@@ -147,6 +147,9 @@ inline uint4 load_stream(const uint4 *from) {
     return *from;
 }
 
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline unsigned __float_as_uint(float v) {
     unsigned bits;
     std::memcpy(&bits, &v, 4);

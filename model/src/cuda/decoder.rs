@@ -1,11 +1,13 @@
 //! The decoder on a device: token ids in, logits out. A step's kernels are recorded once for every number of rows (a
 //! power of two) and replayed: states have a constant size, so what is recorded is right for ever.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::bail;
 
 use super::block::Block;
+use super::choose;
 use super::device::{CudaDevice, Result};
 use super::mixer;
 use super::ops::{Linear, Mode, RmsNorm, Rows};
@@ -13,6 +15,7 @@ use super::plan::{self, OUTPUT_HEAD, PREFILL, ROWS};
 use super::pool::{CudaPool, NOBODY, Step, floats};
 use crate::config::{DecoderConfig, PositionEmbedding};
 use crate::memory::StateType;
+use crate::sampling::{Drawn, Plans};
 use crate::weights::{LoadError, Source, WeightType, Weights};
 
 /// A decoder whose weights and states are on a device. Its weights are read-only: one decoder serves any number of pools.
@@ -146,7 +149,46 @@ impl CudaDecoder {
         logits.clear();
         let rows = ids.chunks(ROWS).zip(slots.chunks(ROWS)).zip(places.chunks(ROWS));
         for ((ids, slots), places) in rows {
-            self.step(ids, pool, slots, places, logits).map_err(|error| pool.told(error))?;
+            let step = self.step(ids, pool, slots, places).and_then(|()| self.all_logits(pool, slots.len(), logits));
+            step.map_err(|error| pool.told(error))?;
+        }
+        pool.advance(slots, 1);
+        Ok(())
+    }
+
+    /// Takes every row one token further, and chooses the next tokens on the device. `drawn` becomes one for each row,
+    /// `logits` (rows whose logits are wanted, vocab).
+    ///
+    /// `plan` is called while the step is under way, for some rows at a time, in their order: it has to add as many to
+    /// the [`Plans`].
+    ///
+    /// # Errors
+    /// As for [`crate::Decoder::forward`], when the device fails, or `plan` has added another number of rows.
+    pub fn decode_choosing(
+        &self,
+        ids: &[u32],
+        pool: &mut CudaPool,
+        slots: &[usize],
+        plan: &mut dyn FnMut(Range<usize>, &mut Plans),
+        (drawn, logits): (&mut Vec<Drawn>, &mut Vec<f32>),
+    ) -> candle_core::Result<()> {
+        if ids.len() != slots.len() || ids.is_empty() {
+            bail!("every row needs a token and a slot, found {} ids and {} slots", ids.len(), slots.len());
+        }
+        self.check(ids, pool)?;
+        let places = pool.begin(slots)?;
+        drawn.clear();
+        logits.clear();
+        let rows = ids.chunks(ROWS).zip(slots.chunks(ROWS)).zip(places.chunks(ROWS));
+        for ((ids, slots), places) in rows {
+            self.step(ids, pool, slots, places).map_err(|error| pool.told(error))?;
+            let plans = &mut pool.choices.plans;
+            plans.clear();
+            plan(drawn.len()..drawn.len() + slots.len(), plans);
+            if plans.len() != slots.len() {
+                bail!("the choice of every row must be planned, found {} of {}", plans.len(), slots.len());
+            }
+            self.choose(pool, (drawn, logits)).map_err(|error| pool.told(error))?;
         }
         pool.advance(slots, 1);
         Ok(())
@@ -181,16 +223,9 @@ impl CudaDecoder {
         self.hidden(device, Step { one_slot: Some(slot), ..step }, pool)
     }
 
-    /// One step of at most [`ROWS`] rows, filled up to a power of two; adds their logits.
-    fn step(
-        &self,
-        ids: &[u32],
-        pool: &mut CudaPool,
-        slots: &[usize],
-        places: &[u64],
-        logits: &mut Vec<f32>,
-    ) -> Result<()> {
-        let (rows, vocab) = (ids.len().next_power_of_two(), self.config.vocab_size);
+    /// One step of at most [`ROWS`] rows, filled up to a power of two; the logits stay on the device.
+    fn step(&self, ids: &[u32], pool: &mut CudaPool, slots: &[usize], places: &[u64]) -> Result<()> {
+        let rows = ids.len().next_power_of_two();
         let filled = |of: &mut dyn Iterator<Item = u32>, with| -> Vec<u32> {
             let mut all: Vec<u32> = of.collect();
             all.resize(rows, with);
@@ -210,20 +245,44 @@ impl CudaDecoder {
             let recorded = device.0.record(&mut || self.whole(rows, pool))?;
             pool.steps.insert(rows, recorded);
         }
-        pool.steps[&rows].replay()?;
-        let output = pool.output.bytes()?;
-        let (head, numbers) = output.split_at(OUTPUT_HEAD);
-        logits.extend(floats(&numbers[..slots.len() * vocab * size_of::<f32>()]));
-        pool.denominators.clamped = u64::from_le_bytes(*head.first_chunk().unwrap_or(&[0; 8]));
+        pool.steps[&rows].replay()
+    }
+
+    /// Waits for a step, and adds the logits of its rows.
+    fn all_logits(&self, pool: &mut CudaPool, rows: usize, logits: &mut Vec<f32>) -> Result<()> {
+        let (head, bytes) = (pool.work.head, rows * self.config.vocab_size * size_of::<f32>());
+        pool.output.receive(0, pool.work.output.at, head + bytes)?;
+        logits.extend(floats(&pool.received()?[head..head + bytes]));
         Ok(())
     }
 
-    /// All of a step that is recorded: inputs to the device, the blocks, logits back.
-    fn whole(&self, rows: usize, pool: &mut CudaPool) -> Result<()> {
+    /// Chooses the tokens of a step's rows as they are planned, and waits for them; adds what each has come to.
+    fn choose(&self, pool: &mut CudaPool, (drawn, logits): (&mut Vec<Drawn>, &mut Vec<f32>)) -> Result<()> {
+        let (work, row_bytes) = (&pool.work, self.config.vocab_size * size_of::<f32>());
+        let at = choose::Rows { logits: work.logits(), chosen: work.chosen() };
+        let (head, rows) = (work.head, pool.choices.plans.len());
+        if !(0..rows).all(|row| pool.choices.plans.wants_logits(row)) {
+            pool.choices.forward(&self.device, at)?;
+        }
+        pool.output.receive(0, pool.work.output.at, head)?;
+        let wanted: Vec<_> =
+            pool.choices.wanted().map(|(row, rows)| (head + row * row_bytes, rows * row_bytes)).collect();
+        for &(place, bytes) in &wanted {
+            pool.output.receive(place, pool.work.output.at + place as u64, bytes)?;
+        }
+        let output = pool.received()?;
+        for (place, bytes) in wanted {
+            logits.extend(floats(&output[place..place + bytes]));
+        }
+        let chosen = output[OUTPUT_HEAD..head].to_vec();
+        drawn.extend((0..rows).map(|row| pool.choices.drawn(row, &chosen)));
+        Ok(())
+    }
+
+    /// All of a step that is recorded: inputs to the device, the blocks, the head.
+    fn whole(&self, rows: usize, pool: &CudaPool) -> Result<()> {
         self.send(rows, 1, pool)?;
-        self.logits(&self.device, rows, pool)?;
-        let bytes = rows * self.config.vocab_size * size_of::<f32>();
-        pool.output.receive(pool.work.output.at, OUTPUT_HEAD + bytes)
+        self.logits(&self.device, rows, pool)
     }
 
     /// A step of so many rows, whose inputs are on the device: through the blocks and the head. The logits stay there.

@@ -70,12 +70,12 @@ pub(super) struct Launch<'a> {
 
 /// Host memory that a device copies from and into while the host goes on.
 pub(super) trait Pinned: Send + Debug {
-    /// The bytes, once all that was asked of the device before is done.
+    /// The bytes, once the device is done with them.
     fn bytes(&mut self) -> Result<&mut [u8]>;
     /// Has the device take the first `len` bytes to `to`.
     fn send(&self, to: u64, len: usize) -> Result<()>;
-    /// Has the device put `len` bytes from `from` here.
-    fn receive(&mut self, from: u64, len: usize) -> Result<()>;
+    /// Has the device put `len` bytes from `from` here, from byte `at` on.
+    fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()>;
 }
 
 /// A step that was recorded.

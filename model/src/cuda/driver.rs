@@ -5,6 +5,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -29,6 +30,9 @@ struct Queue {
     stream: Arc<CudaStream>,
     /// Held for writing while a step is recorded: what another thread asked for would become a part of it.
     recording: RwLock<()>,
+    /// How often page-locked memory was used, and up to which use the stream was waited for.
+    uses: AtomicU64,
+    done: AtomicU64,
 }
 
 impl Queue {
@@ -39,7 +43,15 @@ impl Queue {
     }
 
     fn wait(&self, what: &str) -> Result<()> {
-        self.stream.synchronize().map_err(failed(what))
+        let uses = self.uses.load(Ordering::Acquire);
+        self.stream.synchronize().map_err(failed(what))?;
+        self.done.fetch_max(uses, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Counts a use of page-locked memory that is asked for now; the last of all where it is recorded.
+    fn used(&self) -> u64 {
+        if RECORDS.get() { u64::MAX } else { self.uses.fetch_add(1, Ordering::AcqRel) + 1 }
     }
 
     fn raw(&self) -> sys::CUstream {
@@ -127,7 +139,8 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     let processors = context.attribute(count).map_err(failed("multiprocessors"))?.max(1) as usize;
     // From here on it is unloaded with the device.
-    let queue = Arc::new(Queue { context, stream, recording: RwLock::new(()) });
+    let (uses, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let queue = Arc::new(Queue { context, stream, recording: RwLock::new(()), uses, done });
     let mut driver = Driver { queue, functions: HashMap::new(), module, processors };
     for &name in kernels::NAMES {
         let text = CString::new(name).unwrap_or_default();
@@ -223,7 +236,7 @@ impl Gpu for Driver {
         let at = unsafe { result::malloc_host(bytes, 0) }.map_err(failed("pinned memory"))?.cast::<u8>();
         // SAFETY: so many bytes were given; they must not be read before they are written.
         unsafe { at.write_bytes(0, bytes) };
-        Ok(Box::new(HostMemory { at, bytes, queue: Arc::clone(&self.queue) }))
+        Ok(Box::new(HostMemory { at, bytes, used: Cell::new(0), queue: Arc::clone(&self.queue) }))
     }
 
     fn launch(&self, launch: Launch<'_>) -> Result<()> {
@@ -252,7 +265,7 @@ impl Gpu for Driver {
     }
 
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>> {
-        let Queue { context, stream, recording } = &*self.queue;
+        let Queue { context, stream, recording, .. } = &*self.queue;
         context.bind_to_thread().map_err(failed("context"))?;
         let _alone = recording.write().unwrap_or_else(PoisonError::into_inner);
         stream
@@ -318,6 +331,8 @@ impl Recorded for Graph {
 struct HostMemory {
     at: *mut u8,
     bytes: usize,
+    /// Its last use, by the count of [`Queue::used`]; one that was recorded never ends.
+    used: Cell<u64>,
     queue: Arc<Queue>,
 }
 
@@ -327,7 +342,10 @@ unsafe impl Send for HostMemory {}
 impl Pinned for HostMemory {
     fn bytes(&mut self) -> Result<&mut [u8]> {
         let _turn = self.queue.turn()?;
-        self.queue.wait("a step")?;
+        // What the device is not at any more need not wait for what it is at.
+        if self.used.get() > self.queue.done.load(Ordering::Acquire) {
+            self.queue.wait("a step")?;
+        }
         // SAFETY: so many bytes, all written once; the device is done with them.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) })
     }
@@ -336,14 +354,17 @@ impl Pinned for HostMemory {
         let _turn = self.queue.turn()?;
         // SAFETY: at most what is there; nobody writes to it until the stream is done (`bytes` waits for it).
         let bytes = unsafe { std::slice::from_raw_parts(self.at, len.min(self.bytes)) };
+        self.used.set(self.used.get().max(self.queue.used()));
         // SAFETY: the buffer is as long.
         unsafe { result::memcpy_htod_async(to, bytes, self.queue.raw()) }.map_err(failed("copy to the device"))
     }
 
-    fn receive(&mut self, from: u64, len: usize) -> Result<()> {
+    fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()> {
         let _turn = self.queue.turn()?;
+        let at = at.min(self.bytes);
         // SAFETY: at most what is there; nobody reads it until the stream is done (`bytes` waits for it).
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.at, len.min(self.bytes)) };
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.at.add(at), len.min(self.bytes - at)) };
+        self.used.set(self.used.get().max(self.queue.used()));
         // SAFETY: the buffer is as long.
         unsafe { result::memcpy_dtoh_async(bytes, from, self.queue.raw()) }.map_err(failed("copy from the device"))
     }

@@ -230,8 +230,9 @@ impl Pinned for HostMemory {
         self.host.ask(Operation::Copy { to, from: self.at, bytes: len.min(self.bytes) })
     }
 
-    fn receive(&mut self, from: u64, len: usize) -> Result<()> {
-        self.host.ask(Operation::Copy { to: self.at, from, bytes: len.min(self.bytes) })
+    fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()> {
+        let at = at.min(self.bytes);
+        self.host.ask(Operation::Copy { to: self.at + at as u64, from, bytes: len.min(self.bytes - at) })
     }
 }
 

@@ -6,6 +6,7 @@ use crate::cuda_error::CudaError;
 
 /// All kernels of `model/cuda/kernels.cu`.
 pub(super) const NAMES: &[&str] = &[
+    "choose",
     "conv_silu",
     "embed",
     "features",

@@ -5,10 +5,11 @@
 //! depend on who else is served, nor on where a prompt was cut. Bits of a GPU are not those of a CPU: a text that goes
 //! on elsewhere goes on to rounding.
 //!
-//! device -> driver, host; kernels, weights -> ops -> plan -> pool -> recurrence -> mixer -> block -> decoder -> measure. Other
+//! device -> driver, host; kernels, weights -> ops -> plan -> choose -> pool -> recurrence -> mixer -> block -> decoder -> measure. Other
 //! modules of the crate see this one alone.
 
 mod block;
+mod choose;
 mod decoder;
 mod device;
 mod driver;

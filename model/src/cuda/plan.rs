@@ -4,6 +4,7 @@ use super::ops::Inputs;
 use crate::config::DecoderConfig;
 use crate::layout::StateLayout;
 use crate::memory::StateType;
+use crate::sampling::ROW_WORDS;
 
 /// Tokens of a prompt that are taken in at a time.
 pub(super) const PREFILL: usize = 1024;
@@ -11,15 +12,28 @@ pub(super) const PREFILL: usize = 1024;
 /// Rows of a step at most; a step of more is several. They bound what steps hold on the device and on the host.
 pub(super) const ROWS: usize = 1024;
 
-/// Bytes before the logits.
+/// Bytes before what is chosen for each row, and of that: a token, and whether any could come.
 pub(super) const OUTPUT_HEAD: usize = 16;
+pub(super) const CHOICE_BYTES: usize = 8;
+
+/// Biases and penalties of a row for which there is room; a step's rows share it, and one row may have all.
+const ROW_EDITS: usize = 256;
+
+/// 32-bit words of the lists of a step's choices: a mask, biases and penalties of each row, and, where there are few
+/// rows, of each token.
+pub(super) fn choice_words(vocab: usize, rows: usize) -> usize {
+    rows * (vocab.div_ceil(32) + 4 * ROW_EDITS) + 4 * vocab
+}
 
 /// Bytes of what a step holds, and of the pool, for so many slots.
 pub(super) struct Plan {
     pub(super) tokens: usize,
     pub(super) numbers: [usize; 6], // of x, qkv, convolved, gate, phi, sums: f32
     pub(super) input: usize,
+    /// Before the logits.
+    pub(super) head: usize,
     pub(super) output: usize,
+    pub(super) rows: usize,
 }
 
 impl Plan {
@@ -29,19 +43,23 @@ impl Plan {
         let (hidden, inner, heads) = (config.hidden_size, config.inner_size(), config.num_attention_heads);
         let convolved = if config.conv_kernel > 0 || config.output_norm { tokens * 3 * inner } else { 0 };
         let gate = if config.gate { tokens * heads } else { 0 };
+        let head = OUTPUT_HEAD + (rows * CHOICE_BYTES).next_multiple_of(OUTPUT_HEAD);
         let (phi, sums) = (PREFILL * heads * 2 * config.features(), heads * (config.features() + 1));
         Self {
             tokens,
             numbers: [tokens * hidden, tokens * 3 * inner, convolved, gate, phi, sums],
             input: input_bytes(rows, tokens, config.head_dim),
-            output: OUTPUT_HEAD + rows * config.vocab_size * size_of::<f32>(),
+            head,
+            output: head + rows * config.vocab_size * size_of::<f32>(),
+            rows,
         }
     }
 
     fn bytes(&self, config: &DecoderConfig) -> usize {
         let widths = [config.hidden_size, config.inner_size(), config.intermediate_size];
         let inputs: usize = widths.iter().map(|&columns| Inputs::bytes(self.tokens, columns)).sum();
-        self.numbers.iter().sum::<usize>() * size_of::<f32>() + inputs + self.input + self.output
+        let choices = (choice_words(config.vocab_size, self.rows) + self.rows * ROW_WORDS) * size_of::<u32>();
+        self.numbers.iter().sum::<usize>() * size_of::<f32>() + inputs + self.input + self.output + choices
     }
 }
 

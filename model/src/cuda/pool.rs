@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::bail;
 
+use super::choose::Choices;
 use super::device::{Buffer, CudaDevice, Pinned, Recorded, Result};
 use super::ops::Inputs;
 use super::plan::{OUTPUT_HEAD, Plan, column, input_bytes, slot_bytes, width};
@@ -64,8 +65,10 @@ pub(super) struct Workspace {
     pub(super) sums: Buffer,      // (heads, F + 1)
     /// What a step is given: places, slots, ids, angles.
     pub(super) input: Buffer,
-    /// What it gives: how many denominators were clamped since the pool was made, then the logits.
-    pub(super) output: Buffer, // (OUTPUT_HEAD bytes), (rows, vocab)
+    /// What it gives: how many denominators were clamped since the pool was made, what was chosen, the logits.
+    pub(super) output: Buffer, // (OUTPUT_HEAD bytes), (rows, CHOICE_BYTES), (rows, vocab)
+    /// Bytes before the logits.
+    pub(super) head: usize,
 }
 
 impl Workspace {
@@ -85,6 +88,7 @@ impl Workspace {
             sums: floats(sums)?,
             input: device.buffer("a step", plan.input)?,
             output: device.buffer("logits", plan.output)?,
+            head: plan.head,
         })
     }
 
@@ -92,8 +96,12 @@ impl Workspace {
         self.output.at
     }
 
-    pub(super) fn logits(&self) -> u64 {
+    pub(super) fn chosen(&self) -> u64 {
         self.output.at + OUTPUT_HEAD as u64
+    }
+
+    pub(super) fn logits(&self) -> u64 {
+        self.output.at + self.head as u64
     }
 }
 
@@ -105,6 +113,7 @@ pub struct CudaPool {
     pub(super) work: Workspace,
     pub(super) input: Box<dyn Pinned>,
     pub(super) output: Box<dyn Pinned>,
+    pub(super) choices: Choices,
     device: CudaDevice,
     layout: StateLayout,
     state: StateType,
@@ -142,6 +151,7 @@ impl CudaPool {
             steps: HashMap::new(),
             input: device.0.pinned(plan.input)?,
             output: device.0.pinned(plan.output)?,
+            choices: Choices::new(device, config.vocab_size, plan.rows)?,
             work,
             device: device.clone(),
             layout,
@@ -260,6 +270,13 @@ impl CudaPool {
         self.tokens[slot] = tokens;
         self.torn[slot] = false;
         Ok(())
+    }
+
+    /// What a step has given, once it is there.
+    pub(super) fn received(&mut self) -> Result<&[u8]> {
+        let output = self.output.bytes()?;
+        self.denominators.clamped = u64::from_le_bytes(*output.first_chunk().unwrap_or(&[0; 8]));
+        Ok(output)
     }
 
     /// Whether the device has failed for good: all that is asked for will fail, in this process.

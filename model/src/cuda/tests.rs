@@ -1,6 +1,7 @@
 //! The kernels against the plain truth in f64 (those of bf16 states are in model/tests/cuda.rs): fresh random inputs,
 //! outputs poisoned, rows and numbers that fill no block. On the emulator, or on the GPU that TIDEGATE_TEST_DEVICE names.
 
+mod choosing;
 mod failures;
 mod mixing;
 

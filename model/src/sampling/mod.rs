@@ -6,6 +6,7 @@
 mod exponential;
 mod logprobs;
 mod penalties;
+mod plan;
 mod processors;
 mod select;
 mod token_set;
@@ -19,6 +20,9 @@ use penalties::Counts;
 use processors::Candidates;
 
 pub use logprobs::{LEAST_LOGPROB, LogSoftmax};
+pub use plan::{Drawn, Permitted, Plans};
+#[cfg(feature = "cuda")]
+pub(crate) use plan::{NOBODY, ROW_WORDS};
 pub use token_set::TokenSet;
 
 /// A sampling parameter out of its bounds.
@@ -130,6 +134,8 @@ pub struct Sampler {
     counts: Counts,
     generator: ChaCha8Rng,
     draws: u64,
+    /// What the next draw takes, where it is known already.
+    drawn: Option<u64>,
 }
 
 thread_local! {
@@ -159,7 +165,7 @@ impl Sampler {
         // A draw takes two words of 32 bits.
         generator.set_word_pos(u128::from(state.draws) * 2);
         let counts = Counts::from_pairs(&state.counts);
-        Ok(Self { params, counts, generator, draws: state.draws })
+        Ok(Self { params, counts, generator, draws: state.draws, drawn: None })
     }
 
     /// What [`Self::resume`] goes on from.
@@ -172,6 +178,13 @@ impl Sampler {
         self.params.seed = seed;
         self.generator = ChaCha8Rng::seed_from_u64(seed);
         self.draws = 0;
+        self.drawn = None;
+    }
+
+    /// What the next draw takes: a whole number of 53 bits, which says how many 2^-53 of all weights come before it.
+    fn uniform(&mut self) -> u64 {
+        // Every f64 step in [0, 1) equally likely.
+        *self.drawn.get_or_insert_with(|| self.generator.next_u64() >> 11)
     }
 
     /// Tells of the prompt's tokens, which the repetition penalty counts.
@@ -193,28 +206,26 @@ impl Sampler {
     ///
     /// logits: (vocab), left changed by biases and penalties.
     pub fn sample(&mut self, logits: &mut [f32]) -> Option<u32> {
-        let params = &self.params;
-        for &(id, bias) in &params.logit_bias {
+        for &(id, bias) in &self.params.logit_bias {
             if let Some(logit) = logits.get_mut(id as usize) {
                 *logit += bias;
             }
         }
-        self.counts.apply(params, logits);
-        let token = if params.temperature == 0.0 {
+        self.counts.apply(&self.params, logits);
+        let token = if self.params.temperature == 0.0 {
             select::greedy(logits)?
         } else {
             CANDIDATES.with_borrow_mut(|candidates| {
+                let params = &self.params;
                 candidates.fill(logits, params.temperature, params.top_k)?;
                 candidates.typical(params.typical_p);
                 candidates.top_p(params.top_p);
                 candidates.min_p(params.min_p);
-                // 53 bits: every f64 step in [0, 1) equally likely. One draw a token keeps the stream's place exact.
-                self.draws += 1;
-                let uniform = (self.generator.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-                Some(candidates.draw(uniform))
+                // One draw a token keeps the stream's place exact.
+                Some(candidates.draw(self.uniform() as f64 / (1u64 << 53) as f64))
             })?
         };
-        self.counts.answer(token);
+        self.take(token);
         Some(token)
     }
 }

@@ -70,21 +70,29 @@ impl Counts {
 
     /// Repetition penalty on all that was seen, frequency and presence penalties on what the answer has.
     pub(super) fn apply(&self, params: &SamplingParams, logits: &mut [f32]) {
-        let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = *params;
-        if repetition_penalty == 1.0 && frequency_penalty == 0.0 && presence_penalty == 0.0 {
-            return;
-        }
-        for &(token, mark) in &self.seen {
+        let repetition_penalty = params.repetition_penalty;
+        for (token, taken) in self.penalties(params) {
             let Some(logit) = logits.get_mut(token as usize) else { continue };
             if *logit > 0.0 {
                 *logit /= repetition_penalty;
             } else {
                 *logit *= repetition_penalty;
             }
-            let times = mark & !BEFORE;
-            if times > 0 {
-                *logit -= presence_penalty + frequency_penalty * times as f32;
-            }
+            *logit -= taken;
         }
+    }
+
+    /// The tokens whose logits the penalties change, in ascending order, with what is taken from each after the
+    /// repetition penalty.
+    pub(super) fn penalties(&self, params: &SamplingParams) -> impl Iterator<Item = (u32, f32)> {
+        let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = *params;
+        let repeats = repetition_penalty != 1.0;
+        let any = repeats || frequency_penalty != 0.0 || presence_penalty != 0.0;
+        let seen = if any { &self.seen[..] } else { &[] };
+        seen.iter().filter_map(move |&(token, mark)| {
+            let times = mark & !BEFORE;
+            let taken = if times > 0 { presence_penalty + frequency_penalty * times as f32 } else { 0.0 };
+            (repeats || times > 0).then_some((token, taken))
+        })
     }
 }

@@ -50,6 +50,11 @@ impl TokenSet {
         self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
+    /// A bit for each token, token 0 the lowest of the first.
+    pub(super) fn words(&self) -> &[u32] {
+        &self.words
+    }
+
     /// Whether no token is.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)

@@ -1,6 +1,9 @@
 //! The [`LanguageModel`] that is served on a CUDA device: a decoder, and its pool of states in the device's memory.
 
+use std::ops::Range;
+
 use tidegate_model::cuda::{CudaDecoder, CudaPool};
+use tidegate_model::sampling::{Drawn, Plans};
 use tidegate_model::{Denominators, StateType};
 
 use super::{LanguageModel, ModelError};
@@ -57,5 +60,19 @@ impl LanguageModel for CudaModel {
 
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
         self.decoder.decode_into(ids, &mut self.pool, slots, logits).map_err(ModelError::new)
+    }
+
+    fn chooses(&self) -> bool {
+        true
+    }
+
+    fn decode_choosing(
+        &mut self,
+        ids: &[u32],
+        slots: &[usize],
+        plan: &mut dyn FnMut(Range<usize>, &mut Plans),
+        outcome: (&mut Vec<Drawn>, &mut Vec<f32>),
+    ) -> Result<(), ModelError> {
+        self.decoder.decode_choosing(ids, &mut self.pool, slots, plan, outcome).map_err(ModelError::new)
     }
 }

@@ -90,16 +90,21 @@ impl Ends {
         }
     }
 
+    /// All tokens that end the text, of which `eos` are those that end every text.
+    pub(super) fn tokens<'a>(&'a self, eos: &'a [u32]) -> impl Iterator<Item = u32> + use<'a> {
+        let eos = if self.ignore_eos { &[] } else { eos };
+        eos.iter().chain(&self.stop_token_ids).copied()
+    }
+
     /// Makes every token that ends a text impossible, but where nothing else is possible: then the end it is.
     /// logits: (vocab).
     pub(super) fn forbid(&self, eos: &[u32], logits: &mut [f32]) {
-        let eos = if self.ignore_eos { &[] } else { eos };
-        let ends = |token: u32| eos.contains(&token) || self.stop_token_ids.contains(&token);
+        let ends = |token: u32| self.tokens(eos).any(|end| end == token);
         if !(0..).zip(&*logits).any(|(token, logit)| *logit > f32::NEG_INFINITY && !ends(token)) {
             return;
         }
-        for id in eos.iter().chain(&self.stop_token_ids) {
-            if let Some(logit) = logits.get_mut(*id as usize) {
+        for id in self.tokens(eos) {
+            if let Some(logit) = logits.get_mut(id as usize) {
                 *logit = f32::NEG_INFINITY;
             }
         }

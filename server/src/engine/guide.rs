@@ -1,4 +1,5 @@
-//! One text and its grammar: the mask of the next token is made while the model steps, and laid over its logits after.
+//! One text and its grammar: the mask of the next token is made while the model steps, and laid over its logits, or
+//! handed to who has them.
 
 use tidegate_model::sampling::TokenSet;
 
@@ -27,20 +28,19 @@ impl Guide {
         }
     }
 
-    /// Makes impossible what the grammar does not allow. logits: (vocab).
+    /// The tokens that may come next.
     ///
     /// # Errors
     /// There is no mask, or it allows nothing at all.
-    pub(super) fn apply(&mut self, logits: &mut [f32]) -> Result<(), Fault> {
-        self.mask.take().unwrap_or_else(|| Err(Fault::internal("grammar: its mask was not made")))?;
+    pub(super) fn allowed(&self) -> Result<&TokenSet, Fault> {
+        self.mask.clone().unwrap_or_else(|| Err(Fault::internal("grammar: its mask was not made")))?;
         if self.allowed.is_empty() {
             return Err(ConstraintError::new("no token may follow, and the text may not end").into());
         }
-        self.allowed.apply(logits);
-        Ok(())
+        Ok(&self.allowed)
     }
 
-    /// Whether the mask that was laid over the logits last allows `token`.
+    /// Whether the mask that was made last allows `token`.
     pub(super) fn allows(&self, token: u32) -> bool {
         self.allowed.contains(token)
     }
@@ -50,6 +50,7 @@ impl Guide {
     /// # Errors
     /// The grammar does not go on with it.
     pub(super) fn accept(&mut self, token: u32) -> Result<bool, Fault> {
+        self.mask = None;
         self.constraint.accept(token)?;
         Ok(self.constraint.is_complete())
     }

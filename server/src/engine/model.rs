@@ -1,6 +1,9 @@
 //! What the engine needs from a language model, and nothing about how one works.
 
+use std::ops::Range;
+
 use tidegate_model::Denominators;
+use tidegate_model::sampling::{Drawn, Plans};
 
 /// Why a model could not do a step.
 #[derive(Debug, thiserror::Error)]
@@ -78,4 +81,30 @@ pub trait LanguageModel: Send {
     /// # Errors
     /// The device failed.
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError>;
+
+    /// Whether it chooses tokens where the logits are, by [`Self::decode_choosing`].
+    fn chooses(&self) -> bool {
+        false
+    }
+
+    /// Reads one token into each of `slots`, as [`Self::decode`], and chooses the rows' next tokens by their plans.
+    /// `outcome` becomes what each row has come to, and the logits of those that have none planned (rows, vocab).
+    ///
+    /// `plan` is called while the step is under way, for some of the rows at a time, in their order; it adds as many to
+    /// the [`Plans`].
+    ///
+    /// # Errors
+    /// The device failed.
+    fn decode_choosing(
+        &mut self,
+        ids: &[u32],
+        slots: &[usize],
+        plan: &mut dyn FnMut(Range<usize>, &mut Plans),
+        (drawn, logits): (&mut Vec<Drawn>, &mut Vec<f32>),
+    ) -> Result<(), ModelError> {
+        let _ = plan;
+        drawn.clear();
+        drawn.resize(slots.len(), Drawn::Logits);
+        self.decode(ids, slots, logits)
+    }
 }

@@ -1,9 +1,11 @@
-//! A decode step's rows: the buffers that they are kept in from step to step, and the choice of their tokens, by
-//! several threads where there are many.
+//! A decode step's rows: the buffers that they are kept in from step to step, and the choice of their tokens: by the
+//! model, where it chooses, else by several threads where there are many.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use tidegate_model::Threads;
+use tidegate_model::sampling::{Drawn, Plans};
 
 use super::guarded::{Fault, guarded};
 use super::guide::Guide;
@@ -24,8 +26,11 @@ pub(super) struct Step {
     pub(super) slots: Vec<usize>,
     /// The token that each reads.
     ids: Vec<u32>,
-    /// (rows, vocab)
-    pub(super) logits: Vec<f32>,
+    /// What the model has brought for each.
+    drawn: Vec<Drawn>,
+    /// (rows that have logits, vocab)
+    logits: Vec<f32>,
+    vocab: usize,
     /// What each row has chosen; none where it reads its prompt.
     pub(super) chosen: Vec<Option<Result<Choice, Fault>>>,
 }
@@ -39,32 +44,63 @@ impl Step {
             self.slots.push(slot);
             self.ids.push(id);
         }
+        self.chosen.clear();
+        self.chosen.resize_with(self.slots.len(), || None);
         !self.slots.is_empty()
     }
 
-    /// Has the model read the rows' tokens.
+    /// Has the model read the rows' tokens, and choose the next ones where it does.
     ///
     /// # Errors
     /// The model failed, or gave another number of logits than the rows and its vocabulary make.
-    pub(super) fn decode<M: LanguageModel>(&mut self, model: &mut M) -> Result<(), ModelError> {
-        model.decode(&self.ids, &self.slots, &mut self.logits)?;
-        let (rows, vocab, found) = (self.slots.len(), model.vocab_size(), self.logits.len());
-        if found == rows * vocab {
+    pub(super) fn decode<M: LanguageModel>(
+        &mut self,
+        model: &mut M,
+        scheduler: &mut Scheduler,
+        rules: &TextRules,
+    ) -> Result<(), ModelError> {
+        let Self { slots, ids, drawn, logits, chosen, .. } = self;
+        if model.chooses() {
+            let mut plan = |rows: Range<usize>, plans: &mut Plans| {
+                if rows.start == 0 {
+                    while_masks_are_made(scheduler.guides(), || ());
+                }
+                plan_rows(scheduler, &slots[rows.clone()], (plans, &mut chosen[rows]), rules);
+            };
+            model.decode_choosing(ids, slots, &mut plan, (drawn, logits))?;
+        } else {
+            drawn.clear();
+            drawn.resize(slots.len(), Drawn::Logits);
+            while_masks_are_made(scheduler.guides(), || model.decode(ids, slots, logits))?;
+        }
+        self.vocab = model.vocab_size();
+        let rows = self.drawn.iter().filter(|drawn| **drawn == Drawn::Logits).count();
+        let (vocab, found) = (self.vocab, self.logits.len());
+        if self.drawn.len() == self.slots.len() && found == rows * vocab {
             return Ok(());
         }
         Err(ModelError::new(format_args!("the model must give {rows} x {vocab} logits, it gave {found}")))
     }
 
-    /// Lets each row choose its token. A row's choice depends on its own request and logits alone; a panic there is
-    /// that row's fault.
+    /// Each row's logits (vocab), where it has any.
+    pub(super) fn logits(&self) -> impl Iterator<Item = Option<&[f32]>> {
+        let mut logits = self.logits.chunks_exact(self.vocab);
+        self.drawn.iter().map(move |drawn| if *drawn == Drawn::Logits { logits.next() } else { None })
+    }
+
+    /// Lets each row choose its token that has not. A row's choice depends on its own request and logits alone; a panic
+    /// there is that row's fault.
     pub(super) fn choose(&mut self, scheduler: &mut Scheduler, rules: &TextRules) {
-        let vocab = self.logits.len() / self.slots.len();
-        self.chosen.clear();
-        self.chosen.resize_with(self.slots.len(), || None);
-        let rows = scheduler.sequences(&self.slots).zip(self.logits.chunks_exact_mut(vocab)).zip(&mut self.chosen);
-        let rows = rows.filter_map(|((sequence, logits), chosen)| Some(Row { sequence: sequence?, logits, chosen }));
-        let mut rows = rows.filter(|row| !row.sequence.reads_by_steps());
-        if self.slots.len() == 1 || self.slots.len() * vocab < MANY_LOGITS {
+        let Self { slots, drawn, logits, vocab, chosen, .. } = self;
+        let many = slots.len() > 1 && logits.len() >= MANY_LOGITS;
+        let mut logits = logits.chunks_exact_mut(*vocab);
+        let rows = scheduler.sequences(slots).zip(drawn).zip(chosen);
+        let rows = rows.filter_map(|((sequence, drawn), chosen)| {
+            let logits = if *drawn == Drawn::Logits { logits.next() } else { None };
+            Some(Row { sequence: sequence?, drawn: *drawn, logits, chosen })
+        });
+        let mut rows = rows.filter(|row| row.chosen.is_none() && !row.sequence.reads_by_steps());
+        if !many {
             return rows.for_each(|row| row.choose(rules));
         }
         loop {
@@ -88,22 +124,46 @@ impl Step {
     }
 }
 
+/// Plans how the tokens of some rows are chosen; what goes wrong in one is that row's fault, and chosen for it.
+fn plan_rows(
+    scheduler: &mut Scheduler,
+    slots: &[usize],
+    (plans, chosen): (&mut Plans, &mut [Option<Result<Choice, Fault>>]),
+    rules: &TextRules,
+) {
+    for (i, (sequence, chosen)) in scheduler.sequences(slots).zip(chosen).enumerate() {
+        if let Some(sequence) = sequence.filter(|sequence| !sequence.reads_by_steps())
+            && let Err(fault) = guarded(|| sequence.plan(plans, rules))
+        {
+            *chosen = Some(Err(fault));
+        }
+        plans.skip_to(i + 1);
+    }
+}
+
 /// What one row's choice takes.
 struct Row<'a> {
     sequence: &'a mut Sequence,
-    logits: &'a mut [f32],
+    drawn: Drawn,
+    logits: Option<&'a mut [f32]>,
     chosen: &'a mut Option<Result<Choice, Fault>>,
 }
 
 impl Row<'_> {
     fn choose(self, rules: &TextRules) {
-        *self.chosen = Some(guarded(|| self.sequence.choose(self.logits, rules)));
+        let sequence = self.sequence;
+        *self.chosen = Some(guarded(|| match (self.drawn, self.logits) {
+            (Drawn::Token(token), _) => Ok(sequence.drawn(token)),
+            (Drawn::Nothing { possible }, _) => sequence.end_of_grammar(possible, rules).map(Choice::unscored),
+            (Drawn::Logits, Some(logits)) => sequence.choose(logits, rules),
+            (Drawn::Logits, None) => Err(Fault::internal("a row has neither a token nor logits")),
+        }));
     }
 }
 
 /// Takes a step of the model, and makes the masks of its constrained rows beside it: they are of the tokens that come
 /// after those that the step reads, and need nothing of what it computes.
-pub(super) fn while_masks_are_made<'a, T>(guides: impl Iterator<Item = &'a mut Guide>, step: impl FnOnce() -> T) -> T {
+fn while_masks_are_made<'a, T>(guides: impl Iterator<Item = &'a mut Guide>, step: impl FnOnce() -> T) -> T {
     let mut guides = guides.peekable();
     if guides.peek().is_none() {
         return step();

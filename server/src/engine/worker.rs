@@ -16,7 +16,7 @@ use super::model::{LanguageModel, ModelError};
 use super::scheduler::Scheduler;
 use super::sequence::{Choice, Sequence, TextBuffers, TextRules};
 use super::stats::{Counters, add};
-use super::step::{Step, while_masks_are_made};
+use super::step::Step;
 
 /// How an engine is set up; its slots are the model's.
 #[derive(Clone, Copy, Debug)]
@@ -261,24 +261,27 @@ impl<M: LanguageModel> Worker<M> {
     /// A panic while choosing or decoding one request's text ends that request alone. A fault inside the step that the
     /// rows share ends the requests of that step, and the engine goes on.
     fn decode_step(&mut self) {
-        let Self { model, scheduler, step, .. } = self;
+        let Self { model, scheduler, step, rules, .. } = self;
         if !step.begin(scheduler.rows()) {
             return;
         }
-        let outcome = guarded(|| while_masks_are_made(scheduler.guides(), || step.decode(model)));
+        let outcome = guarded(|| step.decode(model, scheduler, rules));
         // Its buffers come back below; what may go wrong in between is guarded.
         let mut step = std::mem::take(step);
         match outcome {
             Ok(()) => {
                 self.shared.counters.step(step.slots.len());
                 step.choose(&mut self.scheduler, &self.rules);
-                let rows = step.logits.chunks_exact(self.model.vocab_size()).zip(&mut step.chosen);
-                for (slot, (logits, chosen)) in step.slots.iter().zip(rows) {
-                    match chosen.take() {
-                        Some(chosen) => self.accept(*slot, chosen),
-                        None => self.score_prompt(*slot, logits),
+                let mut chosen = std::mem::take(&mut step.chosen);
+                for ((slot, logits), chosen) in step.slots.iter().zip(step.logits()).zip(chosen.drain(..)) {
+                    match (chosen, logits) {
+                        (Some(chosen), _) => self.accept(*slot, chosen),
+                        (None, Some(logits)) => self.score_prompt(*slot, logits),
+                        // The row's request has gone.
+                        (None, None) => {}
                     }
                 }
+                step.chosen = chosen;
             }
             // The states may be half a token further: none of these rows can go on.
             Err(fault) => step.slots.iter().for_each(|slot| self.fail(*slot, &fault)),

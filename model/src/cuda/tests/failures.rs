@@ -9,6 +9,7 @@ use crate::cuda::device::{CudaDevice, Gpu, Launch, Pinned, Recorded, Result};
 use crate::cuda::{CudaDecoder, CudaPool};
 use crate::cuda_error::CudaError;
 use crate::memory::StateType;
+use crate::sampling::{Permitted, Plans, Sampler, SamplingParams};
 use crate::weights::WeightType;
 
 /// A device whose calls succeed `left` times; less than 0 for always.
@@ -118,11 +119,21 @@ fn wherever_a_call_fails_no_slot_is_left_with_half_a_text() {
     let whole = pool.export(0).unwrap();
     let mut want = Vec::new();
     decoder.decode_into(&[3], &mut pool, &[0], &mut want).unwrap();
-    let acts: [(&str, Act); 4] = [
+    let acts: [(&str, Act); 5] = [
         ("reset", |_, pool, _| pool.reset(0)),
         ("import", |_, pool, numbers| pool.import(0, numbers, 5)),
         ("absorb", |decoder, pool, _| decoder.absorb(&[1, 7, 4, 9, 2], pool, 0)),
         ("decode", |decoder, pool, _| decoder.decode_into(&[3, 3], pool, &[0, 1], &mut Vec::new())),
+        ("choose", |decoder, pool, _| {
+            let mut sampler = Sampler::new(SamplingParams::default(), 31).unwrap();
+            // One is chosen, and the logits of the other come.
+            let mut plan = |_: std::ops::Range<usize>, plans: &mut Plans| {
+                sampler.plan(Permitted::default(), plans);
+                plans.skip_to(2);
+            };
+            let outcome = (&mut Vec::new(), &mut Vec::new());
+            decoder.decode_choosing(&[3, 3], pool, &[0, 1], &mut plan, outcome)
+        }),
     ];
     for (what, act) in acts {
         let mut failures = 0;

@@ -6,7 +6,7 @@ mod prompt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tidegate_model::sampling::Sampler;
+use tidegate_model::sampling::{Permitted, Plans, Sampler};
 use tracing::Span;
 
 use crate::engine::constraint::Grammar;
@@ -89,6 +89,12 @@ pub(in crate::engine) struct Sequence {
 pub(in crate::engine) struct Choice {
     token: u32,
     scored: Option<TokenLogprobs>,
+}
+
+impl Choice {
+    pub(in crate::engine) fn unscored(token: u32) -> Self {
+        Self { token, scored: None }
+    }
 }
 
 /// What a token's text is put together in, kept from token to token.
@@ -235,20 +241,49 @@ impl Sequence {
         if let Some(scores) = &mut self.scores {
             scores.keep(logits);
         }
-        let broken = !logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
-        if let Some(guide) = &mut self.guide {
-            guide.apply(logits)?;
+        let possible = logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
+        if let Some(guide) = &self.guide {
+            guide.allowed()?.apply(logits);
         }
         if !self.ends.may_follow(self.generated + 1) {
             self.ends.forbid(&rules.eos, logits);
         }
-        let chosen = self.sampler.sample(logits).or_else(|| {
-            // All that the grammar allows is impossible for the model: where the text may end, it does.
-            let mut eos = rules.eos.iter().copied().filter(|_| !broken);
-            eos.find(|token| self.guide.as_ref().is_some_and(|guide| guide.allows(*token)))
-        });
-        let token = chosen.ok_or_else(|| Fault::internal("no token can be chosen: no logit is a number"))?;
+        let token = match self.sampler.sample(logits) {
+            Some(token) => token,
+            None => self.end_of_grammar(possible, rules)?,
+        };
         Ok(Choice { token, scored: self.scores.as_mut().map(|scores| scores.score(token)) })
+    }
+
+    /// Adds to `plans` how a device is to choose the next token, or that the logits are wanted.
+    ///
+    /// # Errors
+    /// The grammar has no mask.
+    pub(in crate::engine) fn plan(&mut self, plans: &mut Plans, rules: &TextRules) -> Result<(), Fault> {
+        if self.scores.is_none() {
+            let allowed = self.guide.as_ref().map(Guide::allowed).transpose()?;
+            let waits = !self.ends.may_follow(self.generated + 1);
+            let ends: Vec<u32> = self.ends.tokens(&rules.eos).filter(|_| waits).collect();
+            self.sampler.plan(Permitted { allowed, last_resort: &ends }, plans);
+        }
+        Ok(())
+    }
+
+    /// Takes the token that was chosen by the plan.
+    pub(in crate::engine) fn drawn(&mut self, token: u32) -> Choice {
+        self.sampler.take(token);
+        Choice::unscored(token)
+    }
+
+    /// The end of a text none of whose tokens can be chosen, where all that its grammar allows is impossible for the
+    /// model: where the text may end, it does.
+    ///
+    /// # Errors
+    /// It may not, or no token was possible before the grammar.
+    pub(in crate::engine) fn end_of_grammar(&self, possible: bool, rules: &TextRules) -> Result<u32, Fault> {
+        let mut eos = rules.eos.iter().copied().filter(|_| possible);
+        let allowed = eos.find(|token| self.guide.as_ref().is_some_and(|guide| guide.allows(*token)));
+        allowed.ok_or_else(|| Fault::internal("no token can be chosen: no logit is a number"))
     }
 
     /// Adds to the text what `token`, the last that was chosen, shows; whether and how the text ends with it.

@@ -1,0 +1,88 @@
+//! The choice of tokens on the device (model/cuda/choose.cuh): how its rows' choices get there, and what comes back.
+
+use super::device::{Arg, Buffer, CudaDevice, Pinned, Result};
+use super::ops::launch;
+use super::plan::{CHOICE_BYTES, choice_words};
+use crate::sampling::{Drawn, NOBODY, Plans, ROW_WORDS};
+
+/// Threads of a block, and the buckets that tokens fall into; as in model/cuda/choose.cuh.
+const THREADS: usize = 1024;
+const BUCKETS: usize = 2048;
+
+/// What rows are chosen by.
+#[derive(Debug)]
+pub(super) struct Choices {
+    pub(super) plans: Plans,
+    vocab: usize,
+    host: Box<dyn Pinned>,
+    device: Buffer, // (rows, ROW_WORDS), then lists
+}
+
+/// Where a step's logits are, and what is chosen from them, on the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    pub(super) logits: u64, // (rows, vocab)
+    pub(super) chosen: u64, // (rows, 2)
+}
+
+impl Choices {
+    pub(super) fn new(device: &CudaDevice, vocab: usize, rows: usize) -> Result<Self> {
+        let lists = choice_words(vocab, rows);
+        let bytes = (rows * ROW_WORDS + lists) * size_of::<u32>();
+        Ok(Self {
+            plans: Plans::new(vocab, lists),
+            vocab,
+            host: device.0.pinned(bytes)?,
+            device: device.buffer("the choice of tokens", bytes)?,
+        })
+    }
+
+    /// Chooses the tokens of the rows that [`Self::plans`] has.
+    pub(super) fn forward(&mut self, device: &CudaDevice, at: Rows) -> Result<()> {
+        let (rows, mut bytes) = (self.plans.len(), 0);
+        let host = self.host.bytes()?;
+        for word in self.plans.all_words() {
+            host[bytes..bytes + size_of::<u32>()].copy_from_slice(&word.to_le_bytes());
+            bytes += size_of::<u32>();
+        }
+        self.host.send(self.device.at, bytes)?;
+        let args = [
+            Arg::Pointer(at.logits),
+            Arg::Pointer(self.device.at),
+            Arg::Pointer(self.device.at + (rows * ROW_WORDS * size_of::<u32>()) as u64),
+            Arg::Pointer(at.chosen),
+            Arg::Number(self.vocab as u32),
+            // A sum of weights, each at most 1, stays below 2^63.
+            Arg::Real(2f32.powi(62 - log2(self.vocab) as i32)),
+            Arg::Number(log2(self.vocab.div_ceil(BUCKETS))),
+        ];
+        launch(device, "choose", [rows, 1, 1], THREADS, 0, &args)
+    }
+
+    /// What `chosen` (rows, 2), as it came back, says of a row.
+    pub(super) fn drawn(&self, row: usize, chosen: &[u8]) -> Drawn {
+        let word = |at: usize| chosen[at..].first_chunk().map_or(NOBODY, |&word| u32::from_le_bytes(word));
+        let (token, possible) = (word(row * CHOICE_BYTES), word(row * CHOICE_BYTES + size_of::<u32>()));
+        match token {
+            _ if self.plans.wants_logits(row) => Drawn::Logits,
+            NOBODY => Drawn::Nothing { possible: possible > 0 },
+            token => Drawn::Token(token),
+        }
+    }
+
+    /// The rows whose logits are wanted: the first of each run, and how many.
+    pub(super) fn wanted(&self) -> impl Iterator<Item = (usize, usize)> {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let first = (next..self.plans.len()).find(|&row| self.plans.wants_logits(row))?;
+            let is_not = |&row: &usize| !self.plans.wants_logits(row);
+            next = (first..self.plans.len()).find(is_not).unwrap_or(self.plans.len());
+            Some((first, next - first))
+        })
+    }
+}
+
+/// The exponent of the least power of two that is not below a number.
+fn log2(of: usize) -> u32 {
+    of.next_power_of_two().trailing_zeros()
+}

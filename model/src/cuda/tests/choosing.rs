@@ -1,0 +1,237 @@
+//! Tokens that are chosen on the device, against the CPU's sampler on the same logits: the same token, whatever narrows
+//! the candidates, in rows of all kinds beside each other.
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{RngCore, SeedableRng};
+
+use super::{device, normals, read};
+use crate::config::DecoderConfig;
+use crate::cuda::choose::{Choices, Rows};
+use crate::cuda::{CudaDecoder, CudaPool};
+use crate::memory::StateType;
+use crate::sampling::{Drawn, Permitted, Plans, Sampler, SamplingParams, TokenSet};
+use crate::weights::WeightType;
+
+/// One row: its logits, and what it is chosen by.
+struct Row {
+    logits: Vec<f32>,
+    sampler: Sampler,
+    allowed: Option<TokenSet>,
+    last_resort: Vec<u32>,
+}
+
+impl Row {
+    fn new(logits: Vec<f32>, params: SamplingParams) -> Self {
+        let sampler = Sampler::new(params, logits.len()).unwrap();
+        Self { logits, sampler, allowed: None, last_resort: Vec::new() }
+    }
+
+    /// What the CPU chooses, by the definitions.
+    fn expected(&self) -> Drawn {
+        let (mut sampler, mut logits) = (self.sampler.clone(), self.logits.clone());
+        let possible = logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
+        if let Some(allowed) = &self.allowed {
+            allowed.apply(&mut logits);
+        }
+        let is_last = |token: usize| self.last_resort.contains(&(token as u32));
+        if logits.iter().enumerate().any(|(token, logit)| *logit > f32::NEG_INFINITY && !is_last(token)) {
+            let all = logits.iter_mut().enumerate().filter(|(token, _)| is_last(*token));
+            all.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+        }
+        match sampler.sample(&mut logits) {
+            Some(token) => Drawn::Token(token),
+            // Where no mask is, what was possible stays so.
+            None => Drawn::Nothing { possible: possible || self.allowed.is_none() },
+        }
+    }
+}
+
+/// Chooses for all rows, of one vocabulary, in one launch.
+fn chosen(rows: &mut [Row]) -> Vec<Drawn> {
+    let device = device();
+    let vocab = rows[0].logits.len();
+    let mut choices = Choices::new(&device, vocab, rows.len()).unwrap();
+    for row in &mut *rows {
+        let permitted = Permitted { allowed: row.allowed.as_ref(), last_resort: &row.last_resort };
+        row.sampler.plan(permitted, &mut choices.plans);
+    }
+    let logits: Vec<f32> = rows.iter().flat_map(|row| row.logits.iter().copied()).collect();
+    let logits = device.floats("logits", &logits).unwrap();
+    let to = device.buffer("tokens", rows.len() * 8).unwrap();
+    choices.forward(&device, Rows { logits: logits.at, chosen: to.at }).unwrap();
+    let bytes: Vec<u8> = read(&device, to.at, rows.len() * 2).iter().flat_map(|v| v.to_bits().to_le_bytes()).collect();
+    (0..rows.len()).map(|row| choices.drawn(row, &bytes)).collect()
+}
+
+/// Numbers for a test, the same each time.
+struct Dice(ChaCha8Rng);
+
+impl Dice {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0.next_u32() % bound
+    }
+
+    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len() as u32) as usize]
+    }
+
+    fn share(&mut self) -> f32 {
+        self.below(1 << 20) as f32 / (1 << 20) as f32
+    }
+
+    fn params(&mut self, vocab: u32) -> SamplingParams {
+        let share = (self.share() + 1e-3).min(1.0);
+        SamplingParams {
+            temperature: self.one_of(&[0.0, 0.3, 0.8, 1.0, 1.0, 2.0]),
+            top_k: self.one_of(&[0, 0, 1, 5, 40, 10_000]),
+            top_p: self.one_of(&[1.0, 1.0, share, 0.95]),
+            min_p: self.one_of(&[0.0, 0.0, 0.05, 1.0]),
+            repetition_penalty: self.one_of(&[1.0, 1.0, 1.3]),
+            frequency_penalty: self.one_of(&[0.0, 0.0, 0.7]),
+            presence_penalty: self.one_of(&[0.0, 0.0, -0.4]),
+            logit_bias: (0..self.one_of(&[0, 0, 3])).map(|i| (self.below(vocab), 2.0 - i as f32)).collect(),
+            seed: u64::from(self.0.next_u32()),
+            ..SamplingParams::default()
+        }
+    }
+
+    fn row(&mut self, vocab: usize) -> Row {
+        let few = [0.0, 1.0, -1.0, 2.5, f32::NEG_INFINITY, f32::NAN, -0.0];
+        let spread = self.one_of(&[0.01, 1.0, 4.0, 30.0]);
+        let own: Vec<f32> = normals(u64::from(self.0.next_u32()), vocab).iter().map(|v| v * spread).collect();
+        let logits = match self.below(4) {
+            0 => (0..vocab).map(|_| self.one_of(&few)).collect(),
+            1 => vec![self.share(); vocab],
+            _ => own,
+        };
+        let params = self.params(vocab as u32);
+        let mut row = Row::new(logits, params);
+        let seen: Vec<u32> = (0..self.below(40)).map(|_| self.below(vocab as u32)).collect();
+        row.sampler.observe_prompt(&seen);
+        (0..self.below(20)).for_each(|_| row.sampler.take(self.below(vocab as u32)));
+        if self.below(3) == 0 {
+            let mut allowed = TokenSet::new(vocab);
+            (0..self.one_of(&[1, 7, vocab as u32])).for_each(|_| allowed.insert(self.below(vocab as u32)));
+            row.allowed = Some(allowed);
+        }
+        if self.below(4) == 0 {
+            // One of them twice, one outside the vocabulary.
+            row.last_resort = vec![self.below(vocab as u32), 3, 3, vocab as u32 + 7];
+        }
+        row
+    }
+}
+
+#[test]
+fn tokens_are_those_of_the_cpus_sampler() {
+    let mut dice = Dice(ChaCha8Rng::seed_from_u64(11));
+    // One that fills no block, one whose tokens share buckets, of which too many are equal to be compared at once.
+    for (vocab, count) in [(61, 300), (5003, 60)] {
+        let mut rows: Vec<Row> = (0..count).map(|_| dice.row(vocab)).collect();
+        let expected: Vec<Drawn> = rows.iter().map(Row::expected).collect();
+        for (i, (found, expected)) in chosen(&mut rows).iter().zip(&expected).enumerate() {
+            let state = rows[i].sampler.state();
+            assert_eq!(found, expected, "row {i} of {vocab} tokens: {:?} {state:?}", rows[i].sampler);
+        }
+        assert!(expected.iter().any(|drawn| matches!(drawn, Drawn::Nothing { .. })) || vocab > 61);
+    }
+}
+
+#[test]
+fn draws_follow_the_probabilities() {
+    let shares = [0.5f32, 0.25, 0.125, 0.0625, 0.0625];
+    for (top_p, least) in [(1.0, [790, 390, 190, 95, 95]), (0.999_99, [790, 390, 190, 95, 95])] {
+        let logits: Vec<f32> = shares.iter().map(|share| share.ln()).collect();
+        let params = |seed| SamplingParams { top_p, seed, ..SamplingParams::default() };
+        let mut rows: Vec<Row> = (0..1600).map(|seed| Row::new(logits.clone(), params(seed))).collect();
+        let mut counts = [0; 5];
+        for drawn in chosen(&mut rows) {
+            let Drawn::Token(token) = drawn else { panic!("{drawn:?}") };
+            counts[token as usize] += 1;
+        }
+        // Within four standard deviations.
+        let apart = counts.iter().zip(least).all(|(count, least)| f64::from(*count - least).abs() < 85.0);
+        assert!(apart && counts.iter().sum::<i32>() == 1600, "{counts:?}");
+    }
+}
+
+#[test]
+fn what_is_infinite_no_number_or_impossible_is_chosen_as_on_the_cpu() {
+    let (none, infinite) = (f32::NEG_INFINITY, f32::INFINITY);
+    let draw = || SamplingParams { top_p: 0.5, min_p: 0.1, top_k: 2, ..SamplingParams::default() };
+    let best = || SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let cold = || SamplingParams { temperature: f32::MIN_POSITIVE, ..SamplingParams::default() };
+    let bad: [[f32; 4]; 7] = [
+        [f32::NAN; 4],
+        [none; 4],
+        [f32::NAN, -3.0, 2.0, f32::NAN],
+        [0.0, infinite, f32::NAN, infinite],
+        [-0.0, 0.0, none, -0.0],
+        [f32::MIN, f32::MAX, f32::MAX, 1.0],
+        [1e-40, 0.0, -1e-40, none],
+    ];
+    let params = [draw(), best(), cold()];
+    let mut rows: Vec<Row> =
+        bad.iter().flat_map(|logits| params.clone().map(|params| Row::new(logits.to_vec(), params))).collect();
+    // All that is allowed is impossible for the model; and the end alone is left.
+    let mut only = TokenSet::new(4);
+    only.insert(3);
+    rows[12].allowed = Some(only.clone());
+    rows[18].allowed = Some(only);
+    rows[9].last_resort = vec![1, 3];
+    let expected: Vec<Drawn> = rows.iter().map(Row::expected).collect();
+    assert_eq!(chosen(&mut rows), expected);
+    assert_eq!(expected[18], Drawn::Nothing { possible: true });
+}
+
+fn decoder() -> (CudaDecoder, CudaPool) {
+    let text = r#"{"model_type": "rfa_gate", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "proj_dim": 12}"#;
+    let config = DecoderConfig::from_json(text).unwrap();
+    let decoder = CudaDecoder::random(config, WeightType::F32, 3, &device()).unwrap();
+    let pool = decoder.new_pool(7, StateType::F32).unwrap();
+    (decoder, pool)
+}
+
+#[test]
+fn a_step_gives_tokens_to_some_rows_and_logits_to_the_others() {
+    let (ids, slots) = ([1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 5, 6]);
+    let (decoder, mut pool) = decoder();
+    let mut all = Vec::new();
+    decoder.decode_into(&ids, &mut pool, &slots, &mut all).unwrap();
+    let rows: Vec<&[f32]> = all.chunks_exact(61).collect();
+    // Runs of one, of two, and at the end.
+    let wanted = [true, false, true, true, false, true];
+    let sampler = |row: usize| Sampler::new(SamplingParams { seed: row as u64, ..SamplingParams::default() }, 61);
+    let mut samplers: Vec<Sampler> = (0..6).map(|row| sampler(row).unwrap()).collect();
+    let (decoder, mut pool) = self::decoder();
+    let (mut drawn, mut logits) = (vec![Drawn::Logits; 9], vec![0.0; 3]);
+    let mut plan = |range: std::ops::Range<usize>, plans: &mut Plans| {
+        for row in range {
+            if wanted[row] {
+                plans.skip_to(row + 1);
+            } else {
+                assert!(samplers[row].plan(Permitted::default(), plans));
+            }
+        }
+    };
+    decoder.decode_choosing(&ids, &mut pool, &slots, &mut plan, (&mut drawn, &mut logits)).unwrap();
+    let expected: Vec<Drawn> = (0..6)
+        .map(|row| match sampler(row).unwrap().sample(&mut rows[row].to_vec()) {
+            Some(token) if !wanted[row] => Drawn::Token(token),
+            _ => Drawn::Logits,
+        })
+        .collect();
+    assert_eq!(drawn, expected);
+    assert_eq!(logits, [rows[0], rows[2], rows[3], rows[5]].concat());
+    // Where nothing is chosen, all come.
+    let mut none = |range: std::ops::Range<usize>, plans: &mut Plans| plans.skip_to(range.len());
+    let (decoder, mut pool) = self::decoder();
+    decoder.decode_choosing(&ids, &mut pool, &slots, &mut none, (&mut drawn, &mut logits)).unwrap();
+    assert_eq!((drawn.as_slice(), &logits), (&[Drawn::Logits; 6][..], &all));
+    // A row that nobody has planned is an error, and the slots are refused until they are reset.
+    let mut too_few = |_: std::ops::Range<usize>, _: &mut Plans| {};
+    let outcome = decoder.decode_choosing(&ids, &mut pool, &slots, &mut too_few, (&mut drawn, &mut logits));
+    assert!(outcome.unwrap_err().to_string().contains("planned"));
+    assert!(pool.export(0).is_err() && pool.export(4).is_ok());
+}

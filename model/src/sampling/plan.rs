@@ -1,0 +1,239 @@
+//! How the tokens of a step's rows are chosen by who has the logits but no sampler: a device. Numbers alone, laid out as
+//! its kernel (model/cuda/choose.cuh) takes them.
+
+use super::{Sampler, SamplingParams, TokenSet};
+
+/// 32-bit words of a row.
+pub(crate) const ROW_WORDS: usize = 12;
+
+/// What stands for no place, and for no token.
+pub(crate) const NOBODY: u32 = u32::MAX;
+
+/// What is done with a row; as `Choosing` in model/cuda/choose.cuh.
+const NOT: u32 = 0;
+const BEST: u32 = 1;
+const DRAW: u32 = 2;
+
+/// The choices of a step's rows.
+#[derive(Debug, Default)]
+pub struct Plans {
+    vocab_size: usize,
+    /// Words of all rows' lists at most.
+    room: usize,
+    rows: Vec<[u32; ROW_WORDS]>,
+    /// The rows' lists: edits, ends, masks.
+    words: Vec<u32>,
+    edits: Vec<Edit>,
+}
+
+/// What is done to one logit: added to; divided where positive, else multiplied; taken from.
+#[derive(Clone, Copy, Debug)]
+struct Edit {
+    token: u32,
+    add: f32,
+    repeat: f32,
+    subtract: f32,
+}
+
+/// What one row's token may be, beside what its sampler says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Permitted<'a> {
+    /// The tokens that may come; all where there is none.
+    pub allowed: Option<&'a TokenSet>,
+    /// Tokens that must not come where any other can.
+    pub last_resort: &'a [u32],
+}
+
+/// What a step has brought for a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drawn {
+    /// The token, which goes to [`Sampler::take`].
+    Token(u32),
+    /// No token, since no logit is a number above minus infinity.
+    Nothing {
+        /// Whether one was, before what may not come was made impossible.
+        possible: bool,
+    },
+    /// The row's logits, after those of the rows before it.
+    Logits,
+}
+
+impl Plans {
+    /// Room for the choices of rows of `vocab_size` logits, with lists of `room` words in all.
+    pub fn new(vocab_size: usize, room: usize) -> Self {
+        Self { vocab_size, room, ..Self::default() }
+    }
+
+    /// Rows so far.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Adds rows whose logits are wanted, up to so many rows in all.
+    pub fn skip_to(&mut self, rows: usize) {
+        let mut row = [0; ROW_WORDS];
+        row[2] = NOT;
+        self.rows.resize(rows.max(self.len()), row);
+    }
+
+    /// Forgets all rows.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.words.clear();
+    }
+
+    /// Whether a row's logits are wanted, since nothing is chosen for it.
+    pub fn wants_logits(&self, row: usize) -> bool {
+        self.rows[row][2] == NOT
+    }
+
+    /// All rows, then their lists, as the kernel takes them.
+    pub fn all_words(&self) -> impl Iterator<Item = u32> {
+        self.rows.iter().flatten().chain(&self.words).copied()
+    }
+
+    /// Adds a list -> its place; none where there is no room for it.
+    fn list(&mut self, words: impl Iterator<Item = u32>) -> Option<u32> {
+        let place = self.words.len();
+        self.words.extend(words.take(self.room.saturating_sub(place) + 1));
+        (self.words.len() <= self.room).then_some(place as u32)
+    }
+
+    fn edit(&mut self, sampler: &Sampler) -> Option<[u32; 2]> {
+        let mut edits = std::mem::take(&mut self.edits);
+        edits.clear();
+        let biases = sampler.params.logit_bias.iter();
+        edits.extend(biases.map(|&(token, add)| Edit { token, add, repeat: 1.0, subtract: 0.0 }));
+        let penalties = sampler.counts.penalties(&sampler.params);
+        edits.extend(penalties.map(|(token, subtract)| Edit {
+            token,
+            add: 0.0,
+            repeat: sampler.params.repetition_penalty,
+            subtract,
+        }));
+        edits.retain(|edit| (edit.token as usize) < self.vocab_size);
+        // Stable: what is done to one token stays in its order.
+        edits.sort_by_key(|edit| edit.token);
+        let words = |of: &Edit| [of.token, of.add.to_bits(), of.repeat.to_bits(), of.subtract.to_bits()];
+        let place = self.list(edits.iter().flat_map(words));
+        let count = edits.len() as u32;
+        self.edits = edits;
+        Some([place?, count])
+    }
+
+    fn row(&mut self, sampler: &mut Sampler, permitted: Permitted<'_>) -> Option<[u32; ROW_WORDS]> {
+        let SamplingParams { temperature, top_k, top_p, min_p, typical_p, .. } = sampler.params;
+        if temperature > 0.0 && typical_p < 1.0 {
+            return None;
+        }
+        let [edits, edit_count] = self.edit(sampler)?;
+        let mut ends: Vec<u32> = permitted.last_resort.to_vec();
+        ends.retain(|token| (*token as usize) < self.vocab_size);
+        ends.sort_unstable();
+        ends.dedup();
+        let end_count = ends.len() as u32;
+        let ends = self.list(ends.into_iter())?;
+        let mask = match permitted.allowed {
+            Some(allowed) => self.list(allowed.words().iter().copied())?,
+            None => NOBODY,
+        };
+        let (kind, uniform) = if temperature == 0.0 { (BEST, 0) } else { (DRAW, sampler.uniform() << 11) };
+        let inverse = 1.0 / temperature.max(f32::MIN_POSITIVE);
+        Some([
+            uniform as u32,
+            (uniform >> 32) as u32,
+            kind,
+            u32::try_from(top_k).unwrap_or(u32::MAX),
+            inverse.to_bits(),
+            top_p.to_bits(),
+            min_p.to_bits(),
+            edits,
+            edit_count,
+            ends,
+            end_count,
+            mask,
+        ])
+    }
+}
+
+impl Sampler {
+    /// Adds a row to `plans`: how the next token is chosen, or, where a device cannot do it, that the row's logits are
+    /// wanted, from which [`Self::sample`] chooses the same token. Whether the former.
+    ///
+    /// It cannot where `typical_p` narrows, or where there is no room for all biases and penalties.
+    pub fn plan(&mut self, permitted: Permitted<'_>, plans: &mut Plans) -> bool {
+        let start = plans.words.len();
+        let Some(row) = plans.row(self, permitted) else {
+            plans.words.truncate(start);
+            plans.skip_to(plans.len() + 1);
+            return false;
+        };
+        plans.rows.push(row);
+        true
+    }
+
+    /// Takes the token that was chosen by the last [`Self::plan`], and counts it.
+    pub fn take(&mut self, token: u32) {
+        if self.params.temperature > 0.0 {
+            self.drawn = None;
+            self.draws += 1;
+        }
+        self.counts.answer(token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler(params: SamplingParams) -> Sampler {
+        Sampler::new(params, 40).unwrap()
+    }
+
+    #[test]
+    fn what_a_device_cannot_choose_is_wanted_as_logits() {
+        let mut plans = Plans::new(40, 8);
+        let mut plan = |params| sampler(params).plan(Permitted::default(), &mut plans);
+        assert!(plan(SamplingParams::default()));
+        assert!(!plan(SamplingParams { typical_p: 0.5, ..SamplingParams::default() }));
+        // Without a draw nothing is narrowed.
+        assert!(plan(SamplingParams { typical_p: 0.5, temperature: 0.0, ..SamplingParams::default() }));
+        let biases = |count| SamplingParams { logit_bias: vec![(1, 2.0); count], ..SamplingParams::default() };
+        assert!(plan(biases(1)));
+        assert!(!plan(biases(2)), "a list of eight words, and four are left");
+        assert!(plan(biases(1)), "a list that found no room has left none");
+        plans.skip_to(7);
+        let wanted: Vec<bool> = (0..plans.len()).map(|row| plans.wants_logits(row)).collect();
+        assert_eq!(wanted, [false, true, false, false, true, false, true]);
+        assert_eq!(plans.all_words().count(), 7 * ROW_WORDS + 8);
+        plans.clear();
+        assert!(plans.is_empty() && plans.all_words().next().is_none());
+    }
+
+    #[test]
+    fn a_plan_that_comes_to_nothing_moves_no_stream() {
+        let params = SamplingParams { seed: 5, ..SamplingParams::default() };
+        let (mut plain, mut planned) = (sampler(params.clone()), sampler(params));
+        let mut plans = Plans::new(40, 0);
+        let logits = || vec![0.0; 40];
+        assert!(planned.plan(Permitted::default(), &mut plans));
+        assert_eq!(planned.state(), plain.state());
+        assert!(planned.plan(Permitted::default(), &mut plans));
+        let words: Vec<u32> = plans.all_words().collect();
+        assert_eq!(words[..ROW_WORDS], words[ROW_WORDS..], "the same draw");
+        // The logits came instead.
+        let token = plain.sample(&mut logits()).unwrap();
+        assert_eq!(planned.sample(&mut logits()), Some(token));
+        // A draw that was taken is counted once.
+        planned.plan(Permitted::default(), &mut plans);
+        let next = plain.sample(&mut logits()).unwrap();
+        planned.take(next);
+        assert_eq!(planned.state(), plain.state());
+        assert_eq!(planned.sample(&mut logits()), plain.sample(&mut logits()));
+    }
+}
