@@ -57,7 +57,7 @@ fn found(lines: &Lines) -> Vec<Aim> {
         let line = lines.one("decode", &[("batch", batch.into()), ("depth", 0.into())])?;
         let (share, call) = (number(line, "share"), number(line, "call_share"));
         let text = format!(
-            "{}: {} ms ({} of a call, logits on the host)",
+            "{}: {} ms ({} of a call, tokens chosen)",
             percent(share),
             digits(number(line, "ms")),
             percent(call)

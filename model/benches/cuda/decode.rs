@@ -5,6 +5,7 @@ use tidegate_model::StateType;
 use tidegate_model::cuda::measure::{Kernel, Recording, Task, spread};
 use tidegate_model::cuda::{CudaDecoder, CudaPool};
 
+use super::choose::Chooser;
 use super::clock::{Times, once};
 use super::{Bench, Result, say};
 
@@ -39,6 +40,7 @@ pub(super) struct Step {
     ids: Vec<u32>,
     slots: Vec<usize>,
     recording: Recording,
+    chooser: Chooser,
     times: [usize; 3],
 }
 
@@ -46,31 +48,47 @@ impl Step {
     pub(super) fn new(bench: &Bench, decoder: &CudaDecoder, pool: &mut CudaPool, rows: usize) -> Result<Self> {
         let (ids, slots) = (bench.subject.ids(rows, rows), (0..rows).collect::<Vec<_>>());
         let recording = Task::step(pool, &ids, &slots).record(decoder, pool, None)?;
-        let mut step = Self { ids, slots, recording, times: (0, 0) };
+        let chooser = Chooser::new(rows, decoder.config().vocab_size)?;
+        let mut step = Self { ids, slots, recording, chooser, times: [0; 3] };
         let device = bench.budget.pace(|times| Ok(step.recording.run(decoder, pool, times)?))?;
+        let call = bench.budget.pace(|times| step.calls(decoder, pool, times))?;
         let mut logits = Vec::new();
-        let call = bench.budget.pace(|times| step.calls(decoder, pool, &mut logits, times))?;
-        step.times = (device, call);
+        let by_logits = bench.budget.pace(|times| step.for_logits(decoder, pool, &mut logits, times))?;
+        step.times = [device, call, by_logits];
         Ok(step)
     }
 
-    fn calls(&self, decoder: &CudaDecoder, pool: &mut CudaPool, logits: &mut Vec<f32>, times: usize) -> Result<()> {
-        for _ in 0..times {
-            decoder.decode_into(&self.ids, pool, &self.slots, logits)?;
-        }
-        Ok(())
+    fn calls(&mut self, decoder: &CudaDecoder, pool: &mut CudaPool, times: usize) -> Result<()> {
+        (0..times).try_for_each(|_| self.chooser.step(decoder, pool, &self.ids, &self.slots))
     }
 
-    /// Seconds of a step on the device alone, and of a call.
-    pub(super) fn measure(&self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<(f64, f64)> {
-        let device = once(|times| Ok(self.recording.run(decoder, pool, times)?), self.times.0)?;
+    fn for_logits(
+        &self,
+        decoder: &CudaDecoder,
+        pool: &mut CudaPool,
+        logits: &mut Vec<f32>,
+        times: usize,
+    ) -> Result<()> {
+        (0..times).try_for_each(|_| Ok(decoder.decode_into(&self.ids, pool, &self.slots, logits)?))
+    }
+
+    /// Seconds of a step on the device alone, and of a call whose tokens are chosen there.
+    pub(super) fn measure(&mut self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<(f64, f64)> {
+        let times = self.times;
+        let device = once(|times| Ok(self.recording.run(decoder, pool, times)?), times[0])?;
+        let call = once(|times| self.calls(decoder, pool, times), times[1])?;
+        Ok((device, call))
+    }
+
+    /// Seconds of a call that brings its logits to the host, from which nothing is chosen.
+    pub(super) fn measure_logits(&self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<f64> {
         let mut logits = Vec::with_capacity(self.ids.len() * decoder.config().vocab_size);
-        self.calls(decoder, pool, &mut logits, 1)?; // whose memory is new
-        let call = once(|times| self.calls(decoder, pool, &mut logits, times), self.times.1)?;
+        self.for_logits(decoder, pool, &mut logits, 1)?; // whose memory is new
+        let seconds = once(|times| self.for_logits(decoder, pool, &mut logits, times), self.times[2])?;
         if !logits.iter().all(|v| v.is_finite()) {
             return Err("a step gave logits that are no numbers".into());
         }
-        Ok((device, call))
+        Ok(seconds)
     }
 }
 
@@ -86,24 +104,26 @@ pub(super) fn decode(bench: &Bench, decoder: &CudaDecoder) -> Result<()> {
     for &(rows, pool) in &cases {
         steps.push(Step::new(bench, decoder, &mut pools[pool].1, rows)?);
     }
-    let mut seconds = vec![(Vec::new(), Vec::new()); cases.len()];
+    let mut seconds = vec![(Vec::new(), Vec::new(), Vec::new()); cases.len()];
     for round in 0..bench.subject.rounds {
         say(&format!("decode: round {} of {}", round + 1, bench.subject.rounds));
-        for ((step, &(_, pool)), seconds) in steps.iter().zip(&cases).zip(&mut seconds) {
+        for ((step, &(_, pool)), seconds) in steps.iter_mut().zip(&cases).zip(&mut seconds) {
             let (device, call) = step.measure(decoder, &mut pools[pool].1)?;
             seconds.0.push(device);
             seconds.1.push(call);
+            seconds.2.push(step.measure_logits(decoder, &mut pools[pool].1)?);
         }
     }
-    for (&(rows, pool), (device, call)) in cases.iter().zip(&seconds) {
+    for (&(rows, pool), (device, call, logits)) in cases.iter().zip(&seconds) {
         let (depth, pool) = (pools[pool].0, &pools[pool].1);
         let (device, call) = (Times::one(device), Times::one(call));
         let bytes = step_bytes(decoder, pool, rows);
+        let logits = Times::one(logits).ms();
         let ([ms, least, most], [call_ms, call_least, call_most]) = (device.ms(), call.ms());
         bench.line(
             "decode",
             json!({"batch": rows, "depth": depth, "ms": ms, "least": least, "most": most, "call_ms": call_ms,
-                "call_least": call_least, "call_most": call_most, "bytes": bytes, "rounds": bench.subject.rounds,
+                "call_least": call_least, "call_most": call_most, "logits_ms": logits[0], "bytes": bytes, "rounds": bench.subject.rounds,
                 "share": bench.share(bytes, device.median), "call_share": bench.share(bytes, call.median),
                 "state_bytes": pool.state_bytes()}),
         );

@@ -6,11 +6,13 @@
 //!
 //! `measure` writes a line of JSON for each number, as it is found, and progress beside; `table` makes of those lines the
 //! table of what was aimed at. A time is the median of rounds, in each of which everything of a part comes once, with the
-//! least and the most; of a step it is that of many in a row without their logits' way to the host, and as `call_ms` that
-//! of one call of `decode_into`, logits on the host, as the server makes it.
+//! least and the most; of a step it is that of many in a row without anything's way to the host, as `call_ms` that of one
+//! call that chooses its tokens on the device, as the server makes it, and as `logits_ms` that of one whose logits come to
+//! the host instead.
 
 mod aims;
 mod beside;
+mod choose;
 mod clock;
 mod decode;
 mod prefill;

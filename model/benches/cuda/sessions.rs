@@ -1,4 +1,4 @@
-//! Many conversations of a checkpoint at once, stepped in batches in turn; each step's logits go to the host.
+//! Many conversations of a checkpoint at once, stepped in batches in turn; the tokens are chosen on the device.
 
 use std::path::Path;
 use std::time::Instant;
@@ -8,6 +8,7 @@ use tidegate_model::StateType;
 use tidegate_model::cuda;
 use tidegate_model::cuda::measure::{Task, wait};
 
+use super::choose::Chooser;
 use super::clock::quantile;
 use super::subject::ids;
 use super::{Bench, Result, decode, say};
@@ -38,9 +39,10 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
     let slots: Vec<usize> = (0..count).collect();
     let least = if bench.subject.name == "emulated" { (0.0, 2) } else { LEAST };
     for &batch in batches {
-        let mut logits = Vec::new();
+        let mut choosers =
+            slots.chunks(batch).map(|slots| Chooser::new(slots.len(), vocab)).collect::<Result<Vec<_>>>()?;
         let (mut steps, mut gaps) = (Vec::new(), Vec::new());
-        // When each batch had its last logits; none of the turn that does not count.
+        // When each batch had its last tokens; none of the turn that does not count.
         let mut done = vec![None; count.div_ceil(batch)];
         let (mut clock, mut turns) = (Instant::now(), 0);
         // The first turn does not count: a batch of a new size is recorded then.
@@ -51,15 +53,15 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
             }
             turns = usize::saturating_sub(turn, 1);
             let so_far = clock.elapsed().as_secs_f64();
-            // A turn's logits are waited for from those of the turn before.
+            // A turn's tokens are waited for from those of the turn before.
             let enough = turns > least.1 && so_far > least.0;
             if enough || (turns > 1 && (so_far > MOST || bench.budget.is_spent())) {
                 break;
             }
-            for (slots, done) in slots.chunks(batch).zip(&mut done) {
+            for ((slots, done), chooser) in slots.chunks(batch).zip(&mut done).zip(&mut choosers) {
                 let tokens = ids(turn * count + slots[0], slots.len(), vocab);
                 let one = Instant::now();
-                decoder.decode_into(&tokens, &mut pool, slots, &mut logits)?;
+                chooser.step(&decoder, &mut pool, &tokens, slots)?;
                 steps.push(one.elapsed().as_secs_f64());
                 if let Some(before) = done.replace(Instant::now()) {
                     gaps.push(before.elapsed().as_secs_f64());
@@ -67,9 +69,6 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
             }
         }
         let seconds = clock.elapsed().as_secs_f64();
-        if !logits.iter().all(|v| v.is_finite()) {
-            return Err("a step gave logits that are no numbers".into());
-        }
         let sorted = |of: &[f64]| {
             let mut of = of.to_vec();
             of.sort_by(f64::total_cmp);
@@ -81,7 +80,7 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
             json!({"slots": count, "batch": batch, "checkpoint": folder.display().to_string(),
                 "tokens_per_second": (turns * count) as f64 / seconds, "steps": steps.len(),
                 "step_ms": {"p50": ms(&steps, 0.5), "p99": ms(&steps, 0.99), "most": ms(&steps, 1.0)},
-                "gap": "of a session, from one token's logits on the host to the next's: a turn through all batches",
+                "gap": "of a session, from one token on the host to the next: a turn through all batches",
                 "gap_ms": {"p50": ms(&gaps, 0.5), "p99": ms(&gaps, 0.99), "most": ms(&gaps, 1.0)}, "turns": turns,
                 "state_bytes": pool.state_bytes(), "pool_bytes": before.saturating_sub(after),
                 "pool_seconds": pool_seconds, "prompt_tokens_per_second": (count * PROMPT) as f64 / prompts}),

@@ -95,6 +95,7 @@ fn decode(lines: &Lines) -> String {
         "tokens before",
         "ms a step",
         "of the copy",
+        "ms a call, tokens chosen",
         "ms a call, logits on the host",
         "tokens/s of calls",
         "bytes",
@@ -107,6 +108,7 @@ fn decode(lines: &Lines) -> String {
             spread(line, "ms"),
             percent(number(line, "share")),
             with_ends(call, number(line, "call_least"), number(line, "call_most")),
+            digits(number(line, "logits_ms")),
             digits(number(line, "batch") / call * 1e3),
             line["bytes"].to_string(),
         ]
@@ -158,7 +160,7 @@ fn sessions(lines: &Lines) -> String {
     let headings = [
         "sessions",
         "rows of a step",
-        "tokens/s, logits on the host",
+        "tokens/s",
         "step p50, ms",
         "p99",
         "between two tokens of a session p50, ms",

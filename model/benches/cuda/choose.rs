@@ -1,0 +1,54 @@
+//! The choice of tokens as the server makes it: each row's own sampler plans it while the step is under way, the device
+//! chooses, ids come back.
+
+use std::ops::Range;
+
+use tidegate_model::cuda::{CudaDecoder, CudaPool};
+use tidegate_model::sampling::{Drawn, Permitted, Plans, Sampler, SamplingParams};
+
+use super::Result;
+
+/// The rows' samplers, and what a step brings.
+pub(super) struct Chooser {
+    samplers: Vec<Sampler>,
+    drawn: Vec<Drawn>,
+    logits: Vec<f32>,
+}
+
+impl Chooser {
+    /// For so many rows of a vocabulary, with what many ask for: a temperature of 0.8 and a nucleus of 0.95.
+    pub(super) fn new(rows: usize, vocab: usize) -> Result<Self> {
+        let params = |row: usize| SamplingParams {
+            temperature: 0.8,
+            top_p: 0.95,
+            seed: row as u64,
+            ..SamplingParams::default()
+        };
+        let samplers = (0..rows).map(|row| Sampler::new(params(row), vocab)).collect::<std::result::Result<_, _>>()?;
+        Ok(Self { samplers, drawn: Vec::new(), logits: Vec::new() })
+    }
+
+    /// Takes the slots a token further, and chooses the next of each.
+    pub(super) fn step(
+        &mut self,
+        decoder: &CudaDecoder,
+        pool: &mut CudaPool,
+        ids: &[u32],
+        slots: &[usize],
+    ) -> Result<()> {
+        let Self { samplers, drawn, logits } = self;
+        let mut plan = |rows: Range<usize>, plans: &mut Plans| {
+            for sampler in &mut samplers[rows] {
+                sampler.plan(Permitted::default(), plans);
+            }
+        };
+        decoder.decode_choosing(ids, pool, slots, &mut plan, (drawn, logits))?;
+        for (sampler, drawn) in samplers.iter_mut().zip(drawn) {
+            let Drawn::Token(token) = *drawn else { return Err("a step chose no token".into()) };
+            // As many different tokens as a text of some length has, not as many as steps.
+            sampler.take(token);
+            sampler.take_back(token);
+        }
+        Ok(())
+    }
+}
