@@ -113,6 +113,15 @@ async fn slots_are_as_many_as_there_is_room_for_and_too_many_are_refused() {
     let folder = written_about(0.0, &json!({}));
     let of = |slots| OpenOptions { device: DeviceChoice::Emulator, slots, ..OpenOptions::default() };
     assert_eq!(open(folder.path(), &of(0)).unwrap().0.engine.slots(), 1024);
+    // On the device a state of halves takes less; what is told is what it takes there.
+    let bytes = |device, state| {
+        let options = OpenOptions { device, state, slots: 1, ..OpenOptions::default() };
+        open(folder.path(), &options).unwrap().0.engine.stats().slot_bytes
+    };
+    for device in [DeviceChoice::Cpu, DeviceChoice::Emulator] {
+        assert!(bytes(device, StateType::Bf16) < bytes(device, StateType::F32), "{device:?}");
+    }
+    assert!(bytes(DeviceChoice::Emulator, StateType::F32) >= bytes(DeviceChoice::Cpu, StateType::F32));
     let error = open(folder.path(), &of(1 << 28)).err().unwrap();
     assert!(matches!(error, OpenError::Device(_)), "{error}");
     assert!(error.to_string().contains("free"), "{error}");

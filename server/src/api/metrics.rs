@@ -28,7 +28,6 @@ pub(super) async fn scrape(State(state): State<AppState>, headers: HeaderMap) ->
         name: &served.name,
         fingerprint: &served.fingerprint,
         device: &served.device,
-        state_bytes: served.state_bytes,
         engine: &served.engine,
         prefixes: &served.prefixes,
     });

@@ -34,6 +34,10 @@ impl LanguageModel for CudaModel {
         self.pool.slots()
     }
 
+    fn slot_bytes(&self) -> usize {
+        self.pool.state_bytes()
+    }
+
     fn denominators(&self) -> Denominators {
         self.pool.denominators()
     }

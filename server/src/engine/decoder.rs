@@ -31,6 +31,10 @@ impl LanguageModel for DecoderModel {
         self.pool.slots()
     }
 
+    fn slot_bytes(&self) -> usize {
+        self.pool.state_bytes()
+    }
+
     fn denominators(&self) -> Denominators {
         self.pool.denominators()
     }

@@ -25,6 +25,11 @@ pub trait LanguageModel: Send {
     /// Conversations that can be held at once.
     fn slots(&self) -> usize;
 
+    /// Bytes that a slot takes where the states are held; none where it holds none.
+    fn slot_bytes(&self) -> usize {
+        0
+    }
+
     /// The denominators that it has divided by since it was made; none where it has no such thing.
     fn denominators(&self) -> Denominators {
         Denominators::default()

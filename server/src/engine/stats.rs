@@ -12,6 +12,8 @@ pub const ROWS_BOUNDS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 102
 pub struct Stats {
     /// Requests that can run at once.
     pub slots: u64,
+    /// Bytes of one slot.
+    pub slot_bytes: u64,
     /// Slots in use.
     pub running: u64,
     /// Requests waiting for a slot.
@@ -40,6 +42,7 @@ pub struct Stats {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     slots: u64,
+    slot_bytes: u64,
     pub(super) running: AtomicU64,
     steps_by_rows: [AtomicU64; ROWS_BOUNDS.len() + 1],
     rows: AtomicU64,
@@ -53,9 +56,9 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Nothing done yet, with so many slots.
-    pub(super) fn new(slots: usize) -> Self {
-        Self { slots: slots as u64, ..Self::default() }
+    /// Nothing done yet, with so many slots of so many bytes each.
+    pub(super) fn new(slots: usize, slot_bytes: usize) -> Self {
+        Self { slots: slots as u64, slot_bytes: slot_bytes as u64, ..Self::default() }
     }
 
     /// Counts a decode step of `rows` rows.
@@ -74,6 +77,7 @@ impl Counters {
         let steps_by_rows = self.steps_by_rows.each_ref().map(|steps| steps.load(Relaxed));
         Stats {
             slots: self.slots,
+            slot_bytes: self.slot_bytes,
             running: self.running.load(Relaxed),
             waiting: waiting as u64,
             steps: steps_by_rows.iter().sum(),
@@ -100,12 +104,13 @@ mod tests {
 
     #[test]
     fn a_step_is_counted_at_the_first_bound_that_holds_its_rows() {
-        let counters = Counters::new(3);
+        let counters = Counters::new(3, 5);
         for rows in [1, 2, 3, 4, 5, 1024, 1025] {
             counters.step(rows);
         }
         let stats = counters.read(7);
-        assert_eq!((stats.slots, stats.waiting, stats.steps, stats.rows), (3, 7, 7, 2064));
+        assert_eq!((stats.slots, stats.slot_bytes, stats.waiting), (3, 5, 7));
+        assert_eq!((stats.steps, stats.rows), (7, 2064));
         assert_eq!(stats.steps_by_rows, [1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 1]);
     }
 }

@@ -57,7 +57,7 @@ pub fn spawn<M: LanguageModel + 'static>(
 ) -> Result<(EngineHandle, EngineThread), EngineError> {
     let shared = Arc::new(Shared {
         inbox: Inbox::new(options.queue),
-        counters: Counters::new(model.slots()),
+        counters: Counters::new(model.slots(), model.slot_bytes()),
         alive: AtomicBool::new(true),
         heartbeat: Heartbeat::new(options.step_limit),
         stall_limit: options.stall_limit,

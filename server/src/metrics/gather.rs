@@ -27,8 +27,6 @@ pub(crate) struct Model<'a> {
     pub(crate) name: &'a str,
     pub(crate) fingerprint: &'a str,
     pub(crate) device: &'a str,
-    /// Bytes of one conversation's state.
-    pub(crate) state_bytes: u64,
     pub(crate) engine: &'a EngineHandle,
     pub(crate) prefixes: &'a PrefixIndex,
 }
@@ -63,7 +61,7 @@ impl Gathered<'_> {
             let stats = model.engine.stats();
             engine(&mut registry, &stats, model.engine.queue_capacity());
             prefix(&mut registry, model.prefixes);
-            (slots, prefixes) = (stats.slots * model.state_bytes, model.prefixes.size().1 as u64);
+            (slots, prefixes) = (stats.slots * stats.slot_bytes, model.prefixes.size().1 as u64);
         }
         let mut tiers = vec![("slots", slots), ("prefixes", prefixes)];
         if let Some(stats) = &self.store {
