@@ -20,13 +20,16 @@ typedef unsigned long long Wide;
 
 // How one row's token is chosen; lies as in model/src/sampling/plan.rs. Places are those of 32-bit words after all rows.
 struct Choice {
-    Wide uniform;                  // of the draw: 53 bits, the highest
-    unsigned kind;                 // as Choosing
-    unsigned top_k;                // 0 for all
-    float inverse, top_p, min_p;   // of the temperature; 1 and 0 for none
-    unsigned edits, edit_count;    // token, what is added, what divides or multiplies, what is taken away; by token
-    unsigned ends, end_count;      // tokens that must not come if any other can; each once
-    unsigned mask;                 // a bit for each token that may come; nobody for all
+    Wide uniform;                       // of the draw: 53 bits, the highest
+    unsigned kind;                      // as Choosing
+    unsigned top_k;                     // 0 for all
+    float inverse, top_p, min_p;        // of the temperature; 1 and 0 for none
+    float repeat;                       // what divides or multiplies the logits of `penalties`
+    unsigned biases, bias_count;        // token, what is added; those of one token lie together
+    unsigned penalties, penalty_count;  // token, what is taken away in the end; each token once
+    unsigned ends, end_count;           // tokens that must not come if any other can; each once
+    unsigned mask;                      // a bit for each token that may come; nobody for all
+    unsigned nothing;
 };
 enum Choosing { CHOOSE_NOT = 0, CHOOSE_BEST = 1, CHOOSE_DRAW = 2 };
 
@@ -54,6 +57,7 @@ template <bool GREATEST> __device__ __forceinline__ Wide over_block(Wide v, Wide
     if (lane == 0) totals[threadIdx.x / 32] = v;
     __syncthreads();
     v = totals[0];
+#pragma unroll 4
     for (int i = 1; i < CHOOSE_THREADS / 32; i++) v = GREATEST ? (totals[i] > v ? totals[i] : v) : v + totals[i];
     return v;
 }
@@ -64,13 +68,13 @@ __device__ __forceinline__ unsigned in_order(float v) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// A row's tokens, as far as they have been narrowed.
+// A row's tokens, as far as they have been narrowed; in shared memory.
 struct Candidates {
     const float *logits;
     unsigned vocab;
     float best, inverse, scale, least;
     Wide by_logit, by_distance; // the last keys that are kept
-    unsigned shift;             // tokens of a bucket, where they go by token: 2^shift
+    unsigned shift;             // tokens of a bucket, where they go by token: 2^shift, whole warps
 };
 
 // What they can be laid out by: likelier first, of equals the lower token; or by token.
@@ -81,21 +85,50 @@ struct Candidate {
     unsigned bucket; // of two keys, the greater one's is not the lower
 };
 
-// Whether a token is a candidate still; by its logit each counts 1.
-template <Order ORDER> __device__ __forceinline__ bool candidate(const Candidates &of, unsigned token, Candidate &to) {
+#define CHOOSE_ANY CHOOSE_NOBODY
+
+// Whether a token is a candidate still, and in this bucket; by its logit each counts 1. Buckets by logit are those by
+// distance, which never falls where the logit does not rise: it is rounded, and rounding keeps the order.
+__device__ __forceinline__ bool candidate(const Candidates &of, Order order, unsigned token, unsigned bucket,
+                                          Candidate &to) {
+    if (token >= of.vocab) return false;
     const float logit = of.logits[token], distance = (of.best - logit) * of.inverse;
     if (!(distance <= CHOOSE_FURTHEST)) return false; // nor what is no number
+    // Adding 2^23 leaves no place for a fraction: the whole number is the lowest bits of the sum.
+    const float shifted = distance * ((CHOOSE_BUCKETS - 1) / CHOOSE_FURTHEST) + 8388608.0f;
+    to.bucket = order == BY_TOKEN ? token >> of.shift : __float_as_uint(shifted) % CHOOSE_BUCKETS;
+    if (bucket != CHOOSE_ANY && bucket != to.bucket) return false;
     const Wide by_logit = static_cast<Wide>(~in_order(logit)) << 32 | token;
     const Wide by_distance = static_cast<Wide>(__float_as_uint(distance + 0.0f)) << 32 | token;
     if (by_logit > of.by_logit || by_distance > of.by_distance) return false;
     const float weight = exp_of(-distance);
     if (!(weight >= of.least)) return false;
-    to.key = ORDER == BY_LOGIT ? by_logit : ORDER == BY_DISTANCE ? by_distance : token;
-    to.weight = ORDER == BY_LOGIT ? 1 : static_cast<Wide>(weight * of.scale);
-    // Adding 2^23 leaves no place for a fraction: the whole number is the lowest bits of the sum.
-    const float shifted = distance * ((CHOOSE_BUCKETS - 1) / CHOOSE_FURTHEST) + 8388608.0f;
-    to.bucket = ORDER == BY_TOKEN ? token >> of.shift : __float_as_uint(shifted) % CHOOSE_BUCKETS;
+    to.key = order == BY_LOGIT ? by_logit : order == BY_DISTANCE ? by_distance : token;
+    to.weight = order == BY_LOGIT ? 1 : static_cast<Wide>(weight * of.scale);
     return true;
+}
+
+// Adds each lane's weight, which may be 0, to its bucket; all lanes of a warp come here together. Where they have one
+// bucket, as they do by token and where logits are equal, one of them adds: shared memory takes one at a time.
+__device__ __forceinline__ void add(Wide *buckets, unsigned bucket, Wide weight) {
+    const unsigned first = __shfl_sync(0xffffffffu, bucket, 0);
+    if (__all_sync(0xffffffffu, weight == 0 || bucket == first)) {
+        for (int step = 1; step < 32; step *= 2) weight += lane_of(weight, static_cast<int>(threadIdx.x % 32) ^ step);
+        if (threadIdx.x % 32 == 0 && weight > 0) atomicAdd(&buckets[first], weight);
+    } else if (weight > 0) {
+        atomicAdd(&buckets[bucket], weight);
+    }
+}
+
+// Tokens of whole warps: the last of them may have none. One at a time: more would want registers that there are not.
+#define CHOOSE_EACH(token, of)                                                                                         \
+    _Pragma("unroll 1") for (unsigned token = threadIdx.x; token / 32 * 32 < (of).vocab; token += CHOOSE_THREADS)
+
+// Changes a number in shared memory that all threads read.
+template <class T> __device__ __forceinline__ void set(T &number, T to) {
+    __syncthreads();
+    if (threadIdx.x == 0) number = to;
+    __syncthreads();
 }
 
 __device__ __forceinline__ void clear(const ChooseRoom &room) {
@@ -105,16 +138,32 @@ __device__ __forceinline__ void clear(const ChooseRoom &room) {
 }
 
 // Weighs what falls into each bucket -> what all weigh.
-template <Order ORDER> __device__ Wide spread(const Candidates &of, const ChooseRoom &room) {
+__device__ Wide spread(const Candidates &of, Order order, const ChooseRoom &room) {
     clear(room);
     Wide own = 0;
     Candidate c;
-    for (unsigned token = threadIdx.x; token < of.vocab; token += CHOOSE_THREADS) {
-        if (!candidate<ORDER>(of, token, c)) continue;
-        atomicAdd(&room.buckets[c.bucket], c.weight);
+    CHOOSE_EACH(token, of) {
+        if (!candidate(of, order, token, CHOOSE_ANY, c)) {
+            c.bucket = order == BY_TOKEN ? token >> of.shift : 0;
+            c.weight = 0;
+        }
+        add(room.buckets, c.bucket, c.weight);
         own += c.weight;
     }
     return over_block<false>(own, room.totals);
+}
+
+// Makes the scale of weights as great as lets a sum of all stay below 2^63: a token far below the best weighs something.
+__device__ void weigh_finely(Candidates &of, const ChooseRoom &room) {
+    Wide own = 0;
+    Candidate c;
+    CHOOSE_EACH(token, of)
+        if (candidate(of, BY_TOKEN, token, CHOOSE_ANY, c)) own += c.weight;
+    // What each lost by rounding down is less than 1.
+    Wide most = over_block<false>(own, room.totals) + of.vocab;
+    float scale = of.scale;
+    for (; most < 1ull << 61; most *= 2) scale *= 2.0f;
+    set(of.scale, scale);
 }
 
 // The bucket with which the sum reaches `goal` -> it, and the sum before it. The goal is from 1 to the sum of all.
@@ -129,6 +178,7 @@ __device__ unsigned bucket_of(const ChooseRoom &room, Wide goal, Wide &before) {
     __syncthreads();
     if (lane == 31) room.totals[warp] = upto;
     __syncthreads();
+#pragma unroll 2
     for (unsigned i = 0; i < warp; i++) upto += room.totals[i];
     const Wide start = upto - own;
     if (start < goal && goal <= upto) {
@@ -141,24 +191,23 @@ __device__ unsigned bucket_of(const ChooseRoom &room, Wide goal, Wide &before) {
     return static_cast<unsigned>(room.found[0]);
 }
 
-// The candidate with which the sum of weights reaches `goal` -> its key, and the sum up to it. The buckets have to be
-// spread in the same order; `spoilt` where they are not any more.
-template <Order ORDER>
-__device__ Wide reach(const Candidates &of, const ChooseRoom &room, Wide goal, Wide &sum, bool &spoilt) {
+// The candidate with which the sum of weights reaches `goal` -> its key. The buckets have to be spread in the same order;
+// they may be other ones after.
+__device__ Wide reach(const Candidates &of, Order order, const ChooseRoom &room, Wide goal) {
     Wide before, known = 0;
     const unsigned bucket = bucket_of(room, goal, before);
     unsigned unknown = 64; // bits of the key
-    const auto inside = [&](const Candidate &c) {
-        return c.bucket == bucket && (unknown == 64 || c.key >> unknown == known);
-    };
     Candidate c;
+    const auto inside = [&](unsigned token) {
+        return candidate(of, order, token, bucket, c) && (unknown == 64 || c.key >> unknown == known);
+    };
     unsigned count;
     while (true) {
         __syncthreads();
         if (threadIdx.x == 0) *room.count = 0;
         __syncthreads();
-        for (unsigned token = threadIdx.x; token < of.vocab; token += CHOOSE_THREADS) {
-            if (!candidate<ORDER>(of, token, c) || !inside(c)) continue;
+        CHOOSE_EACH(token, of) {
+            if (!inside(token)) continue;
             const unsigned place = atomicAdd(room.count, 1u);
             if (place < CHOOSE_LIST) room.keys[place] = c.key, room.weights[place] = c.weight;
         }
@@ -167,11 +216,11 @@ __device__ Wide reach(const Candidates &of, const ChooseRoom &room, Wide goal, W
         if (count <= CHOOSE_LIST) break;
         // Too many: by the next bits of their keys. Keys are unique, so that they end.
         const unsigned bits = unknown < 11 ? unknown : 11, next = unknown - bits;
-        spoilt = true;
         clear(room);
-        for (unsigned token = threadIdx.x; token < of.vocab; token += CHOOSE_THREADS)
-            if (candidate<ORDER>(of, token, c) && inside(c))
-                atomicAdd(&room.buckets[(c.key >> next) % (1u << bits)], c.weight);
+        CHOOSE_EACH(token, of) {
+            const bool is = inside(token);
+            add(room.buckets, is ? (c.key >> next) % (1u << bits) : 0, is ? c.weight : 0);
+        }
         __syncthreads();
         Wide inner;
         const unsigned digit = bucket_of(room, goal - before, inner);
@@ -183,37 +232,42 @@ __device__ Wide reach(const Candidates &of, const ChooseRoom &room, Wide goal, W
     if (threadIdx.x < count) {
         const Wide key = room.keys[threadIdx.x], upto = before + room.weights[threadIdx.x];
         Wide start = 0;
+#pragma unroll 2
         for (unsigned i = 0; i < count; i++) start += room.keys[i] < key ? room.weights[i] : 0;
-        if (before + start < goal && goal <= upto + start) room.found[0] = key, room.found[1] = upto + start;
+        if (before + start < goal && goal <= upto + start) room.found[0] = key;
     }
     __syncthreads();
-    sum = room.found[1];
     return room.found[0];
 }
 
-// The draw among the candidates of a row whose best logit is a finite number.
-__device__ unsigned drawn(Candidates &of, const ChooseRoom &room, const Choice &how) {
-    Wide total = 0, sum;
-    bool spoilt = true;
-    if (how.top_k > 0 && how.top_k < of.vocab && spread<BY_LOGIT>(of, room) > how.top_k)
-        of.by_logit = reach<BY_LOGIT>(of, room, how.top_k, sum, spoilt);
-    if (how.top_p < 1.0f) {
-        spoilt = false;
-        total = spread<BY_DISTANCE>(of, room);
-        const double wanted = static_cast<double>(total) * static_cast<double>(how.top_p);
-        Wide goal = static_cast<Wide>(wanted);
-        goal += static_cast<double>(goal) < wanted;
-        goal = goal < 1 ? 1 : goal > total ? total : goal;
-        of.by_distance = reach<BY_DISTANCE>(of, room, goal, total, spoilt);
+// The draw among the candidates of a row whose best logit is a finite number: top-k, top-p, min-p, then the draw, each of
+// which looks for a candidate.
+__device__ unsigned draw(Candidates &of, const ChooseRoom &room, const Choice &how) {
+    Wide total = 0, key = 0;
+    const bool nucleus = how.top_p < 1.0f;
+    for (unsigned stage = 0; stage < 3; stage++) {
+        if ((stage == 0 && (how.top_k == 0 || how.top_k >= of.vocab)) || (stage == 1 && !nucleus)) continue;
+        // A nucleus is laid out for the draw by likelihood, as it was found; all else by token.
+        const Order order = stage == 0 ? BY_LOGIT : nucleus ? BY_DISTANCE : BY_TOKEN;
+        if (stage == 2) set(of.least, how.min_p); // the likeliest one weighs 1
+        if (stage == 1 || (stage == 2 && !nucleus)) weigh_finely(of, room);
+        total = spread(of, order, room);
+        Wide goal = how.top_k;
+        if (stage == 1) {
+            const double wanted = static_cast<double>(total) * static_cast<double>(how.top_p);
+            goal = static_cast<Wide>(wanted);
+            goal += static_cast<double>(goal) < wanted;
+            goal = goal < 1 ? 1 : goal > total ? total : goal;
+        } else if (stage == 2) {
+            goal = __umul64hi(how.uniform, total) + 1;
+        } else if (goal >= total) {
+            continue;
+        }
+        key = reach(of, order, room, goal);
+        if (stage == 0) set(of.by_logit, key);
+        if (stage == 1) set(of.by_distance, key);
     }
-    if (how.min_p > 0.0f) of.least = how.min_p; // the likeliest one weighs 1
-    // A nucleus is laid out for the draw by likelihood, as it was found; all else by token.
-    if (how.top_p < 1.0f) {
-        if (spoilt || how.min_p > 0.0f) total = spread<BY_DISTANCE>(of, room);
-        return static_cast<unsigned>(reach<BY_DISTANCE>(of, room, __umul64hi(how.uniform, total) + 1, sum, spoilt));
-    }
-    total = spread<BY_TOKEN>(of, room);
-    return static_cast<unsigned>(reach<BY_TOKEN>(of, room, __umul64hi(how.uniform, total) + 1, sum, spoilt));
+    return static_cast<unsigned>(key);
 }
 
 // Makes impossible what may not come, and adds biases and penalties; whether any logit was above minus infinity before.
@@ -232,7 +286,8 @@ __device__ bool edit(float *logits, unsigned vocab, const Choice &how, const uns
         Wide others = 0;
         for (unsigned token = threadIdx.x; token < vocab; token += CHOOSE_THREADS)
             others += logits[token] > impossible;
-        // Those that end the text are taken away again: less than none in one thread, but not in all.
+        // Those that end the text are taken away again, each once. In a thread that may wrap around below 0; the sum over
+        // the block, which is what counts, comes out right.
         for (unsigned i = threadIdx.x; i < how.end_count; i += CHOOSE_THREADS)
             others -= logits[words[how.ends + i]] > impossible;
         if (over_block<false>(others, totals) > 0)
@@ -240,19 +295,21 @@ __device__ bool edit(float *logits, unsigned vocab, const Choice &how, const uns
                 logits[words[how.ends + i]] = impossible;
         __syncthreads();
     }
-    // Those of one token lie together, and are done by one thread, one after the other.
-    const unsigned *edits = words + how.edits;
-    for (unsigned i = threadIdx.x; i < how.edit_count; i += CHOOSE_THREADS) {
-        const unsigned token = edits[4 * i];
-        if (i > 0 && edits[4 * i - 4] == token) continue;
+    // Those of one token are done by one thread, one after the other.
+    const unsigned *biases = words + how.biases, *penalties = words + how.penalties;
+    for (unsigned i = threadIdx.x; i < how.bias_count; i += CHOOSE_THREADS) {
+        const unsigned token = biases[2 * i];
+        if (i > 0 && biases[2 * i - 2] == token) continue;
         float logit = logits[token];
-        for (unsigned j = i; j < how.edit_count && edits[4 * j] == token; j++) {
-            const float repeat = __uint_as_float(edits[4 * j + 2]);
-            logit += __uint_as_float(edits[4 * j + 1]);
-            logit = logit > 0.0f ? logit / repeat : logit * repeat;
-            logit -= __uint_as_float(edits[4 * j + 3]);
-        }
+        for (unsigned j = i; j < how.bias_count && biases[2 * j] == token; j++)
+            logit += __uint_as_float(biases[2 * j + 1]);
         logits[token] = logit;
+    }
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < how.penalty_count; i += CHOOSE_THREADS) {
+        float &logit = logits[penalties[2 * i]];
+        logit = logit > 0.0f ? logit / how.repeat : logit * how.repeat;
+        logit -= __uint_as_float(penalties[2 * i + 1]);
     }
     __syncthreads();
     return possible;
@@ -261,7 +318,7 @@ __device__ bool edit(float *logits, unsigned vocab, const Choice &how, const uns
 // logits: (rows, vocab), left changed; choices: (rows), then words -> to: (rows, 2), the token, or nobody where no logit
 // is above minus infinity, and whether one was before the mask. scale: 2^n by which a sum of all weights stays below 2^63.
 // grid: (rows), 1024 threads. A row that is not to be chosen for is left as it is.
-extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS)
+extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS, 1)
     choose(float *logits, const Choice *choices, const unsigned *words, unsigned *to, unsigned vocab, float scale,
            unsigned shift) {
     SHARED(Wide, buckets, CHOOSE_BUCKETS);
@@ -270,8 +327,9 @@ extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS)
     SHARED(Wide, totals, CHOOSE_THREADS / 32);
     SHARED(Wide, found, 2);
     SHARED(unsigned, count, 1);
+    SHARED(Candidates, narrowed, 1);
     const ChooseRoom room = {buckets, keys, weights, totals, found, count};
-    const Choice how = choices[blockIdx.x];
+    const Choice &how = choices[blockIdx.x]; // read where it is wanted: it would take the registers of sixteen numbers
     if (how.kind == CHOOSE_NOT) return;
     float *row = logits + static_cast<size_t>(blockIdx.x) * vocab;
     const bool possible = edit(row, vocab, how, words, totals);
@@ -287,8 +345,9 @@ extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS)
     unsigned token = best == 0 ? CHOOSE_NOBODY : ~static_cast<unsigned>(best);
     // An infinite logit leaves nothing beside it.
     if (how.kind == CHOOSE_DRAW && best != 0 && row[token] < infinite) {
-        Candidates of = {row, vocab, row[token], how.inverse, scale, 0.0f, ~0ull, ~0ull, shift};
-        token = drawn(of, room, how);
+        if (threadIdx.x == 0) narrowed[0] = {row, vocab, row[token], how.inverse, scale, 0.0f, ~0ull, ~0ull, shift};
+        __syncthreads();
+        token = draw(narrowed[0], room, how);
     }
     if (threadIdx.x == 0) to[2 * blockIdx.x] = token, to[2 * blockIdx.x + 1] = possible;
 }

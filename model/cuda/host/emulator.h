@@ -117,6 +117,13 @@ template <class T> T __shfl_sync(unsigned mask, T value, int lane, TIDEGATE_SITE
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int lanes, TIDEGATE_SITE) {
     return emulator::shuffle(mask, value, emulator::this_lane() ^ static_cast<unsigned>(lanes), {file, line});
 }
+// Whether it holds in all lanes.
+inline int __all_sync(unsigned mask, int holds, TIDEGATE_SITE) {
+    unsigned all = holds != 0;
+    for (unsigned lanes = 1; lanes < 32; lanes *= 2)
+        all &= emulator::shuffle(mask, all, emulator::this_lane() ^ lanes, {file, line});
+    return static_cast<int>(all);
+}
 
 // d += A B of mma.sync.aligned.m16n8k16.row.col.f32, fragments as PTX lays them out. The products are summed in double,
 // from d on, in the order of the inner dimension, and rounded once.

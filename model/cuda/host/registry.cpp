@@ -15,7 +15,8 @@
     KERNEL(name##_2_row) KERNEL(name##_4_row) KERNEL(name##_8_row) KERNEL(name##_16_row)                               \
     KERNEL(name##_2_scan) KERNEL(name##_4_scan) KERNEL(name##_8_scan) KERNEL(name##_16_scan)
 #define KERNELS(KERNEL)                                                                                                \
-    KERNEL(choose) KERNEL(embed) KERNEL(rms_norm) KERNEL(conv_silu) KERNEL(head_norm) KERNEL(rotate) KERNEL(features)                 \
+    KERNEL(choose) KERNEL(embed) KERNEL(rms_norm) KERNEL(conv_silu) KERNEL(head_norm) KERNEL(rotate)                   \
+    KERNEL(features)                                                                                                   \
     WITH_ROWS(KERNEL, linear_bf16) WITH_ROWS(KERNEL, linear_f16) KERNEL(linear_f32)                                    \
     WITH_DIMS(KERNEL, recurrence_f32) WITH_DIMS(KERNEL, recurrence_bf16)
 #endif

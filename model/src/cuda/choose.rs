@@ -8,6 +8,8 @@ use crate::sampling::{Drawn, NOBODY, Plans, ROW_WORDS};
 /// Threads of a block, and the buckets that tokens fall into; as in model/cuda/choose.cuh.
 const THREADS: usize = 1024;
 const BUCKETS: usize = 2048;
+/// The exponent of a warp's threads.
+const WARP: u32 = 5;
 
 /// What rows are chosen by.
 #[derive(Debug)]
@@ -39,13 +41,16 @@ impl Choices {
 
     /// Chooses the tokens of the rows that [`Self::plans`] has.
     pub(super) fn forward(&mut self, device: &CudaDevice, at: Rows) -> Result<()> {
-        let (rows, mut bytes) = (self.plans.len(), 0);
-        let host = self.host.bytes()?;
-        for word in self.plans.all_words() {
-            host[bytes..bytes + size_of::<u32>()].copy_from_slice(&word.to_le_bytes());
-            bytes += size_of::<u32>();
+        let (rows, words) = (self.plans.len(), self.plans.words());
+        let mut to = self.host.bytes()?;
+        for words in words {
+            let (here, rest) = to.split_at_mut(size_of_val(words));
+            for (to, word) in here.as_chunks_mut().0.iter_mut().zip(words) {
+                *to = word.to_le_bytes();
+            }
+            to = rest;
         }
-        self.host.send(self.device.at, bytes)?;
+        self.host.send(self.device.at, words.map(size_of_val).iter().sum())?;
         let args = [
             Arg::Pointer(at.logits),
             Arg::Pointer(self.device.at),
@@ -54,7 +59,8 @@ impl Choices {
             Arg::Number(self.vocab as u32),
             // A sum of weights, each at most 1, stays below 2^63.
             Arg::Real(2f32.powi(62 - log2(self.vocab) as i32)),
-            Arg::Number(log2(self.vocab.div_ceil(BUCKETS))),
+            // A bucket's tokens are those of a warp, or of some.
+            Arg::Number(log2(self.vocab.div_ceil(BUCKETS)).max(WARP)),
         ];
         launch(device, "choose", [rows, 1, 1], THREADS, 0, &args)
     }

@@ -49,7 +49,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Counts a use of page-locked memory that is asked for now; the last of all where it is recorded.
+    /// Counts a use of page-locked memory that has just been asked for: a wait that begins after has waited for it. One
+    /// that is recorded comes again with every replay, and never ends.
     fn used(&self) -> u64 {
         if RECORDS.get() { u64::MAX } else { self.uses.fetch_add(1, Ordering::AcqRel) + 1 }
     }
@@ -354,9 +355,10 @@ impl Pinned for HostMemory {
         let _turn = self.queue.turn()?;
         // SAFETY: at most what is there; nobody writes to it until the stream is done (`bytes` waits for it).
         let bytes = unsafe { std::slice::from_raw_parts(self.at, len.min(self.bytes)) };
-        self.used.set(self.used.get().max(self.queue.used()));
         // SAFETY: the buffer is as long.
-        unsafe { result::memcpy_htod_async(to, bytes, self.queue.raw()) }.map_err(failed("copy to the device"))
+        let asked = unsafe { result::memcpy_htod_async(to, bytes, self.queue.raw()) };
+        self.used.set(self.used.get().max(self.queue.used()));
+        asked.map_err(failed("copy to the device"))
     }
 
     fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()> {
@@ -364,9 +366,10 @@ impl Pinned for HostMemory {
         let at = at.min(self.bytes);
         // SAFETY: at most what is there; nobody reads it until the stream is done (`bytes` waits for it).
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.at.add(at), len.min(self.bytes - at)) };
-        self.used.set(self.used.get().max(self.queue.used()));
         // SAFETY: the buffer is as long.
-        unsafe { result::memcpy_dtoh_async(bytes, from, self.queue.raw()) }.map_err(failed("copy from the device"))
+        let asked = unsafe { result::memcpy_dtoh_async(bytes, from, self.queue.raw()) };
+        self.used.set(self.used.get().max(self.queue.used()));
+        asked.map_err(failed("copy from the device"))
     }
 }
 

@@ -17,12 +17,12 @@ pub(super) const OUTPUT_HEAD: usize = 16;
 pub(super) const CHOICE_BYTES: usize = 8;
 
 /// Biases and penalties of a row for which there is room; a step's rows share it, and one row may have all.
-const ROW_EDITS: usize = 256;
+const ROW_EDITS: usize = 1024;
 
 /// 32-bit words of the lists of a step's choices: a mask, biases and penalties of each row, and, where there are few
 /// rows, of each token.
 pub(super) fn choice_words(vocab: usize, rows: usize) -> usize {
-    rows * (vocab.div_ceil(32) + 4 * ROW_EDITS) + 4 * vocab
+    rows * (vocab.div_ceil(32) + 2 * ROW_EDITS) + 2 * vocab
 }
 
 /// Bytes of what a step holds, and of the pool, for so many slots.

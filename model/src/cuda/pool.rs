@@ -114,7 +114,7 @@ pub struct CudaPool {
     pub(super) input: Box<dyn Pinned>,
     pub(super) output: Box<dyn Pinned>,
     pub(super) choices: Choices,
-    device: CudaDevice,
+    pub(super) device: CudaDevice,
     layout: StateLayout,
     state: StateType,
     features: usize,

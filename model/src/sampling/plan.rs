@@ -4,7 +4,7 @@
 use super::{Sampler, SamplingParams, TokenSet};
 
 /// 32-bit words of a row.
-pub(crate) const ROW_WORDS: usize = 12;
+pub(crate) const ROW_WORDS: usize = 16;
 
 /// What stands for no place, and for no token.
 pub(crate) const NOBODY: u32 = u32::MAX;
@@ -21,18 +21,10 @@ pub struct Plans {
     /// Words of all rows' lists at most.
     room: usize,
     rows: Vec<[u32; ROW_WORDS]>,
-    /// The rows' lists: edits, ends, masks.
+    /// The rows' lists: biases, penalties, ends, masks.
     words: Vec<u32>,
-    edits: Vec<Edit>,
-}
-
-/// What is done to one logit: added to; divided where positive, else multiplied; taken from.
-#[derive(Clone, Copy, Debug)]
-struct Edit {
-    token: u32,
-    add: f32,
-    repeat: f32,
-    subtract: f32,
+    /// Memory for one row's.
+    biases: Vec<(u32, f32)>,
 }
 
 /// What one row's token may be, beside what its sampler says.
@@ -92,9 +84,9 @@ impl Plans {
         self.rows[row][2] == NOT
     }
 
-    /// All rows, then their lists, as the kernel takes them.
-    pub fn all_words(&self) -> impl Iterator<Item = u32> {
-        self.rows.iter().flatten().chain(&self.words).copied()
+    /// All rows, [`ROW_WORDS`] each, and their lists, as the kernel takes them.
+    pub fn words(&self) -> [&[u32]; 2] {
+        [self.rows.as_flattened(), &self.words]
     }
 
     /// Adds a list -> its place; none where there is no room for it.
@@ -104,34 +96,27 @@ impl Plans {
         (self.words.len() <= self.room).then_some(place as u32)
     }
 
-    fn edit(&mut self, sampler: &Sampler) -> Option<[u32; 2]> {
-        let mut edits = std::mem::take(&mut self.edits);
-        edits.clear();
-        let biases = sampler.params.logit_bias.iter();
-        edits.extend(biases.map(|&(token, add)| Edit { token, add, repeat: 1.0, subtract: 0.0 }));
-        let penalties = sampler.counts.penalties(&sampler.params);
-        edits.extend(penalties.map(|(token, subtract)| Edit {
-            token,
-            add: 0.0,
-            repeat: sampler.params.repetition_penalty,
-            subtract,
-        }));
-        edits.retain(|edit| (edit.token as usize) < self.vocab_size);
-        // Stable: what is done to one token stays in its order.
-        edits.sort_by_key(|edit| edit.token);
-        let words = |of: &Edit| [of.token, of.add.to_bits(), of.repeat.to_bits(), of.subtract.to_bits()];
-        let place = self.list(edits.iter().flat_map(words));
-        let count = edits.len() as u32;
-        self.edits = edits;
-        Some([place?, count])
+    /// Adds a list of tokens, each with a number -> its place, and how many there are.
+    fn numbers(&mut self, of: impl Iterator<Item = (u32, f32)>) -> Option<[u32; 2]> {
+        let vocab = self.vocab_size;
+        let inside = of.filter(|(token, _)| (*token as usize) < vocab);
+        let place = self.list(inside.flat_map(|(token, number)| [token, number.to_bits()]))?;
+        Some([place, (self.words.len() as u32 - place) / 2])
     }
 
     fn row(&mut self, sampler: &mut Sampler, permitted: Permitted<'_>) -> Option<[u32; ROW_WORDS]> {
-        let SamplingParams { temperature, top_k, top_p, min_p, typical_p, .. } = sampler.params;
+        let SamplingParams { temperature, top_k, top_p, min_p, typical_p, repetition_penalty, .. } = sampler.params;
         if temperature > 0.0 && typical_p < 1.0 {
             return None;
         }
-        let [edits, edit_count] = self.edit(sampler)?;
+        let mut biases = std::mem::take(&mut self.biases);
+        biases.clone_from(&sampler.params.logit_bias);
+        // Stable: what is added to one token stays in its order.
+        biases.sort_by_key(|(token, _)| *token);
+        let places = self.numbers(biases.iter().copied());
+        self.biases = biases;
+        let [biases, bias_count] = places?;
+        let [penalties, penalty_count] = self.numbers(sampler.counts.penalties(&sampler.params))?;
         let mut ends: Vec<u32> = permitted.last_resort.to_vec();
         ends.retain(|token| (*token as usize) < self.vocab_size);
         ends.sort_unstable();
@@ -152,11 +137,15 @@ impl Plans {
             inverse.to_bits(),
             top_p.to_bits(),
             min_p.to_bits(),
-            edits,
-            edit_count,
+            repetition_penalty.to_bits(),
+            biases,
+            bias_count,
+            penalties,
+            penalty_count,
             ends,
             end_count,
             mask,
+            0,
         ])
     }
 }
@@ -180,10 +169,20 @@ impl Sampler {
     /// Takes the token that was chosen by the last [`Self::plan`], and counts it.
     pub fn take(&mut self, token: u32) {
         if self.params.temperature > 0.0 {
+            // Its number is used up, whether it was asked for or not.
+            self.uniform();
             self.drawn = None;
             self.draws += 1;
         }
         self.counts.answer(token);
+    }
+}
+
+#[cfg(test)]
+impl Sampler {
+    /// Has the next draw take this number of 53 bits.
+    pub(crate) fn draw_next(&mut self, uniform: u64) {
+        self.drawn = Some(uniform);
     }
 }
 
@@ -197,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_a_device_cannot_choose_is_wanted_as_logits() {
-        let mut plans = Plans::new(40, 8);
+        let mut plans = Plans::new(40, 4);
         let mut plan = |params| sampler(params).plan(Permitted::default(), &mut plans);
         assert!(plan(SamplingParams::default()));
         assert!(!plan(SamplingParams { typical_p: 0.5, ..SamplingParams::default() }));
@@ -205,14 +204,14 @@ mod tests {
         assert!(plan(SamplingParams { typical_p: 0.5, temperature: 0.0, ..SamplingParams::default() }));
         let biases = |count| SamplingParams { logit_bias: vec![(1, 2.0); count], ..SamplingParams::default() };
         assert!(plan(biases(1)));
-        assert!(!plan(biases(2)), "a list of eight words, and four are left");
+        assert!(!plan(biases(2)), "lists of four words, and two are left");
         assert!(plan(biases(1)), "a list that found no room has left none");
         plans.skip_to(7);
         let wanted: Vec<bool> = (0..plans.len()).map(|row| plans.wants_logits(row)).collect();
         assert_eq!(wanted, [false, true, false, false, true, false, true]);
-        assert_eq!(plans.all_words().count(), 7 * ROW_WORDS + 8);
+        assert_eq!(plans.words().map(<[u32]>::len), [7 * ROW_WORDS, 4]);
         plans.clear();
-        assert!(plans.is_empty() && plans.all_words().next().is_none());
+        assert!(plans.is_empty() && plans.words().concat().is_empty());
     }
 
     #[test]
@@ -224,8 +223,8 @@ mod tests {
         assert!(planned.plan(Permitted::default(), &mut plans));
         assert_eq!(planned.state(), plain.state());
         assert!(planned.plan(Permitted::default(), &mut plans));
-        let words: Vec<u32> = plans.all_words().collect();
-        assert_eq!(words[..ROW_WORDS], words[ROW_WORDS..], "the same draw");
+        let [rows, _] = plans.words();
+        assert_eq!(rows[..ROW_WORDS], rows[ROW_WORDS..], "the same draw");
         // The logits came instead.
         let token = plain.sample(&mut logits()).unwrap();
         assert_eq!(planned.sample(&mut logits()), Some(token));

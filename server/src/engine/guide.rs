@@ -21,7 +21,7 @@ impl Guide {
     }
 
     /// Makes the mask of the next token, which depends on those before it alone. What goes wrong is told by
-    /// [`Self::apply`].
+    /// [`Self::allowed`].
     pub(super) fn look_ahead(&mut self) {
         if self.mask.is_none() {
             self.mask = Some(guarded(|| self.constraint.mask(&mut self.allowed)));

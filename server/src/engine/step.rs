@@ -76,7 +76,13 @@ impl Step {
         self.vocab = model.vocab_size();
         let rows = self.drawn.iter().filter(|drawn| **drawn == Drawn::Logits).count();
         let (vocab, found) = (self.vocab, self.logits.len());
-        if self.drawn.len() == self.slots.len() && found == rows * vocab {
+        if self.drawn.len() != self.slots.len() {
+            let (drawn, rows) = (self.drawn.len(), self.slots.len());
+            return Err(ModelError::new(format_args!(
+                "the model must give something for {rows} rows, it did for {drawn}"
+            )));
+        }
+        if found == rows * vocab {
             return Ok(());
         }
         Err(ModelError::new(format_args!("the model must give {rows} x {vocab} logits, it gave {found}")))
@@ -153,7 +159,7 @@ impl Row<'_> {
     fn choose(self, rules: &TextRules) {
         let sequence = self.sequence;
         *self.chosen = Some(guarded(|| match (self.drawn, self.logits) {
-            (Drawn::Token(token), _) => Ok(sequence.drawn(token)),
+            (Drawn::Token(token), _) => Ok(sequence.take(token)),
             (Drawn::Nothing { possible }, _) => sequence.end_of_grammar(possible, rules).map(Choice::unscored),
             (Drawn::Logits, Some(logits)) => sequence.choose(logits, rules),
             (Drawn::Logits, None) => Err(Fault::internal("a row has neither a token nor logits")),

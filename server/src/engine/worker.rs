@@ -1,9 +1,11 @@
 //! The engine's thread: admit, read one chunk of one prompt, take one decode step, again.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tidegate_model::sampling::{Permitted, Plans, Sampler, SamplingParams};
 use tracing::{Span, debug, error, info};
 
 use super::ends::Ending;
@@ -117,6 +119,12 @@ impl<M: LanguageModel> Worker<M> {
             let first = start.unwrap_or(0);
             model.absorb(&[first], 0)?;
             model.decode(&[first], &[0], &mut Vec::new())?;
+            if model.chooses() {
+                let mut sampler =
+                    Sampler::new(SamplingParams::default(), model.vocab_size()).map_err(ModelError::new)?;
+                let mut plan = |_: Range<usize>, plans: &mut Plans| _ = sampler.plan(Permitted::default(), plans);
+                model.decode_choosing(&[first], &[0], &mut plan, (&mut Vec::new(), &mut Vec::new()))?;
+            }
             model.reset(0)
         })
         .map_err(|fault| fault.reason)

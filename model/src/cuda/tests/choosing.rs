@@ -7,6 +7,7 @@ use rand_core::{RngCore, SeedableRng};
 use super::{device, normals, read};
 use crate::config::DecoderConfig;
 use crate::cuda::choose::{Choices, Rows};
+use crate::cuda::plan::ROWS;
 use crate::cuda::{CudaDecoder, CudaPool};
 use crate::memory::StateType;
 use crate::sampling::{Drawn, Permitted, Plans, Sampler, SamplingParams, TokenSet};
@@ -125,8 +126,9 @@ impl Dice {
 #[test]
 fn tokens_are_those_of_the_cpus_sampler() {
     let mut dice = Dice(ChaCha8Rng::seed_from_u64(11));
-    // One that fills no block, one whose tokens share buckets, of which too many are equal to be compared at once.
-    for (vocab, count) in [(61, 300), (5003, 60)] {
+    // One that fills no block, one with too many equal tokens to be compared at once, one whose buckets are of several
+    // warps.
+    for (vocab, count) in [(61, 300), (5003, 60), (70_001, 6)] {
         let mut rows: Vec<Row> = (0..count).map(|_| dice.row(vocab)).collect();
         let expected: Vec<Drawn> = rows.iter().map(Row::expected).collect();
         for (i, (found, expected)) in chosen(&mut rows).iter().zip(&expected).enumerate() {
@@ -135,6 +137,35 @@ fn tokens_are_those_of_the_cpus_sampler() {
         }
         assert!(expected.iter().any(|drawn| matches!(drawn, Drawn::Nothing { .. })) || vocab > 61);
     }
+}
+
+#[test]
+fn a_long_tail_is_drawn_from_as_on_the_cpu() {
+    // The best leads by far: of the others each has some billionth, and what they lose by rounding would shift them all.
+    let vocab = 70_001;
+    let mut logits: Vec<f32> = normals(31, vocab).iter().map(|v| 2.0 * v).collect();
+    logits[77] = 26.0;
+    let row = |uniform| {
+        let mut row = Row::new(logits.clone(), SamplingParams::default());
+        row.sampler.draw_next(uniform);
+        row
+    };
+    // The least number by which the CPU draws `token` or a later one, to the bit.
+    let first = |token: u32| {
+        let (mut low, mut high) = (0, 1 << 53);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let is_later = matches!(row(middle).expected(), Drawn::Token(drawn) if drawn >= token);
+            (low, high) = if is_later { (low, middle) } else { (middle + 1, high) };
+        }
+        low
+    };
+    let mut tokens = vec![3, 20_000, 35_111, 50_000, 64_321, 70_000];
+    tokens.retain(|&token| first(token) + 9 < first(token + 1));
+    assert!(tokens.len() > 3, "{tokens:?}");
+    let mut rows: Vec<Row> = tokens.iter().map(|&token| row(u64::midpoint(first(token), first(token + 1)))).collect();
+    let expected: Vec<Drawn> = tokens.into_iter().map(Drawn::Token).collect();
+    assert_eq!(chosen(&mut rows), expected);
 }
 
 #[test]
@@ -234,4 +265,36 @@ fn a_step_gives_tokens_to_some_rows_and_logits_to_the_others() {
     let outcome = decoder.decode_choosing(&ids, &mut pool, &slots, &mut too_few, (&mut drawn, &mut logits));
     assert!(outcome.unwrap_err().to_string().contains("planned"));
     assert!(pool.export(0).is_err() && pool.export(4).is_ok());
+}
+
+#[test]
+fn more_rows_than_a_step_takes_are_planned_as_many_at_a_time() {
+    let text = r#"{"model_type": "rfa_gate", "vocab_size": 31, "hidden_size": 8, "intermediate_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8, "proj_dim": 4}"#;
+    let config = DecoderConfig::from_json(text).unwrap();
+    let decoder = CudaDecoder::random(config, WeightType::F32, 3, &device()).unwrap();
+    let count = ROWS + 3;
+    let (ids, slots): (Vec<u32>, Vec<usize>) = (0..count).map(|row| (row as u32 % 31, row)).unzip();
+    let mut all = Vec::new();
+    let mut pool = decoder.new_pool(count, StateType::F32).unwrap();
+    decoder.decode_into(&ids, &mut pool, &slots, &mut all).unwrap();
+    let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let mut sampler = Sampler::new(params, 31).unwrap();
+    let mut planned = Vec::new();
+    let mut plan = |range: std::ops::Range<usize>, plans: &mut Plans| {
+        for row in range.clone() {
+            // The logits of some of the last ones.
+            if row == ROWS + 1 { plans.skip_to(2) } else { assert!(sampler.plan(Permitted::default(), plans)) }
+        }
+        planned.push(range);
+    };
+    let (mut drawn, mut logits) = (Vec::new(), Vec::new());
+    let mut pool = decoder.new_pool(count, StateType::F32).unwrap();
+    decoder.decode_choosing(&ids, &mut pool, &slots, &mut plan, (&mut drawn, &mut logits)).unwrap();
+    assert_eq!(planned, [0..ROWS, ROWS..count]);
+    for (row, (drawn, logits)) in drawn.iter().zip(all.chunks_exact_mut(31)).enumerate() {
+        let best = sampler.sample(logits).unwrap();
+        assert_eq!(*drawn, if row == ROWS + 1 { Drawn::Logits } else { Drawn::Token(best) }, "{row}");
+    }
+    assert_eq!(logits, all[(ROWS + 1) * 31..(ROWS + 2) * 31]);
 }

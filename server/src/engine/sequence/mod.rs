@@ -270,7 +270,7 @@ impl Sequence {
     }
 
     /// Takes the token that was chosen by the plan.
-    pub(in crate::engine) fn drawn(&mut self, token: u32) -> Choice {
+    pub(in crate::engine) fn take(&mut self, token: u32) -> Choice {
         self.sampler.take(token);
         Choice::unscored(token)
     }
