@@ -5,7 +5,7 @@
 //! depend on who else is served, nor on where a prompt was cut. Bits of a GPU are not those of a CPU: a text that goes
 //! on elsewhere goes on to rounding.
 //!
-//! device -> driver, host; kernels, weights -> ops -> plan -> pool -> recurrence -> mixer -> block -> decoder -> measure. Other
+//! device -> driver, host; kernels, weights -> ops -> plan -> states -> mover -> moves -> pool -> recurrence -> mixer -> block -> decoder -> measure. Other
 //! modules of the crate see this one alone.
 
 mod block;
@@ -18,10 +18,13 @@ mod kernels;
 #[doc(hidden)]
 pub mod measure;
 mod mixer;
+mod mover;
+mod moves;
 mod ops;
 mod plan;
 mod pool;
 mod recurrence;
+mod states;
 #[cfg(all(test, feature = "cuda-emulator"))]
 mod tests;
 mod weights;

@@ -3,6 +3,8 @@
 
 mod failures;
 mod mixing;
+mod moving;
+mod watched;
 
 use candle_core::{Device, Tensor};
 
