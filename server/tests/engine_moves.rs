@@ -269,7 +269,8 @@ fn a_prompt_is_handed_to_one_whose_own_start_is_still_on_its_way() {
     let mut streams = shared(&engine, 4);
     wait_for("three starts", || moves.under_way() == [0, 1, 2]);
     // The first reads, the second waits for it; of the third not even the start is there.
-    [0, 1].into_iter().for_each(|slot| moves.let_end(slot));
+    moves.let_end(0);
+    moves.let_end(1);
     wait_for("the prompt's end", || moves.under_way() == [2, 0]);
     moves.let_end(0);
     assert_eq!(collect(streams.remove(0)).ids, [41, 42]);
@@ -294,7 +295,8 @@ fn where_its_reader_leaves_before_the_prompt_is_out_the_next_reads_it() {
     moves.hold();
     let mut streams = shared(&engine, 3);
     wait_for("three starts", || moves.under_way() == [0, 1, 2]);
-    [0, 2].into_iter().for_each(|slot| moves.let_end(slot));
+    moves.let_end(0);
+    moves.let_end(2);
     wait_for("the prompt's end", || moves.under_way() == [1, 0]);
     drop(streams.remove(0));
     wait_for("the cancellation", || engine.stats().cancelled == 1);

@@ -139,7 +139,6 @@ impl CudaPool {
         let plan = Plan::new(config, slots);
         let work = Workspace::new(device, config, &plan)?;
         Ok(Self {
-            moves: Moves::new(slots),
             steps: HashMap::new(),
             input: device.0.pinned(plan.input)?,
             output: device.0.pinned(plan.output)?,
@@ -149,6 +148,8 @@ impl CudaPool {
             s: device.buffer(&what, s)?,
             sums: device.buffer(&what, sums)?,
             tails: device.buffer(&what, tails)?,
+            // Once it is known that so many fit.
+            moves: Moves::new(slots),
             owner: Arc::clone(owner),
             lost: AtomicBool::new(false),
             tokens: vec![0; slots],
