@@ -70,6 +70,31 @@ async fn tokens_are_chosen_on_the_device_as_from_the_logits() {
 }
 
 #[tokio::test]
+async fn conversations_whose_states_move_beside_each_other_say_what_each_says_alone() {
+    let app = app(DeviceChoice::Emulator, StateType::F32).await;
+    let turn =
+        |id: &Value, count: usize| json!({"max_tokens": count, "session": id, "seed": null, "stop": ["the", ". "]});
+    let mut alone = Vec::new();
+    for seed in 0..3 {
+        let id = session(&app, json!({"seed": seed})).await["id"].clone();
+        alone.push((said(&app, TEXT, turn(&id, 5)).await, said(&app, " And", turn(&id, 4)).await));
+    }
+    let mut ids = Vec::new();
+    for seed in 0..3 {
+        ids.push(session(&app, json!({"seed": seed})).await["id"].clone());
+    }
+    let first = futures_util::future::join_all(ids.iter().map(|id| said(&app, TEXT, turn(id, 5)))).await;
+    // Every slot has another text by then: each conversation has to come back.
+    let beside = json!({"max_tokens": 3, "n": 6, "best_of": 6});
+    said(&app, "It was", beside.clone()).await;
+    let (second, _) = tokio::join!(
+        futures_util::future::join_all(ids.iter().map(|id| said(&app, " And", turn(id, 4)))),
+        said(&app, "It was", beside)
+    );
+    assert_eq!(first.into_iter().zip(second).collect::<Vec<_>>(), alone);
+}
+
+#[tokio::test]
 async fn a_conversation_moves_between_the_devices() {
     for state in [StateType::F32, StateType::Bf16] {
         let (cpu, gpu) = (app(DeviceChoice::Cpu, state).await, app(DeviceChoice::Emulator, state).await);

@@ -84,7 +84,13 @@ pub(super) trait Recorded: Send + Debug {
     fn replay(&self) -> Result<()>;
 }
 
-/// One device with one stream: what is asked for is done in order.
+/// A moment in what is asked of a device.
+pub(super) trait Moment: Send + Debug {
+    /// Waits, on any thread, until all is done that was asked for before it.
+    fn wait(&self) -> Result<()>;
+}
+
+/// One device with one stream: what is asked for is done in order, but for what [`Self::pinned_beside`] copies.
 pub(super) trait Gpu: Send + Sync + Debug {
     fn name(&self) -> String;
     /// Multiprocessors.
@@ -103,6 +109,11 @@ pub(super) trait Gpu: Send + Sync + Debug {
     /// Copies on the device.
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()>;
     fn pinned(&self, bytes: usize) -> Result<Box<dyn Pinned>>;
+    /// Memory in pieces of so many bytes, which copies by a stream of its own, one for all pieces: no step waits for it,
+    /// and it waits for none. For another thread than the one that steps; also while that one records.
+    fn pinned_beside(&self, bytes: &[usize]) -> Result<Vec<Box<dyn Pinned>>>;
+    /// The moment after all that was asked for so far.
+    fn moment(&self) -> Result<Box<dyn Moment>>;
     fn launch(&self, launch: Launch<'_>) -> Result<()>;
     /// Records what `work` asks for, which is not done now. It may only launch and copy.
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>>;

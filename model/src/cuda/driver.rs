@@ -8,10 +8,12 @@ use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
+use cudarc::driver::sys::{
+    CUdevice_attribute, CUevent_flags, CUfunction_attribute, CUgraphInstantiate_flags, CUstreamCaptureMode,
+};
+use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result, sys};
 
-use super::device::{Gpu, Launch, Pinned, Recorded, Result};
+use super::device::{Gpu, Launch, Moment, Pinned, Recorded, Result};
 use super::kernels;
 use crate::cuda_error::CudaError;
 
@@ -36,10 +38,25 @@ struct Queue {
 }
 
 impl Queue {
+    fn new(context: Arc<CudaContext>, stream: Arc<CudaStream>) -> Self {
+        let (uses, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { context, stream, recording: RwLock::new(()), uses, done }
+    }
+
     /// Makes the context this thread's, and waits for a step that another thread is recording.
     fn turn(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
         self.context.bind_to_thread().map_err(failed("context"))?;
         Ok((!RECORDS.get()).then(|| self.recording.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Page-locked memory that this stream copies.
+    fn pinned(self: &Arc<Self>, bytes: usize) -> Result<Box<dyn Pinned>> {
+        let _turn = self.turn()?;
+        // SAFETY: the context is bound; nothing cannot be allocated.
+        let at = unsafe { result::malloc_host(bytes.max(16), 0) }.map_err(failed("pinned memory"))?.cast::<u8>();
+        // SAFETY: so many bytes were given; they must not be read before they are written.
+        unsafe { at.write_bytes(0, bytes) };
+        Ok(Box::new(HostMemory { at, bytes, used: Cell::new(0), queue: Arc::clone(self) }))
     }
 
     fn wait(&self, what: &str) -> Result<()> {
@@ -140,8 +157,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     let processors = context.attribute(count).map_err(failed("multiprocessors"))?.max(1) as usize;
     // From here on it is unloaded with the device.
-    let (uses, done) = (AtomicU64::new(0), AtomicU64::new(0));
-    let queue = Arc::new(Queue { context, stream, recording: RwLock::new(()), uses, done });
+    let queue = Arc::new(Queue::new(context, stream));
     let mut driver = Driver { queue, functions: HashMap::new(), module, processors };
     for &name in kernels::NAMES {
         let text = CString::new(name).unwrap_or_default();
@@ -232,12 +248,23 @@ impl Gpu for Driver {
     }
 
     fn pinned(&self, bytes: usize) -> Result<Box<dyn Pinned>> {
+        self.queue.pinned(bytes)
+    }
+
+    fn pinned_beside(&self, bytes: &[usize]) -> Result<Vec<Box<dyn Pinned>>> {
+        let context = Arc::clone(&self.queue.context);
+        let stream = context.new_stream().map_err(failed("a second stream"))?;
+        // Its own lock, which nobody holds for writing: nothing is recorded there. What another thread records on the
+        // first stream takes in nothing of this one, and forbids it nothing: the mode of `record` is of that thread alone.
+        let queue = Arc::new(Queue::new(context, stream));
+        bytes.iter().map(|&bytes| queue.pinned(bytes)).collect()
+    }
+
+    fn moment(&self) -> Result<Box<dyn Moment>> {
         let _turn = self.queue.turn()?;
-        // SAFETY: the context is bound.
-        let at = unsafe { result::malloc_host(bytes, 0) }.map_err(failed("pinned memory"))?.cast::<u8>();
-        // SAFETY: so many bytes were given; they must not be read before they are written.
-        unsafe { at.write_bytes(0, bytes) };
-        Ok(Box::new(HostMemory { at, bytes, used: Cell::new(0), queue: Arc::clone(&self.queue) }))
+        // Who waits for it sleeps.
+        let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+        Ok(Box::new(Event(self.queue.stream.record_event(flags).map_err(failed("an event"))?)))
     }
 
     fn launch(&self, launch: Launch<'_>) -> Result<()> {
@@ -324,6 +351,16 @@ impl Recorded for Graph {
     fn replay(&self) -> Result<()> {
         let _turn = self.queue.turn()?;
         self.graph.launch().map_err(failed("a recorded step"))
+    }
+}
+
+/// A moment of a stream.
+#[derive(Debug)]
+struct Event(CudaEvent);
+
+impl Moment for Event {
+    fn wait(&self) -> Result<()> {
+        self.0.synchronize().map_err(failed("a step"))
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::device::{Gpu, Launch, Pinned, Recorded, Result};
+use super::device::{Gpu, Launch, Moment, Pinned, Recorded, Result};
 use crate::cuda_error::CudaError;
 
 unsafe extern "C" {
@@ -165,7 +165,18 @@ impl Gpu for Arc<Host> {
 
     fn pinned(&self, bytes: usize) -> Result<Box<dyn Pinned>> {
         let at = self.allocate(bytes)?;
-        Ok(Box::new(HostMemory { at, bytes, host: Arc::clone(self) }))
+        Ok(Box::new(HostMemory { at, bytes, beside: false, host: Arc::clone(self) }))
+    }
+
+    fn pinned_beside(&self, bytes: &[usize]) -> Result<Vec<Box<dyn Pinned>>> {
+        let piece = |&bytes: &usize| -> Result<Box<dyn Pinned>> {
+            Ok(Box::new(HostMemory { at: self.allocate(bytes)?, bytes, beside: true, host: Arc::clone(self) }))
+        };
+        bytes.iter().map(piece).collect()
+    }
+
+    fn moment(&self) -> Result<Box<dyn Moment>> {
+        Ok(Box::new(Now))
     }
 
     fn launch(&self, launch: Launch<'_>) -> Result<()> {
@@ -213,11 +224,30 @@ impl Recorded for Step {
     }
 }
 
+/// A moment: whatever is asked of the emulator is done when it has answered.
+#[derive(Debug)]
+struct Now;
+
+impl Moment for Now {
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
 #[derive(Debug)]
 struct HostMemory {
     at: u64,
     bytes: usize,
+    /// Whether it copies at once, on the thread that asks, and whatever another records.
+    beside: bool,
     host: Arc<Host>,
+}
+
+impl HostMemory {
+    fn copy(&self, to: u64, from: u64, len: usize) -> Result<()> {
+        let copy = Operation::Copy { to, from, bytes: len.min(self.bytes) };
+        if self.beside { copy.run() } else { self.host.ask(copy) }
+    }
 }
 
 impl Pinned for HostMemory {
@@ -227,12 +257,12 @@ impl Pinned for HostMemory {
     }
 
     fn send(&self, to: u64, len: usize) -> Result<()> {
-        self.host.ask(Operation::Copy { to, from: self.at, bytes: len.min(self.bytes) })
+        self.copy(to, self.at, len)
     }
 
     fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()> {
         let at = at.min(self.bytes);
-        self.host.ask(Operation::Copy { to: self.at + at as u64, from, bytes: len.min(self.bytes - at) })
+        self.copy(self.at + at as u64, from, len.min(self.bytes - at))
     }
 }
 

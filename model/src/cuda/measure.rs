@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::decoder::CudaDecoder;
-use super::device::{Arg, Buffer, CudaDevice, Gpu, Launch, Pinned, Recorded, Result};
+use super::device::{Arg, Buffer, CudaDevice, Gpu, Launch, Moment, Pinned, Recorded, Result};
 use super::plan::{PREFILL, ROWS};
 use super::pool::{CudaPool, NOBODY};
 
@@ -166,6 +166,14 @@ impl Gpu for Sieve {
 
     fn pinned(&self, bytes: usize) -> Result<Box<dyn Pinned>> {
         self.gpu.pinned(bytes)
+    }
+
+    fn pinned_beside(&self, bytes: &[usize]) -> Result<Vec<Box<dyn Pinned>>> {
+        self.gpu.pinned_beside(bytes)
+    }
+
+    fn moment(&self) -> Result<Box<dyn Moment>> {
+        self.gpu.moment()
     }
 
     fn launch(&self, launch: Launch<'_>) -> Result<()> {

@@ -5,8 +5,8 @@
 //! depend on who else is served, nor on where a prompt was cut. Bits of a GPU are not those of a CPU: a text that goes
 //! on elsewhere goes on to rounding.
 //!
-//! device -> driver, host; kernels, weights -> ops -> plan -> choose -> pool -> recurrence -> mixer -> block -> decoder -> measure. Other
-//! modules of the crate see this one alone.
+//! device -> driver, host; kernels, weights -> ops -> plan -> choose, states -> mover -> moves -> pool -> recurrence ->
+//! mixer -> block -> decoder -> measure. Other modules of the crate see this one alone.
 
 mod block;
 mod choose;
@@ -19,10 +19,13 @@ mod kernels;
 #[doc(hidden)]
 pub mod measure;
 mod mixer;
+mod mover;
+mod moves;
 mod ops;
 mod plan;
 mod pool;
 mod recurrence;
+mod states;
 #[cfg(all(test, feature = "cuda-emulator"))]
 mod tests;
 mod weights;

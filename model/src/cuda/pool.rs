@@ -1,8 +1,8 @@
 //! What a decoder on the device remembers: a pool of slots, and what a step holds on the way.
 //!
 //! A slot's numbers lie together: S of all layers, z and c of all layers, the convolutions' inputs of all layers. So a
-//! slot is emptied, taken to the host and put back in three pieces. S lies column by column there, each filled up with
-//! zeros to what the kernels' threads have of it.
+//! slot is emptied, taken to the host and put back in three pieces (`states`): here while all wait, or by `moves` while
+//! the other slots go on.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,9 +12,11 @@ use candle_core::bail;
 
 use super::choose::Choices;
 use super::device::{Buffer, CudaDevice, Pinned, Recorded, Result};
+use super::moves::Moves;
 use super::ops::Inputs;
 use super::plan::{OUTPUT_HEAD, Plan, column, input_bytes, slot_bytes, width};
-use super::weights::nearest;
+use super::states::Shape;
+pub(super) use super::states::floats;
 use crate::config::DecoderConfig;
 use crate::cuda_error::CudaError;
 use crate::layout::StateLayout;
@@ -108,6 +110,8 @@ impl Workspace {
 /// Slots for conversations on a device, allocated once and addressed by index.
 #[derive(Debug)]
 pub struct CudaPool {
+    // Moves end before the memory goes that they read and write.
+    pub(super) moves: Moves,
     // Recorded steps go before the memory that they read.
     pub(super) steps: HashMap<usize, Box<dyn Recorded>>,
     pub(super) work: Workspace,
@@ -115,10 +119,7 @@ pub struct CudaPool {
     pub(super) output: Box<dyn Pinned>,
     pub(super) choices: Choices,
     pub(super) device: CudaDevice,
-    layout: StateLayout,
-    state: StateType,
-    features: usize,
-    head_dim: usize,
+    pub(super) shape: Shape,
     s: Buffer,     // (slots, layers, heads, d, column)
     sums: Buffer,  // (slots, layers, heads, F + 1)
     tails: Buffer, // (slots, layers, taps, channels)
@@ -126,9 +127,9 @@ pub struct CudaPool {
     pub(super) owner: Arc<()>,
     /// Whether the device has failed for good.
     lost: AtomicBool,
-    tokens: Vec<u64>,
+    pub(super) tokens: Vec<u64>,
     /// Slots that a failed step may have left half way: only a reset makes them usable.
-    torn: Vec<bool>,
+    pub(super) torn: Vec<bool>,
     pub(super) denominators: Denominators,
 }
 
@@ -140,11 +141,10 @@ impl CudaPool {
         slots: usize,
         state: StateType,
     ) -> Result<Self> {
-        let layout = config.state_layout();
-        let heads = layout.layers * layout.heads;
-        let (features, head_dim) = (config.features(), config.head_dim);
-        let what =
-            format!("the state of {slots} slots of {} bytes each", slot_bytes(layout, features, head_dim, state));
+        let shape =
+            Shape { layout: config.state_layout(), state, features: config.features(), head_dim: config.head_dim };
+        let [s, sums, tails] = shape.parts().map(|bytes| slots * bytes);
+        let what = format!("the state of {slots} slots of {} bytes each", shape.parts().iter().sum::<usize>());
         let plan = Plan::new(config, slots);
         let work = Workspace::new(device, config, &plan)?;
         Ok(Self {
@@ -154,13 +154,12 @@ impl CudaPool {
             choices: Choices::new(device, config.vocab_size, plan.rows)?,
             work,
             device: device.clone(),
-            layout,
-            state,
-            features,
-            head_dim,
-            s: device.buffer(&what, slots * heads * head_dim * column(features) * width(state))?,
-            sums: device.buffer(&what, slots * heads * (features + 1) * size_of::<f32>())?,
-            tails: device.buffer(&what, slots * layout.conv() * size_of::<f32>())?,
+            shape,
+            s: device.buffer(&what, s)?,
+            sums: device.buffer(&what, sums)?,
+            tails: device.buffer(&what, tails)?,
+            // Once it is known that so many fit.
+            moves: Moves::new(slots),
             owner: Arc::clone(owner),
             lost: AtomicBool::new(false),
             tokens: vec![0; slots],
@@ -181,7 +180,8 @@ impl CudaPool {
 
     /// Bytes of one slot, whatever it has seen.
     pub fn state_bytes(&self) -> usize {
-        slot_bytes(self.layout, self.features, self.head_dim, self.state)
+        let Shape { layout, features, head_dim, state } = self.shape;
+        slot_bytes(layout, features, head_dim, state)
     }
 
     /// The denominators of all slots since the pool was made, those of the last prompts once a step has come after them.
@@ -191,18 +191,17 @@ impl CudaPool {
 
     /// How the numbers of [`Self::export`] lie.
     pub fn layout(&self) -> StateLayout {
-        self.layout
+        self.shape.layout
     }
 
     /// Makes a slot an empty text again.
     ///
     /// # Errors
-    /// When there is no such slot, or the device fails.
+    /// When there is no such slot, its state is on its way, or the device fails.
     pub fn reset(&mut self, slot: usize) -> candle_core::Result<()> {
         self.check(slot)?;
         self.torn[slot] = true;
-        for buffer in [&self.s, &self.sums, &self.tails] {
-            let (at, bytes) = self.part(buffer, slot);
+        for (at, bytes) in self.parts(slot).into_iter().zip(self.shape.parts()) {
             self.device.0.clear(at, bytes).map_err(|error| self.told(error))?;
         }
         self.tokens[slot] = 0;
@@ -213,59 +212,30 @@ impl CudaPool {
     /// A slot's numbers, copied, as [`crate::StatePool::export`] gives them: a state moves between devices.
     ///
     /// # Errors
-    /// When there is no such slot, a step that failed has left it half way, or the device fails.
+    /// When there is no such slot, a step that failed has left it half way, its state is on its way, or the device fails.
     pub fn export(&self, slot: usize) -> candle_core::Result<Vec<f32>> {
-        self.check(slot)?;
-        if self.torn[slot] {
-            bail!("slot {slot} was left half way by a step that failed: there is nothing whole to export");
+        self.check_whole(slot)?;
+        let mut parts = self.shape.parts().map(|bytes| vec![0; bytes]);
+        for (bytes, at) in parts.iter_mut().zip(self.parts(slot)) {
+            self.device.0.download(at, bytes).map_err(|error| self.told(error))?;
         }
-        let s = self.read(&self.s, slot)?;
-        let s: Vec<f32> = match self.state {
-            StateType::F32 => floats(&s).collect(),
-            StateType::Bf16 => s.as_chunks::<2>().0.iter().map(|&b| half::bf16::from_le_bytes(b).to_f32()).collect(),
-        };
-        let sums: Vec<f32> = floats(&self.read(&self.sums, slot)?).collect();
-        let mut numbers = Vec::with_capacity(self.layout.numbers());
-        let column = column(self.features);
-        for (s, sums) in s.chunks_exact(self.head_dim * column).zip(sums.chunks_exact(self.features + 1)) {
-            numbers.extend((0..self.features).flat_map(|row| s[row..].iter().step_by(column)));
-            numbers.extend_from_slice(sums);
-        }
-        numbers.extend(floats(&self.read(&self.tails, slot)?));
-        Ok(numbers)
+        Ok(self.shape.numbers(parts.each_ref().map(Vec::as_slice)))
     }
 
     /// Puts numbers that an `export` has given into a slot, which then has seen `tokens` tokens. A torn slot is whole
     /// again. What is held as bf16 takes the nearest.
     ///
     /// # Errors
-    /// When there is no such slot or `numbers` are not as many as a slot has: then nothing has changed. When the device
-    /// fails: then the slot is refused until it is reset.
+    /// When there is no such slot, its state is on its way, or `numbers` are not as many as a slot has: then nothing has
+    /// changed. When the device fails: then the slot is refused until it is reset.
     pub fn import(&mut self, slot: usize, numbers: &[f32], tokens: u64) -> candle_core::Result<()> {
         self.check(slot)?;
-        if numbers.len() != self.layout.numbers() {
-            bail!("a state must have {} numbers, found {}", self.layout.numbers(), numbers.len());
-        }
-        let (memories, tails) = numbers.split_at(self.layout.memory());
-        let (mut s, mut sums) = (Vec::new(), Vec::new());
-        let zeros = column(self.features) - self.features;
-        for head in memories.chunks_exact(self.layout.head) {
-            let (matrix, beside) = head.split_at(self.features * self.head_dim);
-            for i in 0..self.head_dim {
-                let column = matrix[i..].iter().step_by(self.head_dim);
-                match self.state {
-                    StateType::F32 => s.extend(column.flat_map(|v| v.to_le_bytes())),
-                    StateType::Bf16 => s.extend(column.flat_map(|&v| nearest(v))),
-                }
-                s.resize(s.len() + zeros * width(self.state), 0);
-            }
-            sums.extend(beside.iter().flat_map(|v| v.to_le_bytes()));
-        }
+        self.check_numbers(numbers)?;
+        let mut parts = self.shape.parts().map(|bytes| vec![0; bytes]);
+        self.shape.fill(numbers, parts.each_mut().map(Vec::as_mut_slice));
         self.torn[slot] = true;
-        let tails = super::device::bytes_of(tails);
-        for (buffer, bytes) in [(&self.s, s), (&self.sums, sums), (&self.tails, tails)] {
-            let (at, _) = self.part(buffer, slot);
-            self.device.0.upload(at, &bytes).map_err(|error| self.told(error))?;
+        for (bytes, at) in parts.iter().zip(self.parts(slot)) {
+            self.device.0.upload(at, bytes).map_err(|error| self.told(error))?;
         }
         self.tokens[slot] = tokens;
         self.torn[slot] = false;
@@ -294,8 +264,7 @@ impl CudaPool {
     pub(super) fn spread(&mut self, from: usize) -> Result<()> {
         let tokens = self.tokens[from];
         for slot in (0..self.slots()).filter(|&slot| slot != from) {
-            for buffer in [&self.s, &self.sums, &self.tails] {
-                let ((source, bytes), (to, _)) = (self.part(buffer, from), self.part(buffer, slot));
+            for ((source, to), bytes) in self.parts(from).into_iter().zip(self.parts(slot)).zip(self.shape.parts()) {
                 if bytes > 0 {
                     self.device.0.copy(to, source, bytes)?;
                 }
@@ -305,27 +274,20 @@ impl CudaPool {
         Ok(())
     }
 
-    /// Where a slot's part of a buffer is, and its bytes.
-    fn part(&self, buffer: &Buffer, slot: usize) -> (u64, usize) {
-        let bytes = buffer.bytes / self.slots();
-        (buffer.at + (slot * bytes) as u64, bytes)
-    }
-
-    fn read(&self, buffer: &Buffer, slot: usize) -> candle_core::Result<Vec<u8>> {
-        let (at, len) = self.part(buffer, slot);
-        let mut bytes = vec![0; len];
-        self.device.0.download(at, &mut bytes).map_err(|error| self.told(error))?;
-        Ok(bytes)
+    /// Where a slot's parts are.
+    pub(super) fn parts(&self, slot: usize) -> [u64; 3] {
+        let [s, sums, tails] = self.shape.parts().map(|bytes| (slot * bytes) as u64);
+        [self.s.at + s, self.sums.at + sums, self.tails.at + tails]
     }
 
     /// Where one layer's states are.
     pub(super) fn layer(&self, layer: usize) -> Layer {
-        let of = self.layout;
+        let Shape { layout: of, state, features, head_dim } = self.shape;
         let (s, sums, tails) =
-            (of.heads * self.head_dim * column(self.features), of.heads * (self.features + 1), of.taps * of.channels);
+            (of.heads * head_dim * column(features), of.heads * (features + 1), of.taps * of.channels);
         Layer {
-            state: self.state,
-            s: self.s.at + (layer * s * width(self.state)) as u64,
+            state,
+            s: self.s.at + (layer * s * width(state)) as u64,
             s_stride: of.layers * s,
             sums: self.sums.at + (layer * sums * size_of::<f32>()) as u64,
             sums_stride: of.layers * sums,
@@ -341,26 +303,25 @@ impl CudaPool {
         let slots = places + (rows * size_of::<u64>()) as u64;
         let ids = slots + (rows * size_of::<u32>()) as u64;
         let angles = ids + (tokens * size_of::<u32>()) as u64;
-        let bytes = input_bytes(rows, tokens, if rope { self.head_dim } else { 0 });
+        let bytes = input_bytes(rows, tokens, if rope { self.shape.head_dim } else { 0 });
         (Step { rows, time, ids, slots, places, angles, one_slot: None }, bytes)
     }
 
     /// Begins a step of these slots -> the place of each row's first token. Until [`Self::advance`] they count as torn.
     pub(super) fn begin(&mut self, slots: &[usize]) -> candle_core::Result<Vec<u64>> {
         for (i, &slot) in slots.iter().enumerate() {
-            if slot < self.slots() && !self.torn[slot] {
+            let Err(error) = self.check_whole(slot) else {
                 self.torn[slot] = true;
                 continue;
-            }
+            };
             // As it was before: those that come before this one were whole.
             for &slot in &slots[..i] {
                 self.torn[slot] = false;
             }
-            self.check(slot)?;
             if slots[..i].contains(&slot) {
                 bail!("slot {slot} is named twice");
             }
-            bail!("slot {slot} was left half way by a step that failed, and must be reset");
+            return Err(error);
         }
         Ok(slots.iter().map(|&slot| self.tokens[slot]).collect())
     }
@@ -371,17 +332,33 @@ impl CudaPool {
             self.tokens[slot] += by as u64;
             self.torn[slot] = false;
         }
-        self.denominators.all += (slots.len() * by * self.layout.layers * self.layout.heads) as u64;
+        self.denominators.all += (slots.len() * by * self.shape.layout.layers * self.shape.layout.heads) as u64;
     }
 
-    fn check(&self, slot: usize) -> candle_core::Result<()> {
-        if slot < self.slots() {
+    /// Refuses a slot that is none, or whose state is on its way.
+    pub(super) fn check(&self, slot: usize) -> candle_core::Result<()> {
+        if slot >= self.slots() {
+            bail!("slot {slot} is out of range: the pool has {}", self.slots());
+        }
+        if self.moves.is_moving(slot) {
+            bail!("the state of slot {slot} is on its way between the device and the host");
+        }
+        Ok(())
+    }
+
+    /// Refuses a slot that has no whole state.
+    pub(super) fn check_whole(&self, slot: usize) -> candle_core::Result<()> {
+        self.check(slot)?;
+        if self.torn[slot] {
+            bail!("slot {slot} was left half way by a step or a move that failed, and must be reset");
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_numbers(&self, numbers: &[f32]) -> candle_core::Result<()> {
+        if numbers.len() == self.shape.layout.numbers() {
             return Ok(());
         }
-        bail!("slot {slot} is out of range: the pool has {}", self.slots())
+        bail!("a state must have {} numbers, found {}", self.shape.layout.numbers(), numbers.len())
     }
-}
-
-pub(super) fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
-    bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b))
 }

@@ -4,6 +4,8 @@
 mod choosing;
 mod failures;
 mod mixing;
+mod moving;
+mod watched;
 
 use candle_core::{Device, Tensor};
 

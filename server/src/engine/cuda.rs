@@ -1,12 +1,14 @@
 //! The [`LanguageModel`] that is served on a CUDA device: a decoder, and its pool of states in the device's memory.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tidegate_model::cuda::{CudaDecoder, CudaPool};
 use tidegate_model::sampling::{Drawn, Plans};
 use tidegate_model::{Denominators, StateType};
 
-use super::{LanguageModel, ModelError};
+use super::{LanguageModel, ModelError, Move};
+use crate::session::Snapshot;
 
 /// A decoder with its slots.
 pub struct CudaModel {
@@ -22,6 +24,15 @@ impl CudaModel {
     pub fn new(decoder: CudaDecoder, slots: usize, state: StateType) -> Result<Self, ModelError> {
         let pool = decoder.new_pool(slots, state).map_err(ModelError::new)?;
         Ok(Self { decoder, pool })
+    }
+}
+
+/// The state of a snapshot, which stays until it is on the device.
+struct Held(Arc<Snapshot>);
+
+impl AsRef<[f32]> for Held {
+    fn as_ref(&self) -> &[f32] {
+        &self.0.state
     }
 }
 
@@ -60,6 +71,24 @@ impl LanguageModel for CudaModel {
 
     fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError> {
         self.pool.import(slot, state, tokens).map_err(ModelError::new)
+    }
+
+    fn begin_export(&mut self, slot: usize) -> Result<Move, ModelError> {
+        self.pool.begin_export(slot).map(|()| Move::Coming).map_err(ModelError::new)
+    }
+
+    fn begin_import(&mut self, slot: usize, start: &Arc<Snapshot>) -> Result<Move, ModelError> {
+        let state = Box::new(Held(Arc::clone(start)));
+        self.pool.begin_import(slot, state, start.read).map(|()| Move::Coming).map_err(ModelError::new)
+    }
+
+    fn moved(&mut self, slot: usize) -> Result<Move, ModelError> {
+        let numbers = self.pool.moved(slot).map_err(ModelError::new)?;
+        Ok(numbers.map_or(Move::Coming, Move::Done))
+    }
+
+    fn on_arrival(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.pool.on_arrival(wake);
     }
 
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {

@@ -10,7 +10,7 @@ use tracing::Span;
 use super::event::{Event, Failure, Interrupt};
 use super::request::Request;
 
-/// How long the engine sleeps when all it has are readers that are behind.
+/// How long the engine sleeps when all it has are readers that are behind and states on their way.
 const NAP: Duration = Duration::from_millis(5);
 
 /// Why a request was not taken.
@@ -81,11 +81,13 @@ pub(super) struct Inbox {
 struct State {
     queue: VecDeque<Submission>,
     phase: Phase,
+    /// Whether the engine is to look again: what it waits for has come.
+    woken: bool,
 }
 
 impl Inbox {
     pub(super) fn new(capacity: usize) -> Self {
-        let state = State { queue: VecDeque::new(), phase: Phase::Open };
+        let state = State { queue: VecDeque::new(), phase: Phase::Open, woken: false };
         Self { state: Mutex::new(state), changed: Condvar::new(), capacity }
     }
 
@@ -113,7 +115,7 @@ impl Inbox {
         let nothing = |state: &mut State| state.queue.is_empty() && state.phase == Phase::Open;
         match wait {
             Wait::Not => {}
-            Wait::Briefly if room > 0 && !state.queue.is_empty() => {}
+            Wait::Briefly if state.woken || (room > 0 && !state.queue.is_empty()) => {}
             Wait::Briefly => {
                 state = self.changed.wait_timeout(state, NAP).unwrap_or_else(PoisonError::into_inner).0;
             }
@@ -121,6 +123,7 @@ impl Inbox {
                 state = self.changed.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner);
             }
         }
+        state.woken = false;
         // Those that are over wait for no slot.
         let mut submissions = Vec::new();
         if state.queue.iter().any(Submission::is_over) {
@@ -131,6 +134,12 @@ impl Inbox {
         let count = room.min(state.queue.len());
         submissions.extend(state.queue.drain(..count));
         Taken { submissions, phase: state.phase, more: !state.queue.is_empty() }
+    }
+
+    /// Ends a short wait of the engine's, or the next one.
+    pub(super) fn wake(&self) {
+        self.lock().woken = true;
+        self.changed.notify_all();
     }
 
     /// Moves on to `phase`; never back.

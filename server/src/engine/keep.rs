@@ -11,19 +11,23 @@ pub(super) struct Kept {
     pub(super) lies_in_slot: bool,
 }
 
-/// The prompt's end, from which other requests with the same beginning can go on.
-pub(super) fn prompt_end<M: LanguageModel>(
-    model: &M,
-    slot: usize,
-    sequence: &Sequence,
-) -> Result<Snapshot, ModelError> {
-    Ok(Snapshot {
-        state: model.export(slot)?,
+/// What the end of a text takes.
+pub(super) enum End {
+    /// Nothing more.
+    There(Kept),
+    /// The state of the slot, for [`whole`]; whether the answer is open.
+    InSlot(bool),
+}
+
+/// The prompt's end, from which other requests with the same beginning can go on: the slot has `state`.
+pub(super) fn prompt_end(state: Vec<f32>, sequence: &Sequence) -> Snapshot {
+    Snapshot {
+        state,
         read: sequence.read,
         pending: sequence.pending_token.into_iter().collect(),
         history: sequence.history,
         ..Snapshot::default()
-    })
+    }
 }
 
 /// The end of a request's text: the text that was shown, with nothing of what ended it.
@@ -33,10 +37,10 @@ pub(super) fn end<M: LanguageModel>(
     sequence: &mut Sequence,
     ending: Ending,
     rules: &TextRules,
-) -> Result<Kept, ModelError> {
-    match (ending, sequence.mark.take()) {
-        (Ending::StopString, Some(mark)) => taken_back(model, slot, sequence, mark, rules),
-        (Ending::Length | Ending::Interrupted, Some(mark)) => Ok(Kept {
+) -> Result<End, ModelError> {
+    Ok(match (ending, sequence.mark.take()) {
+        (Ending::StopString, Some(mark)) => End::There(taken_back(model, slot, sequence, mark, rules)?),
+        (Ending::Length | Ending::Interrupted, Some(mark)) => End::There(Kept {
             snapshot: Snapshot {
                 state: mark.state,
                 read: mark.read,
@@ -47,30 +51,35 @@ pub(super) fn end<M: LanguageModel>(
             },
             lies_in_slot: false,
         }),
-        (Ending::Length | Ending::Interrupted, None) => whole(model, slot, sequence, true),
+        (Ending::Length | Ending::Interrupted, None) => in_slot(sequence, true),
         // Its last token is a part of the text, and nothing is held back any more.
-        (Ending::Grammar, _) => whole(model, slot, sequence, false),
+        (Ending::Grammar, _) => in_slot(sequence, false),
         (Ending::Eos(_) | Ending::StopToken(_) | Ending::StopString, _) => {
             // What ended the text is the pending token, and is no part of it.
             if let Some(token) = sequence.pending_token.take() {
                 sequence.sampler.take_back(token);
             }
-            whole(model, slot, sequence, false)
+            in_slot(sequence, false)
         }
-    }
+    })
 }
 
-/// What the slot holds, and the pending token where there is one.
-fn whole<M: LanguageModel>(model: &M, slot: usize, sequence: &Sequence, open: bool) -> Result<Kept, ModelError> {
+/// The slot's state is wanted, where anything has been read into it.
+fn in_slot(sequence: &Sequence, open: bool) -> End {
+    if sequence.read == 0 { End::There(whole(Vec::new(), sequence, open)) } else { End::InSlot(open) }
+}
+
+/// What the slot holds, which is `state`, and the pending token where there is one.
+pub(super) fn whole(state: Vec<f32>, sequence: &Sequence, open: bool) -> Kept {
     let snapshot = Snapshot {
-        state: if sequence.read == 0 { Vec::new() } else { model.export(slot)? },
+        state,
         read: sequence.read,
         pending: sequence.pending_token.into_iter().collect(),
         history: sequence.history,
         sampler: sequence.sampler.state(),
         answer: sequence.answer(open),
     };
-    Ok(Kept { snapshot, lies_in_slot: sequence.read > 0 })
+    Kept { snapshot, lies_in_slot: sequence.read > 0 }
 }
 
 /// The text without the stop string: back to the mark before it, then on through what was shown since.

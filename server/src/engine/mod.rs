@@ -1,8 +1,10 @@
 //! Continuous batching: one thread that owns the model and its slots, and takes all running rows a token at a time.
 //!
 //! It knows no HTTP and no wire type. Requests come in checked ([`Request`]) through a bounded queue, text goes out
-//! as [`Event`]s. Between two decode steps at most one chunk of one prompt is read, so that nobody's stream stalls.
+//! as [`Event`]s. Between two decode steps at most one chunk of one prompt is read, so that nobody's stream stalls; a
+//! state that moves between device and host holds up its own request alone.
 
+mod arrival;
 mod constraint;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -16,6 +18,7 @@ mod handle;
 mod inbox;
 mod keep;
 mod model;
+mod moves;
 mod opening;
 mod outlet;
 mod request;
@@ -36,7 +39,7 @@ pub use event::{
 };
 pub use handle::{EngineHandle, EngineThread};
 pub use inbox::SubmitError;
-pub use model::{LanguageModel, ModelError};
+pub use model::{LanguageModel, ModelError, Move};
 pub(crate) use opening::last_tokens;
 pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Sources, Start, recommended_sampling};
 pub use sequence::{Encode, TextRules};

@@ -1,9 +1,12 @@
 //! What the engine needs from a language model, and nothing about how one works.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tidegate_model::Denominators;
 use tidegate_model::sampling::{Drawn, Plans};
+
+use crate::session::Snapshot;
 
 /// Why a model could not do a step.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +18,16 @@ impl ModelError {
     pub fn new(reason: impl std::fmt::Display) -> Self {
         Self(reason.to_string())
     }
+}
+
+/// How far a move of a slot's state is.
+#[derive(Debug)]
+pub enum Move {
+    /// It has ended; with the numbers of the state where that was to leave the slot, and with none where one was to come.
+    Done(Vec<f32>),
+    /// It is under way, and [`LanguageModel::moved`] tells of its end. Meanwhile the slot must be named in nothing else,
+    /// and what is asked of the other slots does not wait for it.
+    Coming,
 }
 
 /// A model with a fixed number of slots, each holding the state of one conversation.
@@ -57,6 +70,35 @@ pub trait LanguageModel: Send {
     /// # Errors
     /// The device failed, or the state is not one of this model's.
     fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError>;
+
+    /// Begins what [`Self::export`] does. Where a state does not move at once, the other slots go on meanwhile.
+    ///
+    /// # Errors
+    /// As for [`Self::export`]; then nothing is under way.
+    fn begin_export(&mut self, slot: usize) -> Result<Move, ModelError> {
+        self.export(slot).map(Move::Done)
+    }
+
+    /// Begins what [`Self::import`] does with the state of `start`. Where that does not move at once, the other slots go
+    /// on meanwhile.
+    ///
+    /// # Errors
+    /// As for [`Self::import`]; then nothing is under way.
+    fn begin_import(&mut self, slot: usize, start: &Arc<Snapshot>) -> Result<Move, ModelError> {
+        self.import(slot, &start.state, start.read).map(|()| Move::Done(Vec::new()))
+    }
+
+    /// How far the move is that is under way in `slot`; never waits.
+    ///
+    /// # Errors
+    /// As for what was begun; then the move has ended.
+    fn moved(&mut self, _slot: usize) -> Result<Move, ModelError> {
+        Err(ModelError::new("no move is under way: this model's states move at once"))
+    }
+
+    /// Has `wake` called, on any thread, when a move that was under way has ended. Said once, before anything is asked
+    /// for. A model whose states move at once has no use for it.
+    fn on_arrival(&mut self, _wake: Arc<dyn Fn() + Send + Sync>) {}
 
     /// The token that every text begins with, where each answers a source, which is read before it: an encoder-decoder.
     /// Then only a slot with a source reads text. None where a text begins with a prompt.

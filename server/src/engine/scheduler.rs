@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::event::{Event, Failure};
 use super::guide::Guide;
 use super::inbox::Wait;
+use super::moves::{Moves, Purpose};
 use super::outlet::{Outlet, Reader};
 use super::sequence::{ReadBy, Sequence};
 use super::shared::SharedPrompt;
@@ -21,6 +22,8 @@ pub(super) struct Scheduler {
     resident: Vec<Weak<Snapshot>>,
     /// Slots whose prompts are being read: each gets one chunk in turn, so that a long prompt delays no short one.
     prefilling: VecDeque<usize>,
+    /// Slots whose states are on their way: they are taken, and take part in nothing.
+    moves: Moves,
     /// Ends of requests that have left their slots but whose readers are behind.
     lingering: Vec<Outlet>,
     stall_limit: Duration,
@@ -40,6 +43,7 @@ impl Scheduler {
             free: (0..slots).collect(),
             resident: (0..slots).map(|_| Weak::new()).collect(),
             prefilling: VecDeque::new(),
+            moves: Moves::new(slots),
             lingering: Vec::new(),
             stall_limit,
         }
@@ -54,7 +58,7 @@ impl Scheduler {
     pub(super) fn wait(&self) -> Wait {
         if self.is_idle() {
             Wait::ForWork
-        } else if self.prefilling.is_empty() && self.rows().next().is_none() {
+        } else if self.next_prefill().is_none() && self.rows().next().is_none() {
             Wait::Briefly
         } else {
             Wait::Not
@@ -122,7 +126,7 @@ impl Scheduler {
 
     /// The slot whose prompt is to be read next.
     pub(super) fn next_prefill(&self) -> Option<usize> {
-        self.prefilling.front().copied()
+        self.prefilling.iter().copied().find(|slot| !self.is_moving(*slot))
     }
 
     /// Puts `slot` behind the other prompts, or takes it out where its prompt has been read to the end.
@@ -135,13 +139,40 @@ impl Scheduler {
 
     /// The slots that take part in the next decode step, and the token that each reads.
     pub(super) fn rows(&self) -> impl Iterator<Item = (usize, u32)> {
-        self.slots.iter().enumerate().filter_map(|(slot, held)| Some((slot, held.as_ref()?.decodable()?)))
+        let held = self.slots.iter().enumerate().filter(|(slot, _)| !self.is_moving(*slot));
+        held.filter_map(|(slot, held)| Some((slot, held.as_ref()?.decodable()?)))
     }
 
     /// What holds the rows of the next decode step to their grammars, where anything does.
     pub(super) fn guides(&mut self) -> impl Iterator<Item = &mut Guide> {
-        let rows = self.slots.iter_mut().flatten().filter(|sequence| sequence.decodable().is_some());
+        let Self { slots, moves, .. } = self;
+        let held = slots.iter_mut().enumerate().filter(|(slot, _)| !moves.is_moving(*slot));
+        let rows = held.filter_map(|(_, held)| held.as_mut().filter(|sequence| sequence.decodable().is_some()));
         rows.filter_map(Sequence::guide)
+    }
+
+    /// Notes that the state of `slot` is on its way.
+    pub(super) fn begin_move(&mut self, slot: usize, purpose: Purpose) {
+        self.moves.begin(slot, purpose);
+    }
+
+    pub(super) fn is_moving(&self, slot: usize) -> bool {
+        self.moves.is_moving(slot)
+    }
+
+    /// The slots whose states are on their way.
+    pub(super) fn moving(&self) -> Vec<usize> {
+        self.moves.under_way()
+    }
+
+    /// Notes that the move of `slot` has ended, and says what it was for. Where its request has left, the slot is free
+    /// from here on.
+    pub(super) fn end_move(&mut self, slot: usize) -> Option<Purpose> {
+        let purpose = self.moves.end(slot);
+        if purpose.is_none() {
+            self.free.push_back(slot);
+        }
+        purpose
     }
 
     /// The requests in `slots`, which ascend: one for each, none where a slot is free.
@@ -152,14 +183,15 @@ impl Scheduler {
     }
 
     /// The slots whose requests are to end with what they have. A turn has its prompt read first, since the
-    /// conversation goes on from there, and so has a prompt that others need.
+    /// conversation goes on from there, and so has a prompt that others need; a state on its way arrives first.
     pub(super) fn interrupted(&self) -> Vec<usize> {
         let asked = |sequence: &Sequence| sequence.interrupt.is_asked();
         let by_slot = |slot: usize| self.slots[slot].as_ref().is_some_and(asked);
         let alone = |held: &Sequence| held.shared.as_ref().is_none_or(|prompt| self.sharing(prompt).all(by_slot));
         let ends = |held: &Sequence| asked(held) && (held.is_read() || (!held.is_turn && alone(held)));
         let slots = self.slots.iter().enumerate();
-        slots.filter(|(_, held)| held.as_ref().is_some_and(ends)).map(|(slot, _)| slot).collect()
+        let held = slots.filter(|(slot, _)| !self.is_moving(*slot));
+        held.filter(|(_, held)| held.as_ref().is_some_and(ends)).map(|(slot, _)| slot).collect()
     }
 
     pub(super) fn sequence(&self, slot: usize) -> Option<&Sequence> {
@@ -170,7 +202,7 @@ impl Scheduler {
         self.slots[slot].as_mut()
     }
 
-    /// Frees a slot, whose request's last event is `last`.
+    /// Frees a slot, one that is moving once its state has arrived; its request's last event is `last`.
     pub(super) fn end(&mut self, slot: usize, last: Event) {
         if let Some(mut sequence) = self.release(slot) {
             sequence.outlet.end(last);
@@ -180,7 +212,8 @@ impl Scheduler {
         }
     }
 
-    /// Hands over all text for which there is room, and ends the requests that nobody waits for.
+    /// Hands over all text for which there is room, and ends the requests that nobody waits for. While the state of a
+    /// request is on its way, no reader is late.
     pub(super) fn sweep(&mut self) -> Swept {
         let mut swept = Swept::default();
         for slot in 0..self.slots.len() {
@@ -188,7 +221,7 @@ impl Scheduler {
             if sequence.outlet.flush() == Reader::Gone {
                 self.release(slot);
                 swept.cancelled += 1;
-            } else if sequence.outlet.is_stalled(self.stall_limit) {
+            } else if sequence.outlet.is_stalled(self.stall_limit) && !self.moves.is_moving(slot) {
                 self.end(slot, Event::Failed(Failure::Stalled));
                 swept.stalled += 1;
             }
@@ -208,7 +241,9 @@ impl Scheduler {
 
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         let sequence = self.slots[slot].take()?;
-        self.free.push_back(slot);
+        if !self.moves.forsake(slot) {
+            self.free.push_back(slot);
+        }
         self.prefilling.retain(|other| *other != slot);
         if sequence.read_by != ReadBy::Other
             && let Some(prompt) = &sequence.shared

@@ -8,13 +8,14 @@ use std::time::Duration;
 use tidegate_model::sampling::{Permitted, Plans, Sampler, SamplingParams};
 use tracing::{Span, debug, error, info};
 
+use super::arrival::begin_handover;
 use super::ends::Ending;
 use super::event::{Event, Failure};
 use super::guarded::{Fault, guarded};
 use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::inbox::{Inbox, Phase, Submission};
-use super::keep;
-use super::model::{LanguageModel, ModelError};
+use super::model::{LanguageModel, Move};
+use super::moves::Purpose;
 use super::scheduler::Scheduler;
 use super::sequence::{Choice, Sequence, TextBuffers, TextRules};
 use super::stats::{Counters, add};
@@ -53,7 +54,7 @@ pub enum EngineError {
 /// # Errors
 /// No thread, or a model that fails.
 pub fn spawn<M: LanguageModel + 'static>(
-    model: M,
+    mut model: M,
     rules: TextRules,
     options: EngineOptions,
 ) -> Result<(EngineHandle, EngineThread), EngineError> {
@@ -65,6 +66,8 @@ pub fn spawn<M: LanguageModel + 'static>(
         stall_limit: options.stall_limit,
         slots: model.slots(),
     });
+    let inbox = Arc::clone(&shared);
+    model.on_arrival(Arc::new(move || inbox.inbox.wake()));
     let scheduler = Scheduler::new(model.slots(), options.stall_limit);
     let (step, buffers) = (Step::default(), TextBuffers::default());
     let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared), step, buffers };
@@ -96,11 +99,11 @@ impl Drop for Guard {
     }
 }
 
-struct Worker<M> {
-    model: M,
-    rules: TextRules,
-    scheduler: Scheduler,
-    shared: Arc<Shared>,
+pub(super) struct Worker<M> {
+    pub(super) model: M,
+    pub(super) rules: TextRules,
+    pub(super) scheduler: Scheduler,
+    pub(super) shared: Arc<Shared>,
     /// Kept from step to step for their memory.
     step: Step,
     buffers: TextBuffers,
@@ -142,6 +145,7 @@ impl<M: LanguageModel> Worker<M> {
                 self.scheduler.abort();
                 return;
             }
+            self.look_for_arrivals();
             let swept = self.scheduler.sweep();
             self.count_running();
             add(&self.shared.counters.cancelled, swept.cancelled);
@@ -189,20 +193,17 @@ impl<M: LanguageModel> Worker<M> {
         let Some((slot, lies_there)) = self.scheduler.admit(Sequence::new(submission, &self.rules)) else { return };
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let model = &mut self.model;
-        let outcome = guarded(|| {
+        let begun = guarded(|| {
             sequence.start_grammar(model.vocab_size());
-            match sequence.start.as_deref() {
-                _ if sequence.prompt_is_there() => handed_over(model, slot, sequence),
-                Some(_) if lies_there => Ok(()),
-                Some(start) if start.read > 0 => model.import(slot, &start.state, start.read),
-                _ => model.reset(slot),
+            match sequence.start.as_ref() {
+                _ if sequence.prompt_is_there() => return begin_handover(model, slot, sequence),
+                Some(_) if lies_there => {}
+                Some(start) if start.read > 0 => return Ok((Purpose::Start, model.begin_import(slot, start)?)),
+                _ => model.reset(slot)?,
             }
+            Ok((Purpose::Start, Move::Done(Vec::new())))
         });
-        match outcome {
-            Ok(()) if sequence.is_read() => self.prompt_was_read(slot),
-            Ok(()) => {}
-            Err(fault) => self.fail(slot, &fault),
-        }
+        self.follow(slot, begun);
     }
 
     /// Reads one chunk of one prompt. Its last token, or after a source the text's first, is left for the decode step,
@@ -226,40 +227,6 @@ impl<M: LanguageModel> Worker<M> {
                     self.prompt_was_read(slot);
                 }
             }
-            Err(fault) => self.fail(slot, &fault),
-        }
-    }
-
-    /// Tells of the prompt's end where that was asked for, and ends a request that asks for nothing more.
-    fn prompt_was_read(&mut self, slot: usize) {
-        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        if sequence.wants_tokens() && self.model.source_start().is_none() {
-            // The last token, which the next step reads; after a source that is the one that every text begins with.
-            add(&self.shared.counters.prompt_tokens, 1);
-        }
-        if sequence.wants_prompt_end() {
-            let model = &self.model;
-            match guarded(|| keep::prompt_end(model, slot, sequence)) {
-                Ok(snapshot) => sequence.prompt_ended(snapshot),
-                Err(fault) => return self.fail(slot, &fault),
-            }
-        }
-        sequence.tell_prompt_scores();
-        let shared = sequence.shared.take();
-        if !sequence.wants_tokens() {
-            self.finish(slot, Ending::Length);
-        }
-        for slot in shared.map(|prompt| self.scheduler.waiting_for(&prompt)).unwrap_or_default() {
-            self.hand_over(slot);
-        }
-    }
-
-    /// Lets a request that has waited for its prompt begin.
-    fn hand_over(&mut self, slot: usize) {
-        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let model = &mut self.model;
-        match guarded(|| handed_over(model, slot, sequence)) {
-            Ok(()) => self.prompt_was_read(slot),
             Err(fault) => self.fail(slot, &fault),
         }
     }
@@ -314,45 +281,20 @@ impl<M: LanguageModel> Worker<M> {
     /// Takes the token that a row has chosen; a panic here ends that row alone.
     fn accept(&mut self, slot: usize, chosen: Result<Choice, Fault>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let (rules, model, buffers) = (&self.rules, &self.model, &mut self.buffers);
-        let outcome = guarded(|| {
-            let ending = sequence.accept(chosen?, rules, buffers)?;
-            if sequence.wants_mark() {
-                sequence.set_mark(model.export(slot)?);
-            }
-            Ok::<_, Fault>(ending)
-        });
-        match outcome {
-            Ok(outcome) => {
+        let (rules, buffers) = (&self.rules, &mut self.buffers);
+        match guarded(|| sequence.accept(chosen?, rules, buffers)) {
+            Ok(ending) => {
                 add(&self.shared.counters.generated_tokens, 1);
-                match outcome {
-                    Some(ending) => self.finish(slot, ending),
-                    // Nobody waits for the next step to see this token.
-                    None => _ = sequence.outlet.flush(),
+                if sequence.wants_mark() {
+                    return self.take_out(slot, Purpose::Mark(ending));
                 }
+                self.goes_on(slot, ending);
             }
             Err(fault) => self.fail(slot, &fault),
         }
     }
 
-    fn finish(&mut self, slot: usize, ending: Ending) {
-        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let (rules, model) = (&self.rules, &mut self.model);
-        let kept = guarded(|| sequence.keep.end.then(|| keep::end(model, slot, sequence, ending, rules)).transpose());
-        let (snapshot, lies_there) = match kept {
-            Ok(kept) => kept.map(|kept| (Arc::new(kept.snapshot), kept.lies_in_slot)).unzip(),
-            Err(fault) => return self.fail(slot, &fault),
-        };
-        let finish = sequence.finish(ending, snapshot.clone());
-        if let (Some(snapshot), Some(true)) = (&snapshot, lies_there) {
-            self.scheduler.leave(slot, snapshot);
-        }
-        // Counted first: who has seen the last event finds it in the counts.
-        add(&self.shared.counters.finished, 1);
-        self.scheduler.end(slot, Event::Finished(finish));
-    }
-
-    fn fail(&mut self, slot: usize, fault: &Fault) {
+    pub(super) fn fail(&mut self, slot: usize, fault: &Fault) {
         let reason = fault.reason.as_str();
         let span = self.scheduler.sequence(slot).map_or_else(Span::none, |sequence| sequence.span.clone());
         // A client must not be able to raise an alarm with a grammar of its own.
@@ -367,13 +309,4 @@ impl<M: LanguageModel> Worker<M> {
         self.scheduler.end(slot, Event::Failed(fault.failure));
         debug!(running = self.scheduler.running(), "the engine goes on");
     }
-}
-
-/// Begins where another request has read the prompt to, if it has.
-fn handed_over<M: LanguageModel>(model: &mut M, slot: usize, sequence: &mut Sequence) -> Result<(), ModelError> {
-    let Some(shared) = sequence.shared.clone() else { return Ok(()) };
-    let Some(prompt) = shared.read() else { return Ok(()) };
-    model.import(slot, &prompt.end.state, prompt.end.read)?;
-    sequence.take_over(prompt);
-    Ok(())
 }

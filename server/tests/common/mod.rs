@@ -7,6 +7,7 @@ pub(crate) mod random;
 pub(crate) mod responses;
 pub(crate) mod runs;
 pub(crate) mod sessions;
+pub(crate) mod slow;
 pub(crate) mod translator;
 
 use std::path::PathBuf;

@@ -3,109 +3,31 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use super::device;
-use crate::config::DecoderConfig;
-use crate::cuda::device::{CudaDevice, Gpu, Launch, Pinned, Recorded, Result};
+use super::watched::watched;
 use crate::cuda::{CudaDecoder, CudaPool};
 use crate::cuda_error::CudaError;
 use crate::memory::StateType;
 use crate::sampling::{Permitted, Plans, Sampler, SamplingParams};
-use crate::weights::WeightType;
 
-/// A device whose calls succeed `left` times; less than 0 for always.
-#[derive(Debug)]
-struct Failing {
-    inner: Arc<dyn Gpu>,
-    left: AtomicI64,
-    fatal: bool,
-}
-
-impl Failing {
-    fn call(&self) -> Result<()> {
-        let left = self.left.load(Ordering::Relaxed);
+/// A device whose calls succeed so many times; less than 0 for always.
+pub(super) fn failing(fatal: bool) -> (Arc<AtomicI64>, CudaDecoder, CudaPool) {
+    let left = Arc::new(AtomicI64::new(-1));
+    let counted = Arc::clone(&left);
+    let call = move |_: &str| {
+        let left = counted.load(Ordering::Relaxed);
         if left < 0 {
             return Ok(());
         }
-        self.left.store((left - 1).max(0), Ordering::Relaxed);
+        counted.store((left - 1).max(0), Ordering::Relaxed);
         let (what, reason) = (String::from("a call"), String::from("it fails in this test"));
         match left {
-            0 if self.fatal => Err(CudaError::Lost { what, reason }),
+            0 if fatal => Err(CudaError::Lost { what, reason }),
             0 => Err(CudaError::Failed { what, reason }),
             _ => Ok(()),
         }
-    }
-}
-
-impl Gpu for Failing {
-    fn name(&self) -> String {
-        self.inner.name()
-    }
-
-    fn processors(&self) -> usize {
-        self.inner.processors()
-    }
-
-    fn memory(&self) -> Result<(usize, usize)> {
-        self.inner.memory()
-    }
-
-    fn allocate(&self, bytes: usize) -> Result<u64> {
-        self.call()?;
-        self.inner.allocate(bytes)
-    }
-
-    fn free(&self, at: u64) {
-        self.inner.free(at);
-    }
-
-    fn clear(&self, at: u64, bytes: usize) -> Result<()> {
-        self.call()?;
-        self.inner.clear(at, bytes)
-    }
-
-    fn upload(&self, to: u64, bytes: &[u8]) -> Result<()> {
-        self.call()?;
-        self.inner.upload(to, bytes)
-    }
-
-    fn download(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
-        self.call()?;
-        self.inner.download(from, bytes)
-    }
-
-    fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        self.call()?;
-        self.inner.copy(to, from, bytes)
-    }
-
-    fn pinned(&self, bytes: usize) -> Result<Box<dyn Pinned>> {
-        self.call()?;
-        self.inner.pinned(bytes)
-    }
-
-    fn launch(&self, launch: Launch<'_>) -> Result<()> {
-        self.call()?;
-        self.inner.launch(launch)
-    }
-
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>> {
-        self.call()?;
-        self.inner.record(work)
-    }
-}
-
-fn config() -> DecoderConfig {
-    let text = r#"{"model_type": "rfa_gate", "vocab_size": 31, "hidden_size": 24, "intermediate_size": 40,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "proj_dim": 12, "conv_kernel": 3}"#;
-    DecoderConfig::from_json(text).unwrap()
-}
-
-fn failing(fatal: bool) -> (Arc<Failing>, CudaDecoder, CudaPool) {
-    let gpu = Arc::new(Failing { inner: Arc::clone(&device().0), left: AtomicI64::new(-1), fatal });
-    let own: Arc<dyn Gpu> = Arc::clone(&gpu) as Arc<dyn Gpu>;
-    let decoder = CudaDecoder::random(config(), WeightType::F32, 3, &CudaDevice(own)).unwrap();
-    let pool = decoder.new_pool(2, StateType::F32).unwrap();
-    (gpu, decoder, pool)
+    };
+    let (decoder, pool) = watched(3, StateType::F32, Arc::new(call));
+    (left, decoder, pool)
 }
 
 /// What is asked of a slot, with the numbers of a whole state.
@@ -138,11 +60,11 @@ fn wherever_a_call_fails_no_slot_is_left_with_half_a_text() {
     for (what, act) in acts {
         let mut failures = 0;
         for calls in 0.. {
-            let (gpu, decoder, mut pool) = failing(false);
+            let (left, decoder, mut pool) = failing(false);
             decoder.absorb(&ids, &mut pool, 0).unwrap();
-            gpu.left.store(calls, Ordering::Relaxed);
+            left.store(calls, Ordering::Relaxed);
             let outcome = act(&decoder, &mut pool, &whole);
-            gpu.left.store(-1, Ordering::Relaxed);
+            left.store(-1, Ordering::Relaxed);
             if outcome.is_ok() {
                 break;
             }
@@ -162,10 +84,10 @@ fn wherever_a_call_fails_no_slot_is_left_with_half_a_text() {
 
 #[test]
 fn a_device_that_has_failed_for_good_is_told_of() {
-    let (gpu, decoder, mut pool) = failing(true);
+    let (left, decoder, mut pool) = failing(true);
     decoder.absorb(&[1], &mut pool, 0).unwrap();
     assert!(!pool.is_lost());
-    gpu.left.store(0, Ordering::Relaxed);
+    left.store(0, Ordering::Relaxed);
     let error = decoder.decode_into(&[3], &mut pool, &[0], &mut Vec::new()).unwrap_err().to_string();
     assert!(error.contains("lost"), "{error}");
     assert!(pool.is_lost());

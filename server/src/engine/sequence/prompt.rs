@@ -139,8 +139,10 @@ impl Sequence {
         }
     }
 
-    /// Goes on from where another request has read the prompt to; the slot has to have its state.
-    pub(in crate::engine) fn take_over(&mut self, prompt: &ReadPrompt) {
+    /// Goes on from where another request has read the prompt to, if it has; then the slot has to have its state.
+    pub(in crate::engine) fn take_over(&mut self) {
+        let Some(shared) = self.shared.clone() else { return };
+        let Some(prompt) = shared.read() else { return };
         self.absorbed = self.input.len().saturating_sub(1);
         if self.source != Source::Absent {
             self.source = Source::Read;

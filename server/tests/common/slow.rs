@@ -1,0 +1,210 @@
+//! A model whose states take as long to move as a test says, and which holds its engine to what moving slots are
+//! promised: they are named in nothing else.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tidegate_server::engine::{LanguageModel, ModelError, Move};
+use tidegate_server::session::Snapshot;
+
+/// What a test knows of a model's moves, and says of them.
+#[derive(Default)]
+pub(crate) struct Moves(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// Whether no move ends but those of the slots in `may_end`.
+    held: bool,
+    may_end: Vec<usize>,
+    /// Whether the moves that end have failed.
+    fails: bool,
+    /// From which it comes how often the engine has to ask before a move ends: at once where it is 0.
+    patience: u64,
+    /// Slots that are moving.
+    under_way: Vec<usize>,
+    begun: usize,
+    asked: usize,
+    /// What the engine has done that it must not.
+    broken: Option<String>,
+    wake: Option<Arc<dyn Fn() + Send + Sync>>,
+}
+
+impl Moves {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Lets no move end any more.
+    pub(crate) fn hold(&self) {
+        self.lock().held = true;
+    }
+
+    /// Lets the move of one slot end.
+    pub(crate) fn let_end(&self, slot: usize) {
+        self.change(|state| state.may_end.push(slot));
+    }
+
+    /// Lets all moves end, with a failure where `fails`.
+    pub(crate) fn release(&self, fails: bool) {
+        self.change(|state| (state.held, state.fails) = (false, fails));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        let wake = state.wake.clone();
+        drop(state);
+        if let Some(wake) = wake {
+            wake();
+        }
+    }
+
+    /// Has each move take a few turns of the engine's loop, drawn from `seed`.
+    pub(crate) fn take_turns(&self, seed: u64) {
+        self.lock().patience = seed;
+    }
+
+    /// How often the engine has to ask for the end of the next move.
+    fn turns(&self) -> u64 {
+        let mut state = self.lock();
+        state.patience = state.patience.wrapping_mul(6_364_136_223_846_793_005);
+        (state.patience >> 40) % 7
+    }
+
+    pub(crate) fn under_way(&self) -> Vec<usize> {
+        self.lock().under_way.clone()
+    }
+
+    /// How often the engine has asked for the end of a move.
+    pub(crate) fn asked(&self) -> usize {
+        self.lock().asked
+    }
+
+    /// How many moves have begun.
+    pub(crate) fn begun(&self) -> usize {
+        self.lock().begun
+    }
+
+    /// Holds the engine to its promise.
+    pub(crate) fn check(&self) {
+        assert_eq!(self.lock().broken, None);
+    }
+}
+
+/// What moves once a move ends, and how often it has been asked for until then.
+struct Pending {
+    comes: Option<Arc<Snapshot>>,
+    left: u64,
+}
+
+pub(crate) struct Slow<M> {
+    model: M,
+    moves: Arc<Moves>,
+    pending: HashMap<usize, Pending>,
+}
+
+impl<M: LanguageModel> Slow<M> {
+    pub(crate) fn new(model: M) -> (Self, Arc<Moves>) {
+        let moves = Arc::<Moves>::default();
+        (Self { model, moves: Arc::clone(&moves), pending: HashMap::new() }, moves)
+    }
+
+    /// Takes note where a slot is named that is moving.
+    fn named(&self, what: &str, slots: &[usize]) {
+        if let Some(slot) = slots.iter().find(|slot| self.pending.contains_key(slot)) {
+            let words = format!("{what} of slot {slot}, which is moving");
+            self.moves.lock().broken = Some(words.clone());
+            panic!("{words}");
+        }
+    }
+
+    fn begin(&mut self, slot: usize, comes: Option<Arc<Snapshot>>) -> Move {
+        self.named("a move", &[slot]);
+        let left = self.moves.turns();
+        let mut state = self.moves.lock();
+        state.under_way.push(slot);
+        state.begun += 1;
+        self.pending.insert(slot, Pending { comes, left });
+        Move::Coming
+    }
+}
+
+impl<M: LanguageModel> LanguageModel for Slow<M> {
+    fn vocab_size(&self) -> usize {
+        self.model.vocab_size()
+    }
+
+    fn slots(&self) -> usize {
+        self.model.slots()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.model.is_lost()
+    }
+
+    fn reset(&mut self, slot: usize) -> Result<(), ModelError> {
+        self.named("a reset", &[slot]);
+        self.model.reset(slot)
+    }
+
+    fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
+        self.named("an export", &[slot]);
+        self.model.export(slot)
+    }
+
+    fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError> {
+        self.named("an import", &[slot]);
+        self.model.import(slot, state, tokens)
+    }
+
+    fn begin_export(&mut self, slot: usize) -> Result<Move, ModelError> {
+        Ok(self.begin(slot, None))
+    }
+
+    fn begin_import(&mut self, slot: usize, start: &Arc<Snapshot>) -> Result<Move, ModelError> {
+        Ok(self.begin(slot, Some(Arc::clone(start))))
+    }
+
+    fn moved(&mut self, slot: usize) -> Result<Move, ModelError> {
+        let mut state = self.moves.lock();
+        state.asked += 1;
+        let Some(pending) = self.pending.get_mut(&slot) else {
+            state.broken = Some(format!("slot {slot} is not moving"));
+            return Err(ModelError::new("no move"));
+        };
+        if pending.left > 0 {
+            pending.left -= 1;
+            return Ok(Move::Coming);
+        }
+        match state.may_end.iter().position(|other| *other == slot) {
+            Some(at) => _ = state.may_end.remove(at),
+            None if state.held => return Ok(Move::Coming),
+            None => {}
+        }
+        state.under_way.retain(|other| *other != slot);
+        let fails = state.fails;
+        drop(state);
+        let pending = self.pending.remove(&slot);
+        if fails || self.model.is_lost() {
+            return Err(ModelError::new("scripted failure of a move"));
+        }
+        match pending.and_then(|pending| pending.comes) {
+            Some(start) => self.model.import(slot, &start.state, start.read).map(|()| Move::Done(Vec::new())),
+            None => self.model.export(slot).map(Move::Done),
+        }
+    }
+
+    fn on_arrival(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.moves.lock().wake = Some(wake);
+    }
+
+    fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
+        self.named("reading", &[slot]);
+        self.model.absorb(ids, slot)
+    }
+
+    fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        self.named("a step", slots);
+        self.model.decode(ids, slots, logits)
+    }
+}
