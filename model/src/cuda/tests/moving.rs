@@ -64,8 +64,10 @@ impl Gate {
         drop(self.changed.wait_while(self.state.lock().unwrap(), |state| !holds(state)).unwrap());
     }
 
-    fn close(&self) {
+    /// Closes it until what is returned goes: a test that fails must not leave the mover at it.
+    fn close(self: &Arc<Self>) -> Closed {
         self.change(|state| state.closed = true);
+        Closed(Arc::clone(self))
     }
 
     fn open(&self) {
@@ -78,6 +80,14 @@ impl Gate {
         let gate = Arc::clone(self);
         pool.on_arrival(Arc::new(move || gate.change(|state| state.ended += 1)));
         (decoder, pool)
+    }
+}
+
+struct Closed(Arc<Gate>);
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        self.0.open();
     }
 }
 
@@ -149,7 +159,7 @@ fn other_slots_step_while_a_state_is_on_its_way() {
         let gate = Arc::new(Gate::default());
         let [(decoder, mut pool), (twin, mut still)] = twins(&gate);
         let (own, whole) = (still.export(0).unwrap(), still.export(2).unwrap());
-        gate.close();
+        let _closed = gate.close();
         begin(&mut pool, comes, &whole);
         gate.until(|state| state.waiting == 1);
         for id in 5..9 {
@@ -174,7 +184,7 @@ fn what_moves_while_a_step_is_recorded_is_no_part_of_it() {
         let gate = Arc::new(Gate::default());
         let [(decoder, mut pool), (twin, mut still)] = twins(&gate);
         let (own, whole) = (still.export(0).unwrap(), still.export(2).unwrap());
-        gate.close();
+        let _closed = gate.close();
         begin(&mut pool, comes, &whole);
         // No step has been of one row: it is recorded, and the move is made in the midst of that.
         let meanwhile = Arc::clone(&gate);
@@ -202,7 +212,7 @@ fn a_slot_on_its_way_is_refused_to_all_else() {
         let gate = Arc::new(Gate::default());
         let [(decoder, mut pool), (twin, mut still)] = twins(&gate);
         let (own, whole) = (still.export(0).unwrap(), still.export(2).unwrap());
-        gate.close();
+        let _closed = gate.close();
         begin(&mut pool, comes, &whole);
         let refusals = [
             pool.reset(0),
@@ -288,13 +298,12 @@ fn a_pool_that_goes_waits_for_the_move_under_way() {
     let gate = Arc::new(Gate::default());
     let [(_, mut pool), (_, still)] = twins(&gate);
     let whole: Arc<[f32]> = still.export(2).unwrap().into();
-    gate.close();
+    let closed = gate.close();
     for slot in 0..3 {
         pool.begin_import(slot, Box::new(Arc::clone(&whole)), 3).unwrap();
     }
     gate.until(|state| state.waiting == 1);
-    let opens = Arc::clone(&gate);
-    let thread = std::thread::spawn(move || opens.open());
+    let thread = std::thread::spawn(move || drop(closed));
     drop(pool);
     // Nobody holds the states any more, those of the moves that were never made neither.
     assert_eq!((Arc::strong_count(&whole), gate.state.lock().unwrap().waiting), (1, 0));
