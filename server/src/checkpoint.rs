@@ -32,10 +32,10 @@ pub use device::{DeviceChoice, DeviceChoiceError, DeviceError, OpenDevice};
 /// Conversations that run at once on a CPU, where nobody says how many: more take longer for each token of each.
 const SLOTS: usize = 64;
 
-/// Most of those that a CUDA device is given where nobody says how many: the engine looks at all of its slots in each
-/// step.
+/// Most of those that a CUDA device is given where nobody says how many: who wants so many streams at once wants to say so,
+/// for each token of each then takes several steps' time.
 #[cfg(feature = "cuda")]
-const MOST_SLOTS: usize = 1024;
+const MOST_SLOTS: usize = 1 << 14;
 
 /// The shipped checkpoint, from the top of the source tree.
 const SHIPPED: &str = "weights/checkpoints/tidegate-tiny";

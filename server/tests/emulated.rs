@@ -137,7 +137,7 @@ async fn who_serves_is_told_and_a_mixer_without_kernels_is_refused_by_name() {
 async fn slots_are_as_many_as_there_is_room_for_and_too_many_are_refused() {
     let folder = written_about(0.0, &json!({}));
     let of = |slots| OpenOptions { device: DeviceChoice::Emulator, slots, ..OpenOptions::default() };
-    assert_eq!(open(folder.path(), &of(0)).unwrap().0.engine.slots(), 1024);
+    assert_eq!(open(folder.path(), &of(0)).unwrap().0.engine.slots(), 1 << 14);
     // On the device a state of halves takes less; what is told is what it takes there.
     let bytes = |device, state| {
         let options = OpenOptions { device, state, slots: 1, ..OpenOptions::default() };

@@ -28,12 +28,13 @@ enum Moving {
 /// The moves that are under way, at most one of each slot.
 pub(super) struct Moves {
     slots: Vec<Option<Moving>>,
-    count: usize,
+    /// Those that are moving, in the order in which they began.
+    under_way: Vec<usize>,
 }
 
 impl Moves {
     pub(super) fn new(slots: usize) -> Self {
-        Self { slots: vec![None; slots], count: 0 }
+        Self { slots: vec![None; slots], under_way: Vec::new() }
     }
 
     pub(super) fn is_moving(&self, slot: usize) -> bool {
@@ -42,14 +43,13 @@ impl Moves {
 
     /// The slots that are moving.
     pub(super) fn under_way(&self) -> Vec<usize> {
-        if self.count == 0 {
-            return Vec::new();
-        }
-        (0..self.slots.len()).filter(|slot| self.is_moving(*slot)).collect()
+        self.under_way.clone()
     }
 
     pub(super) fn begin(&mut self, slot: usize, purpose: Purpose) {
-        self.count += usize::from(self.slots[slot].replace(Moving::For(purpose)).is_none());
+        if self.slots[slot].replace(Moving::For(purpose)).is_none() {
+            self.under_way.push(slot);
+        }
     }
 
     /// Notes that nobody waits for `slot` any more; whether it is moving.
@@ -60,7 +60,7 @@ impl Moves {
     /// Notes that the move of `slot` has ended; what it was for, where anybody waits.
     pub(super) fn end(&mut self, slot: usize) -> Option<Purpose> {
         let moving = self.slots[slot].take()?;
-        self.count -= 1;
+        self.under_way.retain(|other| *other != slot);
         match moving {
             Moving::For(purpose) => Some(purpose),
             Moving::ForNobody => None,

@@ -16,6 +16,8 @@ use crate::session::Snapshot;
 /// The slots, and the order in which prompts are read.
 pub(super) struct Scheduler {
     slots: Vec<Option<Sequence>>,
+    /// Those that have a request, ascending: a loop's turn looks at these alone, of however many there are.
+    taken: Vec<usize>,
     /// Those that have been free for longest come first.
     free: VecDeque<usize>,
     /// What lies in the free slots from the request before: the conversation that goes on from it need not be copied.
@@ -40,6 +42,7 @@ impl Scheduler {
     pub(super) fn new(slots: usize, stall_limit: Duration) -> Self {
         Self {
             slots: (0..slots).map(|_| None).collect(),
+            taken: Vec::new(),
             free: (0..slots).collect(),
             resident: (0..slots).map(|_| Weak::new()).collect(),
             prefilling: VecDeque::new(),
@@ -83,6 +86,7 @@ impl Scheduler {
         let slot = self.free.remove(found.unwrap_or(0))?;
         self.resident[slot] = Weak::new();
         self.slots[slot] = Some(sequence);
+        self.taken.insert(self.taken.partition_point(|other| *other < slot), slot);
         self.begin_reading(slot);
         Some((slot, found.is_some()))
     }
@@ -106,8 +110,12 @@ impl Scheduler {
     /// The slots whose requests have this prompt and have not come to its end.
     fn sharing(&self, prompt: &Arc<SharedPrompt>) -> impl Iterator<Item = usize> {
         let has = move |held: &Sequence| held.shared.as_ref().is_some_and(|shared| Arc::ptr_eq(shared, prompt));
-        let slots = self.slots.iter().enumerate();
-        slots.filter(move |(_, held)| held.as_ref().is_some_and(has)).map(|(slot, _)| slot)
+        self.held().filter(move |(_, held)| has(held)).map(|(slot, _)| slot)
+    }
+
+    /// The requests, by slot.
+    fn held(&self) -> impl Iterator<Item = (usize, &Sequence)> {
+        self.taken.iter().filter_map(|slot| Some((*slot, self.slots[*slot].as_ref()?)))
     }
 
     fn waits(&self, slot: usize) -> bool {
@@ -139,15 +147,15 @@ impl Scheduler {
 
     /// The slots that take part in the next decode step, and the token that each reads.
     pub(super) fn rows(&self) -> impl Iterator<Item = (usize, u32)> {
-        let held = self.slots.iter().enumerate().filter(|(slot, _)| !self.is_moving(*slot));
-        held.filter_map(|(slot, held)| Some((slot, held.as_ref()?.decodable()?)))
+        let held = self.held().filter(|(slot, _)| !self.is_moving(*slot));
+        held.filter_map(|(slot, held)| Some((slot, held.decodable()?)))
     }
 
     /// What holds the rows of the next decode step to their grammars, where anything does.
     pub(super) fn guides(&mut self) -> impl Iterator<Item = &mut Guide> {
-        let Self { slots, moves, .. } = self;
-        let held = slots.iter_mut().enumerate().filter(|(slot, _)| !moves.is_moving(*slot));
-        let rows = held.filter_map(|(_, held)| held.as_mut().filter(|sequence| sequence.decodable().is_some()));
+        let Self { slots, taken, moves, .. } = self;
+        let still = taken.iter().copied().filter(|slot| !moves.is_moving(*slot));
+        let rows = each(slots, still).flatten().filter(|sequence| sequence.decodable().is_some());
         rows.filter_map(Sequence::guide)
     }
 
@@ -177,9 +185,7 @@ impl Scheduler {
 
     /// The requests in `slots`, which ascend: one for each, none where a slot is free.
     pub(super) fn sequences(&mut self, slots: &[usize]) -> impl Iterator<Item = Option<&mut Sequence>> {
-        let mut slots = slots.iter().peekable();
-        let held = self.slots.iter_mut().enumerate();
-        held.filter_map(move |(slot, held)| slots.next_if(|wanted| **wanted == slot).and(Some(held.as_mut())))
+        each(&mut self.slots, slots.iter().copied())
     }
 
     /// The slots whose requests are to end with what they have. A turn has its prompt read first, since the
@@ -189,9 +195,8 @@ impl Scheduler {
         let by_slot = |slot: usize| self.slots[slot].as_ref().is_some_and(asked);
         let alone = |held: &Sequence| held.shared.as_ref().is_none_or(|prompt| self.sharing(prompt).all(by_slot));
         let ends = |held: &Sequence| asked(held) && (held.is_read() || (!held.is_turn && alone(held)));
-        let slots = self.slots.iter().enumerate();
-        let held = slots.filter(|(slot, _)| !self.is_moving(*slot));
-        held.filter(|(_, held)| held.as_ref().is_some_and(ends)).map(|(slot, _)| slot).collect()
+        let held = self.held().filter(|(slot, _)| !self.is_moving(*slot));
+        held.filter(|(_, held)| ends(held)).map(|(slot, _)| slot).collect()
     }
 
     pub(super) fn sequence(&self, slot: usize) -> Option<&Sequence> {
@@ -216,7 +221,9 @@ impl Scheduler {
     /// request is on its way, no reader is late.
     pub(super) fn sweep(&mut self) -> Swept {
         let mut swept = Swept::default();
-        for slot in 0..self.slots.len() {
+        // From the last on: those that leave on the way change no place of those that come.
+        for place in (0..self.taken.len()).rev() {
+            let slot = self.taken[place];
             let Some(sequence) = &mut self.slots[slot] else { continue };
             if sequence.outlet.flush() == Reader::Gone {
                 self.release(slot);
@@ -233,7 +240,7 @@ impl Scheduler {
 
     /// Ends everything.
     pub(super) fn abort(&mut self) {
-        for slot in 0..self.slots.len() {
+        for slot in self.taken.clone() {
             self.end(slot, Event::Failed(Failure::ShuttingDown));
         }
         self.lingering.clear();
@@ -241,6 +248,7 @@ impl Scheduler {
 
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         let sequence = self.slots[slot].take()?;
+        self.taken.retain(|other| *other != slot);
         if !self.moves.forsake(slot) {
             self.free.push_back(slot);
         }
@@ -254,4 +262,17 @@ impl Scheduler {
         }
         Some(sequence)
     }
+}
+
+/// Those of `slots` that are wanted, which ascend.
+fn each(
+    slots: &mut [Option<Sequence>],
+    wanted: impl Iterator<Item = usize>,
+) -> impl Iterator<Item = Option<&mut Sequence>> {
+    let (mut rest, mut next) = (slots.iter_mut(), 0);
+    wanted.filter_map(move |slot| {
+        let passed = slot - next;
+        next = slot + 1;
+        rest.nth(passed).map(Option::as_mut)
+    })
 }

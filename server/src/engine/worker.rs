@@ -14,7 +14,7 @@ use super::event::{Event, Failure};
 use super::guarded::{Fault, guarded};
 use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::inbox::{Inbox, Phase, Submission};
-use super::model::{LanguageModel, Move};
+use super::model::{LanguageModel, ModelError, Move};
 use super::moves::Purpose;
 use super::scheduler::Scheduler;
 use super::sequence::{Choice, Sequence, TextBuffers, TextRules};
