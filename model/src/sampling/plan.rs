@@ -178,7 +178,7 @@ impl Sampler {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda-emulator"))]
 impl Sampler {
     /// Has the next draw take this number of 53 bits.
     pub(crate) fn draw_next(&mut self, uniform: u64) {

@@ -1,0 +1,114 @@
+//! What ends a text: tokens that a request names, how many must come first, and what is told of it.
+
+use crate::common::fake::Fake;
+use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start};
+use std::sync::Arc;
+use tidegate_server::engine::{FinishReason, Keep, Request, RequestParameters, Start, StopCause};
+use tidegate_server::session::{Answer, History, Snapshot};
+
+/// `text` as a scripted model's tokens.
+fn ids(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+fn shipped_run(parameters: RequestParameters) -> Run {
+    let served = shipped();
+    collect(served.engine.submit(Request::new(parameters, &served.limits).unwrap()).unwrap())
+}
+
+#[test]
+fn the_end_of_text_token_is_not_chosen_before_its_time() {
+    let (engine, _thread) = start(Fake::new(1));
+    // 255 is the end, and where it cannot be chosen all others are as likely: the first of them is taken.
+    for (min_tokens, expected) in [(0, vec![254, 255]), (1, vec![254, 255]), (2, vec![254, 0, 1, 2])] {
+        let said = run(&engine, RequestParameters { min_tokens, ..greedy(&[253], 4) });
+        assert_eq!(said.ids, expected, "{min_tokens}");
+    }
+    let stop = RequestParameters { min_tokens: 2, stop_token_ids: vec![3, 4], ..greedy(&[1], 5) };
+    assert_eq!(run(&engine, stop).ids, [2, 0, 1, 2, 3]);
+}
+
+#[test]
+fn a_stop_string_counts_from_the_first_token_that_may_end_the_text() {
+    let (engine, _thread) = start(Fake::new(1));
+    let of = |stop: &str, min_tokens| {
+        let said = run(&engine, RequestParameters { stop: vec![stop.into()], min_tokens, ..greedy(&ids("a"), 8) });
+        (said.text.clone(), said.finish().stop.clone())
+    };
+    let found = |stop: &str| Some(StopCause::String(stop.into()));
+    assert_eq!(of("ef", 0), ("bcd".into(), found("ef")));
+    assert_eq!(of("ef", 4), ("bcd".into(), found("ef")));
+    assert_eq!(of("ef", 5), ("bcdefghi".into(), None), "it lies within the first five tokens");
+    assert_eq!(of("fg", 5), ("bcde".into(), found("fg")), "it only begins within them");
+}
+
+#[test]
+fn a_stop_token_ends_the_text_and_is_not_shown() {
+    let (engine, _thread) = start(Fake::new(1));
+    for ignore_eos in [false, true] {
+        let stop_token_ids = ids("de");
+        let said = run(&engine, RequestParameters { stop_token_ids, ignore_eos, ..greedy(&ids("a"), 8) });
+        assert_eq!((said.text.as_str(), &said.ids), ("bc", &ids("bcd")));
+        let finish = said.finish();
+        assert_eq!((finish.reason, finish.completion_tokens), (FinishReason::Stop, 3));
+        assert_eq!(finish.stop, Some(StopCause::Token(u32::from(b'd'))));
+    }
+}
+
+#[test]
+fn what_ended_a_text_is_told() {
+    let (engine, _thread) = start(Fake::new(1));
+    let eos = greedy(&[253], 4);
+    assert_eq!(run(&engine, eos.clone()).finish().stop, Some(StopCause::Eos(255)));
+    let named = RequestParameters { ignore_eos: true, stop_token_ids: vec![255], ..eos };
+    assert_eq!(run(&engine, named).finish().stop, Some(StopCause::Token(255)));
+    let strings = RequestParameters { stop: vec!["f".into(), "def".into(), "ef".into()], ..greedy(&ids("a"), 9) };
+    let said = run(&engine, strings);
+    assert_eq!(said.finish().stop, Some(StopCause::String("def".into())));
+    assert_eq!(said.text, "bc");
+    assert_eq!(run(&engine, greedy(&ids("a"), 2)).finish().stop, None);
+}
+
+#[test]
+fn a_conversation_that_a_stop_token_has_ended_has_nothing_of_it() {
+    let prompt = shipped().tokenizer.encode("Once upon a time").unwrap();
+    let turn = |prompt: &[u32], max_tokens, stop: &[u32]| RequestParameters {
+        start: Start::Session(Arc::new(Snapshot::empty(0))),
+        keep: Keep { prompt: false, end: true },
+        stop_token_ids: stop.into(),
+        ..greedy(prompt, max_tokens)
+    };
+    let free = shipped_run(turn(&prompt, 8, &[]));
+    let stop = (2..8).find(|i| !free.ids[..*i].contains(&free.ids[*i])).unwrap();
+    let stopped = shipped_run(turn(&prompt, 8, &[free.ids[stop]]));
+    assert_eq!(stopped.ids, free.ids[..=stop]);
+    let snapshot = stopped.finish().snapshot.as_ref().unwrap();
+    let text = [&prompt, &free.ids[..stop]].concat();
+    assert_eq!((snapshot.read, &snapshot.pending), (text.len() as u64, &Vec::new()));
+    assert_eq!(snapshot.history, History::default().extended(&text));
+    assert_eq!(snapshot.answer, Some(Answer::default()));
+    assert!(snapshot.sampler.counts.iter().all(|(token, _)| text.contains(token)));
+    // The same state as one who only reads that text.
+    let read = shipped_run(RequestParameters {
+        keep: Keep { prompt: true, end: false },
+        ..greedy(&[&text[..], &[1]].concat(), 1)
+    });
+    assert!(read.read.unwrap().state == snapshot.state);
+}
+
+#[test]
+fn bounds_are_named() {
+    let refused = |change: fn(&mut RequestParameters)| {
+        let mut parameters = greedy(&[1], 10);
+        change(&mut parameters);
+        Request::new(parameters, &LIMITS).unwrap_err().to_string()
+    };
+    let min_tokens = "min_tokens must be from 0 to max_tokens, which is 10, found";
+    assert_eq!(refused(|p| p.min_tokens = 11), format!("{min_tokens} 11"));
+    assert_eq!(refused(|p| p.min_tokens = usize::MAX), format!("{min_tokens} {}", usize::MAX));
+    let stop = "stop_token_ids must be";
+    assert_eq!(refused(|p| p.stop_token_ids = vec![0; 65]), format!("{stop} at most 64 token ids, found 65"));
+    assert_eq!(refused(|p| p.stop_token_ids = vec![256]), format!("{stop} made of token ids below 256, found 256"));
+    let most = RequestParameters { min_tokens: 10, stop_token_ids: vec![255; 64], ..greedy(&[1], 10) };
+    assert!(Request::new(most, &LIMITS).is_ok());
+}

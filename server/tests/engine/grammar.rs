@@ -1,0 +1,275 @@
+//! Texts that follow a grammar, which here is a script: which tokens each mask allows, and what goes wrong when.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::common::fake::{Fake, ONLY_SEVEN};
+use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start};
+use tidegate_model::SamplingParams;
+use tidegate_model::sampling::TokenSet;
+use tidegate_server::engine::{
+    Constraint, ConstraintError, Failure, FinishReason, Grammar, Keep, Request, RequestParameters, Start, StopCause,
+};
+use tidegate_server::session::{Answer, Snapshot};
+
+/// What each token may be, in order; the text is whole after the last.
+#[derive(Clone, Debug, Default)]
+struct Script {
+    steps: Vec<Vec<u32>>,
+    /// The calls that go wrong.
+    faults: Vec<Fault>,
+    /// Who is met while a mask is made.
+    meeting: Option<Arc<Meeting>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    StartPanics,
+    MaskPanics(usize),
+    MaskFails(usize),
+    AcceptPanics(usize),
+    AcceptFails(usize),
+}
+
+impl Grammar for Script {
+    fn start(&self) -> Box<dyn Constraint> {
+        assert!(!self.faults.contains(&Fault::StartPanics), "scripted panic");
+        Box::new(Text { script: self.clone(), at: 0 })
+    }
+}
+
+#[derive(Debug)]
+struct Text {
+    script: Script,
+    at: usize,
+}
+
+impl Text {
+    fn has(&self, fault: fn(usize) -> Fault) -> bool {
+        self.script.faults.contains(&fault(self.at))
+    }
+}
+
+impl Constraint for Text {
+    fn mask(&mut self, allowed: &mut TokenSet) -> Result<(), ConstraintError> {
+        assert!(!self.has(Fault::MaskPanics), "scripted panic");
+        if let Some(meeting) = &self.script.meeting {
+            meeting.mask.meet();
+        }
+        if self.has(Fault::MaskFails) {
+            return Err(ConstraintError::new("scripted error"));
+        }
+        allowed.clear();
+        self.script.steps[self.at].iter().for_each(|token| allowed.insert(*token));
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        assert!(!self.has(Fault::AcceptPanics), "scripted panic");
+        if self.has(Fault::AcceptFails) {
+            return Err(ConstraintError::new("scripted error"));
+        }
+        assert!(self.script.steps[self.at].contains(&token), "{token} is not allowed at {}", self.at);
+        self.at += 1;
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.at == self.script.steps.len()
+    }
+}
+
+fn script(steps: &[&[u32]]) -> Script {
+    Script { steps: steps.iter().map(|step| step.to_vec()).collect(), ..Script::default() }
+}
+
+fn following(script: Script, parameters: RequestParameters) -> RequestParameters {
+    RequestParameters { grammar: Some(Arc::new(script)), ..parameters }
+}
+
+#[test]
+fn every_token_is_one_that_its_mask_allows_whatever_speaks_for_another() {
+    let (engine, _thread) = start(Fake::new(2));
+    let steps: &[&[u32]] = &[&[9, 40], &[10, 50], &[2, 3], &[60]];
+    assert_eq!(run(&engine, following(script(steps), greedy(&[1], 9))).ids, [9, 10, 2, 60]);
+    for seed in 0..20 {
+        let logit_bias = vec![(4, 100.0), (9, -100.0), (2, 5.0)];
+        let sampling = SamplingParams { seed, logit_bias, presence_penalty: -2.0, ..SamplingParams::default() };
+        let said = run(&engine, following(script(steps), RequestParameters { sampling, ..greedy(&[1], 9) }));
+        assert!(said.ids.iter().zip(steps).all(|(id, step)| step.contains(id)), "{:?}", said.ids);
+        assert_eq!((said.ids.len(), said.ids[0]), (4, 40));
+    }
+}
+
+#[test]
+fn a_text_that_is_whole_ends_at_once_with_all_of_itself() {
+    let (engine, _thread) = start(Fake::new(1));
+    let [a, b] = [b'a', b'b'].map(u32::from);
+    let turn = RequestParameters {
+        start: Start::Session(Arc::new(Snapshot::empty(0))),
+        keep: Keep { prompt: false, end: true },
+        // It holds the last letter back, and must not keep it.
+        stop: vec!["bc".into()],
+        ..greedy(&[1], 9)
+    };
+    for max_tokens in [2, 9] {
+        let said = run(&engine, following(script(&[&[a], &[b]]), RequestParameters { max_tokens, ..turn.clone() }));
+        assert_eq!((said.text.as_str(), &said.ids), ("ab", &vec![a, b]));
+        let finish = said.finish();
+        assert_eq!((finish.reason, &finish.stop), (FinishReason::Stop, &Some(StopCause::Grammar)));
+        let snapshot = finish.snapshot.as_ref().unwrap();
+        assert_eq!((snapshot.read, &snapshot.pending, &snapshot.answer), (2, &vec![b], &Some(Answer::default())));
+    }
+}
+
+#[test]
+fn where_only_the_end_is_allowed_it_comes_even_before_its_time() {
+    let (engine, _thread) = start(Fake::new(1));
+    let asked = RequestParameters { min_tokens: 5, ..greedy(&[1], 9) };
+    let said = run(&engine, following(script(&[&[3], &[255], &[9]]), asked.clone()));
+    assert_eq!((&said.ids, &said.finish().stop), (&vec![3, 255], &Some(StopCause::Eos(255))));
+    let said = run(&engine, following(script(&[&[3], &[255, 8], &[9]]), asked));
+    assert_eq!(said.ids, [3, 8, 9]);
+}
+
+#[test]
+fn where_the_model_rules_out_all_that_is_allowed_the_text_ends_if_it_may() {
+    let (engine, _thread) = start(Fake::new(1));
+    let asked = greedy(&[1, ONLY_SEVEN], 9);
+    assert_eq!(run(&engine, following(script(&[&[7, 8], &[9]]), asked.clone())).ids, [7, 9]);
+    let said = run(&engine, following(script(&[&[8, 255], &[9]]), asked.clone()));
+    assert_eq!((&said.ids, &said.finish().stop), (&vec![255], &Some(StopCause::Eos(255))));
+    assert_eq!(run(&engine, following(script(&[&[8], &[9]]), asked)).end, Some(Err(Failure::Internal)));
+}
+
+#[test]
+fn a_grammar_that_fails_ends_its_own_text_alone() {
+    let (engine, _thread) = start(Fake::new(4).step(Duration::from_millis(1)));
+    let healthy = engine
+        .submit_all(vec![
+            Request::new(greedy(&[1], 60), &LIMITS).unwrap(),
+            Request::new(
+                following(
+                    Script { steps: (0..60).map(|step| vec![2 + step, 5]).collect(), ..Script::default() },
+                    greedy(&[1], 50),
+                ),
+                &LIMITS,
+            )
+            .unwrap(),
+        ])
+        .unwrap();
+    let steps: &[&[u32]] = &[&[5], &[6], &[7]];
+    let of = |faults: &[Fault]| Script { faults: faults.into(), ..script(steps) };
+    let failing = [
+        (of(&[Fault::StartPanics]), 0, Failure::Internal),
+        (of(&[Fault::MaskPanics(0)]), 0, Failure::Internal),
+        (of(&[Fault::MaskFails(2)]), 2, Failure::Grammar),
+        (of(&[Fault::AcceptPanics(1)]), 1, Failure::Internal),
+        (of(&[Fault::AcceptFails(1)]), 1, Failure::Grammar),
+        (script(&[&[5], &[], &[7]]), 1, Failure::Grammar),
+    ];
+    let count = failing.len() as u64;
+    for (script, tokens, failure) in failing {
+        let name = format!("{script:?}");
+        let said = run(&engine, following(script, greedy(&[1], 9)));
+        assert_eq!((said.end, said.ids.len()), (Some(Err(failure)), tokens), "{name}");
+    }
+    let [free, bound]: [Run; 2] = healthy.into_iter().map(collect).collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!(free.ids, (2..62).collect::<Vec<_>>());
+    assert_eq!(bound.ids.len(), 50);
+    assert_eq!(free.finish().reason, FinishReason::Length);
+    assert_eq!((engine.stats().failed, engine.stats().finished), (count, 2));
+}
+
+/// Two sides that only go on together; who waits too long goes on alone, and is counted.
+#[derive(Debug)]
+struct Meeting {
+    mask: Side,
+    missed: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Side {
+    here: Sender<()>,
+    there: Mutex<Receiver<()>>,
+    met: AtomicUsize,
+}
+
+impl Side {
+    fn meet(&self) {
+        self.here.send(()).unwrap();
+        if self.there.lock().unwrap().recv_timeout(Duration::from_secs(10)).is_ok() {
+            self.met.fetch_add(1, SeqCst);
+        }
+    }
+}
+
+#[test]
+fn masks_are_made_while_the_model_steps() {
+    let (to_step, from_mask) = channel();
+    let (to_mask, from_step) = channel();
+    let side = |here, there| Side { here, there: Mutex::new(there), met: AtomicUsize::new(0) };
+    let meeting = Arc::new(Meeting { mask: side(to_step, from_step), missed: AtomicUsize::new(0) });
+    let fake = Fake::new(1);
+    let calls = fake.calls();
+    let (engine, _thread) = start(fake);
+    let step = side(to_mask, from_mask);
+    let missed = Arc::clone(&meeting);
+    *calls.during_step.lock().unwrap() = Some(Box::new(move || {
+        let before = step.met.load(SeqCst);
+        step.meet();
+        missed.missed.fetch_add(usize::from(step.met.load(SeqCst) == before), SeqCst);
+    }));
+    let script = Script { meeting: Some(Arc::clone(&meeting)), ..script(&[&[5], &[6], &[7]]) };
+    assert_eq!(run(&engine, following(script, greedy(&[1], 9))).ids, [5, 6, 7]);
+    assert_eq!((meeting.mask.met.load(SeqCst), meeting.missed.load(SeqCst)), (3, 0));
+}
+
+#[test]
+fn no_bit_depends_on_who_else_is_served() {
+    let served = shipped();
+    let vocab = served.limits.vocab_size as u32;
+    let thirds = |rest: u32| (0..vocab).filter(|id| id % 3 == rest).collect::<Vec<u32>>();
+    let request = |i: u32| {
+        let steps = (0..20).map(|step| thirds((step + i) % 3)).collect();
+        let prompt = served.tokenizer.encode("Once upon a time").unwrap();
+        let sampling = SamplingParams { temperature: 0.9, seed: u64::from(i), ..SamplingParams::default() };
+        let asked = RequestParameters { sampling, logprobs: Some(3), prompt, max_tokens: 20, ..Default::default() };
+        let asked = if i == 3 { asked } else { following(Script { steps, ..Script::default() }, asked) };
+        Request::new(asked, &served.limits).unwrap()
+    };
+    let together = served.engine.submit_all((0..4).map(request).collect()).unwrap();
+    for (i, together) in (0..4).zip(together.into_iter().map(collect)) {
+        let alone = collect(served.engine.submit(request(i)).unwrap());
+        assert_eq!((&alone.ids, &alone.logprobs), (&together.ids, &together.logprobs));
+        let follows = alone.ids.iter().zip(0..).all(|(id, step)| id % 3 == (step + i) % 3);
+        assert_eq!(follows, i != 3);
+        // The probabilities are those before the mask: the likeliest of all need not be allowed.
+        let top = |scored: &tidegate_server::engine::TokenLogprobs| scored.top[0].0 == scored.token;
+        assert!(!alone.logprobs.iter().all(top));
+    }
+}
+
+#[test]
+fn what_no_grammar_can_hold_is_refused() {
+    let asked = following(script(&[&[5]]), greedy(&[1], 5));
+    let refused = |asked: RequestParameters| {
+        let error = Request::new(asked, &LIMITS).unwrap_err();
+        (error.parameter(), error.to_string())
+    };
+    let (parameter, words) = refused(RequestParameters { ignore_eos: true, ..asked.clone() });
+    assert_eq!((parameter, words.as_str()), ("grammar", "grammar must be absent where ignore_eos is set, found both"));
+    let (engine, _thread) = start(Fake::new(1));
+    let keep = Keep { prompt: false, end: true };
+    let session = Start::Session(Arc::new(Snapshot::empty(0)));
+    let open = run(&engine, RequestParameters { start: session, keep, ..greedy(&[1], 2) });
+    let start = Start::Session(open.finish().snapshot.clone().unwrap());
+    let goes_on = RequestParameters { start: start.clone(), prompt: Vec::new(), keep, ..asked.clone() };
+    let (parameter, words) = refused(goes_on);
+    assert_eq!(parameter, "grammar");
+    assert_eq!(words, "grammar must be absent where the answer before it goes on, found one");
+    // A new answer of the same conversation can follow one.
+    assert!(Request::new(RequestParameters { start, keep, ..asked }, &LIMITS).is_ok());
+}

@@ -1,0 +1,252 @@
+//! Prompts: one that several requests have is read once, and one whose log probabilities are asked for is read by steps.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use crate::common::checkpoint;
+use crate::common::fake::{Calls, Fake, POISON};
+use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start};
+use tidegate_model::{Device, SamplingParams};
+use tidegate_server::engine::{
+    Constraint, EngineHandle, EventStream, Failure, FinishReason, Grammar, Keep, Limits, Request, RequestParameters,
+    Start, TokenLogprobs, share_prompt,
+};
+use tidegate_server::session::Snapshot;
+
+/// Submits requests of one prompt, which is read once.
+fn submit_shared(
+    engine: &EngineHandle,
+    limits: &Limits,
+    all: impl IntoIterator<Item = RequestParameters>,
+) -> Vec<EventStream> {
+    let mut requests: Vec<Request> = all.into_iter().map(|one| Request::new(one, limits).unwrap()).collect();
+    share_prompt(&mut requests);
+    engine.submit_all(requests).unwrap()
+}
+
+fn shared(engine: &EngineHandle, limits: &Limits, all: impl IntoIterator<Item = RequestParameters>) -> Vec<Run> {
+    submit_shared(engine, limits, all).into_iter().map(collect).collect()
+}
+
+fn chunks(calls: &Calls) -> Vec<usize> {
+    calls.chunks.lock().unwrap().clone()
+}
+
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(20), "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A scripted model whose prompts are read slowly, since another text runs beside them.
+fn slow(slots: usize) -> (EngineHandle, Arc<Calls>, EventStream) {
+    let fake = Fake::new(slots).step(Duration::from_millis(4));
+    let calls = fake.calls();
+    let (engine, _) = start(fake);
+    let running = RequestParameters { ignore_eos: true, ..greedy(&[1], 100_000) };
+    let running = engine.submit(Request::new(running, &LIMITS).unwrap()).unwrap();
+    calls.chunks.lock().unwrap().clear();
+    (engine, calls, running)
+}
+
+#[test]
+fn a_prompt_that_several_have_is_read_once_however_many_fit_at_a_time() {
+    let prompt = [vec![1; 600], vec![40]].concat();
+    for slots in [1, 2, 3, 8] {
+        let fake = Fake::new(slots);
+        let calls = fake.calls();
+        let (engine, _thread) = start(fake);
+        calls.chunks.lock().unwrap().clear();
+        for said in shared(&engine, &LIMITS, (1..=5).map(|max_tokens| greedy(&prompt, max_tokens))) {
+            assert_eq!(said.ids, (41..).take(said.finish().completion_tokens).collect::<Vec<_>>());
+            assert_eq!(said.finish().prompt_tokens, 601);
+        }
+        assert_eq!(chunks(&calls), [256, 256, 88], "{slots} slots");
+        assert_eq!(engine.stats().prompt_tokens, 600 + 5, "the last token is read by each");
+        wait_for("the end", || (engine.stats().running, engine.stats().finished) == (0, 5));
+    }
+}
+
+#[test]
+fn only_what_is_the_same_is_shared() {
+    let fake = Fake::new(8);
+    let calls = fake.calls();
+    let (engine, _thread) = start(fake);
+    calls.chunks.lock().unwrap().clear();
+    let snapshot = Arc::new(Snapshot { state: vec![9.0], read: 2, ..Snapshot::default() });
+    let known = RequestParameters { start: Start::Prefix(snapshot), ..greedy(&[1; 10], 1) };
+    let all = [greedy(&[1; 10], 1), known.clone(), greedy(&[2; 10], 1), greedy(&[1; 10], 1), known];
+    let said = shared(&engine, &LIMITS, all);
+    assert_eq!(said.iter().map(|run| run.ids[0]).collect::<Vec<_>>(), [2, 2, 3, 2, 2]);
+    assert_eq!(chunks(&calls), [9, 7, 9]);
+}
+
+#[test]
+fn where_its_reader_leaves_the_next_reads_it() {
+    let (engine, calls, running) = slow(8);
+    let prompt = [vec![1; 256 * 20], vec![40]].concat();
+    let mut streams = submit_shared(&engine, &LIMITS, (0..3).map(|_| greedy(&prompt, 2)));
+    wait_for("the first chunks", || chunks(&calls).len() >= 3);
+    drop(streams.remove(0));
+    for stream in streams {
+        assert_eq!(collect(stream).ids, [41, 42]);
+    }
+    assert_eq!(engine.stats().cancelled, 1);
+    let read = chunks(&calls).len();
+    assert!((23..40).contains(&read), "{read} chunks");
+    drop(running);
+}
+
+#[test]
+fn a_reader_that_is_interrupted_still_reads_it_for_the_others() {
+    let (engine, calls, running) = slow(8);
+    let prompt = [vec![1; 256 * 10], vec![40]].concat();
+    let mut streams = submit_shared(&engine, &LIMITS, (0..3).map(|_| greedy(&prompt, 2)));
+    wait_for("the first chunk", || !chunks(&calls).is_empty());
+    streams[0].interrupt().now();
+    let first = collect(streams.remove(0));
+    assert_eq!((first.ids.len(), first.finish().reason), (0, FinishReason::Interrupted));
+    for stream in streams {
+        assert_eq!(collect(stream).ids, [41, 42]);
+    }
+    assert_eq!(chunks(&calls).len(), 10);
+    drop(running);
+}
+
+#[derive(Debug)]
+struct Broken;
+
+impl Grammar for Broken {
+    fn start(&self) -> Box<dyn Constraint> {
+        panic!("scripted panic")
+    }
+}
+
+#[test]
+fn where_its_reader_fails_the_next_reads_it() {
+    for slots in [1, 4] {
+        let (engine, _thread) = start(Fake::new(slots));
+        let broken = RequestParameters { grammar: Some(Arc::new(Broken)), ..greedy(&[1, 1, 40], 2) };
+        let said = shared(&engine, &LIMITS, [broken, greedy(&[1, 1, 40], 2), greedy(&[1, 1, 40], 2)]);
+        assert_eq!(said[0].end, Some(Err(Failure::Internal)));
+        assert!(said[1..].iter().all(|run| run.ids == [41, 42]));
+        // What no one can read fails for each.
+        let said = shared(&engine, &LIMITS, [(); 3].map(|()| greedy(&[POISON, 1], 1)));
+        assert!(said.iter().all(|run| run.end == Some(Err(Failure::Internal))));
+        assert_eq!(run(&engine, greedy(&[1], 2)).ids, [2, 3]);
+    }
+}
+
+/// A request to the shipped model whose every choice is drawn.
+fn drawn(prompt: &[u32], seed: u64) -> RequestParameters {
+    let sampling = SamplingParams { temperature: 0.9, repetition_penalty: 1.2, seed, ..SamplingParams::default() };
+    RequestParameters { prompt: prompt.into(), max_tokens: 16, sampling, logprobs: Some(2), ..Default::default() }
+}
+
+#[test]
+fn no_bit_depends_on_whether_a_prompt_was_shared() {
+    let served = shipped();
+    let more = |text: &str| served.tokenizer.encode_more(text).unwrap();
+    let prompt = served.tokenizer.encode(&"Once upon a time there was a café. ".repeat(40)).unwrap();
+    let keep = Keep { prompt: true, end: true };
+    let first = run_shipped(RequestParameters { keep, ..drawn(&prompt, 3) });
+    let conversation = first.finish().snapshot.clone().unwrap();
+    let (known, length) = (first.read.clone().unwrap(), prompt.len());
+    let longer = [&prompt[..length], &more(" And then she said: “Come in!”")[..]].concat();
+    let starts =
+        [(Start::Empty, prompt.clone()), (Start::Prefix(known), longer), (Start::Session(conversation), more(" Then"))];
+    for (start, prompt) in starts {
+        let of = |seed| RequestParameters { start: start.clone(), keep, ..drawn(&prompt, seed) };
+        let together = shared(&served.engine, &served.limits, (0..4).map(of));
+        for (seed, together) in (0..4).zip(&together) {
+            let alone = run_shipped(of(seed));
+            assert_eq!((&alone.ids, &alone.logprobs), (&together.ids, &together.logprobs));
+            assert!(alone.finish().snapshot == together.finish().snapshot);
+            // Its end is told once, by the one who has read it.
+            assert!(together.read == alone.read.filter(|_| seed == 0));
+        }
+    }
+}
+
+fn run_shipped(parameters: RequestParameters) -> Run {
+    let served = shipped();
+    collect(served.engine.submit(Request::new(parameters, &served.limits).unwrap()).unwrap())
+}
+
+#[test]
+fn a_prompts_log_probabilities_come_before_its_text() {
+    let fake = Fake::new(2);
+    let calls = fake.calls();
+    let (engine, _thread) = start(fake);
+    calls.chunks.lock().unwrap().clear();
+    let asked = RequestParameters { prompt_logprobs: Some(1), ..greedy(&[5, 6, 9], 2) };
+    let said = run(&engine, asked.clone());
+    let sum = (255.0 + 1f64.exp()).ln();
+    let (likely, unlikely) = ((1.0 - sum) as f32, -sum as f32);
+    let entry = |token, logprob, best| Some(TokenLogprobs { token, logprob, top: vec![(best, likely)] });
+    let expected = vec![None, entry(6, likely, 6), entry(9, unlikely, 7)];
+    assert_eq!(said.prompt_logprobs.as_ref(), Some(&expected));
+    assert_eq!((&said.ids, said.logprobs.len()), (&vec![10, 11], 0));
+    assert!(chunks(&calls).is_empty());
+    assert_eq!((engine.stats().prompt_tokens, engine.stats().generated_tokens), (3, 2));
+
+    // Nothing but the scores, of one token too.
+    let scored = run(&engine, RequestParameters { max_tokens: 0, ..asked.clone() });
+    assert_eq!((scored.prompt_logprobs.as_ref(), scored.ids.len()), (Some(&expected), 0));
+    assert_eq!((scored.finish().reason, scored.finish().completion_tokens), (FinishReason::Length, 0));
+    let one = run(&engine, RequestParameters { max_tokens: 0, prompt: vec![5], ..asked.clone() });
+    assert_eq!(one.prompt_logprobs, Some(vec![None]));
+
+    // For several, the steps are taken once.
+    let steps = calls.steps.load(SeqCst);
+    let all = shared(&engine, &LIMITS, [(); 4].map(|()| RequestParameters { max_tokens: 0, ..asked.clone() }));
+    assert!(all.iter().all(|run| run.prompt_logprobs.as_ref() == Some(&expected)));
+    assert_eq!(calls.steps.load(SeqCst) - steps, 2);
+}
+
+#[test]
+fn a_prompt_that_is_scored_is_read_to_the_same_bits() {
+    let served = shipped();
+    let prompt = served.tokenizer.encode("Once upon a time there was a café by the sea.").unwrap();
+    let keep = Keep { prompt: true, end: true };
+    let plain = run_shipped(RequestParameters { keep, ..drawn(&prompt, 1) });
+    let known = Arc::new(Snapshot { pending: Vec::new(), ..(**plain.read.as_ref().unwrap()).clone() });
+    for start in [Start::Empty, Start::Prefix(known)] {
+        let scored = RequestParameters { start, keep, prompt_logprobs: Some(4), ..drawn(&prompt, 1) };
+        let request = Request::new(scored.clone(), &served.limits).unwrap();
+        assert_eq!(request.cached_tokens(), 0, "what is known of it has no log probabilities");
+        let scored = run_shipped(scored);
+        assert_eq!((&plain.ids, &plain.logprobs), (&scored.ids, &scored.logprobs));
+        assert!(plain.read == scored.read && plain.finish().snapshot == scored.finish().snapshot);
+
+        let scores = scored.prompt_logprobs.unwrap();
+        assert_eq!((scores.len(), &scores[0]), (prompt.len(), &None));
+        let decoder = tidegate_model::checkpoint::load(&checkpoint(), &Device::Cpu).unwrap();
+        let mut pool = decoder.new_pool(1).unwrap();
+        for (pair, scored) in prompt.windows(2).zip(&scores[1..]) {
+            let scored = scored.as_ref().unwrap();
+            let logits = decoder.decode(&pair[..1], &mut pool, &[0]).unwrap();
+            let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+            let expected = f64::from(logits[pair[1] as usize]) - sum.ln();
+            assert_eq!((scored.token, scored.top.len()), (pair[1], 4));
+            assert!((f64::from(scored.logprob) - expected).abs() < 1e-6);
+        }
+    }
+}
+
+#[test]
+fn bounds_of_scored_prompts_are_named() {
+    let refused = |change: &dyn Fn(&mut RequestParameters)| {
+        let mut parameters = RequestParameters { prompt_logprobs: Some(1), ..greedy(&[1], 1) };
+        change(&mut parameters);
+        Request::new(parameters, &LIMITS).unwrap_err().to_string()
+    };
+    assert_eq!(refused(&|p| p.prompt_logprobs = Some(21)), "prompt_logprobs must be from 0 to 20, found 21");
+    let words = "prompt must be at most 32768 tokens long where its log probabilities are asked for, found";
+    assert_eq!(refused(&|p| p.prompt = vec![1; 32_769]), format!("{words} 32769 tokens"));
+    assert!(refused(&|p| p.start = Start::Session(Arc::new(Snapshot::empty(0)))).starts_with("prompt_logprobs must"));
+    assert!(refused(&|p| (p.max_tokens, p.prompt_logprobs) = (0, None)).starts_with("max_tokens must be from 1"));
+}

@@ -1,0 +1,242 @@
+//! What clients may do to the server's time and room: heads, bodies, connections, texts without an end, and JSON without
+//! a bottom. Each is bounded, and nobody else waits.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::common::fake::Fake;
+use crate::common::{completion, post, scripted, send, text};
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use serde_json::{Value, json};
+use tidegate_server::{ApiOptions, AppState, ServeOptions, app, serve_with};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A server on a free port; it ends with the sender.
+async fn listen(options: ServeOptions, state: AppState) -> (SocketAddr, oneshot::Sender<()>) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    tokio::spawn(serve_with(options, listener, app(state), async { _ = stopped.await }));
+    (address, stop)
+}
+
+fn api(options: ApiOptions, step: Duration) -> AppState {
+    let (_, engine, _thread) = scripted(Fake::new(4).step(step), 16);
+    let state = AppState::new(options);
+    state.serve(crate::common::served(engine));
+    state
+}
+
+/// Everything until the other end closes.
+async fn rest(socket: &mut TcpStream) -> String {
+    let mut all = Vec::new();
+    // A connection that is reset has closed too.
+    let _ = timeout(SOON, socket.read_to_end(&mut all)).await.expect("the connection stays open");
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+async fn ask(address: SocketAddr, request: &str) -> TcpStream {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    socket.write_all(request.as_bytes()).await.unwrap();
+    socket
+}
+
+async fn is_well(address: SocketAddr) {
+    let start = Instant::now();
+    let mut socket = ask(address, "GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n").await;
+    let answer = rest(&mut socket).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_that_trickles_in_is_cut_off() {
+    let options = ServeOptions { head_limit: Duration::from_millis(500), ..ServeOptions::default() };
+    let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
+    let mut slow = Vec::new();
+    for _ in 0..50 {
+        slow.push(ask(address, "GET /health HTTP/1.1\r\nhost: t\r\nx-slow: ").await);
+    }
+    let mut silent = TcpStream::connect(address).await.unwrap();
+    let start = Instant::now();
+    is_well(address).await;
+    // Each byte comes in time; the head does not.
+    while start.elapsed() < Duration::from_millis(400) {
+        for socket in &mut slow {
+            // On a busy machine some have been cut off by now.
+            let _ = socket.write_all(b"x").await;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    for socket in &mut slow {
+        assert!(!rest(socket).await.starts_with("HTTP/1.1 200"));
+    }
+    assert_eq!(rest(&mut silent).await, "");
+    assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
+    is_well(address).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_without_bounds_is_refused() {
+    let (address, _stop) = listen(ServeOptions::default(), AppState::new(ApiOptions::default())).await;
+    let long = format!("GET /health HTTP/1.1\r\nhost: t\r\nx-long: {}\r\n\r\n", "x".repeat(64 << 10));
+    let many = "x-many: 1\r\n".repeat(500);
+    for head in [
+        long,
+        format!("GET /health HTTP/1.1\r\nhost: t\r\n{many}\r\n"),
+        format!("GET /{} HTTP/1.1\r\n", "x".repeat(80 << 10)),
+    ] {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        // The server may close before it has read all of it.
+        let _ = socket.write_all(head.as_bytes()).await;
+        let answer = rest(&mut socket).await;
+        // Where it closes on bytes that it has not read, the answer may be lost.
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
+        is_well(address).await;
+    }
+    let mut socket = ask(address, "no HTTP at all\r\n\r\n").await;
+    assert!(rest(&mut socket).await.starts_with("HTTP/1.1 400"));
+    let large =
+        format!("GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-long: {}\r\n\r\n", "x".repeat(20 << 10));
+    assert!(rest(&mut ask(address, &large).await).await.starts_with("HTTP/1.1 200"), "20 KiB are taken");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_beyond_the_bound_wait() {
+    let options = ServeOptions { max_connections: 2, head_limit: Duration::from_mins(1), ..ServeOptions::default() };
+    let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
+    let open = "GET /health HTTP/1.1\r\nhost: t\r\n\r\n";
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut socket = ask(address, open).await;
+        let mut answer = [0; 12];
+        socket.read_exact(&mut answer).await.unwrap();
+        held.push(socket);
+    }
+    let mut third = ask(address, open).await;
+    let mut answer = [0; 12];
+    assert!(timeout(Duration::from_millis(300), third.read_exact(&mut answer)).await.is_err(), "there was no room");
+    held.pop();
+    timeout(SOON, third.read_exact(&mut answer)).await.expect("a place that came free is not given on").unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_reads_nothing_loses_its_place() {
+    let write_limit = Duration::from_millis(300);
+    let options = ServeOptions { max_connections: 1, write_limit, ..ServeOptions::default() };
+    let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
+    // Far more than the buffers between the two ends hold, asked for and left unread.
+    let mut deaf = TcpStream::connect(address).await.unwrap();
+    let asked = "GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nhost: t\r\n\r\n".repeat(100);
+    let _ = timeout(SOON, deaf.write_all(asked.as_bytes())).await;
+    is_well(address).await;
+    drop(deaf);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_trickles_in_is_408() {
+    let limits = ApiOptions { body_limit: Duration::from_millis(300), ..ApiOptions::default() };
+    let (address, _stop) = listen(ServeOptions::default(), api(limits, Duration::ZERO)).await;
+    let json = "content-type: application/json\r\n";
+    for (path, kind, body) in [
+        ("/v1/completions", json, "content-length: 100\r\n\r\n{\"prompt\""),
+        ("/v1/chat/completions", json, "transfer-encoding: chunked\r\n\r\n5\r\n{\"mes\r\n"),
+        ("/v1/responses", json, "content-length: 9\r\n\r\n"),
+    ] {
+        let start = Instant::now();
+        let mut socket = ask(address, &format!("POST {path} HTTP/1.1\r\nhost: t\r\n{kind}{body}")).await;
+        is_well(address).await;
+        let answer = rest(&mut socket).await;
+        assert!(answer.starts_with("HTTP/1.1 408"), "{path}: {answer}");
+        assert!(answer.contains("x-request-id: req-") && answer.contains("body_timeout"), "{answer}");
+        assert!(answer.contains("within 0.3 s"), "{answer}");
+        assert!(start.elapsed() >= Duration::from_millis(300));
+    }
+    let whole = r#"{"prompt": [1], "max_tokens": 1}"#;
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{json}content-length: {}\r\n\r\n",
+        whole.len()
+    );
+    assert!(rest(&mut ask(address, &(head + whole)).await).await.starts_with("HTTP/1.1 200"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_ends_when_its_time_is_up() {
+    let limits = ApiOptions { max_time: Some(Duration::from_millis(300)), ..ApiOptions::default() };
+    let state = api(limits, Duration::from_millis(5));
+    let body = json!({"prompt": [1], "max_tokens": 100_000, "ignore_eos": true});
+    let start = Instant::now();
+    let (status, answer) = timeout(SOON, post(&state, body.clone())).await.expect("it goes on");
+    assert!(start.elapsed() >= Duration::from_millis(300));
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    let tokens = answer["usage"]["completion_tokens"].as_u64().unwrap();
+    assert!((2..99_000).contains(&tokens), "{tokens}");
+    let stream = send(&state, completion(crate::common::with(body, json!({"stream": true})).to_string())).await;
+    let stream = timeout(SOON, text(stream)).await.expect("it goes on");
+    assert!(stream.contains(r#""finish_reason":"length""#) && stream.trim_end().ends_with("[DONE]"));
+    let (_, short) = post(&state, json!({"prompt": [1], "max_tokens": 3, "ignore_eos": true})).await;
+    assert_eq!(short["usage"]["completion_tokens"], 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_that_waits_for_a_slot_ends_when_its_time_is_up() {
+    let (_, engine, _thread) = scripted(Fake::new(1).step(Duration::from_millis(400)), 16);
+    let state = AppState::new(ApiOptions { max_time: Some(Duration::from_millis(600)), ..ApiOptions::default() });
+    state.serve(crate::common::served(engine));
+    // It takes the only slot, and keeps it while a prompt is read token by token.
+    let (first, body) = (state.clone(), json!({"prompt": vec![1; 20], "echo": true, "logprobs": 0, "max_tokens": 3}));
+    let running = tokio::spawn(async move { post(&first, body).await });
+    sleep(Duration::from_millis(100)).await;
+    let request = Request::post("/generate_stream").header("content-type", "application/json");
+    let asked = json!({"inputs": "", "parameters": {"max_new_tokens": 5}});
+    let stream = text(send(&state, request.body(Body::from(asked.to_string())).unwrap()).await).await;
+    let last: Value = serde_json::from_str(crate::common::events(&stream).last().unwrap()).unwrap();
+    assert_eq!(
+        (&last["details"]["generated_tokens"], &last["details"]["finish_reason"]),
+        (&json!(0), &json!("length"))
+    );
+    assert_eq!(last["generated_text"], "");
+    let (status, answer) = timeout(SOON, running).await.expect("it goes on").unwrap();
+    assert_eq!((status, &answer["usage"]["completion_tokens"]), (StatusCode::OK, &json!(0)), "{answer}");
+}
+
+#[tokio::test]
+async fn json_without_a_bottom_is_refused_with_its_bound() {
+    let state = api(ApiOptions::default(), Duration::ZERO);
+    let nested = |open: &str, close: &str, levels: usize| format!("{}1{}", open.repeat(levels), close.repeat(levels));
+    for levels in [128, 1000, 100_000] {
+        for value in [nested("[", "]", levels), nested(r#"{"a":"#, "}", levels)] {
+            for field in ["prompt", "metadata", "user"] {
+                let body = format!(r#"{{"{field}": {value}, "max_tokens": 1}}"#);
+                let response = send(&state, completion(body)).await;
+                assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+                let answer: Value = serde_json::from_str(&text(response).await).unwrap();
+                let message = answer["error"]["message"].as_str().unwrap();
+                assert!(message.contains("at most 127 levels"), "{field} {levels}: {message}");
+            }
+        }
+    }
+    // Wide is not deep.
+    let wide: serde_json::Map<String, Value> = (0..20_000).map(|at| (format!("field{at}"), json!([1]))).collect();
+    let body = json!({"prompt": [1], "max_tokens": 1, "metadata": wide});
+    assert_eq!(post(&state, body).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_body_without_bounds_is_413_with_its_bound() {
+    let state = api(ApiOptions { max_body_bytes: 1000, ..ApiOptions::default() }, Duration::ZERO);
+    let response = send(&state, completion(format!(r#"{{"prompt": "{}"}}"#, "x".repeat(1000)))).await;
+    assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    assert!(response.headers().contains_key("x-request-id"));
+    assert!(text(response).await.contains("at most 1000 bytes"));
+    let nothing = Request::post("/v1/completions").body(Body::empty()).unwrap();
+    assert_eq!(send(&state, nothing).await.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
+}
