@@ -50,7 +50,7 @@ impl Choices {
             }
             to = rest;
         }
-        self.host.send(self.device.at, words.map(size_of_val).iter().sum())?;
+        self.host.send(0, self.device.at, words.map(size_of_val).iter().sum())?;
         let args = [
             Arg::Pointer(at.logits),
             Arg::Pointer(self.device.at),

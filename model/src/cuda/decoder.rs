@@ -214,7 +214,7 @@ impl CudaDecoder {
     /// What `inputs` wrote for so many rows, and tokens of each: to the device.
     pub(super) fn send(&self, rows: usize, time: usize, pool: &CudaPool) -> Result<()> {
         let (step, bytes) = pool.step(rows, time, !self.frequencies.is_empty());
-        pool.input.send(step.places, bytes)
+        pool.input.send(0, step.places, bytes)
     }
 
     /// So many tokens of one slot, whose inputs are on the device: through the blocks.

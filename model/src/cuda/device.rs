@@ -72,8 +72,8 @@ pub(super) struct Launch<'a> {
 pub(super) trait Pinned: Send + Debug {
     /// The bytes, once the device is done with them.
     fn bytes(&mut self) -> Result<&mut [u8]>;
-    /// Has the device take the first `len` bytes to `to`.
-    fn send(&self, to: u64, len: usize) -> Result<()>;
+    /// Has the device take `len` bytes, from byte `at` on, to `to`.
+    fn send(&self, at: usize, to: u64, len: usize) -> Result<()>;
     /// Has the device put `len` bytes from `from` here, from byte `at` on.
     fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()>;
 }

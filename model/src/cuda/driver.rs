@@ -2,80 +2,20 @@
 
 #![allow(unsafe_code, reason = "the driver is C")]
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError};
 
-use cudarc::driver::sys::{
-    CUdevice_attribute, CUevent_flags, CUfunction_attribute, CUgraphInstantiate_flags, CUstreamCaptureMode,
-};
-use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result, sys};
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
 
 use super::device::{Gpu, Launch, Moment, Pinned, Recorded, Result};
 use super::kernels;
+use super::queue::{Queue, RECORDS, failed, words};
 use crate::cuda_error::CudaError;
 
 /// The oldest architecture that the kernels run on: 8.0, for bf16 on tensor cores and copies past the registers.
 const OLDEST: i32 = 8;
-
-thread_local! {
-    /// Whether this thread is recording a step: what it asks for belongs to it.
-    static RECORDS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// A context and its stream.
-#[derive(Debug)]
-struct Queue {
-    context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
-    /// Held for writing while a step is recorded: what another thread asked for would become a part of it.
-    recording: RwLock<()>,
-    /// How often page-locked memory was used, and up to which use the stream was waited for.
-    uses: AtomicU64,
-    done: AtomicU64,
-}
-
-impl Queue {
-    fn new(context: Arc<CudaContext>, stream: Arc<CudaStream>) -> Self {
-        let (uses, done) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { context, stream, recording: RwLock::new(()), uses, done }
-    }
-
-    /// Makes the context this thread's, and waits for a step that another thread is recording.
-    fn turn(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
-        self.context.bind_to_thread().map_err(failed("context"))?;
-        Ok((!RECORDS.get()).then(|| self.recording.read().unwrap_or_else(PoisonError::into_inner)))
-    }
-
-    /// Page-locked memory that this stream copies.
-    fn pinned(self: &Arc<Self>, bytes: usize) -> Result<Box<dyn Pinned>> {
-        let _turn = self.turn()?;
-        // SAFETY: the context is bound; nothing cannot be allocated.
-        let at = unsafe { result::malloc_host(bytes.max(16), 0) }.map_err(failed("pinned memory"))?.cast::<u8>();
-        // SAFETY: so many bytes were given; they must not be read before they are written.
-        unsafe { at.write_bytes(0, bytes) };
-        Ok(Box::new(HostMemory { at, bytes, used: Cell::new(0), queue: Arc::clone(self) }))
-    }
-
-    fn wait(&self, what: &str) -> Result<()> {
-        let uses = self.uses.load(Ordering::Acquire);
-        self.stream.synchronize().map_err(failed(what))?;
-        self.done.fetch_max(uses, Ordering::AcqRel);
-        Ok(())
-    }
-
-    /// Counts a use of page-locked memory that has just been asked for: a wait that begins after has waited for it. One
-    /// that is recorded comes again with every replay, and never ends.
-    fn used(&self) -> u64 {
-        if RECORDS.get() { u64::MAX } else { self.uses.fetch_add(1, Ordering::AcqRel) + 1 }
-    }
-
-    fn raw(&self) -> sys::CUstream {
-        self.stream.cu_stream()
-    }
-}
 
 #[derive(Debug)]
 struct Driver {
@@ -89,47 +29,6 @@ struct Driver {
 unsafe impl Send for Driver {}
 // SAFETY: as above; the stream orders what is asked for, and `Queue::turn` keeps it out of what another thread records.
 unsafe impl Sync for Driver {}
-
-fn failed(what: &str) -> impl FnOnce(DriverError) -> CudaError + '_ {
-    move |error| {
-        let (what, reason) = (what.into(), words(error));
-        if is_fatal(error) { CudaError::Lost { what, reason } } else { CudaError::Failed { what, reason } }
-    }
-}
-
-/// Whether every call after it will fail too, until the process is another.
-fn is_fatal(error: DriverError) -> bool {
-    use sys::CUresult as Code;
-    matches!(
-        error.0,
-        Code::CUDA_ERROR_ILLEGAL_ADDRESS
-            | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | Code::CUDA_ERROR_MISALIGNED_ADDRESS
-            | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | Code::CUDA_ERROR_INVALID_PC
-            | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | Code::CUDA_ERROR_LAUNCH_FAILED
-            | Code::CUDA_ERROR_LAUNCH_TIMEOUT
-            | Code::CUDA_ERROR_ECC_UNCORRECTABLE
-            | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
-            | Code::CUDA_ERROR_ASSERT
-            | Code::CUDA_ERROR_CONTAINED
-            | Code::CUDA_ERROR_DEINITIALIZED
-            | Code::CUDA_ERROR_DEVICE_UNAVAILABLE
-            | Code::CUDA_ERROR_EXTERNAL_DEVICE
-            | Code::CUDA_ERROR_INVALID_CONTEXT
-            | Code::CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | Code::CUDA_ERROR_UNKNOWN
-    )
-}
-
-/// The driver's own words for an error.
-fn words(error: DriverError) -> String {
-    match (error.error_name(), error.error_string()) {
-        (Ok(name), Ok(text)) => format!("{} ({})", text.to_string_lossy(), name.to_string_lossy()),
-        _ => format!("{error:?}"),
-    }
-}
 
 pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     let absent = |reason: String| CudaError::Absent { ordinal, reason };
@@ -157,7 +56,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     let processors = context.attribute(count).map_err(failed("multiprocessors"))?.max(1) as usize;
     // From here on it is unloaded with the device.
-    let queue = Arc::new(Queue::new(context, stream));
+    let queue = Arc::new(Queue::new(context, stream, false));
     let mut driver = Driver { queue, functions: HashMap::new(), module, processors };
     for &name in kernels::NAMES {
         let text = CString::new(name).unwrap_or_default();
@@ -256,15 +155,13 @@ impl Gpu for Driver {
         let stream = context.new_stream().map_err(failed("a second stream"))?;
         // Its own lock, which nobody holds for writing: nothing is recorded there. What another thread records on the
         // first stream takes in nothing of this one, and forbids it nothing: the mode of `record` is of that thread alone.
-        let queue = Arc::new(Queue::new(context, stream));
+        let queue = Arc::new(Queue::new(context, stream, true));
         bytes.iter().map(|&bytes| queue.pinned(bytes)).collect()
     }
 
     fn moment(&self) -> Result<Box<dyn Moment>> {
         let _turn = self.queue.turn()?;
-        // Who waits for it sleeps.
-        let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
-        Ok(Box::new(Event(self.queue.stream.record_event(flags).map_err(failed("an event"))?)))
+        Ok(Box::new(self.queue.event()?))
     }
 
     fn launch(&self, launch: Launch<'_>) -> Result<()> {
@@ -351,71 +248,5 @@ impl Recorded for Graph {
     fn replay(&self) -> Result<()> {
         let _turn = self.queue.turn()?;
         self.graph.launch().map_err(failed("a recorded step"))
-    }
-}
-
-/// A moment of a stream.
-#[derive(Debug)]
-struct Event(CudaEvent);
-
-impl Moment for Event {
-    fn wait(&self) -> Result<()> {
-        self.0.synchronize().map_err(failed("a step"))
-    }
-}
-
-/// Page-locked memory.
-#[derive(Debug)]
-struct HostMemory {
-    at: *mut u8,
-    bytes: usize,
-    /// Its last use, by the count of [`Queue::used`]; one that was recorded never ends.
-    used: Cell<u64>,
-    queue: Arc<Queue>,
-}
-
-// SAFETY: memory of the process, owned by this.
-unsafe impl Send for HostMemory {}
-
-impl Pinned for HostMemory {
-    fn bytes(&mut self) -> Result<&mut [u8]> {
-        let _turn = self.queue.turn()?;
-        // What the device is not at any more need not wait for what it is at.
-        if self.used.get() > self.queue.done.load(Ordering::Acquire) {
-            self.queue.wait("a step")?;
-        }
-        // SAFETY: so many bytes, all written once; the device is done with them.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) })
-    }
-
-    fn send(&self, to: u64, len: usize) -> Result<()> {
-        let _turn = self.queue.turn()?;
-        // SAFETY: at most what is there; nobody writes to it until the stream is done (`bytes` waits for it).
-        let bytes = unsafe { std::slice::from_raw_parts(self.at, len.min(self.bytes)) };
-        // SAFETY: the buffer is as long.
-        let asked = unsafe { result::memcpy_htod_async(to, bytes, self.queue.raw()) };
-        self.used.set(self.used.get().max(self.queue.used()));
-        asked.map_err(failed("copy to the device"))
-    }
-
-    fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()> {
-        let _turn = self.queue.turn()?;
-        let at = at.min(self.bytes);
-        // SAFETY: at most what is there; nobody reads it until the stream is done (`bytes` waits for it).
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.at.add(at), len.min(self.bytes - at)) };
-        // SAFETY: the buffer is as long.
-        let asked = unsafe { result::memcpy_dtoh_async(bytes, from, self.queue.raw()) };
-        self.used.set(self.used.get().max(self.queue.used()));
-        asked.map_err(failed("copy from the device"))
-    }
-}
-
-impl Drop for HostMemory {
-    fn drop(&mut self) {
-        if let Ok(_turn) = self.queue.turn() {
-            let _ = self.queue.wait("the end");
-            // SAFETY: it came from `malloc_host`, once, and nothing is on its way to it.
-            let _ = unsafe { result::free_host(self.at.cast()) };
-        }
     }
 }

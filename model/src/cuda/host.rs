@@ -256,8 +256,9 @@ impl Pinned for HostMemory {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.bytes) })
     }
 
-    fn send(&self, to: u64, len: usize) -> Result<()> {
-        self.copy(to, self.at, len)
+    fn send(&self, at: usize, to: u64, len: usize) -> Result<()> {
+        let at = at.min(self.bytes);
+        self.copy(to, self.at + at as u64, len.min(self.bytes - at))
     }
 
     fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()> {

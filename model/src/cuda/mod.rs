@@ -5,7 +5,7 @@
 //! depend on who else is served, nor on where a prompt was cut. Bits of a GPU are not those of a CPU: a text that goes
 //! on elsewhere goes on to rounding.
 //!
-//! device -> driver, host; kernels, weights -> ops -> plan -> choose, states -> mover -> moves -> pool -> recurrence ->
+//! device -> queue -> driver, host; kernels, weights -> ops -> plan -> choose, states -> mover -> moves -> pool -> recurrence ->
 //! mixer -> block -> decoder -> measure. Other modules of the crate see this one alone.
 
 mod block;
@@ -24,6 +24,7 @@ mod moves;
 mod ops;
 mod plan;
 mod pool;
+mod queue;
 mod recurrence;
 mod states;
 #[cfg(all(test, feature = "cuda-emulator"))]

@@ -2,6 +2,7 @@
 //! and by a stream of its own, so that neither the copies nor the work on the numbers hold up a step. It knows no
 //! slots: that one which is on its way takes part in nothing else is the pool's business.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -100,7 +101,8 @@ fn run(asked: &Receiver<Job>, gpu: &dyn Gpu, shape: &Shape, (wake, stops): (&Wak
         if stops.load(Ordering::Relaxed) {
             return;
         }
-        let outcome = moved(gpu, shape, &mut memory, (&*after, parts, &way));
+        let one = AssertUnwindSafe(|| moved(gpu, shape, &mut memory, (&*after, parts, &way)));
+        let outcome = catch_unwind(one).unwrap_or_else(|_| Err(ended("it has panicked")));
         if outcome.is_err() {
             // What went wrong may still be on its way to or from it: it is given back once that is over.
             memory = Vec::new();
@@ -109,6 +111,14 @@ fn run(asked: &Receiver<Job>, gpu: &dyn Gpu, shape: &Shape, (wake, stops): (&Wak
         let _ = told.send(outcome);
         (wake.0)();
     }
+}
+
+/// Bytes that are copied at a time: a step's own copies, which take turns with these on the same wires, wait for no more.
+const PIECE: usize = 1 << 20;
+
+/// Where each piece of so many bytes begins, and its length.
+fn pieces_of(bytes: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..bytes).step_by(PIECE).map(move |at| (at, PIECE.min(bytes - at)))
 }
 
 /// Makes one move, and comes back when it has ended.
@@ -129,14 +139,14 @@ fn moved(
     match way {
         Way::Out => {
             for (memory, (from, len)) in [&mut *s, &mut *sums, &mut *tails].into_iter().zip(pieces()) {
-                memory.receive(0, from, len)?;
+                pieces_of(len).try_for_each(|(at, len)| memory.receive(at, from + at as u64, len))?;
             }
             Ok(shape.numbers([s.bytes()?, sums.bytes()?, tails.bytes()?].map(|part| &*part)))
         }
         Way::In(numbers) => {
             shape.fill((**numbers).as_ref(), [s.bytes()?, sums.bytes()?, tails.bytes()?]);
             for (memory, (to, len)) in [&*s, &*sums, &*tails].into_iter().zip(pieces()) {
-                memory.send(to, len)?;
+                pieces_of(len).try_for_each(|(at, len)| memory.send(at, to + at as u64, len))?;
             }
             // Those that may be touched again are there.
             for memory in [s, sums, tails] {

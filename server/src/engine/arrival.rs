@@ -1,5 +1,8 @@
 //! What comes after a slot's state has moved: at once where it moves at once, else in the turn of the loop that finds it
 //! there. Until then its request waits, alone.
+//!
+//! A request's way: (start comes, or what another has read) -> its prompt is read -> (the prompt's end leaves) -> tokens,
+//! now and then (a mark leaves) -> (the end leaves) -> over. What stands in brackets moves, where it is wanted at all.
 
 use std::sync::Arc;
 
@@ -151,13 +154,16 @@ impl<M: LanguageModel> Worker<M> {
     }
 }
 
-/// Begins where another request has read the prompt to, if it has.
+/// Begins where another request has read the prompt to.
+///
+/// # Errors
+/// It has not, or the model failed.
 pub(super) fn begin_handover<M: LanguageModel>(
     model: &mut M,
     slot: usize,
     sequence: &Sequence,
 ) -> Result<(Purpose, Move), ModelError> {
     let prompt = sequence.shared.as_ref().and_then(|shared| shared.read());
-    let begun = prompt.map(|prompt| model.begin_import(slot, &prompt.end)).transpose()?;
-    Ok((Purpose::Handover, begun.unwrap_or(Move::Done(Vec::new()))))
+    let prompt = prompt.ok_or_else(|| ModelError::new("no prompt was handed over"))?;
+    Ok((Purpose::Handover, model.begin_import(slot, &prompt.end)?))
 }

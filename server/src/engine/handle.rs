@@ -42,7 +42,7 @@ pub(super) struct Heartbeat {
     started: Instant,
     /// Milliseconds from `started` to the last beat; [`AT_REST`] until the next.
     last: AtomicU64,
-    limit: Duration,
+    pub(super) limit: Duration,
 }
 
 impl Heartbeat {

@@ -1,5 +1,7 @@
 //! Slots whose states are on their way: what each moves for, and who still waits for it.
 
+use std::time::{Duration, Instant};
+
 use super::ends::Ending;
 
 /// What a state moves for, and so what comes after.
@@ -30,11 +32,13 @@ pub(super) struct Moves {
     slots: Vec<Option<Moving>>,
     /// Those that are moving, in the order in which they began.
     under_way: Vec<usize>,
+    /// When the first of them began, or the last that has ended did so.
+    since: Instant,
 }
 
 impl Moves {
     pub(super) fn new(slots: usize) -> Self {
-        Self { slots: vec![None; slots], under_way: Vec::new() }
+        Self { slots: vec![None; slots], under_way: Vec::new(), since: Instant::now() }
     }
 
     pub(super) fn is_moving(&self, slot: usize) -> bool {
@@ -46,8 +50,16 @@ impl Moves {
         self.under_way.clone()
     }
 
+    /// Whether some have been on their way for `limit` and none has ended.
+    pub(super) fn are_late(&self, limit: Duration) -> bool {
+        !self.under_way.is_empty() && self.since.elapsed() > limit
+    }
+
     pub(super) fn begin(&mut self, slot: usize, purpose: Purpose) {
         if self.slots[slot].replace(Moving::For(purpose)).is_none() {
+            if self.under_way.is_empty() {
+                self.since = Instant::now();
+            }
             self.under_way.push(slot);
         }
     }
@@ -61,6 +73,7 @@ impl Moves {
     pub(super) fn end(&mut self, slot: usize) -> Option<Purpose> {
         let moving = self.slots[slot].take()?;
         self.under_way.retain(|other| *other != slot);
+        self.since = Instant::now();
         match moving {
             Moving::For(purpose) => Some(purpose),
             Moving::ForNobody => None,

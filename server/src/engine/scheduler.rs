@@ -24,7 +24,8 @@ pub(super) struct Scheduler {
     resident: Vec<Weak<Snapshot>>,
     /// Slots whose prompts are being read: each gets one chunk in turn, so that a long prompt delays no short one.
     prefilling: VecDeque<usize>,
-    /// Slots whose states are on their way: they are taken, and take part in nothing.
+    /// Slots whose states are on their way, which take part in nothing. Every slot is in one of `taken` and `free`, or
+    /// its request has left while its state was moving: then it is in neither until that has ended.
     moves: Moves,
     /// Ends of requests that have left their slots but whose readers are behind.
     lingering: Vec<Outlet>,
@@ -78,11 +79,10 @@ impl Scheduler {
 
     /// Gives `sequence` a slot, and says whether its start is in it already; there must be [`Self::room`].
     pub(super) fn admit(&mut self, sequence: Sequence) -> Option<(usize, bool)> {
-        let lies_in = |slot: &usize| {
-            let start = sequence.start.as_ref();
-            start.is_some_and(|start| std::ptr::eq(self.resident[*slot].as_ptr(), Arc::as_ptr(start)))
+        let lies_in = |start: &Arc<Snapshot>| {
+            self.free.iter().position(|slot| std::ptr::eq(self.resident[*slot].as_ptr(), Arc::as_ptr(start)))
         };
-        let found = self.free.iter().position(lies_in);
+        let found = sequence.start.as_ref().and_then(lies_in);
         let slot = self.free.remove(found.unwrap_or(0))?;
         self.resident[slot] = Weak::new();
         self.slots[slot] = Some(sequence);
@@ -168,6 +168,11 @@ impl Scheduler {
         self.moves.is_moving(slot)
     }
 
+    /// Whether states have been on their way for `limit` and none of them has arrived.
+    pub(super) fn moves_are_late(&self, limit: Duration) -> bool {
+        self.moves.are_late(limit)
+    }
+
     /// The slots whose states are on their way.
     pub(super) fn moving(&self) -> Vec<usize> {
         self.moves.under_way()
@@ -248,7 +253,9 @@ impl Scheduler {
 
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         let sequence = self.slots[slot].take()?;
-        self.taken.retain(|other| *other != slot);
+        if let Ok(place) = self.taken.binary_search(&slot) {
+            self.taken.remove(place);
+        }
         if !self.moves.forsake(slot) {
             self.free.push_back(slot);
         }

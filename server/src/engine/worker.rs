@@ -110,7 +110,8 @@ pub(super) struct Worker<M> {
 }
 
 impl<M: LanguageModel> Worker<M> {
-    /// Takes the model through one token of each kind, so that weights are in memory before the first request.
+    /// Takes the model through one token of each kind, and a state out of it, so that all is in memory before the first
+    /// request.
     fn warm_up(&mut self) -> Result<(), String> {
         let model = &mut self.model;
         guarded(|| {
@@ -128,6 +129,12 @@ impl<M: LanguageModel> Worker<M> {
                 let mut plan = |_: Range<usize>, plans: &mut Plans| _ = sampler.plan(Permitted::default(), plans);
                 model.decode_choosing(&[first], &[0], &mut plan, (&mut Vec::new(), &mut Vec::new()))?;
             }
+            // What a move wants is made for the first one.
+            let mut left = model.begin_export(0)?;
+            while matches!(left, Move::Coming) {
+                std::thread::sleep(Duration::from_millis(1));
+                left = model.moved(0)?;
+            }
             model.reset(0)
         })
         .map_err(|fault| fault.reason)
@@ -136,8 +143,10 @@ impl<M: LanguageModel> Worker<M> {
     fn run(&mut self) {
         loop {
             let taken = self.shared.inbox.take(self.scheduler.room(), self.scheduler.wait());
-            // After the sleep: an engine that has slept for an hour is not stuck.
-            self.shared.heartbeat.beat();
+            // After the sleep: an engine that has slept for an hour is not stuck. One whose states do not arrive is.
+            if !self.scheduler.moves_are_late(self.shared.heartbeat.limit) {
+                self.shared.heartbeat.beat();
+            }
             for submission in taken.submissions {
                 self.admit(submission);
             }

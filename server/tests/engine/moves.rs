@@ -232,8 +232,9 @@ fn no_reader_is_late_while_the_engine_waits_for_a_state() {
     // The last of its tokens finds no room: the reader is behind from then on, and at once for too long.
     let stage = staged(1, EngineOptions { stall_limit: Duration::ZERO, ..EngineOptions::default() });
     stage.moves.hold();
+    let begun = stage.moves.begun();
     let _unread = submit(&stage.engine, RequestParameters { keep: END, ..greedy(&[1], 33) });
-    wait_for("the end", || stage.moves.begun() == 1);
+    wait_for("the end", || stage.moves.begun() == begun + 1);
     turns(&stage.moves);
     stage.moves.release(false);
     wait_for("its account", || stage.engine.stats().running == 0);
@@ -241,12 +242,24 @@ fn no_reader_is_late_while_the_engine_waits_for_a_state() {
 }
 
 #[test]
+fn an_engine_whose_states_do_not_arrive_is_not_ready_until_one_does() {
+    let stage = staged(2, EngineOptions { step_limit: Duration::from_millis(200), ..EngineOptions::default() });
+    stage.moves.hold();
+    let stream = submit(&stage.engine, turn(&[1], 2));
+    wait_for("the move to be late", || !stage.engine.is_ready());
+    stage.moves.release(false);
+    wait_for("the engine to be ready again", || stage.engine.is_ready());
+    assert_eq!(collect(stream).ids, [2, 3]);
+}
+
+#[test]
 fn a_conversation_that_goes_on_in_its_slot_has_nothing_to_move_there() {
     let Stage { engine, moves, thread: _thread, .. } = stage(2);
+    let begun = moves.begun();
     let first = run(&engine, RequestParameters { keep: END, ..greedy(&[1, 2], 3) });
     let start = Start::Session(first.finish().snapshot.clone().unwrap());
     let second = run(&engine, RequestParameters { start, keep: END, ..greedy(&[8], 2) });
-    assert_eq!((second.ids.as_slice(), moves.begun()), (&[9, 10][..], 2));
+    assert_eq!((second.ids.as_slice(), moves.begun()), (&[9, 10][..], begun + 2));
     moves.check();
 }
 

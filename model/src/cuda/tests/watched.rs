@@ -100,9 +100,9 @@ impl Pinned for Watched<Box<dyn Pinned>> {
         self.inner.bytes()
     }
 
-    fn send(&self, to: u64, len: usize) -> Result<()> {
+    fn send(&self, at: usize, to: u64, len: usize) -> Result<()> {
         (self.call)("send beside")?;
-        self.inner.send(to, len)
+        self.inner.send(at, to, len)
     }
 
     fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()> {
