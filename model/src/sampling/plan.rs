@@ -84,7 +84,7 @@ impl Plans {
         self.rows[row][2] == NOT
     }
 
-    /// All rows, [`ROW_WORDS`] each, and their lists, as the kernel takes them.
+    /// All rows, sixteen words each, and their lists, as the kernel takes them.
     pub fn words(&self) -> [&[u32]; 2] {
         [self.rows.as_flattened(), &self.words]
     }
