@@ -9,8 +9,11 @@ use common::checkpoint;
 use common::random::written_about;
 use common::sessions::{App, app_on, prompt, session};
 use serde_json::{Value, json};
-use tidegate_model::StateType;
+use tidegate_model::cuda::{CudaDecoder, CudaDevice};
+use tidegate_model::sampling::{Drawn, Permitted, Plans, Sampler};
+use tidegate_model::{DecoderConfig, SamplingParams, StateType, WeightType};
 use tidegate_server::checkpoint::{DeviceChoice, OpenError, OpenOptions, open, open_on};
+use tidegate_server::engine::{CudaModel, LanguageModel};
 use tidegate_server::session::Place;
 
 const TEXT: &str = "The old house by the sea";
@@ -92,6 +95,26 @@ async fn conversations_whose_states_move_beside_each_other_say_what_each_says_al
         said(&app, "It was", beside)
     );
     assert_eq!(first.into_iter().zip(second).collect::<Vec<_>>(), alone);
+}
+
+#[test]
+fn the_model_that_is_served_chooses_where_its_logits_are() {
+    let text = std::fs::read_to_string(checkpoint().join("config.json")).unwrap();
+    let config = DecoderConfig::from_json(&text).unwrap();
+    let (vocab, device) = (config.vocab_size, CudaDevice::emulated());
+    let decoder = CudaDecoder::random(config, WeightType::F32, 1, &device).unwrap();
+    let mut model = CudaModel::new(decoder, 2, StateType::F32).unwrap();
+    assert!(model.chooses());
+    let mut sampler = Sampler::new(SamplingParams::default(), vocab).unwrap();
+    let mut plan = |rows: std::ops::Range<usize>, plans: &mut Plans| {
+        assert!(sampler.plan(Permitted::default(), plans));
+        plans.skip_to(rows.len());
+    };
+    let (mut drawn, mut logits) = (Vec::new(), Vec::new());
+    model.decode_choosing(&[1, 2], &[0, 1], &mut plan, (&mut drawn, &mut logits)).unwrap();
+    // A token of the one row, and of the other all that it was not planned for.
+    assert!(matches!(drawn[..], [Drawn::Token(_), Drawn::Logits]), "{drawn:?}");
+    assert_eq!(logits.len(), vocab);
 }
 
 #[tokio::test]
