@@ -2,12 +2,12 @@
 
 use candle_core::{Result, bail};
 
-use crate::attention::cross::{self, CrossAttention};
-use crate::attention::{self, Mixer, Rows};
+use crate::mixers::cross::{self, CrossAttention};
+use crate::mixers::{self, Mixer, Rows};
 use crate::compute::{Compute, sized};
 use crate::config::{DecoderConfig, SourceConfig};
 use crate::kernels::norm;
-use crate::memory::LayerState;
+use crate::mixers::LayerState;
 use crate::nn::{Mlp, MlpBuffers, RmsNorm};
 use crate::probe::LayerProbe;
 use crate::weights::{LoadError, Weights};

@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use crate::attention::Rows;
+use crate::mixers::Rows;
 use crate::block::Block;
 use crate::compute::sized;
 use crate::config::{DecoderConfig, PositionEmbedding};

@@ -3,13 +3,14 @@
 
 use candle_core::Result;
 
-use crate::attention::rotary::Angles;
+use crate::mixers::rotary::Angles;
 use crate::compute::Compute;
 use crate::config::DecoderConfig;
 use crate::kernels::norm;
-use crate::memory::{Cache, StateType};
+use crate::memory::StateType;
+use crate::mixers::softmax::Cache;
 use crate::nn::{Linear, Mlp, MlpBuffers, RmsNorm};
-use crate::ops::cross::{self, Queries};
+use crate::mixers::cross::read::{self as cross, Queries};
 use crate::weights::{LoadError, Weights};
 
 /// Tokens that go through a block together: what all of them need at once is q, k and v alone.

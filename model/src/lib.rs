@@ -18,11 +18,11 @@
 //! # }
 //! ```
 //!
-//! kernels -> compute; layout, config, random, weights, memory, nn, feature_map -> ops -> attention -> block, encoder
+//! kernels -> compute; layout, config, random, weights, memory, nn, feature_map -> mixers -> block, encoder
 //! -> state -> decoder; `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone, `bidirectional` the
 //! plain truths of `ops`.
 
-mod attention;
+
 pub mod bidirectional;
 mod block;
 pub mod checkpoint;
@@ -40,8 +40,9 @@ mod layout;
 #[doc(hidden)]
 pub mod measure;
 mod memory;
+pub mod mixers;
 mod nn;
-pub mod ops;
+
 pub mod probe;
 pub mod random;
 pub mod sampling;

@@ -9,7 +9,8 @@ use crate::compute::Compute;
 use crate::config::DecoderConfig;
 use crate::kernels::threads::Threads;
 use crate::layout::StateLayout;
-use crate::memory::{Denominators, LayerMemory, LayerState, StateType};
+use crate::memory::{Denominators, StateType};
+use crate::mixers::{LayerMemory, LayerState};
 
 /// How a pool is made.
 #[derive(Clone, Debug)]
@@ -39,7 +40,7 @@ pub(crate) struct Workspace {
     pub(crate) last: Vec<f32>,
     pub(crate) positions: Vec<u64>,
     pub(crate) blocks: Buffers,
-    pub(crate) angles: crate::attention::rotary::Angles,
+    pub(crate) angles: crate::mixers::rotary::Angles,
 }
 
 /// Slots for conversations, allocated once and addressed by index.
@@ -89,7 +90,7 @@ impl StatePool {
             last: Vec::new(),
             positions: Vec::new(),
             blocks: Buffers::default(),
-            angles: crate::attention::rotary::Angles::new(config.head_dim, config.rope_theta),
+            angles: crate::mixers::rotary::Angles::new(config.head_dim, config.rope_theta),
         };
         let (tokens, source, torn) = (vec![0; slots], vec![0; slots], vec![false; slots]);
         let most_source = config.source().map_or(0, |source| source.max_positions);
