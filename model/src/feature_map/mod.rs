@@ -1,4 +1,4 @@
-//! Feature maps: how a query or key becomes features whose products estimate a positive kernel.
+//! Feature maps: from queries and keys to features whose products estimate a positive kernel.
 
 mod arc_cosine;
 mod elu;
@@ -6,8 +6,9 @@ mod favor;
 mod gaussian;
 mod matrices;
 
-use candle_core::{Device, Result, Tensor, bail};
+use candle_core::{Device, Tensor};
 
+use crate::error::{ModelError, Result};
 use crate::kernels::Isa;
 
 pub use arc_cosine::ArcCosineFeatures;
@@ -28,16 +29,16 @@ pub enum Features {
     Favor(FavorFeatures),
 }
 
-/// One head's rows on the way to their features.
+/// Some rows of one head, and the buffers for their features.
 #[derive(Debug)]
-pub(crate) struct Block<'a> {
-    /// Queries and keys (rows, d), changed.
+pub(crate) struct FeatureRows<'a> {
+    /// Queries and keys (rows, d), overwritten.
     pub(crate) x: &'a mut [f32],
     /// (rows, [`Features::scratch`])
     pub(crate) scratch: &'a mut [f32],
     /// The features: (rows, F)
     pub(crate) phi: &'a mut [f32],
-    /// What each row's features are relative to, the logarithm of the greatest of them, where the map has one: (rows)
+    /// For FAVOR+ the maximum of each row, the logarithm of its largest feature, which all are relative to: (rows)
     pub(crate) maxima: &'a mut [f32],
 }
 
@@ -46,7 +47,7 @@ pub(crate) struct Block<'a> {
 pub struct Keys {
     /// (batch, heads, time, F)
     pub phi: Tensor,
-    /// Of FAVOR+ the logarithm of each key's greatest feature, which they are relative to: (batch, heads, time)
+    /// For FAVOR+ the maximum of each key, the logarithm of its largest feature: (batch, heads, time)
     pub maxima: Option<Tensor>,
 }
 
@@ -64,14 +65,14 @@ impl Features {
         }
     }
 
-    /// Whether a key's features are relative to its greatest, so that what they are added to must be too.
+    /// Whether the features of a key are relative to its largest, so that the sums must have a maximum too.
     pub fn has_maximum(&self) -> bool {
         matches!(self, Self::Favor(_))
     }
 
-    /// What no key's maximum is above, whatever the key: (heads), or empty where there are none.
-    pub(crate) fn greatest(&self) -> &[f32] {
-        if let Self::Favor(of) = self { of.greatest() } else { &[] }
+    /// The largest maximum that a key of each head can have: (heads), or empty if keys have none.
+    pub(crate) fn greatest_maxima(&self) -> &[f32] {
+        if let Self::Favor(of) = self { of.greatest_maxima() } else { &[] }
     }
 
     /// Bytes of the matrices.
@@ -84,14 +85,14 @@ impl Features {
         }
     }
 
-    /// Numbers of scratch that a row needs: the angles of sine and cosine; other maps work in place.
+    /// Numbers of scratch for one row: the angles of sine and cosine; 0 for the other maps, which work in place.
     pub(crate) fn scratch(&self) -> usize {
         if let Self::Gaussian(of) = self { of.dims().1 } else { 0 }
     }
 
-    /// The features of one head's rows: the part that all forms share.
-    pub(crate) fn rows(&self, isa: Isa, head: usize, block: Block<'_>) {
-        let Block { x, scratch, phi, maxima } = block;
+    /// The features of one head's rows: all forms of the recurrence use it.
+    pub(crate) fn rows(&self, isa: Isa, head: usize, rows: FeatureRows<'_>) {
+        let FeatureRows { x, scratch, phi, maxima } = rows;
         match self {
             Self::Gaussian(of) => of.rows(isa, head, x, scratch, phi),
             Self::ArcCosine(of) => of.rows(isa, head, x, phi),
@@ -100,12 +101,12 @@ impl Features {
         }
     }
 
-    /// The features of queries, of FAVOR+ but for a factor of each query, which the normaliser cancels.
+    /// The features of queries; for FAVOR+ up to a factor of each query, which the normaliser cancels.
     ///
     /// x: (batch, heads, time, d) f32, of any length -> phi (batch, heads, time, F).
     ///
     /// # Errors
-    /// When `x` has other heads or another width than the map.
+    /// [`ModelError::Shape`] when `x` has other heads or another width than the map.
     pub fn queries(&self, x: &Tensor) -> Result<Tensor> {
         Ok(self.forward(x)?.0)
     }
@@ -113,7 +114,7 @@ impl Features {
     /// The features of keys, x: (batch, heads, time, d) f32, of any length.
     ///
     /// # Errors
-    /// When `x` has other heads or another width than the map.
+    /// [`ModelError::Shape`] when `x` has other heads or another width than the map.
     pub fn keys(&self, x: &Tensor) -> Result<Keys> {
         let (phi, maxima) = self.forward(x)?;
         Ok(Keys { phi, maxima: self.has_maximum().then_some(maxima) })
@@ -122,7 +123,7 @@ impl Features {
     fn forward(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let ((batch, heads, time, d), (own_heads, features, own_d)) = (x.dims4()?, self.dims());
         if (heads, d) != (own_heads, own_d) {
-            bail!("features: x has {heads} heads of {d}, the map {own_heads} of {own_d}");
+            return Err(ModelError::shape("features", "heads and d", (own_heads, own_d), (heads, d)));
         }
         let mut x: Vec<f32> = x.flatten_all()?.to_vec1()?;
         let mut scratch = vec![0.0; time * self.scratch()];
@@ -130,7 +131,7 @@ impl Features {
         let mut maxima = vec![0.0; batch * heads * time];
         let rows = x.chunks_exact_mut((time * d).max(1)).zip(phi.chunks_exact_mut((time * features).max(1)));
         for (i, ((x, phi), maxima)) in rows.zip(maxima.chunks_exact_mut(time.max(1))).enumerate() {
-            self.rows(Isa::detect(), i % heads, Block { x, scratch: &mut scratch, phi, maxima });
+            self.rows(Isa::detect(), i % heads, FeatureRows { x, scratch: &mut scratch, phi, maxima });
         }
         let maxima = Tensor::from_vec(maxima, (batch, heads, time), &Device::Cpu)?;
         Ok((Tensor::from_vec(phi, (batch, heads, time, features), &Device::Cpu)?, maxima))

@@ -1,6 +1,7 @@
-//! Matrices and vectors of a checkpoint by name, and why a checkpoint may be refused.
+//! Matrices and vectors of a checkpoint by name, and the errors of loading one.
 
 mod convert;
+mod list;
 mod random;
 
 use std::borrow::Cow;
@@ -12,10 +13,12 @@ use std::sync::Arc;
 use crate::config::ConfigError;
 #[cfg(feature = "cuda")]
 use crate::cuda_error::CudaError;
+use crate::error::ModelError;
 
 pub(crate) use convert::widen;
+pub(crate) use list::TensorList;
 
-/// Why a checkpoint was not loaded.
+/// Why a checkpoint was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A file is absent or cannot be read.
@@ -23,47 +26,59 @@ pub enum LoadError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// `config.json` was refused.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The tensors are not those that `config.json` asks for: every difference, one a line.
+    /// The tensors differ from those that `config.json` asks for.
     #[error("{file} does not fit config.json:\n  {}", .problems.join("\n  "))]
     Tensors {
-        /// The weights' file.
+        /// The file of weights.
         file: &'static str,
-        /// Each difference.
+        /// Every difference.
         problems: Vec<String>,
     },
-    /// This decoder is the CPU's; `cuda::load` gives another.
+    /// [`crate::checkpoint::load`] loads onto the CPU; `cuda::load` loads onto a GPU.
     #[error("device must be the CPU")]
     Device,
-    /// The decoder has no kernels on CUDA, or the device has too little memory or fails.
+    /// The decoder is not supported on CUDA, or the device has too little memory or fails.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The file is none of its format.
+    /// The file breaks its format.
     #[error("{file}: {reason}")]
     Format {
-        /// The weights' file.
+        /// The file of weights.
         file: &'static str,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         reason: String,
     },
+    /// A matrix whose bytes are not those of its shape, or whose shape the kernels cannot hold.
+    #[error("weights: a {kind} matrix of {rows} x {columns}: {reason}")]
+    Matrix {
+        /// The type of the matrix.
+        kind: WeightType,
+        /// Its rows.
+        rows: usize,
+        /// Its columns.
+        columns: usize,
+        /// Why it was refused.
+        reason: String,
+    },
+    /// Matrices of one input that differ in columns or in their quantised type.
+    #[error("weights: matrices of one input must have as many columns, and one type if quantised: found {0}")]
+    Stack(String),
     /// A tensor could not be made.
     #[error("weights: {0}")]
-    Candle(#[from] candle_core::Error),
+    Tensor(#[from] candle_core::Error),
+    /// The numbers of a feature map do not fit together.
+    #[error("weights: {0}")]
+    Model(#[from] ModelError),
 }
 
-/// Whether a tensor becomes another type where weights do: matrices, but for the gates', which are small and decide
-/// what is remembered.
-pub(crate) fn is_quantised(name: &str, shape: &[usize]) -> bool {
-    shape.len() == 2 && name.ends_with(".weight") && !name.ends_with("gate.weight")
-}
-
-/// How the numbers of a matrix are stored.
+/// The type of the numbers of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightType {
     /// 32-bit floats.
@@ -72,19 +87,19 @@ pub enum WeightType {
     Bf16,
     /// IEEE half precision.
     F16,
-    /// GGUF's blocks of 32 bytes and a scale: 8.5 bits a weight.
+    /// GGUF's blocks of 32 8-bit weights and a scale: 8.5 bits a weight.
     Q8_0,
-    /// GGUF's blocks of 32 half bytes and a scale: 4.5 bits a weight.
+    /// GGUF's blocks of 32 4-bit weights and a scale: 4.5 bits a weight.
     Q4_0,
-    /// GGUF's blocks of 256 half bytes, with scales and minima of eight parts: 4.5 bits a weight.
+    /// GGUF's blocks of 256 4-bit weights, with scales and minima of eight groups: 4.5 bits a weight.
     Q4K,
 }
 
 impl WeightType {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 6] = [Self::F32, Self::Bf16, Self::F16, Self::Q8_0, Self::Q4_0, Self::Q4K];
 
-    /// Its name in commands and tables.
+    /// The name in commands and tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -96,7 +111,7 @@ impl WeightType {
         }
     }
 
-    /// Weights of a block, and its bytes.
+    /// Weights of a block, and bytes of a block.
     pub fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
@@ -107,19 +122,19 @@ impl WeightType {
         }
     }
 
-    /// Bytes of so many weights.
+    /// Bytes of `weights` weights, in whole blocks.
     pub fn bytes(self, weights: usize) -> usize {
         let (block, bytes) = self.block();
         weights / block * bytes
     }
 
-    /// This type where rows of so many numbers are whole blocks of it, else f16.
+    /// This type if rows of `columns` numbers are whole blocks of it, else f16.
     #[must_use]
     pub fn for_rows_of(self, columns: usize) -> Self {
         if columns.is_multiple_of(self.block().0) { self } else { Self::F16 }
     }
 
-    /// Whether its weights come in blocks.
+    /// Whether the weights come in blocks.
     pub fn is_quantised(self) -> bool {
         self.block().0 > 1
     }
@@ -140,7 +155,7 @@ impl std::str::FromStr for WeightType {
     }
 }
 
-/// A matrix (rows, columns) as it is stored, row by row.
+/// A matrix (rows, columns) in its stored type, row by row.
 #[derive(Debug)]
 pub(crate) struct Matrix<'a> {
     pub(crate) kind: WeightType,
@@ -150,7 +165,7 @@ pub(crate) struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// Whether its bytes are those of its shape.
+    /// Whether the number of bytes fits the shape.
     pub(crate) fn is_whole(&self) -> bool {
         let block = self.kind.block().0;
         self.columns.is_multiple_of(block)
@@ -162,17 +177,17 @@ impl Matrix<'_> {
 /// One tensor of a file.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// None for a type that no layer can hold.
+    /// `None` for a type that no layer supports.
     pub(crate) kind: Option<WeightType>,
-    /// The type's name in the file.
+    /// The name of the type in the file.
     pub(crate) stored: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) range: Range<usize>,
 }
 
-/// A file of tensors in memory, mapped or read.
+/// A file of tensors, mapped into memory.
 pub(crate) struct File {
-    /// Its name in messages.
+    /// The name in messages.
     pub(crate) name: &'static str,
     pub(crate) bytes: Box<dyn AsRef<[u8]> + Send + Sync>,
     pub(crate) entries: BTreeMap<String, Entry>,
@@ -187,10 +202,11 @@ impl std::fmt::Debug for File {
 /// Where tensors come from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// A checkpoint's file, its matrices as they are stored or made into another type, where their rows are whole
-    /// blocks of it (else into f16).
+    /// A file of a checkpoint; its matrices stay as they are or are converted to a type (to f16 where their rows are not
+    /// whole blocks of it).
     File(Arc<File>, Option<WeightType>),
-    /// Drawn for a measurement; matrices are of one type, where their rows are whole blocks of it.
+    /// Random numbers from a seed, for measurements; matrices are of one type (f16 where their rows are not whole blocks
+    /// of it).
     Random(WeightType, u64),
 }
 
@@ -212,7 +228,7 @@ impl<'a> Weights<'a> {
         Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
     }
 
-    /// A file's tensor, whose shape is the one that is wanted: the checkpoint was checked before it is read.
+    /// A tensor of a file. The checkpoint was checked before: an error here is a second line of defence.
     fn entry(file: &'a File, name: &str, shape: &[usize]) -> Result<(WeightType, &'a [u8]), LoadError> {
         let refused = |problem: String| LoadError::Tensors { file: file.name, problems: vec![problem] };
         let entry = file.entries.get(name).ok_or_else(|| refused(format!("missing tensor {name}")))?;
@@ -224,17 +240,23 @@ impl<'a> Weights<'a> {
         Ok((kind, bytes.ok_or_else(|| refused(format!("{name} lies outside of the file")))?))
     }
 
-    /// One matrix in its stored type.
+    /// One matrix of weights: in its stored type, or in the type that the source converts matrices to.
     pub(crate) fn matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Matrix<'a>, LoadError> {
+        let stored = self.stored_matrix(name, rows, columns)?;
+        let Source::File(_, Some(wanted)) = *self.source else { return Ok(stored) };
+        match widen(stored.kind, &stored.bytes) {
+            Some(numbers) if stored.kind != wanted => convert::matrix(&numbers, wanted, rows, columns),
+            _ => Ok(stored),
+        }
+    }
+
+    /// One matrix in its stored type, whatever the source converts matrices to.
+    pub(crate) fn stored_matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Matrix<'a>, LoadError> {
         let name = format!("{}{name}", self.prefix);
         match self.source {
-            Source::File(file, wanted) => {
+            Source::File(file, _) => {
                 let (kind, bytes) = Self::entry(file, &name, &[rows, columns])?;
-                let wanted = wanted.filter(|&wanted| wanted != kind && is_quantised(&name, &[rows, columns]));
-                match wanted.zip(widen(kind, bytes)) {
-                    Some((wanted, numbers)) => convert::matrix(&numbers, wanted, rows, columns),
-                    None => Ok(Matrix { kind, bytes: bytes.into(), rows, columns }),
-                }
+                Ok(Matrix { kind, bytes: bytes.into(), rows, columns })
             }
             Source::Random(kind, seed) => random::matrix(*kind, *seed, &name, rows, columns),
         }
@@ -255,7 +277,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// [`Self::numbers`], where one that is NaN or infinite would go unseen.
+    /// [`Self::numbers`] that must be finite: a NaN among them would not show in the logits.
     pub(crate) fn finite(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, LoadError> {
         let numbers = self.numbers(name, shape)?;
         let (Source::File(file, _), Some(found)) = (self.source, numbers.iter().find(|v| !v.is_finite())) else {
@@ -265,7 +287,7 @@ impl<'a> Weights<'a> {
         Err(LoadError::Tensors { file: file.name, problems: vec![problem] })
     }
 
-    /// The numbers of some matrices (heads, rows, columns) whose rows are orthogonal in blocks of `columns`.
+    /// Matrices (heads, rows, columns) whose rows are orthogonal in blocks of `columns` rows.
     pub(crate) fn orthogonal(&self, name: &str, shape: [usize; 3]) -> Result<Vec<f32>, LoadError> {
         match self.source {
             Source::File(..) => self.numbers(name, &shape),
@@ -273,8 +295,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Where one row after another of a matrix of floats can be read from, as long as the file is there; none where
-    /// its numbers are others than the file's.
+    /// A matrix of floats that is read from the mapped file row by row; `None` if it is quantised or converted.
     pub(crate) fn mapped(&self, name: &str, rows: usize, columns: usize) -> Result<Option<Mapped>, LoadError> {
         let name = format!("{}{name}", self.prefix);
         let Source::File(file, None) = self.source else { return Ok(None) };
@@ -284,7 +305,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// A matrix of floats in the file itself, which stays mapped.
+/// A matrix of floats in the mapped file.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     file: Arc<File>,
@@ -294,7 +315,7 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// One row, widened. out: (columns)
+    /// One row in f32. out: (columns)
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         let width = self.columns * self.kind.block().1;
         let bytes = &(*self.file.bytes).as_ref()[self.start + row * width..][..width];

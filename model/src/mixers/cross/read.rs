@@ -1,33 +1,33 @@
-//! Attention of some queries to what was read before and stays as it is: the sums of random feature attention, or
-//! cached keys and values. Cross attention to a source, and an encoder's to its own text.
+//! Attention of some queries to a state that does not change: the sums of random feature attention, or cached keys and
+//! values. Used for cross attention to a source, and for the attention of an encoder to its own text.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-use candle_core::{Result, bail};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::mixers::rfa::recurrent::time_first;
 use crate::compute::{Compute, sized};
-use crate::feature_map::{Block as FeatureBlock, Features};
+use crate::error::{ModelError, Result};
+use crate::feature_map::{FeatureRows, Features};
 use crate::kernels::Isa;
 use crate::kernels::parts::Parts;
 use crate::kernels::readout::{self, Readable};
 use crate::kernels::softmax::{self, Cached};
-use crate::mixers::rfa::sums::Matrices;
-use crate::mixers::softmax::cache::{Blocks, Places};
-pub(crate) use crate::mixers::rfa::{HeadSums, Memory};
-pub(crate) use crate::mixers::softmax::Cache;
+use crate::mixers::rfa::sums::{Matrices, Sums, SumsShape};
+use crate::mixers::softmax::cache::{Blocks, Cache, CacheShape};
 
-/// Numbers of memory and queries under which a step is not shared among threads.
+/// A step that touches fewer numbers of state than this runs on one thread.
 const SERIAL: usize = 1 << 15;
 
-/// Queries that are worked on together.
+/// Queries that are computed together.
 const QUERIES: usize = 24;
+
+/// The operation in errors.
+const OP: &str = "cross attention";
 
 /// Some queries of each row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queries<'a> {
-    /// (rows, time, stride): those of a token are its first heads d numbers
+    /// (rows, time, stride): the query of a token is its first heads d numbers
     pub(crate) q: &'a [f32],
     /// Numbers from one token to the next, at least heads d.
     pub(crate) stride: usize,
@@ -36,16 +36,15 @@ pub(crate) struct Queries<'a> {
 }
 
 impl Queries<'_> {
-    /// Tokens of each row, if all fits.
+    /// Tokens of each row, if the sizes fit.
     fn time(&self, inner: usize, out: usize, slots: usize) -> Result<usize> {
         let rows = self.slots.len();
         let time = self.q.len().checked_div(rows * self.stride).unwrap_or(0);
         if time == 0 || self.stride < inner || self.q.len() != rows * time * self.stride || out != rows * time * inner {
-            bail!("cross attention: {rows} slots and queries of {} numbers do not fit", self.q.len());
+            let found = (rows, self.q.len(), self.stride, out);
+            return Err(ModelError::shape(OP, "slots, queries, stride and out", ("rows", inner), found));
         }
-        if let Some(slot) = self.slots.iter().find(|&&slot| slot >= slots) {
-            bail!("cross attention: slot {slot} is out of range (there are {slots})");
-        }
+        self.slots.iter().try_for_each(|&slot| ModelError::check_slot(slot, slots))?;
         Ok(time)
     }
 
@@ -59,7 +58,7 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The sums of a source's keys and values, each head's S, z and c as [`Memory::read`] gives them.
+/// The sums of a source's keys and values, each head's S, z and c as [`Sums::read_head`] gives them.
 ///
 /// kv: (tokens, 2 heads d), k then v of each token -> (heads, S (F, d) then z (F) then c)
 ///
@@ -69,7 +68,7 @@ pub(crate) fn sums(features: &Features, kv: &[f32], cx: &mut Compute) -> Result<
     let (heads, f, d) = features.dims();
     let inner = heads * d;
     if features.has_maximum() || kv.is_empty() || !kv.len().is_multiple_of(2 * inner) {
-        bail!("cross attention: k and v of {} numbers and {heads} heads of {d} do not fit", kv.len());
+        return Err(ModelError::shape(OP, "k and v", (2 * inner, "maximum: false"), (kv.len(), features.has_maximum())));
     }
     let (isa, numbers) = (cx.isa, f * (d + 1) + 1);
     let mut out = vec![0.0; heads * numbers];
@@ -92,7 +91,7 @@ pub(crate) fn sums(features: &Features, kv: &[f32], cx: &mut Compute) -> Result<
     Ok(out)
 }
 
-/// Some rows of a head on the way to their features.
+/// Buffers for the features of some rows of a head.
 struct Rows<'a> {
     map: &'a Features,
     x: &'a mut [f32],       // (rows, d)
@@ -102,7 +101,7 @@ struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Room for so many rows.
+    /// Buffers for `rows` rows.
     fn new(map: &'a Features, rows: usize, room: &'a mut Vec<f32>) -> Self {
         let (_, f, d) = map.dims();
         let room = sized(room, rows * (d + map.scratch() + f + 1));
@@ -112,7 +111,7 @@ impl<'a> Rows<'a> {
         Self { map, x, phi, maxima, scratch }
     }
 
-    /// Features (rows, F) of a head's vectors, of which there are no more than there is room for.
+    /// Features (rows, F) of a head's vectors, at most as many as the buffers hold.
     fn features<'b>(&mut self, isa: Isa, head: usize, vectors: impl Iterator<Item = &'b [f32]>) -> &[f32] {
         let (_, f, d) = self.map.dims();
         let mut len = 0;
@@ -122,12 +121,12 @@ impl<'a> Rows<'a> {
         }
         let (x, scratch) = (&mut self.x[..len * d], &mut self.scratch[..len * self.map.scratch()]);
         let (phi, maxima) = (&mut self.phi[..len * f], &mut self.maxima[..len]);
-        self.map.rows(isa, head, FeatureBlock { x, scratch, phi, maxima });
+        self.map.rows(isa, head, FeatureRows { x, scratch, phi, maxima });
         &self.phi[..len * f]
     }
 }
 
-/// Queries over the sums of their slots -> how many denominators were held at their floor, `eps` of c.
+/// Queries over the sums of their slots -> how many denominators were clamped to their floor, `eps` c.
 /// out: (rows, time, heads d)
 ///
 /// # Errors
@@ -135,22 +134,23 @@ impl<'a> Rows<'a> {
 pub(crate) fn read_sums(
     features: &Features,
     eps: f64,
-    memory: &Memory,
+    sums: &Sums,
     queries: Queries<'_>,
     (cx, buffer): (&mut Compute, &mut Vec<f32>),
     out: &mut [f32],
 ) -> Result<u64> {
-    let ((heads, f, d), (slots, of)) = (features.dims(), memory.dims());
-    if of != (HeadSums { heads, features: f, head_dim: d, maximum: false }) || features.has_maximum() {
-        bail!("cross attention: a memory of {of:?} and features of {:?} do not fit", features.dims());
+    let ((heads, f, d), (slots, of)) = (features.dims(), sums.dims());
+    let expected = SumsShape { heads, features: f, head_dim: d, maximum: false };
+    if of != expected || features.has_maximum() {
+        return Err(ModelError::shape(OP, "sums and features", expected, (of, features.has_maximum())));
     }
     let time = queries.time(heads * d, out.len(), slots)?;
     let clamped = AtomicU64::new(0);
     let isa = cx.isa;
     let piece = |row: usize, head: usize, out: &mut [f32]| {
         let at = queries.slots[row] * heads + head;
-        let beside = &memory.sums[at * of.beside()..][..of.beside()];
-        let held = match &memory.s {
+        let beside = &sums.beside[at * of.beside()..][..of.beside()];
+        let held = match &sums.s {
             Matrices::F32(s) => {
                 head_of_sums((isa, features, eps), queries, (row, head, time), (&s[at * f * d..][..f * d], beside), out)
             }
@@ -160,11 +160,11 @@ pub(crate) fn read_sums(
         };
         clamped.fetch_add(held, Ordering::Relaxed);
     };
-    each_head((queries.slots.len(), heads, time, d), f * (d + 1), (cx, buffer), out, &piece)?;
+    each_head((queries.slots.len(), heads, time, d), f * (d + 1), (cx, buffer), out, &piece);
     Ok(clamped.into_inner())
 }
 
-/// All tokens of one head over S, and z with c. out: (time, d) -> how many denominators were held
+/// All tokens of one head over S, z and c. out: (time, d) -> how many denominators were clamped
 fn head_of_sums<S: Readable>(
     (isa, features, eps): (Isa, &Features, f64),
     queries: Queries<'_>,
@@ -198,11 +198,11 @@ pub(crate) fn read_cache(
     (cx, buffer): (&mut Compute, &mut Vec<f32>),
     out: &mut [f32],
 ) -> Result<()> {
-    let places = cache.places();
-    let (heads, d) = (places.heads, places.block.d);
-    let time = queries.time(heads * d, out.len(), places.slots)?;
-    if let Some(slot) = queries.slots.iter().find(|&&slot| cache.used(slot) == 0) {
-        bail!("cross attention: slot {slot} has no source");
+    let ring = cache.shape();
+    let (heads, d) = (ring.heads, ring.block.d);
+    let time = queries.time(heads * d, out.len(), ring.slots)?;
+    if let Some(&slot) = queries.slots.iter().find(|&&slot| cache.used(slot) == 0) {
+        return Err(ModelError::SourceMissing { slot });
     }
     let isa = cx.isa;
     let most = queries.slots.iter().map(|&slot| cache.used(slot)).max().unwrap_or(0);
@@ -210,23 +210,24 @@ pub(crate) fn read_cache(
         let slot = queries.slots[row];
         let at = (slot, cache.used(slot));
         match &cache.blocks {
-            Blocks::F32(all) => head_of_cache(isa, (places, all.all()), at, queries, (row, head, time), out),
-            Blocks::Bf16(all) => head_of_cache(isa, (places, all.all()), at, queries, (row, head, time), out),
+            Blocks::F32(all) => head_of_cache(isa, (ring, all.all()), at, queries, (row, head, time), out),
+            Blocks::Bf16(all) => head_of_cache(isa, (ring, all.all()), at, queries, (row, head, time), out),
         }
     };
-    each_head((queries.slots.len(), heads, time, d), most * 2 * d, (cx, buffer), out, &piece)
+    each_head((queries.slots.len(), heads, time, d), most * 2 * d, (cx, buffer), out, &piece);
+    Ok(())
 }
 
-/// All tokens of one head over the blocks of its slot, of which so many places are used. out: (time, d)
+/// All tokens of one head over the blocks of its slot. out: (time, d)
 fn head_of_cache<S: Cached>(
     isa: Isa,
-    (places, all): (Places, &[S]),
+    (ring, all): (CacheShape, &[S]),
     (slot, used): (usize, usize),
     queries: Queries<'_>,
     (row, head, time): (usize, usize, usize),
     out: &mut [f32],
 ) {
-    let shape = places.block;
+    let shape = ring.block;
     let (d, stride, group) = (shape.d, shape.taken(), QUERIES.min(time));
     let scale = 1.0 / (d as f32).sqrt();
     SCRATCH.with_borrow_mut(|scratch| {
@@ -242,7 +243,7 @@ fn head_of_cache<S: Cached>(
             let (q, sums, next) = (&q[..len * d], &mut sums[..len * stride], &mut next[..len * stride]);
             for block in 0..used.div_ceil(shape.places) {
                 let held = (used - block * shape.places).min(shape.places);
-                let numbers = &all[places.at(slot, block, head) * shape.numbers()..][..shape.numbers()];
+                let numbers = &all[ring.at(slot, block, head) * shape.numbers()..][..shape.numbers()];
                 if block == 0 {
                     softmax::take(isa, numbers, shape, held, q, sums);
                     continue;
@@ -267,17 +268,16 @@ fn each_head(
     (cx, buffer): (&mut Compute, &mut Vec<f32>),
     out: &mut [f32],
     piece: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
-) -> Result<()> {
+) {
     // Of one token, heads first and tokens first are the same.
     let target = if time == 1 { &mut *out } else { sized(buffer, rows * heads * time * d) };
-    let missed = AtomicUsize::new(0);
     let outs = Parts::new(target, time * d, &mut cx.marks[0]);
     // A head after the other, all rows of each: the rows of a head share its random matrix.
     let run = |i: usize| {
         let (head, row) = (i / rows, i % rows);
-        match outs.take(row * heads + head) {
-            Some(out) => piece(row, head, out),
-            None => drop(missed.fetch_add(1, Ordering::Relaxed)),
+        // Every piece is run once, so its part is there.
+        if let Some(out) = outs.take(row * heads + head) {
+            piece(row, head, out);
         }
     };
     if rows * heads * time * memory < SERIAL {
@@ -285,13 +285,9 @@ fn each_head(
     } else {
         cx.threads.run(rows * heads, &run);
     }
-    if missed.into_inner() > 0 {
-        bail!("cross attention: a head was not worked on, or twice");
-    }
     if time > 1 {
         time_first(buffer, heads, time, d, out);
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -77,14 +77,14 @@ fn random_features_read_a_source_as_the_truth_does() {
         let w = Tensor::from_vec(numbers.clone(), (HEADS, proj, d), &Device::Cpu).unwrap();
         let sigma = Tensor::ones((HEADS, d), candle_core::DType::F32, &Device::Cpu).unwrap();
         let features = Features::Gaussian(GaussianFeatures::new(&w, &sigma).unwrap());
-        let of = HeadSums { heads: HEADS, features: 2 * proj, head_dim: d, maximum: false };
+        let of = SumsShape { heads: HEADS, features: 2 * proj, head_dim: d, maximum: false };
         let want = case.truth(|head, own| {
             let w: Vec<f64> = numbers[head * proj * d..][..proj * d].iter().map(|&v| f64::from(v)).collect();
             own.kernel(|x| naive::gaussian(x, &w), |_| EPS * (own.k.len() / d) as f64)
         });
         assert_eq!(d == 32, 2 * HEADS * time * 2 * proj * (d + 1) >= SERIAL);
         for (kind, bound) in [(StateType::F32, 2e-5), (StateType::Bf16, 0.03)] {
-            let mut memory = Memory::zeros(4, of, kind);
+            let mut memory = Sums::zeros(4, of, kind);
             for (slot, kv) in [3, 1].into_iter().zip(&case.kv) {
                 memory.write(slot, &sums(&features, kv, &mut compute(2)).unwrap());
             }
@@ -131,8 +131,8 @@ fn denominators_below_their_floor_are_counted() {
     let w = Tensor::ones((HEADS, 4, d), candle_core::DType::F32, &Device::Cpu).unwrap();
     let sigma = Tensor::ones((HEADS, d), candle_core::DType::F32, &Device::Cpu).unwrap();
     let features = Features::Gaussian(GaussianFeatures::new(&w, &sigma).unwrap());
-    let of = HeadSums { heads: HEADS, features: 8, head_dim: d, maximum: false };
-    let mut memory = Memory::zeros(2, of, StateType::F32);
+    let of = SumsShape { heads: HEADS, features: 8, head_dim: d, maximum: false };
+    let mut memory = Sums::zeros(2, of, StateType::F32);
     for (slot, kv) in case.kv.iter().enumerate() {
         memory.write(slot, &sums(&features, kv, &mut compute(1)).unwrap());
     }

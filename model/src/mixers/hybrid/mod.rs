@@ -1,84 +1,125 @@
 //! The hybrid: softmax attention to the last `sliding_window` tokens and random feature attention with a gate to all
-//! older ones, in one normaliser with a learned bias. A token's gate counts when it leaves the window.
+//! older ones, in one normaliser with a learned bias. A token's gate applies when the token leaves the window.
 
 pub mod attend;
-mod memory;
+pub(crate) mod memory;
 pub mod naive;
 
-use candle_core::{Result, bail};
-
-use crate::mixers::projections::Projections;
-use crate::mixers::rfa::features;
-use crate::mixers::{Buffers, LayerMemory, LayerState, Mixer, Rows};
-use crate::compute::{Compute, sized};
-use crate::config::DecoderConfig;
+use super::cross::SumsReader;
+use super::layer::Step;
+use super::mixer::{Mixer, Projected};
+use super::rfa::features::{self, Gate};
+use super::rfa::sums::SumsShape;
+use crate::config::{ConfigError, DecoderConfig, GivenKeys, PositionEmbedding};
+use crate::error;
 use crate::feature_map::Features;
-use crate::nn::Linear;
-use attend as hybrid;
-use crate::probe::LayerProbe;
-use crate::weights::{LoadError, Weights};
+use crate::memory::StateType;
+use crate::weights::{LoadError, TensorList, Weights};
 
-pub use memory::{Hybrid, HybridShape};
+pub use memory::{HybridMemory, HybridShape};
 
-/// Projections; the window, feature map, gate and recurrence between them.
+/// The window, the feature map, the gate and the recurrence.
 #[derive(Debug)]
-pub(crate) struct HybridAttention {
-    shape: hybrid::Shape,
-    window: usize,
-    projections: Projections,
-    gate: Option<Linear>, // (heads, hidden), with a bias
+pub(crate) struct Hybrid {
+    shape: attend::Shape,
+    state: HybridShape,
+    gate: Gate,
     features: Features,
     far_bias: Vec<f32>, // (heads)
 }
 
-impl HybridAttention {
-    /// Reads `gate`, `sigma`, `random_matrices` and `far_bias` of one layer, and what every mixer has.
-    pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
-        let (heads, head_dim) = (config.num_attention_heads, config.head_dim);
-        Ok(Self {
-            shape: hybrid::Shape { heads, head_dim, features: config.features(), eps: config.denominator_eps },
-            window: config.window(),
-            projections: Projections::new(config, weights)?,
-            gate: features::gate(config, weights)?,
-            features: features::of(config, weights)?,
-            far_bias: weights.finite("far_bias", &[heads])?,
-        })
+/// Intermediate results.
+#[derive(Debug, Default)]
+pub(crate) struct HybridBuffers {
+    gate: Vec<f32>, // (rows, time, heads)
+    attend: attend::HybridAttendBuffers,
+}
+
+impl Hybrid {
+    fn state_shape(config: &DecoderConfig) -> HybridShape {
+        HybridShape { sums: SumsShape::of(config, false), window: config.window(), gate: config.gate }
     }
 }
 
-impl Mixer for HybridAttention {
-    fn forward(
-        &self,
-        cx: &mut Compute,
-        x: &[f32],
-        state: &mut LayerState,
-        rows: Rows<'_>,
-        buffers: &mut Buffers,
-        out: &mut [f32],
-        probe: Option<&mut LayerProbe>,
-    ) -> Result<()> {
-        let hybrid::Shape { heads, head_dim: d, .. } = self.shape;
-        let tokens = rows.slots.len() * rows.time;
-        let Buffers { qkv, convolved, gate, h, normed, cached, hybrid: held, .. } = buffers;
-        let LayerMemory::Hybrid(memory) = &mut state.memory else { bail!("hybrid: the memory is another's") };
-        let qkv = self.projections.enter(cx, x, &mut state.conv, rows, (qkv, convolved))?;
-        let gate = features::logits(self.gate.as_ref(), cx, x, gate, tokens * heads);
-        let h = sized(h, tokens * heads * d);
-        let (slots, positions, layer) = (rows.slots, rows.positions, rows.layer);
-        let inputs = hybrid::Inputs { qkv, gate, slots, positions, layer };
-        let own = hybrid::Layer { shape: self.shape, features: &self.features, far_bias: &self.far_bias };
-        hybrid::attend(own, memory, inputs, (cx, cached, held), h)?;
-        let far = hybrid::far(&inputs, rows.time, self.window);
-        match probe {
-            None => state.denominators.note(far * heads, held.clamped().sum()),
-            Some(probe) => probe.count((tokens, far), held.clamped(), gate),
+impl Mixer for Hybrid {
+    type State = HybridMemory;
+    type Buffers = HybridBuffers;
+    type Source = SumsReader;
+
+    fn name(config: &DecoderConfig) -> &'static str {
+        if config.gate { "hybrid" } else { "hybrid-no-gate" }
+    }
+
+    fn complete(config: &mut DecoderConfig, given: &GivenKeys) -> Result<(), ConfigError> {
+        if given.position_embedding.is_none() {
+            config.position_embedding = PositionEmbedding::Rope;
         }
-        self.projections.leave(cx, h, normed, out);
-        Ok(())
+        features::require_proj_dim(config, given)
+    }
+
+    fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
+        config.check_window()?;
+        features::require_gaussian(config, "attention is hybrid")?;
+        if config.source().is_some() {
+            let bound = format!("rfa or softmax where model_type is {}", config.model_type);
+            return Err(ConfigError::bound("attention", bound, "hybrid"));
+        }
+        features::validate(config)
+    }
+
+    fn features(config: &DecoderConfig) -> usize {
+        features::count(config)
+    }
+
+    fn head_numbers(config: &DecoderConfig) -> usize {
+        Self::state_shape(config).head_numbers()
+    }
+
+    fn tensors(config: &DecoderConfig, list: &mut TensorList) {
+        features::tensors(config, list);
+        Gate::tensors(config, list);
+        list.floats("far_bias", &[config.num_attention_heads]);
+    }
+
+    fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
+        let (heads, head_dim) = (config.num_attention_heads, config.head_dim);
+        let (features, eps) = (features::count(config), config.denominator_eps);
+        Ok(Self {
+            shape: attend::Shape { heads, head_dim, features, eps },
+            state: Self::state_shape(config),
+            gate: Gate::load(config, weights)?,
+            features: features::load(config, weights)?,
+            far_bias: weights.finite("far_bias", &[heads])?,
+        })
     }
 
     fn bytes(&self) -> usize {
-        let gate = self.gate.as_ref().map_or(0, Linear::bytes);
-        self.projections.bytes() + gate + self.features.bytes() + size_of_val(&*self.far_bias)
+        self.gate.bytes() + self.features.bytes() + size_of_val(&*self.far_bias)
+    }
+
+    fn new_state(&self, slots: usize, state: StateType) -> HybridMemory {
+        HybridMemory::zeros(slots, self.state, state)
+    }
+
+    fn mix(
+        &self,
+        step: &mut Step<'_>,
+        Projected { x, qkv }: Projected<'_>,
+        memory: &mut HybridMemory,
+        buffers: &mut HybridBuffers,
+        h: &mut [f32],
+    ) -> error::Result<()> {
+        let (rows, heads) = (step.rows, self.shape.heads);
+        let tokens = rows.slots.len() * rows.time;
+        let gate = self.gate.logits(step.cx, x, tokens, &mut buffers.gate);
+        let inputs = attend::Inputs { qkv, gate, slots: rows.slots, positions: rows.positions, layer: rows.layer };
+        let params = attend::Params { shape: self.shape, features: &self.features, far_bias: &self.far_bias };
+        attend::attend(params, memory, inputs, (step.cx, &mut buffers.attend), h)?;
+        let (far, clamped) = (attend::far(&inputs, rows.time, self.state.window), buffers.attend.clamped());
+        match step.layer_probe() {
+            None => step.denominators.note(far * heads, clamped.sum()),
+            Some(probe) => probe.count((tokens, far), clamped, gate),
+        }
+        Ok(())
     }
 }

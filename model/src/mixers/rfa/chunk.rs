@@ -1,4 +1,4 @@
-//! The recurrence over many tokens as matrix products, a chunk at a time: prefill and evaluation.
+//! The recurrence over many tokens as matrix products, a chunk at a time: evaluation.
 //!
 //! Inside a chunk, with `b = cumsum(log g)` and `lam = log (1-g)`:
 //! `M_ij = exp(b_i - b_j + lam_j)` for j <= i, else 0; `O = ((Phi_q Phi_k^T) . M) V+ + exp(b_i) Phi_q S`;
@@ -8,11 +8,11 @@
 //! FAVOR+'s features of key j are relative to its own greatest, whose logarithm is m_j; what token i reads to the greatest
 //! so far, n_i: in the sums, not in c, M_ij has the factor `exp(m_j - n_i)`, `exp(b_i)` the factor `exp(n_0 - n_i)`.
 
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor};
 
+use crate::error::{ModelError, Result};
 use crate::feature_map::Keys;
 use crate::kernels::{Isa, decay};
-use crate::nn::floats;
 
 /// Tokens that are computed as one block.
 pub const CHUNK: usize = 64;
@@ -30,9 +30,9 @@ pub struct Inputs {
     pub gate: Option<Tensor>,
 }
 
-/// What is remembered between chunks.
+/// The state between chunks.
 #[derive(Clone, Debug)]
-pub struct Memory {
+pub struct Carry {
     /// S with z as its last column: (batch, heads, F, d + 1)
     pub s: Tensor,
     /// (batch, heads, 1)
@@ -42,7 +42,7 @@ pub struct Memory {
     pub maximum: Option<Tensor>,
 }
 
-/// What came out.
+/// The outputs of all tokens.
 #[derive(Clone, Debug)]
 pub struct Outputs {
     /// (batch, heads, time, d)
@@ -53,14 +53,14 @@ pub struct Outputs {
     pub floor: Tensor,
 }
 
-/// Runs over all tokens in chunks of at most `chunk`; the memory is taken forward.
+/// Runs over all tokens in chunks of at most `chunk`, and takes `carry` forward.
 ///
 /// # Errors
 /// When the shapes do not fit, there are no tokens, or `chunk` is 0.
-pub fn forward(inputs: &Inputs, memory: &mut Memory, eps: f64, chunk: usize) -> Result<Outputs> {
+pub fn forward(inputs: &Inputs, carry: &mut Carry, eps: f64, chunk: usize) -> Result<Outputs> {
     let (batch, heads, time, _) = inputs.phi_q.dims4()?;
     if time == 0 || chunk == 0 {
-        bail!("chunked recurrence: tokens and chunk must be at least 1, found {time} and {chunk}");
+        return Err(ModelError::shape("chunked recurrence", "tokens and chunk", "at least 1", (time, chunk)));
     }
     let ones = Tensor::ones((batch, heads, time, 1), inputs.v.dtype(), inputs.v.device())?;
     let v_plus = Tensor::cat(&[&inputs.v, &ones], 3)?; // (batch, heads, time, d + 1)
@@ -72,14 +72,17 @@ pub fn forward(inputs: &Inputs, memory: &mut Memory, eps: f64, chunk: usize) -> 
             Some(logits) => Decays::of(&rows(logits)?)?,
             None => Decays::none(batch, heads, len, inputs.v.device())?,
         };
-        let raised = match (&inputs.keys.maxima, &mut memory.maximum) {
-            (Some(maxima), Some(maximum)) => Some(decays.raised(&rows(maxima)?, &memory.c, maximum)?),
+        let raised = match (&inputs.keys.maxima, &mut carry.maximum) {
+            (Some(maxima), Some(maximum)) => Some(decays.raised(&rows(maxima)?, &carry.c, maximum)?),
             (None, None) => None,
-            _ => bail!("chunked recurrence: features and memory must both have a maximum, or neither"),
+            (keys, carry) => {
+                let found = (keys.is_some(), carry.is_some());
+                return Err(ModelError::shape("chunked recurrence", "maxima", "those of keys and carry", found));
+            }
         };
         let (phi_q, phi_k) = (rows(&inputs.phi_q)?, rows(&inputs.keys.phi)?);
-        let block = Block { phi_q, phi_k, v_plus: rows(&v_plus)?, decays, raised };
-        parts.push(block.forward(memory, eps)?);
+        let chunk = Chunk { phi_q, phi_k, v_plus: rows(&v_plus)?, decays, raised };
+        parts.push(chunk.forward(carry, eps)?);
     }
     let cat = |pick: fn(&Outputs) -> &Tensor| match parts.as_slice() {
         [one] => Ok(pick(one).clone()),
@@ -88,11 +91,11 @@ pub fn forward(inputs: &Inputs, memory: &mut Memory, eps: f64, chunk: usize) -> 
     Ok(Outputs { h: cat(|o| &o.h)?, denominator: cat(|o| &o.denominator)?, floor: cat(|o| &o.floor)? })
 }
 
-/// What the gates of a chunk of C tokens make of what is remembered.
+/// The weights that the gates of a chunk of C tokens give to the state and to its tokens.
 struct Decays {
     m: Tensor,     // M: (batch, heads, C, C)
-    carry: Tensor, // exp(b_i), what is left of the memory before: (batch, heads, C, 1)
-    tail: Tensor,  // exp(b_C - b_j + lam_j), what is left of each token at the end: (batch, heads, C, 1)
+    carry: Tensor, // exp(b_i), the weight of the state before the chunk: (batch, heads, C, 1)
+    tail: Tensor,  // exp(b_C - b_j + lam_j), the weight of each token at the end: (batch, heads, C, 1)
 }
 
 impl Decays {
@@ -149,10 +152,11 @@ impl CustomOp1 for DecayOp {
         "gate-decays"
     }
 
-    fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         let (batch, heads, len) = layout.shape().dims3()?;
         let mut out = vec![0.0; batch * heads * (len + 2) * len];
-        let rows = floats(logits, layout, "gate-decays: logits")?.chunks_exact(len);
+        let (start, end) = layout.contiguous_offsets().ok_or_else(|| candle_core::Error::msg("logits must be contiguous"))?;
+        let rows = logits.as_slice::<f32>()?[start..end].chunks_exact(len);
         for (logits, out) in rows.zip(out.chunks_exact_mut((len + 2) * len)) {
             decay::decay(Isa::detect(), logits, out);
         }
@@ -161,7 +165,7 @@ impl CustomOp1 for DecayOp {
 }
 
 /// One chunk of C tokens.
-struct Block {
+struct Chunk {
     phi_q: Tensor,  // (batch, heads, C, F)
     phi_k: Tensor,  // (batch, heads, C, F)
     v_plus: Tensor, // (batch, heads, C, d + 1)
@@ -169,8 +173,8 @@ struct Block {
     raised: Option<Decays>, // of S and z, where they are not those of c
 }
 
-impl Block {
-    fn forward(&self, memory: &mut Memory, eps: f64) -> Result<Outputs> {
+impl Chunk {
+    fn forward(&self, memory: &mut Carry, eps: f64) -> Result<Outputs> {
         let Decays { m, carry, tail } = self.raised.as_ref().unwrap_or(&self.decays);
         let scores = (self.phi_q.matmul(&self.phi_k.t()?.contiguous()?)? * m)?;
         let inside = scores.matmul(&self.v_plus)?;

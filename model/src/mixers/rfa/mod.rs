@@ -6,57 +6,131 @@ pub mod naive;
 pub mod recurrent;
 pub(crate) mod sums;
 
-use candle_core::{D, Device, Result, Tensor, bail};
+use candle_core::{D, Device, Tensor};
 
-use crate::mixers::projections::Projections;
-use crate::mixers::{Buffers, LayerMemory, LayerState, Mixer, Rows};
-use crate::compute::{Compute, sized};
-use crate::config::DecoderConfig;
+use super::cross::SumsReader;
+use super::layer::{Rows, SlotState, Step};
+use super::mixer::{Mixer, Projected};
+use crate::config::{ConfigError, DecoderConfig, FeatureMap, GivenKeys};
+use crate::error;
 use crate::feature_map::Features;
-
-
-use crate::nn::Linear;
-
+use crate::memory::StateType;
 use crate::probe::LayerProbe;
-use crate::weights::{LoadError, Weights};
+use crate::weights::{LoadError, TensorList, Weights};
+use features::Gate;
 
-pub use sums::{HeadSums, Memory};
+pub use sums::{Sums, SumsShape};
 
-/// Projections; feature map, gate and recurrence between them.
+/// The feature map, the gate and the recurrence.
 #[derive(Debug)]
-pub(crate) struct RfaAttention {
+pub(crate) struct Rfa {
     shape: recurrent::Shape,
-    projections: Projections,
-    gate: Option<Linear>, // (heads, hidden), with a bias
+    gate: Gate,
     features: Features,
 }
 
-impl RfaAttention {
-    /// Reads `gate`, `sigma` and `random_matrices` of one layer, where its feature map has them, and what every mixer
-    /// has.
-    pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
-        let (heads, d) = (config.num_attention_heads, config.head_dim);
+/// Intermediate results.
+#[derive(Debug, Default)]
+pub(crate) struct RfaBuffers {
+    gate: Vec<f32>,        // (rows, time, heads)
+    heads_first: Vec<f32>, // (rows, heads, time, d)
+}
+
+impl Mixer for Rfa {
+    type State = Sums;
+    type Buffers = RfaBuffers;
+    type Source = SumsReader;
+
+    fn name(config: &DecoderConfig) -> &'static str {
+        let (gated, plain) = match config.feature_map {
+            FeatureMap::Gaussian => ("rfa-gate", "rfa"),
+            FeatureMap::ArcCosine => ("rfa-arccos-gate", "rfa-arccos"),
+            FeatureMap::Elu => ("elu-gate", "elu"),
+            FeatureMap::Favor => ("favor-gate", "favor"),
+        };
+        if config.gate { gated } else { plain }
+    }
+
+    fn complete(config: &mut DecoderConfig, given: &GivenKeys) -> Result<(), ConfigError> {
+        features::require_proj_dim(config, given)
+    }
+
+    fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
+        if let Some(window) = config.sliding_window {
+            return Err(ConfigError::bound("sliding_window", "absent where attention is rfa", window));
+        }
+        features::validate(config)
+    }
+
+    fn features(config: &DecoderConfig) -> usize {
+        features::count(config)
+    }
+
+    fn head_numbers(config: &DecoderConfig) -> usize {
+        SumsShape::of(config, config.feature_map.has_maximum()).head_numbers()
+    }
+
+    fn tensors(config: &DecoderConfig, list: &mut TensorList) {
+        features::tensors(config, list);
+        Gate::tensors(config, list);
+    }
+
+    fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
+        let (heads, head_dim) = (config.num_attention_heads, config.head_dim);
         let eps = if config.feature_map.has_floor() { config.denominator_eps } else { 0.0 };
         Ok(Self {
-            shape: recurrent::Shape { heads, head_dim: d, features: config.features(), eps },
-            projections: Projections::new(config, weights)?,
-            gate: features::gate(config, weights)?,
-            features: features::of(config, weights)?,
+            shape: recurrent::Shape { heads, head_dim, features: features::count(config), eps },
+            gate: Gate::load(config, weights)?,
+            features: features::load(config, weights)?,
         })
     }
 
-    /// The chunked form, whose denominators can be seen on the way.
+    fn bytes(&self) -> usize {
+        self.gate.bytes() + self.features.bytes()
+    }
+
+    fn greatest_maxima(&self) -> &[f32] {
+        self.features.greatest_maxima()
+    }
+
+    fn new_state(&self, slots: usize, state: StateType) -> Sums {
+        Sums::of_features(slots, &self.features, state)
+    }
+
+    fn mix(
+        &self,
+        step: &mut Step<'_>,
+        Projected { x, qkv }: Projected<'_>,
+        sums: &mut Sums,
+        RfaBuffers { gate, heads_first }: &mut RfaBuffers,
+        h: &mut [f32],
+    ) -> error::Result<()> {
+        let rows = step.rows;
+        let gate = self.gate.logits(step.cx, x, rows.slots.len() * rows.time, gate);
+        if let Some(probe) = step.layer_probe() {
+            return self.probed(qkv, gate, sums, rows, h, probe);
+        }
+        let inputs =
+            recurrent::Inputs { qkv, gate, slots: rows.slots, positions: rows.positions, layer: rows.layer };
+        let clamped = recurrent::scan(self.shape, &self.features, sums, inputs, (step.cx, heads_first), h)?;
+        step.denominators.note(h.len() / self.shape.head_dim, clamped);
+        Ok(())
+    }
+}
+
+impl Rfa {
+    /// The chunked form, which counts its denominators and gates in `probe`.
     ///
     /// qkv: (batch, time, 3 heads d), gate: (batch, time, heads) -> out: (batch, time, heads d)
     fn probed(
         &self,
         qkv: &[f32],
         gate: Option<&[f32]>,
-        memory: &mut Memory,
+        sums: &mut Sums,
         rows: Rows<'_>,
         out: &mut [f32],
         probe: &mut LayerProbe,
-    ) -> Result<()> {
+    ) -> error::Result<()> {
         let (batch, time) = (rows.slots.len(), rows.time);
         let recurrent::Shape { heads, head_dim, eps, .. } = self.shape;
         // (3, batch, heads, time, d)
@@ -71,83 +145,43 @@ impl RfaAttention {
             v: part(2)?,
             gate: gate.transpose()?,
         };
-        let mut carried = gather(memory, rows.slots)?;
+        let mut carried = gather(sums, rows.slots)?;
         let outputs = chunk::forward(&inputs, &mut carried, eps, chunk::CHUNK)?;
-        scatter(memory, rows.slots, &carried)?;
+        scatter(sums, rows.slots, &carried)?;
         probe.observe(&outputs.denominator, &outputs.floor, inputs.gate.as_ref())?;
         out.copy_from_slice(&outputs.h.transpose(1, 2)?.flatten_all()?.to_vec1::<f32>()?);
         Ok(())
     }
 }
 
-/// The slots' memories as the chunked form wants them: S with z as its last column.
-fn gather(memory: &Memory, slots: &[usize]) -> Result<chunk::Memory> {
-    let of = memory.dims().1;
+/// The sums of some slots in the layout of the chunked form: S with z as its last column.
+fn gather(sums: &Sums, slots: &[usize]) -> error::Result<chunk::Carry> {
+    let of = sums.dims().1;
     let (features, d) = (of.features, of.head_dim);
-    let mut numbers = Vec::with_capacity(slots.len() * memory.numbers());
+    let mut numbers = Vec::with_capacity(slots.len() * sums.numbers());
     for &slot in slots {
-        memory.read(slot, &mut numbers);
+        sums.read(slot, &mut numbers);
     }
     let flat = Tensor::from_vec(numbers, (slots.len(), of.heads, of.matrix() + of.beside()), &Device::Cpu)?;
     let s = flat.narrow(2, 0, features * d)?.reshape((slots.len(), of.heads, features, d))?;
     let z = flat.narrow(2, features * d, features)?.unsqueeze(3)?;
     let number = |at: usize| flat.narrow(2, features * (d + 1) + at, 1)?.contiguous();
-    Ok(chunk::Memory {
+    Ok(chunk::Carry {
         s: Tensor::cat(&[s, z], 3)?.contiguous()?,
         c: number(0)?,
         maximum: of.maximum.then(|| number(1)).transpose()?,
     })
 }
 
-/// Puts memories back into their slots.
-fn scatter(memory: &mut Memory, slots: &[usize], carried: &chunk::Memory) -> Result<()> {
+/// Writes the sums back into their slots.
+fn scatter(sums: &mut Sums, slots: &[usize], carried: &chunk::Carry) -> error::Result<()> {
     let d = carried.s.dim(3)? - 1;
     let s = carried.s.narrow(3, 0, d)?.flatten(2, 3)?;
     let z = carried.s.narrow(3, d, 1)?.squeeze(3)?;
     let parts: Vec<_> = [s, z, carried.c.clone()].into_iter().chain(carried.maximum.clone()).collect();
     let flat = Tensor::cat(&parts, D::Minus1)?.flatten_all()?.to_vec1::<f32>()?;
-    for (&slot, numbers) in slots.iter().zip(flat.chunks_exact(memory.numbers())) {
-        memory.write(slot, numbers);
+    for (&slot, numbers) in slots.iter().zip(flat.chunks_exact(sums.numbers())) {
+        sums.write(slot, numbers, 0);
     }
     Ok(())
-}
-
-impl Mixer for RfaAttention {
-    fn forward(
-        &self,
-        cx: &mut Compute,
-        x: &[f32],
-        state: &mut LayerState,
-        rows: Rows<'_>,
-        buffers: &mut Buffers,
-        out: &mut [f32],
-        probe: Option<&mut LayerProbe>,
-    ) -> Result<()> {
-        let recurrent::Shape { heads, head_dim: d, .. } = self.shape;
-        let (tokens, inner) = (rows.slots.len() * rows.time, heads * d);
-        let Buffers { qkv, convolved, gate, h, normed, scan, .. } = buffers;
-        let LayerMemory::Sums(memory) = &mut state.memory else { bail!("attention: the memory is no sums") };
-        let qkv = self.projections.enter(cx, x, &mut state.conv, rows, (qkv, convolved))?;
-        let gate = features::logits(self.gate.as_ref(), cx, x, gate, tokens * heads);
-        let h = sized(h, tokens * inner);
-        match probe {
-            None => {
-                let (slots, positions, layer) = (rows.slots, rows.positions, rows.layer);
-                let inputs = recurrent::Inputs { qkv, gate, slots, positions, layer };
-                let clamped = recurrent::scan(self.shape, &self.features, memory, inputs, (cx, scan), h)?;
-                state.denominators.note(tokens * heads, clamped);
-            }
-            Some(probe) => self.probed(qkv, gate, memory, rows, h, probe)?,
-        }
-        self.projections.leave(cx, h, normed, out);
-        Ok(())
-    }
-
-    fn bytes(&self) -> usize {
-        self.projections.bytes() + self.gate.as_ref().map_or(0, Linear::bytes) + self.features.bytes()
-    }
-
-    fn greatest(&self) -> &[f32] {
-        self.features.greatest()
-    }
 }

@@ -1,27 +1,26 @@
-//! The recurrence token by token for some slots of a pool, changed where it lies: serving.
+//! The recurrence token by token, in place: the form that serves.
 //!
-//! A prompt's tokens go through the very kernel that decoding uses, one after the other, a head's memory staying in
-//! the nearest cache: so a state is the same bits however its text came in, as prompt or as answer, cut anywhere.
+//! Prompts and generated tokens go through the same kernel, one token after the other, while a head's sums stay in the
+//! nearest cache. So a state has the same bits whether its text was a prompt or an answer, and wherever it was cut.
 
 use std::cell::RefCell;
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::{Result, bail};
-
 use crate::compute::{Compute, sized};
-use crate::feature_map::{Block, Features};
+use crate::error::{ModelError, Result};
+use crate::feature_map::{FeatureRows, Features};
 use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::kernels::{Isa, threads::Threads};
-use super::sums::Matrices;
-pub use super::{HeadSums, Memory};
-pub use crate::memory::StateType;
+use super::sums::{Matrices, Sums, SumsShape};
 
-/// Tokens whose features are made together: two rows each for a tile of the product with W, few enough to leave room
-/// for S in the nearest cache.
+
+/// Tokens whose features are computed together: two rows each fill a tile of the product with W, and S still fits into
+/// the nearest cache.
 pub(in crate::mixers) const BLOCK: usize = 12;
 
-/// Numbers of state under which a step is not shared among threads.
+/// A step that touches fewer numbers of state than this runs on one thread.
 const SERIAL: usize = 1 << 15;
 
 /// The heads' shape and the constants of a layer.
@@ -37,29 +36,29 @@ pub struct Shape {
     pub eps: f64,
 }
 
-/// What some slots take in.
+/// The inputs of some slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     /// (rows, time, 3 heads d): q then k then v of each token
     pub qkv: &'a [f32],
-    /// Logits (rows, time, heads), or none without a gate.
+    /// Logits (rows, time, heads); `None` without a gate.
     pub gate: Option<&'a [f32]>,
     /// One slot for each row, all different.
     pub slots: &'a [usize],
-    /// The place of each row's first token in its text.
+    /// The position of each row's first token in its text.
     pub positions: &'a [u64],
-    /// The layer, which the rounding of a 16-bit state depends on besides place and head.
+    /// The number of the layer: it seeds the rounding of a 16-bit state, with the position and the head.
     pub layer: usize,
 }
 
 impl Inputs<'_> {
-    /// What the rounding of a token's 16-bit state begins from: its place in its text, layer and head alone.
-    pub(in crate::mixers) fn seed(&self, place: u64, head: usize, heads: usize) -> u64 {
-        place ^ ((self.layer * heads + head) as u64) << 40
+    /// The seed of the rounding of a 16-bit state: it depends on position, layer and head alone.
+    pub(in crate::mixers) fn seed(&self, position: u64, head: usize, heads: usize) -> u64 {
+        position ^ ((self.layer * heads + head) as u64) << 40
     }
 }
 
-/// q and k of some tokens of a head, the rows of one product with W; what their map needs on the way; their features.
+/// q and k of some tokens of a head, which are the rows of one product with W, and their features.
 pub(in crate::mixers) struct Pairs<'a> {
     /// (tokens, 2, d)
     pub(in crate::mixers) x: &'a mut [f32],
@@ -69,7 +68,7 @@ pub(in crate::mixers) struct Pairs<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// Numbers that a token takes.
+    /// Numbers of one token.
     pub(in crate::mixers) fn numbers(map: &Features) -> usize {
         let (_, features, d) = map.dims();
         2 * (d + map.scratch() + features + 1)
@@ -84,38 +83,32 @@ impl<'a> Pairs<'a> {
         Self { x, scratch, phi, maxima }
     }
 
-    /// The features (tokens, 2, F) and maxima (tokens, 2) of the first tokens, whose `x` is there.
+    /// The features (tokens, 2, F) and maxima (tokens, 2) of the first `tokens` tokens, whose `x` is set.
     pub(in crate::mixers) fn features(&mut self, map: &Features, (isa, head): (Isa, usize), tokens: usize) -> (&[f32], &[f32]) {
         let (_, features, d) = map.dims();
         let (x, scratch) = (&mut self.x[..tokens * 2 * d], &mut self.scratch[..tokens * 2 * map.scratch()]);
         let (phi, maxima) = (&mut self.phi[..tokens * 2 * features], &mut self.maxima[..tokens * 2]);
-        map.rows(isa, head, Block { x, scratch, phi, maxima });
+        map.rows(isa, head, FeatureRows { x, scratch, phi, maxima });
         (&self.phi[..tokens * 2 * features], &self.maxima[..tokens * 2])
     }
 }
 
-/// Buffers of [`scan`], kept from step to step.
-#[derive(Debug, Default)]
-pub(crate) struct Buffers {
-    heads_first: Vec<f32>, // (rows, heads, time, d)
-}
-
-/// A layer's scan, on the threads of the process.
+/// [`scan`] outside of a decoder, on the threads of the process.
 ///
 /// # Errors
-/// As for the layer's own: when the shapes do not fit, or a slot is out of range or named twice.
+/// [`ModelError`] when the shapes do not fit, or a slot is out of range or named twice.
 pub fn scan_alone(
     shape: Shape,
     features: &Features,
-    memory: &mut Memory,
+    sums: &mut Sums,
     inputs: Inputs<'_>,
     out: &mut [f32],
 ) -> Result<u64> {
     let mut cx = Compute::new(Threads::global().clone());
-    scan(shape, features, memory, inputs, (&mut cx, &mut Buffers::default()), out)
+    scan(shape, features, sums, inputs, (&mut cx, &mut Vec::new()), out)
 }
 
-/// Takes the given slots some tokens further -> how many of the `rows x time x heads` denominators were held at their
+/// Takes the given slots some tokens further -> how many of the `rows x time x heads` denominators were clamped to their
 /// floor. out: (rows, time, heads d)
 ///
 /// # Errors
@@ -123,38 +116,43 @@ pub fn scan_alone(
 pub(crate) fn scan(
     shape: Shape,
     features: &Features,
-    memory: &mut Memory,
+    sums: &mut Sums,
     inputs: Inputs<'_>,
-    (cx, buffers): (&mut Compute, &mut Buffers),
+    (cx, heads_first): (&mut Compute, &mut Vec<f32>),
     out: &mut [f32],
 ) -> Result<u64> {
     let Shape { heads, head_dim: d, .. } = shape;
     let (rows, inner) = (inputs.slots.len(), heads * d);
     let time = inputs.qkv.len().checked_div(rows * 3 * inner).unwrap_or(0);
+    let refused = |what, expected: &dyn Debug, found: &dyn Debug| {
+        Err(ModelError::shape("recurrence", what, expected, found))
+    };
     let fits = inputs.qkv.len() == rows * time * 3 * inner
         && out.len() == rows * time * inner
         && inputs.positions.len() == rows
         && inputs.gate.is_none_or(|gate| gate.len() == rows * time * heads);
-    if !fits || rows == 0 || features.dims() != (heads, shape.features, d) {
-        bail!("recurrence: {rows} slots, qkv of {} and features of {:?} do not fit", inputs.qkv.len(), features.dims());
+    if !fits || rows == 0 {
+        return refused("slots and qkv", &"a slot and a position for each row", &(rows, inputs.qkv.len()));
     }
-    let (slots, sums) = memory.dims();
-    if sums != (HeadSums { heads, features: shape.features, head_dim: d, maximum: features.has_maximum() }) {
-        bail!("recurrence: the memory does not fit {shape:?}");
+    let own = SumsShape { heads, features: shape.features, head_dim: d, maximum: features.has_maximum() };
+    if features.dims() != (heads, own.features, d) {
+        return refused("features", &(heads, own.features, d), &features.dims());
     }
-    if let Some(slot) = inputs.slots.iter().find(|&&slot| slot >= slots) {
-        bail!("recurrence: slot {slot} is out of range (the pool has {slots})");
+    let (slots, found) = sums.dims();
+    if found != own {
+        return refused("sums", &own, &found);
     }
-    let scan = Scan { shape, features, sums, inputs, time, isa: cx.isa };
-    let mut run = |target: &mut [f32]| match &mut memory.s {
-        Matrices::F32(s) => scan.run(s, &mut memory.sums, target, cx, recurrence::step),
-        Matrices::Bf16(s) => scan.run(s, &mut memory.sums, target, cx, recurrence::step),
+    inputs.slots.iter().try_for_each(|&slot| ModelError::check_slot(slot, slots))?;
+    let scan = Scan { shape, features, own, inputs, time, isa: cx.isa };
+    let mut run = |target: &mut [f32]| match &mut sums.s {
+        Matrices::F32(s) => scan.run(s, &mut sums.beside, target, cx, recurrence::step),
+        Matrices::Bf16(s) => scan.run(s, &mut sums.beside, target, cx, recurrence::step),
     };
     if time == 1 {
         // Heads first and tokens first are the same.
         return run(out);
     }
-    let target = sized(&mut buffers.heads_first, out.len());
+    let target = sized(heads_first, out.len());
     let clamped = run(target)?;
     time_first(target, heads, time, d, out);
     Ok(clamped)
@@ -178,7 +176,7 @@ type Step<S> = fn(Isa, &mut [S], &mut [f32], &Token<'_>, &mut [f32], &mut u64);
 struct Scan<'a> {
     shape: Shape,
     features: &'a Features,
-    sums: HeadSums,
+    own: SumsShape,
     inputs: Inputs<'a>,
     time: usize,
     isa: Isa,
@@ -189,7 +187,7 @@ struct Head<'a, S> {
     row: usize,
     index: usize,
     s: &'a mut [S],      // (F, d)
-    sums: &'a mut [f32], // z (F), c, and the maximum where there is one
+    sums: &'a mut [f32], // z (F), c, and for FAVOR+ the maximum
     out: &'a mut [f32],  // (time, d)
 }
 
@@ -203,13 +201,13 @@ impl Scan<'_> {
         step: Step<S>,
     ) -> Result<u64> {
         let Shape { heads, head_dim: d, .. } = self.shape;
-        let (rows, matrix) = (self.inputs.slots.len(), self.sums.matrix());
+        let (rows, matrix) = (self.inputs.slots.len(), self.own.matrix());
         let [a, b, c] = &mut cx.marks;
         let matrices = Parts::new(s, matrix, a);
-        let sums = Parts::new(sums, self.sums.beside(), b);
+        let sums = Parts::new(sums, self.own.beside(), b);
         let outs = Parts::new(out, self.time * d, c);
         let (clamped, done) = (AtomicU64::new(0), AtomicU64::new(0));
-        // A head after the other, all rows of each: the rows of a head share its random matrix.
+        // All rows of one head, then those of the next: the rows of a head share its random matrix.
         let piece = |i: usize| {
             let (index, row) = (i / rows, i % rows);
             let part = self.inputs.slots[row] * heads + index;
@@ -226,12 +224,12 @@ impl Scan<'_> {
             cx.threads.run(pieces, &piece);
         }
         if done.into_inner() != pieces as u64 {
-            bail!("recurrence: a slot is named twice in {:?}", self.inputs.slots);
+            return Err(ModelError::repeated(self.inputs.slots));
         }
         Ok(clamped.into_inner())
     }
 
-    /// All tokens of one head -> how many denominators were held.
+    /// All tokens of one head -> how many denominators were clamped.
     fn head<S: Number>(&self, head: Head<'_, S>, step: Step<S>) -> u64 {
         thread_local! {
             static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -259,7 +257,7 @@ impl Scan<'_> {
                         [c, maximum] => recurrence::raise(maximum, *c, maxima[2 * t + 1], counted),
                         _ => counted,
                     };
-                    let place = self.inputs.positions[row] + (first + t) as u64;
+                    let position = self.inputs.positions[row] + (first + t) as u64;
                     let token = Token {
                         phi_q,
                         phi_k,
@@ -267,7 +265,7 @@ impl Scan<'_> {
                         weights,
                         counted,
                         eps: eps as f32,
-                        seed: self.inputs.seed(place, index, heads),
+                        seed: self.inputs.seed(position, index, heads),
                     };
                     step(self.isa, s, sums, &token, out, &mut clamped);
                 }

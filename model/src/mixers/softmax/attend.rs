@@ -1,27 +1,24 @@
-//! Softmax attention to the last tokens of each slot, their keys and values kept in a ring: serving.
+//! Softmax attention to the last tokens of each slot, whose keys and values are in a ring: the form that serves.
 //!
-//! The definition: what a query takes is summed over each block of the ring by itself, and over blocks in the order of
-//! the ring. So one query's blocks may be shared among threads, all of a prompt's queries that meet a block may read it
-//! once, and a text gives the same bits however it came in.
+//! A query is summed over each block of the ring separately, then over the blocks in the order of the ring. So threads
+//! can share the blocks of one query, all queries of a prompt can read a block at once, and a text has the same bits
+//! however it is cut.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use candle_core::{Result, bail};
-
 use crate::mixers::rfa::recurrent::time_first;
 use crate::compute::{Compute, sized};
+use crate::error::{ModelError, Result};
 use crate::kernels::parts::Parts;
 use crate::kernels::softmax::{self, BLOCK, Block, Cached};
 use crate::kernels::{Isa, threads::Threads};
-use super::cache::{Blocks, Places};
-pub use super::Cache;
-pub use crate::memory::StateType;
+use super::cache::{Blocks, Cache, CacheShape};
 
-/// Queries whose takings from a block are held before they are added: some tiles of the kernel.
+/// Queries whose partial sums over a block are computed together: some tiles of the kernel.
 const QUERIES: usize = 24;
 
-/// Numbers of the cache under which a step is not shared among threads.
+/// A step that touches fewer numbers of the cache than this runs on one thread.
 const SERIAL: usize = 1 << 15;
 
 /// The heads' shape.
@@ -33,48 +30,48 @@ pub struct Shape {
     pub head_dim: usize,
 }
 
-/// What some slots take in.
+/// The inputs of some slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     /// (rows, time, 3 heads d): q then k then v of each token
     pub qkv: &'a [f32],
     /// One slot for each row, all different.
     pub slots: &'a [usize],
-    /// The place of each row's first token in its text.
+    /// The position of each row's first token in its text.
     pub positions: &'a [u64],
 }
 
-/// What a query takes besides what its window holds: nothing, or of what has left it.
+/// What a query reads besides its window: nothing, or a summary of the tokens that have left it.
 pub(in crate::mixers) trait Older: Sync {
-    /// What a piece of the work has of one head of one row.
+    /// The part for one head of one row.
     type Head;
 
-    /// Numbers that a token reads for it; 0 where there is nothing.
+    /// Numbers that one token reads; 0 for nothing.
     fn numbers(&self) -> usize;
 
-    /// One head of one row, to whoever asks first.
+    /// The part for one head of one row; the first caller gets it.
     fn head(&self, row: usize, head: usize) -> Option<Self::Head>;
 
-    /// Takes in what leaves the window as some tokens enter, each before its query takes. A taking whose largest score
-    /// is minus infinity counts for nothing. out: (tokens, [`Block::taken`])
+    /// Adds the tokens that leave the window as others enter, each before its query reads. A partial sum whose largest
+    /// score is minus infinity has no weight. out: (tokens, [`Block::taken`])
     fn take<S: Cached>(&self, own: &mut Self::Head, entering: Entering<'_, S>, out: &mut [f32]);
 }
 
-/// Tokens of a head that are about to enter places of one block, side by side.
+/// Tokens of a head that are about to enter neighbouring places of one block.
 #[derive(Clone, Copy)]
 pub(in crate::mixers) struct Entering<'a, S> {
     pub(in crate::mixers) row: usize,
     pub(in crate::mixers) head: usize,
-    /// The first of them, of the step's.
+    /// The first of them, counted from the start of the step.
     pub(in crate::mixers) first: usize,
-    /// The ring's place that it enters.
+    /// The place of the ring that it enters.
     pub(in crate::mixers) place: usize,
-    /// The block as it is before: where the ring is full, with the tokens that leave.
+    /// The block before they enter: if the ring is full, with the tokens that leave.
     pub(in crate::mixers) block: &'a [S],
     pub(in crate::mixers) shape: Block,
 }
 
-/// Softmax attention forgets what leaves.
+/// Softmax attention forgets the tokens that leave.
 impl Older for () {
     type Head = ();
 
@@ -89,22 +86,22 @@ impl Older for () {
     fn take<S: Cached>(&self, (): &mut (), _: Entering<'_, S>, _: &mut [f32]) {}
 }
 
-/// Buffers of [`attend`], kept from step to step.
+/// Intermediate results of [`attend`], kept from step to step.
 #[derive(Debug, Default)]
-pub(crate) struct Buffers {
-    /// What each query takes from each block: (rows, blocks, heads, taken); then from what is older: (rows, heads,
+pub(crate) struct AttendBuffers {
+    /// Partial sums of each query over each block: (rows, blocks, heads, taken); then over older tokens: (rows, heads,
     /// taken)
     taken: Vec<f32>,
     heads_first: Vec<f32>, // (rows, heads, time, d)
 }
 
-/// A layer's attention, on the threads of the process.
+/// [`attend`] outside of a decoder, on the threads of the process.
 ///
 /// # Errors
-/// As for the layer's own: when the shapes do not fit, or a slot is out of range or named twice.
+/// [`ModelError`] when the shapes do not fit, or a slot is out of range or named twice.
 pub fn attend_alone(shape: Shape, cache: &mut Cache, inputs: Inputs<'_>, out: &mut [f32]) -> Result<()> {
     let mut cx = Compute::new(Threads::global().clone());
-    attend(shape, cache, inputs, (&mut cx, &mut Buffers::default()), out)
+    attend(shape, cache, inputs, (&mut cx, &mut AttendBuffers::default()), out)
 }
 
 /// Takes the given slots some tokens further: each token's key and value enter the cache, then its query reads it.
@@ -116,13 +113,13 @@ pub(crate) fn attend(
     shape: Shape,
     cache: &mut Cache,
     inputs: Inputs<'_>,
-    with: (&mut Compute, &mut Buffers),
+    with: (&mut Compute, &mut AttendBuffers),
     out: &mut [f32],
 ) -> Result<()> {
     attend_with(shape, cache, inputs, (), with, out)
 }
 
-/// [`attend`], each query taking of what is older too.
+/// [`attend`] where each query also reads older tokens.
 ///
 /// # Errors
 /// As for [`attend`].
@@ -131,7 +128,7 @@ pub(in crate::mixers) fn attend_with<O: Older>(
     cache: &mut Cache,
     inputs: Inputs<'_>,
     older: O,
-    (cx, buffers): (&mut Compute, &mut Buffers),
+    (cx, buffers): (&mut Compute, &mut AttendBuffers),
     out: &mut [f32],
 ) -> Result<()> {
     let (rows, inner) = (inputs.slots.len(), shape.heads * shape.head_dim);
@@ -139,17 +136,16 @@ pub(in crate::mixers) fn attend_with<O: Older>(
     let fits = inputs.qkv.len() == rows * time * 3 * inner
         && out.len() == rows * time * inner
         && inputs.positions.len() == rows;
-    let places = cache.places();
-    if !fits || time == 0 || (places.heads, places.block.d) != (shape.heads, shape.head_dim) {
-        bail!("softmax: {rows} slots, qkv of {} and a cache of {places:?} do not fit", inputs.qkv.len());
+    let ring = cache.shape();
+    let found = (ring.heads, ring.block.d, rows, inputs.qkv.len());
+    if !fits || time == 0 || (ring.heads, ring.block.d) != (shape.heads, shape.head_dim) {
+        return Err(ModelError::shape("softmax attention", "heads, d, slots and qkv", shape, found));
     }
-    if let Some(slot) = inputs.slots.iter().find(|&&slot| slot >= places.slots) {
-        bail!("softmax: slot {slot} is out of range (there are {})", places.slots);
-    }
+    inputs.slots.iter().try_for_each(|&slot| ModelError::check_slot(slot, ring.slots))?;
     for (&slot, &position) in inputs.slots.iter().zip(inputs.positions) {
         cache.reach(slot, position + time as u64);
     }
-    let step = Step { places, inputs, older, time, isa: cx.isa };
+    let step = Step { ring, inputs, older, time, isa: cx.isa };
     match &mut cache.blocks {
         Blocks::F32(all) => step.run(all.all_mut(), (cx, buffers), out),
         Blocks::Bf16(all) => step.run(all.all_mut(), (cx, buffers), out),
@@ -157,7 +153,7 @@ pub(in crate::mixers) fn attend_with<O: Older>(
 }
 
 struct Step<'a, O> {
-    places: Places,
+    ring: CacheShape,
     inputs: Inputs<'a>,
     older: O,
     time: usize,
@@ -172,7 +168,7 @@ impl<O: Older> Step<'_, O> {
     fn run<S: Cached>(
         &self,
         all: &mut [S],
-        (cx, buffers): (&mut Compute, &mut Buffers),
+        (cx, buffers): (&mut Compute, &mut AttendBuffers),
         out: &mut [f32],
     ) -> Result<()> {
         let whole = if self.time == 1 {
@@ -180,51 +176,51 @@ impl<O: Older> Step<'_, O> {
         } else {
             let target = sized(&mut buffers.heads_first, out.len());
             let whole = self.many(all, cx, target);
-            time_first(target, self.places.heads, self.time, self.places.block.d, out);
+            time_first(target, self.ring.heads, self.time, self.ring.block.d, out);
             whole
         };
         if !whole {
-            bail!("softmax: a slot is named twice in {:?}", self.inputs.slots);
+            return Err(ModelError::repeated(self.inputs.slots));
         }
         Ok(())
     }
 
     /// q, k or v of a token of a row's head.
     fn part(&self, row: usize, t: usize, which: usize, head: usize) -> &[f32] {
-        let Places { heads, block: Block { d, .. }, .. } = self.places;
+        let CacheShape { heads, block: Block { d, .. }, .. } = self.ring;
         &self.inputs.qkv[(((row * self.time + t) * 3 + which) * heads + head) * d..][..d]
     }
 
     /// A query, scaled by 1 / sqrt(d).
     fn query(&self, row: usize, t: usize, head: usize, out: &mut [f32]) {
-        let scale = 1.0 / (self.places.block.d as f32).sqrt();
+        let scale = 1.0 / (self.ring.block.d as f32).sqrt();
         out.iter_mut().zip(self.part(row, t, 0, head)).for_each(|(out, q)| *out = q * scale);
     }
 
     /// The place of a row's token in the ring.
     fn place(&self, row: usize, t: usize) -> usize {
-        ((self.inputs.positions[row] + t as u64) % self.places.window as u64) as usize
+        ((self.inputs.positions[row] + t as u64) % self.ring.window as u64) as usize
     }
 
-    /// Places of a block that hold a token once a row's token has come.
+    /// Places of a block that hold a token after a row's token has entered.
     fn held(&self, row: usize, t: usize, block: usize) -> usize {
-        let held = self.places.held(self.inputs.positions[row] + t as u64 + 1);
-        held.saturating_sub(block * self.places.block.places).min(self.places.block.places)
+        let held = self.ring.held(self.inputs.positions[row] + t as u64 + 1);
+        held.saturating_sub(block * self.ring.block.places).min(self.ring.block.places)
     }
 
-    /// Brings a query's takings from the window to an end. out: (d)
+    /// Finishes a query: adds the older tokens and divides. out: (d)
     fn finish(&self, sum: &mut [f32], older: Option<&[f32]>, out: &mut [f32]) {
-        if let Some(older) = older.filter(|older| older[self.places.block.columns()] != f32::NEG_INFINITY) {
+        if let Some(older) = older.filter(|older| older[self.ring.block.columns()] != f32::NEG_INFINITY) {
             softmax::add(self.isa, sum, older);
         }
         softmax::mean(sum, out);
     }
 
-    /// One token of each row: a piece is one block of one head. -> whether every block was there
+    /// One token of each row: a piece of work is one block of one head. -> whether no slot was named twice
     fn one<S: Cached>(&self, all: &mut [S], (cx, taken): (&mut Compute, &mut Vec<f32>), out: &mut [f32]) -> bool {
-        let Places { heads, block: shape @ Block { d, .. }, .. } = self.places;
+        let CacheShape { heads, block: shape @ Block { d, .. }, .. } = self.ring;
         let (rows, stride, older) = (self.inputs.slots.len(), shape.taken(), self.older.numbers());
-        let used = |row: usize| self.places.held(self.inputs.positions[row] + 1).div_ceil(shape.places);
+        let used = |row: usize| self.ring.held(self.inputs.positions[row] + 1).div_ceil(shape.places);
         let most = (0..rows).map(used).max().unwrap_or(0);
         let pieces = rows * most * heads;
         let taken = sized(taken, (pieces + if older > 0 { rows * heads } else { 0 }) * stride);
@@ -237,7 +233,7 @@ impl<O: Older> Step<'_, O> {
             if block >= used(row) {
                 return;
             }
-            let part = blocks.take(self.places.at(self.inputs.slots[row], block, head));
+            let part = blocks.take(self.ring.at(self.inputs.slots[row], block, head));
             let (Some(numbers), Some(out)) = (part, takings.take(i)) else {
                 missed.fetch_add(1, Ordering::Relaxed);
                 return;
@@ -281,10 +277,10 @@ impl<O: Older> Step<'_, O> {
         missed.into_inner() == 0
     }
 
-    /// Many tokens of each row: a piece is one head of one row. out: (rows, heads, time, d)
-    /// -> whether every block was there
+    /// Many tokens of each row: a piece of work is one head of one row. out: (rows, heads, time, d)
+    /// -> whether no slot was named twice
     fn many<S: Cached>(&self, all: &mut [S], cx: &mut Compute, out: &mut [f32]) -> bool {
-        let Places { heads, block: shape, .. } = self.places;
+        let CacheShape { heads, block: shape, .. } = self.ring;
         let rows = self.inputs.slots.len();
         let [a, b, _] = &mut cx.marks;
         let blocks = Parts::new(all, shape.numbers(), a);
@@ -292,8 +288,8 @@ impl<O: Older> Step<'_, O> {
         let missed = AtomicUsize::new(0);
         let piece = |i: usize| {
             let (row, head) = (i / heads, i % heads);
-            let used = self.places.held(self.inputs.positions[row] + self.time as u64).div_ceil(shape.places);
-            let own = (0..used).map_while(|block| blocks.take(self.places.at(self.inputs.slots[row], block, head)));
+            let used = self.ring.held(self.inputs.positions[row] + self.time as u64).div_ceil(shape.places);
+            let own = (0..used).map_while(|block| blocks.take(self.ring.at(self.inputs.slots[row], block, head)));
             let mut own: Vec<&mut [S]> = own.collect();
             match outs.take(i).zip(self.older.head(row, head)) {
                 Some((out, mut older)) if own.len() == used => self.head((row, head), &mut own, &mut older, out),
@@ -308,8 +304,8 @@ impl<O: Older> Step<'_, O> {
         missed.into_inner() == 0
     }
 
-    /// All tokens of one head, as many at a time as enter one block: the other blocks stay as they are meanwhile, and
-    /// all these queries read them together.
+    /// All tokens of one head, as many at a time as enter one block: the other blocks do not change meanwhile, so all
+    /// these queries read them together.
     fn head<S: Cached>(
         &self,
         (row, head): (usize, usize),
@@ -317,7 +313,7 @@ impl<O: Older> Step<'_, O> {
         older: &mut O::Head,
         out: &mut [f32],
     ) {
-        let shape @ Block { d, places, .. } = self.places.block;
+        let shape @ Block { d, places, .. } = self.ring.block;
         let stride = shape.taken();
         SCRATCH.with_borrow_mut(|scratch| {
             let far = if self.older.numbers() > 0 { BLOCK * stride } else { 0 };
@@ -329,7 +325,7 @@ impl<O: Older> Step<'_, O> {
             while first < self.time {
                 let place = self.place(row, first);
                 let (entered, within) = (place / places, place % places);
-                let room = (places - within).min(self.places.window - place);
+                let room = (places - within).min(self.ring.window - place);
                 let len = room.min(self.time - first);
                 for (t, q) in queries.chunks_exact_mut(d).take(len).enumerate() {
                     self.query(row, first + t, head, q);
@@ -338,9 +334,9 @@ impl<O: Older> Step<'_, O> {
                     let entering = Entering { row, head, first, place, block: &*blocks[entered], shape };
                     self.older.take(older, entering, far);
                 }
-                let used = self.places.held(self.inputs.positions[row] + first as u64 + 1).div_ceil(places);
+                let used = self.ring.held(self.inputs.positions[row] + first as u64 + 1).div_ceil(places);
                 for (at, block) in blocks.iter_mut().take(used).enumerate() {
-                    // Tokens that read the block together: of the one that they enter, each reads another state.
+                    // Queries read a block together, but one by one the block that their own tokens enter.
                     let group = if at == entered { 1 } else { QUERIES };
                     let groups = queries[..len * d].chunks(group * d).zip(sums.chunks_mut(group * stride));
                     for (i, (q, sums)) in groups.enumerate() {

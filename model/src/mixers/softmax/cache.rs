@@ -1,19 +1,20 @@
-//! The keys and values of the last tokens of each slot: what softmax attention remembers.
+//! The state of softmax attention: the keys and values of the last tokens of each slot.
 //!
-//! A ring of `window` places for each slot, the token at position p in place p mod window; places come in blocks, each
-//! with the keys and values of one head, the heads of a block side by side. Memory that no token has reached was never
-//! touched: the system has not given it yet.
+//! Each slot has a ring of `window` places; the token at position p is in place p mod window. Places come in blocks, each
+//! with the keys and values of one head; the heads of a block are neighbours. Memory that no token has reached is never
+//! touched, so that the system does not have to provide it.
 
 use half::bf16;
 
 use crate::memory::StateType;
+use crate::mixers::layer::SlotState;
 use crate::kernels::advise_huge;
 use crate::kernels::softmax::{BLOCK, Block, Cached, PANEL};
 
-/// Bytes that a block begins at a multiple of: a cache line.
+/// Every block begins at a multiple of so many bytes: a cache line.
 const ALIGNMENT: usize = 64;
 
-/// Zeroed numbers from a cache line on.
+/// Zeroed numbers that begin at a cache line.
 #[derive(Debug)]
 pub(crate) struct Aligned<S> {
     numbers: Vec<S>,
@@ -24,19 +25,19 @@ pub(crate) struct Aligned<S> {
 impl<S: Cached> Aligned<S> {
     fn zeroed(len: usize) -> Self {
         let spare = ALIGNMENT / size_of::<S>();
-        // Zeros of plain numbers come from the system untouched.
+        // The system provides zeroed integers without touching them.
         let mut numbers = vec![S::default(); len + spare];
         let start = numbers.as_ptr().align_offset(ALIGNMENT).min(spare);
         advise_huge(&mut numbers[start..start + len]);
         Self { numbers, start, len }
     }
 
-    /// All of them.
+    /// All numbers.
     pub(crate) fn all(&self) -> &[S] {
         &self.numbers[self.start..][..self.len]
     }
 
-    /// All of them, to be written.
+    /// All numbers, to be written.
     pub(crate) fn all_mut(&mut self) -> &mut [S] {
         &mut self.numbers[self.start..][..self.len]
     }
@@ -49,9 +50,9 @@ pub(crate) enum Blocks {
     Bf16(Aligned<u16>),
 }
 
-/// How a layer's blocks lie.
+/// The layout of a layer's ring of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct CacheShape {
     pub(crate) slots: usize,
     pub(crate) heads: usize,
     /// Tokens of a slot.
@@ -59,18 +60,18 @@ pub(crate) struct Places {
     pub(crate) block: Block,
 }
 
-impl Places {
+impl CacheShape {
     /// Blocks of a slot, each with all heads.
     pub(crate) fn blocks(self) -> usize {
         self.window.div_ceil(self.block.places)
     }
 
-    /// The number of a head's block, of all the layer's.
+    /// The index of a head's block among all blocks of the layer.
     pub(crate) fn at(self, slot: usize, block: usize, head: usize) -> usize {
         (slot * self.blocks() + block) * self.heads + head
     }
 
-    /// How many places hold a token once `tokens` have come.
+    /// Places that hold a token after `tokens` tokens.
     pub(crate) fn held(self, tokens: u64) -> usize {
         usize::try_from(tokens).unwrap_or(usize::MAX).min(self.window)
     }
@@ -123,103 +124,103 @@ impl Places {
 #[derive(Debug)]
 pub struct Cache {
     pub(crate) blocks: Blocks,
-    places: Places,
-    /// Places of each slot that a token has reached.
+    shape: CacheShape,
+    /// CacheShape of each slot that a token has reached.
     used: Vec<usize>,
 }
 
 impl Cache {
-    /// Empty caches of the last `window` tokens; a number of them in bfloat16 is rounded to the nearest.
+    /// Empty caches of the last `window` tokens; bfloat16 is rounded to the nearest.
     pub fn zeros(slots: usize, heads: usize, window: usize, head_dim: usize, kind: StateType) -> Self {
         let block = Block { d: head_dim, places: BLOCK.min(window.next_multiple_of(PANEL)) };
-        let places = Places { slots, heads, window, block };
-        let len = slots * places.blocks() * heads * block.numbers();
+        let shape = CacheShape { slots, heads, window, block };
+        let len = slots * shape.blocks() * heads * block.numbers();
         let blocks = match kind {
             StateType::F32 => Blocks::F32(Aligned::zeroed(len)),
             StateType::Bf16 => Blocks::Bf16(Aligned::zeroed(len)),
         };
-        Self { blocks, places, used: vec![0; slots] }
+        Self { blocks, shape, used: vec![0; slots] }
     }
 
-    /// How the blocks lie.
-    pub(crate) fn places(&self) -> Places {
-        self.places
+    /// The layout of the blocks.
+    pub(crate) fn shape(&self) -> CacheShape {
+        self.shape
     }
 
-    /// Places of a slot that hold a token.
+    /// CacheShape of a slot that hold a token.
     pub(crate) fn used(&self, slot: usize) -> usize {
         self.used[slot]
     }
 
-    /// Notes that a slot's text has come to so many tokens.
+    /// Records that a slot's text has `tokens` tokens.
     pub(crate) fn reach(&mut self, slot: usize, tokens: u64) {
-        self.used[slot] = self.places.held(tokens);
+        self.used[slot] = self.shape.held(tokens);
     }
 
-    /// Bytes of one slot.
-    pub(crate) fn bytes(&self) -> usize {
-        let width = if matches!(self.blocks, Blocks::F32(_)) { size_of::<f32>() } else { size_of::<bf16>() };
-        self.places.blocks() * self.places.heads * self.places.block.numbers() * width
-    }
-
-    /// Makes a slot empty; what no token has reached is not touched.
-    pub(crate) fn reset(&mut self, slot: usize) {
-        match &mut self.blocks {
-            Blocks::F32(all) => self.places.clear(all.all_mut(), slot, self.used[slot]),
-            Blocks::Bf16(all) => self.places.clear(all.all_mut(), slot, self.used[slot]),
-        }
-        self.used[slot] = 0;
-    }
-
-    /// Adds a slot's numbers to `out`, head by head.
-    pub(crate) fn read(&self, slot: usize, out: &mut Vec<f32>) {
-        (0..self.places.heads).for_each(|head| self.read_head(slot, head, out));
-    }
-
-    /// Adds the numbers of one head to `out`: its keys (window, d) and its values (window, d), by place.
+    /// Appends the numbers of one head: its keys (window, d) and its values (window, d), by place.
     pub(crate) fn read_head(&self, slot: usize, head: usize, out: &mut Vec<f32>) {
         match &self.blocks {
-            Blocks::F32(all) => self.places.read(all.all(), slot, head, self.used[slot], out),
-            Blocks::Bf16(all) => self.places.read(all.all(), slot, head, self.used[slot], out),
+            Blocks::F32(all) => self.shape.read(all.all(), slot, head, self.used[slot], out),
+            Blocks::Bf16(all) => self.shape.read(all.all(), slot, head, self.used[slot], out),
         }
     }
 
-    /// Puts back the numbers of a slot whose text has so many tokens: of the places that they have reached.
-    pub(crate) fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64) {
-        self.hold(slot, tokens);
-        for (head, numbers) in numbers.chunks_exact(numbers.len() / self.places.heads).enumerate() {
-            self.write_head(slot, head, numbers);
-        }
-    }
-
-    /// Fills a slot with the keys and values of a source, of no more tokens than the window has places.
+    /// Fills a slot with the keys and values of a source of at most `window` tokens.
     ///
-    /// kv: (tokens, stride), in each token the keys of all heads from number `at` on, then their values
+    /// kv: (tokens, stride); in each token the keys of all heads begin at number `at`, and their values follow
     pub(crate) fn fill(&mut self, slot: usize, kv: &[f32], stride: usize, at: usize) {
         self.reset(slot);
-        let (places, tokens) = (self.places, kv.len() / stride);
-        self.used[slot] = places.held(tokens as u64);
+        let (shape, tokens) = (self.shape, kv.len() / stride);
+        self.used[slot] = shape.held(tokens as u64);
         match &mut self.blocks {
-            Blocks::F32(all) => places.fill(all.all_mut(), slot, (kv, stride, at)),
-            Blocks::Bf16(all) => places.fill(all.all_mut(), slot, (kv, stride, at)),
+            Blocks::F32(all) => shape.fill(all.all_mut(), slot, (kv, stride, at)),
+            Blocks::Bf16(all) => shape.fill(all.all_mut(), slot, (kv, stride, at)),
         }
     }
 
-    /// Makes a slot hold the places that so many tokens reach, whose numbers are then to be written.
+    /// Makes a slot hold the places that `tokens` tokens reach, before their numbers are written.
     pub(crate) fn hold(&mut self, slot: usize, tokens: u64) {
-        let used = self.places.held(tokens);
+        let used = self.shape.held(tokens);
         if used < self.used[slot] {
             self.reset(slot);
         }
         self.used[slot] = used;
     }
 
-    /// Puts back the numbers of one head of a slot: of the places that it holds.
+    /// Sets the numbers of one head of a slot, in the places that it holds.
     pub(crate) fn write_head(&mut self, slot: usize, head: usize, numbers: &[f32]) {
         let used = self.used[slot];
         match &mut self.blocks {
-            Blocks::F32(all) => self.places.write(all.all_mut(), slot, head, used, numbers),
-            Blocks::Bf16(all) => self.places.write(all.all_mut(), slot, head, used, numbers),
+            Blocks::F32(all) => self.shape.write(all.all_mut(), slot, head, used, numbers),
+            Blocks::Bf16(all) => self.shape.write(all.all_mut(), slot, head, used, numbers),
+        }
+    }
+}
+
+impl SlotState for Cache {
+    fn bytes(&self) -> usize {
+        let width = if matches!(self.blocks, Blocks::F32(_)) { size_of::<f32>() } else { size_of::<bf16>() };
+        self.shape.blocks() * self.shape.heads * self.shape.block.numbers() * width
+    }
+
+    /// Memory that no token has reached is not touched.
+    fn reset(&mut self, slot: usize) {
+        match &mut self.blocks {
+            Blocks::F32(all) => self.shape.clear(all.all_mut(), slot, self.used[slot]),
+            Blocks::Bf16(all) => self.shape.clear(all.all_mut(), slot, self.used[slot]),
+        }
+        self.used[slot] = 0;
+    }
+
+    fn read(&self, slot: usize, out: &mut Vec<f32>) {
+        (0..self.shape.heads).for_each(|head| self.read_head(slot, head, out));
+    }
+
+    /// Writes the places that `tokens` tokens reach.
+    fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64) {
+        self.hold(slot, tokens);
+        for (head, numbers) in numbers.chunks_exact(numbers.len() / self.shape.heads).enumerate() {
+            self.write_head(slot, head, numbers);
         }
     }
 }
@@ -238,7 +239,7 @@ mod tests {
             let mut read = Vec::new();
             cache.read(1, &mut read);
             assert_eq!(read, numbers);
-            // A shorter text has its own places alone.
+            // A shorter text fills fewer places.
             cache.write(1, &numbers, 7);
             read.clear();
             cache.read(1, &mut read);

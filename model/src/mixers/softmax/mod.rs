@@ -1,58 +1,79 @@
-//! Softmax attention to the last `sliding_window` tokens, keys and values cached: what random feature attention is
-//! measured against, and what a checkpoint of the usual kind has.
+//! Softmax attention to the last `sliding_window` tokens, with cached keys and values: the baseline that random feature
+//! attention is measured against, and the mixer of most published checkpoints.
 
 pub mod attend;
 pub(crate) mod cache;
 
-use candle_core::{Result, bail};
-
-use crate::mixers::projections::Projections;
-use crate::mixers::{Buffers, LayerMemory, LayerState, Mixer, Rows};
-use crate::compute::{Compute, sized};
-use crate::config::DecoderConfig;
-use attend as softmax;
-use crate::probe::LayerProbe;
-use crate::weights::{LoadError, Weights};
+use super::cross::CacheReader;
+use super::layer::Step;
+use super::mixer::{Mixer, Projected};
+use crate::config::{ConfigError, DecoderConfig, GivenKeys, PositionEmbedding};
+use crate::error;
+use crate::memory::StateType;
+use crate::weights::{LoadError, TensorList, Weights};
 
 pub use cache::Cache;
 
-/// Projections and the cache between them.
+/// Attention to the cache; all tensors are those of the projections.
 #[derive(Debug)]
-pub(crate) struct SoftmaxAttention {
-    shape: softmax::Shape,
-    projections: Projections,
+pub(crate) struct Softmax {
+    shape: attend::Shape,
+    window: usize,
 }
 
-impl SoftmaxAttention {
-    /// Reads the tensors of one layer: those that every mixer has.
-    pub(crate) fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
-        let shape = softmax::Shape { heads: config.num_attention_heads, head_dim: config.head_dim };
-        Ok(Self { shape, projections: Projections::new(config, weights)? })
+impl Mixer for Softmax {
+    type State = Cache;
+    type Buffers = attend::AttendBuffers;
+    type Source = CacheReader;
+
+    fn name(_: &DecoderConfig) -> &'static str {
+        "softmax"
     }
-}
 
-impl Mixer for SoftmaxAttention {
-    fn forward(
-        &self,
-        cx: &mut Compute,
-        x: &[f32],
-        state: &mut LayerState,
-        rows: Rows<'_>,
-        buffers: &mut Buffers,
-        out: &mut [f32],
-        _: Option<&mut LayerProbe>,
-    ) -> Result<()> {
-        let Buffers { qkv, convolved, h, normed, cached, .. } = buffers;
-        let LayerMemory::Cache(cache) = &mut state.memory else { bail!("softmax: the memory is no cache") };
-        let qkv = self.projections.enter(cx, x, &mut state.conv, rows, (qkv, convolved))?;
-        let h = sized(h, qkv.len() / 3);
-        let inputs = softmax::Inputs { qkv, slots: rows.slots, positions: rows.positions };
-        softmax::attend(self.shape, cache, inputs, (cx, cached), h)?;
-        self.projections.leave(cx, h, normed, out);
+    fn complete(config: &mut DecoderConfig, given: &GivenKeys) -> Result<(), ConfigError> {
+        (config.gate, config.proj_dim) = (false, 0);
+        if given.position_embedding.is_none() {
+            config.position_embedding = PositionEmbedding::Rope;
+        }
         Ok(())
     }
 
+    fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
+        config.check_window()
+    }
+
+    fn features(_: &DecoderConfig) -> usize {
+        0
+    }
+
+    fn head_numbers(config: &DecoderConfig) -> usize {
+        2 * config.window() * config.head_dim
+    }
+
+    fn tensors(_: &DecoderConfig, _: &mut TensorList) {}
+
+    fn load(config: &DecoderConfig, _: &Weights<'_>) -> Result<Self, LoadError> {
+        let shape = attend::Shape { heads: config.num_attention_heads, head_dim: config.head_dim };
+        Ok(Self { shape, window: config.window() })
+    }
+
     fn bytes(&self) -> usize {
-        self.projections.bytes()
+        0
+    }
+
+    fn new_state(&self, slots: usize, state: StateType) -> Cache {
+        Cache::zeros(slots, self.shape.heads, self.window, self.shape.head_dim, state)
+    }
+
+    fn mix(
+        &self,
+        step: &mut Step<'_>,
+        Projected { qkv, .. }: Projected<'_>,
+        cache: &mut Cache,
+        buffers: &mut attend::AttendBuffers,
+        h: &mut [f32],
+    ) -> error::Result<()> {
+        let inputs = attend::Inputs { qkv, slots: step.rows.slots, positions: step.rows.positions };
+        attend::attend(self.shape, cache, inputs, (step.cx, buffers), h)
     }
 }
