@@ -4,158 +4,15 @@
 //! multiply-adds in a lane of its own, and no sum crosses lanes. Values lie row by row, and each column of the output
 //! is one chain over the block's keys. So a query's sums are the same bits whichever queries are computed beside it.
 
+mod block;
 mod tile;
 
-use half::bf16;
-use half::slice::HalfBitsSliceExt;
-
 use super::activation::exp_lane;
-use super::float::tile::Load;
+use super::element::Element;
 pub(crate) use super::panels::PANEL;
-use super::plain::reduce;
-use super::{Isa, LANES, multiversion, nearest, vector};
-use tile::Job;
-
-/// Keys of a block, which are summed up before blocks are: few enough that one head's keys and values stay in the
-/// second cache while the queries of a prompt pass, many enough that adding blocks up costs little.
-pub(crate) const BLOCK: usize = 256;
-/// A number of the cache as it is stored.
-pub(crate) trait Cached: Copy + Send + Sync + Default + 'static {
-    /// What the kernels load.
-    #[allow(private_bounds, reason = "the kernels' own")]
-    type Loaded: Load;
-
-    /// The numbers as they are loaded.
-    fn loaded(numbers: &[Self]) -> &[Self::Loaded];
-    /// The value, exact.
-    fn widen(self) -> f32;
-    /// The nearest number.
-    fn nearest(value: f32) -> Self;
-}
-
-impl Cached for f32 {
-    type Loaded = Self;
-
-    fn loaded(numbers: &[Self]) -> &[Self] {
-        numbers
-    }
-
-    fn widen(self) -> f32 {
-        self
-    }
-
-    fn nearest(value: f32) -> Self {
-        value
-    }
-}
-
-/// The bits of a bfloat16: memory for plain integers comes zeroed from the system, page by page as it is written.
-impl Cached for u16 {
-    type Loaded = bf16;
-
-    fn loaded(numbers: &[Self]) -> &[bf16] {
-        numbers.reinterpret_cast()
-    }
-
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self) << 16)
-    }
-
-    fn nearest(value: f32) -> Self {
-        nearest(value).to_bits()
-    }
-}
-
-/// How a block lies: keys (places / 64, d, 64), then values (places, d padded to whole lanes).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
-    /// Length of a key and a value.
-    pub(crate) d: usize,
-    /// Keys that fit, a multiple of [`PANEL`].
-    pub(crate) places: usize,
-}
-
-impl Block {
-    /// Columns of a stored value: d, padded.
-    pub(crate) fn columns(self) -> usize {
-        self.d.next_multiple_of(LANES)
-    }
-
-    /// Numbers of the block.
-    pub(crate) fn numbers(self) -> usize {
-        self.places * (self.d + self.columns())
-    }
-
-    /// Numbers of what a query takes from a block: the weighted sum of values (columns), the largest score, the sum
-    /// of weights.
-    pub(crate) fn taken(self) -> usize {
-        self.columns() + 2
-    }
-
-    /// Puts a key and a value (d each) at a place.
-    pub(crate) fn write<S: Cached>(self, block: &mut [S], place: usize, k: &[f32], v: &[f32]) {
-        let (keys, values) = block.split_at_mut(self.places * self.d);
-        let panel = &mut keys[place / PANEL * PANEL * self.d..][..PANEL * self.d];
-        for (coordinate, &k) in panel.chunks_exact_mut(PANEL).zip(k) {
-            coordinate[place % PANEL] = S::nearest(k);
-        }
-        for (to, &v) in values[place * self.columns()..].iter_mut().zip(v) {
-            *to = S::nearest(v);
-        }
-    }
-
-    /// The key at a place.
-    pub(crate) fn key<S: Cached>(self, block: &[S], place: usize) -> impl Iterator<Item = f32> {
-        let panel = &block[place / PANEL * PANEL * self.d..][..PANEL * self.d];
-        panel.iter().skip(place % PANEL).step_by(PANEL).map(|v| v.widen())
-    }
-
-    /// The value at a place.
-    pub(crate) fn value<S: Cached>(self, block: &[S], place: usize) -> impl Iterator<Item = f32> {
-        block[self.places * self.d + place * self.columns()..][..self.d].iter().map(|v| v.widen())
-    }
-}
-
-#[inline(always)]
-fn weigh_body(scores: &mut [f32], held: usize, ends: &mut [f32]) {
-    let lanes = held.next_multiple_of(LANES);
-    scores[held..lanes].fill(f32::NEG_INFINITY);
-    let (groups, _) = scores[..lanes].as_chunks_mut::<LANES>();
-    let mut most = [f32::NEG_INFINITY; LANES];
-    for group in groups.iter() {
-        for l in 0..LANES {
-            most[l] = most[l].max(group[l]);
-        }
-    }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for l in 0..width {
-            most[l] = most[l].max(most[l + width]);
-        }
-        width /= 2;
-    }
-    let most = most[0];
-    for group in groups.iter_mut() {
-        for score in group {
-            *score = exp_lane(*score - most);
-        }
-    }
-    // The exponential's clamp leaves a little where there is no key.
-    scores[held..lanes].fill(0.0);
-    let mut sums = [0.0f32; LANES];
-    for group in scores[..lanes].as_chunks::<LANES>().0 {
-        for l in 0..LANES {
-            sums[l] += group[l];
-        }
-    }
-    (ends[0], ends[1]) = (most, reduce(sums));
-}
-
-multiversion! {
-    /// Turns the first `held` scores into weights `exp(score - largest)`, the rest of their lanes into nothing.
-    /// ends: the largest score and the sum of weights
-    fn weigh(scores: &mut [f32], held: usize, ends: &mut [f32]) = weigh_body;
-}
+use super::{Isa, multiversion, vector};
+pub(crate) use block::{BLOCK, Block, Cached};
+use tile::Queries;
 
 /// What queries (each scaled) take from the first `held` places of a block: `exp(q k - m) v` and `exp(q k - m)` summed
 /// over its keys, with m the largest `q k`.
@@ -167,34 +24,34 @@ multiversion! {
 pub(crate) fn take<S: Cached>(isa: Isa, block: &[S], shape: Block, held: usize, q: &[f32], out: &mut [f32]) {
     let Block { d, .. } = shape;
     assert!(held > 0 && q.len().is_multiple_of(d) && out.len() == q.len() / d * shape.taken(), "softmax: lengths");
-    typed(Job { block: S::loaded(block), shape, held, q, out, isa });
+    typed(Queries { block: S::loaded(block), shape, held, q, out, isa });
 }
 
-fn typed<W: Load>(job: Job<'_, W>) {
+fn typed<W: Element>(queries: Queries<'_, W>) {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn two<W: Load>(job: Job<'_, W>) {
+    fn two<W: Element>(queries: Queries<'_, W>) {
         // SAFETY: this function is called where the machine has AVX2.
-        unsafe { tile::run::<vector::avx2::V, W, 8, 2, 2>(job) };
+        unsafe { tile::run::<vector::avx2::V, W, 8, 2, 2>(queries) };
     }
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    fn five<W: Load>(job: Job<'_, W>) {
+    fn five<W: Element>(queries: Queries<'_, W>) {
         // SAFETY: this function is called where the machine has AVX-512.
-        unsafe { tile::run::<vector::avx512::V, W, 4, 4, 1>(job) };
+        unsafe { tile::run::<vector::avx512::V, W, 4, 4, 1>(queries) };
     }
-    match job.isa {
+    match queries.isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields this only where the machine has AVX2, FMA and F16C.
-        Isa::Avx2 => unsafe { two(job) },
+        Isa::Avx2 => unsafe { two(queries) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
-        Isa::Avx512 | Isa::Avx512Vnni => unsafe { five(job) },
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { five(queries) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::available` yields this only where the machine has NEON.
-        Isa::Neon | Isa::NeonDot => unsafe { tile::run::<vector::neon::V, W, 16, 4, 4>(job) },
+        Isa::Neon | Isa::NeonDot => unsafe { tile::run::<vector::neon::V, W, 16, 4, 4>(queries) },
         // SAFETY: plain numbers need no instruction set.
-        Isa::Plain => unsafe { tile::run::<vector::plain::V, W, 4, 1, 1>(job) },
+        Isa::Plain => unsafe { tile::run::<vector::plain::V, W, 4, 1, 1>(queries) },
     }
 }
 
@@ -223,6 +80,8 @@ pub(crate) fn mean(all: &[f32], out: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
 
     fn wave(n: usize, f: f32) -> Vec<f32> {

@@ -7,6 +7,7 @@
 use half::bf16;
 
 use super::activation::exp_lane;
+use super::element::Element;
 use super::vector::{self, Vector};
 use super::{Isa, LANES, plain::dot};
 
@@ -45,36 +46,18 @@ pub(crate) fn raise(maximum: &mut f32, c: f32, key: f32, (keep, take): (f32, f32
 }
 
 /// A number of S as it is stored.
-pub(crate) trait Number: Copy + Send + Sync + Default + 'static {
-    /// The value in f32, exact.
-    fn widen(self) -> f32;
-    /// Whether storing asks for noise.
+pub(crate) trait Number: Element + Default {
+    /// Whether storing needs noise.
     const NOISY: bool;
-    /// As many as `V` has lanes, widened.
+    /// Stores the nearest numbers, or by `noise` (16 random bits) one of the two nearest: the nearer, the likelier.
     ///
     /// # Safety
-    /// So many are readable, and the machine has the instruction set of `V`.
-    unsafe fn load<V: Vector>(at: *const Self) -> V;
-    /// The nearest number, or by `noise` (16 random bits) one of the two nearest: the nearer, the likelier.
-    ///
-    /// # Safety
-    /// So many are writable, and the machine has the instruction set of `V`.
+    /// As many as `V` has lanes are writable, and the machine has the instruction set of `V`.
     unsafe fn store<V: Vector>(value: V, noise: V, at: *mut Self);
 }
 
 impl Number for f32 {
     const NOISY: bool = false;
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-
-    #[inline(always)]
-    unsafe fn load<V: Vector>(at: *const Self) -> V {
-        // SAFETY: the caller's promise.
-        unsafe { V::load(at) }
-    }
 
     #[inline(always)]
     unsafe fn store<V: Vector>(value: V, _: V, at: *mut Self) {
@@ -83,21 +66,10 @@ impl Number for f32 {
     }
 }
 
-/// Rounded by chance: what a slow gate adds is often less than half a step of bf16, and rounding to the nearest would
-/// lose it every time. What is no number need not stay so: no sum of numbers makes it.
+/// Rounded at random: what a slow gate adds is often less than half a step of bf16, and rounding to the nearest would
+/// lose it every time. NaN need not stay NaN: no sum of numbers makes one.
 impl Number for bf16 {
     const NOISY: bool = true;
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
-
-    #[inline(always)]
-    unsafe fn load<V: Vector>(at: *const Self) -> V {
-        // SAFETY: the caller's promise.
-        unsafe { V::load_bf16(at) }
-    }
 
     #[inline(always)]
     unsafe fn store<V: Vector>(value: V, noise: V, at: *mut Self) {
@@ -111,16 +83,19 @@ const PAIR: usize = 2 * LANES;
 
 /// Random bits for the rounding of some columns in one step: sixteen streams, seeded by the token's place in its text,
 /// so that a state depends on the text alone.
+#[inline]
 fn noise(seed: u64, pair: usize) -> [f32; LANES] {
-    std::array::from_fn(|l| {
+    let mut lanes = [0.0; LANES];
+    for l in 0..LANES {
         // SplitMix64's finish, of which no two lanes have the same input.
         let place = (pair * LANES + l) as u64;
         let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(place);
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         // Xorshift never leaves 0.
-        f32::from_bits((x ^ (x >> 31)) as u32 | 1)
-    })
+        lanes[l] = f32::from_bits((x ^ (x >> 31)) as u32 | 1);
+    }
+    lanes
 }
 
 /// `R` registers of columns of all rows of S, from column `at` on: decay, rank-1 update and readout, the sums in
@@ -156,9 +131,9 @@ unsafe fn columns<V: Vector, S: Number, const R: usize>(
                 random[r] = V::load(lanes.as_ptr().add(r % group * V::LANES));
             }
         }
-        for (row, (&q, &k)) in token.phi_q.iter().zip(token.phi_k).enumerate() {
+        for row in 0..token.phi_q.len() {
             let s = s.add(row * stride);
-            let (weight, q) = (V::splat(take * k), V::splat(q));
+            let (weight, q) = (V::splat(take * token.phi_k[row]), V::splat(token.phi_q[row]));
             for r in 0..R {
                 let place = s.add(r * V::LANES);
                 let new = weight.mul_add(values[r], keep.mul(S::load::<V>(place)));
