@@ -1,10 +1,10 @@
 //! The server on CUDA, its kernels on the emulator: texts, batches and sessions hold what they hold on the CPU, and a
 //! conversation moves from one to the other. `cargo test --workspace --features tidegate-server/cuda-emulator --test api emulated`.
 
-use axum::http::StatusCode;
 use crate::common::checkpoint;
 use crate::common::random::written_about;
 use crate::common::sessions::{App, app_on, prompt, session};
+use axum::http::StatusCode;
 use serde_json::{Value, json};
 use tidegate_model::cuda::{CudaDecoder, CudaDevice};
 use tidegate_model::sampling::{Drawn, Permitted, Plans, Sampler};
@@ -21,7 +21,7 @@ async fn app(device: DeviceChoice, state: StateType) -> App {
 
 /// The tokens of an answer.
 async fn said(app: &App, text: &str, more: Value) -> Vec<u64> {
-    let body = prompt(text, common::with(json!({"temperature": 1.0, "seed": 7, "ignore_eos": true}), more));
+    let body = prompt(text, crate::common::with(json!({"temperature": 1.0, "seed": 7, "ignore_eos": true}), more));
     let answer = app.post("/v1/completions", body).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     answer.json()["choices"][0]["token_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
@@ -55,7 +55,9 @@ async fn tokens_are_chosen_on_the_device_as_from_the_logits() {
         json!({"min_tokens": 6, "ignore_eos": false, "temperature": 2.0}),
         json!({"typical_p": 0.7}),
     ];
-    let more = |way: &Value, more: Value| common::with(common::with(json!({"max_tokens": 8}), way.clone()), more);
+    let more = |way: &Value, more: Value| {
+        crate::common::with(crate::common::with(json!({"max_tokens": 8}), way.clone()), more)
+    };
     // Log probabilities are made from logits, and so the token is chosen from them; in other rows of the same steps not.
     let mut texts = Vec::new();
     for way in &ways {

@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
-use axum::http::{Request, StatusCode, header};
 use crate::common::fake::{Fake, POISON};
 use crate::common::{completion, events, get, post, scripted, send, shipped, text};
+use axum::body::Body;
+use axum::http::{Request, StatusCode, header};
 use serde_json::{Value, json};
 use tidegate_server::{ApiOptions, AppState, app, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -216,7 +216,7 @@ async fn a_connection_that_closes_cancels() {
 async fn a_quiet_stream_shows_that_it_is_alive() {
     let (_, engine, _thread) = scripted(Fake::new(1).step(Duration::from_millis(300)), 4);
     let state = AppState::new(ApiOptions { keep_alive: Duration::from_millis(50), ..ApiOptions::default() });
-    state.serve(common::served(engine));
+    state.serve(crate::common::served(engine));
     let body = json!({"prompt": [1], "max_tokens": 2, "stream": true});
     let stream = text(send(&state, completion(body.to_string())).await).await;
     assert!(stream.contains(": alive\n"), "{stream}");

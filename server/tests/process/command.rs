@@ -139,6 +139,10 @@ fn mistakes_are_named_without_a_backtrace() {
         assert!(!output.status.success() && error.contains(words), "{args:?}: {error}");
         assert!(!error.contains("backtrace"), "{error}");
     }
+    if cfg!(not(feature = "otlp")) {
+        let output = tidegate().args(["--otlp-endpoint", "http://localhost:4318"]).output().unwrap();
+        assert!(String::from_utf8(output.stderr).unwrap().contains("built without the feature `otlp`"));
+    }
     let output = tidegate().args(["--data-dir", "/dev/null/x"]).output().unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8(output.stderr).unwrap().contains("error: --data-dir /dev/null/x must be a writable"));

@@ -9,4 +9,5 @@ mod crash;
 mod device;
 mod locked;
 mod playground;
+#[cfg(feature = "otlp")]
 mod telemetry;

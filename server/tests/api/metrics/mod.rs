@@ -6,10 +6,10 @@ mod scrape;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::{Method, Request, StatusCode, header};
 use crate::common::fake::{Fake, POISON};
 use crate::common::{checkpoint, completion, get, post, send, shipped, stream, text, with};
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode, header};
 use futures_util::StreamExt;
 use scrape::Scrape;
 use serde_json::{Value, json};
@@ -109,7 +109,7 @@ async fn a_server_without_a_model_has_metrics() {
 
 #[tokio::test]
 async fn texts_that_finish_are_counted_once_with_all_their_tokens() {
-    let (state, ..) = common::scripted(Fake::new(4), 8);
+    let (state, ..) = crate::common::scripted(Fake::new(4), 8);
     let before = scraped(&state).await;
     let (status, _) = post(&state, counting(5, json!({}))).await;
     assert_eq!(status, StatusCode::OK);
@@ -147,7 +147,7 @@ async fn texts_that_finish_are_counted_once_with_all_their_tokens() {
 
 #[tokio::test]
 async fn times_are_those_that_the_client_sees() {
-    let (state, ..) = common::scripted(Fake::new(1).step(Duration::from_millis(20)), 8);
+    let (state, ..) = crate::common::scripted(Fake::new(1).step(Duration::from_millis(20)), 8);
     let before = scraped(&state).await;
     stream(&state, counting(6, json!({"stream": true}))).await;
     let after = until(&state, |scrape| scrape.get("e2e_request_latency_seconds_count") == 1.0).await;
@@ -160,7 +160,7 @@ async fn times_are_those_that_the_client_sees() {
 
 #[tokio::test]
 async fn who_is_refused_is_counted_by_the_code() {
-    let (state, ..) = common::scripted(Fake::new(1).step(Duration::from_millis(5)), 1);
+    let (state, ..) = crate::common::scripted(Fake::new(1).step(Duration::from_millis(5)), 1);
     let before = scraped(&state).await;
     let bad = post(&state, json!({"prompt": [1], "max_tokens": 0})).await.0;
     let unknown = post(&state, json!({"prompt": [1], "model": "other"})).await.0;
@@ -204,7 +204,7 @@ async fn who_is_refused_is_counted_by_the_code() {
 
 #[tokio::test]
 async fn texts_that_fail_are_no_successes() {
-    let (state, ..) = common::scripted(Fake::new(2), 8);
+    let (state, ..) = crate::common::scripted(Fake::new(2), 8);
     let before = scraped(&state).await;
     let (status, _) = post(&state, json!({"prompt": [[POISON, 1], [7]], "max_tokens": 50, "ignore_eos": true})).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
@@ -223,9 +223,9 @@ async fn texts_that_fail_are_no_successes() {
 async fn a_reader_that_stalls_is_told_from_one_that_leaves() {
     let engine =
         tidegate_server::engine::EngineOptions { stall_limit: Duration::from_millis(200), ..Default::default() };
-    let (handle, _thread) = tidegate_server::engine::spawn(Fake::new(1), common::fake::rules(), engine).unwrap();
+    let (handle, _thread) = tidegate_server::engine::spawn(Fake::new(1), crate::common::fake::rules(), engine).unwrap();
     let state = AppState::new(ApiOptions::default());
-    state.serve(common::served(handle));
+    state.serve(crate::common::served(handle));
     let body = json!({"prompt": [5], "max_tokens": 50_000, "ignore_eos": true, "stream": true});
     let unread = send(&state, completion(body.to_string())).await;
     let after = until(&state, |scrape| scrape.get("request_cancelled_total{cause=stalled}") == 1.0).await;

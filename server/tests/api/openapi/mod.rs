@@ -5,8 +5,8 @@ mod schema;
 mod sources;
 mod walk;
 
-use axum::http::StatusCode;
 use crate::common::sessions::app;
+use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 #[tokio::test]

@@ -7,7 +7,6 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use serde_json::{Value, json};
 use tidegate_server::AppState;
 
-use crate::common;
 use super::schema::complaints;
 
 /// An answer that has been read.
@@ -44,7 +43,7 @@ async fn send_bytes(state: &AppState, method: &str, path: &str, kind: &str, body
     if !kind.is_empty() {
         request = request.header(header::CONTENT_TYPE, kind);
     }
-    let response = common::send(state, request.body(Body::from(body)).unwrap()).await;
+    let response = crate::common::send(state, request.body(Body::from(body)).unwrap()).await;
     let (parts, body) = response.into_parts();
     let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
     Answer { status: parts.status, headers: parts.headers, body }

@@ -7,9 +7,9 @@ use tidegate_server::AppState;
 use tidegate_server::text::{Detokenizer, StopMatcher, StopStrings};
 use tokio::runtime::Runtime;
 
-use crate::common::{post, with};
 use super::kit::{ROUTES, chunks};
 use super::script::{byte_tokens, recited, tokenizer};
+use crate::common::{post, with};
 
 /// Characters of one to four bytes that share their first ones, parts of joined emoji, and line ends.
 const TEXT: &str = "[abéê☃☄🦀🦁\u{200D}👩\n]{0,24}";

@@ -1,7 +1,7 @@
 //! `n` and `best_of`: several texts for each prompt, which of them are told, and in what order.
 
-use crate::common::{post, shipped, stream, with};
 use super::kit::chat;
+use crate::common::{post, shipped, stream, with};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 

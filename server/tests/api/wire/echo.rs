@@ -3,9 +3,9 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::common::{post, shipped, with};
 use super::kit::{ROUTES, chunks, joined};
 use super::script::{byte_tokens, recited};
+use crate::common::{post, shipped, with};
 
 fn asking(prompt: impl Into<Value>, more: Value) -> Value {
     let prompt: Value = prompt.into();

@@ -4,8 +4,8 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::common::shipped;
 use super::kit::{ROUTES, raw};
+use crate::common::shipped;
 
 /// Every field that has a number, and whether it is there in completions and in chat.
 const NUMBERS: [(&str, bool, bool); 21] = [

@@ -3,9 +3,9 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::common::{post, shipped, with};
 use super::kit::{ROUTES, chat, chunks, joined, keys};
 use super::script::{byte_tokens, recited, tokenizer};
+use crate::common::{post, shipped, with};
 
 fn asking(more: Value) -> Value {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0, "ignore_eos": true,

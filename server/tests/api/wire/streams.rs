@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use tidegate_server::engine::{EngineOptions, spawn};
 use tidegate_server::{ApiOptions, AppState};
 
+use super::kit::{ROUTES, chat, chunks, keys, posting, raw};
 use crate::common::fake::{Fake, rules};
 use crate::common::{scripted, send, served, shipped, text, with};
-use super::kit::{ROUTES, chat, chunks, keys, posting, raw};
 
 fn asking(path: &str) -> Value {
     let body = json!({"max_tokens": 5, "temperature": 0, "ignore_eos": true, "stream": true, "n": 2});

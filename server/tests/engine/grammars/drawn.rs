@@ -8,8 +8,8 @@ use regex::Regex;
 use serde_json::{Value, json};
 use tidegate_server::text::{Call, Calls, GrammarSpec, Grammars, Tokenizer};
 
-use crate::common::checkpoint;
 use super::schema::allows;
+use crate::common::checkpoint;
 
 /// More than the tokenizer has: the model's vocabulary may be padded.
 const VOCABULARY: usize = 4200;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::live::{Reply, Request, get};
 use super::script::{Script, Step};
+use crate::live::{Reply, Request, get};
 
 /// One client.
 pub(crate) struct Lane {

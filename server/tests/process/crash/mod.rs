@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
 
+use crate::live::{self, Server, get};
 use lane::Lane;
-use crate::live::{Server, get};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

@@ -1,5 +1,5 @@
-//! Traces by OTLP over HTTP to a collector, where one is named: in batches from a thread of their own, so that no
-//! request waits for it, and a collector that is down costs a warning now and then.
+//! Exports traces to a collector by OTLP over HTTP. A thread of its own sends them in batches, so that no request
+//! waits; while the collector is down, the log has a warning now and then.
 
 use std::env;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,26 +10,27 @@ use opentelemetry::{KeyValue, global};
 use opentelemetry_otlp::{Protocol, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-/// Longest time that one batch may take, and all that is left at the end.
+/// Longest time to send one batch, and to send what is left at shutdown.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Least time between two warnings that spans are lost.
 const BETWEEN_WARNINGS: Duration = Duration::from_mins(1);
 
-/// Where OTLP over HTTP takes traces, below a collector's address.
+/// Path of the traces endpoint below a collector's address.
 const PATH: &str = "v1/traces";
 
-/// The exporter; nothing where no collector is named.
+/// The exporter; `None` without a collector.
 pub(crate) struct Telemetry(Option<SdkTracerProvider>);
 
 impl Telemetry {
-    /// Starts to export to the collector at `flag`, or to the one that OpenTelemetry's own variables name. To be
-    /// called within the runtime that it is to work on.
+    /// Exports to the collector at `flag`, or to the one that OpenTelemetry's own variables name, on the runtime of the
+    /// caller.
     pub(crate) fn start(flag: Option<&str>) -> Result<Self> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let Some(endpoint) = endpoint(flag, variable)? else { return Ok(Self(None)) };
@@ -39,17 +40,17 @@ impl Telemetry {
             .with_endpoint(&endpoint)
             .with_timeout(PATIENCE)
             .build()
-            .with_context(|| format!("no traces can be sent to {endpoint}"))?;
-        let exporter =
-            OnRuntime { exporter: Some(Arc::new(exporter)), runtime: Handle::current(), lost: Mutex::default() };
+            .with_context(|| format!("cannot send traces to {endpoint}"))?;
+        let exporter = OnRuntime { exporter: Arc::new(exporter), runtime: Handle::current(), lost: Mutex::default() };
         let provider =
             SdkTracerProvider::builder().with_resource(resource(variable)).with_batch_exporter(exporter).build();
         global::set_tracer_provider(provider.clone());
-        info!("traces go to {endpoint}");
+        global::set_text_map_propagator(TraceContextPropagator::new());
+        info!("sending traces to {endpoint}");
         Ok(Self(Some(provider)))
     }
 
-    /// Sends what is left, for a few seconds at most.
+    /// Sends what is left, within [`PATIENCE`].
     pub(crate) async fn end(self) {
         let Some(provider) = self.0 else { return };
         let ending = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(PATIENCE));
@@ -59,8 +60,8 @@ impl Telemetry {
     }
 }
 
-/// Where traces go: the flag's collector, or the one of the variables, of which the one for traces names the whole
-/// address.
+/// The address for traces: from the flag, or else from the variables; `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` holds a whole
+/// address, the others that of the collector.
 fn endpoint(flag: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
     let says = |name: &str, word: &str| variable(name).is_some_and(|value| value.eq_ignore_ascii_case(word));
     let below = |base: &str| format!("{}/{PATH}", base.trim_end_matches('/'));
@@ -78,17 +79,17 @@ fn endpoint(flag: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Re
     };
     ensure!(
         endpoint.starts_with("http://"),
-        "{name} must be an http:// address, found {endpoint:?}: traces are sent without TLS, to a collector beside the \
-         server that can send them on"
+        "{name} must be an http:// address, got {endpoint:?}: traces are sent without TLS, to a collector next to the \
+         server"
     );
     for name in ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"] {
         let protocol = variable(name).unwrap_or_else(|| "http/protobuf".into());
-        ensure!(protocol == "http/protobuf", "{name} must be http/protobuf, found {protocol:?}");
+        ensure!(protocol == "http/protobuf", "{name} must be http/protobuf, got {protocol:?}");
     }
     Ok(Some(endpoint))
 }
 
-/// What names this server in traces; OpenTelemetry's variables have the last word.
+/// The service's name and version; OpenTelemetry's variables override them.
 fn resource(variable: impl Fn(&str) -> Option<String>) -> Resource {
     let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
     let named = variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|all| all.contains("service.name="));
@@ -99,16 +100,15 @@ fn resource(variable: impl Fn(&str) -> Option<String>) -> Resource {
     resource.with_service_name("tidegate").build()
 }
 
-/// An exporter whose connections live on the server's runtime: the thread that makes the batches has none.
+/// Sends on the server's runtime, because the thread that makes the batches has none.
 #[derive(Debug)]
 struct OnRuntime<E> {
-    /// None while its resource is being set.
-    exporter: Option<Arc<E>>,
+    exporter: Arc<E>,
     runtime: Handle,
     lost: Mutex<Lost>,
 }
 
-/// Spans that did not arrive.
+/// Spans that could not be sent.
 #[derive(Debug, Default)]
 struct Lost {
     spans: usize,
@@ -116,7 +116,7 @@ struct Lost {
 }
 
 impl Lost {
-    /// Adds `spans`; how many to warn of, where it is time to.
+    /// Adds `spans` and returns how many to warn about, at most once per [`BETWEEN_WARNINGS`].
     fn add(&mut self, spans: usize) -> Option<usize> {
         self.spans += spans;
         if self.warned.is_some_and(|warned| warned.elapsed() < BETWEEN_WARNINGS) {
@@ -129,8 +129,7 @@ impl Lost {
 
 impl<E: SpanExporter + 'static> SpanExporter for OnRuntime<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
-        let Some(exporter) = self.exporter.clone() else { return Err(OTelSdkError::AlreadyShutdown) };
-        let spans = batch.len();
+        let (exporter, spans) = (Arc::clone(&self.exporter), batch.len());
         let sending = self.runtime.spawn(async move { timeout(PATIENCE, exporter.export(batch)).await });
         let sent = match sending.await {
             Ok(Ok(sent)) => sent,
@@ -146,8 +145,8 @@ impl<E: SpanExporter + 'static> SpanExporter for OnRuntime<E> {
     }
 
     fn set_resource(&mut self, resource: &Resource) {
-        // It is set before the first batch, while nobody else has the exporter.
-        if let Some(exporter) = self.exporter.as_mut().and_then(Arc::get_mut) {
+        // The SDK sets it before the first batch, so the exporter is not shared yet.
+        if let Some(exporter) = Arc::get_mut(&mut self.exporter) {
             exporter.set_resource(resource);
         }
     }
