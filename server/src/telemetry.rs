@@ -13,7 +13,7 @@ use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 /// Longest time that one batch may take, and all that is left at the end.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ impl Telemetry {
         let provider =
             SdkTracerProvider::builder().with_resource(resource(variable)).with_batch_exporter(exporter).build();
         global::set_tracer_provider(provider.clone());
-        info!("traces go to {endpoint}");
+        debug!("traces go to {endpoint}");
         Ok(Self(Some(provider)))
     }
 
