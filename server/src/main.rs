@@ -204,7 +204,8 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
     state.keep(store);
     state.serve(served);
     let origin = format!("{scheme}://{address}");
-    let local = if address.ip().is_unspecified() { format!("{scheme}://localhost:{}", address.port()) } else { origin.clone() };
+    let local =
+        if address.ip().is_unspecified() { format!("{scheme}://localhost:{}", address.port()) } else { origin.clone() };
     info!("listening on {origin}, playground {local}/, API reference {local}/docs");
 
     let mut engine = spawn_blocking(|| engine.join());
@@ -346,7 +347,9 @@ fn generate(args: GenerateArgs) -> Result<()> {
     let first = finish.timings.prefill.as_secs_f64() * 1e3;
     // Prefill yields the first token.
     let rate = (answer - 1) as f64 / finish.timings.decode.as_secs_f64().max(1e-9);
-    eprintln!("prompt: {prompt} tokens in {first:.0} ms; generated: {answer} tokens at {rate:.1} tokens/s; seed {seed}");
+    eprintln!(
+        "prompt: {prompt} tokens in {first:.0} ms; generated: {answer} tokens at {rate:.1} tokens/s; seed {seed}"
+    );
     Ok(())
 }
 
