@@ -14,7 +14,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 /// Longest time to send one batch, and to send what is left at shutdown.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -46,7 +46,7 @@ impl Telemetry {
             SdkTracerProvider::builder().with_resource(resource(variable)).with_batch_exporter(exporter).build();
         global::set_tracer_provider(provider.clone());
         global::set_text_map_propagator(TraceContextPropagator::new());
-        info!("sending traces to {endpoint}");
+        debug!("sending traces to {endpoint}");
         Ok(Self(Some(provider)))
     }
 

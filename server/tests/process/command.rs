@@ -1,4 +1,4 @@
-//! The `tidegate` command as a process: serving, draining on SIGTERM, generating, and words about mistakes.
+//! The `tidegate` command as a process: serving, draining on SIGTERM, generating, and its error messages.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -8,12 +8,12 @@ use serde_json::Value;
 
 fn tidegate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    // From anywhere: the checkpoint is found without the source tree being the current folder.
+    // The shipped checkpoint is found from any current folder.
     command.current_dir(std::env::temp_dir()).env("TIDEGATE_LOG_FORMAT", "json").stdin(Stdio::null());
     command
 }
 
-/// A server that dies with its test.
+/// A server that is killed at the end of its test.
 struct Server(Child);
 
 impl Drop for Server {
@@ -23,7 +23,7 @@ impl Drop for Server {
     }
 }
 
-/// The log lines up to the first whose message begins with `start`.
+/// The log lines up to and including the first whose message begins with `start`.
 fn log_until(lines: &mut impl Iterator<Item = std::io::Result<String>>, start: &str) -> Vec<Value> {
     let mut log: Vec<Value> = Vec::new();
     for line in lines {
@@ -39,7 +39,7 @@ fn message(line: &Value) -> &str {
     line["message"].as_str().unwrap_or_default()
 }
 
-/// Asks the server that has logged `log` for a stream of so many tokens, as the request `mine`.
+/// Requests a stream of `max_tokens` tokens, with the request id `mine`, at the address in the last line of `log`.
 fn start_stream(log: &[Value], max_tokens: usize) -> TcpStream {
     let address = message(&log[log.len() - 1]).split("http://").nth(1).unwrap().split(',').next().unwrap();
     let body = format!(r#"{{"prompt": "Once", "max_tokens": {max_tokens}, "ignore_eos": true, "stream": true}}"#);
@@ -62,17 +62,21 @@ fn sigterm_lets_a_running_stream_end() {
         .args(["serve", "--device", "cpu", "--port", "0", "--data-dir"])
         .arg(&folder)
         .env("TIDEGATE_MODEL_NAME", "from-the-environment")
+        .env("TIDEGATE_LOG", "info,tidegate=debug")
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let mut server = Server(child);
     let mut lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
-    let log = log_until(&mut lines, "listening");
+    let log = log_until(&mut lines, "listening on ");
     let settings = log.iter().find(|line| message(line) == "settings").unwrap();
-    assert_eq!(settings["device"], "cpu");
-    assert!(folder.is_dir(), "the data folder is made");
-    let ready = log_until(&mut lines, "ready").pop().unwrap();
-    assert_eq!((&ready["model"], &ready["slots"]), (&"from-the-environment".into(), &64.into()));
+    assert_eq!((&settings["level"], &settings["device"]), (&"DEBUG".into(), &"cpu".into()));
+    assert!(folder.is_dir(), "the server creates the data folder");
+    let info: Vec<_> = log.iter().filter(|line| line["level"] == "INFO").collect();
+    let [model, sessions, address] = info[..] else { panic!("three lines at info, found {info:?}") };
+    assert_eq!((message(model), &model["slots"]), ("model from-the-environment on cpu", &64.into()));
+    assert_eq!(message(sessions), format!("sessions in {}", folder.display()));
+    assert!(message(address).contains("/docs"), "{address}");
 
     let mut socket = start_stream(&log, 300);
     let mut first = [0; 64];
@@ -83,7 +87,7 @@ fn sigterm_lets_a_running_stream_end() {
     let mut rest = String::new();
     socket.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("data: [DONE]"), "the stream was cut off: {rest}");
-    let log = log_until(&mut lines, "the server ends");
+    let log = log_until(&mut lines, "shutdown complete");
     let finished = log.iter().find(|line| message(line) == "completion finished").unwrap();
     assert_eq!((&finished["span"]["id"], &finished["span"]["completion_tokens"]), (&"mine".into(), &300.into()));
     assert!(finished["span"]["decode_ms"].as_f64().unwrap() > 0.0);
@@ -91,16 +95,15 @@ fn sigterm_lets_a_running_stream_end() {
 }
 
 #[test]
-fn without_a_data_folder_the_server_serves_and_accounts_for_who_leaves() {
+fn without_a_data_folder_the_server_serves_and_logs_cancelled_requests() {
     let mut command = tidegate();
     command.args(["--host", "localhost", "--port", "0"]).env("XDG_DATA_HOME", "/dev/null").stderr(Stdio::piped());
     let mut server = Server(command.spawn().unwrap());
     let mut lines = BufReader::new(server.0.stderr.take().unwrap()).lines();
-    let log = log_until(&mut lines, "listening");
+    let log = log_until(&mut lines, "listening on ");
     let warned = |line: &Value| line["level"] == "WARN" && message(line).contains("/dev/null/tidegate");
     assert!(log.iter().any(warned), "{log:?}");
 
-    log_until(&mut lines, "ready");
     let mut socket = start_stream(&log, 1_000_000);
     let mut some = [0; 2000];
     socket.read_exact(&mut some).unwrap();
@@ -111,7 +114,7 @@ fn without_a_data_folder_the_server_serves_and_accounts_for_who_leaves() {
 }
 
 fn generate(args: &[&str]) -> Output {
-    // A mistake in a variable of `serve` is no business of this command.
+    // A wrong variable of `serve` does not affect this command.
     tidegate().arg("generate").args(args).env("TIDEGATE_SLOTS", "none").output().unwrap()
 }
 
@@ -122,12 +125,12 @@ fn generate_continues_a_prompt() {
     let (text, account) = (String::from_utf8(one.stdout.clone()).unwrap(), String::from_utf8(one.stderr).unwrap());
     assert!(one.status.success(), "{account}");
     assert!(text.starts_with("Once upon a time") && text.len() > "Once upon a time\n".len() + 5, "{text}");
-    assert!(account.contains("20 generated at") && account.contains("tokens/s, seed 5"), "{account}");
+    assert!(account.contains("generated: 20 tokens at") && account.contains("tokens/s; seed 5"), "{account}");
     assert_eq!(generate(&args).stdout, one.stdout, "the same seed");
 }
 
 #[test]
-fn mistakes_are_named_without_a_backtrace() {
+fn errors_are_reported_without_a_backtrace() {
     for (args, words) in [
         (["x", "--temperature", "9"], "error: temperature must be between 0 and 2, found 9"),
         (["x", "--stop", ""], "error: stop must hold no empty string"),

@@ -52,7 +52,7 @@ fn other_failures_have_other_exit_codes() {
     let (code, _, error) = ended(tidegate(&GENERATE).args(["--model", "/nowhere"]).output().unwrap());
     assert_eq!(code, Some(1), "{error}");
     let (_, help, _) = ended(tidegate(&["--help"]).output().unwrap());
-    assert!(help.contains("3 where the device that"), "{help}");
+    assert!(help.contains("3 the device named by --device"), "{help}");
 }
 
 #[test]
@@ -82,19 +82,19 @@ fn any_device_is_the_cpu_where_there_is_no_other() {
 #[test]
 fn the_log_says_which_device_serves() {
     let data = tempfile::tempdir().unwrap();
-    let mut command = tidegate(&["serve", "--port", "0", "--log-format", "json"]);
+    let mut command = tidegate(&["serve", "--port", "0", "--log-format", "json", "--log", "info,tidegate=debug"]);
     let mut server = command.env("TIDEGATE_DATA_DIR", data.path()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(server.stderr.take().unwrap()).lines();
     let mut log: Vec<Value> = Vec::new();
     for line in lines {
         log.push(serde_json::from_str(&line.unwrap()).unwrap());
-        if log[log.len() - 1]["message"].as_str().unwrap().starts_with("ready") {
+        if log[log.len() - 1]["message"].as_str().unwrap().starts_with("listening on ") {
             break;
         }
     }
     server.kill().unwrap();
     server.wait().unwrap();
-    assert_eq!(log[log.len() - 1]["device"], "cpu", "{log:?}");
+    assert!(log.iter().any(|line| line["message"] == "model tidegate-tiny on cpu"), "{log:?}");
     let settings = log.iter().find(|line| line["message"] == "settings").unwrap();
     assert_eq!(settings["device"], "auto");
     let warned =

@@ -80,12 +80,11 @@ fn keys_are_read_again_on_sighup_and_a_bad_file_changes_nothing() {
     let write = |text: &str| std::fs::write(&path, text).unwrap();
     let file = |key: &str| format!(r#"{{"keys": [{{"name": "ann", "key": "{key}"}}]}}"#);
     write(&file(OLD));
-    let mut command = tidegate(&["--port", "0", "--log", "info,tidegate_server=trace"]);
+    let mut command = tidegate(&["--port", "0", "--log", "info,tidegate=debug,tidegate_server=trace"]);
     command.env("TIDEGATE_API_KEYS_FILE", &path).env("TIDEGATE_API_KEY", "sk-given-0123456789");
     let mut server = Server::start(command);
     let address = address(&server.until("listening on http://"));
     assert!(server.log.contains("requests need an API key"), "{}", server.log);
-    server.until("ready");
     assert_eq!((status(&address, OLD).as_str(), status(&address, NEW).as_str()), ("200", "401"));
     assert_eq!(status(&address, "sk-given-0123456789"), "200");
 

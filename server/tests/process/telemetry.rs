@@ -149,7 +149,7 @@ fn a_collector_that_is_down_delays_nobody() {
 fn tls_is_refused_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    let mut child = live::spawn(&data, &["--otlp-endpoint", "https://127.0.0.1:4318"]);
+    let mut child = crate::live::spawn(&data, &["--otlp-endpoint", "https://127.0.0.1:4318"]);
     assert!(!child.wait().unwrap().success());
     let log = std::fs::read_to_string(data.with_extension("log")).unwrap();
     assert!(log.contains("without TLS") && log.contains("--otlp-endpoint"), "{log}");

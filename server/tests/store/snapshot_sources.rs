@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use tidegate_model::{SamplerState, StateLayout};
 use tidegate_server::session::{Answer, Codec, Fingerprint, FormatError, History, Snapshot};
 
-/// Byte for byte what the script under `SNAPSHOT.md`'s "Example" makes from its words, without this reader.
+/// The bytes that the script under "Example" in `docs/snapshot-format.md` writes, without any code of this server.
 const PINNED: &[u8] = include_bytes!("fixtures/snapshot-v1-source.bin");
 const PINNED_DECODER: &[u8] = include_bytes!("fixtures/snapshot-v1.bin");
 
