@@ -6,7 +6,7 @@ use half::vec::HalfBitsVecExt;
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
 use crate::feature_map::Features;
-use crate::kernels::{nearest, recurrence::Number};
+use crate::kernels::{element::Element, nearest};
 use crate::memory::StateType;
 use crate::mixers::layer::SlotState;
 
