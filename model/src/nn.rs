@@ -26,7 +26,7 @@ impl Linear {
         Ok(Self { bias, ..Self::stack(std::slice::from_ref(weight))? })
     }
 
-    /// Several matrices of one input (out, in), one under another. Floats of different types are packed together;
+    /// Several matrices of one input (out, in), one under another. Floats of different types become f32;
     /// quantised matrices must have one type.
     pub(crate) fn stack(weights: &[Matrix<'_>]) -> Result<Self, LoadError> {
         if let Some(Matrix { kind, rows, columns, .. }) = weights.iter().find(|w| !w.is_whole()) {

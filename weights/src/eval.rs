@@ -9,7 +9,7 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use serde::Serialize;
-use tidegate_model::{Decoder, Device, PoolOptions, StatePool, StateType};
+use tidegate_model::{Decoder, Device, ModelError, PoolOptions, StatePool, StateType};
 use tokenizers::Tokenizer;
 
 use crate::text::{Documents, TextError, TokenStream, load_tokenizer};
@@ -25,7 +25,7 @@ pub enum EvalError {
     Load(#[from] tidegate_model::checkpoint::LoadError),
     /// A tensor operation.
     #[error("model: {0}")]
-    Model(#[from] candle_core::Error),
+    Model(#[from] ModelError),
     /// Tokenizer and model do not belong together.
     #[error("tokenizer.json: must have ids below the model's {vocab_size}, has {highest}")]
     Vocabulary {
@@ -135,7 +135,7 @@ pub(crate) struct Seen {
 
 impl<'a, F> Walk<'a, F>
 where
-    F: FnMut(&Tensor, &mut StatePool) -> candle_core::Result<Tensor>,
+    F: FnMut(&Tensor, &mut StatePool) -> Result<Tensor, ModelError>,
 {
     pub(crate) fn new(checkpoint: &'a Checkpoint, limit: Option<u64>, forward: F) -> Result<Self, EvalError> {
         if limit == Some(0) {
@@ -171,7 +171,7 @@ where
         Ok(self.seen)
     }
 
-    fn feed(&mut self, ids: &[u32], first: bool, progress: &mut dyn FnMut(&Seen)) -> candle_core::Result<()> {
+    fn feed(&mut self, ids: &[u32], first: bool, progress: &mut dyn FnMut(&Seen)) -> Result<(), ModelError> {
         let vocab = self.checkpoint.decoder.config().vocab_size;
         for (n, segment) in ids.chunks(self.segment).enumerate() {
             if let Some(logits) = &self.last {

@@ -39,7 +39,7 @@ pub enum TranslateError {
     },
     /// A tensor operation.
     #[error("model: {0}")]
-    Model(#[from] candle_core::Error),
+    Model(#[from] tidegate_model::ModelError),
     /// Nobody takes the translations any more.
     #[error("out: {0}")]
     Write(#[from] std::io::Error),

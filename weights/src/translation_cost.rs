@@ -97,7 +97,7 @@ pub enum CostError {
     Load(#[from] LoadError),
     /// A step failed.
     #[error("model: {0}")]
-    Model(#[from] candle_core::Error),
+    Model(#[from] tidegate_model::ModelError),
 }
 
 /// Steps that do not count: the first of them touches what is not in the processor's caches.

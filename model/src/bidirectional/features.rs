@@ -3,7 +3,7 @@
 
 use candle_core::{D, Result, Tensor, bail};
 
-use crate::bidirectional::Inputs;
+use super::inputs::Inputs;
 
 /// How a query or a key becomes features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@
 
 use candle_core::{D, Result, Tensor, bail};
 
-use crate::bidirectional::features::half_square;
-use crate::bidirectional::{Inputs, softmax};
+use super::features::half_square;
+use super::inputs::{Inputs, softmax};
 
 /// How LARA weighs a landmark's sample for a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,9 +75,9 @@ fn choose(probabilities: &Tensor, uniforms: &Tensor) -> Result<Tensor> {
         let row = &cumulated[at % queries * keys..][..keys];
         row.partition_point(|sum| sum <= u).min(keys - 1) as u32
     };
-    let places: Vec<u32> =
+    let chosen: Vec<u32> =
         rows.flat_map(|(us, cumulated)| us.iter().enumerate().map(move |u| place(u, cumulated))).collect();
-    Tensor::from_vec(places, uniforms.dims(), probabilities.device())
+    Tensor::from_vec(chosen, uniforms.dims(), probabilities.device())
 }
 
 /// LARA: `C` landmarks `mu_c = q~_c + k~_c`, the means of segments of q and of k; one sample `w_c ~ N(mu_c, I)` each;

@@ -49,7 +49,7 @@ impl Step<'_> {
 }
 
 /// One part of what a layer keeps for every slot of a pool.
-pub(crate) trait SlotState: Debug + Send + Sync {
+pub trait SlotState: Debug + Send + Sync {
     /// Bytes of one slot.
     fn bytes(&self) -> usize;
 

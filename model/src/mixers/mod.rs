@@ -17,6 +17,7 @@ use attention_layer::AttentionLayer;
 
 use crate::config::Attention;
 use layer::Family;
+pub use layer::SlotState;
 
 /// The family that a config names: the only place that lists them all.
 pub(crate) fn family(attention: Attention) -> &'static Family {

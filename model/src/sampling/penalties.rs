@@ -1,6 +1,6 @@
 //! Penalties on tokens that the text has already.
 
-use super::SamplingParams;
+use super::params::SamplingParams;
 
 /// Marks a token in [`super::SamplerState::counts`] that the text before the answer has.
 const BEFORE: u32 = 1 << 31;
@@ -14,14 +14,14 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    fn place(&self, token: u32) -> Result<usize, usize> {
+    fn find(&self, token: u32) -> Result<usize, usize> {
         self.seen.binary_search_by_key(&token, |(token, _)| *token)
     }
 
     pub(super) fn prompt(&mut self, tokens: &[u32]) {
         let mut new: Vec<u32> = Vec::new();
         for &token in tokens {
-            match self.place(token) {
+            match self.find(token) {
                 Ok(place) => self.seen[place].1 |= BEFORE,
                 Err(_) => new.push(token),
             }
@@ -34,7 +34,7 @@ impl Counts {
     }
 
     pub(super) fn answer(&mut self, token: u32) {
-        match self.place(token) {
+        match self.find(token) {
             Ok(place) if self.seen[place].1 & !BEFORE < BEFORE - 1 => self.seen[place].1 += 1,
             Ok(_) => {}
             Err(place) => self.seen.insert(place, (token, 1)),
@@ -43,7 +43,7 @@ impl Counts {
 
     /// Takes back one [`Self::answer`] of `token`.
     pub(super) fn take_back(&mut self, token: u32) {
-        let Ok(place) = self.place(token) else { return };
+        let Ok(place) = self.find(token) else { return };
         let mark = &mut self.seen[place].1;
         if *mark & !BEFORE > 0 {
             *mark -= 1;

@@ -4,7 +4,8 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 
-use super::{LoadError, Matrix, WeightType};
+use super::error::LoadError;
+use super::matrix::{Matrix, WeightType};
 
 /// Floats, widened; none where they are quantised.
 pub(crate) fn widen(kind: WeightType, bytes: &[u8]) -> Option<Vec<f32>> {

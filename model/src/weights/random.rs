@@ -1,6 +1,7 @@
 //! Random weights for measurements: of a trained model's scale, so that nothing grows or dies on the way.
 
-use super::{LoadError, Matrix, WeightType};
+use super::error::LoadError;
+use super::matrix::{Matrix, WeightType};
 use crate::random::Normals;
 
 /// What the numbers of a name begin from.

@@ -37,9 +37,11 @@ type Tensors = BTreeMap<String, QTensor>;
 /// The tensors of a folder of safetensors, its matrices quantised.
 fn quantised(folder: &Path, to: WeightType) -> Tensors {
     let tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &Device::Cpu).unwrap();
+    let stored = Stored::open(folder).unwrap();
+    let matrices: Vec<&str> = stored.tensors().filter(|tensor| tensor.quantised).map(|tensor| tensor.name).collect();
     let tensors = tensors.into_iter().map(|(name, tensor)| {
         let kind = match tensor.dtype() {
-            _ if checkpoint::is_quantised(&name, tensor.dims()) => ggml(to.for_rows_of(*tensor.dims().last().unwrap())),
+            _ if matrices.contains(&&*name) => ggml(to.for_rows_of(*tensor.dims().last().unwrap())),
             DType::BF16 => GgmlDType::BF16,
             DType::F16 => GgmlDType::F16,
             _ => GgmlDType::F32,

@@ -1,11 +1,12 @@
-//! What every decoder promises, whatever mixes its tokens, and the golden logits that PyTorch wrote.
+//! What decoders promise, over the table of mixers, and the golden logits that PyTorch wrote.
 
 #[path = "../common/mod.rs"]
 mod common;
 
-mod decoder;
 mod golden;
-mod half_states;
-mod hostile_states;
-mod hybrid_decoder;
+mod hybrid;
+mod promises;
+mod rfa;
 mod seq2seq;
+mod softmax;
+mod table;

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use crate::common::promises::state;
+use crate::promises::state;
 use crate::common::{Numbers, bits, config, distance, flat, row, written};
-use tidegate_model::{Decoder, DecoderConfig, Device, PoolOptions, StatePool, StateType, Tensor, Threads, checkpoint};
+use crate::promises::{pool, state};
+use tidegate_model::{Decoder, DecoderConfig, Device, ModelError, PoolOptions, StateType, Tensor, Threads, checkpoint};
 
 const TOLERANCE: f32 = 1e-4;
 const SOURCE: &str = r#", "model_type": "rfa_seq2seq", "encoder_layers": 2, "max_source_positions": 300,
@@ -15,10 +16,6 @@ const SOFTMAX: &str = r#", "attention": "softmax", "sliding_window": 40"#;
 fn both() -> [(&'static str, Decoder); 2] {
     let of = |more: &str| written(&config(&format!("{SOURCE}{more}")), 9);
     [("rfa", of("")), ("softmax", of(SOFTMAX))]
-}
-
-fn pool(decoder: &Decoder, slots: usize, state: StateType) -> StatePool {
-    decoder.new_pool_with(PoolOptions { state, ..PoolOptions::new(slots) }).unwrap()
 }
 
 fn compare_sources(name: &str, config: &DecoderConfig, numbers: &[f32], golden: &HashMap<String, Tensor>, case: usize) {
@@ -211,7 +208,7 @@ fn what_cannot_be_read_is_refused_and_changes_nothing() {
         crate::common::decoder("", 3),
     );
     let mut pool = decoder.new_pool(2).unwrap();
-    let refused = |outcome: candle_core::Result<()>, words: &[&str]| {
+    let refused = |outcome: Result<(), ModelError>, words: &[&str]| {
         let error = outcome.unwrap_err().to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}: {words:?}");
     };

@@ -4,7 +4,7 @@ use crate::common::Numbers;
 use proptest::prelude::*;
 use tidegate_model::config::FeatureMap;
 use tidegate_model::feature_map::{ArcCosineFeatures, EluFeatures, FavorFeatures, Features, GaussianFeatures};
-use tidegate_model::mixers::rfa::{chunk, naive, recurrent};
+use tidegate_model::mixers::rfa::{Sums, SumsShape, chunk, naive, recurrent};
 use tidegate_model::random::Normals;
 use tidegate_model::{Device, StateType, Tensor};
 
@@ -38,11 +38,7 @@ impl Case {
     ) -> Self {
         let mut numbers = Numbers::new(seed);
         let rows = batch * time;
-        let features = match map {
-            FeatureMap::Gaussian => 2 * proj_dim,
-            FeatureMap::ArcCosine | FeatureMap::Favor => proj_dim,
-            FeatureMap::Elu => head_dim,
-        };
+        let features = map.features(proj_dim, head_dim);
         let eps = if map.has_floor() { eps } else { 0.0 };
         let shape = recurrent::Shape { heads, head_dim, features, eps };
         Self {
@@ -124,7 +120,7 @@ impl Case {
             gate,
         };
         let zeros = |shape: &[usize]| Tensor::zeros(shape, inputs.v.dtype(), &Device::Cpu).unwrap();
-        let mut memory = chunk::Memory {
+        let mut memory = chunk::Carry {
             s: zeros(&[self.batch, heads, width, d + 1]),
             c: zeros(&[self.batch, heads, 1]),
             maximum: self.map.has_maximum().then(|| zeros(&[self.batch, heads, 1])),
@@ -133,10 +129,10 @@ impl Case {
         outputs.h.transpose(1, 2).unwrap().flatten_all().unwrap().to_vec1().unwrap()
     }
 
-    fn memory(&self, state: StateType) -> recurrent::Memory {
+    fn memory(&self, state: StateType) -> Sums {
         let recurrent::Shape { heads, head_dim, features, .. } = self.shape;
-        let sums = recurrent::HeadSums { heads, features, head_dim, maximum: self.map.has_maximum() };
-        recurrent::Memory::zeros(2 * self.batch, sums, state)
+        let sums = SumsShape { heads, features, head_dim, maximum: self.map.has_maximum() };
+        Sums::zeros(2 * self.batch, sums, state)
     }
 
     /// h by the one-step form, `cut` tokens at a time, the rows in the slots of a larger pool, last row first.

@@ -1,13 +1,17 @@
 //! The hybrid of window and recurrence: against the truth in f64, its parts at their limits, and its bits however a
-//! text is cut. What a decoder of it promises is in `hybrid_decoder.rs`.
+//! text is cut.
 
 use crate::common::Numbers;
 use proptest::prelude::*;
 use tidegate_model::feature_map::{Features, GaussianFeatures};
-use tidegate_model::mixers::hybrid::attend::{HeadSums, HybridShape, Inputs, Layer, Memory, Shape, StateType, attend_alone};
+use tidegate_model::mixers::SlotState;
+use tidegate_model::mixers::hybrid::attend::{Inputs, Params, Shape, attend_alone};
+use tidegate_model::mixers::hybrid::{HybridMemory, HybridShape};
+use tidegate_model::mixers::rfa::{Sums, SumsShape};
 use tidegate_model::mixers::hybrid::naive;
+use tidegate_model::mixers::softmax::Cache;
 use tidegate_model::mixers::{rfa::recurrent, softmax::attend as softmax};
-use tidegate_model::{Device, Tensor};
+use tidegate_model::{Device, StateType, Tensor};
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
@@ -46,14 +50,14 @@ impl Case {
         Features::Gaussian(GaussianFeatures::new(&w, &one).unwrap())
     }
 
-    fn sums(&self) -> HeadSums {
+    fn sums(&self) -> SumsShape {
         let Shape { heads, head_dim, features, .. } = self.shape;
-        HeadSums { heads, features, head_dim, maximum: false }
+        SumsShape { heads, features, head_dim, maximum: false }
     }
 
-    fn memory(&self, kind: StateType) -> Memory {
+    fn memory(&self, kind: StateType) -> HybridMemory {
         let shape = HybridShape { sums: self.sums(), window: self.window, gate: self.gate.is_some() };
-        Memory::zeros(2 * self.batch, shape, kind)
+        HybridMemory::zeros(2 * self.batch, shape, kind)
     }
 
     /// q, k or v of a token of one head, as a memory of this type has it.
@@ -88,7 +92,7 @@ impl Case {
 
     /// `len` tokens of each of the given rows, whose slots are scattered, from one of its own on.
     /// -> h (rows, len, heads d), held denominators
-    fn feed(&self, memory: &mut Memory, rows: &[usize], (from, len): (&[usize], usize)) -> (Vec<f32>, u64) {
+    fn feed(&self, memory: &mut HybridMemory, rows: &[usize], (from, len): (&[usize], usize)) -> (Vec<f32>, u64) {
         let Shape { heads, head_dim: d, .. } = self.shape;
         let numbers = |all: &[f32], width: usize| -> Vec<f32> {
             let of = |(&row, &from): (&usize, &usize)| all[(row * self.time + from) * width..][..len * width].to_vec();
@@ -99,13 +103,13 @@ impl Case {
         let positions: Vec<u64> = from.iter().map(|&from| from as u64).collect();
         let inputs = Inputs { qkv: &qkv, gate: gate.as_deref(), slots: &slots, positions: &positions, layer: 0 };
         let mut out = vec![f32::NAN; rows.len() * len * heads * d];
-        let layer = Layer { shape: self.shape, features: &self.features(), far_bias: &self.far_bias };
-        let held = attend_alone(layer, memory, inputs, &mut out).unwrap();
+        let params = Params { shape: self.shape, features: &self.features(), far_bias: &self.far_bias };
+        let held = attend_alone(params, memory, inputs, &mut out).unwrap();
         (out, held)
     }
 
     /// All rows together, so many tokens at a time -> h (batch, time, heads d), the memory, held denominators.
-    fn cut(&self, kind: StateType, lens: &[usize]) -> (Vec<f32>, Memory, u64) {
+    fn cut(&self, kind: StateType, lens: &[usize]) -> (Vec<f32>, HybridMemory, u64) {
         let inner = self.shape.heads * self.shape.head_dim;
         let (mut memory, mut out) = (self.memory(kind), vec![f32::NAN; self.batch * self.time * inner]);
         let rows: Vec<usize> = (0..self.batch).collect();
@@ -123,7 +127,7 @@ impl Case {
     }
 
     /// The state of a row's slot.
-    fn state(&self, memory: &Memory, row: usize) -> Vec<f32> {
+    fn state(&self, memory: &HybridMemory, row: usize) -> Vec<f32> {
         let mut numbers = Vec::new();
         memory.read(2 * (self.batch - row) - 1, &mut numbers);
         numbers
@@ -202,7 +206,7 @@ fn rows_of_different_lengths_are_each_its_own_text() {
 /// What the window alone gives: (batch, time, heads d).
 fn near(case: &Case) -> Vec<f32> {
     let Shape { heads, head_dim, .. } = case.shape;
-    let mut cache = softmax::Cache::zeros(case.batch, heads, case.window, head_dim, StateType::F32);
+    let mut cache = Cache::zeros(case.batch, heads, case.window, head_dim, StateType::F32);
     let (slots, positions) = ((0..case.batch).collect::<Vec<_>>(), vec![0; case.batch]);
     let mut out = vec![f32::NAN; case.qkv.len() / 3];
     let inputs = softmax::Inputs { qkv: &case.qkv, slots: &slots, positions: &positions };
@@ -257,7 +261,7 @@ fn earlier(case: &Case, by: usize) -> Case {
 /// What the recurrence gives in one pass over the first tokens: (tokens, heads d), and its state.
 fn recurrence(case: &Case, tokens: usize) -> (Vec<f32>, Vec<f32>) {
     let Shape { heads, head_dim: d, .. } = case.shape;
-    let mut memory = recurrent::Memory::zeros(1, case.sums(), StateType::F32);
+    let mut memory = Sums::zeros(1, case.sums(), StateType::F32);
     let mut out = vec![f32::NAN; tokens * heads * d];
     let gate = case.gate.as_ref().map(|gate| &gate[..tokens * heads]);
     let qkv = &case.qkv[..tokens * 3 * heads * d];
@@ -318,13 +322,13 @@ fn a_slot_out_of_range_or_named_twice_and_gates_that_do_not_fit_are_refused() {
     let gate = case.gate.as_deref();
     for time in [1, 2] {
         for (slots, gate, word) in
-            [([0, 4], gate, "slot 4"), ([1, 1], gate, "twice"), ([0, 1], None, "fit"), ([0, 1], gate, "")]
+            [([0, 4], gate, "slot 4"), ([1, 1], gate, "twice"), ([0, 1], None, "gates do not fit"), ([0, 1], gate, "")]
         {
             let mut memory = case.memory(StateType::F32);
             let gate = gate.map(|gate| &gate[..2 * time]);
             let inputs = Inputs { qkv: &case.qkv[..2 * time * 12], gate, slots: &slots, positions: &[0, 0], layer: 0 };
-            let layer = Layer { shape: case.shape, features: &case.features(), far_bias: &case.far_bias };
-            let done = attend_alone(layer, &mut memory, inputs, &mut vec![0.0; 2 * time * 4]);
+            let params = Params { shape: case.shape, features: &case.features(), far_bias: &case.far_bias };
+            let done = attend_alone(params, &mut memory, inputs, &mut vec![0.0; 2 * time * 4]);
             let said = done.map_or_else(|error| error.to_string(), |_| String::new());
             assert!(said.contains(word) && said.is_empty() == word.is_empty(), "{slots:?}: {said}");
         }

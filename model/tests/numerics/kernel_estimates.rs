@@ -2,7 +2,7 @@
 //! estimate, how their variance falls, what orthogonal rows gain; and FAVOR+'s attention against softmax's.
 
 use tidegate_model::feature_map::{FavorFeatures, Features};
-use tidegate_model::mixers::rfa::{naive, recurrent};
+use tidegate_model::mixers::rfa::{Sums, SumsShape, naive, recurrent};
 use tidegate_model::random::Normals;
 use tidegate_model::{Device, StateType, Tensor};
 
@@ -165,8 +165,8 @@ fn distance_to_softmax(proj_dim: usize, stretch: f64) -> f64 {
         let features = Features::Favor(FavorFeatures::new(&w).unwrap());
         let qkv: Vec<f32> = normals.vec(time * 3 * heads * d).iter().map(|&v| 0.5 * v as f32).collect();
         let shape = recurrent::Shape { heads, head_dim: d, features: proj_dim, eps: 0.0 };
-        let sums = recurrent::HeadSums { heads, features: proj_dim, head_dim: d, maximum: true };
-        let mut memory = recurrent::Memory::zeros(1, sums, StateType::F32);
+        let sums = SumsShape { heads, features: proj_dim, head_dim: d, maximum: true };
+        let mut memory = Sums::zeros(1, sums, StateType::F32);
         let inputs = recurrent::Inputs { qkv: &qkv, gate: None, slots: &[0], positions: &[0], layer: 0 };
         let mut out = vec![f32::NAN; time * heads * d];
         recurrent::scan_alone(shape, &features, &mut memory, inputs, &mut out).unwrap();

@@ -1,19 +1,11 @@
-//! Softmax attention with a cache: against the truth in f64, and what a decoder of it promises, as `decoder.rs` has it.
+//! Softmax attention with a cache against the reference in f64.
 
-use crate::common::{Numbers, bits, config, decoder, distance, flat, promises, row, written};
+use crate::common::{Numbers, bits};
 use proptest::prelude::*;
 use tidegate_model::mixers::rfa::naive;
-use tidegate_model::mixers::softmax::attend::{Cache, Inputs, Shape, StateType, attend_alone};
-use tidegate_model::probe::{LayerProbe, Probe};
-use tidegate_model::{DecoderConfig, Denominators, checkpoint};
-
-/// Windows of less than a block, and of some blocks of which the last is no whole one.
-const KINDS: [&str; 4] = [
-    r#", "attention": "softmax", "sliding_window": 1"#,
-    r#", "attention": "softmax", "sliding_window": 40, "position_embedding": "none", "conv_kernel": 4"#,
-    r#", "attention": "softmax", "sliding_window": 300, "output_norm": true"#,
-    r#", "attention": "softmax", "sliding_window": 1000"#,
-];
+use tidegate_model::StateType;
+use tidegate_model::mixers::softmax::Cache;
+use tidegate_model::mixers::softmax::attend::{Inputs, Shape, attend_alone};
 
 /// Queries, keys and values of some rows.
 struct Case {
@@ -128,78 +120,5 @@ fn a_slot_out_of_range_or_named_twice_is_refused() {
             let refused = attend_alone(case.shape, &mut cache, inputs, &mut vec![0.0; 2 * time * 4]);
             assert!(refused.unwrap_err().to_string().contains("slot"), "{slots:?}");
         }
-    }
-}
-
-#[test]
-fn step_by_step_and_cut_anywhere_have_the_bits_of_one_forward_pass() {
-    for kind in KINDS {
-        for state_type in [StateType::F32, StateType::Bf16] {
-            let cuts = [1, 39, 40, 41, 256, 300, 301, 556];
-            promises::cut_anywhere(&decoder(kind, 3), state_type, 610, &cuts, kind);
-        }
-    }
-}
-
-#[test]
-fn a_state_goes_on_in_another_pool_and_a_slot_used_again_shows_nothing() {
-    for kind in KINDS {
-        for state_type in [StateType::F32, StateType::Bf16] {
-            promises::moved_anywhere(&decoder(kind, 17), state_type, 500, &[30, 280, 470], kind);
-        }
-    }
-}
-
-#[test]
-fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
-    for kind in KINDS {
-        promises::alone_or_together(&decoder(kind, 7), [1, 600, 3, 33, 290], kind);
-    }
-}
-
-#[test]
-fn threads_change_no_bit() {
-    // Large enough that its work is shared among threads.
-    let text = r#"{"model_type": "rfa_gate", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
-        "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 64, "attention": "softmax", "sliding_window": 700}"#;
-    let decoder = written(&DecoderConfig::from_json(text).unwrap(), 20);
-    promises::threads_change_no_bit(&decoder, StateType::F32, (900, 600), 150);
-}
-
-#[test]
-fn a_text_longer_than_the_window_is_its_last_tokens() {
-    // One layer: what a deeper one sees has itself seen further back.
-    let config = DecoderConfig { num_hidden_layers: 1, ..config(r#", "attention": "softmax", "sliding_window": 40"#) };
-    let decoder = written(&config, 5);
-    let ids = Numbers::new(6).ids(333, 61);
-    let mut pool = decoder.new_pool(2).unwrap();
-    let long = decoder.prefill(&ids, &mut pool, 0).unwrap();
-    let last = decoder.prefill(&ids[333 - 40..], &mut pool, 1).unwrap();
-    let error = distance(&long, &last);
-    // Rotary angles tell distances alone, but are rounded at other places.
-    assert!(error < 1e-4, "{error}");
-    pool.reset(1).unwrap();
-    let other = decoder.prefill(&ids[333 - 39..], &mut pool, 1).unwrap();
-    assert!(distance(&long, &other) > 1e-3, "the window's first token counts for nothing: the test shows nothing");
-}
-
-#[test]
-fn the_probe_stays_empty_and_nothing_is_clamped() {
-    let decoder = decoder(KINDS[1], 17);
-    let ids = Numbers::new(18).ids(80, 61);
-    let mut pool = decoder.new_pool(2).unwrap();
-    let mut probe = Probe::new();
-    let probed = flat(&decoder.forward_probed(&row(&ids), &mut pool, &[1], &mut probe).unwrap());
-    assert_eq!(probe, vec![LayerProbe::default(); 2]);
-    assert_eq!(pool.denominators(), Denominators::default());
-    assert_eq!(bits(&probed), bits(&flat(&decoder.forward(&row(&ids), &mut pool, &[0]).unwrap())));
-}
-
-#[test]
-fn a_checkpoint_of_softmax_has_no_tensors_of_the_others() {
-    let names: Vec<String> = checkpoint::tensors(&config(KINDS[0])).into_keys().collect();
-    assert!(names.iter().any(|name| name.ends_with("self_attn.o_proj.weight")));
-    for part in ["gate.weight", "gate.bias", "sigma", "random_matrices"] {
-        assert!(!names.iter().any(|name| name.ends_with(&format!("self_attn.{part}"))), "{part}");
     }
 }
