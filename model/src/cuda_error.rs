@@ -1,38 +1,38 @@
-//! Why a CUDA device cannot be had or has failed: beside `cuda`, for a checkpoint that is not loaded says it too.
+//! Errors of CUDA devices. They are not in `cuda` because loading a checkpoint reports them too.
 
-/// Why a device is not there, or has failed.
+/// Why a device is not available, or has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
     /// No driver, no such device, or one that is too old.
     #[error("CUDA device {ordinal} is not there: {reason}")]
     Absent {
-        /// The device that was asked for.
+        /// The number of the device.
         ordinal: usize,
-        /// What the driver says, or what is missing.
+        /// The driver's message, or what is missing.
         reason: String,
     },
-    /// The decoder has no kernels on CUDA.
+    /// The decoder is not supported on CUDA.
     #[error("on CUDA {0}")]
     Unsupported(String),
-    /// The device has not as much memory.
+    /// The device does not have enough free memory.
     #[error("{what} takes {wanted} bytes of the device's memory, of which {free} are free")]
     Memory {
-        /// What it was for.
+        /// The purpose of the memory.
         what: String,
         /// Bytes asked for.
         wanted: usize,
         /// Bytes that are free.
         free: usize,
     },
-    /// A call has failed.
+    /// A call failed.
     #[error("CUDA: {what}: {reason}")]
     Failed {
         /// The call.
         what: String,
-        /// What the driver says.
+        /// The driver's message.
         reason: String,
     },
-    /// A call has failed, and all after it will: the process must be another one.
+    /// A call failed, and so will all later ones: the process must restart.
     #[error("the CUDA device is lost: {what}: {reason}")]
     Lost {
         /// The call.

@@ -1,4 +1,4 @@
-//! Rotary positions (Su et al., 2021), halves rotated as Llama does; lengths are kept, so unit vectors stay unit.
+//! Rotary positions (Su et al., 2021), by halves as in Llama. Rotation keeps lengths, so unit vectors stay unit.
 
 /// Cosines and sines of the angles of some tokens, the same for every layer.
 #[derive(Debug, Default)]
@@ -8,16 +8,16 @@ pub(crate) struct Angles {
 }
 
 impl Angles {
-    /// Angles of a head of `head_dim`, the slowest turning by `1 / theta` a token.
+    /// Angles for heads of `head_dim`; the slowest turns by about `1 / theta` per token.
     pub(crate) fn new(head_dim: usize, theta: f64) -> Self {
         let half = head_dim / 2;
         let frequencies = (0..half).map(|i| theta.powf(-(i as f64) / half as f64)).collect();
         Self { frequencies, pairs: Vec::new() }
     }
 
-    /// Those of `time` tokens of each row, from each row's position on.
+    /// Computes the angles of `time` tokens of each row, beginning at the row's position.
     ///
-    /// Made in f64: at position ten million an f32 angle would be off by whole turns.
+    /// In f64: at position ten million an f32 angle is off by whole turns.
     pub(crate) fn turn(&mut self, positions: &[u64], time: usize) {
         self.pairs.clear();
         for &start in positions {
@@ -30,7 +30,7 @@ impl Angles {
         }
     }
 
-    /// Rotates every head of every token. x: (tokens, stride), the first `width` of each rotated head by head.
+    /// Rotates every head of every token. x: (tokens, stride); the first `width` numbers of each token are heads
     pub(crate) fn rotate(&self, x: &mut [f32], stride: usize, width: usize) {
         let half = self.frequencies.len();
         for (x, pairs) in x.chunks_exact_mut(stride).zip(self.pairs.chunks_exact(half)) {

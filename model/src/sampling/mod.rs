@@ -1,7 +1,7 @@
-//! From logits to a token: each processor small, one draw of a seeded generator for each sampled token.
+//! The sampler: from logits to a token, with one draw of a seeded generator for each token.
 //!
-//! Order: bias, penalties, temperature, top-k, typical-p, top-p, min-p, draw. Hugging Face's generation has
-//! typical-p last.
+//! Order: bias, penalties, temperature, top-k, typical-p, top-p, min-p, draw. In Hugging Face's generation typical-p is
+//! last.
 
 mod exponential;
 mod logprobs;
@@ -27,36 +27,36 @@ pub use plan::{Drawn, Permitted, Plans};
 pub(crate) use plan::{NOBODY, ROW_WORDS};
 pub use token_set::TokenSet;
 
-/// Where a sampler is in its stream and what it has counted: with the parameters, all that it goes on from.
+/// The state of a sampler: with the parameters, all that [`Sampler::resume`] needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SamplerState {
-    /// The seed of its stream of random numbers.
+    /// The seed of the random numbers.
     pub seed: u64,
-    /// Draws taken from it.
+    /// Draws so far.
     pub draws: u64,
-    /// Tokens of the text, each once, in ascending order, with how often the answer has it, and with the highest bit
-    /// set where the text before the answer has it.
+    /// Tokens of the text, each once, in ascending order, with the number of times that the answer has it. The highest bit
+    /// is set if the text before the answer has it.
     pub counts: Vec<(u32, u32)>,
 }
 
-/// Chooses one sequence's tokens. Depends on its own parameters and text alone, not on who else is served.
+/// Chooses the tokens of one sequence. It depends on its own parameters and text alone, not on the rest of the batch.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplingParams,
     counts: Counts,
     generator: ChaCha8Rng,
     draws: u64,
-    /// What the next draw takes, where it is known already.
+    /// The number that the next draw uses, if it is already known.
     drawn: Option<u64>,
 }
 
 thread_local! {
-    /// Memory for a row's candidates; nothing in it is of the row before.
+    /// The buffers for candidates; they carry nothing from row to row.
     static CANDIDATES: RefCell<Candidates> = RefCell::default();
 }
 
 impl Sampler {
-    /// A sampler at the start of its seed's stream.
+    /// A sampler at the start of the stream of its seed.
     ///
     /// # Errors
     /// [`SamplingError`] names the first parameter out of its bound.
@@ -66,7 +66,7 @@ impl Sampler {
         Self::resume(params, &state, vocab_size)
     }
 
-    /// A sampler that goes on where another with this state was; the state's seed counts, not the parameters'.
+    /// A sampler that continues from a state. It uses the seed of the state, not that of the parameters.
     ///
     /// # Errors
     /// [`SamplingError`] names the first parameter out of its bound.
@@ -80,12 +80,12 @@ impl Sampler {
         Ok(Self { params, counts, generator, draws: state.draws, drawn: None })
     }
 
-    /// What [`Self::resume`] goes on from.
+    /// The state for [`Self::resume`].
     pub fn state(&self) -> SamplerState {
         SamplerState { seed: self.params.seed, draws: self.draws, counts: self.counts.pairs() }
     }
 
-    /// Begins the stream of another seed; the counts stay.
+    /// Starts the stream of another seed; the counts stay.
     pub fn reseed(&mut self, seed: u64) {
         self.params.seed = seed;
         self.generator = ChaCha8Rng::seed_from_u64(seed);
@@ -93,30 +93,30 @@ impl Sampler {
         self.drawn = None;
     }
 
-    /// What the next draw takes: a whole number of 53 bits, which says how many 2^-53 of all weights come before it.
+    /// The number of the next draw, 53 bits: the share of all weights before the chosen token, in units of 2^-53.
     fn uniform(&mut self) -> u64 {
-        // Every f64 step in [0, 1) equally likely.
+        // Every step of 2^-53 in [0, 1) is equally likely.
         *self.drawn.get_or_insert_with(|| self.generator.next_u64() >> 11)
     }
 
-    /// Tells of the prompt's tokens, which the repetition penalty counts.
+    /// Counts the tokens of the prompt, for the repetition penalty.
     pub fn observe_prompt(&mut self, tokens: &[u32]) {
         self.counts.prompt(tokens);
     }
 
-    /// Makes the answer so far a part of the prompt: a new answer begins.
+    /// Makes the answer so far a part of the prompt; a new answer begins.
     pub fn close_answer(&mut self) {
         self.counts.close_answer();
     }
 
-    /// Uncounts a token that [`Self::sample`] has chosen and that the text does not keep.
+    /// Uncounts a token that [`Self::sample`] has chosen but the text does not keep.
     pub fn take_back(&mut self, token: u32) {
         self.counts.take_back(token);
     }
 
-    /// Chooses a token and counts it; none where no logit is a number above minus infinity.
+    /// Chooses a token and counts it; `None` if every logit is NaN or minus infinity.
     ///
-    /// logits: (vocab), left changed by biases and penalties.
+    /// logits: (vocab), changed in place by biases and penalties
     pub fn sample(&mut self, logits: &mut [f32]) -> Option<u32> {
         for &(id, bias) in &self.params.logit_bias {
             if let Some(logit) = logits.get_mut(id as usize) {
@@ -133,7 +133,7 @@ impl Sampler {
                 candidates.typical(params.typical_p);
                 candidates.top_p(params.top_p);
                 candidates.min_p(params.min_p);
-                // One draw a token keeps the stream's place exact.
+                // One draw per token keeps the position in the stream exact.
                 Some(candidates.draw(self.uniform() as f64 / (1u64 << 53) as f64))
             })?
         };
