@@ -1,6 +1,5 @@
 //! The encoder of a source: softmax attention between all its tokens. Cross attention of the decoder keeps the result.
 
-use crate::mixers::rotary::Angles;
 use crate::compute::Compute;
 use crate::config::DecoderConfig;
 use crate::error;

@@ -67,7 +67,9 @@ pub enum ModelError {
         vocab_size: usize,
     },
     /// A step takes the same number of tokens, at least one, for each of its rows.
-    #[error("each row must have a slot and as many tokens as the others, at least one: found {ids} ids and {rows} slots")]
+    #[error(
+        "each row must have a slot and as many tokens as the others, at least one: found {ids} ids and {rows} slots"
+    )]
     Rows {
         /// Token ids in the call.
         ids: usize,
@@ -153,11 +155,16 @@ pub enum ModelError {
 }
 
 /// The result of a call to a decoder, a pool or a mixer.
-pub type Result<T> = std::result::Result<T, ModelError>;
+pub(crate) type Result<T> = std::result::Result<T, ModelError>;
 
 impl ModelError {
     /// Sizes that do not fit.
-    pub(crate) fn shape(op: &'static str, what: &'static str, expected: impl std::fmt::Debug, found: impl std::fmt::Debug) -> Self {
+    pub(crate) fn shape(
+        op: &'static str,
+        what: &'static str,
+        expected: impl std::fmt::Debug,
+        found: impl std::fmt::Debug,
+    ) -> Self {
         Self::Shape { op, what, expected: format!("{expected:?}"), found: format!("{found:?}") }
     }
 

@@ -62,9 +62,7 @@ impl DecoderConfig {
                 }
                 Ok(())
             }
-            other => {
-                Err(ConfigError::bound("model_type", format!("{DECODER:?} or {ENCODER_DECODER:?}"), other))
-            }
+            other => Err(ConfigError::bound("model_type", format!("{DECODER:?} or {ENCODER_DECODER:?}"), other)),
         }
     }
 }

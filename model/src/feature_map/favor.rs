@@ -17,8 +17,8 @@ use crate::kernels::positive;
 /// added.
 #[derive(Debug)]
 pub struct FavorFeatures {
-    w: RandomMatrices,  // (heads, D, d)
-    scale: f32,         // d^(-1/4)
+    w: RandomMatrices,         // (heads, D, d)
+    scale: f32,                // d^(-1/4)
     greatest_maxima: Vec<f32>, // (heads)
 }
 

@@ -171,13 +171,7 @@ impl<M: Mixer> Layer for AttentionLayer<M> {
         Ok(())
     }
 
-    fn keep_source(
-        &self,
-        cx: &mut Compute,
-        source: &[f32],
-        state: &mut AttentionState<M>,
-        slot: usize,
-    ) -> Result<()> {
+    fn keep_source(&self, cx: &mut Compute, source: &[f32], state: &mut AttentionState<M>, slot: usize) -> Result<()> {
         match (&self.cross, &mut state.source) {
             (Some((_, cross)), Some(state)) => cross.keep(cx, source, state, slot),
             _ => Err(ModelError::NoEncoder),

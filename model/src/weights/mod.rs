@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-
 pub(crate) use convert::widen;
 pub use error::LoadError;
 pub(crate) use list::TensorList;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
-use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use crate::common::{Numbers, write_checkpoint};
+use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use tidegate_model::checkpoint::{self, Stored};
 use tidegate_model::{DType, DecoderConfig, Device, WeightType};
 

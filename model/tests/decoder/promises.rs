@@ -171,9 +171,9 @@ const HOSTILE: [Hostile; 7] = [
     ("all are infinite", |head| head.fill(f32::INFINITY)),
     ("all are the largest", |head| head.fill(f32::MAX)),
     ("all are 0", |head| head.fill(0.0)),
-    ("the first half is huge", |head| head[..head.len() / 2].fill(3e38)),
-    ("the second half is huge", |head| head[head.len() / 2..].fill(-3e38)),
-    ("the last number is huge", |head| head[head.len() - 1] = 1e30),
+    ("the first half is huge", |head| head.split_at_mut(head.len() / 2).0.fill(3e38)),
+    ("the second half is huge", |head| head.split_at_mut(head.len() / 2).1.fill(-3e38)),
+    ("the last number is huge", |head| head.iter_mut().last().into_iter().for_each(|last| *last = 1e30)),
 ];
 
 /// The logits of slots 0 and 2 while the slot between them reads too.

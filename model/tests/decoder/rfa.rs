@@ -2,8 +2,8 @@
 
 use crate::common::{Numbers, bits, decoder, distance, flat, row};
 use tidegate_model::Denominators;
-use tidegate_model::probe::Probe;
 use tidegate_model::Tensor;
+use tidegate_model::probe::Probe;
 
 use crate::table::MIXERS;
 

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use crate::promises::state;
 use crate::common::{Numbers, bits, config, distance, flat, row, written};
 use crate::promises::{pool, state};
 use tidegate_model::{Decoder, DecoderConfig, Device, ModelError, PoolOptions, StateType, Tensor, Threads, checkpoint};

@@ -1,7 +1,7 @@
 //! Sampling against candle-transformers' processor as the oracle, and what a seed promises.
 
-use candle_transformers::generation::{LogitsProcessor, Sampling};
 use crate::common::Numbers;
+use candle_transformers::generation::{LogitsProcessor, Sampling};
 use tidegate_model::{Device, Sampler, SamplingParams, Tensor};
 
 const VOCAB: usize = 40;

@@ -2,8 +2,8 @@
 
 use crate::common::{Numbers, bits};
 use proptest::prelude::*;
-use tidegate_model::mixers::rfa::naive;
 use tidegate_model::StateType;
+use tidegate_model::mixers::rfa::naive;
 use tidegate_model::mixers::softmax::Cache;
 use tidegate_model::mixers::softmax::attend::{Inputs, Shape, attend_alone};
 

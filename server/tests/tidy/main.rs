@@ -47,12 +47,7 @@ const MODEL: Layers = &[
     ("nn", &["compute", "kernels", "weights"]),
     ("measure", &["compute", "kernels", "memory", "nn", "weights"]),
     ("feature_map", &["error", "kernels"]),
-    (
-        "mixers",
-        &[
-            "compute", "config", "error", "feature_map", "kernels", "layout", "memory", "nn", "probe", "weights",
-        ],
-    ),
+    ("mixers", &["compute", "config", "error", "feature_map", "kernels", "layout", "memory", "nn", "probe", "weights"]),
     ("bidirectional", &["mixers"]),
     ("encoder", &["compute", "config", "error", "kernels", "memory", "mixers", "nn", "weights"]),
     ("schema", &["config", "encoder", "layout", "mixers", "weights"]),

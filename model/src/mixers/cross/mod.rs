@@ -224,11 +224,7 @@ impl<R: SourceReader> CrossAttention<R> {
     }
 
     /// Reads `{q,k,v,o}_proj` of one layer, and the tensors of the reader.
-    pub(crate) fn load(
-        config: &DecoderConfig,
-        source: SourceConfig,
-        weights: &Weights<'_>,
-    ) -> Result<Self, LoadError> {
+    pub(crate) fn load(config: &DecoderConfig, source: SourceConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.inner_size());
         let projection = |name: &str| weights.matrix(&format!("{name}_proj.weight"), inner, hidden);
         Ok(Self {
@@ -246,7 +242,13 @@ impl<R: SourceReader> CrossAttention<R> {
     }
 
     /// Keeps a source in a slot. source: (tokens, hidden), the output of the encoder
-    pub(crate) fn keep(&self, cx: &mut Compute, source: &[f32], state: &mut R::State, slot: usize) -> error::Result<()> {
+    pub(crate) fn keep(
+        &self,
+        cx: &mut Compute,
+        source: &[f32],
+        state: &mut R::State,
+        slot: usize,
+    ) -> error::Result<()> {
         let mut kv = vec![0.0; source.len() / self.out.width() * 2 * self.inner];
         self.kv.forward(cx, source, &mut kv);
         self.reader.keep(cx, &kv, state, slot)

@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::mixers::rfa::recurrent::time_first;
 use crate::compute::{Compute, sized};
 use crate::error::{ModelError, Result};
 use crate::feature_map::{FeatureRows, Features};
@@ -12,6 +11,7 @@ use crate::kernels::Isa;
 use crate::kernels::parts::Parts;
 use crate::kernels::readout::{self, Readable};
 use crate::kernels::softmax::{self, Cached};
+use crate::mixers::rfa::recurrent::time_first;
 use crate::mixers::rfa::sums::{Matrices, Sums, SumsShape};
 use crate::mixers::softmax::cache::{Blocks, Cache, CacheShape};
 
@@ -68,7 +68,12 @@ pub(crate) fn sums(features: &Features, kv: &[f32], cx: &mut Compute) -> Result<
     let (heads, f, d) = features.dims();
     let inner = heads * d;
     if features.has_maximum() || kv.is_empty() || !kv.len().is_multiple_of(2 * inner) {
-        return Err(ModelError::shape(OP, "k and v", (2 * inner, "maximum: false"), (kv.len(), features.has_maximum())));
+        return Err(ModelError::shape(
+            OP,
+            "k and v",
+            (2 * inner, "maximum: false"),
+            (kv.len(), features.has_maximum()),
+        ));
     }
     let (isa, numbers) = (cx.isa, f * (d + 1) + 1);
     let mut out = vec![0.0; heads * numbers];

@@ -7,6 +7,7 @@ use crate::bidirectional::naive::{self, Head};
 use crate::feature_map::GaussianFeatures;
 use crate::kernels::threads::Threads;
 use crate::memory::StateType;
+use crate::mixers::layer::SlotState;
 use crate::random::Normals;
 
 const HEADS: usize = 3;
@@ -86,7 +87,7 @@ fn random_features_read_a_source_as_the_truth_does() {
         for (kind, bound) in [(StateType::F32, 2e-5), (StateType::Bf16, 0.03)] {
             let mut memory = Sums::zeros(4, of, kind);
             for (slot, kv) in [3, 1].into_iter().zip(&case.kv) {
-                memory.write(slot, &sums(&features, kv, &mut compute(2)).unwrap());
+                memory.write(slot, &sums(&features, kv, &mut compute(2)).unwrap(), 0);
             }
             let read = |threads: usize| {
                 let (mut cx, mut buffer, mut out) = (compute(threads), Vec::new(), vec![f32::NAN; case.q.len()]);
@@ -134,7 +135,7 @@ fn denominators_below_their_floor_are_counted() {
     let of = SumsShape { heads: HEADS, features: 8, head_dim: d, maximum: false };
     let mut memory = Sums::zeros(2, of, StateType::F32);
     for (slot, kv) in case.kv.iter().enumerate() {
-        memory.write(slot, &sums(&features, kv, &mut compute(1)).unwrap());
+        memory.write(slot, &sums(&features, kv, &mut compute(1)).unwrap(), 0);
     }
     // No product of features is above 1, so no denominator above c; most are far above 0.
     let held = |eps: f64| {

@@ -10,8 +10,7 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::mixers::rfa::recurrent::{BLOCK, Pairs};
-use crate::mixers::softmax::attend::{self as softmax, AttendBuffers, Entering, Older};
+use super::memory::HybridMemory;
 use crate::compute::{Compute, sized};
 use crate::error::{ModelError, Result};
 use crate::feature_map::Features;
@@ -19,8 +18,9 @@ use crate::kernels::parts::{Marks, Parts};
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::kernels::softmax::Cached;
 use crate::kernels::{Isa, threads::Threads};
+use crate::mixers::rfa::recurrent::{BLOCK, Pairs};
 use crate::mixers::rfa::sums::{Matrices, SumsShape};
-use super::memory::HybridMemory;
+use crate::mixers::softmax::attend::{self as softmax, AttendBuffers, Entering, Older};
 
 pub use crate::mixers::rfa::recurrent::{Inputs, Shape};
 
@@ -91,8 +91,9 @@ pub(crate) fn attend(
         Some(gate) => gate.len() == rows * time * heads && logits == window,
         None => logits == 0,
     };
-    let refused =
-        |what, expected: &dyn Debug, found: &dyn Debug| Err(ModelError::shape("hybrid attention", what, expected, found));
+    let refused = |what, expected: &dyn Debug, found: &dyn Debug| {
+        Err(ModelError::shape("hybrid attention", what, expected, found))
+    };
     if !gates_fit {
         return refused("gates", &(rows * time * heads, window), &(inputs.gate.map(<[f32]>::len), logits));
     }

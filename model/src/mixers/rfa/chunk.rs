@@ -155,7 +155,8 @@ impl CustomOp1 for DecayOp {
     fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         let (batch, heads, len) = layout.shape().dims3()?;
         let mut out = vec![0.0; batch * heads * (len + 2) * len];
-        let (start, end) = layout.contiguous_offsets().ok_or_else(|| candle_core::Error::msg("logits must be contiguous"))?;
+        let (start, end) =
+            layout.contiguous_offsets().ok_or_else(|| candle_core::Error::msg("logits must be contiguous"))?;
         let rows = logits.as_slice::<f32>()?[start..end].chunks_exact(len);
         for (logits, out) in rows.zip(out.chunks_exact_mut((len + 2) * len)) {
             decay::decay(Isa::detect(), logits, out);

@@ -110,8 +110,7 @@ impl Mixer for Rfa {
         if let Some(probe) = step.layer_probe() {
             return self.probed(qkv, gate, sums, rows, h, probe);
         }
-        let inputs =
-            recurrent::Inputs { qkv, gate, slots: rows.slots, positions: rows.positions, layer: rows.layer };
+        let inputs = recurrent::Inputs { qkv, gate, slots: rows.slots, positions: rows.positions, layer: rows.layer };
         let clamped = recurrent::scan(self.shape, &self.features, sums, inputs, (step.cx, heads_first), h)?;
         step.denominators.note(h.len() / self.shape.head_dim, clamped);
         Ok(())

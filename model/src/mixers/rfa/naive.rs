@@ -1,6 +1,5 @@
 //! The truth: one head, one token after another, in the paper's words. Slow, generic over the float, and plain.
 
-
 use std::ops::{Add, Div, Mul, Sub};
 
 /// What the truth needs of a number; f64 in tests.

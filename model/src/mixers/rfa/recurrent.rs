@@ -7,14 +7,13 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::sums::{Matrices, Sums, SumsShape};
 use crate::compute::{Compute, sized};
 use crate::error::{ModelError, Result};
 use crate::feature_map::{FeatureRows, Features};
 use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::kernels::{Isa, threads::Threads};
-use super::sums::{Matrices, Sums, SumsShape};
-
 
 /// Tokens whose features are computed together: two rows each fill a tile of the product with W, and S still fits into
 /// the nearest cache.
@@ -84,7 +83,12 @@ impl<'a> Pairs<'a> {
     }
 
     /// The features (tokens, 2, F) and maxima (tokens, 2) of the first `tokens` tokens, whose `x` is set.
-    pub(in crate::mixers) fn features(&mut self, map: &Features, (isa, head): (Isa, usize), tokens: usize) -> (&[f32], &[f32]) {
+    pub(in crate::mixers) fn features(
+        &mut self,
+        map: &Features,
+        (isa, head): (Isa, usize),
+        tokens: usize,
+    ) -> (&[f32], &[f32]) {
         let (_, features, d) = map.dims();
         let (x, scratch) = (&mut self.x[..tokens * 2 * d], &mut self.scratch[..tokens * 2 * map.scratch()]);
         let (phi, maxima) = (&mut self.phi[..tokens * 2 * features], &mut self.maxima[..tokens * 2]);
@@ -124,9 +128,8 @@ pub(crate) fn scan(
     let Shape { heads, head_dim: d, .. } = shape;
     let (rows, inner) = (inputs.slots.len(), heads * d);
     let time = inputs.qkv.len().checked_div(rows * 3 * inner).unwrap_or(0);
-    let refused = |what, expected: &dyn Debug, found: &dyn Debug| {
-        Err(ModelError::shape("recurrence", what, expected, found))
-    };
+    let refused =
+        |what, expected: &dyn Debug, found: &dyn Debug| Err(ModelError::shape("recurrence", what, expected, found));
     let fits = inputs.qkv.len() == rows * time * 3 * inner
         && out.len() == rows * time * inner
         && inputs.positions.len() == rows

@@ -7,13 +7,13 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::mixers::rfa::recurrent::time_first;
+use super::cache::{Blocks, Cache, CacheShape};
 use crate::compute::{Compute, sized};
 use crate::error::{ModelError, Result};
 use crate::kernels::parts::Parts;
 use crate::kernels::softmax::{self, BLOCK, Block, Cached};
 use crate::kernels::{Isa, threads::Threads};
-use super::cache::{Blocks, Cache, CacheShape};
+use crate::mixers::rfa::recurrent::time_first;
 
 /// Queries whose partial sums over a block are computed together: some tiles of the kernel.
 const QUERIES: usize = 24;

@@ -6,10 +6,10 @@
 
 use half::bf16;
 
-use crate::memory::StateType;
-use crate::mixers::layer::SlotState;
 use crate::kernels::advise_huge;
 use crate::kernels::softmax::{BLOCK, Block, Cached, PANEL};
+use crate::memory::StateType;
+use crate::mixers::layer::SlotState;
 
 /// Every block begins at a multiple of so many bytes: a cache line.
 const ALIGNMENT: usize = 64;
