@@ -101,7 +101,6 @@ const CYCLIC: &[&str] = &[
     "model/src/attention",
     "model/src/bidirectional/",
     "model/src/cuda/",
-    "model/src/kernels/",
     "model/src/memory",
     "model/src/sampling/",
     "model/src/weights",
