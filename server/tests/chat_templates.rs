@@ -132,7 +132,7 @@ fn a_message_that_would_be_lost_is_refused() {
     let (sorted, new) = (load(&format!("{first}{then}")), [message("user", "a"), message("system", "b")]);
     let hidden = ChatError::Hidden { at: 1, role: "system".into() };
     assert_eq!(sorted.render_more(&new, After::Answer), Err(hidden));
-    assert_eq!(sorted.render_more(&new, After::Messages), Err(ChatError::NotKept));
+    assert_eq!(sorted.render_more(&new, After::Messages), Err(ChatError::NotAppendable));
 }
 
 #[test]
@@ -143,10 +143,10 @@ fn a_template_that_hides_or_repeats_answers_cannot_go_on() {
         "{% for m in messages %}{{ m.content.upper() if m.role == 'assistant' else m.content }}{% endfor %}",
     ] {
         let error = load(source).render_more(&[message("user", "a")], After::Answer).unwrap_err();
-        assert_eq!(error, ChatError::NotKept, "{source}");
+        assert_eq!(error, ChatError::NotAppendable, "{source}");
     }
     let counted = load("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}");
-    assert_eq!(counted.render_more(&[message("user", "a")], After::Messages), Err(ChatError::NotKept));
+    assert_eq!(counted.render_more(&[message("user", "a")], After::Messages), Err(ChatError::NotAppendable));
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn changed(file: &[u8], codec: &Codec, change: impl FnOnce(&mut Value, &mut Valu
 fn the_pinned_file_is_read_for_ever() {
     assert_eq!(CODEC.decode(PINNED), Ok(pinned()));
     assert_eq!(CODEC.encode(&pinned()), PINNED);
-    assert!(PINNED.len() <= CODEC.encoded_bytes());
+    assert!(PINNED.len() <= CODEC.max_encoded_bytes());
     // A conversation before its first source has no state at all.
     let empty = Snapshot::empty(3);
     assert_eq!(CODEC.decode(&CODEC.encode(&empty)), Ok(empty));
@@ -116,8 +116,8 @@ fn a_source_that_is_not_whole_is_refused() {
     assert_eq!(number(3, f32::NAN), FormatError::NotFinite { tensor: "cross", at: 3 });
     // The longest source, and all that was read.
     for found in [0.0, -1.0, 2.5, 7.0, f32::INFINITY, f32::NAN] {
-        assert_eq!(number(18, found), FormatError::Source { found: found.to_string(), most: 6 });
+        assert_eq!(number(18, found), FormatError::Source { found: found.to_string(), max: 6 });
     }
     let short = changed(PINNED, &CODEC, |header, _, _| header["read"] = json!(4));
-    assert_eq!(short, FormatError::Source { found: "5".into(), most: 4 });
+    assert_eq!(short, FormatError::Source { found: "5".into(), max: 4 });
 }

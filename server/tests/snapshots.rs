@@ -152,7 +152,7 @@ proptest! {
     #[test]
     fn what_is_written_is_read((codec, snapshot) in snapshots(), context in any::<[u8; 16]>()) {
         let bytes = codec.encode(&snapshot);
-        prop_assert!(bytes.len() <= codec.encoded_bytes());
+        prop_assert!(bytes.len() <= codec.max_encoded_bytes());
         let read = codec.decode(&bytes).unwrap();
         holds(&codec, &read);
         prop_assert_eq!(&read, &snapshot);
@@ -161,7 +161,7 @@ proptest! {
         prop_assert_eq!(codec.encode(&read), bytes);
         match codec.seal(&snapshot, &context) {
             Ok(sealed) => {
-                prop_assert!(sealed.len() <= codec.sealed_bytes());
+                prop_assert!(sealed.len() <= codec.max_sealed_bytes());
                 prop_assert_eq!(codec.open(&sealed, &context), Ok(snapshot));
             }
             Err(error) => prop_assert!(codec.keys.is_none() && error == FormatError::NoKey),
@@ -236,16 +236,16 @@ fn a_file_of_another_kind_version_or_length_is_refused() {
         file[at..at + bytes.len()].copy_from_slice(bytes);
         PLAIN.decode(&digested(file)).unwrap_err()
     };
-    assert_eq!(PLAIN.decode(&[]), Err(FormatError::TooShort { found: 0, least: 56 }));
+    assert_eq!(PLAIN.decode(&[]), Err(FormatError::TooShort { found: 0, min: 56 }));
     assert_eq!(edited(0, b"t"), FormatError::Magic);
-    assert_eq!(edited(8, &[2]), FormatError::Version { found: 2, most: 1 });
+    assert_eq!(edited(8, &[2]), FormatError::Version { found: 2, max: 1 });
     let most = 53_248;
-    assert_eq!(edited(12, &[0xff; 4]), FormatError::HeaderLength { found: u32::MAX.into(), most });
+    assert_eq!(edited(12, &[0xff; 4]), FormatError::HeaderLength { found: u32::MAX.into(), max: most });
     let found = PINNED.len();
     assert_eq!(edited(16, &[0xff; 8]), FormatError::Length { found, expected: u64::MAX });
-    let long = [PINNED, &vec![0; PLAIN.encoded_bytes()]].concat();
-    let most = PLAIN.encoded_bytes();
-    assert_eq!(PLAIN.decode(&long), Err(FormatError::TooLong { found: long.len(), most }));
+    let long = [PINNED, &vec![0; PLAIN.max_encoded_bytes()]].concat();
+    let most = PLAIN.max_encoded_bytes();
+    assert_eq!(PLAIN.decode(&long), Err(FormatError::TooLong { found: long.len(), max: most }));
     assert_eq!(PLAIN.decode(&[&PINNED[..found - 1], b"?"].concat()), Err(FormatError::Digest));
 }
 
@@ -274,19 +274,19 @@ fn a_header_that_does_not_fit_is_refused() {
     }
     let f16 = FormatError::Dtype { found: "f16".to_owned(), expected: "f32" };
     assert_eq!(with_header(|header| header["dtype"] = json!("f16")), f16);
-    let count = |part| FormatError::Count { part, found: (1 << 53) + 1, most: 1 << 53 };
+    let count = |part| FormatError::Count { part, found: (1 << 53) + 1, max: 1 << 53 };
     assert_eq!(with_header(|header| header["read"] = json!((1u64 << 53) + 1)), count("read"));
     assert_eq!(with_header(|header| header["sampler"]["draws"] = json!((1u64 << 53) + 1)), count("sampler draws"));
     let pending = with_header(|header| header["pending"] = json!([3, 16]));
     assert_eq!(pending, FormatError::Pending { found: 16, vocab_size: 16 });
     let pending = with_header(|header| header["pending"] = json!(vec![0; MAX_PENDING + 1]));
-    assert_eq!(pending, FormatError::PendingLength { found: MAX_PENDING + 1, most: MAX_PENDING });
+    assert_eq!(pending, FormatError::PendingLength { found: MAX_PENDING + 1, max: MAX_PENDING });
     for history in ["", "0g", &"0".repeat(62), &"0".repeat(66)] {
         let error = with_header(|header| header["history"] = json!(history));
         assert!(matches!(error, FormatError::History { expected: "64 hexadecimal digits", .. }), "{error}");
     }
     let held = with_header(|header| header["answer"]["held"] = json!("é".repeat(513)));
-    assert_eq!(held, FormatError::Held { found: 1026, most: 1024 });
+    assert_eq!(held, FormatError::HeldLength { found: 1026, max: 1024 });
     assert_eq!(with_header(|header| header["answer"]["open"] = json!(false)), FormatError::EndedAnswer);
     for bytes in ["f", "f09f8c8a", "41", "ff", "zz"] {
         let error = with_header(|header| header["answer"]["bytes"] = json!(bytes));
@@ -295,7 +295,7 @@ fn a_header_that_does_not_fit_is_refused() {
     let signed = with_header(|header| header["signed"] = json!("hmac-sha256"));
     assert_eq!(signed, FormatError::Signed { header: "hmac-sha256".to_owned(), end: "without" });
     let read = with_header(|header| header["read"] = json!(0));
-    assert!(matches!(read, FormatError::History { expected: "zeros where no token is read", .. }), "{read}");
+    assert!(matches!(read, FormatError::History { expected: "zeros if no token is read", .. }), "{read}");
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn tensors_that_do_not_fit_are_refused() {
 
     for length in [u64::MAX, 1 << 60, 1025, 1024] {
         let error = with_body(&[&length.to_le_bytes()[..], b"{}"].concat());
-        assert_eq!(error, FormatError::TensorHeaderLength { found: length, most: 1024 });
+        assert_eq!(error, FormatError::TensorHeaderLength { found: length, max: 1024 });
     }
     for (tensor, dtype) in [("memory", "F64"), ("counts", "I32"), ("conv", "F99")] {
         let error = with_tensors(|header, _| header[tensor]["dtype"] = json!(dtype));
@@ -394,7 +394,7 @@ fn only_the_owner_opens_a_box() {
         changed[bit / 8] ^= 1 << (bit % 8);
         assert_eq!(SIGNING.open(&changed, b"owner"), Err(FormatError::Sealed), "bit {bit}");
     }
-    let found = SIGNING.sealed_bytes() + 1;
-    let long = FormatError::TooLong { found, most: found - 1 };
+    let found = SIGNING.max_sealed_bytes() + 1;
+    let long = FormatError::TooLong { found, max: found - 1 };
     assert_eq!(SIGNING.open(&vec![0; found], b"owner"), Err(long));
 }

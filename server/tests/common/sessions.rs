@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{EngineHandle, Stats};
-use tidegate_server::session::{Place, Store, StoreOptions};
+use tidegate_server::session::{Location, Store, StoreOptions};
 use tidegate_server::{ApiOptions, AppState, Served};
 
 use super::{checkpoint, send};
@@ -28,16 +28,16 @@ pub(crate) async fn app() -> App {
 
 /// The same as the options say.
 pub(crate) async fn app_from(options: OpenOptions) -> App {
-    app_on(&checkpoint(), options, Place::Memory).await
+    app_on(&checkpoint(), options, Location::Memory).await
 }
 
 /// A checkpoint, with sessions in this place.
-pub(crate) async fn app_on(checkpoint: &Path, options: OpenOptions, place: Place) -> App {
+pub(crate) async fn app_on(checkpoint: &Path, options: OpenOptions, place: Location) -> App {
     app_of(open(checkpoint, &options).unwrap().0, place).await
 }
 
 /// A model, with sessions in this place.
-pub(crate) async fn app_of(served: Served, place: Place) -> App {
+pub(crate) async fn app_of(served: Served, place: Location) -> App {
     let store = Store::open(StoreOptions::new(place), served.codec.clone()).await.unwrap();
     let (state, engine) = (AppState::new(ApiOptions::default()), served.engine.clone());
     state.keep(store.clone());

@@ -16,7 +16,7 @@ use futures_util::StreamExt;
 use scrape::Scrape;
 use serde_json::{Value, json};
 use tidegate_server::checkpoint::{OpenOptions, open};
-use tidegate_server::session::{Place, Store, StoreOptions};
+use tidegate_server::session::{Location, Store, StoreOptions};
 use tidegate_server::{ApiOptions, AppState};
 
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -244,7 +244,7 @@ async fn a_reader_that_stalls_is_told_from_one_that_leaves() {
 async fn with_store(ram_bytes: u64) -> AppState {
     let options = OpenOptions { slots: 2, ..OpenOptions::default() };
     let (served, _thread) = open(&checkpoint(), &options).unwrap();
-    let options = StoreOptions { ram_bytes, ..StoreOptions::new(Place::Memory) };
+    let options = StoreOptions { ram_bytes, ..StoreOptions::new(Location::Memory) };
     let store = Store::open(options, served.codec.clone()).await.unwrap();
     let state = AppState::new(ApiOptions::default());
     state.keep(store);

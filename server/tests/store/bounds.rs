@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_server::session::{
-    Durability, Place, ResponseId, SessionId, Snapshot, Start, Store, StoreError, StoreOptions, Tier, VersionId,
+    Durability, Location, ResponseId, SessionId, Snapshot, Start, Store, StoreError, StoreOptions, Tier, VersionId,
 };
 
 use crate::kit::{
@@ -175,7 +175,7 @@ async fn a_disk_without_space_loses_nothing_and_works_again_with_space() {
             eprintln!("not tested: no tmpfs can be mounted here, and so no disk be full");
             return;
         };
-        let place = Place::Folder(disk.0.path().join("store"));
+        let place = Location::Folder(disk.0.path().join("store"));
         let options = StoreOptions { durability, ..StoreOptions::new(place) };
         let large =
             |number: u64| Arc::new(Snapshot { state: vec![0.5; 20_000], read: number + 1, ..Snapshot::empty(number) });

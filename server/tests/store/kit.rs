@@ -17,7 +17,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use tidegate_server::session::{
-    Metadata, NewSession, Owner, Place, Session, SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError,
+    Metadata, NewSession, Owner, Location, Session, SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError,
     StoreOptions, TurnNote, VersionId,
 };
 
@@ -57,7 +57,7 @@ impl SnapshotCodec for Plain {
         Ok(snapshot)
     }
 
-    fn most_bytes(&self) -> usize {
+    fn max_bytes(&self) -> usize {
         BYTES as usize
     }
 }
@@ -69,11 +69,11 @@ pub(crate) fn snapshot(number: u64) -> Arc<Snapshot> {
 }
 
 pub(crate) fn in_memory() -> StoreOptions {
-    StoreOptions::new(Place::Memory)
+    StoreOptions::new(Location::Memory)
 }
 
 pub(crate) fn in_folder(folder: &FilePath) -> StoreOptions {
-    StoreOptions::new(Place::Folder(folder.to_owned()))
+    StoreOptions::new(Location::Folder(folder.to_owned()))
 }
 
 pub(crate) async fn open(options: StoreOptions) -> Store {

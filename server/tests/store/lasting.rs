@@ -164,7 +164,7 @@ async fn what_could_not_be_read_again_is_not_kept() {
     for unfit in [state(f32::NAN), state(f32::INFINITY), Arc::new(far), Arc::new(pending)] {
         let turn = store.begin(ANN, &session.id, None, NOW).await.expect("a turn");
         let refused = turn.commit(unfit, note(), None, VersionId::new()).await;
-        assert!(matches!(refused, Err(StoreError::Unfit { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(StoreError::Unstorable { .. })), "{refused:?}");
         assert_eq!(store.get(ANN, &session.id).await.as_ref(), Ok(&session));
     }
     let close = Snapshot { read: (1 << 52) + 1, ..(*state(1.0)).clone() };

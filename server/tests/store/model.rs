@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate_server::session::{
-    Metadata, Owner, Place, ResponseId, SessionId, Snapshot, Start, Store, StoreOptions, VersionId,
+    Metadata, Owner, Location, ResponseId, SessionId, Snapshot, Start, Store, StoreOptions, VersionId,
 };
 
 use crate::kit::{ANN, BOB, NOW, Plain, agree, empty, in_memory, new, seen, snapshot, turn};
@@ -212,7 +212,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let folder = tempfile::tempdir().expect("a folder");
-            let options = StoreOptions { keep_versions: 3, ..StoreOptions::new(Place::Folder(folder.path().to_owned())) };
+            let options = StoreOptions { keep_versions: 3, ..StoreOptions::new(Location::Folder(folder.path().to_owned())) };
             let open = async || Store::open(options.clone(), Arc::new(Plain)).await.expect("the store opens");
             let mut store = open().await;
             let mut world = World::default();
