@@ -94,7 +94,7 @@ pub struct Tokenizer {
     vocabulary: Arc<Vocabulary>,
     defaults: GenerationDefaults,
     eos: Arc<[u32]>,
-        /// The special tokens that come before every text.
+    /// The special tokens that come before every text.
     begin: Vec<u32>,
 }
 

@@ -17,7 +17,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use tidegate_server::session::{
-    Metadata, NewSession, Owner, Location, Session, SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError,
+    Location, Metadata, NewSession, Owner, Session, SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError,
     StoreOptions, TurnNote, VersionId,
 };
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate_server::session::{
-    Metadata, Owner, Location, ResponseId, SessionId, Snapshot, Start, Store, StoreOptions, VersionId,
+    Location, Metadata, Owner, ResponseId, SessionId, Snapshot, Start, Store, StoreOptions, VersionId,
 };
 
 use crate::kit::{ANN, BOB, NOW, Plain, agree, empty, in_memory, new, seen, snapshot, turn};

@@ -4,9 +4,9 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
 use serde::Deserialize;
 use tidegate_model::StateLayout;
 
-use super::error::shown;
 use super::codec::Codec;
 use super::error::FormatError;
+use super::error::shown;
 use crate::session::snapshot::Snapshot;
 
 /// Longest tensor header in bytes. Five tensors with numbers of 20 digits need less.

@@ -1,4 +1,4 @@
-//! Snapshots as the bytes of files; `server/SNAPSHOT.md` describes every byte.
+//! Snapshots as the bytes of files; `docs/snapshot-format.md` describes every byte.
 //!
 //! Files may come from anyone. A reader checks every claim before it allocates memory for the contents.
 
@@ -173,10 +173,8 @@ impl<'a> File<'a> {
     fn split(bytes: &'a [u8], max: usize) -> Result<Self, FormatError> {
         let found = bytes.len();
         let min = PREFIX + DIGEST;
-        let (prefix, rest) = bytes
-            .split_first_chunk::<PREFIX>()
-            .filter(|_| found >= min)
-            .ok_or(FormatError::TooShort { found, min })?;
+        let (prefix, rest) =
+            bytes.split_first_chunk::<PREFIX>().filter(|_| found >= min).ok_or(FormatError::TooShort { found, min })?;
         let [m @ .., v0, v1, v2, v3, h0, h1, h2, h3, b0, b1, b2, b3, b4, b5, b6, b7] = *prefix;
         if m != MAGIC {
             return Err(FormatError::Magic);

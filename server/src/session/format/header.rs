@@ -5,9 +5,9 @@ use std::num::NonZeroUsize;
 use serde::{Deserialize, Deserializer, Serialize};
 use tidegate_model::{SamplerState, StateLayout};
 
-use super::error::shown;
 use super::codec::{Codec, Fingerprint};
 use super::error::FormatError;
+use super::error::shown;
 use crate::session::hex::{hex, unhex};
 use crate::session::snapshot::{Answer, History, MAX_PENDING, Snapshot};
 

@@ -1,4 +1,4 @@
-//! Snapshots as files. `server/SNAPSHOT.md` describes every byte.
+//! Snapshots as files. `docs/snapshot-format.md` describes every byte.
 
 mod body;
 mod codec;

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use redb::ReadableTable;
 
+use super::error::IndexError;
 use super::rows::{ResponseRow, SessionRow};
 use super::tables::{Access, Tables, damaged_row};
-use super::error::IndexError;
 use super::transaction::Write;
 use crate::session::id::{Owner, ResponseId};
 
@@ -62,7 +62,8 @@ impl<A: Access> Tables<A> {
     fn search(&self, name: &str, search: &mut Search, missing: u64) -> Result<bool, IndexError> {
         if ResponseId::parse(name).is_some() {
             let version = self.responses.get(name)?.map(|row| row.value().1.to_owned());
-            let version = version.ok_or_else(|| damaged_row(format!("{name} is listed for eviction and has no row")))?;
+            let version =
+                version.ok_or_else(|| damaged_row(format!("{name} is listed for eviction and has no row")))?;
             return self.release(search, &version, (name.to_owned(), 0), missing);
         }
         let head = self.session(name)?.map(|row| row.head);

@@ -70,7 +70,12 @@ impl Write<'_> {
     }
 
     /// Removes at most `max` expired items, except those that are `exempt`. Returns how many were removed.
-    pub(crate) fn remove_expired(&mut self, now: u64, max: usize, exempt: impl Fn(&str) -> bool) -> Result<usize, IndexError> {
+    pub(crate) fn remove_expired(
+        &mut self,
+        now: u64,
+        max: usize,
+        exempt: impl Fn(&str) -> bool,
+    ) -> Result<usize, IndexError> {
         let mut expired = Vec::new();
         for entry in self.tables.ends.range(..=(now, LAST))? {
             let name = entry?.0.value().1.to_owned();

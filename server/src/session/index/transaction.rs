@@ -7,10 +7,10 @@ use std::sync::Arc;
 use redb::ReadableTable;
 use serde::Serialize;
 
-use super::error::IndexError;
 use super::capacity::{Change, Reservation};
+use super::error::IndexError;
 use super::rows::{SessionRow, VersionRow};
-use super::tables::{Tables, ReadWrite, damaged_row};
+use super::tables::{ReadWrite, Tables, damaged_row};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
 
@@ -131,7 +131,12 @@ impl<'t> Write<'t> {
     // ---- Sessions
 
     /// Writes a session's row and its places in the orders. `old` is the existing row.
-    pub(crate) fn put_session(&mut self, id: &str, old: Option<&SessionRow>, new: &SessionRow) -> Result<(), IndexError> {
+    pub(crate) fn put_session(
+        &mut self,
+        id: &str,
+        old: Option<&SessionRow>,
+        new: &SessionRow,
+    ) -> Result<(), IndexError> {
         if let Some(old) = old {
             self.remove_order(id, old)?;
         }

@@ -9,9 +9,9 @@ use std::thread::{self, JoinHandle};
 use redb::Durability;
 use tokio::sync::oneshot;
 
-use super::tables::Tables;
 use super::database::Index;
 use super::error::IndexError;
+use super::tables::Tables;
 use super::transaction::Write;
 use crate::session::error::StoreError;
 use crate::session::id::VersionId;
@@ -162,7 +162,8 @@ impl Writer {
         let (reply, replied) = oneshot::channel();
         let request = Box::new(Call { work, result: None, reply });
         let gone = || StoreError::Unavailable { reason: "the index's thread has stopped".to_owned() };
-        let busy = || StoreError::Unavailable { reason: format!("{MAX_WAITING} requests are already waiting for the index") };
+        let busy =
+            || StoreError::Unavailable { reason: format!("{MAX_WAITING} requests are already waiting for the index") };
         self.jobs.try_send(Message::Job(Job { request, writes, durable })).map_err(|error| match error {
             std::sync::mpsc::TrySendError::Full(_) => busy(),
             std::sync::mpsc::TrySendError::Disconnected(_) => gone(),
@@ -225,7 +226,11 @@ impl WriterThread {
         }
     }
 
-    fn transaction(&self, mut transaction: redb::WriteTransaction, jobs: &mut [Job]) -> Result<Vec<VersionId>, IndexError> {
+    fn transaction(
+        &self,
+        mut transaction: redb::WriteTransaction,
+        jobs: &mut [Job],
+    ) -> Result<Vec<VersionId>, IndexError> {
         let (mut writes, mut durable) = (false, self.durable);
         let (change, freed) = {
             let mut write = Write::new(Tables::writing(&transaction)?);

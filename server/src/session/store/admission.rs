@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::inner::{Inner, Store, blocking, count, now};
-use crate::session::index::{IndexError, Reservation, Shortfall, Write};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
+use crate::session::index::{IndexError, Reservation, Shortfall, Write};
 
 /// Attempts to make space for one object. Another request may take the space before it is used.
 const TRIES: usize = 4;
@@ -70,7 +70,11 @@ impl Inner {
     }
 
     /// Frees the missing space. If that is impossible, evicts nothing and returns false.
-    pub(super) async fn evict_versions(self: &Arc<Self>, owner: Owner, shortfall: Shortfall) -> Result<bool, StoreError> {
+    pub(super) async fn evict_versions(
+        self: &Arc<Self>,
+        owner: Owner,
+        shortfall: Shortfall,
+    ) -> Result<bool, StoreError> {
         if self.remove_expired().await? == 0 {
             let (of, missing) = self.eviction_target(owner, shortfall);
             let lineage = self.options.lineage;
@@ -91,7 +95,9 @@ impl Inner {
         match shortfall {
             Shortfall::Owner { missing, .. } => (Some(owner), missing),
             // Garbage counts as used, and is removed first.
-            Shortfall::Disk { missing } => (None, missing.saturating_sub(self.index.capacity.totals(|totals| totals.garbage))),
+            Shortfall::Disk { missing } => {
+                (None, missing.saturating_sub(self.index.capacity.totals(|totals| totals.garbage)))
+            }
         }
     }
 
@@ -102,7 +108,9 @@ impl Inner {
             }
             Shortfall::Disk { missing } => {
                 let bound = self.options.disk_bytes;
-                StoreError::Full { reason: format!("snapshots may take {bound} bytes in all, and {missing} more are needed") }
+                StoreError::Full {
+                    reason: format!("snapshots may take {bound} bytes in all, and {missing} more are needed"),
+                }
             }
         }
     }

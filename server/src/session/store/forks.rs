@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use super::inner::{Inner, Store, count, new_session};
 use super::types::{Fork, Metadata, Receipt, ReceiptKey, Session};
-use crate::session::index::{IndexError, SessionRow, Write};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
+use crate::session::index::{IndexError, SessionRow, Write};
 use std::time::Duration;
 
 /// Most rows that one fork request may write, because other requests wait for its transaction.
@@ -56,7 +56,11 @@ impl Store {
             let ancestry = ancestry(write, source.as_str(), &from)?;
             let rows = n.saturating_mul(ancestry.len());
             if rows > MAX_FORK_ROWS {
-                return Err(IndexError::Refused(StoreError::TooManyForks { n, versions: ancestry.len(), bound: MAX_FORK_ROWS }));
+                return Err(IndexError::Refused(StoreError::TooManyForks {
+                    n,
+                    versions: ancestry.len(),
+                    bound: MAX_FORK_ROWS,
+                }));
             }
             let ancestry: Vec<(&str, bool)> = ancestry.iter().map(|(version, kept)| (&**version, *kept)).collect();
             let mut new = SessionRow::new(owner, &from, ttl);

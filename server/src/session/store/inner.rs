@@ -149,7 +149,13 @@ pub(super) fn new_session(id: &SessionId, row: &SessionRow, head: &VersionRow) -
     to_session(id.clone(), row.clone(), head.clone(), 0, false)
 }
 
-fn to_session(id: SessionId, row: SessionRow, head: VersionRow, used: u64, in_use: bool) -> Result<Session, StoreError> {
+fn to_session(
+    id: SessionId,
+    row: SessionRow,
+    head: VersionRow,
+    used: u64,
+    in_use: bool,
+) -> Result<Session, StoreError> {
     let forked_from = match row.forked_from.as_ref() {
         Some((session, version)) => Some((session_id(session)?, version_id(version)?)),
         None => None,

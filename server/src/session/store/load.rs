@@ -6,10 +6,10 @@ use bytes::Bytes;
 
 use super::inner::{Inner, Store, blocking, count, now, version, version_id};
 use super::types::{Tier, Version};
-use crate::session::objects::Upload;
-use crate::session::index::{IndexError, Reservation, SessionRow, Shortfall, VersionRow};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
+use crate::session::index::{IndexError, Reservation, SessionRow, Shortfall, VersionRow};
+use crate::session::objects::Upload;
 use crate::session::snapshot::Snapshot;
 
 /// A snapshot whose object is written but not yet in the index.
@@ -34,7 +34,7 @@ impl Store {
     ) -> Result<(Version, Arc<Snapshot>, Tier), StoreError> {
         let (row, id) = self.inner.find(owner, id, version).await?;
         let (snapshot, tier) = self.inner.fetch(&id, &row).await?;
-        Ok((version(id.as_str(), row, true)?, snapshot, tier))
+        Ok((super::inner::version(id.as_str(), row, true)?, snapshot, tier))
     }
 
     /// As [`Self::load`], but returns the bytes of a file for export.
@@ -58,7 +58,7 @@ impl Store {
             codec.export(stored).map_err(|reason| StoreError::Corrupt { version: name, reason })
         });
         let bytes = bytes.await?;
-        Ok((version(id.as_str(), row, true)?, bytes))
+        Ok((super::inner::version(id.as_str(), row, true)?, bytes))
     }
 
     /// All versions that a session lists, oldest first: those that it keeps, those whose snapshots are gone, those from
@@ -185,7 +185,9 @@ impl Inner {
         reservation.shrink(row.bytes);
         let upload = match self.objects.put(id, bytes.clone()).await {
             // The disk has less space than its budget assumes, so evict versions.
-            Err(StoreError::Full { .. }) if self.evict_for_full_disk(owner, row.bytes).await? => self.objects.put(id, bytes).await,
+            Err(StoreError::Full { .. }) if self.evict_for_full_disk(owner, row.bytes).await? => {
+                self.objects.put(id, bytes).await
+            }
             result => result,
         };
         let upload = upload.inspect_err(|_| self.suspect(id))?;

@@ -47,7 +47,8 @@ impl Store {
         let sync = options.durability == Durability::Turn;
         if let Location::Folder(folder) = options.location.clone() {
             let created = blocking(move || {
-                make_folder(&folder, sync).map_err(|error| StoreError::from_io("creating the store's folder failed", &error))
+                make_folder(&folder, sync)
+                    .map_err(|error| StoreError::from_io("creating the store's folder failed", &error))
             });
             created.await?;
         }

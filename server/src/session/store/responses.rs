@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::inner::{Inner, Store, detached, now, version_id};
 use super::types::{ReceiptKey, Tier};
-use crate::session::index::{IndexError, ReadOnly, ResponseRow, Tables, VersionRow};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, VersionId};
+use crate::session::index::{IndexError, ReadOnly, ResponseRow, Tables, VersionRow};
 use crate::session::snapshot::Snapshot;
 
 /// The kind of a response's version.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::inner::{Inner, Store, detached, new_session, now, session_id};
 use super::types::{NewSession, Patch, Receipt, ReceiptKey, Session, Start};
-use crate::session::index::{IndexError, SessionRow, VersionRow};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
+use crate::session::index::{IndexError, SessionRow, VersionRow};
 use crate::session::snapshot::Snapshot;
 
 /// The kind of a session's first version, if no turn made it.

@@ -167,8 +167,10 @@ impl Inner {
         if checked.is_empty() {
             return Ok(());
         }
-        let orphans: HashSet<VersionId> = self.orphans_among(checked.iter().cloned().collect()).await?.into_iter().collect();
-        let gone: HashSet<VersionId> = self.objects.delete(orphans.iter().cloned().collect()).await.into_iter().collect();
+        let orphans: HashSet<VersionId> =
+            self.orphans_among(checked.iter().cloned().collect()).await?.into_iter().collect();
+        let gone: HashSet<VersionId> =
+            self.objects.delete(orphans.iter().cloned().collect()).await.into_iter().collect();
         suspects().retain(|id| !checked.contains(id) || (orphans.contains(id) && !gone.contains(id)));
         Ok(())
     }
@@ -210,7 +212,9 @@ async fn try_sweep(store: &Weak<Inner>) -> Result<(), StoreError> {
     let Some(objects) = store.upgrade().map(|inner| inner.objects.clone()) else { return Ok(()) };
     let mut batches = objects.batches(BATCH);
     let temporaries = blocking(move || {
-        objects.remove_temporaries().map_err(|error| StoreError::from_io("cleaning the folder of the objects failed", &error))
+        objects
+            .remove_temporaries()
+            .map_err(|error| StoreError::from_io("cleaning the folder of the objects failed", &error))
     });
     let temporaries = temporaries.await?;
     let mut orphans = 0;

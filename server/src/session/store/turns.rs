@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::inner::{Inner, LastUses, Store, count, detached, version_id};
 use super::types::{ReceiptKey, Session, Tier, TurnNote};
-use crate::session::index::{IndexError, Reservation, SessionRow, VersionRow};
-use crate::session::lease::Lease;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
+use crate::session::index::{IndexError, Reservation, SessionRow, VersionRow};
+use crate::session::lease::Lease;
 use crate::session::snapshot::Snapshot;
 
 /// A session in use. Dropping it releases the session unchanged.

@@ -121,8 +121,9 @@ fn raise_exception(reason: &Value) -> Result<String, Error> {
 fn date(now: DateTime<Utc>, format: &str) -> Result<String, Error> {
     let mut out = String::new();
     // Unlike `to_string`, this reports unknown formats.
-    std::fmt::write(&mut out, format_args!("{}", now.format(format)))
-        .map_err(|_| Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not support the format {format:?}")))?;
+    std::fmt::write(&mut out, format_args!("{}", now.format(format))).map_err(|_| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not support the format {format:?}"))
+    })?;
     Ok(out)
 }
 

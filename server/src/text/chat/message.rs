@@ -43,6 +43,8 @@ pub enum ChatError {
         role: String,
     },
     /// The template changes earlier text when messages are added.
-    #[error("the chat template does not allow adding messages to a stored conversation: send the whole conversation instead")]
+    #[error(
+        "the chat template does not allow adding messages to a stored conversation: send the whole conversation instead"
+    )]
     NotAppendable,
 }

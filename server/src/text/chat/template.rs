@@ -275,7 +275,10 @@ mod tests {
             (serde_json::json!({"chat_template": "{{ a"}), "chat template: syntax error"),
             (serde_json::json!({"chat_template": "(".repeat(3) + "{{ " + &"(".repeat(1000)}), "chat template: "),
             (serde_json::json!({"chat_template": 7}), "chat_template must be a text, or a list"),
-            (serde_json::json!({"chat_template": [{"name": "tool_use", "template": ""}]}), "must have a template named default"),
+            (
+                serde_json::json!({"chat_template": [{"name": "tool_use", "template": ""}]}),
+                "must have a template named default",
+            ),
             (serde_json::json!({"bos_token": 7}), "bos_token must be a text"),
         ] {
             write(folder, &config);

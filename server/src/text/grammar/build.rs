@@ -92,10 +92,7 @@ fn literal(text: &str) -> String {
 
 fn wrong(reason: &str) -> GrammarError {
     if reason.starts_with("panic") {
-        tracing::warn!(
-            "the grammar compiler panicked: {}",
-            reason.escape_debug().take(2000).collect::<String>()
-        );
+        tracing::warn!("the grammar compiler panicked: {}", reason.escape_debug().take(2000).collect::<String>());
         return GrammarError::Wrong("its compiler failed".into());
     }
     let end = ["\n<state>", "\n<non-verbose/>", "\n<backtrace>"].iter().filter_map(|mark| reason.find(mark)).min();

@@ -47,7 +47,8 @@ impl Grammars {
     /// The vocabulary does not support grammars.
     pub fn new(vocabulary: &Vocabulary, eos: &Arc<[u32]>) -> Result<Self, GrammarError> {
         let factory = factory(vocabulary, eos).map_err(GrammarError::Vocabulary)?;
-        let shared = Shared { factory, eos: Arc::clone(eos), permits: Mutex::new(MAX_COMPILERS), freed: Condvar::new() };
+        let shared =
+            Shared { factory, eos: Arc::clone(eos), permits: Mutex::new(MAX_COMPILERS), freed: Condvar::new() };
         Ok(Self { shared: Arc::new(shared), cache: Mutex::default() })
     }
 

@@ -113,7 +113,8 @@ fn check_keyword(keyword: &str, value: &Value, multiple: &mut u64) -> Result<(),
         ("multipleOf", Value::Number(number)) => {
             let digits = digits(number.as_f64().unwrap_or_default());
             *multiple = digits.and_then(|digits| lcm(*multiple, digits)).ok_or_else(|| {
-                let reason = format!("multipleOf with more than 4 decimal places or beyond a common multiple of {MAX_MULTIPLE}");
+                let reason =
+                    format!("multipleOf with more than 4 decimal places or beyond a common multiple of {MAX_MULTIPLE}");
                 GrammarError::Has(reason)
             })?;
             Ok(())
