@@ -73,14 +73,14 @@ async fn a_prompt_streams_and_can_be_continued_taken_back_and_stopped() {
         page.fill("temperature", "2").await;
         for _ in 0..5 {
             page.click("again").await;
-            page.until("['Stopped.', 'The text ended here.'].includes(document.getElementById('status').textContent)")
+            page.until("['Stopped', 'Finished'].includes(document.getElementById('status').textContent)")
                 .await;
             page.rest().await;
-            if page.text("status").await == "Stopped." {
+            if page.text("status").await == "Stopped" {
                 break;
             }
         }
-        assert_eq!(page.text("status").await, "Stopped.");
+        assert_eq!(page.text("status").await, "Stopped");
         let stopped = page.sheet().await;
         tokio::time::sleep(Duration::from_millis(400)).await;
         assert_eq!(page.sheet().await, stopped, "text came after the stop");
