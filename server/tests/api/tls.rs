@@ -36,7 +36,7 @@ async fn listen(tls: Tls, state: AppState) -> (SocketAddr, oneshot::Sender<()>, 
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
-    let options = ServeOptions { tls: Some(tls), handshake_limit: HANDSHAKE, ..ServeOptions::default() };
+    let options = ServeOptions { tls: Some(tls), handshake_timeout: HANDSHAKE, ..ServeOptions::default() };
     let server = tokio::spawn(async move {
         serve_with(options, listener, app(state), async { _ = stopped.await }).await.unwrap();
     });

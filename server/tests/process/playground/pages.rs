@@ -73,8 +73,7 @@ async fn a_prompt_streams_and_can_be_continued_taken_back_and_stopped() {
         page.fill("temperature", "2").await;
         for _ in 0..5 {
             page.click("again").await;
-            page.until("['Stopped', 'Finished'].includes(document.getElementById('status').textContent)")
-                .await;
+            page.until("['Stopped', 'Finished'].includes(document.getElementById('status').textContent)").await;
             page.rest().await;
             if page.text("status").await == "Stopped" {
                 break;
