@@ -23,7 +23,7 @@ pub enum StoreError {
         retry_after: Duration,
     },
     /// The session's head is not the version that the caller expected.
-    #[error("the session's head is {head}, another version than was asked for")]
+    #[error("the session's head is {head}, not the expected version")]
     Stale {
         /// The session's current head.
         head: VersionId,

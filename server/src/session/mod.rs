@@ -18,7 +18,7 @@ mod store;
 
 pub use error::StoreError;
 pub use format::{Codec, Fingerprint, FormatError};
-pub(crate) use hex::{hex, unhex};
+pub(crate) use hex::hex;
 pub use id::{Owner, ResponseId, SessionId, VersionId};
 pub use keys::{KeyError, Keys};
 pub use prefix::PrefixIndex;

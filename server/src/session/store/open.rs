@@ -1,6 +1,5 @@
 //! Opening and closing a store, and its statistics.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -10,7 +10,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use super::message::{ChatError, MAX_BYTES, MAX_STEPS, Message};
@@ -63,7 +63,7 @@ impl Jinja {
         let Rendering { messages, tools, prompt, now } = conversation;
         let values = context! {
             messages => messages.iter().map(value).collect::<Vec<Value>>(),
-            tools => tools,
+            tools => tools.map_or(Value::from(()), from_json),
             add_generation_prompt => prompt,
             strftime_now => Value::from_function(move |format: &str| date(now, format)),
         };
@@ -84,8 +84,12 @@ impl Jinja {
 fn value(message: &Message) -> Value {
     let fields =
         [("role", &message.role), ("content", &message.content)].map(|(name, text)| (name, Value::from(text.as_str())));
-    let more = message.more.iter().map(|(name, value)| (name.as_str(), Value::from_serialize(value)));
+    let more = message.more.iter().map(|(name, value)| (name.as_str(), from_json(value)));
     Value::from_pairs(fields.into_iter().chain(more))
+}
+
+fn from_json(value: &serde_json::Value) -> Value {
+    Value::deserialize(value).expect("a template value can represent any JSON value")
 }
 
 /// Replaces `{% generation %}` blocks, which mark training masks, by blocks that are always shown.

@@ -239,7 +239,7 @@ fn what_cannot_be_followed_is_refused_and_never_left_out() {
         GrammarSpec::JsonSchema(json!("text")),
     ] {
         let error = refusal(&spec).to_string();
-        assert!(error.starts_with("must be a grammar that can be followed: "), "{spec:?}: {error}");
+        assert!(error.starts_with("must be a valid and supported grammar: "), "{spec:?}: {error}");
         assert!(!error.contains('<') && error.len() < 500, "{error}");
     }
 }
