@@ -41,7 +41,6 @@ const MODEL: Layers = &[
     ("measure", &["compute", "kernels", "memory", "nn", "weights"]),
     ("feature_map", &["kernels"]),
     ("ops", &["compute", "feature_map", "kernels", "memory", "nn"]),
-    ("bidirectional", &["ops"]),
     ("attention", &["compute", "config", "feature_map", "memory", "nn", "ops", "probe", "weights"]),
     ("block", &["attention", "compute", "config", "kernels", "memory", "nn", "probe", "weights"]),
     ("encoder", &["attention", "compute", "config", "kernels", "memory", "nn", "ops", "weights"]),
@@ -67,7 +66,7 @@ const SERVER: Layers = &[
 ];
 
 /// A folder, the paths that no code in it may start, and why.
-const FOREIGN: [(&str, &[&str], &str); 5] = [
+const FOREIGN: [(&str, &[&str], &str); 6] = [
     (
         "model/src/",
         &["tokio", "axum", "hyper", "tokenizers", "tidegate_server", "std::time", "Instant", "SystemTime", "rand::rng"],
@@ -76,7 +75,8 @@ const FOREIGN: [(&str, &[&str], &str); 5] = [
     ("server/src/text", &["axum", "tokio"], "text knows no HTTP and no runtime"),
     ("server/src/engine", &["axum", "serde", "serde_json"], "the engine knows no wire type"),
     ("server/src/metrics", &["axum", "tokio"], "metrics know no HTTP and no runtime"),
-    ("weights/src/", &["axum", "tidegate_server"], "weights and server never meet"),
+    ("weights/src/", &["axum", "tidegate_server", "tidegate_experiments"], "weights and server never meet"),
+    ("weights/experiments/", &["axum", "tidegate_server"], "experiments and server never meet"),
 ];
 
 /// Files of the model that read the clock all the same: threads that do not wait for one that is late, and what
@@ -84,10 +84,11 @@ const FOREIGN: [(&str, &[&str], &str); 5] = [
 const CLOCK: [&str; 2] = ["model/src/kernels/threads.rs", "model/src/kernels/roof.rs"];
 
 /// A crate's folder and the packages that its manifest may not name.
-const NOT_NEEDED: [(&str, &[&str]); 3] = [
-    ("model", &["tokio", "axum", "tokenizers", "tidegate-server", "tidegate-weights"]),
-    ("server", &["tidegate-weights"]),
-    ("weights", &["tidegate-server", "axum", "tokio"]),
+const NOT_NEEDED: [(&str, &[&str]); 4] = [
+    ("model", &["tokio", "axum", "tokenizers", "tidegate-server", "tidegate-weights", "tidegate-experiments"]),
+    ("server", &["tidegate-weights", "tidegate-experiments"]),
+    ("weights", &["tidegate-server", "tidegate-experiments", "axum", "tokio"]),
+    ("weights/experiments", &["tidegate-server", "axum", "tokio"]),
 ];
 
 // ---- The rules

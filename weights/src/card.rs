@@ -1,7 +1,7 @@
 //! What a quantised checkpoint's model card says of the quantising.
 
 use crate::quantize::{OnText, QuantizeReport};
-use crate::table::grouped;
+use crate::terminal::grouped;
 
 /// The card with a section more; `old` is the original's, or empty; `model` and `out` are the folders' names.
 pub fn with_section(old: &str, model: &str, out: &str, report: &QuantizeReport) -> String {

@@ -1,6 +1,5 @@
 //! The command line `tidegate-weights`: arguments, progress bars, and reports as tables or JSON.
 
-mod experiments;
 mod translating;
 
 use std::fmt::Write;
@@ -9,15 +8,13 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tidegate_model::{Device, StateType, WeightType};
 use tidegate_weights::eval::{Checkpoint, EvalReport, Progress, evaluate};
 use tidegate_weights::inspect::{Head, InspectReport, Sigma, inspect, observe};
 use tidegate_weights::quantize::{Draft, OnText, QuantizeOptions, QuantizeReport};
-use tidegate_weights::table::{Table, grouped};
+use tidegate_weights::terminal::{Table, grouped, progress_bar};
 
-/// Evaluates, inspects, quantises and translates with the checkpoints that `tidegate` serves, and measures what they are
-/// made of.
+/// Evaluates, inspects and quantises the checkpoints that `tidegate` serves, and translates with them.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-weights", version)]
 struct Cli {
@@ -63,8 +60,6 @@ enum Command {
     },
     /// Translates lines with an encoder-decoder, greedily; a translation a line, in the same order.
     Translate(translating::Translate),
-    #[command(flatten)]
-    Experiment(experiments::Experiment),
 }
 
 #[derive(Args, Debug)]
@@ -130,7 +125,6 @@ fn main() -> Result<()> {
             }
         }
         Command::Translate(translate) => translate.run()?,
-        Command::Experiment(experiment) => experiment.run()?,
     }
     Ok(())
 }
@@ -144,7 +138,7 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
     options.check()?;
     // First, so that a text that cannot be read is found before anything is quantised.
     let before = text.map(|text| measured(&common.model, text)).transpose()?;
-    let bar = bar(0)?;
+    let bar = progress_bar(0);
     let draft = Draft::write(&options, &mut |written| {
         bar.set_length(written.of);
         bar.set_position(written.bytes);
@@ -158,18 +152,11 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
     Ok(draft.finish(on_text)?)
 }
 
-/// A progress bar on stderr.
-fn bar(length: u64) -> Result<ProgressBar> {
-    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(5));
-    bar.set_style(ProgressStyle::with_template("{bar:30} {percent:>3}% {elapsed_precise} {msg}")?);
-    Ok(bar)
-}
-
 /// Runs `work` under a progress bar on stderr: over the limit's tokens, or else the file's bytes.
 fn with_bar<T>(text: &Path, limit: Option<u64>, work: impl FnOnce(&mut dyn FnMut(Progress)) -> T) -> Result<T> {
     // A file that cannot be looked at is reported by the work itself, in its own words.
     let length = limit.or_else(|| std::fs::metadata(text).ok().map(|m| m.len())).unwrap_or(0);
-    let bar = bar(length)?;
+    let bar = progress_bar(length);
     let start = Instant::now();
     let result = work(&mut |p| {
         bar.set_position(if limit.is_some() { p.tokens } else { p.bytes_read });

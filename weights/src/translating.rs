@@ -9,10 +9,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use tidegate_model::Device;
 use tidegate_weights::eval::Checkpoint;
-use tidegate_weights::table::{Table, grouped};
+use tidegate_weights::terminal::{Table, grouped, progress_bar};
 use tidegate_weights::translate::{Sources, TranslateOptions, Translated, translate};
-
-use crate::bar;
 
 #[derive(Args, Debug)]
 pub(crate) struct Translate {
@@ -44,7 +42,7 @@ impl Translate {
             None => Box::new(std::io::stdout().lock()),
             Some(path) => Box::new(BufWriter::new(File::create(path).with_context(|| path.display().to_string())?)),
         };
-        let (bar, clock) = (bar(sources.len() as u64)?, Instant::now());
+        let (bar, clock) = (progress_bar(sources.len() as u64), Instant::now());
         let done = translate(&checkpoint, &sources, options, &mut |line| writeln!(out, "{line}"), &mut |done| {
             bar.set_position(done.sentences);
             let speed = rate(done.tokens, clock.elapsed().as_secs_f64());

@@ -163,10 +163,9 @@ impl From<StateArg> for tidegate_model::StateType {
 pub(crate) enum BenchOutput {
     /// A table.
     Markdown,
-    /// One object a line, with the machine's roofs in bytes and operations a second.
+    /// One object a line, with the machine's roofs in bytes and operations a second; `tidegate-experiments plot-bench` draws
+    /// them.
     Json,
-    /// A picture: tokens a second against depth, and against rows where there are several numbers of them.
-    Svg,
 }
 
 /// The word of an argument on the command line.

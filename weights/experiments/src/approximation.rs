@@ -8,7 +8,7 @@ pub mod inputs;
 
 use candle_core::Tensor;
 use serde::{Deserialize, Serialize};
-use tidegate_model::bidirectional::{Attention, Draws, Generator, Inputs, ra};
+use crate::bidirectional::{Attention, Draws, Generator, Inputs, ra};
 
 pub use inputs::Source;
 
@@ -29,7 +29,7 @@ pub struct Row {
     pub error_high: f64,
 }
 
-/// Row names, and what the model crate calls these estimates of softmax attention.
+/// Row names, and what `bidirectional` calls these estimates of softmax attention.
 pub const ESTIMATORS: [(&str, &str); 5] =
     [("rfa", "rfa-softmax"), ("favor", "favor"), ("lara", "lara"), ("lara-balance", "lara-balance"), ("ra", "ra")];
 

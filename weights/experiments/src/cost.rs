@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::bench::{self, BenchError, Line, Phase};
 use crate::record::{Record, machine};
 
 /// One mixer at one depth.
@@ -17,7 +18,7 @@ pub struct Row {
     /// What mixes the tokens.
     pub mixer: String,
     /// What the model does.
-    pub kind: Doing,
+    pub kind: Phase,
     /// Rows at once; 1 of a prompt.
     pub batch: u64,
     /// Tokens that each row has read before.
@@ -32,130 +33,42 @@ pub struct Row {
     pub state_bytes: u64,
 }
 
-/// What a model does with tokens.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Doing {
-    /// Takes rows one token further, step after step.
-    Decode,
-    /// Reads a prompt.
-    Prefill,
+/// What must be the same in all lines.
+fn shared(line: &Line) -> [(&'static str, String); 4] {
+    let Line { shape, weights, state, threads, .. } = line;
+    let threads = threads.map_or_else(|| "-".into(), |threads| threads.to_string());
+    [("shape", shape.clone()), ("weights", weights.clone()), ("state", state.clone()), ("threads", threads)]
 }
 
-/// Why no file can be made.
-#[derive(Debug, thiserror::Error)]
-pub enum GatherError {
-    /// A file cannot be read.
-    #[error("{path}: {source}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A line is not what bench writes, or does not belong to the others.
-    #[error("{path}:{line}: {problem}")]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// From 1 on.
-        line: usize,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// A file has no line.
-    #[error("{0}: holds no line of tidegate bench --output json")]
-    Empty(PathBuf),
-}
-
-/// What is read of a line; the rest of it is about the machine's roof.
-#[derive(Clone, Debug, Deserialize)]
-struct Line {
-    shape: String,
-    weights: String,
-    state: String,
-    threads: u64,
-    mixer: String,
-    kind: Doing,
-    batch: u64,
-    depth: u64,
-    past: String,
-    /// Of one measurement, of all rows together.
-    tokens: u64,
-    tokens_per_second: f64,
-    least: f64,
-    most: f64,
-    rounds: u64,
-    state_bytes: u64,
-    // What bench does not say so far, and would be kept.
-    command: Option<String>,
-    machine: Option<String>,
-    date: Option<String>,
-}
-
-impl Line {
-    /// What must be the same in all lines.
-    fn alike(&self) -> [(&'static str, String); 4] {
-        let Self { shape, weights, state, threads, .. } = self;
-        [
-            ("shape", shape.clone()),
-            ("weights", weights.clone()),
-            ("state", state.clone()),
-            ("threads", threads.to_string()),
-        ]
-    }
-
-    fn row(&self) -> Row {
-        Row {
-            mixer: self.mixer.clone(),
-            kind: self.kind,
-            batch: self.batch,
-            depth: self.depth,
-            tokens_per_second: self.tokens_per_second,
-            low: self.least,
-            high: self.most,
-            state_bytes: self.state_bytes,
-        }
-    }
-
-    fn check(&self) -> Result<(), String> {
-        let Self { tokens_per_second, least, most, batch, tokens, .. } = *self;
-        if !(least > 0.0 && least <= tokens_per_second && tokens_per_second <= most && most.is_finite()) {
-            return Err(format!(
-                "least, tokens_per_second and most must rise from above 0, found {least}, {tokens_per_second}, {most}"
-            ));
-        }
-        if batch == 0 || tokens == 0 || !tokens.is_multiple_of(batch) {
-            return Err(format!("tokens must be steps of batch rows, found {tokens} and {batch}"));
-        }
-        Ok(())
+fn row(line: &Line) -> Row {
+    Row {
+        mixer: line.mixer.clone(),
+        kind: line.kind,
+        batch: line.batch,
+        depth: line.depth,
+        tokens_per_second: line.tokens_per_second,
+        low: line.least,
+        high: line.most,
+        state_bytes: line.state_bytes,
     }
 }
 
 /// Reads what bench wrote; `name` says how a file is called in the record's command, and `command` how this is.
 ///
 /// # Errors
-/// [`GatherError`] with the file and the line.
-pub fn gather(files: &[PathBuf], command: &str, name: impl Fn(&Path) -> String) -> Result<Record<Row>, GatherError> {
+/// [`BenchError`] with the file and the line.
+pub fn gather(files: &[PathBuf], command: &str, name: impl Fn(&Path) -> String) -> Result<Record<Row>, BenchError> {
     let mut all: Vec<Line> = Vec::new();
     let (mut commands, mut written) = (Vec::new(), SystemTime::UNIX_EPOCH);
     for path in files {
-        let failed = |source| GatherError::File { path: path.clone(), source };
-        let text = std::fs::read_to_string(path).map_err(failed)?;
-        let changed = std::fs::metadata(path).and_then(|of| of.modified()).map_err(failed)?;
-        written = written.max(changed);
-        let before = all.len();
-        for (at, text) in text.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
-            let wrong = |problem| GatherError::Line { path: path.clone(), line: at + 1, problem };
-            let line = parsed(text).map_err(wrong)?;
-            fits(&line, &all).map_err(wrong)?;
-            all.push(line);
-        }
-        let own = &all[before..];
-        if own.is_empty() {
-            return Err(GatherError::Empty(path.clone()));
-        }
-        commands.extend(own[0].command.clone().or_else(|| run(own)).map(|run| format!("{run} > {}", name(path))));
+        let own = bench::read(path, |line| {
+            fits(line, &all)?;
+            all.push(line.clone());
+            Ok(())
+        })?;
+        let changed = std::fs::metadata(path).and_then(|of| of.modified());
+        written = written.max(changed.map_err(|source| BenchError::File { path: path.clone(), source })?);
+        commands.extend(own[0].command.clone().or_else(|| run(&own)).map(|run| format!("{run} > {}", name(path))));
     }
     commands.push(command.to_owned());
     let said = |of: fn(&Line) -> &Option<String>| each_once(all.iter().filter_map(|line| of(line).clone()));
@@ -173,26 +86,17 @@ pub fn gather(files: &[PathBuf], command: &str, name: impl Fn(&Path) -> String) 
         machine: if machines.is_empty() { machine() } else { machines.join("; ") },
         date: dates.into_iter().max().unwrap_or(written),
         settings,
-        rows: all.iter().map(Line::row).collect(),
+        rows: all.iter().map(row).collect(),
     })
-}
-
-fn parsed(text: &str) -> Result<Line, String> {
-    let json = &mut serde_json::Deserializer::from_str(text);
-    let line: Line =
-        serde_path_to_error::deserialize(&mut *json).map_err(|error| match error.path().to_string().as_str() {
-            "." => format!("no line of tidegate bench --output json: {}", error.inner()),
-            path => format!("{path}: {}", error.inner()),
-        })?;
-    json.end().map_err(|error| error.to_string())?;
-    line.check()?;
-    Ok(line)
 }
 
 /// Whether a line can stand beside those before it.
 fn fits(line: &Line, all: &[Line]) -> Result<(), String> {
+    if line.threads.is_none() {
+        return Err(format!("threads must be a number: only runs on a CPU are compared, found {}", line.device));
+    }
     let Some(first) = all.first() else { return Ok(()) };
-    for ((field, found), (_, wanted)) in line.alike().into_iter().zip(first.alike()) {
+    for ((field, found), (_, wanted)) in shared(line).into_iter().zip(shared(first)) {
         if found != wanted {
             return Err(format!("{field} must be {wanted}, as in the first line of all, found {found}"));
         }
@@ -228,13 +132,13 @@ struct Lists {
 
 impl Lists {
     fn of(lines: &[Line]) -> Self {
-        let of = |kind: Doing| lines.iter().filter(move |line| line.kind == kind);
+        let of = |kind: Phase| lines.iter().filter(move |line| line.kind == kind);
         Self {
             mixers: each_once(lines.iter().map(|line| line.mixer.clone())),
             depths: each_once(lines.iter().map(|line| line.depth)),
-            batches: each_once(of(Doing::Decode).map(|line| line.batch)),
-            steps: each_once(of(Doing::Decode).map(|line| line.tokens / line.batch)),
-            prompts: each_once(of(Doing::Prefill).map(|line| line.tokens)),
+            batches: each_once(of(Phase::Decode).map(|line| line.batch)),
+            steps: each_once(of(Phase::Decode).map(|line| line.tokens / line.batch)),
+            prompts: each_once(of(Phase::Prefill).map(|line| line.tokens)),
             rounds: each_once(lines.iter().map(|line| line.rounds)),
         }
     }
@@ -249,7 +153,7 @@ fn run(lines: &[Line]) -> Option<String> {
     if !whole || prompts.len() > 1 {
         return None;
     }
-    let Line { shape, weights, state, threads, .. } = &lines[0];
+    let [(_, shape), (_, weights), (_, state), (_, threads)] = shared(&lines[0]);
     let model = if ["12m", "125m", "350m"].contains(&shape.as_str()) { "shape" } else { "model" };
     let list = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     Some(format!(
@@ -267,7 +171,7 @@ fn settings(lines: &[Line]) -> Map<String, Value> {
     let list = |numbers: Vec<u64>| if let [one] = numbers[..] { json!(one) } else { json!(numbers) };
     let Lists { steps, prompts, rounds, .. } = Lists::of(lines);
     let mut said: Map<String, Value> =
-        lines.first().map(Line::alike).into_iter().flatten().map(|(name, value)| (name.into(), value.into())).collect();
+        lines.first().map(shared).into_iter().flatten().map(|(name, value)| (name.into(), value.into())).collect();
     for (name, numbers) in [("steps", steps), ("prompt", prompts), ("rounds", rounds)] {
         if !numbers.is_empty() {
             said.insert(name.into(), list(numbers));

@@ -7,7 +7,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
-use tidegate_model::bidirectional::{Features, Generator, Inputs, Map, features};
+use crate::bidirectional::{Features, Generator, Inputs, Map, features};
 
 /// One sigma with one number of random vectors, with a gate or without.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

@@ -1,21 +1,22 @@
-//! The commands that measure and report: `approximation`, `denominators`, `translation-cost`, `cost` and `report`.
+//! The command line `tidegate-experiments`: arguments, progress bars, and the files that each command writes.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use clap::{Args, Subcommand};
+use clap::{Args, Parser};
 use serde_json::{Map, Value, json};
+use tidegate_experiments::approximation::inputs::{Shape, Source, described};
+use tidegate_experiments::approximation::{self, Options};
+use tidegate_experiments::record::Record;
+use tidegate_experiments::report::report;
+use tidegate_experiments::{cost, denominators, plot, translation_cost};
 use tidegate_model::Threads;
-use tidegate_weights::approximation::inputs::{Shape, Source, described};
-use tidegate_weights::approximation::{self, Options};
-use tidegate_weights::record::Record;
-use tidegate_weights::report::report;
-use tidegate_weights::{cost, denominators, translation_cost};
+use tidegate_weights::terminal::progress_bar;
 
-use crate::bar;
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Experiment {
+/// Measures estimators of attention and the cost of mixers, and reports on all experiments.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate-experiments", version)]
+enum Command {
     /// Errors of random estimates of softmax attention (RFA, FAVOR+, LARA, RA) against samples; writes
     /// approximation.json.
     Approximation(Approximation),
@@ -37,17 +38,29 @@ pub(crate) enum Experiment {
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
     },
+    /// Prints an SVG of tokens per second from what `tidegate bench --output json` wrote.
+    PlotBench {
+        /// Files of lines as `bench` writes them.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
+    /// Prints an SVG of the time to a turn's first token from what the benchmark `resume` wrote.
+    PlotResume {
+        /// The file named by the benchmark's `--out`.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
     /// Pictures (SVG) and tables (REPORT.md) of all experiments in a folder.
     Report {
         /// The folder with language-*.json, approximation.json, denominators.json, listops.json, cost.json,
         /// translation.json, translation-cost.json.
-        #[arg(long, value_name = "FOLDER", default_value = "weights/reports")]
+        #[arg(long, value_name = "FOLDER", default_value = "weights/experiments/reports")]
         dir: PathBuf,
     },
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct Approximation {
+struct Approximation {
     /// Queries, keys and values of a trained model: tensors q, k and v, (cases, heads, tokens, d).
     #[arg(long, value_name = "FILE")]
     qkv: Option<PathBuf>,
@@ -66,7 +79,7 @@ pub(crate) struct Approximation {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct TranslationCost {
+struct TranslationCost {
     /// The folder to write into.
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
@@ -84,26 +97,27 @@ pub(crate) struct TranslationCost {
     rounds: u16,
 }
 
-impl Experiment {
-    /// Runs the command; prints the files written.
-    pub(crate) fn run(self) -> Result<()> {
-        match self {
-            Self::Approximation(arguments) => arguments.run(),
-            Self::Denominators { out } => count(&out),
-            Self::TranslationCost(arguments) => arguments.run(),
-            Self::Cost { files, out } => {
-                let path = cost::gather(&files, &command().join(" "), named)?.write(&out)?;
-                println!("{}", path.display());
-                Ok(())
-            }
-            Self::Report { dir } => {
-                for path in report(&dir)? {
-                    println!("{}", path.display());
-                }
-                Ok(())
-            }
+/// Runs the command; prints the paths of the files written, or a plot.
+fn main() -> Result<()> {
+    let written = match Command::parse() {
+        Command::Approximation(arguments) => vec![arguments.run()?],
+        Command::Denominators { out } => vec![count_denominators(&out)?],
+        Command::TranslationCost(arguments) => vec![arguments.run()?],
+        Command::Cost { files, out } => vec![cost::gather(&files, &command().join(" "), named)?.write(&out)?],
+        Command::PlotBench { files } => {
+            print!("{}", plot::throughput(&files)?);
+            Vec::new()
         }
+        Command::PlotResume { file } => {
+            print!("{}", plot::turns(&file)?);
+            Vec::new()
+        }
+        Command::Report { dir } => report(&dir)?,
+    };
+    for path in written {
+        println!("{}", path.display());
     }
+    Ok(())
 }
 
 /// The command line, as one types it again anywhere: no place of this machine is in it.
@@ -112,7 +126,7 @@ fn command() -> Vec<String> {
         Some((option, value)) => format!("{option}={}", named(Path::new(value))),
         None => named(Path::new(&word)),
     });
-    std::iter::once("tidegate-weights".into()).chain(words).collect()
+    std::iter::once("tidegate-experiments".into()).chain(words).collect()
 }
 
 /// A path from here; of one that lies elsewhere its own name.
@@ -131,7 +145,7 @@ fn settings(value: Value) -> Map<String, Value> {
 }
 
 impl Approximation {
-    fn run(self) -> Result<()> {
+    fn run(self) -> Result<PathBuf> {
         let Self { qkv, out, samples, seeds, tokens } = self;
         let shape = Shape { cases: 4, heads: 2, tokens: tokens as usize, d: 32 };
         let mut sources = vec![Source::Correlated, Source::Independent];
@@ -141,7 +155,7 @@ impl Approximation {
         let options = Options { samples, seeds };
         // First, so that a file that cannot be read is found before anything is measured.
         let inputs = sources.iter().map(|source| source.load(shape)).collect::<Result<Vec<_>, _>>()?;
-        let bar = bar(approximation::steps(&options) * sources.len() as u64)?;
+        let bar = progress_bar(approximation::steps(&options) * sources.len() as u64);
         let mut said = settings(json!({
             "error": "mean over all outputs of (estimate - softmax attention)^2; values as given, not divided by their size",
             "spread": format!("error_low and error_high: least and most of {seeds} seeds"),
@@ -161,18 +175,16 @@ impl Approximation {
             rows.extend(approximation::measure(source.name(), inputs, &options, &mut || bar.inc(1))?);
         }
         bar.finish_and_clear();
-        let path = Record::of_now("approximation", &command(), said, rows).write(&out)?;
-        println!("{}", path.display());
-        Ok(())
+        Ok(Record::of_now("approximation", &command(), said, rows).write(&out)?)
     }
 }
 
 impl TranslationCost {
-    fn run(self) -> Result<()> {
+    fn run(self) -> Result<PathBuf> {
         let Self { out, lengths, batch, tokens, rounds } = self;
         let (batch, tokens, rounds) = (batch.into(), tokens.into(), rounds.into());
         let options = translation_cost::Options { lengths, batch, tokens, rounds, ..Default::default() };
-        let bar = bar(translation_cost::steps(&options))?;
+        let bar = progress_bar(translation_cost::steps(&options));
         let mut begun = 0;
         let rows = translation_cost::measure(&options, &mut |what| {
             bar.set_position(begun);
@@ -199,15 +211,13 @@ impl TranslationCost {
             ),
             "read_ms": "one source through the encoder, and what cross attention keeps of it",
         }));
-        let path = Record::of_now("translation-cost", &command(), said, rows).write(&out)?;
-        println!("{}", path.display());
-        Ok(())
+        Ok(Record::of_now("translation-cost", &command(), said, rows).write(&out)?)
     }
 }
 
-fn count(out: &Path) -> Result<()> {
+fn count_denominators(out: &Path) -> Result<PathBuf> {
     let options = denominators::Options::default();
-    let bar = bar((options.sigmas.len() * options.proj_dims.len()) as u64)?;
+    let bar = progress_bar((options.sigmas.len() * options.proj_dims.len()) as u64);
     let rows = denominators::count(&options, &mut || bar.inc(1))?;
     bar.finish_and_clear();
     let said = settings(json!({
@@ -218,7 +228,5 @@ fn count(out: &Path) -> Result<()> {
         "heads": options.heads,
         "tokens": options.tokens,
     }));
-    let path = Record::of_now("denominators", &command(), said, rows).write(out)?;
-    println!("{}", path.display());
-    Ok(())
+    Ok(Record::of_now("denominators", &command(), said, rows).write(out)?)
 }

@@ -1,8 +1,6 @@
 //! Looking into an encoder-decoder, and quantising one.
 
-mod common;
-
-use common::{MOST, seq2seq, softmax, weights};
+use crate::common::{MOST, seq2seq, softmax, weights};
 use serde_json::{Value, json};
 use tidegate_model::checkpoint::{self, Stored};
 use tidegate_model::{Decoder, Device, WeightType};
@@ -30,7 +28,7 @@ fn inspection_tells_the_encoder_and_what_is_kept_of_a_source() {
         let json: Value = serde_json::from_slice(&weights(&["inspect", "--model", &model, "--json"]).stdout).unwrap();
         assert_eq!(json["source"]["max_tokens"], MOST);
     }
-    assert!(inspect(&common::fixture()).unwrap().source.is_none());
+    assert!(inspect(&crate::common::fixture()).unwrap().source.is_none());
 }
 
 /// Logits after a source and each token of a target.

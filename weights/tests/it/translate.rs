@@ -1,12 +1,10 @@
 //! Translating: each line as one would by hand, whatever else is in the batch; what cannot be read is named first.
 
-mod common;
-
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{ENDS, MOST, fixture, seq2seq, softmax, weights};
+use crate::common::{ENDS, MOST, fixture, seq2seq, softmax, weights};
 use serde_json::json;
 use tidegate_model::Device;
 use tidegate_weights::eval::Checkpoint;

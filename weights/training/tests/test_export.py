@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import decoder
+from common import decoder
 from safetensors.torch import load_file
 
 from tidegate_training import card, export, fixtures, sample

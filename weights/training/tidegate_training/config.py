@@ -1,4 +1,4 @@
-"""One TOML describes one run: `[model]`, `[data]`, `[train]`, and for `compare` `[compare]`. Unknown keys are refused."""
+"""One TOML describes one run: `[model]`, `[data]`, `[train]`. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -147,33 +147,11 @@ class DataConfig:
             raise ValueError(f"data.held_out: must be at least 0 and below 1, found {self.held_out}")
 
 
-UNITS = ("nats per character", "bits per byte")
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """What `compare` reports: its name, the corpus in words, the unit of the losses, which validation text of `[data]`
-    they are measured on (its first `eval_tokens`, 0 for all), and the tokens in the hybrid's window."""
-
-    experiment: str = "language"
-    corpus: str = ""
-    unit: str = "bits per byte"
-    valid: str = ""
-    window: int = 16
-    eval_tokens: int = 0
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
-
-    def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise ValueError(f"compare.unit: must be one of {UNITS}, found {self.unit!r}")
-
-
 @dataclass(frozen=True)
 class RunConfig:
     model: ModelConfig
     train: TrainConfig
     data: DataConfig
-    compare: CompareConfig = CompareConfig()
 
 
 def build(cls, table: dict, where: str):
@@ -220,12 +198,12 @@ def read(path: str | Path, overrides: list[str], tables: tuple[str, ...]) -> dic
     return raw
 
 
+def build_run(raw: dict[str, dict]) -> dict:
+    """The arguments of `RunConfig` from a TOML's tables."""
+    tables = {"model": ModelConfig, "train": TrainConfig, "data": DataConfig}
+    return {name: build(cls, raw.get(name, {}), name) for name, cls in tables.items()}
+
+
 def load(path: str | Path, overrides: list[str] = ()) -> RunConfig:
     """Reads a run's TOML, with overrides as in `read`."""
-    raw = read(path, overrides, ("model", "train", "data", "compare"))
-    return RunConfig(
-        model=build(ModelConfig, raw.get("model", {}), "model"),
-        train=build(TrainConfig, raw.get("train", {}), "train"),
-        data=build(DataConfig, raw.get("data", {}), "data"),
-        compare=build(CompareConfig, raw.get("compare", {}), "compare"),
-    )
+    return RunConfig(**build_run(read(path, overrides, ("model", "data", "train"))))

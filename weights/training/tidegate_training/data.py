@@ -15,6 +15,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 
+from .config import RunConfig
+
 EOT = "<|endoftext|>"
 EOT_ID = 0
 
@@ -106,6 +108,13 @@ def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_si
         info["valid"][name] = {"tokens": int(ids.size), "bytes": sum(len(d.encode()) for d in docs)}
     (out / "data.json").write_text(json.dumps(info, indent=2) + "\n")
     print(json.dumps(info))
+
+
+def prepare_run(run: RunConfig, texts: Path, out: Path) -> None:
+    """`prepare` for the files of `[data]`, which are relative to `texts`."""
+    given, at = run.data, lambda name: str(texts / name)
+    prepare([at(f) for f in given.train], given.repeat, {k: at(f) for k, f in given.valid.items()}, run.model.vocab_size,
+            run.train.seed, out, given.held_out)
 
 
 def positions(starts: np.ndarray, before: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import features
 from .attention import MixerState
 from .config import ModelConfig
-from .encoder import EncoderBlock, EncoderConfig
+from .encoder import EncoderBlock
 from .features import draw_matrices, numbers
 from .layers import RMSNorm, rotary_angles
 from .model import Block
@@ -66,13 +66,6 @@ class Seq2SeqConfig(ModelConfig):
     def state_numbers(self) -> int:
         """As in a decoder, what is kept of the source, and how many tokens it has."""
         return super().state_numbers + self.cross_numbers + 1
-
-    @property
-    def encoder(self) -> EncoderConfig:
-        """The encoder's sizes: softmax both ways."""
-        return EncoderConfig(vocab_size=self.vocab_size, hidden_size=self.hidden_size, intermediate_size=self.intermediate_size,
-                             num_hidden_layers=self.encoder_layers, num_attention_heads=self.num_attention_heads,
-                             head_dim=self.head_dim, rms_norm_eps=self.rms_norm_eps, rope_theta=self.rope_theta)
 
 
 @dataclass
@@ -146,7 +139,7 @@ class CrossAttention(nn.Module):
 class SourceBlock(EncoderBlock):
     """`EncoderBlock` with dropout on what each branch adds."""
 
-    def __init__(self, cfg: EncoderConfig, dropout: float):
+    def __init__(self, cfg: Seq2SeqConfig, dropout: float):
         super().__init__(cfg)
         self.dropout = nn.Dropout(dropout)
 
@@ -191,7 +184,7 @@ class Seq2Seq(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.model, self.encoder = nn.Module(), nn.Module()
         self.model.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
-        self.encoder.layers = nn.ModuleList(SourceBlock(cfg.encoder, dropout) for _ in range(cfg.encoder_layers))
+        self.encoder.layers = nn.ModuleList(SourceBlock(cfg, dropout) for _ in range(cfg.encoder_layers))
         self.encoder.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.model.layers = nn.ModuleList(TargetBlock(cfg, dropout) for _ in range(cfg.num_hidden_layers))
         self.model.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from tidegate_training import bidirectional as bi
-from tidegate_training.encoder import Encoder, EncoderConfig
+from tidegate_experiments import bidirectional as bi
+from tidegate_experiments.encoder import Encoder, EncoderConfig
 from tidegate_training.features import draw_matrices
 
 CASES = [bi.MixerConfig("softmax")]

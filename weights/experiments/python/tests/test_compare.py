@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, decoder, story
-from tokenizers import Tokenizer
+from common import decoder, story
 
-from tidegate_training import compare, data, export
-from tidegate_training.__main__ import main
-from tidegate_training.config import CompareConfig
-from tidegate_training.evaluate import block_loss, stream_loss
+from tidegate_experiments import compare
+from tidegate_experiments.__main__ import main
+from tidegate_experiments.compare import CompareConfig, CompareRun, block_loss
+from tidegate_training import data, export
+from tidegate_training.evaluate import stream_loss
 from tidegate_training.train import Trainer, parameters
 
 TOML = """
@@ -59,8 +59,8 @@ def toml(tmp_path):
 
 def base(run_config):
     cfg = run_config()
-    return dataclasses.replace(cfg, compare=CompareConfig(valid="stories", window=8),
-                               model=dataclasses.replace(cfg.model, position_embedding="rope"))
+    model = dataclasses.replace(cfg.model, position_embedding="rope")
+    return CompareRun(model, cfg.train, cfg.data, CompareConfig(valid="stories", window=8))
 
 
 def test_only_the_mixer_differs(folder, tmp_path, run_config):
@@ -167,7 +167,7 @@ def test_a_run_that_was_killed_goes_on(folder, tmp_path, toml):
         if killed:
             (out / "runs").mkdir(parents=True)
             (out / "runs" / ".softmax-1.json.999999999").write_text("{")
-            cfg = compare.configured(compare.config.load(toml), "hybrid", 1, 1)
+            cfg = compare.configured(compare.load(toml), "hybrid", 1, 1)
             compare.ComparedTrainer(cfg, folder, out / "work" / "hybrid-1", "cpu").run(until=3)
         compare.compare(toml, folder, out, ["hybrid"], [1], 1, [])
         run = json.loads((out / "runs" / "hybrid-1.json").read_text())
@@ -179,7 +179,7 @@ def test_a_run_that_was_killed_goes_on(folder, tmp_path, toml):
 def test_work_is_not_taken_up_with_other_settings_and_does_not_outlive_its_run(folder, tmp_path, toml):
     out = tmp_path / "out"
     work = out / "work" / "rfa-1"
-    cfg = compare.configured(compare.config.load(toml), "rfa", 1, 1)
+    cfg = compare.configured(compare.load(toml), "rfa", 1, 1)
     compare.ComparedTrainer(cfg, folder, work, "cpu").run(until=3)
     for change in ("train.steps=5", "train.beta2=0.9"):
         with pytest.raises(ValueError, match=rf"another {change.split('=')[0]}"):
@@ -208,7 +208,7 @@ def test_a_run_that_diverges_is_noted_and_the_others_are_made(folder, tmp_path, 
         assert [row["mixer"] for row in found["rows"]] == ["rfa"]
         (note,) = found["settings"]["diverged"]
         assert note.startswith("elu, seed 1: step 2") and str(tmp_path) not in json.dumps(found)
-        assert found["command"] == (f"tidegate-train compare test.toml --data {folder.name} --out out --only elu,rfa --seeds 1 "
+        assert found["command"] == (f"python -m tidegate_experiments compare test.toml --data {folder.name} --out out --only elu,rfa --seeds 1 "
                                     "--set train.lr=2e-3")
 
 
@@ -221,15 +221,7 @@ def test_a_run_that_diverges_is_noted_and_the_others_are_made(folder, tmp_path, 
 def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, toml, capsys, arguments, says):
     assert main(["compare", str(toml), "--data", str(folder), "--out", str(tmp_path / "out"), *arguments]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and said[0].startswith("tidegate-train: ") and says in said[0]
-
-
-def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path, capsys):
-    (tmp_path / "bad.toml").write_text("[model\n")
-    for name in ("none.toml", "bad.toml"):
-        assert main(["train", str(tmp_path / name), "--data", "d", "--out", "o"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert name in line
+    assert len(said) == 1 and said[0].startswith("tidegate_experiments: ") and says in said[0]
 
 
 def test_a_pool_is_not_judged(folder, tmp_path, toml):
@@ -239,7 +231,7 @@ def test_a_pool_is_not_judged(folder, tmp_path, toml):
     model, _ = export.load_folder(tmp_path / "out" / "checkpoints" / "rfa-1")
     assert run["loss"] == pytest.approx(blocks_by_hand(model, folder, 32), rel=1e-5)
     stream = np.fromfile(folder / "valid_stories.bin", dtype=np.uint16)
-    judge = compare.Judge(compare.configured(compare.config.load(toml), "rfa", 1, 1), folder)
+    judge = compare.Judge(compare.configured(compare.load(toml), "rfa", 1, 1), folder)
     assert run["curve"][-1][1] == pytest.approx(judge.in_unit(judge.blocks(model, 128)), rel=1e-5)
     assert stream.size > 128
 
@@ -279,33 +271,3 @@ def test_blocks_are_texts_of_their_own(folder):
     assert got.bits_per_byte == pytest.approx(total / np.log(2) / (1000 * 16 * count / (stream.size - 1)), rel=1e-5)
     assert block_loss(model, stream, 1000, 16, limit=50).tokens == 48
     assert stream_loss(model, stream, 1000).nats != pytest.approx(got.nats, rel=1e-3)
-
-
-def test_segments_without_a_carried_state_do_not_depend_on_it(folder, tmp_path, run_config):
-    """Rows are read alone whatever the state holds; with the state carried they are not."""
-    for carried in (False, True):
-        trainer = Trainer(run_config(carry_state=carried, lanes=1), folder, tmp_path / str(carried), "cpu")
-        for state in trainer.state:
-            state.s.fill_(1.0)
-            state.c.fill_(1.0)
-        trainer.lanes.stream = trainer.lanes.stream.copy()
-        trainer.lanes.stream[:40] = 7  # neither a document's start nor a lane's
-        trainer.step = 1
-        loss, _ = trainer.train_step()
-        fresh = Trainer(run_config(carry_state=carried, lanes=1), folder, tmp_path / f"fresh {carried}", "cpu")
-        fresh.lanes.stream, fresh.step = trainer.lanes.stream, 1
-        assert (fresh.train_step()[0] == loss) == (not carried)
-
-
-def test_the_held_out_part_is_not_trained_on(tmp_path):
-    text = "\n".join(story(random.Random(i)) for i in range(60))
-    (tmp_path / "t.txt").write_text(text)
-    data.prepare([str(tmp_path / "t.txt")], [1], {}, TINY.vocab_size, 1, tmp_path / "out", held_out=0.25)
-    cut = int(len(text) * 0.75)
-    assert (tmp_path / "out" / "held_out.txt").read_text() == text[cut:]
-    assert (tmp_path / "out" / "train_0.txt").read_text() == text[:cut]
-    info = json.loads((tmp_path / "out" / "data.json").read_text())
-    assert list(info["valid"]) == ["held_out"]
-    assert abs(info["train_bytes"] - cut) <= 2 and abs(info["valid"]["held_out"]["bytes"] - (len(text) - cut)) <= 2
-    stream = np.fromfile(tmp_path / "out" / "train.bin", dtype=np.uint16)
-    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).decode(stream[1:-1].tolist()) == text[:cut].strip("\n")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tidegate_training import classify, listops
-from tidegate_training.__main__ import main
-from tidegate_training.listops import ListOpsConfig, evaluate, from_text, to_text
+from tidegate_experiments import classify, listops
+from tidegate_experiments.__main__ import main
+from tidegate_experiments.listops import ListOpsConfig, evaluate, from_text, to_text
 
 value = lambda text: evaluate(from_text(text))[0]
 
@@ -206,7 +206,7 @@ def test_the_command_resumes_and_reports(tiny, tmp_path, capsys, monkeypatch):
     assert '"majority_class"' in capsys.readouterr().out and not list(out.rglob(".*"))
 
     assert {s["machine"] for s in report["rows"][0]["seeds"]} and str(tmp_path) not in json.dumps(report)
-    first = "tidegate-train listops tiny.toml --out out"  # rfa, seed 1, is what the first call has left
+    first = "python -m tidegate_experiments listops tiny.toml --out out"  # rfa, seed 1, is what the first call has left
     assert sorted(report["command"].split("; ")) == [first, first + " --only softmax,rfa,lara --seeds 1,2"]
 
     capsys.readouterr()

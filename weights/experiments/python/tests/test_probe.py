@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from tidegate_training.__main__ import main
+from tidegate_experiments.__main__ import main
+from tidegate_experiments.probe import heads, windows
 from tidegate_training.data import EOT, train_tokenizer
 from tidegate_training.export import write_folder
 from tidegate_training.fixtures import BASE, LINES, randomise
 from tidegate_training.model import Decoder
-from tidegate_training.probe import heads, windows
 
 
 def softmax_model(vocab: int, **changes) -> Decoder:

@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tidegate_training import features
-from tidegate_training import randomized as r
-from tidegate_training import rfa
+from tidegate_experiments import randomized as r
+from tidegate_training import features, rfa
 
 
 def inputs(seed: int, b: int = 2, h: int = 2, queries: int = 7, keys: int = 9, d: int = 4, size: float = 1.5) -> dict:

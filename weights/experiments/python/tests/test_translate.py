@@ -10,7 +10,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from tidegate_training import __main__, export, pairs, translate
+from tidegate_experiments import __main__, pairs, translate
+from tidegate_training import export
 from tidegate_training.seq2seq import IGNORED
 
 WORDS = {"the": "das", "red": "rote", "blue": "blaue", "child": "Kind", "house": "Haus", "sees": "sieht", "and": "und"}
@@ -148,7 +149,7 @@ def test_runs_are_made_once_and_merged(made, tmp_path, capsys):
     assert ask("--only", "rfa-gate") == 0 and ask("--threads", "1") == 0
     report = json.loads((tmp_path / "translation.json").read_text())
     assert report["experiment"] == "translation" and re.fullmatch(r"\d{4}-\d\d-\d\d", report["date"])
-    assert report["command"] == "tidegate-train translate configs/run.toml --data DATA --out FOLDER"
+    assert report["command"] == "python -m tidegate_experiments translate configs/run.toml --data DATA --out FOLDER"
     assert str(tmp_path) not in json.dumps(report) and str(at) not in json.dumps(report)
     assert [row["mixer"] for row in report["rows"]] == ["softmax", "rfa-gate"]
     for row in report["rows"]:

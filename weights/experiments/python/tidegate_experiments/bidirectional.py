@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import features, randomized
-from .config import FEATURE_MAPS
-from .rfa import normalise
+from tidegate_training import features
+from tidegate_training.config import FEATURE_MAPS
+from tidegate_training.rfa import normalise
+
+from . import randomized
 
 ATTENTIONS = ("softmax", "rfa", "ra", "lara")
 

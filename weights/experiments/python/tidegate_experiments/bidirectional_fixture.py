@@ -4,7 +4,7 @@
     lara_normals (2, 2, 4, 8): noise of four landmarks; lara, lara_balance: LARA with query-specific weights, with balance's
     ra_uniforms (2, 2, 3, 10), ra_normals (2, 2, 3, 10, 8): three samples of every query; ra: their mean
 
-`python -m tidegate_training.bidirectional_fixture` renews it in the repository.
+`python -m tidegate_experiments.bidirectional_fixture` renews it in the repository.
 """
 
 from __future__ import annotations
@@ -45,4 +45,4 @@ def write(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(__file__).resolve().parents[3] / "model" / "tests" / "fixtures-bidirectional")
+    write(Path(__file__).resolve().parents[2] / "tests" / "fixtures")

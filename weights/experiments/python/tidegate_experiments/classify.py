@@ -20,10 +20,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from . import compare, config, listops, optim
+from tidegate_training import config, optim
+from tidegate_training.train import Diverged, parameters
+
+from . import compare, listops
 from .encoder import Encoder, EncoderConfig
 from .listops import ListOpsConfig, Sequences
-from .train import Diverged, parameters
 
 # What each name of the reports means; the sizes are those of `[model]`. D random vectors give 2 D features of sine and
 # cosine: the other maps have 2 D of their own.

@@ -13,17 +13,53 @@ import json
 import os
 import platform
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from . import config
-from .config import RunConfig
-from .data import EOT_ID, fingerprint
-from .evaluate import Score, block_loss, stream_loss
-from .export import write_folder
-from .train import Diverged, Trainer, parameters
+from tidegate_training import config
+from tidegate_training.config import RunConfig
+from tidegate_training.data import EOT_ID, fingerprint, positions
+from tidegate_training.evaluate import Score, score, stream_loss
+from tidegate_training.export import write_folder
+from tidegate_training.model import Decoder
+from tidegate_training.train import Diverged, Trainer, parameters
+
+UNITS = ("nats per character", "bits per byte")
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """What `compare` reports: its name, the corpus in words, the unit of the losses, which validation text of `[data]`
+    they are measured on (its first `eval_tokens`, 0 for all), and the tokens in the hybrid's window."""
+
+    experiment: str = "language"
+    corpus: str = ""
+    unit: str = "bits per byte"
+    valid: str = ""
+    window: int = 16
+    eval_tokens: int = 0
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"compare.unit: must be one of {UNITS}, found {self.unit!r}")
+
+
+@dataclass(frozen=True)
+class CompareRun(RunConfig):
+    """A run's settings and the comparison's."""
+
+    compare: CompareConfig = CompareConfig()
+
+
+def load(path: Path, overrides: list[str] = ()) -> CompareRun:
+    """Reads a run's TOML with its `[compare]`; each override is `table.key=value`."""
+    raw = config.read(path, overrides, ("model", "data", "train", "compare"))
+    return CompareRun(**config.build_run(raw), compare=config.build(CompareConfig, raw.get("compare", {}), "compare"))
+
 
 # What each mixer changes in `[model]`. D random vectors give 2 D features of sine and cosine: the other maps have 2 D of
 # their own. A window of `context` is all of a segment, that of `window` the hybrid's part of it.
@@ -57,7 +93,7 @@ NOTES = {
 }
 
 
-def notes(cfg: RunConfig) -> dict[str, str]:
+def notes(cfg: CompareRun) -> dict[str, str]:
     """What a reader of the report has to know of its numbers."""
     m, t = cfg.model, cfg.train
     (stateful,) = STATEFUL.values()
@@ -72,7 +108,7 @@ def notes(cfg: RunConfig) -> dict[str, str]:
     }
 
 
-def configured(base: RunConfig, mixer: str, seed: int, threads: int) -> RunConfig:
+def configured(base: CompareRun, mixer: str, seed: int, threads: int) -> CompareRun:
     """The run of one mixer and seed."""
     changes = PLAIN | MIXERS[mixer]
     windows = {"context": base.train.segment, "window": base.compare.window}
@@ -85,10 +121,35 @@ def configured(base: RunConfig, mixer: str, seed: int, threads: int) -> RunConfi
     return dataclasses.replace(base, model=model, train=train)
 
 
+@torch.no_grad()
+def block_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, context: int, limit: int | None = None,
+               rows: int = 32, device: str = "cpu") -> Score:
+    """The text in blocks of `context` tokens, each read from an empty state: what a model without a memory can know.
+
+    The first token of a block has only itself to go by; an end of fewer than `context` tokens is left out.
+    """
+    blocks = min(stream.size - 1, limit or stream.size) // context
+    if blocks == 0:
+        raise ValueError(f"a text of {stream.size} tokens is too short for a block of {context}")
+    model.eval()
+    total = 0.0
+    for at in range(0, blocks, rows):
+        count = min(rows, blocks - at)
+        index = np.arange(at, at + count)[:, None] * context + np.arange(context + 1)[None, :]
+        piece = stream[index].astype(np.int64)
+        starts = piece[:, :-1] == EOT_ID
+        place = torch.from_numpy(positions(starts, np.zeros(count, dtype=np.int64))).to(device)
+        ids, targets = (torch.from_numpy(x).to(device) for x in (piece[:, :-1], piece[:, 1:]))
+        inside = torch.from_numpy(starts).to(device) if starts[:, 1:].any() else None
+        total += model(ids, None, inside, place, chunk=context, targets=targets)[0].item()
+    model.train()
+    return score(total, blocks * context, stream.size - 1, text_bytes)
+
+
 class Judge:
     """Measures a model on the validation text, in the unit of the report."""
 
-    def __init__(self, cfg: RunConfig, data: Path):
+    def __init__(self, cfg: CompareRun, data: Path):
         self.cfg = cfg
         found = json.loads((data / "data.json").read_text(encoding="utf-8"))["valid"]
         if cfg.compare.valid not in found:
@@ -126,7 +187,7 @@ class ComparedTrainer(Trainer):
         return {self.cfg.compare.valid: dataclasses.asdict(score)}
 
 
-def run_one(base: RunConfig, mixer: str, seed: int, data: Path, out: Path, threads: int, command: str = "") -> None:
+def run_one(base: CompareRun, mixer: str, seed: int, data: Path, out: Path, threads: int, command: str = "") -> None:
     """Trains, measures and exports one mixer with one seed; goes on where a run that was killed stood."""
     name = f"{mixer}-{seed}"
     cfg, work = configured(base, mixer, seed, threads), out / "work" / name
@@ -156,7 +217,7 @@ def train_curve(log: list[dict], every: int) -> list[list]:
             for i in range(0, len(log) - every + 1, every)]
 
 
-def settings(base: RunConfig, data: Path) -> dict:
+def settings(base: CompareRun, data: Path) -> dict:
     """What all runs of a report share: a run with others is another experiment's."""
     m, t, c = base.model, base.train, base.compare
     tables = {name: {k: v for k, v in dataclasses.asdict(getattr(base, name)).items() if k not in OWN[name]} for name in OWN}
@@ -199,7 +260,7 @@ def distinct(runs: list[dict], key: str) -> str:
     return "; ".join(dict.fromkeys(run[key] for run in runs))
 
 
-def report(base: RunConfig, data: Path, out: Path) -> Path:
+def report(base: CompareRun, data: Path, out: Path) -> Path:
     """Merges `runs/*.json` into the report of the experiment, mixers in the order of `MIXERS`."""
     rows: dict[str, dict] = {}
     want = json.loads(json.dumps(settings(base, data)))
@@ -232,13 +293,13 @@ def remove_leftovers(out: Path) -> None:
 
 
 def compare(path: Path, data: Path, out: Path, only: list[str], seeds: list[int], threads: int, overrides: list[str],
-            command: str = "tidegate-train compare") -> Path:
+            command: str = "") -> Path:
     """Makes the runs that are not there yet, the first seed of every mixer before the second; returns the report.
 
     command: what was asked for, as the report states it. A run that diverges is noted in `diverged/` and the others are made;
     then `Diverged` is raised. To try one again, its note has to be deleted.
     """
-    base = config.load(path, overrides)
+    base = load(path, overrides)
     unknown = sorted(set(only) - set(MIXERS))
     if unknown:
         raise ValueError(f"--only: unknown mixers {unknown}; known are {', '.join(MIXERS)}")

@@ -16,8 +16,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .data import EOT, EOT_ID, encode, fit_tokenizer, fingerprint
-from .seq2seq import IGNORED
+from tidegate_training.data import EOT, EOT_ID, encode, fit_tokenizer, fingerprint
+from tidegate_training.seq2seq import IGNORED
 
 PARTS = ("train", "valid", "test")
 SIDES = ("source", "target")

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .data import EOT_ID, documents, encode
-from .export import load_folder
-from .model import Decoder
+from tidegate_training.data import EOT_ID, documents, encode
+from tidegate_training.export import load_folder
+from tidegate_training.model import Decoder
 
 
 def windows(stream: Tensor, tokens: int, cases: int) -> Tensor:

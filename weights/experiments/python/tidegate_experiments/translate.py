@@ -22,12 +22,14 @@ import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from . import compare, config, optim, pairs
-from .data import EOT_ID
-from .export import write_folder
+from tidegate_training import config, optim
+from tidegate_training.data import EOT_ID
+from tidegate_training.export import write_folder
+from tidegate_training.seq2seq import Seq2Seq, Seq2SeqConfig
+from tidegate_training.train import Diverged, parameters
+
+from . import compare, pairs
 from .pairs import Pairs, PairsConfig
-from .seq2seq import Seq2Seq, Seq2SeqConfig
-from .train import Diverged, parameters
 
 # What each changes in `[model]`: the decoder's attentions to its own past and to the source. The encoder is softmax in both.
 MIXERS: dict[str, dict] = {
@@ -121,10 +123,8 @@ def load(path: Path, overrides: list[str] = ()) -> Experiment:
 
 def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
     """BLEU of a corpus, 0 to 100, and sacrebleu's signature, which says how it was counted."""
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError as e:
-        raise ValueError("BLEU needs sacrebleu: pip install 'tidegate-training[translate]'") from e
+    from sacrebleu.metrics import BLEU  # slow to import
+
     metric = BLEU()
     return metric.corpus_score(hypotheses, [references]).score, str(metric.get_signature())
 
@@ -320,7 +320,6 @@ def run_all(exp: Experiment, data: Path, out: Path, only: list[str], seeds: list
             raise ValueError(f"{key}: must be at least the longest text's {found} tokens, found {most}")
     if info["vocab_size"] > exp.model.vocab_size:
         raise ValueError(f"model.vocab_size: must be at least the tokenizer's {info['vocab_size']}, found {exp.model.vocab_size}")
-    bleu(["a"], ["a"])  # says before hours of training that it cannot be counted
     compare.remove_leftovers(out)
     compare.read_runs(out / "runs", json.loads(json.dumps(exp.settings(data))))  # refuses a folder of another experiment
     if exp.train.threads:

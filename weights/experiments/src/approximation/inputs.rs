@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
-use tidegate_model::bidirectional::{Generator, Inputs};
+use crate::bidirectional::{Generator, Inputs};
 
 use super::ApproximationError;
 

@@ -1,5 +1,5 @@
 //! Feature maps of whole sequences as chains of tensors. The causal layers have fused ones of their own
-//! (`crate::feature_map`); these need no running maximum, are of any float type, and pass gradients.
+//! (`tidegate_model::feature_map`); these need no running maximum, are of any float type, and pass gradients.
 
 use candle_core::{D, Result, Tensor, bail};
 

@@ -4,7 +4,7 @@
 //! Queries, keys and values are slices of rows; `d` numbers a row of q and k. FAVOR+, RA and LARA scale q and k by
 //! d^(-1/4) themselves.
 
-use crate::ops::naive::{Float, gaussian_features};
+use tidegate_model::ops::naive::{Float, gaussian_features};
 
 /// Rows of numbers of one head.
 #[derive(Clone, Copy, Debug)]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::scale::{Kind, digits};
-use super::svg::{Axis, Lines, Panel, Picture, Point, Series};
+use crate::scale::{Kind, digits};
+use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use super::{Section, checked, color, table};
 use crate::approximation::Row;
 use crate::record::{Record, RecordError};

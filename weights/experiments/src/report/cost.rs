@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use super::scale::{Kind, digits};
-use super::svg::{Axis, Lines, Panel, Picture, Point, Series};
+use crate::scale::{Kind, digits};
+use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use super::{Section, checked, color, table};
-use crate::cost::{Doing, Row};
+use crate::bench::Phase;
+use crate::cost::Row;
 use crate::record::{Record, RecordError};
-use crate::table::grouped;
+use tidegate_weights::terminal::grouped;
 
 /// Milliseconds for one of the tokens of which so many are done a second.
 fn milliseconds(tokens_per_second: f64) -> f64 {
@@ -21,15 +22,15 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
             checked(path, &format!("rows[{at}].{name}"), value, |rate| rate > 0.0)?;
         }
     }
-    let mut groups: Vec<(Doing, u64)> = Vec::new();
+    let mut groups: Vec<(Phase, u64)> = Vec::new();
     for row in &record.rows {
-        let batch = if row.kind == Doing::Decode { row.batch } else { 0 };
+        let batch = if row.kind == Phase::Decode { row.batch } else { 0 };
         if !groups.contains(&(row.kind, batch)) {
             groups.push((row.kind, batch));
         }
     }
-    groups.sort_by_key(|&(kind, batch)| (kind == Doing::Prefill, batch));
-    let of = |&(kind, batch): &(Doing, u64)| -> Vec<&Row> {
+    groups.sort_by_key(|&(kind, batch)| (kind == Phase::Prefill, batch));
+    let of = |&(kind, batch): &(Phase, u64)| -> Vec<&Row> {
         record.rows.iter().filter(|row| row.kind == kind && (batch == 0 || row.batch == batch)).collect()
     };
     let mut panels: Vec<Panel> = groups.iter().map(|group| times(*group, &of(group))).collect();
@@ -57,11 +58,11 @@ fn note(rows: &[Row]) -> &'static str {
     }
 }
 
-fn title((kind, batch): (Doing, u64)) -> String {
+fn title((kind, batch): (Phase, u64)) -> String {
     match (kind, batch) {
-        (Doing::Prefill, _) => "reading a prompt".into(),
-        (Doing::Decode, 1) => "decoding, one row".into(),
-        (Doing::Decode, batch) => format!("decoding, {batch} rows at once"),
+        (Phase::Prefill, _) => "reading a prompt".into(),
+        (Phase::Decode, 1) => "decoding, one row".into(),
+        (Phase::Decode, batch) => format!("decoding, {batch} rows at once"),
     }
 }
 
@@ -85,7 +86,7 @@ fn lines(rows: &[&Row], point: impl Fn(&Row) -> Point) -> Vec<Series> {
     mixers(rows).into_iter().map(line).collect()
 }
 
-fn times(group: (Doing, u64), rows: &[&Row]) -> Panel {
+fn times(group: (Phase, u64), rows: &[&Row]) -> Panel {
     let point = |row: &Row| Point {
         x: row.depth as f64,
         y: milliseconds(row.tokens_per_second),
@@ -119,7 +120,7 @@ fn states(rows: &[&Row]) -> Panel {
 }
 
 /// A row for each mixer, and in brackets how many times softmax's tokens a second its are at that depth.
-fn markdown(group: (Doing, u64), rows: &[&Row]) -> String {
+fn markdown(group: (Phase, u64), rows: &[&Row]) -> String {
     let mut depths: Vec<u64> = rows.iter().map(|row| row.depth).collect();
     depths.sort_unstable();
     depths.dedup();

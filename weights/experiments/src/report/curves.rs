@@ -1,7 +1,7 @@
 //! Validation losses while training: the mean of a mixer's seeds, from where it has fallen far enough to be told apart.
 
-use super::scale::Kind;
-use super::svg::{Axis, Lines, Panel, Point, Series};
+use crate::scale::Kind;
+use crate::svg::{Axis, Lines, Panel, Point, Series};
 use super::{color, spread};
 
 /// Losses that the picture shows, in those that the worst mixer ends with.

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::scale::Kind;
-use super::svg::{Axis, Lines, Panel, Picture, Point, Series};
+use crate::scale::Kind;
+use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use super::{Section, checked, table};
 use crate::denominators::Row;
 use crate::record::{Record, RecordError};

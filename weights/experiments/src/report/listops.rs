@@ -4,11 +4,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::scale::Kind;
-use super::svg::{Axis, DotRow, Dots, Panel, Picture};
+use crate::scale::Kind;
+use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
 use super::{Section, checked, color, spread, table, with_spread};
 use crate::record::{Record, RecordError};
-use crate::table::grouped;
+use tidegate_weights::terminal::grouped;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Row {

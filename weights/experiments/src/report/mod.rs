@@ -11,8 +11,6 @@ mod curves;
 mod denominators;
 mod language;
 mod listops;
-pub mod scale;
-pub mod svg;
 mod translation;
 mod translation_cost;
 
@@ -23,11 +21,12 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::record::{Record, RecordError};
+use crate::svg::Picture;
 
 /// What one file becomes.
 struct Section {
     title: String,
-    picture: svg::Picture,
+    picture: Picture,
     /// Markdown: tables and what must be said beside them.
     text: String,
 }
@@ -54,7 +53,7 @@ pub enum ReportError {
 /// When there is nothing to report on, a file is malformed, or the file system refuses.
 pub fn report(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
     let mut written = Vec::new();
-    let mut text = "# Measurements\n\nWritten by `tidegate-weights report` from the JSON files beside it.\n".to_owned();
+    let mut text = "# Measurements\n\nWritten by `tidegate-experiments report` from the JSON files beside it.\n".to_owned();
     for name in experiments(folder)? {
         let path = folder.join(format!("{name}.json"));
         let (section, said) = match name.as_str() {

@@ -5,11 +5,11 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::scale::Kind;
-use super::svg::{Axis, DotRow, Dots, Panel, Picture};
+use crate::scale::Kind;
+use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
 use super::{Section, checked, color, curves, each_once, spread, table, with_spread};
 use crate::record::{Record, RecordError};
-use crate::table::grouped;
+use tidegate_weights::terminal::grouped;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Row {

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::scale::{Kind, digits};
-use super::svg::{Axis, Lines, Panel, Picture, Point, Series};
+use crate::scale::{Kind, digits};
+use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use super::{Section, checked, color, table};
 use crate::record::{Record, RecordError};
-use crate::table::grouped;
+use tidegate_weights::terminal::grouped;
 use crate::translation_cost::Row;
 
 pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {

@@ -4,15 +4,15 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use candle_core::{DType, Device, Tensor};
-use tidegate_weights::approximation::inputs::{Shape, Source};
-use tidegate_weights::approximation::{Options, Row, measure, steps};
-use tidegate_weights::denominators;
-use tidegate_weights::record::Record;
+use tidegate_experiments::approximation::inputs::{Shape, Source};
+use tidegate_experiments::approximation::{Options, Row, measure, steps};
+use tidegate_experiments::denominators;
+use tidegate_experiments::record::Record;
 
 const SHAPE: Shape = Shape { cases: 2, heads: 2, tokens: 48, d: 16 };
 
 fn weights(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tidegate-weights")).args(arguments).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_tidegate-experiments")).args(arguments).output().unwrap()
 }
 
 fn error(rows: &[Row], estimator: &str, samples: usize) -> f64 {
@@ -83,7 +83,7 @@ fn the_command_writes_its_record() {
     let done = weights(&arguments);
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let record: Record<Row> = Record::read(&out.join("approximation.json"), "approximation").unwrap();
-    assert!(record.command.starts_with("tidegate-weights approximation --qkv "), "{}", record.command);
+    assert!(record.command.starts_with("tidegate-experiments approximation --qkv "), "{}", record.command);
     assert!(!record.machine.is_empty());
     assert_eq!(record.settings["model_shape"], serde_json::json!([3, 2, 16, 8]));
     // Three kinds of inputs; five estimators at two numbers of samples, and the mean of V.

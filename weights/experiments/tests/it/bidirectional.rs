@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, Var};
-use tidegate_model::bidirectional::naive::{self, Head};
-use tidegate_model::bidirectional::{Attention, DENOMINATOR_EPS, Draws, Generator, Inputs, Weighting, lara, ra};
+use tidegate_experiments::bidirectional::naive::{self, Head};
+use tidegate_experiments::bidirectional::{Attention, DENOMINATOR_EPS, Draws, Generator, Inputs, Weighting, lara, ra};
 
 const BATCH: usize = 2;
 const HEADS: usize = 3;
@@ -189,7 +189,7 @@ fn what_does_not_fit_is_refused() {
 
 #[test]
 fn pytorch_agrees() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures-bidirectional/randomized.safetensors");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/randomized.safetensors");
     let golden = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
     let inputs = Inputs::new(&golden["q"], &golden["k"], &golden["v"]).unwrap();
     let agree = |name: &str, found: &Tensor| {

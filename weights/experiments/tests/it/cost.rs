@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use tidegate_weights::cost::{GatherError, Row, gather};
-use tidegate_weights::record::Record;
-use tidegate_weights::report::report;
+use tidegate_experiments::bench::BenchError;
+use tidegate_experiments::cost::{Row, gather};
+use tidegate_experiments::record::Record;
+use tidegate_experiments::report::report;
 
 /// A line as bench writes it.
 fn line(mixer: &str, kind: &str, batch: u64, depth: u64) -> Value {
@@ -31,8 +32,8 @@ fn write(folder: &Path, name: &str, lines: &[Value]) -> PathBuf {
     path
 }
 
-fn gathered(files: &[PathBuf]) -> Result<Record<Row>, GatherError> {
-    gather(files, "tidegate-weights cost", |path| path.file_name().unwrap().to_str().unwrap().to_owned())
+fn gathered(files: &[PathBuf]) -> Result<Record<Row>, BenchError> {
+    gather(files, "tidegate-experiments cost", |path| path.file_name().unwrap().to_str().unwrap().to_owned())
 }
 
 #[test]
@@ -53,7 +54,7 @@ fn one_file_or_one_for_each_mixer_give_the_same_rows() {
     assert_eq!(
         one.command,
         "tidegate bench --shape 12m --weights bf16 --mixer rfa-gate,softmax --threads 2 --state f32 --depths 0,512,8192 \
-         --batch 1,16 --prompt 512 --steps 20 --rounds 9 --output json > both.jsonl && tidegate-weights cost"
+         --batch 1,16 --prompt 512 --steps 20 --rounds 9 --output json > both.jsonl && tidegate-experiments cost"
     );
     assert!(two.command.contains("--mixer softmax ") && two.command.contains("> rfa.jsonl && tidegate bench"));
     let said = |key: &str| one.settings[key].clone();
@@ -68,14 +69,14 @@ fn what_lines_say_of_themselves_is_kept_and_what_no_run_gives_is_not_made_up() {
     let folder = tempfile::tempdir().unwrap();
     let mut lines = lines("rfa-gate");
     lines.pop();
-    assert_eq!(gathered(&[write(folder.path(), "part", &lines)]).unwrap().command, "tidegate-weights cost");
+    assert_eq!(gathered(&[write(folder.path(), "part", &lines)]).unwrap().command, "tidegate-experiments cost");
     for line in &mut lines {
         line["command"] = "measure".into();
         line["machine"] = "a machine".into();
         line["date"] = "2026-01-02".into();
     }
     let record = gathered(&[write(folder.path(), "said", &lines)]).unwrap();
-    assert_eq!(record.command, "measure > said && tidegate-weights cost");
+    assert_eq!(record.command, "measure > said && tidegate-experiments cost");
     assert_eq!((record.machine.as_str(), record.date.as_str()), ("a machine", "2026-01-02"));
     assert!(!record.settings.contains_key("origin"));
 }
@@ -117,7 +118,7 @@ fn the_commands_file_is_reported_on_and_names_no_place_of_the_machine() {
     let folder = tempfile::tempdir().unwrap();
     let lines = [lines("rfa-gate"), lines("softmax")].concat();
     let (path, out) = (write(folder.path(), "bench.jsonl", &lines), folder.path().join("reports"));
-    let done = Command::new(env!("CARGO_BIN_EXE_tidegate-weights"))
+    let done = Command::new(env!("CARGO_BIN_EXE_tidegate-experiments"))
         .arg("cost")
         .arg(&path)
         .arg(format!("--out={}", out.display()))
@@ -126,7 +127,7 @@ fn the_commands_file_is_reported_on_and_names_no_place_of_the_machine() {
         .unwrap();
     assert!(done.status.success(), "{done:?}");
     let text = std::fs::read_to_string(out.join("cost.json")).unwrap();
-    assert!(text.contains("> bench.jsonl && tidegate-weights cost bench.jsonl --out=reports\""), "{text}");
+    assert!(text.contains("> bench.jsonl && tidegate-experiments cost bench.jsonl --out=reports\""), "{text}");
     assert!(!text.contains(&folder.path().display().to_string()), "{text}");
     report(&out).unwrap();
     let text = std::fs::read_to_string(out.join("REPORT.md")).unwrap();

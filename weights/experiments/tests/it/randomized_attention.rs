@@ -3,8 +3,8 @@
 //! standard errors.
 
 use candle_core::{DType, Device, Tensor};
-use tidegate_model::bidirectional::naive::{Head, xi};
-use tidegate_model::bidirectional::{
+use tidegate_experiments::bidirectional::naive::{Head, xi};
+use tidegate_experiments::bidirectional::{
     Attention, Draws, Features, Generator, Inputs, Map, Weighting, estimate, features, kernel, lara, ra, segment_means,
 };
 

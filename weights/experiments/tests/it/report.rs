@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use tidegate_weights::report::report;
+use tidegate_experiments::report::report;
 
 const MIXERS: [&str; 7] = ["softmax", "elu", "favor", "rfa", "rfa-gate", "rfa-gate-stateful", "hybrid"];
 

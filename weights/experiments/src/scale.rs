@@ -145,7 +145,7 @@ pub fn short(value: f64) -> String {
         0.0 => "0".into(),
         size if size >= 1e9 => format!("{} G", plain((value / 1e8).round() / 10.0)),
         size if size >= 1e6 => format!("{} M", plain((value / 1e5).round() / 10.0)),
-        size if size >= 1000.0 => crate::table::grouped(value.round() as u64),
+        size if size >= 1000.0 => tidegate_weights::terminal::grouped(value.round() as u64),
         size if size < 1e-3 => format!("{value:.0e}"),
         _ => plain(value),
     }

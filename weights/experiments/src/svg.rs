@@ -4,7 +4,7 @@
 
 use std::fmt::{Result, Write};
 
-use super::scale::{Kind, Scale, apart, bounds, digits, short, ticks};
+use crate::scale::{Kind, Scale, apart, bounds, digits, short, ticks};
 
 const WIDTH: f64 = 880.0;
 const LEFT: f64 = 84.0;

@@ -1,6 +1,15 @@
-//! Aligned plain-text tables for the terminal.
+//! Aligned plain-text tables and progress bars for the terminal.
 
 use std::fmt;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// A progress bar on stderr with room for a message.
+pub fn progress_bar(length: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(5));
+    let style = ProgressStyle::with_template("{bar:30} {percent:>3}% {elapsed_precise} {msg}");
+    bar.with_style(style.expect("the template is a constant"))
+}
 
 /// A table under one line of headings; the first column is left-aligned, the others right.
 #[derive(Clone, Debug, Default)]

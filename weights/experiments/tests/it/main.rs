@@ -1,0 +1,8 @@
+//! Tests of the experiments, one module for each subject.
+
+mod approximation;
+mod bidirectional;
+mod cost;
+mod randomized_attention;
+mod report;
+mod translation_cost;
