@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand};
 use tidegate_model::{Device, StateType, WeightType};
 use tidegate_weights::eval::{Checkpoint, EvalReport, Progress, evaluate};
 use tidegate_weights::inspect::{Head, InspectReport, Sigma, inspect, observe};
-use tidegate_weights::quantize::{Draft, OnText, QuantizeOptions, QuantizeReport};
+use tidegate_weights::quantize::{Comparison, Draft, QuantizeOptions, QuantizeReport};
 use tidegate_weights::terminal::{Table, grouped, progress_bar};
 
 /// Evaluates, inspects and quantises the checkpoints that `tidegate` serves, and translates with them.
@@ -24,19 +24,19 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Perplexity and bits per byte of a text, the state carried through the whole of it.
+    /// Measures perplexity and bits per byte of a text, the state carried through it.
     Eval {
         #[command(flatten)]
         common: Common,
         /// UTF-8 text, `<|endoftext|>` between documents.
         #[arg(long, value_name = "FILE")]
         text: PathBuf,
-        /// How the state is held in memory: f32 or bf16.
+        /// Type of the state in memory: f32 or bf16.
         #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = state)]
         state: StateType,
     },
-    /// Parameters by group, state bytes, sigma and gate half-life per head; with a text also what the gates and
-    /// denominators did on it.
+    /// Shows parameters by group, state bytes, sigma and gate half-life per head; with a text also measured half-lives and
+    /// clamped denominators.
     Inspect {
         #[command(flatten)]
         common: Common,
@@ -44,21 +44,21 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         text: Option<PathBuf>,
     },
-    /// Writes a copy of a checkpoint whose matrices are quantised (model.gguf); with a text also what that costs.
+    /// Writes a quantised copy of a checkpoint (model.gguf); with a text also compares the two on it.
     Quantize {
         #[command(flatten)]
         common: Common,
-        /// What matrices become: q8_0, q4_0, q4_k, f16 or bf16; f16 where their rows are not whole blocks of it.
+        /// Type of the matrices: q8_0, q4_0, q4_k, f16 or bf16. Matrices whose rows are not a multiple of its block become f16.
         #[arg(long, value_name = "TYPE", value_parser = smaller)]
         to: WeightType,
-        /// The folder to write; new, or empty.
+        /// The output folder; new or empty.
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
         /// UTF-8 text, `<|endoftext|>` between documents.
         #[arg(long, value_name = "FILE")]
         text: Option<PathBuf>,
     },
-    /// Translates lines with an encoder-decoder, greedily; a translation a line, in the same order.
+    /// Translates lines with an encoder-decoder, greedily and in order.
     Translate(translating::Translate),
 }
 
@@ -67,7 +67,7 @@ struct Common {
     /// Checkpoint folder: config.json, model.safetensors (or model.gguf), tokenizer.json.
     #[arg(long, value_name = "FOLDER", env = "TIDEGATE_MODEL")]
     model: PathBuf,
-    /// Predict only the first so many tokens of the text.
+    /// Predict only the first tokens of the text.
     #[arg(long, value_name = "TOKENS", requires = "text", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     /// Print JSON instead of a table.
@@ -85,7 +85,7 @@ fn state(text: &str) -> Result<StateType, String> {
 
 fn smaller(text: &str) -> Result<WeightType, String> {
     match text.parse() {
-        Ok(WeightType::F32) => Err("f32 is nothing smaller".into()),
+        Ok(WeightType::F32) => Err("must be smaller than f32".into()),
         kind => kind,
     }
 }
@@ -136,7 +136,7 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
     };
     let options = QuantizeOptions { model: &common.model, to, out };
     options.check()?;
-    // First, so that a text that cannot be read is found before anything is quantised.
+    // Report an unreadable text before quantising anything.
     let before = text.map(|text| measured(&common.model, text)).transpose()?;
     let bar = progress_bar(0);
     let draft = Draft::write(&options, &mut |written| {
@@ -146,15 +146,15 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
     })?;
     bar.finish_and_clear();
     let on_text = match text.zip(before) {
-        Some((text, before)) => Some(OnText::new(text, common.limit, before, measured(draft.folder(), text)?)),
+        Some((text, before)) => Some(Comparison::new(text, common.limit, before, measured(draft.folder(), text)?)),
         None => None,
     };
     Ok(draft.finish(on_text)?)
 }
 
-/// Runs `work` under a progress bar on stderr: over the limit's tokens, or else the file's bytes.
+/// Runs `work` with a progress bar on stderr, by tokens up to the limit or else by bytes of the file.
 fn with_bar<T>(text: &Path, limit: Option<u64>, work: impl FnOnce(&mut dyn FnMut(Progress)) -> T) -> Result<T> {
-    // A file that cannot be looked at is reported by the work itself, in its own words.
+    // `work` reports an unreadable file.
     let length = limit.or_else(|| std::fs::metadata(text).ok().map(|m| m.len())).unwrap_or(0);
     let bar = progress_bar(length);
     let start = Instant::now();
@@ -182,7 +182,7 @@ fn eval_table(report: &EvalReport, seconds: f64) -> Table {
     table
 }
 
-/// Three digits are enough for a half-life, from a fraction of a token to millions.
+/// A half-life with about three digits.
 fn tokens(x: Option<f64>) -> String {
     match x {
         None => "-".into(),
@@ -259,7 +259,7 @@ fn quantize_tables(report: &QuantizeReport) -> String {
     let mut rest = String::new();
     let block = report.to.block().0;
     for m in report.in_f16() {
-        let _ = writeln!(rest, "{}: rows of {} numbers are not whole blocks of {block}, so f16", m.name, m.columns);
+        let _ = writeln!(rest, "{}: f16, since rows of {} values are not a multiple of {block}", m.name, m.columns);
     }
     if let Some(seen) = &report.on_text {
         let heading = format!("{} tokens of {}", grouped(seen.before.tokens), seen.text);

@@ -1,21 +1,21 @@
-//! How near random estimates come to softmax attention, against the samples that they take: the mean squared error of
-//! RFA, FAVOR+, LARA and RA, beside that of answering every query with the mean of V.
+//! How close random estimates come to softmax attention, by their number of samples: the mean squared error of RFA,
+//! FAVOR+, LARA and RA, and of answering every query with the mean of V.
 //!
-//! [`inputs`] makes or reads queries, keys and values. The error is of the outputs, plain: values are as given, and
-//! nothing divides by their size, as in the figures of Zheng, Wang and Kong 2022 (arXiv 2204.04667).
+//! [`inputs`] makes or reads queries, keys and values. The error is that of the outputs, not divided by their size, as in
+//! the figures of Zheng, Wang and Kong 2022 (arXiv 2204.04667).
 
 pub mod inputs;
 
+use crate::bidirectional::{Attention, Draws, Generator, Inputs, ra};
 use candle_core::Tensor;
 use serde::{Deserialize, Serialize};
-use crate::bidirectional::{Attention, Draws, Generator, Inputs, ra};
 
 pub use inputs::Source;
 
-/// One estimator at one number of samples on one kind of inputs.
+/// One estimator with one number of samples on one kind of inputs.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Row {
-    /// Where queries, keys and values came from: `model`, `correlated` or `independent`.
+    /// The source of queries, keys and values: `model`, `correlated` or `independent`.
     pub inputs: String,
     /// `rfa`, `favor`, `lara`, `lara-balance`, `ra` or `mean-of-v`.
     pub estimator: String,
@@ -23,32 +23,32 @@ pub struct Row {
     pub samples: usize,
     /// The mean over seeds of the mean squared error.
     pub error: f64,
-    /// The least of any seed.
+    /// The lowest of any seed.
     pub error_low: f64,
-    /// The most of any seed.
+    /// The highest of any seed.
     pub error_high: f64,
 }
 
-/// Row names, and what `bidirectional` calls these estimates of softmax attention.
+/// Names in rows, and of the same estimators in [`Attention::named`].
 pub const ESTIMATORS: [(&str, &str); 5] =
     [("rfa", "rfa-softmax"), ("favor", "favor"), ("lara", "lara"), ("lara-balance", "lara-balance"), ("ra", "ra")];
 
-/// Samples of RA that are in memory at once.
+/// Samples of RA in memory at once.
 const AT_ONCE: usize = 8;
 
-/// How much is measured.
+/// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Numbers of samples, each at least 1.
     pub samples: Vec<usize>,
-    /// Seeds, each with draws of its own; at least 1.
+    /// Seeds of independent draws, at least 1.
     pub seeds: u64,
 }
 
-/// Why nothing could be measured.
+/// Why the measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApproximationError {
-    /// The options say nothing.
+    /// An option is out of range.
     #[error("{0}")]
     Options(String),
     /// The inputs cannot be read.
@@ -59,18 +59,16 @@ pub enum ApproximationError {
     Compute(#[from] candle_core::Error),
 }
 
-/// Steps of [`measure`]: how often it ticks.
+/// How often [`measure`] calls `tick`.
 pub fn steps(options: &Options) -> u64 {
     options.seeds * ESTIMATORS.len() as u64
 }
 
-/// All estimators on one kind of inputs, q, k and v (cases, heads, tokens, d) in f64; `tick` after each of
-/// [`steps`].
-///
-/// LARA has no rows at more landmarks than there are tokens.
+/// Measures all estimators on one kind of inputs, q, k and v (cases, heads, tokens, d) in f64. It calls `tick` after each of
+/// [`steps`]. LARA has no rows with more landmarks than tokens.
 ///
 /// # Errors
-/// When the options ask for nothing, or a computation fails.
+/// If an option is out of range or a computation fails.
 pub fn measure(
     name: &str,
     inputs: &Inputs,
@@ -93,17 +91,17 @@ pub fn measure(
     };
     let mut rows = vec![row("mean-of-v", 0, &[error])];
     let tokens = inputs.q().dim(2)?.min(inputs.k().dim(2)?);
-    for (number, (estimator, known_as)) in ESTIMATORS.into_iter().enumerate() {
-        let possible = |samples: &usize| !estimator.starts_with("lara") || *samples <= tokens;
-        let counts: Vec<usize> = options.samples.iter().copied().filter(possible).collect();
+    for (number, (estimator, attention)) in ESTIMATORS.into_iter().enumerate() {
+        let supported = |samples: &usize| !estimator.starts_with("lara") || *samples <= tokens;
+        let counts: Vec<usize> = options.samples.iter().copied().filter(supported).collect();
         let mut errors = vec![Vec::new(); counts.len()];
         for seed in 0..options.seeds {
-            // A stream of its own for each, so that one more estimator changes no other's figures.
+            // Each estimator has its own stream, so a new one changes no other's results.
             let mut generator = Generator::new(1000 * (number as u64 + 1) + seed);
             let found = if estimator == "ra" {
-                of_ra(inputs, &exact, &counts, &mut generator)?
+                ra_errors(inputs, &exact, &counts, &mut generator)?
             } else {
-                of_one(known_as, inputs, &exact, &counts, &mut generator)?
+                estimator_errors(attention, inputs, &exact, &counts, &mut generator)?
             };
             errors.iter_mut().zip(found).for_each(|(errors, error)| errors.push(error));
             tick();
@@ -117,8 +115,8 @@ fn mean_squared(out: &Tensor, exact: &Tensor) -> candle_core::Result<f64> {
     (out - exact)?.sqr()?.mean_all()?.to_scalar()
 }
 
-/// The errors of an estimator whose draws are made anew for each number of samples.
-fn of_one(
+/// The errors of an estimator that draws anew for each number of samples.
+fn estimator_errors(
     name: &str,
     inputs: &Inputs,
     exact: &Tensor,
@@ -134,8 +132,8 @@ fn of_one(
     counts.iter().map(error).collect()
 }
 
-/// RA's errors: its estimate is a mean over samples, so the first ones of many serve for fewer.
-fn of_ra(
+/// RA's errors. Its estimate is a mean over samples, so the first ones of a draw serve for smaller numbers.
+fn ra_errors(
     inputs: &Inputs,
     exact: &Tensor,
     counts: &[usize],
@@ -150,7 +148,7 @@ fn of_ra(
             let samples = AT_ONCE.min(counts[at] - done);
             let draws = Attention::Ra { samples }.draw(inputs, generator)?;
             let Draws::Queries { normals, uniforms } = &draws else {
-                return Err(ApproximationError::Options("ra draws for queries".into()));
+                return Err(ApproximationError::Options("ra must draw for queries".into()));
             };
             sum = (sum + (ra(inputs, uniforms, normals)? * samples as f64)?)?;
             done += samples;

@@ -1,7 +1,5 @@
-//! Cost against length, gathered from what `tidegate bench --output json` wrote: a line for each case, in one file or
-//! several. Nothing here measures.
-//!
-//! Of one file of the experiment all lines must have been measured alike: the same shape, types and threads.
+//! Cost against length: turns the lines of `tidegate bench --output json` into a record. Nothing here measures. All lines
+//! must have the same shape, types and threads.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -15,25 +13,25 @@ use crate::record::{Record, machine};
 /// One mixer at one depth.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Row {
-    /// What mixes the tokens.
+    /// The mixer's name.
     pub mixer: String,
-    /// What the model does.
+    /// Decoding or reading a prompt.
     pub kind: Phase,
-    /// Rows at once; 1 of a prompt.
+    /// Rows at once; 1 for a prompt.
     pub batch: u64,
-    /// Tokens that each row has read before.
+    /// Tokens that each row has read so far.
     pub depth: u64,
-    /// Of all rows together: the median of all rounds.
+    /// All rows together: the median of all rounds.
     pub tokens_per_second: f64,
-    /// The least of any round.
+    /// The lowest of any round.
     pub low: f64,
-    /// The most.
+    /// The highest of any round.
     pub high: f64,
-    /// Of one row; of softmax attention room for the longest text of the run.
+    /// For one row. Softmax attention reserves room for the longest text of the run.
     pub state_bytes: u64,
 }
 
-/// What must be the same in all lines.
+/// The properties that all lines must share.
 fn shared(line: &Line) -> [(&'static str, String); 4] {
     let Line { shape, weights, state, threads, .. } = line;
     let threads = threads.map_or_else(|| "-".into(), |threads| threads.to_string());
@@ -53,7 +51,8 @@ fn row(line: &Line) -> Row {
     }
 }
 
-/// Reads what bench wrote; `name` says how a file is called in the record's command, and `command` how this is.
+/// Reads the files of `bench` into a record. Its command is that of each file, with `name` giving the file's name, and then
+/// `command`.
 ///
 /// # Errors
 /// [`BenchError`] with the file and the line.
@@ -71,8 +70,8 @@ pub fn gather(files: &[PathBuf], command: &str, name: impl Fn(&Path) -> String) 
         commands.extend(own[0].command.clone().or_else(|| run(&own)).map(|run| format!("{run} > {}", name(path))));
     }
     commands.push(command.to_owned());
-    let said = |of: fn(&Line) -> &Option<String>| each_once(all.iter().filter_map(|line| of(line).clone()));
-    let (machines, dates) = (said(|line| &line.machine), said(|line| &line.date));
+    let distinct = |of: fn(&Line) -> &Option<String>| each_once(all.iter().filter_map(|line| of(line).clone()));
+    let (machines, dates) = (distinct(|line| &line.machine), distinct(|line| &line.date));
     let mut settings = settings(&all);
     if machines.is_empty() || dates.is_empty() || all.iter().all(|line| line.command.is_none()) {
         let text = "where bench's lines do not say them: bench's command is put together from their numbers, the machine is \
@@ -90,7 +89,7 @@ pub fn gather(files: &[PathBuf], command: &str, name: impl Fn(&Path) -> String) 
     })
 }
 
-/// Whether a line can stand beside those before it.
+/// Whether a line can be compared with those before it.
 fn fits(line: &Line, all: &[Line]) -> Result<(), String> {
     if line.threads.is_none() {
         return Err(format!("threads must be a number: only runs on a CPU are compared, found {}", line.device));
@@ -104,7 +103,7 @@ fn fits(line: &Line, all: &[Line]) -> Result<(), String> {
     let case = |line: &Line| (line.mixer.clone(), line.kind, line.batch, line.depth);
     if all.iter().any(|other| case(other) == case(line)) {
         let Line { mixer, batch, depth, .. } = line;
-        return Err(format!("{mixer} with batch {batch} at depth {depth} is there twice"));
+        return Err(format!("{mixer} with batch {batch} at depth {depth} appears twice"));
     }
     Ok(())
 }
@@ -119,13 +118,13 @@ fn each_once<T: PartialEq>(list: impl IntoIterator<Item = T>) -> Vec<T> {
     once
 }
 
-/// The lists that a run of bench was given, each in the lines' order.
+/// The options of a run of `bench`, in the order of its lines.
 struct Lists {
     mixers: Vec<String>,
     depths: Vec<u64>,
     batches: Vec<u64>,
     steps: Vec<u64>,
-    /// Tokens of prompts.
+    /// Tokens of a prompt.
     prompts: Vec<u64>,
     rounds: Vec<u64>,
 }
@@ -144,13 +143,13 @@ impl Lists {
     }
 }
 
-/// The run that gives these lines again, where they are one run's: every mixer with every batch, and a prompt if there is
-/// one, at every depth.
+/// The command that measured these lines, if they are a complete run: every mixer with every batch, and a prompt if there
+/// is one, at every depth.
 fn run(lines: &[Line]) -> Option<String> {
     let Lists { mixers, depths, batches, steps, prompts, rounds } = Lists::of(lines);
-    let whole = mixers.len() * (batches.len() + prompts.len()) * depths.len() == lines.len();
+    let complete = mixers.len() * (batches.len() + prompts.len()) * depths.len() == lines.len();
     let [[steps], [rounds]] = [&steps[..], &rounds[..]] else { return None };
-    if !whole || prompts.len() > 1 {
+    if !complete || prompts.len() > 1 {
         return None;
     }
     let [(_, shape), (_, weights), (_, state), (_, threads)] = shared(&lines[0]);
@@ -166,28 +165,28 @@ fn run(lines: &[Line]) -> Option<String> {
     ))
 }
 
-/// What the rows have in common.
+/// The settings that the rows share.
 fn settings(lines: &[Line]) -> Map<String, Value> {
     let list = |numbers: Vec<u64>| if let [one] = numbers[..] { json!(one) } else { json!(numbers) };
     let Lists { steps, prompts, rounds, .. } = Lists::of(lines);
-    let mut said: Map<String, Value> =
+    let mut settings: Map<String, Value> =
         lines.first().map(shared).into_iter().flatten().map(|(name, value)| (name.into(), value.into())).collect();
     for (name, numbers) in [("steps", steps), ("prompt", prompts), ("rounds", rounds)] {
         if !numbers.is_empty() {
-            said.insert(name.into(), list(numbers));
+            settings.insert(name.into(), list(numbers));
         }
     }
-    said.insert(
+    settings.insert(
         "tokens_per_second".into(),
         "of all rows together; the median of the rounds, low and high their ends".into(),
     );
     let drawn = each_once(lines.iter().filter(|line| line.past == "drawn").map(|line| line.mixer.clone()));
     if !drawn.is_empty() {
         let text = format!("the keys and values of what {} read before are random numbers", drawn.join(" and "));
-        said.insert("past".into(), text.into());
+        settings.insert("past".into(), text.into());
     }
     if lines.iter().any(|line| line.mixer == "softmax") {
-        said.insert("state_bytes".into(), "of softmax: room for the longest text of the run".into());
+        settings.insert("state_bytes".into(), "of softmax: room for the longest text of the run".into());
     }
-    said
+    settings
 }

@@ -1,46 +1,45 @@
-//! The share of denominators that the clamp holds, by sigma and by the number of random vectors: why training bounds
-//! sigma.
+//! The share of clamped denominators by sigma and by the number of random vectors: why training bounds sigma.
 //!
-//! Queries and keys are random and of unit length, the map is the Gaussian one, and the recurrence is the model's, of
-//! z and c alone: `z <- g z + (1 - g) phi(k)`, c alike; a denominator `phi(q) . z <= eps c` is clamped. From about
-//! sigma 2 on the kernel itself, `exp(-sigma^2)` of vectors at right angles, is as small as the floor.
+//! Queries and keys are random with unit length and Gaussian features. The recurrence is the model's for z and c:
+//! `z <- g z + (1 - g) phi(k)`, and c likewise; a denominator `phi(q) . z <= eps c` is clamped. From about sigma 2 the
+//! kernel itself, `exp(-sigma^2)` for orthogonal vectors, is as small as the floor.
 
+use crate::bidirectional::{Features, Generator, Inputs, Map, features};
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
-use crate::bidirectional::{Features, Generator, Inputs, Map, features};
 
-/// One sigma with one number of random vectors, with a gate or without.
+/// The counts for one sigma, one number of random vectors, and one gate.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Row {
     /// Scale of the random vectors.
     pub sigma: f64,
     /// Random vectors (D).
     pub proj_dim: usize,
-    /// Tokens in which the gate forgets half; none without a gate.
+    /// Tokens after which the gate has forgotten half; none without a gate.
     pub gate_half_life: Option<f64>,
     /// Share of denominators at or below the floor.
     pub clamped: f64,
-    /// Share at or below zero, where it was counted: of these the estimate, not the kernel, is at fault.
+    /// Share at or below zero, if counted. The kernel is positive, so these are errors of the estimate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_positive: Option<f64>,
 }
 
-/// What is counted.
+/// What to count.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Values of sigma.
     pub sigmas: Vec<f64>,
     /// Values of D, each at least 1.
     pub proj_dims: Vec<usize>,
-    /// With gates of these half-lives, or without.
+    /// Half-lives of the gates; none is no gate.
     pub half_lives: Vec<Option<f64>>,
-    /// Sequences, each with random vectors of its own.
+    /// Sequences, each with its own random vectors.
     pub heads: usize,
-    /// Tokens of a sequence; all denominators from the first on are counted.
+    /// Tokens of a sequence. Every token has a denominator, which is counted.
     pub tokens: usize,
-    /// Numbers of a query and of a key.
+    /// Size of a query and of a key.
     pub head_dim: usize,
-    /// The floor is this share of c.
+    /// The floor as a share of c.
     pub eps: f64,
 }
 
@@ -58,10 +57,10 @@ impl Default for Options {
     }
 }
 
-/// Counts; `tick` after each pair of D and sigma.
+/// Counts clamped denominators; calls `tick` after each pair of D and sigma.
 ///
 /// # Errors
-/// When a computation fails.
+/// If a computation fails.
 pub fn count(options: &Options, tick: &mut dyn FnMut()) -> candle_core::Result<Vec<Row>> {
     let Options { heads, tokens, head_dim, .. } = *options;
     let like = Tensor::zeros(1, DType::F64, &Device::Cpu)?;
@@ -73,7 +72,7 @@ pub fn count(options: &Options, tick: &mut dyn FnMut()) -> candle_core::Result<V
     for &proj_dim in &options.proj_dims {
         let w = generator.normals(&[heads, proj_dim, head_dim], &like)?;
         for &sigma in &options.sigmas {
-            // The map makes q and k unit length.
+            // The map normalises q and k.
             let Features { phi_q, phi_k, .. } = features(Map::Gaussian, &inputs, Some(&(&w * sigma)?))?;
             let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f64>();
             let (phi_q, phi_k) = (flat(&phi_q)?, flat(&phi_k)?);

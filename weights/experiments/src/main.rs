@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::{Args, Parser};
 use serde_json::{Map, Value, json};
-use tidegate_experiments::approximation::inputs::{Shape, Source, described};
+use tidegate_experiments::approximation::inputs::{Shape, Source, descriptions};
 use tidegate_experiments::approximation::{self, Options};
 use tidegate_experiments::record::Record;
 use tidegate_experiments::report::report;
@@ -17,43 +17,41 @@ use tidegate_weights::terminal::progress_bar;
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-experiments", version)]
 enum Command {
-    /// Errors of random estimates of softmax attention (RFA, FAVOR+, LARA, RA) against samples; writes
-    /// approximation.json.
+    /// Measures random estimates of softmax attention (RFA, FAVOR+, LARA, RA) against samples; writes approximation.json.
     Approximation(Approximation),
-    /// Shares of denominators that the clamp holds, by sigma and number of random vectors; writes denominators.json.
+    /// Counts clamped denominators by sigma and number of random vectors; writes denominators.json.
     Denominators {
         /// The folder to write into.
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
     },
-    /// Decode speed of an encoder-decoder against its source's length, of random features and of softmax attention,
-    /// random weights; writes translation-cost.json.
+    /// Measures an encoder-decoder's decode speed against its source's length, with random features and with softmax
+    /// attention, random weights; writes translation-cost.json.
     TranslationCost(TranslationCost),
-    /// Makes cost.json of what `tidegate bench --output json` wrote.
+    /// Turns the output of `tidegate bench --output json` into cost.json.
     Cost {
-        /// Files of lines as bench writes them; all of one shape, one type of weights and so many threads.
+        /// Files that bench wrote, with one shape, one type of weights and one number of threads.
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
         /// The folder to write into.
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
     },
-    /// Prints an SVG of tokens per second from what `tidegate bench --output json` wrote.
+    /// Prints an SVG of tokens per second from the output of `tidegate bench --output json`.
     PlotBench {
-        /// Files of lines as `bench` writes them.
+        /// Files that bench wrote.
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
-    /// Prints an SVG of the time to a turn's first token from what the benchmark `resume` wrote.
+    /// Prints an SVG of the time to a turn's first token from the output of the benchmark `resume`.
     PlotResume {
         /// The file named by the benchmark's `--out`.
         #[arg(value_name = "FILE")]
         file: PathBuf,
     },
-    /// Pictures (SVG) and tables (REPORT.md) of all experiments in a folder.
+    /// Writes plots (SVG) and tables (REPORT.md) of all experiments in a folder.
     Report {
-        /// The folder with language-*.json, approximation.json, denominators.json, listops.json, cost.json,
-        /// translation.json, translation-cost.json.
+        /// The folder with the experiments' JSON files.
         #[arg(long, value_name = "FOLDER", default_value = "weights/experiments/reports")]
         dir: PathBuf,
     },
@@ -70,7 +68,7 @@ struct Approximation {
     /// Random vectors, landmarks, or samples of each query.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256")]
     samples: Vec<usize>,
-    /// Draws of random numbers, each measured at every number of samples.
+    /// Seeds; each is measured at every number of samples.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// Tokens of a sequence.
@@ -83,16 +81,16 @@ struct TranslationCost {
     /// The folder to write into.
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
-    /// Tokens of the sources.
+    /// Lengths of the sources.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "16,64,256,1024,4096")]
     lengths: Vec<usize>,
-    /// Sources that are translated together.
+    /// Sources translated together.
     #[arg(long, value_name = "ROWS", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
-    /// Tokens of each row that one measurement takes.
+    /// Tokens of each row in one measurement.
     #[arg(long, value_name = "TOKENS", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     tokens: u16,
-    /// Times that everything is measured.
+    /// Repetitions of each measurement.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 }
@@ -120,7 +118,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The command line, as one types it again anywhere: no place of this machine is in it.
+/// The command line without paths of this machine.
 fn command() -> Vec<String> {
     let words = std::env::args().skip(1).map(|word| match word.split_once('=') {
         Some((option, value)) => format!("{option}={}", named(Path::new(value))),
@@ -129,10 +127,10 @@ fn command() -> Vec<String> {
     std::iter::once("tidegate-experiments".into()).chain(words).collect()
 }
 
-/// A path from here; of one that lies elsewhere its own name.
+/// A path relative to the current folder; of an absolute path elsewhere, its last part.
 fn named(path: &Path) -> String {
-    let here = std::env::current_dir().unwrap_or_default();
-    let inside = path.strip_prefix(&here).ok().filter(|path| !path.as_os_str().is_empty());
+    let here = std::env::current_dir().ok();
+    let inside = here.and_then(|here| path.strip_prefix(here).ok()).filter(|path| !path.as_os_str().is_empty());
     let own = || if path.is_absolute() { path.file_name().map(Path::new) } else { None };
     inside.or_else(own).unwrap_or(path).display().to_string()
 }
@@ -153,10 +151,10 @@ impl Approximation {
             sources.insert(0, Source::Model(path));
         }
         let options = Options { samples, seeds };
-        // First, so that a file that cannot be read is found before anything is measured.
+        // Report an unreadable file before measuring anything.
         let inputs = sources.iter().map(|source| source.load(shape)).collect::<Result<Vec<_>, _>>()?;
         let bar = progress_bar(approximation::steps(&options) * sources.len() as u64);
-        let mut said = settings(json!({
+        let mut common = settings(json!({
             "error": "mean over all outputs of (estimate - softmax attention)^2; values as given, not divided by their size",
             "spread": format!("error_low and error_high: least and most of {seeds} seeds"),
             "tokens": tokens,
@@ -165,17 +163,17 @@ impl Approximation {
             "lara": "query-specific weights (lara-balance: the balance heuristic alone), as many landmarks as samples",
             "ra": "first samples of one draw serve for fewer",
         }));
-        for (name, text) in described() {
-            said.insert(name.into(), text.into());
+        for (name, text) in descriptions() {
+            common.insert(name.into(), text.into());
         }
         let mut rows = Vec::new();
         for (source, inputs) in sources.iter().zip(&inputs) {
             bar.set_message(source.name());
-            said.insert(format!("{}_shape", source.name()), json!(inputs.q().dims()));
+            common.insert(format!("{}_shape", source.name()), json!(inputs.q().dims()));
             rows.extend(approximation::measure(source.name(), inputs, &options, &mut || bar.inc(1))?);
         }
         bar.finish_and_clear();
-        Ok(Record::of_now("approximation", &command(), said, rows).write(&out)?)
+        Ok(Record::of_now("approximation", &command(), common, rows).write(&out)?)
     }
 }
 
@@ -185,16 +183,16 @@ impl TranslationCost {
         let (batch, tokens, rounds) = (batch.into(), tokens.into(), rounds.into());
         let options = translation_cost::Options { lengths, batch, tokens, rounds, ..Default::default() };
         let bar = progress_bar(translation_cost::steps(&options));
-        let mut begun = 0;
+        let mut started = 0;
         let rows = translation_cost::measure(&options, &mut |what| {
-            bar.set_position(begun);
+            bar.set_position(started);
             bar.set_message(what.to_owned());
-            begun += 1;
+            started += 1;
         })?;
         bar.finish_and_clear();
         let shape = &options.shape;
         let parameters = |mixer| translation_cost::config(mixer, &options).map(|config| config.parameters());
-        let said = settings(json!({
+        let common = settings(json!({
             "tokens_per_second": "of all rows together, of decode steps alone; the median of the rounds, low and high their ends",
             "shape": format!(
                 "{0} + {0} layers, {1} wide, SwiGLU of {2}, {3} heads of {4}, as many random vectors of a head, {5} tokens of vocabulary",
@@ -211,7 +209,7 @@ impl TranslationCost {
             ),
             "read_ms": "one source through the encoder, and what cross attention keeps of it",
         }));
-        Ok(Record::of_now("translation-cost", &command(), said, rows).write(&out)?)
+        Ok(Record::of_now("translation-cost", &command(), common, rows).write(&out)?)
     }
 }
 
@@ -220,7 +218,7 @@ fn count_denominators(out: &Path) -> Result<PathBuf> {
     let bar = progress_bar((options.sigmas.len() * options.proj_dims.len()) as u64);
     let rows = denominators::count(&options, &mut || bar.inc(1))?;
     bar.finish_and_clear();
-    let said = settings(json!({
+    let common = settings(json!({
         "clamped": format!("denominator <= {} c", options.eps),
         "queries_and_keys": "random, of unit length; Gaussian map",
         "head_dim": options.head_dim,
@@ -228,5 +226,5 @@ fn count_denominators(out: &Path) -> Result<PathBuf> {
         "heads": options.heads,
         "tokens": options.tokens,
     }));
-    Ok(Record::of_now("denominators", &command(), said, rows).write(out)?)
+    Ok(Record::of_now("denominators", &command(), common, rows).write(out)?)
 }

@@ -71,7 +71,8 @@ impl Varied {
 }
 
 fn panels(lines: &[Line], varied: &Varied) -> Vec<Panel> {
-    let batches: BTreeSet<u64> = lines.iter().filter(|line| line.kind == Phase::Decode).map(|line| line.batch).collect();
+    let batches: BTreeSet<u64> =
+        lines.iter().filter(|line| line.kind == Phase::Decode).map(|line| line.batch).collect();
     let depths: BTreeSet<u64> = lines.iter().map(|line| line.depth).collect();
     let panel = |title: String, axis: &str, place: &dyn Fn(&Line) -> Option<u64>| {
         Panel::Lines(Lines {
@@ -109,10 +110,8 @@ fn series(lines: &[Line], varied: &Varied, place: &dyn Fn(&Line) -> Option<u64>)
     let mut all: Vec<Series> = Vec::new();
     let (mut models, mut processors) = (Vec::new(), Vec::new());
     for line in lines {
-        let key = (
-            index(&mut models, (line.mixer.clone(), line.weights.clone())),
-            index(&mut processors, line.processor()),
-        );
+        let key =
+            (index(&mut models, (line.mixer.clone(), line.weights.clone())), index(&mut processors, line.processor()));
         let Some(x) = place(line) else { continue };
         let at = index(&mut known, key);
         if at == all.len() {

@@ -1,69 +1,69 @@
-//! Where values lie on paper, linearly or by their logarithm, and which of them are written at an axis.
+//! Scales of plots, linear or logarithmic, and the values written at an axis.
 
-/// Share of a logarithmic axis between zero, which has no logarithm, and the least value above it.
+/// The share of a logarithmic axis between zero, which has no logarithm, and the smallest positive value.
 const ZERO_GAP: f64 = 0.12;
-/// Steps of a decade that a person counts in.
+/// Steps of a decade at which axes are labelled.
 const STEPS: [f64; 3] = [1.0, 2.0, 5.0];
-/// Values at an axis, at most.
+/// The maximum number of labels at an axis.
 const TICKS: usize = 9;
 
-/// How values become lengths.
+/// How values map to lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Equal differences are equal lengths.
     Linear,
     /// Equal ratios are equal lengths.
     Log,
 }
 
-/// Values from `low` to `high` on paper from `from` to `to`.
+/// Maps values from `low` to `high` to positions from `from` to `to`.
 #[derive(Clone, Copy, Debug)]
-pub struct Scale {
+pub(crate) struct Scale {
     kind: Kind,
     low: f64,
     high: f64,
     from: f64,
     to: f64,
-    zero: Option<f64>, // where zero lies on a logarithmic scale that has it
+    zero: Option<f64>, // the position of zero on a logarithmic scale that has it
 }
 
 impl Scale {
-    /// A scale between two bounds, above zero if it is logarithmic.
-    pub fn new(kind: Kind, (low, high): (f64, f64), from: f64, to: f64) -> Self {
+    /// A scale between two bounds, which are positive if it is logarithmic.
+    pub(crate) fn new(kind: Kind, (low, high): (f64, f64), from: f64, to: f64) -> Self {
         Self { kind, low, high, from, to, zero: None }
     }
 
-    /// A scale that the values just fit on; of a logarithmic one zero may be among them.
-    pub fn fit(kind: Kind, values: &[f64], from: f64, to: f64) -> Self {
-        let counted = || values.iter().copied().filter(|&value| kind == Kind::Linear || value > 0.0);
-        let (low, high) = (counted().fold(f64::INFINITY, f64::min), counted().fold(f64::NEG_INFINITY, f64::max));
+    /// A scale from the least to the greatest value. On a logarithmic one, zero may be among them.
+    pub(crate) fn fit(kind: Kind, values: &[f64], from: f64, to: f64) -> Self {
+        let shown = || values.iter().copied().filter(|&value| kind == Kind::Linear || value > 0.0);
+        let (low, high) = (shown().fold(f64::INFINITY, f64::min), shown().fold(f64::NEG_INFINITY, f64::max));
         let zero = (kind == Kind::Log && high.is_finite() && values.contains(&0.0)).then_some(from);
         let from = if zero.is_some() { from + ZERO_GAP * (to - from) } else { from };
         Self { kind, low, high, from, to, zero }
     }
 
-    /// Where a value lies; in the middle where there is but one.
-    pub fn at(&self, value: f64) -> f64 {
+    /// The position of a value; the middle if all values are equal.
+    pub(crate) fn at(&self, value: f64) -> f64 {
         let part = match (self.kind, self.zero) {
             (Kind::Log, Some(zero)) if value <= 0.0 => return zero,
             _ if self.high <= self.low => 0.5,
             (Kind::Linear, _) => (value - self.low) / (self.high - self.low),
-            // What lies below the least bound, a whisker down to zero, ends there.
+            // A whisker down to zero ends at the lower bound.
             (Kind::Log, _) => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
         };
         self.from + part * (self.to - self.from)
     }
 }
 
-/// The counted values just below the least and just above the most of `values`.
-pub fn bounds(kind: Kind, values: impl IntoIterator<Item = f64>) -> (f64, f64) {
+/// The round values just below the least and just above the greatest of `values`.
+pub(crate) fn bounds(kind: Kind, values: impl IntoIterator<Item = f64>) -> (f64, f64) {
     let positive = |value: &f64| kind == Kind::Linear || *value > 0.0;
     let (low, high) = values
         .into_iter()
         .filter(positive)
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
     if !low.is_finite() || !high.is_finite() {
-        return (1.0, 10.0); // nothing to show on such a scale
+        return (1.0, 10.0); // no value fits on the scale
     }
     let step = step(low, high);
     let (below, above) = ((low / step).floor() * step, (high / step).ceil() * step);
@@ -71,13 +71,13 @@ pub fn bounds(kind: Kind, values: impl IntoIterator<Item = f64>) -> (f64, f64) {
         return (below, if above > below { above } else { below + step });
     }
     let (first, last) = ((low.log10().floor() as i32) - 1, (high.log10().ceil() as i32) + 1);
-    let counted = decades(first..=last);
-    let below = counted.iter().copied().rfind(|&value| value <= low * 1.000_001).unwrap_or(low);
-    let above = counted.iter().copied().find(|&value| value >= high * 0.999_999 && value > below).unwrap_or(high);
+    let round = decades(first..=last);
+    let below = round.iter().copied().rfind(|&value| value <= low * 1.000_001).unwrap_or(low);
+    let above = round.iter().copied().find(|&value| value >= high * 0.999_999 && value > below).unwrap_or(high);
     (below, above)
 }
 
-/// Whether bounds are so near each other that a decade's steps would be too few.
+/// Whether the range is too small for the steps of a decade.
 fn near((low, high): (f64, f64)) -> bool {
     high / low < 4.0
 }
@@ -86,16 +86,16 @@ fn decades(range: impl Iterator<Item = i32>) -> Vec<f64> {
     range.flat_map(|decade| STEPS.map(|step| step * 10f64.powi(decade))).collect()
 }
 
-/// A counted step that cuts a range into about six.
+/// A round step that divides a range into about six parts.
 fn step(low: f64, high: f64) -> f64 {
     let rough = if high > low { (high - low) / 6.0 } else { high.abs().max(1.0) / 6.0 };
     let decade = rough.log10().floor() as i32;
     decades(decade..=decade + 1).into_iter().find(|&step| step >= rough).unwrap_or(rough)
 }
 
-/// Counted values from `low` to `high`; on a logarithmic scale powers of ten alone where all would be too many, and
-/// equal steps where the bounds are near each other.
-pub fn ticks(kind: Kind, (low, high): (f64, f64)) -> Vec<f64> {
+/// Round values from `low` to `high`. A logarithmic scale has powers of ten only if there would be too many, and equal
+/// steps if its range is small.
+pub(crate) fn ticks(kind: Kind, (low, high): (f64, f64)) -> Vec<f64> {
     if kind == Kind::Linear || near((low, high)) {
         let step = step(low, high);
         let (first, last) = ((low / step - 1e-6).ceil() as i64, (high / step + 1e-6).floor() as i64);
@@ -107,12 +107,12 @@ pub fn ticks(kind: Kind, (low, high): (f64, f64)) -> Vec<f64> {
     if every.len() <= TICKS { every } else { range.map(|decade| 10f64.powi(decade)).filter(within).collect() }
 }
 
-/// Moves places apart, so that none is nearer than `gap` to another, all stay near where they were, and none lies
-/// past `low` or `high` as long as there is room.
-pub fn apart(places: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> {
+/// Moves positions apart until none is nearer than `gap` to another. They stay near their original positions, and between
+/// `low` and `high` if there is room.
+pub(crate) fn apart(places: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..places.len()).collect();
     order.sort_by(|&a, &b| places[a].total_cmp(&places[b]));
-    // Downwards each keeps its distance from the one before; upwards from the bottom likewise; the middle of both.
+    // One pass downwards, one upwards, each keeping distances; the result is the middle of both.
     let mut down = vec![0.0; places.len()];
     let mut least = low;
     for &at in &order {
@@ -135,8 +135,8 @@ pub fn apart(places: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> {
     moved
 }
 
-/// A number in few characters: `32,768`, `1.5 M`, `0.05`, `2e-5`.
-pub fn short(value: f64) -> String {
+/// A number in a few characters: `32,768`, `1.5 M`, `0.05`, `2e-5`.
+pub(crate) fn short(value: f64) -> String {
     let plain = |value: f64| {
         let text = format!("{value:.4}");
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -151,8 +151,8 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// A measured number with three digits that count.
-pub fn digits(value: f64) -> String {
+/// A measured number with three significant digits.
+pub(crate) fn digits(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
         size if size >= 1000.0 => short(value),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_and_ticks_are_counted_values() {
+    fn bounds_and_ticks_are_round_values() {
         let rounded = |value: f64| (value * 1e9).round() / 1e9;
         let bounds = |kind, values: &[f64]| {
             let (low, high) = bounds(kind, values.iter().copied());
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn labels_keep_apart_and_inside() {
-        assert_eq!(apart(&[10.0, 50.0], 10.0, 0.0, 100.0), [10.0, 50.0], "who is far enough stays");
+        assert_eq!(apart(&[10.0, 50.0], 10.0, 0.0, 100.0), [10.0, 50.0], "distant labels stay");
         assert_eq!(apart(&[50.0, 50.0, 90.0], 10.0, 0.0, 100.0), [45.0, 55.0, 90.0]);
         let many = apart(&[3.0, 1.0, 2.0, 95.0, 98.0, 99.0, 50.0], 10.0, 0.0, 100.0);
         let mut sorted = many.clone();
@@ -219,8 +219,8 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let said = [0.0, 0.5, 0.05, 2e-5, 512.0, 32_768.0, 1_000_000.0, 1_550_000.0, 2.5e9].map(short);
-        assert_eq!(said, ["0", "0.5", "0.05", "2e-5", "512", "32,768", "1 M", "1.6 M", "2.5 G"]);
+        let texts = [0.0, 0.5, 0.05, 2e-5, 512.0, 32_768.0, 1_000_000.0, 1_550_000.0, 2.5e9].map(short);
+        assert_eq!(texts, ["0", "0.5", "0.05", "2e-5", "512", "32,768", "1 M", "1.6 M", "2.5 G"]);
         assert_eq!([1.776_1, 0.0371, 12.34, 123.4, 4e-5].map(digits), ["1.78", "0.0371", "12.3", "123", "4.00e-5"]);
     }
 }

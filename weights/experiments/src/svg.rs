@@ -1,6 +1,5 @@
-//! Pictures of measurements as SVG by hand, on white: panels of lines with a label at each line's end, and panels of
-//! dots in rows. A plotting library's text without fonts would be estimated all the same, and none labels lines at
-//! their ends or keeps those labels apart.
+//! The one plotter: SVG on white, with panels of lines that are labelled at their ends, and panels of dots in rows.
+//! Written by hand because no plotting library at hand labels lines at their ends and keeps those labels apart.
 
 use std::fmt::{Result, Write};
 
@@ -11,118 +10,118 @@ const LEFT: f64 = 84.0;
 const RIGHT: f64 = 232.0;
 /// Width of the names beside rows of dots.
 const NAMES: f64 = 212.0;
-/// Height of the words above all panels.
+/// Height of the title above all panels.
 const HEAD: f64 = 66.0;
-/// Height of a panel's title, and of what is below its axis.
+/// Height of a panel's title, and of the labels below its axis.
 const TITLE: f64 = 64.0;
 const FOOT: f64 = 64.0;
-/// Height of a panel's lines: at least, for each decade, and for each label; and of a row of dots.
+/// Height of a panel of lines: the minimum, per decade, and per label; and of a row of dots.
 const LINES: f64 = 260.0;
 const DECADE: f64 = 72.0;
 const LABEL: f64 = 19.0;
 const ROW: f64 = 27.0;
-/// Least width between the middles of two words at an axis.
+/// Minimum distance between the middles of two labels at an axis.
 const WORD: f64 = 52.0;
-/// Points from which on a line's spread is a band: fewer have whiskers.
+/// Lines with more points than this show their spread as a band; others have whiskers.
 const MANY: usize = 16;
 const GREY: &str = "#57606a";
 const GRID: &str = "#d8dee4";
 
-/// A whole picture.
+/// A whole plot.
 #[derive(Clone, Debug)]
-pub struct Picture {
-    /// What is shown.
-    pub title: String,
-    /// What all of it has in common.
-    pub subtitle: String,
+pub(crate) struct Picture {
+    /// The heading.
+    pub(crate) title: String,
+    /// What all panels have in common.
+    pub(crate) subtitle: String,
     /// From top to bottom.
-    pub panels: Vec<Panel>,
+    pub(crate) panels: Vec<Panel>,
 }
 
 /// One set of axes.
 #[derive(Clone, Debug)]
-pub enum Panel {
+pub(crate) enum Panel {
     /// Values against a quantity.
     Lines(Lines),
-    /// Values of several things.
+    /// Values of several subjects.
     Dots(Dots),
 }
 
-/// What an axis says, with its unit, and how it is divided.
+/// An axis: its label and scale.
 #[derive(Clone, Debug)]
-pub struct Axis {
+pub(crate) struct Axis {
     /// The quantity and its unit.
-    pub label: String,
-    /// How values become lengths.
-    pub kind: Kind,
+    pub(crate) label: String,
+    /// Linear or logarithmic.
+    pub(crate) kind: Kind,
 }
 
 /// Values against a quantity.
 #[derive(Clone, Debug)]
-pub struct Lines {
-    /// What is shown.
-    pub title: String,
-    /// To the right.
-    pub across: Axis,
-    /// Upwards.
-    pub up: Axis,
-    /// The lines; those without points are left out.
-    pub series: Vec<Series>,
+pub(crate) struct Lines {
+    /// The panel's heading.
+    pub(crate) title: String,
+    /// The horizontal axis.
+    pub(crate) across: Axis,
+    /// The vertical axis.
+    pub(crate) up: Axis,
+    /// Lines without points are omitted.
+    pub(crate) series: Vec<Series>,
 }
 
 /// One line.
 #[derive(Clone, Debug)]
-pub struct Series {
-    /// At its end.
-    pub label: String,
-    /// As SVG says it.
-    pub color: &'static str,
-    /// A stroke's dashes, or nothing.
-    pub dash: &'static str,
-    /// From left to right.
-    pub points: Vec<Point>,
+pub(crate) struct Series {
+    /// Text at the line's end, after the last value.
+    pub(crate) label: String,
+    /// An SVG colour.
+    pub(crate) color: &'static str,
+    /// An SVG dash pattern; empty for a solid line.
+    pub(crate) dash: &'static str,
+    /// Sorted by x.
+    pub(crate) points: Vec<Point>,
 }
 
 /// A value and its spread.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
-    /// Against which it is drawn.
-    pub x: f64,
-    /// The value.
-    pub y: f64,
-    /// The least of it that was seen.
-    pub low: f64,
-    /// The most.
-    pub high: f64,
+pub(crate) struct Point {
+    /// The horizontal value.
+    pub(crate) x: f64,
+    /// The vertical value.
+    pub(crate) y: f64,
+    /// The least measured value.
+    pub(crate) low: f64,
+    /// The greatest measured value.
+    pub(crate) high: f64,
 }
 
-/// Values of several things, a row each.
+/// Values of several subjects, one row each.
 #[derive(Clone, Debug)]
-pub struct Dots {
-    /// What is shown.
-    pub title: String,
-    /// To the right.
-    pub axis: Axis,
+pub(crate) struct Dots {
+    /// The panel's heading.
+    pub(crate) title: String,
+    /// The horizontal axis.
+    pub(crate) axis: Axis,
     /// From top to bottom.
-    pub rows: Vec<DotRow>,
-    /// A value to compare with, and its name.
-    pub mark: Option<(f64, String)>,
+    pub(crate) rows: Vec<DotRow>,
+    /// A reference value and its name.
+    pub(crate) mark: Option<(f64, String)>,
 }
 
-/// One thing's values.
+/// One subject's values.
 #[derive(Clone, Debug)]
-pub struct DotRow {
-    /// Its name.
-    pub label: String,
-    /// As SVG says it.
-    pub color: &'static str,
-    /// A dot each; their mean is a stroke. At least one.
-    pub values: Vec<f64>,
+pub(crate) struct DotRow {
+    /// The subject's name.
+    pub(crate) label: String,
+    /// An SVG colour.
+    pub(crate) color: &'static str,
+    /// At least one. Each is a dot; their mean is a stroke.
+    pub(crate) values: Vec<f64>,
 }
 
 impl Picture {
-    /// The file's text.
-    pub fn svg(&self) -> String {
+    /// The text of the SVG file.
+    pub(crate) fn svg(&self) -> String {
         let height = HEAD + self.panels.iter().map(Panel::height).sum::<f64>();
         let (title, subtitle) = (escaped(&self.title), escaped(&self.subtitle));
         let mut out = format!(
@@ -135,8 +134,7 @@ impl Picture {
         );
         let mut top = HEAD;
         for panel in &self.panels {
-            // A string takes everything: no write to it fails.
-            let _ = panel.draw(top, &mut out);
+            panel.draw(top, &mut out).expect("writing to a string cannot fail");
             top += panel.height();
         }
         out + "</svg>\n"
@@ -161,7 +159,7 @@ impl Panel {
     }
 }
 
-/// A panel's title, and in grey what its upright axis says.
+/// A panel's title, and in grey the label of its vertical axis.
 fn heading(top: f64, title: &str, axis: &str, out: &mut String) -> Result {
     let (first, second) = (top + 22.0, top + 42.0);
     writeln!(out, r#"<text x="24" y="{first:.1}" font-weight="bold">{}</text>"#, escaped(title))?;
@@ -173,7 +171,7 @@ impl Lines {
         self.series.iter().filter(|series| !series.points.is_empty())
     }
 
-    /// What the upright axis holds.
+    /// The range of the vertical axis.
     fn range(&self) -> (f64, f64) {
         let points = self.shown().flat_map(|series| &series.points);
         bounds(self.up.kind, points.flat_map(|point| [point.low, point.y, point.high]))
@@ -194,7 +192,7 @@ impl Lines {
         let mut places: Vec<f64> = points().map(|point| point.x).collect();
         places.sort_by(f64::total_cmp);
         places.dedup();
-        // A little room beside the outermost points.
+        // Leave a margin beside the outermost points.
         let across = Scale::fit(self.across.kind, &places, LEFT + 16.0, right - 16.0);
         for tick in ticks(self.up.kind, range) {
             let y = up.at(tick);
@@ -203,7 +201,7 @@ impl Lines {
             writeln!(out, r#"<text x="{x:.1}" y="{y:.1}" text-anchor="end">{}</text>"#, short(tick))?;
         }
         writeln!(out, r#"<path d="M{LEFT} {bottom:.1}H{right}" stroke="{GREY}"/>"#)?;
-        // Measured places where they are few, counted ones where they are many.
+        // A few points are labelled at their values, many at round values.
         let marks = match (places.first(), places.last()) {
             (Some(&low), Some(&high)) if places.len() > MANY => {
                 let within = |tick: &f64| *tick >= low && *tick <= high;
@@ -213,7 +211,7 @@ impl Lines {
         };
         foot(&across, &marks, bottom, out)?;
         caption(&self.across.label, f64::midpoint(LEFT, right), bottom, out)?;
-        // All lines alike, however long each is.
+        // All lines of a panel have the same style, however many points each has.
         let many = self.shown().any(|series| series.points.len() > MANY);
         let ends: Vec<f64> = self.shown().filter_map(|series| series.points.last()).map(|end| up.at(end.y)).collect();
         for (series, label) in self.shown().zip(apart(&ends, LABEL, top, bottom)) {
@@ -223,7 +221,7 @@ impl Lines {
     }
 }
 
-/// Marks and words below an axis; what would be written over the word before it is not written.
+/// Ticks and labels below an axis; a label that would overlap the one before it is omitted.
 fn foot(across: &Scale, marks: &[f64], bottom: f64, out: &mut String) -> Result {
     let mut last = f64::NEG_INFINITY;
     for &mark in marks {
@@ -244,7 +242,7 @@ fn caption(label: &str, x: f64, bottom: f64, out: &mut String) -> Result {
 }
 
 impl Series {
-    /// `many`: with a band for the spread instead of dots and whiskers; `label` is where the label's middle lies.
+    /// `many` draws a band for the spread instead of dots and whiskers; `label` is the vertical middle of the label.
     fn draw(&self, (across, up): (&Scale, &Scale), many: bool, label: f64, out: &mut String) -> Result {
         let Self { color, dash, points, .. } = self;
         let path = |place: &dyn Fn(&Point) -> f64, reversed: bool| {
@@ -339,12 +337,12 @@ impl Dots {
     }
 }
 
-/// Losses that lie near each other need one digit more.
+/// Losses differ little, so they get one more digit.
 fn digits_of(value: f64) -> String {
     if (1.0..10.0).contains(&value) { format!("{value:.3}") } else { digits(value) }
 }
 
-/// Text that may stand in a file of XML.
+/// Text with XML's special characters escaped.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

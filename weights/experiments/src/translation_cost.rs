@@ -1,9 +1,9 @@
-//! What a translation's token costs against the source's length: an encoder-decoder of random features beside its softmax
-//! twin, random weights of one shape, in turn in one run.
+//! The cost of a translated token against the source's length: an encoder-decoder with random features and its softmax
+//! twin, with random weights of one shape, measured alternately in one run.
 //!
-//! The decoder's cost alone: the source is read once for each measurement, which is timed by itself, and copied into all
-//! rows. A row of random features reads a state of one size; one of softmax attention reads every source token's key and
-//! value. The twin's slots have room for the longest source of the run, and a step reads only what the source has filled.
+//! Only decoding is compared: each measurement reads the source once, timed separately, and copies it into all rows. With
+//! random features a row reads a state of constant size; with softmax attention it reads the key and value of every source
+//! token. The twin's slots have room for the longest source of the run, and a step reads only the filled part.
 
 use std::time::Instant;
 
@@ -21,24 +21,24 @@ pub struct Row {
     pub source: usize,
     /// Rows at once.
     pub batch: usize,
-    /// Of all rows together: the median of all rounds.
+    /// All rows together: the median of all rounds.
     pub tokens_per_second: f64,
-    /// The least of any round.
+    /// The lowest of any round.
     pub low: f64,
-    /// The most.
+    /// The highest of any round.
     pub high: f64,
     /// Bytes of a slot, which has room for any source of the run.
     pub state_bytes: u64,
-    /// Bytes of it that hold something after the last token.
+    /// Bytes in use after the last token.
     pub state_bytes_filled: u64,
-    /// Milliseconds in which one source is read: the median of all rounds.
+    /// Milliseconds to read one source: the median of all rounds.
     pub read_ms: f64,
-    /// Tokens a second over softmax's in the same round, the median; none of softmax itself.
+    /// The median over rounds of tokens per second divided by softmax's; none for softmax.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over_softmax: Option<f64>,
 }
 
-/// The model's widths, and how its weights are held.
+/// The model's sizes and weight type.
 #[derive(Clone, Debug)]
 pub struct Shape {
     /// Width of the residual stream.
@@ -49,11 +49,11 @@ pub struct Shape {
     pub layers: usize,
     /// Heads of every attention.
     pub heads: usize,
-    /// Numbers of a head's query, and its random vectors: two features each.
+    /// Size of a head's query, and its number of random vectors, with two features each.
     pub head_dim: usize,
-    /// Tokens; few, so that the output head is not most of a step.
+    /// Number of tokens; small, so that the output head does not dominate a step.
     pub vocabulary: usize,
-    /// How matrices are held.
+    /// The type of matrices in memory.
     pub weights: WeightType,
 }
 
@@ -65,18 +65,18 @@ impl Default for Shape {
     }
 }
 
-/// What is measured.
+/// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The models.
     pub shape: Shape,
-    /// Tokens of the sources, each at least 1.
+    /// Lengths of the sources in tokens, each at least 1.
     pub lengths: Vec<usize>,
     /// Rows at once, at least 1.
     pub batch: usize,
-    /// Tokens of each row that are timed, at least 1.
+    /// Timed tokens of each row, at least 1.
     pub tokens: usize,
-    /// How often everything is measured, at least 1.
+    /// Repetitions, at least 1.
     pub rounds: usize,
 }
 
@@ -86,13 +86,13 @@ impl Default for Options {
     }
 }
 
-/// Why nothing could be measured.
+/// Why the measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CostError {
-    /// The options ask for nothing, or for more memory than they may.
+    /// An option is out of range, or needs too much memory.
     #[error("{0}")]
     Options(String),
-    /// The lengths make a config out of its bounds.
+    /// The options make an invalid config.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// A step failed.
@@ -100,16 +100,16 @@ pub enum CostError {
     Model(#[from] candle_core::Error),
 }
 
-/// Steps that do not count: the first of them touches what is not in the processor's caches.
+/// Untimed steps before each measurement, which fill the processor's caches.
 const WARM_UP: usize = 2;
-/// Seed of random weights: any, and the same in every run.
+/// Seed of the random weights.
 const SEED: u64 = 0;
-/// Most bytes that the states of a run may take.
+/// The maximum bytes of all states of a run.
 const ROOM: usize = 3 << 30;
-/// In the order of the first round.
+/// In the order of the first round; the next one has them reversed.
 const MIXERS: [&str; 2] = ["rfa-gate", "softmax"];
 
-/// How often [`measure`] ticks.
+/// How often [`measure`] calls `tick`.
 pub fn steps(options: &Options) -> u64 {
     (options.rounds * options.lengths.len() * MIXERS.len()) as u64
 }
@@ -117,7 +117,7 @@ pub fn steps(options: &Options) -> u64 {
 /// The config of one mixer.
 ///
 /// # Errors
-/// When the lengths or widths are out of a config's bounds.
+/// If the lengths or sizes are out of range.
 pub fn config(mixer: &str, options: &Options) -> Result<DecoderConfig, CostError> {
     let Shape { hidden, intermediate, layers, heads, head_dim, vocabulary, .. } = options.shape;
     let longest = options.lengths.iter().max().copied().unwrap_or(0);
@@ -129,7 +129,7 @@ pub fn config(mixer: &str, options: &Options) -> Result<DecoderConfig, CostError
     });
     if mixer == "softmax" {
         config["attention"] = "softmax".into();
-        // Every token of the target.
+        // The whole target.
         config["sliding_window"] = (WARM_UP + options.tokens).into();
     } else {
         config["proj_dim"] = head_dim.into();
@@ -138,7 +138,7 @@ pub fn config(mixer: &str, options: &Options) -> Result<DecoderConfig, CostError
     Ok(DecoderConfig::from_json(&config.to_string()).map_err(LoadError::from)?)
 }
 
-/// A model with a slot for each row, and what was measured of it: for each length, each round.
+/// A model with a slot for each row, and its measurements, by length and round.
 struct Subject {
     mixer: &'static str,
     decoder: Decoder,
@@ -149,11 +149,11 @@ struct Subject {
     reads: Vec<Vec<f64>>,
 }
 
-/// Measures all lengths with both mixers, in turn, round by round; `tick` before each with what comes, and so [`steps`]
-/// times.
+/// Measures all lengths with both mixers alternately, round by round. Calls `tick` before each of [`steps`] with its
+/// description.
 ///
 /// # Errors
-/// When the options ask for nothing or too much, or a step fails.
+/// If an option is out of range or a step fails.
 pub fn measure(options: &Options, tick: &mut dyn FnMut(&str)) -> Result<Vec<Row>, CostError> {
     let Options { shape, lengths, batch, tokens, rounds } = options;
     if lengths.is_empty() || lengths.contains(&0) || [batch, tokens, rounds].contains(&&0) {
@@ -163,11 +163,11 @@ pub fn measure(options: &Options, tick: &mut dyn FnMut(&str)) -> Result<Vec<Row>
     let mut subjects = Vec::with_capacity(MIXERS.len());
     for (mixer, config) in MIXERS.into_iter().zip(configs) {
         let config = config?;
-        // Beside the slots, one that is copied.
+        // The slots, and the state that is copied into them.
         let bytes = config.state_bytes().saturating_mul(batch + 1);
         if bytes > ROOM {
             return Err(CostError::Options(format!(
-                "lengths and batch: the states of {mixer} must take at most {ROOM} bytes, and would take {bytes}"
+                "lengths and batch: the states of {mixer} must take at most {ROOM} bytes, found {bytes}"
             )));
         }
         let decoder = Decoder::random(config, shape.weights, SEED)?;
@@ -177,12 +177,12 @@ pub fn measure(options: &Options, tick: &mut dyn FnMut(&str)) -> Result<Vec<Row>
     }
     for round in 0..*rounds {
         for (at, &length) in lengths.iter().enumerate() {
-            // Neither is always the first.
+            // Alternate which mixer goes first.
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             for subject in order {
                 let subject = &mut subjects[subject];
                 tick(&format!("round {} of {rounds}: {} at {length}", round + 1, subject.mixer));
-                let (rate, read) = subject.once(length, options)?;
+                let (rate, read) = subject.measure(length, options)?;
                 subject.rates[at].push(rate);
                 subject.reads[at].push(read);
             }
@@ -197,8 +197,8 @@ pub fn measure(options: &Options, tick: &mut dyn FnMut(&str)) -> Result<Vec<Row>
 }
 
 impl Subject {
-    /// Reads a source into every row and takes them forward -> tokens a second, and the milliseconds of reading.
-    fn once(&mut self, length: usize, options: &Options) -> Result<(f64, f64), CostError> {
+    /// Reads a source into every row and decodes. Returns tokens per second and the milliseconds to read.
+    fn measure(&mut self, length: usize, options: &Options) -> Result<(f64, f64), CostError> {
         let Self { decoder, pool, .. } = self;
         let (batch, vocabulary) = (options.batch, decoder.config().vocab_size);
         let clock = Instant::now();
@@ -210,7 +210,7 @@ impl Subject {
                 pool.import(slot, &state, length as u64)?;
             }
         }
-        // Rows differ from the first token on.
+        // Rows differ from the first token.
         let (tokens, slots) = (ids(batch, vocabulary), (0..batch).collect::<Vec<_>>());
         let mut logits = Vec::new();
         for _ in 0..WARM_UP {
@@ -251,14 +251,14 @@ impl Subject {
     }
 }
 
-/// The middle of at least one number, or between the two.
+/// The median of at least one number.
 fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let (last, middle) = (numbers.len() - 1, numbers.len() / 2);
     f64::midpoint(numbers[last - middle], numbers[middle])
 }
 
-/// Token ids that repeat no pattern.
+/// Token ids without a repeating pattern.
 fn ids(count: usize, vocabulary: usize) -> Vec<u32> {
     let id = |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocabulary as u64;
     (0..count).map(|i| id(i) as u32).collect()
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_the_middle_or_between_the_two() {
+    fn the_median_of_an_even_count_is_the_midpoint() {
         assert_eq!([vec![5.0], vec![9.0, 1.0, 2.0], vec![4.0, 1.0, 2.0, 9.0]].map(median), [5.0, 2.0, 3.0]);
     }
 }

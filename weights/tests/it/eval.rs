@@ -107,7 +107,7 @@ fn what_cannot_be_evaluated_is_named() {
 }
 
 /// What PyTorch measured with the shipped checkpoint on `story.txt`; the training package's `eval` renews it.
-const STORY: &str = include_str!("fixtures/story.json");
+const STORY: &str = include_str!("../fixtures/story.json");
 
 #[test]
 fn the_shipped_checkpoint_reads_english_as_pytorch_does() {

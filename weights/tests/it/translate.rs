@@ -8,7 +8,7 @@ use crate::common::{ENDS, MOST, fixture, seq2seq, softmax, weights};
 use serde_json::json;
 use tidegate_model::Device;
 use tidegate_weights::eval::Checkpoint;
-use tidegate_weights::translate::{Sources, TranslateOptions, Translated, translate};
+use tidegate_weights::translate::{Sources, TranslateOptions, TranslationStats, translate};
 
 const LINES: &str = "The river rose.\n\n She had 27 eggs.\t\nA heron stepped aside, gravely\r\nNo\nTwo boats, one oar.\n\
                      The river rose.\nIn the night it rained.\n?\nWho was it?\nShe.\nA letter, at last\n27\nx y z\n\
@@ -18,14 +18,14 @@ fn load(folder: &Path) -> Checkpoint {
     Checkpoint::load(folder, &Device::Cpu).unwrap()
 }
 
-fn run(checkpoint: &Checkpoint, text: &str, batch: usize, max_tokens: usize) -> (Vec<String>, Translated) {
+fn run(checkpoint: &Checkpoint, text: &str, batch: usize, max_tokens: usize) -> (Vec<String>, TranslationStats) {
     let sources = Sources::new(checkpoint, text).unwrap();
     let (mut lines, mut seen) = (Vec::new(), Vec::new());
     let mut write = |line: &str| {
         lines.push(line.to_owned());
         Ok(())
     };
-    let mut progress = |done: &Translated| seen.push((done.tokens, done.sentences));
+    let mut progress = |done: &TranslationStats| seen.push((done.tokens, done.sentences));
     let options = TranslateOptions { batch, max_tokens };
     let done = translate(checkpoint, &sources, options, &mut write, &mut progress).unwrap();
     assert!(seen.is_sorted() && seen.last().is_none_or(|last| *last == (done.tokens, done.sentences)));
@@ -103,9 +103,12 @@ fn what_cannot_be_read_is_named_with_its_line() {
     let error = |checkpoint: &Checkpoint, text: &str| Sources::new(checkpoint, text).unwrap_err().to_string();
     let long = "?".repeat(MOST);
     let message = error(&checkpoint, &format!("a\nb\n{long}\n{long}{long}"));
-    assert_eq!(message, format!("line 3: must have at most {MOST} tokens, its first mark counted, found {}", MOST + 1));
+    assert_eq!(
+        message,
+        format!("line 3: must have at most {MOST} tokens including its first mark, found {}", MOST + 1)
+    );
     assert_eq!(Sources::new(&checkpoint, &long[1..]).unwrap().len(), 1);
-    assert_eq!(error(&checkpoint, "a\nb <|endoftext|> c"), "line 2: must not hold the mark <|endoftext|>");
+    assert_eq!(error(&checkpoint, "a\nb <|endoftext|> c"), "line 2: must not contain the mark <|endoftext|>");
     let message = error(&load(&fixture()), "a");
     assert!(message.contains("cannot translate") && message.contains("rfa_seq2seq"), "{message}");
 }
@@ -163,7 +166,7 @@ fn commands_that_read_a_text_alone_refuse_an_encoder_decoder() {
         let refused = weights(&[arguments, &["--model", &model, "--text", &text]].concat());
         assert!(!refused.status.success() && refused.stdout.is_empty(), "{arguments:?}");
         let message = String::from_utf8(refused.stderr).unwrap();
-        assert!(message.contains("a text alone cannot be read by an encoder-decoder"), "{arguments:?}: {message}");
+        assert!(message.contains("an encoder-decoder cannot be evaluated on a text alone"), "{arguments:?}: {message}");
     }
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
 }

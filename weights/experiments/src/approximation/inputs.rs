@@ -1,30 +1,30 @@
-//! Queries, keys and values to estimate attention on: of a trained model, or made up.
+//! Queries, keys and values to estimate attention on: those of a trained model, or synthetic ones.
 
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
 use crate::bidirectional::{Generator, Inputs};
+use candle_core::{DType, Device, Tensor};
 
 use super::ApproximationError;
 
-/// How far the mean of correlated tokens moves on from one to the next: it forgets 1/e in so many tokens.
+/// The number of tokens in which the mean of correlated tokens decays to 1/e.
 const TOKENS_PER_TOPIC: f64 = 32.0;
-/// Standard deviations of the shared mean and of a token's own part: together the variance is 1.
+/// Standard deviations of the shared mean and of a token's own part; the total variance is 1.
 const SHARED: f64 = 0.8;
 const OWN: f64 = 0.6;
 
-/// Where inputs come from.
+/// The source of the inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A file of tensors q, k and v, (cases, heads, tokens, d), of a trained model's layers.
+    /// A file with tensors q, k and v, (cases, heads, tokens, d), of a trained model's layers.
     Model(PathBuf),
     /// Tokens whose queries, keys and values follow slowly varying means; q and k share theirs.
     Correlated,
-    /// Every number normal and independent.
+    /// Independent normal numbers.
     Independent,
 }
 
-/// (cases, heads, tokens, d) of made-up inputs.
+/// (cases, heads, tokens, d) of synthetic inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Sequences.
@@ -33,12 +33,12 @@ pub struct Shape {
     pub heads: usize,
     /// Tokens of a sequence.
     pub tokens: usize,
-    /// Numbers of a query, a key or a value.
+    /// Size of a query, a key or a value.
     pub d: usize,
 }
 
 impl Source {
-    /// What rows call it.
+    /// The name in rows.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Model(_) => "model",
@@ -47,15 +47,15 @@ impl Source {
         }
     }
 
-    /// The inputs in f64. Of a file, the first `shape.tokens` tokens of all its cases and heads.
+    /// The inputs in f64; from a file, the first `shape.tokens` tokens of all its cases and heads.
     ///
     /// # Errors
-    /// When the file cannot be read, lacks a tensor or has other shapes, or holds fewer tokens.
+    /// If the file cannot be read, lacks a tensor, or has the wrong shapes or too few tokens.
     pub fn load(&self, shape: Shape) -> Result<Inputs, ApproximationError> {
         match self {
             Self::Model(path) => read(path, shape.tokens),
-            Self::Correlated => made(shape, 1, SHARED, OWN),
-            Self::Independent => made(shape, 2, 0.0, 1.0),
+            Self::Correlated => synthetic(shape, 1, SHARED, OWN),
+            Self::Independent => synthetic(shape, 2, 0.0, 1.0),
         }
     }
 }
@@ -69,7 +69,7 @@ fn read(path: &Path, tokens: usize) -> Result<Inputs, ApproximationError> {
             .dims4()
             .map_err(|_| wrong(format!("{name}: must be (cases, heads, tokens, d), found {:?}", tensor.dims())))?;
         if found < tokens {
-            return Err(wrong(format!("{name}: {tokens} tokens are asked for, {found} are there")));
+            return Err(wrong(format!("{name}: must have at least {tokens} tokens, found {found}")));
         }
         Ok(tensor.narrow(2, 0, tokens)?.to_dtype(DType::F64)?.contiguous()?)
     };
@@ -77,11 +77,11 @@ fn read(path: &Path, tokens: usize) -> Result<Inputs, ApproximationError> {
     Inputs::new(&q, &k, &v).map_err(|error| wrong(error.to_string()))
 }
 
-fn made(shape: Shape, seed: u64, shared: f64, own: f64) -> Result<Inputs, ApproximationError> {
+fn synthetic(shape: Shape, seed: u64, shared: f64, own: f64) -> Result<Inputs, ApproximationError> {
     let Shape { cases, heads, tokens, d } = shape;
     let mut generator = Generator::new(seed);
     let keep = (-1.0 / TOKENS_PER_TOPIC).exp();
-    // A first-order autoregression whose variance is 1 from the first token on.
+    // A first-order autoregression with variance 1 from the first token on.
     let mut path = || {
         let mut numbers = vec![0.0; cases * heads * tokens * d];
         for path in numbers.chunks_exact_mut(tokens * d) {
@@ -92,17 +92,17 @@ fn made(shape: Shape, seed: u64, shared: f64, own: f64) -> Result<Inputs, Approx
         }
         numbers
     };
-    let (of_q_and_k, of_v) = (path(), path());
+    let (shared_mean, v_mean) = (path(), path());
     let mut around = |means: &[f64]| {
         let numbers = means.iter().map(|mean| shared * mean + own * generator.normal()).collect();
         Tensor::from_vec(numbers, (cases, heads, tokens, d), &Device::Cpu)
     };
-    let (q, k, v) = (around(&of_q_and_k)?, around(&of_q_and_k)?, around(&of_v)?);
+    let (q, k, v) = (around(&shared_mean)?, around(&shared_mean)?, around(&v_mean)?);
     Ok(Inputs::new(&q, &k, &v)?)
 }
 
-/// What `settings` say of the sources.
-pub fn described() -> [(&'static str, String); 2] {
+/// Descriptions of the synthetic sources, for a record's settings.
+pub fn descriptions() -> [(&'static str, String); 2] {
     [
         (
             "correlated",

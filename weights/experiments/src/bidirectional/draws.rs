@@ -1,5 +1,5 @@
-//! Random numbers from a seed: normal and uniform tensors, orthogonal rows. The same seed gives the same numbers on
-//! every machine, up to the rounding of its logarithm and cosine.
+//! Random numbers from a seed: normal and uniform tensors, orthogonal rows. A seed gives the same numbers on every machine,
+//! up to the rounding of the logarithm and cosine.
 
 use candle_core::{Device, Result, Tensor};
 use rand_chacha::ChaCha8Rng;
@@ -8,13 +8,13 @@ use rand_core::{RngCore, SeedableRng};
 /// The random numbers of one forward pass.
 #[derive(Clone, Debug)]
 pub enum Draws {
-    /// Softmax and elu use none.
+    /// For softmax and elu.
     None,
     /// Random vectors of every head, shared by the batch: (heads, D, d).
     Matrices(Tensor),
     /// LARA's noise, N(0, 1): (batch, heads, C, d).
     Landmarks(Tensor),
-    /// RA's noise, and what chooses keys.
+    /// RA's noise, and the numbers that choose keys.
     Queries {
         /// N(0, 1): (batch, heads, samples, queries, d).
         normals: Tensor,
@@ -31,7 +31,7 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// The numbers of this seed, from the first on.
+    /// Starts the stream of a seed.
     pub fn new(seed: u64) -> Self {
         Self { bits: ChaCha8Rng::seed_from_u64(seed), spare: None }
     }
@@ -46,7 +46,7 @@ impl Generator {
         if let Some(spare) = self.spare.take() {
             return spare;
         }
-        // Above 0, whose logarithm is infinite.
+        // In (0, 1]: the logarithm of 0 is infinite.
         let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
         let (sin, cos) = (std::f64::consts::TAU * self.uniform()).sin_cos();
         self.spare = Some(radius * sin);
@@ -56,29 +56,28 @@ impl Generator {
     /// Standard normal numbers of `like`'s float type.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn normals(&mut self, shape: &[usize], like: &Tensor) -> Result<Tensor> {
         let count = shape.iter().product();
         tensor((0..count).map(|_| self.normal()).collect(), shape, like)
     }
 
-    /// Numbers uniform in [0, 1): f64 whatever `like` is, since rounding to fewer bits could reach 1.
+    /// Numbers uniform in [0, 1): always f64, since rounding to fewer bits could reach 1.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn uniforms(&mut self, shape: &[usize], like: &Tensor) -> Result<Tensor> {
         let count: usize = shape.iter().product();
         let numbers: Vec<f64> = (0..count).map(|_| self.uniform()).collect();
         Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_device(like.device())
     }
 
-    /// Rows that are orthogonal within blocks of d, each as long as a normal vector of its own (norms of chi(d)), so
-    /// that every row alone is standard normal (Choromanski et al. 2021, section 2.4).
+    /// Rows that are orthogonal within blocks of d and have independent norms of chi(d), so that each row is standard normal (Choromanski et al. 2021, section 2.4).
     ///
     /// -> (heads, rows, d)
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn orthogonal(&mut self, (heads, rows, d): (usize, usize, usize), like: &Tensor) -> Result<Tensor> {
         let mut numbers = Vec::with_capacity(heads * rows * d);
         for _ in 0..heads {
@@ -86,7 +85,7 @@ impl Generator {
                 let mut block: Vec<Vec<f64>> = Vec::with_capacity(d);
                 while block.len() < d.min(rows - at) {
                     let mut row: Vec<f64> = (0..d).map(|_| self.normal()).collect();
-                    // Twice: the first pass leaves what rounding lost in nearly parallel rows.
+                    // A second pass removes the rounding errors of nearly parallel rows.
                     for _ in 0..2 {
                         for other in &block {
                             let along = dot(&row, other);

@@ -1,11 +1,11 @@
-//! Feature maps of whole sequences as chains of tensors. The causal layers have fused ones of their own
-//! (`tidegate_model::feature_map`); these need no running maximum, are of any float type, and pass gradients.
+//! Feature maps of whole sequences as chains of tensors, differentiable and of any float type. The causal layers have fused
+//! ones (`tidegate_model::feature_map`).
 
 use candle_core::{D, Result, Tensor, bail};
 
 use crate::bidirectional::Inputs;
 
-/// How a query or a key becomes features.
+/// A feature map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Map {
     /// `sqrt(1/D) [sin(W u), cos(W u)]` of `u = x / (|x| + 1e-3)`: RFA's own kernel (Peng et al. 2021, section 3.1).
@@ -22,24 +22,24 @@ pub enum Map {
     Trigonometric,
 }
 
-/// Features of queries and keys. Factors that a query's whole sum has in common are left out.
+/// Features of queries and keys, without factors that cancel in a query's quotient.
 #[derive(Clone, Debug)]
 pub struct Features {
     /// (batch, heads, queries, F)
     pub phi_q: Tensor,
     /// (batch, heads, keys, F)
     pub phi_k: Tensor,
-    /// The keys' weights added up, which the denominators' floor is a share of, where products of features may be
-    /// negative: (batch, heads, 1, 1).
+    /// The sum of the keys' weights, (batch, heads, 1, 1), for maps with negative products: the denominators' floor is a
+    /// share of it.
     pub weight: Option<Tensor>,
 }
 
 /// The features of all queries and keys.
 ///
-/// w: (heads, D, d), with sigma in it where the map has one; none for elu.
+/// w: (heads, D, d), already multiplied by sigma; none for elu.
 ///
 /// # Errors
-/// When `w` is absent or does not fit.
+/// If `w` is absent or has the wrong shape.
 pub fn features(map: Map, inputs: &Inputs, w: Option<&Tensor>) -> Result<Features> {
     let (q, k) = (inputs.q(), inputs.k());
     let w = match (map, w) {
@@ -56,7 +56,7 @@ pub fn features(map: Map, inputs: &Inputs, w: Option<&Tensor>) -> Result<Feature
     let project = |x: &Tensor| x.broadcast_matmul(&w);
     let scale = (1.0 / proj_dim as f64).sqrt();
     let waves = |u: &Tensor| Tensor::cat(&[u.sin()?, u.cos()?], D::Minus1)? * scale;
-    // Of u and y an entry counts once; each key has the weight 1 but in the trigonometric map.
+    // Each key has weight 1, except in the trigonometric map.
     let count = || Tensor::full(k.dim(2)? as f64, (1, 1, 1, 1), k.device())?.to_dtype(k.dtype());
     Ok(match map {
         Map::Gaussian => {
@@ -70,8 +70,8 @@ pub fn features(map: Map, inputs: &Inputs, w: Option<&Tensor>) -> Result<Feature
         Map::Favor => {
             let scaled = inputs.scaled()?;
             let (in_q, in_k) = (project(scaled.q())?, project(scaled.k())?);
-            // The maximum cancels: a query's own in its quotient, the keys' common one in all of them. Of a key it is
-            // that of the whole exponent: the projections alone of a long key are far above all exponents.
+            // Maxima cancel: a query's own in its quotient, the keys' common one in all of them. A key's maximum is taken
+            // over whole exponents, because the projections of a long key are far above them.
             let phi_q = in_q.broadcast_sub(&in_q.max_keepdim(D::Minus1)?.detach())?.exp()?;
             let in_k = in_k.broadcast_sub(&half_square(scaled.k())?)?;
             let most = in_k.max_keepdim(D::Minus1)?.max_keepdim(2)?.detach();
@@ -88,7 +88,7 @@ pub fn features(map: Map, inputs: &Inputs, w: Option<&Tensor>) -> Result<Feature
                 weight: Some(weight.sum_keepdim(2)?),
             }
         }
-        Map::Elu => bail!("attention: elu has returned before"),
+        Map::Elu => bail!("attention: elu is handled above"),
     })
 }
 

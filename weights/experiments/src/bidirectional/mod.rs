@@ -1,10 +1,10 @@
 //! Attention of every query to every key, in self attention or across: softmax, kernels of random features, and the
 //! estimators that sample where a query looks (RA and LARA).
 //!
-//! One interface, [`Attention`]; its random numbers are an argument ([`Draws`]), made by a seeded [`Generator`] or
-//! by the caller. [`naive`] holds the plain truths, `features`, `randomized` and this file the batched forms, which are
-//! chains of tensors: of any float type, differentiable, and linear in the tokens for all but softmax and RA. Knows no
-//! layers, states or checkpoints.
+//! [`Attention`] is the interface; its random numbers are an argument ([`Draws`]), from a seeded [`Generator`] or from the
+//! caller. [`naive`] has the references. `features`, `randomized` and this file have the batched forms: chains of tensors,
+//! of any float type, differentiable, and linear in the tokens except for softmax and RA. Nothing here knows layers, states
+//! or checkpoints.
 //!
 //! Sources: Peng et al. 2021 (RFA), Choromanski et al. 2021 (FAVOR+), Katharopoulos et al. 2020 (elu + 1), Zheng, Wang
 //! and Kong 2022 (RA and LARA, arXiv 2204.04667).
@@ -20,7 +20,7 @@ pub use randomized::{Weighting, estimate, lara, ra, segment_means};
 
 use candle_core::{D, Result, Tensor, bail};
 
-/// Queries, keys and values whose shapes fit.
+/// Queries, keys and values with matching shapes.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     q: Tensor, // (batch, heads, queries, d)
@@ -32,7 +32,7 @@ impl Inputs {
     /// q: (batch, heads, queries, d), k: (batch, heads, keys, d), v: (batch, heads, keys, width), all of one float type.
     ///
     /// # Errors
-    /// When the shapes or types do not fit, or one is empty.
+    /// If the shapes or types do not match, or one is empty.
     pub fn new(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
         let ((batch, heads, queries, d), (_, _, keys, width)) = (q.dims4()?, v.dims4()?);
         if k.dims() != [batch, heads, keys, d] || v.dims() != [batch, heads, keys, width] {
@@ -62,10 +62,10 @@ impl Inputs {
         &self.v
     }
 
-    /// The same with q and k times d^(-1/4): their products are then those of softmax attention's exponents.
+    /// Multiplies q and k by d^(-1/4): their products are then the exponents of softmax attention.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn scaled(&self) -> Result<Self> {
         let scale = (self.q.dim(D::Minus1)? as f64).powf(-0.25);
         Ok(Self { q: (&self.q * scale)?, k: (&self.k * scale)?, v: self.v.clone() })
@@ -79,38 +79,38 @@ pub enum Attention {
     Softmax,
     /// `phi(q) . (sum phi(k) v) / (phi(q) . sum phi(k))`. Linear.
     Kernel {
-        /// How q and k become features.
+        /// The feature map.
         map: Map,
-        /// Random vectors (D); none where the map takes none.
+        /// Random vectors (D); 0 for maps without any.
         samples: usize,
     },
     /// Randomized attention: unbiased, quadratic.
     Ra {
-        /// Samples of each query, whose estimates are averaged.
+        /// Samples of each query; their estimates are averaged.
         samples: usize,
     },
     /// Linear randomized attention.
     Lara {
-        /// Landmarks (C), each with one sample; at most as many as queries, and as keys.
+        /// Landmarks (C) with one sample each; at most the number of queries, and of keys.
         landmarks: usize,
-        /// How the samples of all landmarks are weighed for a query.
+        /// How a query weights the samples of all landmarks.
         weighting: Weighting,
     },
 }
 
-/// A floor of denominators, as a share of the weight that was seen: signed estimates may come near zero or below it.
+/// The floor of denominators as a share of the keys' weight: signed estimates may be zero or negative.
 pub const DENOMINATOR_EPS: f64 = 0.02;
 
 impl Attention {
-    /// The names that [`Attention::named`] knows.
+    /// The names that [`Attention::named`] accepts.
     pub const NAMES: [&'static str; 9] =
         ["softmax", "rfa", "rfa-softmax", "rfa-arccos", "elu", "favor", "ra", "lara", "lara-balance"];
 
     /// An attention by name. `samples` is the number of random vectors, of RA's samples, or of LARA's landmarks;
-    /// softmax and elu have no use for it.
+    /// softmax and elu ignore it.
     ///
-    /// `rfa` has RFA's own kernel, of q and k at unit length; `rfa-softmax` estimates softmax attention's own kernel by
-    /// the same sines and cosines. `lara` has the query-specific weights.
+    /// `rfa` has RFA's kernel, with q and k at unit length; `rfa-softmax` estimates softmax attention's kernel by the same
+    /// sines and cosines. `lara` has query-specific weights.
     pub fn named(name: &str, samples: usize) -> Option<Self> {
         let kernel = |map| Self::Kernel { map, samples };
         let lara = |weighting| Self::Lara { landmarks: samples, weighting };
@@ -128,10 +128,10 @@ impl Attention {
         })
     }
 
-    /// Random numbers for these inputs: all that [`Attention::forward`] needs besides.
+    /// Draws the random numbers that [`Attention::forward`] needs for these inputs.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn draw(&self, inputs: &Inputs, generator: &mut Generator) -> Result<Draws> {
         let (batch, heads, queries, d) = inputs.q.dims4()?;
         let mut normals = |shape: &[usize]| generator.normals(shape, &inputs.q);
@@ -152,7 +152,7 @@ impl Attention {
     /// -> (batch, heads, queries, width)
     ///
     /// # Errors
-    /// When the draws are another attention's or do not fit, or there are more landmarks than tokens.
+    /// If the draws are for another attention or other shapes, or there are more landmarks than tokens.
     pub fn forward(&self, inputs: &Inputs, draws: &Draws) -> Result<Tensor> {
         match (self, draws) {
             (Self::Softmax, Draws::None) => softmax_attention(inputs),
@@ -181,13 +181,12 @@ fn softmax_attention(inputs: &Inputs) -> Result<Tensor> {
 
 /// `h_n = sum_m (phi_q_n . phi_k_m) v_m / max(sum_m phi_q_n . phi_k_m, floor)`, the sums over keys first.
 ///
-/// The floor is `eps` of the keys' weight for maps whose products may be negative, and the least normal number for
-/// the others.
+/// The floor is `eps` of the keys' weight for maps with negative products, and the least positive normal number for others.
 ///
 /// v: (batch, heads, keys, width) -> (batch, heads, queries, width)
 ///
 /// # Errors
-/// When the shapes do not fit.
+/// If the shapes do not fit.
 pub fn kernel(features: &Features, v: &Tensor, eps: f64) -> Result<Tensor> {
     let s = features.phi_k.t()?.contiguous()?.matmul(v)?; // (batch, heads, features, width)
     let z = features.phi_k.sum_keepdim(2)?.t()?.contiguous()?; // (batch, heads, features, 1)

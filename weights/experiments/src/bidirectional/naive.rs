@@ -1,10 +1,9 @@
-//! The truths: one head, one query after another, as the papers' formulas stand. Slow, generic over the float, and
+//! The references: one head, one query after another, as the papers' formulas read. Slow, generic over the float, and
 //! without the logarithms and maxima that keep the batched forms from overflowing.
 //!
-//! Queries, keys and values are slices of rows; `d` numbers a row of q and k. FAVOR+, RA and LARA scale q and k by
-//! d^(-1/4) themselves.
+//! Queries, keys and values are slices of rows; a row of q and k has `d` numbers. RA and LARA scale q and k by d^(-1/4).
 
-use tidegate_model::ops::naive::{Float, gaussian_features};
+use tidegate_model::ops::naive::Float;
 
 /// Rows of numbers of one head.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +14,7 @@ pub struct Head<'a, F> {
     pub k: &'a [F],
     /// (keys, width)
     pub v: &'a [F],
-    /// Numbers of a row of q and k.
+    /// Size of a row of q and k.
     pub d: usize,
 }
 
@@ -42,7 +41,7 @@ impl<F: Float> Head<'_, F> {
         self.v.len() / (self.k.len() / self.d)
     }
 
-    /// `sum_m weight_m v_m / max(sum_m weight_m, floor)`, 0 where nothing is divided by: (width)
+    /// `sum_m weight_m v_m / max(sum_m weight_m, floor)`, 0 if the divisor is 0: (width)
     fn average(&self, weights: &[F], floor: F) -> Vec<F> {
         let sum = weights.iter().fold(F::of(0.0), |sum, &w| sum + w);
         let sum = if sum > floor { sum } else { floor };
@@ -55,7 +54,7 @@ impl<F: Float> Head<'_, F> {
         (scaled(self.q, self.d), scaled(self.k, self.d))
     }
 
-    /// `sum_m exp(q_n . k_m / sqrt(d)) v_m` over the same sum of weights alone -> (queries, width)
+    /// `sum_m exp(q_n . k_m / sqrt(d)) v_m` divided by the sum of the weights -> (queries, width)
     pub fn softmax(&self) -> Vec<F> {
         let scale = F::of(self.d as f64).sqrt();
         let weights = |q| self.k.chunks_exact(self.d).map(move |k| (dot(q, k) / scale).exp()).collect::<Vec<F>>();
@@ -73,9 +72,9 @@ impl<F: Float> Head<'_, F> {
         self.q.chunks_exact(self.d).flat_map(row).collect()
     }
 
-    /// RA (arXiv 2204.04667, section 3): for each sample and query, `k' ~ softmax(q . k)` by a uniform number's place
-    /// among the cumulated probabilities, `w = q + k' + normal`, `sum_m xi(k_m, w) v_m / sum_m xi(k_m, w)`; the samples
-    /// averaged.
+    /// RA (arXiv 2204.04667, section 3): for each sample and query, `k' ~ softmax(q . k)` by inverting the cumulative
+    /// probabilities at a uniform number, `w = q + k' + normal`, `sum_m xi(k_m, w) v_m / sum_m xi(k_m, w)`; the mean of the
+    /// samples.
     ///
     /// uniforms: (samples, queries); normals: (samples, queries, d) -> (queries, width)
     pub fn ra(&self, uniforms: &[F], normals: &[F]) -> Vec<F> {
@@ -106,8 +105,8 @@ impl<F: Float> Head<'_, F> {
         out
     }
 
-    /// `sum_c weight(n, c) xi(q_n, w_c) sum_m xi(k_m, w_c) v_m`, over the same with v = 1: self-normalised importance
-    /// sampling (arXiv 2204.04667, section 3), which RFA, LARA and RA are cases of.
+    /// `sum_c weight(n, c) xi(q_n, w_c) sum_m xi(k_m, w_c) v_m`, divided by the same with v = 1: self-normalised
+    /// importance sampling (arXiv 2204.04667, section 3), the general form of RFA, LARA and RA.
     ///
     /// w: (samples, d) -> (queries, width)
     pub fn importance(&self, w: &[F], weight: impl Fn(usize, usize) -> F) -> Vec<F> {
@@ -122,7 +121,7 @@ impl<F: Float> Head<'_, F> {
         q.chunks_exact(self.d).enumerate().flat_map(row).collect()
     }
 
-    /// LARA's landmarks `mu_c = q~_c + k~_c` and the means of queries `q~_c` alone, of scaled q and k: (C, d) each.
+    /// LARA's landmarks `mu_c = q~_c + k~_c` and the means of queries `q~_c`, of scaled q and k: (C, d) each.
     pub fn landmarks(&self, count: usize) -> (Vec<F>, Vec<F>) {
         let (q, k) = self.scaled();
         let of_queries = segment_means(&q, self.d, count);
@@ -163,7 +162,7 @@ impl<F: Float> Head<'_, F> {
         })
     }
 
-    /// The share of w_c's density that is its own landmark's: (C)
+    /// The share of w_c's total density that comes from its own landmark: (C)
     fn balance(&self, mu: &[F], w: &[F]) -> Vec<F> {
         let (mus, ws) = (mu.chunks_exact(self.d), w.chunks_exact(self.d));
         let all = |w: &[F]| mu.chunks_exact(self.d).fold(F::of(0.0), |sum, mu| sum + xi(mu, w));
@@ -181,30 +180,6 @@ pub fn segment_means<F: Float>(x: &[F], d: usize, count: usize) -> Vec<F> {
         (0..d).map(column).collect::<Vec<F>>()
     };
     (0..count).flat_map(mean).collect()
-}
-
-/// RFA's own map of a row; w: (D, d) -> (2D)
-pub fn gaussian<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
-    gaussian_features(x, w)
-}
-
-/// `sqrt(1/D) ReLU(W u)`, `u = x / (|x| + 1e-3)`; w: (D, d) -> (D)
-pub fn arc_cosine<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
-    let (zero, length) = (F::of(0.0), dot(x, x).sqrt() + F::of(1e-3));
-    let scale = F::of(x.len() as f64 / w.len() as f64).sqrt();
-    let relu = |u: F| if u > zero { u } else { zero };
-    w.chunks_exact(x.len()).map(|w| scale * relu(dot(w, x) / length)).collect()
-}
-
-/// `x + 1` above 0, else `exp(x)`: (d)
-pub fn elu<F: Float>(x: &[F]) -> Vec<F> {
-    x.iter().map(|&x| if x > F::of(0.0) { x + F::of(1.0) } else { x.exp() }).collect()
-}
-
-/// `sqrt(1/D) xi(x d^(-1/4), w)` of every random vector; w: (D, d) -> (D)
-pub fn favor<F: Float>(x: &[F], w: &[F]) -> Vec<F> {
-    let (scale, y) = (F::of(x.len() as f64 / w.len() as f64).sqrt(), scaled(x, x.len()));
-    w.chunks_exact(x.len()).map(|w| scale * xi(&y, w)).collect()
 }
 
 /// `sqrt(1/D) exp(|y|^2 / 2) [sin(W y), cos(W y)]`, `y = x d^(-1/4)`; w: (D, d) -> (2D)

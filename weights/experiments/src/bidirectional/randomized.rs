@@ -3,35 +3,35 @@
 //! With q and k times d^(-1/4) and `xi(x, w) = exp(w . x - |x|^2 / 2)`, softmax attention is the mean of
 //! `f(w) = sum_m xi(k_m, w) v_m / sum_m xi(k_m, w)` over `w ~ p_n(w)`, a mixture over keys of N(q_n + k_m, I) with
 //! the attention's own probabilities, so that `p_n(w)` is as `N(w; 0, I) xi(q_n, w) sum_m xi(k_m, w)` (their section 3).
-//! RA samples `p_n`; RFA with positive features samples N(0, I), LARA normals about landmarks, and both divide by the
-//! sum of their importance weights.
+//! RA samples `p_n`, RFA with positive features N(0, I), and LARA normals around landmarks; the last two divide by the sum
+//! of their importance weights.
 
 use candle_core::{D, Result, Tensor, bail};
 
 use crate::bidirectional::features::half_square;
 use crate::bidirectional::{Inputs, softmax};
 
-/// How LARA weighs a landmark's sample for a query.
+/// How LARA weights a landmark's sample for a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weighting {
-    /// By the balance heuristic (Veach and Guibas 1995): the share of the sample's density that is its own landmark's.
+    /// By the balance heuristic (Veach and Guibas 1995): the share of the sample's density that comes from its own landmark.
     Balance,
-    /// By the balance heuristic plus the query's preference among landmarks, `softmax_c(q_n . q~_c)` less its mean: so
-    /// it follows the weights of least variance (their section 4). The authors' code takes that softmax over queries,
-    /// which makes the correction vanish as they grow in number, and a query's answer depend on others'.
+    /// By the balance heuristic plus the query's preference among landmarks, `softmax_c(q_n . q~_c)` minus its mean, which
+    /// approximates the weights of least variance (their section 4). The authors' code takes that softmax over queries:
+    /// the correction then vanishes with their number, and a query's output depends on the others.
     QuerySpecific,
 }
 
-/// The least query-specific weight: what is added to the balance heuristic may be negative, a logarithm needs more.
+/// The least query-specific weight: the correction may be negative, and the logarithm needs a positive number.
 const LEAST_WEIGHT: f64 = 1e-8;
 
 /// RA: for each query `k' ~ softmax(q . k)` and `w ~ N(q + k', I)`, `f(w)` averaged over the samples. Unbiased.
 ///
-/// uniforms: (batch, heads, samples, queries) in [0, 1), which choose k' by its place among the cumulated
+/// uniforms: (batch, heads, samples, queries) in [0, 1), which choose k' by the cumulative
 /// probabilities; normals: (batch, heads, samples, queries, d) -> (batch, heads, queries, width)
 ///
 /// # Errors
-/// When the shapes do not fit.
+/// If the shapes do not fit.
 pub fn ra(inputs: &Inputs, uniforms: &Tensor, normals: &Tensor) -> Result<Tensor> {
     let Inputs { q, k, v } = inputs.scaled()?;
     let (batch, heads, queries, d) = q.dims4()?;
@@ -57,36 +57,36 @@ pub fn ra(inputs: &Inputs, uniforms: &Tensor, normals: &Tensor) -> Result<Tensor
     sum.map_or_else(|| bail!("ra: no samples"), |sum| sum / samples as f64)
 }
 
-/// The first key whose cumulated probability is above the uniform number, the last one where rounding leaves none.
+/// The first key whose cumulative probability exceeds the uniform number, or the last key if rounding leaves none.
 ///
-/// probabilities: (batch, heads, queries, keys); uniforms: (batch, heads, samples, queries) -> places u32, as uniforms
+/// probabilities: (batch, heads, queries, keys); uniforms: (batch, heads, samples, queries) -> key indices u32, as uniforms
 fn choose(probabilities: &Tensor, uniforms: &Tensor) -> Result<Tensor> {
     let (_, _, queries, keys) = probabilities.dims4()?;
     let samples = uniforms.dim(2)?;
     let flat = |x: &Tensor| x.to_dtype(candle_core::DType::F64)?.flatten_all()?.to_vec1::<f64>();
-    let (mut cumulated, uniforms_flat) = (flat(probabilities)?, flat(uniforms)?);
-    for row in cumulated.chunks_exact_mut(keys) {
+    let (mut cumulative, uniforms_flat) = (flat(probabilities)?, flat(uniforms)?);
+    for row in cumulative.chunks_exact_mut(keys) {
         for i in 1..keys {
             row[i] += row[i - 1];
         }
     }
-    let rows = uniforms_flat.chunks_exact(samples * queries).zip(cumulated.chunks_exact(queries * keys));
-    let place = |(at, u): (usize, &f64), cumulated: &[f64]| {
-        let row = &cumulated[at % queries * keys..][..keys];
+    let rows = uniforms_flat.chunks_exact(samples * queries).zip(cumulative.chunks_exact(queries * keys));
+    let place = |(at, u): (usize, &f64), cumulative: &[f64]| {
+        let row = &cumulative[at % queries * keys..][..keys];
         row.partition_point(|sum| sum <= u).min(keys - 1) as u32
     };
     let places: Vec<u32> =
-        rows.flat_map(|(us, cumulated)| us.iter().enumerate().map(move |u| place(u, cumulated))).collect();
+        rows.flat_map(|(us, cumulative)| us.iter().enumerate().map(move |u| place(u, cumulative))).collect();
     Tensor::from_vec(places, uniforms.dims(), probabilities.device())
 }
 
 /// LARA: `C` landmarks `mu_c = q~_c + k~_c`, the means of segments of q and of k; one sample `w_c ~ N(mu_c, I)` each;
-/// all samples serve all queries, weighed by `alpha_nc N(w_c; 0, I) / N(w_c; mu_c, I)` in [`estimate`].
+/// all queries use all samples, weighted by `alpha_nc N(w_c; 0, I) / N(w_c; mu_c, I)` in [`estimate`].
 ///
 /// normals: (batch, heads, C, d), C at most the number of queries and of keys -> (batch, heads, queries, width)
 ///
 /// # Errors
-/// When the shapes do not fit, or there are more landmarks than tokens.
+/// If the shapes do not fit, or there are more landmarks than tokens.
 pub fn lara(inputs: &Inputs, normals: &Tensor, weighting: Weighting) -> Result<Tensor> {
     let scaled = inputs.scaled()?;
     let (batch, heads, _, d) = scaled.q.dims4()?;
@@ -97,7 +97,7 @@ pub fn lara(inputs: &Inputs, normals: &Tensor, weighting: Weighting) -> Result<T
     let of_queries = segment_means(&scaled.q, landmarks)?; // (batch, heads, C, d)
     let mu = (&of_queries + segment_means(&scaled.k, landmarks)?)?;
     let w = (&mu + normals)?;
-    // log N(w_c; mu_c', I) / N(w_c; 0, I): (batch, heads, C, C'); and of all landmarks together: (batch, heads, 1, C)
+    // log N(w_c; mu_c', I) / N(w_c; 0, I): (batch, heads, C, C'); and summed over landmarks: (batch, heads, 1, C)
     let densities = w.matmul(&mu.t()?.contiguous()?)?.broadcast_sub(&half_square(&mu)?.t()?)?;
     let together = densities.log_sum_exp(D::Minus1)?.unsqueeze(2)?;
     let log_weights = match weighting {
@@ -119,15 +119,15 @@ fn diagonal(like: &Tensor) -> Result<Tensor> {
     Tensor::eye(like.dim(D::Minus1)?, like.dtype(), like.device())?.broadcast_as(like.dims())
 }
 
-/// The estimate that RFA and LARA share: samples `w`, the same for all queries, weighed by `weight_nc xi(q_n, w_c)
+/// The estimate of RFA and LARA: samples `w`, the same for all queries, weighted by `weight_nc xi(q_n, w_c)
 /// sum_m xi(k_m, w_c)`, the weights divided by their sum. Constant weights and standard normal samples are RFA with
 /// positive features; a weight of 1 for a query's own sample of `p_n` and 0 for all others is RA.
 ///
-/// w: (batch, heads, C, d); log_weights: (batch, heads, queries or 1, C), constant where none
+/// w: (batch, heads, C, d); log_weights: (batch, heads, queries or 1, C), constant if none
 /// -> (batch, heads, queries, width)
 ///
 /// # Errors
-/// When the shapes do not fit.
+/// If the shapes do not fit.
 pub fn estimate(inputs: &Inputs, w: &Tensor, log_weights: Option<&Tensor>) -> Result<Tensor> {
     estimate_scaled(&inputs.scaled()?, w, log_weights)
 }
@@ -152,11 +152,11 @@ fn estimate_scaled(scaled: &Inputs, w: &Tensor, log_weights: Option<&Tensor>) ->
 /// x: (batch, heads, tokens, d) -> (batch, heads, count, d)
 ///
 /// # Errors
-/// When there are no segments, or more than tokens.
+/// If there are no segments, or more than tokens.
 pub fn segment_means(x: &Tensor, count: usize) -> Result<Tensor> {
     let tokens = x.dim(2)?;
     if count == 0 || count > tokens {
-        bail!("segment means: 1 to {tokens} segments of {tokens} tokens are possible, found {count}");
+        bail!("segment means: must be 1 to {tokens} segments, found {count}");
     }
     let begin = |c: usize| (c * tokens).div_ceil(count);
     let means: Vec<Tensor> =

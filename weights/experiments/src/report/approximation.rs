@@ -1,12 +1,12 @@
-//! Error of random estimates of softmax attention against samples.
+//! The error of random estimates of softmax attention against the number of samples.
 
 use std::path::Path;
 
-use crate::scale::{Kind, digits};
-use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use super::{Section, checked, color, table};
 use crate::approximation::Row;
 use crate::record::{Record, RecordError};
+use crate::scale::{Kind, digits};
+use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 
 const BASELINE: &str = "mean-of-v";
 
@@ -55,7 +55,7 @@ fn estimators<'a>(rows: &[&'a Row]) -> Vec<&'a str> {
     names
 }
 
-/// All numbers of samples, ascending.
+/// The distinct numbers of samples, ascending.
 fn counts(rows: &[&Row]) -> Vec<usize> {
     let mut counts: Vec<usize> = rows.iter().filter(|row| row.estimator != BASELINE).map(|row| row.samples).collect();
     counts.sort_unstable();

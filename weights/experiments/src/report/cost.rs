@@ -1,16 +1,16 @@
-//! Time for a token and bytes of state against the tokens read before.
+//! Time per token and bytes of state against the tokens read so far.
 
 use std::path::Path;
 
-use crate::scale::{Kind, digits};
-use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use super::{Section, checked, color, table};
 use crate::bench::Phase;
 use crate::cost::Row;
 use crate::record::{Record, RecordError};
+use crate::scale::{Kind, digits};
+use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use tidegate_weights::terminal::grouped;
 
-/// Milliseconds for one of the tokens of which so many are done a second.
+/// Milliseconds per token.
 fn milliseconds(tokens_per_second: f64) -> f64 {
     1000.0 / tokens_per_second
 }
@@ -34,7 +34,7 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
         record.rows.iter().filter(|row| row.kind == kind && (batch == 0 || row.batch == batch)).collect()
     };
     let mut panels: Vec<Panel> = groups.iter().map(|group| times(*group, &of(group))).collect();
-    // The state of one row is the same whatever is done with it.
+    // The state of a row does not depend on the phase.
     if let Some(first) = groups.first() {
         panels.push(states(&of(first)));
     }
@@ -107,7 +107,7 @@ fn states(rows: &[&Row]) -> Panel {
         let bytes = row.state_bytes as f64;
         Point { x: row.depth as f64, y: bytes, low: bytes, high: bytes }
     };
-    // A cache is allotted whole before anything is read.
+    // A cache is allocated as a whole before anything is read.
     let softmax: Vec<u64> = rows.iter().filter(|row| row.mixer == "softmax").map(|row| row.state_bytes).collect();
     let room = softmax.len() > 1 && softmax.iter().all(|bytes| *bytes == softmax[0]);
     let note = if room { "; of softmax: room for the longest text of the run" } else { "" };
@@ -119,7 +119,7 @@ fn states(rows: &[&Row]) -> Panel {
     })
 }
 
-/// A row for each mixer, and in brackets how many times softmax's tokens a second its are at that depth.
+/// A row for each mixer; in brackets its tokens per second divided by softmax's at that depth.
 fn markdown(group: (Phase, u64), rows: &[&Row]) -> String {
     let mut depths: Vec<u64> = rows.iter().map(|row| row.depth).collect();
     depths.sort_unstable();

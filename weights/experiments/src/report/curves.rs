@@ -1,13 +1,13 @@
-//! Validation losses while training: the mean of a mixer's seeds, from where it has fallen far enough to be told apart.
+//! Validation losses during training: the mean of a mixer's seeds, from the step where it is low enough to compare.
 
+use super::{color, spread};
 use crate::scale::Kind;
 use crate::svg::{Axis, Lines, Panel, Point, Series};
-use super::{color, spread};
 
-/// Losses that the picture shows, in those that the worst mixer ends with.
+/// The greatest loss shown, as a multiple of the worst mixer's final loss.
 const SHOWN: f64 = 1.3;
 
-/// The mean of the seeds' losses, with the least and the most, at steps that all of them have. Of a seed: (step, loss).
+/// The mean, least and greatest loss of the seeds at steps that all of them have. seeds: (step, loss) of each
 pub(super) fn mean(seeds: &[&[(f64, f64)]]) -> Vec<Point> {
     let Some((first, others)) = seeds.split_first() else { return Vec::new() };
     let at = |seed: &[(f64, f64)], step: f64| seed.iter().find(|(s, _)| *s == step).map(|(_, loss)| *loss);
@@ -21,14 +21,14 @@ pub(super) fn mean(seeds: &[&[(f64, f64)]]) -> Vec<Point> {
     first.iter().filter_map(point).collect()
 }
 
-/// The panel of some mixers' curves; none where no curve has points.
+/// The panel of the mixers' curves; none if no curve has points.
 pub(super) fn panel(curves: Vec<(String, Vec<Point>)>, unit: &str) -> Option<Panel> {
     let line = |(mixer, points): (String, Vec<Point>)| {
         let color = color(&mixer);
         Series { label: mixer, color, dash: "", points }
     };
     let mut series: Vec<Series> = curves.into_iter().map(line).collect();
-    // The first steps' fall is the same for all and would press what differs into a corner.
+    // All mixers fall alike in the first steps, which would compress the differences.
     let worst = series.iter().filter_map(|series| series.points.last()).map(|end| end.y).fold(0.0, f64::max);
     let most = SHOWN * worst;
     for series in &mut series {

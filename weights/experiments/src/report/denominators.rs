@@ -1,12 +1,12 @@
-//! Shares of clamped denominators by sigma and D.
+//! The shares of clamped denominators by sigma and D.
 
 use std::path::Path;
 
-use crate::scale::Kind;
-use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use super::{Section, checked, table};
 use crate::denominators::Row;
 use crate::record::{Record, RecordError};
+use crate::scale::Kind;
+use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 
 /// From few random vectors to many.
 const COLORS: [&str; 7] = ["#d4a72c", "#e08855", "#cf222e", "#8250df", "#0969da", "#1b7c83", "#24292f"];

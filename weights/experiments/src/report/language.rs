@@ -1,14 +1,14 @@
-//! Language models of several mixers on equal terms: losses by seed, and training curves.
+//! Language models compared on equal terms: losses by seed, and training curves.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::{Section, checked, color, curves, each_once, mean, table, with_spread};
+use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
-use super::{Section, checked, color, curves, each_once, spread, table, with_spread};
-use crate::record::{Record, RecordError};
 use tidegate_weights::terminal::grouped;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -21,14 +21,14 @@ pub(super) struct Row {
     judged: Judged,
 }
 
-/// Which loss a mixer is compared by.
+/// The loss that a mixer is compared by.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Judged {
-    /// Blocks of the context's length, each from an empty state.
+    /// The text in blocks of a context, each from an empty state.
     #[default]
     Loss,
-    /// The state carried through the text.
+    /// The text as one stream, the state carried through it.
     StreamLoss,
 }
 
@@ -43,16 +43,23 @@ struct Run {
 }
 
 impl Row {
-    fn judged(&self) -> Vec<f64> {
-        let of = |seed: &Run| match self.judged {
+    /// One of the two losses, of every seed that has it.
+    fn losses(&self, judged: Judged) -> Vec<f64> {
+        let loss = |seed: &Run| match judged {
             Judged::Loss => Some(seed.loss),
             Judged::StreamLoss => seed.stream_loss,
         };
-        self.seeds.iter().filter_map(of).collect()
+        self.seeds.iter().filter_map(loss).collect()
     }
 
+    /// The mean of the loss that the mixer is judged by.
     fn mean(&self) -> f64 {
-        spread(&self.judged()).map_or(f64::NAN, |(mean, ..)| mean)
+        mean(&self.losses(self.judged)).unwrap_or(f64::NAN)
+    }
+
+    /// How far the mixer is above another in the loss it is judged by; none if the other has no such loss.
+    fn above(&self, other: &Row) -> Option<f64> {
+        Some(mean(&self.losses(self.judged))? - mean(&other.losses(self.judged))?)
     }
 }
 
@@ -68,7 +75,7 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
                 }
                 None if row.judged == Judged::StreamLoss => {
                     let field = field(&format!("seeds[{number}].stream_loss"));
-                    return Err(RecordError::malformed(path, field, "is what the row is judged by, and absent"));
+                    return Err(RecordError::malformed(path, field, "must be present: the row is judged by it"));
                 }
                 None => {}
             }
@@ -94,7 +101,7 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
     Ok(Section { title, picture, text: markdown(&rows, &unit) })
 }
 
-/// How many seeds rows have, in words: a number, or a range.
+/// The number of seeds in words; a range if it differs between rows.
 fn seeds(rows: &[&Row]) -> String {
     let counts = || rows.iter().map(|row| row.seeds.len());
     match (counts().min().unwrap_or(0), counts().max().unwrap_or(0)) {
@@ -111,7 +118,7 @@ fn name(row: &Row) -> String {
 }
 
 fn panels(rows: &[&Row], unit: &str) -> Vec<Panel> {
-    let dot = |row: &&Row| DotRow { label: name(row), color: color(&row.mixer), values: row.judged() };
+    let dot = |row: &&Row| DotRow { label: name(row), color: color(&row.mixer), values: row.losses(row.judged) };
     let softmax = rows.iter().find(|row| row.mixer == "softmax").map(|row| (row.mean(), "softmax".into()));
     let mut panels = vec![Panel::Dots(Dots {
         title: "at the end of training".into(),
@@ -137,25 +144,24 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
         "state bytes",
         "minutes a seed",
     ];
-    let softmax = rows.iter().find(|row| row.mixer == "softmax").map(|row| row.mean());
+    let softmax = rows.iter().find(|row| row.mixer == "softmax");
     let line = |row: &&Row| {
-        let streams: Vec<f64> = row.seeds.iter().filter_map(|seed| seed.stream_loss).collect();
-        let losses: Vec<f64> = row.seeds.iter().map(|seed| seed.loss).collect();
         let bold = |text: String, judged: Judged| if row.judged == judged { format!("**{text}**") } else { text };
         let seconds: Vec<f64> = row.seeds.iter().map(|seed| seed.seconds).collect();
         vec![
             row.mixer.clone(),
-            bold(with_spread(&losses, 3), Judged::Loss),
-            bold(with_spread(&streams, 3), Judged::StreamLoss),
-            softmax.map_or_else(|| "-".into(), |softmax| format!("{:+.3}", row.mean() - softmax)),
+            bold(with_spread(&row.losses(Judged::Loss), 3), Judged::Loss),
+            bold(with_spread(&row.losses(Judged::StreamLoss), 3), Judged::StreamLoss),
+            softmax.and_then(|softmax| row.above(softmax)).map_or_else(|| "-".into(), |above| format!("{above:+.3}")),
             grouped(row.parameters),
             grouped(row.state_bytes),
-            spread(&seconds).map_or_else(|| "-".into(), |(mean, ..)| format!("{:.1}", mean / 60.0)),
+            mean(&seconds).map_or_else(|| "-".into(), |mean| format!("{:.1}", mean / 60.0)),
         ]
     };
     let table = table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>());
     format!(
-        "{table}\nThe mean of {} seeds (least to most); in bold what a mixer is judged and sorted by.\n",
+        "{table}\nThe mean of {} seeds (least to most); in bold the loss that a mixer is judged and sorted by, and compared with \
+         softmax in.\n",
         seeds(rows)
     )
 }

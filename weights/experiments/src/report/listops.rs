@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::{Section, checked, color, mean, table, with_spread};
+use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
-use super::{Section, checked, color, spread, table, with_spread};
-use crate::record::{Record, RecordError};
 use tidegate_weights::terminal::grouped;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -32,7 +32,7 @@ impl Row {
     }
 
     fn mean(&self) -> f64 {
-        spread(&self.percent()).map_or(0.0, |(mean, ..)| mean)
+        mean(&self.percent()).unwrap_or(0.0)
     }
 }
 

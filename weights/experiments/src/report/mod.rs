@@ -1,9 +1,7 @@
-//! Pictures and tables of the experiments in a folder: reads their JSON files, and writes an SVG for each and one
-//! `REPORT.md` with all tables, each with its command, machine and date.
+//! Plots and tables of the experiments in a folder: reads their JSON files, and writes an SVG for each and one
+//! `REPORT.md` with all tables, each with its command, machine and date. Nothing here measures.
 //!
-//! `language`, `approximation`, `denominators`, `listops`, `cost`, `translation` and `translation_cost` know what one
-//! experiment's rows mean, `curves` what training curves are; `svg` and `scale` how pictures are drawn. Nothing here
-//! measures.
+//! Each experiment has a module that interprets its rows; `curves` is for training curves, `crate::svg` for drawing.
 
 mod approximation;
 mod cost;
@@ -23,21 +21,21 @@ use serde_json::Value;
 use crate::record::{Record, RecordError};
 use crate::svg::Picture;
 
-/// What one file becomes.
+/// The report on one file.
 struct Section {
     title: String,
     picture: Picture,
-    /// Markdown: tables and what must be said beside them.
+    /// Markdown: tables and notes.
     text: String,
 }
 
 /// Why no report was written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// A file cannot be read, written, or understood.
+    /// A file cannot be read, written or parsed.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// There is nothing to report on.
+    /// The folder has no result file.
     #[error(
         "{0}: holds no experiment: language-*.json, approximation.json, denominators.json, listops.json, cost.json, \
          translation.json, translation-cost.json"
@@ -45,18 +43,17 @@ pub enum ReportError {
     Nothing(PathBuf),
 }
 
-/// Reads what is there of the experiments in `folder`, and writes its pictures and `REPORT.md` into it.
-///
-/// -> the files written
+/// Reads the experiments in `folder`, writes their plots and `REPORT.md` into it, and returns the paths written.
 ///
 /// # Errors
-/// When there is nothing to report on, a file is malformed, or the file system refuses.
+/// [`ReportError`] if there is no experiment, a file is malformed, or one cannot be read or written.
 pub fn report(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
     let mut written = Vec::new();
-    let mut text = "# Measurements\n\nWritten by `tidegate-experiments report` from the JSON files beside it.\n".to_owned();
+    let mut text =
+        "# Measurements\n\nWritten by `tidegate-experiments report` from the JSON files beside it.\n".to_owned();
     for name in experiments(folder)? {
         let path = folder.join(format!("{name}.json"));
-        let (section, said) = match name.as_str() {
+        let (section, source) = match name.as_str() {
             "approximation" => section(&path, "approximation", approximation::section)?,
             "denominators" => section(&path, "denominators", denominators::section)?,
             "listops" => section(&path, "listops", listops::section)?,
@@ -68,8 +65,7 @@ pub fn report(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
         let picture = folder.join(format!("{name}.svg"));
         std::fs::write(&picture, section.picture.svg()).map_err(RecordError::file(&picture))?;
         written.push(picture);
-        // A string takes everything: no write to it fails.
-        let _ = write!(text, "\n## {0}\n\n![{0}]({name}.svg)\n\n{1}\n{said}", section.title, section.text);
+        let _ = write!(text, "\n## {0}\n\n![{0}]({name}.svg)\n\n{1}\n{source}", section.title, section.text);
     }
     if written.is_empty() {
         return Err(ReportError::Nothing(folder.into()));
@@ -80,7 +76,7 @@ pub fn report(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
     Ok(written)
 }
 
-/// The names of the experiments' files that are there, without `.json`: language models first, then in a fixed order.
+/// The names of the result files, without `.json`: language models first, then in a fixed order.
 fn experiments(folder: &Path) -> Result<Vec<String>, RecordError> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(RecordError::file(folder))? {
@@ -95,21 +91,21 @@ fn experiments(folder: &Path) -> Result<Vec<String>, RecordError> {
         "translation" => Some(5),
         "translation-cost" => Some(6),
         name if name.starts_with("language-") => Some(0),
-        _ => None, // another's file, which is let be
+        _ => None, // not a result file
     };
     let mut found: Vec<(u8, String)> = names.into_iter().filter_map(|name| Some((rank(&name)?, name))).collect();
     found.sort();
     Ok(found.into_iter().map(|(_, name)| name).collect())
 }
 
-/// Reads one file; `what` says what its rows mean, and is given the path for its complaints.
+/// Reads one file; `interpret` makes its section, and takes the path for errors.
 fn section<R: DeserializeOwned + serde::Serialize>(
     path: &Path,
     experiment: &str,
-    what: impl FnOnce(&Path, &Record<R>) -> Result<Section, RecordError>,
+    interpret: impl FnOnce(&Path, &Record<R>) -> Result<Section, RecordError>,
 ) -> Result<(Section, String), RecordError> {
     let record = Record::read(path, experiment)?;
-    Ok((what(path, &record)?, origin(&record)))
+    Ok((interpret(path, &record)?, origin(&record)))
 }
 
 /// Settings, command, machine and date.
@@ -127,19 +123,19 @@ fn origin<R>(record: &Record<R>) -> String {
     format!("{settings}`{}`, on {}, {}.\n", record.command, record.machine, record.date)
 }
 
-/// A table of markdown, the first column left-aligned and the others right.
+/// A Markdown table, the first column left-aligned and the others right-aligned.
 fn table(headings: &[String], rows: &[Vec<String>]) -> String {
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     let rule: Vec<String> = (0..headings.len()).map(|i| if i == 0 { "---" } else { "---:" }.into()).collect();
     line(headings) + &line(&rule) + &rows.iter().map(|row| line(row)).collect::<String>()
 }
 
-/// Refuses a mixer that is there twice, or has no seeds. rows: each one's name, and how many seeds it has
+/// Refuses a mixer that appears twice or has no seeds. rows: each mixer's name and number of seeds
 fn each_once<'a>(path: &Path, rows: impl Iterator<Item = (&'a str, usize)>) -> Result<(), RecordError> {
     let mut names = Vec::new();
     for (at, (mixer, seeds)) in rows.enumerate() {
         if names.contains(&mixer) {
-            return Err(RecordError::malformed(path, format!("rows[{at}].mixer"), format!("{mixer} is there twice")));
+            return Err(RecordError::malformed(path, format!("rows[{at}].mixer"), format!("{mixer} appears twice")));
         }
         if seeds == 0 {
             return Err(RecordError::malformed(path, format!("rows[{at}].seeds"), "must not be empty"));
@@ -149,7 +145,7 @@ fn each_once<'a>(path: &Path, rows: impl Iterator<Item = (&'a str, usize)>) -> R
     Ok(())
 }
 
-/// Numbers that a measurement must be.
+/// Returns `value` if it is finite and allowed.
 fn checked(path: &Path, field: &str, value: f64, allowed: impl Fn(f64) -> bool) -> Result<f64, RecordError> {
     if value.is_finite() && allowed(value) {
         Ok(value)
@@ -158,7 +154,7 @@ fn checked(path: &Path, field: &str, value: f64, allowed: impl Fn(f64) -> bool) 
     }
 }
 
-/// What is told apart is told apart by the same colour in every picture.
+/// A mixer or estimator has the same colour in every plot.
 fn color(name: &str) -> &'static str {
     match name {
         "softmax" => "#24292f",
@@ -178,14 +174,19 @@ fn color(name: &str) -> &'static str {
     }
 }
 
-/// The mean, the least and the most; of nothing, none.
+/// The mean, the least and the greatest value; none of an empty slice.
 fn spread(values: &[f64]) -> Option<(f64, f64, f64)> {
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
     let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     (!values.is_empty()).then(|| (values.iter().sum::<f64>() / values.len() as f64, low, high))
 }
 
-/// `1.780 (1.771 to 1.790)`; of one value, it alone.
+/// The mean; none of an empty slice.
+fn mean(values: &[f64]) -> Option<f64> {
+    spread(values).map(|(mean, ..)| mean)
+}
+
+/// `1.780 (1.771 to 1.790)`, or the value itself if there is one.
 fn with_spread(values: &[f64], places: usize) -> String {
     match spread(values) {
         None => "-".into(),

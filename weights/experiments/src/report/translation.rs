@@ -1,25 +1,25 @@
-//! Encoder-decoders of several mixers on equal terms: BLEU by seed, losses, and training curves.
+//! Encoder-decoders compared on equal terms: BLEU by seed, losses, and training curves.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::{Section, checked, color, curves, each_once, mean, table, with_spread};
+use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};
-use super::{Section, checked, color, curves, each_once, spread, table, with_spread};
-use crate::record::{Record, RecordError};
 use tidegate_weights::terminal::grouped;
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Row {
     mixer: String,
     parameters: u64,
-    /// Of a conversation, of the longest source and target.
+    /// For a conversation with the longest source and target.
     state_bytes: u64,
-    /// What of it holds something after a pair of mean length.
+    /// The part in use after a pair of mean length.
     state_bytes_filled: Option<u64>,
-    /// How BLEU was counted.
+    /// Sacrebleu's signature.
     bleu_signature: Option<String>,
     seeds: Vec<Run>,
 }
@@ -40,7 +40,7 @@ impl Row {
     }
 
     fn mean(&self) -> f64 {
-        spread(&self.bleu()).map_or(f64::NAN, |(mean, ..)| mean)
+        mean(&self.bleu()).unwrap_or(f64::NAN)
     }
 }
 
@@ -113,7 +113,7 @@ fn markdown(rows: &[&Row], softmax: Option<f64>, unit: &str) -> String {
             grouped(row.parameters),
             grouped(row.state_bytes),
             row.state_bytes_filled.map_or_else(|| "-".into(), grouped),
-            spread(&seconds).map_or_else(|| "-".into(), |(mean, ..)| format!("{:.1}", mean / 60.0)),
+            mean(&seconds).map_or_else(|| "-".into(), |mean| format!("{:.1}", mean / 60.0)),
         ]
     };
     let table = table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>());

@@ -1,13 +1,13 @@
-//! Decode speed of encoder-decoders against the source's length, and what a row keeps of it.
+//! Decode speed and state of encoder-decoders against the source's length.
 
 use std::path::Path;
 
-use crate::scale::{Kind, digits};
-use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use super::{Section, checked, color, table};
 use crate::record::{Record, RecordError};
-use tidegate_weights::terminal::grouped;
+use crate::scale::{Kind, digits};
+use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
 use crate::translation_cost::Row;
+use tidegate_weights::terminal::grouped;
 
 pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, RecordError> {
     for (at, row) in record.rows.iter().enumerate() {
@@ -21,7 +21,7 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
         }
         let same = |other: &Row| (&other.mixer, other.source, other.batch) == (&row.mixer, row.source, row.batch);
         if record.rows[..at].iter().any(same) {
-            let problem = format!("{} at {} is there twice", row.mixer, row.source);
+            let problem = format!("{} at {} appears twice", row.mixer, row.source);
             return Err(RecordError::malformed(path, field("source"), problem));
         }
     }

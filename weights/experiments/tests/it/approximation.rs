@@ -90,7 +90,7 @@ fn the_command_writes_its_record() {
     assert_eq!(record.rows.len(), 3 * 11);
     let done = weights(&["approximation", "--qkv", &qkv, "--out", &out_name, "--tokens", "21"]);
     let message = String::from_utf8(done.stderr).unwrap();
-    assert!(!done.status.success() && message.contains("q: 21 tokens are asked for, 20 are there"), "{message}");
+    assert!(!done.status.success() && message.contains("q: must have at least 21 tokens, found 20"), "{message}");
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! Attention to all keys: every batched form against the plain truth, its gradients, its stability, and PyTorch's
-//! own figures.
+//! Attention to all keys: every batched form against the reference, its gradients, its stability, and PyTorch's results.
 
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, Var};
 use tidegate_experiments::bidirectional::naive::{self, Head};
 use tidegate_experiments::bidirectional::{Attention, DENOMINATOR_EPS, Draws, Generator, Inputs, Weighting, lara, ra};
+use tidegate_model::ops::naive as reference;
 
 const BATCH: usize = 2;
 const HEADS: usize = 3;
@@ -33,8 +33,8 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d > m || d.is_nan() { d } else { m })
 }
 
-/// The truth for one head of one row.
-fn truth(name: &str, head: &Head<'_, f64>, draws: &Draws, at: usize) -> Vec<f64> {
+/// The reference for one head of one row.
+fn reference_of(name: &str, head: &Head<'_, f64>, draws: &Draws, at: usize) -> Vec<f64> {
     let part = |x: &Tensor, of: usize, parts: usize| {
         let all = flat(x);
         let len = all.len() / parts;
@@ -45,13 +45,13 @@ fn truth(name: &str, head: &Head<'_, f64>, draws: &Draws, at: usize) -> Vec<f64>
     let half = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>() / (DIM as f64).sqrt() / 2.0;
     match draws {
         Draws::None if name == "softmax" => head.softmax(),
-        Draws::None => kernel(&naive::elu, &|_| 0.0),
+        Draws::None => kernel(&reference::elu_features, &|_| 0.0),
         Draws::Matrices(w) => {
             let w = part(w, at % HEADS, HEADS);
             match name {
-                "rfa" => kernel(&|x| naive::gaussian(x, &w), &|_| DENOMINATOR_EPS * keys),
-                "rfa-arccos" => kernel(&|x| naive::arc_cosine(x, &w), &|_| 0.0),
-                "favor" => kernel(&|x| naive::favor(x, &w), &|_| 0.0),
+                "rfa" => kernel(&|x| reference::gaussian_features(x, &w), &|_| DENOMINATOR_EPS * keys),
+                "rfa-arccos" => kernel(&|x| reference::arc_cosine_features(x, &w), &|_| 0.0),
+                "favor" => kernel(&|x| reference::favor_features(x, &w), &|_| 0.0),
                 _ => kernel(&|x| naive::trigonometric(x, &w), &|q| {
                     let weights: f64 = head.k.chunks_exact(DIM).map(|k| half(k).exp()).sum();
                     DENOMINATOR_EPS * weights * half(q).exp()
@@ -86,12 +86,12 @@ fn batched_forms_are_the_plain_ones() {
                         v: &v[at * KEYS * WIDTH..][..KEYS * WIDTH],
                         d: DIM,
                     };
-                    truth(name, &head, &draws, at)
+                    reference_of(name, &head, &draws, at)
                 })
                 .collect();
             let error = distance(&flat(&fast), &plain);
             let size = plain.iter().fold(0.0f64, |m, x| m.max(x.abs()));
-            // A floored denominator of a signed estimate magnifies what is rounded above it.
+            // A floored denominator of a signed estimate magnifies rounding errors of the numerator.
             assert!(error < tolerance * size.max(1.0), "{name} in {dtype:?}: {error} of {size}");
         }
     }
@@ -109,7 +109,7 @@ fn names_are_known() {
 
 #[test]
 fn long_queries_and_keys_overflow_nothing() {
-    // Exponents of some hundreds, of which f32 holds no exponential.
+    // Exponents of several hundred, whose exponentials overflow f32.
     let inputs = inputs(DType::F32, 25.0);
     for name in Attention::NAMES {
         let attention = Attention::named(name, SAMPLES).unwrap();
@@ -121,7 +121,7 @@ fn long_queries_and_keys_overflow_nothing() {
 
 #[test]
 fn long_keys_do_not_make_favor_blind() {
-    // All keys long: what f64 reads without a maximum, f32 reads with one.
+    // All keys are long: f32 with a maximum agrees with f64 without one.
     let wide = inputs(DType::F64, 0.8);
     let long = (wide.k() * 30.0).unwrap();
     let favor = Attention::named("favor", SAMPLES).unwrap();
@@ -180,7 +180,7 @@ fn what_does_not_fit_is_refused() {
     let too_many = Attention::named("lara", QUERIES + 1).unwrap();
     let draws = too_many.draw(&given, &mut Generator::new(1)).unwrap();
     let message = too_many.forward(&given, &draws).unwrap_err().to_string();
-    assert!(message.contains("1 to 11 segments of 11 tokens are possible, found 12"), "{message}");
+    assert!(message.contains("must be 1 to 11 segments, found 12"), "{message}");
     let other = Attention::named("favor", 4).unwrap();
     assert!(other.forward(&given, &draws).is_err(), "draws of another attention");
     let draws = Attention::named("favor", 5).unwrap().draw(&given, &mut Generator::new(1)).unwrap();

@@ -102,7 +102,7 @@ fn what_bench_did_not_write_is_named_with_file_and_line() {
         (changed("tokens", json!(0)), "x.jsonl:2: tokens must be steps of batch rows"),
         (changed("threads", json!(1)), "x.jsonl:2: threads must be 2, as in the first line of all, found 1"),
         (changed("weights", json!("q8_0")), "weights must be bf16"),
-        (changed("depth", json!(0)), "rfa-gate with batch 1 at depth 0 is there twice"),
+        (changed("depth", json!(0)), "rfa-gate with batch 1 at depth 0 appears twice"),
         (complaint(&json!({"mixer": "rfa"})), "x.jsonl:2: no line of tidegate bench --output json: missing field"),
         (complaint(&json!("| mixer | weights |")), "x.jsonl:2: no line of tidegate bench"),
     ] {

@@ -3,6 +3,7 @@
 mod approximation;
 mod bidirectional;
 mod cost;
+mod plot;
 mod randomized_attention;
 mod report;
 mod translation_cost;

@@ -1,6 +1,5 @@
-//! What is true of the estimators that sample where a query looks, shown by many draws: RA is unbiased and RFA is not;
-//! LARA is RFA in one limit and RA in the other; the noise must have unit variance. Bounds come from the draws' own
-//! standard errors.
+//! Properties of the estimators, shown by many draws: RA is unbiased and RFA is not; LARA is RFA in one limit and RA in the
+//! other; the noise must have unit variance. Bounds come from the draws' standard errors.
 
 use candle_core::{DType, Device, Tensor};
 use tidegate_experiments::bidirectional::naive::{Head, xi};
@@ -11,9 +10,9 @@ use tidegate_experiments::bidirectional::{
 const QUERIES: usize = 3;
 const KEYS: usize = 6;
 const DIM: usize = 4;
-/// Standard errors that a true mean stays within: with 6 numbers, a false alarm once in 20,000.
+/// An unbiased mean stays within this many standard errors; with 6 numbers, 1 in 20,000 does not.
 const WITHIN: f64 = 4.5;
-/// Standard errors that a bias must be beyond to count as shown.
+/// A bias must exceed this many standard errors.
 const BEYOND: f64 = 8.0;
 
 fn like() -> Tensor {
@@ -33,7 +32,7 @@ fn distance(a: &Tensor, b: &Tensor) -> f64 {
     flat(&(a - b).unwrap().abs().unwrap()).into_iter().fold(0.0, |m, d| if d > m || d.is_nan() { d } else { m })
 }
 
-/// Attention that prefers some keys, where an estimate of a quotient is visibly biased; as many copies as draws.
+/// Attention that prefers some keys, where an estimate of a quotient is visibly biased; one copy per draw.
 fn copies(draws: usize) -> Inputs {
     let tensor = |seed, tokens, width, size: f64| {
         let x = (normals(seed, &[1, 1, tokens, width]) * size).unwrap();
@@ -73,7 +72,7 @@ fn the_mean_of_ra_is_softmax_attention_and_that_of_rfa_is_not() {
     let of_ra = deviations(&inputs, &ra(&inputs, &uniforms(5, DRAWS), &noise).unwrap());
     assert!(largest(&of_ra) < WITHIN, "RA: {of_ra:?}");
     for samples in [1, 4] {
-        // Positive random features of q and k scaled alike: only what they are sampled from differs.
+        // Positive random features of equally scaled q and k: only the sampling distribution differs.
         let of_rfa = estimate(&inputs, &normals(6, &[DRAWS, 1, samples, DIM]), None).unwrap();
         let of_rfa = deviations(&inputs, &of_rfa);
         assert!(largest(&of_rfa) > BEYOND, "RFA with {samples} samples: {of_rfa:?}");
@@ -95,8 +94,8 @@ fn the_noise_of_ra_has_unit_variance_after_the_scaling() {
 #[test]
 fn lara_with_standard_normal_proposals_and_constant_weights_is_rfa() {
     let (tokens, count) = (12, 3);
-    // Segments of equal and opposite pairs: their means are 0, so the proposals are standard normal and the balance
-    // heuristic's weights all 1/C.
+    // Segments of equal and opposite pairs have mean 0, so the proposals are standard normal and all weights of the balance
+    // heuristic are 1/C.
     let pairs = |seed| {
         let half = normals(seed, &[2, 2, tokens / 2, 1, DIM]);
         Tensor::cat(&[&half, &half.neg().unwrap()], 3).unwrap().reshape((2, 2, tokens, DIM)).unwrap()
@@ -118,8 +117,8 @@ fn lara_with_standard_normal_proposals_and_constant_weights_is_rfa() {
 
 #[test]
 fn lara_with_each_querys_own_proposal_and_no_other_is_ra() {
-    // As many landmarks as queries, the n-th at q_n + k' with k' drawn by softmax, and all of a query's weight on its
-    // own sample: what is left of the quotient is RA's.
+    // One landmark per query, the n-th at q_n + k' with k' drawn by softmax, and all of a query's weight on its own sample:
+    // the quotient reduces to RA's.
     let inputs = copies(50);
     let scaled = inputs.scaled().unwrap();
     let (noise, uniforms) = (normals(4, &[50, 1, 1, QUERIES, DIM]), uniforms(5, 50));
@@ -170,7 +169,7 @@ fn the_balance_heuristic_estimates_the_kernel_without_bias() {
         (q[..DIM].iter().map(|x| x * scale).collect(), k[..DIM].iter().map(|x| x * scale).collect());
     let exact = q.iter().zip(&k).map(|(q, k)| q * k).sum::<f64>().exp();
     let mut generator = Generator::new(3);
-    // Without the weights the mean is another.
+    // Without the weights the mean differs.
     let (mut weighed, mut plain) = (Vec::new(), Vec::new());
     for _ in 0..draws {
         let (mut sum, mut unweighed) = (0.0, 0.0);
@@ -196,7 +195,7 @@ fn the_balance_heuristic_estimates_the_kernel_without_bias() {
 
 #[test]
 fn proposals_near_the_tokens_gain_where_tokens_resemble_their_neighbours() {
-    // Queries and keys that share a slowly moving mean: LARA's landmarks know of it, RFA's samples do not.
+    // Queries and keys share a slowly moving mean, which LARA's landmarks follow and RFA's samples do not.
     let (tokens, d, count, rows) = (64, 8, 8, 64);
     let shared = normals(1, &[rows, 1, count, 1, d]).broadcast_as((rows, 1, count, tokens / count, d)).unwrap();
     let shared = shared.reshape((rows, 1, tokens, d)).unwrap();

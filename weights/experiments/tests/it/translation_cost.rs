@@ -1,8 +1,8 @@
 //! The cost of translating, measured on a model too small to tell anything but that it was measured.
 
-use tidegate_model::WeightType;
 use tidegate_experiments::record::Record;
 use tidegate_experiments::translation_cost::{Options, Row, Shape, config, measure, steps};
+use tidegate_model::WeightType;
 
 fn options() -> Options {
     let shape = Shape {
