@@ -51,9 +51,6 @@ pub enum ApproximationError {
     /// An option is out of range.
     #[error("{0}")]
     Options(String),
-    /// The inputs cannot be read.
-    #[error("inputs: {0}")]
-    Inputs(String),
     /// A tensor operation failed.
     #[error("computing: {0}")]
     Compute(#[from] candle_core::Error),

@@ -3,15 +3,25 @@
 use std::path::{Path, PathBuf};
 
 use crate::bidirectional::{Generator, Inputs};
-use candle_core::{DType, Device, Tensor};
 
-use super::ApproximationError;
+use candle_core::{DType, Device, Tensor};
 
 /// The number of tokens in which the mean of correlated tokens decays to 1/e.
 const TOKENS_PER_TOPIC: f64 = 32.0;
 /// Standard deviations of the shared mean and of a token's own part; the total variance is 1.
 const SHARED: f64 = 0.8;
 const OWN: f64 = 0.6;
+
+/// Why there are no inputs.
+#[derive(Debug, thiserror::Error)]
+pub enum InputsError {
+    /// The file cannot be read, or lacks a tensor of the right shape.
+    #[error("inputs: {0}")]
+    File(String),
+    /// A tensor operation failed.
+    #[error("computing: {0}")]
+    Compute(#[from] candle_core::Error),
+}
 
 /// The source of the inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +61,7 @@ impl Source {
     ///
     /// # Errors
     /// If the file cannot be read, lacks a tensor, or has the wrong shapes or too few tokens.
-    pub fn load(&self, shape: Shape) -> Result<Inputs, ApproximationError> {
+    pub fn load(&self, shape: Shape) -> Result<Inputs, InputsError> {
         match self {
             Self::Model(path) => read(path, shape.tokens),
             Self::Correlated => synthetic(shape, 1, SHARED, OWN),
@@ -60,8 +70,8 @@ impl Source {
     }
 }
 
-fn read(path: &Path, tokens: usize) -> Result<Inputs, ApproximationError> {
-    let wrong = |problem: String| ApproximationError::Inputs(format!("{}: {problem}", path.display()));
+fn read(path: &Path, tokens: usize) -> Result<Inputs, InputsError> {
+    let wrong = |problem: String| InputsError::File(format!("{}: {problem}", path.display()));
     let mut tensors = candle_core::safetensors::load(path, &Device::Cpu).map_err(|error| wrong(error.to_string()))?;
     let mut take = |name: &str| {
         let tensor = tensors.remove(name).ok_or_else(|| wrong(format!("has no tensor {name}")))?;
@@ -77,7 +87,7 @@ fn read(path: &Path, tokens: usize) -> Result<Inputs, ApproximationError> {
     Inputs::new(&q, &k, &v).map_err(|error| wrong(error.to_string()))
 }
 
-fn synthetic(shape: Shape, seed: u64, shared: f64, own: f64) -> Result<Inputs, ApproximationError> {
+fn synthetic(shape: Shape, seed: u64, shared: f64, own: f64) -> Result<Inputs, InputsError> {
     let Shape { cases, heads, tokens, d } = shape;
     let mut generator = Generator::new(seed);
     let keep = (-1.0 / TOKENS_PER_TOPIC).exp();

@@ -3,7 +3,7 @@
 
 use candle_core::{D, Result, Tensor, bail};
 
-use crate::bidirectional::Inputs;
+use super::inputs::Inputs;
 
 /// A feature map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

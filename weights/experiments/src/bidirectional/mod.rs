@@ -11,66 +11,18 @@
 
 mod draws;
 mod features;
+mod inputs;
 pub mod naive;
 mod randomized;
 
 pub use draws::{Draws, Generator};
 pub use features::{Features, Map, features};
+pub use inputs::Inputs;
 pub use randomized::{Weighting, estimate, lara, ra, segment_means};
 
-use candle_core::{D, Result, Tensor, bail};
+use candle_core::{Result, Tensor, bail};
 
-/// Queries, keys and values with matching shapes.
-#[derive(Clone, Debug)]
-pub struct Inputs {
-    q: Tensor, // (batch, heads, queries, d)
-    k: Tensor, // (batch, heads, keys, d)
-    v: Tensor, // (batch, heads, keys, width)
-}
-
-impl Inputs {
-    /// q: (batch, heads, queries, d), k: (batch, heads, keys, d), v: (batch, heads, keys, width), all of one float type.
-    ///
-    /// # Errors
-    /// If the shapes or types do not match, or one is empty.
-    pub fn new(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
-        let ((batch, heads, queries, d), (_, _, keys, width)) = (q.dims4()?, v.dims4()?);
-        if k.dims() != [batch, heads, keys, d] || v.dims() != [batch, heads, keys, width] {
-            bail!("attention: q, k and v do not fit each other: {:?}, {:?}, {:?}", q.dims(), k.dims(), v.dims());
-        }
-        if q.elem_count() == 0 || v.elem_count() == 0 || queries == 0 {
-            bail!("attention: q, k and v must not be empty: {:?}, {:?}", q.dims(), v.dims());
-        }
-        if q.dtype() != k.dtype() || q.dtype() != v.dtype() || !q.dtype().is_float() {
-            bail!("attention: q, k and v must be of one float type: {:?}, {:?}, {:?}", q.dtype(), k.dtype(), v.dtype());
-        }
-        Ok(Self { q: q.contiguous()?, k: k.contiguous()?, v: v.contiguous()? })
-    }
-
-    /// (batch, heads, queries, d)
-    pub fn q(&self) -> &Tensor {
-        &self.q
-    }
-
-    /// (batch, heads, keys, d)
-    pub fn k(&self) -> &Tensor {
-        &self.k
-    }
-
-    /// (batch, heads, keys, width)
-    pub fn v(&self) -> &Tensor {
-        &self.v
-    }
-
-    /// Multiplies q and k by d^(-1/4): their products are then the exponents of softmax attention.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn scaled(&self) -> Result<Self> {
-        let scale = (self.q.dim(D::Minus1)? as f64).powf(-0.25);
-        Ok(Self { q: (&self.q * scale)?, k: (&self.k * scale)?, v: self.v.clone() })
-    }
-}
+use inputs::softmax;
 
 /// How queries attend to keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -133,18 +85,18 @@ impl Attention {
     /// # Errors
     /// If the device fails.
     pub fn draw(&self, inputs: &Inputs, generator: &mut Generator) -> Result<Draws> {
-        let (batch, heads, queries, d) = inputs.q.dims4()?;
-        let mut normals = |shape: &[usize]| generator.normals(shape, &inputs.q);
+        let (batch, heads, queries, d) = inputs.q().dims4()?;
+        let mut normals = |shape: &[usize]| generator.normals(shape, inputs.q());
         Ok(match *self {
             Self::Softmax | Self::Kernel { map: Map::Elu, .. } => Draws::None,
             Self::Kernel { map: Map::Favor, samples } => {
-                Draws::Matrices(generator.orthogonal((heads, samples, d), &inputs.q)?)
+                Draws::Matrices(generator.orthogonal((heads, samples, d), inputs.q())?)
             }
             Self::Kernel { samples, .. } => Draws::Matrices(normals(&[heads, samples, d])?),
             Self::Lara { landmarks, .. } => Draws::Landmarks(normals(&[batch, heads, landmarks, d])?),
             Self::Ra { samples } => Draws::Queries {
                 normals: normals(&[batch, heads, samples, queries, d])?,
-                uniforms: generator.uniforms(&[batch, heads, samples, queries], &inputs.q)?,
+                uniforms: generator.uniforms(&[batch, heads, samples, queries], inputs.q())?,
             },
         })
     }
@@ -157,10 +109,10 @@ impl Attention {
         match (self, draws) {
             (Self::Softmax, Draws::None) => softmax_attention(inputs),
             (Self::Kernel { map: Map::Elu, .. }, Draws::None) => {
-                kernel(&features(Map::Elu, inputs, None)?, &inputs.v, DENOMINATOR_EPS)
+                kernel(&features(Map::Elu, inputs, None)?, inputs.v(), DENOMINATOR_EPS)
             }
             (Self::Kernel { map, samples }, Draws::Matrices(w)) if w.dim(1)? == *samples => {
-                kernel(&features(*map, inputs, Some(w))?, &inputs.v, DENOMINATOR_EPS)
+                kernel(&features(*map, inputs, Some(w))?, inputs.v(), DENOMINATOR_EPS)
             }
             (Self::Ra { samples }, Draws::Queries { normals, uniforms }) if normals.dim(2)? == *samples => {
                 ra(inputs, uniforms, normals)
@@ -176,7 +128,7 @@ impl Attention {
 /// `softmax(q k / sqrt(d)) v`.
 fn softmax_attention(inputs: &Inputs) -> Result<Tensor> {
     let scaled = inputs.scaled()?;
-    softmax(&scaled.q.matmul(&scaled.k.t()?.contiguous()?)?)?.matmul(&inputs.v)
+    softmax(&scaled.q().matmul(&scaled.k().t()?.contiguous()?)?)?.matmul(inputs.v())
 }
 
 /// `h_n = sum_m (phi_q_n . phi_k_m) v_m / max(sum_m phi_q_n . phi_k_m, floor)`, the sums over keys first.
@@ -196,10 +148,4 @@ pub fn kernel(features: &Features, v: &Tensor, eps: f64) -> Result<Tensor> {
         None => denominator,
     };
     features.phi_q.matmul(&s)?.broadcast_div(&denominator)
-}
-
-/// Over the last dimension; differentiable.
-fn softmax(x: &Tensor) -> Result<Tensor> {
-    let exp = x.broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?.exp()?;
-    exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)
 }

@@ -8,8 +8,8 @@
 
 use candle_core::{D, Result, Tensor, bail};
 
-use crate::bidirectional::features::half_square;
-use crate::bidirectional::{Inputs, softmax};
+use super::features::half_square;
+use super::inputs::{Inputs, softmax};
 
 /// How LARA weights a landmark's sample for a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

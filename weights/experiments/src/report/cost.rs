@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Section, checked, color, table};
+use super::section::{Section, checked, color, table};
 use crate::bench::Phase;
 use crate::cost::Row;
 use crate::record::{Record, RecordError};

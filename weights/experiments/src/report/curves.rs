@@ -1,6 +1,6 @@
 //! Validation losses during training: the mean of a mixer's seeds, from the step where it is low enough to compare.
 
-use super::{color, spread};
+use super::section::{color, spread};
 use crate::scale::Kind;
 use crate::svg::{Axis, Lines, Panel, Point, Series};
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Section, checked, table};
+use super::section::{Section, checked, table};
 use crate::denominators::Row;
 use crate::record::{Record, RecordError};
 use crate::scale::Kind;

@@ -5,7 +5,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Section, checked, color, curves, each_once, mean, table, with_spread};
+use super::curves;
+use super::section::{Section, checked, color, each_once, mean, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Section, checked, color, mean, table, with_spread};
+use super::section::{Section, checked, color, mean, table, with_spread};
 use crate::record::{Record, RecordError};
 use crate::scale::Kind;
 use crate::svg::{Axis, DotRow, Dots, Panel, Picture};

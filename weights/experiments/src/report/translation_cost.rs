@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Section, checked, color, table};
+use super::section::{Section, checked, color, table};
 use crate::record::{Record, RecordError};
 use crate::scale::{Kind, digits};
 use crate::svg::{Axis, Lines, Panel, Picture, Point, Series};
