@@ -1,4 +1,4 @@
-"""Validation: the loss of a stream, read as one text with the state carried through the whole."""
+"""Validation: the loss of a stream, with the state carried through it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stream_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, limi
                 segment: int = 1024, device: str = "cpu") -> Score:
     """Every token but the first is predicted, end marks too; bytes are those of the documents without marks.
 
-    lanes > 1 cuts the text in that many pieces, each from an empty state: faster, and slightly pessimistic.
+    lanes > 1 splits the text into that many pieces, each from an empty state: faster, and slightly pessimistic.
     """
     model.eval()
     size = min(stream.size, (limit or stream.size) + 1)
@@ -49,7 +49,7 @@ def stream_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, limi
 
 
 def score(total: float, count: int, tokens: int, text_bytes: int | None) -> Score:
-    """total: nats over `count` of a text's `tokens` predictions, which stand for that share of its bytes."""
+    """total: nats over `count` of a text's `tokens` predictions, which represent that share of its bytes"""
     nats = total / count
     bpb = total / math.log(2) / (text_bytes * count / tokens) if text_bytes else None
     return Score(count, nats, math.exp(min(nats, 50.0)), bpb)
