@@ -1,8 +1,8 @@
 //! The cost of a turn in conversations of any length, over HTTP on the real server: with the state in memory, with the
 //! state on disk, and with the history sent again; then many sessions at once. Prints tables.
 //!
-//! `cargo bench -p tidegate-server --bench resume -- [--quick] [--part long|many]`; `TIDEGATE_SESSIONS` sets the number
-//! of sessions.
+//! `cargo bench -p tidegate-server --bench resume -- [--quick] [--part long|many] [--out FILE.jsonl]`;
+//! `tidegate-experiments plot-resume FILE.jsonl` draws it. `TIDEGATE_SESSIONS` sets the number of sessions.
 
 #[path = "../../tests/live/mod.rs"]
 mod live;
@@ -41,6 +41,14 @@ struct Case {
     memory: Vec<f64>,
     disk: Vec<f64>,
     again: Vec<f64>,
+}
+
+impl Case {
+    /// The case as a line of JSON, for `tidegate-experiments plot-resume`.
+    fn line(&self) -> String {
+        let Self { tokens, memory, disk, again } = self;
+        format!("{}\n", json!({"tokens": tokens, "memory": memory, "disk": disk, "again": again}))
+    }
 }
 
 fn milliseconds(time: Duration) -> f64 {
@@ -154,7 +162,12 @@ fn main() {
     };
     if wanted("long") {
         println!("load: {}", load());
-        table(&measure(&data("long"), lengths));
+        let cases = measure(&data("long"), lengths);
+        table(&cases);
+        if let Some(out) = given("--out") {
+            std::fs::write(out, cases.iter().map(Case::line).collect::<String>()).unwrap();
+            println!("\nwritten to {out}");
+        }
     }
     if wanted("many") {
         let sessions = std::env::var("TIDEGATE_SESSIONS").ok().map(|count| count.parse().unwrap());
