@@ -36,7 +36,6 @@ mod spans;
 mod state;
 mod streams;
 mod texts;
-mod tgi;
 mod tokens;
 mod tools;
 mod trace;
@@ -59,7 +58,7 @@ pub use state::{ApiOptions, AppState, Served};
 /// Every route. What each needs of a key is said in [`door`]; a new one needs a key that may generate.
 fn routes() -> Routes {
     Routes::default()
-        .route("/", get(playground::index).post(tgi::either))
+        .route("/", get(playground::index))
         .route("/playground/{file}", get(playground::file))
         .route("/favicon.ico", get(playground::favicon))
         .route("/docs", get(openapi::page))
@@ -88,9 +87,6 @@ fn routes() -> Routes {
         .route("/infill", post(llamacpp::infill))
         .route("/props", get(llamacpp::props))
         .route("/slots", get(llamacpp::slots))
-        .route("/generate", post(tgi::generate))
-        .route("/generate_stream", post(tgi::generate_stream))
-        .route("/info", get(tgi::info))
         .route("/v1/embeddings", post(tokens::embeddings))
         .route("/embeddings", post(tokens::embeddings))
         .route("/embedding", post(tokens::embeddings))

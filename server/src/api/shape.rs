@@ -5,13 +5,13 @@
 
 use axum::Json;
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue, Method};
+use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::{anthropic, llamacpp, tgi};
+use super::{anthropic, llamacpp};
 
 /// The formats that have a shape of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,15 +19,11 @@ enum Shape {
     OpenAi,
     Anthropic,
     LlamaCpp,
-    Tgi,
 }
 
 impl Shape {
-    fn of(method: &Method, path: &str) -> Self {
+    fn of(path: &str) -> Self {
         match path {
-            "/generate" | "/generate_stream" | "/info" => Self::Tgi,
-            // The page is at the same path.
-            "/" if *method == Method::POST => Self::Tgi,
             "/v1/messages" | "/v1/messages/count_tokens" => Self::Anthropic,
             "/completion" | "/completions" | "/infill" | "/props" | "/slots" => Self::LlamaCpp,
             _ => Self::OpenAi,
@@ -37,7 +33,7 @@ impl Shape {
 
 /// Runs a request, and says its refusal in the words of its path. To be outside of all that refuses.
 pub(super) async fn by_path(request: Request, next: Next) -> Response {
-    let shape = Shape::of(request.method(), request.uri().path());
+    let shape = Shape::of(request.uri().path());
     let mut response = next.run(request).await;
     if shape == Shape::Anthropic
         && let Some(id) = response.headers().get("x-request-id").cloned()
@@ -53,12 +49,6 @@ pub(super) async fn by_path(request: Request, next: Next) -> Response {
             said(response, body)
         }
         Shape::LlamaCpp => said(response, llamacpp::refusal(&error)),
-        Shape::Tgi => {
-            let (status, body) = tgi::refusal(&error);
-            let mut response = said(response, body);
-            *response.status_mut() = status;
-            response
-        }
     }
 }
 

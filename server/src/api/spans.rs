@@ -58,7 +58,7 @@ pub(super) fn begin(request: &Request, id: &str) -> Context {
 fn operation(route: &str) -> Option<&'static str> {
     match route {
         "/v1/chat/completions" | "/v1/messages" | "/v1/responses" => Some("chat"),
-        "/v1/completions" | "/completion" | "/generate" | "/generate_stream" => Some("text_completion"),
+        "/v1/completions" | "/completion" => Some("text_completion"),
         _ => None,
     }
 }

@@ -1,5 +1,5 @@
-//! Texts to tokens and back, without the model: `/tokenize`, `/detokenize` and `/apply-template`, in the habits of
-//! llama.cpp, vLLM and text-generation-inference. Which of them is meant shows in the field that is given.
+//! Texts to tokens and back, without the model: `/tokenize`, `/detokenize` and `/apply-template`, in the formats of
+//! llama.cpp and vLLM. The field that is given says which.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::generate::reading;
 use super::prompt;
 use super::state::{AppState, Served};
 use super::wire::{ChatMessage, body as json_body, parse};
-use crate::text::{Message, Span};
+use crate::text::Message;
 
 /// A request for the tokens of a text.
 #[derive(Debug, Deserialize)]
@@ -34,8 +34,6 @@ struct TokenizeRequest {
     add_special_tokens: Option<bool>,
     add_generation_prompt: Option<bool>,
     return_token_strs: Option<bool>,
-    /// That of text-generation-inference.
-    inputs: Option<String>,
     #[serde(flatten)]
     rest: BTreeMap<String, Value>,
 }
@@ -87,15 +85,6 @@ struct Tokenized<'a> {
     token_strs: Option<Vec<String>>,
 }
 
-/// A token in the words of text-generation-inference.
-#[derive(Serialize)]
-struct SimpleToken<'a> {
-    id: u32,
-    text: &'a str,
-    start: usize,
-    stop: usize,
-}
-
 /// `POST /tokenize`
 pub(super) async fn tokenize(
     State(state): State<AppState>,
@@ -105,13 +94,10 @@ pub(super) async fn tokenize(
     answer(&state, &headers, body, |body, served| {
         let mut wire: TokenizeRequest = parse(body)?;
         check(wire.model.as_deref(), &wire.rest, served)?;
-        let given = [wire.content.is_some(), wire.prompt.is_some(), wire.messages.is_some(), wire.inputs.is_some()];
+        let given = [wire.content.is_some(), wire.prompt.is_some(), wire.messages.is_some()];
         if given.into_iter().filter(|given| *given).count() != 1 {
-            let message = "prompt must be given, or content, messages or inputs in its place, and only one of them";
+            let message = "exactly one of prompt, content and messages must be given";
             return Err(ApiError::invalid(Some("prompt"), message));
-        }
-        if let Some(inputs) = &wire.inputs {
-            return spans(inputs, served);
         }
         let (ids, param) = ids(&mut wire, served)?;
         bounded(ids.len(), param, served)?;
@@ -234,17 +220,6 @@ fn rendered(messages: Vec<ChatMessage>, open: bool, served: &Served) -> Result<S
     let messages: Vec<Message> = prompt::checked(messages, "messages")?;
     let text = if open { template.render(&messages) } else { template.render_closed(&messages) };
     text.map_err(|error| ApiError::invalid(Some("messages"), format!("messages: {error}")))
-}
-
-fn spans(inputs: &str, served: &Served) -> Result<String, ApiError> {
-    let spans = served.tokenizer.spans(inputs);
-    let spans = spans.map_err(|error| ApiError::invalid(Some("inputs"), format!("inputs: {error}")))?;
-    bounded(spans.len(), "inputs", served)?;
-    let token = |span: &Span| {
-        let text = inputs.get(span.bytes.0..span.bytes.1).unwrap_or_default();
-        SimpleToken { id: span.id, text, start: span.start, stop: span.stop }
-    };
-    Ok(said(&spans.iter().map(token).collect::<Vec<_>>()))
 }
 
 fn piece(id: u32, served: &Served) -> Text<'_> {

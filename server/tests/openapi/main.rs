@@ -40,8 +40,6 @@ async fn what_is_read_is_described_and_what_is_described_is_read() {
         ("responses/wire.rs", "TextConfig", &["TextConfig"]),
         ("anthropic/wire.rs", "MessagesRequest", &["MessagesRequest"]),
         ("llamacpp/wire.rs", "CompletionRequest", &["LlamaRequest"]),
-        ("tgi/wire.rs", "GenerateRequest", &["GenerateRequest"]),
-        ("tgi/wire.rs", "Parameters", &["GenerateParameters"]),
         ("tokens.rs", "TokenizeRequest", &["TokenizeRequest"]),
         ("tokens.rs", "DetokenizeRequest", &["DetokenizeRequest"]),
         ("tokens.rs", "TemplateRequest", &["TemplateRequest"]),
