@@ -1,47 +1,20 @@
 //! HTTP: requests in, JSON and server-sent events out. Only this module serialises.
 
-mod account;
-mod aligned;
-mod answer;
-mod anthropic;
-mod chat;
-mod choices;
-mod completions;
-mod constrained;
-mod dialect;
 mod door;
-mod echo;
 mod error;
-mod foreign;
-mod generate;
-mod idempotency;
-mod llamacpp;
-mod logprobs;
+mod formats;
 mod metrics;
-mod numbers;
 mod openapi;
-mod origin;
 mod owner;
 mod pages;
 mod panics;
 mod playground;
-mod prompt;
-mod responses;
+mod request;
 mod run;
 mod service;
 mod sessions;
-mod shape;
-mod sink;
-mod spans;
 mod state;
-mod streams;
-mod texts;
-mod tokens;
-mod tools;
 mod trace;
-mod unsupported;
-mod validate;
-mod wire;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -50,6 +23,8 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
 use door::Routes;
+use formats::{anthropic, errors, llamacpp, openai, responses, tokens};
+use run::streams;
 
 pub use door::{Access, Keys, KeysError, Origin, OriginError, Scope};
 pub use error::ApiError;
@@ -64,8 +39,8 @@ fn routes() -> Routes {
         .route("/docs", get(openapi::page))
         .route("/docs/{file}", get(openapi::file))
         .route("/openapi.json", openapi::description())
-        .route("/v1/completions", post(generate::completions))
-        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
         .route("/v1/messages", post(anthropic::create))
@@ -116,5 +91,5 @@ pub(crate) fn router(state: AppState) -> Router {
         .layer(from_fn(panics::catch));
     let router = if options.cors.is_empty() { router } else { router.layer(door::cors(&options.cors)) };
     let router = router.layer(from_fn(trace::trace)).layer(from_fn_with_state(state.clone(), metrics::count));
-    router.layer(from_fn(shape::by_path)).with_state(state)
+    router.layer(from_fn(errors::by_path)).with_state(state)
 }

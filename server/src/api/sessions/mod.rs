@@ -16,12 +16,12 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tracing::Instrument;
 
-use super::error::ApiError;
-use super::idempotency::{Attempt, attempt};
-use super::origin::{if_match, session_id, version_id, wait};
-use super::owner::Caller;
-use super::state::{AppState, Served};
-use super::wire::{body, parse};
+use crate::api::error::ApiError;
+use crate::api::formats::openai::wire::{body, parse};
+use crate::api::owner::Caller;
+use crate::api::request::origin::{if_match, session_id, version_id, wait};
+use crate::api::run::idempotency::{Attempt, attempt};
+use crate::api::state::{AppState, Served};
 use crate::session::{Fork, Patch, Session, SessionId, Version, VersionId};
 use wire::{Change, ListQuery, ttl};
 

@@ -14,16 +14,16 @@ use serde_json::Value;
 
 use super::wire::{AppendRequest, CreateRequest, label, metadata, ttl};
 use super::{again, json_body, json_of, named, unbroken};
-use crate::api::answer::now;
 use crate::api::door;
 use crate::api::error::ApiError;
-use crate::api::generate::reading;
-use crate::api::idempotency::{Attempt, attempt};
-use crate::api::origin::{if_match, version_id, wait};
+use crate::api::formats::openai::answer::now;
+use crate::api::formats::openai::reading;
+use crate::api::formats::openai::wire::{ChatMessage, Seed, parse};
 use crate::api::owner::Caller;
-use crate::api::prompt::{closed_to_ids, messages_to_closed_ids, text_to_ids};
+use crate::api::request::origin::{if_match, version_id, wait};
+use crate::api::request::prompt::{closed_to_ids, messages_to_closed_ids, text_to_ids};
+use crate::api::run::idempotency::{Attempt, attempt};
 use crate::api::state::{AppState, Served};
-use crate::api::wire::{ChatMessage, Seed, parse};
 use crate::engine::{Event, Failure, Keep, Request, RequestParameters, Start as Origin};
 use crate::session::{NewSession, Session, Snapshot, Start, TurnNote, Version, VersionId};
 

@@ -11,9 +11,9 @@ use axum::response::Response;
 use super::wire::SnapshotQuery;
 use super::{answer, named, one};
 use crate::api::error::ApiError;
-use crate::api::generate::reading;
-use crate::api::origin::version_id;
+use crate::api::formats::openai::reading;
 use crate::api::owner::Caller;
+use crate::api::request::origin::version_id;
 use crate::api::state::AppState;
 use crate::session::{Metadata, NewSession, Start};
 

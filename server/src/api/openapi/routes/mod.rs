@@ -9,8 +9,5 @@ use super::route::Route;
 
 /// All of them, in the order in which they are shown.
 pub(super) fn all() -> Vec<Route> {
-    [text::routes(), sessions::routes(), dialects::routes(), service::routes()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [text::routes(), sessions::routes(), dialects::routes(), service::routes()].into_iter().flatten().collect()
 }

@@ -1,0 +1,102 @@
+//! llama.cpp's own routes: `/completion`, `/props`, `/slots`; what they say beside OpenAI's is said as its clients
+//! read it.
+
+mod answer;
+mod biases;
+mod prompts;
+mod wire;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use crate::api::error::ApiError;
+use crate::api::formats::foreign;
+use crate::api::owner::Caller;
+use crate::api::state::{AppState, Served};
+
+/// `POST /completion`
+pub(in crate::api) async fn completion(
+    State(state): State<AppState>,
+    Caller(owner): Caller,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    foreign::create::<wire::Settings>(state, owner, &headers, body).await
+}
+
+/// `GET /props`
+pub(in crate::api) async fn props(State(state): State<AppState>) -> Result<Json<Value>, ApiError> {
+    let served = Arc::clone(state.ready()?);
+    let token = |id: Option<&u32>| id.and_then(|id| served.tokenizer.special(*id)).unwrap_or_default().to_owned();
+    Ok(Json(json!({
+        "default_generation_settings": {
+            "n_ctx": served.limits.context(),
+            "params": wire::Settings::default_of(&served),
+        },
+        "total_slots": served.engine.slots(),
+        "model_alias": served.name,
+        // Where it is on the server's disk is nobody's business.
+        "model_path": served.name,
+        "modalities": {"vision": false, "audio": false},
+        "chat_template": served.template.as_ref().map_or("", |template| template.source()),
+        "bos_token": token(served.tokenizer.begin().first()),
+        "eos_token": token(served.tokenizer.eos().first()),
+        "build_info": concat!("tidegate-", env!("CARGO_PKG_VERSION")),
+        "is_sleeping": false,
+    })))
+}
+
+/// `GET /slots`: how many are in use, and nothing of what they are used for, which is their owners'.
+pub(in crate::api) async fn slots(
+    State(state): State<AppState>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Value>, ApiError> {
+    let served = state.ready()?;
+    let (slots, running) = (served.engine.slots(), served.engine.stats().running);
+    let wants_one = query.iter().flat_map(|query| query.split('&')).any(|pair| pair == "fail_on_no_slot=1");
+    if wants_one && running >= slots as u64 {
+        let message = format!("all {slots} slots are in use");
+        return Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "no_slot", message));
+    }
+    Ok(Json((0..slots).map(|id| slot(id, (id as u64) < running, served)).collect()))
+}
+
+fn slot(id: usize, is_processing: bool, served: &Served) -> Value {
+    json!({
+        "id": id,
+        "n_ctx": served.limits.context(),
+        "speculative": false,
+        "is_processing": is_processing,
+        "state_bytes": served.state_bytes,
+    })
+}
+
+/// `POST /infill`
+pub(in crate::api) async fn infill() -> ApiError {
+    let message = "the model has no tokens for a text before and a text after: only what follows is written";
+    ApiError::request(StatusCode::NOT_IMPLEMENTED, None, Some("not_supported"), message)
+}
+
+/// An error as this format says it.
+pub(in crate::api) fn refusal(error: &ApiError) -> Value {
+    let status = error.status().as_u16();
+    let kind = match status {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        429 => "rate_limit_error",
+        501 => "not_supported_error",
+        503 => "unavailable_error",
+        500.. => "server_error",
+        _ => "invalid_request_error",
+    };
+    let param = &error.body()["error"]["param"];
+    json!({"error": {"code": status, "message": error.message(), "type": kind, "param": param}})
+}
