@@ -17,7 +17,7 @@ use crate::api::error::ApiError;
 use crate::api::formats::chat::Chat;
 use crate::api::formats::completions::Completions;
 use crate::api::formats::openai::answer::{Head, Wanted, replay};
-use crate::api::formats::openai::wire::{self, Format, GenerationRequest};
+use crate::api::formats::openai::wire::{Format, GenerationRequest};
 use crate::api::formats::unsupported;
 use crate::api::owner::Caller;
 use crate::api::request::origin::Origin;
