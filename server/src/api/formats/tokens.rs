@@ -12,12 +12,13 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::json::{body as json_body, parse};
+use super::openai::wire::{ChatMessage, messages};
 use crate::api::error::ApiError;
-use crate::api::formats::openai::reading;
-use crate::api::formats::openai::wire::{ChatMessage, body as json_body, parse};
-use crate::api::request::prompt;
+use crate::api::request::blocking::run_blocking;
+use crate::api::request::prompt::render_messages;
+use crate::api::run::encoder::to_json;
 use crate::api::state::{AppState, Served};
-use crate::text::Message;
 
 /// A request for the tokens of a text.
 #[derive(Debug, Deserialize)]
@@ -55,7 +56,7 @@ struct TemplateRequest {
     rest: BTreeMap<String, Value>,
 }
 
-/// A token with what it stands for: a text where its bytes are one.
+/// A token with its text, or with its bytes if they are not valid text.
 #[derive(Serialize)]
 struct Piece<'a> {
     id: u32,
@@ -76,7 +77,7 @@ enum Tokens<'a> {
     Pieces(Vec<Piece<'a>>),
 }
 
-/// The tokens in the words of llama.cpp, which reads `tokens` alone, and of vLLM.
+/// Tokens for clients of llama.cpp, which read `tokens` alone, and of vLLM.
 #[derive(Serialize)]
 struct Tokenized<'a> {
     count: usize,
@@ -108,7 +109,7 @@ pub(in crate::api) async fn tokenize(
             Tokens::Ids(&ids)
         };
         let names = || ids.iter().map(|id| served.tokenizer.name(*id)).collect();
-        Ok(said(&Tokenized {
+        Ok(to_json(&Tokenized {
             count: ids.len(),
             max_model_len: served.limits.context(),
             tokens,
@@ -132,7 +133,7 @@ pub(in crate::api) async fn detokenize(
         check_ids(&ids, "tokens", served)?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| served.tokenizer.piece(*id)).copied().collect();
         let text = String::from_utf8_lossy(&bytes);
-        Ok(said(&json!({"content": text, "prompt": text})))
+        Ok(to_json(&json!({"content": text, "prompt": text})))
     })
     .await
 }
@@ -147,18 +148,18 @@ pub(in crate::api) async fn apply_template(
         let wire: TemplateRequest = parse(body)?;
         check(wire.model.as_deref(), &wire.rest, served)?;
         let open = wire.add_generation_prompt.unwrap_or(true);
-        Ok(said(&json!({"prompt": rendered(wire.messages.unwrap_or_default(), open, served)?})))
+        Ok(to_json(&json!({"prompt": rendered(wire.messages.unwrap_or_default(), open, served)?})))
     })
     .await
 }
 
 /// `POST /v1/embeddings` and the paths that llama.cpp has for it.
 pub(in crate::api) async fn embeddings() -> ApiError {
-    let message = "this server makes texts alone: its model has not been trained for embeddings";
+    let message = "embeddings are not supported: the model has not been trained for them";
     ApiError::request(StatusCode::NOT_IMPLEMENTED, None, Some("not_supported"), message)
 }
 
-/// Reads a body and answers it away from the connections' threads.
+/// Parses and answers a body on a thread for blocking work.
 async fn answer(
     state: &AppState,
     headers: &HeaderMap,
@@ -167,16 +168,11 @@ async fn answer(
 ) -> Result<Response, ApiError> {
     let body = json_body(headers, body, state.options().max_body_bytes)?;
     let served = Arc::clone(state.ready()?);
-    let said = reading(state, move || work(&body, &served)).await?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], said).into_response())
+    let answer = run_blocking(state, move || work(&body, &served)).await?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], answer).into_response())
 }
 
-fn said(answer: &impl Serialize) -> String {
-    // Strings, numbers and lists of them: there is nothing in it that JSON cannot say.
-    serde_json::to_string(answer).unwrap_or_default()
-}
-
-/// Refuses another model, and fields that would change the answer and are not here.
+/// Refuses another model, and unsupported fields that would change the answer.
 fn check(model: Option<&str>, rest: &BTreeMap<String, Value>, served: &Served) -> Result<(), ApiError> {
     if let Some(model) = model {
         served.check_name(model, Some("model"))?;
@@ -190,7 +186,7 @@ fn check(model: Option<&str>, rest: &BTreeMap<String, Value>, served: &Served) -
     Ok(())
 }
 
-/// The ids, and the name of the field that they were made from.
+/// The ids, and the name of the field that they come from.
 fn ids(wire: &mut TokenizeRequest, served: &Served) -> Result<(Vec<u32>, &'static str), ApiError> {
     let tokenizer = &served.tokenizer;
     let encode = |text: &str, whole: bool| if whole { tokenizer.encode(text) } else { tokenizer.encode_more(text) };
@@ -214,12 +210,9 @@ fn ids(wire: &mut TokenizeRequest, served: &Served) -> Result<(Vec<u32>, &'stati
     Ok((ids, param))
 }
 
-/// The text of messages, with the beginning of an answer or without.
-fn rendered(messages: Vec<ChatMessage>, open: bool, served: &Served) -> Result<String, ApiError> {
-    let template = prompt::template(served, "messages")?;
-    let messages: Vec<Message> = prompt::checked(messages, "messages")?;
-    let text = if open { template.render(&messages) } else { template.render_closed(&messages) };
-    text.map_err(|error| ApiError::invalid(Some("messages"), format!("messages: {error}")))
+/// The text of messages, up to where an answer begins if `open`.
+fn rendered(given: Vec<ChatMessage>, open: bool, served: &Served) -> Result<String, ApiError> {
+    render_messages(&messages(given, "messages")?, open, "messages", served)
 }
 
 fn piece(id: u32, served: &Served) -> Text<'_> {

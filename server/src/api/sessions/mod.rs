@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use tracing::Instrument;
 
 use crate::api::error::ApiError;
-use crate::api::formats::openai::wire::{body, parse};
+use crate::api::formats::json::{body, parse};
 use crate::api::owner::Caller;
-use crate::api::request::origin::{if_match, session_id, version_id, wait};
-use crate::api::run::idempotency::{Attempt, attempt};
+use crate::api::request::continuation::{if_match, session_id, version_id, wait};
+use crate::api::run::retry::{Attempt, attempt};
 use crate::api::state::{AppState, Served};
 use crate::session::{Fork, Patch, Session, SessionId, Version, VersionId};
 use wire::{Change, ListQuery, ttl};
@@ -192,7 +192,7 @@ pub(super) async fn fork(
     let (id, bytes) = (named(id)?, json_body(&state, &headers, bytes)?);
     let path = format!("/v1/sessions/{id}/fork");
     let ticket = match attempt(&state, owner, &headers, &path, &bytes).await? {
-        Attempt::Again(body) => return Ok(again(StatusCode::CREATED, body)),
+        Attempt::Retry(body) => return Ok(again(StatusCode::CREATED, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };

@@ -1,35 +1,25 @@
 //! `/v1/messages` in Anthropic's format: messages in, one message of text and calls of tools out.
 
 mod blocks;
-mod events;
-mod tools;
+mod encoder;
+mod messages;
 mod wire;
+
+use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
-use axum::response::Response;
 use serde_json::{Value, json};
 
-use self::wire::MessagesRequest;
+pub(in crate::api) use self::encoder::error_body;
+pub(in crate::api) use self::wire::MessagesRequest;
+use super::json::{body as json_body, parse};
 use crate::api::error::ApiError;
-use crate::api::formats::foreign;
-use crate::api::formats::openai::reading;
-use crate::api::formats::openai::wire::{body as json_body, parse};
-use crate::api::owner::Caller;
+use crate::api::request::blocking::run_blocking;
 use crate::api::state::AppState;
-
-/// `POST /v1/messages`
-pub(in crate::api) async fn create(
-    State(state): State<AppState>,
-    Caller(owner): Caller,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, ApiError> {
-    foreign::create::<events::Begins>(state, owner, &headers, body).await
-}
 
 /// `POST /v1/messages/count_tokens`
 pub(in crate::api) async fn count_tokens(
@@ -38,27 +28,7 @@ pub(in crate::api) async fn count_tokens(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let body = json_body(&headers, body, state.options().max_body_bytes)?;
-    let served = std::sync::Arc::clone(state.ready()?);
-    let counting = reading(&state, move || {
-        let wire: MessagesRequest = parse(&body)?;
-        Ok(wire.read(&served)?.0.len())
-    });
+    let served = Arc::clone(state.ready()?);
+    let counting = run_blocking(&state, move || parse::<MessagesRequest>(&body)?.count_tokens(&served));
     Ok(Json(json!({"input_tokens": counting.await?})))
-}
-
-/// An error as this format says it; the id is the request's.
-pub(in crate::api) fn refusal(error: &ApiError, id: Option<&str>) -> Value {
-    let kind = match error.status().as_u16() {
-        401 => "authentication_error",
-        402 => "billing_error",
-        403 => "permission_error",
-        404 => "not_found_error",
-        408 | 504 => "timeout_error",
-        413 => "request_too_large",
-        429 => "rate_limit_error",
-        503 => "overloaded_error",
-        500.. => "api_error",
-        _ => "invalid_request_error",
-    };
-    json!({"type": "error", "error": {"type": kind, "message": error.message()}, "request_id": id})
 }

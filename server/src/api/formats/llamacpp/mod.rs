@@ -1,35 +1,22 @@
-//! llama.cpp's own routes: `/completion`, `/props`, `/slots`; what they say beside OpenAI's is said as its clients
-//! read it.
+//! llama.cpp's own routes: `/completion`, `/infill`, `/props` and `/slots`.
 
-mod answer;
 mod biases;
+mod encoder;
 mod prompts;
+mod settings;
 mod wire;
 
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{RawQuery, State};
-use axum::http::{HeaderMap, StatusCode};
-use axum::response::Response;
+use axum::http::StatusCode;
 use serde_json::{Value, json};
 
+use self::settings::Settings;
+pub(in crate::api) use self::wire::LlamaRequest;
 use crate::api::error::ApiError;
-use crate::api::formats::foreign;
-use crate::api::owner::Caller;
 use crate::api::state::{AppState, Served};
-
-/// `POST /completion`
-pub(in crate::api) async fn completion(
-    State(state): State<AppState>,
-    Caller(owner): Caller,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, ApiError> {
-    foreign::create::<wire::Settings>(state, owner, &headers, body).await
-}
 
 /// `GET /props`
 pub(in crate::api) async fn props(State(state): State<AppState>) -> Result<Json<Value>, ApiError> {
@@ -38,11 +25,11 @@ pub(in crate::api) async fn props(State(state): State<AppState>) -> Result<Json<
     Ok(Json(json!({
         "default_generation_settings": {
             "n_ctx": served.limits.context(),
-            "params": wire::Settings::default_of(&served),
+            "params": Settings::defaults(&served),
         },
         "total_slots": served.engine.slots(),
         "model_alias": served.name,
-        // Where it is on the server's disk is nobody's business.
+        // Clients need not know the path on the server's disk.
         "model_path": served.name,
         "modalities": {"vision": false, "audio": false},
         "chat_template": served.template.as_ref().map_or("", |template| template.source()),
@@ -53,7 +40,7 @@ pub(in crate::api) async fn props(State(state): State<AppState>) -> Result<Json<
     })))
 }
 
-/// `GET /slots`: how many are in use, and nothing of what they are used for, which is their owners'.
+/// `GET /slots`: which slots are in use. Their contents belong to the owners of the requests.
 pub(in crate::api) async fn slots(
     State(state): State<AppState>,
     RawQuery(query): RawQuery,
@@ -80,12 +67,12 @@ fn slot(id: usize, is_processing: bool, served: &Served) -> Value {
 
 /// `POST /infill`
 pub(in crate::api) async fn infill() -> ApiError {
-    let message = "the model has no tokens for a text before and a text after: only what follows is written";
+    let message = "infill is not supported: the model has no tokens that mark a prefix and a suffix";
     ApiError::request(StatusCode::NOT_IMPLEMENTED, None, Some("not_supported"), message)
 }
 
-/// An error as this format says it.
-pub(in crate::api) fn refusal(error: &ApiError) -> Value {
+/// The body of an error.
+pub(in crate::api) fn error_body(error: &ApiError) -> Value {
     let status = error.status().as_u16();
     let kind = match status {
         401 => "authentication_error",

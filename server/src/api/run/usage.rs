@@ -1,4 +1,4 @@
-//! One log line for each request for completions, however it ended.
+//! The tokens and times of one request: counted, charged to its key, and logged when it ends, however it ends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,49 +6,40 @@ use std::time::{Duration, Instant};
 use opentelemetry::Context;
 use tracing::{Span, info, warn};
 
+use super::encoder::TokenUsage;
+use super::spans;
 use crate::api::door::{self, Visit};
-use crate::api::formats::openai::answer::Usage;
-use crate::api::run::spans;
 use crate::engine::{Failure, Finish, Timings};
 
 /// Adds up a request's tokens and times, and logs them when it is dropped.
-pub(in crate::api) struct Account {
+pub(in crate::api) struct UsageRecorder {
     span: Span,
     context: Context,
-    /// The key's place, and what is charged for the tokens; none where the server has no keys.
+    /// The request's key, which is charged for the tokens; none if the server has no keys.
     visit: Option<Arc<Visit>>,
     started: Instant,
-    pub(in crate::api) usage: Usage,
+    pub(in crate::api) usage: TokenUsage,
     longest: Timings,
     open: usize,
     failure: Option<Failure>,
 }
 
-impl Account {
-    /// The account of a request for texts after each of `prompts`, in the current span.
-    ///
-    /// `cached` of the prompts' tokens need no computing.
-    pub(in crate::api) fn new(prompts: &[Vec<u32>], cached: usize) -> Self {
-        Self {
+impl UsageRecorder {
+    /// Records a request in the current span. Its prompts are charged now: the engine has accepted it.
+    pub(in crate::api) fn new(prompts: &[Vec<u32>], cached: usize, texts: usize) -> Self {
+        let usage = TokenUsage { prompt: prompts.iter().map(Vec::len).sum(), cached, completion: 0 };
+        let recorder = Self {
             span: Span::current(),
             context: Context::current(),
             visit: door::current(),
             started: Instant::now(),
-            usage: Usage::of_prompts(prompts.iter().map(Vec::len).sum(), cached),
+            usage,
             longest: Timings::default(),
-            open: 0,
+            open: texts,
             failure: None,
-        }
-    }
-
-    /// Sets how many texts have to end.
-    pub(in crate::api) fn expect(&mut self, texts: usize) {
-        self.open = texts;
-    }
-
-    /// The engine has taken the request: its key is charged for the prompts.
-    pub(in crate::api) fn taken(&self) {
-        self.charge(self.usage.prompt_tokens);
+        };
+        recorder.charge(usage.prompt);
+        recorder
     }
 
     fn charge(&self, tokens: usize) {
@@ -57,13 +48,13 @@ impl Account {
         }
     }
 
-    /// Adds tokens as they come, so that the account is right at whatever moment the request ends.
+    /// Adds tokens as they come, so that the count is right whenever the request ends.
     pub(in crate::api) fn generated(&mut self, tokens: usize) {
-        self.usage.add_completion(tokens);
+        self.usage.completion += tokens;
         self.charge(tokens);
     }
 
-    /// Adds a text that has ended.
+    /// Records the end of a text.
     pub(in crate::api) fn finish(&mut self, finish: &Finish) {
         spans::text(&self.context, finish);
         self.longest.queue = self.longest.queue.max(finish.timings.queue);
@@ -72,7 +63,7 @@ impl Account {
         self.open -= 1;
     }
 
-    /// Notes why the request cannot be finished.
+    /// Records why the request cannot be finished.
     pub(in crate::api) fn fail(&mut self, failure: Failure) {
         self.failure = Some(failure);
     }
@@ -83,11 +74,11 @@ impl Account {
     }
 }
 
-impl Drop for Account {
+impl Drop for UsageRecorder {
     fn drop(&mut self) {
         let ms = |duration: Duration| (duration.as_secs_f64() * 1e4).round() / 10.0;
-        self.span.record("prompt_tokens", self.usage.prompt_tokens);
-        self.span.record("completion_tokens", self.usage.completion_tokens);
+        self.span.record("prompt_tokens", self.usage.prompt);
+        self.span.record("completion_tokens", self.usage.completion);
         self.span.record("queue_ms", ms(self.longest.queue));
         self.span.record("prefill_ms", ms(self.longest.prefill));
         self.span.record("decode_ms", ms(self.longest.decode));

@@ -1,21 +1,21 @@
-//! A completion in words: the chunks of its stream, and the object at its end.
+//! The responses of `/completion`: the chunks of a stream, or one object.
 
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::wire::Settings;
+use super::settings::{Options, Settings};
 use crate::api::error::ApiError;
-use crate::api::formats::foreign::Begun;
-use crate::api::formats::openai::answer::Usage;
-use crate::api::run::encoder::{Dialect, Kept, Said};
+use crate::api::request::ValidRequest;
+use crate::api::run::TokenUsage;
+use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent, to_json};
 use crate::engine::{Delta, Finish, FinishReason, StopCause, TokenLogprobs};
 use crate::text::Tokenizer;
 
-/// How fast each part went.
+/// The speed of prefill (prompt) and decode (predicted).
 #[derive(Clone, Debug, Default, Serialize)]
 struct Timings {
-    /// Tokens of the prompt that were known already.
+    /// Tokens of the prompt that were not computed.
     cache_n: usize,
     prompt_n: usize,
     prompt_ms: f64,
@@ -49,19 +49,19 @@ impl Timings {
 
 /// A token with its log probability.
 #[derive(Clone, Debug, Serialize)]
-struct Listed {
+struct TokenProbability {
     id: u32,
     token: String,
     bytes: Vec<u8>,
     logprob: f32,
 }
 
-/// A token of the text, with those that were likeliest in its place.
+/// A token of the text, with the likeliest tokens in its place.
 #[derive(Clone, Debug, Serialize)]
-struct Probability {
+struct Alternatives {
     #[serde(flatten)]
-    token: Listed,
-    top_logprobs: Vec<Listed>,
+    token: TokenProbability,
+    top_logprobs: Vec<TokenProbability>,
 }
 
 /// A piece of a stream.
@@ -75,10 +75,10 @@ struct Chunk<'a> {
     tokens_predicted: usize,
     tokens_evaluated: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    completion_probabilities: Vec<Probability>,
+    completion_probabilities: Vec<Alternatives>,
 }
 
-/// A whole completion, and the last chunk of a stream, which has no text.
+/// A complete text, and the last chunk of a stream, which has no content.
 #[derive(Clone, Debug, Serialize)]
 struct Whole {
     index: usize,
@@ -98,80 +98,77 @@ struct Whole {
     tokens_cached: usize,
     timings: Timings,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    completion_probabilities: Vec<Probability>,
+    completion_probabilities: Vec<Alternatives>,
 }
 
-/// The format of `/completion`.
-pub(super) struct Completion {
+/// Encodes the responses of `/completion`.
+pub(super) struct LlamaEncoder {
     tokenizer: Arc<Tokenizer>,
-    /// Whether the answer goes out as it comes.
     stream: bool,
-    settings: Settings,
+    n_probs: usize,
+    return_tokens: bool,
     texts: Vec<Whole>,
 }
 
-impl Completion {
-    pub(super) fn new(settings: Settings, begun: &Begun<'_>) -> Self {
-        let tokenizer = Arc::clone(&begun.served.tokenizer);
+impl LlamaEncoder {
+    pub(super) fn new(options: Options, request: &ValidRequest, stream: bool) -> Self {
+        let tokenizer = Arc::clone(&request.served.tokenizer);
+        let Options { stop, ignore_eos, n_probs, return_tokens } = options;
+        let mut settings = Settings::new(&request.sampling, request.max_tokens);
+        (settings.stop, settings.ignore_eos, settings.stream, settings.n_probs) = (stop, ignore_eos, stream, n_probs);
         let whole = |(index, ids): (usize, &Vec<u32>)| Whole {
             index,
             content: String::new(),
             tokens: Vec::new(),
-            // Whichever was free: a request is not bound to one.
+            // Any slot: a request is not bound to one.
             id_slot: -1,
             stop: true,
-            model: begun.served.name.clone(),
+            model: request.served.name.clone(),
             tokens_predicted: 0,
             tokens_evaluated: ids.len(),
             generation_settings: settings.clone(),
-            prompt: shown(ids.iter().flat_map(|id| tokenizer.piece(*id)).copied().collect()),
+            prompt: lossy(ids.iter().flat_map(|id| tokenizer.piece(*id)).copied().collect()),
             has_new_line: false,
-            // There is no context that could overflow.
+            // The context has no bound.
             truncated: false,
             stop_type: "none",
             stopping_word: String::new(),
-            tokens_cached: begun.cached.get(index).copied().unwrap_or(0),
+            tokens_cached: request.cached.get(index).copied().unwrap_or(0),
             timings: Timings::default(),
             completion_probabilities: Vec::new(),
         };
-        let texts = begun.prompts.iter().enumerate().map(whole).collect();
-        Self { stream: begun.stream, settings, texts, tokenizer }
+        let texts = request.prompts.iter().enumerate().map(whole).collect();
+        Self { tokenizer, stream, n_probs, return_tokens, texts }
     }
 
-    fn listed(&self, id: u32, logprob: f32) -> Listed {
+    fn token(&self, id: u32, logprob: f32) -> TokenProbability {
         let bytes = self.tokenizer.piece(id).to_vec();
-        Listed { id, token: shown(bytes.clone()), bytes, logprob }
+        TokenProbability { id, token: lossy(bytes.clone()), bytes, logprob }
     }
 
-    fn probability(&self, token: &TokenLogprobs) -> Probability {
-        let most = usize::try_from(self.settings.n_probs).unwrap_or(usize::MAX);
-        let top = token.top.iter().take(most);
-        Probability {
-            token: self.listed(token.token, token.logprob),
-            top_logprobs: top.map(|(id, logprob)| self.listed(*id, *logprob)).collect(),
+    fn alternatives(&self, token: &TokenLogprobs) -> Alternatives {
+        let top = token.top.iter().take(self.n_probs);
+        Alternatives {
+            token: self.token(token.token, token.logprob),
+            top_logprobs: top.map(|(id, logprob)| self.token(*id, *logprob)).collect(),
         }
     }
 }
 
-fn shown(bytes: Vec<u8>) -> String {
+fn lossy(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-fn json(value: &impl Serialize) -> String {
-    // Strings, numbers and lists of them: there is nothing in it that JSON cannot say.
-    serde_json::to_string(value).unwrap_or_default()
-}
+impl EventEncoder for LlamaEncoder {
+    fn start(&mut self, _: &mut Vec<StreamEvent>) {}
 
-impl Dialect for Completion {
-    fn open(&mut self, _: &mut Vec<Said>) {}
-
-    fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<Said>) {
-        let probabilities: Vec<Probability> = delta.logprobs.iter().map(|token| self.probability(token)).collect();
+    fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<StreamEvent>) {
+        let probabilities: Vec<Alternatives> = delta.logprobs.iter().map(|token| self.alternatives(token)).collect();
         let text = &mut self.texts[index];
         text.tokens_predicted += delta.token_ids.len();
         text.has_new_line |= delta.text.contains('\n');
         if self.stream {
-            out.push(Said::data(json(&Chunk {
+            out.push(StreamEvent::data(to_json(&Chunk {
                 index,
                 content: &delta.text,
                 tokens: &delta.token_ids,
@@ -185,12 +182,12 @@ impl Dialect for Completion {
         }
         text.content.push_str(&delta.text);
         text.completion_probabilities.extend(probabilities);
-        if self.settings.return_tokens {
+        if self.return_tokens {
             text.tokens.extend(&delta.token_ids);
         }
     }
 
-    fn end(&mut self, index: usize, finish: &Finish, _: &Kept, out: &mut Vec<Said>) {
+    fn end_text(&mut self, index: usize, finish: &Finish, _: &Committed, out: &mut Vec<StreamEvent>) {
         let text = &mut self.texts[index];
         text.timings = Timings::new(text.tokens_cached, finish);
         text.stop_type = match (finish.reason, &finish.stop) {
@@ -202,20 +199,20 @@ impl Dialect for Completion {
             (FinishReason::Length | FinishReason::Interrupted, _) => "limit",
         };
         if self.stream {
-            out.push(Said::data(json(text)));
+            out.push(StreamEvent::data(to_json(text)));
         }
     }
 
-    fn close(&mut self, _: Usage, _: &mut Vec<Said>) {}
+    fn end(&mut self, _: TokenUsage, _: &mut Vec<StreamEvent>) {}
 
-    fn fail(&mut self, error: &ApiError, out: &mut Vec<Said>) {
-        out.push(Said::data(super::refusal(error).to_string()));
+    fn fail(&mut self, error: &ApiError, out: &mut Vec<StreamEvent>) {
+        out.push(StreamEvent::data(super::error_body(error).to_string()));
     }
 
     fn body(&self) -> String {
         match self.texts.as_slice() {
-            [one] => json(one),
-            several => json(&several),
+            [one] => to_json(one),
+            several => to_json(&several),
         }
     }
 }

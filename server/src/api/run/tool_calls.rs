@@ -1,7 +1,6 @@
-//! An answer that may call tools, read as it grows: what of it is plain text, and what is a call.
+//! Splits an answer that may call tools, as it is generated, into plain text and calls.
 
 use rand::Rng;
-use serde::Serialize;
 use serde_json::Value;
 
 use crate::text::Calls;
@@ -9,100 +8,74 @@ use crate::text::Calls;
 /// What follows a call's name.
 const ARGUMENTS: &str = ", \"arguments\": ";
 
-/// A call as it goes out, whole or a piece of it: only its first piece has more than its place and arguments.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::api) struct ToolCall {
-    /// Its place, in pieces.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    index: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<String>,
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    kind: Option<&'static str>,
-    function: Function,
+    pub(in crate::api) id: String,
+    pub(in crate::api) name: String,
+    /// The text of a JSON object, or its beginning if the answer was cut off.
+    pub(in crate::api) arguments: String,
 }
 
-impl ToolCall {
-    /// The call's id and the name of what is called; none in further pieces.
-    pub(in crate::api) fn head(&self) -> Option<(&str, &str)> {
-        self.id.as_deref().zip(self.function.name.as_deref())
-    }
-
-    /// The text of its arguments, or of a piece of them.
-    pub(in crate::api) fn arguments(&self) -> &str {
-        &self.function.arguments
-    }
-}
-
-/// The function that is called.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-struct Function {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    /// The text of a JSON object, or a piece of it; the beginning of one where the answer was cut off.
-    arguments: String,
-}
-
-/// A piece of an answer.
+/// A piece of an answer. Calls are numbered from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::api) enum Piece {
-    /// Plain text.
     Text(String),
-    /// The beginning of a call, or more of its arguments.
-    Call(ToolCall),
+    CallStart { index: usize, id: String, name: String },
+    Arguments { index: usize, text: String },
 }
 
-/// Where in the answer the reader is.
+/// The parser's place in the answer.
 #[derive(Debug)]
 enum At {
-    /// At the beginning, where text and call are told apart.
+    /// At the beginning, where text and calls cannot be told apart yet.
     Start,
     /// In plain text.
     Plain,
     /// Before a call's arguments.
     Head,
-    /// In a call's arguments: braces that are open, whether in a string, and whether behind a backslash in it.
+    /// In a call's arguments: the number of open braces, whether in a string, and whether after a backslash in it.
     Arguments { open: usize, string: bool, escaped: bool },
-    /// Behind a call's arguments, before the brace that ends the call.
+    /// After a call's arguments, before the brace that ends the call.
     Tail,
-    /// Behind a call.
+    /// After a call.
     Between,
 }
 
-/// Reads one answer.
+/// Splits one answer.
 #[derive(Debug)]
-pub(in crate::api) struct Reader {
+pub(in crate::api) struct ToolCallParser {
     at: At,
-    /// What cannot be told yet.
+    /// Text that has not been classified yet.
     held: String,
     calls: Vec<ToolCall>,
 }
 
-impl Reader {
-    /// One at the beginning of an answer, which may be plain text or not.
-    pub(super) fn new(or_text: bool) -> Self {
+impl ToolCallParser {
+    /// A parser for an answer that is calls, or with `or_text` may be plain text instead.
+    pub(in crate::api) fn new(or_text: bool) -> Self {
         Self { at: if or_text { At::Start } else { At::Head }, held: String::new(), calls: Vec::new() }
     }
 
-    /// The calls so far, the last of them perhaps unfinished.
-    pub(in crate::api) fn calls(&self) -> Vec<ToolCall> {
-        self.calls.clone()
+    /// The calls so far, the last of which may be unfinished.
+    pub(in crate::api) fn calls(&self) -> &[ToolCall] {
+        &self.calls
     }
 
-    /// Whether the answer is whole calls.
+    /// Whether the answer is one or more complete calls.
     pub(in crate::api) fn has_called(&self) -> bool {
         matches!(self.at, At::Between)
     }
 
-    /// Whether the answer is plain text as far as it has come.
+    /// Whether the answer is plain text so far.
     pub(in crate::api) fn is_plain(&self) -> bool {
         matches!(self.at, At::Start | At::Plain)
     }
 
-    /// Takes more of the answer's text.
+    /// Adds text of the answer.
     pub(in crate::api) fn push(&mut self, text: &str, out: &mut Vec<Piece>) {
         self.held.push_str(text);
-        // A step that takes nothing waits for more.
+        // A step that consumes nothing waits for more text.
         let mut before = 0;
         while !self.held.is_empty() && self.held.len() != before {
             before = self.held.len();
@@ -110,7 +83,7 @@ impl Reader {
         }
     }
 
-    /// The answer has ended: what was held back is text after all, or the beginning of a call without its name.
+    /// Ends the answer. What was held back is text after all, or the beginning of a call without its name.
     pub(in crate::api) fn finish(&mut self, out: &mut Vec<Piece>) {
         let held = std::mem::take(&mut self.held);
         if matches!(self.at, At::Start) && !held.is_empty() {
@@ -119,7 +92,7 @@ impl Reader {
         }
     }
 
-    /// Takes what can be told off what is held back.
+    /// Classifies the beginning of what is held back.
     fn step(&mut self, out: &mut Vec<Piece>) {
         match &mut self.at {
             At::Start => {
@@ -148,13 +121,11 @@ impl Reader {
     fn head(&mut self, out: &mut Vec<Piece>) {
         let Some(rest) = self.held.strip_prefix(Calls::OPENING) else { return };
         let Some((name, rest)) = rest.split_once(ARGUMENTS) else { return };
-        // The grammar has written it as JSON.
+        // The grammar ensures that it is JSON.
         let Ok(Value::String(name)) = serde_json::from_str(name) else { return };
         let id = format!("call_{:032x}", rand::rng().random::<u128>());
-        let function = Function { name: Some(name), arguments: String::new() };
-        let call = ToolCall { index: None, id: Some(id), kind: Some("function"), function };
-        out.push(Piece::Call(ToolCall { index: Some(self.calls.len()), ..call.clone() }));
-        self.calls.push(call);
+        out.push(Piece::CallStart { index: self.calls.len(), id: id.clone(), name: name.clone() });
+        self.calls.push(ToolCall { id, name, arguments: String::new() });
         self.held = rest.to_owned();
         self.at = At::Arguments { open: 0, string: false, escaped: false };
     }
@@ -183,11 +154,10 @@ impl Reader {
         if rest.is_some() {
             self.at = At::Tail;
         }
-        let index = self.calls.len().checked_sub(1);
+        let index = self.calls.len().saturating_sub(1);
         if let Some(call) = self.calls.last_mut().filter(|_| !text.is_empty()) {
-            call.function.arguments.push_str(&text);
-            let function = Function { name: None, arguments: text };
-            out.push(Piece::Call(ToolCall { index, function, ..ToolCall::default() }));
+            call.arguments.push_str(&text);
+            out.push(Piece::Arguments { index, text });
         }
     }
 }
@@ -198,30 +168,31 @@ mod tests {
 
     use super::*;
 
-    /// Plain text, and the name and arguments of each call; pieces put together again must say the same.
+    /// Plain text, and the name and arguments of each call; the pieces joined must give the same calls.
     fn read(pieces: &[&str], or_text: bool) -> (String, Vec<(String, String)>) {
-        let (mut reader, mut out) = (Reader::new(or_text), Vec::new());
+        let (mut reader, mut out) = (ToolCallParser::new(or_text), Vec::new());
         for piece in pieces {
             reader.push(piece, &mut out);
         }
         reader.finish(&mut out);
-        let (mut text, mut said) = (String::new(), Vec::<(String, String)>::new());
+        let (mut text, mut joined) = (String::new(), Vec::<(String, String)>::new());
         for piece in out {
             match piece {
                 Piece::Text(more) => text += &more,
-                Piece::Call(call) => match call.function.name {
-                    Some(name) => said.push((name, call.function.arguments)),
-                    None => said[call.index.unwrap()].1 += &call.function.arguments,
-                },
+                Piece::CallStart { index, name, .. } => {
+                    assert_eq!(index, joined.len());
+                    joined.push((name, String::new()));
+                }
+                Piece::Arguments { index, text } => joined[index].1 += &text,
             }
         }
-        let whole = reader.calls().into_iter().map(|call| (call.function.name.unwrap(), call.function.arguments));
-        assert_eq!(said, whole.collect::<Vec<_>>());
-        (text, said)
+        let whole = reader.calls().iter().map(|call| (call.name.clone(), call.arguments.clone()));
+        assert_eq!(joined, whole.collect::<Vec<_>>());
+        (text, joined)
     }
 
     #[test]
-    fn calls_are_told_from_text() {
+    fn calls_and_text_are_told_apart() {
         let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
         let one = r#"{"name": "f", "arguments": {"a": "}\\\"{", "b": {}}}"#;
         let arguments = r#"{"a": "}\\\"{", "b": {}}"#;
@@ -239,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_split_says_what_the_whole_says(
+        fn any_split_gives_the_same_result(
             text in prop::sample::select(vec![
                 "{\"name\": \"f\", \"arguments\": {\"a\": \"é🦀}\\\\\\\"{\"}}\n{\"name\": \"g-2\", \"arguments\": {}}",
                 "{\"name\" is plain, however it goes on: {\"name\": \"f\"",
