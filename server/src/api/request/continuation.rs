@@ -176,7 +176,7 @@ async fn open_state(
         return Err(ApiError::request(StatusCode::NOT_IMPLEMENTED, Some(param), Some("no_secret"), message));
     }
     // A client must be able to send back the state that it is given.
-    let (most, bound) = (served.codec.sealed_bytes() / 3 * 4 + BODY_MARGIN, state.options().max_body_bytes);
+    let (most, bound) = (served.codec.max_sealed_bytes() / 3 * 4 + BODY_MARGIN, state.options().max_body_bytes);
     if most > bound {
         let message = format!("{param} needs bodies of {most} bytes for this model; --max-body-bytes allows {bound}");
         return Err(ApiError::request(StatusCode::NOT_IMPLEMENTED, Some(param), Some("body_limit"), message));

@@ -123,8 +123,8 @@ impl Tools {
             ToolChoice::Named(name, _) => self.calls.iter().filter(|call| call.name == *name).cloned().collect(),
             _ => self.calls.clone(),
         };
-        let most = if self.parallel { MAX_CALLS } else { 1 };
-        GrammarSpec::Calls(Calls { tools, most, or_text: self.may_answer_text() })
+        let max = if self.parallel { MAX_CALLS } else { 1 };
+        GrammarSpec::Calls(Calls { tools, max, or_text: self.may_answer_text() })
     }
 
     /// Whether an answer may be plain text.

@@ -35,7 +35,7 @@ use super::request::ValidRequest;
 use super::request::continuation::{CommitPlan, OnDisconnect};
 use super::state::{AppState, RunGuard, Served};
 use crate::engine::{Event, Finish, FinishReason};
-use crate::metrics::{Meter, Taken, TurnTaken};
+use crate::metrics::{Accepted, AcceptedTurn, Meter};
 use crate::session::{Owner, ReceiptKey, Snapshot, Tier, Turn, TurnNote, VersionId};
 
 /// Longest result that is stored for retries of a request that has changed nothing. A retry of a longer one is computed
@@ -95,7 +95,7 @@ impl Run {
     /// Counts the request, and measures it from now on.
     fn meter(&self) -> Meter {
         let turn = match &self.plan {
-            CommitPlan::Turn { turn, .. } => Some(TurnTaken {
+            CommitPlan::Turn { turn, .. } => Some(AcceptedTurn {
                 tier: if self.restores(turn) { tier(turn) } else { "new" },
                 recomputed_tokens: self.recomputes(turn),
             }),
@@ -103,7 +103,7 @@ impl Run {
         };
         let usage = self.texts.recorder.usage;
         let metrics = self.state.metrics();
-        metrics.taken(&Taken { prompt_tokens: usage.prompt, cached_tokens: usage.cached, turn });
+        metrics.accepted(&Accepted { prompt_tokens: usage.prompt, cached_tokens: usage.cached, turn });
         Meter::new(Arc::clone(metrics), arrived(), self.texts.count())
     }
 
@@ -132,7 +132,7 @@ impl Run {
         let outcome = loop {
             // A client that reads nothing for too long counts as disconnected: it must not lock the session forever.
             let event = if sink.send(&mut out, limit).await {
-                meter.left();
+                meter.delivered();
                 tokio::select! {
                     biased;
                     () = sink.disconnected() => None,
@@ -203,7 +203,7 @@ impl Run {
                 Ok(false)
             }
             Event::Delta(delta) => {
-                meter.leaves(index, delta.token_ids.len());
+                meter.delivering(index, delta.token_ids.len());
                 self.encoder.delta(index, delta, out);
                 Ok(false)
             }
