@@ -211,7 +211,7 @@ pub(super) async fn fork(
     let fork = Fork { from, n: n as usize, metadata, ttl };
     let forking = async move {
         let promise = ticket.as_ref().map(|ticket| ticket.promise(body.clone()));
-        let sessions = store.fork_once(owner, &id, fork, promise).await?;
+        let sessions = store.fork(owner, &id, fork, promise).await?;
         Ok(again(StatusCode::CREATED, body(&sessions)))
     };
     unbroken(&state, forking).await
