@@ -107,10 +107,6 @@ const CYCLIC: &[&str] = &[
     "server/src/checkpoint",
     "server/src/cli/",
     "server/src/engine/",
-    "server/src/metrics/",
-    "server/src/serving/",
-    "server/src/session/",
-    "server/src/text/",
 ];
 
 // ---- The rules
