@@ -18,9 +18,8 @@
 //! ```
 //!
 //! kernels -> compute; layout, config, error, random, weights, memory, nn, feature_map -> mixers -> encoder -> schema ->
-//! state -> decoder -> checkpoint; `sampling` uses only the kernels, `bidirectional` only the plain references.
+//! state -> decoder -> checkpoint; `sampling` uses only the kernels.
 
-pub mod bidirectional;
 pub mod checkpoint;
 mod compute;
 pub mod config;

@@ -2,18 +2,16 @@
 //!
 //! `plan` says what is measured, `runner` has them on the CPU, and `cuda` on a GPU, `past` gets
 //! them to their depths, `measure` takes the times, `roof` says what the
-//! machine gives at most, `report` makes lines and tables of it, `plot` and `scale` a picture.
+//! machine gives at most, `report` makes lines and tables of it.
 
 #[cfg(feature = "cuda")]
 mod cuda;
 mod measure;
 mod past;
 mod plan;
-mod plot;
 mod report;
 mod roof;
 mod runner;
-mod scale;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;

@@ -11,9 +11,9 @@ use axum::response::Response;
 use super::wire::SnapshotQuery;
 use super::{answer, named, one};
 use crate::api::error::ApiError;
-use crate::api::generate::reading;
-use crate::api::origin::version_id;
 use crate::api::owner::Caller;
+use crate::api::request::blocking::run_blocking;
+use crate::api::request::continuation::version_id;
 use crate::api::state::AppState;
 use crate::session::{Metadata, NewSession, Start};
 
@@ -46,7 +46,7 @@ pub(in crate::api) async fn upload(
         let message = "content-type must be application/octet-stream";
         return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
     }
-    let most = served.codec.encoded_bytes();
+    let most = served.codec.max_encoded_bytes();
     let long = || {
         let message = format!("the body must be at most {most} bytes long, as every snapshot of this model is");
         ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)
@@ -59,7 +59,7 @@ pub(in crate::api) async fn upload(
     store.admit(owner).await?;
     let bytes = to_bytes(body, most).await.map_err(|_| long())?;
     let codec = Arc::clone(&served.codec);
-    let snapshot = reading(&state, move || {
+    let snapshot = run_blocking(&state, move || {
         codec.import(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
     });
     let start = Start::Snapshot(Arc::new(snapshot.await?));
