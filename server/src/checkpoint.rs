@@ -13,14 +13,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sha2::{Digest, Sha256};
 use tidegate_model::checkpoint::LoadError;
 use tidegate_model::sampling::SamplingError;
-use tidegate_model::{DecoderConfig, Device, StateType, checkpoint};
+use tidegate_model::{DecoderConfig, Device, LanguageModel, ModelError, StateType, checkpoint};
 
 use crate::api::Served;
 #[cfg(feature = "cuda")]
 use crate::engine::CudaModel;
 use crate::engine::{
-    DecoderModel, EngineError, EngineOptions, EngineThread, LanguageModel, Limits, ModelError, Sources, TextRules,
-    recommended_sampling, spawn,
+    DecoderModel, EngineError, EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn,
 };
 use crate::session::{Codec, Fingerprint, KeyError, Keys, PrefixIndex, hex};
 use crate::text::{ChatTemplate, GrammarError, Grammars, TextError, Tokenizer};

@@ -35,8 +35,10 @@ const MODEL: Layers = &[
     ("sampling", &["kernels"]),
     ("compute", &["kernels"]),
     ("cuda_error", &[]),
+    ("error", &["cuda_error"]),
     ("weights", &["config", "cuda_error", "random"]),
     ("memory", &["config", "kernels"]),
+    ("language_model", &["error", "memory", "sampling"]),
     ("nn", &["compute", "kernels", "weights"]),
     ("measure", &["compute", "kernels", "memory", "nn", "weights"]),
     ("feature_map", &["kernels"]),
@@ -48,7 +50,7 @@ const MODEL: Layers = &[
     ("state", &["attention", "block", "compute", "config", "kernels", "layout", "memory"]),
     ("decoder", &["attention", "block", "compute", "config", "encoder", "memory", "nn", "probe", "state", "weights"]),
     ("checkpoint", &["config", "decoder", "weights"]),
-    ("cuda", &["checkpoint", "config", "cuda_error", "layout", "memory", "sampling", "weights"]),
+    ("cuda", &["checkpoint", "config", "cuda_error", "language_model", "layout", "memory", "sampling", "weights"]),
 ];
 
 const SERVER: Layers = &[

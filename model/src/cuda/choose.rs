@@ -3,7 +3,7 @@
 use super::device::{Arg, Buffer, CudaDevice, Pinned, Result};
 use super::ops::launch;
 use super::plan::{CHOICE_BYTES, choice_words};
-use crate::sampling::{Drawn, NOBODY, Plans, ROW_WORDS};
+use crate::sampling::{NOBODY, Plans, ROW_WORDS, Sampled};
 
 /// Threads of a block, and the buckets that tokens fall into; as in model/cuda/choose.cuh.
 const THREADS: usize = 1024;
@@ -66,13 +66,13 @@ impl Choices {
     }
 
     /// What `chosen` (rows, 2), as it came back, says of a row.
-    pub(super) fn drawn(&self, row: usize, chosen: &[u8]) -> Drawn {
+    pub(super) fn sampled(&self, row: usize, chosen: &[u8]) -> Sampled {
         let word = |at: usize| chosen[at..].first_chunk().map_or(NOBODY, |&word| u32::from_le_bytes(word));
         let (token, possible) = (word(row * CHOICE_BYTES), word(row * CHOICE_BYTES + size_of::<u32>()));
         match token {
-            _ if self.plans.wants_logits(row) => Drawn::Logits,
-            NOBODY => Drawn::Nothing { possible: possible > 0 },
-            token => Drawn::Token(token),
+            _ if self.plans.wants_logits(row) => Sampled::Logits,
+            NOBODY => Sampled::Nothing { possible: possible > 0 },
+            token => Sampled::Token(token),
         }
     }
 

@@ -15,7 +15,7 @@ use super::plan::{self, OUTPUT_HEAD, PREFILL, ROWS};
 use super::pool::{CudaPool, NOBODY, Step, floats};
 use crate::config::{DecoderConfig, PositionEmbedding};
 use crate::memory::StateType;
-use crate::sampling::{Drawn, Plans};
+use crate::sampling::{Plans, Sampled};
 use crate::weights::{LoadError, Source, WeightType, Weights};
 
 /// A decoder whose weights and states are on a device. Its weights are read-only: one decoder serves any number of pools.
@@ -156,7 +156,7 @@ impl CudaDecoder {
         Ok(())
     }
 
-    /// Takes every row one token further, and chooses the next tokens on the device. `drawn` becomes one for each row,
+    /// Takes every row one token further, and chooses the next tokens on the device. `sampled` becomes one for each row,
     /// `logits` (rows whose logits are wanted, vocab).
     ///
     /// `plan` is called while the step is under way, for some rows at a time, in their order: it has to add as many to
@@ -164,31 +164,31 @@ impl CudaDecoder {
     ///
     /// # Errors
     /// As for [`crate::Decoder::forward`], when the device fails, or `plan` has added another number of rows.
-    pub fn decode_choosing(
+    pub fn decode_and_sample(
         &self,
         ids: &[u32],
         pool: &mut CudaPool,
         slots: &[usize],
         plan: &mut dyn FnMut(Range<usize>, &mut Plans),
-        (drawn, logits): (&mut Vec<Drawn>, &mut Vec<f32>),
+        (sampled, logits): (&mut Vec<Sampled>, &mut Vec<f32>),
     ) -> candle_core::Result<()> {
         if ids.len() != slots.len() || ids.is_empty() {
             bail!("every row needs a token and a slot, found {} ids and {} slots", ids.len(), slots.len());
         }
         self.check(ids, pool)?;
         let places = pool.begin(slots)?;
-        drawn.clear();
+        sampled.clear();
         logits.clear();
         let rows = ids.chunks(ROWS).zip(slots.chunks(ROWS)).zip(places.chunks(ROWS));
         for ((ids, slots), places) in rows {
             self.step(ids, pool, slots, places).map_err(|error| pool.told(error))?;
             let plans = &mut pool.choices.plans;
             plans.clear();
-            plan(drawn.len()..drawn.len() + slots.len(), plans);
+            plan(sampled.len()..sampled.len() + slots.len(), plans);
             if plans.len() != slots.len() {
                 bail!("the choice of every row must be planned, found {} of {}", plans.len(), slots.len());
             }
-            self.choose(pool, (drawn, logits)).map_err(|error| pool.told(error))?;
+            self.choose(pool, (sampled, logits)).map_err(|error| pool.told(error))?;
         }
         pool.advance(slots, 1);
         Ok(())
@@ -257,7 +257,7 @@ impl CudaDecoder {
     }
 
     /// Chooses the tokens of a step's rows as they are planned, and waits for them; adds what each has come to.
-    fn choose(&self, pool: &mut CudaPool, (drawn, logits): (&mut Vec<Drawn>, &mut Vec<f32>)) -> Result<()> {
+    fn choose(&self, pool: &mut CudaPool, (sampled, logits): (&mut Vec<Sampled>, &mut Vec<f32>)) -> Result<()> {
         let (work, row_bytes) = (&pool.work, self.config.vocab_size * size_of::<f32>());
         let at = choose::Rows { logits: work.logits(), chosen: work.chosen() };
         let (head, rows) = (work.head, pool.choices.plans.len());
@@ -275,7 +275,7 @@ impl CudaDecoder {
             logits.extend(floats(&output[place..place + bytes]));
         }
         let chosen = output[OUTPUT_HEAD..head].to_vec();
-        drawn.extend((0..rows).map(|row| pool.choices.drawn(row, &chosen)));
+        sampled.extend((0..rows).map(|row| pool.choices.sampled(row, &chosen)));
         Ok(())
     }
 

@@ -11,9 +11,7 @@ use std::thread::JoinHandle;
 use super::device::{Gpu, Moment, Pinned, Result};
 use super::states::Shape;
 use crate::cuda_error::CudaError;
-
-/// The numbers of a state on its way to the device, which stay until they are there.
-pub(super) type Numbers = Box<dyn AsRef<[f32]> + Send>;
+use crate::language_model::SharedState;
 
 /// What is asked of the mover.
 #[derive(Debug)]
@@ -30,7 +28,7 @@ pub(super) struct Job {
 /// Which way a state moves.
 pub(super) enum Way {
     Out,
-    In(Numbers),
+    In(SharedState),
 }
 
 impl std::fmt::Debug for Way {

@@ -7,8 +7,9 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use candle_core::bail;
 
 use super::device::Result;
-use super::mover::{Job, Mover, Numbers, Wake, Way, ended};
+use super::mover::{Job, Mover, Wake, Way, ended};
 use super::pool::CudaPool;
+use crate::language_model::SharedState;
 
 /// The moves of a pool's slots, at most one of each.
 #[derive(Debug)]
@@ -39,26 +40,26 @@ impl Moves {
 impl CudaPool {
     /// Has `wake` called, on another thread, whenever a move has ended: for who would sleep till then. To be said before
     /// the first move.
-    pub fn on_arrival(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+    pub fn on_transfer_end(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
         self.moves.wake = Wake(wake);
     }
 
-    /// Begins to take a slot's numbers off the device, as [`Self::export`] gives them. Until [`Self::moved`] has told of
+    /// Begins to take a slot's numbers off the device, as [`Self::export`] gives them. Until [`Self::poll_transfer`] has told of
     /// the end, the slot is refused to all else, and the others go on.
     ///
     /// # Errors
     /// As for [`Self::export`]: then nothing has begun.
-    pub fn begin_export(&mut self, slot: usize) -> candle_core::Result<()> {
+    pub fn start_export(&mut self, slot: usize) -> candle_core::Result<()> {
         self.check_whole(slot)?;
         self.ask(slot, Way::Out, None).map_err(|error| self.told(error))
     }
 
-    /// Begins to put numbers into a slot, as [`Self::import`] does. Until [`Self::moved`] has told of the end, the slot
+    /// Begins to put numbers into a slot, as [`Self::import`] does. Until [`Self::poll_transfer`] has told of the end, the slot
     /// is refused to all else, and the others go on.
     ///
     /// # Errors
     /// As for [`Self::import`]: then nothing has begun, and nothing changed.
-    pub fn begin_import(&mut self, slot: usize, numbers: Numbers, tokens: u64) -> candle_core::Result<()> {
+    pub fn start_import(&mut self, slot: usize, numbers: SharedState, tokens: u64) -> candle_core::Result<()> {
         self.check(slot)?;
         self.check_numbers((*numbers).as_ref())?;
         self.ask(slot, Way::In(numbers), Some(tokens)).map_err(|error| self.told(error))?;
@@ -72,7 +73,7 @@ impl CudaPool {
     /// # Errors
     /// When the device failed: a slot whose state was to leave still has it; one that was to have another is refused
     /// until it is reset. Or when no move was begun.
-    pub fn moved(&mut self, slot: usize) -> candle_core::Result<Option<Vec<f32>>> {
+    pub fn poll_transfer(&mut self, slot: usize) -> candle_core::Result<Option<Vec<f32>>> {
         let Some(UnderWay { told, tokens }) = self.moves.under_way.get(slot).and_then(Option::as_ref) else {
             bail!("no move of slot {slot} has begun");
         };

@@ -6,24 +6,25 @@
 
 use std::sync::Arc;
 
+use tidegate_model::{LanguageModel, ModelError, SharedState, Transfer};
 use tracing::error;
 
 use super::ends::Ending;
 use super::event::Event;
 use super::guarded::{Fault, guarded};
 use super::keep::{self, End, Kept};
-use super::model::{LanguageModel, ModelError, Move};
 use super::moves::Purpose;
 use super::sequence::Sequence;
 use super::stats::add;
 use super::worker::Worker;
+use crate::session::Snapshot;
 
 impl<M: LanguageModel> Worker<M> {
     /// Goes on with every request whose state has arrived.
     pub(super) fn look_for_arrivals(&mut self) {
         for slot in self.scheduler.moving() {
-            let moved = guarded(|| self.model.moved(slot));
-            if matches!(moved, Ok(Move::Coming)) {
+            let moved = guarded(|| self.model.poll_transfer(slot));
+            if matches!(moved, Ok(Transfer::Pending)) {
                 continue;
             }
             match (self.scheduler.end_move(slot), moved) {
@@ -35,10 +36,10 @@ impl<M: LanguageModel> Worker<M> {
     }
 
     /// Goes on with what a move was begun for where it has ended, and notes where it has not.
-    pub(super) fn follow(&mut self, slot: usize, begun: Result<(Purpose, Move), Fault>) {
+    pub(super) fn follow(&mut self, slot: usize, begun: Result<(Purpose, Transfer), Fault>) {
         match begun {
-            Ok((purpose, Move::Done(state))) => self.arrived(slot, purpose, state),
-            Ok((purpose, Move::Coming)) => {
+            Ok((purpose, Transfer::Done(state))) => self.arrived(slot, purpose, state),
+            Ok((purpose, Transfer::Pending)) => {
                 self.scheduler.begin_move(slot, purpose);
                 if let Some(sequence) = self.scheduler.sequence_mut(slot) {
                     // What there is of the text does not wait for the state.
@@ -52,7 +53,7 @@ impl<M: LanguageModel> Worker<M> {
     /// Takes the state out of `slot`.
     pub(super) fn take_out(&mut self, slot: usize, purpose: Purpose) {
         let model = &mut self.model;
-        let begun = guarded(|| model.begin_export(slot));
+        let begun = guarded(|| model.start_export(slot));
         self.follow(slot, begun.map(|begun| (purpose, begun)));
     }
 
@@ -162,8 +163,17 @@ pub(super) fn begin_handover<M: LanguageModel>(
     model: &mut M,
     slot: usize,
     sequence: &Sequence,
-) -> Result<(Purpose, Move), ModelError> {
+) -> Result<(Purpose, Transfer), ModelError> {
     let prompt = sequence.shared.as_ref().and_then(|shared| shared.read());
-    let prompt = prompt.ok_or_else(|| ModelError::new("no prompt was handed over"))?;
-    Ok((Purpose::Handover, model.begin_import(slot, &prompt.end)?))
+    let prompt = prompt.ok_or_else(|| ModelError::other("no prompt was handed over"))?;
+    Ok((Purpose::Handover, start_import(model, slot, &prompt.end)?))
+}
+
+/// Starts to put the state of `snapshot` into `slot`.
+pub(super) fn start_import<M: LanguageModel>(
+    model: &mut M,
+    slot: usize,
+    snapshot: &Arc<Snapshot>,
+) -> Result<Transfer, ModelError> {
+    model.start_import(slot, Arc::clone(snapshot) as SharedState, snapshot.read)
 }

@@ -4,11 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidegate_model::cuda::{CudaDecoder, CudaPool};
-use tidegate_model::sampling::{Drawn, Plans};
-use tidegate_model::{Denominators, StateType};
-
-use super::{LanguageModel, ModelError, Move};
-use crate::session::Snapshot;
+use tidegate_model::sampling::{Plans, Sampled};
+use tidegate_model::{Denominators, LanguageModel, ModelError, SharedState, StateType, Transfer};
 
 /// A decoder with its slots.
 pub struct CudaModel {
@@ -22,17 +19,8 @@ impl CudaModel {
     /// # Errors
     /// The states do not fit into the device's memory.
     pub fn new(decoder: CudaDecoder, slots: usize, state: StateType) -> Result<Self, ModelError> {
-        let pool = decoder.new_pool(slots, state).map_err(ModelError::new)?;
+        let pool = decoder.new_pool(slots, state)?;
         Ok(Self { decoder, pool })
-    }
-}
-
-/// The state of a snapshot, which stays until it is on the device.
-struct Held(Arc<Snapshot>);
-
-impl AsRef<[f32]> for Held {
-    fn as_ref(&self) -> &[f32] {
-        &self.0.state
     }
 }
 
@@ -58,54 +46,53 @@ impl LanguageModel for CudaModel {
     }
 
     fn reset(&mut self, slot: usize) -> Result<(), ModelError> {
-        self.pool.reset(slot).map_err(ModelError::new)
+        Ok(self.pool.reset(slot)?)
     }
 
     fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
-        self.decoder.absorb(ids, &mut self.pool, slot).map_err(ModelError::new)
+        Ok(self.decoder.absorb(ids, &mut self.pool, slot)?)
     }
 
     fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
-        self.pool.export(slot).map_err(ModelError::new)
+        Ok(self.pool.export(slot)?)
     }
 
     fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError> {
-        self.pool.import(slot, state, tokens).map_err(ModelError::new)
+        Ok(self.pool.import(slot, state, tokens)?)
     }
 
-    fn begin_export(&mut self, slot: usize) -> Result<Move, ModelError> {
-        self.pool.begin_export(slot).map(|()| Move::Coming).map_err(ModelError::new)
+    fn start_export(&mut self, slot: usize) -> Result<Transfer, ModelError> {
+        Ok(self.pool.start_export(slot).map(|()| Transfer::Pending)?)
     }
 
-    fn begin_import(&mut self, slot: usize, start: &Arc<Snapshot>) -> Result<Move, ModelError> {
-        let state = Box::new(Held(Arc::clone(start)));
-        self.pool.begin_import(slot, state, start.read).map(|()| Move::Coming).map_err(ModelError::new)
+    fn start_import(&mut self, slot: usize, state: SharedState, tokens: u64) -> Result<Transfer, ModelError> {
+        Ok(self.pool.start_import(slot, state, tokens).map(|()| Transfer::Pending)?)
     }
 
-    fn moved(&mut self, slot: usize) -> Result<Move, ModelError> {
-        let numbers = self.pool.moved(slot).map_err(ModelError::new)?;
-        Ok(numbers.map_or(Move::Coming, Move::Done))
+    fn poll_transfer(&mut self, slot: usize) -> Result<Transfer, ModelError> {
+        let numbers = self.pool.poll_transfer(slot)?;
+        Ok(numbers.map_or(Transfer::Pending, Transfer::Done))
     }
 
-    fn on_arrival(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
-        self.pool.on_arrival(wake);
+    fn on_transfer_end(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.pool.on_transfer_end(wake);
     }
 
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
-        self.decoder.decode_into(ids, &mut self.pool, slots, logits).map_err(ModelError::new)
+        Ok(self.decoder.decode_into(ids, &mut self.pool, slots, logits)?)
     }
 
-    fn chooses(&self) -> bool {
+    fn samples(&self) -> bool {
         true
     }
 
-    fn decode_choosing(
+    fn decode_and_sample(
         &mut self,
         ids: &[u32],
         slots: &[usize],
         plan: &mut dyn FnMut(Range<usize>, &mut Plans),
-        outcome: (&mut Vec<Drawn>, &mut Vec<f32>),
+        outcome: (&mut Vec<Sampled>, &mut Vec<f32>),
     ) -> Result<(), ModelError> {
-        self.decoder.decode_choosing(ids, &mut self.pool, slots, plan, outcome).map_err(ModelError::new)
+        Ok(self.decoder.decode_and_sample(ids, &mut self.pool, slots, plan, outcome)?)
     }
 }

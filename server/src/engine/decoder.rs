@@ -1,8 +1,6 @@
 //! The [`LanguageModel`] that is served on the CPU: an RFA-Gate decoder, alone or with an encoder, and its pool of states.
 
-use tidegate_model::{Decoder, Denominators, PoolOptions, StatePool, StateType};
-
-use super::{LanguageModel, ModelError};
+use tidegate_model::{Decoder, Denominators, LanguageModel, ModelError, PoolOptions, StatePool, StateType};
 
 /// A decoder with its slots.
 pub struct DecoderModel {
@@ -17,7 +15,7 @@ impl DecoderModel {
     /// The states cannot be allocated.
     pub fn new(decoder: Decoder, slots: usize, state: StateType) -> Result<Self, ModelError> {
         let options = PoolOptions { state, ..PoolOptions::new(slots) };
-        let pool = decoder.new_pool_with(options).map_err(ModelError::new)?;
+        let pool = decoder.new_pool_with(options)?;
         Ok(Self { decoder, pool })
     }
 }
@@ -40,11 +38,11 @@ impl LanguageModel for DecoderModel {
     }
 
     fn reset(&mut self, slot: usize) -> Result<(), ModelError> {
-        self.pool.reset(slot).map_err(ModelError::new)
+        Ok(self.pool.reset(slot)?)
     }
 
     fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
-        self.decoder.absorb(ids, &mut self.pool, slot).map_err(ModelError::new)
+        Ok(self.decoder.absorb(ids, &mut self.pool, slot)?)
     }
 
     fn source_start(&self) -> Option<u32> {
@@ -52,18 +50,18 @@ impl LanguageModel for DecoderModel {
     }
 
     fn read_source(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
-        self.decoder.read_source(ids, &mut self.pool, slot).map_err(ModelError::new)
+        Ok(self.decoder.read_source(ids, &mut self.pool, slot)?)
     }
 
     fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
-        self.pool.export(slot).map_err(ModelError::new)
+        Ok(self.pool.export(slot)?)
     }
 
     fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError> {
-        self.pool.import(slot, state, tokens).map_err(ModelError::new)
+        Ok(self.pool.import(slot, state, tokens)?)
     }
 
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
-        self.decoder.decode_into(ids, &mut self.pool, slots, logits).map_err(ModelError::new)
+        Ok(self.decoder.decode_into(ids, &mut self.pool, slots, logits)?)
     }
 }

@@ -4,9 +4,10 @@ use std::any::Any;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use tidegate_model::ModelError;
+
 use super::constraint::ConstraintError;
 use super::event::Failure;
-use super::model::ModelError;
 
 /// Why a text cannot go on.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -1,7 +1,8 @@
 //! Snapshots of running requests: what is kept where a prompt ends, and where an answer does.
 
+use tidegate_model::{LanguageModel, ModelError};
+
 use super::ends::Ending;
-use super::model::{LanguageModel, ModelError};
 use super::sequence::{Mark, Sequence, TextRules};
 use crate::session::Snapshot;
 

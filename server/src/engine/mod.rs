@@ -17,7 +17,6 @@ mod guide;
 mod handle;
 mod inbox;
 mod keep;
-mod model;
 mod moves;
 mod opening;
 mod outlet;
@@ -39,7 +38,6 @@ pub use event::{
 };
 pub use handle::{EngineHandle, EngineThread};
 pub use inbox::SubmitError;
-pub use model::{LanguageModel, ModelError, Move};
 pub(crate) use opening::last_tokens;
 pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Sources, Start, recommended_sampling};
 pub use sequence::{Encode, TextRules};

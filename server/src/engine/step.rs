@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use tidegate_model::Threads;
-use tidegate_model::sampling::{Drawn, Plans};
+use tidegate_model::sampling::{Plans, Sampled};
+use tidegate_model::{LanguageModel, ModelError};
 
 use super::guarded::{Fault, guarded};
 use super::guide::Guide;
-use super::model::{LanguageModel, ModelError};
 use super::scheduler::Scheduler;
 use super::sequence::{Choice, Sequence, TextRules};
 
@@ -27,7 +27,7 @@ pub(super) struct Step {
     /// The token that each reads.
     ids: Vec<u32>,
     /// What the model has brought for each.
-    drawn: Vec<Drawn>,
+    sampled: Vec<Sampled>,
     /// (rows that have logits, vocab)
     logits: Vec<f32>,
     vocab: usize,
@@ -59,51 +59,51 @@ impl Step {
         scheduler: &mut Scheduler,
         rules: &TextRules,
     ) -> Result<(), ModelError> {
-        let Self { slots, ids, drawn, logits, chosen, .. } = self;
-        if model.chooses() {
+        let Self { slots, ids, sampled, logits, chosen, .. } = self;
+        if model.samples() {
             let mut plan = |rows: Range<usize>, plans: &mut Plans| {
                 if rows.start == 0 {
                     while_masks_are_made(scheduler.guides(), || ());
                 }
                 plan_rows(scheduler, &slots[rows.clone()], (plans, &mut chosen[rows]), rules);
             };
-            model.decode_choosing(ids, slots, &mut plan, (drawn, logits))?;
+            model.decode_and_sample(ids, slots, &mut plan, (sampled, logits))?;
         } else {
-            drawn.clear();
-            drawn.resize(slots.len(), Drawn::Logits);
+            sampled.clear();
+            sampled.resize(slots.len(), Sampled::Logits);
             while_masks_are_made(scheduler.guides(), || model.decode(ids, slots, logits))?;
         }
         self.vocab = model.vocab_size();
-        let rows = self.drawn.iter().filter(|drawn| **drawn == Drawn::Logits).count();
+        let rows = self.sampled.iter().filter(|sampled| **sampled == Sampled::Logits).count();
         let (vocab, found) = (self.vocab, self.logits.len());
-        if self.drawn.len() != self.slots.len() {
-            let (drawn, rows) = (self.drawn.len(), self.slots.len());
-            return Err(ModelError::new(format_args!(
-                "the model must give something for {rows} rows, it did for {drawn}"
+        if self.sampled.len() != self.slots.len() {
+            let (sampled, rows) = (self.sampled.len(), self.slots.len());
+            return Err(ModelError::other(format_args!(
+                "the model must give something for {rows} rows, it did for {sampled}"
             )));
         }
         if found == rows * vocab {
             return Ok(());
         }
-        Err(ModelError::new(format_args!("the model must give {rows} x {vocab} logits, it gave {found}")))
+        Err(ModelError::other(format_args!("the model must give {rows} x {vocab} logits, it gave {found}")))
     }
 
     /// Each row's logits (vocab), where it has any.
     pub(super) fn logits(&self) -> impl Iterator<Item = Option<&[f32]>> {
         let mut logits = self.logits.chunks_exact(self.vocab);
-        self.drawn.iter().map(move |drawn| if *drawn == Drawn::Logits { logits.next() } else { None })
+        self.sampled.iter().map(move |sampled| if *sampled == Sampled::Logits { logits.next() } else { None })
     }
 
     /// Lets each row choose its token that has not. A row's choice depends on its own request and logits alone; a panic
     /// there is that row's fault.
     pub(super) fn choose(&mut self, scheduler: &mut Scheduler, rules: &TextRules) {
-        let Self { slots, drawn, logits, vocab, chosen, .. } = self;
+        let Self { slots, sampled, logits, vocab, chosen, .. } = self;
         let many = slots.len() > 1 && logits.len() >= MANY_LOGITS;
         let mut logits = logits.chunks_exact_mut(*vocab);
-        let rows = scheduler.sequences(slots).zip(drawn).zip(chosen);
-        let rows = rows.filter_map(|((sequence, drawn), chosen)| {
-            let logits = if *drawn == Drawn::Logits { logits.next() } else { None };
-            Some(Row { sequence: sequence?, drawn: *drawn, logits, chosen })
+        let rows = scheduler.sequences(slots).zip(sampled).zip(chosen);
+        let rows = rows.filter_map(|((sequence, sampled), chosen)| {
+            let logits = if *sampled == Sampled::Logits { logits.next() } else { None };
+            Some(Row { sequence: sequence?, sampled: *sampled, logits, chosen })
         });
         let mut rows = rows.filter(|row| row.chosen.is_none() && !row.sequence.reads_by_steps());
         if !many {
@@ -150,7 +150,7 @@ fn plan_rows(
 /// What one row's choice takes.
 struct Row<'a> {
     sequence: &'a mut Sequence,
-    drawn: Drawn,
+    sampled: Sampled,
     logits: Option<&'a mut [f32]>,
     chosen: &'a mut Option<Result<Choice, Fault>>,
 }
@@ -158,11 +158,11 @@ struct Row<'a> {
 impl Row<'_> {
     fn choose(self, rules: &TextRules) {
         let sequence = self.sequence;
-        *self.chosen = Some(guarded(|| match (self.drawn, self.logits) {
-            (Drawn::Token(token), _) => Ok(sequence.take(token)),
-            (Drawn::Nothing { possible }, _) => sequence.end_of_grammar(possible, rules).map(Choice::unscored),
-            (Drawn::Logits, Some(logits)) => sequence.choose(logits, rules),
-            (Drawn::Logits, None) => Err(Fault::internal("a row has neither a token nor logits")),
+        *self.chosen = Some(guarded(|| match (self.sampled, self.logits) {
+            (Sampled::Token(token), _) => Ok(sequence.take(token)),
+            (Sampled::Nothing { possible }, _) => sequence.end_of_grammar(possible, rules).map(Choice::unscored),
+            (Sampled::Logits, Some(logits)) => sequence.choose(logits, rules),
+            (Sampled::Logits, None) => Err(Fault::internal("a row has neither a token nor logits")),
         }));
     }
 }

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tidegate_model::sampling::{Permitted, Plans, Sampler, SamplingParams};
+use tidegate_model::{LanguageModel, ModelError, Transfer};
 use tracing::{Span, debug, error, info};
 
-use super::arrival::begin_handover;
+use super::arrival::{begin_handover, start_import};
 use super::ends::Ending;
 use super::event::{Event, Failure};
 use super::guarded::{Fault, guarded};
 use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::inbox::{Inbox, Phase, Submission};
-use super::model::{LanguageModel, ModelError, Move};
 use super::moves::Purpose;
 use super::scheduler::Scheduler;
 use super::sequence::{Choice, Sequence, TextBuffers, TextRules};
@@ -67,7 +67,7 @@ pub fn spawn<M: LanguageModel + 'static>(
         slots: model.slots(),
     });
     let inbox = Arc::clone(&shared);
-    model.on_arrival(Arc::new(move || inbox.inbox.wake()));
+    model.on_transfer_end(Arc::new(move || inbox.inbox.wake()));
     let scheduler = Scheduler::new(model.slots(), options.stall_limit);
     let (step, buffers) = (Step::default(), TextBuffers::default());
     let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared), step, buffers };
@@ -123,17 +123,17 @@ impl<M: LanguageModel> Worker<M> {
             let first = start.unwrap_or(0);
             model.absorb(&[first], 0)?;
             model.decode(&[first], &[0], &mut Vec::new())?;
-            if model.chooses() {
+            if model.samples() {
                 let mut sampler =
-                    Sampler::new(SamplingParams::default(), model.vocab_size()).map_err(ModelError::new)?;
+                    Sampler::new(SamplingParams::default(), model.vocab_size()).map_err(ModelError::other)?;
                 let mut plan = |_: Range<usize>, plans: &mut Plans| _ = sampler.plan(Permitted::default(), plans);
-                model.decode_choosing(&[first], &[0], &mut plan, (&mut Vec::new(), &mut Vec::new()))?;
+                model.decode_and_sample(&[first], &[0], &mut plan, (&mut Vec::new(), &mut Vec::new()))?;
             }
             // What a move wants is made for the first one.
-            let mut left = model.begin_export(0)?;
-            while matches!(left, Move::Coming) {
+            let mut left = model.start_export(0)?;
+            while matches!(left, Transfer::Pending) {
                 std::thread::sleep(Duration::from_millis(1));
-                left = model.moved(0)?;
+                left = model.poll_transfer(0)?;
             }
             model.reset(0)
         })
@@ -207,10 +207,10 @@ impl<M: LanguageModel> Worker<M> {
             match sequence.start.as_ref() {
                 _ if sequence.prompt_is_there() => return begin_handover(model, slot, sequence),
                 Some(_) if lies_there => {}
-                Some(start) if start.read > 0 => return Ok((Purpose::Start, model.begin_import(slot, start)?)),
+                Some(start) if start.read > 0 => return Ok((Purpose::Start, start_import(model, slot, start)?)),
                 _ => model.reset(slot)?,
             }
-            Ok((Purpose::Start, Move::Done(Vec::new())))
+            Ok((Purpose::Start, Transfer::Done(Vec::new())))
         });
         self.follow(slot, begun);
     }

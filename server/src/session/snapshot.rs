@@ -62,6 +62,13 @@ pub struct Snapshot {
     pub answer: Option<Answer>,
 }
 
+/// The numbers of its state.
+impl AsRef<[f32]> for Snapshot {
+    fn as_ref(&self) -> &[f32] {
+        &self.state
+    }
+}
+
 impl Snapshot {
     /// The empty conversation, whose random numbers come from `seed`.
     pub fn empty(seed: u64) -> Self {

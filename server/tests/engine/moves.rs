@@ -10,10 +10,10 @@ use crate::common::fake::{Calls, Fake, rules};
 use crate::common::runs::{LIMITS, Run, collect, greedy, run};
 use crate::common::slow::{Moves, Slow};
 use crate::common::{checkpoint, runs};
-use tidegate_model::{Device, SamplingParams, StateType};
+use tidegate_model::{Device, LanguageModel, SamplingParams, StateType};
 use tidegate_server::engine::{
-    DecoderModel, EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, FinishReason, Keep,
-    LanguageModel, Limits, Request, RequestParameters, Start, TextRules, share_prompt, spawn,
+    DecoderModel, EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, FinishReason, Keep, Limits,
+    Request, RequestParameters, Start, TextRules, share_prompt, spawn,
 };
 use tidegate_server::session::Snapshot;
 

@@ -54,7 +54,7 @@ fn wherever_a_call_fails_no_slot_is_left_with_half_a_text() {
                 plans.skip_to(2);
             };
             let outcome = (&mut Vec::new(), &mut Vec::new());
-            decoder.decode_choosing(&[3, 3], pool, &[0, 1], &mut plan, outcome)
+            decoder.decode_and_sample(&[3, 3], pool, &[0, 1], &mut plan, outcome)
         }),
     ];
     for (what, act) in acts {

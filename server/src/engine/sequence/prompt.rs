@@ -4,9 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tidegate_model::{LanguageModel, ModelError};
+
 use super::{PROMPT_CHUNK, Sequence};
 use crate::engine::event::Event;
-use crate::engine::model::{LanguageModel, ModelError};
 use crate::engine::shared::{ReadPrompt, SharedPrompt};
 use crate::session::{History, Snapshot};
 
@@ -101,7 +102,7 @@ impl Sequence {
     /// No logit is a number.
     pub(in crate::engine) fn score_prompt(&mut self, logits: &[f32]) -> Result<(), ModelError> {
         if !logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
-            return Err(ModelError::new("no logit is a number"));
+            return Err(ModelError::other("no logit is a number"));
         }
         if let (Some(scores), Some(next)) = (&mut self.prompt_scores, self.input.get(self.absorbed + 1)) {
             scores.push(logits, *next);
