@@ -1,5 +1,7 @@
 //! Why a call on a model failed. Loading a checkpoint has errors of its own (`weights::LoadError`).
 
+use std::borrow::Cow;
+
 #[cfg(feature = "cuda")]
 use crate::cuda_error::CudaError;
 
@@ -18,15 +20,18 @@ pub enum ModelError {
     #[error("{parameter} must be {bound}, found {found}")]
     Argument {
         /// The argument.
-        parameter: &'static str,
+        parameter: Cow<'static, str>,
         /// The values that are accepted.
         bound: String,
         /// The value that was given.
         found: String,
     },
     /// The model is a decoder without an encoder.
-    #[error("the model has no encoder: it reads no source")]
+    #[error("the model reads no source: it is a decoder alone")]
     NoEncoder,
+    /// The device does not sample.
+    #[error("the device does not sample tokens")]
+    NoSampler,
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] candle_core::Error),
@@ -40,6 +45,15 @@ pub enum ModelError {
 }
 
 impl ModelError {
+    /// An argument out of its bounds.
+    pub(crate) fn argument(
+        parameter: impl Into<Cow<'static, str>>,
+        bound: impl Into<String>,
+        found: impl std::fmt::Display,
+    ) -> Self {
+        Self::Argument { parameter: parameter.into(), bound: bound.into(), found: found.to_string() }
+    }
+
     /// An error of another implementation of [`crate::LanguageModel`].
     pub fn other(reason: impl std::fmt::Display) -> Self {
         Self::Other(reason.to_string())

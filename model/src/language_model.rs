@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::ModelError;
+use crate::error::{ModelError, SlotError};
 use crate::memory::Denominators;
 use crate::sampling::{Plans, Sampled};
 
@@ -81,8 +81,8 @@ pub trait LanguageModel: Send {
     ///
     /// # Errors
     /// As for what was started; then the transfer has ended.
-    fn poll_transfer(&mut self, _slot: usize) -> Result<Transfer, ModelError> {
-        Err(ModelError::other("no transfer is in progress: this model's transfers end when they start"))
+    fn poll_transfer(&mut self, slot: usize) -> Result<Transfer, ModelError> {
+        Err(ModelError::Slot { slot, reason: SlotError::NoTransfer })
     }
 
     /// Sets what is called, on any thread, whenever a pending transfer ends. Must be called before the first transfer.
@@ -117,28 +117,25 @@ pub trait LanguageModel: Send {
     /// The device failed.
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError>;
 
-    /// Whether [`Self::decode_and_sample`] samples on the device.
+    /// Whether the model samples where the logits are, by [`Self::decode_and_sample`].
     fn samples(&self) -> bool {
         false
     }
 
     /// Reads one token into each of `slots`, as [`Self::decode`], and samples the rows' next tokens as planned. Replaces
-    /// `sampled` by each row's outcome, and `logits` by those of the rows without a plan: (rows, vocab).
+    /// `outcome` by that of each row, and the logits of the rows without a plan: (rows, vocab).
     ///
     /// `plan` is called while the step runs, for some of the rows at a time, in order; it adds as many to the [`Plans`].
     ///
     /// # Errors
-    /// The device failed.
+    /// The device failed, or the model does not sample.
     fn decode_and_sample(
         &mut self,
-        ids: &[u32],
-        slots: &[usize],
-        plan: &mut dyn FnMut(Range<usize>, &mut Plans),
-        (sampled, logits): (&mut Vec<Sampled>, &mut Vec<f32>),
+        _ids: &[u32],
+        _slots: &[usize],
+        _plan: &mut dyn FnMut(Range<usize>, &mut Plans),
+        _outcome: (&mut Vec<Sampled>, &mut Vec<f32>),
     ) -> Result<(), ModelError> {
-        let _ = plan;
-        sampled.clear();
-        sampled.resize(slots.len(), Sampled::Logits);
-        self.decode(ids, slots, logits)
+        Err(ModelError::NoSampler)
     }
 }

@@ -12,14 +12,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 use tidegate_model::checkpoint::LoadError;
+#[cfg(feature = "cuda")]
+use tidegate_model::cuda::CudaDecoder;
 use tidegate_model::sampling::SamplingError;
-use tidegate_model::{DecoderConfig, Device, LanguageModel, ModelError, StateType, checkpoint};
+use tidegate_model::{Backend, Decoder, Device, ModelError, ModelRunner, Pool, PoolOptions, StateType, checkpoint};
 
 use crate::api::Served;
-#[cfg(feature = "cuda")]
-use crate::engine::CudaModel;
 use crate::engine::{
-    DecoderModel, EngineError, EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn,
+    EngineError, EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn,
 };
 use crate::session::{Codec, Fingerprint, KeyError, Keys, PrefixIndex, hex};
 use crate::text::{ChatTemplate, GrammarError, Grammars, TextError, Tokenizer};
@@ -181,47 +181,40 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
     serve(folder, device, on_cpu(folder, options)?, options)
 }
 
-/// A model in its slots, and what must be known of it besides.
-struct Loaded<M> {
-    model: M,
-    config: DecoderConfig,
-    /// What no maximum in a state is above.
-    greatest: Vec<f32>,
-}
+/// A decoder and its slots.
+type Loaded<B> = (B, Pool<<B as Backend>::States>);
 
-fn on_cpu(folder: &Path, options: &OpenOptions) -> Result<Loaded<DecoderModel>, OpenError> {
+fn on_cpu(folder: &Path, options: &OpenOptions) -> Result<Loaded<Decoder>, OpenError> {
     let decoder = checkpoint::load(folder, &Device::Cpu)?;
     let slots = if options.slots == 0 { SLOTS } else { options.slots };
-    let (config, greatest) = (decoder.config().clone(), decoder.greatest_maxima());
-    let model = DecoderModel::new(decoder, slots, options.state);
-    Ok(Loaded { model: model.map_err(|source| OpenError::Slots { slots, source })?, config, greatest })
+    let pool = decoder.new_pool_with(PoolOptions { state: options.state, ..PoolOptions::new(slots) });
+    Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
 }
 
 #[cfg(feature = "cuda")]
-fn on_cuda(folder: &Path, device: &OpenCuda, options: &OpenOptions) -> Result<Loaded<CudaModel>, OpenError> {
+fn on_cuda(folder: &Path, device: &OpenCuda, options: &OpenOptions) -> Result<Loaded<CudaDecoder>, OpenError> {
     let decoder = device.load(folder)?;
     let slots = match options.slots {
         0 => decoder.room(options.state, MOST_SLOTS).map_err(LoadError::from)?,
         slots => slots,
     };
-    let (config, greatest) = (decoder.config().clone(), decoder.greatest_maxima());
-    let model = CudaModel::new(decoder, slots, options.state);
-    Ok(Loaded { model: model.map_err(|source| OpenError::Slots { slots, source })?, config, greatest })
+    let pool = decoder.new_pool(slots, options.state).map_err(|source| OpenError::Slots { slots, source })?;
+    Ok((decoder, pool))
 }
 
 /// Starts the engine of a model that is loaded.
-fn serve<M: LanguageModel + 'static>(
+fn serve<B: Backend + 'static>(
     folder: &Path,
     device: &OpenDevice,
-    loaded: Loaded<M>,
+    (decoder, pool): Loaded<B>,
     options: &OpenOptions,
 ) -> Result<(Served, EngineThread), OpenError> {
-    let Loaded { model, config, greatest } = loaded;
+    let (config, greatest) = (decoder.config().clone(), decoder.greatest_maxima());
     let longest_source = config.source().map_or(0, |source| source.max_positions);
     let (vocab_size, layout, state_bytes) = (config.vocab_size, config.state_layout(), config.state_bytes() as u64);
     let tokenizer = Tokenizer::load(folder, vocab_size, config.eos_token_id.as_slice())?;
     let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
-    let sources = model.source_start().map(|start| Sources { longest: longest_source, start });
+    let sources = config.source().map(|source| Sources { longest: source.max_positions, start: source.start });
     // A source is no conversation's text, whatever the checkpoint says of messages.
     let template = if sources.is_some() { None } else { ChatTemplate::load(folder)?.map(Arc::new) };
     let fingerprint = model_fingerprint(folder, options.state)?;
@@ -236,7 +229,7 @@ fn serve<M: LanguageModel + 'static>(
     };
     let rules = TextRules { vocabulary: Arc::clone(tokenizer.vocabulary()), eos: Arc::clone(tokenizer.eos()), encode };
     let grammars = Arc::new(Grammars::new(tokenizer.vocabulary(), tokenizer.eos())?);
-    let (engine, thread) = spawn(model, rules, options.engine)?;
+    let (engine, thread) = spawn(ModelRunner::new(decoder, pool), rules, options.engine)?;
     let served = Served {
         name: options.name.clone().unwrap_or_else(|| folder_name(folder)),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),

@@ -11,9 +11,8 @@ use common::sessions::{App, app_on, prompt, session};
 use serde_json::{Value, json};
 use tidegate_model::cuda::{CudaDecoder, CudaDevice};
 use tidegate_model::sampling::{Permitted, Plans, Sampled, Sampler};
-use tidegate_model::{DecoderConfig, LanguageModel, SamplingParams, StateType, WeightType};
+use tidegate_model::{DecoderConfig, LanguageModel, ModelRunner, SamplingParams, StateType, WeightType};
 use tidegate_server::checkpoint::{DeviceChoice, OpenError, OpenOptions, open, open_on};
-use tidegate_server::engine::CudaModel;
 use tidegate_server::session::Place;
 
 const TEXT: &str = "The old house by the sea";
@@ -103,7 +102,8 @@ fn the_model_that_is_served_chooses_where_its_logits_are() {
     let config = DecoderConfig::from_json(&text).unwrap();
     let (vocab, device) = (config.vocab_size, CudaDevice::emulated());
     let decoder = CudaDecoder::random(config, WeightType::F32, 1, &device).unwrap();
-    let mut model = CudaModel::new(decoder, 2, StateType::F32).unwrap();
+    let pool = decoder.new_pool(2, StateType::F32).unwrap();
+    let mut model = ModelRunner::new(decoder, pool);
     assert!(model.samples());
     let mut sampler = Sampler::new(SamplingParams::default(), vocab).unwrap();
     let mut plan = |rows: std::ops::Range<usize>, plans: &mut Plans| {

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use tidegate_model::Backend;
 use tidegate_model::cuda::{CudaDecoder, CudaPool};
 use tidegate_model::sampling::{Permitted, Plans, Sampled, Sampler, SamplingParams};
 

@@ -1,6 +1,7 @@
 //! One block of the decoder on the device: `x + mixer(norm(x))`, then `x + mlp(norm(x))`.
 
-use super::device::{CudaDevice, Result};
+use super::device::CudaDevice;
+use super::gpu::Result;
 use super::mixer::Mixer;
 use super::ops::{Linear, Mode, RmsNorm, Rows};
 use super::pool::{Layer, Step, Workspace};

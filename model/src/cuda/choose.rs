@@ -1,6 +1,7 @@
 //! The choice of tokens on the device (model/cuda/choose.cuh): how its rows' choices get there, and what comes back.
 
-use super::device::{Arg, Buffer, CudaDevice, Pinned, Result};
+use super::device::{Buffer, CudaDevice};
+use super::gpu::{Arg, Pinned, Result};
 use super::ops::launch;
 use super::plan::{CHOICE_BYTES, choice_words};
 use crate::sampling::{NOBODY, Plans, ROW_WORDS, Sampled};

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
 
-use super::device::{Gpu, Launch, Moment, Pinned, Recorded, Result};
+use super::gpu::{Event, Gpu, Graph, Launch, Pinned, Result};
 use super::kernels;
 use super::queue::{Queue, RECORDS, failed, words};
 use crate::cuda_error::CudaError;
@@ -159,7 +159,7 @@ impl Gpu for Driver {
         bytes.iter().map(|&bytes| queue.pinned(bytes)).collect()
     }
 
-    fn moment(&self) -> Result<Box<dyn Moment>> {
+    fn event(&self) -> Result<Box<dyn Event>> {
         let _turn = self.queue.turn()?;
         Ok(Box::new(self.queue.event()?))
     }
@@ -177,7 +177,7 @@ impl Gpu for Driver {
             unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
                 .map_err(failed(kernel))?;
         }
-        let mut words: Vec<Vec<u64>> = args.iter().map(super::device::Arg::words).collect();
+        let mut words: Vec<Vec<u64>> = args.iter().map(super::gpu::Arg::words).collect();
         let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|words| words.as_mut_ptr().cast()).collect();
         let ([x, y, z], threads) = (grid.map(|n| n as u32), threads as u32);
         // SAFETY: the arguments are those that the kernel declares (held to it by the emulator's tests, whose kernels are
@@ -189,7 +189,7 @@ impl Gpu for Driver {
         .map_err(failed(kernel))
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Graph>> {
         let Queue { context, stream, recording, .. } = &*self.queue;
         context.bind_to_thread().map_err(failed("context"))?;
         let _alone = recording.write().unwrap_or_else(PoisonError::into_inner);
@@ -207,7 +207,7 @@ impl Gpu for Driver {
             what: "recording a step".into(),
             reason: "nothing was recorded".into(),
         })?;
-        Ok(Box::new(Graph { graph, queue: Arc::clone(&self.queue) }))
+        Ok(Box::new(StreamGraph { graph, queue: Arc::clone(&self.queue) }))
     }
 }
 
@@ -230,22 +230,22 @@ impl Drop for Recorder<'_> {
     }
 }
 
-struct Graph {
+struct StreamGraph {
     graph: CudaGraph,
     queue: Arc<Queue>,
 }
 
-impl std::fmt::Debug for Graph {
+impl std::fmt::Debug for StreamGraph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Graph")
+        f.write_str("StreamGraph")
     }
 }
 
 // SAFETY: a graph is the driver's, which any thread may use, one at a time; it is not shared.
-unsafe impl Send for Graph {}
+unsafe impl Send for StreamGraph {}
 
-impl Recorded for Graph {
-    fn replay(&self) -> Result<()> {
+impl Graph for StreamGraph {
+    fn launch(&self) -> Result<()> {
         let _turn = self.queue.turn()?;
         self.graph.launch().map_err(failed("a recorded step"))
     }

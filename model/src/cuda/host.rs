@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::device::{Gpu, Launch, Moment, Pinned, Recorded, Result};
+use super::gpu::{Event, Gpu, Graph, Launch, Pinned, Result};
 use crate::cuda_error::CudaError;
 
 unsafe extern "C" {
@@ -175,7 +175,7 @@ impl Gpu for Arc<Host> {
         bytes.iter().map(piece).collect()
     }
 
-    fn moment(&self) -> Result<Box<dyn Moment>> {
+    fn event(&self) -> Result<Box<dyn Event>> {
         Ok(Box::new(Now))
     }
 
@@ -186,11 +186,11 @@ impl Gpu for Arc<Host> {
             grid: grid.map(|n| n as c_uint),
             block: [threads as c_uint, 1, 1],
             shared: shared as c_uint,
-            args: args.iter().map(super::device::Arg::words).collect(),
+            args: args.iter().map(super::gpu::Arg::words).collect(),
         })
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Graph>> {
         *self.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
         let end = End(self);
         let outcome = work();
@@ -218,17 +218,17 @@ impl Drop for End<'_> {
 #[derive(Debug)]
 struct Step(Vec<Operation>);
 
-impl Recorded for Step {
-    fn replay(&self) -> Result<()> {
+impl Graph for Step {
+    fn launch(&self) -> Result<()> {
         self.0.iter().try_for_each(Operation::run)
     }
 }
 
-/// A moment: whatever is asked of the emulator is done when it has answered.
+/// An event: the emulator has finished every call when it returns.
 #[derive(Debug)]
 struct Now;
 
-impl Moment for Now {
+impl Event for Now {
     fn wait(&self) -> Result<()> {
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The kernels' names, and their code: PTX that the build made with nvcc, or else NVRTC makes at start.
 
-use super::device::Result;
+use super::gpu::Result;
 #[cfg(any(test, not(tidegate_ptx)))]
 use crate::cuda_error::CudaError;
 

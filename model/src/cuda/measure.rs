@@ -5,9 +5,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::decoder::CudaDecoder;
-use super::device::{Arg, Buffer, CudaDevice, Gpu, Launch, Moment, Pinned, Recorded, Result};
+use super::device::{Buffer, CudaDevice};
+use super::gpu::{Arg, Event, Gpu, Graph, Launch, Pinned, Result};
 use super::plan::{PREFILL, ROWS};
-use super::pool::{CudaPool, NOBODY};
+use super::pool::{CudaPool, PADDING};
+use crate::pool::TextLength;
 
 /// Copies from one place of the device to another: the roof of what is bound by memory.
 #[derive(Debug)]
@@ -69,7 +71,7 @@ impl Copies {
 /// The device fails.
 pub fn wait(pool: &mut CudaPool) -> Result<()> {
     // A read comes after all that was asked for before.
-    pool.device.0.download(pool.work.input.at, &mut [0; 4])
+    pool.states.device.0.download(pool.states.work.input.at, &mut [0; 4])
 }
 
 /// Copies one slot's state, which must be whole, into all other slots.
@@ -80,7 +82,11 @@ pub fn wait(pool: &mut CudaPool) -> Result<()> {
 /// # Panics
 /// When there is no such slot.
 pub fn spread(pool: &mut CudaPool, from: usize) -> Result<()> {
-    pool.spread(from)?;
+    let length = TextLength { tokens: pool.tokens(from), source: 0 };
+    for slot in (0..pool.slots()).filter(|&slot| slot != from) {
+        pool.states.copy(from, slot)?;
+        pool.set(slot, length);
+    }
     wait(pool)
 }
 
@@ -172,8 +178,8 @@ impl Gpu for Sieve {
         self.gpu.pinned_beside(bytes)
     }
 
-    fn moment(&self) -> Result<Box<dyn Moment>> {
-        self.gpu.moment()
+    fn event(&self) -> Result<Box<dyn Event>> {
+        self.gpu.event()
     }
 
     fn launch(&self, launch: Launch<'_>) -> Result<()> {
@@ -187,7 +193,7 @@ impl Gpu for Sieve {
         if passes { self.gpu.launch(launch) } else { Ok(()) }
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Graph>> {
         self.gpu.record(work)
     }
 }
@@ -198,7 +204,7 @@ impl Gpu for Sieve {
 pub struct Task {
     ids: Vec<u32>,
     slots: Vec<u32>,
-    places: Vec<u64>,
+    positions: Vec<u64>,
     piece_of: Option<usize>,
 }
 
@@ -217,12 +223,12 @@ impl Task {
         let mut task = Self {
             ids: ids.to_vec(),
             slots: slots.iter().map(|&slot| slot as u32).collect(),
-            places: slots.iter().map(|&slot| pool.tokens(slot)).collect(),
+            positions: slots.iter().map(|&slot| pool.tokens(slot)).collect(),
             piece_of: None,
         };
         task.ids.resize(rows, 0);
-        task.slots.resize(rows, NOBODY);
-        task.places.resize(rows, 0);
+        task.slots.resize(rows, PADDING);
+        task.positions.resize(rows, 0);
         task
     }
 
@@ -232,23 +238,23 @@ impl Task {
     /// When there are none or too many, or the slot is not there.
     pub fn piece(pool: &CudaPool, ids: &[u32], slot: usize) -> Self {
         assert!((1..=PREFILL).contains(&ids.len()) && slot < pool.slots());
-        Self { ids: ids.to_vec(), slots: vec![slot as u32], places: vec![pool.tokens(slot)], piece_of: Some(slot) }
+        Self { ids: ids.to_vec(), slots: vec![slot as u32], positions: vec![pool.tokens(slot)], piece_of: Some(slot) }
     }
 
     fn inputs(&self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<()> {
-        decoder.inputs(pool.input.bytes()?, &self.ids, &self.slots, &self.places);
+        decoder.inputs(pool.states.input.bytes()?, &self.ids, &self.slots, &self.positions);
         Ok(())
     }
 
     fn send(&self, decoder: &CudaDecoder, pool: &CudaPool) -> Result<()> {
         let rows = self.slots.len();
-        decoder.send(rows, self.ids.len() / rows, pool)
+        decoder.send(rows, self.ids.len() / rows, &pool.states)
     }
 
     fn work(&self, decoder: &CudaDecoder, device: &CudaDevice, pool: &CudaPool) -> Result<()> {
         match self.piece_of {
-            Some(slot) => decoder.piece(device, slot, self.ids.len(), pool),
-            None => decoder.logits(device, self.ids.len(), pool),
+            Some(slot) => decoder.piece(device, slot, self.ids.len(), &pool.states),
+            None => decoder.logits(device, self.ids.len(), &pool.states),
         }
     }
 
@@ -286,7 +292,7 @@ impl Task {
             }
             self.work(decoder, &device, pool)
         })?;
-        Ok(Recording { task: self.clone(), whole, recorded, pool: pool.work.input.at })
+        Ok(Recording { task: self.clone(), whole, recorded, pool: pool.states.work.input.at })
     }
 }
 
@@ -295,7 +301,7 @@ impl Task {
 pub struct Recording {
     task: Task,
     whole: bool,
-    recorded: Box<dyn Recorded>,
+    recorded: Box<dyn Graph>,
     pool: u64,
 }
 
@@ -308,7 +314,7 @@ impl Recording {
     /// # Panics
     /// When it was recorded on another pool.
     pub fn run(&self, decoder: &CudaDecoder, pool: &mut CudaPool, times: usize) -> Result<()> {
-        assert_eq!(self.pool, pool.work.input.at, "a recording is of its pool");
+        assert_eq!(self.pool, pool.states.work.input.at, "a recording is of its pool");
         // Steps of other rows have left their inputs.
         self.task.inputs(decoder, pool)?;
         if !self.whole {
@@ -316,7 +322,7 @@ impl Recording {
             self.task.send(decoder, pool)?;
         }
         for _ in 0..times {
-            self.recorded.replay()?;
+            self.recorded.launch()?;
         }
         wait(pool)
     }

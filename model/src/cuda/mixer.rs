@@ -1,9 +1,10 @@
 //! Random feature attention on the device: projections, convolution, rotary positions, gate, recurrence.
 
-use super::device::{Buffer, CudaDevice, Result};
+use super::device::{Buffer, CudaDevice};
+use super::gpu::Result;
 use super::ops::{Linear, Mode, RmsNorm, Rows};
 use super::pool::{Layer, Step, Workspace};
-use super::recurrence::{Places, Recurrence, conv_silu, rotate};
+use super::recurrence::{Addresses, Recurrence, conv_silu, rotate};
 use super::weights::Kind;
 use crate::config::{Attention, DecoderConfig, FeatureMap};
 use crate::cuda_error::CudaError;
@@ -144,7 +145,7 @@ impl Mixer {
         };
         // The convolved q, k and v are read while `to` is written: the norm's input lies in the unconvolved ones' place.
         let to = if self.norm.is_some() && qkv == work.convolved.at { Rows { at: work.qkv.at, ..to } } else { to };
-        let places = Places {
+        let addresses = Addresses {
             qkv,
             gate: self.gate.as_ref().map_or(0, |_| work.gate.at),
             w: self.w.as_ref().map_or(0, |w| w.at),
@@ -154,7 +155,7 @@ impl Mixer {
             out: to,
             kind,
         };
-        self.recurrence.forward(device, step, layer, places)?;
+        self.recurrence.forward(device, step, layer, addresses)?;
         if let Some(norm) = &self.norm {
             norm.heads(device, tokens, heads, to.at, padded, self.out.kind)?;
         }

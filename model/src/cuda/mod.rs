@@ -5,22 +5,21 @@
 //! depend on who else is served, nor on where a prompt was cut. Bits of a GPU are not those of a CPU: a text that goes
 //! on elsewhere goes on to rounding.
 //!
-//! device -> queue -> driver, host; kernels, weights -> ops -> plan -> choose, states -> mover -> moves -> pool -> recurrence ->
-//! mixer -> block -> decoder -> measure. Other modules of the crate see this one alone.
+//! gpu -> queue, kernels -> driver, host -> device -> weights -> ops -> plan -> choose, states -> transfer -> pool ->
+//! recurrence -> mixer -> block -> decoder -> measure. Other modules of the crate use this one alone.
 
 mod block;
 mod choose;
 mod decoder;
 mod device;
 mod driver;
+mod gpu;
 #[cfg(feature = "cuda-emulator")]
 mod host;
 mod kernels;
 #[doc(hidden)]
 pub mod measure;
 mod mixer;
-mod mover;
-mod moves;
 mod ops;
 mod plan;
 mod pool;
@@ -29,13 +28,14 @@ mod recurrence;
 mod states;
 #[cfg(all(test, feature = "cuda-emulator"))]
 mod tests;
+mod transfer;
 mod weights;
 
 use std::path::Path;
 
 pub use decoder::CudaDecoder;
 pub use device::CudaDevice;
-pub use pool::CudaPool;
+pub use pool::{CudaPool, CudaStates};
 
 use crate::checkpoint;
 pub use crate::cuda_error::CudaError;

@@ -1,6 +1,7 @@
 //! What layers without memory are on the device: products, norms, the embedding.
 
-use super::device::{Arg, Buffer, CudaDevice, Fields, Launch, Result};
+use super::device::{Buffer, CudaDevice};
+use super::gpu::{Arg, Fields, Launch, Result};
 use super::weights::{Kind, Packed, Stack, TILE_COLUMNS, pack};
 use crate::weights::{LoadError, Matrix};
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
-use super::device::{Moment, Pinned, Result};
+use super::gpu::{Event, Pinned, Result};
 use crate::cuda_error::CudaError;
 
 thread_local! {
@@ -38,9 +38,9 @@ impl Queue {
     }
 
     /// The end of all that was asked for so far.
-    pub(super) fn event(&self) -> Result<Event> {
+    pub(super) fn event(&self) -> Result<StreamEvent> {
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
-        Ok(Event(self.stream.record_event(flags).map_err(failed("an event"))?))
+        Ok(StreamEvent(self.stream.record_event(flags).map_err(failed("an event"))?))
     }
 
     /// Makes the context this thread's, and waits for a step that another thread is recording.
@@ -122,11 +122,11 @@ pub(super) fn words(error: DriverError) -> String {
     }
 }
 
-/// A moment of a stream, for which a thread waits asleep.
+/// An event of a stream; a thread that waits for it sleeps.
 #[derive(Debug)]
-pub(super) struct Event(CudaEvent);
+pub(super) struct StreamEvent(CudaEvent);
 
-impl Moment for Event {
+impl Event for StreamEvent {
     fn wait(&self) -> Result<()> {
         self.0.synchronize().map_err(failed("a step"))
     }

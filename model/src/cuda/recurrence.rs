@@ -1,7 +1,8 @@
-//! What mixes tokens on the device: the recurrence of one layer's heads, and which kernel takes which tokens
+//! Token mixing on the device: the recurrence of one layer's heads and the choice of its kernel
 //! (model/cuda/recurrence.cuh); the short convolution and rotary positions before it.
 
-use super::device::{Arg, CudaDevice, Fields, Result};
+use super::device::CudaDevice;
+use super::gpu::{Arg, Fields, Result};
 use super::ops::{Rows, launch};
 use super::plan::rows_of_a_thread;
 use super::pool::{Layer, Step};
@@ -32,9 +33,9 @@ pub(super) struct Recurrence {
     pub(super) layer: usize,
 }
 
-/// Where what the recurrence reads and writes is on the device; 0 for what there is none of.
+/// The addresses of the recurrence's inputs and outputs on the device; 0 for what the layer does not have.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct Addresses {
     pub(super) qkv: u64,     // (rows, time, 3 heads d)
     pub(super) gate: u64,    // logits (rows, time, heads)
     pub(super) w: u64,       // (heads, d, D)
@@ -63,7 +64,7 @@ impl Recurrence {
     }
 
     /// Takes the step's slots forward and reads them out. A step of several tokens is of one slot.
-    pub(super) fn forward(&self, device: &CudaDevice, step: Step, layer: Layer, at: Places) -> Result<()> {
+    pub(super) fn forward(&self, device: &CudaDevice, step: Step, layer: Layer, at: Addresses) -> Result<()> {
         let (rows, time, one) = (step.rows, step.time, step.time == 1);
         // Of many rows a head's W is read once for eight of them.
         let fused = one && rows < FEATURE_TOKENS;
@@ -76,7 +77,18 @@ impl Recurrence {
         // Where blocks share a head, z and c are written beside, and put in their place when all have read them.
         let beside = if blocks > 1 { at.sums } else { 0 };
         let of = Fields::default()
-            .pointers(&[layer.s, layer.sums, beside, at.qkv, at.gate, at.w, at.phi, step.slots, step.places, at.out.at])
+            .pointers(&[
+                layer.s,
+                layer.sums,
+                beside,
+                at.qkv,
+                at.gate,
+                at.w,
+                at.phi,
+                step.slots,
+                step.positions,
+                at.out.at,
+            ])
             .pointers(&[at.clamped, layer.s_stride as u64, layer.sums_stride as u64])
             .numbers(&[self.heads, self.d, self.features, self.proj_dim, time, self.map, self.layer])
             .numbers(&[at.kind as usize, at.out.stride])

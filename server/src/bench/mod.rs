@@ -4,8 +4,6 @@
 //! them to their depths, `measure` takes the times, `roof` says what the
 //! machine gives at most, `report` makes lines and tables of it, `plot` and `scale` a picture.
 
-#[cfg(feature = "cuda")]
-mod cuda;
 mod measure;
 mod past;
 mod plan;

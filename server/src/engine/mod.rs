@@ -6,9 +6,6 @@
 
 mod arrival;
 mod constraint;
-#[cfg(feature = "cuda")]
-mod cuda;
-mod decoder;
 mod ends;
 mod event;
 mod grammar;
@@ -30,9 +27,6 @@ mod step;
 mod worker;
 
 pub use constraint::{Constraint, ConstraintError, Grammar};
-#[cfg(feature = "cuda")]
-pub use cuda::CudaModel;
-pub use decoder::DecoderModel;
 pub use event::{
     Delta, Event, EventStream, Failure, Finish, FinishReason, Interrupt, StopCause, Timings, TokenLogprobs,
 };

@@ -10,10 +10,10 @@ use crate::common::fake::{Calls, Fake, rules};
 use crate::common::runs::{LIMITS, Run, collect, greedy, run};
 use crate::common::slow::{Moves, Slow};
 use crate::common::{checkpoint, runs};
-use tidegate_model::{Device, LanguageModel, SamplingParams, StateType};
+use tidegate_model::{Decoder, Device, LanguageModel, ModelRunner, SamplingParams};
 use tidegate_server::engine::{
-    DecoderModel, EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, FinishReason, Keep, Limits,
-    Request, RequestParameters, Start, TextRules, share_prompt, spawn,
+    EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, FinishReason, Keep, Limits, Request,
+    RequestParameters, Start, TextRules, share_prompt, spawn,
 };
 use tidegate_server::session::Snapshot;
 
@@ -322,15 +322,16 @@ fn where_its_reader_leaves_before_the_prompt_is_out_the_next_reads_it() {
 }
 
 /// An engine around the shipped decoder.
-fn decoder<M: LanguageModel + 'static>(wrap: impl FnOnce(DecoderModel) -> M) -> EngineHandle {
+fn decoder<M: LanguageModel + 'static>(wrap: impl FnOnce(ModelRunner<Decoder>) -> M) -> EngineHandle {
     let decoder = tidegate_model::checkpoint::load(&checkpoint(), &Device::Cpu).unwrap();
+    let pool = decoder.new_pool(4).unwrap();
     let tokenizer = Arc::clone(&runs::shipped().tokenizer);
     let rules = TextRules {
         vocabulary: Arc::clone(tokenizer.vocabulary()),
         eos: Arc::clone(tokenizer.eos()),
         encode: Arc::new(move |text: &str| tokenizer.encode_more(text).unwrap()),
     };
-    let model = wrap(DecoderModel::new(decoder, 4, StateType::F32).unwrap());
+    let model = wrap(ModelRunner::new(decoder, pool));
     spawn(model, rules, EngineOptions::default()).unwrap().0
 }
 

@@ -10,6 +10,7 @@ use crate::cuda::choose::{Choices, Rows};
 use crate::cuda::plan::ROWS;
 use crate::cuda::{CudaDecoder, CudaPool};
 use crate::memory::StateType;
+use crate::runner::Backend;
 use crate::sampling::{Permitted, Plans, Sampled, Sampler, SamplingParams, TokenSet};
 use crate::weights::WeightType;
 
