@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use tidegate_server::api::{Keys, KeysError};
 use tidegate_server::{ApiOptions, AppState, ServeOptions, Tls};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::cli::{DoorArgs, ServeArgs};
 
@@ -44,7 +44,7 @@ pub(crate) fn serving(args: &DoorArgs) -> Result<ServeOptions> {
         && max_connections > files.saturating_sub(OTHER_FILES)
     {
         max_connections = files.saturating_sub(OTHER_FILES).max(1);
-        info!(max_connections, "fewer connections than --max-connections: {files} files may be open (ulimit -n)");
+        debug!(max_connections, "fewer connections than --max-connections: {files} files may be open (ulimit -n)");
     }
     Ok(ServeOptions { max_connections, tls, ..ServeOptions::default() })
 }
@@ -53,7 +53,7 @@ pub(crate) fn serving(args: &DoorArgs) -> Result<ServeOptions> {
 pub(crate) fn lock(state: &AppState, args: &DoorArgs, address: SocketAddr) -> Result<()> {
     match keys(args).context("the API keys")? {
         Some(keys) => {
-            info!(keys = keys.len(), "requests need an API key");
+            debug!(keys = keys.len(), "requests need an API key");
             state.lock(keys);
         }
         None if !address.ip().is_loopback() => {

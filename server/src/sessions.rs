@@ -16,7 +16,7 @@ use crate::cli::{DurabilityArg, ServeArgs, SessionArgs};
 /// The data folder, made and checked: better a clear word now than a lost session later. One that was asked for must
 /// be writable; without the default one, sessions end with the server.
 pub(crate) fn data_folder(args: &ServeArgs) -> Result<Option<PathBuf>> {
-    if let Some(folder) = &args.data_dir {
+    if let Some(folder) = &args.sessions.data_dir {
         check_writable(folder).with_context(|| format!("--data-dir {} must be a writable folder", folder.display()))?;
         return Ok(Some(folder.clone()));
     }

@@ -1,7 +1,7 @@
 //! `/openapi.json`: what the API is, made from the code and complete; and `/docs`, a page that shows it.
 //!
 //! Types with schemas are the wire types themselves where those can be derived from, else those in `schemas`; `routes`
-//! has each method of each path. `tests/openapi/` holds all of it to what the server does.
+//! has each method of each path. `tests/api/openapi/` holds all of it to what the server does.
 
 mod docs;
 mod finish;

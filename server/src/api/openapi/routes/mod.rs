@@ -1,4 +1,4 @@
-//! Every route, described; `tests/openapi/` holds this to the router, both ways.
+//! Every route, described; `tests/api/openapi/` holds this to the router, both ways.
 
 mod dialects;
 mod service;
