@@ -93,7 +93,6 @@ pub trait Backend: Send {
 }
 
 /// A decoder with a pool of slots.
-#[derive(Debug)]
 pub struct ModelRunner<B: Backend> {
     decoder: B,
     pool: Pool<B::States>,

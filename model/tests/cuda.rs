@@ -280,5 +280,5 @@ fn a_mixer_without_kernels_is_refused_by_name() {
 fn a_device_that_is_not_there_is_said_to_be() {
     // A machine with a driver has no thousandth device either.
     let error = CudaDevice::open(1000).unwrap_err().to_string();
-    assert!(error.contains("CUDA device 1000 is not there"), "{error}");
+    assert!(error.contains("CUDA device 1000 is not available"), "{error}");
 }

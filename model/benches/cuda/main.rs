@@ -15,6 +15,7 @@ mod beside;
 mod choose;
 mod clock;
 mod decode;
+mod lines;
 mod prefill;
 mod sessions;
 mod subject;

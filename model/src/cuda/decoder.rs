@@ -323,7 +323,7 @@ impl Backend for CudaDecoder {
             if plans.len() != count {
                 return Err(ModelError::argument("the rows planned", count.to_string(), plans.len()));
             }
-            self.sample(states, (sampled, logits)).map_err(|error| states.failed(error))
+            self.sample(states, (&mut *sampled, &mut *logits)).map_err(|error| states.failed(error))
         })
     }
 }

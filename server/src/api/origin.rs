@@ -14,7 +14,7 @@ use super::generate::reading;
 use super::run::{Keeping, no_key};
 use super::state::{AppState, Served};
 use super::wire::GenerationRequest;
-use crate::engine::{Keep, Start};
+use crate::engine::{Snapshots, Start};
 use crate::session::{Owner, SessionId, Snapshot, Turn, VersionId};
 
 /// Bytes of a body beside the state in it.
@@ -82,16 +82,18 @@ impl Origin {
     }
 
     /// What a request with this prompt goes on from, and which snapshots it makes.
-    pub(super) fn start(&self, served: &Served, prompt: &[u32]) -> (Start, Keep) {
+    pub(super) fn start(&self, served: &Served, prompt: &[u32]) -> (Start, Snapshots) {
         match self {
             Self::Plain { owner } => {
                 let on = served.prefixes.is_on();
                 let start = served.prefixes.longest(*owner, prompt).map_or(Start::Empty, Start::Prefix);
-                (start, Keep { prompt: on, end: on })
+                (start, Snapshots { prompt: on, end: on })
             }
-            Self::Session { turn, .. } => (Start::Session(Arc::clone(turn.head())), Keep { prompt: false, end: true }),
+            Self::Session { turn, .. } => {
+                (Start::Session(Arc::clone(turn.head())), Snapshots { prompt: false, end: true })
+            }
             Self::Client { snapshot, .. } | Self::Response { snapshot, .. } => {
-                (Start::Session(Arc::clone(snapshot)), Keep { prompt: false, end: true })
+                (Start::Session(Arc::clone(snapshot)), Snapshots { prompt: false, end: true })
             }
         }
     }

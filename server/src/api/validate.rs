@@ -16,7 +16,7 @@ use super::prompt;
 use super::state::Served;
 use super::tools::Tools;
 use super::wire::{Format, GenerationRequest, Seed, Stop};
-use crate::engine::{Keep, Request, RequestParameters, share_prompt};
+use crate::engine::{Request, RequestParameters, Snapshots, share_prompt};
 use crate::text::Tokenizer;
 
 /// Tokens to generate where a request does not say; OpenAI's default.
@@ -142,7 +142,7 @@ impl Plan<'_> {
         let text = |choice: usize| {
             let mut sampling = parameters.sampling.clone();
             sampling.seed = sampling.seed.wrapping_add(choice as u64);
-            let keep = Keep {
+            let snapshots = Snapshots {
                 prompt: keep.prompt && choice == 0,
                 // Which of several is gone on with nobody knows, and all would drive others out. One that only reads
                 // has an end and nothing else.
@@ -150,7 +150,7 @@ impl Plan<'_> {
             };
             let (start, prompt) = (start.clone(), prompt.to_vec());
             Ok(Request::new(
-                RequestParameters { start, prompt, sampling, keep, ..parameters.clone() },
+                RequestParameters { start, prompt, sampling, snapshots, ..parameters.clone() },
                 &self.served.limits,
             )?)
         };

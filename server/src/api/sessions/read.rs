@@ -24,7 +24,7 @@ use crate::api::owner::Caller;
 use crate::api::prompt::{closed_to_ids, messages_to_closed_ids, text_to_ids};
 use crate::api::state::{AppState, Served};
 use crate::api::wire::{ChatMessage, Seed, parse};
-use crate::engine::{Event, Failure, Keep, Request, RequestParameters, Start as Origin};
+use crate::engine::{Event, Failure, Request, RequestParameters, Snapshots, Start as Origin};
 use crate::session::{NewSession, Session, Snapshot, Start, TurnNote, Version, VersionId};
 
 /// The text of a request, in the one form that it has.
@@ -214,9 +214,9 @@ async fn read(
         let (served, base) = (Arc::clone(served), Arc::clone(&base));
         reading(state, move || {
             let prompt = text.ids(&served, &base)?;
-            let keep = Keep { prompt: false, end: true };
+            let snapshots = Snapshots { prompt: false, end: true };
             let parameters =
-                RequestParameters { start: Origin::Session(base), prompt, keep, ..RequestParameters::default() };
+                RequestParameters { start: Origin::Session(base), prompt, snapshots, ..RequestParameters::default() };
             Request::new(parameters, &served.limits).map_err(|error| {
                 // What the engine calls the prompt has another name here.
                 ApiError::invalid(Some(param), error.to_string().replacen("prompt", param, 1))
