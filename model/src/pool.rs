@@ -169,8 +169,8 @@ impl<S: SlotStates> Pool<S> {
     /// # Errors
     /// There is no such slot, its state is incomplete or in transfer, or the device failed.
     pub fn export(&self, slot: usize) -> Result<Vec<f32>> {
-        self.check_ready(slot)?;
-        self.states.read(slot, self.slots[slot].length)
+        let length = self.check_ready(slot)?;
+        self.states.read(slot, length)
     }
 
     /// Replaces a slot's numbers by those of an [`Self::export`], whose text has `tokens` tokens. Numbers held as bf16 are
@@ -194,8 +194,8 @@ impl<S: SlotStates> Pool<S> {
     /// # Errors
     /// As for [`Self::export`]; then no transfer is in progress.
     pub fn start_export(&mut self, slot: usize) -> Result<Transfer> {
-        self.check_ready(slot)?;
-        let transfer = self.states.start_read(slot, self.slots[slot].length)?;
+        let length = self.check_ready(slot)?;
+        let transfer = self.states.start_read(slot, length)?;
         if matches!(transfer, Transfer::Pending) {
             self.slots[slot].status = Status::Exporting;
         }
@@ -301,15 +301,16 @@ impl<S: SlotStates> Pool<S> {
         Err(ModelError::Slot { slot, reason })
     }
 
-    fn check_ready(&self, slot: usize) -> Result<Slot> {
+    /// Checks that a slot's state is usable, and returns its text's length.
+    pub(crate) fn check_ready(&self, slot: usize) -> Result<TextLength> {
         match self.check(slot)? {
             Slot { status: Status::Incomplete, .. } => Err(ModelError::Slot { slot, reason: SlotError::Incomplete }),
-            ready => Ok(ready),
+            ready => Ok(ready.length),
         }
     }
 
     fn check_step(&self, slot: usize) -> Result<()> {
-        if self.check_ready(slot)?.length.source == 0 && self.needs_source {
+        if self.check_ready(slot)?.source == 0 && self.needs_source {
             return Err(ModelError::Slot { slot, reason: SlotError::NoSource });
         }
         Ok(())

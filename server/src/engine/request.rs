@@ -3,8 +3,6 @@
 
 use std::sync::Arc;
 
-use tidegate_model::sampling::Sampler;
-
 use super::generation::{Generation, StopConditions};
 use super::guide::Guide;
 use super::logprobs::{Logprobs, PromptLogprobs};
