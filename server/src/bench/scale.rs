@@ -1,20 +1,20 @@
-//! Logarithmic scales: where values lie on paper, and which of them are written at an axis.
+//! Logarithmic scales: the positions of values, and the ticks of an axis.
 
-/// Share of an axis between zero, which has no logarithm, and the least value above it.
+/// The share of an axis between zero, which has no logarithm, and the least value above it.
 const ZERO_GAP: f64 = 0.12;
-/// Steps of a decade that a person counts in.
+/// Round values in a decade.
 const STEPS: [f64; 3] = [1.0, 2.0, 5.0];
-/// Values at an axis, at most.
+/// Most ticks of an axis.
 const TICKS: usize = 9;
 
-/// Values from `low` to `high` on paper from `from` to `to`.
+/// Maps values from `low` to `high` to positions from `from` to `to`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     low: f64,
     high: f64,
     from: f64,
     to: f64,
-    /// Where zero lies, if it is among the values and not alone.
+    /// The position of zero, if it is among the values and not alone.
     zero: Option<f64>,
 }
 
@@ -24,7 +24,7 @@ impl Scale {
         Self { low, high, from, to, zero: None }
     }
 
-    /// A scale that all the values just fit on, zero among them or not.
+    /// The smallest scale for all the values, which may include zero.
     pub(super) fn fit(values: &[f64], from: f64, to: f64) -> Self {
         let above = || values.iter().copied().filter(|&value| value > 0.0);
         let (low, high) = (above().fold(f64::INFINITY, f64::min), above().fold(0.0, f64::max));
@@ -33,7 +33,7 @@ impl Scale {
         Self { low, high, from, to, zero }
     }
 
-    /// Where a value lies: in the middle where there is but one, at the end where there is but one and zero.
+    /// The position of a value: the middle if it is the only one, the end if there is only zero besides.
     pub(super) fn at(&self, value: f64) -> f64 {
         let part = match self.zero {
             Some(zero) if value <= 0.0 => return zero,
@@ -44,13 +44,13 @@ impl Scale {
         self.from + part * (self.to - self.from)
     }
 
-    /// Where the axis is broken, between zero and the values above it.
+    /// The position of the break between zero and the values above it.
     pub(super) fn broken_at(&self) -> Option<f64> {
         self.zero.map(|zero| f64::midpoint(zero, self.from))
     }
 }
 
-/// The counted values (1, 2, 5, 10, …) just below the least and just above the most of `values`, which are above zero.
+/// The round values (1, 2, 5, 10, …) just below the least and just above the greatest of `values`, which are positive.
 pub(super) fn bounds(values: impl IntoIterator<Item = f64>) -> (f64, f64) {
     let (low, high) =
         values.into_iter().fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));
@@ -61,7 +61,7 @@ pub(super) fn bounds(values: impl IntoIterator<Item = f64>) -> (f64, f64) {
     (below, above)
 }
 
-/// Counted values from `low` to `high`: all of them, or powers of ten alone where they would be too many.
+/// The round values from `low` to `high`, or only the powers of ten if they are too many.
 pub(super) fn ticks((low, high): (f64, f64)) -> Vec<f64> {
     let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
     let within = |value: &f64| *value >= low * 0.999 && *value <= high * 1.001;
@@ -70,12 +70,12 @@ pub(super) fn ticks((low, high): (f64, f64)) -> Vec<f64> {
     if every.len() <= TICKS { every } else { decades.map(|decade| 10f64.powi(decade)).filter(within).collect() }
 }
 
-/// Moves places apart, so that none is nearer than `gap` to another, all stay near where they were, and none lies
-/// past `low` or `high` as long as there is room.
+/// Moves positions apart by at least `gap`, as little as possible, and keeps them between `low` and `high` if there is
+/// room.
 pub(super) fn apart(places: &[f64], gap: f64, low: f64, high: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..places.len()).collect();
     order.sort_by(|&a, &b| places[a].total_cmp(&places[b]));
-    // Groups of neighbours that touch, each laid out around the middle of where its members wanted to be.
+    // Groups of touching neighbours, each centred on the mean position of its members.
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let reach = |group: &[usize]| {
         let wanted = group.iter().enumerate().map(|(i, &at)| places[at] - i as f64 * gap).sum::<f64>();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_has_a_place_of_its_own() {
+    fn zero_has_a_position_of_its_own() {
         let scale = Scale::fit(&[0.0, 512.0, 2048.0, 32_768.0], 100.0, 200.0);
         assert_eq!((scale.at(0.0), scale.at(512.0), scale.at(32_768.0)), (100.0, 112.0, 200.0));
         assert_eq!(scale.broken_at(), Some(106.0));
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_value_lies_in_the_middle() {
+    fn a_single_value_is_in_the_middle() {
         for values in [&[0.0][..], &[7.0]] {
             let scale = Scale::fit(values, 0.0, 100.0);
             assert_eq!(scale.at(values[0]), 50.0, "{values:?}");
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_and_ticks_are_counted_values() {
+    fn bounds_and_ticks_are_round_values() {
         assert_eq!(bounds([53.0, 117.0]), (50.0, 200.0));
         assert_eq!(ticks((50.0, 200.0)), [50.0, 100.0, 200.0]);
         assert_eq!(bounds([100.0, 100.0]), (100.0, 200.0));
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn labels_keep_apart_and_inside() {
-        assert_eq!(apart(&[10.0, 50.0], 10.0, 0.0, 100.0), [10.0, 50.0], "who is far enough stays");
+        assert_eq!(apart(&[10.0, 50.0], 10.0, 0.0, 100.0), [10.0, 50.0], "labels that are far enough apart stay");
         assert_eq!(apart(&[50.0, 50.0, 90.0], 10.0, 0.0, 100.0), [45.0, 55.0, 90.0]);
         assert_eq!(apart(&[99.0, 100.0, 100.0], 10.0, 0.0, 100.0), [80.0, 90.0, 100.0]);
         let many = apart(&[3.0, 1.0, 2.0, 95.0, 98.0, 99.0, 50.0], 10.0, 0.0, 100.0);
