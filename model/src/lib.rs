@@ -19,11 +19,9 @@
 //! ```
 //!
 //! kernels -> compute; layout, config, random, weights, memory, nn, feature_map -> ops -> attention -> block, encoder
-//! -> state -> decoder; `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone, `bidirectional` the
-//! plain truths of `ops`.
+//! -> state -> decoder; `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone.
 
 mod attention;
-pub mod bidirectional;
 mod block;
 pub mod checkpoint;
 mod compute;

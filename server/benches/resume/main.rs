@@ -1,14 +1,13 @@
 //! What a turn costs on a conversation of any length, over HTTP on the real server: gone on with from memory and from
-//! disk, and with the history sent again; then many sessions at once. Prints tables, and draws a plot.
+//! disk, and with the history sent again; then many sessions at once. Prints tables.
 //!
-//! `cargo bench -p tidegate-server --bench resume -- [--quick] [--part long|many] [--out FILE.svg]`;
-//! `TIDEGATE_SESSIONS` is how many.
+//! `cargo bench -p tidegate-server --bench resume -- [--quick] [--part long|many] [--out FILE.jsonl]`;
+//! `tidegate-experiments plot-resume FILE.jsonl` draws it. `TIDEGATE_SESSIONS` is how many.
 
 #[path = "../../tests/live/mod.rs"]
 mod live;
 
 mod many;
-mod plot;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -42,6 +41,14 @@ struct Case {
     memory: Vec<f64>,
     disk: Vec<f64>,
     again: Vec<f64>,
+}
+
+impl Case {
+    /// The case as a line of JSON, for `tidegate-experiments plot-resume`.
+    fn line(&self) -> String {
+        let Self { tokens, memory, disk, again } = self;
+        format!("{}\n", json!({"tokens": tokens, "memory": memory, "disk": disk, "again": again}))
+    }
 }
 
 fn milliseconds(time: Duration) -> f64 {
@@ -159,8 +166,8 @@ fn main() {
         let cases = measure(&data("long"), lengths);
         table(&cases);
         if let Some(out) = given("--out") {
-            std::fs::write(out, plot::svg(&cases)).unwrap();
-            println!("\ndrawn in {out}");
+            std::fs::write(out, cases.iter().map(Case::line).collect::<String>()).unwrap();
+            println!("\nwritten to {out}");
         }
     }
     if wanted("many") {

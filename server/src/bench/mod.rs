@@ -1,16 +1,14 @@
 //! `tidegate bench`: tokens per second on this machine, at any depth, by device, weight type, mixer, threads and rows.
 //!
 //! `plan` lists what is measured, `runner` runs the models, `past` makes their states at each depth, `measure` takes the
-//! times, `roof` measures the machine's limits, `report` writes lines and tables, `plot` and `scale` a picture.
+//! times, `roof` measures the machine's limits, `report` writes lines and tables.
 
 mod measure;
 mod past;
 mod plan;
-mod plot;
 mod report;
 mod roof;
 mod runner;
-mod scale;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;

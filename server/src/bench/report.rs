@@ -9,7 +9,6 @@ use tidegate_model::StateType;
 
 use super::measure::Model;
 use super::plan::{Case, Kind, Plan};
-use super::plot;
 use super::roof::{Roofs, prompt_operations, row_bytes, step_bytes};
 use crate::cli::BenchOutput;
 
@@ -115,7 +114,7 @@ impl Row {
     }
 
     /// `1 thread`, `2 threads`, or the device.
-    pub(super) fn computes(&self) -> String {
+    fn computes(&self) -> String {
         match self.threads {
             Some(1) => "1 thread".into(),
             Some(threads) => format!("{threads} threads"),
@@ -129,7 +128,6 @@ pub(super) fn print(output: BenchOutput, rows: &[Row]) -> Result<()> {
     let text = match output {
         BenchOutput::Markdown => markdown(rows),
         BenchOutput::Json => json(rows)?,
-        BenchOutput::Svg => plot::svg(rows),
     };
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
@@ -193,7 +191,7 @@ fn markdown(rows: &[Row]) -> String {
 }
 
 /// A rate with three digits or more.
-pub(super) fn rate(value: f64) -> String {
+fn rate(value: f64) -> String {
     match value {
         ..9.995 => format!("{value:.2}"),
         9.995..99.95 => format!("{value:.1}"),

@@ -145,10 +145,8 @@ impl From<StateArg> for tidegate_model::StateType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchOutput {
     Markdown,
-    // With the machine's limits in bytes and operations per second.
+    // With the machine's limits in bytes and operations per second; `tidegate-experiments plot-bench` draws the lines.
     Json,
-    // Tokens per second against depth, and against rows where several numbers of rows were measured.
-    Svg,
 }
 
 /// The name of a value on the command line.

@@ -1,27 +1,26 @@
-//! Single tokens as people want to see them: their bytes, their names, and where in a text they stand.
+//! Single tokens for display: their bytes, their names, and their positions in a text.
 
-use super::TextError;
-use super::tokenizer::{Tokenizer, ids};
+use super::tokenizer::{TextError, Tokenizer, ids};
 
-/// A token and the characters of the text that it was made from.
+/// A token and its position in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The token.
     pub id: u32,
-    /// Its first character's place, counted in characters.
+    /// Index of its first character.
     pub start: usize,
-    /// The place after its last character.
+    /// Index after its last character.
     pub stop: usize,
-    /// Its first byte's place, and the place after its last byte.
+    /// Index of its first byte, and index after its last byte.
     pub bytes: (usize, usize),
 }
 
 impl Tokenizer {
-    /// The ids of `text`, `whole` with the special tokens that the tokenizer puts around one; a special token's text
-    /// inside it stays a text.
+    /// The ids of `text`, treating the text of special tokens like any other. With `whole`, the special tokens that the
+    /// tokenizer puts around a text are added.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses.
+    /// The tokenizer refuses the text.
     pub fn encode_plain(&self, text: &str, whole: bool) -> Result<Vec<u32>, TextError> {
         let plain = self.plain.get_or_init(|| {
             let mut plain = self.inner.clone();
@@ -31,21 +30,21 @@ impl Tokenizer {
         ids(plain, text, whole)
     }
 
-    /// The tokens of `text` with the special ones around it, and where each stands.
+    /// The tokens of `text` with their positions, including the special tokens around it.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses.
+    /// The tokenizer refuses the text.
     pub fn spans(&self, text: &str) -> Result<Vec<Span>, TextError> {
         let encoding = self.inner.encode_char_offsets(text, true);
         let encoding = encoding.map_err(|error| TextError::Encode(error.to_string()))?;
-        let mut places: Vec<usize> = text.char_indices().map(|(place, _)| place).collect();
-        places.push(text.len());
-        let byte = |character: usize| places[character.min(places.len() - 1)];
+        let mut offsets: Vec<usize> = text.char_indices().map(|(offset, _)| offset).collect();
+        offsets.push(text.len());
+        let byte = |character: usize| offsets[character.min(offsets.len() - 1)];
         let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
         Ok(tokens.map(|(&id, &(start, stop))| Span { id, start, stop, bytes: (byte(start), byte(stop)) }).collect())
     }
 
-    /// What `id` stands for, in bytes: those that it adds to a text, or a special token's own text.
+    /// The bytes that `id` adds to a text, or the text of a special token.
     pub fn piece(&self, id: u32) -> &[u8] {
         match self.special(id) {
             Some(text) => text.as_bytes(),
@@ -53,13 +52,13 @@ impl Tokenizer {
         }
     }
 
-    /// A special token's own text, where `id` is one.
+    /// The text of a special token; `None` for other tokens.
     pub fn special(&self, id: u32) -> Option<&str> {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
         added.special.then_some(added.content.as_str())
     }
 
-    /// The name that the vocabulary has for `id`, in the tokenizer's own alphabet; empty where it has none.
+    /// The token's name in the vocabulary, in the tokenizer's own alphabet; empty if it has none.
     pub fn name(&self, id: u32) -> String {
         self.inner.id_to_token(id).unwrap_or_default()
     }

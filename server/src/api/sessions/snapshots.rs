@@ -46,7 +46,7 @@ pub(in crate::api) async fn upload(
         let message = "content-type must be application/octet-stream";
         return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
     }
-    let most = served.codec.encoded_bytes();
+    let most = served.codec.max_encoded_bytes();
     let long = || {
         let message = format!("the body must be at most {most} bytes long, as every snapshot of this model is");
         ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)

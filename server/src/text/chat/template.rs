@@ -1,0 +1,289 @@
+//! A checkpoint's chat template: renders a whole conversation, or what new messages add to a stored one. Templates come
+//! from the checkpoint, never from a client.
+//!
+
+use std::path::Path;
+
+use chrono::Utc;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::jinja::{Jinja, Rendering};
+use super::message::{ChatError, Message};
+use crate::text::tokenizer::{SpecialToken, TextError, optional_json};
+
+/// Special tokens of `tokenizer_config.json` that templates may name.
+const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+
+/// The end of the stored conversation to which messages are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// An assistant's answer whose closing tokens are not in the text yet.
+    Answer,
+    /// Complete messages, all of them closed.
+    Messages,
+}
+
+/// A checkpoint's chat template, compiled.
+pub struct ChatTemplate {
+    source: String,
+    jinja: Jinja,
+}
+
+impl ChatTemplate {
+    /// Loads the template of the checkpoint in `folder`: `chat_template` in `tokenizer_config.json` (a text, or a list of
+    /// named templates with a `default`), or else the file `chat_template.jinja`. `None` if there is neither.
+    ///
+    /// # Errors
+    /// A file that cannot be read or parsed, or a template that does not compile.
+    pub fn load(folder: &Path) -> Result<Option<Self>, TextError> {
+        let config = folder.join("tokenizer_config.json");
+        let bad = |reason: String| TextError::Contents { path: config.clone(), reason };
+        let mut values: Map<String, Value> = optional_json(&config)?.unwrap_or_default();
+        let mut tokens = Vec::new();
+        for name in TOKENS {
+            let token = values.remove(name).map(Option::<SpecialToken>::deserialize).transpose();
+            let token =
+                token.map_err(|_| bad(format!("{name} must be a text, or an object with the text as content")))?;
+            tokens.extend(token.flatten().map(|token| (name, token.into_text())));
+        }
+        let template = values.remove("chat_template").map(Option::<Templates>::deserialize).transpose();
+        let (path, source) = match template.map_err(|error| bad(error.to_string()))?.flatten() {
+            Some(Templates::One(source)) => (config, source),
+            Some(Templates::Named(list)) => {
+                let default = list.into_iter().find(|named| named.name == "default");
+                let default = default.ok_or_else(|| bad("chat_template must have a template named default".into()))?;
+                (config, default.template)
+            }
+            None => {
+                let path = folder.join("chat_template.jinja");
+                match std::fs::read_to_string(&path) {
+                    Ok(source) => (path, source),
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+                    Err(source) => return Err(TextError::Read { path, source }),
+                }
+            }
+        };
+        let jinja = Jinja::compile(&source, tokens);
+        let jinja = jinja.map_err(|error| TextError::Contents { path, reason: format!("chat template: {error}") })?;
+        Ok(Some(Self { source, jinja }))
+    }
+
+    /// The source of the template.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Renders a whole conversation, followed by the beginning of the assistant's answer.
+    ///
+    /// # Errors
+    /// The template refuses the messages, fails, takes too many steps, or produces too long a text.
+    pub fn render(&self, messages: &[Message]) -> Result<String, ChatError> {
+        self.render_tools(messages, None)
+    }
+
+    /// As [`Self::render`], with the tools that the answer may call, as a list of objects in OpenAI's form. The template
+    /// decides whether and where to write them.
+    ///
+    /// # Errors
+    /// As for [`Self::render`].
+    pub fn render_tools(&self, messages: &[Message], tools: Option<&Value>) -> Result<String, ChatError> {
+        self.jinja.render(Rendering { messages, tools, prompt: true, now: Utc::now() })
+    }
+
+    /// Renders a conversation that is stored so that messages can be added later.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render); also a message that the template shows only if others follow, because it would be lost.
+    pub fn render_closed(&self, messages: &[Message]) -> Result<String, ChatError> {
+        let now = Utc::now();
+        let (stem, marked) = marked(messages);
+        let whole = |messages| self.jinja.render(Rendering { messages, tools: None, prompt: false, now });
+        shown(messages, &stem, &whole(&marked)?)?;
+        whole(messages)
+    }
+
+    /// Renders what `messages` add to a stored conversation of at least one message, followed by the beginning of the
+    /// assistant's answer. `after` describes the end of that conversation; after an answer, the text starts with the
+    /// tokens that close it.
+    ///
+    /// The stored messages are not known here, so placeholders are rendered in their place. The result is correct if the
+    /// template treats each message independently; if it visibly does not, an error is returned. Stored answers stay
+    /// exactly as generated, even if the template would have trimmed them or removed their reasoning.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render). Also if the template refuses a conversation that alternates between user and
+    /// assistant, does not show a new message, or changes earlier text.
+    pub fn render_more(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
+        self.more(messages, None, after, true)
+    }
+
+    /// As [`Self::render_more`], with the tools that the answer may call. A template that writes tools before the first
+    /// message does not write them again.
+    ///
+    /// # Errors
+    /// As for [`Self::render_more`].
+    pub fn render_more_tools(
+        &self,
+        messages: &[Message],
+        tools: Option<&Value>,
+        after: After,
+    ) -> Result<String, ChatError> {
+        self.more(messages, tools, after, true)
+    }
+
+    /// As [`Self::render_more`], but without the beginning of an answer.
+    ///
+    /// # Errors
+    /// As for [`Self::render_more`].
+    pub fn render_more_closed(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
+        self.more(messages, None, after, false)
+    }
+
+    fn more(
+        &self,
+        messages: &[Message],
+        tools: Option<&Value>,
+        after: After,
+        prompt: bool,
+    ) -> Result<String, ChatError> {
+        let now = Utc::now();
+        let (stem, marked) = marked(messages);
+        let added = |messages| self.added(Rendering { messages, tools, prompt, now }, after);
+        shown(messages, &stem, &added(&marked)?)?;
+        added(messages)
+    }
+
+    /// What the messages add, without checking that all of them appear.
+    fn added(&self, more: Rendering, after: After) -> Result<String, ChatError> {
+        let messages = more.messages;
+        let (user, answer) = (message("user", mark()), message("assistant", mark()));
+        let answer_mark = answer.content.clone();
+        // Templates want roles to alternate, so an assistant's message follows a user's, and any other follows an answer.
+        let user_last = after == After::Messages && messages.first().is_none_or(|first| first.role == "assistant");
+        let stored = if user_last { vec![user] } else { vec![user, answer] };
+        let whole = [stored.as_slice(), messages].concat();
+        let whole = self.jinja.render(Rendering { messages: &whole, ..more })?;
+        match after {
+            After::Answer => match whole.split_once(&answer_mark) {
+                Some((_, rest)) if !rest.contains(&answer_mark) => Ok(rest.into()),
+                _ => Err(ChatError::NotAppendable),
+            },
+            After::Messages => {
+                let closed = self.jinja.render(Rendering { messages: &stored, prompt: false, ..more })?;
+                whole.strip_prefix(&closed).map(Into::into).ok_or(ChatError::NotAppendable)
+            }
+        }
+    }
+}
+
+/// `chat_template` as Hugging Face writes it.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "chat_template must be a text, or a list of objects with name and template")]
+enum Templates {
+    One(String),
+    Named(Vec<Named>),
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: String,
+    template: String,
+}
+
+fn message(role: &str, content: String) -> Message {
+    Message { role: role.into(), content, ..Message::default() }
+}
+
+/// An unguessable word that occurs in no message, of lower-case letters and digits only, so that no template trims,
+/// escapes or splits it.
+fn mark() -> String {
+    format!("m{:032x}", rand::random::<u128>())
+}
+
+/// `messages` with a mark in place of each content: a common stem and the message's index. Tool calls are left out,
+/// because templates write no content next to them.
+fn marked(messages: &[Message]) -> (String, Vec<Message>) {
+    let stem = mark();
+    let marked = messages.iter().enumerate().map(|(at, original)| {
+        let mut more = original.more.clone();
+        more.remove("tool_calls");
+        Message { role: original.role.clone(), content: format!("{stem}n{at}e"), more }
+    });
+    let marked = marked.collect();
+    (stem, marked)
+}
+
+/// Checks that `text` contains every message's mark, in one pass.
+fn shown(messages: &[Message], stem: &str, text: &str) -> Result<(), ChatError> {
+    let mut found = vec![false; messages.len()];
+    for rest in text.split(stem).skip(1) {
+        let index = rest.strip_prefix('n').and_then(|rest| rest.split_once('e'));
+        let index = index.and_then(|(index, _)| index.parse::<usize>().ok());
+        if let Some(found) = index.and_then(|index| found.get_mut(index)) {
+            *found = true;
+        }
+    }
+    match found.iter().position(|found| !found) {
+        Some(at) => Err(ChatError::Hidden { at, role: messages[at].role.clone() }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(folder: &Path, config: &Value) {
+        std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
+    }
+
+    fn load(folder: &Path) -> String {
+        let template = ChatTemplate::load(folder).unwrap().expect("there is a template");
+        template.render(&[message("user", "Hi".into())]).unwrap()
+    }
+
+    fn complaint(folder: &Path) -> String {
+        ChatTemplate::load(folder).err().expect("the template is wrong").to_string()
+    }
+
+    #[test]
+    fn a_template_is_found_wherever_checkpoints_put_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        assert!(ChatTemplate::load(folder).unwrap().is_none());
+        write(folder, &serde_json::json!({"bos_token": {"content": "<s>"}, "chat_template": null}));
+        assert!(ChatTemplate::load(folder).unwrap().is_none());
+        std::fs::write(folder.join("chat_template.jinja"), "{{ bos_token }}file{{ eos_token }}").unwrap();
+        assert_eq!(load(folder), "<s>file");
+        let named = |name: &str| serde_json::json!({"name": name, "template": name});
+        write(folder, &serde_json::json!({"chat_template": [named("tool_use"), named("default")]}));
+        assert_eq!(load(folder), "default");
+        write(folder, &serde_json::json!({"eos_token": "</s>", "chat_template": "{{ eos_token }}text"}));
+        assert_eq!(load(folder), "</s>text");
+    }
+
+    #[test]
+    fn errors_name_the_file_of_a_broken_template() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        std::fs::write(folder.join("chat_template.jinja"), "line\n{% for %}").unwrap();
+        let error = complaint(folder);
+        assert!(error.contains("chat_template.jinja: chat template: syntax error"), "{error}");
+        assert!(error.contains("chat_template:2"), "the line: {error}");
+        for (config, part) in [
+            (serde_json::json!({"chat_template": "{{ a"}), "chat template: syntax error"),
+            (serde_json::json!({"chat_template": "(".repeat(3) + "{{ " + &"(".repeat(1000)}), "chat template: "),
+            (serde_json::json!({"chat_template": 7}), "chat_template must be a text, or a list"),
+            (
+                serde_json::json!({"chat_template": [{"name": "tool_use", "template": ""}]}),
+                "must have a template named default",
+            ),
+            (serde_json::json!({"bos_token": 7}), "bos_token must be a text"),
+        ] {
+            write(folder, &config);
+            let error = complaint(folder);
+            assert!(error.contains("tokenizer_config.json: ") && error.contains(part), "{error}");
+        }
+    }
+}
