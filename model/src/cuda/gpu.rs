@@ -2,7 +2,6 @@
 //! `driver` implements it for a GPU, `host` for the emulator of the tests.
 
 use std::fmt::Debug;
-use std::sync::Arc;
 
 use crate::cuda_error::CudaError;
 
