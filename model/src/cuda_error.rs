@@ -1,25 +1,25 @@
-//! Errors of CUDA devices. They are not in `cuda` because loading a checkpoint reports them too.
+//! Errors of CUDA devices. Outside of `cuda`, since errors of loading a checkpoint contain them.
 
 /// Why a device is not available, or has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// No driver, no such device, or one that is too old.
-    #[error("CUDA device {ordinal} is not there: {reason}")]
+    /// There is no driver, no such device, or it is too old.
+    #[error("CUDA device {ordinal} is not available: {reason}")]
     Absent {
-        /// The number of the device.
+        /// The requested device, counted from 0.
         ordinal: usize,
         /// The driver's message, or what is missing.
         reason: String,
     },
-    /// The decoder is not supported on CUDA.
+    /// There are no CUDA kernels for the decoder.
     #[error("on CUDA {0}")]
     Unsupported(String),
-    /// The device does not have enough free memory.
-    #[error("{what} takes {wanted} bytes of the device's memory, of which {free} are free")]
+    /// The device has too little memory.
+    #[error("{what} needs {wanted} bytes of the device's memory, of which {free} are free")]
     Memory {
-        /// The purpose of the memory.
+        /// What the memory is for.
         what: String,
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: usize,
         /// Bytes that are free.
         free: usize,
@@ -32,12 +32,12 @@ pub enum CudaError {
         /// The driver's message.
         reason: String,
     },
-    /// A call failed, and so will all later ones: the process must restart.
+    /// A call failed, and all later calls will: the process must be restarted.
     #[error("the CUDA device is lost: {what}: {reason}")]
     Lost {
         /// The call.
         what: String,
-        /// What the driver says.
+        /// The driver's message.
         reason: String,
     },
 }

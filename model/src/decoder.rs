@@ -10,7 +10,8 @@ use crate::mixers::family;
 use crate::mixers::layer::{Layers, Rows, Step};
 use crate::nn::{Linear, RmsNorm, Table};
 use crate::probe::Probe;
-use crate::state::{PoolOptions, StatePool, Workspace, can_allocate};
+use crate::runner::Backend;
+use crate::state::{HostStates, PoolOptions, StatePool, Workspace, can_allocate};
 use crate::weights::{LoadError, Source, WeightType, Weights};
 
 /// A decoder. Its weights are read-only: one decoder serves any number of pools.
@@ -88,7 +89,7 @@ impl Decoder {
     /// A pool of empty conversations for this decoder.
     ///
     /// # Errors
-    /// [`ModelError::PoolSize`] when there are no slots, or the system does not have enough memory.
+    /// [`ModelError::Argument`] when there are no slots, or the system does not have enough memory.
     pub fn new_pool_with(&self, options: PoolOptions) -> Result<StatePool> {
         StatePool::new(&self.config, &*self.layers, options)
     }
@@ -158,14 +159,16 @@ impl Decoder {
             return Err(ModelError::NoEncoder);
         };
         if ids.is_empty() || ids.len() > source.max_positions {
-            return Err(ModelError::SourceLength { max: source.max_positions, found: ids.len() });
+            let bound = format!("1 to {} tokens long", source.max_positions);
+            return Err(ModelError::argument("a source", bound, ids.len()));
         }
         self.check_ids(ids)?;
         self.check_pool(pool)?;
         let hidden = self.config.hidden_size;
         let bytes = encoder.working_bytes(ids.len(), hidden);
         if !can_allocate(bytes) {
-            return Err(ModelError::SourceMemory { tokens: ids.len(), bytes });
+            let bound = format!("so short that the system has the {bytes} bytes that reading it needs");
+            return Err(ModelError::argument("a source", bound, format!("{} tokens", ids.len())));
         }
         pool.begin_source(slot)?;
         let (states, Workspace { cx, .. }) = pool.parts();
@@ -173,7 +176,7 @@ impl Decoder {
         self.embed(ids, &mut x);
         encoder.forward(cx, &mut x, hidden)?;
         self.layers.keep_source(cx, &x, states, slot)?;
-        pool.end_source(slot, ids.len());
+        pool.source_was_read(slot, ids.len());
         Ok(())
     }
 
@@ -238,7 +241,8 @@ impl Decoder {
         }
         self.check_ids(ids)?;
         self.check_pool(pool)?;
-        pool.begin_step(slots)?;
+        pool.begin(slots)?;
+        pool.set_positions(slots);
         let time = ids.len() / rows;
         let (states, Workspace { cx, x, positions, angles, denominators, .. }) = pool.parts();
         x.resize(ids.len() * hidden, 0.0);
@@ -249,7 +253,7 @@ impl Decoder {
         }
         let rows = Rows { slots, positions, time, angles: rope.then_some(&*angles), layer: 0 };
         self.layers.forward(&mut Step { cx, rows, denominators, probe }, x, states)?;
-        pool.end_step(slots, time);
+        pool.advance(slots, time);
         Ok(())
     }
 
@@ -274,5 +278,38 @@ impl Decoder {
                 Some(table) => table.row(id as usize, x),
             }
         }
+    }
+}
+
+impl Backend for Decoder {
+    type States = HostStates;
+
+    fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    fn weight_bytes(&self) -> usize {
+        Self::weight_bytes(self)
+    }
+
+    fn greatest_maxima(&self) -> Vec<f32> {
+        Self::greatest_maxima(self)
+    }
+
+    fn absorb(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
+        Self::absorb(self, ids, pool, slot)
+    }
+
+    fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
+        Self::read_source(self, ids, pool, slot)
+    }
+
+    fn prefill(&self, ids: &[u32], pool: &mut StatePool, slot: usize, logits: &mut Vec<f32>) -> Result<()> {
+        *logits = Self::prefill(self, ids, pool, slot)?;
+        Ok(())
+    }
+
+    fn decode_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
+        Self::decode_into(self, ids, pool, slots, logits)
     }
 }

@@ -31,6 +31,19 @@ impl StateLayout {
         [self.heads * self.head, self.taps * self.channels, self.heads * self.cross]
     }
 
+    /// Every part of every layer of an exported state: (part, layer, numbers).
+    pub(crate) fn split<'a>(
+        &self,
+        mut numbers: &'a [f32],
+    ) -> impl Iterator<Item = (usize, usize, &'a [f32])> + use<'a> {
+        let (parts, layers) = (self.parts(), self.layers);
+        (0..parts.len() * layers).map(move |i| {
+            let (own, rest) = numbers.split_at(parts[i / layers]);
+            numbers = rest;
+            (i / layers, i % layers, own)
+        })
+    }
+
     /// Numbers of the memories: (layers, heads, head).
     pub fn memory(&self) -> usize {
         self.layers * self.heads * self.head

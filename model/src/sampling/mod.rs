@@ -22,9 +22,9 @@ use processors::Candidates;
 
 pub use logprobs::{LEAST_LOGPROB, LogSoftmax};
 pub use params::{SamplingError, SamplingParams};
-pub use plan::{Drawn, Permitted, Plans};
 #[cfg(feature = "cuda")]
 pub(crate) use plan::{NOBODY, ROW_WORDS};
+pub use plan::{Permitted, Plans, Sampled};
 pub use token_set::TokenSet;
 
 /// The state of a sampler: with the parameters, all that [`Sampler::resume`] needs.

@@ -38,7 +38,7 @@ pub struct Permitted<'a> {
 
 /// The outcome of a step for one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drawn {
+pub enum Sampled {
     /// The token, which goes to [`Sampler::take`].
     Token(u32),
     /// No token: every logit is NaN or minus infinity.

@@ -63,7 +63,7 @@ fn a_state_goes_on_in_another_pool_and_a_slot_used_again_shows_nothing() {
                 let moved = decoder.prefill(&ids[read..], &mut there, 2).unwrap();
                 assert_eq!(bits(&stayed), bits(&moved), "{name}: {read} tokens");
                 let error = there.import(2, &numbers[1..], 70).unwrap_err();
-                assert!(matches!(error, ModelError::StateLength { .. }), "{error}");
+                assert!(matches!(error, ModelError::Argument { .. }), "{error}");
             }
             assert_eq!(state(&there, 0), beside, "{name}: a neighbour has changed");
             here.reset(1).unwrap();
@@ -215,7 +215,7 @@ fn a_state_that_no_text_made_is_refused_or_stays_in_its_slot_and_goes_with_a_res
                         assert!(!finite || pool.export(1).unwrap().iter().all(|v| v.is_finite()), "{name}");
                     }
                     Err(error) => {
-                        assert!(matches!(error, ModelError::StateMaximum { .. }), "{name}: {error}");
+                        assert!(matches!(error, ModelError::Argument { .. }), "{name}: {error}");
                         assert_eq!(state(&pool, 1), bits(&own), "{name}: a refused state was written");
                     }
                 }

@@ -86,7 +86,10 @@ impl SlotState for SourceSums {
         let heads = numbers.chunks_exact(self.0.dims().1.head_numbers()).map(|head| head[head.len() - 1]);
         // Counts up to 65,536 are exact.
         match heads.enumerate().find(|&(_, c)| c != tokens as f32) {
-            Some((head, found)) => Err(ModelError::StateCount { layer, head, tokens, found }),
+            Some((head, found)) => {
+                let parameter = format!("c of the source in layer {layer}, head {head}");
+                Err(ModelError::argument(parameter, format!("its {tokens} tokens"), found))
+            }
             None => Ok(()),
         }
     }

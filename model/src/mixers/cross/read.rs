@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::compute::{Compute, sized};
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, SlotError};
 use crate::feature_map::{FeatureRows, Features};
 use crate::kernels::Isa;
 use crate::kernels::parts::Parts;
@@ -207,7 +207,7 @@ pub(crate) fn read_cache(
     let (heads, d) = (ring.heads, ring.block.d);
     let time = queries.time(heads * d, out.len(), ring.slots)?;
     if let Some(&slot) = queries.slots.iter().find(|&&slot| cache.used(slot) == 0) {
-        return Err(ModelError::SourceMissing { slot });
+        return Err(ModelError::Slot { slot, reason: SlotError::NoSource });
     }
     let isa = cx.isa;
     let most = queries.slots.iter().map(|&slot| cache.used(slot)).max().unwrap_or(0);

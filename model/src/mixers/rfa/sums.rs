@@ -143,7 +143,10 @@ impl SlotState for Sums {
     fn check(&self, layer: usize, numbers: &[f32], _: u64) -> Result<()> {
         let heads = numbers.chunks_exact(self.shape.head_numbers()).map(|head| head[head.len() - 1]);
         match heads.zip(&self.greatest_maxima).enumerate().find(|(_, (found, max))| found > max) {
-            Some((head, (found, &max))) => Err(ModelError::StateMaximum { layer, head, max, found }),
+            Some((head, (found, max))) => {
+                let parameter = format!("the maximum of layer {layer}, head {head}");
+                Err(ModelError::argument(parameter, format!("at most {max}"), found))
+            }
             None => Ok(()),
         }
     }
