@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use stats_alloc::{Region, Stats};
 use tidegate_model::sampling::TokenSet;
-use tidegate_model::{SamplingParams, Threads};
+use tidegate_model::{LanguageModel, ModelError, SamplingParams, Threads};
 use tidegate_server::engine::{
-    Constraint, ConstraintError, EngineOptions, Event, Grammar, LanguageModel, Limits, ModelError, Request,
-    RequestParameters, TextRules, spawn,
+    Constraint, ConstraintError, EngineOptions, Event, Grammar, Limits, Request, RequestParameters, TextRules, spawn,
 };
 use tidegate_server::text::Vocabulary;
 

@@ -7,10 +7,9 @@ use crate::common::sessions::{App, app_on, prompt, session};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use tidegate_model::cuda::{CudaDecoder, CudaDevice};
-use tidegate_model::sampling::{Drawn, Permitted, Plans, Sampler};
-use tidegate_model::{DecoderConfig, SamplingParams, StateType, WeightType};
+use tidegate_model::sampling::{Permitted, Plans, Sampled, Sampler};
+use tidegate_model::{DecoderConfig, LanguageModel, ModelRunner, SamplingParams, StateType, WeightType};
 use tidegate_server::checkpoint::{DeviceChoice, OpenError, OpenOptions, open, open_on};
-use tidegate_server::engine::{CudaModel, LanguageModel};
 use tidegate_server::session::Location;
 
 const TEXT: &str = "The old house by the sea";
@@ -102,17 +101,18 @@ fn the_served_model_samples_where_its_logits_are() {
     let config = DecoderConfig::from_json(&text).unwrap();
     let (vocab, device) = (config.vocab_size, CudaDevice::emulated());
     let decoder = CudaDecoder::random(config, WeightType::F32, 1, &device).unwrap();
-    let mut model = CudaModel::new(decoder, 2, StateType::F32).unwrap();
-    assert!(model.chooses());
+    let pool = decoder.new_pool(2, StateType::F32).unwrap();
+    let mut model = ModelRunner::new(decoder, pool);
+    assert!(model.samples());
     let mut sampler = Sampler::new(SamplingParams::default(), vocab).unwrap();
     let mut plan = |rows: std::ops::Range<usize>, plans: &mut Plans| {
         assert!(sampler.plan(Permitted::default(), plans));
         plans.skip_to(rows.len());
     };
-    let (mut drawn, mut logits) = (Vec::new(), Vec::new());
-    model.decode_choosing(&[1, 2], &[0, 1], &mut plan, (&mut drawn, &mut logits)).unwrap();
+    let (mut sampled, mut logits) = (Vec::new(), Vec::new());
+    model.decode_and_sample(&[1, 2], &[0, 1], &mut plan, (&mut sampled, &mut logits)).unwrap();
     // A token of the one row, and of the other all that it was not planned for.
-    assert!(matches!(drawn[..], [Drawn::Token(_), Drawn::Logits]), "{drawn:?}");
+    assert!(matches!(sampled[..], [Sampled::Token(_), Sampled::Logits]), "{sampled:?}");
     assert_eq!(logits.len(), vocab);
 }
 

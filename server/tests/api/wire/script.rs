@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, LazyLock};
 
-use tidegate_server::engine::{EngineOptions, EngineThread, LanguageModel, Limits, ModelError, TextRules, spawn};
+use tidegate_model::{LanguageModel, ModelError};
+use tidegate_server::engine::{EngineOptions, EngineThread, Limits, TextRules, spawn};
 use tidegate_server::text::Tokenizer;
 use tidegate_server::{ApiOptions, AppState, Served};
 
