@@ -48,6 +48,8 @@ impl Ballast {
 
     /// Removes the file to free its space; false if there is none.
     pub(super) fn release(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| !self.missing.swap(true, Ordering::SeqCst) && fs::remove_file(path).is_ok())
+        self.path
+            .as_ref()
+            .is_some_and(|path| !self.missing.swap(true, Ordering::SeqCst) && fs::remove_file(path).is_ok())
     }
 }
