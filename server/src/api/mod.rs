@@ -1,48 +1,20 @@
 //! HTTP: requests in, JSON and server-sent events out. Only this module serialises.
 
-mod account;
-mod aligned;
-mod answer;
-mod anthropic;
-mod chat;
-mod choices;
-mod completions;
-mod constrained;
-mod dialect;
 mod door;
-mod echo;
 mod error;
-mod foreign;
-mod generate;
-mod idempotency;
-mod llamacpp;
-mod logprobs;
+mod formats;
 mod metrics;
-mod numbers;
 mod openapi;
-mod origin;
 mod owner;
 mod pages;
 mod panics;
 mod playground;
-mod prompt;
-mod responses;
+mod request;
 mod run;
 mod service;
 mod sessions;
-mod shape;
-mod sink;
-mod spans;
 mod state;
-mod streams;
-mod texts;
-mod tgi;
-mod tokens;
-mod tools;
 mod trace;
-mod unsupported;
-mod validate;
-mod wire;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -51,6 +23,14 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
 use door::Routes;
+use formats::anthropic::MessagesRequest;
+use formats::chat::ChatRequest;
+use formats::completions::CompletionRequest;
+use formats::format::generate;
+use formats::llamacpp::LlamaRequest;
+use formats::responses::ResponseRequest;
+use formats::{anthropic, errors, llamacpp, responses, tokens};
+use run::resume;
 
 pub use door::{Access, Keys, KeysError, Origin, OriginError, Scope};
 pub use error::ApiError;
@@ -59,19 +39,19 @@ pub use state::{ApiOptions, AppState, Served};
 /// Every route. What each needs of a key is said in [`door`]; a new one needs a key that may generate.
 fn routes() -> Routes {
     Routes::default()
-        .route("/", get(playground::index).post(tgi::either))
+        .route("/", get(playground::index))
         .route("/playground/{file}", get(playground::file))
         .route("/favicon.ico", get(playground::favicon))
         .route("/docs", get(openapi::page))
         .route("/docs/{file}", get(openapi::file))
         .route("/openapi.json", openapi::description())
-        .route("/v1/completions", post(generate::completions))
-        .route("/v1/chat/completions", post(generate::chat))
-        .route("/v1/responses", post(responses::create))
+        .route("/v1/completions", post(generate::<CompletionRequest>))
+        .route("/v1/chat/completions", post(generate::<ChatRequest>))
+        .route("/v1/responses", post(generate::<ResponseRequest>))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
-        .route("/v1/messages", post(anthropic::create))
+        .route("/v1/messages", post(generate::<MessagesRequest>))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/v1/streams/{id}", get(streams::follow))
+        .route("/v1/streams/{id}", get(resume::resume))
         .route("/v1/sessions", get(sessions::list).post(sessions::create))
         .route("/v1/sessions/{id}", get(sessions::get).patch(sessions::patch).delete(sessions::delete))
         .route("/v1/sessions/{id}/append", post(sessions::append))
@@ -83,14 +63,11 @@ fn routes() -> Routes {
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/apply-template", post(tokens::apply_template))
-        .route("/completion", post(llamacpp::completion))
-        .route("/completions", post(llamacpp::completion))
+        .route("/completion", post(generate::<LlamaRequest>))
+        .route("/completions", post(generate::<LlamaRequest>))
         .route("/infill", post(llamacpp::infill))
         .route("/props", get(llamacpp::props))
         .route("/slots", get(llamacpp::slots))
-        .route("/generate", post(tgi::generate))
-        .route("/generate_stream", post(tgi::generate_stream))
-        .route("/info", get(tgi::info))
         .route("/v1/embeddings", post(tokens::embeddings))
         .route("/embeddings", post(tokens::embeddings))
         .route("/embedding", post(tokens::embeddings))
@@ -120,5 +97,5 @@ pub(crate) fn router(state: AppState) -> Router {
         .layer(from_fn(panics::catch));
     let router = if options.cors.is_empty() { router } else { router.layer(door::cors(&options.cors)) };
     let router = router.layer(from_fn(trace::trace)).layer(from_fn_with_state(state.clone(), metrics::count));
-    router.layer(from_fn(shape::by_path)).with_state(state)
+    router.layer(from_fn(errors::in_format_of_path)).with_state(state)
 }

@@ -11,8 +11,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::door::{self, Door, Keys};
 use super::error::ApiError;
-use super::idempotency::InFlight;
-use super::streams::Streams;
+use crate::api::run::idempotency::InFlight;
+use crate::api::run::streams::Streams;
 use crate::engine::{EngineHandle, Limits};
 use crate::metrics::Metrics;
 use crate::session::{Codec, PrefixIndex, Store};

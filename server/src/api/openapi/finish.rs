@@ -36,7 +36,7 @@ fn conditions() -> [(&'static str, Value); 6] {
     let mut one = starts.map(given).to_vec();
     one.push(absent(&starts));
     let create = json!([{"oneOf": one}, {"if": given("seed"), "then": absent(&["version", "snapshot"])}]);
-    let words = ["content", "prompt", "messages", "inputs"];
+    let words = ["content", "prompt", "messages"];
     let tokens = json!([{"oneOf": words.map(given)}]);
     [
         ("CompletionRequest", turn("prompt")),

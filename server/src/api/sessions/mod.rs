@@ -16,12 +16,12 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tracing::Instrument;
 
-use super::error::ApiError;
-use super::idempotency::{Attempt, attempt};
-use super::origin::{if_match, session_id, version_id, wait};
-use super::owner::Caller;
-use super::state::{AppState, Served};
-use super::wire::{body, parse};
+use crate::api::error::ApiError;
+use crate::api::formats::json::{body, parse};
+use crate::api::owner::Caller;
+use crate::api::request::continuation::{if_match, session_id, version_id, wait};
+use crate::api::run::retry::{Attempt, attempt};
+use crate::api::state::{AppState, Served};
 use crate::session::{Fork, Patch, Session, SessionId, Version, VersionId};
 use wire::{Change, ListQuery, ttl};
 
@@ -192,7 +192,7 @@ pub(super) async fn fork(
     let (id, bytes) = (named(id)?, json_body(&state, &headers, bytes)?);
     let path = format!("/v1/sessions/{id}/fork");
     let ticket = match attempt(&state, owner, &headers, &path, &bytes).await? {
-        Attempt::Again(body) => return Ok(again(StatusCode::CREATED, body)),
+        Attempt::Retry(body) => return Ok(again(StatusCode::CREATED, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
@@ -211,7 +211,7 @@ pub(super) async fn fork(
     let fork = Fork { from, n: n as usize, metadata, ttl };
     let forking = async move {
         let promise = ticket.as_ref().map(|ticket| ticket.promise(body.clone()));
-        let sessions = store.fork_once(owner, &id, fork, promise).await?;
+        let sessions = store.fork(owner, &id, fork, promise).await?;
         Ok(again(StatusCode::CREATED, body(&sessions)))
     };
     unbroken(&state, forking).await

@@ -14,16 +14,18 @@ use serde_json::Value;
 
 use super::wire::{AppendRequest, CreateRequest, label, metadata, ttl};
 use super::{again, json_body, json_of, named, unbroken};
-use crate::api::answer::now;
 use crate::api::door;
 use crate::api::error::ApiError;
-use crate::api::generate::reading;
-use crate::api::idempotency::{Attempt, attempt};
-use crate::api::origin::{if_match, version_id, wait};
+use crate::api::formats::json::parse;
+use crate::api::formats::openai::answer::now;
+use crate::api::formats::openai::wire::{ChatMessage, Seed, messages};
 use crate::api::owner::Caller;
-use crate::api::prompt::{closed_to_ids, messages_to_closed_ids, text_to_ids};
+use crate::api::request::ParameterNames;
+use crate::api::request::blocking::run_blocking;
+use crate::api::request::continuation::{if_match, version_id, wait};
+use crate::api::request::prompt::{encode_closed_messages, encode_text};
+use crate::api::run::retry::{Attempt, attempt};
 use crate::api::state::{AppState, Served};
-use crate::api::wire::{ChatMessage, Seed, parse};
 use crate::engine::{Event, Failure, Keep, Request, RequestParameters, Start as Origin};
 use crate::session::{NewSession, Session, Snapshot, Start, TurnNote, Version, VersionId};
 
@@ -61,10 +63,9 @@ impl Text {
     fn ids(self, served: &Served, base: &Snapshot) -> Result<Vec<u32>, ApiError> {
         let param = self.param();
         let ids = match self {
-            Self::Plain(text) => text_to_ids(&text, param, served, Some(base))?,
+            Self::Plain(text) => encode_text(&text, param, served, Some(base))?,
             Self::Ids(ids) => ids,
-            Self::Messages(messages) if base.tokens() == 0 => closed_to_ids(messages, param, served)?,
-            Self::Messages(messages) => messages_to_closed_ids(messages, param, served, base)?,
+            Self::Messages(given) => encode_closed_messages(&messages(given, param)?, param, served, base)?,
         };
         if ids.is_empty() {
             return Err(ApiError::invalid(Some(param), format!("{param} must not be empty")));
@@ -83,11 +84,11 @@ pub(in crate::api) async fn create(
     let served = Arc::clone(state.ready()?);
     let bytes = json_body(&state, &headers, bytes)?;
     let ticket = match attempt(&state, owner, &headers, "/v1/sessions", &bytes).await? {
-        Attempt::Again(body) => return Ok(again(StatusCode::CREATED, body)),
+        Attempt::Retry(body) => return Ok(again(StatusCode::CREATED, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
-    let mut request: CreateRequest = reading(&state, move || parse(&bytes)).await?;
+    let mut request: CreateRequest = run_blocking(&state, move || parse(&bytes)).await?;
     let (metadata, ttl) =
         (request.metadata.take().map(metadata).transpose()?, request.ttl_seconds.map(ttl).transpose()?);
     let label = label(request.label.take())?;
@@ -125,7 +126,7 @@ async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -
     }
     if let Some(encoded) = snapshot {
         let served = Arc::clone(served);
-        return reading(state, move || {
+        return run_blocking(state, move || {
             let invalid = |error: String| ApiError::invalid(Some("snapshot"), format!("snapshot: {error}"));
             let bytes = BASE64.decode(encoded).map_err(|error| invalid(format!("must be base64: {error}")))?;
             let snapshot = served.codec.import(&bytes).map_err(|error| invalid(error.to_string()))?;
@@ -151,11 +152,11 @@ pub(in crate::api) async fn append(
     let (id, bytes) = (named(id)?, json_body(&state, &headers, bytes)?);
     let path = format!("/v1/sessions/{id}/append");
     let ticket = match attempt(&state, owner, &headers, &path, &bytes).await? {
-        Attempt::Again(body) => return Ok(again(StatusCode::OK, body)),
+        Attempt::Retry(body) => return Ok(again(StatusCode::OK, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
-    let request: AppendRequest = reading(&state, move || parse(&bytes)).await?;
+    let request: AppendRequest = run_blocking(&state, move || parse(&bytes)).await?;
     let label = label(request.label)?;
     let missing = || ApiError::invalid(Some("text"), "one of text, tokens and messages must be given");
     let text = Text::only(request.text, request.tokens, request.messages)?.ok_or_else(missing)?;
@@ -212,15 +213,13 @@ async fn read(
     let param = text.param();
     let request = {
         let (served, base) = (Arc::clone(served), Arc::clone(&base));
-        reading(state, move || {
+        run_blocking(state, move || {
             let prompt = text.ids(&served, &base)?;
             let keep = Keep { prompt: false, end: true };
             let parameters =
                 RequestParameters { start: Origin::Session(base), prompt, keep, ..RequestParameters::default() };
-            Request::new(parameters, &served.limits).map_err(|error| {
-                // What the engine calls the prompt has another name here.
-                ApiError::invalid(Some(param), error.to_string().replacen("prompt", param, 1))
-            })
+            let names = ParameterNames::openai(param, "max_tokens");
+            Request::new(parameters, &served.limits).map_err(|error| names.error(&error))
         })
         .await?
     };

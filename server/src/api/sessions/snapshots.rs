@@ -11,9 +11,9 @@ use axum::response::Response;
 use super::wire::SnapshotQuery;
 use super::{answer, named, one};
 use crate::api::error::ApiError;
-use crate::api::generate::reading;
-use crate::api::origin::version_id;
 use crate::api::owner::Caller;
+use crate::api::request::blocking::run_blocking;
+use crate::api::request::continuation::version_id;
 use crate::api::state::AppState;
 use crate::session::{Metadata, NewSession, Start};
 
@@ -59,7 +59,7 @@ pub(in crate::api) async fn upload(
     store.admit(owner).await?;
     let bytes = to_bytes(body, most).await.map_err(|_| long())?;
     let codec = Arc::clone(&served.codec);
-    let snapshot = reading(&state, move || {
+    let snapshot = run_blocking(&state, move || {
         codec.import(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
     });
     let start = Start::Snapshot(Arc::new(snapshot.await?));

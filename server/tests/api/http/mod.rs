@@ -19,7 +19,6 @@ mod responses;
 mod sessions;
 mod split_characters;
 mod stored_responses;
-mod tgi;
 mod tokens;
 mod tools;
 mod translation;

@@ -232,11 +232,11 @@ async fn what_is_no_tool_is_refused_by_its_name() {
         ("tool_choice", json!({"tool_choice": "always"}), "must be none, auto, required or a function"),
         ("tool_choice", json!({"tool_choice": {"type": "function", "function": {"name": "h"}}}), "found \"h\""),
         ("tool_choice", json!({"tool_choice": {"type": "allowed_tools"}}), "tool_choice.type must be function"),
-        ("tool_choice", json!({"tools": [], "tool_choice": "required"}), "where there are no tools"),
-        ("parallel_tool_calls", json!({"parallel_tool_calls": "yes"}), "must be a boolean"),
+        ("tool_choice", json!({"tools": [], "tool_choice": "required"}), "without tools"),
+        ("parallel_tool_calls", json!({"parallel_tool_calls": "yes"}), "expected a boolean"),
         ("functions", json!({"functions": [{"name": "f"}]}), "functions must be absent"),
         ("function_call", json!({"function_call": "auto"}), "function_call must be absent"),
-        ("response_format", json!({"response_format": {"type": "json_object"}}), "where tools may be called"),
+        ("response_format", json!({"response_format": {"type": "json_object"}}), "if tools may be called"),
         ("messages", json!({"messages": [{"role": "user", "tool_calls": []}]}), "must all have content"),
     ];
     for (param, more, part) in table {

@@ -32,26 +32,17 @@ pub(crate) fn routes() -> Vec<String> {
     routes
 }
 
-/// The fields by which a request asks for a form.
-pub(crate) fn forms() -> Vec<String> {
-    let text = source("constrained.rs");
-    let (_, list) = text.split_once("const FIELDS").expect("the fields of forms");
-    let list = list.split_once('=').unwrap().1.split(';').next().unwrap();
-    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
-}
-
 /// The names of the fields of a structure, as they are on the wire, sorted.
 pub(crate) fn fields(file: &str, name: &str) -> Vec<String> {
     let text = source(file);
-    let (_, rest) = text.split_once(&format!("struct {name} {{\n")).unwrap_or_else(|| panic!("no {name} in {file}"));
-    let body = rest.split("\n}").next().unwrap();
+    let (_, rest) = text.split_once(&format!("{name} {{\n")).unwrap_or_else(|| panic!("no {name} in {file}"));
     let (mut fields, mut renamed, mut flattened) = (Vec::new(), None, false);
-    for line in body.lines().map(str::trim) {
+    for line in rest.lines().map(str::trim).take_while(|line| *line != "}") {
         if let Some((_, rest)) = line.split_once("rename = \"") {
             renamed = rest.split('"').next();
         }
         flattened |= line.starts_with("#[serde(flatten)") || line.starts_with("#[serde(skip)");
-        if line.starts_with("//") || line.starts_with('#') {
+        if line.starts_with("//") || line.starts_with(['#', '$']) {
             continue;
         }
         let field = line.trim_start_matches("pub(super) ").trim_start_matches("pub(in crate::api) ").split(':').next();

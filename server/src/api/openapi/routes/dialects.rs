@@ -91,7 +91,6 @@ fn tokenize() -> Route {
     let examples = [
         ("llama.cpp", json!({"content": "Once upon a time", "with_pieces": true})),
         ("vLLM", json!({"prompt": "Once upon a time", "return_token_strs": true})),
-        ("text-generation-inference", json!({"inputs": "Once upon a time"})),
     ];
     Route::post("/tokenize", "tokenize", "The tokens of a text")
         .takes::<TokenizeRequest>(true, &examples)

@@ -4,14 +4,10 @@ mod dialects;
 mod service;
 mod sessions;
 mod text;
-mod tgi;
 
 use super::route::Route;
 
 /// All of them, in the order in which they are shown.
 pub(super) fn all() -> Vec<Route> {
-    [text::routes(), sessions::routes(), dialects::routes(), tgi::routes(), service::routes()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [text::routes(), sessions::routes(), dialects::routes(), service::routes()].into_iter().flatten().collect()
 }

@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
+use crate::api::formats::responses::Object;
 use crate::api::openapi::route::{Route, idempotency_key, if_match_of_body, in_path, in_query, last_event_id, prefer};
 use crate::api::openapi::schemas::{
     Chat, ChatChunk, ChatRequest, Completion, CompletionChunk, CompletionRequest, Deleted, Error, ResponseEvent,
     ResponseRequest,
 };
 use crate::api::openapi::written::word;
-use crate::api::responses::Object;
 
 const TAG: &str = "text";
 

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::api::answer::{TimingsMs, Usage};
-use crate::api::dialect::SessionInfo;
+use crate::api::formats::openai::answer::{TimingsMs, Usage};
+use crate::api::formats::responses::{Message, Object, TextPart};
 use crate::api::openapi::written::{nothing, stop_reason};
-use crate::api::responses::{Message, Object, TextPart};
+use crate::api::run::encoder::SessionInfo;
 
 #[derive(ToSchema)]
 #[serde(rename_all = "snake_case")]

@@ -305,7 +305,7 @@ struct LlamaErrorDetails {
 }
 
 /// A text to be made into tokens; its field says in whose words: `content` in llama.cpp's, `prompt` or `messages` in
-/// vLLM's, `inputs` in those of text-generation-inference. One of them.
+/// vLLM's. One of them.
 #[derive(ToSchema)]
 pub(in crate::api::openapi) struct TokenizeRequest {
     model: Option<String>,
@@ -319,20 +319,11 @@ pub(in crate::api::openapi) struct TokenizeRequest {
     add_special_tokens: Option<bool>,
     add_generation_prompt: Option<bool>,
     return_token_strs: Option<bool>,
-    inputs: Option<String>,
-}
-
-/// Tokens of a text.
-#[derive(ToSchema)]
-#[serde(untagged)]
-pub(in crate::api::openapi) enum Tokenized {
-    Tokens(Tokens),
-    Spans(Vec<TokenSpan>),
 }
 
 /// Tokens, in llama.cpp's words and in vLLM's.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct Tokens {
+pub(in crate::api::openapi) struct Tokenized {
     count: u64,
     max_model_len: u64,
     /// Ids; with `with_pieces` objects of `id` and `piece`.
@@ -340,15 +331,6 @@ pub(in crate::api::openapi) struct Tokens {
     tokens: Value,
     #[schema(required)]
     token_strs: Option<Vec<String>>,
-}
-
-/// A token and where it stands.
-#[derive(ToSchema)]
-pub(in crate::api::openapi) struct TokenSpan {
-    id: u32,
-    text: String,
-    start: u64,
-    stop: u64,
 }
 
 /// Tokens whose text is wanted.

@@ -8,7 +8,6 @@ mod dialects;
 mod requests;
 mod service;
 mod sessions;
-mod tgi;
 
 pub(super) use answers::{Chat, ChatChunk, Completion, CompletionChunk, ResponseEvent};
 pub(super) use dialects::{
@@ -19,4 +18,3 @@ pub(super) use dialects::{
 pub(super) use requests::{ChatRequest, CompletionRequest, ResponseRequest};
 pub(super) use service::{Description, Error, Health, Model, Models};
 pub(super) use sessions::{Appended, Deleted, ForkedSessions, Session, Sessions, Turns};
-pub(super) use tgi::{GenerateError, GenerateRequest, Generated, GeneratedList, GeneratedToken, ServerInfo};

@@ -1,0 +1,125 @@
+//! The blocks of a message that is being generated: its text, and its calls of tools.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::api::run::tool_calls::{Piece, ToolCallParser};
+
+/// A block, whole or at its beginning.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Block {
+    Text { text: String },
+    ToolUse { id: String, name: String, input: Map<String, Value> },
+}
+
+/// A piece of a block.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum BlockDelta {
+    TextDelta { text: String },
+    InputJsonDelta { partial_json: String },
+}
+
+/// A change to the block of this index.
+#[derive(Debug)]
+pub(super) enum Change {
+    Start(usize, Block),
+    Delta(usize, BlockDelta),
+    Stop(usize),
+}
+
+/// The blocks of one message.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    /// Separates calls from text, if there may be calls.
+    parser: Option<ToolCallParser>,
+    blocks: Vec<Block>,
+    /// The text of the input of the last block, if that is a call.
+    input: String,
+    open: bool,
+}
+
+impl Blocks {
+    pub(super) fn new(parser: Option<ToolCallParser>) -> Self {
+        Self { parser, blocks: Vec::new(), input: String::new(), open: false }
+    }
+
+    /// The beginning of the message. If there can be no calls, its text block starts at once.
+    pub(super) fn open(&mut self, out: &mut Vec<Change>) {
+        if self.parser.is_none() {
+            self.start(Block::Text { text: String::new() }, out);
+        }
+    }
+
+    /// Adds text of the message.
+    pub(super) fn push(&mut self, text: &str, out: &mut Vec<Change>) {
+        let mut pieces = Vec::new();
+        match &mut self.parser {
+            Some(parser) => parser.push(text, &mut pieces),
+            None if text.is_empty() => {}
+            None => pieces.push(Piece::Text(text.to_owned())),
+        }
+        self.take(pieces, out);
+    }
+
+    /// The end of the message.
+    pub(super) fn finish(&mut self, out: &mut Vec<Change>) {
+        let mut pieces = Vec::new();
+        if let Some(parser) = &mut self.parser {
+            parser.finish(&mut pieces);
+        }
+        self.take(pieces, out);
+        self.stop(out);
+    }
+
+    /// Whether the message is one or more complete calls.
+    pub(super) fn has_called(&self) -> bool {
+        self.parser.as_ref().is_some_and(ToolCallParser::has_called)
+    }
+
+    /// All blocks, after [`Self::finish`].
+    pub(super) fn all(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    fn take(&mut self, pieces: Vec<Piece>, out: &mut Vec<Change>) {
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => {
+                    if !matches!(self.blocks.last(), Some(Block::Text { .. })) {
+                        self.start(Block::Text { text: String::new() }, out);
+                    }
+                    if let Some(Block::Text { text: whole }) = self.blocks.last_mut() {
+                        whole.push_str(&text);
+                    }
+                    out.push(Change::Delta(self.blocks.len() - 1, BlockDelta::TextDelta { text }));
+                }
+                Piece::CallStart { id, name, .. } => self.start(Block::ToolUse { id, name, input: Map::new() }, out),
+                Piece::Arguments { text: partial_json, .. } => {
+                    self.input.push_str(&partial_json);
+                    out.push(Change::Delta(self.blocks.len() - 1, BlockDelta::InputJsonDelta { partial_json }));
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, block: Block, out: &mut Vec<Change>) {
+        self.stop(out);
+        out.push(Change::Start(self.blocks.len(), block.clone()));
+        self.blocks.push(block);
+        self.open = true;
+    }
+
+    fn stop(&mut self, out: &mut Vec<Change>) {
+        if !std::mem::take(&mut self.open) {
+            return;
+        }
+        let text = std::mem::take(&mut self.input);
+        if let Some(Block::ToolUse { input, .. }) = self.blocks.last_mut() {
+            // The input of a call that was cut off is not an object, and is left empty.
+            *input = serde_json::from_str(&text).unwrap_or_default();
+        }
+        out.push(Change::Stop(self.blocks.len() - 1));
+    }
+}

@@ -1,0 +1,67 @@
+//! Errors in the format of their path: each client reads its own.
+//!
+//! An [`ApiError`] travels with its response. This middleware writes it in the format of the path, so that errors of
+//! other middleware have that format, too.
+
+use axum::Json;
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+
+use super::{anthropic, llamacpp};
+use crate::api::error::ApiError;
+
+/// The formats of errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ErrorFormat {
+    OpenAi,
+    Anthropic,
+    LlamaCpp,
+}
+
+impl ErrorFormat {
+    fn of(path: &str) -> Self {
+        match path {
+            "/v1/messages" | "/v1/messages/count_tokens" => Self::Anthropic,
+            "/completion" | "/completions" | "/infill" | "/props" | "/slots" => Self::LlamaCpp,
+            _ => Self::OpenAi,
+        }
+    }
+}
+
+/// Runs a request, and writes its error in the format of its path. To be the outermost middleware that can see errors.
+pub(in crate::api) async fn in_format_of_path(request: Request, next: Next) -> Response {
+    let format = ErrorFormat::of(request.uri().path());
+    let mut response = next.run(request).await;
+    if format == ErrorFormat::Anthropic
+        && let Some(id) = response.headers().get("x-request-id").cloned()
+    {
+        response.headers_mut().insert(HeaderName::from_static("request-id"), id);
+    }
+    let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
+    let id = response.headers().get("x-request-id").and_then(|id: &HeaderValue| id.to_str().ok());
+    match format {
+        ErrorFormat::OpenAi => response,
+        ErrorFormat::Anthropic => {
+            let body = anthropic::error_body(&error, id);
+            with_body(response, &body)
+        }
+        ErrorFormat::LlamaCpp => with_body(response, &llamacpp::error_body(&error)),
+    }
+}
+
+/// The same response with another body.
+fn with_body(response: Response, body: &Value) -> Response {
+    let (parts, _) = response.into_parts();
+    let mut answer = Json(body).into_response();
+    *answer.status_mut() = parts.status;
+    let replaced = ["content-type", "content-length"];
+    for (name, value) in &parts.headers {
+        if !replaced.contains(&name.as_str()) {
+            answer.headers_mut().append(name, value.clone());
+        }
+    }
+    answer
+}

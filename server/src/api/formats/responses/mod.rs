@@ -1,0 +1,206 @@
+//! `/v1/responses` in the format of OpenAI's Responses API. A stored response is a snapshot, so continuing it, or branching
+//! from it, costs only the new tokens.
+//!
+//! `instructions` come before the input of their own request. Responses that continue it do not repeat them, but start from
+//! a state that has read them. Inputs are not stored, so they cannot be listed.
+
+mod encoder;
+mod object;
+mod wire;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use rand::Rng;
+use serde_json::{Value, json};
+
+use self::encoder::{Context, ResponseEncoder, replay};
+use self::object::{Kind, Reasoning, ServiceTier, Status, TextFormat, TextOptions};
+pub(in crate::api) use self::object::{Message, Object, TextPart};
+pub(in crate::api) use self::wire::ResponseRequest;
+use super::format::{Converted, Format};
+use super::openai::answer::now;
+use crate::api::door;
+use crate::api::error::ApiError;
+use crate::api::owner::Caller;
+use crate::api::request::ValidRequest;
+use crate::api::request::continuation::{CommitPlan, Continuation, SessionParameters};
+use crate::api::run::encoder::{EventEncoder, StreamEvent};
+use crate::api::state::{AppState, Served};
+use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
+
+/// What the encoder needs to know of a request.
+pub(in crate::api) struct Options {
+    /// The response at its start.
+    object: Object,
+    /// Whether to store it, if the request says so.
+    store: Option<bool>,
+}
+
+impl Format for ResponseRequest {
+    type Options = Options;
+
+    const IDEMPOTENT_PATH: Option<&'static str> = Some("/v1/responses");
+
+    fn convert(mut self, served: &Served) -> Result<Converted<Options>, ApiError> {
+        let (format, grammar) = self.check()?;
+        let options = Options { object: new_object(&self, format, served), store: self.store };
+        let stream = self.stream.unwrap_or(false);
+        let request = self.convert(grammar)?;
+        Ok(Converted { request, session: SessionParameters::default(), stream, options })
+    }
+
+    async fn continuation(
+        options: &mut Options,
+        _: SessionParameters,
+        state: &AppState,
+        _: &Arc<Served>,
+        owner: Owner,
+        _: &HeaderMap,
+    ) -> Result<Continuation, ApiError> {
+        continuation(options, state, owner).await
+    }
+
+    fn encoder(Options { object, .. }: Options, request: &ValidRequest, _: bool) -> Box<dyn EventEncoder> {
+        let context = request.base.as_deref().map_or_else(Context::default, Context::of);
+        Box::new(ResponseEncoder::new(object, context))
+    }
+
+    fn replay(_: &Options, body: &str) -> Vec<StreamEvent> {
+        replay(body)
+    }
+}
+
+/// The conversation that a response continues, and whether the response is stored. A key without the scope for sessions
+/// can neither store nor continue a response; by default its responses are not stored.
+async fn continuation(options: &mut Options, state: &AppState, owner: Owner) -> Result<Continuation, ApiError> {
+    let object = &mut options.object;
+    if object.previous_response_id.is_some() {
+        door::check_keep("previous_response_id")?;
+    }
+    let store = match options.store {
+        Some(true) => door::check_keep("store").map(|()| true)?,
+        Some(false) => false,
+        None => door::may_keep(),
+    };
+    object.store = store;
+    let previous = match &object.previous_response_id {
+        Some(previous) => Some(conversation(state, owner, previous).await?),
+        None => None,
+    };
+    if store {
+        // Before anything is computed for it.
+        state.store()?.admit(owner).await?;
+    }
+    let (snapshot, parent) = match previous {
+        Some((snapshot, version)) => (snapshot, Some(version)),
+        // As any request for text, prefixes of which may be known.
+        None if !store => return Ok(Continuation::none(owner)),
+        None => (Arc::new(Snapshot::empty(rand::rng().random())), None),
+    };
+    let id = response_id(&object.id, "id")?;
+    let plan = if store { CommitPlan::Response { owner, id, parent } } else { CommitPlan::Nothing(owner) };
+    Ok(Continuation::of(snapshot, plan))
+}
+
+/// The conversation that ends with a response.
+async fn conversation(state: &AppState, owner: Owner, id: &str) -> Result<(Arc<Snapshot>, VersionId), ApiError> {
+    let param = "previous_response_id";
+    let id = response_id(id, param)?;
+    let store = state.store()?;
+    let version = store.response(owner, &id).await.map_err(|error| not_found(error, param))?.1;
+    let snapshot = store.response_snapshot(owner, &id).await.map_err(|error| not_found(error, param))?.0;
+    Ok((snapshot, version))
+}
+
+/// The response at its start.
+fn new_object(wire: &ResponseRequest, format: TextFormat, served: &Served) -> Object {
+    Object {
+        id: ResponseId::new().to_string(),
+        kind: Kind::Response,
+        created_at: now(),
+        completed_at: None,
+        status: Status::InProgress,
+        background: false,
+        error: None,
+        incomplete_details: None,
+        instructions: wire.instructions.clone(),
+        max_output_tokens: wire.max_output_tokens,
+        model: served.name.clone(),
+        output: Vec::new(),
+        parallel_tool_calls: wire.parallel_tool_calls.unwrap_or(true),
+        previous_response_id: wire.previous_response_id.clone(),
+        reasoning: Reasoning::default(),
+        service_tier: ServiceTier::default(),
+        store: wire.store.unwrap_or(true),
+        temperature: wire.temperature.map_or(served.sampling.temperature, |temperature| temperature as f32),
+        text: TextOptions { format },
+        tool_choice: wire.tool_choice.unwrap_or_default(),
+        tools: Vec::new(),
+        top_logprobs: 0,
+        top_p: wire.top_p.map_or(served.sampling.top_p, |top_p| top_p as f32),
+        truncation: wire.truncation.unwrap_or_default(),
+        usage: None,
+        user: wire.user.clone(),
+        metadata: wire.metadata.clone().unwrap_or_default(),
+        held_text: String::new(),
+    }
+}
+
+/// `GET /v1/responses/{id}`
+pub(in crate::api) async fn retrieve(
+    State(state): State<AppState>,
+    Caller(owner): Caller,
+    id: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    let id = path_id(id)?;
+    for (name, value) in query.iter().flat_map(|query| query.split('&')).filter_map(|pair| pair.split_once('=')) {
+        let name = name.split(['[', '%']).next().unwrap_or(name);
+        if ["include", "starting_after"].contains(&name) || (name == "stream" && value != "false") {
+            let message = format!("{name} must be absent: a stored response is returned in one piece");
+            return Err(ApiError::invalid(Some(name), message));
+        }
+    }
+    let body = state.store()?.response(owner, &id).await.map_err(|error| not_found(error, "id"))?.0;
+    Ok(whole(body))
+}
+
+/// `DELETE /v1/responses/{id}`
+pub(in crate::api) async fn delete(
+    State(state): State<AppState>,
+    Caller(owner): Caller,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let id = path_id(id)?;
+    state.store()?.delete_response(owner, &id).await.map_err(|error| not_found(error, "id"))?;
+    Ok(Json(json!({"id": id.as_str(), "object": "response", "deleted": true})))
+}
+
+fn whole(body: impl IntoResponse) -> Response {
+    let mut response = body.into_response();
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    response
+}
+
+fn path_id(id: Result<Path<String>, PathRejection>) -> Result<ResponseId, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
+    response_id(&id, "id")
+}
+
+/// A response's id from a client; a malformed one is reported as missing.
+fn response_id(id: &str, param: &str) -> Result<ResponseId, ApiError> {
+    ResponseId::parse(id).ok_or_else(|| ApiError::missing(param, "response"))
+}
+
+/// Whichever part of a response is missing, the client is told of the response.
+fn not_found(error: StoreError, param: &str) -> ApiError {
+    match error {
+        StoreError::NotFound { .. } => ApiError::missing(param, "response"),
+        error => error.into(),
+    }
+}

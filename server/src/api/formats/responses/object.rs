@@ -1,0 +1,246 @@
+//! The response object of OpenAI's Responses API, as it is sent, stored, and read again for retries.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::api::openapi::{anything, nothing};
+
+/// A response, finished or not.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = Response)]
+pub(in crate::api) struct Object {
+    pub(super) id: String,
+    #[serde(rename = "object")]
+    pub(super) kind: Kind,
+    pub(super) created_at: u64,
+    /// When it was completed; null if it was cut off.
+    #[schema(required)]
+    pub(super) completed_at: Option<u64>,
+    pub(super) status: Status,
+    /// Always false: background mode is refused.
+    pub(super) background: bool,
+    #[schema(required)]
+    pub(super) error: Option<Failed>,
+    #[schema(required)]
+    pub(super) incomplete_details: Option<Incomplete>,
+    #[schema(required)]
+    pub(super) instructions: Option<String>,
+    #[schema(required)]
+    pub(super) max_output_tokens: Option<u64>,
+    pub(super) model: String,
+    pub(super) output: Vec<Message>,
+    pub(super) parallel_tool_calls: bool,
+    #[schema(required)]
+    pub(super) previous_response_id: Option<String>,
+    pub(super) reasoning: Reasoning,
+    pub(super) service_tier: ServiceTier,
+    pub(super) store: bool,
+    pub(super) temperature: f32,
+    pub(super) text: TextOptions,
+    pub(super) tool_choice: ToolChoice,
+    /// Always empty: tools are refused.
+    #[schema(value_type = Vec<Value>, max_items = 0)]
+    pub(super) tools: Vec<()>,
+    /// Always 0: log probabilities are refused.
+    pub(super) top_logprobs: u32,
+    pub(super) top_p: f32,
+    pub(super) truncation: Truncation,
+    #[schema(required)]
+    pub(super) usage: Option<ResponseUsage>,
+    #[schema(required)]
+    pub(super) user: Option<String>,
+    pub(super) metadata: BTreeMap<String, String>,
+    /// An addition: text that a response which continues this one begins with. It is held back because it may be the
+    /// beginning of a stop string.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) held_text: String,
+}
+
+/// The type of the object.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseKind)]
+pub(super) enum Kind {
+    #[serde(rename = "response")]
+    Response,
+}
+
+/// The state of a response or of its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ResponseStatus)]
+pub(super) enum Status {
+    InProgress,
+    Completed,
+    Incomplete,
+    Failed,
+}
+
+/// Why a response failed.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseError)]
+pub(super) struct Failed {
+    pub(super) code: String,
+    pub(super) message: String,
+}
+
+/// Why a text was cut off.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseIncomplete)]
+pub(super) struct Incomplete {
+    pub(super) reason: IncompleteReason,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ResponseIncompleteReason)]
+pub(super) enum IncompleteReason {
+    MaxOutputTokens,
+}
+
+/// The model's message.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseMessage)]
+pub(in crate::api) struct Message {
+    pub(super) id: String,
+    #[serde(rename = "type")]
+    pub(super) kind: MessageKind,
+    pub(super) status: Status,
+    pub(super) role: Role,
+    /// Empty in a stream until the text begins, then one part.
+    pub(super) content: Vec<TextPart>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseMessageKind)]
+pub(super) enum MessageKind {
+    #[serde(rename = "message")]
+    Message,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseRole)]
+pub(super) enum Role {
+    #[serde(rename = "assistant")]
+    Assistant,
+}
+
+/// The text of the message.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseText)]
+pub(in crate::api) struct TextPart {
+    #[serde(rename = "type")]
+    pub(super) kind: TextKind,
+    pub(super) text: String,
+    #[schema(value_type = Vec<Value>, max_items = 0)]
+    pub(super) annotations: Vec<()>,
+    #[schema(value_type = Vec<Value>, max_items = 0)]
+    pub(super) logprobs: Vec<()>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseTextKind)]
+pub(super) enum TextKind {
+    #[default]
+    #[serde(rename = "output_text")]
+    OutputText,
+}
+
+/// Always empty: the model has no reasoning apart from its text.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseReasoning)]
+pub(super) struct Reasoning {
+    #[schema(required, schema_with = nothing)]
+    effort: Option<()>,
+    #[schema(required, schema_with = nothing)]
+    summary: Option<()>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = ResponseServiceTier)]
+pub(super) enum ServiceTier {
+    #[default]
+    Default,
+}
+
+/// The format of the text.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseTextOptions)]
+pub(super) struct TextOptions {
+    pub(super) format: TextFormat,
+}
+
+/// The format that the request asked for.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseTextFormat)]
+pub(super) struct TextFormat {
+    #[serde(rename = "type")]
+    kind: FormatKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = anything)]
+    schema: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    strict: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ResponseFormatKind)]
+enum FormatKind {
+    #[default]
+    Text,
+    JsonObject,
+    JsonSchema,
+}
+
+/// There are no tools, so both mean the same.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = ResponseToolChoice)]
+pub(super) enum ToolChoice {
+    #[default]
+    Auto,
+    None,
+}
+
+/// The model's context has no end, so both mean the same.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = ResponseTruncation)]
+pub(super) enum Truncation {
+    #[default]
+    Disabled,
+    Auto,
+}
+
+/// Tokens that a response took. As in OpenAI's count, the conversation before is part of the input.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+pub(super) struct ResponseUsage {
+    pub(super) input_tokens: u64,
+    pub(super) input_tokens_details: InputDetails,
+    pub(super) output_tokens: u64,
+    pub(super) output_tokens_details: OutputDetails,
+    pub(super) total_tokens: u64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseInputDetails)]
+pub(super) struct InputDetails {
+    /// Tokens that were in a state already and were not computed.
+    pub(super) cached_tokens: u64,
+    /// Tokens that this response added to the stored state.
+    pub(super) cache_write_tokens: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = ResponseOutputDetails)]
+pub(super) struct OutputDetails {
+    reasoning_tokens: u64,
+}

@@ -1,0 +1,134 @@
+//! Where a run sends its events: into one response, a stream, a log that a client can resume, or nowhere.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::sse::{self, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::{Stream, stream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::encoder::StreamEvent;
+use super::streams::{LogWriter, Streams};
+use crate::api::error::ApiError;
+use crate::session::Owner;
+
+/// Events that may wait for their reader. When the buffer is full the run waits, and the engine with it.
+const BUFFER: usize = 32;
+
+/// The run's end of the connection to the client.
+pub(in crate::api) enum Sink {
+    Whole(Option<oneshot::Sender<Result<String, ApiError>>>),
+    /// None is the regular end.
+    Stream(mpsc::Sender<Option<StreamEvent>>),
+    Log(LogWriter),
+    /// The client has disconnected, and the run continues.
+    Closed,
+}
+
+impl Sink {
+    /// Whether the response is sent in one piece at the end.
+    pub(in crate::api) fn wants_body(&self) -> bool {
+        matches!(self, Self::Whole(_))
+    }
+
+    /// Sends events; false if a reader did not take one of them within `limit`.
+    pub(in crate::api) async fn send(&self, out: &mut Vec<StreamEvent>, limit: Duration) -> bool {
+        for event in out.drain(..) {
+            match self {
+                Self::Stream(sender) => {
+                    if !matches!(timeout(limit, sender.send(Some(event))).await, Ok(Ok(()))) {
+                        return false;
+                    }
+                }
+                Self::Log(log) => log.push(event),
+                Self::Whole(_) | Self::Closed => {}
+            }
+        }
+        true
+    }
+
+    /// Whether the reader is connected, even if it does not read.
+    pub(in crate::api) fn has_reader(&self) -> bool {
+        matches!(self, Self::Stream(sender) if !sender.is_closed())
+    }
+
+    /// Waits until the client has disconnected.
+    pub(in crate::api) async fn disconnected(&mut self) {
+        match self {
+            Self::Whole(Some(sender)) => sender.closed().await,
+            Self::Stream(sender) => sender.closed().await,
+            // The reader of a log may come back.
+            Self::Whole(None) | Self::Log(_) | Self::Closed => std::future::pending().await,
+        }
+    }
+
+    /// Sends the last events, and the response in one piece or its error.
+    pub(in crate::api) async fn close(self, mut out: Vec<StreamEvent>, last: Result<String, ApiError>) {
+        self.send(&mut out, Duration::MAX).await;
+        match self {
+            // A reader that has disconnected needs nothing.
+            Self::Whole(sender) => _ = sender.map(|sender| sender.send(last)),
+            Self::Stream(sender) => _ = sender.send(None).await,
+            Self::Log(log) => log.end(),
+            Self::Closed => {}
+        }
+    }
+}
+
+/// A response in one piece.
+pub(in crate::api) fn whole() -> (Sink, impl Future<Output = Result<Response, ApiError>>) {
+    let (sender, receiver) = oneshot::channel();
+    let answer = async {
+        // A run that ends without sending a result has panicked.
+        let body = receiver.await.unwrap_or_else(|_| Err(ApiError::internal()))?;
+        Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+    };
+    (Sink::Whole(Some(sender)), answer)
+}
+
+/// A stream that ends with its reader.
+pub(in crate::api) fn streamed(keep_alive: Duration) -> (Sink, Response) {
+    let (sender, receiver) = mpsc::channel::<Option<StreamEvent>>(BUFFER);
+    let events = stream::unfold(Some(receiver), |receiver| async move {
+        let mut receiver = receiver?;
+        match receiver.recv().await {
+            Some(Some(event)) => Some((event.into(), Some(receiver))),
+            Some(None) => None,
+            // A run that drops its sender without ending the stream has panicked.
+            None => Some((StreamEvent::data(ApiError::internal().body().to_string()).into(), None)),
+        }
+    });
+    (Sink::Stream(sender), respond(events, keep_alive))
+}
+
+/// A stream that continues without its reader, who can resume it.
+pub(in crate::api) fn logged(streams: &Streams, owner: Owner, keep_alive: Duration) -> (Sink, Response) {
+    let (log, writer) = streams.open(owner);
+    let mut response = respond(Arc::clone(&log).follow(0), keep_alive);
+    if let Ok(id) = HeaderValue::from_str(log.id()) {
+        response.headers_mut().insert(HeaderName::from_static("x-stream-id"), id);
+    }
+    (Sink::Log(writer), response)
+}
+
+/// Events that are known already, as a stream.
+pub(in crate::api) fn replayed(events: Vec<StreamEvent>, keep_alive: Duration) -> Response {
+    respond(stream::iter(events.into_iter().map(sse::Event::from)), keep_alive)
+}
+
+/// The response that streams `events`.
+pub(in crate::api) fn respond(
+    events: impl Stream<Item = sse::Event> + Send + 'static,
+    keep_alive: Duration,
+) -> Response {
+    use futures_util::StreamExt;
+    let keep_alive = KeepAlive::new().interval(keep_alive).text("alive");
+    // A proxy that buffers responses would undo the streaming.
+    let unbuffered = [(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"))];
+    (unbuffered, Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(keep_alive)).into_response()
+}

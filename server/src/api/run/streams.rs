@@ -1,0 +1,206 @@
+//! Streams that outlive their connection: their events are numbered and kept for a while, and a client can resume at
+//! any of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use axum::response::sse;
+use futures_util::{Stream, stream};
+use rand::Rng;
+use tokio::sync::watch;
+
+use super::encoder::StreamEvent;
+use crate::api::error::ApiError;
+use crate::session::Owner;
+
+/// How long a stream can be read after its end.
+const RETENTION: Duration = Duration::from_mins(10);
+
+/// Bytes of one stream's events that are kept. Beyond that the oldest are dropped.
+const MAX_BYTES: usize = 8 << 20;
+
+/// Bytes of all streams' events that are kept. Beyond that the streams that ended first are dropped.
+const MAX_TOTAL_BYTES: usize = 256 << 20;
+
+/// Streams of one owner that are kept. Beyond that those that ended first are dropped.
+const MAX_STREAMS: usize = 256;
+
+/// The events of one stream, from the first that is still kept.
+pub(in crate::api) struct Log {
+    id: String,
+    owner: Owner,
+    events: Mutex<Events>,
+    changed: watch::Sender<()>,
+}
+
+#[derive(Default)]
+struct Events {
+    /// How many have been dropped.
+    first: usize,
+    kept: VecDeque<StreamEvent>,
+    bytes: usize,
+    ended: Option<Instant>,
+}
+
+/// The writer of a log. Dropping it ends the log.
+pub(in crate::api) struct LogWriter(Arc<Log>);
+
+impl LogWriter {
+    /// Adds an event.
+    pub(in crate::api) fn push(&self, event: StreamEvent) {
+        self.0.push(event);
+    }
+
+    /// Ends the log.
+    pub(in crate::api) fn end(self) {
+        self.0.end();
+    }
+}
+
+impl Drop for LogWriter {
+    fn drop(&mut self) {
+        if self.0.lock().ended.is_none() {
+            // The run has panicked.
+            self.0.push(StreamEvent::data(ApiError::internal().body().to_string()));
+            self.0.end();
+        }
+    }
+}
+
+impl Log {
+    pub(in crate::api) fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn push(&self, event: StreamEvent) {
+        let mut events = self.lock();
+        events.bytes += event.data.len();
+        events.kept.push_back(event);
+        while events.bytes > MAX_BYTES {
+            let Some(oldest) = events.kept.pop_front() else { break };
+            events.bytes -= oldest.data.len();
+            events.first += 1;
+        }
+        drop(events);
+        self.changed.send_replace(());
+    }
+
+    fn end(&self) {
+        self.lock().ended = Some(Instant::now());
+        self.changed.send_replace(());
+    }
+
+    /// The events from number `next` on, present and future, each with its number as `id`.
+    pub(in crate::api) fn follow(self: Arc<Self>, next: usize) -> impl Stream<Item = sse::Event> + Send + use<> {
+        let changed = self.changed.subscribe();
+        stream::unfold((self, changed, Some(next)), |(log, mut changed, next)| async move {
+            let next = next?;
+            loop {
+                changed.mark_unchanged();
+                let found = {
+                    let events = log.lock();
+                    match next.checked_sub(events.first).map(|at| events.kept.get(at)) {
+                        Some(Some(event)) => Some(Ok(event.clone())),
+                        Some(None) if events.ended.is_some() => return None,
+                        Some(None) => None,
+                        None => Some(Err(no_longer_kept())),
+                    }
+                };
+                match found {
+                    Some(Ok(event)) => {
+                        let event = event.write(sse::Event::default().id(next.to_string()));
+                        return Some((event, (log, changed, Some(next + 1))));
+                    }
+                    // The reader is so slow that its next event has been dropped.
+                    Some(Err(error)) => {
+                        let event = sse::Event::default().data(error.body().to_string());
+                        return Some((event, (log, changed, None)));
+                    }
+                    // `log` holds the sender, so this cannot fail while the log is followed.
+                    None => changed.changed().await.ok()?,
+                }
+            }
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Events> {
+        // Nothing panics while it holds the lock.
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self) -> Option<Instant> {
+        self.lock().ended
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended().is_some_and(|ended| ended.elapsed() >= RETENTION)
+    }
+}
+
+fn no_longer_kept() -> ApiError {
+    let message = "the events after this one are no longer kept";
+    ApiError::request(StatusCode::GONE, Some("last-event-id"), Some("gone"), message)
+}
+
+/// The streams that can be resumed.
+#[derive(Default)]
+pub(in crate::api) struct Streams {
+    logs: Mutex<HashMap<String, Arc<Log>>>,
+}
+
+impl Streams {
+    /// A new stream, and its writer.
+    pub(in crate::api) fn open(&self, owner: Owner) -> (Arc<Log>, LogWriter) {
+        let id = format!("strm_{:032x}", rand::rng().random::<u128>());
+        let log = Log { id: id.clone(), owner, events: Mutex::default(), changed: watch::Sender::new(()) };
+        let log = Arc::new(log);
+        let mut logs = self.lock();
+        make_room(&mut logs, owner);
+        logs.insert(id, Arc::clone(&log));
+        (Arc::clone(&log), LogWriter(log))
+    }
+
+    /// The events of a stream of `owner` from number `next` on.
+    pub(in crate::api) fn resume(
+        &self,
+        owner: Owner,
+        id: &str,
+        next: usize,
+    ) -> Result<impl Stream<Item = sse::Event> + Send + use<>, ApiError> {
+        let log = self.get(owner, id).ok_or_else(|| ApiError::missing("id", "stream"))?;
+        if next < log.lock().first {
+            return Err(no_longer_kept());
+        }
+        Ok(log.follow(next))
+    }
+
+    fn get(&self, owner: Owner, id: &str) -> Option<Arc<Log>> {
+        let mut logs = self.lock();
+        logs.retain(|_, log| !log.is_over());
+        logs.get(id).filter(|log| log.owner == owner).map(Arc::clone)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Log>>> {
+        // Nothing panics while it holds the lock.
+        self.logs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Drops streams that have ended, expired ones first, until the bounds leave room for one more of `owner`.
+fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
+    logs.retain(|_, log| !log.is_over());
+    let mut ended: Vec<(Instant, Arc<Log>)> =
+        logs.values().filter_map(|log| Some((log.ended()?, Arc::clone(log)))).collect();
+    ended.sort_unstable_by_key(|(at, _)| *at);
+    let mut bytes: usize = logs.values().map(|log| log.lock().bytes).sum();
+    let mut own = logs.values().filter(|log| log.owner == owner).count();
+    for (_, log) in ended {
+        if bytes > MAX_TOTAL_BYTES || (own >= MAX_STREAMS && log.owner == owner) {
+            bytes -= log.lock().bytes;
+            own -= usize::from(log.owner == owner);
+            logs.remove(&log.id);
+        }
+    }
+}
