@@ -142,7 +142,8 @@ where
         }
         let segment = (LOGITS / checkpoint.decoder.config().vocab_size).clamp(1, 512);
         let options = PoolOptions { state: checkpoint.state, ..PoolOptions::new(1) };
-        let (pool, limit) = (checkpoint.decoder.new_pool_with(options)?, limit.unwrap_or(u64::MAX));
+        let (pool, limit) =
+            (checkpoint.decoder.new_pool_with(options).map_err(candle_core::Error::from)?, limit.unwrap_or(u64::MAX));
         Ok(Self { checkpoint, forward, pool, segment, limit, last: None, totals: Totals::default() })
     }
 

@@ -1,22 +1,22 @@
-//! The choice of tokens as the server makes it: each row's own sampler plans it while the step is under way, the device
-//! chooses, ids come back.
+//! Sampling as the server does it: each row's own sampler plans while the step runs, the device samples, ids come back.
 
 use std::ops::Range;
 
+use tidegate_model::Backend;
 use tidegate_model::cuda::{CudaDecoder, CudaPool};
-use tidegate_model::sampling::{Drawn, Permitted, Plans, Sampler, SamplingParams};
+use tidegate_model::sampling::{Permitted, Plans, Sampled, Sampler, SamplingParams};
 
 use super::Result;
 
-/// The rows' samplers, and what a step brings.
+/// The rows' samplers, and the outcome of a step.
 pub(super) struct Chooser {
     samplers: Vec<Sampler>,
-    drawn: Vec<Drawn>,
+    sampled: Vec<Sampled>,
     logits: Vec<f32>,
 }
 
 impl Chooser {
-    /// For so many rows of a vocabulary, with what many ask for: a temperature of 0.8 and a nucleus of 0.95.
+    /// For so many rows, with common parameters: a temperature of 0.8 and a top_p of 0.95.
     pub(super) fn new(rows: usize, vocab: usize) -> Result<Self> {
         let params = |row: usize| SamplingParams {
             temperature: 0.8,
@@ -25,10 +25,10 @@ impl Chooser {
             ..SamplingParams::default()
         };
         let samplers = (0..rows).map(|row| Sampler::new(params(row), vocab)).collect::<std::result::Result<_, _>>()?;
-        Ok(Self { samplers, drawn: Vec::new(), logits: Vec::new() })
+        Ok(Self { samplers, sampled: Vec::new(), logits: Vec::new() })
     }
 
-    /// Takes the slots a token further, and chooses the next of each.
+    /// Makes a step of the slots, and samples the next token of each.
     pub(super) fn step(
         &mut self,
         decoder: &CudaDecoder,
@@ -36,16 +36,16 @@ impl Chooser {
         ids: &[u32],
         slots: &[usize],
     ) -> Result<()> {
-        let Self { samplers, drawn, logits } = self;
+        let Self { samplers, sampled, logits } = self;
         let mut plan = |rows: Range<usize>, plans: &mut Plans| {
             for sampler in &mut samplers[rows] {
                 sampler.plan(Permitted::default(), plans);
             }
         };
-        decoder.decode_choosing(ids, pool, slots, &mut plan, (drawn, logits))?;
-        for (sampler, drawn) in samplers.iter_mut().zip(drawn) {
-            let Drawn::Token(token) = *drawn else { return Err("a step chose no token".into()) };
-            // As many different tokens as a text of some length has, not as many as steps.
+        decoder.decode_and_sample(ids, pool, slots, &mut plan, (sampled, logits))?;
+        for (sampler, sampled) in samplers.iter_mut().zip(sampled) {
+            let Sampled::Token(token) = *sampled else { return Err("a step chose no token".into()) };
+            // Forgets tokens, so that the penalties see a text of some length and not all steps.
             sampler.take(token);
             sampler.take_back(token);
         }

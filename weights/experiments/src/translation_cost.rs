@@ -171,7 +171,7 @@ pub fn measure(options: &Options, tick: &mut dyn FnMut(&str)) -> Result<Vec<Row>
             )));
         }
         let decoder = Decoder::random(config, shape.weights, SEED)?;
-        let pool = decoder.new_pool(*batch)?;
+        let pool = decoder.new_pool(*batch).map_err(candle_core::Error::from)?;
         let none = vec![Vec::with_capacity(*rounds); lengths.len()];
         subjects.push(Subject { mixer, decoder, pool, rates: none.clone(), reads: none });
     }
@@ -205,9 +205,9 @@ impl Subject {
         decoder.read_source(&ids(length, vocabulary), pool, 0)?;
         let read = clock.elapsed().as_secs_f64() * 1e3;
         if batch > 1 {
-            let state = pool.export(0)?;
+            let state = pool.export(0).map_err(candle_core::Error::from)?;
             for slot in 1..batch {
-                pool.import(slot, &state, length as u64)?;
+                pool.import(slot, &state, length as u64).map_err(candle_core::Error::from)?;
             }
         }
         // Rows differ from the first token.

@@ -14,7 +14,7 @@ use super::blocking::run_blocking;
 use crate::api::door;
 use crate::api::error::ApiError;
 use crate::api::state::{AppState, Served};
-use crate::engine::{Keep, Start};
+use crate::engine::{Snapshots, Start};
 use crate::session::{Owner, ResponseId, SessionId, Snapshot, Turn, VersionId};
 
 /// Bytes of a body besides the state in it.
@@ -145,15 +145,15 @@ impl Continuation {
     }
 
     /// The state that a request with this prompt starts from, and the snapshots that it makes.
-    pub(super) fn start(&self, served: &Served, prompt: &[u32]) -> (Start, Keep) {
+    pub(super) fn start(&self, served: &Served, prompt: &[u32]) -> (Start, Snapshots) {
         match (&self.snapshot, &self.plan) {
-            (Some(snapshot), _) => (Start::Session(Arc::clone(snapshot)), Keep { prompt: false, end: true }),
+            (Some(snapshot), _) => (Start::Session(Arc::clone(snapshot)), Snapshots { prompt: false, end: true }),
             (None, CommitPlan::Prefixes(owner)) => {
                 let on = served.prefixes.is_on();
                 let start = served.prefixes.longest(*owner, prompt).map_or(Start::Empty, Start::Prefix);
-                (start, Keep { prompt: on, end: on })
+                (start, Snapshots { prompt: on, end: on })
             }
-            (None, _) => (Start::Empty, Keep::default()),
+            (None, _) => (Start::Empty, Snapshots::default()),
         }
     }
 

@@ -13,7 +13,7 @@ use super::sampling::SamplingOverrides;
 use super::tools::Tools;
 use crate::api::error::ApiError;
 use crate::api::state::Served;
-use crate::engine::{Keep, Request, RequestError, RequestParameters, share_prompt};
+use crate::engine::{Request, RequestError, RequestParameters, Snapshots, share_prompt};
 use crate::session::Snapshot;
 
 /// The longest text that a request allows, in tokens.
@@ -134,18 +134,18 @@ fn texts(
     served: &Served,
     continuation: &Continuation,
 ) -> Result<Vec<Request>, RequestError> {
-    let (start, keep) = continuation.start(served, prompt);
+    let (start, snapshots) = continuation.start(served, prompt);
     let text = |choice: usize| {
         let mut sampling = parameters.sampling.clone();
         sampling.seed = sampling.seed.wrapping_add(choice as u64);
-        let keep = Keep {
-            prompt: keep.prompt && choice == 0,
+        let snapshots = Snapshots {
+            prompt: snapshots.prompt && choice == 0,
             // Nobody knows which of several texts will be continued, and keeping all of them would evict others. A
             // request that only reads has nothing but its end.
-            end: (keep.end && choices.generated == 1) || parameters.max_tokens == 0,
+            end: (snapshots.end && choices.generated == 1) || parameters.max_tokens == 0,
         };
         let (start, prompt) = (start.clone(), prompt.to_vec());
-        Request::new(RequestParameters { start, prompt, sampling, keep, ..parameters.clone() }, &served.limits)
+        Request::new(RequestParameters { start, prompt, sampling, snapshots, ..parameters.clone() }, &served.limits)
     };
     (0..choices.generated).map(text).collect()
 }

@@ -26,7 +26,7 @@ use crate::api::request::continuation::{if_match, version_id, wait};
 use crate::api::request::prompt::{encode_closed_messages, encode_text};
 use crate::api::run::retry::{Attempt, attempt};
 use crate::api::state::{AppState, Served};
-use crate::engine::{Event, Failure, Keep, Request, RequestParameters, Start as Origin};
+use crate::engine::{Event, Failure, Request, RequestParameters, Snapshots, Start as Origin};
 use crate::session::{NewSession, Session, Snapshot, Start, TurnNote, Version, VersionId};
 
 /// The text of a request, in the one form that it has.
@@ -215,9 +215,9 @@ async fn read(
         let (served, base) = (Arc::clone(served), Arc::clone(&base));
         run_blocking(state, move || {
             let prompt = text.ids(&served, &base)?;
-            let keep = Keep { prompt: false, end: true };
+            let snapshots = Snapshots { prompt: false, end: true };
             let parameters =
-                RequestParameters { start: Origin::Session(base), prompt, keep, ..RequestParameters::default() };
+                RequestParameters { start: Origin::Session(base), prompt, snapshots, ..RequestParameters::default() };
             let names = ParameterNames::openai(param, "max_tokens");
             Request::new(parameters, &served.limits).map_err(|error| names.error(&error))
         })

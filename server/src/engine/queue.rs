@@ -1,4 +1,4 @@
-//! Where requests wait for the engine: a bounded queue that wakes it.
+//! The bounded queue in which requests wait for the engine, and which wakes it.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,71 +8,72 @@ use tokio::sync::mpsc::Sender;
 use tracing::Span;
 
 use super::event::{Event, Failure, Interrupt};
+use super::prompt::TextKind;
 use super::request::Request;
 
-/// How long the engine sleeps when all it has are readers that are behind and states on their way.
+/// How long the engine sleeps when all that is left are slow readers and pending transfers.
 const NAP: Duration = Duration::from_millis(5);
 
-/// Why a request was not taken.
+/// Why a request was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// As many requests wait as may.
+    /// The queue is full.
     #[error("too many requests are waiting, try again soon")]
     QueueFull,
-    /// The engine takes no more requests.
+    /// The engine accepts no more requests.
     #[error("the server is shutting down")]
     Closed,
 }
 
-/// A request on its way to the engine.
+/// A queued request.
 pub(super) struct Submission {
     pub(super) request: Request,
     pub(super) sender: Sender<Event>,
     pub(super) interrupt: Interrupt,
     pub(super) submitted: Instant,
-    /// The span that the engine's log lines about this request belong to.
+    /// The span of the engine's log lines about this request.
     pub(super) span: Span,
 }
 
 impl Submission {
-    /// Whether it was interrupted, and needs no slot to end.
-    pub(super) fn is_over(&self) -> bool {
-        self.interrupt.is_asked() && !self.request.is_turn
+    /// Whether it was interrupted and can end without a slot.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.interrupt.is_requested() && self.request.kind == TextKind::Completion
     }
 }
 
-/// Whether the engine goes on.
+/// The stages of the engine's life, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Phase {
-    /// Requests are taken.
+pub(super) enum Lifecycle {
+    /// Accepts requests.
     Open,
-    /// None are taken; those that were are finished.
+    /// Accepts none, and finishes those it has.
     Draining,
-    /// Nothing is finished any more.
+    /// Finishes nothing any more.
     Aborting,
 }
 
-/// What the engine does where no request waits.
+/// What the engine does if no request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Goes on at once.
-    Not,
-    /// Looks again soon.
+    /// Continues at once.
+    No,
+    /// Looks again after a nap.
     Briefly,
     /// Sleeps until there is work.
     ForWork,
 }
 
-/// What [`Inbox::take`] gives the engine.
-pub(super) struct Taken {
+/// The result of [`RequestQueue::take`].
+pub(super) struct Batch {
     pub(super) submissions: Vec<Submission>,
-    pub(super) phase: Phase,
-    /// Whether more wait.
+    pub(super) lifecycle: Lifecycle,
+    /// Whether more requests wait.
     pub(super) more: bool,
 }
 
 /// The queue between the submitters and the engine.
-pub(super) struct Inbox {
+pub(super) struct RequestQueue {
     state: Mutex<State>,
     changed: Condvar,
     capacity: usize,
@@ -80,25 +81,25 @@ pub(super) struct Inbox {
 
 struct State {
     queue: VecDeque<Submission>,
-    phase: Phase,
-    /// Whether the engine is to look again: what it waits for has come.
+    lifecycle: Lifecycle,
+    /// Whether a pending transfer has ended since the last call of `take`.
     woken: bool,
 }
 
-impl Inbox {
+impl RequestQueue {
     pub(super) fn new(capacity: usize) -> Self {
-        let state = State { queue: VecDeque::new(), phase: Phase::Open, woken: false };
+        let state = State { queue: VecDeque::new(), lifecycle: Lifecycle::Open, woken: false };
         Self { state: Mutex::new(state), changed: Condvar::new(), capacity }
     }
 
     /// Queues all of `submissions`, or none of them.
     pub(super) fn submit(&self, submissions: Vec<Submission>) -> Result<(), SubmitError> {
         let mut state = self.lock();
-        if state.phase != Phase::Open {
+        if state.lifecycle != Lifecycle::Open {
             return Err(SubmitError::Closed);
         }
         if state.queue.len() + submissions.len() > self.capacity {
-            // Those whose clients have left must not keep others out.
+            // Clients that have left must not keep others out.
             state.queue.retain(|waiting| !waiting.sender.is_closed());
             if state.queue.len() + submissions.len() > self.capacity {
                 return Err(SubmitError::QueueFull);
@@ -109,12 +110,12 @@ impl Inbox {
         Ok(())
     }
 
-    /// Takes at most `room` submissions, and all that are over, waiting as `wait` says while there are none.
-    pub(super) fn take(&self, room: usize, wait: Wait) -> Taken {
+    /// Takes at most `room` submissions, and all interrupted ones; waits as `wait` says while there are none.
+    pub(super) fn take(&self, room: usize, wait: Wait) -> Batch {
         let mut state = self.lock();
-        let nothing = |state: &mut State| state.queue.is_empty() && state.phase == Phase::Open;
+        let nothing = |state: &mut State| state.queue.is_empty() && state.lifecycle == Lifecycle::Open;
         match wait {
-            Wait::Not => {}
+            Wait::No => {}
             Wait::Briefly if state.woken || (room > 0 && !state.queue.is_empty()) => {}
             Wait::Briefly => {
                 state = self.changed.wait_timeout(state, NAP).unwrap_or_else(PoisonError::into_inner).0;
@@ -124,43 +125,42 @@ impl Inbox {
             }
         }
         state.woken = false;
-        // Those that are over wait for no slot.
         let mut submissions = Vec::new();
-        if state.queue.iter().any(Submission::is_over) {
-            let (over, queue): (Vec<_>, _) =
-                std::mem::take(&mut state.queue).into_iter().partition(Submission::is_over);
-            (submissions, state.queue) = (over, queue.into());
+        if state.queue.iter().any(Submission::is_interrupted) {
+            let (interrupted, queue): (Vec<_>, _) =
+                std::mem::take(&mut state.queue).into_iter().partition(Submission::is_interrupted);
+            (submissions, state.queue) = (interrupted, queue.into());
         }
         let count = room.min(state.queue.len());
         submissions.extend(state.queue.drain(..count));
-        Taken { submissions, phase: state.phase, more: !state.queue.is_empty() }
+        Batch { submissions, lifecycle: state.lifecycle, more: !state.queue.is_empty() }
     }
 
-    /// Ends a short wait of the engine's, or the next one.
+    /// Ends the engine's nap, or its next one.
     pub(super) fn wake(&self) {
         self.lock().woken = true;
         self.changed.notify_all();
     }
 
-    /// Moves on to `phase`; never back.
-    pub(super) fn advance(&self, phase: Phase) {
+    /// Advances to `lifecycle`; never goes back.
+    pub(super) fn advance(&self, lifecycle: Lifecycle) {
         let mut state = self.lock();
-        state.phase = state.phase.max(phase);
+        state.lifecycle = state.lifecycle.max(lifecycle);
         self.changed.notify_all();
     }
 
-    /// Takes no more, and ends what waits.
-    pub(super) fn shut(&self) {
+    /// Accepts no more, and ends the waiting requests.
+    pub(super) fn close(&self) {
         let mut state = self.lock();
-        state.phase = Phase::Aborting;
+        state.lifecycle = Lifecycle::Aborting;
         for waiting in state.queue.drain(..) {
-            // A reader whose channel is new has room for its only event, or has left.
+            // A new channel has room for its only event, unless the reader has left.
             let _ = waiting.sender.try_send(Event::Failed(Failure::ShuttingDown));
         }
     }
 
-    pub(super) fn phase(&self) -> Phase {
-        self.lock().phase
+    pub(super) fn lifecycle(&self) -> Lifecycle {
+        self.lock().lifecycle
     }
 
     pub(super) fn capacity(&self) -> usize {
@@ -172,7 +172,7 @@ impl Inbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock, and a queue is whole between any two statements here.
+        // Nothing panics while it holds the lock, and the queue is consistent between any two statements here.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

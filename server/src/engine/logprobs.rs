@@ -1,37 +1,37 @@
-//! Log probabilities of one request's tokens, where they were asked for.
+//! Log probabilities of one request's tokens.
 
 use tidegate_model::sampling::LogSoftmax;
 
 use super::event::TokenLogprobs;
 
-/// `token` among the logits (vocab) that it was chosen from, with the `count` likeliest.
-pub(super) fn score(logits: &[f32], token: u32, count: usize) -> TokenLogprobs {
+/// `token` with its log probability among the logits (vocab), and the `count` most likely tokens.
+fn score(logits: &[f32], token: u32, count: usize) -> TokenLogprobs {
     let row = LogSoftmax::new(logits);
     let top = row.likeliest(count).into_iter().map(|token| (token, row.logprob(token) as f32)).collect();
     TokenLogprobs { token, logprob: row.logprob(token) as f32, top }
 }
 
-/// The scores of a text that grows.
+/// The log probabilities of generated tokens.
 #[derive(Debug)]
-pub(super) struct Scores {
+pub(super) struct Logprobs {
     count: usize,
-    /// The logits (vocab) as the model gave them: those that are chosen from are changed before.
+    /// The model's own logits (vocab): sampling changes the others.
     raw: Vec<f32>,
     sum: f64,
 }
 
-impl Scores {
+impl Logprobs {
     pub(super) fn new(count: usize) -> Self {
         Self { count, raw: Vec::new(), sum: 0.0 }
     }
 
-    /// Keeps a row of logits (vocab) as it is.
+    /// Keeps a copy of a row of logits (vocab).
     pub(super) fn keep(&mut self, logits: &[f32]) {
         self.raw.clear();
         self.raw.extend_from_slice(logits);
     }
 
-    /// The score of the token that was chosen from the row kept last.
+    /// The log probabilities of the token sampled from the row kept last.
     pub(super) fn score(&mut self, token: u32) -> TokenLogprobs {
         let scored = score(&self.raw, token, self.count);
         self.sum += f64::from(scored.logprob);
@@ -44,26 +44,31 @@ impl Scores {
     }
 }
 
-/// The scores of a prompt, made while it is read token by token.
+/// The log probabilities of a prompt's tokens, computed while it is read token by token.
 #[derive(Clone, Debug)]
-pub(super) struct PromptScores {
+pub(super) struct PromptLogprobs {
     count: usize,
-    scores: Vec<Option<TokenLogprobs>>,
+    tokens: Vec<Option<TokenLogprobs>>,
 }
 
-impl PromptScores {
-    /// Nothing speaks for or against the first token.
+impl PromptLogprobs {
+    /// The first token has none.
     pub(super) fn new(count: usize) -> Self {
-        Self { count, scores: vec![None] }
+        Self { count, tokens: vec![None] }
     }
 
-    /// Scores the next token of the prompt by the logits (vocab) before it.
+    /// The number of most likely tokens reported with each.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Adds the next token of the prompt, predicted by these logits (vocab).
     pub(super) fn push(&mut self, logits: &[f32], token: u32) {
-        self.scores.push(Some(score(logits, token, self.count)));
+        self.tokens.push(Some(score(logits, token, self.count)));
     }
 
-    /// One for each token.
+    /// One entry for each token.
     pub(super) fn into_all(self) -> Vec<Option<TokenLogprobs>> {
-        self.scores
+        self.tokens
     }
 }
