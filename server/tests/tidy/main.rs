@@ -114,12 +114,7 @@ const NOT_NEEDED: [(&str, &[&str]); 4] = [
 ];
 
 /// Folders, and files with their folders, that still have import cycles. The list only shrinks.
-const CYCLIC: &[&str] = &[
-    "server/src/api/",
-    "server/src/bench/",
-    "server/src/checkpoint",
-    "server/src/cli/",
-];
+const CYCLIC: &[&str] = &["server/src/api/", "server/src/bench/", "server/src/checkpoint", "server/src/cli/"];
 
 // ---- The rules
 
