@@ -136,7 +136,7 @@ fn bad_keys_and_certificates_are_named_at_the_start_without_a_word_of_them() {
 }
 
 #[test]
-fn an_open_door_to_the_network_is_said_aloud() {
+fn a_server_without_keys_on_the_network_logs_a_warning() {
     let mut open = Server::start(tidegate(&["--port", "0", "--host", "0.0.0.0"]));
     open.until("listening");
     assert!(open.log.contains("has no API keys"), "{}", open.log);

@@ -7,7 +7,7 @@ use opentelemetry::Context;
 use tracing::{Span, info, warn};
 
 use super::answer::Usage;
-use super::door::{self, Visit};
+use super::auth::context::{self, AuthContext};
 use super::spans;
 use crate::engine::{Failure, Finish, Timings};
 
@@ -16,7 +16,7 @@ pub(super) struct Account {
     span: Span,
     context: Context,
     /// The key's place, and what is charged for the tokens; none where the server has no keys.
-    visit: Option<Arc<Visit>>,
+    auth: Option<Arc<AuthContext>>,
     started: Instant,
     pub(super) usage: Usage,
     longest: Timings,
@@ -32,7 +32,7 @@ impl Account {
         Self {
             span: Span::current(),
             context: Context::current(),
-            visit: door::current(),
+            auth: context::current(),
             started: Instant::now(),
             usage: Usage::of_prompts(prompts.iter().map(Vec::len).sum(), cached),
             longest: Timings::default(),
@@ -52,8 +52,8 @@ impl Account {
     }
 
     fn charge(&self, tokens: usize) {
-        if let Some(visit) = &self.visit {
-            visit.charge(tokens);
+        if let Some(auth) = &self.auth {
+            auth.charge(tokens);
         }
     }
 

@@ -17,7 +17,7 @@ use super::dialect::Dialect;
 use super::error::ApiError;
 use super::idempotency::{Attempt, attempt};
 use super::origin::Origin;
-use super::owner::Caller;
+use super::auth::owner::Caller;
 use super::run::{OnDisconnect, Run};
 use super::sessions::label;
 use super::sink;

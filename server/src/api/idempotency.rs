@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::door;
+use super::auth::context;
 use super::error::ApiError;
 use super::state::AppState;
 use crate::session::{Owner, ReceiptKey, hex};
@@ -55,7 +55,7 @@ pub(super) async fn attempt(
 ) -> Result<Attempt, ApiError> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(Attempt::Unmarked) };
     // A receipt has the text of the answer in it, and stays.
-    door::check_keep("idempotency-key")?;
+    context::check_may_store("idempotency-key")?;
     let plain = |key: &&str| (1..=MAX_KEY_BYTES).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
     let Some(key) = key.to_str().ok().filter(plain) else {
         let message = format!("idempotency-key must be 1 to {MAX_KEY_BYTES} printable ASCII characters");

@@ -4,12 +4,12 @@ mod account;
 mod aligned;
 mod answer;
 mod anthropic;
+mod auth;
 mod chat;
 mod choices;
 mod completions;
 mod constrained;
 mod dialect;
-mod door;
 mod echo;
 mod error;
 mod foreign;
@@ -18,15 +18,15 @@ mod idempotency;
 mod llamacpp;
 mod logprobs;
 mod metrics;
+mod middleware;
 mod numbers;
 mod openapi;
 mod origin;
-mod owner;
 mod pages;
-mod panics;
 mod playground;
 mod prompt;
 mod responses;
+mod routes;
 mod run;
 mod service;
 mod sessions;
@@ -39,7 +39,6 @@ mod texts;
 mod tgi;
 mod tokens;
 mod tools;
-mod trace;
 mod unsupported;
 mod validate;
 mod wire;
@@ -50,13 +49,15 @@ use axum::http::Method;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
-use door::Routes;
+use routes::Routes;
 
-pub use door::{Access, Keys, KeysError, Origin, OriginError, Scope};
+pub use auth::keys::{Keys, KeysError};
+pub use auth::scope::{Access, Scope};
 pub use error::ApiError;
+pub use middleware::cors::{Origin, OriginError};
 pub use state::{ApiOptions, AppState, Served};
 
-/// Every route. What each needs of a key is said in [`door`]; a new one needs a key that may generate.
+/// Every route. [`Access::of`] says which key each needs.
 fn routes() -> Routes {
     Routes::default()
         .route("/", get(playground::index).post(tgi::either))
@@ -107,7 +108,7 @@ pub fn paths() -> Vec<(&'static str, Access)> {
     routes().paths().iter().map(|path| (*path, Access::of(Some(path), &Method::GET))).collect()
 }
 
-/// Every route, over `state`, behind the door. Each layer is around those before it.
+/// Every route, with its middleware. Each layer wraps those before it.
 pub(crate) fn router(state: AppState) -> Router {
     let options = state.options();
     let router = routes()
@@ -115,10 +116,10 @@ pub(crate) fn router(state: AppState) -> Router {
         .fallback(service::not_found)
         .method_not_allowed_fallback(service::method_not_allowed)
         .layer(DefaultBodyLimit::max(options.max_body_bytes))
-        .layer(from_fn_with_state(state.clone(), door::in_time))
-        .layer(from_fn_with_state(state.clone(), door::guard))
-        .layer(from_fn(panics::catch));
-    let router = if options.cors.is_empty() { router } else { router.layer(door::cors(&options.cors)) };
-    let router = router.layer(from_fn(trace::trace)).layer(from_fn_with_state(state.clone(), metrics::count));
+        .layer(from_fn_with_state(state.clone(), middleware::body_timeout::body_timeout))
+        .layer(from_fn_with_state(state.clone(), auth::middleware::authorize))
+        .layer(from_fn(middleware::panics::catch_panic));
+    let router = if options.cors.is_empty() { router } else { router.layer(middleware::cors::cors(&options.cors)) };
+    let router = router.layer(from_fn(middleware::trace::trace)).layer(from_fn_with_state(state.clone(), metrics::count));
     router.layer(from_fn(shape::by_path)).with_state(state)
 }

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use rand::Rng;
 
-use super::door;
+use super::auth::context;
 use super::error::ApiError;
 use super::generate::reading;
 use super::run::{Keeping, no_key};
@@ -59,7 +59,7 @@ impl Origin {
             let message = "state and return_state must be absent with a session, which the server keeps";
             return Err(ApiError::invalid(Some("state"), message));
         }
-        door::check_keep("session")?;
+        context::check_may_store("session")?;
         let id = session_id(id, "session")?;
         let wait = wait(headers)?;
         let _place = if wait.is_zero() { None } else { Some(state.waiter()?) };

@@ -9,9 +9,10 @@ use axum::http::StatusCode;
 use tidegate_model::SamplingParams;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::door::{self, Door, Keys};
+use super::auth::keys::{ActiveKeys, Keys};
 use super::error::ApiError;
 use super::idempotency::InFlight;
+use super::middleware::cors::Origin;
 use super::streams::Streams;
 use crate::engine::{EngineHandle, Limits};
 use crate::metrics::Metrics;
@@ -80,7 +81,7 @@ pub struct ApiOptions {
     /// conversation has its prompt read first.
     pub max_time: Option<Duration>,
     /// The origins of other pages that may read answers in a browser.
-    pub cors: Vec<door::Origin>,
+    pub cors: Vec<Origin>,
 }
 
 impl Default for ApiOptions {
@@ -103,7 +104,7 @@ pub struct AppState {
 
 struct Inner {
     options: ApiOptions,
-    door: Door,
+    api_keys: ActiveKeys,
     served: OnceLock<Arc<Served>>,
     store: OnceLock<Store>,
     draining: AtomicBool,
@@ -134,20 +135,20 @@ impl AppState {
         let (readers, waiters) = (Arc::new(Semaphore::new(cores)), Arc::new(Semaphore::new(MOST_WAITERS)));
         let (streams, in_flight, runs) = (Streams::default(), InFlight::default(), watch::Sender::new(0));
         let (served, store, draining) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        let (door, metrics) = (Door::default(), Arc::new(Metrics::new()));
+        let (api_keys, metrics) = (ActiveKeys::default(), Arc::new(Metrics::new()));
         let inner =
-            Inner { options, door, served, store, draining, readers, waiters, streams, in_flight, runs, metrics };
+            Inner { options, api_keys, served, store, draining, readers, waiters, streams, in_flight, runs, metrics };
         Self { inner: Arc::new(inner) }
     }
 
-    /// Lets in nobody without one of `keys` from now on, in place of those before. To be called before serving: without
-    /// keys everybody is let in.
-    pub fn lock(&self, keys: Keys) {
-        self.inner.door.set(keys);
+    /// Requires one of `keys` from now on, in place of earlier ones. Call it before serving: without keys, every request
+    /// is allowed.
+    pub fn set_api_keys(&self, keys: Keys) {
+        self.inner.api_keys.set(keys);
     }
 
-    pub(super) fn door(&self) -> &Door {
-        &self.inner.door
+    pub(super) fn api_keys(&self) -> &ActiveKeys {
+        &self.inner.api_keys
     }
 
     /// Counts a run until the guard is dropped.

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::dialect::Said;
 use super::error::ApiError;
-use super::owner::Caller;
+use super::auth::owner::Caller;
 use super::sink;
 use super::state::AppState;
 use crate::session::Owner;

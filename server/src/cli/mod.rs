@@ -1,7 +1,7 @@
 //! The command line: every flag, its variable in the environment, and what it means.
 
 mod bench;
-mod door;
+mod http;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidegate_server::checkpoint::DeviceChoice;
 
 pub(crate) use bench::{BenchArgs, BenchOutput, MixerArg, ShapeArg, StateArg, word};
-pub(crate) use door::DoorArgs;
+pub(crate) use http::HttpArgs;
 
 /// Where the server listens when nothing else is said.
 const DEFAULT_PORT: u16 = 8080;
@@ -108,7 +108,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "TIDEGATE_OTLP_ENDPOINT", value_name = "URL")]
     pub(crate) otlp_endpoint: Option<String>,
     #[command(flatten)]
-    pub(crate) door: DoorArgs,
+    pub(crate) http: HttpArgs,
     #[command(flatten)]
     pub(crate) sessions: SessionArgs,
     #[command(flatten)]

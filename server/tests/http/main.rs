@@ -8,7 +8,7 @@ mod async_openai;
 mod completions;
 mod continuation;
 mod disconnects;
-mod door;
+mod quotas;
 mod forks;
 mod grammar_answers;
 mod isolation;

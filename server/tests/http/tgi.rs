@@ -244,7 +244,7 @@ async fn the_root_is_open_to_readers_alone_where_there_are_keys() {
     let file = json!({"keys": [{"name": "a", "key": "a-key-that-is-long-enough-0123456789"}]});
     let mut written = tempfile::NamedTempFile::new().unwrap();
     written.write_all(file.to_string().as_bytes()).unwrap();
-    state.lock(Keys::load(Some(written.path()), &[]).unwrap().unwrap());
+    state.set_api_keys(Keys::load(Some(written.path()), &[]).unwrap().unwrap());
     assert_eq!(send(&state, get("/")).await.status(), StatusCode::OK);
     let refused = ask(&state, "/", &asking("", json!({}))).await;
     assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);

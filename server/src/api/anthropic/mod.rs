@@ -17,7 +17,7 @@ use self::wire::MessagesRequest;
 use super::error::ApiError;
 use super::foreign;
 use super::generate::reading;
-use super::owner::Caller;
+use super::auth::owner::Caller;
 use super::state::AppState;
 use super::wire::{body as json_body, parse};
 

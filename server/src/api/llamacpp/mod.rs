@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::foreign;
-use super::owner::Caller;
+use super::auth::owner::Caller;
 use super::state::{AppState, Served};
 
 /// `POST /completion`

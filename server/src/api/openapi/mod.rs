@@ -24,7 +24,7 @@ use utoipa::openapi::{
     ComponentsBuilder, InfoBuilder, License, OpenApiBuilder, Paths, SecurityRequirement, ServerBuilder,
 };
 
-use super::door::Access;
+use super::auth::scope::Access;
 use super::error::ApiError;
 use super::state::{AppState, Served};
 use finish::Bounds;
@@ -59,8 +59,8 @@ fn document(served: &Served) -> Value {
     for route in routes::all() {
         let (method, path) = (route.method.clone(), route.path);
         let route = match Access::of(Some(path), &route::standard(&method)) {
-            Access::Open => route,
-            Access::Any | Access::Needs(_) => route.fails::<schemas::Error>(&[401, 403, 429]),
+            Access::Public => route,
+            Access::AnyKey | Access::Scope(_) => route.fails::<schemas::Error>(&[401, 403, 429]),
         };
         let (operation, schemas) = route.build();
         paths.add_path_operation(path, vec![method], operation);

@@ -27,12 +27,12 @@ pub(super) use self::object::{Message, Object, TextPart};
 use self::wire::ResponseRequest;
 use super::account::Account;
 use super::answer::now;
-use super::door;
+use super::auth::context;
 use super::error::ApiError;
 use super::generate::reading;
 use super::idempotency::{Attempt, attempt};
 use super::origin::Origin;
-use super::owner::Caller;
+use super::auth::owner::Caller;
 use super::run::{Keeping, OnDisconnect, Run};
 use super::sink;
 use super::state::{AppState, Served};
@@ -90,10 +90,10 @@ pub(super) async fn create(
 /// such a key's responses are not.
 fn check_keep(wire: &mut ResponseRequest) -> Result<(), ApiError> {
     if wire.previous_response_id.is_some() {
-        door::check_keep("previous_response_id")?;
+        context::check_may_store("previous_response_id")?;
     }
-    if *wire.store.get_or_insert_with(door::may_keep) {
-        door::check_keep("store")?;
+    if *wire.store.get_or_insert_with(context::may_store) {
+        context::check_may_store("store")?;
     }
     Ok(())
 }

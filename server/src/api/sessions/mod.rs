@@ -19,7 +19,7 @@ use tracing::Instrument;
 use super::error::ApiError;
 use super::idempotency::{Attempt, attempt};
 use super::origin::{if_match, session_id, version_id, wait};
-use super::owner::Caller;
+use super::auth::owner::Caller;
 use super::state::{AppState, Served};
 use super::wire::{body, parse};
 use crate::session::{Fork, Patch, Session, SessionId, Version, VersionId};

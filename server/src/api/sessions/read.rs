@@ -15,12 +15,12 @@ use serde_json::Value;
 use super::wire::{AppendRequest, CreateRequest, label, metadata, ttl};
 use super::{again, json_body, json_of, named, unbroken};
 use crate::api::answer::now;
-use crate::api::door;
+use crate::api::auth::context;
 use crate::api::error::ApiError;
 use crate::api::generate::reading;
 use crate::api::idempotency::{Attempt, attempt};
 use crate::api::origin::{if_match, version_id, wait};
-use crate::api::owner::Caller;
+use crate::api::auth::owner::Caller;
 use crate::api::prompt::{closed_to_ids, messages_to_closed_ids, text_to_ids};
 use crate::api::state::{AppState, Served};
 use crate::api::wire::{ChatMessage, Seed, parse};
@@ -226,8 +226,8 @@ async fn read(
     };
     let tokens = request.prompt_tokens();
     let mut events = served.engine.submit(request)?;
-    if let Some(visit) = door::current() {
-        visit.charge(tokens);
+    if let Some(auth) = context::current() {
+        auth.charge(tokens);
     }
     loop {
         match events.next().await.unwrap_or(Event::Failed(Failure::Internal)) {

@@ -13,7 +13,7 @@ use super::{answer, named, one};
 use crate::api::error::ApiError;
 use crate::api::generate::reading;
 use crate::api::origin::version_id;
-use crate::api::owner::Caller;
+use crate::api::auth::owner::Caller;
 use crate::api::state::AppState;
 use crate::session::{Metadata, NewSession, Start};
 

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use self::wire::{Generate, Route};
 use super::error::ApiError;
 use super::foreign;
-use super::owner::Caller;
+use super::auth::owner::Caller;
 use super::state::AppState;
 use crate::text::MAX_STOP_STRINGS;
 

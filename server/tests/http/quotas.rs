@@ -12,7 +12,7 @@ use tidegate_server::api::{Keys, Origin};
 use tidegate_server::engine::{EngineHandle, EngineThread};
 use tidegate_server::{ApiOptions, AppState};
 
-const KEY: &str = "sk-door-0123456789";
+const KEY: &str = "sk-quota-0123456789";
 const OTHER: &str = "sk-other-0123456789";
 
 /// A scripted model behind a key with this quota, and another key without any.
@@ -22,7 +22,7 @@ fn limited(quota: &Value, step: Duration) -> (AppState, EngineHandle, EngineThre
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let keys = json!({"keys": [key, {"name": "other", "key": OTHER}]});
     file.write_all(keys.to_string().as_bytes()).unwrap();
-    state.lock(Keys::load(Some(file.path()), &[]).unwrap().unwrap());
+    state.set_api_keys(Keys::load(Some(file.path()), &[]).unwrap().unwrap());
     (state, engine, thread)
 }
 
@@ -131,7 +131,7 @@ fn from(page: &str, method: &Method) -> Request<Body> {
 fn pages(origins: &[&str]) -> AppState {
     let cors: Vec<Origin> = origins.iter().map(|origin| origin.parse().unwrap()).collect();
     let state = AppState::new(ApiOptions { cors, ..ApiOptions::default() });
-    state.lock(Keys::load(None, &[KEY.into()]).unwrap().unwrap());
+    state.set_api_keys(Keys::load(None, &[KEY.into()]).unwrap().unwrap());
     state
 }
 

@@ -1,4 +1,4 @@
-//! The flags of `serve` that say who may come in.
+//! The flags of `serve` for HTTP: API keys, CORS, TLS and limits.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use tidegate_server::api::Origin;
 
 use super::positive;
 
-/// A text that nothing prints.
+/// A string that `Debug` does not print.
 #[derive(Clone)]
 pub(crate) struct Secret(pub(crate) String);
 
@@ -27,10 +27,10 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The flags of `serve` that say who may come in, and how long a client may take.
+/// The flags of `serve` for HTTP: API keys, CORS, TLS and limits.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Door")]
-pub(crate) struct DoorArgs {
+#[command(next_help_heading = "HTTP")]
+pub(crate) struct HttpArgs {
     /// File with the API keys that requests need, as JSON: {"keys": [{"name": …, "key": … or "sha256": …}]}, with scopes
     /// and quotas where wanted. Read again on SIGHUP.
     #[arg(long, env = "TIDEGATE_API_KEYS_FILE", value_name = "FILE")]

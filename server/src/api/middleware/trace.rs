@@ -8,7 +8,7 @@ use opentelemetry::trace::FutureExt;
 use rand::Rng;
 use tracing::{Instrument, debug, field, info_span};
 
-use super::spans;
+use crate::api::spans;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -16,7 +16,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
 
 /// Runs a request in its span and returns its id as `x-request-id`: the client's own where it is a plain word.
-pub(super) async fn trace(request: Request, next: Next) -> Response {
+pub(in crate::api) async fn trace(request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(|id| is_plain(id));
     let id = given.map_or_else(|| format!("req-{:032x}", rand::rng().random::<u128>()), str::to_owned);
     let span = info_span!(

@@ -39,32 +39,32 @@ impl fmt::Display for Scope {
 /// What a path needs of who asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing.
-    Open,
-    /// A key, whatever it opens: there is nothing at the path, and strangers do not learn that.
-    Any,
+    /// No key is needed.
+    Public,
+    /// Any valid key: no route matches, and only clients with a key learn that.
+    AnyKey,
     /// A key with this scope.
-    Needs(Scope),
+    Scope(Scope),
 }
 
 impl Access {
     /// That of a route, as it was given to the router, for a method; of none where no route is at the path. A route that
     /// nobody has thought of here needs a key, and so does whatever is sent to a page.
     pub fn of(route: Option<&str>, method: &Method) -> Self {
-        let Some(route) = route else { return Self::Any };
+        let Some(route) = route else { return Self::AnyKey };
         let kept = |folder: &&str| {
             let rest = route.strip_prefix(*folder);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         let is_page = OPEN.contains(&route) || OPEN_FOLDERS.iter().any(|folder| route.starts_with(folder));
         if is_page && [Method::GET, Method::HEAD].contains(method) {
-            Self::Open
+            Self::Public
         } else if KEPT.iter().any(kept) {
-            Self::Needs(Scope::Sessions)
+            Self::Scope(Scope::Sessions)
         } else if route == "/metrics" {
-            Self::Needs(Scope::Metrics)
+            Self::Scope(Scope::Metrics)
         } else {
-            Self::Needs(Scope::Generate)
+            Self::Scope(Scope::Generate)
         }
     }
 }

@@ -7,10 +7,10 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
-use super::error::ApiError;
+use crate::api::error::ApiError;
 
 /// Runs a request; a panic, whose words the panic hook has printed, is a 500.
-pub(super) async fn catch(request: Request, next: Next) -> Response {
+pub(in crate::api) async fn catch_panic(request: Request, next: Next) -> Response {
     // What a handler shares with others is behind locks and channels of its own; the rest is dropped with it.
     let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
     answer.unwrap_or_else(|_| ApiError::internal().into_response())
@@ -33,7 +33,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_answered_without_its_words() {
-        let app = Router::new().route("/", get(broken)).layer(from_fn(catch));
+        let app = Router::new().route("/", get(broken)).layer(from_fn(catch_panic));
         let response = app.oneshot(Request::new(Body::empty())).await.unwrap();
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();

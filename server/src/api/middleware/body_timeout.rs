@@ -1,4 +1,4 @@
-//! The time that a request's body has: one that trickles in holds nothing for longer.
+//! The time limit of a request's body, so that a slow sender cannot hold a connection for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use crate::api::error::ApiError;
 use crate::api::state::AppState;
 
 /// Answers 408 where a body has not come whole in its time, whichever handler reads it and however.
-pub(in crate::api) async fn in_time(State(state): State<AppState>, request: Request, next: Next) -> Response {
+pub(in crate::api) async fn body_timeout(State(state): State<AppState>, request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
     }

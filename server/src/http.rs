@@ -1,5 +1,5 @@
-//! The door's settings as the command line gives them: the keys, read again on SIGHUP, and a warning where there are
-//! none and everybody can knock.
+//! The HTTP settings of the command line: limits, TLS and API keys. Certificate and keys are read again on SIGHUP; a
+//! server without keys on a public address logs a warning.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tidegate_server::{ApiOptions, AppState, ServeOptions, Tls};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
-use crate::cli::{DoorArgs, ServeArgs};
+use crate::cli::{HttpArgs, ServeArgs};
 
 /// Files that are open beside connections: the index, snapshots, the log.
 const OTHER_FILES: usize = 256;
@@ -19,9 +19,9 @@ const OTHER_FILES: usize = 256;
 pub(crate) fn options(args: &ServeArgs) -> ApiOptions {
     ApiOptions {
         max_body_bytes: args.max_body_bytes,
-        body_limit: Duration::from_secs(args.door.body_seconds as u64),
-        max_time: args.door.max_seconds.map(|seconds| Duration::from_secs(seconds as u64)),
-        cors: args.door.cors_origin.clone(),
+        body_limit: Duration::from_secs(args.http.body_seconds as u64),
+        max_time: args.http.max_seconds.map(|seconds| Duration::from_secs(seconds as u64)),
+        cors: args.http.cors_origin.clone(),
         ..ApiOptions::default()
     }
 }
@@ -33,7 +33,7 @@ fn most_files() -> Option<usize> {
 }
 
 /// How connections are served.
-pub(crate) fn serving(args: &DoorArgs) -> Result<ServeOptions> {
+pub(crate) fn serving(args: &HttpArgs) -> Result<ServeOptions> {
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(cert), Some(key)) => Some(Tls::load(cert, key).context("--tls-cert and --tls-key")?),
         _ => None,
@@ -49,12 +49,12 @@ pub(crate) fn serving(args: &DoorArgs) -> Result<ServeOptions> {
     Ok(ServeOptions { max_connections, tls, ..ServeOptions::default() })
 }
 
-/// Locks the door where there are keys. To be called before anything is served.
-pub(crate) fn lock(state: &AppState, args: &DoorArgs, address: SocketAddr) -> Result<()> {
+/// Sets the API keys, if there are any. Call it before serving.
+pub(crate) fn set_api_keys(state: &AppState, args: &HttpArgs, address: SocketAddr) -> Result<()> {
     match keys(args).context("the API keys")? {
         Some(keys) => {
             info!(keys = keys.len(), "requests need an API key");
-            state.lock(keys);
+            state.set_api_keys(keys);
         }
         None if !address.ip().is_loopback() => {
             warn!(
@@ -67,7 +67,7 @@ pub(crate) fn lock(state: &AppState, args: &DoorArgs, address: SocketAddr) -> Re
 }
 
 /// Reads again on each SIGHUP what may change while the server runs.
-pub(crate) fn reload(state: AppState, tls: Option<Tls>, args: DoorArgs) -> Result<()> {
+pub(crate) fn reload(state: AppState, tls: Option<Tls>, args: HttpArgs) -> Result<()> {
     if tls.is_none() && args.api_keys_file.is_none() {
         // The signal then means what it always does: the terminal is closed.
         return Ok(());
@@ -84,11 +84,11 @@ pub(crate) fn reload(state: AppState, tls: Option<Tls>, args: DoorArgs) -> Resul
     Ok(())
 }
 
-fn read_again(state: &AppState, tls: Option<&Tls>, args: &DoorArgs) {
+fn read_again(state: &AppState, tls: Option<&Tls>, args: &HttpArgs) {
     match keys(args) {
         Ok(Some(keys)) => {
             let count = keys.len();
-            state.lock(keys);
+            state.set_api_keys(keys);
             info!(keys = count, "SIGHUP: the API keys are read again");
         }
         Ok(None) => {}
@@ -101,7 +101,7 @@ fn read_again(state: &AppState, tls: Option<&Tls>, args: &DoorArgs) {
     }
 }
 
-fn keys(args: &DoorArgs) -> Result<Option<Keys>, KeysError> {
+fn keys(args: &HttpArgs) -> Result<Option<Keys>, KeysError> {
     let given: Vec<String> = args.api_key.iter().map(|key| key.0.clone()).collect();
     Keys::load(args.api_keys_file.as_deref(), &given)
 }

@@ -3,29 +3,29 @@
 use axum::Router;
 use axum::routing::MethodRouter;
 
-use crate::api::state::AppState;
+use super::state::AppState;
 
 /// Routes, and their list: what walks all of them cannot forget one.
 #[derive(Default)]
-pub(in crate::api) struct Routes {
+pub(super) struct Routes {
     router: Router<AppState>,
     paths: Vec<&'static str>,
 }
 
 impl Routes {
-    /// Adds a path and its methods. What it needs of a key is said by [`super::Access::of`].
-    pub(in crate::api) fn route(mut self, path: &'static str, methods: MethodRouter<AppState>) -> Self {
+    /// Adds a path and its methods. [`super::Access::of`] decides which key it needs.
+    pub(super) fn route(mut self, path: &'static str, methods: MethodRouter<AppState>) -> Self {
         self.paths.push(path);
         Self { router: self.router.route(path, methods), paths: self.paths }
     }
 
     /// The paths, as the router takes them.
-    pub(in crate::api) fn paths(&self) -> &[&'static str] {
+    pub(super) fn paths(&self) -> &[&'static str] {
         &self.paths
     }
 
     /// The router.
-    pub(in crate::api) fn into_router(self) -> Router<AppState> {
+    pub(super) fn into_router(self) -> Router<AppState> {
         self.router
     }
 }
