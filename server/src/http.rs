@@ -12,11 +12,11 @@ use tracing::{error, info, warn};
 
 use crate::cli::{HttpArgs, ServeArgs};
 
-/// Files that are open beside connections: the index, snapshots, the log.
-const OTHER_FILES: usize = 256;
+/// File descriptors reserved for the index, snapshots and the log.
+const RESERVED_FILES: usize = 256;
 
-/// The settings of the HTTP side.
-pub(crate) fn options(args: &ServeArgs) -> ApiOptions {
+/// The options of the API.
+pub(crate) fn api_options(args: &ServeArgs) -> ApiOptions {
     ApiOptions {
         max_body_bytes: args.max_body_bytes,
         body_limit: Duration::from_secs(args.http.body_seconds as u64),
@@ -26,25 +26,25 @@ pub(crate) fn options(args: &ServeArgs) -> ApiOptions {
     }
 }
 
-/// Files that may be open at once, where the system says so.
-fn most_files() -> Option<usize> {
+/// The limit on open files, where the system has one.
+fn max_open_files() -> Option<usize> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next()?.parse().ok())
 }
 
-/// How connections are served.
-pub(crate) fn serving(args: &HttpArgs) -> Result<ServeOptions> {
+/// The options of the listener.
+pub(crate) fn serve_options(args: &HttpArgs) -> Result<ServeOptions> {
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(cert), Some(key)) => Some(Tls::load(cert, key).context("--tls-cert and --tls-key")?),
         _ => None,
     };
     let mut max_connections = args.max_connections;
-    // Where connections take the last of them, the sessions cannot be read any more.
-    if let Some(files) = most_files()
-        && max_connections > files.saturating_sub(OTHER_FILES)
+    // If connections used up all descriptors, sessions could not be read.
+    if let Some(files) = max_open_files()
+        && max_connections > files.saturating_sub(RESERVED_FILES)
     {
-        max_connections = files.saturating_sub(OTHER_FILES).max(1);
-        info!(max_connections, "fewer connections than --max-connections: {files} files may be open (ulimit -n)");
+        max_connections = files.saturating_sub(RESERVED_FILES).max(1);
+        info!(max_connections, "--max-connections is lowered: the limit on open files is {files} (ulimit -n)");
     }
     Ok(ServeOptions { max_connections, tls, ..ServeOptions::default() })
 }
@@ -53,12 +53,12 @@ pub(crate) fn serving(args: &HttpArgs) -> Result<ServeOptions> {
 pub(crate) fn set_api_keys(state: &AppState, args: &HttpArgs, address: SocketAddr) -> Result<()> {
     match keys(args).context("the API keys")? {
         Some(keys) => {
-            info!(keys = keys.len(), "requests need an API key");
+            info!(keys = keys.len(), "requests require an API key");
             state.set_api_keys(keys);
         }
         None if !address.ip().is_loopback() => {
             warn!(
-                "everybody who reaches {address} can use this server: it has no API keys (--api-keys-file, --api-key)"
+                "anyone who can reach {address} can use this server: no API keys are set (--api-keys-file, --api-key)"
             );
         }
         None => {}
@@ -66,37 +66,37 @@ pub(crate) fn set_api_keys(state: &AppState, args: &HttpArgs, address: SocketAdd
     Ok(())
 }
 
-/// Reads again on each SIGHUP what may change while the server runs.
-pub(crate) fn reload(state: AppState, tls: Option<Tls>, args: HttpArgs) -> Result<()> {
+/// Reloads the API keys and the certificate on each SIGHUP.
+pub(crate) fn reload_on_sighup(state: AppState, tls: Option<Tls>, args: HttpArgs) -> Result<()> {
     if tls.is_none() && args.api_keys_file.is_none() {
-        // The signal then means what it always does: the terminal is closed.
+        // Without either file, SIGHUP keeps its usual meaning: the terminal is closed.
         return Ok(());
     }
-    let mut asked = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+    let mut hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     tokio::spawn(async move {
-        while asked.recv().await.is_some() {
-            // Files are read where nobody waits for it.
+        while hangups.recv().await.is_some() {
+            // Reading files may block.
             let (state, tls, args) = (state.clone(), tls.clone(), args.clone());
-            // A panic has been printed, and leaves all as it was.
-            let _ = tokio::task::spawn_blocking(move || read_again(&state, tls.as_ref(), &args)).await;
+            // A panic is logged by its hook and changes nothing.
+            let _ = tokio::task::spawn_blocking(move || reload(&state, tls.as_ref(), &args)).await;
         }
     });
     Ok(())
 }
 
-fn read_again(state: &AppState, tls: Option<&Tls>, args: &HttpArgs) {
+fn reload(state: &AppState, tls: Option<&Tls>, args: &HttpArgs) {
     match keys(args) {
         Ok(Some(keys)) => {
             let count = keys.len();
             state.set_api_keys(keys);
-            info!(keys = count, "SIGHUP: the API keys are read again");
+            info!(keys = count, "SIGHUP: reloaded the API keys");
         }
         Ok(None) => {}
-        Err(error) => error!("SIGHUP: the API keys stay as they were: {error}"),
+        Err(error) => error!("SIGHUP: kept the previous API keys: {error}"),
     }
     match tls.map(Tls::reload) {
-        Some(Ok(())) => info!("SIGHUP: the certificate is read again"),
-        Some(Err(error)) => error!("SIGHUP: the certificate stays as it was: {error}"),
+        Some(Ok(())) => info!("SIGHUP: reloaded the certificate"),
+        Some(Err(error)) => error!("SIGHUP: kept the previous certificate: {error}"),
         None => {}
     }
 }

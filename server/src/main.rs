@@ -162,11 +162,11 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
         .await
         .with_context(|| format!("cannot listen on {}:{}", args.host, args.port))?;
     let address = listener.local_addr()?;
-    let state = AppState::new(http::options(args));
+    let state = AppState::new(http::api_options(args));
     http::set_api_keys(&state, &args.http, address)?;
-    let options = http::serving(&args.http)?;
+    let options = http::serve_options(&args.http)?;
     let scheme = if options.tls.is_some() { "https" } else { "http" };
-    http::reload(state.clone(), options.tls.clone(), args.http.clone())?;
+    http::reload_on_sighup(state.clone(), options.tls.clone(), args.http.clone())?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = tokio::spawn(serve_with(options, listener, app(state.clone()), async {
         // A sender that is gone means the same.

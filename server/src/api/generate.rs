@@ -27,7 +27,44 @@ use super::unsupported;
 use super::validate::{Validated, validate};
 use super::wire::{self, Format, GenerationRequest};
 
-/// `POST /v1/completions`
+/// Complete a text
+///
+/// OpenAI's format. With `session`, it is a turn of a stored conversation. Unsupported fields of other servers are
+/// refused if they would change the result, and ignored otherwise.
+#[utoipa::path(
+    post,
+    path = "/v1/completions",
+    operation_id = "createCompletion",
+    tag = "text",
+    params(IdempotencyKey, IfMatch, Prefer),
+    request_body(content = CompletionRequest, examples(
+        ("text" = (value = json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}))),
+        ("several prompts, until a full stop" = (value = json!({
+            "prompt": ["The old house", "A fox"], "max_tokens": 8, "stop": "."
+        }))),
+        ("token ids" = (value = json!({
+            "prompt": [5, 6, 7], "max_tokens": 2, "seed": 7, "return_token_ids": true
+        }))),
+        ("two texts with log probabilities" = (value = json!({
+            "prompt": "Once", "n": 2, "max_tokens": 2, "logprobs": 2
+        }))),
+        ("regular expression" = (value = json!({"prompt": "A number:", "max_tokens": 8, "regex": "[0-9]{1,4}"}))),
+        ("stream" = (value = json!({
+            "prompt": "Once", "max_tokens": 4, "stream": true, "stream_options": {"include_usage": true}
+        })))
+    )),
+    responses(
+        (status = 200, description = "The text. With `stream`: events without names, each with a `CompletionChunk`; the \
+                                      last is `[DONE]`. An error in the stream ends it with an `Error`.",
+            content((Completion = "application/json"), (inline(Events<CompletionChunk>) = "text/event-stream")),
+            headers(("x-stream-id" = String, description = "The id of a resumable stream."))),
+        GenerationErrors,
+        IdempotencyErrors,
+        Error<412>,
+        Error<501>,
+        Error<507>
+    )
+)]
 pub(super) async fn completions(
     State(state): State<AppState>,
     caller: Caller,
@@ -37,7 +74,61 @@ pub(super) async fn completions(
     create(Format::Completions, state, caller, headers, body).await
 }
 
-/// `POST /v1/chat/completions`
+/// Answer messages
+///
+/// OpenAI's format. The checkpoint's chat template turns the messages into a prompt.
+#[utoipa::path(
+    post,
+    path = "/v1/chat/completions",
+    operation_id = "createChatCompletion",
+    tag = "text",
+    params(IdempotencyKey, IfMatch, Prefer),
+    request_body(content = ChatRequest, examples(
+        ("a message" = (value = json!({
+            "messages": [{"role": "user", "content": "Tell me of a fox."}], "max_completion_tokens": 8, "temperature": 0
+        }))),
+        ("content parts" = (value = json!({
+            "messages": [
+                {"role": "system", "content": "You tell tales."},
+                {"role": "user", "content": [{"type": "text", "text": "Tell me of a fox."}]}
+            ],
+            "max_tokens": 8, "top_p": 0.9, "seed": 7
+        }))),
+        ("two answers with log probabilities" = (value = json!({
+            "messages": [{"role": "user", "content": "Tell me of a fox."}],
+            "n": 2, "max_tokens": 2, "logprobs": true, "top_logprobs": 1
+        }))),
+        ("JSON schema" = (value = json!({
+            "messages": [{"role": "user", "content": "Tell me of a fox."}], "max_tokens": 64,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "fox", "schema": {
+                "type": "object", "required": ["size"], "additionalProperties": false,
+                "properties": {"size": {"enum": ["small", "large"]}}
+            }}}
+        }))),
+        ("tool" = (value = json!({
+            "messages": [{"role": "user", "content": "Tell me of a fox."}], "max_tokens": 64,
+            "tools": [{"type": "function", "function": {"name": "measure", "parameters": {
+                "type": "object", "required": ["size"], "additionalProperties": false,
+                "properties": {"size": {"enum": ["small", "large"]}}
+            }}}],
+            "tool_choice": "required", "stream": true
+        }))),
+        ("stream" = (value = json!({
+            "messages": [{"role": "user", "content": "Tell me of a fox."}], "max_tokens": 4, "stream": true
+        })))
+    )),
+    responses(
+        (status = 200, description = "The answer. With `stream`: events without names, each with a `ChatChunk`; the last \
+                                      is `[DONE]`. An error in the stream ends it with an `Error`.",
+            content((Chat = "application/json"), (inline(Events<ChatChunk>) = "text/event-stream")),
+            headers(("x-stream-id" = String, description = "The id of a resumable stream."))),
+        GenerationErrors,
+        IdempotencyErrors,
+        Error<412>,
+        Error<501>,
+        Error<507>
+    )
+)]
 pub(super) async fn chat(
     State(state): State<AppState>,
     caller: Caller,

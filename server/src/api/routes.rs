@@ -1,31 +1,83 @@
-//! The table of routes: a router that knows what it was built from.
+//! Every route, with the access that it needs. A handler declares its path, method and schemas itself.
+
+use std::collections::BTreeMap;
 
 use axum::Router;
-use axum::routing::MethodRouter;
+use utoipa::openapi::path::Paths;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
+use utoipa_axum::routes;
 
+use super::auth::scope::{Access, Scope};
+use super::openapi::Description;
 use super::state::AppState;
+use super::{anthropic, generate, llamacpp, metrics, openapi, pages, responses, service, sessions, streams, tokens};
 
-/// Routes, and their list: what walks all of them cannot forget one.
-#[derive(Default)]
+/// The routes, and the access to each path.
 pub(super) struct Routes {
-    router: Router<AppState>,
-    paths: Vec<&'static str>,
+    pub(super) router: Router<AppState>,
+    pub(super) access: BTreeMap<String, Access>,
+    pub(super) description: Description,
 }
 
-impl Routes {
-    /// Adds a path and its methods. [`super::Access::of`] decides which key it needs.
-    pub(super) fn route(mut self, path: &'static str, methods: MethodRouter<AppState>) -> Self {
-        self.paths.push(path);
-        Self { router: self.router.route(path, methods), paths: self.paths }
-    }
+/// Every route.
+pub(super) fn all() -> Routes {
+    let public = OpenApiRouter::new()
+        .routes(routes!(pages::playground))
+        .routes(routes!(pages::playground_file))
+        .routes(routes!(pages::favicon))
+        .routes(routes!(pages::docs))
+        .routes(routes!(pages::docs_file))
+        .routes(routes!(openapi::description))
+        .routes(routes!(service::health))
+        .routes(routes!(service::ready));
+    let generate = OpenApiRouter::new()
+        .routes(routes!(generate::completions))
+        .routes(routes!(generate::chat))
+        .routes(routes!(responses::create))
+        .routes(routes!(anthropic::create))
+        .routes(routes!(anthropic::count_tokens))
+        .routes(routes!(tokens::tokenize))
+        .routes(routes!(tokens::detokenize))
+        .routes(routes!(tokens::apply_template))
+        .routes(routes!(tokens::embeddings))
+        .routes(alias("/embeddings", "llamaEmbeddings", routes!(tokens::embeddings)))
+        .routes(alias("/embedding", "embedding", routes!(tokens::embeddings)))
+        .routes(routes!(llamacpp::completion))
+        .routes(alias("/completions", "llamaCompletions", routes!(llamacpp::completion)))
+        .routes(routes!(llamacpp::infill))
+        .routes(routes!(llamacpp::props))
+        .routes(routes!(llamacpp::slots))
+        .routes(routes!(service::models))
+        .routes(routes!(service::one_model));
+    let sessions = sessions::routes()
+        .routes(routes!(responses::retrieve, responses::delete))
+        .routes(routes!(streams::follow));
+    let metrics = OpenApiRouter::new().routes(routes!(metrics::scrape));
 
-    /// The paths, as the router takes them.
-    pub(super) fn paths(&self) -> &[&'static str] {
-        &self.paths
+    let groups = [
+        (Access::Public, public),
+        (Access::Scope(Scope::Generate), generate),
+        (Access::Scope(Scope::Sessions), sessions),
+        (Access::Scope(Scope::Metrics), metrics),
+    ];
+    let (mut router, mut access) = (OpenApiRouter::default(), BTreeMap::new());
+    for (needed, group) in groups {
+        access.extend(group.get_openapi().paths.paths.keys().map(|path| (path.clone(), needed)));
+        router = router.merge(group);
     }
+    let (router, openapi) = router.split_for_parts();
+    let description = Description::new(openapi, |path| access.get(path) == Some(&Access::Public));
+    Routes { router, access, description }
+}
 
-    /// The router.
-    pub(super) fn into_router(self) -> Router<AppState> {
-        self.router
+/// A route under another path, with another operation id.
+fn alias(path: &str, id: &str, (schemas, paths, handlers): UtoipaMethodRouter<AppState>) -> UtoipaMethodRouter<AppState> {
+    let mut aliases = Paths::new();
+    for (_, mut item) in paths.paths {
+        for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
+            operation.operation_id = Some(id.to_owned());
+        }
+        aliases.paths.insert(path.to_owned(), item);
     }
+    (schemas, aliases, handlers)
 }

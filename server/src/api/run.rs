@@ -174,7 +174,7 @@ impl Run {
         let last = match outcome {
             Ok(()) => Ok(if sink.wants_body() { self.dialect.body() } else { String::new() }),
             Err(error) => {
-                meter.failed(error.word());
+                meter.failed(error.label());
                 out.clear();
                 self.dialect.fail(&error, &mut out);
                 Err(error)

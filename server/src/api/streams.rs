@@ -197,7 +197,23 @@ fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
     }
 }
 
-/// `GET /v1/streams/{id}`: from the event after `Last-Event-ID`, or from the first.
+/// Resume a stream after a disconnect
+///
+/// The stream of a turn with `"on_disconnect": "continue"`, from the event after `last-event-id`, or from the first.
+#[utoipa::path(
+    get,
+    path = "/v1/streams/{id}",
+    operation_id = "followStream",
+    tag = "text",
+    params(Id, LastEventId),
+    responses(
+        (status = 200, description = "The events of the stream, each with its number as `id`.",
+            content((inline(Events<CompletionChunk>) = "text/event-stream"))),
+        Error<400>,
+        Error<404>,
+        Error<410>
+    )
+)]
 pub(super) async fn follow(
     State(state): State<AppState>,
     Caller(owner): Caller,

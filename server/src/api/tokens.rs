@@ -96,7 +96,18 @@ struct SimpleToken<'a> {
     stop: usize,
 }
 
-/// `POST /tokenize`
+/// Tokenize a text
+#[utoipa::path(
+    post,
+    path = "/tokenize",
+    operation_id = "tokenize",
+    tag = "other formats",
+    request_body(content = schemas::TokenizeRequest, examples(
+        ("llama.cpp" = (value = json!({"content": "Once upon a time", "with_pieces": true}))),
+        ("vLLM" = (value = json!({"prompt": "Once upon a time", "return_token_strs": true})))
+    )),
+    responses((status = 200, description = "The tokens.", body = schemas::Tokenized), GenerationErrors)
+)]
 pub(super) async fn tokenize(
     State(state): State<AppState>,
     headers: HeaderMap,
@@ -132,7 +143,15 @@ pub(super) async fn tokenize(
     .await
 }
 
-/// `POST /detokenize`
+/// Turn tokens into text
+#[utoipa::path(
+    post,
+    path = "/detokenize",
+    operation_id = "detokenize",
+    tag = "other formats",
+    request_body(content = schemas::DetokenizeRequest, examples(("ids" = (value = json!({"tokens": [5, 6, 7]}))))),
+    responses((status = 200, description = "The text.", body = schemas::Detokenized), GenerationErrors)
+)]
 pub(super) async fn detokenize(
     State(state): State<AppState>,
     headers: HeaderMap,
@@ -151,7 +170,17 @@ pub(super) async fn detokenize(
     .await
 }
 
-/// `POST /apply-template`
+/// Apply the chat template to messages
+#[utoipa::path(
+    post,
+    path = "/apply-template",
+    operation_id = "applyTemplate",
+    tag = "other formats",
+    request_body(content = schemas::TemplateRequest, examples(
+        ("a message" = (value = json!({"messages": [{"role": "user", "content": "Tell me of a fox."}]})))
+    )),
+    responses((status = 200, description = "The prompt.", body = schemas::Rendered), GenerationErrors)
+)]
 pub(super) async fn apply_template(
     State(state): State<AppState>,
     headers: HeaderMap,
@@ -166,7 +195,14 @@ pub(super) async fn apply_template(
     .await
 }
 
-/// `POST /v1/embeddings` and the paths that llama.cpp has for it.
+/// Embeddings: not supported
+#[utoipa::path(
+    post,
+    path = "/v1/embeddings",
+    operation_id = "embeddings",
+    tag = "other formats",
+    responses(Error<501>)
+)]
 pub(super) async fn embeddings() -> ApiError {
     let message = "this server makes texts alone: its model has not been trained for embeddings";
     ApiError::request(StatusCode::NOT_IMPLEMENTED, None, Some("not_supported"), message)

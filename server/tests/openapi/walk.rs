@@ -108,7 +108,7 @@ async fn filled(state: &AppState, path: &str) -> String {
     } else {
         "tidegate-tiny".into()
     };
-    let file = if path.starts_with("/docs") { "start.js" } else { "app.js" };
+    let file = if path.starts_with("/docs") { "docs.js" } else { "app.js" };
     path.replace("{id}", id.as_str().unwrap()).replace("{file}", file)
 }
 

@@ -21,7 +21,36 @@ use super::auth::owner::Caller;
 use super::state::AppState;
 use super::wire::{body as json_body, parse};
 
-/// `POST /v1/messages`
+/// Answer messages in Anthropic's format
+#[utoipa::path(
+    post,
+    path = "/v1/messages",
+    operation_id = "createMessage",
+    tag = "other formats",
+    request_body(content = schemas::MessagesRequest, examples(
+        ("a message" = (value = json!({
+            "model": "MODEL", "messages": [{"role": "user", "content": "Tell me of a fox."}],
+            "max_tokens": 8, "temperature": 0
+        }))),
+        ("prefilled answer" = (value = json!({
+            "model": "MODEL", "max_tokens": 8, "system": "You tell tales.",
+            "messages": [{"role": "user", "content": "Tell me of a fox."}, {"role": "assistant", "content": "A fox"}]
+        }))),
+        ("stream" = (value = json!({
+            "model": "MODEL", "messages": [{"role": "user", "content": "Tell me of a fox."}],
+            "max_tokens": 8, "stream": true
+        })))
+    )),
+    responses(
+        (status = 200, description = "The answer. With `stream`: Anthropic's named events.",
+            content(
+                (schemas::AnthropicMessage = "application/json"),
+                (inline(Events<schemas::AnthropicEvent>) = "text/event-stream")
+            ),
+            headers(("request-id" = String, description = "The same as `x-request-id`."))),
+        AnthropicErrors
+    )
+)]
 pub(super) async fn create(
     State(state): State<AppState>,
     Caller(owner): Caller,
@@ -31,7 +60,23 @@ pub(super) async fn create(
     foreign::create::<events::Begins>(state, owner, &headers, body).await
 }
 
-/// `POST /v1/messages/count_tokens`
+/// Count the tokens of messages in Anthropic's format
+#[utoipa::path(
+    post,
+    path = "/v1/messages/count_tokens",
+    operation_id = "countTokens",
+    tag = "other formats",
+    request_body(content = schemas::CountRequest, examples(
+        ("a message" = (value = json!({
+            "model": "MODEL", "messages": [{"role": "user", "content": "Tell me of a fox."}]
+        })))
+    )),
+    responses(
+        (status = 200, description = "The number of tokens.", body = schemas::TokenCount,
+            headers(("request-id" = String, description = "The same as `x-request-id`."))),
+        AnthropicErrors
+    )
+)]
 pub(super) async fn count_tokens(
     State(state): State<AppState>,
     headers: HeaderMap,

@@ -44,7 +44,7 @@ impl AuthContext {
 
     /// Deducts prompt or completion tokens from the key's quota.
     pub(in crate::api) fn charge(&self, tokens: usize) {
-        self.key.limits().charge(tokens);
+        self.key.quota().charge(tokens);
     }
 }
 

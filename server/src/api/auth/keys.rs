@@ -8,7 +8,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
-use super::quota::{Limits, Quota};
+use super::quota::{Quota, QuotaState};
 use super::scope::Scope;
 
 /// Shortest key in bytes; shorter ones can be guessed.
@@ -74,7 +74,7 @@ pub(super) struct Key {
     name: String,
     digest: [u8; 32],
     scopes: Vec<Scope>,
-    limits: Arc<Limits>,
+    quota: Arc<QuotaState>,
 }
 
 impl Key {
@@ -86,8 +86,8 @@ impl Key {
         self.scopes.contains(&scope)
     }
 
-    pub(super) fn limits(&self) -> &Limits {
-        &self.limits
+    pub(super) fn quota(&self) -> &QuotaState {
+        &self.quota
     }
 }
 
@@ -134,9 +134,9 @@ impl Keys {
         for (at, key) in given.iter().enumerate() {
             let (name, place) = (format!("api-key-{}", at + 1), format!("--api-key (number {})", at + 1));
             let digest = digest(Some(key), None).map_err(|message| KeysError::Key { place, message })?;
-            let (scopes, limits) =
-                (vec![Scope::Generate, Scope::Sessions, Scope::Metrics], Limits::new(Quota::default()));
-            keys.push(Key { name, digest, scopes, limits: Arc::new(limits) });
+            let (scopes, quota) =
+                (vec![Scope::Generate, Scope::Sessions, Scope::Metrics], QuotaState::new(Quota::default()));
+            keys.push(Key { name, digest, scopes, quota: Arc::new(quota) });
         }
         for (at, form) in file.map(parse).transpose()?.unwrap_or_default().into_iter().enumerate() {
             let place = format!("keys[{at}]");
@@ -170,13 +170,13 @@ impl Keys {
         let known: HashMap<&str, &Arc<Key>> = old.0.iter().map(|key| (key.name.as_str(), key)).collect();
         let same = |key: &Arc<Key>| {
             let before = known.get(key.name.as_str())?;
-            (before.limits.quota() == key.limits.quota()).then(|| Arc::clone(&before.limits))
+            (before.quota.limits() == key.quota.limits()).then(|| Arc::clone(&before.quota))
         };
         let keep = |key: Arc<Key>| match same(&key) {
             None => key,
-            Some(limits) => {
+            Some(quota) => {
                 let (name, digest, scopes) = (key.name.clone(), key.digest, key.scopes.clone());
-                Arc::new(Key { name, digest, scopes, limits })
+                Arc::new(Key { name, digest, scopes, quota })
             }
         };
         Self(self.0.into_iter().map(keep).collect())
@@ -211,7 +211,7 @@ impl KeyEntry {
             concurrent_requests: self.concurrent_requests,
         };
         let digest = digest(self.key.as_deref(), self.sha256.as_deref())?;
-        Ok(Key { name: self.name, digest, scopes, limits: Arc::new(Limits::new(quota)) })
+        Ok(Key { name: self.name, digest, scopes, quota: Arc::new(QuotaState::new(quota)) })
     }
 }
 
@@ -357,10 +357,10 @@ mod tests {
             Keys::read(Some(file.as_bytes()), &[]).unwrap()
         };
         let old = file(r#""requests_per_minute": 1"#);
-        assert!(old.0[0].limits.enter(false).is_ok());
+        assert!(old.0[0].quota.admit(false).is_ok());
         let same = file(r#""requests_per_minute": 1"#).keeping_counts(&old);
-        assert!(same.0[0].limits.enter(false).is_err());
+        assert!(same.0[0].quota.admit(false).is_err());
         let other = file(r#""requests_per_minute": 2"#).keeping_counts(&old);
-        assert!(other.0[0].limits.enter(false).is_ok());
+        assert!(other.0[0].quota.admit(false).is_ok());
     }
 }

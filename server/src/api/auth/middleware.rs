@@ -1,5 +1,6 @@
 //! Refuses requests without a valid key, without the scope of their route, or over their key's quota.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request, State};
@@ -11,17 +12,24 @@ use tracing::Span;
 use super::context::{self, AuthContext};
 use super::keys::{Key, Keys};
 use super::owner::credential;
-use super::quota::Refused;
+use super::quota::QuotaExceeded;
 use super::scope::Access;
 use crate::api::error::ApiError;
 use crate::api::state::AppState;
 
+/// The state of the middleware.
+#[derive(Clone)]
+pub(in crate::api) struct Auth {
+    pub(in crate::api) state: AppState,
+    /// The access to each route, by the pattern of its path.
+    pub(in crate::api) access: Arc<BTreeMap<String, Access>>,
+}
+
 /// Passes on the requests that are allowed and answers all others.
-pub(in crate::api) async fn authorize(State(state): State<AppState>, request: Request, next: Next) -> Response {
+pub(in crate::api) async fn authorize(State(auth): State<Auth>, request: Request, next: Next) -> Response {
+    let Some(keys) = auth.state.api_keys().get() else { return next.run(request).await };
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-    let (Some(keys), access) = (state.api_keys().get(), Access::of(path, request.method())) else {
-        return next.run(request).await;
-    };
+    let access = path.and_then(|path| auth.access.get(path)).map_or(Access::AnyKey, |it| it.with_method(request.method()));
     if access == Access::Public {
         return next.run(request).await;
     }
@@ -30,13 +38,13 @@ pub(in crate::api) async fn authorize(State(state): State<AppState>, request: Re
         Err(refusal) => return *refusal,
     };
     Span::current().record("key", key.name());
-    let (context, counted) = match key.limits().enter(request.method() == Method::POST) {
-        Ok((permit, counted)) => (Arc::new(AuthContext::new(Arc::clone(key), permit)), counted),
-        Err(refused) => return limited(key, &refused),
+    let (context, requests) = match key.quota().admit(request.method() == Method::POST) {
+        Ok((permit, requests)) => (Arc::new(AuthContext::new(Arc::clone(key), permit)), requests),
+        Err(exceeded) => return quota_exceeded(key, &exceeded),
     };
     let mut response = context::with(Arc::clone(&context), next.run(request)).await;
-    counted.write(response.headers_mut());
-    key.limits().write_tokens(response.headers_mut());
+    requests.write(response.headers_mut());
+    key.quota().write_tokens(response.headers_mut());
     response
 }
 
@@ -69,11 +77,11 @@ fn refusal(status: StatusCode, code: &'static str, message: &str, challenge: &st
 }
 
 /// The answer to a request over its key's quota.
-fn limited(key: &Key, refused: &Refused) -> Response {
-    let mut response = ApiError::limited(refused.message()).into_response();
+fn quota_exceeded(key: &Key, exceeded: &QuotaExceeded) -> Response {
+    let mut response = ApiError::rate_limit("rate_limit_exceeded", exceeded.message()).into_response();
     let headers = response.headers_mut();
-    headers.insert(header::RETRY_AFTER, HeaderValue::from(refused.seconds()));
-    refused.counted().write(headers);
-    key.limits().write_tokens(headers);
+    headers.insert(header::RETRY_AFTER, HeaderValue::from(exceeded.retry_after()));
+    exceeded.requests().write(headers);
+    key.quota().write_tokens(headers);
     response
 }

@@ -1,28 +1,19 @@
-//! What each path needs: the one place that says which are answered without a key.
+//! The scopes of API keys, and the access that a route needs.
 
 use std::fmt;
 
 use axum::http::Method;
 use serde::Deserialize;
 
-/// The paths that everybody may read, and only read: whether the server lives, and pages that hold nothing of anybody's.
-const OPEN: [&str; 6] = ["/", "/favicon.ico", "/health", "/ready", "/docs", "/openapi.json"];
-
-/// The folders of such paths.
-const OPEN_FOLDERS: [&str; 2] = ["/playground/", "/docs/"];
-
-/// The folders of what the server keeps for its clients, themselves included.
-const KEPT: [&str; 4] = ["/v1/sessions", "/v1/snapshots", "/v1/streams", "/v1/responses/{id}"];
-
-/// What a key opens.
+/// What an API key may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// Whatever makes text or prepares it: completions, chat, tokens, the models.
+    /// Generating text and everything that prepares it: completions, chat, tokens, models.
     Generate,
-    /// Whatever is kept: sessions, snapshots, streams that go on, stored responses.
+    /// Everything that is stored: sessions, snapshots, resumable streams, stored responses.
     Sessions,
-    /// The figures of the server.
+    /// The server's metrics.
     Metrics,
 }
 
@@ -36,35 +27,23 @@ impl fmt::Display for Scope {
     }
 }
 
-/// What a path needs of who asks for it.
+/// The access that a path needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// No key is needed.
+    /// No key is needed to read.
     Public,
-    /// Any valid key: no route matches, and only clients with a key learn that.
+    /// Any valid key. For paths without a route: only clients with a key learn that there is none.
     AnyKey,
     /// A key with this scope.
     Scope(Scope),
 }
 
 impl Access {
-    /// That of a route, as it was given to the router, for a method; of none where no route is at the path. A route that
-    /// nobody has thought of here needs a key, and so does whatever is sent to a page.
-    pub fn of(route: Option<&str>, method: &Method) -> Self {
-        let Some(route) = route else { return Self::AnyKey };
-        let kept = |folder: &&str| {
-            let rest = route.strip_prefix(*folder);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        let is_page = OPEN.contains(&route) || OPEN_FOLDERS.iter().any(|folder| route.starts_with(folder));
-        if is_page && [Method::GET, Method::HEAD].contains(method) {
-            Self::Public
-        } else if KEPT.iter().any(kept) {
-            Self::Scope(Scope::Sessions)
-        } else if route == "/metrics" {
-            Self::Scope(Scope::Metrics)
-        } else {
-            Self::Scope(Scope::Generate)
+    /// The access that a request with `method` needs: public paths are public to read.
+    pub(super) fn with_method(self, method: &Method) -> Self {
+        match self {
+            Self::Public if ![Method::GET, Method::HEAD].contains(method) => Self::AnyKey,
+            access => access,
         }
     }
 }

@@ -21,7 +21,26 @@ use super::foreign;
 use super::auth::owner::Caller;
 use super::state::{AppState, Served};
 
-/// `POST /completion`
+/// Complete a text in llama.cpp's format
+#[utoipa::path(
+    post,
+    path = "/completion",
+    operation_id = "llamaCompletion",
+    tag = "other formats",
+    request_body(content = schemas::LlamaRequest, examples(
+        ("text" = (value = json!({"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}))),
+        ("probabilities" = (value = json!({"prompt": "Once", "n_predict": 2, "n_probs": 2, "seed": 7, "stop": ["."]}))),
+        ("stream" = (value = json!({"prompt": "Once", "n_predict": 4, "stream": true})))
+    )),
+    responses(
+        (status = 200, description = "The text. With `stream`: its pieces, the last one with `stop`.",
+            content(
+                (schemas::LlamaCompletions = "application/json"),
+                (inline(Events<schemas::LlamaCompletion>) = "text/event-stream")
+            )),
+        LlamaErrors
+    )
+)]
 pub(super) async fn completion(
     State(state): State<AppState>,
     Caller(owner): Caller,
@@ -31,7 +50,14 @@ pub(super) async fn completion(
     foreign::create::<wire::Settings>(state, owner, &headers, body).await
 }
 
-/// `GET /props`
+/// Properties of the server in llama.cpp's format
+#[utoipa::path(
+    get,
+    path = "/props",
+    operation_id = "props",
+    tag = "other formats",
+    responses((status = 200, description = "The properties.", body = schemas::Props), LlamaError<503>)
+)]
 pub(super) async fn props(State(state): State<AppState>) -> Result<Json<Value>, ApiError> {
     let served = Arc::clone(state.ready()?);
     let token = |id: Option<&u32>| id.and_then(|id| served.tokenizer.special(*id)).unwrap_or_default().to_owned();
@@ -53,7 +79,15 @@ pub(super) async fn props(State(state): State<AppState>) -> Result<Json<Value>, 
     })))
 }
 
-/// `GET /slots`: how many are in use, and nothing of what they are used for, which is their owners'.
+/// The slots in llama.cpp's format, without the requests in them
+#[utoipa::path(
+    get,
+    path = "/slots",
+    operation_id = "slots",
+    tag = "other formats",
+    params(("fail_on_no_slot" = inline(Value), Query, description = "`1`: respond with 503 if no slot is free.")),
+    responses((status = 200, description = "The slots.", body = schemas::Slots), LlamaError<503>)
+)]
 pub(super) async fn slots(State(state): State<AppState>, RawQuery(query): RawQuery) -> Result<Json<Value>, ApiError> {
     let served = state.ready()?;
     let (slots, running) = (served.engine.slots(), served.engine.stats().running);
@@ -75,7 +109,14 @@ fn slot(id: usize, is_processing: bool, served: &Served) -> Value {
     })
 }
 
-/// `POST /infill`
+/// Infilling: not supported
+#[utoipa::path(
+    post,
+    path = "/infill",
+    operation_id = "infill",
+    tag = "other formats",
+    responses(LlamaError<501>)
+)]
 pub(super) async fn infill() -> ApiError {
     let message = "the model has no tokens for a text before and a text after: only what follows is written";
     ApiError::request(StatusCode::NOT_IMPLEMENTED, None, Some("not_supported"), message)
@@ -94,6 +135,5 @@ pub(super) fn refusal(error: &ApiError) -> Value {
         500.. => "server_error",
         _ => "invalid_request_error",
     };
-    let param = &error.body()["error"]["param"];
-    json!({"error": {"code": status, "message": error.message(), "type": kind, "param": param}})
+    json!({"error": {"code": status, "message": error.message(), "type": kind, "param": error.param()}})
 }

@@ -41,7 +41,34 @@ use super::validate::{Validated, validate};
 use super::wire::{Format, body as json_body, parse};
 use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
 
-/// `POST /v1/responses`
+/// Create a response
+///
+/// OpenAI's Responses API. A later response can continue from a stored one at the cost of its new tokens only.
+/// `instructions` of an earlier response stay in effect, because the model has read them. Inputs are not stored.
+#[utoipa::path(
+    post,
+    path = "/v1/responses",
+    operation_id = "createResponse",
+    tag = "text",
+    params(IdempotencyKey),
+    request_body(content = schemas::ResponseRequest, examples(
+        ("text" = (value = json!({"input": "Tell me of a fox.", "max_output_tokens": 8, "temperature": 0}))),
+        ("messages" = (value = json!({
+            "input": [{"role": "user", "content": "Tell me of a fox."}],
+            "instructions": "Be brief.", "max_output_tokens": 8, "store": false
+        }))),
+        ("stream" = (value = json!({"input": "Tell me of a fox.", "max_output_tokens": 4, "stream": true})))
+    )),
+    responses(
+        (status = 200, description = "The response. With `stream`: OpenAI's named events, from `response.created` to \
+                                      `response.completed`, `response.incomplete`, or `error` and `response.failed`.",
+            content((Object = "application/json"), (inline(Events<schemas::ResponseEvent>) = "text/event-stream"))),
+        GenerationErrors,
+        IdempotencyErrors,
+        Error<501>,
+        Error<507>
+    )
+)]
 pub(super) async fn create(
     State(state): State<AppState>,
     Caller(owner): Caller,
@@ -163,7 +190,15 @@ fn object(id: &ResponseId, wire: &ResponseRequest, served: &Served) -> Object {
     }
 }
 
-/// `GET /v1/responses/{id}`
+/// Retrieve a stored response
+#[utoipa::path(
+    get,
+    path = "/v1/responses/{id}",
+    operation_id = "retrieveResponse",
+    tag = "text",
+    params(Id, ("stream" = inline(Option<bool>), Query, pattern = "^false$", description = "Not supported: must be false.")),
+    responses((status = 200, description = "The response.", body = Object), StoreErrors)
+)]
 pub(super) async fn retrieve(
     State(state): State<AppState>,
     Caller(owner): Caller,
@@ -182,7 +217,15 @@ pub(super) async fn retrieve(
     Ok(whole(body))
 }
 
-/// `DELETE /v1/responses/{id}`
+/// Delete a stored response
+#[utoipa::path(
+    delete,
+    path = "/v1/responses/{id}",
+    operation_id = "deleteResponse",
+    tag = "text",
+    params(Id),
+    responses((status = 200, description = "The response is deleted.", body = DeletedResponse), StoreErrors)
+)]
 pub(super) async fn delete(
     State(state): State<AppState>,
     Caller(owner): Caller,

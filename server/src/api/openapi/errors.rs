@@ -1,0 +1,80 @@
+//! The error responses of routes. Those that every route has are added in [`super::document`].
+
+use std::collections::BTreeMap;
+
+use utoipa::openapi::{ContentBuilder, Ref, RefOr, Response, ResponseBuilder};
+use utoipa::{IntoResponses, ToSchema};
+
+use super::schemas::{AnthropicError, LlamaError};
+use crate::api::error::ErrorBody;
+
+type Responses = BTreeMap<String, RefOr<Response>>;
+
+fn errors<T: ToSchema>(statuses: &[u16]) -> Responses {
+    let response = |status: &u16| {
+        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(T::name()))).build();
+        let response = ResponseBuilder::new().description(meaning(*status)).content("application/json", content);
+        (status.to_string(), response.build().into())
+    };
+    statuses.iter().map(response).collect()
+}
+
+/// What a status means, on every route.
+pub(super) fn meaning(status: u16) -> &'static str {
+    match status {
+        400 => "A parameter is invalid; `param` names it, and the message states what is accepted.",
+        401 => "The API key is missing or unknown.",
+        403 => "The API key lacks the scope, or the owner's storage quota is used up.",
+        404 => "The object does not exist, or belongs to another owner.",
+        408 => "The request took longer than the server allows, or the client stopped reading.",
+        409 => "The session is in use, or a request with the same `idempotency-key` is running.",
+        410 => "The requested events are no longer available.",
+        412 => "The session's version differs from `if-match`.",
+        413 => "The body is too large.",
+        415 => "The content type is not supported.",
+        422 => "The `idempotency-key` was used for a different request.",
+        429 => "The queue is full, too many requests wait for sessions, or the API key is over its quota.",
+        500 => "The server failed.",
+        501 => "Not supported by this server: it has no store, no secret, or too low a limit.",
+        503 => "The model is loading, or the server is shutting down.",
+        507 => "The store is full.",
+        _ => "Refused.",
+    }
+}
+
+/// One error in OpenAI's format.
+pub(in crate::api) struct Error<const STATUS: u16>;
+
+impl<const STATUS: u16> IntoResponses for Error<STATUS> {
+    fn responses() -> Responses {
+        errors::<ErrorBody>(&[STATUS])
+    }
+}
+
+macro_rules! error_sets {
+    ($($(#[$doc:meta])* $name:ident: $body:ty = [$($status:literal),*];)*) => {$(
+        $(#[$doc])*
+        pub(in crate::api) struct $name;
+
+        impl IntoResponses for $name {
+            fn responses() -> Responses {
+                errors::<$body>(&[$($status),*])
+            }
+        }
+    )*};
+}
+
+error_sets! {
+    /// Of routes that read stored objects.
+    StoreErrors: ErrorBody = [400, 404, 501, 503];
+    /// Of routes with a body.
+    BodyErrors: ErrorBody = [400, 413, 415];
+    /// Of routes that take an `idempotency-key`.
+    IdempotencyErrors: ErrorBody = [409, 422];
+    /// Of routes that generate.
+    GenerationErrors: ErrorBody = [400, 404, 408, 413, 415, 503];
+    /// Of routes in Anthropic's format.
+    AnthropicErrors: AnthropicError = [400, 404, 408, 413, 415, 503];
+    /// Of routes in llama.cpp's format.
+    LlamaErrors: LlamaError = [400, 404, 408, 413, 415, 503];
+}
