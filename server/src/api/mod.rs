@@ -1,46 +1,18 @@
 //! HTTP: requests in, JSON and server-sent events out. Only this module serialises.
 
-mod account;
-mod aligned;
-mod answer;
-mod anthropic;
 mod auth;
-mod chat;
-mod choices;
-mod completions;
-mod constrained;
-mod dialect;
-mod echo;
 mod error;
-mod foreign;
-mod generate;
-mod idempotency;
-mod llamacpp;
-mod logprobs;
+mod formats;
 mod metrics;
 mod middleware;
-mod numbers;
 mod openapi;
-mod origin;
 mod pages;
-mod prompt;
-mod responses;
+mod request;
 mod routes;
 mod run;
 mod service;
 mod sessions;
-mod shape;
-mod sink;
-mod spans;
 mod state;
-mod streams;
-mod texts;
-mod tgi;
-mod tokens;
-mod tools;
-mod unsupported;
-mod validate;
-mod wire;
 
 use std::sync::Arc;
 
@@ -81,5 +53,5 @@ pub(crate) fn router(state: AppState) -> Router {
         .layer(from_fn(catch_panic));
     let router = if options.cors.is_empty() { router } else { router.layer(cors(&options.cors)) };
     let router = router.layer(from_fn(trace)).layer(from_fn_with_state(state.clone(), metrics::count));
-    router.layer(from_fn(shape::by_path)).with_state(state)
+    router.layer(from_fn(formats::errors::by_path)).with_state(state)
 }

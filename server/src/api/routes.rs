@@ -10,7 +10,9 @@ use utoipa_axum::routes;
 use super::auth::scope::{Access, Scope};
 use super::openapi::Description;
 use super::state::AppState;
-use super::{anthropic, generate, llamacpp, metrics, openapi, pages, responses, service, sessions, streams, tokens};
+use super::formats::{anthropic, llamacpp, openai, responses, tokens};
+use super::run::streams;
+use super::{metrics, openapi, pages, service, sessions};
 
 /// The routes, and the access to each path.
 pub(super) struct Routes {
@@ -31,8 +33,8 @@ pub(super) fn all() -> Routes {
         .routes(routes!(service::health))
         .routes(routes!(service::ready));
     let generate = OpenApiRouter::new()
-        .routes(routes!(generate::completions))
-        .routes(routes!(generate::chat))
+        .routes(routes!(openai::completions))
+        .routes(routes!(openai::chat))
         .routes(routes!(responses::create))
         .routes(routes!(anthropic::create))
         .routes(routes!(anthropic::count_tokens))

@@ -11,9 +11,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::auth::keys::{ActiveKeys, Keys};
 use super::error::ApiError;
-use super::idempotency::InFlight;
 use super::middleware::cors::Origin;
-use super::streams::Streams;
+use crate::api::run::idempotency::InFlight;
+use crate::api::run::streams::Streams;
 use crate::engine::{EngineHandle, Limits};
 use crate::metrics::Metrics;
 use crate::session::{Codec, PrefixIndex, Store};

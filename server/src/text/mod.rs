@@ -16,7 +16,6 @@ pub use grammar::{
     Call, Calls, CompiledGrammar, GrammarError, GrammarMatcher, GrammarSpec, Grammars, MAX_CHOICES, MAX_GRAMMAR_BYTES,
     MAX_GRAMMAR_DEPTH, OffGrammar,
 };
-pub use pieces::Span;
 pub use stop::{MAX_STOP_STRINGS, StopError, StopMatcher, StopStrings};
 pub use tokenizer::{GenerationDefaults, TextError, Tokenizer};
 pub use vocabulary::Vocabulary;

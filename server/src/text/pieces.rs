@@ -1,20 +1,7 @@
-//! Single tokens as people want to see them: their bytes, their names, and where in a text they stand.
+//! Single tokens as people want to see them: their bytes and their names.
 
 use super::TextError;
 use super::tokenizer::{Tokenizer, ids};
-
-/// A token and the characters of the text that it was made from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// The token.
-    pub id: u32,
-    /// Its first character's place, counted in characters.
-    pub start: usize,
-    /// The place after its last character.
-    pub stop: usize,
-    /// Its first byte's place, and the place after its last byte.
-    pub bytes: (usize, usize),
-}
 
 impl Tokenizer {
     /// The ids of `text`, `whole` with the special tokens that the tokenizer puts around one; a special token's text
@@ -29,20 +16,6 @@ impl Tokenizer {
             plain
         });
         ids(plain, text, whole)
-    }
-
-    /// The tokens of `text` with the special ones around it, and where each stands.
-    ///
-    /// # Errors
-    /// A text that the tokenizer refuses.
-    pub fn spans(&self, text: &str) -> Result<Vec<Span>, TextError> {
-        let encoding = self.inner.encode_char_offsets(text, true);
-        let encoding = encoding.map_err(|error| TextError::Encode(error.to_string()))?;
-        let mut places: Vec<usize> = text.char_indices().map(|(place, _)| place).collect();
-        places.push(text.len());
-        let byte = |character: usize| places[character.min(places.len() - 1)];
-        let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
-        Ok(tokens.map(|(&id, &(start, stop))| Span { id, start, stop, bytes: (byte(start), byte(stop)) }).collect())
     }
 
     /// What `id` stands for, in bytes: those that it adds to a text, or a special token's own text.

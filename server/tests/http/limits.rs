@@ -195,15 +195,11 @@ async fn a_text_that_waits_for_a_slot_ends_when_its_time_is_up() {
     let (first, body) = (state.clone(), json!({"prompt": vec![1; 20], "echo": true, "logprobs": 0, "max_tokens": 3}));
     let running = tokio::spawn(async move { post(&first, body).await });
     sleep(Duration::from_millis(100)).await;
-    let request = Request::post("/generate_stream").header("content-type", "application/json");
-    let asked = json!({"inputs": "", "parameters": {"max_new_tokens": 5}});
+    let request = Request::post("/completion").header("content-type", "application/json");
+    let asked = json!({"prompt": "", "n_predict": 5, "stream": true});
     let stream = text(send(&state, request.body(Body::from(asked.to_string())).unwrap()).await).await;
     let last: Value = serde_json::from_str(crate::common::events(&stream).last().unwrap()).unwrap();
-    assert_eq!(
-        (&last["details"]["generated_tokens"], &last["details"]["finish_reason"]),
-        (&json!(0), &json!("length"))
-    );
-    assert_eq!(last["generated_text"], "");
+    assert_eq!((&last["tokens_predicted"], &last["stop_type"]), (&json!(0), &json!("limit")));
     let (status, answer) = timeout(SOON, running).await.expect("it goes on").unwrap();
     assert_eq!((status, &answer["usage"]["completion_tokens"]), (StatusCode::OK, &json!(0)), "{answer}");
 }

@@ -22,7 +22,6 @@ mod responses;
 mod sessions;
 mod split_characters;
 mod stored_responses;
-mod tgi;
 mod tokens;
 mod tools;
 mod translation;

@@ -1,4 +1,4 @@
-//! Texts to tokens and back over HTTP, in the habits of llama.cpp, vLLM and text-generation-inference.
+//! Texts to tokens and back over HTTP, in the formats of llama.cpp and vLLM.
 
 use crate::common::{scripted, send, shipped, text};
 use axum::body::Body;
@@ -56,7 +56,7 @@ async fn a_special_token_is_a_token_or_a_text_as_asked() {
 }
 
 #[tokio::test]
-async fn pieces_names_and_places_are_those_of_the_tokens() {
+async fn pieces_and_names_are_those_of_the_tokens() {
     let text = "The ☃ sat";
     let pieces = answered("/tokenize", json!({"content": text, "with_pieces": true})).await;
     let pieces = pieces["tokens"].as_array().unwrap().clone();
@@ -68,16 +68,6 @@ async fn pieces_names_and_places_are_those_of_the_tokens() {
     assert!(pieces.iter().any(|piece| piece["piece"].is_array()), "the snowman is spread over tokens: {pieces:?}");
     let names = answered("/tokenize", json!({"prompt": "The cat", "return_token_strs": true})).await;
     assert_eq!(names["token_strs"], json!(["<|endoftext|>", "The", "Ġcat"]));
-    let spans = answered("/tokenize", json!({"inputs": text})).await;
-    let spans = spans.as_array().unwrap();
-    assert_eq!(spans[0], json!({"id": 0, "text": "", "start": 0, "stop": 0}));
-    let characters: Vec<char> = text.chars().collect();
-    for span in &spans[1..] {
-        let place = |name: &str| usize::try_from(span[name].as_u64().unwrap()).unwrap();
-        let shown: String = characters[place("start")..place("stop")].iter().collect();
-        assert_eq!(span["text"], shown);
-    }
-    assert_eq!((&spans.last().unwrap()["text"], &spans.last().unwrap()["stop"]), (&json!(" sat"), &json!(9)));
 }
 
 #[tokio::test]
@@ -144,7 +134,6 @@ async fn long_texts_are_refused_with_their_bound() {
     let (state, ..) = scripted(crate::common::fake::Fake::new(1), 1);
     for (path, param, body) in [
         ("/tokenize", "prompt", json!({"prompt": "a b ".repeat(600)})),
-        ("/tokenize", "inputs", json!({"inputs": "a b ".repeat(600)})),
         ("/detokenize", "tokens", json!({"tokens": vec![1; 1001]})),
     ] {
         let (status, answer) = ask(&state, path, &body).await;

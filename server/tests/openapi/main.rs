@@ -33,25 +33,27 @@ async fn what_is_read_is_described_and_what_is_described_is_read() {
         fields
     };
     for (file, read, names) in [
-        ("wire.rs", "GenerationRequest", &["CompletionRequest", "ChatRequest"][..]),
-        ("wire.rs", "StreamOptions", &["StreamOptions"]),
-        ("responses/wire.rs", "ResponseRequest", &["ResponseRequest"]),
-        ("responses/wire.rs", "StreamOptions", &["ResponseStreamOptions"]),
-        ("responses/wire.rs", "TextConfig", &["TextConfig"]),
-        ("anthropic/wire.rs", "MessagesRequest", &["MessagesRequest"]),
-        ("llamacpp/wire.rs", "CompletionRequest", &["LlamaRequest"]),
-        ("tgi/wire.rs", "GenerateRequest", &["GenerateRequest"]),
-        ("tgi/wire.rs", "Parameters", &["GenerateParameters"]),
-        ("tokens.rs", "TokenizeRequest", &["TokenizeRequest"]),
-        ("tokens.rs", "DetokenizeRequest", &["DetokenizeRequest"]),
-        ("tokens.rs", "TemplateRequest", &["TemplateRequest"]),
+        ("formats/openai/wire.rs", "GenerationRequest", &["CompletionRequest", "ChatRequest"][..]),
+        ("formats/openai/wire.rs", "StreamOptions", &["StreamOptions"]),
+        ("formats/responses/wire.rs", "ResponseRequest", &["ResponseRequest"]),
+        ("formats/responses/wire.rs", "StreamOptions", &["ResponseStreamOptions"]),
+        ("formats/responses/wire.rs", "TextConfig", &["TextConfig"]),
+        ("formats/anthropic/wire.rs", "MessagesRequest", &["MessagesRequest"]),
+        ("formats/llamacpp/wire.rs", "CompletionRequest", &["LlamaRequest"]),
+        ("formats/tokens.rs", "TokenizeRequest", &["TokenizeRequest"]),
+        ("formats/tokens.rs", "DetokenizeRequest", &["DetokenizeRequest"]),
+        ("formats/tokens.rs", "TemplateRequest", &["TemplateRequest"]),
     ] {
         let mut fields = sources::fields(file, read);
         // These are taken out of the rest, before anything else is made of it.
         if ["GenerationRequest", "ResponseRequest"].contains(&read) {
-            fields.extend(sources::forms().into_iter().filter(|field| file == "wire.rs" || field != "response_format"));
+            fields.extend(
+                sources::forms()
+                    .into_iter()
+                    .filter(|field| file == "formats/openai/wire.rs" || field != "response_format"),
+            );
         }
-        if file == "wire.rs" && read == "GenerationRequest" {
+        if file == "formats/openai/wire.rs" && read == "GenerationRequest" {
             fields.extend(["tools", "tool_choice", "parallel_tool_calls"].map(str::to_owned));
         }
         fields.sort();

@@ -34,7 +34,7 @@ pub(crate) fn routes() -> Vec<String> {
 
 /// The fields by which a request asks for a form.
 pub(crate) fn forms() -> Vec<String> {
-    let text = source("constrained.rs");
+    let text = source("request/grammar.rs");
     let (_, list) = text.split_once("const FIELDS").expect("the fields of forms");
     let list = list.split_once('=').unwrap().1.split(';').next().unwrap();
     list.split('"').skip(1).step_by(2).map(str::to_owned).collect()

@@ -8,7 +8,7 @@ use opentelemetry::trace::FutureExt;
 use rand::Rng;
 use tracing::{Instrument, debug, field, info_span};
 
-use crate::api::spans;
+use crate::api::run::spans;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 

@@ -51,6 +51,15 @@ impl<const STATUS: u16> IntoResponses for Error<STATUS> {
     }
 }
 
+/// One error in llama.cpp's format.
+pub(in crate::api) struct LlamaStatus<const STATUS: u16>;
+
+impl<const STATUS: u16> IntoResponses for LlamaStatus<STATUS> {
+    fn responses() -> Responses {
+        errors::<LlamaError>(&[STATUS])
+    }
+}
+
 macro_rules! error_sets {
     ($($(#[$doc:meta])* $name:ident: $body:ty = [$($status:literal),*];)*) => {$(
         $(#[$doc])*

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::written::written;
+use super::fragments::fragments;
 
 /// What differs from server to server.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ fn conditions() -> [(&'static str, Value); 6] {
     let mut one = starts.map(given).to_vec();
     one.push(absent(&starts));
     let create = json!([{"oneOf": one}, {"if": given("seed"), "then": absent(&["version", "snapshot"])}]);
-    let words = ["content", "prompt", "messages", "inputs"];
+    let words = ["content", "prompt", "messages"];
     let tokens = json!([{"oneOf": words.map(given)}]);
     [
         ("CompletionRequest", turn("prompt")),
@@ -69,7 +69,7 @@ fn above_zero(value: &mut Value) {
 pub(super) fn finish(document: &mut Value, bounds: Bounds<'_>) {
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };
     merge(schemas);
-    for (name, schema) in written(bounds) {
+    for (name, schema) in fragments(bounds) {
         schemas.insert(name.to_owned(), schema);
     }
     for (name, all) in conditions() {

@@ -134,7 +134,7 @@ pub(super) fn no_reasoning() -> Schema {
 
 /// The schemas that are written out, by name.
 #[expect(clippy::too_many_lines, reason = "a table of schemas, each of which stands for itself")]
-pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
+pub(super) fn fragments(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
     let word = json!({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"});
     let text_part = json!({
         "type": "object", "required": ["type", "text"],

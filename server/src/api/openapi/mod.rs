@@ -13,5 +13,8 @@ pub(super) mod schemas;
 
 pub(super) use bodies::{Bytes, Events};
 pub(super) use document::{Description, description};
-pub(super) use errors::{AnthropicErrors, BodyErrors, Error, GenerationErrors, IdempotencyErrors, LlamaErrors, StoreErrors};
+pub(super) use errors::{
+    AnthropicErrors, BodyErrors, Error, GenerationErrors, IdempotencyErrors, LlamaErrors, LlamaStatus, StoreErrors,
+};
+pub(super) use fragments::{anything, messages, metadata, nothing, seed, token_ids};
 pub(super) use params::{Id, IdempotencyKey, IfMatch, LastEventId, Prefer};

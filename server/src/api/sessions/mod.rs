@@ -19,13 +19,13 @@ use tracing::Instrument;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::error::ApiError;
-use super::idempotency::{Attempt, attempt};
-use super::origin::{if_match, session_id, version_id, wait};
-use super::auth::owner::Caller;
-use super::state::{AppState, Served};
-use super::wire::{body, parse};
-use super::openapi::{BodyErrors, Error, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
+use crate::api::error::ApiError;
+use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
+use crate::api::formats::openai::wire::{body, parse};
+use crate::api::auth::owner::Caller;
+use crate::api::request::origin::{if_match, session_id, version_id, wait};
+use crate::api::run::idempotency::{Attempt, attempt};
+use crate::api::state::{AppState, Served};
 use crate::session::{self, Fork, Patch, SessionId};
 use wire::{
     Change, DeletedKind, DeletedSession, ForkRequest, ForkedSessions, ListKind, ListQuery, PatchRequest, RewindRequest,
@@ -150,7 +150,7 @@ async fn list(
     path = "/v1/sessions/{id}",
     operation_id = "readSession",
     tag = "sessions",
-    params(("id" = String, Path, min_length = 1, description = "The session's id.")),
+    params(Id),
     responses(
         (status = 200, description = "The session.", body = Session,
             headers(("etag" = String, description = "The session's version."))),
@@ -173,7 +173,7 @@ async fn get(
     path = "/v1/sessions/{id}",
     operation_id = "changeSession",
     tag = "sessions",
-    params(("id" = String, Path, min_length = 1, description = "The session's id.")),
+    params(Id),
     request_body(content = Option<PatchRequest>, examples(
         ("metadata" = (value = json!({"metadata": {"tale": "crow"}}))),
         ("no expiry" = (value = json!({"ttl_seconds": null})))
@@ -212,7 +212,7 @@ async fn patch(
     path = "/v1/sessions/{id}",
     operation_id = "deleteSession",
     tag = "sessions",
-    params(("id" = String, Path, min_length = 1, description = "The session's id.")),
+    params(Id),
     responses((status = 200, description = "The session is deleted.", body = DeletedSession), StoreErrors, Error<409>)
 )]
 async fn delete(
@@ -233,7 +233,7 @@ async fn delete(
     path = "/v1/sessions/{id}/fork",
     operation_id = "forkSession",
     tag = "sessions",
-    params(("id" = String, Path, min_length = 1, description = "The session's id."), IdempotencyKey),
+    params(Id, IdempotencyKey),
     request_body(content = Option<ForkRequest>, examples(
         ("one" = (value = json!({}))),
         ("three" = (value = json!({"n": 3, "metadata": {"tale": "fox"}})))
@@ -287,7 +287,7 @@ async fn fork(
     path = "/v1/sessions/{id}/rewind",
     operation_id = "rewindSession",
     tag = "sessions",
-    params(("id" = String, Path, min_length = 1, description = "The session's id."), IfMatch, Prefer),
+    params(Id, IfMatch, Prefer),
     request_body = RewindRequest,
     responses(
         (status = 200, description = "The session.", body = Session,
@@ -321,7 +321,7 @@ async fn rewind(
     path = "/v1/sessions/{id}/turns",
     operation_id = "listTurns",
     tag = "sessions",
-    params(("id" = String, Path, min_length = 1, description = "The session's id.")),
+    params(Id),
     responses(
         (status = 200, description = "The versions, oldest first, including those that a rewind left.", body = Turns),
         StoreErrors

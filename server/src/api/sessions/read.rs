@@ -13,17 +13,17 @@ use rand::Rng;
 
 use super::wire::{AppendRequest, Appended, CreateRequest, Session, label, metadata, ttl};
 use super::{json_body, path_id, replay, to_completion, to_json};
-use crate::api::answer::now;
 use crate::api::auth::context;
 use crate::api::error::ApiError;
-use crate::api::generate::reading;
-use crate::api::idempotency::{Attempt, attempt};
-use crate::api::openapi::{BodyErrors, Error, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
-use crate::api::origin::{if_match, version_id, wait};
+use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
+use crate::api::formats::openai::answer::now;
+use crate::api::formats::openai::reading;
+use crate::api::formats::openai::wire::{ChatMessage, Seed, parse};
 use crate::api::auth::owner::Caller;
-use crate::api::prompt::{closed_to_ids, messages_to_closed_ids, text_to_ids};
+use crate::api::request::origin::{if_match, version_id, wait};
+use crate::api::request::prompt::{closed_to_ids, messages_to_closed_ids, text_to_ids};
+use crate::api::run::idempotency::{Attempt, attempt};
 use crate::api::state::{AppState, Served};
-use crate::api::wire::{ChatMessage, Seed, parse};
 use crate::engine::{self, Event, Failure, Keep, Request, RequestParameters};
 use crate::session::{self, NewSession, Snapshot, Start, TurnNote, VersionId};
 
@@ -170,7 +170,7 @@ async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -
     path = "/v1/sessions/{id}/append",
     operation_id = "appendToSession",
     tag = "sessions",
-    params(("id" = String, Path, min_length = 1, description = "The session's id."), IdempotencyKey, IfMatch, Prefer),
+    params(Id, IdempotencyKey, IfMatch, Prefer),
     request_body(content = AppendRequest, examples(
         ("text" = (value = json!({"text": " And then", "label": "more"}))),
         ("token ids" = (value = json!({"tokens": [5, 6]})))

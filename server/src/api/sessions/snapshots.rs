@@ -11,10 +11,10 @@ use axum::response::Response;
 use super::wire::{Session, SnapshotQuery};
 use super::{path_id, respond, tagged};
 use crate::api::error::ApiError;
-use crate::api::generate::reading;
-use crate::api::openapi::{BodyErrors, Bytes, Error, StoreErrors};
-use crate::api::origin::version_id;
+use crate::api::openapi::{BodyErrors, Bytes, Error, Id, StoreErrors};
+use crate::api::formats::openai::reading;
 use crate::api::auth::owner::Caller;
+use crate::api::request::origin::version_id;
 use crate::api::state::AppState;
 use crate::session::{Metadata, NewSession, Start};
 
@@ -24,7 +24,7 @@ use crate::session::{Metadata, NewSession, Start};
     path = "/v1/sessions/{id}/snapshot",
     operation_id = "downloadSnapshot",
     tag = "sessions",
-    params(("id" = String, Path, min_length = 1, description = "The session's id."), SnapshotQuery),
+    params(Id, SnapshotQuery),
     responses(
         (status = 200, description = "The snapshot.", body = inline(Bytes), content_type = "application/octet-stream",
             headers(

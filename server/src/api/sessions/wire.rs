@@ -7,8 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::api::error::ApiError;
+use crate::api::formats::openai::wire::{ChatMessage, Seed};
 use crate::api::openapi::{messages, metadata as described_metadata, seed, token_ids};
-use crate::api::wire::{ChatMessage, Seed};
 use crate::api::openapi::literals::literals;
 use crate::session::{self, Metadata, VersionId};
 

@@ -1,0 +1,110 @@
+//! `/v1/messages` in Anthropic's format: messages in, one message of text and calls of tools out.
+
+mod blocks;
+mod events;
+mod tools;
+mod wire;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use self::wire::MessagesRequest;
+use crate::api::error::ApiError;
+use crate::api::openapi::{AnthropicErrors, Events, schemas};
+use crate::api::formats::foreign;
+use crate::api::formats::openai::reading;
+use crate::api::formats::openai::wire::{body as json_body, parse};
+use crate::api::auth::owner::Caller;
+use crate::api::state::AppState;
+
+/// Answer messages in Anthropic's format
+#[utoipa::path(
+    post,
+    path = "/v1/messages",
+    operation_id = "createMessage",
+    tag = "other formats",
+    request_body(content = schemas::MessagesRequest, examples(
+        ("a message" = (value = json!({
+            "model": "MODEL", "messages": [{"role": "user", "content": "Tell me of a fox."}],
+            "max_tokens": 8, "temperature": 0
+        }))),
+        ("prefilled answer" = (value = json!({
+            "model": "MODEL", "max_tokens": 8, "system": "You tell tales.",
+            "messages": [{"role": "user", "content": "Tell me of a fox."}, {"role": "assistant", "content": "A fox"}]
+        }))),
+        ("stream" = (value = json!({
+            "model": "MODEL", "messages": [{"role": "user", "content": "Tell me of a fox."}],
+            "max_tokens": 8, "stream": true
+        })))
+    )),
+    responses(
+        (status = 200, description = "The answer. With `stream`: Anthropic's named events.",
+            content(
+                (schemas::AnthropicMessage = "application/json"),
+                (inline(Events<schemas::AnthropicEvent>) = "text/event-stream")
+            ),
+            headers(("request-id" = String, description = "The same as `x-request-id`."))),
+        AnthropicErrors
+    )
+)]
+pub(in crate::api) async fn create(
+    State(state): State<AppState>,
+    Caller(owner): Caller,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    foreign::create::<events::Begins>(state, owner, &headers, body).await
+}
+
+/// Count the tokens of messages in Anthropic's format
+#[utoipa::path(
+    post,
+    path = "/v1/messages/count_tokens",
+    operation_id = "countTokens",
+    tag = "other formats",
+    request_body(content = schemas::CountRequest, examples(
+        ("a message" = (value = json!({
+            "model": "MODEL", "messages": [{"role": "user", "content": "Tell me of a fox."}]
+        })))
+    )),
+    responses(
+        (status = 200, description = "The number of tokens.", body = schemas::TokenCount,
+            headers(("request-id" = String, description = "The same as `x-request-id`."))),
+        AnthropicErrors
+    )
+)]
+pub(in crate::api) async fn count_tokens(
+    State(state): State<AppState>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let body = json_body(&headers, body, state.options().max_body_bytes)?;
+    let served = std::sync::Arc::clone(state.ready()?);
+    let counting = reading(&state, move || {
+        let wire: MessagesRequest = parse(&body)?;
+        Ok(wire.read(&served)?.0.len())
+    });
+    Ok(Json(json!({"input_tokens": counting.await?})))
+}
+
+/// An error as this format says it; the id is the request's.
+pub(in crate::api) fn refusal(error: &ApiError, id: Option<&str>) -> Value {
+    let kind = match error.status().as_u16() {
+        401 => "authentication_error",
+        402 => "billing_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        408 | 504 => "timeout_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        500.. => "api_error",
+        _ => "invalid_request_error",
+    };
+    json!({"type": "error", "error": {"type": kind, "message": error.message()}, "request_id": id})
+}
