@@ -23,6 +23,7 @@ use tracing::debug;
 
 use self::events::{Before, Writer, replay};
 use self::object::{Kind, Reasoning, ServiceTier, Status, TextOptions};
+use self::object::Object as ResponseObject;
 pub(in crate::api) use self::object::{Message, Object, TextPart};
 use self::wire::ResponseRequest;
 use crate::api::auth::context;
@@ -63,7 +64,7 @@ use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
     responses(
         (status = 200, description = "The response. With `stream`: OpenAI's named events, from `response.created` to \
                                       `response.completed`, `response.incomplete`, or `error` and `response.failed`.",
-            content((Object = "application/json"), (inline(Events<schemas::ResponseEvent>) = "text/event-stream"))),
+            content((ResponseObject = "application/json"), (inline(Events<schemas::ResponseEvent>) = "text/event-stream"))),
         GenerationErrors,
         IdempotencyErrors,
         Error<501>,
@@ -198,7 +199,7 @@ fn object(id: &ResponseId, wire: &ResponseRequest, served: &Served) -> Object {
     operation_id = "retrieveResponse",
     tag = "text",
     params(Id, ("stream" = String, Query, pattern = "^false$", required = false, description = "Not supported: must be false.")),
-    responses((status = 200, description = "The response.", body = Object), StoreErrors)
+    responses((status = 200, description = "The response.", body = ResponseObject), StoreErrors)
 )]
 pub(in crate::api) async fn retrieve(
     State(state): State<AppState>,
