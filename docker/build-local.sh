@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds docker/Dockerfile and tries the image where there is neither a container engine nor an image
-# registry: the two base images that the Dockerfile names are made here, the final one from Debian's
-# packages (debootstrap), the builder's from that and this machine's Rust toolchain.
-# Then the image runs, answers its own health check and completes a text.
+# Builds docker/Dockerfile and tests the image on a machine without a container engine and an image
+# registry. It creates both base images itself: the final one from Debian's packages (debootstrap), the
+# builder's from that and this machine's Rust toolchain. Then it starts the image, runs its health
+# check and requests a completion.
 #
-#     docker/build-local.sh            build, run, ask, print the sizes
-#     docker/build-local.sh bases      make the two base images only
+#     docker/build-local.sh            build, test, print the sizes
+#     docker/build-local.sh bases      create the two base images only
 #
 # Needs root on Debian, python3, and Debian's and Rust's package servers. The images stay in
-# target/image (TIDEGATE_IMAGE_DIR), where a second run finds the bases again.
+# target/image (TIDEGATE_IMAGE_DIR), and a second run uses the base images again.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -19,12 +19,12 @@ suite=bookworm
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf 'build-local.sh: %s\n' "$*" >&2; exit 1; }
 
-# The default of an ARG in the Dockerfile: the names of the bases are written there alone.
+# The default of an ARG in the Dockerfile, which is the only place that names the base images.
 default_of() { sed -n "s/^ARG $1=//p" docker/Dockerfile; }
 base_image=$(default_of BASE_IMAGE)
 rust_image=$(default_of RUST_IMAGE)
 
-# vfs and chroot need no kernel module, no user namespace and no container network.
+# vfs and chroot work without a kernel module, a user namespace and a container network.
 b() {
     local command=$1
     shift
@@ -49,8 +49,8 @@ for tool in buildah debootstrap curl; do
 done
 mkdir -p "$work"
 
-# bootstrap IMAGE PACKAGES [PREPARE [OPTION...]]: a committed image of Debian's smallest system with the
-# packages in it. PREPARE names a function that adds to its folder; the options are buildah config's.
+# bootstrap IMAGE PACKAGES [PREPARE [OPTION...]]: commits an image of a minimal Debian with the packages.
+# PREPARE names a function that adds files to it; the options are those of `buildah config`.
 bootstrap() {
     local name=$1 packages=$2 prepare=${3:-true} folder
     shift $(($# < 3 ? $# : 3))
@@ -67,13 +67,13 @@ bootstrap() {
     container=''
 }
 
-# What the official Rust image has, in the places that count: cargo and rustc on the path, CARGO_HOME.
+# Like the official Rust image: cargo and rustc on the path, and CARGO_HOME.
 add_rust() {
     local folder=$1 sysroot settings
     sysroot=$(rustc --print sysroot)
     cp -a "$sysroot/bin" "$sysroot/lib" "$folder/usr/local/"
     mkdir -p "$folder/usr/local/cargo"
-    # How this machine reaches crates.io, and whom it trusts, holds for the builder too.
+    # The builder reaches crates.io in the same way, and trusts the same certificates, as this machine.
     settings=${CARGO_HOME:-$HOME/.cargo}/config.toml
     [ ! -f "$settings" ] || cp "$settings" "$folder/usr/local/cargo/config.toml"
     cp -L /etc/ssl/certs/ca-certificates.crt "$folder/etc/ssl/certs/ca-certificates.crt"
@@ -92,8 +92,8 @@ fi
 
 say 'building'
 started=$SECONDS
-# --format docker: the OCI format has no health check. --layers: the next build takes the dependencies as
-# they are, unless a manifest has changed.
+# --format docker: the OCI format has no health check. --layers: the next build reuses the layer of the
+# dependencies unless a manifest has changed.
 b bud --isolation chroot --network host --pull-never --format docker --layers --quiet \
     --file docker/Dockerfile --tag "$image" .
 say "built in $((SECONDS - started)) s"
@@ -102,8 +102,8 @@ say 'running'
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 container=$(b from --pull-never "$image")
 folder=$(b mount "$container")
-# The network is this machine's, so the server keeps to the loopback address here. In a chroot the
-# process is an ordinary one of this machine; its number comes out through the container's /tmp.
+# The container shares this machine's network, so the server listens on the loopback address only. In a
+# chroot it is an ordinary process of this machine; it writes its process id to the container's /tmp.
 in_image() {
     b run --isolation chroot --network host --env TIDEGATE_HOST=127.0.0.1 --env TIDEGATE_PORT="$port" \
         "$container" -- "$@"
@@ -113,20 +113,20 @@ in_image sh -c 'echo $$ >/tmp/server.pid; exec tidegate serve' >"$work/server.lo
 launcher=$!
 for _ in $(seq 120); do
     curl -sf "http://127.0.0.1:$port/ready" >/dev/null && break
-    kill -0 "$launcher" 2>/dev/null || { cat "$work/server.log" >&2; fail 'the server ended at once'; }
+    kill -0 "$launcher" 2>/dev/null || { cat "$work/server.log" >&2; fail 'the server exited during startup'; }
     sleep 0.5
 done
 server=$(cat "$folder/tmp/server.pid")
-printf 'runs as user %s\n' "$(stat -c %u "/proc/$server")"
+printf 'running as user %s\n' "$(stat -c %u "/proc/$server")"
 [ "$(stat -c %u "/proc/$server")" != 0 ] || fail 'the server runs as root'
 
-# The health check as the image carries it, word by word.
+# The health check exactly as the image defines it.
 mapfile -d '' -t check < <(b inspect --type image "$image" | python3 -c '
 import json, sys
 test = json.load(sys.stdin)["Docker"]["config"]["Healthcheck"]["Test"]
 assert test[0] == "CMD", test
 sys.stdout.write("\0".join(test[1:]) + "\0")')
-in_image "${check[@]}" || fail 'the health check says unhealthy'
+in_image "${check[@]}" || fail 'the health check failed'
 echo 'health check: healthy'
 
 answer=$(curl -sf "http://127.0.0.1:$port/v1/completions" -H 'content-type: application/json' \
@@ -138,7 +138,7 @@ assert text.strip(), "the completion is empty"
 print("Once upon a time" + text)'
 
 kill "$server"
-wait "$launcher" || fail "the server did not end well on SIGTERM, see $work/server.log"
+wait "$launcher" || fail "the server did not exit cleanly on SIGTERM, see $work/server.log"
 server=''
 
 say 'sizes'

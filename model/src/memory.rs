@@ -8,7 +8,7 @@ use half::bf16;
 use half::vec::HalfBitsVecExt;
 
 use crate::config::{Attention, DecoderConfig};
-use crate::kernels::{nearest, recurrence::Number};
+use crate::kernels::{element::Element, nearest};
 
 pub use cache::Cache;
 pub(crate) use cache::{Blocks, Places};

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use tidegate_server::api::{Keys, KeysError};
 use tidegate_server::{ApiOptions, AppState, ServeOptions, Tls};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::cli::{HttpArgs, ServeArgs};
 
@@ -44,7 +44,7 @@ pub(crate) fn serve_options(args: &HttpArgs) -> Result<ServeOptions> {
         && max_connections > files.saturating_sub(RESERVED_FILES)
     {
         max_connections = files.saturating_sub(RESERVED_FILES).max(1);
-        info!(max_connections, "--max-connections is lowered: the limit on open files is {files} (ulimit -n)");
+        debug!(max_connections, "--max-connections is lowered: the limit on open files is {files} (ulimit -n)");
     }
     Ok(ServeOptions { max_connections, tls, ..ServeOptions::default() })
 }
@@ -53,7 +53,7 @@ pub(crate) fn serve_options(args: &HttpArgs) -> Result<ServeOptions> {
 pub(crate) fn set_api_keys(state: &AppState, args: &HttpArgs, address: SocketAddr) -> Result<()> {
     match keys(args).context("the API keys")? {
         Some(keys) => {
-            info!(keys = keys.len(), "requests require an API key");
+            debug!(keys = keys.len(), "requests require an API key");
             state.set_api_keys(keys);
         }
         None if !address.ip().is_loopback() => {

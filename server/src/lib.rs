@@ -1,8 +1,8 @@
 //! The Tidegate text-generation server: HTTP in, server-sent events out.
 //!
-//! Layers, each knowing only those before it: [`text`] (token ids and characters), [`session`] (conversations that are
-//! kept), [`engine`] (batching on its own thread), `metrics` (counts and times), [`api`] (the OpenAI format over HTTP),
-//! and here: opening a [`checkpoint`], the application, serving it on a socket.
+//! Layers, each of which uses only those before it: [`text`] (characters and token ids), [`session`] (stored
+//! conversations), [`engine`] (continuous batching on a thread of its own), `metrics`, [`api`] (routes and wire formats),
+//! [`checkpoint`] (loading a model) and `serving` (listening on a socket).
 
 pub mod api;
 pub mod checkpoint;
@@ -17,7 +17,7 @@ use axum::Router;
 pub use api::{ApiOptions, AppState, Keys, Served};
 pub use serving::{ServeOptions, Tls, TlsError, serve, serve_with};
 
-/// The application: every route, over `state`.
+/// The router with every route of the application.
 pub fn app(state: AppState) -> Router {
     api::router(state)
 }

@@ -1,4 +1,4 @@
-//! The `tidegate` command: serving, generating in the terminal, measuring.
+//! The `tidegate` command: `serve`, `generate` and `bench`.
 
 mod bench;
 mod cli;
@@ -17,49 +17,49 @@ use rand::Rng;
 use tidegate_model::Threads;
 use tidegate_server::checkpoint::{self, DeviceError, OpenError, OpenOptions};
 use tidegate_server::engine::{EngineOptions, Event, EventStream, Finish, Request, RequestParameters};
+use tidegate_server::session::StoreStats;
 use tidegate_server::{AppState, Served, app, serve_with};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs};
 use telemetry::Telemetry;
 
-/// Least time that open connections have to close once all texts are finished, and all that an aborted engine has for
-/// its last step.
+/// Minimum time for open connections to close after the last request, and the time an aborted engine has for its last step.
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// The exit code where the device that was asked for does not serve; `--help` tells it.
+/// The exit code where the device named by `--device` is missing or cannot run the model; `--help` documents it.
 const NO_DEVICE: u8 = 3;
 
 fn main() -> ExitCode {
     match run(Cli::read()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", words(&error));
-            if is_of_the_device(&error) { NO_DEVICE.into() } else { ExitCode::FAILURE }
+            eprintln!("error: {}", chain(&error));
+            if is_device_error(&error) { NO_DEVICE.into() } else { ExitCode::FAILURE }
         }
     }
 }
 
-fn is_of_the_device(error: &anyhow::Error) -> bool {
-    // The transparent error hides the one that it holds.
+fn is_device_error(error: &anyhow::Error) -> bool {
+    // `OpenError::Device` is transparent, so the chain does not list its source.
     let opening = |cause: &(dyn Error + 'static)| matches!(cause.downcast_ref(), Some(OpenError::Device(_)));
     error.chain().any(|cause| cause.is::<DeviceError>() || opening(cause))
 }
 
-/// An error and its causes, without those whose words it has already.
-fn words(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |mut words, cause| {
+/// The error and its causes; causes whose text an outer error already includes are left out.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |mut text, cause| {
         let cause = cause.to_string();
-        if !words.contains(&cause) {
-            let colon = if words.is_empty() { "" } else { ": " };
-            words.extend([colon, &cause]);
+        if !text.contains(&cause) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text.extend([colon, &cause]);
         }
-        words
+        text
     })
 }
 
@@ -71,7 +71,7 @@ fn run(cli: Cli) -> Result<()> {
             generate(args)
         }
         Command::Serve(args) => start_server(&args),
-        // A variable that were clap's would stand against `--shape`.
+        // If clap read TIDEGATE_MODEL here, it would conflict with `--shape`.
         Command::Bench(args) => {
             start_log(&LogArgs { log_format: LogFormat::Human, log: None }, "warn")?;
             bench::run(&args, || match std::env::var_os("TIDEGATE_MODEL") {
@@ -84,13 +84,13 @@ fn run(cli: Cli) -> Result<()> {
 
 fn start_log(args: &LogArgs, default: &str) -> Result<()> {
     let filter = args.log.as_deref().unwrap_or(default);
-    let filter: EnvFilter = filter.parse().with_context(|| format!("--log: `{filter}` is no filter"))?;
+    let filter: EnvFilter = filter.parse().with_context(|| format!("--log: invalid filter `{filter}`"))?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
-        // It would be said on standard error, and where that is a file on a full disk, saying it panics.
+        // They go to standard error, and writing there panics where it is a file on a full disk.
         .log_internal_errors(false);
     match args.log_format {
         LogFormat::Human => log.init(),
@@ -102,14 +102,13 @@ fn start_log(args: &LogArgs, default: &str) -> Result<()> {
 fn start_threads(args: &ModelArgs) -> Result<()> {
     if let Some(threads) = args.threads {
         let given = Threads::configure(threads);
-        anyhow::ensure!(given, "--threads {threads}: the system gives {}", Threads::global().count());
+        ensure!(given, "--threads {threads}: the system allows {}", Threads::global().count());
     }
-    // Those that pack weights, and make the masks of grammars beside a step; 0 is one for each core.
+    // rayon packs weights and computes grammar masks beside a step; 0 means one thread per core.
     let threads = args.threads.unwrap_or(0);
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("the compute threads did not start")
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("cannot start the compute threads")
 }
 
-/// The folder of the model to load.
 fn model_folder(args: &ModelArgs) -> Result<PathBuf> {
     Ok(match &args.model {
         Some(folder) => folder.clone(),
@@ -122,7 +121,7 @@ fn start_server(args: &ServeArgs) -> Result<()> {
     start_threads(&args.model)?;
     let folder = model_folder(&args.model)?;
     let data = store::data_folder(args)?;
-    info!(
+    debug!(
         version = env!("CARGO_PKG_VERSION"),
         host = args.host,
         port = args.port,
@@ -169,10 +168,10 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
     http::reload_on_sighup(state.clone(), options.tls.clone(), args.http.clone())?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = tokio::spawn(serve_with(options, listener, app(state.clone()), async {
-        // A sender that is gone means the same.
+        // A dropped sender stops the server as well.
         let _ = stopped.await;
     }));
-    info!("listening on {scheme}://{address}, loading the model");
+    debug!("bound to {address}; loading the model");
 
     let options = OpenOptions {
         name: args.model_name.clone(),
@@ -194,35 +193,38 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
     let (served, engine) = tokio::select! {
         loaded = loading => loaded??,
         name = signals.next() => {
-            info!("{name} while loading, the server ends");
-            // The loading thread cannot be interrupted, and nothing depends on it.
+            info!("received {name} while loading the model, exiting");
+            // The loading thread cannot be interrupted; nothing depends on it.
             std::process::exit(0);
         }
     };
-    let store = store::open(&args.sessions, data, &served.codec).await.context("the sessions' store")?;
-    let stats = store.stats();
-    info!(sessions = stats.sessions, versions = stats.versions, disk_bytes = stats.disk_bytes, "sessions are open");
+    log_model(&served);
+    let store = store::open(&args.sessions, data, &served.codec).await.context("cannot open the session store")?;
+    log_sessions(&store.stats(), args.sessions.store.as_deref(), data);
     state.keep(store);
-    ready(state.serve(served));
+    state.serve(served);
+    let origin = format!("{scheme}://{address}");
+    let local =
+        if address.ip().is_unspecified() { format!("{scheme}://localhost:{}", address.port()) } else { origin.clone() };
+    info!("listening on {origin}, playground {local}/, API reference {local}/docs");
 
     let mut engine = spawn_blocking(|| engine.join());
-    let asked = tokio::select! {
+    let requested = tokio::select! {
         _ = &mut engine => None,
         name = signals.next() => Some(name),
     };
     state.drain();
     let mut left = Duration::ZERO;
-    if let Some(name) = asked {
-        info!("{name}: no more requests are taken, those that run are finished");
+    if let Some(name) = requested {
+        info!("received {name}: finishing running requests, accepting no new ones");
         left = drain(&state, engine, &mut signals, Duration::from_secs(args.drain_seconds)).await;
     } else {
-        error!("the engine ended although nobody had asked it to, and so does the server");
+        error!("the engine stopped unexpectedly, shutting down");
     }
-    // Turns without a client have ended with the engine's last, and what they made is written; slow readers have what
-    // is left of the time to fetch the rest of their texts.
+    // Turns that continue without a client are committed first. Slow readers have the remaining time to fetch their text.
     let closed = async {
         state.settle().await;
-        // The other end waits for it, or has ended.
+        // The server task is waiting for this, or has already ended.
         let _ = stop.send(());
         server.await
     };
@@ -230,24 +232,29 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
         ended = timeout(left.max(CLOSING), closed) => if let Ok(ended) = ended {
             ended??;
         } else {
-            warn!("some runs or connections did not end in time; their sessions are as they were before");
+            warn!("some requests did not finish in time; their sessions are unchanged");
         },
-        name = signals.next() => warn!("{name}: connections that are still open are cut off"),
+        name = signals.next() => warn!("received {name}: closing open connections"),
     }
     state.close().await;
     telemetry.end().await;
-    ensure!(asked.is_some(), "the engine ended although nobody had asked it to");
-    info!("the server ends");
+    ensure!(requested.is_some(), "the engine stopped unexpectedly");
+    info!("shutdown complete");
     Ok(())
 }
 
-fn ready(served: &Served) {
-    let sampling = &served.sampling;
+fn log_model(served: &Served) {
     info!(
-        model = served.name,
-        fingerprint = served.fingerprint,
-        device = served.device,
+        threads = Threads::global().count(),
         slots = served.engine.stats().slots,
+        state_bytes = served.state_bytes,
+        "model {} on {}",
+        served.name,
+        served.device
+    );
+    let sampling = &served.sampling;
+    debug!(
+        fingerprint = served.fingerprint,
         vocab_size = served.limits.vocab_size,
         eos = ?served.tokenizer.eos(),
         temperature = %sampling.temperature,
@@ -255,28 +262,34 @@ fn ready(served: &Served) {
         top_k = sampling.top_k,
         min_p = %sampling.min_p,
         repetition_penalty = %sampling.repetition_penalty,
-        "ready; the sampling shown holds where a request says nothing"
+        "model defaults"
     );
 }
 
-/// Waits for the engine to finish what it has taken, for `limit` at most; what is left of that time.
+fn log_sessions(stats: &StoreStats, store: Option<&str>, data: Option<&Path>) {
+    let folder = || data.map_or_else(|| "memory".into(), |folder| folder.display().to_string());
+    let place = store.map_or_else(folder, str::to_owned);
+    info!(sessions = stats.sessions, versions = stats.versions, disk_bytes = stats.disk_bytes, "sessions in {place}");
+}
+
+/// Waits up to `limit` for the engine to finish its requests, and returns the time that is left.
 async fn drain(state: &AppState, mut engine: JoinHandle<()>, signals: &mut Signals, limit: Duration) -> Duration {
     let began = Instant::now();
     tokio::select! {
         _ = &mut engine => return limit.saturating_sub(began.elapsed()),
-        () = sleep(limit) => warn!("some requests did not end in {} s", limit.as_secs()),
-        name = signals.next() => warn!("{name} again: what still runs is cut off"),
+        () = sleep(limit) => warn!("some requests did not finish within {} s", limit.as_secs()),
+        name = signals.next() => warn!("received {name} again: cancelling running requests"),
     }
     state.abort();
-    // One more step at most; a step that never ends cannot be interrupted from within the process.
+    // The engine takes at most one more step; a step that hangs cannot be interrupted from within the process.
     if timeout(CLOSING, engine).await.is_err() {
-        error!("the engine is stuck in a step, the process ends without it");
+        error!("the engine hangs in a step, exiting without it");
         std::process::exit(1);
     }
     Duration::ZERO
 }
 
-/// The signals that end the server.
+/// The signals that shut the server down.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -303,41 +316,44 @@ fn generate(args: GenerateArgs) -> Result<()> {
     let (served, _engine) = checkpoint::open(&folder, &options)?;
     let mut sampling = served.sampling.clone();
     let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
-    set(&mut sampling.temperature, args.temperature);
-    set(&mut sampling.top_p, args.top_p);
-    set(&mut sampling.min_p, args.min_p);
-    set(&mut sampling.typical_p, args.typical_p);
-    set(&mut sampling.repetition_penalty, args.repetition_penalty);
-    set(&mut sampling.frequency_penalty, args.frequency_penalty);
-    set(&mut sampling.presence_penalty, args.presence_penalty);
-    sampling.top_k = args.top_k.unwrap_or(sampling.top_k);
-    sampling.seed = args.seed.unwrap_or_else(|| rand::rng().random());
+    let given = args.sampling;
+    set(&mut sampling.temperature, given.temperature);
+    set(&mut sampling.top_p, given.top_p);
+    set(&mut sampling.min_p, given.min_p);
+    set(&mut sampling.typical_p, given.typical_p);
+    set(&mut sampling.repetition_penalty, given.repetition_penalty);
+    set(&mut sampling.frequency_penalty, given.frequency_penalty);
+    set(&mut sampling.presence_penalty, given.presence_penalty);
+    sampling.top_k = given.top_k.unwrap_or(sampling.top_k);
+    sampling.seed = given.seed.unwrap_or_else(|| rand::rng().random());
     let seed = sampling.seed;
     let parameters = RequestParameters {
         prompt: served.tokenizer.encode(&args.prompt)?,
-        max_tokens: args.max_tokens,
-        stop: args.stop,
+        max_tokens: given.max_tokens,
+        stop: given.stop,
         sampling,
-        ignore_eos: args.ignore_eos,
+        ignore_eos: given.ignore_eos,
         ..RequestParameters::default()
     };
     let events = served.engine.submit(Request::new(parameters, &served.limits)?)?;
-    // A translation does not go on with its source.
+    // A translation does not repeat its source.
     let before = if served.limits.sources.is_some() { "" } else { args.prompt.as_str() };
     let finish = match print(before, events) {
-        // Who closed the pipe has seen enough.
+        // The reader closed the pipe on purpose, as `head` does.
         Err(error) if is_broken_pipe(&error) => return Ok(()),
         finish => finish?,
     };
     let (prompt, answer) = (finish.prompt_tokens, finish.completion_tokens);
     let first = finish.timings.prefill.as_secs_f64() * 1e3;
-    // The first token comes out of the prompt's reading.
+    // Prefill yields the first token.
     let rate = (answer - 1) as f64 / finish.timings.decode.as_secs_f64().max(1e-9);
-    eprintln!("{prompt} tokens read in {first:.0} ms, {answer} generated at {rate:.1} tokens/s, seed {seed}");
+    eprintln!(
+        "prompt: {prompt} tokens in {first:.0} ms; generated: {answer} tokens at {rate:.1} tokens/s; seed {seed}"
+    );
     Ok(())
 }
 
-/// Prints what comes before the text, and the text as it comes.
+/// Prints `before`, then the text as it arrives.
 fn print(before: &str, mut events: EventStream) -> Result<Finish> {
     let mut out = std::io::stdout().lock();
     write!(out, "{before}")?;
@@ -356,7 +372,7 @@ fn print(before: &str, mut events: EventStream) -> Result<Finish> {
             Event::Failed(failure) => bail!(failure),
         }
     }
-    bail!("the engine has stopped")
+    bail!("the engine stopped")
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -16,7 +16,7 @@ use crate::cli::{DurabilityArg, ServeArgs, SessionArgs};
 /// Creates the data folder and checks that it is writable, so that a mistake shows now and not as a lost session later.
 /// A folder given by `--data-dir` must be writable; if the default one is not, sessions are kept in memory only.
 pub(crate) fn data_folder(args: &ServeArgs) -> Result<Option<PathBuf>> {
-    if let Some(folder) = &args.data_dir {
+    if let Some(folder) = &args.sessions.data_dir {
         check_writable(folder).with_context(|| format!("--data-dir {} must be a writable folder", folder.display()))?;
         return Ok(Some(folder.clone()));
     }

@@ -72,8 +72,8 @@ fn sum_body(logits: &[f32], highest: f32, sum: &mut f64) {
     let (chunks, rest) = logits.as_chunks::<SUM_LANES>();
     let mut lanes = [0.0; SUM_LANES];
     for chunk in chunks {
-        for (sum, logit) in lanes.iter_mut().zip(chunk) {
-            *sum += share(*logit, highest);
+        for l in 0..SUM_LANES {
+            lanes[l] += share(chunk[l], highest);
         }
     }
     let rest: f64 = rest.iter().map(|logit| share(*logit, highest)).sum();

@@ -6,12 +6,17 @@
 //! whichever rows it is computed beside. Knows slices and lengths, no tensors, heads or layers.
 
 #![allow(clippy::inline_always, reason = "the bodies must be compiled inside each instruction set's function")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "registers are indexed: `Iterator::zip` and `array::map` may be calls, which would keep them in memory"
+)]
 #![allow(clippy::excessive_precision, reason = "constants as their sources print them")]
 
 use half::bf16;
 
 pub(crate) mod activation;
 pub(crate) mod decay;
+pub(crate) mod element;
 pub(crate) mod exponentials;
 pub(crate) mod float;
 pub(crate) mod norm;
@@ -19,6 +24,7 @@ pub(crate) mod panels;
 pub(crate) mod parts;
 pub(crate) mod plain;
 pub(crate) mod positive;
+pub(crate) mod prefetch;
 pub(crate) mod quantized;
 pub(crate) mod readout;
 pub(crate) mod recurrence;

@@ -8,6 +8,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::element::Plain;
 use super::threads::Threads;
 
 /// Rows of a whole panel.
@@ -25,22 +26,6 @@ pub(crate) struct Lines {
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
-
-/// Plain old data: every pattern of bits is a value, and there is no padding.
-///
-/// # Safety
-/// As it says.
-pub(crate) unsafe trait Plain: Copy {}
-// SAFETY: integers and floats.
-unsafe impl Plain for u8 {}
-// SAFETY: as above.
-unsafe impl Plain for u16 {}
-// SAFETY: as above.
-unsafe impl Plain for f32 {}
-// SAFETY: a u16 inside, transparent.
-unsafe impl Plain for half::bf16 {}
-// SAFETY: as above.
-unsafe impl Plain for half::f16 {}
 
 impl Lines {
     /// So many bytes, all zero.
@@ -79,11 +64,13 @@ impl Lines {
 }
 
 /// Panels of a matrix of `n` rows.
+#[inline]
 pub(crate) fn count(n: usize) -> usize {
     n.div_ceil(PANEL)
 }
 
 /// The rows that panel `p` of `n` rows holds, and its width: they padded to whole groups.
+#[inline]
 pub(crate) fn rows(p: usize, n: usize) -> (Range<usize>, usize) {
     let range = p * PANEL..n.min((p + 1) * PANEL);
     let width = range.len().next_multiple_of(GROUP);

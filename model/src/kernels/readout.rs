@@ -5,28 +5,30 @@
 
 use half::bf16;
 
+use super::element::Element;
 use super::plain::dot;
-use super::recurrence::Number;
 use super::{Isa, multiversion};
 
 /// Columns whose sums stay in registers from the first row to the last.
 const COLUMNS: usize = 64;
 
 #[inline(always)]
-fn columns<S: Number, const N: usize>(s: &[S], stride: usize, phi: &[f32], scale: f32, out: &mut [f32]) {
+fn columns<S: Element, const N: usize>(s: &[S], stride: usize, phi: &[f32], scale: f32, out: &mut [f32]) {
     let mut sums = [0.0f32; N];
-    for (row, &q) in s.chunks(stride).zip(phi) {
-        for (sum, s) in sums.iter_mut().zip(&row[..N]) {
-            *sum = q.mul_add(s.widen(), *sum);
+    for (row, &q) in phi.iter().enumerate() {
+        let row = &s[row * stride..][..N];
+        for l in 0..N {
+            sums[l] = q.mul_add(row[l].widen(), sums[l]);
         }
     }
-    for (out, sum) in out.iter_mut().zip(sums) {
-        *out = sum * scale;
+    let out = &mut out[..N];
+    for l in 0..N {
+        out[l] = sums[l] * scale;
     }
 }
 
 #[inline(always)]
-fn body<S: Number>(s: &[S], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32], clamped: &mut u64) {
+fn body<S: Element>(s: &[S], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32], clamped: &mut u64) {
     let d = out.len();
     let (z, c) = sums.split_at(phi.len());
     let denominator = dot(phi, z);
@@ -80,7 +82,7 @@ multiversion! {
 }
 
 /// What a query reads of sums that stay as they are.
-pub(crate) trait Readable: Number {
+pub(crate) trait Readable: Element {
     /// `phi S / max(phi . z, eps c)`.
     ///
     /// s: (F, d); sums: z (F), then c (1); phi: (F) -> out: (d); `clamped` counts the denominators that were held at

@@ -8,84 +8,75 @@ use tidegate_server::checkpoint::DeviceChoice;
 
 use super::positive;
 
-/// What `bench --help` says below its flags.
+/// Shown below the flags by `bench --help`.
 const NOTES: &str = "\
-Everything is measured in turn, round after round, so that a machine whose speed drifts is the same
-to all; what is told is the median over the rounds, the least and the most. Everything that is
-compared is held in memory at once: each model, and states for each model and number of threads.
+Cases are measured in turn, round after round, so that a machine whose speed drifts affects all alike;
+the report gives the median over the rounds, the least and the most. Everything compared is in memory
+at once: each model, and a state for each model and number of threads.
 
-Softmax attention is here to be compared with: its state is the keys and values of every token, and its
-window with --shape is as long as any row becomes. Its past is not read but drawn: random keys and
-values, which cost a step what a text's own cost (as JSON has it, \"past\": \"drawn\").
+Softmax attention is the baseline: its state is the keys and values of every token, and with --shape its
+window holds the longest row. Its past is random keys and values, which cost a step as much as those of
+a text (\"past\": \"drawn\" in the JSON).
 
-roof_share is how much a case reaches of what this machine gives at most. Every round also measures
-how many bytes a second the threads read from memory (for which it takes 512 MiB), and how many
-operations a second they make of fused multiply-adds on f32. Decoding is held against the first: a
-step reads all weights once, and reads and writes the state of every row, but of the keys and values of
-softmax attention and of the hybrid's window reads those that are there, and writes none. Prefill is
-held against the second: two operations for every parameter of the matrices that a token is multiplied
-with (of the output head for the last token alone) and for every number of the keys and values that it
-sees, and none for the rest.
+roof_share compares a case with the machine's limits, which every round measures as well: bytes per
+second read from memory (this takes 512 MiB) for decode, f32 fused multiply-adds per second for prefill.
+A decode step counts as reading all weights, and reading and writing each row's state; of keys and values
+it counts those present, read once. Prefill counts two operations for each matrix parameter that a token
+is multiplied with (the output head for the last token only) and for each key and value it attends to.
+A share exceeds 1 where weights and states fit into the caches, or where quantised weights run prefill
+on 8-bit integers.
 
-A share can be over 1. Where weights and states fit into the caches, they are read faster than from
-memory. With quantised weights prompts are read by products of 8-bit integers, of which the machine
-makes more than of f32.
+On a CUDA device --threads has no effect and shares are not reported. All cases run on one device: if it
+has no kernels for a model, also with --device auto, the exit code is 3.
 
-On a CUDA device there are no threads to choose, and its roofs are not measured: shares are told of the
-CPU alone. What is compared is compared on one device: a model that it has no kernels for ends the
-measurement with exit code 3, also where --device auto has chosen it.
-
-Nothing is sampled: decoding ends at the logits.";
+Nothing is sampled: a step ends at the logits.";
 
 /// The flags of `bench`.
 #[derive(Clone, Debug, Args)]
-#[command(after_long_help = NOTES)]
+#[command(after_help = NOTES)]
 pub(crate) struct BenchArgs {
-    /// Checkpoint folder. Where neither this nor --shape is given, that of TIDEGATE_MODEL, or the shipped one.
+    /// Checkpoint folder [default: TIDEGATE_MODEL or the shipped model, unless --shape is given]
     #[arg(long, value_name = "FOLDER", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
-    /// A model of this size with random weights: a token costs what it costs with trained ones.
+    /// Measure random weights of this size; a token costs the same as with trained ones
     #[arg(long, value_enum)]
     pub(crate) shape: Option<ShapeArg>,
-    /// How weights are held, one or several: f32, bf16, f16, q8_0, q4_0, q4_k. As the checkpoint stores them where
-    /// absent; bf16 with --shape.
+    /// Weight types: f32, bf16, f16, q8_0, q4_0, q4_k [default: as stored; bf16 with --shape]
     #[arg(long, value_delimiter = ',', value_name = "TYPES", value_parser = str::parse::<WeightType>)]
     pub(crate) weights: Vec<WeightType>,
-    /// What mixes tokens, one or several. The checkpoint's own where absent; rfa-gate with --shape.
+    /// Mixers [default: the checkpoint's; rfa-gate with --shape]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) mixer: Vec<MixerArg>,
-    /// How states are held.
+    /// Type of states in memory
     #[arg(long, value_enum, default_value_t = StateArg::F32)]
     pub(crate) state: StateArg,
-    /// Where all of it is computed: `cpu`; `cuda`, or `cuda:N` for another device than the first; `auto` for the first
-    /// CUDA device, or the CPU where the build or the machine has none. Where `cuda` cannot be had the exit code is 3.
+    /// Where the models run: cpu, cuda, cuda:N, or auto (the first usable GPU, else the CPU)
     #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
     pub(crate) device: DeviceChoice,
-    /// Threads that compute, one number or several; one for each core where absent.
+    /// Numbers of compute threads [default: one per core]
     #[arg(long, env = "TIDEGATE_THREADS", value_delimiter = ',', value_name = "COUNTS", value_parser = within(1, 1024))]
     pub(crate) threads: Vec<usize>,
-    /// Tokens that every row has read before, one number or several. The deepest is read once, in full; for softmax
-    /// attention a state of random numbers stands for it.
+    /// Tokens that every row has read before the measurement
     #[arg(long, value_delimiter = ',', value_name = "TOKENS", default_value = "0,2048,8192")]
     pub(crate) depths: Vec<usize>,
-    /// Rows that are decoded together, one number or several.
+    /// Rows decoded together
     #[arg(long, value_delimiter = ',', value_name = "ROWS", default_value = "1,8,32", value_parser = positive)]
     pub(crate) batch: Vec<usize>,
-    /// Tokens of the prompt whose reading is measured at every depth, after one that does not count; 0 measures none.
+    /// Length of the prompt whose prefill is measured at every depth, after a warm-up; 0 measures none
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = within(0, 1_000_000))]
     pub(crate) prompt: usize,
-    /// Decoding steps of one measurement, after one that does not count.
+    /// Decode steps of one measurement, after a warm-up step
     #[arg(long, value_name = "STEPS", default_value_t = 32, value_parser = within(1, 1_000_000))]
     pub(crate) steps: usize,
-    /// Times that every case is measured.
+    /// Measurements of every case
     #[arg(long, value_name = "ROUNDS", default_value_t = 7, value_parser = within(1, 1000))]
     pub(crate) rounds: usize,
-    /// What is printed once all is measured.
+    /// A table, one JSON object per line, or a picture of tokens per second
     #[arg(long, value_enum, default_value_t = BenchOutput::Markdown)]
     pub(crate) output: BenchOutput,
 }
 
-/// Reads a number from `least` to `most`.
+/// A parser of numbers from `least` to `most`.
 fn within(least: usize, most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
     move |text: &str| {
         let number = text.parse::<usize>().map_err(|error| error.to_string())?;
@@ -99,53 +90,45 @@ fn within(least: usize, most: usize) -> impl Fn(&str) -> Result<usize, String> +
     }
 }
 
-/// A size of model.
+// The variants below carry no doc comments: clap would list each value on lines of its own.
+
+/// A model size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ShapeArg {
-    /// 6 layers, 256 wide, 4 heads.
+    // 6 layers, 256 wide, 4 heads
     #[value(name = "12m")]
     M12,
-    /// 12 layers, 768 wide, 12 heads.
+    // 12 layers, 768 wide, 12 heads
     #[value(name = "125m")]
     M125,
-    /// 24 layers, 1,024 wide, 16 heads.
+    // 24 layers, 1,024 wide, 16 heads
     #[value(name = "350m")]
     M350,
 }
 
-/// What mixes tokens. All but softmax have a state of constant size; all but ELU as many features a head.
+/// How tokens are mixed. All but softmax have a state of constant size; all but ELU have the same number of features per
+/// head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MixerArg {
-    /// Random feature attention with the gate.
     RfaGate,
-    /// Random feature attention without it.
     Rfa,
-    /// With arc-cosine features.
     RfaArccos,
-    /// The same with the gate.
     RfaArccosGate,
-    /// Linear attention with ELU + 1.
     Elu,
-    /// The same with the gate.
     EluGate,
-    /// Positive features (FAVOR+).
     Favor,
-    /// The same with the gate.
     FavorGate,
-    /// Softmax attention to the last 64 tokens, RFA-Gate to those before.
+    // Softmax attention to the last 64 tokens, RFA-Gate to those before.
     Hybrid,
-    /// The same without the gate.
     HybridNoGate,
-    /// Softmax attention with rotary positions: keys and values of all tokens.
+    // With rotary positions; keys and values of all tokens.
     Softmax,
 }
 
-/// How states are held.
+/// The type of states in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StateArg {
-    /// As computed.
     F32,
-    /// Half the bytes.
     Bf16,
 }
 
@@ -158,18 +141,17 @@ impl From<StateArg> for tidegate_model::StateType {
     }
 }
 
-/// How `bench` prints.
+/// The format of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchOutput {
-    /// A table.
     Markdown,
-    /// One object a line, with the machine's roofs in bytes and operations a second.
+    // With the machine's limits in bytes and operations per second.
     Json,
-    /// A picture: tokens a second against depth, and against rows where there are several numbers of them.
+    // Tokens per second against depth, and against rows where several numbers of rows were measured.
     Svg,
 }
 
-/// The word of an argument on the command line.
+/// The name of a value on the command line.
 pub(crate) fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The store of sessions, on a folder and in memory: what it keeps, refuses, drops and survives.
+//! The session store, on a folder and in memory: what it keeps, refuses, drops and survives; and snapshot files.
 
 mod bounds;
 mod concurrency;
@@ -8,3 +8,5 @@ mod kit;
 mod lasting;
 mod model;
 mod sessions;
+mod snapshot_sources;
+mod snapshots;

@@ -4,17 +4,20 @@
 //! crosses lanes, and the result is the same bits on every instruction set, for any number of rows and threads.
 
 mod plain;
-pub(super) mod tile;
+mod product;
+mod tile;
 
 use std::ops::Range;
 
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::element::Element;
 use super::panels::{self, Lines, Output, PANEL};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::vector;
 use super::{Isa, threads::Threads};
+use product::Product;
 
 /// What the numbers of a matrix are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,7 +187,7 @@ unsafe fn panels(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Ra
 
 /// # Safety
 /// As for [`panels`].
-unsafe fn typed<W: tile::Load>(
+unsafe fn typed<W: Element>(
     isa: Isa,
     x: &[f32],
     rows: Range<usize>,
@@ -192,53 +195,53 @@ unsafe fn typed<W: tile::Load>(
     panels: Range<usize>,
     out: Output<'_>,
 ) {
-    let job = tile::Job::<W> { x, rows, w: w.lines.as_slice(), n: w.n, k: w.k, panels, out };
+    let product = Product::<W> { x, rows, w: w.lines.as_slice(), n: w.n, k: w.k, panels, out };
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields this only where the machine has AVX2, FMA and F16C.
-        Isa::Avx2 => unsafe { avx2(&job) },
+        Isa::Avx2 => unsafe { avx2(&product) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
-        Isa::Avx512 | Isa::Avx512Vnni => unsafe { avx512(&job) },
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { avx512(&product) },
         #[cfg(target_arch = "aarch64")]
         // SAFETY: `Isa::available` yields these only where the machine has NEON.
-        Isa::Neon | Isa::NeonDot => unsafe { neon(&job) },
+        Isa::Neon | Isa::NeonDot => unsafe { neon(&product) },
         // SAFETY: the caller's promise.
-        Isa::Plain => unsafe { plain::run(&job) },
+        Isa::Plain => unsafe { plain::run(&product) },
     }
 }
 
 /// One register is a group of sixteen rows.
 ///
 /// # Safety
-/// The machine has AVX-512 F, BW, DQ and VL, and nobody else touches the job's part of the output.
+/// The machine has AVX-512 F, BW, DQ and VL, and nobody else touches this part of the output.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn avx512<W: tile::Load>(job: &tile::Job<'_, W>) {
+unsafe fn avx512<W: Element>(product: &Product<'_, W>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::run::<vector::avx512::V, W, 4, 4, 1>(job) };
+    unsafe { tile::run::<vector::avx512::V, W, 4, 4, 1>(product) };
 }
 
 /// Two registers are a group.
 ///
 /// # Safety
-/// The machine has AVX2, FMA and F16C, and nobody else touches the job's part of the output.
+/// The machine has AVX2, FMA and F16C, and nobody else touches this part of the output.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<W: tile::Load>(job: &tile::Job<'_, W>) {
+unsafe fn avx2<W: Element>(product: &Product<'_, W>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::run::<vector::avx2::V, W, 8, 2, 2>(job) };
+    unsafe { tile::run::<vector::avx2::V, W, 8, 2, 2>(product) };
 }
 
 /// Four registers are a group.
 ///
 /// # Safety
-/// The machine has NEON, and nobody else touches the job's part of the output.
+/// The machine has NEON, and nobody else touches this part of the output.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
-unsafe fn neon<W: tile::Load>(job: &tile::Job<'_, W>) {
+unsafe fn neon<W: Element>(product: &Product<'_, W>) {
     // SAFETY: the caller's promise.
-    unsafe { tile::run::<vector::neon::V, W, 16, 4, 4>(job) };
+    unsafe { tile::run::<vector::neon::V, W, 16, 4, 4>(product) };
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
 }
 
 /// The definition on weights as they are stored.
-fn truth<W: plain::Element>(x: &[f32], w: &[W], k: usize) -> Vec<f32> {
+fn truth<W: Element>(x: &[f32], w: &[W], k: usize) -> Vec<f32> {
     x.chunks_exact(k).flat_map(|x| w.chunks_exact(k).map(move |w| plain::dot(x, w, 1))).collect()
 }
 

@@ -3,7 +3,7 @@
 use crate::kernels::threads::Threads;
 use crate::kernels::{Isa, multiversion};
 
-use super::BLOCK;
+use super::format::BLOCK;
 
 /// Adding 1.5 * 2^23 rounds to the nearest whole number, ties to even, and leaves it in the lowest bits.
 const ROUND: f32 = 12_582_912.0;
@@ -82,6 +82,7 @@ impl Activations {
     }
 
     /// Rows that a block has room for.
+    #[inline]
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
@@ -97,6 +98,7 @@ impl Activations {
     }
 
     /// Where the bytes and the facts of a block and all that follow begin.
+    #[inline]
     pub(super) fn from(&self, block: usize, row: usize) -> (*const i8, *const Facts) {
         let at = block * self.stride + row;
         (self.quants[at..].as_ptr().cast(), self.facts[at..].as_ptr())
@@ -134,10 +136,10 @@ fn quantise_block(x: &[f32; BLOCK]) -> (Quants, Facts) {
     }
     let mut quants = [0i8; BLOCK];
     let mut sum = 0i32;
-    for (v, q) in x.iter().zip(&mut quants) {
-        let rounded = (v * inverse + ROUND).to_bits().cast_signed();
+    for l in 0..BLOCK {
+        let rounded = (x[l] * inverse + ROUND).to_bits().cast_signed();
         sum += rounded - ROUND.to_bits().cast_signed();
-        *q = rounded as i8;
+        quants[l] = rounded as i8;
     }
     (Quants(quants), Facts { scale, total: sum as f32 * scale, negative: -sum })
 }

@@ -4,15 +4,15 @@ use std::arch::x86_64::{
     __m256, __m256i, _mm_loadu_si128, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256,
     _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
     _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_sign_epi8,
-    _mm256_slli_epi32, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_xor_si256,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_shuffle_epi8,
+    _mm256_sign_epi8, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_storeu_ps, _mm256_xor_si256,
 };
 use std::ops::Range;
 
-use super::activations::Facts;
-use super::ahead::{Ahead, LINE};
-use super::{Activations, BLOCK, Form, Kind, Panel, cached_blocks, tiles};
+use super::activations::{Activations, Facts};
+use super::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
+use crate::kernels::prefetch::{LINE, Stretch};
 
 /// Rows of `x` that a tile has at most: four sums and four products of sixteen registers.
 const ROWS: usize = 2;
@@ -72,7 +72,9 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool>(
                 Kind::Q4_0 => _mm256_slli_epi32::<3>(negative),
                 _ => _mm256_setzero_si256(),
             };
-            *sums = sums.map(|sum| _mm256_add_epi32(_mm256_madd_epi16(sum, ones), zero));
+            for half in 0..2 {
+                sums[half] = _mm256_add_epi32(_mm256_madd_epi16(sums[half], ones), zero);
+            }
         }
     }
     sums
@@ -90,14 +92,14 @@ unsafe fn add<F: Form, const R: usize>(
     (scales, minima): ([__m256; 2], [__m256; 2]),
     facts: *const Facts,
 ) {
-    for (r, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
+    for r in 0..R {
         // SAFETY: the caller's promise.
         let facts = unsafe { *facts.add(r) };
         for half in 0..2 {
             let scale = _mm256_mul_ps(scales[half], _mm256_set1_ps(facts.scale));
-            sums[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products[half]), scale, sums[half]);
+            sums[r][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products[r][half]), scale, sums[r][half]);
             if F::KIND == Kind::Q4K {
-                sums[half] = _mm256_fnmadd_ps(_mm256_set1_ps(facts.total), minima[half], sums[half]);
+                sums[r][half] = _mm256_fnmadd_ps(_mm256_set1_ps(facts.total), minima[half], sums[r][half]);
             }
         }
     }
@@ -111,7 +113,8 @@ unsafe fn add<F: Form, const R: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn halves(at: *const u8) -> [__m256; 2] {
     // SAFETY: the caller's promise.
-    unsafe { [0, 2 * LANES].map(|i| _mm256_cvtph_ps(_mm_loadu_si128(at.add(i).cast()))) }
+    let load = |i: usize| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.add(i).cast())) };
+    [load(0), load(2 * LANES)]
 }
 
 /// The eight scales and the eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
@@ -122,7 +125,8 @@ unsafe fn halves(at: *const u8) -> [__m256; 2] {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn six_bits(at: *const u8, stride: usize) -> [__m256i; 4] {
     // SAFETY: the caller's promise.
-    let [a, b, c] = unsafe { [0, 1, 2].map(|i| _mm256_loadu_si256(at.add(i * stride).cast())) };
+    let load = |i: usize| unsafe { _mm256_loadu_si256(at.add(i * stride).cast()) };
+    let (a, b, c) = (load(0), load(1), load(2));
     let (six, four, two) = (_mm256_set1_epi8(63), _mm256_set1_epi8(15), _mm256_set1_epi8(0x30));
     let top = |v| _mm256_and_si256(_mm256_srli_epi16::<2>(v), two);
     [
@@ -143,7 +147,7 @@ unsafe fn six_bits(at: *const u8, stride: usize) -> [__m256i; 4] {
 unsafe fn tile<F: Form, const R: usize>(
     (x, row): (&Activations, usize),
     (w, group): (&Panel<'_>, usize),
-    ahead: &mut Ahead,
+    next: &mut Stretch,
     blocks: Range<usize>,
     out: Output<'_>,
 ) {
@@ -156,11 +160,12 @@ unsafe fn tile<F: Form, const R: usize>(
             lanes[..columns.len()].copy_from_slice(unsafe { out.part(row + r, columns.clone()) });
         }
     }
-    // SAFETY: sixteen numbers are readable in each row of lanes.
-    let load = |lanes: [f32; GROUP]| unsafe { [0, LANES].map(|i| _mm256_loadu_ps(lanes.as_ptr().add(i))) };
-    let mut sums = lanes.map(load);
-    // Of each number of four bytes the first, and zeros.
-    let [a, b, c, d] = [0x8080_8000, 0x8080_8004, 0x8080_8008, 0x8080_800c].map(u32::cast_signed);
+    let mut sums = [[_mm256_setzero_ps(); 2]; R];
+    for r in 0..R {
+        // SAFETY: sixteen numbers are readable in each row of lanes.
+        sums[r] = unsafe { [_mm256_loadu_ps(lanes[r].as_ptr()), _mm256_loadu_ps(lanes[r].as_ptr().add(LANES))] };
+    }
+    let [a, b, c, d] = FIRST_BYTES;
     let first_bytes = _mm256_setr_epi32(a, b, c, d, a, b, c, d);
     let stride = 4 * w.width;
     let stored_bytes = F::KIND.block_bytes() * w.width;
@@ -174,7 +179,7 @@ unsafe fn tile<F: Form, const R: usize>(
             let words = at.add(2 * F::KIND.halves() * w.width + 4 * GROUP * group);
             if F::KIND == Kind::Q4K {
                 let minima = halves(at.add(2 * (w.width + GROUP * group)));
-                let bits = [0, 4 * LANES].map(|i| six_bits(words.add(i), stride));
+                let bits = [six_bits(words, stride), six_bits(words.add(4 * LANES), stride)];
                 for part in 0..F::KIND.parts() {
                     let words = words.add((3 + part / 2 * 8) * stride);
                     let products = if part % 2 == 0 {
@@ -183,18 +188,21 @@ unsafe fn tile<F: Form, const R: usize>(
                         products::<F, R, true>(xs, facts, words, stride)
                     };
                     let byte = _mm256_add_epi32(first_bytes, _mm256_set1_epi32(part as i32 % 4));
-                    let of = |bits| _mm256_cvtepi32_ps(_mm256_shuffle_epi8(bits, byte));
-                    let scales = [0, 1].map(|i| _mm256_mul_ps(scales[i], of(bits[i][part / 4])));
-                    let minima = [0, 1].map(|i| _mm256_mul_ps(minima[i], of(bits[i][2 + part / 4])));
-                    add::<F, R>(&mut sums, products, (scales, minima), facts);
-                    ahead.ask();
+                    let (mut part_scales, mut part_minima) = (scales, minima);
+                    for i in 0..2 {
+                        let of = |bits| _mm256_cvtepi32_ps(_mm256_shuffle_epi8(bits, byte));
+                        part_scales[i] = _mm256_mul_ps(scales[i], of(bits[i][part / 4]));
+                        part_minima[i] = _mm256_mul_ps(minima[i], of(bits[i][2 + part / 4]));
+                    }
+                    add::<F, R>(&mut sums, products, (part_scales, part_minima), facts);
+                    next.advance();
                     xs = xs.wrapping_add(BLOCK * x.stride());
                     facts = facts.wrapping_add(x.stride());
                 }
             } else {
                 let products = products::<F, R, false>(xs, facts, words, stride);
                 add::<F, R>(&mut sums, products, (scales, scales), facts);
-                ahead.ask();
+                next.advance();
                 xs = xs.wrapping_add(BLOCK * x.stride());
                 facts = facts.wrapping_add(x.stride());
             }
@@ -226,15 +234,15 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
         // All tiles together ask for the blocks that come after these.
         let chunk = step / F::KIND.parts() * F::KIND.block_bytes() * w.width;
         let asks = rows.len().div_ceil(ROWS) * (w.width / GROUP) * step;
-        let next = w.bytes.as_ptr().wrapping_add((start / step + 1) * chunk);
-        let mut ahead = Ahead { at: next, lines: chunk.div_ceil(LINE).div_ceil(asks) };
+        let at = w.bytes.as_ptr().wrapping_add((start / step + 1) * chunk);
+        let mut next = Stretch { at, lines: chunk.div_ceil(LINE).div_ceil(asks) };
         for rows in tiles(rows.clone(), ROWS) {
             for group in 0..w.width / GROUP {
                 // SAFETY: the caller's promise; a tile has one or two rows.
                 unsafe {
                     match rows.len() {
-                        1 => tile::<F, 1>((x, rows.start), (w, group), &mut ahead, blocks.clone(), out),
-                        _ => tile::<F, 2>((x, rows.start), (w, group), &mut ahead, blocks.clone(), out),
+                        1 => tile::<F, 1>((x, rows.start), (w, group), &mut next, blocks.clone(), out),
+                        _ => tile::<F, 2>((x, rows.start), (w, group), &mut next, blocks.clone(), out),
                     }
                 }
             }

@@ -10,10 +10,10 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-use super::activations::Facts;
-use super::ahead::{Ahead, LINE};
-use super::{Activations, BLOCK, Form, Kind, Panel, cached_blocks, tiles};
+use super::activations::{Activations, Facts};
+use super::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
+use crate::kernels::prefetch::{LINE, Stretch};
 
 /// Rows of `x` that a tile has at most: with two groups of weights that is 12 sums and 12 products, and room is left
 /// for the weights.
@@ -72,14 +72,14 @@ unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
                 (_, true) => _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low),
             };
         }
-        for (r, sums) in sums.iter_mut().enumerate() {
+        for r in 0..R {
             // SAFETY: the caller's promise: column + 4 <= 32 bytes of block r.
             let x = _mm512_set1_epi32(unsafe { x.add(BLOCK * r + column).cast::<i32>().read_unaligned() });
-            for (sum, weights) in sums.iter_mut().zip(weights) {
-                *sum = _mm512_dpbusd_epi32(*sum, weights, x);
+            for g in 0..G {
+                sums[r][g] = _mm512_dpbusd_epi32(sums[r][g], weights[g], x);
                 // The kinds of half bytes are better off as the compiler has them.
                 if F::KIND == Kind::Q8_0 {
-                    *sum = in_order(*sum);
+                    sums[r][g] = in_order(sums[r][g]);
                 }
             }
         }
@@ -99,11 +99,12 @@ unsafe fn add<const R: usize, const G: usize>(
     scales: [__m512; G],
     facts: *const Facts,
 ) {
-    for (r, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
+    for r in 0..R {
         // SAFETY: the caller's promise.
         let x_scale = _mm512_set1_ps(unsafe { (*facts.add(r)).scale });
-        for ((sum, product), scale) in sums.iter_mut().zip(products).zip(scales) {
-            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), _mm512_mul_ps(scale, x_scale), *sum);
+        for g in 0..G {
+            let scale = _mm512_mul_ps(scales[g], x_scale);
+            sums[r][g] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[r][g]), scale, sums[r][g]);
         }
     }
 }
@@ -127,7 +128,8 @@ unsafe fn halves(at: *const u8) -> __m512 {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn six_bits(at: *const u8, stride: usize) -> [__m512i; 4] {
     // SAFETY: the caller's promise.
-    let [a, b, c] = unsafe { [0, 1, 2].map(|i| _mm512_loadu_si512(at.add(i * stride).cast())) };
+    let load = |i: usize| unsafe { _mm512_loadu_si512(at.add(i * stride).cast()) };
+    let (a, b, c) = (load(0), load(1), load(2));
     let (six, four, two) = (_mm512_set1_epi8(63), _mm512_set1_epi8(15), _mm512_set1_epi8(0x30));
     let top = |v| _mm512_and_si512(_mm512_srli_epi16::<2>(v), two);
     [
@@ -154,7 +156,7 @@ struct Tile<'a> {
 /// As for `panel`; the tile lies inside, and the blocks are whole stored ones.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, ahead: &mut Ahead, blocks: Range<usize>) {
+unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &mut Stretch, blocks: Range<usize>) {
     let Tile { x, row, w, group, out } = tile;
     let columns = |g: usize| {
         let start = w.rows.start + (group + g) * GROUP;
@@ -170,8 +172,7 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, ahead: &
             }
         }
     }
-    // Of each number of four bytes the first, and zeros.
-    let [a, b, c, d] = [0x8080_8000, 0x8080_8004, 0x8080_8008, 0x8080_800c].map(u32::cast_signed);
+    let [a, b, c, d] = FIRST_BYTES;
     let first_bytes = _mm512_set4_epi32(d, c, b, a);
     let stride = 4 * w.width;
     let stored_bytes = F::KIND.block_bytes() * w.width;
@@ -210,13 +211,13 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, ahead: &
                                 part_minima[g] = _mm512_mul_ps(minima[g], of(bits[g][2 + half]));
                             }
                             add(&mut sums, products, part_scales, facts);
-                            for (r, sums) in sums.iter_mut().enumerate() {
+                            for r in 0..R {
                                 let total = _mm512_set1_ps((*facts.add(r)).total);
-                                for (sum, minimum) in sums.iter_mut().zip(part_minima) {
-                                    *sum = _mm512_fnmadd_ps(total, minimum, *sum);
+                                for g in 0..G {
+                                    sums[r][g] = _mm512_fnmadd_ps(total, part_minima[g], sums[r][g]);
                                 }
                             }
-                            ahead.ask();
+                            next.advance();
                             xs = xs.wrapping_add(BLOCK * x.stride());
                             facts = facts.wrapping_add(x.stride());
                         }
@@ -225,7 +226,7 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, ahead: &
             } else {
                 let products = products::<F, R, G, false>(xs, facts, words, stride);
                 add(&mut sums, products, scales, facts);
-                ahead.ask();
+                next.advance();
                 xs = xs.wrapping_add(BLOCK * x.stride());
                 facts = facts.wrapping_add(x.stride());
             }
@@ -245,22 +246,22 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, ahead: &
 /// # Safety
 /// As for `panel`; R rows are there.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, ahead: &mut Ahead, blocks: Range<usize>) {
+unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, next: &mut Stretch, blocks: Range<usize>) {
     let end = at.w.width / GROUP;
     while at.group < end {
         // SAFETY: each arm takes no more groups than there are.
         unsafe {
             match end - at.group {
                 4.. if R <= 3 => {
-                    tile::<F, R, 4>(at, ahead, blocks.clone());
+                    tile::<F, R, 4>(at, next, blocks.clone());
                     at.group += 4;
                 }
                 2.. => {
-                    tile::<F, R, 2>(at, ahead, blocks.clone());
+                    tile::<F, R, 2>(at, next, blocks.clone());
                     at.group += 2;
                 }
                 _ => {
-                    tile::<F, R, 1>(at, ahead, blocks.clone());
+                    tile::<F, R, 1>(at, next, blocks.clone());
                     at.group += 1;
                 }
             }
@@ -285,24 +286,24 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
     for start in (0..w.blocks).step_by(step.max(1)) {
         let blocks = start..w.blocks.min(start + step);
         let at = w.bytes.as_ptr().wrapping_add(start / F::KIND.parts() * line_bytes);
-        let mut ahead = if few {
-            Ahead { at: at.wrapping_add(AHEAD), lines: asks(1) }
+        let mut next = if few {
+            Stretch { at: at.wrapping_add(AHEAD), lines: asks(1) }
         } else {
             let passes = rows.len().div_ceil(ROWS) * (w.width / GROUP).div_ceil(2);
-            Ahead { at: at.wrapping_add(chunk), lines: asks(passes) }
+            Stretch { at: at.wrapping_add(chunk), lines: asks(passes) }
         };
         for rows in tiles(rows.clone(), ROWS) {
             let at = Tile { x, row: rows.start, w, group: 0, out };
-            let (ahead, blocks) = (&mut ahead, blocks.clone());
+            let (next, blocks) = (&mut next, blocks.clone());
             // SAFETY: the caller's promise; a tile has one to six rows.
             unsafe {
                 match rows.len() {
-                    1 => groups::<F, 1>(at, ahead, blocks),
-                    2 => groups::<F, 2>(at, ahead, blocks),
-                    3 => groups::<F, 3>(at, ahead, blocks),
-                    4 => groups::<F, 4>(at, ahead, blocks),
-                    5 => groups::<F, 5>(at, ahead, blocks),
-                    _ => groups::<F, 6>(at, ahead, blocks),
+                    1 => groups::<F, 1>(at, next, blocks),
+                    2 => groups::<F, 2>(at, next, blocks),
+                    3 => groups::<F, 3>(at, next, blocks),
+                    4 => groups::<F, 4>(at, next, blocks),
+                    5 => groups::<F, 5>(at, next, blocks),
+                    _ => groups::<F, 6>(at, next, blocks),
                 }
             }
         }

@@ -18,11 +18,10 @@ mod tests;
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
-mod ahead;
-#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod format;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod plain;
@@ -31,93 +30,12 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 pub(crate) use activations::Activations;
+pub(crate) use format::{BLOCK, Kind};
+use format::{Form, Panel, Q4_0, Q4K, Q8_0};
 
 use super::Isa;
 use super::panels::{self, GROUP, Lines, Output, PANEL};
 use super::threads::Threads;
-
-/// Columns that share a scale of the activations, and of the weights.
-pub(crate) const BLOCK: usize = 32;
-
-/// How weights are quantised: GGUF's formats of the same names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Blocks of 32: an f16 scale and 32 signed bytes.
-    Q8_0,
-    /// Blocks of 32: an f16 scale and 32 half bytes, 8 too large.
-    Q4_0,
-    /// Blocks of 256: eight parts of 32 with a scale and a minimum of 6 bits each, which two f16 scale, and half bytes.
-    Q4K,
-}
-
-impl Kind {
-    /// Columns of a stored block.
-    pub(crate) const fn columns(self) -> usize {
-        match self {
-            Self::Q8_0 | Self::Q4_0 => BLOCK,
-            Self::Q4K => 8 * BLOCK,
-        }
-    }
-
-    /// The f16 numbers that a stored block begins with.
-    const fn halves(self) -> usize {
-        match self {
-            Self::Q8_0 | Self::Q4_0 => 1,
-            Self::Q4K => 2,
-        }
-    }
-
-    /// The words of four bytes that follow.
-    const fn words(self) -> usize {
-        match self {
-            Self::Q8_0 => 8,
-            Self::Q4_0 => 4,
-            Self::Q4K => 3 + 32,
-        }
-    }
-
-    /// Bytes of a stored block of one row.
-    pub(crate) const fn block_bytes(self) -> usize {
-        2 * self.halves() + 4 * self.words()
-    }
-
-    /// Blocks of 32 in a stored block.
-    const fn parts(self) -> usize {
-        self.columns() / BLOCK
-    }
-
-    /// Signed bytes are stored 128 too large, so that every kind's quants are unsigned.
-    const fn flip(self) -> u32 {
-        match self {
-            Self::Q8_0 => 0x8080_8080,
-            Self::Q4_0 | Self::Q4K => 0,
-        }
-    }
-}
-
-/// A kind as a type, so that a kernel is compiled for each.
-trait Form {
-    const KIND: Kind;
-}
-
-/// [`Kind::Q8_0`] as a type.
-struct Q8_0;
-/// [`Kind::Q4_0`] as a type.
-struct Q4_0;
-/// [`Kind::Q4K`] as a type.
-struct Q4K;
-
-impl Form for Q8_0 {
-    const KIND: Kind = Kind::Q8_0;
-}
-
-impl Form for Q4_0 {
-    const KIND: Kind = Kind::Q4_0;
-}
-
-impl Form for Q4K {
-    const KIND: Kind = Kind::Q4K;
-}
 
 /// A quantised matrix (n, k) in panels.
 #[derive(Clone, Debug)]
@@ -185,17 +103,6 @@ impl Packed {
         let bytes = &self.lines.bytes()[rows.start * row_bytes..][..width * row_bytes];
         Panel { bytes, rows, width, blocks: self.k / BLOCK }
     }
-}
-
-/// One panel of the weights.
-struct Panel<'a> {
-    bytes: &'a [u8],
-    /// Rows of the matrix: the columns of the product.
-    rows: Range<usize>,
-    /// Rows that it has room for.
-    width: usize,
-    /// Blocks of 32 columns.
-    blocks: usize,
 }
 
 /// Writes some rows into a panel that is wide enough for them.
@@ -284,19 +191,4 @@ unsafe fn form<F: Form>(isa: Isa, x: &Activations, rows: Range<usize>, w: &Panel
         // SAFETY: `panels` has checked the shapes.
         Isa::Plain => unsafe { plain::panel::<F>(x, rows, w, out) },
     }
-}
-
-/// Bytes of weights that stay in a core's first-level cache while rows of `x` pass.
-const CACHED: usize = 20 << 10;
-
-/// Blocks of 32 columns that many rows of `x` meet before they go on to the next: whole stored blocks of some 20 KiB.
-fn cached_blocks(kind: Kind, width: usize) -> usize {
-    (CACHED / (width * kind.block_bytes())).max(1) * kind.parts()
-}
-
-/// Rows cut in tiles of at most `most`, all about as high.
-fn tiles(rows: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = rows.len().div_ceil(most);
-    let (start, len) = (rows.start, rows.len());
-    (0..count).map(move |i| start + i * len / count..start + (i + 1) * len / count)
 }

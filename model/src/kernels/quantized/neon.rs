@@ -9,8 +9,8 @@ use std::arch::aarch64::{
 use std::arch::asm;
 use std::ops::Range;
 
-use super::activations::Facts;
-use super::{Activations, BLOCK, Form, Kind, Panel, cached_blocks, tiles};
+use super::activations::{Activations, Facts};
+use super::format::{BLOCK, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
 
 /// Rows of `x` that a tile has at most: twelve sums and twelve products of thirty-two registers.
@@ -62,19 +62,20 @@ unsafe fn step<F: Form, const R: usize, const HIGH: bool, const DOT: bool, const
     // SAFETY: every machine of this architecture has NEON; the words and columns are those that the caller promises:
     // column + 4 <= 32.
     unsafe {
-        let weights = [0, 1, 2, 3].map(|i| {
+        let mut weights = [vreinterpretq_s8_u8(vdupq_n_u8(0)); PARTS];
+        for i in 0..PARTS {
             let bytes = vld1q_u8(w.add(word * stride + 16 * i));
-            vreinterpretq_s8_u8(match (F::KIND, high) {
+            weights[i] = vreinterpretq_s8_u8(match (F::KIND, high) {
                 (Kind::Q8_0, _) => veorq_u8(bytes, vdupq_n_u8(0x80)),
                 (_, false) => vandq_u8(bytes, vdupq_n_u8(15)),
                 (_, true) => vshrq_n_u8::<4>(bytes),
-            })
-        });
-        for (r, sums) in sums.iter_mut().enumerate() {
+            });
+        }
+        for r in 0..R {
             let four = x.add(BLOCK * r + column).cast::<i32>().read_unaligned();
             let x = vreinterpretq_s8_s32(vdupq_n_s32(four));
-            for (sum, weights) in sums.iter_mut().zip(weights) {
-                *sum = dot::<DOT>(*sum, weights, x);
+            for i in 0..PARTS {
+                sums[r][i] = dot::<DOT>(sums[r][i], weights[i], x);
             }
         }
     }
@@ -124,16 +125,16 @@ unsafe fn add<F: Form, const R: usize>(
     (scales, minima): ([float32x4_t; PARTS], [float32x4_t; PARTS]),
     facts: *const Facts,
 ) {
-    for (r, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
+    for r in 0..R {
         // SAFETY: the caller's promise.
         let facts = unsafe { *facts.add(r) };
         for i in 0..PARTS {
             // SAFETY: every machine of this architecture has NEON.
             unsafe {
                 let scale = vmulq_f32(scales[i], vdupq_n_f32(facts.scale));
-                sums[i] = vfmaq_f32(sums[i], vcvtq_f32_s32(products[i]), scale);
+                sums[r][i] = vfmaq_f32(sums[r][i], vcvtq_f32_s32(products[r][i]), scale);
                 if F::KIND == Kind::Q4K {
-                    sums[i] = vfmsq_f32(sums[i], vdupq_n_f32(facts.total), minima[i]);
+                    sums[r][i] = vfmsq_f32(sums[r][i], vdupq_n_f32(facts.total), minima[i]);
                 }
             }
         }
@@ -146,7 +147,7 @@ unsafe fn add<F: Form, const R: usize>(
 /// 32 bytes are readable.
 #[inline(always)]
 unsafe fn halves(at: *const u8) -> [float32x4_t; PARTS] {
-    [0, 1, 2, 3].map(|i| {
+    let load = |i: usize| {
         // SAFETY: the caller's promise; every machine of this architecture has the instruction.
         unsafe {
             let bits = at.add(2 * LANES * i).cast::<u64>().read_unaligned();
@@ -159,7 +160,8 @@ unsafe fn halves(at: *const u8) -> [float32x4_t; PARTS] {
             );
             wide
         }
-    })
+    };
+    [load(0), load(1), load(2), load(3)]
 }
 
 /// The eight scales and the eight minima of a q4_k block, a byte each: scales 0..4, 4..8, minima 0..4, 4..8.
@@ -170,7 +172,7 @@ unsafe fn halves(at: *const u8) -> [float32x4_t; PARTS] {
 unsafe fn six_bits(at: *const u8, stride: usize) -> [uint8x16_t; 4] {
     // SAFETY: the caller's promise; every machine of this architecture has NEON.
     unsafe {
-        let [a, b, c] = [0, 1, 2].map(|i| vld1q_u8(at.add(i * stride)));
+        let (a, b, c) = (vld1q_u8(at), vld1q_u8(at.add(stride)), vld1q_u8(at.add(2 * stride)));
         let (six, four) = (vdupq_n_u8(63), vdupq_n_u8(15));
         [
             vandq_u8(a, six),
@@ -202,9 +204,14 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
             lanes[..columns.len()].copy_from_slice(unsafe { out.part(row + r, columns.clone()) });
         }
     }
-    // SAFETY: sixteen numbers are readable in each row of lanes.
-    let load = |lanes: [f32; GROUP]| unsafe { [0, 1, 2, 3].map(|i| vld1q_f32(lanes.as_ptr().add(LANES * i))) };
-    let mut sums = lanes.map(load);
+    // SAFETY: every machine of this architecture has NEON.
+    let mut sums = [[unsafe { vdupq_n_f32(0.0) }; PARTS]; R];
+    for r in 0..R {
+        for i in 0..PARTS {
+            // SAFETY: four numbers are readable in the i-th four of sixteen.
+            sums[r][i] = unsafe { vld1q_f32(lanes[r].as_ptr().add(LANES * i)) };
+        }
+    }
     let stride = 4 * w.width;
     let stored_bytes = F::KIND.block_bytes() * w.width;
     let (mut xs, mut facts) = x.from(blocks.start, row);
@@ -217,7 +224,10 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
             let words = at.add(2 * F::KIND.halves() * w.width + 4 * GROUP * group);
             if F::KIND == Kind::Q4K {
                 let minima = halves(at.add(2 * (w.width + GROUP * group)));
-                let bits = [0, 1, 2, 3].map(|i| six_bits(words.add(4 * LANES * i), stride));
+                let mut bits = [[vdupq_n_u8(0); 4]; PARTS];
+                for i in 0..PARTS {
+                    bits[i] = six_bits(words.add(4 * LANES * i), stride);
+                }
                 for part in 0..F::KIND.parts() {
                     let words = words.add((3 + part / 2 * 8) * stride);
                     let products = if part % 2 == 0 {
@@ -231,9 +241,12 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
                         let byte = vandq_u32(vshlq_u32(vreinterpretq_u32_u8(bits), right), vdupq_n_u32(255));
                         vcvtq_f32_u32(byte)
                     };
-                    let scales = [0, 1, 2, 3].map(|i| vmulq_f32(scales[i], of(bits[i][part / 4])));
-                    let minima = [0, 1, 2, 3].map(|i| vmulq_f32(minima[i], of(bits[i][2 + part / 4])));
-                    add::<F, R>(&mut sums, products, (scales, minima), facts);
+                    let (mut part_scales, mut part_minima) = (scales, minima);
+                    for i in 0..PARTS {
+                        part_scales[i] = vmulq_f32(scales[i], of(bits[i][part / 4]));
+                        part_minima[i] = vmulq_f32(minima[i], of(bits[i][2 + part / 4]));
+                    }
+                    add::<F, R>(&mut sums, products, (part_scales, part_minima), facts);
                     xs = xs.wrapping_add(BLOCK * x.stride());
                     facts = facts.wrapping_add(x.stride());
                 }

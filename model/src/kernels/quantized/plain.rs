@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::{Activations, BLOCK, Form, Kind, Panel};
+use super::activations::Activations;
+use super::format::{BLOCK, Form, Kind, Panel};
 use crate::kernels::panels::Output;
 
 /// 32 columns of one row of a panel.

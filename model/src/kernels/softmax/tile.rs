@@ -1,30 +1,61 @@
 //! Scores and sums of values as one product of two: some rows of `x` against rows of lanes, their sums in registers
 //! from the first to the last.
 
-use super::{BLOCK, Block, PANEL, weigh};
-use crate::kernels::Isa;
-use crate::kernels::float::tile::Load;
-use crate::kernels::panels::GROUP;
+use super::block::{BLOCK, Block};
+use crate::kernels::activation::exp_lane;
+use crate::kernels::element::Element;
+use crate::kernels::panels::{GROUP, PANEL};
+use crate::kernels::plain::reduce;
+use crate::kernels::prefetch::{LINE, prefetch};
 use crate::kernels::vector::Vector;
+use crate::kernels::{Isa, LANES, multiversion};
 
 /// Queries that pass together: by four registers of AVX-512 they are 24 sums.
 pub(super) const TILE: usize = 6;
 
-/// Bytes of a cache line.
-const LINE: usize = 64;
 /// Bytes that one query asks for before it needs them: the machine's own prefetching stops at the end of each page,
 /// and narrow registers are too busy to come to the next one early.
 const AHEAD: usize = 4096;
 
-/// Asks for a line that will be read; advice only, of any address.
 #[inline(always)]
-fn ahead<W>(at: *const W) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing that could be seen and never faults, and every x86-64 has it.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+fn weigh_body(scores: &mut [f32], held: usize, ends: &mut [f32]) {
+    let lanes = held.next_multiple_of(LANES);
+    scores[held..lanes].fill(f32::NEG_INFINITY);
+    let (groups, _) = scores[..lanes].as_chunks_mut::<LANES>();
+    let mut most = [f32::NEG_INFINITY; LANES];
+    for group in groups.iter() {
+        for l in 0..LANES {
+            most[l] = most[l].max(group[l]);
+        }
     }
-    let _ = at;
+    let mut width = LANES / 2;
+    while width > 0 {
+        for l in 0..width {
+            most[l] = most[l].max(most[l + width]);
+        }
+        width /= 2;
+    }
+    let most = most[0];
+    for group in groups.iter_mut() {
+        for score in group {
+            *score = exp_lane(*score - most);
+        }
+    }
+    // The exponential's clamp leaves a little where there is no key.
+    scores[held..lanes].fill(0.0);
+    let mut sums = [0.0f32; LANES];
+    for group in scores[..lanes].as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            sums[l] += group[l];
+        }
+    }
+    (ends[0], ends[1]) = (most, reduce(sums));
+}
+
+multiversion! {
+    /// Turns the first `held` scores into weights `exp(score - largest)`, the rest of their lanes into nothing.
+    /// ends: the largest score and the sum of weights
+    fn weigh(scores: &mut [f32], held: usize, ends: &mut [f32]) = weigh_body;
 }
 
 /// `out (m, lanes) = x (m, k) . w (k, lanes)`, each a chain over k; neighbours in a column are a stride apart.
@@ -38,7 +69,7 @@ struct Product<W> {
     out_stride: usize,
 }
 
-impl<W: Load> Product<W> {
+impl<W: Element> Product<W> {
     /// `M` rows by `R` registers from lane `at` on.
     ///
     /// # Safety
@@ -52,17 +83,17 @@ impl<W: Load> Product<W> {
                 let row = self.w.add(i * self.w_stride + at);
                 if M == 1 {
                     for line in 0..(R * V::LANES * size_of::<W>()).div_ceil(LINE) {
-                        ahead(row.wrapping_byte_add(AHEAD + line * LINE));
+                        prefetch(row.wrapping_byte_add(AHEAD + line * LINE));
                     }
                 }
                 let mut lanes = [V::splat(0.0); R];
-                for (r, lanes) in lanes.iter_mut().enumerate() {
-                    *lanes = W::load::<V>(row.add(r * V::LANES));
+                for r in 0..R {
+                    lanes[r] = W::load::<V>(row.add(r * V::LANES));
                 }
-                for (m, sums) in sums.iter_mut().enumerate() {
+                for m in 0..M {
                     let x = V::splat(*self.x.add(m * self.x_stride + i));
-                    for (sum, lanes) in sums.iter_mut().zip(&lanes) {
-                        *sum = x.mul_add(*lanes, *sum);
+                    for r in 0..R {
+                        sums[m][r] = x.mul_add(lanes[r], sums[m][r]);
                     }
                 }
             }
@@ -124,7 +155,7 @@ impl<W: Load> Product<W> {
 }
 
 /// What queries take from the first places of a block.
-pub(super) struct Job<'a, W> {
+pub(super) struct Queries<'a, W> {
     /// [`Block::numbers`]
     pub(super) block: &'a [W],
     pub(super) shape: Block,
@@ -137,15 +168,15 @@ pub(super) struct Job<'a, W> {
     pub(super) isa: Isa,
 }
 
-/// The whole job.
+/// All queries.
 ///
 /// # Safety
 /// The machine has the set of `V`.
 #[inline(always)]
-pub(super) unsafe fn run<V: Vector, W: Load, const ONE: usize, const MANY: usize, const GROUPED: usize>(
-    job: Job<'_, W>,
+pub(super) unsafe fn run<V: Vector, W: Element, const ONE: usize, const MANY: usize, const GROUPED: usize>(
+    queries: Queries<'_, W>,
 ) {
-    let Job { block, shape, held, q, out, isa } = job;
+    let Queries { block, shape, held, q, out, isa } = queries;
     let (d, columns, taken) = (shape.d, shape.columns(), shape.taken());
     let (keys, values) = block.split_at(shape.places * d);
     assert!(

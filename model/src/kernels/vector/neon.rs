@@ -57,8 +57,8 @@ impl Vector for V {
         // Rust has no stable intrinsic that widens f16 here: one by one, which the compiler turns into fcvt.
         // SAFETY: as above.
         unsafe {
-            let lanes = at.cast::<[f16; 4]>().read_unaligned().map(f16::to_f32);
-            vld1q_f32(lanes.as_ptr())
+            let [a, b, c, d] = at.cast::<[f16; 4]>().read_unaligned();
+            vld1q_f32([a.to_f32(), b.to_f32(), c.to_f32(), d.to_f32()].as_ptr())
         }
     }
 

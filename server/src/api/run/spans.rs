@@ -5,10 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use axum::extract::{MatchedPath, Request};
 use axum::http::{HeaderMap, StatusCode};
-use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry::propagation::Extractor;
 use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer};
 use opentelemetry::{Array, Context, KeyValue, StringValue, Value, global};
-use opentelemetry_sdk::propagation::TraceContextPropagator;
 
 use crate::api::formats::openai::answer::Usage;
 use crate::engine::{Failure, Finish, FinishReason, Timings};
@@ -32,7 +31,9 @@ impl Extractor for Headers<'_> {
 /// The span of a request, which goes on in the trace that its `traceparent` names. It ends with the last copy of what
 /// is returned here.
 pub(in crate::api) fn begin(request: &Request, id: &str) -> Context {
-    let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(request.headers()));
+    let headers = Headers(request.headers());
+    let parent =
+        global::get_text_map_propagator(|propagator| propagator.extract_with_context(&Context::new(), &headers));
     let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let method = request.method().as_str();
     let tracer = global::tracer(SCOPE);

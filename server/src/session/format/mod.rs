@@ -1,4 +1,4 @@
-//! A snapshot as the bytes of one file, and back; `server/SNAPSHOT.md` describes them one by one.
+//! A snapshot as the bytes of one file, and back; `docs/snapshot-format.md` describes them one by one.
 //!
 //! Files come from anywhere. A reader checks all that they claim before it takes memory for what they hold.
 

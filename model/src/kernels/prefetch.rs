@@ -1,0 +1,35 @@
+//! Prefetching: asks for memory before it is read. Advice only, at any address; nothing on machines without it.
+
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// Asks for one line.
+#[inline(always)]
+pub(crate) fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch has no effect that could be seen and never faults, and every x86-64 has it.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    let _ = at;
+}
+
+/// A stretch of weights that is prefetched bit by bit while others are in use, where the hardware's own prefetching
+/// comes too late.
+#[derive(Clone, Copy)]
+pub(crate) struct Stretch {
+    pub(crate) at: *const u8,
+    /// Lines for each call of [`Stretch::advance`].
+    pub(crate) lines: usize,
+}
+
+impl Stretch {
+    /// Asks for the next lines.
+    #[inline(always)]
+    pub(crate) fn advance(&mut self) {
+        for _ in 0..self.lines {
+            prefetch(self.at);
+            self.at = self.at.wrapping_add(LINE);
+        }
+    }
+}

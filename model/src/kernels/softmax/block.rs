@@ -1,0 +1,109 @@
+//! How keys and values lie in the cache, block by block.
+
+use half::bf16;
+use half::slice::HalfBitsSliceExt;
+
+use crate::kernels::element::Element;
+use crate::kernels::panels::PANEL;
+use crate::kernels::{LANES, nearest};
+
+/// Keys of a block, which are summed up before blocks are: few enough that one head's keys and values stay in the
+/// second cache while the queries of a prompt pass, many enough that adding blocks up costs little.
+pub(crate) const BLOCK: usize = 256;
+
+/// A number of the cache as it is stored.
+pub(crate) trait Cached: Copy + Send + Sync + Default + 'static {
+    /// What the kernels load.
+    #[allow(private_bounds, reason = "the kernels' own")]
+    type Loaded: Element;
+
+    /// The numbers as they are loaded.
+    fn loaded(numbers: &[Self]) -> &[Self::Loaded];
+    /// The value, exact.
+    fn widen(self) -> f32;
+    /// The nearest number.
+    fn nearest(value: f32) -> Self;
+}
+
+impl Cached for f32 {
+    type Loaded = Self;
+
+    fn loaded(numbers: &[Self]) -> &[Self] {
+        numbers
+    }
+
+    fn widen(self) -> f32 {
+        self
+    }
+
+    fn nearest(value: f32) -> Self {
+        value
+    }
+}
+
+/// The bits of a bfloat16: memory for plain integers comes zeroed from the system, page by page as it is written.
+impl Cached for u16 {
+    type Loaded = bf16;
+
+    fn loaded(numbers: &[Self]) -> &[bf16] {
+        numbers.reinterpret_cast()
+    }
+
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
+
+    fn nearest(value: f32) -> Self {
+        nearest(value).to_bits()
+    }
+}
+
+/// How a block lies: keys (places / 64, d, 64), then values (places, d padded to whole lanes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    /// Length of a key and a value.
+    pub(crate) d: usize,
+    /// Keys that fit, a multiple of [`PANEL`].
+    pub(crate) places: usize,
+}
+
+impl Block {
+    /// Columns of a stored value: d, padded.
+    pub(crate) fn columns(self) -> usize {
+        self.d.next_multiple_of(LANES)
+    }
+
+    /// Numbers of the block.
+    pub(crate) fn numbers(self) -> usize {
+        self.places * (self.d + self.columns())
+    }
+
+    /// Numbers of what a query takes from a block: the weighted sum of values (columns), the largest score, the sum
+    /// of weights.
+    pub(crate) fn taken(self) -> usize {
+        self.columns() + 2
+    }
+
+    /// Puts a key and a value (d each) at a place.
+    pub(crate) fn write<S: Cached>(self, block: &mut [S], place: usize, k: &[f32], v: &[f32]) {
+        let (keys, values) = block.split_at_mut(self.places * self.d);
+        let panel = &mut keys[place / PANEL * PANEL * self.d..][..PANEL * self.d];
+        for (coordinate, &k) in panel.chunks_exact_mut(PANEL).zip(k) {
+            coordinate[place % PANEL] = S::nearest(k);
+        }
+        for (to, &v) in values[place * self.columns()..].iter_mut().zip(v) {
+            *to = S::nearest(v);
+        }
+    }
+
+    /// The key at a place.
+    pub(crate) fn key<S: Cached>(self, block: &[S], place: usize) -> impl Iterator<Item = f32> {
+        let panel = &block[place / PANEL * PANEL * self.d..][..PANEL * self.d];
+        panel.iter().skip(place % PANEL).step_by(PANEL).map(|v| v.widen())
+    }
+
+    /// The value at a place.
+    pub(crate) fn value<S: Cached>(self, block: &[S], place: usize) -> impl Iterator<Item = f32> {
+        block[self.places * self.d + place * self.columns()..][..self.d].iter().map(|v| v.widen())
+    }
+}

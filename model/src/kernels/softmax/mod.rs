@@ -1,0 +1,168 @@
+//! Softmax attention of some queries of one head to one block of cached keys and values, and the sum over blocks.
+//!
+//! Keys lie in panels of sixty-four, a coordinate of all of them side by side: a score is one chain of fused
+//! multiply-adds in a lane of its own, and no sum crosses lanes. Values lie row by row, and each column of the output
+//! is one chain over the block's keys. So a query's sums are the same bits whichever queries are computed beside it.
+
+mod block;
+mod tile;
+
+use super::activation::exp_lane;
+use super::element::Element;
+pub(crate) use super::panels::PANEL;
+use super::{Isa, multiversion, vector};
+pub(crate) use block::{BLOCK, Block, Cached};
+use tile::Queries;
+
+/// What queries (each scaled) take from the first `held` places of a block: `exp(q k - m) v` and `exp(q k - m)` summed
+/// over its keys, with m the largest `q k`.
+///
+/// q: (queries, d) -> out: (queries, [`Block::taken`])
+///
+/// # Panics
+/// When the lengths do not fit.
+pub(crate) fn take<S: Cached>(isa: Isa, block: &[S], shape: Block, held: usize, q: &[f32], out: &mut [f32]) {
+    let Block { d, .. } = shape;
+    assert!(held > 0 && q.len().is_multiple_of(d) && out.len() == q.len() / d * shape.taken(), "softmax: lengths");
+    typed(Queries { block: S::loaded(block), shape, held, q, out, isa });
+}
+
+fn typed<W: Element>(queries: Queries<'_, W>) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn two<W: Element>(queries: Queries<'_, W>) {
+        // SAFETY: this function is called where the machine has AVX2.
+        unsafe { tile::run::<vector::avx2::V, W, 8, 2, 2>(queries) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn five<W: Element>(queries: Queries<'_, W>) {
+        // SAFETY: this function is called where the machine has AVX-512.
+        unsafe { tile::run::<vector::avx512::V, W, 4, 4, 1>(queries) };
+    }
+    match queries.isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields this only where the machine has AVX2, FMA and F16C.
+        Isa::Avx2 => unsafe { two(queries) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::available` yields these only where the machine has AVX-512 F, BW, DQ and VL.
+        Isa::Avx512 | Isa::Avx512Vnni => unsafe { five(queries) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: `Isa::available` yields this only where the machine has NEON.
+        Isa::Neon | Isa::NeonDot => unsafe { tile::run::<vector::neon::V, W, 16, 4, 4>(queries) },
+        // SAFETY: plain numbers need no instruction set.
+        Isa::Plain => unsafe { tile::run::<vector::plain::V, W, 4, 1, 1>(queries) },
+    }
+}
+
+#[inline(always)]
+fn add_body(all: &mut [f32], next: &[f32]) {
+    let columns = all.len() - 2;
+    let most = all[columns].max(next[columns]);
+    let (ours, theirs) = (exp_lane(all[columns] - most), exp_lane(next[columns] - most));
+    for (all, next) in all[..columns].iter_mut().zip(next) {
+        *all = all.mul_add(ours, next * theirs);
+    }
+    all[columns] = most;
+    all[columns + 1] = all[columns + 1].mul_add(ours, next[columns + 1] * theirs);
+}
+
+multiversion! {
+    /// Adds what was taken from the next block, both brought to the larger of the two largest scores.
+    pub(crate) fn add(all: &mut [f32], next: &[f32]) = add_body;
+}
+
+/// The weighted mean of the values. all: ([`Block::taken`]) -> out: (d)
+pub(crate) fn mean(all: &[f32], out: &mut [f32]) {
+    let scale = 1.0 / all[all.len() - 1];
+    out.iter_mut().zip(all).for_each(|(out, sum)| *out = sum * scale);
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    fn wave(n: usize, f: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * f).sin()).collect()
+    }
+
+    fn filled<S: Cached>(shape: Block, count: usize) -> Vec<S> {
+        let mut block = vec![S::default(); shape.numbers()];
+        for place in 0..count {
+            let (k, v) = (wave(shape.d, 0.3 + place as f32), wave(shape.d, 0.7 + place as f32));
+            shape.write(&mut block, place, &k, &v);
+        }
+        block
+    }
+
+    fn taken(isa: Isa, shape: Block, held: usize, q: &[f32]) -> Vec<u32> {
+        let mut out = vec![f32::NAN; 2 * q.len() / shape.d * shape.taken()];
+        let (a, b) = out.split_at_mut(q.len() / shape.d * shape.taken());
+        take(isa, &filled::<f32>(shape, held), shape, held, q, a);
+        take(isa, &filled::<u16>(shape, held), shape, held, q, b);
+        let next = b.to_vec();
+        add(isa, &mut a[..shape.taken()], &next[..shape.taken()]);
+        out.iter().map(|v| v.to_bits()).collect()
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_plain_bits() {
+        for (d, places, held) in [(64, 256, 256), (64, 256, 1), (5, 64, 17), (37, 128, 70), (96, 256, 255)] {
+            let shape = Block { d, places };
+            for queries in [1, 2, 11] {
+                let q = wave(queries * d, 1.1);
+                let want = taken(Isa::Plain, shape, held, &q);
+                for isa in Isa::available() {
+                    assert_eq!(taken(isa, shape, held, &q), want, "{isa:?} {shape:?} {held} {queries}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_query_takes_the_same_alone_and_beside_others() {
+        let shape = Block { d: 40, places: 128 };
+        let (q, block) = (wave(9 * 40, 1.1), filled::<f32>(shape, 100));
+        let taken = |q: &[f32]| {
+            let mut out = vec![f32::NAN; q.len() / 40 * shape.taken()];
+            take(Isa::detect(), &block, shape, 100, q, &mut out);
+            out
+        };
+        let alone: Vec<f32> = q.chunks_exact(40).flat_map(taken).collect();
+        assert_eq!(taken(&q), alone);
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let shape = Block { d: 5, places: 128 };
+        let mut block = vec![0u16; shape.numbers()];
+        let numbers = |place: usize, which: usize| (0..5).map(move |i| ((which * 128 + place) * 5 + i) as f32 / 8.0);
+        let nearest = |v: f32| bf16::from_f32(v).to_f32();
+        for place in 0..128 {
+            let [k, v] = [0, 1].map(|which| numbers(place, which).collect::<Vec<f32>>());
+            shape.write(&mut block, place, &k, &v);
+        }
+        for place in 0..128 {
+            assert!(shape.key(&block, place).eq(numbers(place, 0).map(nearest)), "{place}");
+            assert!(shape.value(&block, place).eq(numbers(place, 1).map(nearest)), "{place}");
+        }
+    }
+
+    #[test]
+    fn scores_of_any_size_leave_no_nan() {
+        let shape = Block { d: 1, places: 64 };
+        let mut block = vec![0.0f32; shape.numbers()];
+        for (place, k) in [-3e38f32, 3e38, 0.0, -1.0].into_iter().enumerate() {
+            shape.write(&mut block, place, &[k], &[place as f32]);
+        }
+        let (mut all, mut next) = (vec![0.0; shape.taken()], vec![0.0; shape.taken()]);
+        take(Isa::detect(), &block, shape, 4, &[1.0], &mut all);
+        take(Isa::detect(), &block, shape, 1, &[1.0], &mut next);
+        add(Isa::detect(), &mut all, &next);
+        let mut out = [f32::NAN];
+        mean(&all, &mut out);
+        assert!((out[0] - 1.0).abs() < 1e-6, "{out:?}");
+    }
+}

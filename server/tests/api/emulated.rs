@@ -1,0 +1,175 @@
+//! The server on CUDA, its kernels on the emulator: texts, batches and sessions hold what they hold on the CPU, and a
+//! conversation moves from one to the other. `cargo test --workspace --features tidegate-server/cuda-emulator --test api emulated`.
+
+use crate::common::checkpoint;
+use crate::common::random::written_about;
+use crate::common::sessions::{App, app_on, prompt, session};
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+use tidegate_model::cuda::{CudaDecoder, CudaDevice};
+use tidegate_model::sampling::{Drawn, Permitted, Plans, Sampler};
+use tidegate_model::{DecoderConfig, SamplingParams, StateType, WeightType};
+use tidegate_server::checkpoint::{DeviceChoice, OpenError, OpenOptions, open, open_on};
+use tidegate_server::engine::{CudaModel, LanguageModel};
+use tidegate_server::session::Place;
+
+const TEXT: &str = "The old house by the sea";
+
+async fn app(device: DeviceChoice, state: StateType) -> App {
+    app_on(&checkpoint(), OpenOptions { device, state, slots: 6, ..OpenOptions::default() }, Place::Memory).await
+}
+
+/// The tokens of an answer.
+async fn said(app: &App, text: &str, more: Value) -> Vec<u64> {
+    let body = prompt(text, crate::common::with(json!({"temperature": 1.0, "seed": 7, "ignore_eos": true}), more));
+    let answer = app.post("/v1/completions", body).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+    answer.json()["choices"][0]["token_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
+}
+
+#[tokio::test]
+async fn a_text_is_the_same_alone_in_a_batch_and_in_turns() {
+    for state in [StateType::F32, StateType::Bf16] {
+        let app = app(DeviceChoice::Emulator, state).await;
+        let tokens = |count: usize| json!({"max_tokens": count});
+        let alone = said(&app, TEXT, tokens(9)).await;
+        let others = ["Once upon a time", TEXT, "It was", TEXT, "A"];
+        let texts = futures_util::future::join_all(others.map(|text| said(&app, text, tokens(9)))).await;
+        assert_eq!((&texts[1], &texts[3]), (&alone, &alone), "{state:?}");
+        assert_ne!(texts[0], alone);
+        let made = session(&app, json!({"seed": 7})).await;
+        let turn = |count: usize| json!({"max_tokens": count, "session": made["id"], "seed": null});
+        let turns = [said(&app, TEXT, turn(4)).await, said(&app, "", turn(5)).await];
+        assert_eq!(turns.concat(), alone, "{state:?}");
+    }
+}
+
+#[tokio::test]
+async fn tokens_are_chosen_on_the_device_as_from_the_logits() {
+    let app = app(DeviceChoice::Emulator, StateType::F32).await;
+    let ways = [
+        json!({"temperature": 0.0, "frequency_penalty": 1.0}),
+        json!({"top_p": 0.9, "logit_bias": {"5": 3.0, "17": -100}, "min_p": 0.01}),
+        json!({"top_k": 9, "repetition_penalty": 1.3, "presence_penalty": 0.5}),
+        json!({"regex": "[a-f ]{9,30}", "ignore_eos": false}),
+        json!({"min_tokens": 6, "ignore_eos": false, "temperature": 2.0}),
+        json!({"typical_p": 0.7}),
+    ];
+    let more = |way: &Value, more: Value| {
+        crate::common::with(crate::common::with(json!({"max_tokens": 8}), way.clone()), more)
+    };
+    // Log probabilities are made from logits, and so the token is chosen from them; in other rows of the same steps not.
+    let mut texts = Vec::new();
+    for way in &ways {
+        texts.push(said(&app, TEXT, more(way, json!({}))));
+        texts.push(said(&app, TEXT, more(way, json!({"logprobs": 1}))));
+    }
+    let texts = futures_util::future::join_all(texts).await;
+    for (way, pair) in ways.iter().zip(texts.chunks_exact(2)) {
+        assert_eq!(pair[0], pair[1], "{way}");
+    }
+    assert!((1..ways.len()).all(|at| texts[2 * at] != texts[0]));
+}
+
+#[tokio::test]
+async fn conversations_whose_states_move_beside_each_other_say_what_each_says_alone() {
+    let app = app(DeviceChoice::Emulator, StateType::F32).await;
+    let turn =
+        |id: &Value, count: usize| json!({"max_tokens": count, "session": id, "seed": null, "stop": ["the", ". "]});
+    let mut alone = Vec::new();
+    for seed in 0..3 {
+        let id = session(&app, json!({"seed": seed})).await["id"].clone();
+        alone.push((said(&app, TEXT, turn(&id, 5)).await, said(&app, " And", turn(&id, 4)).await));
+    }
+    let mut ids = Vec::new();
+    for seed in 0..3 {
+        ids.push(session(&app, json!({"seed": seed})).await["id"].clone());
+    }
+    let first = futures_util::future::join_all(ids.iter().map(|id| said(&app, TEXT, turn(id, 5)))).await;
+    // Every slot has another text by then: each conversation has to come back.
+    let beside = json!({"max_tokens": 3, "n": 6, "best_of": 6});
+    said(&app, "It was", beside.clone()).await;
+    let (second, _) = tokio::join!(
+        futures_util::future::join_all(ids.iter().map(|id| said(&app, " And", turn(id, 4)))),
+        said(&app, "It was", beside)
+    );
+    assert_eq!(first.into_iter().zip(second).collect::<Vec<_>>(), alone);
+}
+
+#[test]
+fn the_model_that_is_served_chooses_where_its_logits_are() {
+    let text = std::fs::read_to_string(checkpoint().join("config.json")).unwrap();
+    let config = DecoderConfig::from_json(&text).unwrap();
+    let (vocab, device) = (config.vocab_size, CudaDevice::emulated());
+    let decoder = CudaDecoder::random(config, WeightType::F32, 1, &device).unwrap();
+    let mut model = CudaModel::new(decoder, 2, StateType::F32).unwrap();
+    assert!(model.chooses());
+    let mut sampler = Sampler::new(SamplingParams::default(), vocab).unwrap();
+    let mut plan = |rows: std::ops::Range<usize>, plans: &mut Plans| {
+        assert!(sampler.plan(Permitted::default(), plans));
+        plans.skip_to(rows.len());
+    };
+    let (mut drawn, mut logits) = (Vec::new(), Vec::new());
+    model.decode_choosing(&[1, 2], &[0, 1], &mut plan, (&mut drawn, &mut logits)).unwrap();
+    // A token of the one row, and of the other all that it was not planned for.
+    assert!(matches!(drawn[..], [Drawn::Token(_), Drawn::Logits]), "{drawn:?}");
+    assert_eq!(logits.len(), vocab);
+}
+
+#[tokio::test]
+async fn a_conversation_moves_between_the_devices() {
+    for state in [StateType::F32, StateType::Bf16] {
+        let (cpu, gpu) = (app(DeviceChoice::Cpu, state).await, app(DeviceChoice::Emulator, state).await);
+        let snapshot = |id: &Value| format!("/v1/sessions/{}/snapshot", id.as_str().unwrap());
+        let mut held = session(&cpu, json!({"seed": 3})).await;
+        let turn = |id: &Value| json!({"max_tokens": 4, "session": id, "seed": null});
+        said(&cpu, TEXT, turn(&held["id"])).await;
+        for (from, to) in [(&cpu, &gpu), (&gpu, &cpu)] {
+            let bytes = from.get(&snapshot(&held["id"])).await.body;
+            let moved = to.upload(bytes.clone()).await;
+            assert_eq!(moved.status, StatusCode::CREATED, "{}", moved.text());
+            held = moved.json();
+            // Nothing is lost on the way, and nothing read again.
+            assert!(to.get(&snapshot(&held["id"])).await.body == bytes, "{state:?}: a bit differs");
+            assert_eq!(said(to, "", turn(&held["id"])).await.len(), 4);
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_serves_is_told_and_a_mixer_without_kernels_is_refused_by_name() {
+    let of = |device| open(&checkpoint(), &OpenOptions { device, slots: 1, ..OpenOptions::default() }).unwrap().0;
+    let (cpu, gpu) = (of(DeviceChoice::Cpu), of(DeviceChoice::Emulator));
+    assert!(gpu.device.contains("emulator"), "{}", gpu.device);
+    assert_ne!(cpu.fingerprint, gpu.fingerprint, "another device gives another text");
+    let folder = written_about(0.0, &json!({"attention": "softmax", "sliding_window": 8}));
+    let options = OpenOptions { device: DeviceChoice::Emulator, ..OpenOptions::default() };
+    let error = open(folder.path(), &options).err().unwrap();
+    assert!(matches!(error, OpenError::Device(_)), "{error}");
+    assert!(error.to_string().contains("softmax"), "{error}");
+    // Where any device would do, the CPU does; where the file is wrong, none.
+    let (any, gpu) = (OpenOptions::default(), DeviceChoice::Emulator.open().unwrap());
+    assert_eq!(any.device, DeviceChoice::Auto);
+    assert_eq!(open_on(folder.path(), &gpu, &any).unwrap().0.device, "cpu");
+    std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    assert!(matches!(open_on(folder.path(), &gpu, &any), Err(OpenError::Load(_))));
+}
+
+#[tokio::test]
+async fn slots_are_as_many_as_there_is_room_for_and_too_many_are_refused() {
+    let folder = written_about(0.0, &json!({}));
+    let of = |slots| OpenOptions { device: DeviceChoice::Emulator, slots, ..OpenOptions::default() };
+    assert_eq!(open(folder.path(), &of(0)).unwrap().0.engine.slots(), 1 << 14);
+    // On the device a state of halves takes less; what is told is what it takes there.
+    let bytes = |device, state| {
+        let options = OpenOptions { device, state, slots: 1, ..OpenOptions::default() };
+        open(folder.path(), &options).unwrap().0.engine.stats().slot_bytes
+    };
+    for device in [DeviceChoice::Cpu, DeviceChoice::Emulator] {
+        assert!(bytes(device, StateType::Bf16) < bytes(device, StateType::F32), "{device:?}");
+    }
+    assert!(bytes(DeviceChoice::Emulator, StateType::F32) >= bytes(DeviceChoice::Cpu, StateType::F32));
+    let error = open(folder.path(), &of(1 << 28)).err().unwrap();
+    assert!(matches!(error, OpenError::Device(_)), "{error}");
+    assert!(error.to_string().contains("free"), "{error}");
+}

@@ -1,0 +1,25 @@
+//! The server over HTTP, route by route, in one program: what each links and loads is the same.
+
+mod anthropic;
+mod async_openai;
+mod completions;
+mod continuation;
+mod disconnects;
+mod quotas;
+mod forks;
+mod grammar_answers;
+mod isolation;
+mod keys;
+mod limits;
+mod llamacpp;
+mod mixer_sessions;
+mod quantised;
+mod refusals;
+mod responses;
+mod sessions;
+mod split_characters;
+mod stored_responses;
+mod tokens;
+mod tools;
+mod translation;
+mod translation_model;

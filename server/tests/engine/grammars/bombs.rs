@@ -1,0 +1,255 @@
+//! Grammars that are made to hurt: each is refused, or compiled and followed, within its bounds.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+use tidegate_server::text::{GrammarError, GrammarSpec, Grammars};
+
+use super::drawn::{GRAMMARS, TOKENIZER, draw};
+
+fn nested(open: &str, inner: &str, close: &str, count: usize) -> String {
+    open.repeat(count) + inner + &close.repeat(count)
+}
+
+fn arrays(levels: usize) -> GrammarSpec {
+    let integer = json!({"type": "integer"});
+    GrammarSpec::JsonSchema((0..levels).fold(integer, |inner, _| json!({"type": "array", "items": inner})))
+}
+
+/// Rules or terminals that each name the next `more`.
+fn chain(name: &str, count: usize, more: usize) -> GrammarSpec {
+    let line = |n: usize| format!("{name}{n}: {}\n", vec![format!("{name}{}", n + 1); more].join(" "));
+    let lines: String = (0..count).map(line).collect();
+    GrammarSpec::Lark(format!("start: {name}0\n{lines}{name}{count}: \"x\"\n"))
+}
+
+fn fields(count: usize, field: impl Fn(usize) -> (String, Value)) -> Value {
+    Value::Object((0..count).map(field).collect::<Map<_, _>>())
+}
+
+fn regex(regex: impl Into<String>) -> GrammarSpec {
+    GrammarSpec::Regex(regex.into())
+}
+
+fn lark(lark: impl Into<String>) -> GrammarSpec {
+    GrammarSpec::Lark(lark.into())
+}
+
+fn bombs() -> Vec<(&'static str, GrammarSpec)> {
+    let words = |count: usize| (0..count).map(|n| format!("x{n}")).collect::<Vec<_>>();
+    let options = |at: usize| json!({"type": "object", "properties": {format!("a{at}"): {"type": "integer"}}});
+    let any_of = json!({"anyOf": (0..4).map(options).collect::<Vec<_>>()});
+    vec![
+        ("nested groups", regex(nested("(", "a", ")", 99))),
+        ("long literal", regex("a".repeat(16_000))),
+        ("many words", regex(words(2_500).join("|"))),
+        ("many options", regex("a?".repeat(8_000))),
+        ("nested counts", regex("((((a{1,1000}){1,1000}){1,1000}){1,1000}){1,1000}")),
+        ("nested stars", regex("((a*)*)*b")),
+        ("catastrophic", regex("(x+x+)+y")),
+        ("exponential states", regex("(.|\n)*a.{1000}")),
+        ("many exponential states", regex((0..50).map(|n| format!(".*a.{{{n}0}}b")).collect::<Vec<_>>().join("|"))),
+        ("classes", regex(r"(\p{L}|\p{N}|\w|\s){1,5000}")),
+        ("count", regex("[a-z]{0,100000}x")),
+        ("intersection", lark("start: A\nA: /(.*a.{50})*/ & /(.*b.{50})*/ & ~/(.*c.{50})*/")),
+        ("ambiguous", lark("start: s\ns: s s s | s s | \"a\" | ")),
+        ("ambiguous counts", lark("start: s+\ns: s* | \"a\"* | \"a\"+ ")),
+        ("itself", lark("start: start")),
+        ("nested rules", lark(format!("start: {}", nested("(", "\"a\"", ")", 99)))),
+        ("chain of rules", chain("a", 5000, 1)),
+        ("chain of terminals", chain("A", 5000, 1)),
+        ("doubling rules", chain("a", 60, 2)),
+        ("doubling terminals", chain("A", 17, 2)),
+        ("counted rules", lark("start: a{1,100000}\na: \"x\" b{1,100000}\nb: \"y\"{1,1000000}")),
+        ("long rule", lark(format!("start: {}", "\"a\"? ".repeat(10_000)))),
+        ("nested arrays", arrays(99)),
+        ("long enum", GrammarSpec::JsonSchema(json!({"enum": words(20_000)}))),
+        (
+            "many fields",
+            GrammarSpec::JsonSchema(json!({"type": "object",
+            "properties": fields(5000, |n| (format!("p{n}"), json!({"type": "string"})))})),
+        ),
+        ("product", GrammarSpec::JsonSchema(json!({"allOf": vec![any_of; 12]}))),
+        ("many items", GrammarSpec::JsonSchema(json!({"type": "array", "minItems": 1_000_000, "maxItems": 2_000_000}))),
+        ("long string", GrammarSpec::JsonSchema(json!({"type": "string", "minLength": 1_000_000_000}))),
+        ("multiples", GrammarSpec::JsonSchema(json!({"type": "integer", "multipleOf": 997}))),
+        ("small multiples", GrammarSpec::JsonSchema(json!({"type": "number", "multipleOf": 0.0997}))),
+        ("reference to itself", GrammarSpec::JsonSchema(json!({"$ref": "#"}))),
+        (
+            "chain of references",
+            GrammarSpec::JsonSchema(json!({"$ref": "#/$defs/d0",
+            "$defs": fields(4000, |n| (format!("d{n}"), json!({"$ref": format!("#/$defs/d{}", (n + 1) % 4000)})))})),
+        ),
+        ("pattern", GrammarSpec::JsonSchema(json!({"type": "string", "pattern": "^(a{1,1000}){1,1000}(b|bb)*$"}))),
+        (
+            "patterns",
+            GrammarSpec::JsonSchema(json!({"type": "object",
+            "patternProperties": fields(40, |n| (format!("^.*{n}.{{100}}$"), json!({})))})),
+        ),
+    ]
+}
+
+#[test]
+fn no_grammar_holds_anybody_for_long() {
+    let mut followed = 0;
+    for (name, spec) in bombs() {
+        // Compilers of its own: one that nobody waits for any more takes no place from the next.
+        let grammars = Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos()).unwrap();
+        let begun = Instant::now();
+        let compiled = grammars.compile(&spec);
+        assert!(begun.elapsed() < Duration::from_secs(5), "{name} took {:?}", begun.elapsed());
+        let Ok(compiled) = compiled else { continue };
+        followed += 1;
+        let mut matcher = compiled.start();
+        for _ in 0..50 {
+            if matcher.is_complete() {
+                break;
+            }
+            let begun = Instant::now();
+            // What is more than a mask may cost ends its text, and holds nobody.
+            let Ok(mask) = matcher.mask() else { break };
+            let is_allowed = |id: &u32| mask[*id as usize / 32] >> (id % 32) & 1 == 1;
+            let Some(token) = (1..4096).rev().find(is_allowed) else { break };
+            if matcher.accept(token).is_err() {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(2), "{name}: a mask took {:?}", begun.elapsed());
+        }
+    }
+    assert!(followed > 15, "{followed} were compiled");
+}
+
+fn refusal(spec: &GrammarSpec) -> GrammarError {
+    match GRAMMARS.compile(spec) {
+        Ok(_) => panic!("{} is compiled", format!("{spec:?}").chars().take(200).collect::<String>()),
+        Err(error) => error,
+    }
+}
+
+fn huge() -> Value {
+    json!({"type": "integer", "multipleOf": 99_999_989})
+}
+
+/// A property that is called like a keyword, whose schema is one like any other.
+fn in_property(name: &str) -> GrammarSpec {
+    let object = json!({"type": "object", "properties": {name: huge()}, "required": [name]});
+    GrammarSpec::JsonSchema(object)
+}
+
+#[test]
+fn names_of_properties_are_no_keywords_and_values_no_schemas() {
+    let named = |name: &str| json!({"type": "integer", "const": 3, "default": {name: 99_999_989}});
+    for schema in [
+        json!({"type": "object", "properties": {"multipleOf": named("multipleOf"), "$ref": named("$ref")}}),
+        json!({"$ref": "#/%24defs/enum", "$defs": {"enum": {"type": "integer"}}}),
+    ] {
+        let compiled = GRAMMARS.compile(&GrammarSpec::JsonSchema(schema.clone()));
+        assert!(compiled.is_ok(), "{schema}: {compiled:?}");
+    }
+}
+
+#[test]
+fn what_is_beyond_the_bounds_is_refused_before_it_is_compiled() {
+    let deep = [
+        regex(nested("(", "a", ")", 8_000)),
+        regex(nested("(?:", "a", ")*", 101)),
+        lark(format!("start: {}", nested("(", "\"a\"", ")", 30_000))),
+        lark(format!("start: {}", nested("[", "\"a\"", "]", 101))),
+        lark(format!("start: /{}/", nested("(", "a", ")", 30_000))),
+        arrays(3000),
+        arrays(101),
+    ];
+    for spec in deep {
+        assert_eq!(refusal(&spec), GrammarError::Deep);
+    }
+    let parentheses = regex(nested("(", "a", ")", 60_000));
+    assert_eq!(refusal(&parentheses), GrammarError::Long { most: 16_384, bytes: 120_001 });
+    assert_eq!(refusal(&regex("a".repeat(16_385))), GrammarError::Long { most: 16_384, bytes: 16_385 });
+    assert_eq!(refusal(&lark("a".repeat(65_537))), GrammarError::Long { most: 65_536, bytes: 65_537 });
+    let schema = json!({"description": "a".repeat(262_144)});
+    assert!(matches!(refusal(&GrammarSpec::JsonSchema(schema)), GrammarError::Long { most: 262_144, .. }));
+    for texts in [vec![], vec![String::new()], vec!["a".to_owned(); 1025]] {
+        assert_eq!(refusal(&GrammarSpec::Choice(texts)), GrammarError::Choices);
+    }
+    for (spec, part) in [
+        (GrammarSpec::JsonSchema(json!({"properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}})), "another document"),
+        (GrammarSpec::JsonSchema(json!({"type": "object", "x-guidance": {"lenient": true}})), "x-guidance"),
+        (GrammarSpec::JsonSchema(json!({"type": "integer", "multipleOf": 99_999_989})), "multipleOf"),
+        (
+            GrammarSpec::JsonSchema(
+                json!([{"multipleOf": 997}, {"multipleOf": 0.7}]).as_array().map(|all| json!({"allOf": all})).unwrap(),
+            ),
+            "multipleOf",
+        ),
+        (in_property("default"), "multipleOf"),
+        (in_property("const"), "multipleOf"),
+        (in_property("properties"), "multipleOf"),
+        (GrammarSpec::JsonSchema(json!({"$ref": "#/default", "default": huge()})), "no schema"),
+        (GrammarSpec::JsonSchema(json!({"$ref": "#/%64efault", "default": huge()})), "no schema"),
+        (GrammarSpec::JsonSchema(json!({"$ref": "#/$defs/enum", "$defs": {"enum": huge()}})), "multipleOf"),
+        (lark("start: twice{\"a\"}\ntwice{x}: x x"), "parameters"),
+        (lark("start: a\na[temperature=0.5]: /[a-z]/"), "a temperature"),
+        (lark("start: <[0]>"), "tokens by name"),
+        (lark("start: \"a\" <|endoftext|>"), "tokens by name"),
+        (lark("start: %json {\"x-guidance\": {\"lenient\": true}}"), "x-guidance"),
+        (lark(r#"start: %json {"x\u002dguidance":{"lenient":true},"type":"array","uniqueItems":true}"#), "x-guidance"),
+        (lark(r#"start: "a" %json {"type":"integer","multipleOf":99999989}"#), "multipleOf"),
+        (
+            lark(
+                r#"start: "%json" | a # %json
+a:%json{"properties":{"default":{"multipleOf":99999989}}}"#,
+            ),
+            "multipleOf",
+        ),
+        (lark(r#"start: %json {"$ref":"http://127.0.0.1:9/x"}"#), "another document"),
+    ] {
+        let error = refusal(&spec).to_string();
+        assert!(error.starts_with("must not have ") && error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn what_cannot_be_followed_is_refused_and_never_left_out() {
+    for spec in [
+        regex(""),
+        regex("a("),
+        regex("a\\"),
+        regex("a(?=b)"),
+        regex(r"(a)\1"),
+        lark(""),
+        lark("begin: \"a\""),
+        lark("start: missing"),
+        lark("start: \"a"),
+        lark("start: %json"),
+        lark("start: %json {\"type\": "),
+        lark("start: %json [1]"),
+        lark("start: %json {\"type\": \"array\", \"uniqueItems\": true}"),
+        lark("start: A\nA: /(/"),
+        chain("A", 60, 2),
+        GrammarSpec::JsonSchema(json!({"not": {"type": "integer"}})),
+        GrammarSpec::JsonSchema(json!({"type": "array", "uniqueItems": true})),
+        GrammarSpec::JsonSchema(json!({"if": {"type": "integer"}, "then": {"minimum": 3}})),
+        GrammarSpec::JsonSchema(json!({"type": "strange"})),
+        GrammarSpec::JsonSchema(json!({"type": "string", "format": "strange"})),
+        GrammarSpec::JsonSchema(json!({"type": "integer", "minimum": 3, "maximum": 2})),
+        GrammarSpec::JsonSchema(json!({"$ref": "#/$defs/missing"})),
+        GrammarSpec::JsonSchema(json!({"$schema": "http://127.0.0.1:9/x.json", "type": "integer"})),
+        GrammarSpec::JsonSchema(json!(false)),
+        GrammarSpec::JsonSchema(json!([1])),
+        GrammarSpec::JsonSchema(json!("text")),
+    ] {
+        let error = refusal(&spec).to_string();
+        assert!(error.starts_with("must be a grammar that can be followed: "), "{spec:?}: {error}");
+        assert!(!error.contains('<') && error.len() < 500, "{error}");
+    }
+}
+
+#[test]
+fn a_text_that_uses_up_its_grammar_takes_nothing_from_the_next() {
+    let spec = regex("[a-z]{1,40}");
+    let first = draw(&spec, 1, 600);
+    for seed in 0..20 {
+        draw(&spec, seed, 600);
+    }
+    assert_eq!(draw(&spec, 1, 600), first);
+}

@@ -1,0 +1,199 @@
+//! Texts of random tokens that a grammar allows.
+
+use std::sync::LazyLock;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use regex::Regex;
+use serde_json::{Value, json};
+use tidegate_server::text::{Call, Calls, GrammarSpec, Grammars, Tokenizer};
+
+use super::schema::allows;
+use crate::common::checkpoint;
+
+/// More than the tokenizer has: the model's vocabulary may be padded.
+const VOCABULARY: usize = 4200;
+
+pub(crate) static TOKENIZER: LazyLock<Tokenizer> =
+    LazyLock::new(|| Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap());
+pub(crate) static GRAMMARS: LazyLock<Grammars> =
+    LazyLock::new(|| Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos()).unwrap());
+
+/// A text of random tokens that `spec` allows; none where it has not come to its end within `most` tokens. Ends are
+/// taken more often than their share, else texts would rarely have any.
+pub(crate) fn draw(spec: &GrammarSpec, seed: u64, most: usize) -> Option<String> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut matcher = GRAMMARS.compile(spec).unwrap_or_else(|error| panic!("{spec:?} {error}")).start();
+    let (mut bytes, eos) = (Vec::new(), TOKENIZER.eos()[0]);
+    for _ in 0..most {
+        if matcher.is_complete() {
+            return Some(String::from_utf8(bytes).expect("a whole text has whole characters"));
+        }
+        let mask = matcher.mask().unwrap();
+        let is_allowed = |id: &u32| mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+        let allowed: Vec<u32> = (0..VOCABULARY as u32).filter(is_allowed).collect();
+        assert!(!allowed.is_empty(), "nothing may follow {:?}", String::from_utf8_lossy(&bytes));
+        for id in &allowed {
+            let text = !TOKENIZER.vocabulary().bytes(*id).is_empty();
+            assert!(text || *id == eos, "token {id} has no text and is allowed");
+        }
+        let closing = |id: &&u32| matches!(TOKENIZER.vocabulary().bytes(**id), b"\"" | b"}" | b"]");
+        let token = match allowed.iter().find(closing) {
+            _ if is_allowed(&eos) && rng.random_bool(0.3) => eos,
+            Some(close) if rng.random_bool(0.3) => *close,
+            _ => allowed[rng.random_range(0..allowed.len())],
+        };
+        bytes.extend(TOKENIZER.vocabulary().bytes(token));
+        matcher.accept(token).unwrap();
+    }
+    None
+}
+
+/// Whole texts of `spec`, from many seeds; most seeds must give one.
+fn texts(spec: &GrammarSpec) -> Vec<String> {
+    let texts: Vec<String> = (0..40).filter_map(|seed| draw(spec, seed, 600)).collect();
+    assert!(texts.len() >= 20, "{spec:?}: {} of 40 texts came to an end", texts.len());
+    texts
+}
+
+fn schemas() -> Vec<Value> {
+    let person = json!({"type": "object", "additionalProperties": false, "required": ["name", "age"], "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "mail": {"type": ["string", "null"], "pattern": "^[a-z]{1,8}@[a-z]{1,8}\\.org$"}}});
+    vec![
+        person.clone(),
+        json!({"type": "array", "minItems": 1, "maxItems": 3, "items": person}),
+        json!({"enum": ["é🦀", "👩‍👩‍👧", "a\"b\\c\n", "\u{7f}\u{0}", 7, null, {"a": [1]}]}),
+        json!({"const": "tab\there"}),
+        json!({"type": "number", "minimum": -2.5, "maximum": 1000}),
+        json!({"type": "integer", "minimum": -17, "maximum": 4_000_000_000_000_000_u64}),
+        json!({"anyOf": [{"type": "boolean"}, {"type": "null"}, {"type": "string", "maxLength": 3}]}),
+        json!({"type": "object", "properties": {"ключ": {"type": "boolean"}, "a b": {"const": 1}},
+            "required": ["ключ"], "additionalProperties": {"type": "integer"}}),
+        json!({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object", "required": ["value"],
+            "properties": {"value": {"type": "integer"}, "children": {"type": "array", "maxItems": 2,
+            "items": {"$ref": "#/$defs/tree"}}}, "additionalProperties": false}}}),
+        json!({"type": "array", "items": {"type": "array", "items": {"type": "array", "items": {"type": "boolean"}}}}),
+    ]
+}
+
+#[test]
+fn whatever_is_drawn_follows_its_schema() {
+    for schema in schemas() {
+        for text in texts(&GrammarSpec::JsonSchema(schema.clone())) {
+            let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
+            assert!(allows(&schema, &schema, &value), "{schema} does not allow {text}");
+        }
+    }
+}
+
+#[test]
+fn the_plain_check_sees_what_does_not_follow() {
+    let schema = &schemas()[0];
+    let refused = |value: Value| assert!(!allows(schema, schema, &value), "{value}");
+    refused(json!({"name": "a"}));
+    refused(json!({"name": "", "age": 3}));
+    refused(json!({"name": "a", "age": 3.5}));
+    refused(json!({"name": "a", "age": 131}));
+    refused(json!({"name": "a", "age": 3, "mail": "A@b.org"}));
+    refused(json!({"name": "a", "age": 3, "more": 1}));
+    assert!(allows(schema, schema, &json!({"name": "a", "age": 3, "mail": null})));
+}
+
+#[test]
+fn any_object_is_an_object() {
+    for spec in [GrammarSpec::JsonObject, GrammarSpec::JsonSchema(json!({"type": "object"}))] {
+        for text in texts(&spec) {
+            assert!(serde_json::from_str::<Value>(&text).unwrap().is_object(), "{text}");
+        }
+    }
+    for text in texts(&GrammarSpec::JsonSchema(json!(true))) {
+        serde_json::from_str::<Value>(&text).unwrap();
+    }
+}
+
+#[test]
+fn whitespace_is_at_most_one_blank() {
+    let schema = json!({"type": "array", "items": {"type": "boolean"}});
+    let texts = texts(&GrammarSpec::JsonSchema(schema));
+    assert!(texts.iter().any(|text| text.contains(' ')), "a blank may stand");
+    assert!(texts.iter().all(|text| !text.contains("  ") && !text.contains(['\n', '\t', '\r'])), "{texts:?}");
+}
+
+#[test]
+fn whatever_is_drawn_matches_its_regular_expression_whole() {
+    for regex in
+        [r"[a-c]+\d{2,4}", "a*", "(yes|no|yes and no)", r"\d{4}-\d{2}/\d{2}", "[🦀-🦔é]{1,3}", r"\p{Lu}\w{0,5}\n", "."]
+    {
+        let whole = Regex::new(&format!("^(?:{regex})$")).unwrap();
+        for text in texts(&GrammarSpec::Regex(regex.into())) {
+            assert!(whole.is_match(&text), "{regex} does not match {text:?}");
+        }
+    }
+}
+
+#[test]
+fn whatever_is_drawn_is_one_of_the_choices_and_each_is_drawn() {
+    let choices = ["a", "ab", "a\n\u{7f}🦀", "\"\\", "{}", " "].map(String::from);
+    let mut texts = texts(&GrammarSpec::Choice(choices.to_vec()));
+    texts.sort();
+    texts.dedup();
+    assert!(texts.iter().all(|text| choices.contains(text)), "{texts:?}");
+    assert!(texts.len() >= 4, "{texts:?}");
+}
+
+#[test]
+fn whatever_is_drawn_follows_its_lark_grammar() {
+    let lark = "start: sum\nsum: term (\"+\" term)*\nterm: NUMBER | \"(\" sum \")\"\nNUMBER: /[0-9]{1,3}/\n%ignore / /";
+    for text in texts(&GrammarSpec::Lark(lark.into())) {
+        let mut open = 0;
+        for character in text.chars() {
+            open += i32::from(character == '(') - i32::from(character == ')');
+            assert!(open >= 0 && "0123456789+() ".contains(character), "{text}");
+        }
+        assert_eq!(open, 0, "{text}");
+    }
+}
+
+#[test]
+fn calls_are_of_the_tools_and_plain_text_is_what_does_not_begin_as_one() {
+    let arguments = json!({"type": "object", "required": ["x"], "additionalProperties": false,
+        "properties": {"x": {"$ref": "#/$defs/d"}}, "$defs": {"d": {"type": "integer"}}});
+    let tools: Vec<Call> = ["f", "g-2"].map(|name| Call { name: name.into(), arguments: arguments.clone() }).into();
+    for (most, or_text) in [(1, false), (3, false), (1, true)] {
+        let texts = texts(&GrammarSpec::Calls(Calls { tools: tools.clone(), most, or_text }));
+        for text in &texts {
+            if or_text && !text.starts_with(Calls::OPENING) {
+                continue;
+            }
+            let lines: Vec<&str> = text.split('\n').collect();
+            assert!(lines.len() <= most, "{text}");
+            for line in lines {
+                let call: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{text:?}: {error}"));
+                assert!(call["name"] == "f" || call["name"] == "g-2", "{text}");
+                assert!(allows(&arguments, &arguments, &call["arguments"]), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plain_text_may_begin_almost_as_a_call() {
+    let arguments = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let tools = vec![Call { name: "f".into(), arguments }];
+    let grammar = GRAMMARS.compile(&GrammarSpec::Calls(Calls { tools, most: 1, or_text: true })).unwrap();
+    let follows = |text: &str| {
+        let mut matcher = grammar.start();
+        let taken = TOKENIZER.encode_more(text).unwrap().iter().all(|id| matcher.accept(*id).is_ok());
+        taken && (matcher.is_complete() || matcher.accept(TOKENIZER.eos()[0]).is_ok())
+    };
+    for text in
+        ["", "Hello", "{", "{\"name", "{\"name\":\"f\"}", " {\"name\": \"f\"}", "{\"name\": \"f\", \"arguments\": {}}"]
+    {
+        assert!(follows(text), "{text:?}");
+    }
+    for text in ["{\"name\": ", "{\"name\": \"g\", \"arguments\": {}}", "{\"name\": \"f\", \"arguments\": {}} and more"]
+    {
+        assert!(!follows(text), "{text:?}");
+    }
+}

@@ -1,0 +1,370 @@
+//! Holds the workspace's own sources to the rules of the house: what a file opens with, how long it is, which
+//! way its imports point, and where `unsafe` may stand. Reads text alone; the compiler is not asked.
+//!
+//! Each rule is a function from a file's name and text to complaints, so that the tests below can also show
+//! that it complains.
+
+mod cycles;
+mod source;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cycles::Crate;
+use source::{code, tests_removed, words};
+
+/// Lines that a source file may have.
+const LONGEST: usize = 400;
+
+/// Folders and files that may say `unsafe`: vector instructions, the memory map of a checkpoint, NVIDIA's driver and
+/// compiler, and the emulator of its GPUs.
+const UNSAFE: [&str; 6] = [
+    "model/src/kernels/",
+    "model/src/checkpoint.rs",
+    "model/src/cuda/driver.rs",
+    "model/src/cuda/host.rs",
+    "model/src/cuda/kernels.rs",
+    "model/src/cuda/queue.rs",
+];
+
+/// A module and the modules of the same crate that it may use, itself aside. A module that is not here may
+/// use none and be used by none: a new one is placed before it is linked.
+type Layers = &'static [(&'static str, &'static [&'static str])];
+
+const MODEL: Layers = &[
+    ("layout", &[]),
+    ("config", &["layout"]),
+    ("probe", &[]),
+    ("random", &[]),
+    ("kernels", &[]),
+    ("sampling", &["kernels"]),
+    ("compute", &["kernels"]),
+    ("cuda_error", &[]),
+    ("weights", &["config", "cuda_error", "random"]),
+    ("memory", &["config", "kernels"]),
+    ("nn", &["compute", "kernels", "weights"]),
+    ("measure", &["compute", "kernels", "memory", "nn", "weights"]),
+    ("feature_map", &["kernels"]),
+    ("ops", &["compute", "feature_map", "kernels", "memory", "nn"]),
+    ("bidirectional", &["ops"]),
+    ("attention", &["compute", "config", "feature_map", "memory", "nn", "ops", "probe", "weights"]),
+    ("block", &["attention", "compute", "config", "kernels", "memory", "nn", "probe", "weights"]),
+    ("encoder", &["attention", "compute", "config", "kernels", "memory", "nn", "ops", "weights"]),
+    ("state", &["attention", "block", "compute", "config", "kernels", "layout", "memory"]),
+    ("decoder", &["attention", "block", "compute", "config", "encoder", "memory", "nn", "probe", "state", "weights"]),
+    ("checkpoint", &["config", "decoder", "weights"]),
+    ("cuda", &["checkpoint", "config", "cuda_error", "layout", "memory", "sampling", "weights"]),
+];
+
+const SERVER: Layers = &[
+    ("text", &[]),
+    ("session", &["text"]),
+    ("engine", &["session", "text"]),
+    ("metrics", &["engine", "session"]),
+    ("serving", &[]),
+    ("api", &["engine", "metrics", "session", "text"]),
+    ("checkpoint", &["api", "engine", "session", "text"]),
+    ("cli", &[]),
+    ("bench", &["cli"]),
+    ("http", &["cli"]),
+    ("store", &["cli"]),
+    ("telemetry", &[]),
+];
+
+/// A folder, the paths that no code in it may start, and why.
+const FOREIGN: [(&str, &[&str], &str); 5] = [
+    (
+        "model/src/",
+        &["tokio", "axum", "hyper", "tokenizers", "tidegate_server", "std::time", "Instant", "SystemTime", "rand::rng"],
+        "the model knows no text, HTTP, clock or global random numbers",
+    ),
+    ("server/src/text", &["axum", "tokio"], "text knows no HTTP and no runtime"),
+    ("server/src/engine", &["axum", "serde", "serde_json"], "the engine knows no wire type"),
+    ("server/src/metrics", &["axum", "tokio"], "metrics know no HTTP and no runtime"),
+    ("weights/src/", &["axum", "tidegate_server"], "weights and server never meet"),
+];
+
+/// Files of the model that read the clock all the same: threads that do not wait for one that is late, and what
+/// measures the machine.
+const CLOCK: [&str; 2] = ["model/src/kernels/threads.rs", "model/src/kernels/roof.rs"];
+
+/// A crate's folder and the packages that its manifest may not name.
+const NOT_NEEDED: [(&str, &[&str]); 3] = [
+    ("model", &["tokio", "axum", "tokenizers", "tidegate-server", "tidegate-weights"]),
+    ("server", &["tidegate-weights"]),
+    ("weights", &["tidegate-server", "axum", "tokio"]),
+];
+
+/// Folders, and files with their folders, that still have import cycles. The list only shrinks.
+const CYCLIC: &[&str] = &[
+    "model/src/attention",
+    "model/src/bidirectional/",
+    "model/src/cuda/",
+    "model/src/kernels/",
+    "model/src/memory",
+    "model/src/sampling/",
+    "model/src/weights",
+    "server/src/api/",
+    "server/src/bench/",
+    "server/src/checkpoint",
+    "server/src/cli/",
+    "server/src/engine/",
+    "server/src/metrics/",
+    "server/src/serving/",
+    "server/src/session/",
+    "server/src/text/",
+    "weights/src/",
+];
+
+// ---- The rules
+
+fn head(name: &str, text: &str) -> Option<String> {
+    (!text.starts_with("//!")).then(|| format!("{name}: does not open with `//!`: what lives here, and what does not"))
+}
+
+fn length(name: &str, text: &str) -> Option<String> {
+    let lines = text.lines().count();
+    (lines > LONGEST).then(|| format!("{name}: has {lines} lines, {LONGEST} are the most"))
+}
+
+fn unsafety(name: &str, text: &str) -> Option<String> {
+    let allowed = UNSAFE.iter().any(|place| name.starts_with(place));
+    (!allowed && words(&code(text)).any(|word| word == "unsafe"))
+        .then(|| format!("{name}: says `unsafe` outside {}", UNSAFE.join(" and ")))
+}
+
+fn foreign(name: &str, text: &str) -> Vec<String> {
+    let code = code(text);
+    let rules = FOREIGN.iter().filter(|(folder, ..)| name.starts_with(folder));
+    let may = |path: &str| CLOCK.contains(&name) && ["std::time", "Instant"].contains(&path);
+    rules
+        .flat_map(|(_, paths, why)| {
+            let found = paths.iter().filter(|path| !may(path) && starts_path(&code, path));
+            found.map(move |path| format!("{name}: uses {path}, but {why}"))
+        })
+        .collect()
+}
+
+/// Imports against the direction. `folder` is the crate's `src/`; its root files may use every module, and so
+/// may tests, which stand at a file's end, or in a `tests.rs`.
+fn direction(layers: Layers, folder: &str, name: &str, text: &str) -> Vec<String> {
+    let Some(module) = name.strip_prefix(folder).and_then(module_of) else {
+        return Vec::new();
+    };
+    if name.ends_with("/tests.rs") {
+        return Vec::new();
+    }
+    let code = tests_removed(&code(text));
+    let Some((_, allowed)) = layers.iter().find(|(layer, _)| *layer == module) else {
+        return vec![format!("{name}: the module {module} has no place in the table of layers")];
+    };
+    let mut complaints: Vec<String> = uses(&code)
+        .into_iter()
+        .filter(|used| *used != module && !allowed.contains(used))
+        .map(|used| format!("{name}: {module} may not use {used}"))
+        .collect();
+    let at_root = !name[folder.len()..].contains('/');
+    if code.contains("super::super::") || (at_root && code.contains("super::")) {
+        complaints.push(format!("{name}: reaches another module by `super`, say `crate::` where it can be seen"));
+    }
+    complaints
+}
+
+fn manifest(folder: &str, text: &str) -> Vec<String> {
+    let unwanted = NOT_NEEDED.iter().find(|(name, _)| *name == folder).map_or(&[][..], |(_, unwanted)| unwanted);
+    let mut in_dependencies = false;
+    let mut complaints = Vec::new();
+    for line in text.lines() {
+        if line.starts_with('[') {
+            in_dependencies = line.contains("dependencies");
+            continue;
+        }
+        let package = line.split(['.', '=', ' ']).next().unwrap_or(line);
+        if in_dependencies && unwanted.contains(&package) {
+            complaints.push(format!("{folder}/Cargo.toml: {folder} may not depend on {package}"));
+        }
+    }
+    complaints
+}
+
+/// Import cycles between the files below `folder`, and folders that are listed in [`CYCLIC`] for no reason.
+fn cyclic(folder: &str, library: &str, sources: &[(String, String)]) -> Vec<String> {
+    let files = Crate::new(folder, library, sources);
+    let found = cycles::cycles(&files.imports());
+    let inside = |cycle: &[&str], known: &str| cycle.iter().all(|file| file.starts_with(known));
+    let stale = CYCLIC.iter().filter(|known| known.starts_with(folder));
+    let stale = stale.filter(|known| !found.iter().any(|(cycle, _)| inside(cycle, known)));
+    let new = found.iter().filter(|(cycle, _)| !CYCLIC.iter().any(|known| inside(cycle, known)));
+    let mut complaints: Vec<String> =
+        stale.map(|known| format!("{known}: no cycle here, take it off the list")).collect();
+    complaints.extend(new.map(|(cycle, files)| format!("import cycle, of {files} files: {}", cycle.join(" -> "))));
+    complaints
+}
+
+// ---- Reading Rust
+
+/// The module that a path below `src/` belongs to; none for the roots of crates.
+fn module_of(path: &str) -> Option<&str> {
+    let first = path.split('/').next()?;
+    let module = first.strip_suffix(".rs").unwrap_or(first);
+    (!["lib", "main", "bin"].contains(&module)).then_some(module)
+}
+
+/// The modules named after `crate::`, one or several in braces.
+fn uses(code: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        if code[..at].ends_with(['$', '_']) || code[..at].ends_with(char::is_alphanumeric) {
+            continue; // a macro's `$crate`, which may name what its user sees, or another word's end
+        }
+        let rest = &code[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            None => found.extend(words(rest).next()),
+            Some(group) => found.extend(group_heads(group)),
+        }
+    }
+    found
+}
+
+/// The first word of each path in an opened `{a::b, c::{d, e}}`.
+fn group_heads(group: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let mut heads = Vec::new();
+    let mut start = 0;
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                heads.extend(words(&group[start..at]).next());
+                start = at + 1;
+                if c == '}' {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    heads
+}
+
+/// Whether a path in `code` starts with `path`: `serde` in `serde::Serialize`, not in `x::serde` or `serde_json`.
+fn starts_path(code: &str, path: &str) -> bool {
+    code.match_indices(path).any(|(at, _)| {
+        let begins = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+        let after = &code[at + path.len()..];
+        begins && (after.starts_with("::") || after.starts_with(';') || after.starts_with(" as "))
+    })
+}
+
+// ---- The workspace
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace").to_owned()
+}
+
+/// Every file whose name ends in one of `ended`: its name from the workspace's root, and its text.
+fn sources(ended: &[&str]) -> Vec<(String, String)> {
+    let root = workspace();
+    let mut folders: Vec<PathBuf> = ["model", "server", "weights"].map(|folder| root.join(folder)).into();
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("the folder can be read") {
+            let path = entry.expect("the entry can be read").path();
+            if path.is_dir() && !path.ends_with("target") {
+                folders.push(path);
+            } else if path.extension().and_then(OsStr::to_str).is_some_and(|end| ended.contains(&end)) {
+                let name = path.strip_prefix(&root).expect("below the root").to_string_lossy().replace('\\', "/");
+                found.push((name, fs::read_to_string(&path).expect("a source file is UTF-8")));
+            }
+        }
+    }
+    assert!(found.len() >= 7, "only {} files in {ended:?} found below {}", found.len(), root.display());
+    found
+}
+
+#[test]
+fn the_house_is_tidy() {
+    let mut complaints = Vec::new();
+    let rust = sources(&["rs"]);
+    for (name, text) in &rust {
+        complaints.extend([head(name, text), length(name, text), unsafety(name, text)].into_iter().flatten());
+        complaints.extend(foreign(name, text));
+        complaints.extend(direction(MODEL, "model/src/", name, text));
+        complaints.extend(direction(SERVER, "server/src/", name, text));
+    }
+    complaints.extend(cyclic("model/src/", "tidegate_model", &rust));
+    complaints.extend(cyclic("server/src/", "tidegate_server", &rust));
+    complaints.extend(cyclic("weights/src/", "tidegate_weights", &rust));
+    complaints.extend(sources(&["js", "css", "html"]).iter().filter_map(|(name, text)| length(name, text)));
+    for (folder, _) in NOT_NEEDED {
+        let text = fs::read_to_string(workspace().join(folder).join("Cargo.toml")).expect("a crate has a manifest");
+        complaints.extend(manifest(folder, &text));
+    }
+    assert!(complaints.is_empty(), "{} complaints:\n{}", complaints.len(), complaints.join("\n"));
+}
+
+#[test]
+fn a_file_without_head_or_end_is_seen() {
+    assert!(head("a.rs", "//! What.\n").is_none());
+    assert!(head("a.rs", "// What.\n").is_some());
+    assert!(length("a.rs", &"\n".repeat(LONGEST)).is_none());
+    assert!(length("a.rs", &"\n".repeat(LONGEST + 1)).is_some());
+}
+
+#[test]
+fn unsafe_is_seen_in_code_and_nowhere_else() {
+    assert!(unsafety("server/src/a.rs", "fn f() { unsafe { g() } }").is_some());
+    assert!(unsafety("model/src/kernels/a.rs", "unsafe fn f() {}").is_none());
+    for harmless in
+        ["// unsafe\n", "/* unsafe */", "f(\"un\\\" unsafe\")", "r#\"a \" unsafe\"#", "unsafe_op", "'\"'; \"unsafe\""]
+    {
+        assert!(unsafety("server/src/a.rs", harmless).is_none(), "{harmless}");
+    }
+}
+
+#[test]
+fn imports_against_the_direction_are_seen() {
+    let complaints = |name: &str, text: &str| direction(MODEL, "model/src/", name, text).len();
+    assert_eq!(complaints("model/src/ops/chunk.rs", "use crate::{nn::floats, feature_map::{A, B}};"), 0);
+    assert_eq!(complaints("model/src/ops/chunk.rs", "use crate::{nn::floats, decoder::{A, B}, block};"), 2);
+    assert_eq!(complaints("model/src/sampling/mod.rs", "fn f() { crate::config::g() }"), 1);
+    assert_eq!(complaints("model/src/nn.rs", "use super::decoder::Decoder;"), 1);
+    assert_eq!(complaints("model/src/ops/chunk.rs", "use super::super::decoder::Decoder;"), 1);
+    assert_eq!(complaints("model/src/ops/chunk.rs", "use super::naive::N;"), 0);
+    assert_eq!(complaints("model/src/ops/chunk/tests.rs", "use crate::decoder::Decoder;"), 0);
+    assert_eq!(complaints("model/src/novelty.rs", ""), 1);
+    assert_eq!(complaints("model/src/lib.rs", "use crate::decoder::Decoder;"), 0);
+    assert_eq!(complaints("model/src/nn.rs", "\n#[cfg(test)]\nmod tests { use crate::decoder::D; use super::*; }"), 0);
+    assert_eq!(direction(SERVER, "server/src/", "server/src/text/mod.rs", "use crate::api::X;").len(), 1);
+}
+
+#[test]
+fn foreign_crates_are_seen() {
+    assert_eq!(foreign("server/src/engine/a.rs", "use axum::Json; use serde::Serialize;").len(), 2);
+    assert_eq!(foreign("server/src/api/a.rs", "use axum::Json;").len(), 0);
+    assert_eq!(foreign("server/src/engine/a.rs", "#[derive(serde::Serialize)] // axum::Json\nstruct A;").len(), 1);
+    assert_eq!(foreign("model/src/nn.rs", "let now = std::time::Instant::now();").len(), 1);
+    assert_eq!(foreign("model/src/kernels/roof.rs", "use std::time::Instant; let now = Instant::now();").len(), 0);
+    assert_eq!(foreign("model/src/kernels/roof.rs", "use std::time::SystemTime; SystemTime::now();").len(), 1);
+    assert_eq!(foreign("model/src/nn.rs", "use my::tokio::x; use tokio_like::y;").len(), 0);
+}
+
+#[test]
+fn dependencies_against_the_direction_are_seen() {
+    assert_eq!(manifest("server", "[dependencies]\ntidegate-weights.workspace = true\n").len(), 1);
+    assert_eq!(manifest("weights", "[dev-dependencies]\ntidegate-server = { path = \"../server\" }\n").len(), 1);
+    assert_eq!(manifest("weights", "[package]\nname = \"tidegate-server\"\n[lints]\nworkspace = true\n").len(), 0);
+}
+
+#[test]
+fn the_tables_name_each_module_once_and_only_each_other() {
+    for layers in [MODEL, SERVER] {
+        let names: Vec<&str> = layers.iter().map(|(name, _)| *name).collect();
+        for (at, (name, allowed)) in layers.iter().enumerate() {
+            assert!(!names[..at].contains(name), "{name} is listed twice");
+            assert!(allowed.iter().all(|used| names.contains(used)), "{name} may use a module that is not listed");
+        }
+    }
+}
