@@ -201,7 +201,7 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
     log_model(&served);
     let store = store::open(&args.sessions, data, &served.codec).await.context("cannot open the session store")?;
     log_sessions(&store.stats(), args.sessions.store.as_deref(), data);
-    state.keep(store);
+    state.set_store(store);
     state.serve(served);
     let origin = format!("{scheme}://{address}");
     let local =

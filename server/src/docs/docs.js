@@ -67,17 +67,17 @@ function field(name, schema, required, description) {
 function details(schema) {
   const found = resolve(schema) ?? {};
   const fields = Object.entries(found.properties ?? {});
-  if (fields.length === 0) return el("ul", { class: "fields" }, field("value", found, false));
+  if (fields.length === 0) return el("ul", { class: "rows" }, field("value", found, false));
   const about = found.description ? [el("p", { class: "hint" }, ...prose(found.description))] : [];
   const required = new Set(found.required);
   fields.sort(([a], [b]) => required.has(b) - required.has(a));
   return el("div", {}, ...about,
-    el("ul", { class: "fields" }, ...fields.map(([name, type]) => field(name, type, required.has(name)))));
+    el("ul", { class: "rows" }, ...fields.map(([name, type]) => field(name, type, required.has(name)))));
 }
 
 function parameters(operation) {
   if (!operation.parameters?.length) return "";
-  return el("section", {}, el("h3", {}, "Parameters"), el("ul", { class: "fields" },
+  return el("section", {}, el("h3", {}, "Parameters"), el("ul", { class: "rows" },
     ...operation.parameters.map((it) => field(`${it.name} (${it.in})`, it.schema, it.required, it.description))));
 }
 
@@ -101,7 +101,7 @@ function responses(operation) {
     return el("li", {}, el("code", {}, status), " ", ...prose(response.description),
       headers ? el("p", {}, `Headers: ${headers}`) : "", ...contents);
   });
-  return el("section", {}, el("h3", {}, "Responses"), el("ul", { class: "fields" }, ...list));
+  return el("section", {}, el("h3", {}, "Responses"), el("ul", { class: "rows" }, ...list));
 }
 
 /** The request that a form describes: its address and fetch's options. */

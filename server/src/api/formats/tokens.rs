@@ -11,48 +11,52 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
-use crate::api::error::ApiError;
-use crate::api::openapi::{Error, GenerationErrors, schemas};
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::openapi::{GenerationErrors, fragments};
 use crate::api::formats::openai::reading;
 use crate::api::formats::openai::wire::{ChatMessage, body as json_body, parse};
 use crate::api::request::prompt;
 use crate::api::state::{AppState, Served};
 use crate::text::Message;
 
-/// A request for the tokens of a text.
-#[derive(Debug, Deserialize)]
+/// A text to tokenize: `content` for clients of llama.cpp, `prompt` or `messages` for clients of vLLM.
+#[derive(Debug, Deserialize, ToSchema)]
 struct TokenizeRequest {
     model: Option<String>,
-    /// llama.cpp's.
     content: Option<String>,
     add_special: Option<bool>,
     parse_special: Option<bool>,
     with_pieces: Option<bool>,
-    /// vLLM's.
     prompt: Option<String>,
+    #[schema(schema_with = fragments::messages)]
     messages: Option<Vec<ChatMessage>>,
     add_special_tokens: Option<bool>,
     add_generation_prompt: Option<bool>,
     return_token_strs: Option<bool>,
     #[serde(flatten)]
+    #[schema(ignore)]
     rest: BTreeMap<String, Value>,
 }
 
-/// A request for the text of tokens.
-#[derive(Debug, Deserialize)]
+/// Tokens to turn into text.
+#[derive(Debug, Deserialize, ToSchema)]
 struct DetokenizeRequest {
     model: Option<String>,
+    #[schema(required, schema_with = fragments::some_ids)]
     tokens: Option<Vec<u32>>,
 }
 
-/// A request for the text of messages.
-#[derive(Debug, Deserialize)]
+/// Messages to apply the chat template to.
+#[derive(Debug, Deserialize, ToSchema)]
 struct TemplateRequest {
     model: Option<String>,
+    #[schema(required, schema_with = fragments::some_messages)]
     messages: Option<Vec<ChatMessage>>,
     add_generation_prompt: Option<bool>,
     #[serde(flatten)]
+    #[schema(ignore)]
     rest: BTreeMap<String, Value>,
 }
 
@@ -78,12 +82,28 @@ enum Tokens<'a> {
 }
 
 /// The tokens in the words of llama.cpp, which reads `tokens` alone, and of vLLM.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct Tokenized<'a> {
     count: usize,
     max_model_len: usize,
+    /// Token ids; with `with_pieces`, objects with `id` and `piece`.
+    #[schema(schema_with = fragments::anything)]
     tokens: Tokens<'a>,
+    #[schema(required)]
     token_strs: Option<Vec<String>>,
+}
+
+/// A text, for clients of llama.cpp and of vLLM.
+#[derive(Serialize, ToSchema)]
+struct Detokenized<'a> {
+    content: &'a str,
+    prompt: &'a str,
+}
+
+/// The prompt that the model reads.
+#[derive(Serialize, ToSchema)]
+struct Rendered {
+    prompt: String,
 }
 
 /// Tokenize a text
@@ -92,11 +112,11 @@ struct Tokenized<'a> {
     path = "/tokenize",
     operation_id = "tokenize",
     tag = "other formats",
-    request_body(content = schemas::TokenizeRequest, examples(
+    request_body(content = TokenizeRequest, examples(
         ("llama.cpp" = (value = json!({"content": "Once upon a time", "with_pieces": true}))),
         ("vLLM" = (value = json!({"prompt": "Once upon a time", "return_token_strs": true})))
     )),
-    responses((status = 200, description = "The tokens.", body = schemas::Tokenized), GenerationErrors)
+    responses((status = 200, description = "The tokens.", body = Tokenized), GenerationErrors)
 )]
 pub(in crate::api) async fn tokenize(
     State(state): State<AppState>,
@@ -136,8 +156,8 @@ pub(in crate::api) async fn tokenize(
     path = "/detokenize",
     operation_id = "detokenize",
     tag = "other formats",
-    request_body(content = schemas::DetokenizeRequest, examples(("ids" = (value = json!({"tokens": [5, 6, 7]}))))),
-    responses((status = 200, description = "The text.", body = schemas::Detokenized), GenerationErrors)
+    request_body(content = DetokenizeRequest, examples(("ids" = (value = json!({"tokens": [5, 6, 7]}))))),
+    responses((status = 200, description = "The text.", body = Detokenized), GenerationErrors)
 )]
 pub(in crate::api) async fn detokenize(
     State(state): State<AppState>,
@@ -152,7 +172,7 @@ pub(in crate::api) async fn detokenize(
         check_ids(&ids, "tokens", served)?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| served.tokenizer.piece(*id)).copied().collect();
         let text = String::from_utf8_lossy(&bytes);
-        Ok(said(&json!({"content": text, "prompt": text})))
+        Ok(said(&Detokenized { content: &text, prompt: &text }))
     })
     .await
 }
@@ -163,10 +183,10 @@ pub(in crate::api) async fn detokenize(
     path = "/apply-template",
     operation_id = "applyTemplate",
     tag = "other formats",
-    request_body(content = schemas::TemplateRequest, examples(
+    request_body(content = TemplateRequest, examples(
         ("a message" = (value = json!({"messages": [{"role": "user", "content": "Tell me of a fox."}]})))
     )),
-    responses((status = 200, description = "The prompt.", body = schemas::Rendered), GenerationErrors)
+    responses((status = 200, description = "The prompt.", body = Rendered), GenerationErrors)
 )]
 pub(in crate::api) async fn apply_template(
     State(state): State<AppState>,
@@ -177,7 +197,7 @@ pub(in crate::api) async fn apply_template(
         let wire: TemplateRequest = parse(body)?;
         check(wire.model.as_deref(), &wire.rest, served)?;
         let open = wire.add_generation_prompt.unwrap_or(true);
-        Ok(said(&json!({"prompt": rendered(wire.messages.unwrap_or_default(), open, served)?})))
+        Ok(said(&Rendered { prompt: rendered(wire.messages.unwrap_or_default(), open, served)? }))
     })
     .await
 }
@@ -188,7 +208,7 @@ pub(in crate::api) async fn apply_template(
     path = "/v1/embeddings",
     operation_id = "embeddings",
     tag = "other formats",
-    responses(Error<501>)
+    responses((status = 501, description = "Not supported.", body = ErrorBody))
 )]
 pub(in crate::api) async fn embeddings() -> ApiError {
     let message = "this server makes texts alone: its model has not been trained for embeddings";

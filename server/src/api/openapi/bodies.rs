@@ -6,23 +6,26 @@ use utoipa::openapi::schema::{AnyOfBuilder, KnownFormat, ObjectBuilder, SchemaFo
 use utoipa::openapi::{Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-/// Server-sent events whose data are JSON of the type `T`. The schema describes one event as browsers present it.
-pub(in crate::api) struct Events<T>(PhantomData<T>);
+/// Server-sent events whose data are JSON of the type `T` or, at the end, `E`. The schema describes one event as browsers
+/// present it.
+pub(in crate::api) struct Events<T, E>(PhantomData<(T, E)>);
 
-impl<T: ToSchema> PartialSchema for Events<T> {
+impl<T: ToSchema, E: ToSchema> PartialSchema for Events<T, E> {
     fn schema() -> RefOr<Schema> {
         let text = || ObjectBuilder::new().schema_type(Type::String);
-        let json = text().content_media_type("application/json").content_schema(Some(Ref::from_schema_name(T::name())));
-        let data = AnyOfBuilder::new().item(json).item(text().enum_values(Some(["[DONE]"]))).build();
+        let json = |name| text().content_media_type("application/json").content_schema(Some(Ref::from_schema_name(name)));
+        let done = text().enum_values(Some(["[DONE]"]));
+        let data = AnyOfBuilder::new().item(json(T::name())).item(json(E::name())).item(done).build();
         let event = ObjectBuilder::new().schema_type(Type::Object).property("data", Schema::AnyOf(data));
         event.required("data").property("event", text()).property("id", text()).build().into()
     }
 }
 
-impl<T: ToSchema> ToSchema for Events<T> {
+impl<T: ToSchema, E: ToSchema> ToSchema for Events<T, E> {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        schemas.push((T::name().into_owned(), T::schema()));
+        schemas.extend([(T::name().into_owned(), T::schema()), (E::name().into_owned(), E::schema())]);
         T::schemas(schemas);
+        E::schemas(schemas);
     }
 }
 

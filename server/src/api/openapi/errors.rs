@@ -1,11 +1,11 @@
-//! The error responses of routes. Those that every route has are added in [`super::document`].
+//! The error responses of routes. `document.rs` adds those that every route has.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{IntoResponses, ToSchema};
 
-use super::schemas::{AnthropicError, LlamaError};
 use crate::api::error::ErrorBody;
 
 type Responses = BTreeMap<String, RefOr<Response>>;
@@ -42,48 +42,47 @@ pub(super) fn meaning(status: u16) -> &'static str {
     }
 }
 
-/// One error in OpenAI's format.
-pub(in crate::api) struct Error<const STATUS: u16>;
+/// One error, in OpenAI's format unless `T` is another one's.
+pub(in crate::api) struct Error<const STATUS: u16, T = ErrorBody>(PhantomData<T>);
 
-impl<const STATUS: u16> IntoResponses for Error<STATUS> {
+impl<const STATUS: u16, T: ToSchema> IntoResponses for Error<STATUS, T> {
     fn responses() -> Responses {
-        errors::<ErrorBody>(&[STATUS])
+        errors::<T>(&[STATUS])
     }
 }
 
-/// One error in llama.cpp's format.
-pub(in crate::api) struct LlamaStatus<const STATUS: u16>;
+/// The errors of routes that generate.
+pub(in crate::api) struct GenerationErrors<T = ErrorBody>(PhantomData<T>);
 
-impl<const STATUS: u16> IntoResponses for LlamaStatus<STATUS> {
+impl<T: ToSchema> IntoResponses for GenerationErrors<T> {
     fn responses() -> Responses {
-        errors::<LlamaError>(&[STATUS])
+        errors::<T>(&[400, 404, 408, 413, 415, 503])
     }
 }
 
-macro_rules! error_sets {
-    ($($(#[$doc:meta])* $name:ident: $body:ty = [$($status:literal),*];)*) => {$(
-        $(#[$doc])*
-        pub(in crate::api) struct $name;
+/// The errors of routes that read stored objects.
+pub(in crate::api) struct StoreErrors;
 
-        impl IntoResponses for $name {
-            fn responses() -> Responses {
-                errors::<$body>(&[$($status),*])
-            }
-        }
-    )*};
+impl IntoResponses for StoreErrors {
+    fn responses() -> Responses {
+        errors::<ErrorBody>(&[400, 404, 501, 503])
+    }
 }
 
-error_sets! {
-    /// Of routes that read stored objects.
-    StoreErrors: ErrorBody = [400, 404, 501, 503];
-    /// Of routes with a body.
-    BodyErrors: ErrorBody = [400, 413, 415];
-    /// Of routes that take an `idempotency-key`.
-    IdempotencyErrors: ErrorBody = [409, 422];
-    /// Of routes that generate.
-    GenerationErrors: ErrorBody = [400, 404, 408, 413, 415, 503];
-    /// Of routes in Anthropic's format.
-    AnthropicErrors: AnthropicError = [400, 404, 408, 413, 415, 503];
-    /// Of routes in llama.cpp's format.
-    LlamaErrors: LlamaError = [400, 404, 408, 413, 415, 503];
+/// The errors of routes with a body.
+pub(in crate::api) struct BodyErrors;
+
+impl IntoResponses for BodyErrors {
+    fn responses() -> Responses {
+        errors::<ErrorBody>(&[400, 413, 415])
+    }
+}
+
+/// The errors of routes that take an `idempotency-key`.
+pub(in crate::api) struct IdempotencyErrors;
+
+impl IntoResponses for IdempotencyErrors {
+    fn responses() -> Responses {
+        errors::<ErrorBody>(&[409, 422])
+    }
 }

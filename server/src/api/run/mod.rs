@@ -21,6 +21,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
 use tokio::time::{sleep, timeout};
 use tracing::{Instrument, Span, warn};
+use utoipa::ToSchema;
 
 use crate::api::error::ApiError;
 use crate::api::metrics::arrived;
@@ -36,16 +37,17 @@ use crate::session::{Owner, ResponseId, Snapshot, Tier, Turn, TurnNote, VersionI
 /// Longest result that is kept for a request that has changed nothing: a longer one is computed anew.
 const MAX_RECEIPT_BYTES: usize = 256 << 10;
 
-/// What happens to a turn whose client has left before its end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+/// What happens to a turn when its client disconnects: it is undone, it ends, or it continues and its stream can be
+/// resumed. Without `session`, only `rollback`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::api) enum OnDisconnect {
-    /// It has never happened.
+    /// It is undone.
     #[default]
     Rollback,
-    /// It ends with what it has by then.
+    /// It ends with the text so far.
     Commit,
-    /// It goes on to its end, and its stream can be taken up again.
+    /// It runs to its end, and its stream can be resumed.
     Continue,
 }
 

@@ -12,7 +12,7 @@ use futures_util::{Stream, stream};
 use rand::Rng;
 use tokio::sync::watch;
 
-use crate::api::error::ApiError;
+use crate::api::error::{ApiError, ErrorBody};
 use crate::api::openapi::{Error, Events, Id, LastEventId, schemas};
 use crate::api::auth::owner::Caller;
 use crate::api::run::encoder::Said;
@@ -209,7 +209,7 @@ fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
     params(Id, LastEventId),
     responses(
         (status = 200, description = "The events of the stream, each with its number as `id`.",
-            content((inline(Events<schemas::CompletionChunk>) = "text/event-stream"))),
+            content((inline(Events<schemas::CompletionChunk, ErrorBody>) = "text/event-stream"))),
         Error<400>,
         Error<404>,
         Error<410>

@@ -8,7 +8,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::api::error::ApiError;
 use crate::api::formats::openai::wire::{ChatMessage, Seed};
-use crate::api::openapi::{messages, metadata as described_metadata, seed, token_ids};
+use crate::api::openapi::fragments;
 use crate::api::openapi::literals::literals;
 use crate::session::{self, Metadata, VersionId};
 
@@ -29,9 +29,9 @@ const MAX_TTL: u64 = 10 * 366 * 24 * 3600;
 pub(super) struct AppendRequest {
     /// The text to read.
     pub(super) text: Option<String>,
-    #[schema(schema_with = token_ids)]
+    #[schema(schema_with = fragments::token_ids)]
     pub(super) tokens: Option<Vec<u32>>,
-    #[schema(schema_with = messages)]
+    #[schema(schema_with = fragments::messages)]
     pub(super) messages: Option<Vec<ChatMessage>>,
     /// A name for the new version.
     #[schema(max_length = 256)]
@@ -44,18 +44,18 @@ pub(super) struct AppendRequest {
 pub(super) struct CreateRequest {
     /// The text to read.
     pub(super) text: Option<String>,
-    #[schema(schema_with = token_ids)]
+    #[schema(schema_with = fragments::token_ids)]
     pub(super) tokens: Option<Vec<u32>>,
-    #[schema(schema_with = messages)]
+    #[schema(schema_with = fragments::messages)]
     pub(super) messages: Option<Vec<ChatMessage>>,
     /// The version to start from: of any session of the caller.
     pub(super) version: Option<String>,
     /// A snapshot, in base64.
     #[schema(content_encoding = "base64")]
     pub(super) snapshot: Option<String>,
-    #[schema(schema_with = seed)]
+    #[schema(schema_with = fragments::seed)]
     pub(super) seed: Option<Seed>,
-    #[schema(schema_with = described_metadata)]
+    #[schema(schema_with = fragments::metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
     /// Seconds until an unused session is deleted. Default: never.
     #[schema(minimum = 1, maximum = 316_224_000)]
@@ -69,7 +69,7 @@ pub(super) struct CreateRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PatchRequest {
-    #[schema(schema_with = described_metadata)]
+    #[schema(schema_with = fragments::metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
     /// Seconds until an unused session is deleted; null for never.
     #[serde(default)]
@@ -86,7 +86,7 @@ pub(super) struct ForkRequest {
     pub(super) n: Option<u64>,
     /// The version to fork from. Default: the head.
     pub(super) version: Option<String>,
-    #[schema(schema_with = described_metadata)]
+    #[schema(schema_with = fragments::metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
     /// Seconds until an unused session is deleted. Default: never.
     #[schema(minimum = 1, maximum = 316_224_000)]

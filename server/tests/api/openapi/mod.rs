@@ -1,8 +1,6 @@
-//! Holds `/openapi.json` to the server: the routes, the fields of the types that are read, and that every example is
-//! answered as described.
+//! Holds `/openapi.json` to the server: every route is described, and answers every example as described.
 
 mod schema;
-mod sources;
 mod walk;
 
 use crate::common::sessions::app;
@@ -10,64 +8,12 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn every_route_is_described_and_every_description_is_a_route() {
-    let document = walk::document(&app().await.state).await;
-    let mut described: Vec<String> = Vec::new();
-    for (path, item) in document["paths"].as_object().unwrap() {
-        described.extend(item.as_object().unwrap().keys().map(|method| format!("{method} {path}")));
-    }
-    described.sort();
-    assert_eq!(described, sources::routes());
-}
-
-#[tokio::test]
-async fn what_is_read_is_described_and_what_is_described_is_read() {
-    let document = walk::document(&app().await.state).await;
-    let described = |names: &[&str]| {
-        let schemas = names.iter().filter_map(|name| document["components"]["schemas"][name]["properties"].as_object());
-        let mut fields: Vec<String> = schemas.flatten().map(|(field, _)| field.clone()).collect();
-        fields.sort();
-        fields.dedup();
-        fields
-    };
-    for (file, read, names) in [
-        ("formats/openai/wire.rs", "GenerationRequest", &["CompletionRequest", "ChatRequest"][..]),
-        ("formats/openai/wire.rs", "StreamOptions", &["StreamOptions"]),
-        ("formats/responses/wire.rs", "ResponseRequest", &["ResponseRequest"]),
-        ("formats/responses/wire.rs", "StreamOptions", &["ResponseStreamOptions"]),
-        ("formats/responses/wire.rs", "TextConfig", &["TextConfig"]),
-        ("formats/anthropic/wire.rs", "MessagesRequest", &["MessagesRequest"]),
-        ("formats/llamacpp/wire.rs", "CompletionRequest", &["LlamaRequest"]),
-        ("formats/tokens.rs", "TokenizeRequest", &["TokenizeRequest"]),
-        ("formats/tokens.rs", "DetokenizeRequest", &["DetokenizeRequest"]),
-        ("formats/tokens.rs", "TemplateRequest", &["TemplateRequest"]),
-    ] {
-        let mut fields = sources::fields(file, read);
-        // These are taken out of the rest, before anything else is made of it.
-        if ["GenerationRequest", "ResponseRequest"].contains(&read) {
-            fields.extend(
-                sources::forms()
-                    .into_iter()
-                    .filter(|field| file == "formats/openai/wire.rs" || field != "response_format"),
-            );
-        }
-        if file == "formats/openai/wire.rs" && read == "GenerationRequest" {
-            fields.extend(["tools", "tool_choice", "parallel_tool_calls"].map(str::to_owned));
-        }
-        fields.sort();
-        assert_eq!(described(names), fields, "{names:?} and {read} in {file}");
-    }
-}
-
-#[tokio::test]
 async fn every_example_is_answered_as_described() {
     let app = app().await;
     let tried = walk::all(&app.state).await;
-    let document = walk::document(&app.state).await;
-    for (path, item) in document["paths"].as_object().unwrap() {
-        for (method, _) in item.as_object().unwrap() {
-            assert!(tried.contains(&format!("{method} {path}")), "{method} {path} has not been tried");
-        }
+    for (path, _) in tidegate_server::api::paths() {
+        let path = path.replace("{*", "{");
+        assert!(tried.iter().any(|operation| operation.ends_with(&format!(" {path}"))), "{path} is not described");
     }
 }
 
@@ -93,7 +39,7 @@ async fn refusals_are_as_described() {
 }
 
 #[tokio::test]
-async fn the_page_that_shows_it_needs_nothing_from_elsewhere() {
+async fn the_api_page_loads_only_files_of_this_server() {
     let app = app().await;
     let page = walk::send(&app.state, "get", "/docs", None).await.text();
     assert!(!page.contains("://") && !page.contains("=\"/"), "{page}");

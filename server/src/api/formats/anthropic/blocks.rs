@@ -2,20 +2,23 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use crate::api::request::tools::{Piece, Reader};
 
 /// A block, whole or at its beginning.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = AnthropicBlock)]
 pub(super) enum Block {
     Text { text: String },
-    ToolUse { id: String, name: String, input: Map<String, Value> },
+    ToolUse { id: String, name: String, #[schema(value_type = Object)] input: Map<String, Value> },
 }
 
 /// More of a block.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = AnthropicDelta)]
 pub(super) enum More {
     TextDelta { text: String },
     InputJsonDelta { partial_json: String },

@@ -2,6 +2,7 @@
 
 use rand::Rng;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::blocks::{Block, Blocks, Change, More};
 use super::wire::MessagesRequest;
@@ -38,8 +39,9 @@ impl Foreign for Begins {
     }
 }
 
-/// Tokens that a request took. Those of the prompt that were known already are counted for themselves.
-#[derive(Clone, Copy, Serialize)]
+/// Tokens of a request. Cached prompt tokens are counted separately.
+#[derive(Clone, Copy, Serialize, ToSchema)]
+#[schema(as = AnthropicUsage)]
 #[expect(clippy::struct_field_names, reason = "the names are the format's")]
 struct Tokens {
     input_tokens: usize,
@@ -56,17 +58,24 @@ impl Tokens {
 }
 
 /// Why a message ended; both are null until then.
-#[derive(Clone, Default, Serialize)]
+#[derive(Clone, Default, Serialize, ToSchema)]
+#[schema(as = AnthropicStop)]
 struct Stop {
+    #[schema(required, pattern = "^(end_turn|max_tokens|stop_sequence|tool_use)$")]
     stop_reason: Option<&'static str>,
+    #[schema(required)]
     stop_sequence: Option<String>,
 }
 
-#[derive(Serialize)]
-struct Message<'a> {
+/// A message of the assistant.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AnthropicMessage)]
+pub(super) struct Message<'a> {
     id: &'a str,
     #[serde(rename = "type")]
+    #[schema(pattern = "^message$")]
     kind: &'static str,
+    #[schema(pattern = "^assistant$")]
     role: &'static str,
     model: &'a str,
     content: &'a [Block],
@@ -75,10 +84,11 @@ struct Message<'a> {
     usage: Tokens,
 }
 
-/// An event; it is named twice.
-#[derive(Serialize)]
+/// The data of an event. Its `type` is also the event's name.
+#[derive(Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Event<'a> {
+#[schema(as = AnthropicEvent)]
+pub(super) enum Event<'a> {
     MessageStart { message: Message<'a> },
     ContentBlockStart { index: usize, content_block: Block },
     Ping,
@@ -99,8 +109,8 @@ impl Event<'_> {
             Self::MessageDelta { .. } => "message_delta",
             Self::MessageStop => "message_stop",
         };
-        // Strings, numbers and lists of them: there is nothing in it that JSON cannot say.
-        Said { name: Some(name), data: serde_json::to_string(self).unwrap_or_default() }
+        let data = serde_json::to_string(self).expect("strings, numbers and lists become JSON");
+        Said { name: Some(name), data }
     }
 }
 

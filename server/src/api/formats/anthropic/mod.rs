@@ -11,11 +11,14 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
 
-use self::wire::MessagesRequest;
+use self::events::{Event, Message};
+use self::wire::{CountRequest, MessagesRequest};
 use crate::api::error::ApiError;
-use crate::api::openapi::{AnthropicErrors, Events, schemas};
+use crate::api::openapi::{Events, GenerationErrors};
 use crate::api::formats::foreign;
 use crate::api::formats::openai::reading;
 use crate::api::formats::openai::wire::{body as json_body, parse};
@@ -28,7 +31,7 @@ use crate::api::state::AppState;
     path = "/v1/messages",
     operation_id = "createMessage",
     tag = "other formats",
-    request_body(content = schemas::MessagesRequest, examples(
+    request_body(content = MessagesRequest, examples(
         ("a message" = (value = json!({
             "model": "MODEL", "messages": [{"role": "user", "content": "Tell me of a fox."}],
             "max_tokens": 8, "temperature": 0
@@ -45,11 +48,11 @@ use crate::api::state::AppState;
     responses(
         (status = 200, description = "The answer. With `stream`: Anthropic's named events.",
             content(
-                (schemas::AnthropicMessage = "application/json"),
-                (inline(Events<schemas::AnthropicEvent>) = "text/event-stream")
+                (Message = "application/json"),
+                (inline(Events<Event, AnthropicError>) = "text/event-stream")
             ),
             headers(("request-id" = String, description = "The same as `x-request-id`."))),
-        AnthropicErrors
+        GenerationErrors<AnthropicError>
     )
 )]
 pub(in crate::api) async fn create(
@@ -61,35 +64,60 @@ pub(in crate::api) async fn create(
     foreign::create::<events::Begins>(state, owner, &headers, body).await
 }
 
+/// The number of prompt tokens.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct TokenCount {
+    input_tokens: usize,
+}
+
 /// Count the tokens of messages in Anthropic's format
 #[utoipa::path(
     post,
     path = "/v1/messages/count_tokens",
     operation_id = "countTokens",
     tag = "other formats",
-    request_body(content = schemas::CountRequest, examples(
+    request_body(content = CountRequest, examples(
         ("a message" = (value = json!({
             "model": "MODEL", "messages": [{"role": "user", "content": "Tell me of a fox."}]
         })))
     )),
     responses(
-        (status = 200, description = "The number of tokens.", body = schemas::TokenCount,
+        (status = 200, description = "The number of tokens.", body = TokenCount,
             headers(("request-id" = String, description = "The same as `x-request-id`."))),
-        AnthropicErrors
+        GenerationErrors<AnthropicError>
     )
 )]
 pub(in crate::api) async fn count_tokens(
     State(state): State<AppState>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<TokenCount>, ApiError> {
     let body = json_body(&headers, body, state.options().max_body_bytes)?;
     let served = std::sync::Arc::clone(state.ready()?);
     let counting = reading(&state, move || {
         let wire: MessagesRequest = parse(&body)?;
         Ok(wire.read(&served)?.0.len())
     });
-    Ok(Json(json!({"input_tokens": counting.await?})))
+    Ok(Json(TokenCount { input_tokens: counting.await? }))
+}
+
+/// An error in this format.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct AnthropicError {
+    #[serde(rename = "type")]
+    #[schema(pattern = "^error$")]
+    kind: &'static str,
+    error: ErrorDetails,
+    #[schema(required)]
+    request_id: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = AnthropicErrorDetails)]
+struct ErrorDetails {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: String,
 }
 
 /// An error as this format says it; the id is the request's.
@@ -106,5 +134,7 @@ pub(in crate::api) fn refusal(error: &ApiError, id: Option<&str>) -> Value {
         500.. => "api_error",
         _ => "invalid_request_error",
     };
-    json!({"type": "error", "error": {"type": kind, "message": error.message()}, "request_id": id})
+    let error = ErrorDetails { kind, message: error.message().to_owned() };
+    let body = AnthropicError { kind: "error", error, request_id: id.map(str::to_owned) };
+    serde_json::to_value(body).expect("strings become JSON")
 }

@@ -4,34 +4,65 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::tools::{self, InputMessage, Tool, ToolChoice};
 use crate::api::error::ApiError;
 use crate::api::formats::openai::wire::{ChatMessage, Content, GenerationRequest, Prompt, Stop};
 use crate::api::formats::unsupported::is_same;
+use crate::api::openapi::fragments;
 use crate::api::request::prompt;
 use crate::api::request::tools::Tools;
 use crate::api::state::Served;
 use crate::text::Message;
 
-/// A request for a message as Anthropic defines it; `null` is the same as absent.
-#[derive(Debug, Deserialize)]
+/// Messages to answer. `null` is the same as absent.
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct MessagesRequest {
+    /// The model's name as in `/v1/models`.
+    #[schema(nullable = false, required)]
     model: Option<String>,
+    #[schema(required, schema_with = fragments::dialect_messages)]
     messages: Option<Vec<InputMessage>>,
+    #[schema(schema_with = fragments::system)]
     system: Option<Content>,
+    #[schema(required, schema_with = fragments::required_max_tokens)]
     max_tokens: Option<u64>,
+    /// Strings that end the answer; they are not part of it.
+    #[schema(max_items = 16)]
     stop_sequences: Option<Vec<String>>,
+    /// Whether to stream the answer as server-sent events.
     stream: Option<bool>,
+    #[schema(minimum = 0, maximum = 1)]
     temperature: Option<f64>,
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     top_p: Option<f64>,
+    #[schema(minimum = 0, maximum = 4_294_967_295_u64)]
     top_k: Option<u32>,
+    /// Functions that the answer may call.
+    #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Vec<Tool>>,
+    /// Whether and which function to call.
+    #[schema(value_type = Option<Object>)]
     tool_choice: Option<ToolChoice>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
+    #[schema(ignore)]
     rest: BTreeMap<String, Value>,
 }
+
+/// A [`MessagesRequest`] whose tokens are counted: only what the model reads.
+pub(super) struct CountRequest;
+
+impl PartialSchema for CountRequest {
+    fn schema() -> RefOr<Schema> {
+        let unused = ["max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k"];
+        fragments::without(MessagesRequest::schema(), &unused)
+    }
+}
+
+impl ToSchema for CountRequest {}
 
 /// Fields that would change the answer, each with the values that ask for nothing.
 fn neutral() -> [(&'static str, Vec<Value>); 5] {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::wire::Settings;
 use crate::api::error::ApiError;
@@ -13,7 +14,8 @@ use crate::engine::{Delta, Finish, FinishReason, StopCause, TokenLogprobs};
 use crate::text::Tokenizer;
 
 /// How fast each part went.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+#[schema(as = LlamaTimings)]
 struct Timings {
     /// Tokens of the prompt that were known already.
     cache_n: usize,
@@ -48,7 +50,8 @@ impl Timings {
 }
 
 /// A token with its log probability.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = LlamaToken)]
 struct Listed {
     id: u32,
     token: String,
@@ -57,7 +60,8 @@ struct Listed {
 }
 
 /// A token of the text, with those that were likeliest in its place.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = LlamaProbability)]
 struct Probability {
     #[serde(flatten)]
     token: Listed,
@@ -65,8 +69,9 @@ struct Probability {
 }
 
 /// A piece of a stream.
-#[derive(Serialize)]
-struct Chunk<'a> {
+#[derive(Serialize, ToSchema)]
+#[schema(as = LlamaChunk)]
+pub(super) struct Chunk<'a> {
     index: usize,
     content: &'a str,
     tokens: &'a [u32],
@@ -75,12 +80,14 @@ struct Chunk<'a> {
     tokens_predicted: usize,
     tokens_evaluated: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
     completion_probabilities: Vec<Probability>,
 }
 
 /// A whole completion, and the last chunk of a stream, which has no text.
-#[derive(Clone, Debug, Serialize)]
-struct Whole {
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = LlamaCompletion)]
+pub(super) struct Whole {
     index: usize,
     content: String,
     tokens: Vec<u32>,
@@ -93,12 +100,24 @@ struct Whole {
     prompt: String,
     has_new_line: bool,
     truncated: bool,
+    #[schema(pattern = "^(none|eos|limit|word)$")]
     stop_type: &'static str,
     stopping_word: String,
     tokens_cached: usize,
     timings: Timings,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
     completion_probabilities: Vec<Probability>,
+}
+
+/// One completion, or one for each prompt.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[schema(as = LlamaCompletions)]
+#[expect(dead_code, reason = "describes the two bodies; the writer chooses one")]
+pub(super) enum Completions {
+    One(Whole),
+    Many(Vec<Whole>),
 }
 
 /// The format of `/completion`.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 use tidegate_model::SamplingParams;
 
 use super::answer::Completion;
@@ -17,6 +18,7 @@ use crate::api::request::choices::longest;
 use crate::api::request::grammar::Constrained;
 use crate::api::request::validate::sampling;
 use crate::api::run::encoder::Dialect;
+use crate::api::openapi::fragments;
 use crate::api::state::Served;
 use crate::text::GrammarSpec;
 
@@ -26,35 +28,58 @@ const SAMPLERS: [&str; 6] = ["penalties", "temperature", "top_k", "typ_p", "top_
 /// Most tokens whose probabilities are listed with each.
 const MOST_PROBS: u64 = 20;
 
-/// A request for completions as llama.cpp defines it; `null` is the same as absent.
-#[derive(Debug, Deserialize)]
+/// A text to complete. `null` is the same as absent.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = LlamaRequest)]
 pub(super) struct CompletionRequest {
     model: Option<String>,
+    #[schema(required, schema_with = fragments::llama_prompt)]
     prompt: Option<Prompts>,
     #[serde(alias = "max_tokens")]
+    #[schema(schema_with = fragments::llama_tokens)]
     n_predict: Option<i64>,
+    #[schema(minimum = 0, maximum = 2)]
     temperature: Option<f64>,
+    /// 0 and below mean all.
     top_k: Option<i64>,
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     top_p: Option<f64>,
+    #[schema(minimum = 0, maximum = 1)]
     min_p: Option<f64>,
     #[serde(alias = "typ_p")]
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     typical_p: Option<f64>,
+    #[schema(exclusive_minimum = 0, maximum = 10)]
     repeat_penalty: Option<f64>,
+    /// With penalties: -1 only, because they apply to the whole text.
     repeat_last_n: Option<i64>,
+    #[schema(minimum = -2, maximum = 2)]
     presence_penalty: Option<f64>,
+    #[schema(minimum = -2, maximum = 2)]
     frequency_penalty: Option<f64>,
+    #[schema(schema_with = fragments::seed)]
     seed: Option<Seed>,
+    #[schema(schema_with = fragments::stop)]
     stop: Option<Stop>,
     stream: Option<bool>,
+    #[schema(schema_with = fragments::llama_biases)]
     logit_bias: Option<Biases>,
     ignore_eos: Option<bool>,
+    #[schema(minimum = 0, maximum = 20)]
     n_probs: Option<u64>,
     return_tokens: Option<bool>,
+    /// The server's order of samplers, or absent.
+    #[schema(schema_with = fragments::anything)]
     samplers: Option<Value>,
+    /// Only -1: a request cannot choose its slot.
+    #[schema(minimum = -1, maximum = -1)]
     id_slot: Option<i64>,
+    /// A schema that the text must match.
+    #[schema(value_type = Option<Object>)]
     json_schema: Option<Value>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
+    #[schema(ignore)]
     rest: BTreeMap<String, Value>,
 }
 
@@ -191,8 +216,9 @@ fn is_random(seed: Seed) -> bool {
     matches!(seed, Seed::Signed(-1) | Seed::Unsigned(0xFFFF_FFFF))
 }
 
-/// What holds for a request in the end.
-#[derive(Clone, Debug, Serialize)]
+/// The settings of a request, with all defaults.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = LlamaSettings)]
 pub(super) struct Settings {
     seed: u64,
     temperature: f32,
@@ -212,6 +238,7 @@ pub(super) struct Settings {
     ignore_eos: bool,
     stream: bool,
     pub(super) n_probs: u64,
+    #[schema(value_type = Vec<Value>)]
     logit_bias: Vec<(u32, f32)>,
     grammar: &'static str,
     samplers: [&'static str; 6],

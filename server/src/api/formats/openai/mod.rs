@@ -13,12 +13,12 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use tracing::debug;
 
-use crate::api::error::ApiError;
+use crate::api::error::{ApiError, ErrorBody};
 use crate::api::openapi::{Error, Events, GenerationErrors, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, schemas};
 use crate::api::formats::chat::Chat;
 use crate::api::formats::completions::Completions;
 use crate::api::formats::openai::answer::{Head, Wanted, replay};
-use crate::api::formats::openai::wire::{self, Format, GenerationRequest};
+use crate::api::formats::openai::wire::{self, ChatRequest, CompletionRequest, Format, GenerationRequest};
 use crate::api::formats::unsupported;
 use crate::api::auth::owner::Caller;
 use crate::api::request::origin::Origin;
@@ -42,7 +42,7 @@ use crate::api::state::AppState;
     operation_id = "createCompletion",
     tag = "text",
     params(IdempotencyKey, IfMatch, Prefer),
-    request_body(content = schemas::CompletionRequest, examples(
+    request_body(content = CompletionRequest, examples(
         ("text" = (value = json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}))),
         ("several prompts, until a full stop" = (value = json!({
             "prompt": ["The old house", "A fox"], "max_tokens": 8, "stop": "."
@@ -61,7 +61,7 @@ use crate::api::state::AppState;
     responses(
         (status = 200, description = "The text. With `stream`: events without names, each with a `CompletionChunk`; the \
                                       last is `[DONE]`. An error in the stream ends it with an `Error`.",
-            content((schemas::Completion = "application/json"), (inline(Events<schemas::CompletionChunk>) = "text/event-stream")),
+            content((schemas::Completion = "application/json"), (inline(Events<schemas::CompletionChunk, ErrorBody>) = "text/event-stream")),
             headers(("x-stream-id" = String, description = "The id of a resumable stream."))),
         GenerationErrors,
         IdempotencyErrors,
@@ -88,7 +88,7 @@ pub(in crate::api) async fn completions(
     operation_id = "createChatCompletion",
     tag = "text",
     params(IdempotencyKey, IfMatch, Prefer),
-    request_body(content = schemas::ChatRequest, examples(
+    request_body(content = ChatRequest, examples(
         ("a message" = (value = json!({
             "messages": [{"role": "user", "content": "Tell me of a fox."}], "max_completion_tokens": 8, "temperature": 0
         }))),
@@ -125,7 +125,7 @@ pub(in crate::api) async fn completions(
     responses(
         (status = 200, description = "The answer. With `stream`: events without names, each with a `ChatChunk`; the last \
                                       is `[DONE]`. An error in the stream ends it with an `Error`.",
-            content((schemas::Chat = "application/json"), (inline(Events<schemas::ChatChunk>) = "text/event-stream")),
+            content((schemas::Chat = "application/json"), (inline(Events<schemas::ChatChunk, ErrorBody>) = "text/event-stream")),
             headers(("x-stream-id" = String, description = "The id of a resumable stream."))),
         GenerationErrors,
         IdempotencyErrors,

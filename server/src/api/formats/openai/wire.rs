@@ -8,9 +8,13 @@ use axum::http::{HeaderMap, StatusCode, header};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use utoipa::openapi::{AllOfBuilder, Ref, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 use crate::api::error::ApiError;
 use crate::api::formats::numbers;
+use crate::api::openapi::fragments;
+use crate::api::openapi::schemas::{Grammars, ToolFields};
 use crate::api::request::grammar::Constrained;
 use crate::api::request::tools::{MessageCall, Tools};
 use crate::api::run::OnDisconnect;
@@ -62,10 +66,13 @@ pub(in crate::api) enum Logprobs {
     Top(u64),
 }
 
-/// What to add to a stream.
-#[derive(Debug, Deserialize)]
+/// Options of a stream; only if `stream` is true.
+#[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct StreamOptions {
+    /// Whether the last chunk has the usage, and no choices.
     pub(in crate::api) include_usage: Option<bool>,
+    /// Not supported: must be false or absent.
+    #[schema(schema_with = fragments::never)]
     pub(in crate::api) continuous_usage_stats: Option<bool>,
 }
 
@@ -150,41 +157,87 @@ impl ChatMessage {
 
 /// A request for text as OpenAI defines it, whichever of its formats, with vLLM's additions and those for sessions;
 /// `null` is the same as absent.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(in crate::api) struct GenerationRequest {
+    /// The model's name as in `/v1/models`.
     pub(in crate::api) model: Option<String>,
+    #[schema(schema_with = fragments::prompt)]
     pub(in crate::api) prompt: Option<Prompt>,
+    #[schema(schema_with = fragments::messages)]
     pub(in crate::api) messages: Option<Vec<ChatMessage>>,
+    #[schema(schema_with = fragments::max_tokens)]
     pub(in crate::api) max_tokens: Option<u64>,
+    #[schema(schema_with = fragments::max_tokens)]
     pub(in crate::api) max_completion_tokens: Option<u64>,
+    #[schema(schema_with = fragments::stop)]
     pub(in crate::api) stop: Option<Stop>,
+    /// Whether to stream the answer as server-sent events.
     pub(in crate::api) stream: Option<bool>,
     pub(in crate::api) stream_options: Option<StreamOptions>,
+    /// 0 always takes the most likely token.
+    #[schema(minimum = 0, maximum = 2)]
     pub(in crate::api) temperature: Option<f64>,
+    /// Sample from the most likely tokens that together have this probability.
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     pub(in crate::api) top_p: Option<f64>,
+    /// Sample from this many of the most likely tokens; 0 and -1 mean all.
+    #[schema(minimum = -1)]
     pub(in crate::api) top_k: Option<i64>,
+    /// Sample from tokens with at least this share of the most likely token's probability.
+    #[schema(minimum = 0, maximum = 1)]
     pub(in crate::api) min_p: Option<f64>,
+    /// Sample from the most typical tokens that together have this probability.
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     pub(in crate::api) typical_p: Option<f64>,
+    /// Above 1, repeated tokens become less likely.
+    #[schema(exclusive_minimum = 0, maximum = 10)]
     pub(in crate::api) repetition_penalty: Option<f64>,
+    /// Subtracted from a token's logit for each time it was generated.
+    #[schema(minimum = -2, maximum = 2)]
     pub(in crate::api) frequency_penalty: Option<f64>,
+    /// Subtracted once from the logit of each token that was generated.
+    #[schema(minimum = -2, maximum = 2)]
     pub(in crate::api) presence_penalty: Option<f64>,
+    #[schema(schema_with = fragments::logit_bias)]
     pub(in crate::api) logit_bias: Option<BTreeMap<String, f64>>,
+    #[schema(schema_with = fragments::seed)]
     pub(in crate::api) seed: Option<Seed>,
+    /// Choices per prompt; choice i is sampled with the seed plus i.
+    #[schema(minimum = 1, maximum = 128)]
     pub(in crate::api) n: Option<u64>,
+    /// Texts generated per prompt; the `n` most likely are returned.
+    #[schema(minimum = 1, maximum = 128)]
     pub(in crate::api) best_of: Option<u64>,
+    /// Whether the text starts with the prompt; not for translations.
     pub(in crate::api) echo: Option<bool>,
+    #[schema(schema_with = fragments::anything)]
     pub(in crate::api) logprobs: Option<Logprobs>,
+    /// The number of log probabilities per token.
+    #[schema(minimum = 0, maximum = 20)]
     pub(in crate::api) top_logprobs: Option<u64>,
+    /// Whether tokens are named by their ids, as `token_id:7`.
     pub(in crate::api) return_tokens_as_token_ids: Option<bool>,
+    /// Tokens to generate before the text may end.
+    #[schema(minimum = 0)]
     pub(in crate::api) min_tokens: Option<u64>,
+    #[schema(schema_with = fragments::some_token_ids)]
     pub(in crate::api) stop_token_ids: Option<Vec<u32>>,
+    /// Whether to put the model's initial tokens before the prompt. Default: true.
     pub(in crate::api) add_special_tokens: Option<bool>,
+    /// Whether to continue past the end of a text.
     pub(in crate::api) ignore_eos: Option<bool>,
+    /// Whether the answer has the ids of its tokens.
     pub(in crate::api) return_token_ids: Option<bool>,
+    /// The session that this is a turn of. The rest of the body has only what is new.
     pub(in crate::api) session: Option<String>,
+    /// A name for the version that the turn creates; only with `session`.
+    #[schema(max_length = 256)]
     pub(in crate::api) label: Option<String>,
     pub(in crate::api) on_disconnect: Option<OnDisconnect>,
+    /// The state from an answer with `return_state`: the conversation continues from it. Needs a server with a secret.
+    #[schema(content_encoding = "base64")]
     pub(in crate::api) state: Option<String>,
+    /// Whether the answer has the conversation's state, for the client to keep. Needs a server with a secret.
     pub(in crate::api) return_state: Option<bool>,
     /// The form that the answer must have, under whichever name.
     #[serde(skip)]
@@ -194,8 +247,47 @@ pub(in crate::api) struct GenerationRequest {
     pub(in crate::api) tools: Option<Tools>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
+    #[schema(value_type = RestFields)]
     pub(in crate::api) rest: BTreeMap<String, Value>,
 }
+
+/// The fields that are parsed from `rest`.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes fields that are parsed by hand")]
+struct RestFields {
+    #[serde(flatten)]
+    grammars: Grammars,
+    #[serde(flatten)]
+    tools: ToolFields,
+}
+
+macro_rules! requests {
+    ($($(#[$doc:meta])* $name:ident),*) => {$(
+        $(#[$doc])*
+        pub(in crate::api) struct $name;
+
+        impl PartialSchema for $name {
+            fn schema() -> RefOr<Schema> {
+                let all = AllOfBuilder::new().item(Ref::from_schema_name(GenerationRequest::name()));
+                all.build().into()
+            }
+        }
+
+        impl ToSchema for $name {
+            fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+                schemas.push((GenerationRequest::name().into_owned(), GenerationRequest::schema()));
+                GenerationRequest::schemas(schemas);
+            }
+        }
+    )*};
+}
+
+requests!(
+    /// The fields of a [`GenerationRequest`] that completions take.
+    CompletionRequest,
+    /// The fields of a [`GenerationRequest`] that chat takes.
+    ChatRequest
+);
 
 impl GenerationRequest {
     /// Takes out of `rest` what asks for a form of the answer.

@@ -27,7 +27,7 @@ use self::object::Object as ResponseObject;
 pub(in crate::api) use self::object::{Message, Object, TextPart};
 use self::wire::ResponseRequest;
 use crate::api::auth::context;
-use crate::api::error::ApiError;
+use crate::api::error::{ApiError, ErrorBody};
 use crate::api::openapi::{Error, Events, GenerationErrors, Id, IdempotencyErrors, IdempotencyKey, StoreErrors, schemas};
 use crate::api::formats::openai::answer::now;
 use crate::api::formats::openai::reading;
@@ -53,7 +53,7 @@ use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
     operation_id = "createResponse",
     tag = "text",
     params(IdempotencyKey),
-    request_body(content = schemas::ResponseRequest, examples(
+    request_body(content = ResponseRequest, examples(
         ("text" = (value = json!({"input": "Tell me of a fox.", "max_output_tokens": 8, "temperature": 0}))),
         ("messages" = (value = json!({
             "input": [{"role": "user", "content": "Tell me of a fox."}],
@@ -64,7 +64,7 @@ use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
     responses(
         (status = 200, description = "The response. With `stream`: OpenAI's named events, from `response.created` to \
                                       `response.completed`, `response.incomplete`, or `error` and `response.failed`.",
-            content((ResponseObject = "application/json"), (inline(Events<schemas::ResponseEvent>) = "text/event-stream"))),
+            content((ResponseObject = "application/json"), (inline(Events<schemas::ResponseEvent, ErrorBody>) = "text/event-stream"))),
         GenerationErrors,
         IdempotencyErrors,
         Error<501>,

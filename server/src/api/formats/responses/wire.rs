@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::object::{TextFormat, ToolChoice, Truncation};
 use crate::api::error::ApiError;
 use crate::api::formats::openai::wire::{ChatMessage, Content, Format, GenerationRequest, Seed, Stop};
 use crate::api::formats::unsupported::{self, is_same};
+use crate::api::openapi::fragments;
+use crate::api::openapi::schemas::Grammars;
 use crate::api::request::grammar::{Constrained, response_format};
 use crate::api::sessions::metadata;
 
@@ -29,48 +32,79 @@ pub(super) struct Item {
     content: Option<Content>,
 }
 
-/// Which form the text is to have.
-#[derive(Debug, Deserialize)]
+/// The format of the text.
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct TextConfig {
+    #[schema(schema_with = fragments::text_format)]
     format: Option<Value>,
+    #[schema(pattern = "^medium$")]
     verbosity: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+/// Options of a stream; only if `stream` is true.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ResponseStreamOptions)]
 pub(super) struct StreamOptions {
+    /// Not supported: must be false or absent.
+    #[schema(schema_with = fragments::never)]
     include_obfuscation: Option<bool>,
 }
 
-/// A request for a response as OpenAI defines it, with this server's additions for sampling; `null` is the same as
-/// absent.
-#[derive(Debug, Default, Deserialize)]
+/// Input to respond to, alone or after an earlier response. `null` is the same as absent.
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(super) struct ResponseRequest {
+    /// The model's name as in `/v1/models`.
     model: Option<String>,
+    #[schema(schema_with = fragments::input)]
     input: Option<Input>,
+    /// Read before the input, as a system message.
     pub(super) instructions: Option<String>,
+    /// The response to continue from.
     pub(super) previous_response_id: Option<String>,
+    /// Whether to store the response, to retrieve it or to continue from it. Default: true.
     pub(super) store: Option<bool>,
+    /// Whether to stream the response as server-sent events.
     pub(super) stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    #[schema(schema_with = fragments::max_tokens)]
     pub(super) max_output_tokens: Option<u64>,
+    #[schema(schema_with = fragments::metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
+    /// Returned in the response; otherwise unused.
     pub(super) user: Option<String>,
+    /// Returned in the response; there are no tools.
     pub(super) parallel_tool_calls: Option<bool>,
     pub(super) tool_choice: Option<ToolChoice>,
     pub(super) truncation: Option<Truncation>,
     text: Option<TextConfig>,
+    #[schema(schema_with = fragments::no_reasoning)]
     reasoning: Option<BTreeMap<String, Value>>,
+    #[schema(schema_with = fragments::stop)]
     stop: Option<Stop>,
+    /// 0 always takes the most likely token.
+    #[schema(minimum = 0, maximum = 2)]
     pub(super) temperature: Option<f64>,
+    /// Sample from the most likely tokens that together have this probability.
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     pub(super) top_p: Option<f64>,
+    /// Sample from this many of the most likely tokens; 0 and -1 mean all.
+    #[schema(minimum = -1)]
     top_k: Option<i64>,
+    #[schema(minimum = 0, maximum = 1)]
     min_p: Option<f64>,
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     typical_p: Option<f64>,
+    #[schema(exclusive_minimum = 0, maximum = 10)]
     repetition_penalty: Option<f64>,
+    #[schema(minimum = -2, maximum = 2)]
     frequency_penalty: Option<f64>,
+    #[schema(minimum = -2, maximum = 2)]
     presence_penalty: Option<f64>,
+    #[schema(schema_with = fragments::logit_bias)]
     logit_bias: Option<BTreeMap<String, f64>>,
+    #[schema(schema_with = fragments::seed)]
     seed: Option<Seed>,
+    /// Whether to continue past the end of a text.
     ignore_eos: Option<bool>,
     /// The form that the text must have.
     #[serde(skip)]
@@ -80,6 +114,7 @@ pub(super) struct ResponseRequest {
     pub(super) format: TextFormat,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
+    #[schema(value_type = Grammars)]
     rest: BTreeMap<String, Value>,
 }
 
