@@ -96,7 +96,7 @@ pub(in crate::api) fn validate(
     };
     let openings = prompts.iter().enumerate().map(opening).collect();
     let seed = sampling.seed;
-    let grammar = constrained::grammar(format, &wire, served)?;
+    let grammar = grammar::grammar(format, &wire, served)?;
     let parameters = RequestParameters {
         max_tokens,
         stop,

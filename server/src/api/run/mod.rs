@@ -27,7 +27,7 @@ use crate::api::error::ApiError;
 use crate::api::metrics::arrived;
 use crate::api::run::encoder::{Dialect, Kept, Said, SessionInfo};
 use crate::api::run::idempotency::Ticket;
-use crate::api::run::sink::{self, Sink};
+use crate::api::run::sink::Sink;
 use crate::api::run::texts::Texts;
 use crate::api::state::{AppState, RunGuard, Served};
 use crate::engine::{Event, Finish, FinishReason};

@@ -18,7 +18,7 @@ use crate::api::openapi::{Error, Events, GenerationErrors, IdempotencyErrors, Id
 use crate::api::formats::chat::Chat;
 use crate::api::formats::completions::Completions;
 use crate::api::formats::openai::answer::{Head, Wanted, replay};
-use crate::api::formats::openai::wire::{self, ChatRequest, CompletionRequest, Format, GenerationRequest};
+use crate::api::formats::openai::wire::{ChatRequest, CompletionRequest, Format, GenerationRequest};
 use crate::api::formats::unsupported;
 use crate::api::auth::owner::Caller;
 use crate::api::request::origin::Origin;
