@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use object_store::prefix::PrefixStore;
 use tidegate_server::checkpoint::sessions_folder;
-use tidegate_server::session::{Codec, Durability, Place, Store, StoreOptions};
+use tidegate_server::session::{Codec, Durability, Location, Store, StoreOptions};
 use tracing::warn;
 use url::Url;
 
@@ -53,7 +53,7 @@ pub(crate) fn secret(args: &SessionArgs) -> Result<Option<Vec<u8>>> {
 /// Opens the session store of one model: in the data folder, or with snapshots in an object store.
 pub(crate) async fn open(args: &SessionArgs, data: Option<&Path>, codec: &Arc<Codec>) -> Result<Store> {
     let folder = data.map(|data| sessions_folder(data, &codec.fingerprint));
-    let place = folder.clone().map_or(Place::Memory, Place::Folder);
+    let location = folder.clone().map_or(Location::Memory, Location::Folder);
     let options = StoreOptions {
         durability: match args.durability {
             DurabilityArg::Turn => Durability::Turn,
@@ -65,7 +65,7 @@ pub(crate) async fn open(args: &SessionArgs, data: Option<&Path>, codec: &Arc<Co
         owner_sessions: args.owner_sessions,
         keep_versions: args.keep_versions,
         response_ttl: Duration::from_secs((args.response_days as u64).saturating_mul(24 * 60 * 60)),
-        ..StoreOptions::new(place)
+        ..StoreOptions::new(location)
     };
     let codec = Arc::clone(codec);
     let Some(url) = &args.store else { return Ok(Store::open(options, codec).await?) };

@@ -1,7 +1,7 @@
-//! Any bytes as a snapshot: as they are, with a digest that fits, and with lengths that fit too.
+//! Fuzzes the snapshot reader with arbitrary bytes: unchanged, with a correct digest, and with correct lengths too.
 //!
-//! None may panic. What is accepted holds what a snapshot promises, and written again it reads the same. The seeds are
-//! the pinned files of the tests, so the models are theirs: a decoder, and an encoder-decoder.
+//! Nothing may panic. An accepted snapshot must satisfy every promise of the format, and survive writing and reading. The
+//! seeds are the pinned files of the tests, so the models match theirs: a decoder and an encoder-decoder.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -11,8 +11,10 @@ use sha2::{Digest, Sha256};
 use tidegate_model::StateLayout;
 use tidegate_server::session::{Codec, Fingerprint, History, Keys, MAX_PENDING, Snapshot};
 
-/// Bytes before the header, and of the digest at the end.
+/// Bytes before the header.
 const PREFIX: usize = 24;
+
+/// Bytes of the digest at the end.
 const DIGEST: usize = 32;
 
 static DECODER: LazyLock<Codec> =
@@ -21,8 +23,8 @@ static DECODER: LazyLock<Codec> =
 static ENCODER_DECODER: LazyLock<Codec> =
     LazyLock::new(|| codec(StateLayout { layers: 2, heads: 1, head: 5, taps: 0, channels: 0, cross: 4 }, 6));
 
-/// Servers whose secret is not that of any seed: they accept nothing.
-static STRANGERS: LazyLock<[Codec; 2]> = LazyLock::new(|| {
+/// Servers with a secret of their own, which must refuse everything.
+static OTHER_SERVERS: LazyLock<[Codec; 2]> = LazyLock::new(|| {
     let keys = Some(Keys::new(&[0x5a; 32]).expect("32 bytes are enough"));
     [&DECODER, &ENCODER_DECODER].map(|codec| Codec { keys: keys.clone(), ..(**codec).clone() })
 });
@@ -44,28 +46,28 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn check(bytes: &[u8]) {
-    for stranger in &*STRANGERS {
-        assert!(stranger.decode(bytes).is_err(), "a forged signature");
-        assert!(stranger.open(bytes, b"owner").is_err(), "a forged box");
+    for server in &*OTHER_SERVERS {
+        assert!(server.decode(bytes).is_err(), "accepted a forged signature");
+        assert!(server.open(bytes, b"owner").is_err(), "opened a forged sealed state");
     }
     for codec in [&*DECODER, &*ENCODER_DECODER] {
         let Ok(snapshot) = codec.decode(bytes) else { continue };
-        holds(&snapshot, codec);
+        check_promises(&snapshot, codec);
         let written = codec.encode(&snapshot);
-        let again = codec.decode(&written).expect("what was accepted can be written and read");
+        let again = codec.decode(&written).expect("an accepted snapshot can be written and read back");
         assert_eq!(again, snapshot);
         assert_eq!(codec.encode(&again), written);
     }
 }
 
-/// All that the rest of the server relies on.
-fn holds(snapshot: &Snapshot, codec: &Codec) {
+/// Checks everything that the rest of the server relies on.
+fn check_promises(snapshot: &Snapshot, codec: &Codec) {
     let numbers = if snapshot.read > 0 { codec.layout.numbers() } else { 0 };
     assert_eq!(snapshot.state.len(), numbers);
     assert!(snapshot.state.iter().all(|number| number.is_finite()));
     if let Some(tokens) = snapshot.state.last().filter(|_| codec.sources > 0) {
-        let most = snapshot.read.min(codec.sources as u64) as f32;
-        assert!(tokens.fract() == 0.0 && (1.0..=most).contains(tokens), "a source of {tokens} tokens");
+        let max = snapshot.read.min(codec.sources as u64) as f32;
+        assert!(tokens.fract() == 0.0 && (1.0..=max).contains(tokens), "a source of {tokens} tokens");
     }
     assert!(snapshot.read > 0 || snapshot.history == History::default());
     assert!(snapshot.read <= 1 << 53 && snapshot.sampler.draws <= 1 << 53);
@@ -79,20 +81,20 @@ fn holds(snapshot: &Snapshot, codec: &Codec) {
     }
 }
 
-/// The file with the digest that belongs to it.
+/// The file with its correct digest.
 fn digested(mut file: Vec<u8>) -> Vec<u8> {
     let digest = Sha256::digest(&file);
     file.extend_from_slice(&digest);
     file
 }
 
-/// A file with the header and the body of `data`, whatever their lengths have become: so the readers of both are
-/// reached by bytes that were put in or taken out.
+/// A file with the header and body of `data` and the correct lengths, so that insertions and deletions still reach the
+/// parsers of both.
 fn framed(data: &[u8]) -> Option<Vec<u8>> {
     let (prefix, rest) = data.split_at_checked(PREFIX)?;
     let claimed = u32::from_le_bytes(prefix[12..16].try_into().ok()?) as usize;
     let rest = &rest[..rest.len().saturating_sub(DIGEST)];
-    // The tensors' length field begins where the header ends; a header that grew or shrank is found by its last brace.
+    // The body begins with the tensor header's length. A header that grew or shrank is found by its last brace.
     let header = rest.iter().take(claimed + 32).rposition(|&byte| byte == b'}').map_or(claimed, |brace| brace + 1);
     let (header, body) = rest.split_at(header.min(rest.len()));
     let body = body.trim_ascii_start();

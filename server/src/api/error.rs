@@ -180,8 +180,8 @@ impl From<StoreError> for ApiError {
                 Self::server(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", message)
             }
             StoreError::Corrupt { .. } => Self::server(StatusCode::INTERNAL_SERVER_ERROR, "snapshot_damaged", message),
-            StoreError::Forks { .. } => Self::invalid(Some("n"), message),
-            StoreError::Unfit { .. } => Self::server(StatusCode::INTERNAL_SERVER_ERROR, "state_unfit", message),
+            StoreError::TooManyForks { .. } => Self::invalid(Some("n"), message),
+            StoreError::Unstorable { .. } => Self::server(StatusCode::INTERNAL_SERVER_ERROR, "state_unfit", message),
             StoreError::Index { .. } | StoreError::Option { .. } => {
                 // Only opening a store reports these.
                 Self::internal()

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
 use super::state::AppState;
-use crate::metrics::{Answered, CLASSIC, Gathered, Model, OPEN_METRICS, Refused};
+use crate::metrics::{CLASSIC, ErrorLabels, HttpLabels, Model, OPEN_METRICS, Sources};
 
 tokio::task_local! {
     static ARRIVED: Instant;
@@ -37,11 +37,11 @@ pub(super) async fn scrape(State(state): State<AppState>, headers: HeaderMap) ->
         engine: &served.engine,
         prefixes: &served.prefixes,
     });
-    let gathered = Gathered { model, store: state.store().ok().map(crate::session::Store::stats) };
+    let sources = Sources { model, store: state.store().ok().map(crate::session::Store::stats) };
     let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let open = accepts.into_iter().any(|value| value.contains("application/openmetrics-text"));
     let kind = if open { OPEN_METRICS } else { CLASSIC };
-    ([(header::CONTENT_TYPE, kind)], state.metrics().text(&gathered, open)).into_response()
+    ([(header::CONTENT_TYPE, kind)], state.metrics().text(&sources, open)).into_response()
 }
 
 /// Counts the response to a request.
@@ -52,10 +52,10 @@ pub(super) async fn count(State(state): State<AppState>, request: Request, next:
     let status = response.status();
     // Clients choose paths, so only the patterns of routes are labels.
     let route = route.as_ref().map_or("other", MatchedPath::as_str).to_owned();
-    state.metrics().answered(&Answered { route, method, status: status.as_u16() });
+    state.metrics().count_response(&HttpLabels { route, method, status: status.as_u16() });
     if status.is_client_error() || status.is_server_error() {
         let code = response.extensions().get::<ApiError>().map_or("other", ApiError::label);
-        state.metrics().refused(&Refused { status: status.as_u16(), code });
+        state.metrics().count_error(&ErrorLabels { status: status.as_u16(), code });
     }
     response
 }

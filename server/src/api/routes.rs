@@ -8,11 +8,11 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
 use super::auth::scope::{Access, Scope};
-use super::openapi::Description;
+use super::openapi::document::{self, Description};
 use super::state::AppState;
 use super::formats::{anthropic, llamacpp, openai, responses, tokens};
 use super::run::streams;
-use super::{metrics, openapi, pages, service, sessions};
+use super::{metrics, pages, service, sessions};
 
 /// The routes, and the access to each path.
 pub(super) struct Routes {
@@ -29,7 +29,7 @@ pub(super) fn all() -> Routes {
         .routes(routes!(pages::favicon))
         .routes(routes!(pages::docs))
         .routes(routes!(pages::docs_file))
-        .routes(routes!(openapi::description))
+        .routes(routes!(document::description))
         .routes(routes!(service::health))
         .routes(routes!(service::ready));
     let generate = OpenApiRouter::new()

@@ -1,4 +1,4 @@
-//! The two text formats that scrapers read: OpenMetrics, and Prometheus' older one for those that do not ask for it.
+//! The two text formats for scrapers: OpenMetrics, and the older Prometheus format.
 
 /// Content type of OpenMetrics.
 pub(crate) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -6,8 +6,8 @@ pub(crate) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0
 /// Content type of the older format.
 pub(crate) const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// OpenMetrics in the older format. There a family has the name of its samples, so a counter's ends in `_total` and an
-/// info's in `_info`, and units and the end have no lines.
+/// Converts OpenMetrics to the older format, in which a family is named like its samples (a counter's name ends in
+/// `_total`, an info's in `_info`) and there are no unit or end lines.
 pub(super) fn classic(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
     let mut help = None;
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_older_format_names_families_as_their_samples() {
+    fn the_older_format_names_families_like_their_samples() {
         let open = "# HELP a_bytes What.\n# TYPE a_bytes counter\n# UNIT a_bytes bytes\na_bytes_total{x=\"# TYPE\"} 1\n\
             # HELP b Of.\n# TYPE b info\nb_info{v=\"1\"} 1\n# HELP c Now.\n# TYPE c gauge\nc 2\n# EOF\n";
         let want = "# HELP a_bytes_total What.\n# TYPE a_bytes_total counter\na_bytes_total{x=\"# TYPE\"} 1\n\

@@ -1,4 +1,4 @@
-//! What others count, as metrics: the engine, the beginnings that are kept, the store, the system.
+//! Metrics read at each scrape from the engine, the prefix index, the store and the system.
 
 use std::sync::atomic::AtomicU64;
 
@@ -9,19 +9,19 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::histogram::Counted;
+use super::labels::{PREFIX, TierLabel};
 use super::process::Process;
-use super::{Found, PREFIX};
 use crate::engine::{EngineHandle, ROWS_BOUNDS, Stats};
 use crate::session::{PrefixIndex, StoreStats};
 
-/// Where to look at a scrape.
+/// What a scrape reads.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Gathered<'a> {
+pub(crate) struct Sources<'a> {
     pub(crate) model: Option<Model<'a>>,
     pub(crate) store: Option<StoreStats>,
 }
 
-/// The model that is served.
+/// The served model.
 #[derive(Clone, Copy)]
 pub(crate) struct Model<'a> {
     pub(crate) name: &'a str,
@@ -48,7 +48,7 @@ fn counters(name: &'static str, values: &[(&'static str, u64)]) -> Family<Vec<(&
     family
 }
 
-impl Gathered<'_> {
+impl Sources<'_> {
     pub(super) fn registry(&self) -> Registry {
         let mut registry = Registry::with_prefix(PREFIX);
         let version = env!("CARGO_PKG_VERSION");
@@ -57,7 +57,7 @@ impl Gathered<'_> {
         if let Some(model) = &self.model {
             let labels = [("model", model.name), ("fingerprint", model.fingerprint), ("device", model.device)];
             let labels = labels.map(|(name, value)| (name, value.to_owned())).to_vec();
-            registry.register("model", "The model that is served", Info::new(labels));
+            registry.register("model", "The served model", Info::new(labels));
             let stats = model.engine.stats();
             engine(&mut registry, &stats, model.engine.queue_capacity());
             prefix(&mut registry, model.prefixes);
@@ -68,73 +68,73 @@ impl Gathered<'_> {
             tiers.extend([("memory", stats.ram_bytes), ("disk", stats.disk_bytes), ("garbage", stats.garbage_bytes)]);
             store(&mut registry, stats);
         }
-        let states = Family::<Found, Gauge<u64, AtomicU64>>::default();
+        let states = Family::<TierLabel, Gauge<u64, AtomicU64>>::default();
         for (tier, bytes) in tiers {
-            states.get_or_create(&Found { tier }).set(bytes);
+            states.get_or_create(&TierLabel { tier }).set(bytes);
         }
-        let help = "Bytes of conversations' states: in slots, as beginnings to share, as sessions in memory and on \
-            disk, and on disk but about to go";
+        let help = "Bytes of conversation states: in slots, as shared prefixes, cached in memory, on disk, and on \
+            disk awaiting removal";
         registry.register_with_unit("state", help, Unit::Bytes, states);
         registry
     }
 }
 
 fn engine(registry: &mut Registry, stats: &Stats, queue: usize) {
-    gauge(registry, "num_requests_running", "Texts that have a slot", stats.running);
-    gauge(registry, "num_requests_waiting", "Texts in the queue for a slot", stats.waiting);
-    gauge(registry, "queue_capacity", "Texts that may wait for a slot", queue as u64);
-    gauge(registry, "slots", "Texts that can run at once", stats.slots);
+    gauge(registry, "num_requests_running", "Texts being generated", stats.running);
+    gauge(registry, "num_requests_waiting", "Texts waiting for a slot", stats.waiting);
+    gauge(registry, "queue_capacity", "Most texts that may wait for a slot", queue as u64);
+    gauge(registry, "slots", "Slots: texts that can run at once", stats.slots);
     gauge(registry, "slots_used", "Slots in use", stats.running);
-    let help = "Prompt tokens that the model has read, those of failed and cancelled texts included";
+    let help = "Prompt tokens computed, including those of failed and cancelled texts";
     counter(registry, "prompt_tokens_computed", help, stats.prompt_tokens);
-    let help = "Tokens that the model has generated, those of failed and cancelled texts included";
+    let help = "Tokens generated, including those of failed and cancelled texts";
     counter(registry, "generation_tokens", help, stats.generated_tokens);
     let bounds = ROWS_BOUNDS.iter().map(|rows| *rows as f64).chain([f64::INFINITY]);
     let buckets = bounds.zip(stats.steps_by_rows).collect();
-    let help = "Rows of the model's decode steps: texts that take a token at once";
+    let help = "Rows per decode step: texts that advance together";
     registry.register("decode_batch_size", help, Counted { buckets, sum: stats.rows as f64 });
-    let help = "Denominators (phi_q . z) that attention has divided by: one for each token, layer and head";
+    let help = "Denominators (phi_q . z) of attention, one per token, layer and head";
     counter(registry, "attention_denominators", help, stats.denominators.all);
-    let help = "Denominators that were below their floor, and were held there";
+    let help = "Denominators clamped to their lower bound";
     counter(registry, "attention_denominators_clamped", help, stats.denominators.clamped);
 }
 
 fn prefix(registry: &mut Registry, prefixes: &PrefixIndex) {
     let (hits, misses) = prefixes.lookups();
     let lookups = counters("result", &[("hit", hits), ("miss", misses)]);
-    registry.register("prefix_lookups", "Searches for a known beginning of a prompt", lookups);
-    gauge(registry, "prefixes", "Beginnings of texts that are kept to share", prefixes.size().0 as u64);
+    registry.register("prefix_lookups", "Searches for a stored prefix of a prompt", lookups);
+    gauge(registry, "prefixes", "Stored prefixes", prefixes.size().0 as u64);
 }
 
 fn store(registry: &mut Registry, stats: &StoreStats) {
-    gauge(registry, "sessions", "Sessions that are kept", stats.sessions);
-    gauge(registry, "session_versions", "Versions of sessions, and responses, whose states are kept", stats.versions);
-    gauge(registry, "snapshots_in_memory", "States that are kept in memory as well", stats.ram_snapshots);
+    gauge(registry, "sessions", "Stored sessions", stats.sessions);
+    gauge(registry, "session_versions", "Versions of sessions and responses whose states are stored", stats.versions);
+    gauge(registry, "snapshots_in_memory", "States cached in memory", stats.ram_snapshots);
     let loads = counters("tier", &[("memory", stats.hits_memory), ("disk", stats.hits_disk)]);
-    let help = "States of sessions and responses that were asked for, by where they were found";
+    let help = "States of sessions and responses loaded, by where they were found";
     registry.register("snapshot_loads", help, loads);
-    counter(registry, "session_commits", "Turns that were kept", stats.commits);
-    counter(registry, "session_forks", "Sessions made by forking", stats.forks);
-    counter(registry, "session_versions_dropped", "Versions dropped to make room", stats.dropped);
-    counter(registry, "store_objects_collected", "Objects removed since nothing pointed to them", stats.collected);
-    counter(registry, "store_refused", "What was not kept for want of room, or by a quota", stats.refused);
+    counter(registry, "session_commits", "Turns committed", stats.commits);
+    counter(registry, "session_forks", "Sessions created by forking", stats.forks);
+    counter(registry, "session_versions_dropped", "Versions evicted to make space", stats.dropped);
+    counter(registry, "store_objects_collected", "Objects removed because nothing pointed to them", stats.collected);
+    counter(registry, "store_refused", "Requests refused for lack of space or because of a quota", stats.refused);
 }
 
-/// The process by the names that all exporters use. `began`: in seconds since 1970.
-pub(super) fn process(began: f64) -> Registry {
+/// Metrics of the process, under the names that all exporters use. `started` is in seconds since 1970.
+pub(super) fn process(started: f64) -> Registry {
     let mut registry = Registry::with_prefix("process");
     let process = Process::read();
-    let help = "When the server began, in seconds since 1970";
-    registry.register_with_unit("start_time", help, Unit::Seconds, ConstGauge::new(began));
+    let help = "Start time of the server in seconds since 1970";
+    registry.register_with_unit("start_time", help, Unit::Seconds, ConstGauge::new(started));
     if let Some(bytes) = process.resident_bytes {
-        registry.register_with_unit("resident_memory", "Memory in use", Unit::Bytes, ConstGauge::new(bytes));
+        registry.register_with_unit("resident_memory", "Resident memory", Unit::Bytes, ConstGauge::new(bytes));
     }
     if let Some(seconds) = process.cpu_seconds {
-        registry.register_with_unit("cpu", "Time on processors", Unit::Seconds, ConstCounter::new(seconds));
+        registry.register_with_unit("cpu", "CPU time", Unit::Seconds, ConstCounter::new(seconds));
     }
     let counts = [
-        ("open_fds", "File descriptors that are open", process.open_fds),
-        ("max_fds", "File descriptors that may be open", process.max_fds),
+        ("open_fds", "Open file descriptors", process.open_fds),
+        ("max_fds", "Most file descriptors that may be open", process.max_fds),
         ("threads", "Threads", process.threads),
     ];
     for (name, help, value) in counts {

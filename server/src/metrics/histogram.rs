@@ -1,4 +1,4 @@
-//! A histogram of durations that many threads add to without waiting for each other, and the bounds in use.
+//! Histograms of durations that threads update without locks, and their bucket bounds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,25 +7,25 @@ use std::time::Duration;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-/// Bounds of the time to the first token in seconds: vLLM's.
+/// Buckets for the time to the first token, in seconds, as in vLLM.
 pub(super) const FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
 ];
 
-/// Bounds of the time between tokens in seconds: vLLM's, and three below them for models that need less than 10 ms.
+/// Buckets for the time between tokens, in seconds: vLLM's, and three smaller ones for fast models.
 pub(super) const INTER_TOKEN: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0,
 ];
 
-/// Bounds of whole requests and their parts in seconds: vLLM's, and three below them.
+/// Buckets for whole requests and their parts, in seconds: vLLM's, and three smaller ones.
 pub(super) const REQUEST: &[f64] = &[
     0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,
 ];
 
-/// Durations by size; cheap to clone.
+/// A histogram of durations. Clones share the same counts.
 #[derive(Clone, Debug)]
 pub(super) struct Histogram(Arc<Durations>);
 
@@ -33,7 +33,7 @@ pub(super) struct Histogram(Arc<Durations>);
 #[derive(Debug)]
 struct Durations {
     bounds: &'static [f64],
-    /// One for each bound, and one for what is beyond them.
+    /// One count per bound, and one for larger values.
     counts: Box<[AtomicU64]>,
     nanoseconds: AtomicU64,
 }
@@ -66,7 +66,7 @@ impl EncodeMetric for Histogram {
         let bounds = bounds.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(counts).map(|(bound, count)| (bound, count.load(Relaxed))).collect();
         let sum = nanoseconds.load(Relaxed) as f64 / 1e9;
-        // The count is made of the buckets that are shown: read apart, it could be ahead of them.
+        // The total is computed from the buckets, because a separate counter could be ahead of them.
         let count = buckets.iter().map(|bucket| bucket.1).sum();
         encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
     }
@@ -76,10 +76,10 @@ impl EncodeMetric for Histogram {
     }
 }
 
-/// Counts that have been made elsewhere, as a histogram.
+/// Counts collected elsewhere, as a histogram.
 #[derive(Debug)]
 pub(super) struct Counted {
-    /// Bounds and the counts up to each and above the one before it; the last bound is infinite.
+    /// Upper bounds, the last one infinite, with the count of each bucket.
     pub(super) buckets: Vec<(f64, u64)>,
     pub(super) sum: f64,
 }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_are_cumulative_and_a_bound_belongs_to_its_own() {
+    fn buckets_are_cumulative_and_include_their_bound() {
         let mut registry = Registry::default();
         let histogram = Histogram::new(&[0.5, 2.0]);
         for milliseconds in [500, 501, 2000, 9000] {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_rise() {
+    fn bounds_ascend() {
         for bounds in [FIRST_TOKEN, INTER_TOKEN, REQUEST] {
             assert!(bounds.is_sorted_by(|a, b| a < b));
         }

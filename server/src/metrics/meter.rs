@@ -1,62 +1,69 @@
-//! Measures the texts of one request, from its arrival to each text's end, however that comes.
+//! Measures the texts of one request, from its arrival to the end of each text.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Cancelled, Metrics};
+use super::labels::Cancelled;
+use super::registry::Metrics;
 use crate::engine::{FinishReason, Timings};
 
-/// What one text has done so far.
+/// The progress of one text.
 #[derive(Clone, Copy, Debug)]
-enum Text {
-    /// Nothing.
-    Silent,
-    /// Said something at that moment.
-    Said(Instant),
+enum Progress {
+    /// No token has been delivered.
+    Waiting,
+    /// The last token was delivered at that time.
+    Streaming(Instant),
     Ended,
 }
 
-/// One request's texts; those that have not ended when it is dropped were cancelled.
+/// One request's texts. Those that have not ended when it is dropped count as cancelled.
 #[derive(Debug)]
 pub(crate) struct Meter {
     metrics: Arc<Metrics>,
     arrived: Instant,
-    texts: Vec<Text>,
-    /// The text and the number of its tokens that are on their way to the reader.
-    leaving: Option<(usize, usize)>,
+    texts: Vec<Progress>,
+    /// A text and how many of its tokens are being delivered.
+    delivering: Option<(usize, usize)>,
     cancelled: Cancelled,
 }
 
 impl Meter {
-    /// A request that arrived at that moment, for so many texts.
+    /// A meter for a request of `texts` texts.
     pub(crate) fn new(metrics: Arc<Metrics>, arrived: Instant, texts: usize) -> Self {
-        Self { metrics, arrived, texts: vec![Text::Silent; texts], leaving: None, cancelled: Cancelled::Disconnected }
+        Self {
+            metrics,
+            arrived,
+            texts: vec![Progress::Waiting; texts],
+            delivering: None,
+            cancelled: Cancelled::Disconnected,
+        }
     }
 
-    /// So many tokens of a text are about to be handed to the reader.
-    pub(crate) fn leaves(&mut self, text: usize, tokens: usize) {
-        self.leaving = Some((text, tokens));
+    /// Tokens of a text are about to be delivered to the client.
+    pub(crate) fn delivering(&mut self, text: usize, tokens: usize) {
+        self.delivering = Some((text, tokens));
     }
 
-    /// The reader has what was about to be handed over.
-    pub(crate) fn left(&mut self) {
-        let Some((text, tokens)) = self.leaving.take().filter(|(_, tokens)| *tokens > 0) else { return };
+    /// The tokens have been delivered.
+    pub(crate) fn delivered(&mut self) {
+        let Some((text, tokens)) = self.delivering.take().filter(|(_, tokens)| *tokens > 0) else { return };
         let now = Instant::now();
         match self.texts[text] {
-            Text::Silent => {
+            Progress::Waiting => {
                 self.metrics.first_token.observe(now - self.arrived);
-                // The others have come with it.
+                // The other tokens came together with the first.
                 self.metrics.inter_token.observe_shared(Duration::ZERO, tokens - 1);
             }
-            Text::Said(before) => self.metrics.inter_token.observe_shared(now - before, tokens),
-            Text::Ended => return,
+            Progress::Streaming(before) => self.metrics.inter_token.observe_shared(now - before, tokens),
+            Progress::Ended => return,
         }
-        self.texts[text] = Text::Said(now);
+        self.texts[text] = Progress::Streaming(now);
     }
 
-    /// A text has come to its end, and what was to be kept of it is.
+    /// A text has finished, and its state is stored.
     pub(crate) fn ended(&mut self, text: usize, reason: FinishReason, timings: Timings) {
-        self.texts[text] = Text::Ended;
+        self.texts[text] = Progress::Ended;
         let metrics = &self.metrics;
         metrics.finished(reason);
         metrics.queue_time.observe(timings.queue);
@@ -65,21 +72,21 @@ impl Meter {
         metrics.whole_time.observe(self.arrived.elapsed());
     }
 
-    /// No text goes on, for the reason of this code.
+    /// All remaining texts have failed, with this error code.
     pub(crate) fn failed(&mut self, code: &'static str) {
         let open = self.end_all();
         self.metrics.failed(code, open);
     }
 
-    /// The reader takes nothing any more: what is cancelled from now on is for that.
+    /// The client has stopped reading, which is the cause of cancellations from now on.
     pub(crate) fn stalled(&mut self) {
         self.cancelled = Cancelled::Stalled;
     }
 
-    /// Ends the texts that have not ended; how many there were.
+    /// Marks all texts as ended and returns how many were not.
     fn end_all(&mut self) -> usize {
-        let open = self.texts.iter_mut().filter(|text| !matches!(text, Text::Ended));
-        open.map(|text| *text = Text::Ended).count()
+        let open = self.texts.iter_mut().filter(|text| !matches!(text, Progress::Ended));
+        open.map(|text| *text = Progress::Ended).count()
     }
 }
 

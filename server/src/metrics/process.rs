@@ -1,11 +1,11 @@
-//! What the system says about this process; nothing where it has no `/proc`.
+//! Figures about this process from `/proc`, if the system has it.
 
 use std::fs;
 
-/// Ticks in which Linux gives a process' time, whatever the kernel's own are.
+/// Unit of CPU times in `/proc`, independent of the kernel's own tick rate.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The process now.
+/// Current figures of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Process {
     pub(super) resident_bytes: Option<u64>,
@@ -21,7 +21,7 @@ impl Process {
         let (status, limits, stat) = (file("status"), file("limits"), file("stat"));
         Self {
             resident_bytes: number(&status, "VmRSS:").map(|kib| kib * 1024),
-            // The one through which the folder is read is not counted.
+            // Reading the folder opens one descriptor itself.
             open_fds: fs::read_dir("/proc/self/fd").ok().map(|fds| fds.count().saturating_sub(1) as u64),
             max_fds: number(&limits, "Max open files"),
             threads: number(&status, "Threads:"),
@@ -30,13 +30,13 @@ impl Process {
     }
 }
 
-/// The first number of the line that starts with `name`.
+/// The first number on the line that starts with `name`.
 fn number(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// utime and stime; the name before them may hold anything, and ends at the last bracket.
+/// The sum of utime and stime. The process name before them may contain anything, and ends at the last parenthesis.
 fn cpu_seconds(stat: &str) -> Option<f64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<u64>().ok();
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_proc_are_understood() {
+    fn proc_files_are_parsed() {
         assert_eq!(number("Name:\tx\nVmRSS:\t  123 kB\n", "VmRSS:"), Some(123));
         assert_eq!(number("Max open files            1024     4096    files\n", "Max open files"), Some(1024));
         assert_eq!(number("Max open files            unlimited\n", "Max open files"), None);
@@ -59,7 +59,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn this_process_has_all_of_them() {
+    fn all_figures_of_this_process_are_available() {
         let process = Process::read();
         assert!(process.resident_bytes.unwrap() > 1 << 20 && process.open_fds.unwrap() >= 3);
         assert!(process.threads.unwrap() >= 1 && process.cpu_seconds.is_some());

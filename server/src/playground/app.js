@@ -1,5 +1,5 @@
-// The playground: one sheet of text that a person and the model write in turn, on its own or as a conversation that the
-// server keeps.
+// The playground: one sheet of text that a person and the model write in turn, either on its own or as a conversation
+// that the server stores.
 
 import { Conversation } from "./conversation.js";
 import { Gauge } from "./gauge.js";
@@ -27,8 +27,8 @@ class Playground {
     this.seedUsed = document.getElementById("seed-used");
     this.sheet = new Sheet();
     this.gauge = new Gauge();
-    this.running = null; // the AbortController of the run in progress
-    this.ended = Promise.resolve(); // when it has ended
+    this.running = null; // AbortController of the current run
+    this.ended = Promise.resolve(); // resolves when the current run has ended
     this.modelName = null;
     this.conversation = new Conversation(this);
     this.listen();
@@ -52,7 +52,7 @@ class Playground {
     this.seedUsed.addEventListener("click", () => {
       this.field("seed").value = this.seedUsed.textContent;
       this.settings.open = true;
-      this.say("Seed kept: the same text and settings give the same answer.");
+      this.say("Seed set: the same text and settings give the same answer.");
     });
     document.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
@@ -75,7 +75,7 @@ class Playground {
     });
     key.addEventListener("change", () => {
       keepKey(key.value.trim());
-      if (location.hash) location.reload(); // what could not be opened is opened now
+      if (location.hash) location.reload(); // retries what could not be opened without a key
       else this.findModel();
     });
   }
@@ -98,7 +98,7 @@ class Playground {
     this.examples.append(list);
   }
 
-  /** Asks for the model's name, again and again while the server is still loading or away. */
+  /** Asks for the model's name, and repeats that while the server is loading or unreachable. */
   async findModel() {
     try {
       const response = await send("/v1/models");
@@ -110,10 +110,10 @@ class Playground {
       this.model.dataset.state = "ready";
     } catch (error) {
       const wanted = error.status === 401 && keptKey() === "";
-      const words = wanted ? "this server wants an API key" : error.message;
-      this.model.textContent = error instanceof ApiError ? words : "the server does not answer";
+      const words = wanted ? "this server requires an API key" : error.message;
+      this.model.textContent = error instanceof ApiError ? words : "the server does not respond";
       this.model.dataset.state = "lost";
-      // Asking again brings no key; who gives one asks again.
+      // Without a key, repeating is useless; entering one asks again.
       if (error.status !== 401) setTimeout(() => this.findModel(), 3000);
     }
   }
@@ -123,7 +123,7 @@ class Playground {
     if (this.modelName) request.model = this.modelName;
     for (const name of NUMBERS) {
       const value = this.field(name).value;
-      if (value !== "") request[name] = Number(value); // the server judges the value: one place knows the bounds
+      if (value !== "") request[name] = Number(value); // the server checks the value, so that the limits exist in one place
     }
     request.seed = seed;
     const stops = this.field("stop_strings").value.split("\n").filter((line) => line !== "");
@@ -135,7 +135,7 @@ class Playground {
     if (this.running) return;
     this.forgive();
     if (this.sheet.text === "" && (!this.conversation.on || this.conversation.isEmpty)) {
-      this.say("Write a beginning first.");
+      this.say("Write something first.");
       this.sheet.write.focus();
       return;
     }
@@ -146,7 +146,7 @@ class Playground {
     this.sheet.begin();
     this.gauge.start();
     this.seedUsed.textContent = String(seed);
-    this.say("The gate is open.");
+    this.say("Writing…");
     this.refresh();
     if (document.activeElement === document.body) this.stop.focus({ preventScroll: true });
     this.ended = this.flow(request, this.running.signal);
@@ -159,23 +159,23 @@ class Playground {
       counted = await this.read(talk.on ? talk.answer(request, signal) : complete(request, signal));
     } catch (error) {
       failure = error;
-      if (error.name === "AbortError") this.say("Stopped.");
+      if (error.name === "AbortError") this.say("Stopped");
       else this.complain(error);
     }
     await this.close(counted, failure);
   }
 
-  /** Takes the last run back; whether that could be done. */
+  /** Undoes the last run; returns whether that succeeded. */
   async takeBack() {
     this.forgive();
     if (this.conversation.on) return this.conversation.takeBack();
     this.sheet.takeBack();
-    this.say("Taken back.");
+    this.say("Undone.");
     this.refresh();
     return true;
   }
 
-  /** Shows the chunks of a run; returns how many tokens the server counted. */
+  /** Shows the chunks of a run and returns the server's count of tokens. */
   async read(chunks) {
     let counted = null;
     for await (const chunk of chunks) {
@@ -208,7 +208,7 @@ class Playground {
     else this.sheet.set([]);
     this.forgive();
     this.spoken.textContent = "";
-    this.say("The gate is shut.");
+    this.say("Ready");
     this.refresh();
     this.sheet.write.focus();
   }
@@ -219,7 +219,7 @@ class Playground {
     let text = error.message;
     if (!(error instanceof ApiError)) {
       console.error(error);
-      text = "this page has failed; the browser's console has the reason";
+      text = "this page has failed; see the browser's console for the reason";
     }
     if (error.status === 429 || error.status === 503) {
       const wait = Number(error.retryAfter);
@@ -227,7 +227,7 @@ class Playground {
     }
     this.error.textContent = `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
     this.error.hidden = false;
-    this.say("The gate is shut.");
+    this.say("Failed");
     const field = error.param && this.settings.querySelector(`#${CSS.escape(error.param === "stop" ? "stop_strings" : error.param)}`);
     if (field) {
       field.setAttribute("aria-invalid", "true");
@@ -241,7 +241,7 @@ class Playground {
     for (const field of document.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
   }
 
-  /** Brings buttons and examples in line with what can be done now. */
+  /** Updates the buttons and examples to what is possible now. */
   refresh() {
     const busy = this.running !== null;
     const empty = this.sheet.text === "";
@@ -254,15 +254,15 @@ class Playground {
     this.clear.disabled = busy || this.sheet.fresh === "";
     this.seedUsed.disabled = busy || this.seedUsed.textContent === "–";
     this.examples.hidden = busy || !empty || (talk.on && !talk.isEmpty);
-    const goesOn = talk.on ? !talk.isEmpty && this.sheet.fresh === "" : this.sheet.endsWithRun;
-    this.generate.textContent = goesOn && !busy ? "Continue" : "Generate";
+    const continues = talk.on ? !talk.isEmpty && this.sheet.fresh === "" : this.sheet.endsWithRun;
+    this.generate.textContent = continues && !busy ? "Continue" : "Generate";
     talk.refresh(busy);
   }
 }
 
 function ending(reason) {
-  if (reason === "length") return "Paused at the most tokens asked for. Continue?";
-  if (reason === "stop") return "The text ended here.";
+  if (reason === "length") return "Stopped at the token limit. Continue?";
+  if (reason === "stop") return "Finished";
   return `Ended: ${reason}.`;
 }
 

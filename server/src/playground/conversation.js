@@ -1,5 +1,5 @@
-// A conversation that the server keeps as a session: what is open, its turns, and what a person does with them. The
-// address after `#` says which: nothing is the sheet alone, `conversation` a new one, `ses_…` one that there is.
+// A conversation that the server stores as a session: its turns and what a person can do with them. The address after
+// `#` names it: nothing for the sheet alone, `conversation` for a new one, `ses_…` for an existing one.
 
 import { keptKey } from "./key.js";
 import { Level } from "./level.js";
@@ -12,7 +12,7 @@ import { Tree, title } from "./tree.js";
 const NEW = "conversation";
 
 export class Conversation {
-  /** `desk` is the playground, whose sheet, status line and buttons are used. */
+  /** `desk` is the playground, which provides the sheet, the status line and the buttons. */
   constructor(desk) {
     this.desk = desk;
     const ids = ["session-name", "session-delete", "turn-card", "turn-title", "turn-facts", "turn-text", "rewind", "fork",
@@ -21,11 +21,11 @@ export class Conversation {
     this.way = document.querySelector(".modes a:last-child");
     this.placeholder = desk.sheet.write.placeholder;
     this.on = false;
-    this.session = null; // as the server last told; null where nothing has been written yet
+    this.session = null; // the server's last description; null until something is written
     this.turns = new Map();
     this.selected = null;
-    this.running = null; // the turn that is being generated
-    this.sheetPieces = []; // the sheet that stands alone, while a conversation is open
+    this.running = null; // the turn being generated
+    this.sheetPieces = []; // the separate sheet, while a conversation is open
     this.visit = 0;
     this.tree = new Tree((version, wantsButtons) => this.select(version, wantsButtons));
     this.level = new Level();
@@ -36,23 +36,23 @@ export class Conversation {
   listen() {
     addEventListener("hashchange", () => this.follow());
     document.addEventListener("visibilitychange", () => this.look());
-    this.desk.sheet.onFixed = () => this.desk.say("What the model has read stays. To change it, rewind to a turn before it.");
+    this.desk.sheet.onFixed = () => this.desk.say("The model has already read this text. To change it, rewind to an earlier turn.");
     this.rewind.addEventListener("click", () => this.act(() => this.goTo(this.selected)));
     this.fork.addEventListener("click", () => this.act(() => this.branchOff(this.selected)));
     this.download.addEventListener("click", (event) => {
-      if (!keptKey()) return; // the link does it
+      if (!keptKey()) return; // the link itself suffices
       event.preventDefault();
       this.act(() => downloadSnapshot(this.session.id, this.selected));
     });
     this.sessionName.addEventListener("change", () => this.act(() => this.rename(this.sessionName.value.trim())));
     this.sessionName.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.ctrlKey && !event.metaKey) {
-        event.preventDefault(); // or it would generate
+        event.preventDefault(); // otherwise it would generate
         this.sessionName.blur();
       }
     });
     this.sessionDelete.addEventListener("click", () => {
-      this.deleteWhat.textContent = `“${nameOf(this.session)}” and its ${this.turns.size} versions go for good. Forks of it stay.`;
+      this.deleteWhat.textContent = `“${nameOf(this.session)}” and its ${this.turns.size} versions will be deleted permanently. Forks of it stay.`;
       this.deleteDialog.showModal();
     });
     this.deleteDialog.addEventListener("close", () => {
@@ -66,14 +66,14 @@ export class Conversation {
   get canTakeBack() { return Boolean(this.head && this.turns.get(this.head.parent)?.kept); }
   get canRepeat() { return this.canTakeBack && recall(this.head.version) !== null; }
 
-  /** Where this page is, as its address says it. */
+  /** What this page shows, as in its address. */
   get place() { return this.on ? this.session?.id ?? NEW : ""; }
 
-  /** Goes where the address points. */
+  /** Opens what the address names. */
   async follow() {
     const hash = location.hash.slice(1);
     const isOurs = hash === "" || hash === NEW || hash.startsWith("ses_");
-    if (!isOurs) return this.rest(); // a link within the page, which has done its work
+    return this.resetAddress(); // a link within the page, which has already worked
     const visit = ++this.visit;
     this.desk.running?.abort();
     await this.desk.ended;
@@ -82,10 +82,10 @@ export class Conversation {
     this.turnTo(hash !== "");
     if (!this.on) return this.desk.refresh();
     this.show(null, []);
-    this.tell("");
+    this.showText("");
     try {
       const shelf = this.shelf.load();
-      shelf.catch(() => {}); // told below; not a second time
+      {}); // told below; => shelf.catch(() => {}); // reported below
       if (hash !== NEW) await this.open(hash, visit);
       await shelf;
     } catch (error) {
@@ -93,8 +93,8 @@ export class Conversation {
     }
   }
 
-  /** Puts the address back to where the page is. */
-  rest() { history.replaceState(null, "", this.place === "" ? location.pathname : `#${this.place}`); }
+  /** Resets the address to what the page shows. */
+  resetAddress() { history.replaceState(null, "", this.place === "" ? location.pathname : `#${this.place}`); }
 
   turnTo(on) {
     const { sheet } = this.desk;
@@ -114,7 +114,7 @@ export class Conversation {
       sheet.write.placeholder = this.placeholder;
       sheet.fixed = 0;
       sheet.set(this.sheetPieces);
-      this.desk.say("The gate is shut.");
+      this.desk.say("Ready");
     }
   }
 
@@ -123,16 +123,16 @@ export class Conversation {
       const [session, turns] = await Promise.all([getSession(id), getTurns(id)]);
       if (visit !== this.visit) return;
       this.show(session, turns);
-      this.tell("");
-      this.desk.say(this.isEmpty ? "The gate is shut." : "The conversation goes on where it was left.");
+      this.showText("");
+      this.desk.say(this.isEmpty ? "Ready" : "Ready to continue");
     } catch (error) {
       if (visit !== this.visit) return;
-      this.rest();
+      this.resetAddress();
       throw error;
     }
   }
 
-  /** Reads the open conversation anew. */
+  /** Reloads the open conversation. */
   async reload() {
     const { visit, session } = this;
     if (!session) return;
@@ -140,14 +140,14 @@ export class Conversation {
     if (visit === this.visit) this.show(now, turns);
   }
 
-  /** Somebody comes back to this page: another page may have gone on meanwhile. */
+  /** Called when the page becomes visible again: another page may have continued the conversation. */
   async look() {
     if (!this.on || document.hidden || this.desk.running || !this.session) return;
     const [before, draft] = [this.session.version, this.desk.sheet.fresh];
     try {
       await Promise.all([this.reload(), this.shelf.load()]);
-      if (this.session.version !== before && !this.desk.running) this.tell(draft);
-    } catch { /* the next act says what is wrong */ }
+      if (this.session.version !== before && !this.desk.running) this.showText(draft);
+    } catch { /* the next action reports the problem */ }
   }
 
   show(session, turns) {
@@ -162,19 +162,19 @@ export class Conversation {
     for (let at = this.head; at; at = this.turns.get(at.parent)) path.unshift(at.tokens);
     this.level.show(path.length ? path : [0], session?.state_bytes ?? null);
     this.shelf.mark(session?.id ?? null);
-    this.way.href = `#${session?.id ?? NEW}`; // back from the sheet, one finds what one left
+    this.way.href = `#${session?.id ?? NEW}`; // the link back from the sheet returns here
     this.desk.refresh();
   }
 
-  /** Writes the conversation onto the sheet, and what is not sent yet after it. */
-  tell(draft) {
+  /** Writes the conversation onto the sheet, followed by the unsent draft. */
+  showText(draft) {
     const { pieces, missing } = this.session ? story(this.session.version, this.turns) : { pieces: [], missing: null };
     const unknown = missing && this.turns.get(missing);
     this.missing.hidden = !missing;
     const what = unknown ? `of the first ${unknown.tokens.toLocaleString()} tokens` : "before this";
-    this.missing.textContent = `The text ${what} is neither on the server, which keeps none, nor in this browser. The model remembers it.`;
+    this.missing.textContent = `The text ${what} is not stored: servers store no text, and this browser does not have it. The model's state contains it.`;
     this.desk.sheet.write.placeholder = missing ? "And then…" : this.placeholder;
-    this.desk.sheet.tell(pieces, draft);
+    this.desk.sheet.show(pieces, draft);
     this.desk.refresh();
   }
 
@@ -185,7 +185,7 @@ export class Conversation {
     if (wantsButtons) [this.rewind, this.fork, this.download].find((button) => !button.disabled)?.focus();
   }
 
-  /** What the chosen turn is and what can be done with it. */
+  /** Describes the selected turn and what can be done with it. */
   card() {
     const node = this.tree.places.nodes.get(this.selected);
     this.turnCard.hidden = !node;
@@ -195,7 +195,7 @@ export class Conversation {
     const facts = [`${turn.tokens.toLocaleString()} tokens`];
     if (turn.prompt_tokens || turn.completion_tokens) facts.push(`${turn.prompt_tokens} read`, `${turn.completion_tokens} written`);
     facts.push(new Date(turn.time).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" }));
-    if (!turn.kept) facts.push("no longer kept");
+    if (!turn.kept) facts.push("no longer stored");
     this.turnFacts.textContent = facts.join(", ");
     this.excerpt(turn);
     this.rewind.textContent = turn.head ? "You are here" : "Rewind here";
@@ -213,20 +213,20 @@ export class Conversation {
       return span;
     });
     if (known) this.turnText.replaceChildren(...spans);
-    else this.turnText.textContent = turn.tokens === 0 ? "Nothing has been read yet." : "This version was made elsewhere; its text is not kept on the server.";
+    else this.turnText.textContent = turn.tokens === 0 ? "Nothing has been read yet." : "This version was made elsewhere; the server does not store its text.";
     this.turnText.classList.toggle("unknown", !known);
   }
 
-  /** Brings the buttons in line with what can be done now. */
+  /** Updates the buttons to what is possible now. */
   refresh(busy) {
     const turn = this.turns.get(this.selected);
     this.rewind.disabled = busy || !turn?.kept || turn.head;
-    this.fork.disabled = !turn?.kept; // also while a turn runs: it is from the last commit
+    this.fork.disabled = !turn?.kept; // also during a turn: it forks the last commit
     this.sessionDelete.disabled = busy || !this.session;
     this.sessionName.disabled = !this.session;
   }
 
-  /** Does what a button asks for; failures are told. */
+  /** Runs a button's action and reports failures. */
   async act(work) {
     this.desk.forgive();
     try {
@@ -245,8 +245,8 @@ export class Conversation {
   async goTo(version, draft = this.desk.sheet.fresh) {
     await rewindTo(this.session.id, version);
     await this.reload();
-    this.tell(draft);
-    this.desk.say("Rewound. What you write now opens a branch; the other one stays.");
+    this.showText(draft);
+    this.desk.say("Rewound. What you write now starts a new branch; the old one stays.");
     this.shelf.load().catch((error) => this.fail(error));
   }
 
@@ -266,27 +266,27 @@ export class Conversation {
     const related = (one) => one.forked_from?.session === id || this.session.forked_from?.session === one.id
       || (one.forked_from && one.forked_from.session === this.session.forked_from?.session);
     await deleteSession(id);
-    // Forks share versions, and so their texts.
+    // Forks share versions and therefore texts.
     if (!this.shelf.list.some((one) => one.id !== id && related(one))) forget(versions);
     location.hash = NEW;
   }
 
-  /** Goes back to before the last turn, whose own words are there to be sent again; whether that could be done. */
+  /** Undoes the last turn, restoring its typed text as a draft; returns whether that succeeded. */
   takeBack() {
     const typed = recall(this.head.version)?.pieces.find((piece) => !piece.made)?.text ?? "";
     return this.act(async () => {
       await this.goTo(this.head.parent, typed + this.desk.sheet.fresh);
-      this.desk.say("Taken back; the branch stays in the tree.");
+      this.desk.say("Undone; the branch stays in the tree.");
     });
   }
 
-  /** A turn: only the new text goes to the server. Yields the chunks of the answer. */
+  /** Runs a turn, sending only the new text. Yields the chunks of the answer. */
   async *answer(request, signal) {
     const typed = request.prompt;
     const run = { typed, made: "", tokens: 0, info: null, request, headers: {} };
     this.running = run;
     if (!this.session) await this.begin(typed);
-    if (typed === "") delete request.prompt; // it goes on with its own words
+    if (typed === "") delete request.prompt; // continues the model's own text
     Object.assign(request, { session: this.session.id, on_disconnect: "commit" });
     run.tokens = this.session.tokens;
     run.headers = { "if-match": this.session.version, "idempotency-key": randomKey() };
@@ -304,7 +304,7 @@ export class Conversation {
     const name = text.trim().replace(/\s+/g, " ");
     const session = await newSession(name.length > 60 ? `${name.slice(0, 60).replace(/\s\S*$/, "")}…` : name);
     this.show(session, await getTurns(session.id));
-    this.rest();
+    this.resetAddress();
   }
 
   note(run, chunk) {
@@ -315,7 +315,7 @@ export class Conversation {
     this.level.grow(run.tokens);
   }
 
-  /** After a turn, however it ended: keeps its text, and shows where the conversation is. */
+  /** After a turn, however it ended: stores its text and reloads the conversation. */
   async settle(failure) {
     const run = this.running;
     this.running = null;
@@ -324,15 +324,15 @@ export class Conversation {
       if (failure && !run.info && isBroken(failure)) await this.recover(run);
       const words = [{ text: run.typed, made: false }, { text: run.made, made: true }];
       if (run.info) keep(run.info.version, run.info.parent, words);
-      if (run.info && failure?.name === "AbortError") this.desk.say("Stopped; what had come by then is kept.");
+      if (run.info && failure?.name === "AbortError") this.desk.say("Stopped; the text so far is stored.");
       await Promise.all([this.reload(), this.shelf.load()]);
     } catch (error) {
       this.fail(explained(error));
     }
-    this.tell(run.info ? "" : run.typed);
+    this.showText(run.info ? "" : run.typed);
   }
 
-  /** The stream was left: the server keeps what it had written by then, and tells it to the same request sent again. */
+  /** After a broken stream: the server commits what it had generated, and returns it when the request is repeated. */
   async recover(run) {
     const { id, version } = this.session;
     let session = await getSession(id);
@@ -340,13 +340,13 @@ export class Conversation {
       await new Promise((resolve) => { setTimeout(resolve, 60); });
       session = await getSession(id);
     }
-    if (session.version === version) return; // nothing has happened
+    if (session.version === version) return; // nothing was committed
     run.made = "";
     for await (const chunk of complete(run.request, AbortSignal.timeout(10_000), run.headers)) this.note(run, chunk);
   }
 }
 
-/** Whether the answer broke off, and what the server has made of the turn is not known. */
+/** Whether the stream broke, so that the outcome of the turn is unknown. */
 function isBroken(failure) { return failure.name === "AbortError" || failure.status === 0 || failure.status === 200; }
 
 function randomKey() {

@@ -1,4 +1,4 @@
-// The gauge: counts, and the speed as a water level.
+// The gauge: token counts, and the speed drawn as a water level.
 
 export class Gauge {
   constructor() {
@@ -9,7 +9,7 @@ export class Gauge {
   start() {
     this.began = performance.now();
     this.tokens = 0;
-    this.arrivals = []; // [time in ms, tokens so far], of the last second
+    this.arrivals = []; // [time in ms, tokens so far] of the last second
     this.levels = [];
     this.firstAt = null;
     for (const figure of [this.rate, this.count, this.first]) figure.textContent = "–";
@@ -43,7 +43,7 @@ export class Gauge {
     this.draw(this.levels.length > 1 ? this.levels : [rate, rate], Math.max(...this.levels) * 1.15);
   }
 
-  /** Ends the run with the server's own count where it gave one, and the mean speed from the first token on. */
+  /** Ends the run: shows the server's count, if given, and the mean speed since the first token. */
   finish(counted) {
     clearInterval(this.timer);
     if (counted !== null) this.tokens = counted;
@@ -59,7 +59,7 @@ export class Gauge {
     const step = 600 / (levels.length - 1);
     const points = levels.map((level, i) => [i * step, 40 - 38 * level / full]);
     let path = `M${points[0].join(" ")}`;
-    for (let i = 1; i < points.length; i += 1) { // between two points the water eases, as water does
+    for (let i = 1; i < points.length; i += 1) { // smooth curves between points
       const [[x0, y0], [x1, y1]] = [points[i - 1], points[i]];
       const middle = (x0 + x1) / 2;
       path += `C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}`;

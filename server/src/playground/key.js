@@ -1,25 +1,25 @@
-// The API key of a server that wants one: kept until the tab is closed, and sent with each request. Knows nothing of the
-// page, which hears `keywanted` on the window when a request was refused for want of it.
+// The API key, stored until the tab is closed and sent with each request. Knows nothing of the page, which receives
+// the event `keywanted` on the window when a request was refused for lack of a key.
 
 const NAME = "tidegate-key";
 
 let inMemory = ""; // for browsers that forbid storage
 
-/** The key that is kept, or "". */
+/** The stored key, or "". */
 export function keptKey() {
   try { return sessionStorage.getItem(NAME) ?? ""; } catch { return inMemory; }
 }
 
-/** Keeps a key for this tab; "" forgets it. */
+/** Stores a key for this tab; "" removes it. */
 export function keepKey(key) {
   inMemory = key;
   try { sessionStorage.setItem(NAME, key); } catch { /* it is in memory */ }
 }
 
-/** `fetch` from the server, with the key. */
+/** `fetch` with the key. */
 export async function send(path, request = {}) {
   const key = keptKey();
-  // Nothing else fits into a header, and no key is made of it.
+  // Other characters cannot occur in a key, nor in a header.
   const fits = /^[\x21-\x7e]+$/.test(key);
   const headers = fits ? { ...request.headers, authorization: `Bearer ${key}` } : request.headers;
   const response = await fetch(path, { ...request, headers });
@@ -27,7 +27,7 @@ export async function send(path, request = {}) {
   return response;
 }
 
-/** Hands the file at `path` to the person: a link alone could not bring the key. */
+/** Downloads the file at `path`; a plain link could not send the key. */
 export async function download(path, name) {
   const response = await send(path);
   if (!response.ok) return response;

@@ -1,15 +1,15 @@
-// The figure that says what a conversation weighs: tokens, which grow, beside the state, which does not.
+// The chart of a conversation's size: its tokens, which grow, and its state, which does not.
 
-/** Bytes of one head's state where D = d = 64, as the shipped model has it: 2 D (d + 1) + 1 numbers of 4 bytes. */
+/** Bytes of one head's state for D = d = 64, as in the shipped model: 2 D (d + 1) + 1 numbers of 4 bytes. */
 const HEAD_BYTES = (2 * 64 * 65 + 1) * 4;
 
-/** Tokens whose keys and values, at the same precision, take the bytes of such a state: that over 2 d numbers. */
+/** Tokens whose keys and values take as many bytes, at the same precision: that number divided by 2 d. */
 const SAME_AS_TOKENS = 65;
 
 const WIDTH = 272;
 const HEIGHT = 84;
 
-/** Bytes that a key-value cache of so many tokens would take, or null where the state's shape is not one we know. */
+/** Bytes of a key-value cache of that many tokens, or null if the state's shape is not the known one. */
 export function cacheBytes(tokens, stateBytes) {
   return stateBytes > 0 && stateBytes % HEAD_BYTES === 0 ? Math.round(tokens / SAME_AS_TOKENS * stateBytes) : null;
 }
@@ -28,14 +28,14 @@ export class Level {
     this.show([0], null);
   }
 
-  /** `tokens` after each turn from the beginning to now; `stateBytes` as the server says, null before it has said. */
+  /** `tokens` after each turn from the first to the last; `stateBytes` from the server, or null if unknown. */
   show(tokens, stateBytes) {
     this.tokens = tokens;
     this.bytes = stateBytes;
     this.draw(tokens.at(-1));
   }
 
-  /** The same while a turn goes on, with so many tokens by now. */
+  /** Updates the chart during a turn. */
   grow(tokens) { this.draw(tokens); }
 
   draw(now) {
@@ -50,10 +50,10 @@ export class Level {
 
     const steps = now === this.tokens.at(-1) ? this.tokens : [...this.tokens, now];
     const heights = steps.length > 1 ? steps : [0, ...steps];
-    // In tokens: where the shape is known the two lines share one scale, else the level only shows that it is level.
-    const most = Math.max(1, ...heights);
-    const level = cache === null ? most / 3 : SAME_AS_TOKENS;
-    const full = Math.max(most, level) * 1.12;
+    // In tokens. If the shape is known both lines share one scale; otherwise the state's line is only level.
+    const max = Math.max(1, ...heights);
+    const level = cache === null ? max / 3 : SAME_AS_TOKENS;
+    const full = Math.max(max, level) * 1.12;
     const y = (value) => HEIGHT - (HEIGHT - 2) * value / full;
     const step = WIDTH / (heights.length - 1);
     const ridge = `M${heights.map((value, i) => `${i * step} ${y(value)}`).join("L")}`;
@@ -63,9 +63,9 @@ export class Level {
   }
 
   words(now, cache) {
-    if (this.bytes === null) return "Write, and see which of the two grows.";
-    if (cache === null) return "The state has one size for any number of tokens. The two lines have scales of their own.";
-    if (now === 0) return "The state has one size, before the first token and after the millionth.";
+    if (this.bytes === null) return "Write something, and see which of the two grows.";
+    if (cache === null) return "The state has the same size for any number of tokens. The two lines have separate scales.";
+    if (now === 0) return "The state has the same size before the first token and after the millionth.";
     const than = now < SAME_AS_TOKENS ? "still less than the state" : "and growing";
     return `A key-value cache of these tokens would take about ${bytes(cache)}, ${than} (an estimate for this model’s shape, at the state’s precision).`;
   }

@@ -1,7 +1,7 @@
-// The sheet: pieces of text, each a person's or the model's, and how they are shown.
+// The sheet: pieces of text, each written by a person or the model, and their display.
 // Text reaches the page as text nodes and values only, never as markup.
 
-/** Pieces after `text` replaced what they held; characters that stayed keep their author. */
+/** The pieces after an edit to `text`; unchanged characters keep their author. */
 export function edited(pieces, text) {
   const old = pieces.map((piece) => piece.text).join("");
   const shorter = Math.min(old.length, text.length);
@@ -23,7 +23,7 @@ function cut(pieces, from, to) {
   });
 }
 
-/** Laying out a long text takes milliseconds, tokens may come each millisecond: so not at every token. */
+/** Minimum time between redraws: laying out a long text takes milliseconds, and tokens may arrive every millisecond. */
 const REDRAW_MS = 40;
 
 export class Sheet {
@@ -32,10 +32,10 @@ export class Sheet {
     this.ink = document.getElementById("ink");
     this.scroller = document.getElementById("sheet");
     this.pieces = [];
-    this.fixed = 0; // characters at the start that a conversation has read: they can be gone back from, not edited
-    this.onFixed = () => {}; // called where somebody has tried
-    this.drawn = null; // the text node that a run appends to
-    this.waiting = ""; // came since the last drawing
+    this.fixed = 0; // leading characters that the model has read: a conversation can be rewound, but not edited
+    {}; // called where => this.onFixed = () => {}; // called after an attempt to edit them
+    this.drawn = null; // the text node to which a run appends
+    this.waiting = ""; // text received since the last redraw
     this.drawnAt = 0;
     this.timer = null;
     this.write.addEventListener("beforeinput", (event) => {
@@ -46,7 +46,7 @@ export class Sheet {
   }
 
   get text() { return this.pieces.map((piece) => piece.text).join(""); }
-  /** What has been written after the text that is fixed. */
+  /** The text after the fixed part. */
   get fresh() { return this.text.slice(this.fixed); }
 
   get endsWithRun() { return Boolean(this.pieces.at(-1)?.made); }
@@ -67,18 +67,18 @@ export class Sheet {
   }
 
   readInput() {
-    const told = this.text.slice(0, this.fixed);
-    if (this.write.value.startsWith(told)) return this.set(edited(this.pieces, this.write.value));
-    this.set(this.pieces); // a way of editing that could not be seen coming: the last character deleted, say
+    const fixed = this.text.slice(0, this.fixed);
+    if (this.write.value.startsWith(fixed)) return this.set(edited(this.pieces, this.write.value));
+    this.set(this.pieces); // undoes an edit that `beforeinput` did not prevent, such as deleting the last fixed character
     this.onFixed();
   }
 
-  /** Shows a conversation's text, and after it what is not sent yet. */
-  tell(pieces, draft) {
+  /** Shows a conversation's text, followed by the unsent draft. */
+  show(pieces, draft) {
     this.fixed = 0;
-    const told = pieces.map((piece) => piece.text).join("");
+    const text = pieces.map((piece) => piece.text).join("");
     this.set([...pieces, ...(draft ? [{ text: draft, made: false }] : [])]);
-    this.fixed = told.length;
+    this.fixed = text.length;
     this.scroller.scrollTop = this.text ? this.scroller.scrollHeight : 0;
   }
 

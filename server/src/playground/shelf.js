@@ -1,12 +1,12 @@
-// The shelf: the list of a person's conversations, and what can be done without opening one.
+// The list of a person's conversations, and uploading a snapshot.
 
 import { listSessions, upload, setMetadata } from "./sessions.js";
 
-/** What a conversation is called where it has been given no name. */
+/** A conversation's name, or a substitute if it has none. */
 export function nameOf(session) { return session.metadata.name || `Unnamed, ${session.id.slice(4, 10)}`; }
 
 export class Shelf {
-  /** `onError` is told what went wrong. */
+  /** `onError` is called with errors. */
   constructor(onError) {
     for (const id of ["sessions", "sessions-none", "sessions-more", "upload", "upload-file"]) {
       this[id.replace(/-(.)/g, (_, letter) => letter.toUpperCase())] = document.getElementById(id);
@@ -14,13 +14,13 @@ export class Shelf {
     this.onError = onError;
     this.list = [];
     this.current = null;
-    this.last = null; // where the next page begins
+    this.last = null; // cursor of the next page
     this.upload.addEventListener("click", () => this.uploadFile.click());
     this.uploadFile.addEventListener("change", () => this.bring());
     this.sessionsMore.addEventListener("click", () => this.load(this.last).catch(onError));
   }
 
-  /** Reads the list anew, or the page after `after`. */
+  /** Reloads the list, or loads the page after `after`. */
   async load(after = null) {
     const page = await listSessions(after);
     this.list = after ? [...this.list, ...page.data] : page.data;
@@ -28,7 +28,7 @@ export class Shelf {
     this.draw();
   }
 
-  /** Marks the conversation that is open. */
+  /** Marks the open conversation. */
   mark(id) {
     this.current = id;
     this.draw();
@@ -68,12 +68,12 @@ export class Shelf {
       await setMetadata(session.id, { name: file.name.replace(/\.tidegate$/, "").slice(0, 120) });
       location.hash = session.id;
     } catch (error) {
-      if (error.param === "snapshot") error.message = `“${file.name}” is no snapshot for this model: ${error.message}`;
+      if (error.param === "snapshot") error.message = `“${file.name}” is not a snapshot of this model: ${error.message}`;
       if (error.status === 413) error.message = `“${file.name}” is larger than any snapshot of this model`;
       this.onError(error);
     } finally {
       this.upload.disabled = false;
-      this.uploadFile.value = ""; // the same file may be chosen again
+      this.uploadFile.value = ""; // allows choosing the same file again
     }
   }
 }

@@ -1,8 +1,8 @@
-// Requests to the server, and the events that it streams back. Knows nothing of the page.
+// Requests to the server, and the events that it streams. Knows nothing of the page.
 
 import { send } from "./key.js";
 
-/** Splits a byte stream into the data of its events; chunks may end anywhere, within a character too. */
+/** Splits a byte stream into the data of its events. Chunks may end anywhere, even within a character. */
 export class EventReader {
   constructor() {
     this.decoder = new TextDecoder();
@@ -10,11 +10,11 @@ export class EventReader {
     this.data = [];
   }
 
-  /** Takes bytes, returns the data of the events that they complete. */
+  /** Adds bytes and returns the data of the events that they complete. */
   push(bytes) {
     this.rest += this.decoder.decode(bytes, { stream: true });
     const events = [];
-    // A lone CR at the end may be the first half of CRLF: it waits for the next chunk.
+    // A CR at the end may be half of CRLF, so it waits for the next chunk.
     const line = /\r\n|\n|\r(?!$)/g;
     let from = 0;
     for (let end = line.exec(this.rest); end; end = line.exec(this.rest)) {
@@ -31,11 +31,11 @@ export class EventReader {
       this.data = [];
     } else if (line.startsWith("data:")) {
       this.data.push(line.slice(line[5] === " " ? 6 : 5));
-    } // comments and other fields carry nothing here
+    } // comments and other fields are not used
   }
 }
 
-/** What the server said went wrong, in words for a person. */
+/** An error reported by the server. */
 export class ApiError extends Error {
   constructor(error, status, retryAfter) {
     super(error?.message || `the server answered ${status}`);
@@ -46,14 +46,14 @@ export class ApiError extends Error {
   }
 }
 
-/** The error that a response that is not ok carries. */
+/** The error of an unsuccessful response. */
 export async function apiError(response) {
   let body = null;
-  try { body = await response.json(); } catch { /* a proxy's page, say: the status has to do */ }
+  try { body = await response.json(); } catch { /* not JSON, for example a proxy's page: the status must suffice */ }
   return new ApiError(body?.error, response.status, response.headers.get("retry-after"));
 }
 
-/** Awaits a step of the network, whose failures are TypeErrors; they become an ApiError with `message`. */
+/** Awaits a network operation, whose failures are TypeErrors, and turns those into an ApiError with `message`. */
 export async function reached(step, message) {
   try {
     return await step;
@@ -62,7 +62,7 @@ export async function reached(step, message) {
   }
 }
 
-/** POSTs a completion request and yields each chunk; throws ApiError for an error before or within the stream. */
+/** Sends a completion request and yields each chunk. Throws ApiError for an error before or within the stream. */
 export async function* complete(request, signal, headers = {}) {
   const sent = send("/v1/completions", {
     method: "POST",
@@ -72,7 +72,7 @@ export async function* complete(request, signal, headers = {}) {
   });
   const response = await reached(sent, "the server cannot be reached");
   if (!response.ok) throw await apiError(response);
-  const broken = "the stream broke off before its end";
+  const broken = "the stream ended too early";
   const events = new EventReader();
   const body = response.body.getReader();
   try {
@@ -85,7 +85,7 @@ export async function* complete(request, signal, headers = {}) {
       }
     }
   } finally {
-    body.cancel().catch(() => {}); // lets the connection go; a stream that has failed is gone already
+    body.cancel().catch(() => {}); // frees the connection; a failed stream is already closed
   }
   throw new ApiError({ message: broken }, response.status, null);
 }

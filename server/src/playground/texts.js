@@ -1,22 +1,22 @@
-// The texts of conversations, kept in this browser: the server keeps states, whose size is constant, and no text.
-// Each version has the pieces that it added, and the version before it.
+// The texts of conversations, stored in this browser, because the server stores states and no text. Each version has the
+// pieces that it added, and the version before it.
 
 const PREFIX = "tidegate-text-";
 
-/** Most characters kept in all: browsers give a page about five million bytes, at two a character. */
-const MOST = 1_500_000;
+/** Most characters stored: browsers allow a page about five million bytes, at two per character. */
+const MAX_CHARACTERS = 1_500_000;
 
-/** What `version` added to `parent`; the oldest texts make room. */
+/** Stores what `version` added to `parent`, removing the oldest texts if necessary. */
 export function keep(version, parent, pieces) {
   const words = pieces.filter((piece) => piece.text).map((piece) => [piece.text, piece.made ? 1 : 0]);
   const entry = JSON.stringify({ at: Date.now(), parent, words });
   try {
-    makeRoom(MOST - entry.length);
+    makeRoom(MAX_CHARACTERS - entry.length);
     localStorage.setItem(PREFIX + version, entry);
-  } catch { /* storage is forbidden, or full of other things: the page then says that it has no text */ }
+  } catch { /* storage is forbidden or full: the page then shows that it has no text */ }
 }
 
-/** What is known of a version: `{ parent, pieces }`, or null. */
+/** The stored text of a version as `{ parent, pieces }`, or null. */
 export function recall(version) {
   try {
     const entry = JSON.parse(localStorage.getItem(PREFIX + version));
@@ -24,14 +24,14 @@ export function recall(version) {
   } catch { return null; }
 }
 
-/** No more of these versions. */
+/** Removes the texts of these versions. */
 export function forget(versions) {
-  try { for (const version of versions) localStorage.removeItem(PREFIX + version); } catch { /* nothing is kept */ }
+  try { for (const version of versions) localStorage.removeItem(PREFIX + version); } catch { /* nothing is stored */ }
 }
 
 /**
- * The text up to `version`, and the newest version on the way whose text is not here, if there is one: the pieces are
- * those after it. `turns` is a map from versions to turns.
+ * The text up to `version` as pieces. If an earlier part is not stored, `missing` is the newest version without text, and
+ * the pieces are those after it. `turns` maps versions to turns.
  */
 export function story(version, turns) {
   const parts = [];
@@ -45,7 +45,7 @@ export function story(version, turns) {
   return { pieces: parts.flat(), missing: null };
 }
 
-function makeRoom(most) {
+function makeRoom(max) {
   const entries = [];
   let size = 0;
   for (let i = 0; i < localStorage.length; i += 1) {
@@ -57,7 +57,7 @@ function makeRoom(most) {
   }
   entries.sort(([a], [b]) => a - b);
   for (const [, key, length] of entries) {
-    if (size <= most) return;
+    if (size <= max) return;
     localStorage.removeItem(key);
     size -= length;
   }

@@ -1,5 +1,5 @@
-// The colours of the page. A classic script that runs at once: before the body is painted, so that a chosen theme
-// does not flash. It uses and offers nothing to the modules.
+// The page's theme. A classic script that runs before the body is painted, so that a chosen theme does not flash. It is
+// independent of the modules.
 "use strict";
 
 const root = document.documentElement;
@@ -22,13 +22,13 @@ function showTheme() {
 function toggleTheme() {
   const next = root.dataset.shade === "dark" ? "light" : "dark";
   root.dataset.theme = next;
-  try { localStorage.setItem(THEME_KEY, next); } catch { /* holds for this visit only */ }
+  try { localStorage.setItem(THEME_KEY, next); } catch { /* lasts for this visit only */ }
   showTheme();
 }
 
 showTheme();
 darkSystem.addEventListener("change", showTheme);
 document.addEventListener("DOMContentLoaded", () => {
-  showTheme(); // now the button is there
+  showTheme(); // the button now exists
   document.getElementById("theme").addEventListener("click", toggleTheme);
 });

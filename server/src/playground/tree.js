@@ -1,6 +1,6 @@
-// The tree of turns: where each stands, its drawing, and how one moves in it with the keys. Knows no server.
+// The tree of turns: layout, drawing and keyboard navigation. Knows nothing of the server.
 
-/** Distances in pixels: a column is a turn, a lane is a branch. */
+/** Distances in pixels. A column is a turn, a lane is a branch. */
 const COLUMN = 46;
 const LANE = 42;
 const LEFT = 24;
@@ -8,8 +8,8 @@ const TOP = 19;
 const BOTTOM = 31;
 
 /**
- * Places turns (oldest first): a turn stands one column after its parent; the first that went on stays in its lane, each
- * later one opens a lane below. Which branch has the head moves nothing: one finds again what one saw.
+ * Lays out turns (oldest first). A turn stands one column after its parent. The first continuation stays in its parent's
+ * lane, and each later one opens a lane below. The position of the head does not change the layout.
  */
 export function layout(turns) {
   const nodes = new Map();
@@ -21,7 +21,7 @@ export function layout(turns) {
   }
   let lanes = 0;
   const open = roots.map((node) => [node, true]).reverse();
-  while (open.length) { // a long conversation is deeper than a stack of calls may be
+  while (open.length) { // not recursive, because a long conversation would overflow the call stack
     const [node, opens] = open.pop();
     if (opens) lanes += 1;
     node.lane = lanes - 1;
@@ -33,15 +33,15 @@ export function layout(turns) {
   return { nodes, all, lanes, columns: 1 + Math.max(0, ...all.map((node) => node.depth)) };
 }
 
-/** One turn in words, for those who hear the tree. */
+/** A turn in words, for screen readers. */
 export function described(node) {
   const { turn } = node;
   const parts = [turn.tokens === 0 ? "The empty beginning" : `${title(node)}, ${turn.tokens.toLocaleString()} tokens`];
   if (turn.label) parts.push(`“${turn.label}”`);
   parts.push(new Date(turn.time).toLocaleString());
-  if (turn.head) parts.push("the conversation is here");
-  else if (!node.onPath) parts.push("on a branch that was left");
-  if (!turn.kept) parts.push("no longer kept");
+  if (turn.head) parts.push("current turn");
+  else if (!node.onPath) parts.push("on another branch");
+  if (!turn.kept) parts.push("no longer stored");
   return parts.join(", ");
 }
 
@@ -59,7 +59,7 @@ function element(name, attributes, ...children) {
 }
 
 export class Tree {
-  /** `onSelect` is called with the version that a person has chosen, and whether by an act that wants its buttons. */
+  /** `onSelect` is called with the selected version, and whether to move the focus to its buttons. */
   constructor(onSelect) {
     this.svg = document.getElementById("tree");
     this.scroller = this.svg.parentElement;
@@ -77,7 +77,7 @@ export class Tree {
     const { all, lanes, columns } = this.places;
     this.svg.setAttribute("width", LEFT * 2 + (columns - 1) * COLUMN);
     this.svg.setAttribute("height", TOP + Math.max(0, lanes - 1) * LANE + BOTTOM);
-    // The path to the head is drawn last: it lies over what was left.
+    // The path to the head is drawn last, on top of other branches.
     const inOrder = [...all.filter((node) => !node.onPath), ...all.filter((node) => node.onPath)];
     const edges = inOrder.filter((node) => node.parent).map((node) => this.edge(node));
     this.svg.replaceChildren(element("g", { "aria-hidden": "true" }, ...edges), ...all.map((node) => this.node(node)));
@@ -88,7 +88,7 @@ export class Tree {
   edge(node) {
     const [x0, y0, x1, y1] = [...spot(node.parent), ...spot(node)];
     const bend = x0 + COLUMN * 0.55;
-    // A branch leaves its lane at once and then runs level.
+    // A branch leaves its parent's lane at once and then runs level.
     const path = y0 === y1 ? `M${x0} ${y0}H${x1}` : `M${x0} ${y0}C${bend} ${y0} ${x0 + 8} ${y1} ${x1} ${y1}`;
     return element("path", { class: node.onPath ? "edge path" : "edge", d: path });
   }
@@ -116,7 +116,7 @@ export class Tree {
 
   mark(version) { return version && this.svg.querySelector(`[data-version="${CSS.escape(version)}"]`); }
 
-  /** Scrolls the strip, and nothing else, to a node. */
+  /** Scrolls only the strip to a node. */
   reveal(version) {
     const node = this.places.nodes.get(version);
     if (!node) return;
@@ -146,7 +146,7 @@ export class Tree {
     this.choose(this.mark(next.turn.version));
   }
 
-  /** Left and right go along a branch, up and down to the branch beside it. */
+  /** Left and right move along a branch, up and down to the next branch. */
   toward(node, key) {
     const { all } = this.places;
     const beside = (way) => {
@@ -168,7 +168,7 @@ export class Tree {
 
 function spot(node) { return [LEFT + node.depth * COLUMN, TOP + node.lane * LANE]; }
 
-/** A count that fits under a dot. */
+/** A count short enough to fit under a dot. */
 function short(tokens) {
   if (tokens < 10_000) return String(tokens);
   return tokens < 1e6 ? `${Math.round(tokens / 1000)}k` : `${(tokens / 1e6).toFixed(1)}M`;

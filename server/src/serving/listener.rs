@@ -1,4 +1,4 @@
-//! Connections as they are taken: no more than there may be, each set up for small packets.
+//! Accepts connections, up to a limit, and sets them up for small packets.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,46 +13,48 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_io_timeout::TimeoutStream;
 
-/// The other end of a connection.
+use super::options::ServeOptions;
+
+/// The address of a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer(SocketAddr);
 
 impl Address for Peer {
     type Stream = Connection;
-    type Listener = Doorway;
+    type Listener = LimitedListener;
 }
 
-/// Takes connections while there is room. Those that come then wait in the system's own queue: short answers are over
-/// soon, and a burst loses nobody.
-pub(super) struct Doorway {
+/// Accepts connections while fewer than the limit are open. Others wait in the system's queue, so that a short burst loses
+/// no connection.
+pub(super) struct LimitedListener {
     listener: TcpListener,
-    room: Arc<Semaphore>,
-    write_limit: Duration,
+    permits: Arc<Semaphore>,
+    write_timeout: Duration,
 }
 
-impl Doorway {
-    pub(super) fn new(listener: TcpListener, most: usize, write_limit: Duration) -> Self {
-        Self { listener, room: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))), write_limit }
+impl LimitedListener {
+    pub(super) fn new(listener: TcpListener, max: usize, write_timeout: Duration) -> Self {
+        Self { listener, permits: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))), write_timeout }
     }
 }
 
-impl AddrListener<Connection, Peer> for Doorway {
+impl AddrListener<Connection, Peer> for LimitedListener {
     async fn bind_to(address: Peer) -> io::Result<Self> {
-        let super::ServeOptions { max_connections, write_limit, .. } = super::ServeOptions::default();
-        Ok(Self::new(TcpListener::bind(address.0).await?, max_connections, write_limit))
+        let ServeOptions { max_connections, write_timeout, .. } = ServeOptions::default();
+        Ok(Self::new(TcpListener::bind(address.0).await?, max_connections, write_timeout))
     }
 
     async fn accept_stream(&self) -> io::Result<(Connection, Peer)> {
-        let place = Arc::clone(&self.room).acquire_owned().await.map_err(io::Error::other)?;
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(io::Error::other)?;
         let (stream, peer) = self.listener.accept().await?;
-        // A token is a small packet that must not wait for the next; without the option it is late, not wrong.
+        // Tokens are small packets that must not be delayed. Without the option they are late, but correct.
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "no TCP_NODELAY on a connection");
+            tracing::debug!(%error, "setting TCP_NODELAY on a connection failed");
         }
         let mut stream = TimeoutStream::new(stream);
-        // Who reads nothing would else keep its place for ever.
-        stream.set_write_timeout(Some(self.write_limit));
-        Ok((Connection { stream: Box::pin(stream), _place: place }, Peer(peer)))
+        // Otherwise a client that reads nothing would hold its connection for ever.
+        stream.set_write_timeout(Some(self.write_timeout));
+        Ok((Connection { stream: Box::pin(stream), _permit: permit }, Peer(peer)))
     }
 
     fn get_local_addr(&self) -> io::Result<Peer> {
@@ -60,11 +62,11 @@ impl AddrListener<Connection, Peer> for Doorway {
     }
 }
 
-/// A connection and its place.
+/// A connection, counted until it is dropped.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: Pin<Box<TimeoutStream<TcpStream>>>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {

@@ -1,4 +1,4 @@
-//! The server's certificate, which may be exchanged while it runs.
+//! The server's TLS certificate, which can be replaced while the server runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
 /// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file is not there, or has nothing of the kind in it.
+    /// A file cannot be read or does not contain what it should.
     #[error("{what} {}: {error}", path.display())]
     File {
-        /// What should be in it.
+        /// What the file should contain.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why it is not.
+        /// The cause.
         error: pem::Error,
     },
-    /// The certificate and the key do not belong together, or are of an unknown kind.
+    /// The certificate and the key do not match, or are of an unsupported kind.
     #[error("the certificate cannot be used with this key: {0}")]
     Pair(#[from] rustls::Error),
 }
 
-/// A certificate with its chain, and its private key, from files as PEM.
+/// A certificate chain and its private key, from PEM files.
 #[derive(Clone, Debug)]
 pub struct Tls {
     cert: PathBuf,
@@ -39,16 +39,16 @@ impl Tls {
     /// Reads both files.
     ///
     /// # Errors
-    /// One of them cannot be read, or they do not belong together.
+    /// A file cannot be read, or certificate and key do not match.
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let config = RustlsConfig::from_config(Arc::new(read(cert, key)?));
         Ok(Self { cert: cert.to_owned(), key: key.to_owned(), config })
     }
 
-    /// Reads both files again, for connections from now on.
+    /// Reads both files again, for new connections.
     ///
     /// # Errors
-    /// As with [`Self::load`]; then all stays as it was.
+    /// As for [`Self::load`]; the old certificate then stays in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.config.reload_from_config(Arc::new(read(&self.cert, &self.key)?));
         Ok(())
@@ -60,16 +60,16 @@ impl Tls {
 }
 
 fn read(cert: &Path, key: &Path) -> Result<ServerConfig, TlsError> {
-    let wrong = |what, path: &Path| {
+    let failed = |what, path: &Path| {
         let path = path.to_owned();
         move |error| TlsError::File { what, path, error }
     };
     let chain = CertificateDer::pem_file_iter(cert)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .and_then(|chain| if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) })
-        .map_err(wrong("certificate", cert))?;
-    let key = PrivateKeyDer::from_pem_file(key).map_err(wrong("private key", key))?;
-    // Named, since another one may be built in for other purposes, and then none is the default.
+        .map_err(failed("certificate", cert))?;
+    let key = PrivateKeyDer::from_pem_file(key).map_err(failed("private key", key))?;
+    // Named explicitly: if a dependency adds another provider, there is no default.
     let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()

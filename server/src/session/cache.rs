@@ -1,21 +1,21 @@
-//! Snapshots in memory, within a budget of bytes: what was used longest ago goes first. Only a copy of what is kept.
+//! A cache of snapshots in memory: least recently used, bounded in bytes. Everything in it is also stored elsewhere.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Snapshot, VersionId};
+use super::id::VersionId;
+use super::snapshot::Snapshot;
 
-/// The snapshots used last.
 #[derive(Debug)]
 pub(crate) struct Cache {
     budget: u64,
-    held: Mutex<Held>,
+    lru: Mutex<Lru>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct Lru {
     entries: HashMap<VersionId, Entry>,
-    /// By the moment of last use, oldest first.
+    /// Time of last use on `clock`, oldest first.
     order: BTreeMap<u64, VersionId>,
     clock: u64,
     bytes: u64,
@@ -30,54 +30,54 @@ struct Entry {
 
 impl Cache {
     pub(crate) fn new(budget: u64) -> Self {
-        Self { budget, held: Mutex::default() }
+        Self { budget, lru: Mutex::default() }
     }
 
     pub(crate) fn get(&self, id: &VersionId) -> Option<Arc<Snapshot>> {
-        let mut held = self.lock();
-        let held = &mut *held;
-        let entry = held.entries.get_mut(id)?;
-        held.clock += 1;
-        held.order.remove(&entry.used);
-        held.order.insert(held.clock, id.clone());
-        entry.used = held.clock;
+        let mut lru = self.lock();
+        let lru = &mut *lru;
+        let entry = lru.entries.get_mut(id)?;
+        lru.clock += 1;
+        lru.order.remove(&entry.used);
+        lru.order.insert(lru.clock, id.clone());
+        entry.used = lru.clock;
         Some(Arc::clone(&entry.snapshot))
     }
 
     pub(crate) fn insert(&self, id: &VersionId, snapshot: Arc<Snapshot>) {
         let bytes = snapshot.bytes() as u64;
-        let mut held = self.lock();
-        held.remove(id);
+        let mut lru = self.lock();
+        lru.remove(id);
         if bytes > self.budget {
-            return; // it would drive out everything else, and then itself
+            return; // it would evict everything else, and still not fit
         }
-        while held.bytes + bytes > self.budget {
-            let Some((_, oldest)) = held.order.pop_first() else { break };
-            held.remove(&oldest);
+        while lru.bytes + bytes > self.budget {
+            let Some((_, oldest)) = lru.order.pop_first() else { break };
+            lru.remove(&oldest);
         }
-        held.clock += 1;
-        let used = held.clock;
-        held.order.insert(used, id.clone());
-        held.bytes += bytes;
-        held.entries.insert(id.clone(), Entry { snapshot, bytes, used });
+        lru.clock += 1;
+        let used = lru.clock;
+        lru.order.insert(used, id.clone());
+        lru.bytes += bytes;
+        lru.entries.insert(id.clone(), Entry { snapshot, bytes, used });
     }
 
     pub(crate) fn remove(&self, id: &VersionId) {
         self.lock().remove(id);
     }
 
-    /// How many snapshots there are, and their bytes.
+    /// Number of snapshots, and their bytes.
     pub(crate) fn size(&self) -> (u64, u64) {
-        let held = self.lock();
-        (held.entries.len() as u64, held.bytes)
+        let lru = self.lock();
+        (lru.entries.len() as u64, lru.bytes)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Lru> {
+        self.lru.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Held {
+impl Lru {
     fn remove(&mut self, id: &VersionId) {
         if let Some(entry) = self.entries.remove(id) {
             self.order.remove(&entry.used);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_longest_ago_goes_first() {
+    fn the_least_recently_used_snapshot_is_evicted() {
         let one = snapshot(100).bytes() as u64;
         let cache = Cache::new(2 * one);
         let ids = [VersionId::new(), VersionId::new(), VersionId::new()];
@@ -107,7 +107,7 @@ mod tests {
         assert!(cache.get(&ids[0]).is_some() && cache.get(&ids[2]).is_some());
         assert_eq!(cache.size(), (2, 2 * one));
         cache.insert(&ids[2], snapshot(1000));
-        assert_eq!(cache.size(), (1, one), "what is larger than the budget does not stay, nor does what it replaced");
+        assert_eq!(cache.size(), (1, one), "a snapshot over the budget is not kept, nor is the one it replaced");
         cache.remove(&ids[0]);
         assert_eq!(cache.size(), (0, 0));
     }

@@ -1,95 +1,95 @@
-//! Why the store did not do what it was asked, in words for the one who asked.
+//! Errors of the store.
 
 use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::VersionId;
+use super::id::VersionId;
 
-/// A request that the store refuses, or could not fulfil. In each case nothing has changed.
+/// A request that the store refused or could not carry out. In every case nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// There is no such thing, or it is another owner's: which of both is not told.
+    /// The id does not exist or belongs to another owner; the error does not say which.
     #[error("no {what} has this id")]
     NotFound {
-        /// What was looked for.
+        /// "session", "version" or "response".
         what: &'static str,
     },
-    /// Somebody else's turn is running on the session.
+    /// Another turn is running on the session.
     #[error("the session is in use; try again in {} s", retry_after.as_secs())]
     Busy {
-        /// When to try again.
+        /// Suggested delay before trying again.
         retry_after: Duration,
     },
-    /// The session has moved on since the version that the caller knows.
-    #[error("the session's head is {head}, another version than was asked for")]
+    /// The session's head is not the version that the caller expected.
+    #[error("the session's head is {head}, not the expected version")]
     Stale {
-        /// Where the session is.
+        /// The session's current head.
         head: VersionId,
     },
-    /// An owner would have more than an owner may.
-    #[error("{quota} may be at most {bound} for each owner; this would make {found}")]
+    /// The request would exceed a quota of the owner.
+    #[error("{quota} per owner must be at most {bound}; this request would make it {found}")]
     Quota {
-        /// Of what.
+        /// What is limited.
         quota: &'static str,
-        /// The most.
+        /// The limit.
         bound: u64,
-        /// What there would be.
+        /// The amount after this request.
         found: u64,
     },
-    /// There is no room, and nothing that could be dropped to make some.
-    #[error("the store is full ({reason}); nothing was lost: delete sessions, or try again later")]
+    /// There is no space, and nothing can be evicted to make some.
+    #[error("the store is full ({reason}); nothing was lost: delete sessions or try again later")]
     Full {
-        /// The bound that was met.
+        /// The limit that was reached.
         reason: String,
     },
-    /// More forks at once, of a session with so many versions, than one transaction is to write.
-    #[error("n is {n}, for a session of {versions} versions it must be at most {}", bound / versions)]
-    Forks {
-        /// How many were asked for.
+    /// One transaction would write too many rows: a fork writes one for each version that the session knows.
+    #[error("n must be at most {} for a session of {versions} versions, found {n}", bound / versions)]
+    TooManyForks {
+        /// Forks requested.
         n: usize,
-        /// How many versions each would have.
+        /// Versions of the session.
         versions: usize,
-        /// Bound of their product.
+        /// Largest product of the two.
         bound: usize,
     },
-    /// A snapshot that could not be read again; it was not kept.
-    #[error("the conversation's state cannot be kept: {reason}")]
-    Unfit {
+    /// The snapshot could not be read back if it were stored, so it was not.
+    #[error("the conversation's state cannot be stored: {reason}")]
+    Unstorable {
         /// What is wrong with it.
         reason: String,
     },
-    /// The disk, or what stands in its place, failed.
-    #[error("the store cannot be reached now ({reason}); nothing has changed")]
+    /// The disk or object store failed.
+    #[error("the store is unavailable ({reason}); nothing has changed")]
     Unavailable {
         /// What failed.
         reason: String,
     },
-    /// What was kept is not what was written.
+    /// The stored bytes differ from those that were written.
     #[error("version {version} is damaged: {reason}")]
     Corrupt {
-        /// Which.
+        /// The damaged version.
         version: VersionId,
-        /// How.
+        /// What differs.
         reason: String,
     },
     /// The index cannot be opened.
     #[error("the index {} cannot be used: {reason}", path.display())]
     Index {
-        /// Its file.
+        /// The file of the index.
         path: PathBuf,
-        /// Why, and what to do.
+        /// The cause, and what to do.
         reason: String,
     },
-    /// An option that makes no sense.
-    #[error("{name} is {found}, must be at least {bound}")]
+    /// An option is out of range.
+    #[error("{name} must be at least {bound}, found {found}")]
     Option {
-        /// Its name.
+        /// The option's name.
         name: &'static str,
-        /// Its value.
+        /// The value given.
         found: u64,
-        /// The least.
+        /// The smallest value allowed.
         bound: u64,
     },
 }
@@ -99,7 +99,7 @@ impl StoreError {
     pub(crate) const VERSION: Self = Self::NotFound { what: "version" };
     pub(crate) const RESPONSE: Self = Self::NotFound { what: "response" };
 
-    /// What an error of the operating system, somewhere below `error`, means for the caller.
+    /// Converts an error of which an I/O error may be a cause: a full disk becomes [`Self::Full`].
     pub(crate) fn from_io(what: &str, error: &(dyn Error + 'static)) -> Self {
         let mut cause = Some(error);
         while let Some(error) = cause {

@@ -1,4 +1,4 @@
-//! Names: of sessions, versions and stored responses, and of who owns them. Unguessable, and checked where they come in.
+//! Ids of sessions, versions, stored responses and owners. Ids cannot be guessed, and are checked where they come in.
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use rand::TryRngCore as _;
 use rand::rngs::OsRng;
 use serde::{Deserialize, Serialize};
 
-/// Whose a thing is. The default, all zeros, is everybody who came without a name.
+/// The owner of a session or response. The default, all zeros, is the owner of everything created without a credential.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Owner(pub [u8; 16]);
 
 /// 128 random bits from the operating system.
 fn random() -> u128 {
     let mut bytes = [0; 16];
-    // Without random numbers an id could be guessed: there is nothing safe to go on with.
-    OsRng.try_fill_bytes(&mut bytes).expect("the operating system gives random numbers");
+    // Without random numbers ids could be guessed, so there is no safe way to continue.
+    OsRng.try_fill_bytes(&mut bytes).expect("the operating system provides random numbers");
     u128::from_le_bytes(bytes)
 }
 
@@ -30,18 +30,18 @@ macro_rules! id {
         pub struct $name(String);
 
         impl $name {
-            /// A new one, unlike any other.
-            #[allow(clippy::new_without_default, reason = "each is another, so none is the default")]
+            /// A new random id.
+            #[allow(clippy::new_without_default, reason = "every id is different, so none is the default")]
             pub fn new() -> Self {
                 Self(format!(concat!($prefix, "{:032x}"), random()))
             }
 
-            /// The id that a text spells, exactly.
+            /// Parses an id; `None` unless the text has exactly the right form.
             pub fn parse(text: &str) -> Option<Self> {
                 well_formed(text, $prefix).then(|| Self(text.to_owned()))
             }
 
-            /// As text.
+            /// The id as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -56,15 +56,15 @@ macro_rules! id {
 }
 
 id!(
-    /// The name of a session: `ses_` and 32 hexadecimal digits.
+    /// The id of a session: `ses_` and 32 hexadecimal digits.
     SessionId, "ses_"
 );
 id!(
-    /// The name of a version, one immutable snapshot: `ver_` and 32 hexadecimal digits.
+    /// The id of a version, that is of one immutable snapshot: `ver_` and 32 hexadecimal digits.
     VersionId, "ver_"
 );
 id!(
-    /// The name of a stored response: `resp_` and 32 hexadecimal digits.
+    /// The id of a stored response: `resp_` and 32 hexadecimal digits.
     ResponseId, "resp_"
 );
 
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_read_back_and_nothing_else_is() {
+    fn only_a_well_formed_id_is_parsed() {
         let id = SessionId::new();
         assert_eq!(SessionId::parse(id.as_str()), Some(id.clone()));
         assert_ne!(SessionId::new(), id);

@@ -1,4 +1,4 @@
-//! The server's secret at work: signatures under snapshots, and sealed boxes that clients keep for the server.
+//! Cryptography with the server's secret: signatures of snapshots, and sealed snapshots that clients keep.
 
 use chacha20poly1305::aead::{AeadInOut, KeyInit};
 use chacha20poly1305::{Tag, XChaCha20Poly1305, XNonce};
@@ -6,25 +6,25 @@ use hmac::{Hmac, Mac};
 use rand::RngCore;
 use sha2::Sha256;
 
-/// Bytes of a signature.
+/// Length of a signature in bytes.
 pub(super) const SIGNATURE: usize = 32;
 
-/// Bytes that a sealed box takes more than what is in it: the nonce in front, the tag behind.
+/// Bytes that sealing adds: the nonce in front and the tag behind.
 pub(super) const SEAL: usize = NONCE + TAG;
 
 const NONCE: usize = 24;
 const TAG: usize = 16;
-const LEAST_SECRET: usize = 32;
+const MIN_SECRET: usize = 32;
 
-/// Why a secret was refused.
+/// The secret is too short.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the secret must have at least {LEAST_SECRET} bytes, found {found}")]
+#[error("the secret must have at least {MIN_SECRET} bytes, found {found}")]
 pub struct KeyError {
-    /// Bytes of the secret.
+    /// Length of the secret in bytes.
     pub found: usize,
 }
 
-/// Keys for signing and sealing, made from one secret so that neither tells anything of the other.
+/// Keys for signing and sealing, derived from one secret so that neither reveals anything about the other.
 #[derive(Clone)]
 pub struct Keys {
     signing: [u8; 32],
@@ -32,12 +32,12 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// The keys of `secret`: for each use HMAC-SHA256 of its label, so one secret serves all uses.
+    /// Derives each key as HMAC-SHA256 of its label under `secret`.
     ///
     /// # Errors
     /// The secret is shorter than 32 bytes.
     pub fn new(secret: &[u8]) -> Result<Self, KeyError> {
-        if secret.len() < LEAST_SECRET {
+        if secret.len() < MIN_SECRET {
             return Err(KeyError { found: secret.len() });
         }
         let key = |label: &[u8]| mac(secret).chain_update(label).finalize().into_bytes().into();
@@ -48,14 +48,14 @@ impl Keys {
         mac(&self.signing).chain_update(message).finalize().into_bytes().into()
     }
 
-    /// Whether `signature` is the one of `message`; takes as long whichever byte is wrong.
+    /// Whether `signature` belongs to `message`, compared in constant time.
     pub(super) fn verify(&self, message: &[u8], signature: &[u8]) -> bool {
         mac(&self.signing).chain_update(message).verify_slice(signature).is_ok()
     }
 
-    /// A box that only [`Self::open`] with the same `context` opens: nonce, then ciphertext, then tag.
+    /// Encrypts `message` so that only [`Self::open`] with the same `context` can read it: nonce, ciphertext, tag.
     ///
-    /// The nonce is random; 24 bytes are so many that no two are ever the same.
+    /// The nonce is random. At 24 bytes, two are never equal in practice.
     pub(super) fn seal(&self, message: &[u8], context: &[u8]) -> Vec<u8> {
         let mut nonce = [0; NONCE];
         rand::rng().fill_bytes(&mut nonce);
@@ -69,7 +69,7 @@ impl Keys {
         sealed
     }
 
-    /// What is in a box; none where a byte of it, the context or the secret is another. The tag is checked first.
+    /// Decrypts a sealed message; `None` if a byte of it, the context or the secret differs. The tag is checked first.
     pub(super) fn open(&self, sealed: &[u8], context: &[u8]) -> Option<Vec<u8>> {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE>()?;
         let (ciphertext, tag) = rest.split_last_chunk::<TAG>()?;
@@ -82,7 +82,7 @@ impl Keys {
 }
 
 impl std::fmt::Debug for Keys {
-    /// Nothing of a secret gets into a log.
+    /// Keeps secrets out of logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Keys").finish_non_exhaustive()
     }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_long_enough_and_tells_nothing() {
+    fn short_secrets_are_refused_and_debug_output_hides_the_keys() {
         assert_eq!(Keys::new(&[7; 31]).unwrap_err(), KeyError { found: 31 });
         let keys = Keys::new(&[7; 32]).unwrap();
         assert_ne!(keys.signing, keys.sealing);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_box_never_looks_the_same_and_opens_in_its_own_context_alone() {
+    fn sealing_is_randomised_and_opens_only_in_its_context() {
         let keys = Keys::new(&[7; 32]).unwrap();
         let sealed = keys.seal(b"text", b"owner");
         assert_ne!(keys.seal(b"text", b"owner"), sealed);

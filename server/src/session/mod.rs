@@ -1,8 +1,8 @@
-//! Conversations that are kept: snapshots, sessions as named pointers to them, turns as transactions.
+//! Stored conversations. A snapshot is immutable, a session is a named pointer to a snapshot, and a turn is a
+//! transaction that moves the pointer.
 //!
-//! It knows no HTTP, no model and no engine.
+//! This module knows nothing of HTTP, models or the engine.
 
-mod blobs;
 mod cache;
 mod error;
 mod format;
@@ -11,17 +11,19 @@ mod id;
 mod index;
 mod keys;
 mod lease;
+mod objects;
 mod prefix;
 mod snapshot;
 mod store;
 
 pub use error::StoreError;
-pub use format::{Codec, Fingerprint, FormatError, KeyError, Keys};
-pub(crate) use hex::{hex, unhex};
+pub use format::{Codec, Fingerprint, FormatError};
+pub(crate) use hex::hex;
 pub use id::{Owner, ResponseId, SessionId, VersionId};
+pub use keys::{KeyError, Keys};
 pub use prefix::PrefixIndex;
 pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
 pub use store::{
-    Durability, Fork, Metadata, NewSession, Patch, Place, Receipt, ReceiptKey, Session, SnapshotCodec, Start, Store,
+    Durability, Fork, Location, Metadata, NewSession, Patch, Receipt, ReceiptKey, Session, SnapshotCodec, Start, Store,
     StoreOptions, StoreStats, Tier, Turn, TurnNote, Version,
 };

@@ -1,20 +1,21 @@
-//! The longest kept beginning of a text, for clients that send the whole history each time.
+//! Finds the longest stored prefix of a text, for clients that resend the whole history each time.
 //!
-//! Bounded in bytes and, per owner, in number; what was used longest ago goes first. Exact at any token: a beginning
-//! is found by the digest of its tokens, and an owner's digests are compared with that owner's texts alone.
+//! Bounded in bytes and, per owner, in number; the least recently used entry is evicted first. A prefix may end at any
+//! token: entries are found by the digest of their tokens, and compared only with texts of the same owner.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{History, Owner, Snapshot};
+use super::id::Owner;
+use super::snapshot::{History, Snapshot};
 
-/// The kept beginnings of all owners' texts; cheap to share.
+/// Stored prefixes of all owners' texts.
 #[derive(Debug)]
 pub struct PrefixIndex {
     inner: Mutex<Inner>,
-    most_bytes: usize,
-    most_per_owner: usize,
+    max_bytes: usize,
+    max_per_owner: usize,
     hits: AtomicU64,
     misses: AtomicU64,
 }
@@ -22,13 +23,13 @@ pub struct PrefixIndex {
 #[derive(Debug, Default)]
 struct Inner {
     owners: HashMap<Owner, Entries>,
-    /// When each was last used, oldest first: the next to go.
-    uses: BTreeMap<u64, (Owner, Key)>,
+    /// Time of last use on `clock`, oldest first.
+    last_uses: BTreeMap<u64, (Owner, Key)>,
     clock: u64,
     bytes: usize,
 }
 
-/// One owner's beginnings, by length and digest.
+/// One owner's prefixes, by length and digest.
 type Entries = BTreeMap<Key, Entry>;
 type Key = (u64, History);
 
@@ -39,36 +40,35 @@ struct Entry {
 }
 
 impl PrefixIndex {
-    /// An empty index of at most `most_bytes`, and of at most `most_per_owner` beginnings of one owner's texts.
-    /// Without bytes it keeps nothing.
-    pub fn new(most_bytes: usize, most_per_owner: usize) -> Self {
+    /// An empty index of at most `max_bytes`, with at most `max_per_owner` prefixes per owner. Zero disables it.
+    pub fn new(max_bytes: usize, max_per_owner: usize) -> Self {
         let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { inner: Mutex::default(), most_bytes, most_per_owner, hits, misses }
+        Self { inner: Mutex::default(), max_bytes, max_per_owner, hits, misses }
     }
 
-    /// Whether anything can be kept.
+    /// Whether the index stores anything at all.
     pub fn is_on(&self) -> bool {
-        self.most_bytes > 0 && self.most_per_owner > 0
+        self.max_bytes > 0 && self.max_per_owner > 0
     }
 
-    /// Keeps `snapshot` as a beginning of its owner's texts, and forgets others where there is no room.
+    /// Stores `snapshot` as a prefix of its owner's texts, evicting others if necessary.
     pub fn keep(&self, owner: Owner, snapshot: &Arc<Snapshot>) {
-        if snapshot.read == 0 || snapshot.bytes() > self.most_bytes || !self.is_on() {
+        if snapshot.read == 0 || snapshot.bytes() > self.max_bytes || !self.is_on() {
             return;
         }
         let mut inner = self.lock();
         inner.insert(owner, snapshot);
-        while inner.owners.get(&owner).is_some_and(|entries| entries.len() > self.most_per_owner) {
-            let oldest = inner.uses.iter().find(|(_, (other, _))| *other == owner).map(|(used, _)| *used);
+        while inner.owners.get(&owner).is_some_and(|entries| entries.len() > self.max_per_owner) {
+            let oldest = inner.last_uses.iter().find(|(_, (other, _))| *other == owner).map(|(used, _)| *used);
             inner.forget(oldest);
         }
-        while inner.bytes > self.most_bytes {
-            let oldest = inner.uses.keys().next().copied();
+        while inner.bytes > self.max_bytes {
+            let oldest = inner.last_uses.keys().next().copied();
             inner.forget(oldest);
         }
     }
 
-    /// The longest kept beginning of `tokens` that leaves at least one of them to read.
+    /// The longest stored prefix of `tokens` that leaves at least one token to read.
     pub fn longest(&self, owner: Owner, tokens: &[u32]) -> Option<Arc<Snapshot>> {
         let found = self.find(owner, tokens);
         if self.is_on() {
@@ -86,7 +86,7 @@ impl PrefixIndex {
             lengths.retain(|length| *length < tokens.len() as u64);
             lengths
         };
-        // The digests take a while for a long text: nobody else waits for them.
+        // Hashing a long text takes time, so it happens outside the lock.
         let (mut history, mut at) = (History::default(), 0);
         let mut keys = Vec::with_capacity(lengths.len());
         for length in lengths {
@@ -98,19 +98,18 @@ impl PrefixIndex {
         keys.iter().rev().find_map(|key| inner.touch(owner, *key))
     }
 
-    /// How often a beginning was found, and how often none.
+    /// Hits and misses.
     pub fn lookups(&self) -> (u64, u64) {
         (self.hits.load(Relaxed), self.misses.load(Relaxed))
     }
 
-    /// Beginnings kept, and their bytes.
+    /// Number of prefixes, and their bytes.
     pub fn size(&self) -> (usize, usize) {
         let inner = self.lock();
-        (inner.uses.len(), inner.bytes)
+        (inner.last_uses.len(), inner.bytes)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing panics while it holds the lock.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -118,29 +117,29 @@ impl PrefixIndex {
 impl Inner {
     fn insert(&mut self, owner: Owner, snapshot: &Arc<Snapshot>) {
         let key = (snapshot.read, snapshot.history);
-        // A text that comes again has the same state: the one that is there stays.
+        // The same text has the same state, so the existing entry stays.
         if self.touch(owner, key).is_some() {
             return;
         }
         self.clock += 1;
-        self.uses.insert(self.clock, (owner, key));
+        self.last_uses.insert(self.clock, (owner, key));
         self.bytes += snapshot.bytes();
         let entry = Entry { snapshot: Arc::clone(snapshot), used: self.clock };
         self.owners.entry(owner).or_default().insert(key, entry);
     }
 
-    /// The snapshot under `key`, now the one that was used last.
+    /// The snapshot under `key`, marked as most recently used.
     fn touch(&mut self, owner: Owner, key: Key) -> Option<Arc<Snapshot>> {
         let entry = self.owners.get_mut(&owner)?.get_mut(&key)?;
         self.clock += 1;
-        self.uses.remove(&entry.used);
-        self.uses.insert(self.clock, (owner, key));
+        self.last_uses.remove(&entry.used);
+        self.last_uses.insert(self.clock, (owner, key));
         entry.used = self.clock;
         Some(Arc::clone(&entry.snapshot))
     }
 
     fn forget(&mut self, used: Option<u64>) {
-        let Some((owner, key)) = used.and_then(|used| self.uses.remove(&used)) else { return };
+        let Some((owner, key)) = used.and_then(|used| self.last_uses.remove(&used)) else { return };
         let Some(entries) = self.owners.get_mut(&owner) else { return };
         if let Some(entry) = entries.remove(&key) {
             self.bytes -= entry.snapshot.bytes();
@@ -168,20 +167,20 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_beginning_that_leaves_a_token_is_found() {
+    fn the_longest_prefix_that_leaves_a_token_is_found() {
         let index = PrefixIndex::new(1 << 20, 10);
         for text in [&[1, 2][..], &[1, 2, 3, 4], &[1, 9, 9]] {
             index.keep(ANN, &of(text));
         }
         assert_eq!(found(&index, ANN, &[1, 2, 3, 4, 5]), 4);
-        assert_eq!(found(&index, ANN, &[1, 2, 3, 4]), 2, "one token has to be left");
+        assert_eq!(found(&index, ANN, &[1, 2, 3, 4]), 2, "at least one token is left to read");
         assert_eq!(found(&index, ANN, &[1, 2, 3, 5, 5]), 2);
         assert_eq!(found(&index, ANN, &[1, 9, 9, 9]), 3);
         assert_eq!(found(&index, ANN, &[2, 1, 3]), 0);
     }
 
     #[test]
-    fn owners_do_not_share() {
+    fn owners_do_not_share_prefixes() {
         let index = PrefixIndex::new(1 << 20, 10);
         index.keep(ANN, &of(&[1, 2]));
         assert_eq!(found(&index, BEN, &[1, 2, 3]), 0);
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_longest_ago_goes_first_within_both_bounds() {
+    fn the_least_recently_used_prefix_is_evicted_at_either_bound() {
         let index = PrefixIndex::new(1 << 20, 2);
         index.keep(ANN, &of(&[1]));
         index.keep(ANN, &of(&[2]));
@@ -205,7 +204,7 @@ mod tests {
         assert_eq!(index.size(), (3, 3 * one));
         assert_eq!((found(&index, ANN, &[1, 0]), found(&index, BEN, &[1, 0])), (0, 1));
         index.keep(BEN, &of(&[1]));
-        assert_eq!(index.size(), (3, 3 * one), "the same text is kept once");
+        assert_eq!(index.size(), (3, 3 * one), "the same text is stored once");
         let off = PrefixIndex::new(0, 10);
         off.keep(ANN, &of(&[1]));
         assert_eq!(off.size(), (0, 0));

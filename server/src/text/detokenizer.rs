@@ -1,12 +1,12 @@
-//! Bytes of tokens in, whole characters out.
+//! Incremental decoding: turns the bytes of tokens into complete characters.
 
-/// Turns the bytes of a growing text into characters, never half of one.
+/// Decodes the bytes of a growing text, never returning part of a character.
 ///
-/// All that comes out, put together, is what [`String::from_utf8_lossy`] makes of all bytes that went in: bytes
-/// that may still become a character wait, bytes that no longer can become U+FFFD.
+/// In total, the output equals [`String::from_utf8_lossy`] of the whole input. Bytes that may still become a character
+/// wait; bytes that cannot become U+FFFD.
 #[derive(Debug, Default)]
 pub struct Detokenizer {
-    /// The beginning of a character, at most 3 bytes between calls.
+    /// The beginning of a character; at most 3 bytes between calls.
     pending: Vec<u8>,
 }
 
@@ -16,7 +16,7 @@ impl Detokenizer {
         Self::default()
     }
 
-    /// A detokenizer that goes on where another with this [`Self::pending`] was.
+    /// Continues where another detokenizer stopped with this [`Self::pending`].
     pub fn resume(pending: &[u8]) -> Self {
         Self { pending: pending.into() }
     }
@@ -26,7 +26,7 @@ impl Detokenizer {
         &self.pending
     }
 
-    /// Takes the next `bytes` and appends the characters that they complete to `out`.
+    /// Adds `bytes` and appends the characters that they complete to `out`.
     pub fn push(&mut self, bytes: &[u8], out: &mut String) {
         self.pending.extend_from_slice(bytes);
         let mut start = 0;
@@ -51,7 +51,7 @@ impl Detokenizer {
         }
     }
 
-    /// Ends the text: a character that was never completed becomes one U+FFFD.
+    /// Ends the text. An incomplete character becomes one U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         if !self.pending.is_empty() {
             self.pending.clear();
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_character_split_over_tokens_comes_out_whole() {
+    fn a_character_split_over_tokens_is_returned_whole() {
         let snowman = "☃".as_bytes();
         let (steps, rest) = run([b"a".as_slice(), &snowman[..1], &snowman[1..2], &snowman[2..], b"b"]);
         assert_eq!(steps, ["a", "", "", "☃", "b"]);
@@ -88,14 +88,14 @@ mod tests {
     }
 
     #[test]
-    fn a_character_that_never_completes_is_replaced_at_the_end() {
+    fn an_incomplete_character_is_replaced_at_the_end() {
         let (steps, rest) = run(["é".as_bytes(), &"🦀".as_bytes()[..3]]);
         assert_eq!(steps, ["é", ""]);
         assert_eq!(rest, "\u{FFFD}");
     }
 
     #[test]
-    fn bytes_that_can_be_no_character_do_not_hold_back_what_follows() {
+    fn invalid_bytes_do_not_hold_back_what_follows() {
         let (steps, rest) = run([b"\xFFok".as_slice(), b"\xC3", b"("]);
         assert_eq!(steps, ["\u{FFFD}ok", "", "\u{FFFD}("]);
         assert_eq!(rest, "");
@@ -110,7 +110,7 @@ mod tests {
         }
 
         #[test]
-        fn valid_text_in_any_split_never_shows_a_replacement(text in "\\PC{0,60}", cut in 1usize..4) {
+        fn valid_text_in_any_split_never_contains_a_replacement(text in "\\PC{0,60}", cut in 1usize..4) {
             let (steps, rest) = run(text.as_bytes().chunks(cut));
             prop_assert_eq!(steps.concat(), text);
             prop_assert_eq!(rest, "");

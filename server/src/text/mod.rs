@@ -1,6 +1,6 @@
 //! Text and token ids: chat templates, encoding, incremental decoding, and stop strings.
 //!
-//! Nothing here knows the model, the engine or HTTP.
+//! Nothing here knows about the model, the engine or HTTP.
 
 mod chat;
 mod detokenizer;

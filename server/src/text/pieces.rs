@@ -1,14 +1,13 @@
-//! Single tokens as people want to see them: their bytes and their names.
+//! Single tokens for display: their bytes and their names.
 
-use super::TextError;
-use super::tokenizer::{Tokenizer, ids};
+use super::tokenizer::{TextError, Tokenizer, ids};
 
 impl Tokenizer {
-    /// The ids of `text`, `whole` with the special tokens that the tokenizer puts around one; a special token's text
-    /// inside it stays a text.
+    /// The ids of `text`, treating the text of special tokens like any other. With `whole`, the special tokens that the
+    /// tokenizer puts around a text are added.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses.
+    /// The tokenizer refuses the text.
     pub fn encode_plain(&self, text: &str, whole: bool) -> Result<Vec<u32>, TextError> {
         let plain = self.plain.get_or_init(|| {
             let mut plain = self.inner.clone();
@@ -18,7 +17,7 @@ impl Tokenizer {
         ids(plain, text, whole)
     }
 
-    /// What `id` stands for, in bytes: those that it adds to a text, or a special token's own text.
+    /// The bytes that `id` adds to a text, or the text of a special token.
     pub fn piece(&self, id: u32) -> &[u8] {
         match self.special(id) {
             Some(text) => text.as_bytes(),
@@ -26,13 +25,13 @@ impl Tokenizer {
         }
     }
 
-    /// A special token's own text, where `id` is one.
+    /// The text of a special token; `None` for other tokens.
     pub fn special(&self, id: u32) -> Option<&str> {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
         added.special.then_some(added.content.as_str())
     }
 
-    /// The name that the vocabulary has for `id`, in the tokenizer's own alphabet; empty where it has none.
+    /// The token's name in the vocabulary, in the tokenizer's own alphabet; empty if it has none.
     pub fn name(&self, id: u32) -> String {
         self.inner.id_to_token(id).unwrap_or_default()
     }

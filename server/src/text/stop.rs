@@ -1,32 +1,32 @@
 //! Stop strings, found across token boundaries.
 //!
-//! The text ends at the first moment at which it contains a stop string, wherever its tokens are cut; of several
-//! that are completed by the same byte, the longest counts, and neither it nor anything after it is shown. Text
-//! that may yet turn out to be the beginning of a stop string is held back.
+//! The text ends as soon as it contains a stop string, however it is split into tokens. If the same byte completes several
+//! stop strings, the longest counts. Neither it nor anything after it is returned. Text that may turn out to be the
+//! beginning of a stop string is held back.
 
 use std::sync::Arc;
 
-/// How many stop strings a request may have.
+/// Most stop strings per request.
 pub const MAX_STOP_STRINGS: usize = 16;
 
-/// Longest stop string. Its table takes several times its length, for each prompt of a request.
+/// Longest stop string in bytes. Each prompt of a request needs a table several times that size.
 const MAX_STOP_BYTES: usize = 1024;
 
 /// Why stop strings were refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StopError {
-    /// Too many.
-    #[error("stop must hold at most {MAX_STOP_STRINGS} strings, found {0}")]
+    /// There are too many.
+    #[error("stop must contain at most {MAX_STOP_STRINGS} strings, found {0}")]
     TooMany(usize),
-    /// An empty string stops everything at once.
-    #[error("stop must hold no empty string")]
+    /// One is empty, which would stop every text at once.
+    #[error("stop must not contain an empty string")]
     Empty,
-    /// Too long.
-    #[error("stop must hold strings of at most {MAX_STOP_BYTES} bytes, found one of {0}")]
+    /// One is too long.
+    #[error("stop must contain strings of at most {MAX_STOP_BYTES} bytes, found one of {0}")]
     TooLong(usize),
 }
 
-/// The stop strings of one request, at most [`MAX_STOP_STRINGS`], none empty, none long.
+/// The checked stop strings of one request.
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     patterns: Arc<[Pattern]>,
@@ -52,10 +52,9 @@ impl StopStrings {
     }
 }
 
-/// A stop string with its Knuth-Morris-Pratt table: a byte of text costs constant time, however long the strings.
+/// A stop string with its Knuth-Morris-Pratt table, so that each byte of text takes amortised constant time.
 ///
-/// Bytes are enough: UTF-8 synchronises itself, so a match of whole strings starts and ends between characters,
-/// and so does a match of a string's beginning with the end of a text.
+/// Comparing bytes suffices, because UTF-8 is self-synchronising: matches start and end between characters.
 #[derive(Debug)]
 struct Pattern {
     bytes: Box<[u8]>,
@@ -78,7 +77,8 @@ impl Pattern {
         Self { bytes, borders }
     }
 
-    /// Bytes of this string that the text ends with, after `byte` was appended to a text that ended with `matched`.
+    /// The number of leading bytes of this string with which the text ends, after `byte` is appended to a text that
+    /// ended with `matched` of them.
     fn advance(&self, mut matched: usize, byte: u8) -> usize {
         while matched > 0 && byte != self.bytes[matched] {
             matched = self.borders[matched - 1];
@@ -87,13 +87,13 @@ impl Pattern {
     }
 }
 
-/// Follows one growing text and watches for its stop strings.
+/// Searches a growing text for its stop strings.
 #[derive(Debug)]
 pub struct StopMatcher {
     stops: StopStrings,
-    /// Per stop string, how many of its bytes the text ends with.
+    /// For each stop string, how many of its leading bytes end the text.
     matched: Vec<usize>,
-    /// The end of the text that may be the beginning of a stop string.
+    /// The end of the text, which may be the beginning of a stop string.
     held: String,
     /// The stop string that was found.
     found: Option<usize>,
@@ -106,15 +106,15 @@ impl StopMatcher {
         Self { stops, matched, held: String::new(), found: None }
     }
 
-    /// A matcher that goes on where another with this [`Self::held`] text was. With the same stop strings nothing
-    /// else of the text before matters; with others, what they do not hold back comes out with the next text.
+    /// Continues where another matcher stopped with this [`Self::held`] text. With the same stop strings, no other part
+    /// of the earlier text matters; with others, text that they do not hold back is appended to `out`.
     pub fn resume(stops: StopStrings, held: &str, out: &mut String) -> Self {
         let mut matcher = Self::new(stops);
         matcher.push(held, out);
         matcher
     }
 
-    /// Whether there is any string to watch for.
+    /// Whether there are any stop strings.
     pub fn has_strings(&self) -> bool {
         !self.stops.patterns.is_empty()
     }
@@ -127,17 +127,16 @@ impl StopMatcher {
     /// The stop string that was found.
     pub fn found(&self) -> Option<&str> {
         let pattern = &self.stops.patterns[self.found?];
-        // Made of a string, byte for byte.
         std::str::from_utf8(&pattern.bytes).ok()
     }
 
-    /// The end of the text that is held back, since it may be the beginning of a stop string.
+    /// The end of the text that is held back because it may be the beginning of a stop string.
     pub fn held(&self) -> &str {
         &self.held
     }
 
-    /// Takes the next `text`, appends to `out` what can no longer be part of a stop string, and returns whether
-    /// a stop string has been found; from then on nothing comes out.
+    /// Adds `text`, appends to `out` what cannot be part of a stop string, and returns whether one was found. After that
+    /// nothing more is returned.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
         if self.is_stopped() {
             return true;
@@ -153,12 +152,12 @@ impl StopMatcher {
                 return true;
             }
         }
-        self.let_out(out);
+        self.release(out);
         false
     }
 
-    /// Takes the next `text` where no stop string may end yet: one that is whole within it is text like any other,
-    /// one that only begins in it still counts.
+    /// Adds `text` in which no stop string may end yet. A stop string that lies within it is ordinary text; one that only
+    /// begins in it still counts.
     pub fn pass(&mut self, text: &str, out: &mut String) {
         if self.is_stopped() {
             return;
@@ -167,16 +166,16 @@ impl StopMatcher {
         for byte in text.bytes() {
             self.advance(byte);
         }
-        self.let_out(out);
+        self.release(out);
     }
 
-    /// Takes one byte of the text; the longest of the stop strings that it completes.
+    /// Adds one byte and returns the longest stop string that it completes.
     fn advance(&mut self, byte: u8) -> Option<usize> {
         let mut longest: Option<usize> = None;
         for (index, (pattern, matched)) in self.stops.patterns.iter().zip(&mut self.matched).enumerate() {
             *matched = pattern.advance(*matched, byte);
             if *matched == pattern.bytes.len() {
-                // Where the text goes on, its end may be the string's beginning again.
+                // If the text continues, its end may be the beginning of the same string again.
                 *matched = pattern.borders[*matched - 1];
                 longest = longest.filter(|other| self.stops.patterns[*other].bytes.len() >= pattern.bytes.len());
                 longest = longest.or(Some(index));
@@ -185,14 +184,14 @@ impl StopMatcher {
         longest
     }
 
-    /// Lets out what can no longer be part of a stop string.
-    fn let_out(&mut self, out: &mut String) {
+    /// Releases what cannot be part of a stop string any more.
+    fn release(&mut self, out: &mut String) {
         let hold = self.matched.iter().copied().max().unwrap_or(0);
         let free = self.held.len() - hold;
         out.extend(self.held.drain(..free));
     }
 
-    /// Ends the text: what was held back was no stop string after all.
+    /// Ends the text and releases all text held back.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.held.clear();
@@ -205,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// The definition, on the whole text: for each end in order, the longest stop string that ends there.
+    /// The definition, applied to the whole text: for each end in order, the longest stop string that ends there.
     fn reference<'a>(text: &'a str, stops: &[String]) -> (&'a str, bool) {
         for end in 0..=text.len() {
             let Some(so_far) = text.get(..end) else { continue };
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_across_pieces_is_found_and_never_shown() {
+    fn a_stop_string_across_pieces_is_found_and_not_returned() {
         let mut matcher = StopMatcher::new(StopStrings::new(&["\n\nEnd"]).unwrap());
         let mut out = String::new();
         assert!(!matcher.push("one\n", &mut out));
@@ -247,20 +246,20 @@ mod tests {
     }
 
     #[test]
-    fn held_text_comes_out_when_it_was_no_stop_string() {
+    fn held_text_is_released_if_it_was_no_stop_string() {
         assert_eq!(run(&owned(&["a<", "/", "b>"]), &owned(&["</s>"])), ("a</b>".into(), false));
         assert_eq!(run(&owned(&["a</"]), &owned(&["</s>"])), ("a</".into(), false));
     }
 
     #[test]
-    fn the_first_to_be_completed_wins_and_of_those_the_longest() {
+    fn the_first_completed_stop_string_counts_and_among_those_the_longest() {
         assert_eq!(run(&owned(&["xabc"]), &owned(&["abc", "b"])), ("xa".into(), true));
         assert_eq!(run(&owned(&["xabc"]), &owned(&["bc", "abc", "c"])), ("x".into(), true));
         assert_eq!(run(&owned(&["aab", "aaac"]), &owned(&["aaac"])), ("aab".into(), true));
     }
 
     #[test]
-    fn bounds_are_named() {
+    fn errors_name_the_limits() {
         assert_eq!(StopStrings::new(&["a", ""]).unwrap_err(), StopError::Empty);
         assert_eq!(StopStrings::new(&["x"; 17]).unwrap_err(), StopError::TooMany(17));
         assert!(StopStrings::new(&["x"; 16]).is_ok());
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_string_that_was_found_is_told() {
+    fn the_stop_string_found_is_reported() {
         for (text, found) in [("xabc", Some("abc")), ("xbc", Some("bc")), ("xb", None)] {
             let mut matcher = StopMatcher::new(StopStrings::new(&["bc", "abc", "c"]).unwrap());
             matcher.push(text, &mut String::new());
@@ -278,11 +277,11 @@ mod tests {
     }
 
     #[test]
-    fn a_string_that_is_passed_is_text_and_one_that_ends_later_still_counts() {
+    fn a_stop_string_within_passed_text_is_ignored_and_one_that_ends_later_counts() {
         let (mut matcher, mut out) = (StopMatcher::new(StopStrings::new(&["aba", "<e>"]).unwrap()), String::new());
         matcher.pass("<e>xaba", &mut out);
         assert_eq!((out.as_str(), matcher.held(), matcher.is_stopped()), ("<e>xab", "a", false));
-        assert!(!matcher.push("b", &mut out), "nor does it end twice");
+        assert!(!matcher.push("b", &mut out), "the same bytes do not count twice");
         assert!(matcher.push("a", &mut out));
         assert_eq!((out.as_str(), matcher.found()), ("<e>xab", Some("aba")));
     }
@@ -290,7 +289,7 @@ mod tests {
     proptest! {
         // A small alphabet of 1-, 2-, 3- and 4-byte characters that share their first bytes makes overlaps common.
         #[test]
-        fn any_split_gives_what_the_whole_text_gives(
+        fn any_split_gives_the_result_of_the_whole_text(
             pieces in prop::collection::vec("[abéê☃☄🦀🦁]{0,4}", 0..16),
             stops in prop::collection::vec("[abéê☃☄🦀🦁]{1,4}", 0..5),
         ) {
@@ -300,7 +299,7 @@ mod tests {
         }
 
         #[test]
-        fn a_matcher_resumed_anywhere_gives_what_the_whole_text_gives(
+        fn a_resumed_matcher_gives_the_result_of_the_whole_text(
             pieces in prop::collection::vec("[abé☃]{0,3}", 0..12),
             stops in prop::collection::vec("[abé☃]{1,5}", 1..4),
         ) {
@@ -320,7 +319,7 @@ mod tests {
         }
 
         #[test]
-        fn what_has_been_shown_is_never_taken_back(
+        fn returned_text_is_never_retracted(
             pieces in prop::collection::vec("[abé☃]{0,3}", 0..16),
             stops in prop::collection::vec("[abé☃]{1,5}", 1..4),
         ) {

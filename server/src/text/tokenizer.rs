@@ -1,4 +1,4 @@
-//! `tokenizer.json` and what stands beside it: text to token ids, and which ids end a text.
+//! The tokenizer: text to token ids, and the ids that end a text.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -6,21 +6,20 @@ use std::sync::{Arc, OnceLock};
 use serde::Deserialize;
 use tokenizers::decoders::DecoderWrapper;
 
-use super::Vocabulary;
-use super::vocabulary::byte_of;
+use super::vocabulary::{Vocabulary, byte_of};
 
-/// Why a tokenizer could not be loaded, or a text not be encoded.
+/// Why a tokenizer could not be loaded or a text could not be encoded.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// A file that cannot be read.
+    /// A file cannot be read.
     #[error("{path}: {source}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A file with the wrong contents.
+    /// A file has unexpected contents.
     #[error("{path}: {reason}")]
     Contents {
         /// The file.
@@ -33,7 +32,7 @@ pub enum TextError {
     Encode(String),
 }
 
-/// `generation_config.json`: what the model's makers recommend where a request says nothing.
+/// `generation_config.json`: the defaults that the model's authors recommend.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct GenerationDefaults {
     /// Ids that end a text.
@@ -45,13 +44,13 @@ pub struct GenerationDefaults {
     /// Nucleus probability.
     #[serde(default)]
     pub top_p: Option<f64>,
-    /// Candidates kept; 0 keeps all.
+    /// Number of candidates; 0 means all.
     #[serde(default)]
     pub top_k: Option<usize>,
-    /// Least probability relative to the likeliest token.
+    /// Smallest probability of a candidate, relative to the likeliest token.
     #[serde(default)]
     pub min_p: Option<f64>,
-    /// Penalty on tokens that were seen.
+    /// Penalty on tokens that occurred before.
     #[serde(default)]
     pub repetition_penalty: Option<f64>,
 }
@@ -70,7 +69,7 @@ struct TokenizerConfig {
     eos_token: Option<SpecialToken>,
 }
 
-/// Hugging Face writes a special token as a string, or as an object that has its text as `content`.
+/// A special token, which Hugging Face writes as a string or as an object with `content`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(super) enum SpecialToken {
@@ -79,7 +78,7 @@ pub(super) enum SpecialToken {
 }
 
 impl SpecialToken {
-    /// Its text.
+    /// The token's text.
     pub(super) fn into_text(self) -> String {
         match self {
             Self::Text(text) | Self::Object { content: text } => text,
@@ -90,7 +89,7 @@ impl SpecialToken {
 /// A byte-level tokenizer whose ids all fit the model.
 pub struct Tokenizer {
     pub(super) inner: tokenizers::Tokenizer,
-    /// The same, where a special token's text is a text like any other; made when it is first asked for.
+    /// The same tokenizer, but treating the text of special tokens like any other text. Made on first use.
     pub(super) plain: OnceLock<tokenizers::Tokenizer>,
     vocabulary: Arc<Vocabulary>,
     defaults: GenerationDefaults,
@@ -100,12 +99,12 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` from a checkpoint's folder, with `generation_config.json` and
-    /// `tokenizer_config.json` where they are there. `vocab_size` is the model's; `model_eos` are the ids that its
-    /// `config.json` names as the end of a text, used where the other files name none.
+    /// Loads `tokenizer.json` from a checkpoint's folder and, if present, `generation_config.json` and
+    /// `tokenizer_config.json`. `vocab_size` is the model's. `model_eos`, the end-of-text ids from its `config.json`, are
+    /// used if `generation_config.json` names none.
     ///
     /// # Errors
-    /// A file that cannot be read or parsed, a tokenizer that is not byte-level, or an id outside the model.
+    /// A file cannot be read or parsed, the tokenizer is not byte-level, or an id is outside the model's vocabulary.
     pub fn load(folder: &Path, vocab_size: usize, model_eos: &[u32]) -> Result<Self, TextError> {
         let path = folder.join("tokenizer.json");
         let bad = |reason: String| TextError::Contents { path: path.clone(), reason };
@@ -114,7 +113,7 @@ impl Tokenizer {
         if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             return Err(bad("decoder must be ByteLevel".into()));
         }
-        // A prompt must never be cut or filled up silently.
+        // A prompt must never be truncated or padded silently.
         inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
         inner.with_padding(None);
 
@@ -138,31 +137,30 @@ impl Tokenizer {
 
     /// The ids of `text`, with the special tokens that the tokenizer puts around a text.
     ///
-    /// Here as in the other two encodings, a special token's text inside `text` (`<|endoftext|>`) becomes the token
-    /// itself, also where it comes from somebody who may not be trusted: who must not be able to write one has to
-    /// be kept from it before.
+    /// Here and in the other two encodings, the text of a special token (`<|endoftext|>`) becomes that token, even in
+    /// untrusted input. Callers must filter input from users who may not write special tokens.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses.
+    /// The tokenizer refuses the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         ids(&self.inner, text, true)
     }
 
-    /// The ids of `text` without the special tokens around it: for a text that goes on with a kept one. Where the
-    /// two meet nothing is merged, so the ids may be others than those of the whole in one piece.
+    /// The ids of a text that continues a stored one, without special tokens around it. Nothing is merged across the
+    /// boundary, so the ids may differ from those of the whole text in one piece.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses.
+    /// The tokenizer refuses the text.
     pub fn encode_more(&self, text: &str) -> Result<Vec<u32>, TextError> {
         ids(&self.inner, text, false)
     }
 
-    /// The ids of a conversation that a chat template wrote. The tokens that begin every text come first once, be it
-    /// that the template writes them or that it leaves them to the tokenizer; none is added at the end, where the
-    /// answer follows.
+    /// The ids of a conversation rendered by a chat template. The tokens that begin every text come first exactly once,
+    /// whether the template writes them or leaves them to the tokenizer. None is added at the end, where the answer
+    /// follows.
     ///
     /// # Errors
-    /// A text that the tokenizer refuses.
+    /// The tokenizer refuses the text.
     pub fn encode_chat(&self, text: &str) -> Result<Vec<u32>, TextError> {
         let ids = self.encode_more(text)?;
         if ids.starts_with(&self.begin) {
@@ -186,7 +184,7 @@ impl Tokenizer {
         &self.eos
     }
 
-    /// What the model's makers recommend where a request says nothing.
+    /// The defaults that the model's authors recommend.
     pub fn defaults(&self) -> &GenerationDefaults {
         &self.defaults
     }
@@ -197,7 +195,7 @@ pub(super) fn ids(tokenizer: &tokenizers::Tokenizer, text: &str, special: bool) 
     Ok(encoding.get_ids().to_vec())
 }
 
-/// The special tokens that `tokenizer` puts before a text; what it puts behind one is not among them.
+/// The special tokens that `tokenizer` puts before a text, but not those after it.
 fn begin(tokenizer: &tokenizers::Tokenizer) -> Result<Vec<u32>, String> {
     let some = |special| ids(tokenizer, "a", special).map_err(|error| error.to_string());
     let (bare, mut all) = (some(false)?, some(true)?);
@@ -206,10 +204,10 @@ fn begin(tokenizer: &tokenizers::Tokenizer) -> Result<Vec<u32>, String> {
     Ok(all)
 }
 
-/// The bytes of every token of `tokenizer`, or why it does not fit a model of `vocab_size` tokens.
+/// The bytes of every token, or the reason why they do not fit a model of `vocab_size` tokens.
 fn vocabulary(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Result<Vocabulary, String> {
     let mut tokens: Vec<Box<[u8]>> = vec![Box::default(); vocab_size];
-    let mut place = |id: u32, bytes: Vec<u8>| match tokens.get_mut(id as usize) {
+    let mut insert = |id: u32, bytes: Vec<u8>| match tokens.get_mut(id as usize) {
         Some(token) => {
             *token = bytes.into();
             Ok(())
@@ -219,10 +217,10 @@ fn vocabulary(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Result<Vo
     for (text, id) in tokenizer.get_vocab(false) {
         let bytes = text.chars().map(byte_of).collect::<Option<Vec<u8>>>();
         // A token outside the byte alphabet was added by hand and stands for its own text.
-        place(id, bytes.unwrap_or_else(|| text.into_bytes()))?;
+        insert(id, bytes.unwrap_or_else(|| text.into_bytes()))?;
     }
     for (id, token) in tokenizer.get_added_tokens_decoder() {
-        place(id, if token.special { Vec::new() } else { token.content.into_bytes() })?;
+        insert(id, if token.special { Vec::new() } else { token.content.into_bytes() })?;
     }
     Ok(Vocabulary::new(tokens))
 }
@@ -290,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_a_text_comes_once_in_a_conversation_and_never_in_what_is_added() {
+    fn beginning_tokens_occur_once_in_a_conversation_and_never_in_added_text() {
         let folder = tempfile::tempdir().unwrap();
         write_bytes_tokenizer(folder.path());
         let tokenizer = Tokenizer::load(folder.path(), 300, &[0]).unwrap();
@@ -305,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_a_text_does_not_end_a_conversation() {
+    fn ending_tokens_are_not_added_to_a_conversation() {
         let folder = tempfile::tempdir().unwrap();
         write_bytes_tokenizer(folder.path());
         let path = folder.path().join("tokenizer.json");
@@ -321,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_of_one_character_is_neither_cut_nor_refused() {
+    fn a_long_run_of_one_character_is_encoded_completely() {
         let folder = tempfile::tempdir().unwrap();
         write_bytes_tokenizer(folder.path());
         let tokenizer = Tokenizer::load(folder.path(), 300, &[0]).unwrap();

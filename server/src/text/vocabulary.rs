@@ -1,25 +1,25 @@
-//! What each token id adds to a text, in bytes.
+//! The bytes that each token id adds to a text.
 //!
-//! A byte-level token is any run of bytes, so one character may be spread over several tokens; only
+//! The bytes of a character may be spread over several byte-level tokens, so only
 //! [`Detokenizer`](super::Detokenizer) may turn these bytes into characters.
 
-use super::Detokenizer;
+use super::detokenizer::Detokenizer;
 
-/// The bytes of every token; special tokens and ids without a token have none.
+/// The bytes of every token; none for special tokens and unused ids.
 #[derive(Debug)]
 pub struct Vocabulary {
     tokens: Vec<Box<[u8]>>,
 }
 
 impl Vocabulary {
-    /// A vocabulary whose token `id` has the bytes `tokens[id]`.
+    /// A vocabulary in which token `id` has the bytes `tokens[id]`.
     pub fn new(tokens: Vec<Box<[u8]>>) -> Self {
         Self { tokens }
     }
 
-    /// The beginning of a character that the text of `ids` ends in, which tokens after them may complete.
+    /// The first bytes of an incomplete character at the end of the text of `ids`.
     pub fn unfinished(&self, ids: &[u32]) -> Vec<u8> {
-        // A character has at most 4 bytes, and where one begins does not depend on what is before it.
+        // A character has at most 4 bytes, and its beginning does not depend on what precedes it.
         let mut last: Vec<u8> = ids.iter().rev().flat_map(|id| self.bytes(*id).iter().rev()).take(3).copied().collect();
         last.reverse();
         let mut detokenizer = Detokenizer::new();
@@ -29,27 +29,27 @@ impl Vocabulary {
 
     /// The bytes that `id` adds to a text.
     pub fn bytes(&self, id: u32) -> &[u8] {
-        // The model's vocabulary may be padded past the tokenizer's: such ids add nothing.
+        // The model's vocabulary may be larger than the tokenizer's. Ids in between add nothing.
         self.tokens.get(id as usize).map_or(&[], AsRef::as_ref)
     }
 
-    /// The bytes of each token, in the order of their ids.
+    /// The bytes of each token, in order of ids.
     pub fn tokens(&self) -> impl Iterator<Item = &[u8]> {
         self.tokens.iter().map(AsRef::as_ref)
     }
 }
 
-/// The byte behind each character of byte-level BPE's printable alphabet: printable Latin-1 characters stand
-/// for themselves, the other 68 bytes are the characters from U+0100 on, in order.
+/// The byte for each character of byte-level BPE's printable alphabet: printable Latin-1 characters represent themselves,
+/// and the characters from U+0100 on represent the other 68 bytes in order.
 pub(super) fn byte_of(character: char) -> Option<u8> {
     let code = u32::from(character);
     if code < 256 {
-        return u8::try_from(code).ok().filter(|byte| stands_for_itself(*byte));
+        return u8::try_from(code).ok().filter(|byte| represents_itself(*byte));
     }
-    (0..=u8::MAX).filter(|byte| !stands_for_itself(*byte)).nth(code as usize - 256)
+    (0..=u8::MAX).filter(|byte| !represents_itself(*byte)).nth(code as usize - 256)
 }
 
-fn stands_for_itself(byte: u8) -> bool {
+fn represents_itself(byte: u8) -> bool {
     matches!(byte, 33..=126 | 161..=172 | 174..=255)
 }
 

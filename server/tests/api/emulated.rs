@@ -11,12 +11,12 @@ use tidegate_model::sampling::{Drawn, Permitted, Plans, Sampler};
 use tidegate_model::{DecoderConfig, SamplingParams, StateType, WeightType};
 use tidegate_server::checkpoint::{DeviceChoice, OpenError, OpenOptions, open, open_on};
 use tidegate_server::engine::{CudaModel, LanguageModel};
-use tidegate_server::session::Place;
+use tidegate_server::session::Location;
 
 const TEXT: &str = "The old house by the sea";
 
 async fn app(device: DeviceChoice, state: StateType) -> App {
-    app_on(&checkpoint(), OpenOptions { device, state, slots: 6, ..OpenOptions::default() }, Place::Memory).await
+    app_on(&checkpoint(), OpenOptions { device, state, slots: 6, ..OpenOptions::default() }, Location::Memory).await
 }
 
 /// The tokens of an answer.

@@ -1,4 +1,4 @@
-//! What happens around a text: queues, clients that leave, panics, draining, readiness, ids, and real sockets.
+//! Serving: queues, disconnects, panics, draining, readiness, request ids, and real sockets.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ async fn a_full_queue_is_429_with_a_time_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_response_that_is_dropped_cancels_within_one_step() {
+async fn dropping_a_response_cancels_within_one_step() {
     let fake = Fake::new(1).step(Duration::from_millis(20));
     let calls = fake.calls();
     let (state, engine, _thread) = scripted(fake, 1);
@@ -59,7 +59,7 @@ async fn a_panic_before_the_first_token_is_a_500() {
     let (status, answer) = post(&state, json!({"prompt": [POISON, 1]})).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(answer["error"]["code"], "generation_failed");
-    assert!(!answer.to_string().contains("scripted"), "the details are for the log alone");
+    assert!(!answer.to_string().contains("scripted"), "details belong only in the log");
     assert_eq!(post(&state, json!({"prompt": [1]})).await.0, StatusCode::OK);
 }
 
@@ -138,7 +138,7 @@ async fn the_page_is_served_under_a_strict_policy() {
     assert_eq!(send(&state, get("/playground/other.js")).await.status(), StatusCode::NOT_FOUND);
 }
 
-/// A server on a free port; it ends when the sender is used or dropped.
+/// A server on a free port, which stops when the sender is used or dropped.
 async fn listen(state: AppState) -> (std::net::SocketAddr, oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -160,7 +160,7 @@ async fn post_raw(address: std::net::SocketAddr, body: &Value) -> TcpStream {
     socket
 }
 
-/// Reads until `end` has come.
+/// Reads until `end` arrives.
 async fn read_until(socket: &mut TcpStream, end: &str) -> String {
     let mut all = Vec::new();
     loop {
@@ -176,7 +176,7 @@ async fn read_until(socket: &mut TcpStream, end: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_cross_a_socket_one_by_one() {
+async fn tokens_are_delivered_one_by_one() {
     let fake = Fake::new(2).step(Duration::from_millis(20));
     let calls = fake.calls();
     let (state, _, _thread) = scripted(fake, 4);
@@ -188,8 +188,8 @@ async fn tokens_cross_a_socket_one_by_one() {
     assert!(head.contains("x-accel-buffering: no") && !head.contains("[DONE]"));
     read_until(&mut socket, r#""text":"d""#).await;
     let steps = calls.steps.load(SeqCst);
-    assert!(steps < 99, "the text came in one piece, after {steps} steps");
-    // The server stops while the stream runs: the stream is finished all the same.
+    assert!(steps < 99, "the text arrived in one piece after {steps} steps");
+    // The server stops during the stream, which is finished nevertheless.
     stop.send(()).unwrap();
     let rest = read_until(&mut socket, "[DONE]").await;
     assert!(rest.contains(r#""finish_reason":"length""#));
@@ -198,7 +198,7 @@ async fn tokens_cross_a_socket_one_by_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_closes_cancels() {
+async fn closing_a_connection_cancels() {
     let fake = Fake::new(1).step(Duration::from_millis(5));
     let (state, engine, _thread) = scripted(fake, 4);
     let (address, _stop, _server) = listen(state).await;
@@ -213,7 +213,7 @@ async fn a_connection_that_closes_cancels() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quiet_stream_shows_that_it_is_alive() {
+async fn a_quiet_stream_sends_keep_alives() {
     let (_, engine, _thread) = scripted(Fake::new(1).step(Duration::from_millis(300)), 4);
     let state = AppState::new(ApiOptions { keep_alive: Duration::from_millis(50), ..ApiOptions::default() });
     state.serve(crate::common::served(engine));

@@ -1,4 +1,4 @@
-//! TLS: a certificate that is read again, and handshakes that hold up nobody.
+//! TLS: reloading a certificate, and handshakes that delay nobody.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -25,7 +25,7 @@ fn certificate(folder: &Path) -> Certificate {
     made
 }
 
-/// Time for a handshake: long beside what an honest one takes on a busy machine.
+/// Handshake timeout, much longer than a real handshake takes on a busy machine.
 const HANDSHAKE: Duration = Duration::from_secs(3);
 
 fn load(folder: &Path) -> Tls {
@@ -36,14 +36,14 @@ async fn listen(tls: Tls, state: AppState) -> (SocketAddr, oneshot::Sender<()>, 
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
-    let options = ServeOptions { tls: Some(tls), handshake_limit: HANDSHAKE, ..ServeOptions::default() };
+    let options = ServeOptions { tls: Some(tls), handshake_timeout: HANDSHAKE, ..ServeOptions::default() };
     let server = tokio::spawn(async move {
         serve_with(options, listener, app(state), async { _ = stopped.await }).await.unwrap();
     });
     (address, stop, server)
 }
 
-/// Says `request` over TLS to the holder of `certificate`, and reads to the end.
+/// Sends `request` over TLS to the server with `certificate`, and reads to the end.
 fn ask(address: SocketAddr, certificate: &CertificateDer<'static>, request: &str) -> Result<String, std::io::Error> {
     let mut roots = RootCertStore::empty();
     roots.add(certificate.clone()).unwrap();
@@ -60,7 +60,7 @@ fn ask(address: SocketAddr, certificate: &CertificateDer<'static>, request: &str
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {
-        // Some ends close without a word.
+        // Some peers close without a notification.
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {}
         read => _ = read?,
     }
@@ -76,7 +76,7 @@ async fn health(address: SocketAddr, certificate: &Certificate) -> Result<String
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_handshake_holds_up_nobody_and_is_cut_off() {
+async fn a_silent_handshake_delays_nobody_and_times_out() {
     let folder = tempfile::tempdir().unwrap();
     let made = certificate(folder.path());
     let (state, _, _thread) = scripted(Fake::new(2), 4);
@@ -94,7 +94,7 @@ async fn a_silent_handshake_holds_up_nobody_and_is_cut_off() {
         );
     }
     assert!(start.elapsed() < Duration::from_secs(20), "they were waited for: {:?}", start.elapsed());
-    // Who speaks plainly is no client of ours.
+    // A plain-text client gets no answer.
     let mut plain = TcpStream::connect(address).unwrap();
     plain.write_all(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
     let mut answer = Vec::new();
@@ -118,7 +118,7 @@ async fn a_stream_over_tls_is_finished_when_the_server_stops() {
     let client = spawn_blocking(move || ask(address, &certificate, &request).unwrap());
     let start = Instant::now();
     while engine.stats().running == 0 {
-        assert!(start.elapsed() < Duration::from_secs(20), "it never ran");
+        assert!(start.elapsed() < Duration::from_secs(20), "the request never started");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     stop.send(()).unwrap();
@@ -129,7 +129,7 @@ async fn a_stream_over_tls_is_finished_when_the_server_stops() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_is_read_again_and_a_bad_one_changes_nothing() {
+async fn a_certificate_is_reloaded_and_an_invalid_one_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let old = certificate(folder.path());
     let tls = load(folder.path());
@@ -137,7 +137,7 @@ async fn a_certificate_is_read_again_and_a_bad_one_changes_nothing() {
     let (address, _stop, _server) = listen(tls.clone(), state).await;
     assert!(health(address, &old).await.is_ok());
     let new = certificate(folder.path());
-    assert!(health(address, &new).await.is_err(), "nobody has asked for the new one");
+    assert!(health(address, &new).await.is_err(), "the new certificate is not loaded yet");
     tls.reload().unwrap();
     assert!(health(address, &new).await.is_ok());
     assert!(health(address, &old).await.is_err());
@@ -151,7 +151,7 @@ async fn a_certificate_is_read_again_and_a_bad_one_changes_nothing() {
         std::fs::write(path(name), bad).unwrap();
         let error = tls.reload().unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
-        assert!(health(address, &new).await.is_ok(), "after {name} went bad");
+        assert!(health(address, &new).await.is_ok(), "after {name} became invalid");
         std::fs::write(path(name), good).unwrap();
     }
     assert!(Tls::load(&path("missing.pem"), &path("key.pem")).unwrap_err().to_string().contains("missing.pem"));

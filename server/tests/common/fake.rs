@@ -1,4 +1,4 @@
-//! A scripted model: after token `n` comes `n + 1`; it counts its calls, is as slow as asked, and panics on demand.
+//! A scripted model: after token `n` comes `n + 1`. It counts its calls, can be slow, and panics on demand.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -9,34 +9,34 @@ use tidegate_server::text::Vocabulary;
 
 /// A prompt token on which the model panics.
 pub(crate) const POISON: u32 = 250;
-/// A token on which a step of the model answers with no logits, where a 1 comes before it.
+/// A token on which a step returns no logits, if a 1 comes before it.
 pub(crate) const SHORT: u32 = 251;
-/// A token after which the model finds nothing possible but token 7, where a 1 comes before it.
+/// A token after which the model allows only token 7, if a 1 comes before it.
 pub(crate) const ONLY_SEVEN: u32 = 249;
-/// A token on which the model answers with logits that are no numbers, where a 1 comes before it.
+/// A token on which the model returns NaN logits, if a 1 comes before it.
 pub(crate) const NAN: u32 = 252;
 
-/// What a fake has been asked for.
+/// Counts of a fake's calls, and switches that tests set.
 #[derive(Default)]
 pub(crate) struct Calls {
     pub(crate) steps: AtomicUsize,
     pub(crate) widest: AtomicUsize,
     pub(crate) chunks: Mutex<Vec<usize>>,
     pub(crate) panic_next_step: AtomicBool,
-    /// Whether its device is lost: every call fails from then on.
+    /// Whether its device is lost, so that every call fails.
     pub(crate) lost: AtomicBool,
-    /// What is called in the middle of each step.
+    /// Called in the middle of each step.
     pub(crate) during_step: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 pub(crate) struct Fake {
-    /// Per slot the last token seen, `None` when empty.
+    /// The last token of each slot; `None` if empty.
     states: Vec<Option<u32>>,
     calls: Arc<Calls>,
     step: Duration,
 }
 
-/// Token `n` is the byte `n`, and 255 ends a text.
+/// Token `n` is byte `n`, and 255 ends a text.
 pub(crate) fn rules() -> TextRules {
     let tokens = (0..=u8::MAX).map(|byte| [byte].as_slice().into()).collect();
     let encode = Arc::new(|text: &str| text.bytes().map(u32::from).collect());
@@ -106,7 +106,7 @@ impl LanguageModel for Fake {
         if let Some(during_step) = &*self.calls.during_step.lock().unwrap() {
             during_step();
         }
-        // Every text comes by these numbers in the end; a prompt alone has a 1 before them.
+        // Every text reaches these numbers eventually; only special prompts have a 1 before them.
         let scripted = |id: u32, slot: usize, token: u32| id == token && self.states[slot] == Some(1);
         if ids.iter().zip(slots).any(|(id, slot)| scripted(*id, *slot, SHORT)) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What the server's tests share: the application on the shipped checkpoint or on a scripted model, and requests.
+//! Shared by the server's tests: the application with the shipped checkpoint or a scripted model, and requests.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod fake;
@@ -31,7 +31,7 @@ pub(crate) fn checkpoint() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny")
 }
 
-/// The application on the shipped checkpoint, loaded once for all tests of a binary.
+/// The application with the shipped checkpoint, loaded once per test binary.
 pub(crate) fn shipped() -> AppState {
     static STATE: LazyLock<AppState> = LazyLock::new(|| {
         let (served, _thread) = open(&checkpoint(), &OpenOptions::default()).unwrap();
@@ -42,7 +42,7 @@ pub(crate) fn shipped() -> AppState {
     STATE.clone()
 }
 
-/// The application on a scripted model.
+/// The application with a scripted model.
 pub(crate) fn scripted(fake: Fake, queue: usize) -> (AppState, EngineHandle, EngineThread) {
     let options = EngineOptions { queue, ..EngineOptions::default() };
     let (engine, thread) = spawn(fake, rules(), options).unwrap();
@@ -51,7 +51,7 @@ pub(crate) fn scripted(fake: Fake, queue: usize) -> (AppState, EngineHandle, Eng
     (state, engine, thread)
 }
 
-/// A scripted model as it is served.
+/// A served scripted model.
 pub(crate) fn served(engine: EngineHandle) -> Served {
     Served {
         name: "fake".into(),
@@ -78,14 +78,14 @@ pub(crate) fn codec() -> Codec {
     Codec { fingerprint, layout, vocab_size: 256, greatest: Vec::new(), sources: 0, keys: None }
 }
 
-/// `body` with the fields of `more` over its own.
+/// `body` with its fields replaced by those of `more`.
 #[expect(clippy::needless_pass_by_value, reason = "both are made where it is called")]
 pub(crate) fn with(mut body: Value, more: Value) -> Value {
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
 
-/// Sends a request through the application without a socket.
+/// Sends a request to the application without a socket.
 pub(crate) async fn send(state: &AppState, request: Request<Body>) -> Response<Body> {
     app(state.clone()).oneshot(request).await.unwrap()
 }
@@ -121,7 +121,7 @@ pub(crate) fn events(stream: &str) -> Vec<&str> {
     lines.map(|line| line.strip_prefix("data: ").unwrap_or_else(|| panic!("no data line: {line}"))).collect()
 }
 
-/// A streamed answer put together: per choice its text and token ids, and all chunks.
+/// A streamed answer: per choice its text and token ids, and all chunks.
 pub(crate) async fn stream(state: &AppState, body: Value) -> (Vec<(String, Vec<u64>)>, Vec<Value>) {
     let response = send(state, completion(body.to_string())).await;
     assert_eq!(response.status(), StatusCode::OK);

@@ -1,5 +1,5 @@
-//! A model that says one text after every prompt, on the shipped tokenizer, and a server of it that shows what its chat
-//! template wrote by nothing but the number of tokens.
+//! A model that generates one fixed text after every prompt, with the shipped tokenizer, and a server for it. Only the
+//! number of prompt tokens shows what its chat template wrote.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tidegate_server::{ApiOptions, AppState, Served};
 
 use super::{checkpoint, served};
 
-/// Per slot how much of the text has been said.
+/// How much of the text each slot has generated.
 struct Parrot {
     text: Vec<u32>,
     said: Vec<usize>,
@@ -57,7 +57,7 @@ impl LanguageModel for Parrot {
     }
 }
 
-/// A server whose model wants to say `text` and then to end, with the chat template `template`.
+/// A server whose model generates `text` and then ends, with the chat template `template`.
 pub(crate) fn parrot(text: &str, template: &str, folder: &Path) -> AppState {
     let tokenizer = Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap();
     std::fs::write(folder.join("chat_template.jinja"), template).unwrap();

@@ -1,4 +1,4 @@
-//! Checkpoints of random weights, with the tokenizer of the pinned one.
+//! Checkpoints with random weights and the tokenizer of the pinned one.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use tempfile::TempDir;
 use tidegate_model::random::Normals;
 use tidegate_model::{DecoderConfig, checkpoint};
 
-/// A checkpoint of random weights with these keys beside the pinned one's own, and its tokenizer.
+/// A checkpoint with random weights, and these configuration keys in addition to the pinned ones.
 pub(crate) fn written(keys: &Value) -> TempDir {
     written_about(0.2, keys)
 }
 
-/// The same, with weights about `mean`: about 0 each text has a likeliest continuation of its own.
+/// The same, with weights around `mean`. Around 0, each text has its own likeliest continuation.
 pub(crate) fn written_about(mean: f32, keys: &Value) -> TempDir {
     let (folder, pinned) =
         (TempDir::new().unwrap(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/tiny"));

@@ -1,4 +1,4 @@
-//! Requests to an engine without a server around it, and all that comes of one.
+//! Requests to an engine without a server, and their results.
 
 use std::sync::{Arc, LazyLock};
 
@@ -14,7 +14,7 @@ use tidegate_server::session::Snapshot;
 use super::checkpoint;
 use super::fake::{Fake, rules};
 
-/// The bounds of a scripted model.
+/// The limits of a scripted model.
 pub(crate) const LIMITS: Limits =
     Limits { vocab_size: 256, max_prompt_tokens: 40_000, max_tokens: 1_000_000, sources: None };
 
@@ -23,13 +23,13 @@ pub(crate) fn start(fake: Fake) -> (EngineHandle, EngineThread) {
     spawn(fake, rules(), EngineOptions::default()).unwrap()
 }
 
-/// The likeliest tokens after `prompt`.
+/// A greedy request for tokens after `prompt`.
 pub(crate) fn greedy(prompt: &[u32], max_tokens: usize) -> RequestParameters {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     RequestParameters { prompt: prompt.into(), max_tokens, sampling, ..RequestParameters::default() }
 }
 
-/// All that came of one request.
+/// The result of one request.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub(crate) text: String,
@@ -49,13 +49,13 @@ impl Run {
     }
 }
 
-/// The shipped checkpoint without a server around it, opened once for all tests of a binary.
+/// The shipped checkpoint without a server, opened once per test binary.
 pub(crate) fn shipped() -> &'static Served {
     static SERVED: LazyLock<Served> = LazyLock::new(|| open(&checkpoint(), &OpenOptions::default()).unwrap().0);
     &SERVED
 }
 
-/// Reads to the end.
+/// Reads all events.
 pub(crate) fn collect(mut stream: EventStream) -> Run {
     let mut run = Run::default();
     while let Some(event) = stream.blocking_next() {
@@ -81,7 +81,7 @@ pub(crate) fn collect(mut stream: EventStream) -> Run {
     run
 }
 
-/// What comes of one request to a scripted model.
+/// The result of one request to a scripted model.
 pub(crate) fn run(engine: &EngineHandle, parameters: RequestParameters) -> Run {
     collect(engine.submit(Request::new(parameters, &LIMITS).unwrap()).unwrap())
 }

@@ -1,4 +1,4 @@
-//! An application that keeps sessions in memory, and requests to it.
+//! An application with sessions in memory, and requests to it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{EngineHandle, Stats};
-use tidegate_server::session::{Place, Store, StoreOptions};
+use tidegate_server::session::{Location, Store, StoreOptions};
 use tidegate_server::{ApiOptions, AppState, Served};
 
 use super::{checkpoint, send};
 
-/// An application of its own.
+/// A separate application.
 pub(crate) struct App {
     pub(crate) state: AppState,
     engine: EngineHandle,
@@ -26,19 +26,19 @@ pub(crate) async fn app() -> App {
     made(None).await
 }
 
-/// The same as the options say.
+/// The same with options.
 pub(crate) async fn app_from(options: OpenOptions) -> App {
-    app_on(&checkpoint(), options, Place::Memory).await
+    app_on(&checkpoint(), options, Location::Memory).await
 }
 
-/// A checkpoint, with sessions in this place.
-pub(crate) async fn app_on(checkpoint: &Path, options: OpenOptions, place: Place) -> App {
-    app_of(open(checkpoint, &options).unwrap().0, place).await
+/// A checkpoint, with sessions at this location.
+pub(crate) async fn app_on(checkpoint: &Path, options: OpenOptions, location: Location) -> App {
+    app_of(open(checkpoint, &options).unwrap().0, location).await
 }
 
-/// A model, with sessions in this place.
-pub(crate) async fn app_of(served: Served, place: Place) -> App {
-    let store = Store::open(StoreOptions::new(place), served.codec.clone()).await.unwrap();
+/// A model, with sessions at this location.
+pub(crate) async fn app_of(served: Served, location: Location) -> App {
+    let store = Store::open(StoreOptions::new(location), served.codec.clone()).await.unwrap();
     let (state, engine) = (AppState::new(ApiOptions::default()), served.engine.clone());
     state.set_store(store.clone());
     state.serve(served);
@@ -54,7 +54,7 @@ async fn made(secret: Option<Vec<u8>>) -> App {
     app_from(OpenOptions { secret, slots: 8, ..OpenOptions::default() }).await
 }
 
-/// An answer that has been read.
+/// A complete answer.
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     headers: HeaderMap,
@@ -82,7 +82,7 @@ impl Answer {
         self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// The text of a stream, put together, and its session.
+    /// The whole text of a stream, and its session.
     pub(crate) fn texts(&self) -> (String, Value) {
         let text = self.text();
         let chunks = super::events(&text).into_iter().filter_map(|data| serde_json::from_str::<Value>(data).ok());
@@ -94,7 +94,7 @@ impl Answer {
     }
 }
 
-/// A stream that is being read. Dropping it is what a client does that leaves.
+/// A stream being read. Dropping it disconnects the client.
 pub(crate) struct Open {
     headers: HeaderMap,
     body: axum::body::BodyDataStream,
@@ -105,7 +105,7 @@ impl Open {
         self.headers[name].to_str().unwrap().to_owned()
     }
 
-    /// Reads until something has come.
+    /// Reads the next chunk.
     pub(crate) async fn read_some(&mut self) -> String {
         let piece = self.body.next().await.expect("the stream has ended").unwrap();
         String::from_utf8_lossy(&piece).into_owned()
@@ -143,7 +143,7 @@ impl App {
         self.raw(Method::POST, "/v1/snapshots", Body::from(bytes), &octets).await
     }
 
-    /// A stream, not read yet.
+    /// Starts a stream without reading it.
     pub(crate) async fn open(&self, path: &str, body: Value, headers: &[(&str, &str)]) -> Open {
         let mut request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
         for (name, value) in headers {
@@ -155,12 +155,12 @@ impl App {
         Open { headers: parts.headers, body: body.into_data_stream() }
     }
 
-    /// The session at `path` once nobody uses it any more.
+    /// Waits until the session at `path` is not in use, and returns it.
     pub(crate) async fn until_free(&self, path: &str) -> Value {
         self.until_free_for(path, &[]).await
     }
 
-    /// The same for who says so in the headers.
+    /// The same with request headers.
     pub(crate) async fn until_free_for(&self, path: &str, headers: &[(&str, &str)]) -> Value {
         for _ in 0..2000 {
             let session = self.send(Method::GET, path, Value::Null, headers).await.json();
@@ -177,12 +177,12 @@ impl App {
     }
 }
 
-/// A greedy request for 8 tokens with their ids, and what else is asked for.
+/// A greedy request for 8 tokens with their ids, plus the given fields.
 pub(crate) fn prompt(text: &str, more: Value) -> Value {
     super::with(json!({"prompt": text, "max_tokens": 8, "temperature": 0, "return_token_ids": true}), more)
 }
 
-/// A new session.
+/// Creates a session.
 pub(crate) async fn session(app: &App, body: Value) -> Value {
     let answer = app.post("/v1/sessions", body).await;
     assert_eq!(answer.status, StatusCode::CREATED, "{}", answer.text());

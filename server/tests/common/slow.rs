@@ -1,5 +1,5 @@
-//! A model whose states take as long to move as a test says, and which holds its engine to what moving slots are
-//! promised: they are named in nothing else.
+//! A model whose state transfers take as long as a test decides. It checks that the engine uses no slot during its
+//! transfer.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -7,24 +7,24 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tidegate_server::engine::{LanguageModel, ModelError, Move};
 use tidegate_server::session::Snapshot;
 
-/// What a test knows of a model's moves, and says of them.
+/// Observes and controls a model's transfers.
 #[derive(Default)]
 pub(crate) struct Moves(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Whether no move ends but those of the slots in `may_end`.
+    /// Whether only the transfers of slots in `may_end` can end.
     held: bool,
     may_end: Vec<usize>,
-    /// Whether the moves that end have failed.
+    /// Whether transfers end with a failure.
     fails: bool,
-    /// From which it comes how often the engine has to ask before a move ends: at once where it is 0.
+    /// Determines how often the engine has to poll before a transfer ends; 0: it ends at once.
     patience: u64,
-    /// Slots that are moving.
+    /// Slots being transferred.
     under_way: Vec<usize>,
     begun: usize,
     asked: usize,
-    /// What the engine has done that it must not.
+    /// Violations by the engine.
     broken: Option<String>,
     wake: Option<Arc<dyn Fn() + Send + Sync>>,
 }
@@ -34,17 +34,17 @@ impl Moves {
         self.0.lock().unwrap()
     }
 
-    /// Lets no move end any more.
+    /// Holds all transfers from now on.
     pub(crate) fn hold(&self) {
         self.lock().held = true;
     }
 
-    /// Lets the move of one slot end.
+    /// Lets the transfer of one slot end.
     pub(crate) fn let_end(&self, slot: usize) {
         self.change(|state| state.may_end.push(slot));
     }
 
-    /// Lets all moves end, with a failure where `fails`.
+    /// Lets all transfers end, with a failure if `fails`.
     pub(crate) fn release(&self, fails: bool) {
         self.change(|state| (state.held, state.fails) = (false, fails));
     }
@@ -59,12 +59,12 @@ impl Moves {
         }
     }
 
-    /// Has each move take a few turns of the engine's loop, drawn from `seed`.
+    /// Makes each transfer take a few iterations of the engine's loop, derived from `seed`.
     pub(crate) fn take_turns(&self, seed: u64) {
         self.lock().patience = seed;
     }
 
-    /// How often the engine has to ask for the end of the next move.
+    /// How often the engine has to poll before the next transfer ends.
     fn turns(&self) -> u64 {
         let mut state = self.lock();
         state.patience = state.patience.wrapping_mul(6_364_136_223_846_793_005);
@@ -75,23 +75,23 @@ impl Moves {
         self.lock().under_way.clone()
     }
 
-    /// How often the engine has asked for the end of a move.
+    /// How often the engine has polled for the end of a transfer.
     pub(crate) fn asked(&self) -> usize {
         self.lock().asked
     }
 
-    /// How many moves have begun.
+    /// Number of transfers started.
     pub(crate) fn begun(&self) -> usize {
         self.lock().begun
     }
 
-    /// Holds the engine to its promise.
+    /// Fails if the engine violated the contract.
     pub(crate) fn check(&self) {
         assert_eq!(self.lock().broken, None);
     }
 }
 
-/// What moves once a move ends, and how often it has been asked for until then.
+/// What a transfer will have changed when it ends, and how many polls it still takes.
 struct Pending {
     comes: Option<Arc<Snapshot>>,
     left: u64,
@@ -109,7 +109,7 @@ impl<M: LanguageModel> Slow<M> {
         (Self { model, moves: Arc::clone(&moves), pending: HashMap::new() }, moves)
     }
 
-    /// Takes note where a slot is named that is moving.
+    /// Records a use of a slot during its transfer.
     fn named(&self, what: &str, slots: &[usize]) {
         if let Some(slot) = slots.iter().find(|slot| self.pending.contains_key(slot)) {
             let words = format!("{what} of slot {slot}, which is moving");

@@ -1,5 +1,5 @@
-//! A scripted encoder-decoder: each token it says depends on its whole source and on all of the text so far, and its state
-//! is of the shape that session files have.
+//! A scripted encoder-decoder. Each token depends on the whole source and all of the text so far, and its state has the
+//! shape that snapshot files require.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +19,7 @@ const VOCABULARY: usize = 4096;
 pub(crate) const LONGEST: usize = 2000;
 /// A token that no source can be encoded with.
 pub(crate) const BROKEN: u32 = 4000;
-/// The token that every text begins with; another than sources do.
+/// The token that begins every text; sources begin with another.
 pub(crate) const FIRST: u32 = 7;
 
 pub(crate) const LIMITS: Limits = Limits {
@@ -29,18 +29,18 @@ pub(crate) const LIMITS: Limits = Limits {
     sources: Some(Sources { longest: LONGEST, start: FIRST }),
 };
 
-/// What a model was asked to do.
+/// A call to the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Did {
-    /// A source of so many tokens.
+    /// Encode a source of this many tokens.
     Source(usize),
-    /// So many tokens of a text.
+    /// Read this many tokens of a text.
     Text(usize),
-    /// A step of so many rows.
+    /// A step of this many rows.
     Step(usize),
 }
 
-/// Digests of what was read, small enough to be exact as f32, and how much that was.
+/// Digests of what was read, small enough to be exact as f32, and its length.
 #[derive(Clone, Copy, Default)]
 struct State {
     text: u32,
@@ -72,7 +72,7 @@ impl State {
     }
 }
 
-/// What the model says to a source.
+/// The model's output for a source.
 pub(crate) fn translation(source: &[u32], tokens: usize) -> Vec<u32> {
     let mut state = State::of(source);
     state.read(FIRST);
@@ -84,7 +84,7 @@ pub(crate) fn translation(source: &[u32], tokens: usize) -> Vec<u32> {
     (0..tokens).map(|_| next()).collect()
 }
 
-/// The numbers of its state after a source and these tokens of a text.
+/// The numbers of the state after a source and these tokens of a text.
 pub(crate) fn state_after(source: &[u32], text: &[u32]) -> Vec<f32> {
     let mut state = State::of(source);
     for id in text {
@@ -105,7 +105,7 @@ impl Translator {
         Self { states: vec![State::default(); slots], did: Arc::default(), step, source: Duration::ZERO }
     }
 
-    /// The same, which takes so long for a source.
+    /// The same, taking this long for a source.
     pub(crate) fn source(self, source: Duration) -> Self {
         Self { source, ..self }
     }
@@ -190,12 +190,12 @@ impl LanguageModel for Translator {
     }
 }
 
-/// An engine around it, and what its model was asked to do since it was warm.
+/// An engine with this model, and the calls to the model since warm-up.
 pub(crate) fn start(model: Translator) -> (EngineHandle, Arc<Mutex<Vec<Did>>>) {
     start_with(model, EngineOptions::default())
 }
 
-/// The same, set up as the options say.
+/// The same with options.
 pub(crate) fn start_with(model: Translator, options: EngineOptions) -> (EngineHandle, Arc<Mutex<Vec<Did>>>) {
     let did = Arc::clone(&model.did);
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap());
@@ -209,20 +209,20 @@ pub(crate) fn start_with(model: Translator, options: EngineOptions) -> (EngineHa
     (engine, did)
 }
 
-/// Files of its sessions.
+/// The codec of its snapshots.
 pub(crate) fn files() -> Codec {
     let layout = StateLayout { layers: 1, heads: 1, head: 2, taps: 0, channels: 0, cross: 1 };
     Codec { layout, vocab_size: VOCABULARY, sources: LONGEST, ..codec() }
 }
 
-/// Its server.
+/// A server with this model.
 pub(crate) fn serving(model: Translator) -> (Served, Arc<Mutex<Vec<Did>>>) {
     let (engine, did) = start(model);
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap());
     (Served { limits: LIMITS, tokenizer, codec: Arc::new(files()), ..served(engine) }, did)
 }
 
-/// Its likeliest tokens, that is all there are.
+/// A request for its only tokens.
 pub(crate) fn asked(source: &[u32], max_tokens: usize) -> RequestParameters {
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     RequestParameters { prompt: source.into(), max_tokens, sampling, ..RequestParameters::default() }

@@ -1,5 +1,5 @@
-//! Chat templates as checkpoints have them: whole conversations, what is added to kept ones, and templates that are
-//! broken or without end. The texts that are pinned here are Jinja2's.
+//! Chat templates: whole conversations, messages added to stored ones, and templates that are broken or endless. The
+//! expected texts come from Jinja2.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn message(role: &str, content: &str) -> Message {
     Message { role: role.into(), content: content.into(), ..Message::default() }
 }
 
-/// A template, what it puts between the prompt's end and an answer, and whether it shows a system's message alone.
+/// A template, the text between a prompt and an answer, and whether the template shows a single system message.
 fn all() -> [(&'static str, ChatTemplate, &'static str, bool); 5] {
     [
         ("alternating", load(ALTERNATING), " ", false),
@@ -87,7 +87,7 @@ fn the_shipped_template_tells_a_story_in_paragraphs() {
 }
 
 #[test]
-fn what_closes_an_answer_comes_before_what_is_added() {
+fn added_text_begins_with_what_closes_the_answer() {
     let more = |source, after| load(source).render_more(&[message("user", "more")], after).unwrap();
     assert_eq!(more(MARKED, After::Answer), "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n");
     assert_eq!(more(MARKED, After::Messages), "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n");
@@ -97,7 +97,7 @@ fn what_closes_an_answer_comes_before_what_is_added() {
 }
 
 #[test]
-fn an_answer_can_be_asked_for_where_nothing_is_added() {
+fn an_answer_can_be_requested_without_new_messages() {
     for (name, template, ..) in all() {
         let asked = vec![message("user", "Hi")];
         let closed = template.render_closed(&asked).unwrap();
@@ -107,14 +107,14 @@ fn an_answer_can_be_asked_for_where_nothing_is_added() {
 }
 
 #[test]
-fn a_refusal_is_the_templates_own_words() {
+fn a_refusal_contains_the_templates_message() {
     let template = load(ALTERNATING);
     let twice = [message("user", "a"), message("user", "b")];
     let reason = "after the system, roles must be user and assistant in turn";
     assert_eq!(template.render(&twice), Err(ChatError::Refused(reason.into())));
     assert_eq!(template.render_more(&twice, After::Answer), Err(ChatError::Refused(reason.into())));
     let error = template.render_more(&[message("assistant", "a")], After::Answer).unwrap_err();
-    assert_eq!(error.to_string(), format!("the chat template refuses the messages: {reason}"));
+    assert_eq!(error.to_string(), format!("the chat template refused the messages: {reason}"));
 }
 
 #[test]
@@ -132,25 +132,25 @@ fn a_message_that_would_be_lost_is_refused() {
     let (sorted, new) = (load(&format!("{first}{then}")), [message("user", "a"), message("system", "b")]);
     let hidden = ChatError::Hidden { at: 1, role: "system".into() };
     assert_eq!(sorted.render_more(&new, After::Answer), Err(hidden));
-    assert_eq!(sorted.render_more(&new, After::Messages), Err(ChatError::NotKept));
+    assert_eq!(sorted.render_more(&new, After::Messages), Err(ChatError::NotAppendable));
 }
 
 #[test]
-fn a_template_that_hides_or_repeats_answers_cannot_go_on() {
+fn a_template_that_hides_or_repeats_answers_cannot_continue_a_conversation() {
     for source in [
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
         "{% for m in messages %}{{ m.content }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}",
         "{% for m in messages %}{{ m.content.upper() if m.role == 'assistant' else m.content }}{% endfor %}",
     ] {
         let error = load(source).render_more(&[message("user", "a")], After::Answer).unwrap_err();
-        assert_eq!(error, ChatError::NotKept, "{source}");
+        assert_eq!(error, ChatError::NotAppendable, "{source}");
     }
     let counted = load("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}");
-    assert_eq!(counted.render_more(&[message("user", "a")], After::Messages), Err(ChatError::NotKept));
+    assert_eq!(counted.render_more(&[message("user", "a")], After::Messages), Err(ChatError::NotAppendable));
 }
 
 #[test]
-fn a_template_without_end_runs_out_of_steps() {
+fn an_endless_template_runs_out_of_steps() {
     let template = load("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}");
     let begun = Instant::now();
     assert_eq!(template.render(&long()), Err(ChatError::Steps));
@@ -160,13 +160,16 @@ fn a_template_without_end_runs_out_of_steps() {
                        {% endmacro %}{{ m() }}",
     );
     let error = inside.render(&long()).unwrap_err();
-    assert_eq!(error.to_string(), "the chat template takes more than 10000000 steps for these messages");
+    assert_eq!(
+        error.to_string(),
+        "the chat template must take at most 10000000 steps, and takes more for these messages"
+    );
 }
 
 #[test]
-fn a_template_that_calls_itself_is_stopped() {
+fn a_recursive_template_is_stopped() {
     let template = load("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}");
-    // A quarter of the stack that threads have.
+    // A quarter of a thread's default stack.
     let thread = std::thread::Builder::new().stack_size(512 << 10);
     let error = thread.spawn(move || template.render(&long())).unwrap().join().unwrap().unwrap_err();
     assert!(error.to_string().contains("recursion limit exceeded"), "{error}");
@@ -177,11 +180,14 @@ fn a_huge_text_is_refused() {
     let template = load("{% for a in range(90000) %}{{ 'ten bytes.' * 200 }}{% endfor %}");
     let error = template.render(&long()).unwrap_err();
     assert_eq!(error, ChatError::Long);
-    assert_eq!(error.to_string(), "the chat template makes more than 67108864 bytes of these messages");
+    assert_eq!(
+        error.to_string(),
+        "the rendered chat must be at most 67108864 bytes long, and these messages give more"
+    );
 }
 
 #[test]
-fn ten_thousand_messages_are_within_the_steps() {
+fn ten_thousand_messages_stay_within_the_step_limit() {
     let mut messages = Vec::new();
     for _ in 0..5_000 {
         messages.extend([message("user", "Go on"), message("assistant", "And so they went on")]);
@@ -192,11 +198,11 @@ fn ten_thousand_messages_are_within_the_steps() {
 }
 
 fn texts() -> impl Strategy<Value = String> {
-    // No blanks around, which some templates trim, but marks, braces, escapes and many scripts inside.
+    // No spaces at the ends, which some templates trim, but marks, braces, escapes and many scripts inside.
     prop_oneof!["[a-z]{1,8}", r"[a-z<]([ -~\n]|\PC|<s>|</s>|\{\{|<\|im_end\|>){0,30}[a-z>]"]
 }
 
-/// Messages whose roles alternate, perhaps after a system's; the last is the assistant's.
+/// Messages with alternating roles, possibly after a system message. The last is the assistant's.
 fn conversations() -> impl Strategy<Value = Vec<Message>> {
     let turns = prop::collection::vec((texts(), texts()), 2..5);
     (prop::option::of(texts()), turns).prop_map(|(system, turns)| {
@@ -210,9 +216,9 @@ fn conversations() -> impl Strategy<Value = Vec<Message>> {
 
 proptest! {
     #[test]
-    fn what_is_added_is_what_the_whole_has_more(messages in conversations(), cut in any::<prop::sample::Index>()) {
+    fn added_text_equals_the_difference_of_whole_renderings(messages in conversations(), cut in any::<prop::sample::Index>()) {
         for (name, template, lead, alone) in all() {
-            // Every conversation is asked for an answer: the last message is the user's.
+            // A conversation always ends with the user's message before an answer.
             let all = &messages[..messages.len() - 1];
             let whole = template.render(all).unwrap();
 

@@ -386,7 +386,7 @@ fn a_file_whose_source_has_no_length_is_refused() {
         let mut state = kept.state.clone();
         state[3] = tokens;
         let bytes = files().encode(&Snapshot { state, ..(*kept).clone() });
-        assert_eq!(files().decode(&bytes), Err(FormatError::Source { found: said.into(), most: kept.read }));
+        assert_eq!(files().decode(&bytes), Err(FormatError::Source { found: said.into(), max: kept.read }));
     }
     let shorter = tidegate_server::session::Codec { sources: 39, ..files() };
     let refused = shorter.decode(&files().encode(&kept)).unwrap_err().to_string();

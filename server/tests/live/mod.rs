@@ -1,4 +1,4 @@
-//! The real server as a process that can be killed, and a small HTTP client to it. Shared by tests and measurements.
+//! The real server as a process that can be killed, and a small HTTP client. Used by tests and benchmarks.
 #![allow(dead_code, reason = "each program uses its own part")]
 
 use std::fs::File;
@@ -10,29 +10,29 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longest time to wait for one answer: a very long text may have to be read.
+/// Longest time to wait for an answer, including reading a very long text.
 const PATIENCE: Duration = Duration::from_mins(15);
 
-/// A running server; it dies with this value.
+/// A running server, killed when this is dropped.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: String,
-    /// From the start of the process to the first `GET /ready` that says so.
+    /// Time from the start of the process to the first successful `GET /ready`.
     pub(crate) start_up: Duration,
 }
 
 impl Server {
-    /// Starts a server over the folder `data` and waits until it is ready. Its log is a file beside the folder.
+    /// Starts a server with the data folder `data` and waits until it is ready. Its log is a file next to the folder.
     pub(crate) fn start(data: &Path, flags: &[&str]) -> Self {
         let (began, log) = (Instant::now(), data.with_extension("log"));
-        // From now on whatever ends this ends the process.
+        // From now on, the process is killed however this function ends.
         let mut server = Self { child: spawn(data, flags), address: String::new(), start_up: Duration::ZERO };
         let logged = || std::fs::read_to_string(&log).unwrap_or_default();
         while began.elapsed() < Duration::from_mins(2) {
             if let Some(status) = server.child.try_wait().unwrap() {
                 panic!("the server ended ({status}): {}", logged());
             }
-            // The line is whole once its end is there.
+            // The comma shows that the line is complete.
             let found = || Some(logged().split_once("listening on http://")?.1.split_once(',')?.0.to_owned());
             if server.address.is_empty() {
                 server.address = found().unwrap_or_default();
@@ -46,12 +46,12 @@ impl Server {
         panic!("the server is not ready after two minutes: {}", logged());
     }
 
-    /// SIGKILL.
+    /// Kills the server with SIGKILL.
     pub(crate) fn kill(mut self) {
         self.end();
     }
 
-    /// Waits for it to end by itself.
+    /// Waits until the server exits by itself.
     pub(crate) fn wait(&mut self) {
         assert!(self.child.wait().unwrap().success());
     }
@@ -61,12 +61,12 @@ impl Server {
         let _ = self.child.wait();
     }
 
-    /// The process.
+    /// The process id.
     pub(crate) fn process(&self) -> u32 {
         self.child.id()
     }
 
-    /// A request with a JSON body whose answer must be a success.
+    /// Sends a request with a JSON body and checks that it succeeds.
     pub(crate) fn json(&self, method: &str, path: &str, body: &Value) -> Value {
         let reply = Request::json(method, path, body).send(&self.address).unwrap();
         assert!(reply.status < 300, "{method} {path}: {} {}", reply.status, reply.text());
@@ -80,7 +80,7 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server and waits for nothing. `TIDEGATE_BINARY` names another program than the one just built.
+/// Starts a server without waiting. `TIDEGATE_BINARY` names another program than the one just built.
 pub(crate) fn spawn(data: &Path, flags: &[&str]) -> Child {
     let built = || env!("CARGO_BIN_EXE_tidegate").into();
     Command::new(std::env::var_os("TIDEGATE_BINARY").unwrap_or_else(built))
@@ -95,7 +95,7 @@ pub(crate) fn spawn(data: &Path, flags: &[&str]) -> Child {
         .unwrap()
 }
 
-/// What to ask for.
+/// A request.
 pub(crate) struct Request {
     method: String,
     path: String,
@@ -117,10 +117,10 @@ impl Request {
         self
     }
 
-    /// Sends it on a connection of its own.
+    /// Sends the request on a new connection.
     ///
     /// # Errors
-    /// The server cannot be reached, or its answer does not come to its end.
+    /// The server cannot be reached, or the answer is incomplete.
     pub(crate) fn send(&self, address: &str) -> Result<Reply> {
         let began = Instant::now();
         let mut socket = TcpStream::connect(address)?;
@@ -146,11 +146,12 @@ impl Request {
                 first = Some(began.elapsed());
             }
         }
-        Reply::read(&raw, first, began.elapsed()).ok_or_else(|| Error::new(ErrorKind::UnexpectedEof, "half an answer"))
+        Reply::read(&raw, first, began.elapsed())
+            .ok_or_else(|| Error::new(ErrorKind::UnexpectedEof, "incomplete answer"))
     }
 }
 
-/// `GET` without any body.
+/// Sends a `GET` request.
 ///
 /// # Errors
 /// As [`Request::send`].
@@ -158,13 +159,13 @@ pub(crate) fn get(address: &str, path: &str) -> Result<Reply> {
     Request::json("GET", path, &Value::Null).send(address)
 }
 
-/// An answer that has come to its end.
+/// A complete answer.
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
     /// Time to the first event of a stream.
     pub(crate) first: Option<Duration>,
-    /// Time to the end.
+    /// Time to the end of the answer.
     pub(crate) whole: Duration,
 }
 
@@ -199,7 +200,7 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {}", self.text()))
     }
 
-    /// The objects of a text's answer, whether it was streamed or came in one piece.
+    /// The JSON objects of an answer, whether streamed or in one piece.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let text = self.text();
         if text.starts_with('{') {

@@ -133,7 +133,7 @@ fn generate_continues_a_prompt() {
 fn errors_are_reported_without_a_backtrace() {
     for (args, words) in [
         (["x", "--temperature", "9"], "error: temperature must be between 0 and 2, found 9"),
-        (["x", "--stop", ""], "error: stop must hold no empty string"),
+        (["x", "--stop", ""], "error: stop must not contain an empty string"),
         (["x", "--model", "/nowhere"], "error: /nowhere/config.json"),
         (["x", "--max-tokens", "0"], "must be at least 1"),
     ] {

@@ -1,5 +1,5 @@
-//! The `tidegate` command with API keys and a certificate: what it says at the start, what it never says, and what
-//! SIGHUP changes.
+//! The `tidegate` command with API keys and a certificate: its messages at the start, what it must not reveal, and
+//! reloading on SIGHUP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ fn tidegate(args: &[&str]) -> Command {
     command
 }
 
-/// A server that dies with its test, and what it has said.
+/// A server that is killed with its test, and its log.
 struct Server {
     child: Child,
     lines: Receiver<String>,
@@ -34,7 +34,7 @@ impl Server {
     fn start(mut command: Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        // Read all the time: a server that cannot say a thing waits.
+        // Read continuously, because a full pipe would block the server.
         let (sender, lines) = channel();
         std::thread::spawn(move || stderr.lines().map_while(Result::ok).all(|line| sender.send(line).is_ok()));
         Self { child, lines, log: String::new() }
@@ -49,7 +49,7 @@ impl Server {
                 return line;
             }
         }
-        panic!("it never said {words:?}:\n{}", self.log);
+        panic!("the log does not contain {words:?}:\n{}", self.log);
     }
 
     fn hang_up(&self) {
@@ -74,7 +74,7 @@ fn address(line: &str) -> String {
 }
 
 #[test]
-fn keys_are_read_again_on_sighup_and_a_bad_file_changes_nothing() {
+fn keys_are_reloaded_on_sighup_and_an_invalid_file_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys.json");
     let write = |text: &str| std::fs::write(&path, text).unwrap();
@@ -89,7 +89,7 @@ fn keys_are_read_again_on_sighup_and_a_bad_file_changes_nothing() {
     assert_eq!(status(&address, "sk-given-0123456789"), "200");
 
     write(&file(NEW));
-    assert_eq!(status(&address, NEW), "401", "nobody has asked for the new one");
+    assert_eq!(status(&address, NEW), "401", "the new key is not loaded yet");
     server.hang_up();
     server.until("reloaded the API keys");
     assert_eq!((status(&address, OLD).as_str(), status(&address, NEW).as_str()), ("401", "200"));
@@ -109,7 +109,7 @@ fn keys_are_read_again_on_sighup_and_a_bad_file_changes_nothing() {
 }
 
 #[test]
-fn bad_keys_and_certificates_are_named_at_the_start_without_a_word_of_them() {
+fn invalid_keys_and_certificates_are_reported_without_revealing_them() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys.json");
     std::fs::write(&path, r#"{"keys": [{"name": "ann", "key": "sk-0123456789abcdef", "colour": "blue"}]}"#).unwrap();
@@ -135,7 +135,7 @@ fn bad_keys_and_certificates_are_named_at_the_start_without_a_word_of_them() {
 }
 
 #[test]
-fn a_server_without_keys_on_the_network_logs_a_warning() {
+fn an_unprotected_server_on_the_network_logs_a_warning() {
     let mut open = Server::start(tidegate(&["--port", "0", "--host", "0.0.0.0"]));
     open.until("listening");
     assert!(open.log.contains("no API keys are set"), "{}", open.log);

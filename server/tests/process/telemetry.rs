@@ -1,4 +1,4 @@
-//! Traces of the real server, as a collector gets them.
+//! Traces of the real server, as received by a collector.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind};
 use prost::Message;
 use serde_json::json;
 
-/// A collector that takes everything: what it got, and its address.
+/// A collector that accepts everything: what it received, and its address.
 fn collector() -> (Receiver<(String, ExportTraceServiceRequest)>, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -58,7 +58,7 @@ fn attribute(span: &Span, name: &str) -> String {
 }
 
 #[test]
-fn a_request_is_a_span_in_its_callers_trace_with_its_phases_below_it() {
+fn a_request_is_a_span_in_the_callers_trace_with_its_phases_as_children() {
     let (batches, address) = collector();
     let folder = tempfile::tempdir().unwrap();
     let mut server = Server::start(&folder.path().join("data"), &["--otlp-endpoint", &address]);
@@ -69,7 +69,7 @@ fn a_request_is_a_span_in_its_callers_trace_with_its_phases_below_it() {
     let reply = request.header("traceparent", &format!("00-{trace}-{caller}-01")).send(&server.address).unwrap();
     assert_eq!(reply.status, 200);
     let usage = reply.chunks().last().unwrap()["usage"].clone();
-    // What is not sent yet is sent at the end.
+    // Remaining spans are sent at shutdown.
     Command::new("kill").args(["-TERM", &server.process().to_string()]).status().unwrap();
     server.wait();
 
@@ -118,15 +118,15 @@ fn a_request_is_a_span_in_its_callers_trace_with_its_phases_below_it() {
     }
     let decode = spans.iter().find(|span| span.name == "decode").unwrap();
     assert_eq!(attribute(decode, "gen_ai.response.finish_reasons"), "length");
-    // A request that names no trace begins one.
+    // A request without a trace starts one.
     let ready = spans.iter().find(|span| span.name == "GET /ready").expect("no span of /ready");
     assert!(ready.parent_span_id.is_empty() && ready.trace_id != root.trace_id);
-    assert!(!spans.iter().any(|span| format!("{span:?}").contains("The sea")), "a client's text is in a span");
+    assert!(!spans.iter().any(|span| format!("{span:?}").contains("The sea")), "a span contains a client's text");
 }
 
 #[test]
-fn a_collector_that_is_down_delays_nobody() {
-    // Bound, and nobody accepts: the worst that a collector can do.
+fn an_unresponsive_collector_delays_no_request() {
+    // Bound, but never accepting: the worst case.
     let dead = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", dead.local_addr().unwrap());
     let folder = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ fn a_collector_that_is_down_delays_nobody() {
 }
 
 #[test]
-fn tls_is_refused_at_the_start() {
+fn tls_to_the_collector_is_refused_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut child = crate::live::spawn(&data, &["--otlp-endpoint", "https://127.0.0.1:4318"]);

@@ -1,9 +1,9 @@
-//! What there is room for: versions of a session, bytes of an owner, of the disk, of memory.
+//! Limits: versions per session, bytes per owner, disk space, memory.
 
 use std::sync::Arc;
 
 use tidegate_server::session::{
-    Durability, Place, ResponseId, SessionId, Snapshot, Start, Store, StoreError, StoreOptions, Tier, VersionId,
+    Durability, Location, ResponseId, SessionId, Snapshot, Start, Store, StoreError, StoreOptions, Tier, VersionId,
 };
 
 use crate::kit::{
@@ -16,7 +16,7 @@ async fn kept(store: &Store, id: &SessionId) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn a_session_keeps_its_last_versions_and_remembers_some_before() {
+async fn a_session_keeps_its_newest_versions_and_lists_some_older_ones() {
     let (store, objects) = seen(StoreOptions { keep_versions: 3, lineage: 4, ..in_memory() }).await;
     let id = store.create(ANN, empty()).await.expect("a session").id;
     for number in 1..=10 {
@@ -28,19 +28,19 @@ async fn a_session_keeps_its_last_versions_and_remembers_some_before() {
     let gone = StoreError::NotFound { what: "version" };
     assert_eq!(store.load(ANN, &id, Some(&known[0].id)).await.unwrap_err(), gone);
     assert_eq!(store.rewind(ANN, &id, &known[0].id, None, NOW).await.unwrap_err(), gone);
-    // A head is kept however old it is.
+    // A head is kept, however old it is.
     store.rewind(ANN, &id, &known[4].id, None, NOW).await.expect("a rewind");
     let fork = store.fork(ANN, &id, None, 1, None, None).await.expect("a fork").remove(0);
     for number in 20..24 {
         turn(&store, ANN, &id, number).await.expect("a turn");
     }
     assert_eq!(kept(&store, &id).await, [22, 23, 24]);
-    assert_eq!(head(&store, ANN, &fork.id).await, snapshot(8), "what a fork keeps, stays");
+    assert_eq!(head(&store, ANN, &fork.id).await, snapshot(8), "a fork's versions stay");
     agree(&store, &*objects, &[ANN], &[]).await;
 }
 
 #[tokio::test]
-async fn an_owner_has_no_more_than_the_quotas() {
+async fn quotas_limit_an_owner() {
     let options = StoreOptions { owner_sessions: 3, owner_bytes: 3 * BYTES, ..in_memory() };
     let (store, objects) = seen(options).await;
     let id = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
@@ -48,10 +48,10 @@ async fn an_owner_has_no_more_than_the_quotas() {
     assert_eq!(store.fork(ANN, &id, None, 3, None, None).await, Err(quota.clone()));
     let forks = store.fork(ANN, &id, None, 2, None, None).await.expect("forks");
     assert_eq!(store.create(ANN, empty()).await, Err(quota));
-    // A version counts once, however many sessions have it.
+    // A version counts once, however many sessions keep it.
     turn(&store, ANN, &id, 2).await.expect("a turn");
     turn(&store, ANN, &id, 3).await.expect("a turn");
-    // The next drops the owner's own version that is no head: not the first, which is the forks' head.
+    // The next one evicts the only version that is no head. The first version is the head of the forks.
     turn(&store, ANN, &forks[0].id, 4).await.expect("a turn");
     assert_eq!((kept(&store, &id).await, kept(&store, &forks[0].id).await), (vec![2, 4], vec![2, 5]));
     let full = turn(&store, ANN, &forks[1].id, 5).await;
@@ -59,14 +59,14 @@ async fn an_owner_has_no_more_than_the_quotas() {
     assert_eq!(full, Err(bytes.clone()));
     assert_eq!(store.put_response(ANN, &ResponseId::new(), Vec::new(), snapshot(6), None, None).await, Err(bytes));
     assert_eq!(head(&store, ANN, &forks[1].id).await, snapshot(1));
-    let other = store.create(BOB, new(Start::Snapshot(snapshot(9)))).await.expect("another owner has room");
+    let other = store.create(BOB, new(Start::Snapshot(snapshot(9)))).await.expect("another owner has space");
     agree(&store, &*objects, &[ANN, BOB], &[]).await;
     assert!(store.stats().refused >= 4);
     drop(other);
 }
 
 #[tokio::test]
-async fn a_full_disk_drops_old_versions_of_what_was_used_longest_ago_and_then_refuses() {
+async fn a_full_disk_evicts_old_versions_of_the_least_recently_used_sessions_and_then_refuses() {
     let (store, objects) = seen(StoreOptions { disk_bytes: 5 * BYTES, ..in_memory() }).await;
     let old = store.create(ANN, empty()).await.expect("a session").id;
     let young = store.create(ANN, empty()).await.expect("a session").id;
@@ -74,16 +74,16 @@ async fn a_full_disk_drops_old_versions_of_what_was_used_longest_ago_and_then_re
         turn(&store, ANN, id, number).await.expect("a turn");
         tokio::time::sleep(std::time::Duration::from_millis(3)).await;
     }
-    turn(&store, ANN, &young, 5).await.expect("the disk is just full");
+    turn(&store, ANN, &young, 5).await.expect("the disk is exactly full");
     assert_eq!(store.stats().disk_bytes, 5 * BYTES);
-    turn(&store, ANN, &young, 6).await.expect("room is made");
-    assert_eq!(kept(&store, &old).await, [0, 3], "an empty version takes no room, a head stays");
+    turn(&store, ANN, &young, 6).await.expect("an older version is evicted");
+    assert_eq!(kept(&store, &old).await, [0, 3], "an empty version takes no space, a head stays");
     assert_eq!(kept(&store, &young).await, [0, 4, 5, 6, 7]);
     agree(&store, &*objects, &[ANN], &[]).await;
 }
 
 #[tokio::test]
-async fn heads_are_never_dropped() {
+async fn heads_are_never_evicted() {
     let (store, objects) = seen(StoreOptions { disk_bytes: 4 * BYTES, ..in_memory() }).await;
     let mut ids = Vec::new();
     for number in 0..4 {
@@ -99,14 +99,14 @@ async fn heads_are_never_dropped() {
         assert_eq!(head(&store, ANN, id).await, snapshot(number as u64));
     }
     store.delete(ANN, &ids[3]).await.expect("removed");
-    turn(&store, ANN, &ids[0], 7).await.expect("what is deleted makes room");
-    turn(&store, ANN, &ids[0], 8).await.expect("and so does a version that is no head");
+    turn(&store, ANN, &ids[0], 7).await.expect("deletion frees space");
+    turn(&store, ANN, &ids[0], 8).await.expect("an old version can be evicted");
     agree(&store, &*objects, &[ANN, BOB], &[]).await;
     assert!(store.stats().disk_bytes <= 4 * BYTES);
 }
 
 #[tokio::test]
-async fn many_at_once_never_pass_the_bound() {
+async fn concurrent_requests_never_exceed_the_limit() {
     let (store, objects) = seen(StoreOptions { disk_bytes: 10 * BYTES, ..in_memory() }).await;
     let all = (0..40).map(|number| {
         let store = store.clone();
@@ -124,7 +124,7 @@ async fn many_at_once_never_pass_the_bound() {
 }
 
 #[tokio::test]
-async fn memory_is_held_to_its_budget() {
+async fn the_cache_stays_within_its_budget() {
     let one = snapshot(1).bytes() as u64;
     let store = open(StoreOptions { ram_bytes: 3 * one, ..in_memory() }).await;
     let mut ids = Vec::new();
@@ -141,12 +141,12 @@ async fn memory_is_held_to_its_budget() {
 }
 
 #[tokio::test]
-async fn options_that_make_no_sense_are_refused() {
+async fn options_out_of_range_are_refused() {
     let refused = Store::open(StoreOptions { keep_versions: 0, ..in_memory() }, Arc::new(Plain)).await.map(drop);
-    assert_eq!(refused.unwrap_err().to_string(), "keep_versions is 0, must be at least 1");
+    assert_eq!(refused.unwrap_err().to_string(), "keep_versions must be at least 1, found 0");
 }
 
-/// A file system of its own, of so many KiB; none where it cannot be had.
+/// A separate file system of this many KiB; `None` if it cannot be mounted.
 struct Disk(tempfile::TempDir);
 
 impl Disk {
@@ -166,16 +166,16 @@ impl Drop for Disk {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_without_space_loses_nothing_and_works_again_with_space() {
+async fn a_full_disk_loses_nothing_and_recovers_with_space() {
     for durability in [Durability::Turn, Durability::Memory] {
         let Some(disk) = Disk::new(8000) else {
-            // Who may mount in CI must see it tested.
+            // CI runs that may mount must not skip this test.
             let root = std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
             assert!(!(root && std::env::var_os("CI").is_some_and(|ci| ci == "true")), "no tmpfs for a full disk");
             eprintln!("not tested: no tmpfs can be mounted here, and so no disk be full");
             return;
         };
-        let place = Place::Folder(disk.0.path().join("store"));
+        let place = Location::Folder(disk.0.path().join("store"));
         let options = StoreOptions { durability, ..StoreOptions::new(place) };
         let large =
             |number: u64| Arc::new(Snapshot { state: vec![0.5; 20_000], read: number + 1, ..Snapshot::empty(number) });
@@ -183,12 +183,12 @@ async fn a_disk_without_space_loses_nothing_and_works_again_with_space() {
         let mut kept: Vec<(SessionId, u64)> = Vec::new();
         let mut failures = 0;
         for number in 0..150 {
-            // Each failure must leave what was before.
+            // Each failure must leave everything unchanged.
             match store.create(ANN, new(Start::Snapshot(large(number)))).await {
                 Ok(session) => {
                     kept.push((session.id, number));
                     if number == 30 {
-                        store.flush().await.expect("all is on disk");
+                        store.flush().await.expect("flushed");
                     }
                 }
                 Err(error) => {
@@ -197,41 +197,42 @@ async fn a_disk_without_space_loses_nothing_and_works_again_with_space() {
                 }
             }
         }
-        // An index that could not be written goes back to what is on disk, and the room of what it forgot comes free.
+        // After a failed write, the index falls back to what is on disk, and the space of what it lost is free again.
         let least = if durability == Durability::Memory { 0 } else { 50 };
         assert!(failures > least && kept.len() > 35, "{failures} {}", kept.len());
-        // What little space is left goes to the index alone, until nothing at all fits.
+        // The remaining space goes to the index, until nothing fits at all.
         std::fs::write(disk.0.path().join("filler"), vec![0; 8_000_000]).unwrap_err();
         let mut small = 0;
         while small < 20_000 && store.create(ANN, empty()).await.is_ok() {
             small += 1;
         }
         if durability == Durability::Memory {
-            // What was not on disk when the index could not be written is gone, as after a crash: no more than that.
+            // What was not on disk when the index could not be written is lost, as after a crash, but nothing else.
             let (there, _) = store.list(ANN, None, usize::MAX, false).await.expect("a list");
             kept.retain(|(id, _)| there.iter().any(|session| session.id == *id));
             assert!(kept.len() > 30, "{}", kept.len());
         }
-        let turn = store.begin(ANN, &kept[0].0, None, NOW).await.expect("a turn can begin");
-        // It fails, unless what an earlier failure left was swept up meanwhile.
+        let turn = store.begin(ANN, &kept[0].0, None, NOW).await.expect("a turn starts");
+        // It fails, unless leftovers of an earlier failure were removed meanwhile.
         if turn.commit(large(77), note(), None, VersionId::new()).await.is_ok() {
             kept[0].1 = 77;
         }
         for (id, number) in &kept {
             assert_eq!(head(&store, ANN, id).await, large(*number), "{durability:?}");
         }
-        // Also on a full disk one can remove, and has room then.
+        // Deleting works on a full disk too, and frees space.
         for (id, _) in kept.drain(..20) {
-            store.delete(ANN, &id).await.expect("what is not wanted can go");
+            store.delete(ANN, &id).await.expect("a session can be deleted");
         }
         until("the garbage is gone", async || store.stats().garbage_bytes == 0).await;
-        let made = store.create(ANN, new(Start::Snapshot(large(501)))).await.expect("room for what comes");
+        let made = store.create(ANN, new(Start::Snapshot(large(501)))).await.expect("there is space again");
         kept.push((made.id, 501));
-        std::fs::remove_file(disk.0.path().join("filler")).expect("space again");
+        std::fs::remove_file(disk.0.path().join("filler")).expect("the filler is removed");
         for (id, _) in kept.drain(..3) {
-            store.delete(ANN, &id).await.expect("what is not wanted can go");
+            store.delete(ANN, &id).await.expect("a session can be deleted");
         }
-        let made = store.create(ANN, new(Start::Snapshot(large(500)))).await.expect("room again, without a restart");
+        let made =
+            store.create(ANN, new(Start::Snapshot(large(500)))).await.expect("there is space again, without a restart");
         kept.push((made.id, 500));
         drop(store);
         let store = open(options).await;

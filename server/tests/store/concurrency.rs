@@ -1,4 +1,4 @@
-//! Many at once: on one session one at a time and in order, on many sessions together.
+//! Concurrency: turns on one session run one at a time and in order; those on different sessions run together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use tidegate_server::session::{Durability, StoreOptions, VersionId};
 use crate::kit::{ANN, SOON, agree, empty, head, in_folder, in_memory, note, open, seen, snapshot, turn};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_lease_at_a_time_in_the_order_of_asking() {
+async fn leases_are_granted_one_at_a_time_in_order() {
     let (store, objects) = seen(in_memory()).await;
     let id = store.create(ANN, empty()).await.expect("a session").id;
     let (inside, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(std::sync::Mutex::new(Vec::new())));
@@ -17,8 +17,8 @@ async fn one_lease_at_a_time_in_the_order_of_asking() {
     for number in 0..64u64 {
         let (store, id, inside, told) = (store.clone(), id.clone(), Arc::clone(&inside), Arc::clone(&told));
         tasks.push(tokio::spawn(async move {
-            let turn = store.begin(ANN, &id, None, SOON).await.expect("its turn comes");
-            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+            let turn = store.begin(ANN, &id, None, SOON).await.expect("the lease is granted");
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two turns run at once");
             told.lock().expect("a list").push((number, turn.session().head.tokens));
             tokio::task::yield_now().await;
             inside.fetch_sub(1, Ordering::SeqCst);
@@ -26,7 +26,7 @@ async fn one_lease_at_a_time_in_the_order_of_asking() {
                 turn.commit(snapshot(100 + number), note(), None, VersionId::new()).await.expect("a commit");
             }
         }));
-        // Long enough to be waiting before the next comes.
+        // Long enough for this task to wait before the next one starts.
         tokio::time::sleep(std::time::Duration::from_millis(4)).await;
     }
     drop(first);
@@ -37,7 +37,7 @@ async fn one_lease_at_a_time_in_the_order_of_asking() {
     assert_eq!(told.iter().map(|(number, _)| *number).collect::<Vec<_>>(), (0..64).collect::<Vec<_>>());
     for pair in told.windows(2) {
         let expected = if pair[0].0 % 4 == 3 { pair[0].1 } else { 101 + pair[0].0 };
-        assert_eq!(pair[1].1, expected, "each starts from what the one before left");
+        assert_eq!(pair[1].1, expected, "each turn starts from the previous result");
     }
     assert!(!store.get(ANN, &id).await.expect("the session").in_use);
     agree(&store, &*objects, &[ANN], &[]).await;
@@ -72,7 +72,7 @@ async fn turns_that_end_together_share_a_transaction() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_commit_whose_caller_left_happens_whole_and_a_session_deleted_meanwhile_has_none() {
+async fn a_commit_completes_without_its_caller_and_fails_if_the_session_was_deleted() {
     let (store, objects) = seen(in_memory()).await;
     let id = store.create(ANN, empty()).await.expect("a session").id;
     for number in 1..40 {
@@ -84,7 +84,7 @@ async fn a_commit_whose_caller_left_happens_whole_and_a_session_deleted_meanwhil
         commit.abort();
         drop(commit.await);
     }
-    drop(store.begin(ANN, &id, None, SOON).await.expect("the last is over"));
+    drop(store.begin(ANN, &id, None, SOON).await.expect("the last turn has ended"));
     agree(&store, &*objects, &[ANN], &[]).await;
     let turn = store.begin(ANN, &id, None, SOON).await.expect("a turn");
     store.delete(ANN, &id).await.expect("removed");

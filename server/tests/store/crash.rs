@@ -1,4 +1,4 @@
-//! A process that is killed at any moment: what it acknowledged is there, and nothing that it was only about to do.
+//! A process that is killed at random times: acknowledged turns survive, and nothing else appears.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -16,9 +16,9 @@ fn options(folder: &Path) -> StoreOptions {
     StoreOptions { keep_versions: 3, ..in_folder(folder) }
 }
 
-/// The process that is killed: says `+ session number` before a turn's commit and `= session number` after.
+/// The process to be killed. Prints `+ session number` before a turn's commit and `= session number` after.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn child_that_is_killed() {
+async fn child_to_be_killed() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let store = open(options(Path::new(&folder))).await;
     let (mut sessions, _) = store.list(ANN, None, 100, false).await.expect("a list");
@@ -79,7 +79,7 @@ async fn a_killed_process_loses_no_turn_that_it_acknowledged() {
                 assert!(head.tokens <= begun + 1, "round {round}: {begun} was begun, {} is there", head.tokens);
             }
         }
-        // What the child left half done is swept up; nothing that is pointed to is.
+        // The child's unfinished work is removed, and nothing else.
         let objects =
             object_store::local::LocalFileSystem::new_with_prefix(folder.path().join("objects")).expect("objects");
         let swept = async || {
@@ -91,5 +91,5 @@ async fn a_killed_process_loses_no_turn_that_it_acknowledged() {
         agree(&store, &objects, &[ANN], &[]).await;
         drop(store);
     }
-    assert!(acknowledged > 0, "no child lived long enough to acknowledge a turn: nothing was tested");
+    assert!(acknowledged > 0, "no child acknowledged a turn, so nothing was tested");
 }

@@ -1,4 +1,4 @@
-//! A disk that fails, objects that are damaged, an index that is not what it was.
+//! Faults: a failing disk, damaged objects, a damaged index.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::kit::{
 };
 
 #[tokio::test]
-async fn a_write_that_fails_changes_nothing() {
+async fn a_failed_write_changes_nothing() {
     for leaves in [0, 1, 100, 1_000_000] {
         let (store, objects) = seen(in_memory()).await;
         objects.leaves.store(leaves, Ordering::SeqCst);
@@ -39,7 +39,7 @@ async fn a_write_that_fails_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_damaged_object_is_told_by_its_version() {
+async fn an_error_names_the_version_of_a_damaged_object() {
     let (store, objects) = seen(StoreOptions { ram_bytes: 0, ..in_memory() }).await;
     let session = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session");
     let version = session.head.id.to_string();
@@ -67,7 +67,7 @@ fn objects(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn what_a_crash_left_is_swept_up_and_nothing_else() {
+async fn only_leftovers_of_a_crash_are_removed() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = open(in_folder(folder.path())).await;
     let id = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
@@ -76,9 +76,9 @@ async fn what_a_crash_left_is_swept_up_and_nothing_else() {
     assert_eq!(mine.len(), 1);
     let orphan = VersionId::new().to_string();
     let shard = folder.path().join("objects").join(&orphan[4..6]);
-    fs::write(shard.join(&orphan), "whole, and the index never heard of it").expect("written");
+    fs::write(shard.join(&orphan), "complete, but not in the index").expect("written");
     fs::write(shard.join(format!("{orphan}#1")), "half").expect("written");
-    fs::write(shard.join("notes.txt"), "somebody else's").expect("written");
+    fs::write(shard.join("notes.txt"), "not the store's").expect("written");
     let store = open(in_folder(folder.path())).await;
     let left: Vec<PathBuf> = [mine[0].clone(), shard.join("notes.txt")].into();
     until("the sweep", async || objects(folder.path()).iter().all(|path| left.contains(path))).await;
@@ -87,7 +87,7 @@ async fn what_a_crash_left_is_swept_up_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_damaged_index_is_an_error_that_names_it_and_deletes_nothing() {
+async fn a_damaged_index_is_reported_by_name_and_nothing_is_deleted() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = open(in_folder(folder.path())).await;
     let mut ids = Vec::new();
@@ -95,7 +95,7 @@ async fn a_damaged_index_is_an_error_that_names_it_and_deletes_nothing() {
         ids.push(store.create(ANN, new(Start::Snapshot(snapshot(number)))).await.expect("a session").id);
     }
     drop(store);
-    // Once it can be opened, the store before has let go of it.
+    // When the index can be opened, the previous store has closed it.
     drop(open(in_folder(folder.path())).await);
     let index = folder.path().join("index.redb");
     until("closed", async || Store::open(in_folder(folder.path()), Arc::new(Plain)).await.is_ok()).await;
@@ -112,7 +112,7 @@ async fn a_damaged_index_is_an_error_that_names_it_and_deletes_nothing() {
                 assert!(error.to_string().contains("index.redb"), "{what}: {error}");
                 assert!(matches!(error, StoreError::Index { .. }), "{what}: {error}");
             }
-            // What is missing was not in use: then all must be there.
+            // The missing part was not in use, so everything must still be there.
             Ok(store) => {
                 opened += 1;
                 for (number, id) in ids.iter().enumerate() {
@@ -127,14 +127,14 @@ async fn a_damaged_index_is_an_error_that_names_it_and_deletes_nothing() {
     assert!(opened < 4);
     fs::remove_file(&index).expect("removed");
     let missing = Store::open(in_folder(folder.path()), Arc::new(Plain)).await.map(drop).unwrap_err();
-    assert!(missing.to_string().contains("it is not there, but snapshots are"), "{missing}");
+    assert!(missing.to_string().contains("it is missing, but there are snapshots"), "{missing}");
     fs::write(&index, whole).expect("put back");
     let store = open(in_folder(folder.path())).await;
     assert_eq!(head(&store, ANN, &ids[199]).await, snapshot(199));
 }
 
 #[tokio::test]
-async fn an_index_in_use_is_told_so() {
+async fn an_index_in_use_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let _store = open(in_folder(folder.path())).await;
     let error = Store::open(in_folder(folder.path()), Arc::new(Plain)).await.map(drop).unwrap_err();

@@ -1,5 +1,5 @@
-//! What the store's tests share: a small codec, snapshots, an object store that fails on demand, and the check that
-//! objects and index agree.
+//! Shared by the store's tests: a small codec, snapshots, an object store that fails on demand, and a check that objects
+//! and index agree.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,7 +17,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use tidegate_server::session::{
-    Metadata, NewSession, Owner, Place, Session, SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError,
+    Location, Metadata, NewSession, Owner, Session, SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError,
     StoreOptions, TurnNote, VersionId,
 };
 
@@ -26,11 +26,11 @@ pub(crate) const BOB: Owner = Owner([2; 16]);
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 pub(crate) const NOW: Duration = Duration::ZERO;
 
-/// Numbers of every state here, and bytes of its object.
+/// Numbers in every state, and bytes of its object.
 const FLOATS: usize = 100;
 pub(crate) const BYTES: u64 = 8 + 8 + 4 * FLOATS as u64 + 8;
 
-/// Tokens, seed, numbers, and a sum over the bytes before.
+/// A codec that writes tokens, seed, numbers, and a checksum.
 pub(crate) struct Plain;
 
 fn sum(bytes: &[u8]) -> u64 {
@@ -48,7 +48,7 @@ impl SnapshotCodec for Plain {
     fn decode(&self, bytes: &[u8]) -> std::result::Result<Snapshot, String> {
         let (body, digest) = bytes.split_last_chunk().ok_or("too short")?;
         if u64::from_le_bytes(*digest) != sum(body) {
-            return Err("its digest is another".to_owned());
+            return Err("wrong checksum".to_owned());
         }
         let number = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("eight bytes"));
         let mut snapshot = Snapshot { read: number(0), ..Snapshot::empty(number(8)) };
@@ -57,30 +57,30 @@ impl SnapshotCodec for Plain {
         Ok(snapshot)
     }
 
-    fn most_bytes(&self) -> usize {
+    fn max_bytes(&self) -> usize {
         BYTES as usize
     }
 }
 
-/// A snapshot that no other number gives.
+/// A snapshot that is different for each number.
 pub(crate) fn snapshot(number: u64) -> Arc<Snapshot> {
     let state = vec![number as f32; FLOATS];
     Arc::new(Snapshot { state, read: number + 1, ..Snapshot::empty(number) })
 }
 
 pub(crate) fn in_memory() -> StoreOptions {
-    StoreOptions::new(Place::Memory)
+    StoreOptions::new(Location::Memory)
 }
 
 pub(crate) fn in_folder(folder: &FilePath) -> StoreOptions {
-    StoreOptions::new(Place::Folder(folder.to_owned()))
+    StoreOptions::new(Location::Folder(folder.to_owned()))
 }
 
 pub(crate) async fn open(options: StoreOptions) -> Store {
     Store::open(options, Arc::new(Plain)).await.expect("the store opens")
 }
 
-/// A store in memory over objects that the test sees.
+/// A store with objects that the test can inspect.
 pub(crate) async fn seen(options: StoreOptions) -> (Store, Arc<Faulty>) {
     let objects = Arc::new(Faulty::default());
     let store = Store::open_with(Arc::clone(&objects) as Arc<dyn ObjectStore>, options, Arc::new(Plain)).await;
@@ -99,7 +99,7 @@ pub(crate) fn note() -> TurnNote {
     TurnNote { label: None, prompt_tokens: 3, completion_tokens: 5, kind: "turn".to_owned() }
 }
 
-/// One turn, from the head to `snapshot(number)`.
+/// Runs one turn from the head to `snapshot(number)`.
 pub(crate) async fn turn(
     store: &Store,
     owner: Owner,
@@ -112,10 +112,10 @@ pub(crate) async fn turn(
 
 /// The snapshot of a session's head.
 pub(crate) async fn head(store: &Store, owner: Owner, id: &SessionId) -> Arc<Snapshot> {
-    store.load(owner, id, None).await.expect("the head is there").1
+    store.load(owner, id, None).await.expect("the head can be loaded").1
 }
 
-/// Waits until something holds, which is soon.
+/// Waits until a condition holds.
 pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     for _ in 0..1000 {
         if holds().await {
@@ -123,10 +123,10 @@ pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("it never came: {what}");
+    panic!("timed out waiting for {what}");
 }
 
-/// The objects are those that the owners' sessions and `others` point to, and the sums say so.
+/// Checks that the objects are exactly those that the owners' sessions and `others` point to, and that the totals agree.
 pub(crate) async fn agree(store: &Store, objects: &dyn ObjectStore, owners: &[Owner], others: &[VersionId]) {
     until("no garbage", async || store.stats().garbage_bytes == 0).await;
     let mut wanted: BTreeSet<String> = others.iter().map(ToString::to_string).collect();
@@ -148,12 +148,12 @@ pub(crate) async fn agree(store: &Store, objects: &dyn ObjectStore, owners: &[Ow
     let found: Vec<ObjectMeta> = objects.list(None).map(|object| object.expect("an object")).collect().await;
     let names: BTreeSet<String> =
         found.iter().map(|object| object.location.filename().expect("a name").to_owned()).collect();
-    assert_eq!(names, wanted, "objects, and what points to them");
+    assert_eq!(names, wanted, "objects and references");
     assert_eq!(store.stats().disk_bytes, found.iter().map(|object| object.size).sum::<u64>());
     assert_eq!(store.stats().versions, versions.len() as u64);
 }
 
-/// Objects in memory, that counts what is written and fails when told to.
+/// An object store in memory that counts writes and reads, and fails on demand.
 #[derive(Debug)]
 pub(crate) struct Faulty {
     objects: InMemory,
@@ -161,9 +161,9 @@ pub(crate) struct Faulty {
     pub(crate) puts: AtomicUsize,
     /// Objects read.
     pub(crate) gets: AtomicUsize,
-    /// Writes until the one that fails; below zero none does.
+    /// Number of writes before the one that fails; negative if none does.
     pub(crate) fails_in: AtomicI64,
-    /// Bytes of the object that a failing write leaves.
+    /// Bytes of the object that a failing write leaves behind.
     pub(crate) leaves: AtomicUsize,
 }
 
@@ -176,7 +176,7 @@ impl Default for Faulty {
 
 impl fmt::Display for Faulty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("objects that fail")
+        f.write_str("faulty object store")
     }
 }
 

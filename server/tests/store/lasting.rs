@@ -1,4 +1,5 @@
-//! What must hold across deaths, secrets and requests sent again: deleted stays deleted, kept stays readable.
+//! What must hold across crashes, changed secrets and repeated requests: deleted data stays deleted, stored data stays
+//! readable.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,7 @@ use tidegate_server::session::{
 
 use crate::kit::{ANN, BYTES, NOW, empty, head, in_folder, in_memory, new, note, open, seen, snapshot, turn};
 
-/// What a process that is killed now leaves, in another folder.
+/// Copies what a process killed now would leave behind to another folder.
 fn killed(folder: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().expect("a folder");
     fs::copy(folder.join("index.redb"), copy.path().join("index.redb")).expect("the index");
@@ -24,7 +25,7 @@ fn killed(folder: &Path) -> tempfile::TempDir {
         fs::create_dir_all(&to).expect("a shard");
         for object in fs::read_dir(&shard).expect("a shard") {
             let object = object.expect("an object");
-            // What is removed meanwhile was not needed.
+            // Objects removed during the copy were not needed.
             drop(fs::copy(object.path(), to.join(object.file_name())));
         }
     }
@@ -32,7 +33,7 @@ fn killed(folder: &Path) -> tempfile::TempDir {
 }
 
 #[tokio::test]
-async fn what_was_deleted_stays_deleted_however_the_process_ends() {
+async fn deleted_sessions_stay_deleted_however_the_process_ends() {
     let folder = tempfile::tempdir().expect("a folder");
     let rare = Duration::from_hours(1);
     let options = StoreOptions { durability: Durability::Memory, sweep_every: rare, ..in_folder(folder.path()) };
@@ -60,17 +61,17 @@ async fn a_closed_store_refuses_and_its_index_needs_no_repair() {
     assert!(matches!(store.create(ANN, empty()).await, Err(StoreError::Unavailable { .. })));
     for folder in [folder.path(), before.path()] {
         let mut index = redb::Builder::new();
-        index.set_repair_callback(|_| panic!("all of it is read"));
+        index.set_repair_callback(|_| panic!("the index was repaired"));
         index.open(folder.join("index.redb")).expect("it opens");
         let store = open(in_folder(folder)).await;
         assert_eq!(store.get(ANN, &id).await.map(|session| session.id), Ok(id.clone()));
     }
 }
 
-/// How long the start takes after a kill, for an index of some size.
+/// Measures how long opening takes after a kill, by size of the index.
 #[tokio::test]
 #[ignore = "a measurement"]
-async fn opening_after_a_kill_takes_so_long() {
+async fn measure_opening_after_a_kill() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let store = open(in_folder(folder.path())).await;
     let id = store.create(ANN, empty()).await.expect("a session").id;
@@ -96,7 +97,7 @@ async fn opening_after_a_kill_takes_so_long() {
 }
 
 #[tokio::test]
-async fn a_row_that_cannot_be_read_harms_its_own_session_alone() {
+async fn an_unreadable_row_affects_only_its_own_session() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = open(in_folder(folder.path())).await;
     let bad = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session");
@@ -136,7 +137,7 @@ fn state(number: f32) -> Arc<Snapshot> {
 }
 
 #[tokio::test]
-async fn a_secret_may_come_and_change_and_what_leaves_is_signed_with_it() {
+async fn exports_are_signed_with_the_current_secret_whichever_stored_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let options = || StoreOptions { ram_bytes: 0, ..in_folder(folder.path()) };
     let secrets: [Option<&[u8]>; 4] = [None, Some(&[1; 32]), Some(&[2; 32]), None];
@@ -149,14 +150,14 @@ async fn a_secret_may_come_and_change_and_what_leaves_is_signed_with_it() {
             assert_eq!(head(&store, ANN, id).await, state(number as f32));
             let (_, bytes) = store.bytes(ANN, id, None).await.expect("bytes");
             assert_eq!(codec(secret).decode(&bytes).map(Arc::new), Ok(state(number as f32)));
-            assert!(codec(Some(&[3; 32])).decode(&bytes).is_err(), "another's signature");
+            assert!(codec(Some(&[3; 32])).decode(&bytes).is_err(), "the signature of another secret");
         }
         store.close().await.expect("closed");
     }
 }
 
 #[tokio::test]
-async fn what_could_not_be_read_again_is_not_kept() {
+async fn a_snapshot_that_could_not_be_read_back_is_not_stored() {
     let store = Store::open(in_memory(), codec(None)).await.expect("it opens");
     let session = store.create(ANN, new(Start::Snapshot(state(1.0)))).await.expect("a session");
     let far = Snapshot { read: (1 << 53) + 1, ..(*state(1.0)).clone() };
@@ -164,7 +165,7 @@ async fn what_could_not_be_read_again_is_not_kept() {
     for unfit in [state(f32::NAN), state(f32::INFINITY), Arc::new(far), Arc::new(pending)] {
         let turn = store.begin(ANN, &session.id, None, NOW).await.expect("a turn");
         let refused = turn.commit(unfit, note(), None, VersionId::new()).await;
-        assert!(matches!(refused, Err(StoreError::Unfit { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(StoreError::Unstorable { .. })), "{refused:?}");
         assert_eq!(store.get(ANN, &session.id).await.as_ref(), Ok(&session));
     }
     let close = Snapshot { read: (1 << 52) + 1, ..(*state(1.0)).clone() };
@@ -173,7 +174,7 @@ async fn what_could_not_be_read_again_is_not_kept() {
 }
 
 #[test]
-fn a_maximum_that_no_keys_have_is_refused() {
+fn an_impossible_key_maximum_is_refused() {
     // The last number of each head.
     let layout = StateLayout { layers: 2, heads: 1, head: 5, taps: 0, channels: 0, cross: 0 };
     let snapshot = Snapshot { state: (0..10).map(|number| number as f32).collect(), ..(*state(0.0)).clone() };
@@ -189,7 +190,7 @@ fn a_maximum_that_no_keys_have_is_refused() {
 }
 
 #[tokio::test]
-async fn a_receipt_is_written_with_what_it_tells_of() {
+async fn a_receipt_is_stored_together_with_its_result() {
     let (store, _objects) = seen(StoreOptions { owner_sessions: 4, ..in_memory() }).await;
     let key = |name: &str| ReceiptKey(name.to_owned());
     let one = |session: &Session| session.id.to_string().into_bytes();
@@ -200,26 +201,26 @@ async fn a_receipt_is_written_with_what_it_tells_of() {
     let forks = store.fork_once(ANN, &made.id, fork(2), Some((key("b"), Box::new(all)))).await.expect("forks");
     assert_eq!(store.receipt(ANN, "b").await, Ok(Some(all(&forks))));
     store.fork_once(ANN, &made.id, fork(2), Some((key("c"), Box::new(all)))).await.unwrap_err();
-    assert_eq!(store.receipt(ANN, "c").await, Ok(None), "nothing happened");
+    assert_eq!(store.receipt(ANN, "c").await, Ok(None), "a failed request has no receipt");
     let answer = Some((key("d"), b"body".to_vec()));
     store.put_response(ANN, &ResponseId::new(), vec![1], snapshot(1), None, answer).await.expect("a response");
     assert_eq!(store.receipt(ANN, "d").await, Ok(Some(b"body".to_vec())));
 }
 
 #[tokio::test]
-async fn one_request_does_not_fork_a_long_session_too_often() {
+async fn the_number_of_forks_of_a_long_session_is_limited() {
     let store = open(StoreOptions { keep_versions: 2, lineage: 100, ..in_memory() }).await;
     let id = store.create(ANN, empty()).await.expect("a session").id;
     for number in 0..49 {
         turn(&store, ANN, &id, number).await.expect("a turn");
     }
     let refused = store.fork(ANN, &id, None, 401, None, None).await.unwrap_err();
-    assert_eq!(refused.to_string(), "n is 401, for a session of 50 versions it must be at most 400");
+    assert_eq!(refused.to_string(), "n must be at most 400 for a session of 50 versions, found 401");
     assert_eq!(store.fork(ANN, &id, None, 400, None, None).await.map(|made| made.len()), Ok(400));
 }
 
 #[tokio::test]
-async fn old_responses_make_room_after_old_versions_and_before_a_refusal() {
+async fn old_responses_are_evicted_after_old_versions() {
     let (store, _objects) = seen(StoreOptions { disk_bytes: 5 * BYTES, ..in_memory() }).await;
     let ids = [ResponseId::new(), ResponseId::new()];
     for (number, id) in (1..).zip(&ids) {
@@ -229,13 +230,13 @@ async fn old_responses_make_room_after_old_versions_and_before_a_refusal() {
     let session = store.create(ANN, new(Start::Snapshot(snapshot(3)))).await.expect("a session").id;
     for number in 4..=7 {
         turn(&store, ANN, &session, number).await.expect("a turn");
-        assert!(store.response(ANN, &ids[0]).await.is_ok(), "versions go first");
+        assert!(store.response(ANN, &ids[0]).await.is_ok(), "versions are evicted first");
     }
     for number in 8..=10 {
         store.create(ANN, new(Start::Snapshot(snapshot(number)))).await.expect("a session");
     }
-    assert!(store.response(ANN, &ids[0]).await.is_err(), "the oldest response has gone");
-    store.admit(ANN).await.expect("another may go");
+    assert!(store.response(ANN, &ids[0]).await.is_err(), "the oldest response is evicted");
+    store.admit(ANN).await.expect("another can be evicted");
     store.create(ANN, new(Start::Snapshot(snapshot(11)))).await.expect("a session");
     assert!(store.response(ANN, &ids[1]).await.is_err());
     assert_eq!(head(&store, ANN, &session).await, snapshot(7));
@@ -243,12 +244,12 @@ async fn old_responses_make_room_after_old_versions_and_before_a_refusal() {
 }
 
 #[tokio::test]
-async fn room_for_what_a_turn_makes_is_promised_when_it_begins() {
+async fn space_for_a_turn_is_reserved_when_it_begins() {
     let (store, _objects) = seen(StoreOptions { disk_bytes: BYTES, ..in_memory() }).await;
     let first = store.create(ANN, empty()).await.expect("a session").id;
     let second = store.create(ANN, empty()).await.expect("a session").id;
-    let begun = store.begin(ANN, &first, None, NOW).await.expect("there is room for one");
+    let reserving = store.begin(ANN, &first, None, NOW).await.expect("there is space for one");
     assert!(matches!(store.begin(ANN, &second, None, NOW).await.map(drop), Err(StoreError::Full { .. })));
-    drop(begun);
-    turn(&store, ANN, &second, 1).await.expect("given back with the turn");
+    drop(reserving);
+    turn(&store, ANN, &second, 1).await.expect("the space is released with the turn");
 }

@@ -1,4 +1,4 @@
-//! The session store, on a folder and in memory: what it keeps, refuses, drops and survives; and snapshot files.
+//! Tests of the session store, in a folder and in memory, and of snapshot files.
 
 mod bounds;
 mod concurrency;

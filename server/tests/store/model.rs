@@ -1,16 +1,16 @@
-//! Random sequences of operations, against a model in memory that is as simple as can be.
+//! Random sequences of operations, compared with a simple model in memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate_server::session::{
-    Metadata, Owner, Place, ResponseId, SessionId, Snapshot, Start, Store, StoreOptions, VersionId,
+    Location, Metadata, Owner, ResponseId, SessionId, Snapshot, Start, Store, StoreOptions, VersionId,
 };
 
 use crate::kit::{ANN, BOB, NOW, Plain, agree, empty, in_memory, new, seen, snapshot, turn};
 
-/// What is done; numbers choose among what is there.
+/// An operation. Numbers choose among what exists.
 #[derive(Clone, Debug)]
 enum Step {
     Create(bool),
@@ -42,7 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A session: its versions in order, each with what it holds and whether it is kept, and which is the head.
+/// A session: its versions in order, each with its contents and whether it is kept, and the head.
 #[derive(Clone, Debug)]
 struct Kept {
     owner: Owner,
@@ -55,7 +55,7 @@ impl Kept {
         while self.versions.iter().filter(|(_, kept)| *kept).count() > keep {
             let head = self.head.clone();
             let oldest = self.versions.iter_mut().find(|(id, kept)| *kept && *id != head);
-            oldest.expect("one is no head").1 = false;
+            oldest.expect("one of them is not the head").1 = false;
         }
     }
 }
@@ -188,7 +188,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_store_does_what_the_model_does(steps in proptest::collection::vec(step(), 1..60), keep in 1..5usize) {
+    fn the_store_behaves_like_the_model(steps in proptest::collection::vec(step(), 1..60), keep in 1..5usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let (store, objects) = seen(StoreOptions { keep_versions: keep, ram_bytes: 2000, ..in_memory() }).await;
@@ -204,15 +204,15 @@ proptest! {
 }
 
 proptest! {
-    // Each turn waits for the disk.
+    // Fewer cases, because each turn waits for the disk.
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
-    fn so_does_a_folder_that_is_opened_again_in_between(steps in proptest::collection::vec(step(), 1..40), every in 1..12usize) {
+    fn a_reopened_folder_behaves_like_the_model(steps in proptest::collection::vec(step(), 1..40), every in 1..12usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let folder = tempfile::tempdir().expect("a folder");
-            let options = StoreOptions { keep_versions: 3, ..StoreOptions::new(Place::Folder(folder.path().to_owned())) };
+            let options = StoreOptions { keep_versions: 3, ..StoreOptions::new(Location::Folder(folder.path().to_owned())) };
             let open = async || Store::open(options.clone(), Arc::new(Plain)).await.expect("the store opens");
             let mut store = open().await;
             let mut world = World::default();

@@ -1,4 +1,4 @@
-//! What a session is: made, read, changed, forked, rewound, removed; and whose.
+//! Sessions: creating, reading, changing, forking, rewinding and removing them, and their owners.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ fn names(sessions: &[Session]) -> Vec<SessionId> {
 }
 
 #[tokio::test]
-async fn a_turn_moves_the_head_and_its_snapshot_comes_back() {
+async fn a_turn_moves_the_head_and_its_snapshot_can_be_loaded() {
     let folder = tempfile::tempdir().expect("a folder");
     for options in [in_memory(), in_folder(folder.path())] {
         let store = open(StoreOptions { ram_bytes: 0, ..options }).await;
@@ -37,11 +37,11 @@ async fn a_turn_moves_the_head_and_its_snapshot_comes_back() {
         assert_eq!((found, tier), (snapshot(7), Tier::Disk));
         let (_, bytes) = store.bytes(ANN, &made.id, None).await.expect("the bytes");
         assert_eq!(bytes, Plain.encode(&snapshot(7)));
-        let (_, bytes) = store.bytes(ANN, &made.id, Some(&made.head.id)).await.expect("the bytes of nothing");
+        let (_, bytes) = store.bytes(ANN, &made.id, Some(&made.head.id)).await.expect("the bytes of an empty version");
         assert_eq!(bytes, Plain.encode(&Snapshot::empty(1)));
         assert_eq!(store.receipt(ANN, "k").await, Ok(Some(b"answer".to_vec())));
         assert_eq!(store.receipt(BOB, "k").await, Ok(None));
-        // Dropped without a commit, a turn was none.
+        // A turn dropped without a commit changes nothing.
         drop(store.begin(ANN, &made.id, None, NOW).await.expect("a turn"));
         assert_eq!(store.get(ANN, &made.id).await, Ok(after.clone()));
         let stale = store.begin(ANN, &made.id, Some(made.head.id.clone()), NOW).await.map(drop);
@@ -50,7 +50,7 @@ async fn a_turn_moves_the_head_and_its_snapshot_comes_back() {
 }
 
 #[tokio::test]
-async fn a_session_begins_with_a_snapshot_or_a_version_too() {
+async fn a_session_can_start_from_a_snapshot_or_a_version() {
     let (store, objects) = seen(in_memory()).await;
     let first = store.create(ANN, new(Start::Snapshot(snapshot(3)))).await.expect("a session");
     let second = store.create(ANN, new(Start::Version(first.head.id.clone()))).await.expect("a session");
@@ -68,7 +68,7 @@ async fn a_session_begins_with_a_snapshot_or_a_version_too() {
 }
 
 #[tokio::test]
-async fn forks_share_their_past_and_write_nothing() {
+async fn forks_share_versions_and_write_no_objects() {
     let (store, objects) = seen(in_memory()).await;
     let metadata = Metadata::from([("a".to_owned(), "b".to_owned())]);
     let made = store.create(ANN, tidegate_server::session::NewSession { metadata: metadata.clone(), ..empty() }).await;
@@ -80,7 +80,7 @@ async fn forks_share_their_past_and_write_nothing() {
     let (puts, gets) = (objects.puts.load(Ordering::SeqCst), objects.gets.load(Ordering::SeqCst));
     let running = store.begin(ANN, &id, None, NOW).await.expect("a turn");
     let transactions = store.stats().transactions;
-    let forks = store.fork(ANN, &id, None, 64, None, None).await.expect("forks, while a turn is running");
+    let forks = store.fork(ANN, &id, None, 64, None, None).await.expect("forking during a turn works");
     assert_eq!(store.stats().transactions, transactions + 1);
     assert_eq!((objects.puts.load(Ordering::SeqCst), objects.gets.load(Ordering::SeqCst)), (puts, gets));
     running.commit(snapshot(4), note(), None, VersionId::new()).await.expect("a commit");
@@ -94,10 +94,10 @@ async fn forks_share_their_past_and_write_nothing() {
     assert_eq!(head(&store, ANN, &forks[1].id).await, snapshot(3));
     assert_eq!(head(&store, ANN, &id).await, snapshot(4));
     let early = store.fork(ANN, &id, Some(lineage[1].id.clone()), 1, Some(Metadata::new()), None).await;
-    let early = early.expect("a fork from the past").remove(0);
+    let early = early.expect("a fork from an old version").remove(0);
     assert_eq!((early.head.tokens, early.metadata.len()), (2, 0));
     assert_eq!(store.versions(ANN, &early.id).await.expect("versions"), lineage[..2]);
-    store.rewind(ANN, &early.id, &lineage[0].id, None, NOW).await.expect("a fork goes back past its beginning");
+    store.rewind(ANN, &early.id, &lineage[0].id, None, NOW).await.expect("a fork can be rewound past its beginning");
     let missing = store.fork(ANN, &early.id, Some(lineage[3].id.clone()), 1, None, None).await;
     assert_eq!(missing, Err(StoreError::NotFound { what: "version" }));
     agree(&store, &*objects, &[ANN], &[]).await;
@@ -110,7 +110,7 @@ async fn forks_share_their_past_and_write_nothing() {
 }
 
 #[tokio::test]
-async fn a_rewind_moves_the_head_and_forgets_nothing() {
+async fn a_rewind_moves_the_head_and_keeps_all_versions() {
     let (store, objects) = seen(in_memory()).await;
     let id = store.create(ANN, empty()).await.expect("a session").id;
     for number in 1..=3 {
@@ -128,20 +128,20 @@ async fn a_rewind_moves_the_head_and_forgets_nothing() {
     turn(&store, ANN, &id, 9).await.expect("a turn");
     let after = store.versions(ANN, &id).await.expect("versions");
     assert_eq!((&after[..4], after[4].parent.as_ref()), (&before[..], Some(&before[1].id)));
-    store.rewind(ANN, &id, &before[3].id, None, NOW).await.expect("forward again");
+    store.rewind(ANN, &id, &before[3].id, None, NOW).await.expect("a rewind can go forward");
     assert_eq!(head(&store, ANN, &id).await, snapshot(3));
     agree(&store, &*objects, &[ANN], &[]).await;
 }
 
 #[tokio::test]
-async fn what_is_anothers_is_as_what_never_was() {
+async fn other_owners_sessions_look_like_missing_ones() {
     let store = open(in_memory()).await;
     let id = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
     let version = store.get(ANN, &id).await.expect("the session").head.id;
     let response = ResponseId::new();
     store.put_response(ANN, &response, b"{}".to_vec(), snapshot(2), None, None).await.expect("a response");
     let guessed = SessionId::new();
-    let told = async |owner: Owner, id: &SessionId, version: &VersionId, response: &ResponseId| -> Vec<String> {
+    let errors = async |owner: Owner, id: &SessionId, version: &VersionId, response: &ResponseId| -> Vec<String> {
         let wait = NOW;
         let errors: Vec<StoreError> = vec![
             store.get(owner, id).await.map(drop).unwrap_err(),
@@ -161,21 +161,21 @@ async fn what_is_anothers_is_as_what_never_was() {
         ];
         errors.iter().map(ToString::to_string).collect()
     };
-    let never = told(ANN, &guessed, &VersionId::new(), &ResponseId::new()).await;
-    let anothers = told(BOB, &id, &version, &response).await;
+    let missing = errors(ANN, &guessed, &VersionId::new(), &ResponseId::new()).await;
+    let foreign = errors(BOB, &id, &version, &response).await;
     let held = store.begin(ANN, &id, None, NOW).await.expect("a turn");
-    assert_eq!(never, anothers);
-    assert_eq!(never, told(BOB, &id, &version, &response).await, "nor does another see that it is in use");
-    assert!(never.iter().all(|error| error.starts_with("no ") && error.ends_with(" has this id")), "{never:?}");
+    assert_eq!(missing, foreign);
+    assert_eq!(missing, errors(BOB, &id, &version, &response).await, "others cannot see that it is in use");
+    assert!(missing.iter().all(|error| error.starts_with("no ") && error.ends_with(" has this id")), "{missing:?}");
     drop(held);
-    // A version of another session of one's own is not the session's either.
+    // A version of the owner's other sessions does not belong to this one either.
     let mine = store.create(ANN, empty()).await.expect("a session").id;
     assert_eq!(store.load(ANN, &mine, Some(&version)).await.unwrap_err(), StoreError::NotFound { what: "version" });
     assert_eq!(store.list(BOB, None, 5, false).await, Ok((Vec::new(), false)));
 }
 
 #[tokio::test]
-async fn sessions_are_listed_in_the_order_they_were_made() {
+async fn sessions_are_listed_in_order_of_creation() {
     let store = open(in_memory()).await;
     let mut made = Vec::new();
     for _ in 0..5 {
@@ -202,7 +202,7 @@ async fn sessions_are_listed_in_the_order_they_were_made() {
 }
 
 #[tokio::test]
-async fn a_session_goes_when_its_time_is_over_and_use_gives_it_more() {
+async fn a_session_expires_unless_it_is_used() {
     let every = Duration::from_millis(50);
     let (store, objects) = seen(StoreOptions { sweep_every: every, ..in_memory() }).await;
     let short = Some(Duration::from_secs(1));
@@ -223,14 +223,14 @@ async fn a_session_goes_when_its_time_is_over_and_use_gives_it_more() {
     assert_eq!(store.get(ANN, &left.id).await, Err(StoreError::NotFound { what: "session" }));
     until("the sweep", async || store.stats().sessions == 3).await;
     assert!(store.get(ANN, &used.id).await.is_ok() && store.get(ANN, &patched).await.is_ok());
-    turn.commit(snapshot(2), note(), None, VersionId::new()).await.expect("a turn outlives the time");
+    turn.commit(snapshot(2), note(), None, VersionId::new()).await.expect("a running turn prevents expiry");
     agree(&store, &*objects, &[ANN], &[]).await;
     until("the sweep", async || store.stats().sessions == 1).await;
     agree(&store, &*objects, &[ANN], &[]).await;
 }
 
 #[tokio::test]
-async fn a_response_keeps_its_snapshot_for_its_time() {
+async fn a_response_keeps_its_snapshot_until_it_expires() {
     let every = Duration::from_millis(50);
     let ttl = Duration::from_millis(1500);
     let options = StoreOptions { sweep_every: every, response_ttl: ttl, receipt_ttl: ttl, ..in_memory() };
@@ -246,7 +246,7 @@ async fn a_response_keeps_its_snapshot_for_its_time() {
     assert_eq!(store.response_snapshot(ANN, &kept).await.expect("its snapshot").0, snapshot(5));
     store.delete_response(ANN, &removed).await.expect("removed");
     agree(&store, &*objects, &[ANN], std::slice::from_ref(&version)).await;
-    let session = store.create(ANN, new(Start::Version(version))).await.expect("a session goes on from it");
+    let session = store.create(ANN, new(Start::Version(version))).await.expect("a session can start from it");
     tokio::time::sleep(ttl).await;
     assert_eq!(store.response(ANN, &kept).await, Err(StoreError::NotFound { what: "response" }));
     assert_eq!(store.receipt(ANN, "once").await, Ok(None));
@@ -255,7 +255,7 @@ async fn a_response_keeps_its_snapshot_for_its_time() {
 }
 
 #[tokio::test]
-async fn what_was_kept_is_there_after_the_store_was_dropped() {
+async fn stored_sessions_survive_dropping_the_store() {
     for durability in [Durability::Turn, Durability::Memory] {
         let folder = tempfile::tempdir().expect("a folder");
         let options = StoreOptions { durability, ..in_folder(folder.path()) };
@@ -276,7 +276,7 @@ async fn what_was_kept_is_there_after_the_store_was_dropped() {
 }
 
 #[tokio::test]
-async fn one_session_waits_for_its_turn() {
+async fn a_second_turn_waits_for_the_first() {
     let store = open(in_memory()).await;
     let id = store.create(ANN, empty()).await.expect("a session").id;
     let first = store.begin(ANN, &id, None, NOW).await.expect("a turn");
@@ -287,7 +287,7 @@ async fn one_session_waits_for_its_turn() {
     });
     tokio::time::sleep(Duration::from_millis(20)).await;
     first.commit(snapshot(4), note(), None, VersionId::new()).await.expect("a commit");
-    assert_eq!(waiting.await.expect("the task"), Ok(5), "it starts from what it waited for");
+    assert_eq!(waiting.await.expect("the task"), Ok(5), "it starts from the first turn's result");
 }
 
 #[tokio::test]
@@ -306,17 +306,17 @@ async fn opening_reads_no_object() {
     agree(&store, &*objects, &[ANN], &[]).await;
 }
 
-/// How long the store's parts take: `cargo test --test store -- --ignored --nocapture takes`.
+/// Measures the store's operations: `cargo test --test store -- --ignored --nocapture measure`.
 #[tokio::test]
 #[ignore = "a measurement"]
-async fn it_takes_so_long() {
+async fn measure_operations() {
     let state = Arc::new(Snapshot { state: vec![0.5; 300_000], read: 9, ..Snapshot::empty(1) });
     for durability in [Durability::Turn, Durability::Memory] {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
         let options = StoreOptions { durability, ram_bytes: 0, ..in_folder(folder.path()) };
         let store = open(options.clone()).await;
         let id = store.create(ANN, new(Start::Snapshot(Arc::clone(&state)))).await.expect("a session").id;
-        let told = |what: &str, mut times: Vec<Duration>| {
+        let report = |what: &str, mut times: Vec<Duration>| {
             times.sort();
             println!(
                 "{durability:?} {what}: median {:?}, p99 {:?}",
@@ -342,10 +342,10 @@ async fn it_takes_so_long() {
             turn.commit(snapshot(number), note(), None, VersionId::new()).await.expect("a commit");
             small.push(started.elapsed());
         }
-        told("commit of 1.2 MB", commits);
-        told("commit of 424 bytes", small);
-        told("load of 1.2 MB from disk", loads);
-        told("fork into 64", forks);
+        report("commit of 1.2 MB", commits);
+        report("commit of 424 bytes", small);
+        report("load of 1.2 MB from disk", loads);
+        report("fork into 64", forks);
         println!("{:?}", store.stats());
         drop(store);
         tokio::time::sleep(Duration::from_millis(300)).await;

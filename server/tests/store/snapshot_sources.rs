@@ -1,4 +1,4 @@
-//! Session files of encoder-decoders: the source is a part of the state, and the files of decoders know nothing of it.
+//! Snapshot files of encoder-decoders, whose state includes a source, and of decoders, which do not mention sources.
 
 use std::sync::LazyLock;
 
@@ -43,7 +43,7 @@ fn parts(file: &[u8]) -> (Value, Value, Vec<u8>) {
     (json(&file[24..header]), json(&body[8..tensors]), body[tensors..].to_vec())
 }
 
-/// What becomes of a file once its parts are changed.
+/// The result of decoding a file with changed parts.
 fn changed(file: &[u8], codec: &Codec, change: impl FnOnce(&mut Value, &mut Value, &mut Vec<u8>)) -> FormatError {
     let (mut header, mut tensors, mut data) = parts(file);
     change(&mut header, &mut tensors, &mut data);
@@ -57,17 +57,17 @@ fn changed(file: &[u8], codec: &Codec, change: impl FnOnce(&mut Value, &mut Valu
 }
 
 #[test]
-fn the_pinned_file_is_read_for_ever() {
+fn the_pinned_file_can_be_read() {
     assert_eq!(CODEC.decode(PINNED), Ok(pinned()));
     assert_eq!(CODEC.encode(&pinned()), PINNED);
-    assert!(PINNED.len() <= CODEC.encoded_bytes());
+    assert!(PINNED.len() <= CODEC.max_encoded_bytes());
     // A conversation before its first source has no state at all.
     let empty = Snapshot::empty(3);
     assert_eq!(CODEC.decode(&CODEC.encode(&empty)), Ok(empty));
 }
 
 #[test]
-fn files_of_decoders_say_nothing_of_sources() {
+fn files_of_decoders_do_not_mention_sources() {
     let (header, tensors, _) = parts(PINNED_DECODER);
     assert_eq!(header["layout"], json!({"layers": 2, "heads": 1, "head": 11, "taps": 2, "channels": 3}));
     let names: Vec<&String> = tensors.as_object().unwrap().keys().collect();
@@ -92,10 +92,10 @@ fn another_layout_is_refused_by_name() {
 }
 
 #[test]
-fn a_source_that_is_not_whole_is_refused() {
+fn an_incomplete_source_is_refused() {
     for tensor in ["cross", "source"] {
         let refused = changed(PINNED, &CODEC, |header, tensors, data| {
-            // All but this one: the numbers after it move up.
+            // All but this one; the numbers after it move up.
             let gone = tensors.as_object_mut().unwrap().remove(tensor).unwrap();
             let at = |offset: usize| usize::try_from(gone["data_offsets"][offset].as_u64().unwrap()).unwrap();
             data.drain(at(0)..at(1));
@@ -116,8 +116,8 @@ fn a_source_that_is_not_whole_is_refused() {
     assert_eq!(number(3, f32::NAN), FormatError::NotFinite { tensor: "cross", at: 3 });
     // The longest source, and all that was read.
     for found in [0.0, -1.0, 2.5, 7.0, f32::INFINITY, f32::NAN] {
-        assert_eq!(number(18, found), FormatError::Source { found: found.to_string(), most: 6 });
+        assert_eq!(number(18, found), FormatError::Source { found: found.to_string(), max: 6 });
     }
     let short = changed(PINNED, &CODEC, |header, _, _| header["read"] = json!(4));
-    assert_eq!(short, FormatError::Source { found: "5".into(), most: 4 });
+    assert_eq!(short, FormatError::Source { found: "5".into(), max: 4 });
 }

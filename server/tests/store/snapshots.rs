@@ -1,4 +1,4 @@
-//! Snapshot files: what is written is read, the pinned files are read for ever, and no bytes that somebody made up are.
+//! Snapshot files: what is written can be read, pinned files stay readable, and invalid files are refused.
 
 use std::sync::LazyLock;
 
@@ -26,7 +26,7 @@ fn codec(layout: StateLayout, secret: Option<&[u8]>) -> Codec {
     Codec { fingerprint, layout, vocab_size: 16, greatest: Vec::new(), sources: 0, keys }
 }
 
-/// What the pinned files hold: every part is there, and no number is a round one.
+/// The contents of the pinned files: every part is present, and no number is round.
 fn pinned() -> Snapshot {
     Snapshot {
         state: (0..LAYOUT.numbers()).map(|i| (i as f32 + 0.1) / if i % 2 == 0 { 7.0 } else { -7.0 }).collect(),
@@ -42,9 +42,9 @@ fn pinned() -> Snapshot {
     }
 }
 
-// ---- Files made by hand
+// ---- Hand-made files
 
-/// A file with lengths and a digest that fit, around any header and body.
+/// A file around any header and body, with correct lengths and digest.
 fn framed(header: &[u8], body: &[u8]) -> Vec<u8> {
     let lengths = (&(header.len() as u32).to_le_bytes(), &(body.len() as u64).to_le_bytes());
     digested([b"TIDEGT\r\n\x01\0\0\0", &lengths.0[..], lengths.1, header, body].concat())
@@ -67,7 +67,7 @@ fn blob(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-/// Why the pinned file is refused once its header is changed.
+/// The error for the pinned file with a changed header.
 fn with_header(edit: impl FnOnce(&mut Value)) -> FormatError {
     let (header, body) = parts(PINNED);
     let mut header = serde_json::from_slice(header).unwrap();
@@ -75,7 +75,7 @@ fn with_header(edit: impl FnOnce(&mut Value)) -> FormatError {
     PLAIN.decode(&framed(header.to_string().as_bytes(), body)).expect_err(&header.to_string())
 }
 
-/// Why the pinned file is refused with another body.
+/// The error for the pinned file with another body.
 fn with_body(body: &[u8]) -> FormatError {
     PLAIN.decode(&framed(parts(PINNED).0, body)).expect_err("another body")
 }
@@ -87,14 +87,14 @@ fn tensors() -> (Value, Vec<u8>) {
     (serde_json::from_slice(&body[8..8 + length]).unwrap(), body[8 + length..].to_vec())
 }
 
-/// Why the pinned file is refused once its tensors are changed.
+/// The error for the pinned file with changed tensors.
 fn with_tensors(edit: impl FnOnce(&mut Value, &mut Vec<u8>)) -> FormatError {
     let (mut header, mut data) = tensors();
     edit(&mut header, &mut data);
     with_body(&blob(&header.to_string(), &data))
 }
 
-/// Fails where a snapshot is not all that the rest of the server relies on.
+/// Checks everything that the rest of the server relies on.
 fn holds(codec: &Codec, snapshot: &Snapshot) {
     assert_eq!(snapshot.state.len(), if snapshot.read > 0 { codec.layout.numbers() } else { 0 });
     assert!(snapshot.state.iter().all(|number| number.is_finite()));
@@ -109,10 +109,10 @@ fn holds(codec: &Codec, snapshot: &Snapshot) {
     assert!(answers().all(|answer| answer.open || answer.held.is_empty() && answer.bytes.is_empty()));
 }
 
-// ---- What is written is read
+// ---- Reading what was written
 
 #[test]
-fn the_pinned_files_are_read_for_ever() {
+fn the_pinned_files_can_be_read() {
     assert_eq!(PLAIN.decode(PINNED), Ok(pinned()));
     assert_eq!(SIGNING.decode(PINNED_SIGNED), Ok(pinned()));
     // A server without a secret reads signed files too.
@@ -150,18 +150,18 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read((codec, snapshot) in snapshots(), context in any::<[u8; 16]>()) {
+    fn written_snapshots_are_read_back_exactly((codec, snapshot) in snapshots(), context in any::<[u8; 16]>()) {
         let bytes = codec.encode(&snapshot);
-        prop_assert!(bytes.len() <= codec.encoded_bytes());
+        prop_assert!(bytes.len() <= codec.max_encoded_bytes());
         let read = codec.decode(&bytes).unwrap();
         holds(&codec, &read);
         prop_assert_eq!(&read, &snapshot);
-        // Negative zeros too, which equal the others.
+        // Compared as bits, because -0.0 equals 0.0.
         prop_assert!(read.state.iter().map(|x| x.to_bits()).eq(snapshot.state.iter().map(|x| x.to_bits())));
         prop_assert_eq!(codec.encode(&read), bytes);
         match codec.seal(&snapshot, &context) {
             Ok(sealed) => {
-                prop_assert!(sealed.len() <= codec.sealed_bytes());
+                prop_assert!(sealed.len() <= codec.max_sealed_bytes());
                 prop_assert_eq!(codec.open(&sealed, &context), Ok(snapshot));
             }
             Err(error) => prop_assert!(codec.keys.is_none() && error == FormatError::NoKey),
@@ -169,14 +169,14 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_somebody_made_up_are_refused(header in any::<Vec<u8>>(), body in any::<Vec<u8>>()) {
+    fn arbitrary_bytes_are_refused(header in any::<Vec<u8>>(), body in any::<Vec<u8>>()) {
         prop_assert!(PLAIN.decode(&header).is_err());
         prop_assert!(PLAIN.decode(&framed(&header, &body)).is_err());
     }
 }
 
 #[test]
-fn the_longest_snapshot_is_within_the_bound() {
+fn the_longest_snapshot_is_within_the_limit() {
     let codec = Codec { vocab_size: 1 << 32, ..PLAIN.clone() };
     let snapshot = Snapshot {
         read: 1 << 53,
@@ -193,7 +193,7 @@ fn the_longest_snapshot_is_within_the_bound() {
 // ---- Hostile bytes
 
 #[test]
-fn a_file_that_is_cut_off_is_refused() {
+fn a_truncated_file_is_refused() {
     for (codec, file) in [(&PLAIN, PINNED), (&SIGNING, PINNED_SIGNED)] {
         for end in 0..file.len() {
             assert!(codec.decode(&file[..end]).is_err(), "cut at {end}");
@@ -236,21 +236,21 @@ fn a_file_of_another_kind_version_or_length_is_refused() {
         file[at..at + bytes.len()].copy_from_slice(bytes);
         PLAIN.decode(&digested(file)).unwrap_err()
     };
-    assert_eq!(PLAIN.decode(&[]), Err(FormatError::TooShort { found: 0, least: 56 }));
+    assert_eq!(PLAIN.decode(&[]), Err(FormatError::TooShort { found: 0, min: 56 }));
     assert_eq!(edited(0, b"t"), FormatError::Magic);
-    assert_eq!(edited(8, &[2]), FormatError::Version { found: 2, most: 1 });
+    assert_eq!(edited(8, &[2]), FormatError::Version { found: 2, max: 1 });
     let most = 53_248;
-    assert_eq!(edited(12, &[0xff; 4]), FormatError::HeaderLength { found: u32::MAX.into(), most });
+    assert_eq!(edited(12, &[0xff; 4]), FormatError::HeaderLength { found: u32::MAX.into(), max: most });
     let found = PINNED.len();
     assert_eq!(edited(16, &[0xff; 8]), FormatError::Length { found, expected: u64::MAX });
-    let long = [PINNED, &vec![0; PLAIN.encoded_bytes()]].concat();
-    let most = PLAIN.encoded_bytes();
-    assert_eq!(PLAIN.decode(&long), Err(FormatError::TooLong { found: long.len(), most }));
+    let long = [PINNED, &vec![0; PLAIN.max_encoded_bytes()]].concat();
+    let most = PLAIN.max_encoded_bytes();
+    assert_eq!(PLAIN.decode(&long), Err(FormatError::TooLong { found: long.len(), max: most }));
     assert_eq!(PLAIN.decode(&[&PINNED[..found - 1], b"?"].concat()), Err(FormatError::Digest));
 }
 
 #[test]
-fn a_header_that_does_not_fit_is_refused() {
+fn an_invalid_header_is_refused() {
     for key in ["fingerprint", "dtype", "layout", "read", "pending", "history", "sampler", "answer", "signed"] {
         let without = with_header(|header| _ = header.as_object_mut().unwrap().remove(key));
         assert!(without.to_string().contains(&format!("missing field `{key}`")), "{without}");
@@ -274,19 +274,19 @@ fn a_header_that_does_not_fit_is_refused() {
     }
     let f16 = FormatError::Dtype { found: "f16".to_owned(), expected: "f32" };
     assert_eq!(with_header(|header| header["dtype"] = json!("f16")), f16);
-    let count = |part| FormatError::Count { part, found: (1 << 53) + 1, most: 1 << 53 };
+    let count = |part| FormatError::Count { part, found: (1 << 53) + 1, max: 1 << 53 };
     assert_eq!(with_header(|header| header["read"] = json!((1u64 << 53) + 1)), count("read"));
     assert_eq!(with_header(|header| header["sampler"]["draws"] = json!((1u64 << 53) + 1)), count("sampler draws"));
     let pending = with_header(|header| header["pending"] = json!([3, 16]));
     assert_eq!(pending, FormatError::Pending { found: 16, vocab_size: 16 });
     let pending = with_header(|header| header["pending"] = json!(vec![0; MAX_PENDING + 1]));
-    assert_eq!(pending, FormatError::PendingLength { found: MAX_PENDING + 1, most: MAX_PENDING });
+    assert_eq!(pending, FormatError::PendingLength { found: MAX_PENDING + 1, max: MAX_PENDING });
     for history in ["", "0g", &"0".repeat(62), &"0".repeat(66)] {
         let error = with_header(|header| header["history"] = json!(history));
         assert!(matches!(error, FormatError::History { expected: "64 hexadecimal digits", .. }), "{error}");
     }
     let held = with_header(|header| header["answer"]["held"] = json!("é".repeat(513)));
-    assert_eq!(held, FormatError::Held { found: 1026, most: 1024 });
+    assert_eq!(held, FormatError::HeldLength { found: 1026, max: 1024 });
     assert_eq!(with_header(|header| header["answer"]["open"] = json!(false)), FormatError::EndedAnswer);
     for bytes in ["f", "f09f8c8a", "41", "ff", "zz"] {
         let error = with_header(|header| header["answer"]["bytes"] = json!(bytes));
@@ -295,11 +295,11 @@ fn a_header_that_does_not_fit_is_refused() {
     let signed = with_header(|header| header["signed"] = json!("hmac-sha256"));
     assert_eq!(signed, FormatError::Signed { header: "hmac-sha256".to_owned(), end: "without" });
     let read = with_header(|header| header["read"] = json!(0));
-    assert!(matches!(read, FormatError::History { expected: "zeros where no token is read", .. }), "{read}");
+    assert!(matches!(read, FormatError::History { expected: "zeros if no token is read", .. }), "{read}");
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_refused() {
+fn invalid_tensors_are_refused() {
     let nothing_read = with_header(|header| {
         header["read"] = json!(0);
         header["history"] = json!("0".repeat(64));
@@ -310,7 +310,7 @@ fn tensors_that_do_not_fit_are_refused() {
 
     for length in [u64::MAX, 1 << 60, 1025, 1024] {
         let error = with_body(&[&length.to_le_bytes()[..], b"{}"].concat());
-        assert_eq!(error, FormatError::TensorHeaderLength { found: length, most: 1024 });
+        assert_eq!(error, FormatError::TensorHeaderLength { found: length, max: 1024 });
     }
     for (tensor, dtype) in [("memory", "F64"), ("counts", "I32"), ("conv", "F99")] {
         let error = with_tensors(|header, _| header[tensor]["dtype"] = json!(dtype));
@@ -362,22 +362,22 @@ fn tensors_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn only_the_right_secret_signs() {
+fn only_signatures_of_the_right_secret_are_accepted() {
     assert_eq!(SIGNING.decode(PINNED), Err(FormatError::SignatureMissing));
     let other = codec(LAYOUT, Some(b"another secret than the first, 2"));
     assert_eq!(other.decode(PINNED_SIGNED), Err(FormatError::SignatureWrong));
-    // One digest more is as long as a signature, and none.
+    // A second digest is as long as a signature, but is none.
     assert_eq!(SIGNING.decode(&digested(PINNED.to_vec())), Err(FormatError::SignatureWrong));
     let end = FormatError::Signed { header: "null".to_owned(), end: "with" };
     assert_eq!(PLAIN.decode(&digested(PINNED.to_vec())), Err(end));
-    // A strip of the signature leaves a header that speaks of one.
+    // Removing the signature leaves a header that mentions one.
     let stripped = &PINNED_SIGNED[..PINNED_SIGNED.len() - 32];
     let end = FormatError::Signed { header: "hmac-sha256".to_owned(), end: "without" };
     assert_eq!(PLAIN.decode(stripped), Err(end));
 }
 
 #[test]
-fn only_the_owner_opens_a_box() {
+fn only_the_owner_opens_a_sealed_state() {
     assert_eq!(PLAIN.open(&[], b"owner"), Err(FormatError::NoKey));
     let sealed = SIGNING.seal(&pinned(), b"owner").unwrap();
     assert_eq!(SIGNING.open(&sealed, b"owner"), Ok(pinned()));
@@ -394,7 +394,7 @@ fn only_the_owner_opens_a_box() {
         changed[bit / 8] ^= 1 << (bit % 8);
         assert_eq!(SIGNING.open(&changed, b"owner"), Err(FormatError::Sealed), "bit {bit}");
     }
-    let found = SIGNING.sealed_bytes() + 1;
-    let long = FormatError::TooLong { found, most: found - 1 };
+    let found = SIGNING.max_sealed_bytes() + 1;
+    let long = FormatError::TooLong { found, max: found - 1 };
     assert_eq!(SIGNING.open(&vec![0; found], b"owner"), Err(long));
 }

@@ -4,7 +4,7 @@
 macro_rules! literals {
     ($($name:ident = $text:literal),* $(,)?) => {$(
         #[derive(Clone, Copy, Debug, Default)]
-        struct $name;
+        pub(in crate::api) struct $name;
 
         impl serde::Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -3,7 +3,7 @@
 //! Each route is declared on its handler, each schema on its wire type; `document.rs` adds what all routes share.
 
 mod bodies;
-mod document;
+pub(super) mod document;
 mod errors;
 mod finish;
 pub(super) mod fragments;
@@ -12,6 +12,5 @@ mod params;
 pub(super) mod schemas;
 
 pub(super) use bodies::{Bytes, Events};
-pub(super) use document::{Description, description};
 pub(super) use errors::{BodyErrors, Error, GenerationErrors, IdempotencyErrors, StoreErrors};
 pub(super) use params::{Id, IdempotencyKey, IfMatch, LastEventId, Prefer};

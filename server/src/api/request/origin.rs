@@ -119,7 +119,7 @@ async fn open_state(
         return Err(no_key(param));
     }
     // What is given out must be taken back.
-    let (most, bound) = (served.codec.sealed_bytes() / 3 * 4 + ROOM, state.options().max_body_bytes);
+    let (most, bound) = (served.codec.max_sealed_bytes() / 3 * 4 + ROOM, state.options().max_body_bytes);
     if most > bound {
         let message = format!("{param} needs bodies of {most} bytes for this model; --max-body-bytes allows {bound}");
         return Err(ApiError::request(StatusCode::NOT_IMPLEMENTED, Some(param), Some("body_limit"), message));

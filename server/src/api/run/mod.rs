@@ -31,7 +31,7 @@ use crate::api::run::sink::Sink;
 use crate::api::run::texts::Texts;
 use crate::api::state::{AppState, RunGuard, Served};
 use crate::engine::{Event, Finish, FinishReason};
-use crate::metrics::{Meter, Taken, TurnTaken};
+use crate::metrics::{Accepted, AcceptedTurn, Meter};
 use crate::session::{Owner, ResponseId, Snapshot, Tier, Turn, TurnNote, VersionId};
 
 /// Longest result that is kept for a request that has changed nothing: a longer one is computed anew.
@@ -108,7 +108,7 @@ impl Run {
     /// Counts what has been taken, and measures it from now on.
     fn meter(&self) -> Meter {
         let turn = match &self.keeping {
-            Keeping::Turn { turn, .. } => Some(TurnTaken {
+            Keeping::Turn { turn, .. } => Some(AcceptedTurn {
                 tier: if self.restores(turn) { tier(turn) } else { "new" },
                 recomputed_tokens: self.recomputes(turn),
             }),
@@ -117,7 +117,7 @@ impl Run {
         let usage = &self.texts.account.usage;
         let (prompt_tokens, cached_tokens) = (usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens);
         let metrics = self.state.metrics();
-        metrics.taken(&Taken { prompt_tokens, cached_tokens, turn });
+        metrics.accepted(&Accepted { prompt_tokens, cached_tokens, turn });
         Meter::new(Arc::clone(metrics), arrived(), self.texts.count())
     }
 
@@ -146,7 +146,7 @@ impl Run {
         let outcome = loop {
             // One who reads nothing for too long has left, and must not keep the session for ever.
             let event = if sink.say(&mut out, limit).await {
-                meter.left();
+                meter.delivered();
                 tokio::select! {
                     biased;
                     () = sink.left() => None,
@@ -217,7 +217,7 @@ impl Run {
                 Ok(false)
             }
             Event::Delta(delta) => {
-                meter.leaves(index, delta.token_ids.len());
+                meter.delivering(index, delta.token_ids.len());
                 self.dialect.delta(index, delta, out);
                 Ok(false)
             }

@@ -13,7 +13,7 @@ use rand::Rng;
 use tokio::sync::watch;
 
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::openapi::{Error, Events, Id, LastEventId, schemas};
+use crate::api::openapi::{self, Error, Id, LastEventId, schemas};
 use crate::api::auth::owner::Caller;
 use crate::api::run::encoder::Said;
 use crate::api::run::sink;
@@ -198,6 +198,8 @@ fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
     }
 }
 
+type StreamEvents = openapi::Events<schemas::CompletionChunk, ErrorBody>;
+
 /// Resume a stream after a disconnect
 ///
 /// The stream of a turn with `"on_disconnect": "continue"`, from the event after `last-event-id`, or from the first.
@@ -209,7 +211,7 @@ fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
     params(Id, LastEventId),
     responses(
         (status = 200, description = "The events of the stream, each with its number as `id`.",
-            content((inline(Events<schemas::CompletionChunk, ErrorBody>) = "text/event-stream"))),
+            content((inline(StreamEvents) = "text/event-stream"))),
         Error<400>,
         Error<404>,
         Error<410>

@@ -79,7 +79,7 @@ pub(super) async fn upload(
         let message = "content-type must be application/octet-stream";
         return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
     }
-    let most = served.codec.encoded_bytes();
+    let most = served.codec.max_encoded_bytes();
     let long = || {
         let message = format!("the body must be at most {most} bytes long, the size of this model's snapshots");
         ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)

@@ -4,20 +4,21 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
 use serde::Deserialize;
 use tidegate_model::StateLayout;
 
+use super::codec::Codec;
+use super::error::FormatError;
 use super::error::shown;
-use super::{Codec, FormatError};
-use crate::session::Snapshot;
+use crate::session::snapshot::Snapshot;
 
-/// Bytes of the longest tensor header: five tensors with numbers of 20 digits take fewer.
-pub(super) const TENSOR_HEADER: usize = 1024;
+/// Longest tensor header in bytes. Five tensors with numbers of 20 digits need less.
+pub(super) const MAX_TENSOR_HEADER: usize = 1024;
 
-/// Bytes of the length in front of it.
+/// Bytes of the length before the tensor header.
 pub(super) const LENGTH: usize = 8;
 
-/// Bytes of one pair of token and count.
+/// Bytes of a pair of token and count.
 pub(super) const PAIR: usize = 8;
 
-/// A tensor of the blob, as its header has it.
+/// A tensor in the blob's header.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -26,7 +27,7 @@ struct Entry {
     data_offsets: (usize, usize),
 }
 
-/// All tensors that a blob may have. A blob's own reader takes any, and the last of those with one name.
+/// All tensors that a blob may contain. The safetensors reader would accept others, and duplicates of a name.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entries {
@@ -37,7 +38,7 @@ struct Entries {
     counts: Entry,
 }
 
-/// The checked bytes of a blob's tensors; nothing is copied yet.
+/// The checked bytes of the tensors, not copied yet.
 pub(super) struct Body<'a> {
     memory: &'a [u8],
     conv: &'a [u8],
@@ -46,7 +47,7 @@ pub(super) struct Body<'a> {
     counts: &'a [u8],
 }
 
-/// The bytes in front of the tensors' numbers: safetensors orders by type, then name.
+/// The length and header of the blob. Like safetensors, it orders tensors by type, then name.
 pub(super) fn write_header(layout: &StateLayout, snapshot: &Snapshot) -> Vec<u8> {
     let mut tensors: Vec<(String, TensorInfo)> = Vec::new();
     let mut push = |name: &str, dtype: Dtype, shape: &[usize]| {
@@ -67,13 +68,13 @@ pub(super) fn write_header(layout: &StateLayout, snapshot: &Snapshot) -> Vec<u8>
         }
     }
     push("counts", Dtype::U32, &[snapshot.sampler.counts.len(), 2]);
-    let metadata = Metadata::new(None, tensors).expect("each tensor begins where the one before ends");
-    let mut json = serde_json::to_vec(&metadata).expect("strings and numbers become JSON");
+    let metadata = Metadata::new(None, tensors).expect("the tensors are contiguous");
+    let mut json = serde_json::to_vec(&metadata).expect("strings and numbers always serialise");
     json.resize(json.len().next_multiple_of(8), b' ');
     [&(json.len() as u64).to_le_bytes()[..], &json].concat()
 }
 
-/// The numbers behind the header, in its order.
+/// The numbers after the header, in the header's order.
 pub(super) fn write_numbers(layout: &StateLayout, snapshot: &Snapshot, out: &mut Vec<u8>) {
     if snapshot.read > 0 {
         let (memory, rest) = snapshot.state.split_at(layout.memory());
@@ -87,21 +88,22 @@ pub(super) fn write_numbers(layout: &StateLayout, snapshot: &Snapshot, out: &mut
 }
 
 impl<'a> Body<'a> {
-    /// The tensors of `bytes`, once they are those of a snapshot of `read` tokens.
+    /// Checks the tensors of a snapshot of `read` tokens.
     pub(super) fn read(bytes: &'a [u8], codec: &Codec, read: u64) -> Result<Self, FormatError> {
         let Codec { layout, vocab_size, greatest, sources, .. } = codec;
         let unread = |error: &dyn std::fmt::Display| FormatError::Tensors(shown(&error.to_string()));
-        // Their own header is bounded and has five names before its reader, which would take 100 MB, sees it.
+        // The header's length and names are checked before the safetensors reader sees it, because that would accept
+        // up to 100 MB.
         let (length, rest) = bytes.split_first_chunk().ok_or_else(|| unread(&"the body has fewer than 8 bytes"))?;
         let length = u64::from_le_bytes(*length);
-        let refused = FormatError::TensorHeaderLength { found: length, most: TENSOR_HEADER };
+        let refused = FormatError::TensorHeaderLength { found: length, max: MAX_TENSOR_HEADER };
         let (json, data) = usize::try_from(length)
             .ok()
-            .filter(|&length| length <= TENSOR_HEADER)
+            .filter(|&length| length <= MAX_TENSOR_HEADER)
             .and_then(|length| rest.split_at_checked(length))
             .ok_or(refused)?;
         let entries: Entries = serde_json::from_slice(json).map_err(|error| unread(&error))?;
-        // From here on the offsets follow each other, cover the data, and fit the shapes.
+        // Checks that the offsets are contiguous, cover the data, and fit the shapes.
         SafeTensors::read_metadata(bytes).map_err(|error| unread(&error))?;
 
         let (has_conv, has_source) = (read > 0 && layout.conv() > 0, read > 0 && layout.source() > 0);
@@ -120,8 +122,7 @@ impl<'a> Body<'a> {
         Ok(body)
     }
 
-    /// The numbers of the state: all memories, then all inputs of convolutions, then what is kept of the source, and its
-    /// length.
+    /// The numbers of the state: all memories, all convolution inputs, the cross-attention memories, the source's length.
     pub(super) fn state(&self) -> Vec<f32> {
         [self.memory, self.conv, self.cross, self.source].into_iter().flat_map(numbers).collect()
     }
@@ -143,10 +144,10 @@ fn cross_shape(layout: &StateLayout) -> [usize; 3] {
     [layout.layers, layout.heads, layout.cross]
 }
 
-/// The shape of the number of the source's tokens.
+/// The shape of the tensor with the source's length.
 const SOURCE: [usize; 1] = [1];
 
-/// The bytes of a tensor of the state, which is there exactly where it is `expected`.
+/// The bytes of a tensor of the state, which must be present exactly if it is `expected`.
 fn floats<'a>(
     tensor: &'static str,
     entry: Option<Entry>,
@@ -202,23 +203,24 @@ fn finite(tensor: &'static str, bytes: &[u8]) -> Result<(), FormatError> {
     }
 }
 
-/// Refuses a length that no source of at most `most` tokens has, where there is one.
-fn source(bytes: &[u8], most: u64) -> Result<(), FormatError> {
-    // Exact: the longest source is far below 2^24.
-    let holds = |tokens: &f32| tokens.fract() == 0.0 && (1.0..=most as f32).contains(tokens);
+/// Refuses a source length that is not a whole number from 1 to `max`.
+fn source(bytes: &[u8], max: u64) -> Result<(), FormatError> {
+    // `f32` is exact here: the longest source is far below 2^24 tokens.
+    let holds = |tokens: &f32| tokens.fract() == 0.0 && (1.0..=max as f32).contains(tokens);
     match numbers(bytes).find(|tokens| !holds(tokens)) {
-        Some(found) => Err(FormatError::Source { found: found.to_string(), most }),
+        Some(found) => Err(FormatError::Source { found: found.to_string(), max }),
         None => Ok(()),
     }
 }
 
-/// Refuses a maximum that no keys have: it would outweigh all that are to come. It is the last number of each head.
+/// Refuses a key maximum that no keys can have, because it would outweigh all later keys. It is each head's last
+/// number.
 fn maxima(layout: &StateLayout, greatest: &[f32], memory: &[u8]) -> Result<(), FormatError> {
     let head = layout.head.max(1);
     let maxima = numbers(memory).enumerate().skip(head - 1).step_by(head).zip(greatest);
-    for ((at, found), most) in maxima {
-        if found > *most {
-            return Err(FormatError::Maximum { at, most: most.to_string(), found: found.to_string() });
+    for ((at, found), max) in maxima {
+        if found > *max {
+            return Err(FormatError::Maximum { at, max: max.to_string(), found: found.to_string() });
         }
     }
     Ok(())

@@ -1,210 +1,210 @@
-//! Why the bytes of a snapshot were refused.
+//! Errors of snapshot files.
 
-/// Why bytes are no snapshot that this server can go on from; each says which rule is broken and its bound.
+/// Why a file is not a usable snapshot: the rule that is broken, with its limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// The file ends before its fixed parts do.
-    #[error("a snapshot has at least {least} bytes, found {found}")]
+    /// The file is shorter than its fixed parts.
+    #[error("a snapshot has at least {min} bytes, found {found}")]
     TooShort {
         /// Bytes of the file.
         found: usize,
-        /// The fewest that any file has.
-        least: usize,
+        /// Bytes of the shortest possible file.
+        min: usize,
     },
-    /// No snapshot of this model is as long.
-    #[error("a snapshot of this model has at most {most} bytes, found {found}")]
+    /// The file is longer than any snapshot of this model.
+    #[error("a snapshot of this model has at most {max} bytes, found {found}")]
     TooLong {
         /// Bytes of the file.
         found: usize,
-        /// The most that a file of this model has.
-        most: usize,
+        /// Bytes of the longest possible file of this model.
+        max: usize,
     },
-    /// The file is something else.
-    #[error("the file is no Tidegate snapshot: it does not begin with the magic bytes")]
+    /// The file is not a snapshot.
+    #[error("not a Tidegate snapshot: the file does not begin with the magic bytes")]
     Magic,
-    /// The file was written by a later server.
-    #[error("format version {found} is not supported, this server reads up to {most}")]
+    /// The file was written by a newer server.
+    #[error("format version must be at most {max}, found {found}")]
     Version {
         /// The file's version.
         found: u32,
-        /// The last version that can be read.
-        most: u32,
+        /// The newest version that can be read.
+        max: u32,
     },
-    /// The header claims more bytes than any header has.
-    #[error("header length must be at most {most}, found {found}")]
+    /// The stated header length is too large.
+    #[error("header length must be at most {max}, found {found}")]
     HeaderLength {
-        /// Claimed length.
+        /// The stated length.
         found: u64,
-        /// The most.
-        most: usize,
+        /// The limit.
+        max: usize,
     },
-    /// The lengths in front do not lead to the file's end.
+    /// The stated lengths do not add up to the file's length.
     #[error(
-        "header and body length give {expected} bytes (32 more if signed), found {found}: cut off or trailing bytes"
+        "header and body length give {expected} bytes (32 more if signed), found {found}: the file is truncated or has trailing bytes"
     )]
     Length {
         /// Bytes of the file.
         found: usize,
-        /// Bytes that the lengths give without a signature.
+        /// Bytes according to the stated lengths, without a signature.
         expected: u64,
     },
-    /// A byte of the file is not what was written.
+    /// The file is damaged.
     #[error("the digest does not match the bytes: the file is damaged")]
     Digest,
-    /// This server takes its own snapshots alone.
-    #[error("the signature is missing, this server takes only signed snapshots")]
+    /// The file is not signed, but this server requires signatures.
+    #[error("the signature is missing: this server accepts only signed snapshots")]
     SignatureMissing,
-    /// Signed with another secret, or changed since.
+    /// The file was signed with another secret, or changed since.
     #[error("the signature is wrong: not signed by this server, or changed since")]
     SignatureWrong,
-    /// The header and the file's end tell two stories.
-    #[error("header signed is {header}, the file ends {end} a signature")]
+    /// The header contradicts the presence of a signature.
+    #[error("header signed is {header}, but the file ends {end} a signature")]
     Signed {
-        /// What the header says.
+        /// The header's value.
         header: String,
         /// "with" or "without".
         end: &'static str,
     },
-    /// The header is no JSON, or has a key too many, too few or of another type.
+    /// The header is not valid JSON, or has a missing, unknown or wrongly typed key.
     #[error("the header cannot be read: {0}")]
     Header(String),
     /// The snapshot was made with another model.
-    #[error("the snapshot is of another model: its {part} digest is {found}, expected {expected}")]
+    #[error("the snapshot is of another model: its {part} digest must be {expected}, found {found}")]
     Fingerprint {
-        /// Architecture, weights or tokenizer.
+        /// "architecture", "weights" or "tokenizer".
         part: &'static str,
         /// The digest in the file.
         found: String,
-        /// The digest of the model that is served.
+        /// The digest of the served model.
         expected: String,
     },
-    /// Numbers of another type.
+    /// The numbers have the wrong type.
     #[error("dtype must be {expected}, found {found}")]
     Dtype {
-        /// The tensor's type, or the header's.
+        /// The type in the file.
         found: String,
-        /// The type that it must have.
+        /// The required type.
         expected: &'static str,
     },
-    /// A size of the state is not the model's.
+    /// A size of the state differs from the model's.
     #[error("layout {part} must be {expected}, found {found}")]
     Layout {
-        /// Which size.
+        /// The name of the size.
         part: &'static str,
         /// The size in the file.
         found: usize,
         /// The model's size.
         expected: usize,
     },
-    /// A count that no conversation reaches.
-    #[error("{part} must be at most {most}, found {found}")]
+    /// A count is larger than any conversation can reach.
+    #[error("{part} must be at most {max}, found {found}")]
     Count {
-        /// Read or draws.
+        /// "read" or "sampler draws".
         part: &'static str,
         /// The number in the file.
         found: u64,
-        /// The most.
-        most: u64,
+        /// The limit.
+        max: u64,
     },
-    /// More tokens beside the state than a stop string can hold back.
-    #[error("pending must have at most {most} tokens, found {found}")]
+    /// There are more pending tokens than a stop string can hold back.
+    #[error("pending must have at most {max} tokens, found {found}")]
     PendingLength {
-        /// Its tokens.
+        /// Number of pending tokens.
         found: usize,
-        /// The most.
-        most: usize,
+        /// The limit.
+        max: usize,
     },
-    /// A pending token that the vocabulary does not have.
+    /// A pending token is not in the vocabulary.
     #[error("pending must have tokens below {vocab_size}, found {found}")]
     Pending {
         /// The token.
         found: u32,
-        /// Tokens of the vocabulary.
+        /// Size of the vocabulary.
         vocab_size: usize,
     },
-    /// No digest, or one that does not belong to the number of tokens.
+    /// The history is not a digest, or contradicts the number of tokens.
     #[error("history must be {expected}, found {found}")]
     History {
-        /// What the file has.
+        /// The value in the file.
         found: String,
-        /// What it must be.
+        /// What is accepted.
         expected: &'static str,
     },
-    /// More text held back than a stop string is long.
-    #[error("answer held must have at most {most} bytes, found {found}")]
-    Held {
-        /// Its bytes.
+    /// The text held back is longer than any stop string.
+    #[error("answer held must have at most {max} bytes, found {found}")]
+    HeldLength {
+        /// Bytes of the text.
         found: usize,
-        /// The most.
-        most: usize,
+        /// The limit.
+        max: usize,
     },
-    /// Nothing is held back of an answer that has ended.
-    #[error("answer held and bytes must be empty where open is false")]
+    /// A finished answer holds text back.
+    #[error("answer held and bytes must be empty if open is false")]
     EndedAnswer,
-    /// Bytes that no character begins with.
+    /// The bytes are not the beginning of a character.
     #[error("answer bytes must be hexadecimal digits of the first 0 to 3 bytes of a character, found {found}")]
     Bytes {
-        /// What the file has.
+        /// The value in the file.
         found: String,
     },
-    /// The tensors' own header claims more bytes than one has.
-    #[error("tensor header length must be at most {most} and end in the body, found {found}")]
+    /// The stated length of the tensor header is too large.
+    #[error("tensor header length must be at most {max} and end in the body, found {found}")]
     TensorHeaderLength {
-        /// Claimed length.
+        /// The stated length.
         found: u64,
-        /// The most.
-        most: usize,
+        /// The limit.
+        max: usize,
     },
-    /// The tensors' own header is no JSON, names other tensors, or its offsets do not cover the body once.
+    /// The tensor header is not valid JSON, names unknown tensors, or has offsets that do not cover the body exactly.
     #[error("the tensors cannot be read: {0}")]
     Tensors(String),
-    /// A tensor that must be there is not, or the other way round.
+    /// A required tensor is missing, or an unexpected one is present.
     #[error("tensor {tensor} must be {expected} in a snapshot of {read} tokens of this model")]
     Presence {
         /// The tensor's name.
         tensor: &'static str,
         /// "present" or "absent".
         expected: &'static str,
-        /// Tokens that the snapshot says it has read.
+        /// Tokens in the state, according to the header.
         read: u64,
     },
-    /// A tensor of another shape.
+    /// A tensor has the wrong shape.
     #[error("tensor {tensor} must have the shape {expected}, found {found}")]
     Shape {
         /// The tensor's name.
         tensor: &'static str,
         /// The shape in the file.
         found: String,
-        /// The shape that it must have.
+        /// The required shape.
         expected: String,
     },
-    /// NaN or infinite.
-    #[error("tensor {tensor} must have finite numbers, found another at {at}")]
+    /// A number is NaN or infinite.
+    #[error("tensor {tensor} must have finite numbers, but number {at} is not")]
     NotFinite {
         /// The tensor's name.
         tensor: &'static str,
-        /// Where the first is, counted in numbers.
+        /// Index of the first such number.
         at: usize,
     },
-    /// A greatest feature of keys that no keys have.
-    #[error("tensor memory must have at {at} the maximum of keys, at most {most}, found {found}")]
+    /// A key maximum is larger than any keys can produce.
+    #[error("tensor memory must have a key maximum of at most {max} at {at}, found {found}")]
     Maximum {
-        /// Where it is, counted in numbers.
+        /// Index of the number.
         at: usize,
-        /// What keys have at most there.
-        most: String,
-        /// What the file has.
+        /// The largest possible value there.
+        max: String,
+        /// The value in the file.
         found: String,
     },
-    /// No number of tokens that a source can have.
-    #[error("tensor source must be a number of tokens from 1 to {most}, found {found}")]
+    /// The source's length is not a possible number of tokens.
+    #[error("tensor source must be a number of tokens from 1 to {max}, found {found}")]
     Source {
-        /// What the file has.
+        /// The value in the file.
         found: String,
-        /// The most: those that the snapshot has read, or those of the longest source.
-        most: u64,
+        /// The smaller of the tokens in the state and the longest source.
+        max: u64,
     },
-    /// Counts not in the order of their tokens, or a token twice.
+    /// The counts are not in ascending order of tokens.
     #[error("tensor counts must have ascending tokens, found {found} after {before}")]
     CountsOrder {
         /// The token.
@@ -212,7 +212,7 @@ pub enum FormatError {
         /// The token before.
         before: u32,
     },
-    /// A count of a token that the vocabulary does not have.
+    /// A count is for a token that is not in the vocabulary.
     #[error("tensor counts must have tokens below {vocab_size}, found {found}")]
     CountsToken {
         /// The token.
@@ -220,15 +220,15 @@ pub enum FormatError {
         /// Tokens of the vocabulary.
         vocab_size: usize,
     },
-    /// Sealing needs the server's secret.
-    #[error("sealed states need a secret, and this server has none")]
+    /// Sealing requires a secret.
+    #[error("sealed states require a secret, and this server has none")]
     NoKey,
-    /// Sealed by another server or for another owner, or changed since.
+    /// The state was sealed by another server or for another owner, or changed since.
     #[error("the sealed state cannot be opened: not sealed by this server for this owner, or changed since")]
     Sealed,
 }
 
-/// Text of the file as it may stand in a message: short, and without control characters.
+/// Text from the file for use in a message: shortened, and without control characters.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_debug).collect()
 }

@@ -1,25 +1,27 @@
-//! The header of a snapshot file: JSON with all that is not a tensor.
+//! The header of a snapshot file: JSON with everything except the tensors.
 
 use std::num::NonZeroUsize;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use tidegate_model::{SamplerState, StateLayout};
 
+use super::codec::{Codec, Fingerprint};
+use super::error::FormatError;
 use super::error::shown;
-use super::{Codec, Fingerprint, FormatError};
-use crate::session::{Answer, History, MAX_PENDING, Snapshot, hex, unhex};
+use crate::session::hex::{hex, unhex};
+use crate::session::snapshot::{Answer, History, MAX_PENDING, Snapshot};
 
-/// What `signed` says under a signature.
+/// The value of `signed` in a signed file.
 const SIGNED: &str = "hmac-sha256";
 
 const DTYPE: &str = "f32";
 
-/// The most that tokens and draws may be. JSON numbers are exact up to here in every language, and one more token
+/// Largest number of tokens or draws. Every language represents JSON numbers up to here exactly, and adding one token
 /// never overflows.
-const MOST: u64 = 1 << 53;
+const MAX_COUNT: u64 = 1 << 53;
 
-/// Bytes of the longest text held back: those of the longest stop string, for ever, whatever a server allows.
-pub(super) const HELD: usize = 1024;
+/// Longest text that may be held back, in bytes: the longest stop string of the format, whatever a server allows.
+pub(super) const MAX_HELD_BYTES: usize = 1024;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,7 +33,7 @@ pub(super) struct Header {
     pending: Vec<u32>,
     history: String,
     sampler: Sampler,
-    // Named so that the key may not be left out, here and below: a missing one would pass as null.
+    // The attribute makes the key mandatory, here and below: by default a missing key would count as null.
     #[serde(deserialize_with = "Option::deserialize")]
     answer: Option<AnswerFields>,
     #[serde(deserialize_with = "Option::deserialize")]
@@ -46,7 +48,7 @@ struct Layout {
     head: usize,
     taps: usize,
     channels: usize,
-    /// There only for a model that reads sources, so that the files of others are what they always were.
+    /// Only present for models that read a source, so that other models' files stay unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
     cross: Option<NonZeroUsize>,
 }
@@ -66,7 +68,7 @@ struct AnswerFields {
     bytes: String,
 }
 
-/// The header of `snapshot`, padded with spaces to a multiple of 8 bytes so that the body's numbers are aligned.
+/// The header of `snapshot`, padded with spaces to a multiple of 8 bytes so that the body is aligned.
 pub(super) fn write(codec: &Codec, snapshot: &Snapshot) -> Vec<u8> {
     let StateLayout { layers, heads, head, taps, channels, cross } = codec.layout;
     let header = Header {
@@ -94,7 +96,7 @@ impl Header {
         serde_json::from_slice(bytes).map_err(|error| FormatError::Header(shown(&error.to_string())))
     }
 
-    /// The snapshot without what the tensors hold, once all that the header says fits the model.
+    /// The snapshot without its tensors, after checking that the header matches the model.
     pub(super) fn check(self, codec: &Codec, signed: bool) -> Result<Snapshot, FormatError> {
         self.check_model(codec)?;
         if self.signed.as_deref() != signed.then_some(SIGNED) {
@@ -102,12 +104,12 @@ impl Header {
             return Err(FormatError::Signed { header, end: if signed { "with" } else { "without" } });
         }
         for (part, found) in [("read", self.read), ("sampler draws", self.sampler.draws)] {
-            if found > MOST {
-                return Err(FormatError::Count { part, found, most: MOST });
+            if found > MAX_COUNT {
+                return Err(FormatError::Count { part, found, max: MAX_COUNT });
             }
         }
         if self.pending.len() > MAX_PENDING {
-            return Err(FormatError::PendingLength { found: self.pending.len(), most: MAX_PENDING });
+            return Err(FormatError::PendingLength { found: self.pending.len(), max: MAX_PENDING });
         }
         if let Some(&found) = self.pending.iter().find(|&&token| token as usize >= codec.vocab_size) {
             return Err(FormatError::Pending { found, vocab_size: codec.vocab_size });
@@ -153,7 +155,7 @@ impl Header {
     }
 }
 
-/// A number that is there: what else could stand for its absence is refused.
+/// A non-zero number. Null and zero are refused, although both could mean absence.
 fn given<'de, D: Deserializer<'de>>(from: D) -> Result<Option<NonZeroUsize>, D::Error> {
     NonZeroUsize::deserialize(from).map(Some)
 }
@@ -163,7 +165,7 @@ fn history(text: &str, read: u64) -> Result<History, FormatError> {
     let digest = unhex(text).and_then(|bytes| bytes.try_into().ok());
     let history = History(digest.ok_or_else(|| refused("64 hexadecimal digits"))?);
     if read == 0 && history != History::default() {
-        return Err(refused("zeros where no token is read"));
+        return Err(refused("zeros if no token is read"));
     }
     Ok(history)
 }
@@ -173,8 +175,8 @@ fn checked_answer(fields: AnswerFields) -> Result<Answer, FormatError> {
     if !(open || held.is_empty() && bytes.is_empty()) {
         return Err(FormatError::EndedAnswer);
     }
-    if held.len() > HELD {
-        return Err(FormatError::Held { found: held.len(), most: HELD });
+    if held.len() > MAX_HELD_BYTES {
+        return Err(FormatError::HeldLength { found: held.len(), max: MAX_HELD_BYTES });
     }
     match unhex(&bytes).filter(|bytes| begins_a_character(bytes)) {
         Some(bytes) => Ok(Answer { open, held, bytes }),
@@ -182,7 +184,7 @@ fn checked_answer(fields: AnswerFields) -> Result<Answer, FormatError> {
     }
 }
 
-/// Whether all of `bytes` are the beginning of one character that is still to end; so they are at most 3.
+/// Whether `bytes` are the beginning of a single incomplete character; they are at most 3 then.
 fn begins_a_character(bytes: &[u8]) -> bool {
     bytes.is_empty()
         || std::str::from_utf8(bytes).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
@@ -193,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_character_begins_with_the_bytes_that_begin_it() {
+    fn only_the_beginning_of_one_character_is_accepted() {
         for bytes in [&b""[..], b"\xc3", b"\xf0\x9f", b"\xf0\x9f\x8c"] {
             assert!(begins_a_character(bytes), "{bytes:x?}");
         }

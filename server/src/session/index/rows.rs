@@ -1,16 +1,16 @@
-//! What the index writes down of a session and of a version.
+//! The rows of the index. Their field names are part of the file format.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::session::Owner;
+use crate::session::id::Owner;
 
-/// A session. Ids are text here: they are the store's own, checked where they came in.
+/// A session. Ids are plain text here, because they were checked on arrival.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SessionRow {
     pub(crate) owner: Owner,
-    /// Its place in the order of creation.
+    /// Position in the order of creation.
     pub(crate) number: u64,
     /// Unix seconds.
     pub(crate) created: u64,
@@ -18,27 +18,27 @@ pub(crate) struct SessionRow {
     pub(crate) updated: u64,
     /// Last use, unix milliseconds.
     pub(crate) used: u64,
-    /// Seconds after its last use that it is kept.
+    /// Seconds after its last use when it expires.
     pub(crate) ttl: Option<u64>,
     pub(crate) head: String,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) forked_from: Option<(String, String)>,
-    /// The place of its next version.
+    /// Position of its next version.
     pub(crate) next: u64,
-    /// Versions that it keeps, its head included.
+    /// Number of versions whose snapshots it keeps, including its head.
     pub(crate) kept: u64,
-    /// Versions that it only remembers.
+    /// Number of versions whose snapshots are gone, but which it still lists.
     pub(crate) known: u64,
 }
 
 impl SessionRow {
-    /// The moment, in unix milliseconds, from which it is gone if it was used last at `used`.
+    /// Expiry in unix milliseconds, given that the session was last used at `used` or later.
     pub(crate) fn ends(&self, used: u64) -> Option<u64> {
         self.ttl.map(|ttl| self.used.max(used).saturating_add(ttl.saturating_mul(1000)))
     }
 }
 
-/// A version: a snapshot's name, and what is told of it.
+/// A version: the description of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VersionRow {
     pub(crate) owner: Owner,
@@ -50,20 +50,20 @@ pub(crate) struct VersionRow {
     pub(crate) kind: String,
     pub(crate) prompt_tokens: u64,
     pub(crate) completion_tokens: u64,
-    /// Of its object; an empty version has none.
+    /// Size of its object; an empty version has none.
     pub(crate) bytes: u64,
-    /// What the random numbers of an empty version come from.
+    /// The sampler's seed, for an empty version.
     pub(crate) seed: Option<u64>,
-    /// How many sessions and responses keep its object.
+    /// Number of sessions and responses that keep its object.
     pub(crate) kept_by: u64,
-    /// How many know this row, those that keep the object included.
+    /// Number of sessions and responses that list this version, including those that keep its object.
     pub(crate) known_by: u64,
 }
 
-/// A session's or a version's place in its list of versions.
+/// A version in a session's list.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
-    pub(crate) at: u64,
+pub(crate) struct LineageEntry {
+    pub(crate) position: u64,
     pub(crate) version: String,
     pub(crate) kept: bool,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Place {
 pub(crate) struct ResponseRow {
     pub(crate) owner: Owner,
     pub(crate) version: String,
-    /// Unix milliseconds; as good as never where there is no bound.
+    /// Expiry in unix milliseconds.
     pub(crate) ends: u64,
     pub(crate) body: Vec<u8>,
 }

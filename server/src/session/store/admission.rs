@@ -1,107 +1,150 @@
-//! Whether there is room, and making some: what was used longest ago is dropped first, and no session's head ever.
+//! Reserving space for snapshots, evicting older versions if necessary.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::{Inner, Store, count, now};
-use crate::session::index::{Reservation, Short};
-use crate::session::{Owner, StoreError};
+use super::inner::{Inner, Store, blocking, count, now};
+use crate::session::error::StoreError;
+use crate::session::id::Owner;
+use crate::session::index::{IndexError, Reservation, Shortfall, Write};
 
-/// How often room is made for one object: another could take it away before it is used.
+/// Attempts to make space for one object. Another request may take the space before it is used.
 const TRIES: usize = 4;
 
 impl Store {
-    /// Refuses where there would be no room for one snapshot more: to be asked before anything dear is computed for it.
+    /// Checks that there would be space for one more snapshot, before anything expensive is computed for it.
     ///
     /// # Errors
-    /// A quota or the disk is full, and nothing may be dropped, or the disk fails.
+    /// A quota or the disk is full and nothing can be evicted, or the disk fails.
     pub async fn admit(&self, owner: Owner) -> Result<(), StoreError> {
-        self.inner.ballast().await?;
-        self.inner.could_admit(owner).await
+        self.inner.ensure_ballast().await?;
+        self.inner.check_room(owner).await
     }
 }
 
 impl Inner {
-    /// Room for an object of `bytes`, dropping what may be dropped where there is none.
+    /// Reserves space for an object of `bytes`, evicting versions if necessary.
     pub(super) async fn admit(self: &Arc<Self>, owner: Owner, bytes: u64) -> Result<Reservation, StoreError> {
-        let reserve = || self.index.ledger.reserve(owner, bytes, self.bounds());
-        let mut short = match reserve() {
+        let reserve = || self.index.capacity.reserve(owner, bytes, self.limits());
+        let mut shortfall = match reserve() {
             Ok(reservation) => return Ok(reservation),
-            Err(short) => short,
+            Err(shortfall) => shortfall,
         };
-        let _alone = self.making_room.lock().await;
+        let _alone = self.evicting.lock().await;
         for _ in 0..TRIES {
             match reserve() {
                 Ok(reservation) => return Ok(reservation),
-                Err(now) => short = now,
+                Err(current) => shortfall = current,
             }
-            if !self.make_room(owner, short).await? {
-                // What was garbage then may have been removed before it was asked for.
+            if !self.evict_versions(owner, shortfall).await? {
+                // Garbage may have been removed since `shortfall` was computed.
                 match reserve() {
                     Ok(reservation) => return Ok(reservation),
-                    Err(now) => short = now,
+                    Err(current) => shortfall = current,
                 }
                 break;
             }
         }
         count(&self.counters.refused, 1);
-        Err(self.refusal(short))
+        Err(self.refusal(shortfall))
     }
 
-    /// Refuses where one snapshot more, as large as any can be, would find no room however much is dropped.
-    pub(super) async fn could_admit(&self, owner: Owner) -> Result<(), StoreError> {
-        let bytes = self.codec.most_bytes() as u64;
-        let Err(short) = self.index.ledger.fits(owner, bytes, self.bounds()) else {
+    /// Refuses if the largest possible snapshot would find no space even after evicting everything that can be evicted.
+    pub(super) async fn check_room(&self, owner: Owner) -> Result<(), StoreError> {
+        let bytes = self.codec.max_bytes() as u64;
+        let Err(shortfall) = self.index.capacity.fits(owner, bytes, self.limits()) else {
             return Ok(());
         };
-        let (of, missing) = self.to_drop(owner, short);
+        let (of, missing) = self.eviction_target(owner, shortfall);
         let possible = self.read(move |tables| Ok(tables.droppable(of, missing)?.is_some())).await?;
-        if possible || self.any_ended().await? || self.index.ledger.fits(owner, bytes, self.bounds()).is_ok() {
+        if possible || self.any_expired().await? || self.index.capacity.fits(owner, bytes, self.limits()).is_ok() {
             return Ok(());
         }
         count(&self.counters.refused, 1);
-        Err(self.refusal(short))
+        Err(self.refusal(shortfall))
     }
 
-    pub(super) async fn any_ended(&self) -> Result<bool, StoreError> {
-        let stays = self.stays();
-        self.read(move |tables| tables.any_ended(now(), &stays)).await
+    pub(super) async fn any_expired(&self) -> Result<bool, StoreError> {
+        let exempt = self.expiry_exemption();
+        self.read(move |tables| tables.any_expired(now(), &exempt)).await
     }
 
-    /// Drops what the bound asks for; false where that cannot be, and then nothing is dropped.
-    pub(super) async fn make_room(self: &Arc<Self>, owner: Owner, short: Short) -> Result<bool, StoreError> {
-        if self.remove_ended().await? == 0 {
-            let (of, missing) = self.to_drop(owner, short);
+    /// Frees the missing space. If that is impossible, evicts nothing and returns false.
+    pub(super) async fn evict_versions(
+        self: &Arc<Self>,
+        owner: Owner,
+        shortfall: Shortfall,
+    ) -> Result<bool, StoreError> {
+        if self.remove_expired().await? == 0 {
+            let (of, missing) = self.eviction_target(owner, shortfall);
             let lineage = self.options.lineage;
-            let dropped = self.free(move |write| {
-                let Some(places) = write.tables.droppable(of, missing)? else { return Ok(None) };
-                write.drop_holders(&places, lineage)?;
-                Ok(Some(places.len()))
+            let evicted = self.run_freeing(move |write| {
+                let Some(holders) = write.tables.droppable(of, missing)? else { return Ok(None) };
+                write.evict(&holders, lineage)?;
+                Ok(Some(holders.len()))
             });
-            let Some(dropped) = dropped.await? else { return Ok(false) };
-            count(&self.counters.dropped, dropped);
+            let Some(evicted) = evicted.await? else { return Ok(false) };
+            count(&self.counters.dropped, evicted);
         }
-        self.collect().await?;
+        self.remove_garbage().await?;
         Ok(true)
     }
 
-    /// Whose versions to drop, and how many bytes of them.
-    fn to_drop(&self, owner: Owner, short: Short) -> (Option<Owner>, u64) {
-        match short {
-            Short::Owner { missing, .. } => (Some(owner), missing),
-            // Garbage is in the sum and goes first.
-            Short::Disk { missing } => (None, missing.saturating_sub(self.index.ledger.sums(|sums| sums.garbage))),
+    /// The owner whose versions to evict (`None`: any), and how many bytes.
+    fn eviction_target(&self, owner: Owner, shortfall: Shortfall) -> (Option<Owner>, u64) {
+        match shortfall {
+            Shortfall::Owner { missing, .. } => (Some(owner), missing),
+            // Garbage counts as used, and is removed first.
+            Shortfall::Disk { missing } => {
+                (None, missing.saturating_sub(self.index.capacity.totals(|totals| totals.garbage)))
+            }
         }
     }
 
-    fn refusal(&self, short: Short) -> StoreError {
-        match short {
-            Short::Owner { found, .. } => {
+    fn refusal(&self, shortfall: Shortfall) -> StoreError {
+        match shortfall {
+            Shortfall::Owner { found, .. } => {
                 StoreError::Quota { quota: "bytes of snapshots", bound: self.options.owner_bytes, found }
             }
-            Short::Disk { missing } => {
+            Shortfall::Disk { missing } => {
                 let bound = self.options.disk_bytes;
-                StoreError::Full { reason: format!("snapshots may take {bound} bytes, {missing} are missing") }
+                StoreError::Full {
+                    reason: format!("snapshots may take {bound} bytes in all, and {missing} more are needed"),
+                }
             }
+        }
+    }
+}
+
+impl Inner {
+    /// Restores the ballast file if it was removed, once the task that needed its space has finished. Refuses if the disk
+    /// has no space for it.
+    pub(super) async fn ensure_ballast(&self) -> Result<(), StoreError> {
+        if !self.ballast.gone.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        // Another task may have restored it while this one waited.
+        let _alone = self.ballast.in_use.lock().await;
+        if !self.ballast.gone.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let ballast = self.ballast.clone();
+        blocking(move || ballast.restore()).await
+    }
+
+    /// Runs a transaction that removes something, even on a full disk, and syncs it so that what is removed stays so.
+    pub(super) async fn run_freeing<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&mut Write<'_>) -> Result<T, IndexError> + Clone + Send + 'static,
+    ) -> Result<T, StoreError> {
+        match self.writer.run_to_disk(work.clone()).await {
+            Err(StoreError::Full { .. }) => {
+                // Holding the lock keeps others from restoring the ballast before this transaction has used its space.
+                let _alone = self.ballast.in_use.lock().await;
+                self.ballast.release();
+                self.writer.run_to_disk(work).await
+            }
+            result => result,
         }
     }
 }

@@ -1,21 +1,23 @@
-//! Forks: more pointers to a version that is there. No snapshot is read or written.
+//! Forking: new sessions that point to an existing version. No snapshot is read or written.
 
 use std::collections::HashMap;
 
-use super::{Fork, Inner, Metadata, Receipt, ReceiptKey, Session, Store, count, new_session, now};
-use crate::session::index::{Fault, SessionRow, Write};
-use crate::session::{Owner, SessionId, StoreError, VersionId};
+use super::inner::{Inner, Store, count, new_session};
+use super::types::{Fork, Metadata, Receipt, ReceiptKey, Session};
+use crate::session::error::StoreError;
+use crate::session::id::{Owner, SessionId, VersionId};
+use crate::session::index::{IndexError, SessionRow, Write};
 use std::time::Duration;
 
-/// Places of versions that one request writes at most: all wait for its transaction.
-const MOST_ROWS: usize = 20_000;
+/// Most rows that one fork request may write, because other requests wait for its transaction.
+const MAX_FORK_ROWS: usize = 20_000;
 
 impl Store {
-    /// Makes `n` sessions that go on from a session's head, or from another version that it keeps. It may be in use:
-    /// its head is its last commit. Metadata and time to live are the session's own where none are given.
+    /// Creates `n` sessions from a session's head, or from another version that it keeps. The session may be in use; its
+    /// head is then the last commit. Metadata and time to live default to the session's own.
     ///
     /// # Errors
-    /// There is no such session or version, the owner may not have as many sessions, or the disk fails.
+    /// No such session or version, the owner may not have that many sessions, or the disk fails.
     pub async fn fork(
         &self,
         owner: Owner,
@@ -28,7 +30,7 @@ impl Store {
         self.fork_once(owner, id, Fork { from, n, metadata, ttl }, None).await
     }
 
-    /// As [`Self::fork`], and keeps the receipt with the sessions.
+    /// As [`Self::fork`], and stores a receipt in the same transaction.
     ///
     /// # Errors
     /// As [`Self::fork`].
@@ -42,68 +44,72 @@ impl Store {
         let Fork { from, n, metadata, ttl } = fork;
         let inner = &self.inner;
         inner.live(owner, id).await?;
-        inner.uses.note(id);
-        inner.ballast().await?;
-        let most = inner.options.owner_sessions;
+        inner.last_uses.record(id);
+        inner.ensure_ballast().await?;
+        let max_sessions = inner.options.owner_sessions;
         let source = id.clone();
-        let receipt_ends = now().saturating_add(inner.options.receipt_ttl.as_millis() as u64);
+        let receipt_expiry = inner.receipt_expiry();
         let forked = inner.writer.run(move |write| {
-            write.room_for_sessions(owner, n, most)?;
+            write.check_session_quota(owner, n, max_sessions)?;
             let row = write.tables.own_session(owner, source.as_str())?;
             let from = from.as_ref().map_or(&*row.head, VersionId::as_str).to_owned();
-            let line = ancestry(write, source.as_str(), &from)?;
-            let rows = n.saturating_mul(line.len());
-            if rows > MOST_ROWS {
-                return Err(Fault::Refused(StoreError::Forks { n, versions: line.len(), bound: MOST_ROWS }));
+            let ancestry = ancestry(write, source.as_str(), &from)?;
+            let rows = n.saturating_mul(ancestry.len());
+            if rows > MAX_FORK_ROWS {
+                return Err(IndexError::Refused(StoreError::TooManyForks {
+                    n,
+                    versions: ancestry.len(),
+                    bound: MAX_FORK_ROWS,
+                }));
             }
-            let line: Vec<(&str, bool)> = line.iter().map(|(version, kept)| (&**version, *kept)).collect();
+            let ancestry: Vec<(&str, bool)> = ancestry.iter().map(|(version, kept)| (&**version, *kept)).collect();
             let mut new = SessionRow::new(owner, &from, ttl);
             new.ttl = new.ttl.or(row.ttl);
             new.metadata = metadata.clone().unwrap_or(row.metadata);
             new.forked_from = Some((source.as_str().to_owned(), from.clone()));
-            for (version, kept) in &line {
+            for (version, kept) in &ancestry {
                 write.point(version, if *kept { n as i64 } else { 0 }, n as i64)?;
             }
-            let head = write.tables.known_version(&from)?;
-            let mut made = Vec::with_capacity(n);
+            let head = write.tables.require_version(&from)?;
+            let mut forks = Vec::with_capacity(n);
             for _ in 0..n {
                 let id = SessionId::new();
-                let row = write.add_session(id.as_str(), new.clone(), &line)?;
-                made.push(new_session(&id, &row, &head).map_err(Fault::Refused)?);
+                let row = write.add_session(id.as_str(), new.clone(), &ancestry)?;
+                forks.push(new_session(&id, &row, &head).map_err(IndexError::Refused)?);
             }
             if let Some((ReceiptKey(key), answer)) = &receipt {
-                write.put_receipt(owner, key, receipt_ends, &answer(&made))?;
+                write.put_receipt(owner, key, receipt_expiry, &answer(&forks))?;
             }
-            Ok(made)
+            Ok(forks)
         });
-        let made = forked.await.inspect_err(|error| inner.tally(error))?;
-        count(&inner.counters.forks, made.len());
-        Ok(made)
+        let forks = forked.await.inspect_err(|error| inner.tally(error))?;
+        count(&inner.counters.forks, forks.len());
+        Ok(forks)
     }
 }
 
-/// A version that a session keeps and those that it grew from, as far as the session knows them, oldest first; and
-/// which of them it keeps.
-fn ancestry(write: &Write<'_>, session: &str, from: &str) -> Result<Vec<(String, bool)>, Fault> {
-    let places = write.tables.lineage(session)?;
-    let mut known: HashMap<String, bool> = places.into_iter().map(|place| (place.version, place.kept)).collect();
+/// A version that the session keeps and its ancestors, as far as the session lists them, oldest first. The flag says
+/// whether the session keeps the snapshot.
+fn ancestry(write: &Write<'_>, session: &str, from: &str) -> Result<Vec<(String, bool)>, IndexError> {
+    let entries = write.tables.lineage(session)?;
+    let mut known: HashMap<String, bool> = entries.into_iter().map(|entry| (entry.version, entry.kept)).collect();
     if known.get(from) != Some(&true) {
-        return Err(Fault::Refused(StoreError::VERSION));
+        return Err(IndexError::Refused(StoreError::VERSION));
     }
-    let mut line = Vec::new();
+    let mut ancestry = Vec::new();
     let mut next = Some(from.to_owned());
     while let Some(version) = next
         && let Some(kept) = known.remove(&version)
     {
-        next = write.tables.known_version(&version)?.parent;
-        line.push((version, kept));
+        next = write.tables.require_version(&version)?.parent;
+        ancestry.push((version, kept));
     }
-    line.reverse();
-    Ok(line)
+    ancestry.reverse();
+    Ok(ancestry)
 }
 
 impl Inner {
-    /// Counts a refusal for want of room.
+    /// Counts an error if it is a refusal for lack of space.
     pub(super) fn tally(&self, error: &StoreError) {
         if matches!(error, StoreError::Quota { .. } | StoreError::Full { .. }) {
             count(&self.counters.refused, 1);

@@ -1,28 +1,31 @@
-//! From a version's name to its snapshot: from memory, or from its object. And the other way.
+//! Loading snapshots from memory or from their objects, and writing their objects.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Inner, Store, Tier, Version, blocking, count, now, version};
-use crate::session::blobs::Coming;
-use crate::session::index::{Fault, Reservation, SessionRow, Short, VersionRow};
-use crate::session::{Owner, SessionId, Snapshot, StoreError, VersionId};
+use super::inner::{Inner, Store, blocking, count, now, version, version_id};
+use super::types::{Tier, Version};
+use crate::session::error::StoreError;
+use crate::session::id::{Owner, SessionId, VersionId};
+use crate::session::index::{IndexError, Reservation, SessionRow, Shortfall, VersionRow};
+use crate::session::objects::Upload;
+use crate::session::snapshot::Snapshot;
 
-/// A snapshot whose object is written, on its way into the index.
+/// A snapshot whose object is written but not yet in the index.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) row: VersionRow,
     pub(super) reservation: Option<Arc<Reservation>>,
-    /// As long as this lives, the object is not taken for one that nothing points to.
-    pub(super) _coming: Option<Coming>,
+    /// Keeps the object from being removed as an orphan.
+    pub(super) _upload: Option<Upload>,
 }
 
 impl Store {
-    /// A session's snapshot: its head, or a version that it keeps.
+    /// Loads a session's head, or another version that it keeps.
     ///
     /// # Errors
-    /// There is no such session or version, or its object cannot be read.
+    /// No such session or version, or its object cannot be read.
     pub async fn load(
         &self,
         owner: Owner,
@@ -31,10 +34,10 @@ impl Store {
     ) -> Result<(Version, Arc<Snapshot>, Tier), StoreError> {
         let (row, id) = self.inner.find(owner, id, version).await?;
         let (snapshot, tier) = self.inner.fetch(&id, &row).await?;
-        Ok((super::version(id.as_str(), row, true)?, snapshot, tier))
+        Ok((super::inner::version(id.as_str(), row, true)?, snapshot, tier))
     }
 
-    /// As [`Self::load`], as the bytes of a file that leaves the store.
+    /// As [`Self::load`], but returns the bytes of a file for export.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -55,31 +58,28 @@ impl Store {
             codec.export(stored).map_err(|reason| StoreError::Corrupt { version: name, reason })
         });
         let bytes = bytes.await?;
-        Ok((super::version(id.as_str(), row, true)?, bytes))
+        Ok((super::inner::version(id.as_str(), row, true)?, bytes))
     }
 
-    /// The versions that a session knows, oldest first: those it keeps, those whose snapshots are gone, those it was
-    /// rewound from, and for a fork those it was forked with.
+    /// All versions that a session lists, oldest first: those that it keeps, those whose snapshots are gone, those from
+    /// which it was rewound, and, in a fork, those inherited.
     ///
     /// # Errors
-    /// There is no such session.
+    /// No such session.
     pub async fn versions(&self, owner: Owner, id: &SessionId) -> Result<Vec<Version>, StoreError> {
         self.inner.live(owner, id).await?;
         let id = id.clone();
         let rows = self.inner.read(move |tables| {
             tables.own_session(owner, id.as_str())?;
-            let places = tables.lineage(id.as_str())?;
-            places
-                .into_iter()
-                .map(|place| Ok((tables.known_version(&place.version)?, place)))
-                .collect::<Result<Vec<_>, _>>()
+            let entries = tables.lineage(id.as_str())?.into_iter();
+            entries.map(|entry| Ok((tables.require_version(&entry.version)?, entry))).collect::<Result<Vec<_>, _>>()
         });
-        rows.await?.into_iter().map(|(row, place)| version(&place.version, row, place.kept)).collect()
+        rows.await?.into_iter().map(|(row, entry)| version(&entry.version, row, entry.kept)).collect()
     }
 }
 
 impl Inner {
-    /// The row of a session's version, the head where none is named.
+    /// The row of a session's version; of the head if none is named.
     async fn find(
         &self,
         owner: Owner,
@@ -87,15 +87,15 @@ impl Inner {
         version: Option<&VersionId>,
     ) -> Result<(VersionRow, VersionId), StoreError> {
         let head = self.live(owner, id).await?.head;
-        self.uses.note(id);
+        self.last_uses.record(id);
         let Some(named) = version.cloned() else {
-            let id = super::version_id(&head)?;
+            let id = version_id(&head)?;
             return Ok((self.version_row(owner, &id).await?, id));
         };
         let (id, name) = (id.clone(), named.clone());
         let row = self.read(move |tables| {
-            let place = tables.place(id.as_str(), name.as_str())?;
-            place.ok_or(Fault::Refused(StoreError::VERSION))?;
+            let position = tables.position(id.as_str(), name.as_str())?;
+            position.ok_or(IndexError::Refused(StoreError::VERSION))?;
             tables.kept_version(owner, name.as_str())
         });
         Ok((row.await?, named))
@@ -106,7 +106,7 @@ impl Inner {
         self.read(move |tables| tables.kept_version(owner, id.as_str())).await
     }
 
-    /// The snapshot of a version that its caller may see.
+    /// Fetches a snapshot. The caller has checked that the requester may see it.
     pub(super) async fn fetch(&self, id: &VersionId, row: &VersionRow) -> Result<(Arc<Snapshot>, Tier), StoreError> {
         if let Some(seed) = row.seed {
             return Ok((Arc::new(Snapshot::empty(seed)), Tier::Memory));
@@ -121,8 +121,10 @@ impl Inner {
             let corrupt = |reason| StoreError::Corrupt { version: version.clone(), reason };
             let snapshot = codec.decode(&bytes).map_err(corrupt)?;
             let found = snapshot.tokens();
-            let same = found == tokens;
-            same.then_some(snapshot).ok_or_else(|| corrupt(format!("it has {found} tokens, its index says {tokens}")))
+            if found != tokens {
+                return Err(corrupt(format!("it has {found} tokens, but the index says {tokens}")));
+            }
+            Ok(snapshot)
         });
         let snapshot = Arc::new(decoded.await?);
         self.cache.insert(id, Arc::clone(&snapshot));
@@ -131,24 +133,23 @@ impl Inner {
     }
 
     async fn object(&self, id: &VersionId, row: &VersionRow) -> Result<Bytes, StoreError> {
-        if let Some(bytes) = self.blobs.get(id, row.bytes).await? {
+        if let Some(bytes) = self.objects.get(id, row.bytes).await? {
             return Ok(bytes);
         }
-        // It may have been dropped since its row was read.
+        // The version may have been evicted since its row was read.
         self.version_row(row.owner, id).await?;
-        Err(StoreError::Corrupt { version: id.clone(), reason: "its object is not there".to_owned() })
+        Err(StoreError::Corrupt { version: id.clone(), reason: "its object is missing".to_owned() })
     }
 
-    /// Writes the object of a snapshot, where it needs one, into the room that was promised for it, or that it finds
-    /// or makes.
+    /// Writes the object of a snapshot, unless the snapshot is empty, into `reserved` space if that suffices.
     pub(super) async fn prepare(
         self: &Arc<Self>,
         owner: Owner,
         id: &VersionId,
         snapshot: &Arc<Snapshot>,
-        room: Option<Arc<Reservation>>,
+        reserved: Option<Arc<Reservation>>,
     ) -> Result<Prepared, StoreError> {
-        self.ballast().await?;
+        self.ensure_ballast().await?;
         let seed = snapshot.sampler.seed;
         let empty = **snapshot == Snapshot::empty(seed);
         let mut row = VersionRow {
@@ -166,39 +167,41 @@ impl Inner {
             known_by: 0,
         };
         if empty {
-            return Ok(Prepared { row, reservation: None, _coming: None });
+            return Ok(Prepared { row, reservation: None, _upload: None });
         }
         let (codec, encoded) = (Arc::clone(&self.codec), Arc::clone(snapshot));
         let bytes: Bytes = blocking(move || {
             let bytes = codec.encode(&encoded);
-            // What could not be read again must not be written.
-            codec.check(&bytes).map_err(|reason| StoreError::Unfit { reason })?;
+            // Never store what could not be read back.
+            codec.check(&bytes).map_err(|reason| StoreError::Unstorable { reason })?;
             Ok(bytes.into())
         })
         .await?;
         row.bytes = bytes.len() as u64;
-        let reservation = match room.filter(|room| room.bytes() >= row.bytes) {
-            Some(room) => room,
+        let reservation = match reserved.filter(|reserved| reserved.bytes() >= row.bytes) {
+            Some(reserved) => reserved,
             None => Arc::new(self.admit(owner, row.bytes).await?),
         };
         reservation.shrink(row.bytes);
-        let coming = match self.blobs.put(id, bytes.clone()).await {
-            // The disk is fuller than its budget says: then what may go goes.
-            Err(StoreError::Full { .. }) if self.relieve(owner, row.bytes).await? => self.blobs.put(id, bytes).await,
-            end => end,
+        let upload = match self.objects.put(id, bytes.clone()).await {
+            // The disk has less space than its budget assumes, so evict versions.
+            Err(StoreError::Full { .. }) if self.evict_for_full_disk(owner, row.bytes).await? => {
+                self.objects.put(id, bytes).await
+            }
+            result => result,
         };
-        let coming = coming.inspect_err(|_| self.suspect(id))?;
-        Ok(Prepared { row, reservation: Some(reservation), _coming: Some(coming) })
+        let upload = upload.inspect_err(|_| self.suspect(id))?;
+        Ok(Prepared { row, reservation: Some(reservation), _upload: Some(upload) })
     }
 
-    async fn relieve(self: &Arc<Self>, owner: Owner, missing: u64) -> Result<bool, StoreError> {
-        let _alone = self.making_room.lock().await;
-        self.make_room(owner, Short::Disk { missing }).await
+    async fn evict_for_full_disk(self: &Arc<Self>, owner: Owner, missing: u64) -> Result<bool, StoreError> {
+        let _alone = self.evicting.lock().await;
+        self.evict_versions(owner, Shortfall::Disk { missing }).await
     }
 
-    /// A session whose head is a version that the index could not say it took in, where it did after all: it may
-    /// have reached the disk before the disk failed.
-    pub(super) async fn landed(
+    /// After a failed transaction: the session and its head, if the commit reached the disk before the failure and its
+    /// head is `version` after all.
+    pub(super) async fn find_commit(
         &self,
         owner: Owner,
         session: &SessionId,
@@ -211,18 +214,18 @@ impl Inner {
         let (session, version) = (session.clone(), version.clone());
         let rows = self.read(move |tables| {
             let row = tables.own_session(owner, session.as_str())?;
-            Ok((tables.known_version(&row.head)?, row))
+            Ok((tables.require_version(&row.head)?, row))
         });
         let (head, row) = rows.await.ok()?;
         (row.head == version.as_str()).then_some((row, head))
     }
 
-    /// After an object is written and the index did not take it in.
+    /// Cleans up after an object was written but not added to the index, and returns the error.
     pub(super) async fn abandon(&self, id: &VersionId, error: StoreError) -> StoreError {
         match &error {
-            // Whether the index has it after all is known only once it is open again.
+            // Whether the index contains it is known only once the index is open again.
             StoreError::Unavailable { .. } | StoreError::Full { .. } => self.suspect(id),
-            _ => drop(self.blobs.delete(vec![id.clone()]).await),
+            _ => drop(self.objects.delete(vec![id.clone()]).await),
         }
         error
     }

@@ -1,16 +1,19 @@
-//! Stored responses, each with the snapshot that it ended in, and receipts: answers kept for a request made again.
+//! Stored responses, each with the snapshot at its end, and receipts for repeated requests.
 
 use std::sync::Arc;
 
-use super::{Inner, ReceiptKey, Store, Tier, detached, now};
-use crate::session::index::{Fault, ResponseRow, VersionRow};
-use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
+use super::inner::{Inner, Store, detached, now, version_id};
+use super::types::{ReceiptKey, Tier};
+use crate::session::error::StoreError;
+use crate::session::id::{Owner, ResponseId, VersionId};
+use crate::session::index::{IndexError, ReadOnly, ResponseRow, Tables, VersionRow};
+use crate::session::snapshot::Snapshot;
 
-/// What the version of a response is called.
+/// The kind of a response's version.
 const RESPONSE: &str = "response";
 
 impl Store {
-    /// Keeps a response and the snapshot that it ended in, and the receipt with it.
+    /// Stores a response with the snapshot at its end, and a receipt.
     ///
     /// # Errors
     /// A quota or the disk is full, or the disk fails.
@@ -29,21 +32,21 @@ impl Store {
             let prepared = inner.prepare(owner, &version, &snapshot, None).await?;
             let ends = now().saturating_add(inner.options.response_ttl.as_millis() as u64);
             let row = ResponseRow { owner, version: version.as_str().to_owned(), ends, body };
-            let receipt_ends = now().saturating_add(inner.options.receipt_ttl.as_millis() as u64);
+            let receipt_expiry = inner.receipt_expiry();
             let (name, has_object) = (id.clone(), prepared.row.seed.is_none());
-            let kept = inner.writer.run(move |write| {
+            let stored = inner.writer.run(move |write| {
                 let parent = parent.as_ref().map(|parent| parent.as_str().to_owned());
-                let about = VersionRow { parent, kind: RESPONSE.to_owned(), ..prepared.row.clone() };
-                write.put_response(name.as_str(), &row, &about)?;
+                let version = VersionRow { parent, kind: RESPONSE.to_owned(), ..prepared.row.clone() };
+                write.put_response(name.as_str(), &row, &version)?;
                 if let Some((ReceiptKey(key), answer)) = &receipt {
-                    write.put_receipt(owner, key, receipt_ends, answer)?;
+                    write.put_receipt(owner, key, receipt_expiry, answer)?;
                 }
-                write.settle(prepared.reservation.as_ref());
+                write.fulfil(prepared.reservation.as_ref());
                 Ok(())
             });
-            if let Err(error) = kept.await {
+            if let Err(error) = stored.await {
                 let failed = matches!(error, StoreError::Unavailable { .. } | StoreError::Full { .. });
-                // It may have reached the disk before the disk failed.
+                // The transaction may have reached the disk before the failure.
                 if !(failed && inner.response(owner, &id).await.is_ok()) {
                     return Err(inner.abandon(&version, error).await);
                 }
@@ -56,41 +59,41 @@ impl Store {
         .await
     }
 
-    /// A response, and the version of its snapshot.
+    /// A response's body, and the version of its snapshot.
     ///
     /// # Errors
-    /// There is no such response.
+    /// No such response.
     pub async fn response(&self, owner: Owner, id: &ResponseId) -> Result<(Vec<u8>, VersionId), StoreError> {
         let row = self.inner.response(owner, id).await?;
-        let version = super::version_id(&row.version)?;
+        let version = version_id(&row.version)?;
         Ok((row.body, version))
     }
 
-    /// The snapshot that a response ended in.
+    /// The snapshot at the end of a response.
     ///
     /// # Errors
-    /// There is no such response, or its object cannot be read.
+    /// No such response, or its object cannot be read.
     pub async fn response_snapshot(&self, owner: Owner, id: &ResponseId) -> Result<(Arc<Snapshot>, Tier), StoreError> {
         let version = self.response(owner, id).await?.1;
         let row = self.inner.version_row(owner, &version).await?;
         self.inner.fetch(&version, &row).await
     }
 
-    /// Removes a response, and its snapshot where nothing else keeps it.
+    /// Removes a response, and its snapshot if nothing else keeps it.
     ///
     /// # Errors
-    /// There is no such response, or the disk fails.
+    /// No such response, or the disk fails.
     pub async fn delete_response(&self, owner: Owner, id: &ResponseId) -> Result<(), StoreError> {
         self.inner.response(owner, id).await?;
         let id = id.clone();
-        let removed = self.inner.free(move |write| {
+        let removed = self.inner.run_freeing(move |write| {
             let row = write.tables.response(owner, id.as_str())?;
             write.remove_response(id.as_str(), &row)
         });
         removed.await
     }
 
-    /// The answer kept under a key, if there is one.
+    /// The answer stored under a key.
     ///
     /// # Errors
     /// The disk fails.
@@ -100,25 +103,25 @@ impl Store {
         Ok(found.filter(|(ends, _)| *ends > now()).map(|(_, answer)| answer))
     }
 
-    /// Keeps an answer under a key, for a request that no turn belongs to.
+    /// Stores an answer under a key, for a request that is not a turn.
     ///
     /// # Errors
     /// The disk is full or fails.
     pub async fn put_receipt(&self, owner: Owner, key: &str, answer: Vec<u8>) -> Result<(), StoreError> {
         let key = key.to_owned();
-        self.inner.ballast().await?;
-        let ends = now().saturating_add(self.inner.options.receipt_ttl.as_millis() as u64);
-        self.inner.writer.run(move |write| write.put_receipt(owner, &key, ends, &answer)).await
+        self.inner.ensure_ballast().await?;
+        let expiry = self.inner.receipt_expiry();
+        self.inner.writer.run(move |write| write.put_receipt(owner, &key, expiry, &answer)).await
     }
 }
 
 impl Inner {
-    /// An owner's response whose time is not over.
+    /// An owner's response, unless it has expired.
     async fn response(&self, owner: Owner, id: &ResponseId) -> Result<ResponseRow, StoreError> {
         let id = id.clone();
-        let read = move |tables: &super::Tables<super::Reading>| {
+        let read = move |tables: &Tables<ReadOnly>| {
             let row = tables.response(owner, id.as_str())?;
-            if row.ends <= now() { Err(Fault::Refused(StoreError::RESPONSE)) } else { Ok(row) }
+            if row.ends <= now() { Err(IndexError::Refused(StoreError::RESPONSE)) } else { Ok(row) }
         };
         self.read(read).await
     }

@@ -1,46 +1,49 @@
-//! Turns: from a session's head to a new one, or to nothing at all.
+//! Turns: transactions that move a session's head.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Inner, ReceiptKey, Session, Store, Tier, TurnNote, Uses, count, detached, now};
-use crate::session::index::{Reservation, SessionRow, VersionRow};
+use super::inner::{Inner, LastUses, Store, count, detached, version_id};
+use super::types::{ReceiptKey, Session, Tier, TurnNote};
+use crate::session::error::StoreError;
+use crate::session::id::{Owner, SessionId, VersionId};
+use crate::session::index::{IndexError, Reservation, SessionRow, VersionRow};
 use crate::session::lease::Lease;
-use crate::session::{Owner, SessionId, Snapshot, StoreError, VersionId};
+use crate::session::snapshot::Snapshot;
 
-/// A session in use. Dropping it frees the session and changes nothing.
+/// A session in use. Dropping it releases the session unchanged.
 pub struct Turn {
     inner: Arc<Inner>,
     owner: Owner,
     session: Session,
     head: Arc<Snapshot>,
     tier: Tier,
-    held: Held,
-    /// For the version that it makes, as large as any can be.
-    room: Arc<Reservation>,
+    lease: RecordedLease,
+    /// Space for the new version, enough for the largest possible one.
+    reserved: Arc<Reservation>,
 }
 
-/// A session's lease; the session was last used when it is given back.
-struct Held {
+/// A session's lease, which records the session's last use when it is released.
+struct RecordedLease {
     lease: Option<Lease>,
-    uses: Uses,
+    last_uses: LastUses,
     id: SessionId,
 }
 
-impl Drop for Held {
+impl Drop for RecordedLease {
     fn drop(&mut self) {
-        // First this: a session that nobody holds must not look unused.
-        self.uses.note(&self.id);
+        // Recorded first, so that a session never looks both unused and free.
+        self.last_uses.record(&self.id);
         self.lease = None;
     }
 }
 
 impl Store {
-    /// Takes a session for a turn. One that is in use is waited for as long as `wait`, after those who came before.
+    /// Takes a session for a turn, waiting at most `wait` while it is in use. Waiters are served in order.
     ///
     /// # Errors
-    /// There is no such session, it is in use, its head is not `if_match`, there would be no room for what the turn
-    /// makes, or its head cannot be read.
+    /// No such session, it is in use, its head is not `if_match`, there is no space for the turn's result, or its head
+    /// cannot be read.
     pub async fn begin(
         &self,
         owner: Owner,
@@ -49,17 +52,17 @@ impl Store {
         wait: Duration,
     ) -> Result<Turn, StoreError> {
         let inner = &self.inner;
-        let (held, row, head) = inner.hold(owner, id, if_match, wait).await?;
-        let room = Arc::new(inner.admit(owner, inner.codec.most_bytes() as u64).await?);
-        let (snapshot, tier) = inner.fetch(&super::version_id(&row.head)?, &head).await?;
+        let (lease, row, head) = inner.hold(owner, id, if_match, wait).await?;
+        let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
+        let (snapshot, tier) = inner.fetch(&version_id(&row.head)?, &head).await?;
         let session = inner.session(id.clone(), row, head)?;
-        Ok(Turn { inner: Arc::clone(inner), owner, session, head: snapshot, tier, held, room })
+        Ok(Turn { inner: Arc::clone(inner), owner, session, head: snapshot, tier, lease, reserved })
     }
 
-    /// Moves a session's head back, or forward again, to a version that it keeps.
+    /// Moves a session's head to another version that it keeps.
     ///
     /// # Errors
-    /// There is no such session or version, it is in use, its head is not `if_match`, or the disk fails.
+    /// No such session or version, it is in use, its head is not `if_match`, or the disk fails.
     pub async fn rewind(
         &self,
         owner: Owner,
@@ -69,22 +72,22 @@ impl Store {
         wait: Duration,
     ) -> Result<Session, StoreError> {
         let (inner, id, to) = (Arc::clone(&self.inner), id.clone(), to.clone());
-        let (held, ..) = inner.hold(owner, &id, if_match, wait).await?;
-        inner.ballast().await?;
+        let (lease, ..) = inner.hold(owner, &id, if_match, wait).await?;
+        inner.ensure_ballast().await?;
         detached(async move {
             let name = id.clone();
             let moved = inner.writer.run(move |write| {
                 let old = write.tables.own_session(owner, name.as_str())?;
-                let place = write.tables.place(name.as_str(), to.as_str())?;
-                place.ok_or(crate::session::index::Fault::Refused(StoreError::VERSION))?;
-                let head = write.tables.known_version(to.as_str())?;
+                let position = write.tables.position(name.as_str(), to.as_str())?;
+                position.ok_or(IndexError::Refused(StoreError::VERSION))?;
+                let head = write.tables.require_version(to.as_str())?;
                 let mut row = SessionRow { head: to.as_str().to_owned(), ..old.clone() };
                 row.touch();
                 write.put_session(name.as_str(), Some(&old), &row)?;
                 Ok((row, head))
             });
             let (row, head) = moved.await?;
-            drop(held);
+            drop(lease);
             inner.session(id, row, head)
         })
         .await
@@ -92,51 +95,51 @@ impl Store {
 }
 
 impl Inner {
-    /// Takes the lease of a session, whose rows then hold until it is given back.
+    /// Takes a session's lease and reads its rows, which nobody else can then change.
     async fn hold(
         &self,
         owner: Owner,
         id: &SessionId,
         if_match: Option<VersionId>,
         wait: Duration,
-    ) -> Result<(Held, SessionRow, VersionRow), StoreError> {
+    ) -> Result<(RecordedLease, SessionRow, VersionRow), StoreError> {
         self.live(owner, id).await?;
         let lease = self.leases.take(id, wait).await?;
-        let held = Held { lease: Some(lease), uses: self.uses.clone(), id: id.clone() };
+        let lease = RecordedLease { lease: Some(lease), last_uses: self.last_uses.clone(), id: id.clone() };
         let name = id.clone();
         let rows = self.read(move |tables| {
             let row = tables.own_session(owner, name.as_str())?;
-            Ok((tables.known_version(&row.head)?, row))
+            Ok((tables.require_version(&row.head)?, row))
         });
         let (head, row) = rows.await?;
         if if_match.is_some_and(|expected| expected.as_str() != row.head) {
-            return Err(StoreError::Stale { head: super::version_id(&row.head)? });
+            return Err(StoreError::Stale { head: version_id(&row.head)? });
         }
-        Ok((held, row, head))
+        Ok((lease, row, head))
     }
 }
 
 impl Turn {
-    /// The session as the turn found it.
+    /// The session at the start of the turn.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// What the turn goes on from.
+    /// The snapshot from which the turn starts.
     pub fn head(&self) -> &Arc<Snapshot> {
         &self.head
     }
 
-    /// Where that was found.
+    /// Where that snapshot was found.
     pub fn tier(&self) -> Tier {
         self.tier
     }
 
-    /// Makes `snapshot` the session's head, under the name `version`, and keeps the receipt with it. Once this
-    /// returns, the turn has happened; it goes on to its end when nobody waits for it any more.
+    /// Makes `snapshot` the session's head, as `version`, and stores the receipt in the same transaction. When this
+    /// returns, the turn is committed. The commit completes even if the caller goes away.
     ///
     /// # Errors
-    /// The session was deleted meanwhile, a quota or the disk is full, or the disk fails. Then nothing has changed.
+    /// The session was deleted meanwhile, a quota or the disk is full, or the disk fails. Nothing has changed then.
     pub async fn commit(
         self,
         snapshot: Arc<Snapshot>,
@@ -144,12 +147,12 @@ impl Turn {
         receipt: Option<(ReceiptKey, Vec<u8>)>,
         version: VersionId,
     ) -> Result<Session, StoreError> {
-        let ending = async move {
-            let Self { inner, owner, session, held, room, .. } = self;
-            let prepared = inner.prepare(owner, &version, &snapshot, Some(room)).await?;
+        let commit = async move {
+            let Self { inner, owner, session, lease, reserved, .. } = self;
+            let prepared = inner.prepare(owner, &version, &snapshot, Some(reserved)).await?;
             let (name, head, parent) = (session.id.clone(), version.clone(), session.head.id.clone());
             let (keep, lineage) = (inner.options.keep_versions, inner.options.lineage);
-            let receipt_ends = now().saturating_add(inner.options.receipt_ttl.as_millis() as u64);
+            let receipt_expiry = inner.receipt_expiry();
             let committed = inner.writer.run(move |write| {
                 let old = write.tables.own_session(owner, name.as_str())?;
                 let version = VersionRow {
@@ -166,13 +169,13 @@ impl Turn {
                 write.push_head(name.as_str(), &mut row, head.as_str(), keep, lineage)?;
                 write.put_session(name.as_str(), Some(&old), &row)?;
                 if let Some((ReceiptKey(key), answer)) = &receipt {
-                    write.put_receipt(owner, key, receipt_ends, answer)?;
+                    write.put_receipt(owner, key, receipt_expiry, answer)?;
                 }
-                write.settle(prepared.reservation.as_ref());
+                write.fulfil(prepared.reservation.as_ref());
                 Ok((row, version))
             });
             let committed = match committed.await {
-                Err(error) => inner.landed(owner, &session.id, &version, &error).await.ok_or(error),
+                Err(error) => inner.find_commit(owner, &session.id, &version, &error).await.ok_or(error),
                 committed => committed,
             };
             match committed {
@@ -181,12 +184,12 @@ impl Turn {
                         inner.remember(&version, &snapshot);
                     }
                     count(&inner.counters.commits, 1);
-                    drop(held);
+                    drop(lease);
                     inner.session(session.id, row, head)
                 }
                 Err(error) => Err(inner.abandon(&version, error).await),
             }
         };
-        detached(ending).await
+        detached(commit).await
     }
 }

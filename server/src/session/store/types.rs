@@ -1,4 +1,4 @@
-//! What the store is asked for and what it answers with.
+//! The store's options, requests and results.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,32 +7,33 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::session::{SessionId, Snapshot, VersionId};
+use crate::session::id::{SessionId, VersionId};
+use crate::session::snapshot::Snapshot;
 
-/// What a client writes to a session, for itself.
+/// A client's own notes on a session.
 pub type Metadata = BTreeMap<String, String>;
 
-/// Snapshots as bytes and back.
+/// Converts snapshots to bytes and back.
 pub trait SnapshotCodec: Send + Sync {
-    /// The bytes of a snapshot.
+    /// Encodes a snapshot.
     fn encode(&self, snapshot: &Snapshot) -> Vec<u8>;
 
-    /// The snapshot that these bytes are.
+    /// Decodes a snapshot.
     ///
     /// # Errors
-    /// The bytes are no snapshot, or one of another model.
+    /// The bytes are not a snapshot of this model.
     fn decode(&self, bytes: &[u8]) -> Result<Snapshot, String>;
 
-    /// Whether [`Self::decode`] will read what [`Self::encode`] has just made.
+    /// Checks that [`Self::decode`] will accept the output of [`Self::encode`].
     ///
     /// # Errors
-    /// Why it will not.
+    /// The reason why it will not.
     fn check(&self, encoded: &[u8]) -> Result<(), String> {
         let _ = encoded;
         Ok(())
     }
 
-    /// Bytes that the store has, as those that leave it.
+    /// Converts stored bytes to those of a file for export.
     ///
     /// # Errors
     /// As [`Self::decode`].
@@ -40,63 +41,63 @@ pub trait SnapshotCodec: Send + Sync {
         Ok(stored)
     }
 
-    /// Bytes that no snapshot has more of.
-    fn most_bytes(&self) -> usize;
+    /// An upper bound of the bytes of a snapshot.
+    fn max_bytes(&self) -> usize;
 }
 
-/// When a turn counts as kept.
+/// When a turn counts as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// Once it is on disk: it outlives the process and the machine's power.
+    /// Once it is synced to disk, so that it survives a crash of the process or the machine.
     Turn,
-    /// Once it is written; about a second later it is on disk. A process that is killed loses its last second, and so
-    /// does one whose index could not be written since the disk is full or fails.
+    /// Once it is written; it is synced about a second later. A process that is killed loses its last second, as does one
+    /// whose index could not be written because the disk is full or fails.
     Memory,
 }
 
-/// Where sessions are kept.
+/// Where sessions are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In a folder, which is made where there is none.
+pub enum Location {
+    /// In a folder, which is created if necessary.
     Folder(PathBuf),
-    /// Nowhere: they go with the process.
+    /// Only in memory, until the process ends.
     Memory,
 }
 
-/// How the store keeps things, and how much of them.
+/// Options of a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// Where.
-    pub place: Place,
-    /// When a turn counts as kept.
+    /// Where sessions are stored.
+    pub location: Location,
+    /// When a turn counts as stored.
     pub durability: Durability,
-    /// Bytes of snapshots kept in memory as well.
+    /// Bytes of snapshots cached in memory.
     pub ram_bytes: u64,
-    /// Bytes of snapshots that there may be; the index, some hundred bytes a version, is not counted.
+    /// Most bytes of stored snapshots. The index is not counted; it takes a few hundred bytes per version.
     pub disk_bytes: u64,
-    /// Bytes of snapshots that an owner may have, each version counted once.
+    /// Most bytes of snapshots per owner, counting each version once.
     pub owner_bytes: u64,
-    /// Sessions that an owner may have.
+    /// Most sessions per owner.
     pub owner_sessions: usize,
-    /// Versions whose snapshots a session keeps, its head included.
+    /// Versions per session whose snapshots are kept, including the head.
     pub keep_versions: usize,
-    /// Versions that a session remembers after their snapshots are gone.
+    /// Versions per session that are still listed after their snapshots are gone.
     pub lineage: usize,
     /// How long a stored response is kept.
     pub response_ttl: Duration,
-    /// How long the answer to a request is kept, for the same request made again.
+    /// How long a receipt is kept.
     pub receipt_ttl: Duration,
-    /// How often what has ended is removed.
+    /// Interval between removals of expired items.
     pub sweep_every: Duration,
 }
 
 impl StoreOptions {
-    /// A store at a place, with bounds for a small machine.
-    pub fn new(place: Place) -> Self {
+    /// Options with limits for a small machine.
+    pub fn new(location: Location) -> Self {
         const GIB: u64 = 1 << 30;
         const DAY: Duration = Duration::from_hours(24);
         Self {
-            place,
+            location,
             durability: Durability::Turn,
             ram_bytes: GIB,
             disk_bytes: 64 * GIB,
@@ -111,120 +112,120 @@ impl StoreOptions {
     }
 }
 
-/// A session to be made.
+/// A session to create.
 #[derive(Clone, Debug)]
 pub struct NewSession {
-    /// What it begins with.
+    /// What it starts from.
     pub start: Start,
-    /// What the client writes to it.
+    /// The client's notes.
     pub metadata: Metadata,
-    /// How long it is kept after its last use.
+    /// How long it is kept after its last use; `None`: for ever.
     pub ttl: Option<Duration>,
     /// The label of its first version.
     pub label: Option<String>,
 }
 
-/// What a session begins with.
+/// What a session starts from.
 #[derive(Clone, Debug)]
 pub enum Start {
-    /// No text, and random numbers from a seed.
+    /// An empty text.
     Empty {
-        /// The seed.
+        /// Seed of the sampler's random numbers.
         seed: u64,
     },
     /// A snapshot from elsewhere.
     Snapshot(Arc<Snapshot>),
-    /// A version that the same owner has.
+    /// A version of the same owner.
     Version(VersionId),
 }
 
-/// What to change of a session; what is `None` stays.
+/// Changes to a session; `None` leaves a value as it is.
 #[derive(Clone, Debug, Default)]
 pub struct Patch {
-    /// What the client writes to it, all of it.
+    /// The new notes, replacing all old ones.
     pub metadata: Option<Metadata>,
     /// How long it is kept after its last use; `Some(None)`: for ever.
     pub ttl: Option<Option<Duration>>,
 }
 
-/// A session as it is now.
+/// The current description of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
-    /// Its name.
+    /// Its id.
     pub id: SessionId,
-    /// The version that its next turn starts from.
+    /// The version from which its next turn starts.
     pub head: Version,
-    /// What the client wrote to it.
+    /// The client's notes.
     pub metadata: Metadata,
-    /// When it was made, in unix seconds.
+    /// Creation time in unix seconds.
     pub created: u64,
-    /// When it was changed last, in unix seconds.
+    /// Time of the last change in unix seconds.
     pub updated: u64,
-    /// When it goes unless it is used before, in unix seconds.
+    /// Expiry in unix seconds, unless it is used before.
     pub expires: Option<u64>,
-    /// Seconds that it is kept after its last use.
+    /// Seconds after its last use when it expires.
     pub ttl: Option<u64>,
     /// Whether a turn is running.
     pub in_use: bool,
-    /// The session and version that it was forked from.
+    /// The session and version from which it was forked.
     pub forked_from: Option<(SessionId, VersionId)>,
 }
 
-/// A version: what is told of one snapshot.
+/// The description of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Its name.
+    /// Its id.
     pub id: VersionId,
-    /// The version that it grew from.
+    /// The version from which it was made.
     pub parent: Option<VersionId>,
-    /// Tokens of its text.
+    /// Number of tokens in its text.
     pub tokens: u64,
-    /// When it was made, in unix milliseconds.
+    /// Creation time in unix milliseconds.
     pub time: u64,
-    /// What the client called it.
+    /// The client's name for it.
     pub label: Option<String>,
-    /// What made it.
+    /// What created it, such as "create", "chat" or "response".
     pub kind: String,
-    /// Tokens that its turn took in.
+    /// Prompt tokens of its turn.
     pub prompt_tokens: u64,
-    /// Tokens that its turn generated.
+    /// Generated tokens of its turn.
     pub completion_tokens: u64,
-    /// Bytes of its object; an empty version has none.
+    /// Size of its object in bytes; 0 for an empty version.
     pub bytes: u64,
-    /// Whether its snapshot is still there, for this session.
+    /// Whether this session still keeps its snapshot.
     pub kept: bool,
 }
 
-/// What is told of a turn.
+/// What a version records about the turn that created it.
 #[derive(Clone, Debug, Default)]
 pub struct TurnNote {
-    /// What the client calls the version.
+    /// The client's name for the version.
     pub label: Option<String>,
-    /// Tokens taken in.
+    /// Prompt tokens.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Generated tokens.
     pub completion_tokens: u64,
-    /// What kind of turn it was.
+    /// The kind of turn.
     pub kind: String,
 }
 
-/// The name under which an answer is kept for the same request made again.
+/// The key under which the answer to a request is stored, in case the same request comes again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiptKey(pub String);
 
-/// A receipt whose answer tells of what is made: it is written down with it.
+/// A key and a function that makes the answer from the result. Result and receipt are stored in one transaction.
 pub type Receipt<T> = (ReceiptKey, Box<dyn Fn(&T) -> Vec<u8> + Send>);
 
-/// Forks to be made.
+/// Forks to create.
 #[derive(Clone, Debug, Default)]
 pub struct Fork {
-    /// The version to go on from; the head where none is named.
+    /// The version to fork from; the head by default.
     pub from: Option<VersionId>,
-    /// How many.
+    /// Number of forks.
     pub n: usize,
-    /// What the client writes to each of them; what it wrote to the session where there is none.
+    /// The client's notes on each fork; by default those on the session.
     pub metadata: Option<Metadata>,
-    /// How long they are kept after their last use; as long as the session where there is none.
+    /// How long they are kept after their last use; by default as long as the session.
     pub ttl: Option<Duration>,
 }
 
@@ -237,20 +238,20 @@ pub enum Tier {
     Disk,
 }
 
-/// The store in numbers.
+/// Statistics of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// Sessions.
+    /// Number of sessions.
     pub sessions: u64,
-    /// Versions whose snapshots are kept.
+    /// Number of versions whose snapshots are stored.
     pub versions: u64,
     /// Bytes of objects that something points to.
     pub disk_bytes: u64,
-    /// Bytes of objects that nothing points to and that are about to go.
+    /// Bytes of objects that nothing points to and that are about to be removed.
     pub garbage_bytes: u64,
-    /// Snapshots in memory.
+    /// Number of snapshots cached in memory.
     pub ram_snapshots: u64,
-    /// Their bytes.
+    /// Bytes of snapshots cached in memory.
     pub ram_bytes: u64,
     /// Snapshots found in memory.
     pub hits_memory: u64,
@@ -258,14 +259,14 @@ pub struct StoreStats {
     pub hits_disk: u64,
     /// Turns committed.
     pub commits: u64,
-    /// Sessions made by forking.
+    /// Sessions created by forking.
     pub forks: u64,
-    /// Objects removed since nothing pointed to them.
+    /// Objects removed because nothing pointed to them.
     pub collected: u64,
-    /// Versions dropped to make room.
+    /// Versions evicted to make space.
     pub dropped: u64,
-    /// Refusals for want of room, or by a quota.
+    /// Requests refused for lack of space or because of a quota.
     pub refused: u64,
-    /// Transactions of the index; several turns that end together share one.
+    /// Transactions of the index. Turns that end at the same time share one.
     pub transactions: u64,
 }

@@ -1,7 +1,7 @@
-//! Runs a chat template within bounds, in the dialect and with the functions that Hugging Face gives it.
+//! Runs a chat template within limits, with the dialect and functions that Hugging Face provides.
 //!
-//! Steps, recursion and the text's length are bounded. What a template joins together in its variables is not:
-//! templates are the operator's.
+//! Steps, recursion and the length of the result are limited. The length of intermediate strings is not, because
+//! templates come from the operator.
 
 use std::io::{self, Write};
 
@@ -13,30 +13,24 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
-use super::{ChatError, Message};
+use super::message::{ChatError, MAX_BYTES, MAX_STEPS, Message};
 
-/// Steps of a template: about a second, and a thousand for each of ten thousand messages.
-pub(super) const STEPS: u64 = 10_000_000;
-
-/// The longest text that a template may make.
-pub(super) const MOST_BYTES: usize = 64 << 20;
-
-/// Depth of nested blocks and macros, where a macro counts several times: far more than templates have, and far
-/// less than a thread's stack holds.
+/// Most levels of nested blocks and macros (a macro counts several times): far more than templates use, and far less
+/// than a thread's stack allows.
 const RECURSION: usize = 120;
 
 /// The template's name in errors.
 const NAME: &str = "chat_template";
 
-/// What a template writes.
+/// The input of a template.
 #[derive(Clone, Copy)]
 pub(super) struct Rendering<'a> {
     pub(super) messages: &'a [Message],
     /// The tools that the answer may call.
     pub(super) tools: Option<&'a serde_json::Value>,
-    /// Whether the beginning of the assistant's answer follows.
+    /// Whether to add the beginning of the assistant's answer.
     pub(super) prompt: bool,
-    /// What the clock shows.
+    /// The current time.
     pub(super) now: DateTime<Utc>,
 }
 
@@ -46,16 +40,16 @@ pub(super) struct Jinja {
 }
 
 impl Jinja {
-    /// Compiles `source`, in which `variables` have values beside the messages.
+    /// Compiles `source`. `variables` are defined in addition to the messages.
     pub(super) fn compile(source: &str, variables: Vec<(&'static str, String)>) -> Result<Self, Error> {
         let mut environment = Environment::new();
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-        environment.set_fuel(Some(STEPS));
+        environment.set_fuel(Some(MAX_STEPS));
         environment.set_recursion_limit(RECURSION);
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", tojson);
-        // Templates that also serve documents ask whether they are none.
+        // Templates that support documents test whether this is none.
         environment.add_global("documents", ());
         for (name, value) in variables {
             environment.add_global(name, value);
@@ -64,7 +58,7 @@ impl Jinja {
         Ok(Self { environment })
     }
 
-    /// The text of a conversation.
+    /// Renders a conversation.
     pub(super) fn render(&self, conversation: Rendering) -> Result<String, ChatError> {
         let Rendering { messages, tools, prompt, now } = conversation;
         let values = context! {
@@ -86,21 +80,19 @@ impl Jinja {
     }
 }
 
-/// A message as templates take it.
+/// A message as a template's value.
 fn value(message: &Message) -> Value {
-    let said =
+    let fields =
         [("role", &message.role), ("content", &message.content)].map(|(name, text)| (name, Value::from(text.as_str())));
     let more = message.more.iter().map(|(name, value)| (name.as_str(), from_json(value)));
-    Value::from_pairs(said.into_iter().chain(more))
+    Value::from_pairs(fields.into_iter().chain(more))
 }
 
 fn from_json(value: &serde_json::Value) -> Value {
-    // Whatever JSON can say, a template can hold.
-    Value::deserialize(value).unwrap_or_default()
+    Value::deserialize(value).expect("a template value can represent any JSON value")
 }
 
-/// Training masks are marked by `{% generation %}` blocks, which say nothing here: they become blocks that are
-/// always shown.
+/// Replaces `{% generation %}` blocks, which mark training masks, by blocks that are always shown.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -120,7 +112,7 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// What a template says against the messages.
+/// An exception that the template raised.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -129,17 +121,18 @@ fn raise_exception(reason: &Value) -> Result<String, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, "exception").with_source(Raised(reason.to_string())))
 }
 
-/// The time in UTC: what is said to a model does not depend on where its server stands.
+/// The time in UTC, so that the text does not depend on the server's time zone.
 fn date(now: DateTime<Utc>, format: &str) -> Result<String, Error> {
     let mut out = String::new();
-    // Unlike `to_string`, this reports a format that it does not know.
-    std::fmt::write(&mut out, format_args!("{}", now.format(format)))
-        .map_err(|_| Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not know {format:?}")))?;
+    // Unlike `to_string`, this reports unknown formats.
+    std::fmt::write(&mut out, format_args!("{}", now.format(format))).map_err(|_| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not support the format {format:?}"))
+    })?;
     Ok(out)
 }
 
-/// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it: Jinja's own would escape for HTML.
-#[expect(clippy::needless_pass_by_value, reason = "a filter is given its options by value")]
+/// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it; Jinja's own filter would escape for HTML.
+#[expect(clippy::needless_pass_by_value, reason = "filters receive their options by value")]
 fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<String, Error> {
     let indent = indent.or(options.get("indent")?);
     if options.get::<Option<bool>>("ensure_ascii")? == Some(true) {
@@ -159,7 +152,7 @@ fn json(value: &Value, formatter: impl Formatter) -> Result<String, serde_json::
     String::from_utf8(out).map_err(serde::ser::Error::custom)
 }
 
-/// JSON in one line with a blank after each comma and colon.
+/// JSON on one line, with a space after each comma and colon.
 struct Spaced;
 
 impl Formatter for Spaced {
@@ -176,7 +169,7 @@ impl Formatter for Spaced {
     }
 }
 
-/// Keeps what is written up to [`MOST_BYTES`].
+/// Collects output up to [`MAX_BYTES`].
 struct Bounded {
     bytes: Vec<u8>,
     full: bool,
@@ -184,7 +177,7 @@ struct Bounded {
 
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + bytes.len() > MOST_BYTES {
+        if self.bytes.len() + bytes.len() > MAX_BYTES {
             self.full = true;
             return Err(io::ErrorKind::FileTooLarge.into());
         }
@@ -224,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_have_what_hugging_face_gives_them() {
+    fn templates_can_use_what_hugging_face_provides() {
         for (source, want) in [
             ("{{ strftime_now('%d %b %Y %H:%M') }}", "14 Nov 2023 22:13"),
             ("{{ messages[0].content | tojson }}", r#"" a<b> 'c' \"d\"\\u003cé\n""#),
@@ -246,12 +239,12 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_says_where() {
+    fn errors_name_the_line() {
         for (source, part) in [
             ("a\n{{ messages[0].name.first }}", "undefined"),
             ("a\n{{ messages[0].content | nothing }}", "unknown filter"),
             ("a\n{{ messages[0].append(1) }}", "append"),
-            ("a\n{{ strftime_now('%Q') }}", "strftime_now does not know \"%Q\""),
+            ("a\n{{ strftime_now('%Q') }}", "strftime_now does not support the format \"%Q\""),
         ] {
             let error = render(source).unwrap_err();
             let ChatError::Failed(reason) = &error else { panic!("{error:?}") };
@@ -260,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exception_is_found_inside_a_macro() {
+    fn an_exception_inside_a_macro_is_reported() {
         let source = "{% macro m() %}{{ raise_exception('no ' ~ 7) }}{% endmacro %}{{ m() }}";
         assert_eq!(render(source), Err(ChatError::Refused("no 7".into())));
     }

@@ -1,4 +1,4 @@
-//! From a grammar within its bounds to llguidance's parser, and what is said where it refuses.
+//! Compiles checked grammars with llguidance, and shortens its error messages.
 
 use std::sync::Arc;
 
@@ -6,12 +6,14 @@ use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::{Value, json};
 
-use super::{CompiledGrammar, GrammarError, GrammarSpec};
+use super::calls::Calls;
+use super::matcher::CompiledGrammar;
+use super::spec::{GrammarError, GrammarSpec};
 
-/// Longest words of a compiler that are repeated, in characters.
+/// Longest compiler message in an error, in characters.
 const MAX_REASON: usize = 300;
 
-/// What one grammar may cost: to compile it, tens of milliseconds and some megabytes; a mask, a few milliseconds.
+/// Limits per grammar: tens of milliseconds and some megabytes to compile, a few milliseconds per mask.
 pub(super) fn limits() -> ParserLimits {
     ParserLimits {
         max_grammar_size: 200_000,
@@ -23,8 +25,8 @@ pub(super) fn limits() -> ParserLimits {
     }
 }
 
-/// Compiles `spec`, and follows it from its beginning to its first mask: what is more than a mask may cost there is
-/// refused before anything is generated.
+/// Compiles `spec` and computes its first mask, so that a grammar whose mask is too expensive is refused before anything
+/// is generated.
 pub(super) fn compile(
     factory: &ParserFactory,
     eos: &Arc<[u32]>,
@@ -36,20 +38,20 @@ pub(super) fn compile(
         GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(&regex),
         GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(lark),
         GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice(&texts)),
-        GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(calls.lark()),
+        GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(self::calls(&calls)),
     };
     let parser =
         factory.create_parser(TopLevelGrammar::from_grammar(grammar)).map_err(|error| wrong(&error.to_string()))?;
     let mut matcher = Matcher::new(Ok(parser));
-    let begun = matcher.compute_mask_or_eos().map_err(|error| wrong(&error.to_string()))?;
-    if begun.num_set() == 0 {
-        return Err(wrong("no text of this model's tokens follows it"));
+    let mask = matcher.compute_mask_or_eos().map_err(|error| wrong(&error.to_string()))?;
+    if mask.num_set() == 0 {
+        return Err(wrong("no text of this model's tokens matches it"));
     }
     Ok(CompiledGrammar::new(matcher, Arc::clone(eos)))
 }
 
-/// `schema` with at most one blank where whitespace may stand.
-pub(super) fn compact(mut schema: Value) -> Value {
+/// `schema`, allowing at most one space where JSON allows whitespace.
+fn compact(mut schema: Value) -> Value {
     if schema == Value::Bool(true) {
         schema = json!({});
     }
@@ -60,23 +62,37 @@ pub(super) fn compact(mut schema: Value) -> Value {
     schema
 }
 
-/// One terminal of all texts: which of them it is shows only at the end.
+/// A Lark grammar for tool calls. Each schema is separate, so that its references refer to itself.
+fn calls(calls: &Calls) -> String {
+    let names: Vec<String> = (0..calls.tools.len()).map(|at| format!("call_{at}")).collect();
+    let plain = if calls.or_text { " | PLAIN" } else { "" };
+    let more = if calls.max > 1 { format!(" (\"\\n\" call){{0,{}}}", calls.max - 1) } else { String::new() };
+    let mut lines =
+        vec![format!("start: calls{plain}"), format!("calls: call{more}"), format!("call: {}", names.join(" | "))];
+    lines.extend(calls.tools.iter().zip(&names).map(|(tool, name)| {
+        let (head, schema) = (literal(&Calls::head(&tool.name)), compact(tool.arguments.clone()));
+        format!("{name}: {head} %json {schema} \"}}\"")
+    }));
+    if calls.or_text {
+        lines.push("PLAIN: /(?s:.*)/ & ~/\\{\"name\": (?s:.*)/".into());
+    }
+    lines.join("\n")
+}
+
+/// One terminal for all texts, so that texts with a common beginning stay open until they differ.
 fn choice(texts: &[String]) -> String {
     let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
     format!("start: CHOICE\nCHOICE: {}\n", texts.join(" | "))
 }
 
-/// `text` as a string of Lark, which is one of JSON but for one more character that must be escaped.
-pub(super) fn literal(text: &str) -> String {
+/// `text` as a Lark string, which is a JSON string with one more character escaped.
+fn literal(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 fn wrong(reason: &str) -> GrammarError {
     if reason.starts_with("panic") {
-        tracing::warn!(
-            "the compiler of grammars has panicked: {}",
-            reason.escape_debug().take(2000).collect::<String>()
-        );
+        tracing::warn!("the grammar compiler panicked: {}", reason.escape_debug().take(2000).collect::<String>());
         return GrammarError::Wrong("its compiler failed".into());
     }
     let end = ["\n<state>", "\n<non-verbose/>", "\n<backtrace>"].iter().filter_map(|mark| reason.find(mark)).min();

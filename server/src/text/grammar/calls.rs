@@ -1,53 +1,35 @@
-//! Calls of tools as a grammar: what a call looks like in the text, and where plain text is allowed beside it.
+//! Tool calls as a grammar: the form of a call in the text, and whether plain text is allowed instead.
 
 use serde_json::Value;
-
-use super::build::{compact, literal};
 
 /// A tool that may be called.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// Its name.
+    /// The tool's name.
     pub name: String,
-    /// The schema of its arguments.
+    /// The JSON schema of its arguments.
     pub arguments: Value,
 }
 
-/// Which calls an answer may make. One call is the JSON object `{"name": "…", "arguments": {…}}`, written with these
-/// two keys in this order and one blank after each colon and comma between them; several are separated by line feeds.
+/// The tool calls that an answer may contain. A call is the JSON object `{"name": "…", "arguments": {…}}` with exactly
+/// these keys in this order and one space after each colon and after the comma between them. Calls are separated by line
+/// feeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calls {
     /// The tools.
     pub tools: Vec<Call>,
-    /// Most calls of one answer; at least 1.
-    pub most: usize,
-    /// Whether the answer may be plain text instead: any text that does not begin with `{"name": `.
+    /// Most calls in one answer; at least 1.
+    pub max: usize,
+    /// Whether the answer may be plain text instead, which is any text that does not begin with `{"name": `.
     pub or_text: bool,
 }
 
 impl Calls {
-    /// How every call begins; a text that may also be plain is a call where it begins so.
+    /// The beginning of every call, which distinguishes calls from plain text.
     pub const OPENING: &str = r#"{"name": "#;
 
-    /// What comes before a call's arguments.
+    /// The part of a call before its arguments.
     pub fn head(name: &str) -> String {
         format!(r#"{}{}, "arguments": "#, Self::OPENING, Value::from(name))
-    }
-
-    /// As Lark. Each schema stands for itself, so that its references are to itself.
-    pub(super) fn lark(&self) -> String {
-        let calls: Vec<String> = (0..self.tools.len()).map(|at| format!("call_{at}")).collect();
-        let plain = if self.or_text { " | PLAIN" } else { "" };
-        let more = if self.most > 1 { format!(" (\"\\n\" call){{0,{}}}", self.most - 1) } else { String::new() };
-        let mut lines =
-            vec![format!("start: calls{plain}"), format!("calls: call{more}"), format!("call: {}", calls.join(" | "))];
-        lines.extend(self.tools.iter().zip(&calls).map(|(tool, name)| {
-            let (head, schema) = (literal(&Self::head(&tool.name)), compact(tool.arguments.clone()));
-            format!("{name}: {head} %json {schema} \"}}\"")
-        }));
-        if self.or_text {
-            lines.push("PLAIN: /(?s:.*)/ & ~/\\{\"name\": (?s:.*)/".into());
-        }
-        lines.join("\n")
     }
 }

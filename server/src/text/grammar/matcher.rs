@@ -1,18 +1,18 @@
-//! A compiled grammar, and how far one text has come in it.
+//! A compiled grammar, and the position of one text in it.
 
 use std::fmt;
 use std::sync::Arc;
 
 use llguidance::Matcher;
 
-/// Why a text cannot follow its grammar any further; its words are for the log.
+/// Why a text cannot continue in its grammar. The message is for the log.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct OffGrammar(String);
 
-/// A grammar for any number of texts.
+/// A grammar, shared by any number of texts.
 pub struct CompiledGrammar {
-    /// At the beginning of a text.
+    /// The matcher at the beginning of a text.
     begin: Matcher,
     eos: Arc<[u32]>,
 }
@@ -28,17 +28,17 @@ impl CompiledGrammar {
         Self { begin, eos }
     }
 
-    /// The beginning of one text. It shares nothing with others, so that none can use up what another is allowed.
+    /// Starts a text. Texts share nothing, so that none can use up the limits of another.
     pub fn start(&self) -> GrammarMatcher {
         GrammarMatcher { matcher: self.begin.deep_clone(), eos: Arc::clone(&self.eos), ended: false }
     }
 }
 
-/// How far one text has come in its grammar.
+/// The position of one text in its grammar.
 pub struct GrammarMatcher {
     matcher: Matcher,
     eos: Arc<[u32]>,
-    /// An end-of-text token has been taken.
+    /// An end-of-text token was accepted.
     ended: bool,
 }
 
@@ -49,11 +49,11 @@ impl fmt::Debug for GrammarMatcher {
 }
 
 impl GrammarMatcher {
-    /// The tokens that may come next as bits, token 0 the lowest of the first word: those whose bytes go on with the
-    /// grammar, and the end-of-text tokens where the text may end.
+    /// A bit mask of the tokens that may come next, token 0 being the lowest bit of the first word. It includes the
+    /// end-of-text tokens if the text may end here.
     ///
     /// # Errors
-    /// The grammar is more than its limits allow.
+    /// The grammar exceeds its limits.
     pub fn mask(&mut self) -> Result<Vec<u32>, OffGrammar> {
         if self.ended {
             return Ok(Vec::new());
@@ -61,17 +61,17 @@ impl GrammarMatcher {
         self.matcher.compute_mask_or_eos().map(Vec::from).map_err(off)
     }
 
-    /// Takes the token that was chosen.
+    /// Advances by the sampled token.
     ///
     /// # Errors
-    /// The token is not allowed here, or the grammar is more than its limits allow.
+    /// The token is not allowed here, or the grammar exceeds its limits.
     pub fn accept(&mut self, token: u32) -> Result<(), OffGrammar> {
         if self.ended {
-            return Err(OffGrammar(format!("token {token} comes after the end")));
+            return Err(OffGrammar(format!("token {token} comes after the end of the text")));
         }
         if self.eos.contains(&token) {
             if !self.is_complete() && !self.matcher.is_accepting().map_err(off)? {
-                return Err(OffGrammar(format!("token {token} ends the text where it is not whole")));
+                return Err(OffGrammar(format!("token {token} ends the text too early")));
             }
             self.ended = true;
             return Ok(());
@@ -79,7 +79,7 @@ impl GrammarMatcher {
         self.matcher.consume_token(token).map_err(off)
     }
 
-    /// Whether the text is whole and nothing but its end can follow.
+    /// Whether the text is complete and only its end can follow.
     pub fn is_complete(&self) -> bool {
         self.ended || (self.matcher.is_stopped() && self.matcher.stop_reason().is_ok())
     }
@@ -87,9 +87,9 @@ impl GrammarMatcher {
 
 fn off(error: impl fmt::Display) -> OffGrammar {
     let reason: String = error.to_string().chars().take(500).collect();
-    // The library gives its own panics as errors. The request ends as with any other, and its operator is told.
+    // The library reports its own panics as errors. Only this request fails, and the log tells the operator.
     if reason.starts_with("panic") {
-        tracing::warn!("the matcher of grammars has panicked: {}", reason.escape_debug());
+        tracing::warn!("the grammar matcher panicked: {}", reason.escape_debug());
     }
     OffGrammar(reason)
 }

@@ -57,7 +57,7 @@ async fn is_well(address: SocketAddr) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_head_that_trickles_in_is_cut_off() {
-    let options = ServeOptions { head_limit: Duration::from_millis(500), ..ServeOptions::default() };
+    let options = ServeOptions { header_timeout: Duration::from_millis(500), ..ServeOptions::default() };
     let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
     let mut slow = Vec::new();
     for _ in 0..50 {
@@ -109,7 +109,8 @@ async fn a_head_without_bounds_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_beyond_the_bound_wait() {
-    let options = ServeOptions { max_connections: 2, head_limit: Duration::from_mins(1), ..ServeOptions::default() };
+    let options =
+        ServeOptions { max_connections: 2, header_timeout: Duration::from_mins(1), ..ServeOptions::default() };
     let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
     let open = "GET /health HTTP/1.1\r\nhost: t\r\n\r\n";
     let mut held = Vec::new();
@@ -129,8 +130,8 @@ async fn connections_beyond_the_bound_wait() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_reads_nothing_loses_its_place() {
-    let write_limit = Duration::from_millis(300);
-    let options = ServeOptions { max_connections: 1, write_limit, ..ServeOptions::default() };
+    let write_timeout = Duration::from_millis(300);
+    let options = ServeOptions { max_connections: 1, write_timeout, ..ServeOptions::default() };
     let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
     // Far more than the buffers between the two ends hold, asked for and left unread.
     let mut deaf = TcpStream::connect(address).await.unwrap();

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidegate_model::StateType;
 use tidegate_server::checkpoint::OpenOptions;
-use tidegate_server::session::Place;
+use tidegate_server::session::Location;
 
 /// Eight more tokens -> their ids, and the session's part of the answer.
 async fn turn(app: &App, session: &Value, text: &str) -> (Vec<u64>, Value) {
@@ -33,7 +33,7 @@ async fn a_session_outlives_the_process_and_a_snapshot_its_server() {
     ] {
         let (model, kept) = (written(&keys), TempDir::new().unwrap());
         let options = || OpenOptions { slots: 2, state, ..OpenOptions::default() };
-        let place = || Place::Folder(kept.path().to_owned());
+        let place = || Location::Folder(kept.path().to_owned());
         let here = app_on(model.path(), options(), place()).await;
         let more = json!({"temperature": 1.0, "seed": 3, "max_tokens": 24, "ignore_eos": true});
         let whole = here.post("/v1/completions", prompt(TEXT, more)).await.json();
@@ -47,7 +47,7 @@ async fn a_session_outlives_the_process_and_a_snapshot_its_server() {
         let (second, info) = turn(&here, &made, "").await;
         assert_eq!((&info["restored"], &info["recomputed_tokens"]), (&json!(true), &json!(0)), "{keys}");
 
-        let there = app_on(model.path(), options(), Place::Memory).await;
+        let there = app_on(model.path(), options(), Location::Memory).await;
         let snapshot = |id: &Value| format!("/v1/sessions/{}/snapshot", id.as_str().unwrap());
         let moved = there.upload(here.get(&snapshot(&made["id"])).await.body).await;
         assert_eq!(moved.status, StatusCode::CREATED, "{keys}: {}", moved.text());

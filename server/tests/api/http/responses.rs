@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use serde_json::{Value, json};
 use tidegate_server::checkpoint::{OpenOptions, open};
-use tidegate_server::session::{Place, Store, StoreOptions};
+use tidegate_server::session::{Location, Store, StoreOptions};
 use tidegate_server::{ApiOptions, AppState};
 
 #[tokio::test]
@@ -218,7 +218,7 @@ async fn a_response_whose_client_leaves_has_never_been() {
 async fn a_response_without_room_is_refused_before_it_is_computed() {
     let (served, _thread) = open(&crate::common::checkpoint(), &OpenOptions::default()).unwrap();
     let state = AppState::new(ApiOptions::default());
-    let options = StoreOptions { owner_bytes: 1000, ..StoreOptions::new(Place::Memory) };
+    let options = StoreOptions { owner_bytes: 1000, ..StoreOptions::new(Location::Memory) };
     state.set_store(Store::open(options, served.codec.clone()).await.unwrap());
     state.serve(served);
     for stream in [false, true] {
@@ -238,7 +238,7 @@ async fn a_response_that_cannot_be_kept_has_failed() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("objects"), "not a folder").unwrap();
     let objects = object_store::local::LocalFileSystem::new_with_prefix(folder.path()).unwrap();
-    let options = StoreOptions::new(Place::Memory);
+    let options = StoreOptions::new(Location::Memory);
     state.set_store(Store::open_with(std::sync::Arc::new(objects), options, served.codec.clone()).await.unwrap());
     state.serve(served);
     let ask = |stream: bool| {

@@ -8,10 +8,10 @@ use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidegate_server::Served;
-use tidegate_server::session::{Codec, Keys, Place};
+use tidegate_server::session::{Codec, Keys, Location};
 
 /// A server of the scripted model, and what the model is asked to do.
-async fn app(place: Place) -> (App, std::sync::Arc<std::sync::Mutex<Vec<Did>>>) {
+async fn app(place: Location) -> (App, std::sync::Arc<std::sync::Mutex<Vec<Did>>>) {
     let (served, did) = serving(Translator::new(4, Duration::ZERO));
     (app_of(served, place).await, did)
 }
@@ -45,7 +45,7 @@ const OTHER: &str = "Der Fuchs sprach zum Hasen.";
 
 #[tokio::test]
 async fn a_prompt_is_a_source_and_the_answer_its_translation_alone() {
-    let (app, did) = app(Place::Memory).await;
+    let (app, did) = app(Location::Memory).await;
     let [one, other] = [source(&app, ONE).await, source(&app, OTHER).await];
     let answer = asked(&app, &json!(ONE), json!({})).await;
     assert_eq!(ids(&answer), translation(&one, 6));
@@ -68,7 +68,7 @@ async fn a_prompt_is_a_source_and_the_answer_its_translation_alone() {
 
 #[tokio::test]
 async fn what_makes_no_sense_of_a_source_is_refused_by_name() {
-    let (app, did) = app(Place::Memory).await;
+    let (app, did) = app(Location::Memory).await;
     let cases = [
         ("/v1/completions", body(&json!(ONE), json!({"echo": true})), "echo", "the prompt is a source"),
         (
@@ -117,7 +117,7 @@ async fn what_makes_no_sense_of_a_source_is_refused_by_name() {
 
 #[tokio::test]
 async fn models_say_that_they_read_sources() {
-    let (app, _) = app(Place::Memory).await;
+    let (app, _) = app(Location::Memory).await;
     assert_eq!(app.get("/v1/models").await.json()["data"][0]["max_source_tokens"], LONGEST);
     // What is no source is bounded by what the operator allows.
     for (tokens, status) in [(10_000, StatusCode::OK), (10_001, StatusCode::BAD_REQUEST)] {
@@ -136,7 +136,7 @@ async fn models_say_that_they_read_sources() {
 #[tokio::test]
 async fn a_conversation_has_one_source_at_a_time_and_goes_back_to_any() {
     let folder = TempDir::new().unwrap();
-    let place = || Place::Folder(folder.path().to_owned());
+    let place = || Location::Folder(folder.path().to_owned());
     let (first, _) = app(place()).await;
     let [one, other] = [source(&first, ONE).await, source(&first, OTHER).await];
     let made = session(&first, json!({"seed": 3})).await;
@@ -201,7 +201,7 @@ async fn a_conversation_has_one_source_at_a_time_and_goes_back_to_any() {
 async fn a_state_that_the_client_keeps_has_its_source() {
     let (served, did) = serving(Translator::new(4, Duration::ZERO));
     let codec = Codec { keys: Some(Keys::new(&[7; 32]).unwrap()), ..(*served.codec).clone() };
-    let app = app_of(Served { codec: codec.into(), ..served }, Place::Memory).await;
+    let app = app_of(Served { codec: codec.into(), ..served }, Location::Memory).await;
     let [one, other] = [source(&app, ONE).await, source(&app, OTHER).await];
     let refused = app.post("/v1/completions", body(&json!(""), json!({"return_state": true}))).await;
     assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "prompt".into()), "{}", refused.text());

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidegate_model::{Decoder, Device, PoolOptions, StateType, checkpoint};
 use tidegate_server::checkpoint::OpenOptions;
-use tidegate_server::session::Place;
+use tidegate_server::session::Location;
 
 const SOURCES: [&str; 3] = [
     "The fox said to the hare: how long is the river, and how deep the sea?",
@@ -58,7 +58,7 @@ async fn a_translation_is_the_models_own_alone_in_a_batch_and_moved() {
         let (model, kept) = (written_about(0.0, &keys), TempDir::new().unwrap());
         let decoder = checkpoint::load(model.path(), &Device::Cpu).unwrap();
         let options = || OpenOptions { slots: 4, state, ..OpenOptions::default() };
-        let place = || Place::Folder(kept.path().to_owned());
+        let place = || Location::Folder(kept.path().to_owned());
         let greedy = |text: &str, more: Value| {
             prompt(text, crate::common::with(json!({"max_tokens": 24, "ignore_eos": true}), more))
         };
@@ -102,7 +102,7 @@ async fn a_translation_is_the_models_own_alone_in_a_batch_and_moved() {
         let here = app_on(model.path(), options(), place()).await;
         let second = said(&here, turn("", &made["id"])).await;
         assert_eq!((&second["session"]["tier"], &second["session"]["restored"]), (&json!("disk"), &json!(true)));
-        let there = app_on(model.path(), options(), Place::Memory).await;
+        let there = app_on(model.path(), options(), Location::Memory).await;
         let snapshot = |id: &Value| format!("/v1/sessions/{}/snapshot", id.as_str().unwrap());
         let moved = there.upload(here.get(&snapshot(&made["id"])).await.body).await;
         assert_eq!(moved.status, StatusCode::CREATED, "{}", moved.text());
@@ -123,7 +123,7 @@ async fn a_translation_is_the_models_own_alone_in_a_batch_and_moved() {
 async fn a_longer_source_than_the_model_reads_is_refused() {
     let model = written_about(0.0, &models()[0]);
     std::fs::write(model.path().join("chat_template.jinja"), "{{ messages[-1]['content'] }}").unwrap();
-    let app = app_on(model.path(), OpenOptions { slots: 1, ..OpenOptions::default() }, Place::Memory).await;
+    let app = app_on(model.path(), OpenOptions { slots: 1, ..OpenOptions::default() }, Location::Memory).await;
     for (tokens, status) in [(96, StatusCode::OK), (97, StatusCode::BAD_REQUEST)] {
         let answer = app.post("/v1/completions", json!({"prompt": vec![5; tokens], "max_tokens": 1})).await;
         assert_eq!(answer.status, status, "{}", answer.text());

@@ -1,4 +1,4 @@
-//! The dashboard in `docker/`: that Grafana can read it, and that what it asks for is there.
+//! The dashboard in `docker/`: Grafana can import it, and the metrics it uses exist.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::scrape::Scrape;
 
-/// Words of PromQL in the dashboard that are no metrics.
+/// Words of PromQL in the dashboard that are not metrics.
 const LANGUAGE: [&str; 10] =
     ["sum", "by", "rate", "histogram_quantile", "label_values", "on", "group_left", "instance", "job", "le"];
 
@@ -15,7 +15,7 @@ fn dashboard() -> Value {
     serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
-/// The metrics that an expression names: its words outside label matchers, quotes and ranges.
+/// The metrics in an expression: its words outside label matchers, quotes and ranges.
 fn metrics(expression: &str) -> BTreeSet<String> {
     let mut outside = String::new();
     let mut depth = 0;
@@ -41,19 +41,19 @@ fn expressions(dashboard: &Value) -> Vec<String> {
     of_panels.chain(variables.filter_map(|variable| Some(variable["query"]["query"].as_str()?.to_owned()))).collect()
 }
 
-/// Checks the dashboard against a scrape of a server that has a model and sessions.
+/// Compares the dashboard with a scrape of a server with a model and sessions.
 pub(crate) fn check(scrape: &Scrape) {
     let dashboard = dashboard();
     let shown: BTreeSet<&str> = scrape.samples.keys().map(|name| name.split('{').next().unwrap_or(name)).collect();
     let expressions = expressions(&dashboard);
     assert!(expressions.len() > 50, "{} expressions", expressions.len());
-    // Named by the labels that a scrape adds, or by a join.
+    // These come from labels that a scrape or a join adds.
     let labels = ["finished_reason", "fingerprint"];
     let asked: BTreeSet<String> = expressions.iter().flat_map(|expression| metrics(expression)).collect();
     for name in asked.iter().filter(|name| !labels.contains(&name.as_str())) {
         assert!(shown.contains(name.as_str()), "{name} is asked for, and is not there");
     }
-    // And the other way: what is there can be seen.
+    // Conversely, every metric is on a panel.
     let family = |name: &str| {
         let histogram = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
         histogram.filter(|name| scrape.families.contains_key(*name)).unwrap_or(name).to_owned()
@@ -73,7 +73,7 @@ fn the_dashboard_can_be_imported() {
     let (mut ids, mut rows) = (BTreeSet::new(), Vec::new());
     let mut covered = BTreeSet::new();
     for panel in dashboard["panels"].as_array().unwrap() {
-        assert!(ids.insert(panel["id"].as_u64().unwrap()), "an id comes twice");
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "duplicate panel id");
         let place = |name: &str| panel["gridPos"][name].as_u64().unwrap();
         let (x, y, w, h) = (place("x"), place("y"), place("w"), place("h"));
         assert!(x + w <= 24, "{panel}");

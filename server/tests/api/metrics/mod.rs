@@ -1,4 +1,4 @@
-//! `/metrics`: that it is what scrapers read, and that every request is counted once and for what it was.
+//! `/metrics`: the formats are valid, and every request is counted once and correctly.
 
 mod dashboard;
 mod scrape;
@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use scrape::Scrape;
 use serde_json::{Value, json};
 use tidegate_server::checkpoint::{OpenOptions, open};
-use tidegate_server::session::{Place, Store, StoreOptions};
+use tidegate_server::session::{Location, Store, StoreOptions};
 use tidegate_server::{ApiOptions, AppState};
 
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -24,7 +24,7 @@ async fn scraped(state: &AppState) -> Scrape {
     scrape::read(&text(send(state, get("/metrics")).await).await, false)
 }
 
-/// Scrapes until `done` is so: what a client has seen may be a moment ahead of what was counted of it.
+/// Scrapes until `done` holds, because a count may follow the response after a moment.
 async fn until(state: &AppState, done: impl Fn(&Scrape) -> bool) -> Scrape {
     for _ in 0..2000 {
         let scrape = scraped(state).await;
@@ -33,14 +33,14 @@ async fn until(state: &AppState, done: impl Fn(&Scrape) -> bool) -> Scrape {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("what was waited for did not come");
+    panic!("timed out waiting for a metric");
 }
 
 fn settled(scrape: &Scrape) -> bool {
     scrape.get("num_requests_running") + scrape.get("num_requests_waiting") == 0.0
 }
 
-/// The differences that a test looks for; those of the scrapes themselves and of how the steps fell are left out.
+/// The differences that matter to a test, without the scrapes themselves and the distribution of steps.
 fn seen(mut since: BTreeMap<String, f64>) -> BTreeMap<String, f64> {
     since.retain(|name, _| !name.contains("route=/metrics") && !name.starts_with("decode_batch_size"));
     since
@@ -59,10 +59,10 @@ fn counting(max_tokens: usize, more: Value) -> Value {
 }
 
 #[tokio::test]
-async fn both_formats_are_what_scrapers_read() {
+async fn both_formats_are_valid() {
     let state = with_store(1 << 30).await;
     post(&state, json!({"prompt": "The sea", "max_tokens": 3})).await;
-    // What has no value yet has no line.
+    // Metrics without a value have no line.
     post(&state, json!({"prompt": "The sea", "max_tokens": 0})).await;
     let mut read = Vec::new();
     for (accept, kind, open) in [
@@ -78,7 +78,7 @@ async fn both_formats_are_what_scrapers_read() {
         read.push(scrape::read(&text(response).await, open));
     }
     let [classic, open] = &read[..] else { unreachable!() };
-    // The first of them is counted by the second.
+    // The second scrape counts the first.
     let names = |scrape: &Scrape| {
         scrape.samples.keys().filter(|name| !name.contains("route=/metrics")).cloned().collect::<Vec<_>>()
     };
@@ -108,13 +108,13 @@ async fn a_server_without_a_model_has_metrics() {
 }
 
 #[tokio::test]
-async fn texts_that_finish_are_counted_once_with_all_their_tokens() {
+async fn finished_texts_are_counted_once_with_all_their_tokens() {
     let (state, ..) = crate::common::scripted(Fake::new(4), 8);
     let before = scraped(&state).await;
     let (status, _) = post(&state, counting(5, json!({}))).await;
     assert_eq!(status, StatusCode::OK);
     stream(&state, counting(4, json!({"stream": true}))).await;
-    // 253 is followed by 254 and by the end of the text; two prompts at once.
+    // 253 is followed by 254 and the end of the text. Two prompts run at once.
     post(&state, json!({"prompt": [[1, 253], [7]], "max_tokens": 2})).await;
     let after = until(&state, |scrape| settled(scrape) && scrape.get("e2e_request_latency_seconds_count") == 4.0).await;
     let ok = answers(200);
@@ -146,20 +146,20 @@ async fn texts_that_finish_are_counted_once_with_all_their_tokens() {
 }
 
 #[tokio::test]
-async fn times_are_those_that_the_client_sees() {
+async fn times_match_those_that_the_client_observes() {
     let (state, ..) = crate::common::scripted(Fake::new(1).step(Duration::from_millis(20)), 8);
     let before = scraped(&state).await;
     stream(&state, counting(6, json!({"stream": true}))).await;
     let after = until(&state, |scrape| scrape.get("e2e_request_latency_seconds_count") == 1.0).await;
     let sum = |name: &str| after.get(&format!("{name}_seconds_sum")) - before.get(&format!("{name}_seconds_sum"));
     let (first, between, whole) = (sum("time_to_first_token"), sum("inter_token_latency"), sum("e2e_request_latency"));
-    // Six steps of at least 20 ms; however late the tokens are seen, the last is not seen before its step.
+    // Six steps of at least 20 ms. The last token cannot arrive before its step.
     assert!(first >= 0.02 && between > 0.0, "{first} {between}");
     assert!(first + between >= 0.12 - 1e-6 && whole >= first + between - 1e-6, "{first} {between} {whole}");
 }
 
 #[tokio::test]
-async fn who_is_refused_is_counted_by_the_code() {
+async fn refused_requests_are_counted_by_error_code() {
     let (state, ..) = crate::common::scripted(Fake::new(1).step(Duration::from_millis(5)), 1);
     let before = scraped(&state).await;
     let bad = post(&state, json!({"prompt": [1], "max_tokens": 0})).await.0;
@@ -203,7 +203,7 @@ async fn who_is_refused_is_counted_by_the_code() {
 }
 
 #[tokio::test]
-async fn texts_that_fail_are_no_successes() {
+async fn failed_texts_do_not_count_as_successes() {
     let (state, ..) = crate::common::scripted(Fake::new(2), 8);
     let before = scraped(&state).await;
     let (status, _) = post(&state, json!({"prompt": [[POISON, 1], [7]], "max_tokens": 50, "ignore_eos": true})).await;
@@ -211,7 +211,7 @@ async fn texts_that_fail_are_no_successes() {
     let after = until(&state, settled).await;
     let since = seen(after.since(&before));
     assert_eq!(since["requests_refused_total{status=500,code=generation_failed}"], 1.0);
-    // The other text of the same request goes with it, or has ended just before.
+    // The other text of the request fails with it, or has ended just before.
     let ended = |name: &str| since.get(name).copied().unwrap_or(0.0);
     let (failed, finished) =
         ("request_failure_total{code=generation_failed}", "request_success_total{finished_reason=length}");
@@ -220,7 +220,7 @@ async fn texts_that_fail_are_no_successes() {
 }
 
 #[tokio::test]
-async fn a_reader_that_stalls_is_told_from_one_that_leaves() {
+async fn stalled_clients_are_distinguished_from_disconnected_ones() {
     let engine =
         tidegate_server::engine::EngineOptions { stall_limit: Duration::from_millis(200), ..Default::default() };
     let (handle, _thread) = tidegate_server::engine::spawn(Fake::new(1), crate::common::fake::rules(), engine).unwrap();
@@ -238,11 +238,11 @@ async fn a_reader_that_stalls_is_told_from_one_that_leaves() {
     until(&state, |scrape| scrape.get("request_cancelled_total{cause=disconnected}") == 1.0).await;
 }
 
-/// The shipped checkpoint with sessions, of which so many bytes stay in memory.
+/// The shipped checkpoint with sessions, caching this many bytes in memory.
 async fn with_store(ram_bytes: u64) -> AppState {
     let options = OpenOptions { slots: 2, ..OpenOptions::default() };
     let (served, _thread) = open(&checkpoint(), &options).unwrap();
-    let options = StoreOptions { ram_bytes, ..StoreOptions::new(Place::Memory) };
+    let options = StoreOptions { ram_bytes, ..StoreOptions::new(Location::Memory) };
     let store = Store::open(options, served.codec.clone()).await.unwrap();
     let state = AppState::new(ApiOptions::default());
     state.set_store(store);
@@ -251,7 +251,7 @@ async fn with_store(ram_bytes: u64) -> AppState {
 }
 
 #[tokio::test]
-async fn turns_are_counted_by_where_their_state_was() {
+async fn turns_are_counted_by_the_tier_of_their_state() {
     for (ram_bytes, tier) in [(1 << 30, "memory"), (1, "disk")] {
         let state = with_store(ram_bytes).await;
         let made = Request::post("/v1/sessions").header(header::CONTENT_TYPE, "application/json");
@@ -280,9 +280,9 @@ async fn turns_are_counted_by_where_their_state_was() {
 }
 
 #[tokio::test]
-async fn beginnings_that_are_known_and_denominators_are_counted() {
+async fn stored_prefixes_and_denominators_are_counted() {
     let state = with_store(1 << 30).await;
-    // The model's first steps, of its start, are in the counts from here on.
+    // The counts already contain the model's warm-up steps.
     post(&state, json!({"prompt": [5], "max_tokens": 1})).await;
     let before = until(&state, settled).await;
     let body = json!({"prompt": "The lighthouse stood at the end of the world, and nobody", "max_tokens": 4, "temperature": 0});
@@ -294,7 +294,7 @@ async fn beginnings_that_are_known_and_denominators_are_counted() {
         (Some(&1.0), None)
     );
     let usage = |answer: &Value, name: &str| answer["usage"][name].as_f64().unwrap();
-    // The last token that was chosen is not read.
+    // The last sampled token is not read.
     let read = usage(&first, "prompt_tokens") + usage(&first, "completion_tokens") - 1.0;
     assert_eq!(since["attention_denominators_total"], read * 6.0 * 4.0);
     let clamped = since.get("attention_denominators_clamped_total").copied().unwrap_or(0.0);
@@ -311,7 +311,7 @@ async fn beginnings_that_are_known_and_denominators_are_counted() {
 }
 
 #[tokio::test]
-async fn a_thousand_paths_and_methods_are_one_line() {
+async fn a_thousand_unknown_paths_and_methods_are_one_series() {
     let state = shipped();
     let before = scraped(&state).await;
     for number in 0..1000 {

@@ -1,12 +1,12 @@
-//! A strict reader of both text formats: what a scraper would refuse, it refuses.
+//! A strict parser of both text formats, which refuses whatever a scraper would refuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One scrape.
 pub(crate) struct Scrape {
-    /// The kind of each family, by its name.
+    /// The type of each family, by name.
     pub(crate) families: BTreeMap<String, String>,
-    /// Each sample's value, by name and labels as they are written.
+    /// The value of each sample, by its name and labels as written.
     pub(crate) samples: BTreeMap<String, f64>,
 }
 
@@ -16,7 +16,7 @@ fn is_name(name: &str) -> bool {
         && characters.all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// A sample's line: its name, its labels in order, its value.
+/// Parses a sample: name, sorted labels, value.
 fn sample(line: &str) -> (&str, Vec<(String, String)>, f64) {
     let end = line.find(['{', ' ']).unwrap_or_else(|| panic!("no value: {line}"));
     let (name, mut rest) = line.split_at(end);
@@ -47,22 +47,22 @@ fn sample(line: &str) -> (&str, Vec<(String, String)>, f64) {
     let value = rest.strip_prefix(' ').unwrap_or_else(|| panic!("no space: {line}"));
     assert!(is_name(name) && !value.contains(' '), "{line}");
     let names: BTreeSet<&String> = labels.iter().map(|(name, _)| name).collect();
-    assert_eq!(names.len(), labels.len(), "a label comes twice: {line}");
+    assert_eq!(names.len(), labels.len(), "duplicate label: {line}");
     (name, labels, value.parse().unwrap_or_else(|_| panic!("no number: {line}")))
 }
 
-/// The endings of a kind's samples.
+/// The suffixes of a type's samples.
 fn suffixes(kind: &str, open: bool) -> &'static [&'static str] {
     match (kind, open) {
         ("counter", true) => &["_total"],
         ("info", true) => &["_info"],
         ("counter" | "gauge", _) => &[""],
         ("histogram", _) => &["_bucket", "_count", "_sum"],
-        _ => panic!("{kind} is no kind here"),
+        _ => panic!("unexpected type {kind}"),
     }
 }
 
-/// Reads OpenMetrics or the older format.
+/// Parses OpenMetrics or the older format.
 pub(crate) fn read(text: &str, open: bool) -> Scrape {
     let body = if open { text.strip_suffix("# EOF\n").expect("no end") } else { text };
     assert!(body.ends_with('\n') && !body.contains("\n\n"), "no lines");
@@ -71,7 +71,7 @@ pub(crate) fn read(text: &str, open: bool) -> Scrape {
     for line in body.lines() {
         if let Some(comment) = line.strip_prefix("# ") {
             let parts: Vec<&str> = comment.splitn(3, ' ').collect();
-            let [word, name, rest] = parts[..] else { panic!("no comment that is known: {line}") };
+            let [word, name, rest] = parts[..] else { panic!("unknown comment: {line}") };
             match word {
                 "HELP" => {
                     assert!(!rest.is_empty() && helped.is_none(), "{line}");
@@ -95,7 +95,7 @@ pub(crate) fn read(text: &str, open: bool) -> Scrape {
         assert!(value.is_finite() && value >= 0.0, "{line}");
         let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let key = if labels.is_empty() { name.to_owned() } else { format!("{name}{{{}}}", labels.join(",")) };
-        assert!(samples.insert(key, value).is_none(), "comes twice: {line}");
+        assert!(samples.insert(key, value).is_none(), "duplicate sample: {line}");
     }
     let scrape = Scrape { families, samples };
     let histograms = scrape.families.iter().filter(|(_, kind)| *kind == "histogram");
@@ -104,7 +104,7 @@ pub(crate) fn read(text: &str, open: bool) -> Scrape {
 }
 
 impl Scrape {
-    /// A histogram without labels of its own, with its buckets in the order of `text`.
+    /// A histogram without labels, with its buckets in the order of `text`.
     fn check_histogram(&self, name: &str, text: &str) {
         let lines = text.lines().filter_map(|line| line.strip_prefix(&format!("{name}_bucket{{le=\"")));
         let buckets: Vec<(f64, f64)> = lines
@@ -117,12 +117,12 @@ impl Scrape {
         assert!(self.samples.contains_key(&format!("{name}_sum")), "{name}");
     }
 
-    /// A sample's value, 0 where it has never been counted.
+    /// A sample's value; 0 if it has never been counted.
     pub(crate) fn get(&self, sample: &str) -> f64 {
         self.samples.get(&format!("tidegate_{sample}")).copied().unwrap_or(0.0)
     }
 
-    /// All samples of the counters and the histograms' counts that differ from `before`, by how much.
+    /// How much the counters and the histograms' counts differ from `before`, without unchanged ones.
     pub(crate) fn since(&self, before: &Self) -> BTreeMap<String, f64> {
         let counts = |name: &str| {
             let name = name.split('{').next().unwrap_or(name);

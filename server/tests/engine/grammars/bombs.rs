@@ -163,11 +163,11 @@ fn what_is_beyond_the_bounds_is_refused_before_it_is_compiled() {
         assert_eq!(refusal(&spec), GrammarError::Deep);
     }
     let parentheses = regex(nested("(", "a", ")", 60_000));
-    assert_eq!(refusal(&parentheses), GrammarError::Long { most: 16_384, bytes: 120_001 });
-    assert_eq!(refusal(&regex("a".repeat(16_385))), GrammarError::Long { most: 16_384, bytes: 16_385 });
-    assert_eq!(refusal(&lark("a".repeat(65_537))), GrammarError::Long { most: 65_536, bytes: 65_537 });
+    assert_eq!(refusal(&parentheses), GrammarError::Long { max: 16_384, bytes: 120_001 });
+    assert_eq!(refusal(&regex("a".repeat(16_385))), GrammarError::Long { max: 16_384, bytes: 16_385 });
+    assert_eq!(refusal(&lark("a".repeat(65_537))), GrammarError::Long { max: 65_536, bytes: 65_537 });
     let schema = json!({"description": "a".repeat(262_144)});
-    assert!(matches!(refusal(&GrammarSpec::JsonSchema(schema)), GrammarError::Long { most: 262_144, .. }));
+    assert!(matches!(refusal(&GrammarSpec::JsonSchema(schema)), GrammarError::Long { max: 262_144, .. }));
     for texts in [vec![], vec![String::new()], vec!["a".to_owned(); 1025]] {
         assert_eq!(refusal(&GrammarSpec::Choice(texts)), GrammarError::Choices);
     }
@@ -239,7 +239,7 @@ fn what_cannot_be_followed_is_refused_and_never_left_out() {
         GrammarSpec::JsonSchema(json!("text")),
     ] {
         let error = refusal(&spec).to_string();
-        assert!(error.starts_with("must be a grammar that can be followed: "), "{spec:?}: {error}");
+        assert!(error.starts_with("must be a valid and supported grammar: "), "{spec:?}: {error}");
         assert!(!error.contains('<') && error.len() < 500, "{error}");
     }
 }

@@ -161,7 +161,7 @@ fn calls_are_of_the_tools_and_plain_text_is_what_does_not_begin_as_one() {
         "properties": {"x": {"$ref": "#/$defs/d"}}, "$defs": {"d": {"type": "integer"}}});
     let tools: Vec<Call> = ["f", "g-2"].map(|name| Call { name: name.into(), arguments: arguments.clone() }).into();
     for (most, or_text) in [(1, false), (3, false), (1, true)] {
-        let texts = texts(&GrammarSpec::Calls(Calls { tools: tools.clone(), most, or_text }));
+        let texts = texts(&GrammarSpec::Calls(Calls { tools: tools.clone(), max: most, or_text }));
         for text in &texts {
             if or_text && !text.starts_with(Calls::OPENING) {
                 continue;
@@ -181,7 +181,7 @@ fn calls_are_of_the_tools_and_plain_text_is_what_does_not_begin_as_one() {
 fn a_plain_text_may_begin_almost_as_a_call() {
     let arguments = json!({"type": "object", "properties": {}, "additionalProperties": false});
     let tools = vec![Call { name: "f".into(), arguments }];
-    let grammar = GRAMMARS.compile(&GrammarSpec::Calls(Calls { tools, most: 1, or_text: true })).unwrap();
+    let grammar = GRAMMARS.compile(&GrammarSpec::Calls(Calls { tools, max: 1, or_text: true })).unwrap();
     let follows = |text: &str| {
         let mut matcher = grammar.start();
         let taken = TOKENIZER.encode_more(text).unwrap().iter().all(|id| matcher.accept(*id).is_ok());

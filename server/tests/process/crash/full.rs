@@ -1,5 +1,5 @@
-//! A disk that is full: refusals in clear words, nothing that was acknowledged is lost, and once there is room again
-//! the same process goes on.
+//! A full disk: requests are refused with clear messages, nothing acknowledged is lost, and the same process continues
+//! once there is space again.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,7 +15,7 @@ use crate::live::{Reply, Request, Server, get};
 struct Small(PathBuf);
 
 impl Small {
-    /// Mounts one at `folder`, or says why not: that takes a right that not everybody has.
+    /// Mounts one at `folder`, or returns the reason why that failed; it needs privileges.
     fn mount(folder: PathBuf) -> Option<Self> {
         std::fs::create_dir(&folder).unwrap();
         let options = ["-t", "tmpfs", "-o", "size=32m", "tmpfs"];
@@ -32,7 +32,7 @@ impl Small {
         }
     }
 
-    /// Takes all the room that is left, also that which has become free since it was last called.
+    /// Fills all remaining space, including space freed since the last call.
     fn fill(&self) -> PathBuf {
         let path = self.0.join("filler");
         let mut file = File::options().create(true).append(true).open(&path).unwrap();
@@ -73,14 +73,14 @@ impl Client<'_> {
     }
 }
 
-/// The refusal is one that a client can understand; what it says.
+/// Checks that the refusal is one a client can understand, and returns its message.
 fn refused(status: u16, error: &Value) -> String {
     assert!([503, 507].contains(&status), "{status} {error}");
     assert!(["store_full", "store_unavailable"].contains(&error["code"].as_str().unwrap()), "{error}");
     error["message"].as_str().unwrap().to_owned()
 }
 
-/// Takes turns, streamed and whole, until nothing but refusals comes; every head that was acknowledged stays.
+/// Runs turns, streamed and whole, until all are refused. Every acknowledged head stays.
 fn until_full(client: &Client<'_>, ids: &[String], small: &Small) -> Vec<String> {
     let mut heads: Vec<String> = ids.iter().map(|id| client.head(id)).collect();
     let (mut turns, mut refusals) = (0, 0);
@@ -89,7 +89,7 @@ fn until_full(client: &Client<'_>, ids: &[String], small: &Small) -> Vec<String>
         let reply = client.turn(&ids[at], stream);
         let last = reply.chunks().pop().unwrap();
         if last["error"].is_object() {
-            // A stream has begun by then: its status says nothing, and its last event all.
+            // A stream has started by then, so the error is in its last event, not in the status.
             let status = if stream { 507 } else { reply.status };
             let message = refused(status, &last["error"]);
             assert!(!reply.text().contains("[DONE]"), "{}", reply.text());
@@ -98,12 +98,12 @@ fn until_full(client: &Client<'_>, ids: &[String], small: &Small) -> Vec<String>
                 println!("after {turns} turns: {status} {message}");
             }
         } else {
-            // Older versions made room, but whatever else fills the disk takes it.
+            // Evicting older versions freed space, but the filler takes it.
             small.fill();
             last["session"]["version"].as_str().unwrap().clone_into(&mut heads[at]);
             (turns, refusals) = (turns + 1, 0);
         }
-        assert!(turns < 200, "the disk is full and turns go on");
+        assert!(turns < 200, "turns still succeed although the disk is full");
     }
     heads
 }
@@ -137,7 +137,7 @@ fn a_full_disk_refuses_turns_loses_nothing_and_recovers_without_a_restart() {
     let filler = small.fill();
     let heads = until_full(&client, &ids, &small);
     whole(&client, &ids, &heads);
-    // Forks write the index alone, until it has to grow.
+    // Forks write only the index, until it has to grow.
     let fork = |_| Some(client.ask("POST", &format!("/v1/sessions/{}/fork", ids[0]), &json!({"n": 200})));
     let forks: Vec<Reply> = (0..60).map_while(fork).take_while(|reply| reply.status == 201).collect();
     println!("{} forks of 200 sessions", forks.len());

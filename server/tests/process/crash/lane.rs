@@ -1,4 +1,4 @@
-//! A session and who uses it: what was asked for, what was answered, and what must be there after a crash.
+//! A lane: a session and its client, with the requests sent, the answers received, and what must exist after a crash.
 
 use std::collections::BTreeSet;
 
@@ -11,37 +11,37 @@ use crate::live::{Reply, Request, get};
 pub(crate) struct Lane {
     pub(crate) number: usize,
     script: Script,
-    /// What the client has been told of each step: the same in every run.
-    told: Vec<Told>,
-    /// The step that was sent and not answered yet.
+    /// The answer to each step, which is the same in every run.
+    answers: Vec<Answer>,
+    /// The step that was sent but not answered yet.
     open: Option<Step>,
     /// Whether it was sent before.
     again: bool,
-    /// Where the session is after all that was answered.
-    place: Place,
-    /// The session that the lane has left and not deleted yet.
+    /// The session's position after all answered steps.
+    position: Position,
+    /// The session that the lane has abandoned but not deleted yet.
     left: Option<String>,
     /// Steps that were sent more than once.
     pub(crate) resent: usize,
-    /// Steps of which a check found that they had been committed although nobody was told.
+    /// Steps that a check found committed although they were not acknowledged.
     pub(crate) found: usize,
 }
 
 #[derive(Clone, Default)]
-struct Place {
+struct Position {
     session: String,
     head: String,
-    /// The versions that this session has made, and the one that it began with.
+    /// The version that this session started from, and those that it made.
     made: Vec<String>,
-    /// All that it may know: those, and those that a fork was given.
+    /// All versions that it may list: those, and those inherited by a fork.
     known: BTreeSet<String>,
-    /// A version that a check found, of the step that is open.
+    /// A version that a check found for the open step.
     found: std::cell::RefCell<Option<String>>,
 }
 
-/// What does not depend on the server's ids.
+/// The part of an answer that does not depend on the server's ids.
 #[derive(Debug, PartialEq)]
-struct Told {
+struct Answer {
     step: Step,
     tokens: Option<u64>,
     ids: Vec<u64>,
@@ -50,35 +50,35 @@ struct Told {
 
 impl Lane {
     pub(crate) fn new(number: usize) -> Self {
-        let (told, place) = (Vec::new(), Place::default());
+        let (answers, position) = (Vec::new(), Position::default());
         let (open, again, left, resent, found) = (None, false, None, 0, 0);
-        Self { number, script: Script::new(number), told, open, again, place, left, resent, found }
+        Self { number, script: Script::new(number), answers, open, again, position, left, resent, found }
     }
 
-    /// Steps that were acknowledged.
+    /// Number of acknowledged steps.
     pub(crate) fn steps(&self) -> usize {
-        self.told.len()
+        self.answers.len()
     }
 
-    /// The sessions that may be there.
+    /// The sessions that may exist.
     pub(crate) fn sessions(&self) -> impl Iterator<Item = String> {
-        [Some(self.place.session.clone()), self.left.clone()].into_iter().flatten()
+        [Some(self.position.session.clone()), self.left.clone()].into_iter().flatten()
     }
 
-    /// Sessions that may be there although nobody was told.
+    /// Sessions that may exist although they were not acknowledged.
     pub(crate) fn may_have_made_sessions(&self) -> usize {
         usize::from(matches!(self.open, Some(Step::Create { .. } | Step::Fork { .. })))
     }
 
-    /// What to send: the step that was not answered, or the next.
+    /// The next request: the unanswered step again, or a new one.
     pub(crate) fn next(&mut self) -> Request {
         if self.open.is_some() && !self.again {
             self.again = true;
             self.resent += 1;
         }
         let step = self.open.get_or_insert_with(|| self.script.next());
-        let path = format!("/v1/sessions/{}", self.place.session);
-        let back = |back: &usize| &self.place.made[self.place.made.len() - 1 - back];
+        let path = format!("/v1/sessions/{}", self.position.session);
+        let back = |back: &usize| &self.position.made[self.position.made.len() - 1 - back];
         let request = match step {
             Step::Create { seed } => Request::json("POST", "/v1/sessions", &json!({"seed": seed})),
             Step::Append { text } => Request::json("POST", &format!("{path}/append"), &json!({"text": text})),
@@ -92,19 +92,19 @@ impl Lane {
             }
             Step::Turn { text, tokens, temperature, stop, stream } => {
                 let body = json!({
-                    "session": self.place.session, "prompt": text, "max_tokens": tokens, "stream": stream,
+                    "session": self.position.session, "prompt": text, "max_tokens": tokens, "stream": stream,
                     "temperature": temperature, "stop": stop, "ignore_eos": true, "return_token_ids": true,
                 });
                 Request::json("POST", "/v1/completions", &body)
             }
         };
-        request.header("idempotency-key", &format!("lane-{}-{}", self.number, self.told.len()))
+        request.header("idempotency-key", &format!("lane-{}-{}", self.number, self.answers.len()))
     }
 
-    /// The answer to what was sent last.
+    /// Processes the answer to the last request.
     pub(crate) fn answered(&mut self, reply: &Reply) {
         let step = self.open.take().unwrap();
-        // What was deleted before a crash is not there when it is deleted again.
+        // A session deleted before a crash is missing when the deletion is repeated.
         let gone = step == Step::Delete && self.again && reply.status == 404;
         assert!(reply.status < 300 || gone, "lane {}: {step:?}: {} {}", self.number, reply.status, reply.text());
         let (chunks, mut ids, mut text) = (reply.chunks(), Vec::new(), String::new());
@@ -123,61 +123,64 @@ impl Lane {
         let word = |name: &str| session[name].as_str().unwrap_or_default().to_owned();
         match &step {
             Step::Create { .. } => {
-                self.place = Place { session: word("id"), ..Place::default() };
-                self.place.moved(word("version"));
-                // Without text there is nothing to go back to.
-                self.place.made.clear();
+                self.position = Position { session: word("id"), ..Position::default() };
+                self.position.moved(word("version"));
+                // Without text there is no version to go back to.
+                self.position.made.clear();
             }
             Step::Turn { .. } | Step::Append { .. } => {
-                assert_eq!(word("parent"), self.place.head, "lane {}: {step:?}", self.number);
-                if let Some(found) = self.place.found.take() {
+                assert_eq!(word("parent"), self.position.head, "lane {}: {step:?}", self.number);
+                if let Some(found) = self.position.found.take() {
                     assert_eq!(found, word("version"), "lane {}: {step:?} has happened twice", self.number);
                     self.found += 1;
                 }
-                self.place.moved(word("version"));
+                self.position.moved(word("version"));
             }
-            Step::Rewind { .. } => self.place.head = word("version"),
+            Step::Rewind { .. } => self.position.head = word("version"),
             Step::Fork { .. } => {
-                let known = std::mem::take(&mut self.place.known);
-                self.left = Some(std::mem::replace(&mut self.place.session, word("id")));
-                self.place.made.clear();
-                self.place.known = known;
-                self.place.moved(word("version"));
+                let known = std::mem::take(&mut self.position.known);
+                self.left = Some(std::mem::replace(&mut self.position.session, word("id")));
+                self.position.made.clear();
+                self.position.known = known;
+                self.position.moved(word("version"));
             }
             Step::Delete => self.left = None,
         }
         let tokens = session["tokens"].as_u64();
-        self.told.push(Told { step: step.clone(), tokens: tokens.filter(|_| step != Step::Delete), ids, text });
+        self.answers.push(Answer { step: step.clone(), tokens: tokens.filter(|_| step != Step::Delete), ids, text });
         self.again = false;
     }
 
-    /// After a crash: what was acknowledged is there, and beyond it at most what was being done.
+    /// After a crash: checks that everything acknowledged exists, and beyond it at most the result of the open step.
     pub(crate) fn check(&self, address: &str) {
-        let Self { number, open, place, .. } = self;
-        if place.session.is_empty() {
+        let Self { number, open, position, .. } = self;
+        if position.session.is_empty() {
             return;
         }
-        let path = format!("/v1/sessions/{}", place.session);
+        let path = format!("/v1/sessions/{}", position.session);
         let now = get(address, &path).unwrap();
         assert_eq!(now.status, 200, "lane {number}: its session is gone: {}", now.text());
         let head = now.json()["version"].as_str().unwrap().to_owned();
         let turns = get(address, &format!("{path}/turns")).unwrap().json();
         let turns = turns["data"].as_array().unwrap();
         let names: BTreeSet<String> = turns.iter().map(|turn| turn["version"].as_str().unwrap().to_owned()).collect();
-        for made in &place.made {
+        for made in &position.made {
             assert!(names.contains(made), "lane {number}: {made} was acknowledged and is lost");
         }
-        let strange: Vec<&String> = names.difference(&place.known).collect();
+        let unacknowledged: Vec<&String> = names.difference(&position.known).collect();
         let makes = matches!(open, Some(Step::Turn { .. } | Step::Append { .. }));
-        assert!(strange.len() <= usize::from(makes), "lane {number}: {open:?} was open, {strange:?} are there");
-        let mut allowed = BTreeSet::from([&place.head]);
-        if let Some(strange) = strange.first() {
-            // Its versions and its head are one transaction.
-            allowed = BTreeSet::from([*strange]);
-            *place.found.borrow_mut() = Some((*strange).clone());
+        assert!(
+            unacknowledged.len() <= usize::from(makes),
+            "lane {number}: {open:?} was open, {unacknowledged:?} are there"
+        );
+        let mut allowed = BTreeSet::from([&position.head]);
+        if let Some(unacknowledged) = unacknowledged.first() {
+            // Versions and head change in one transaction.
+            allowed = BTreeSet::from([*unacknowledged]);
+            *position.found.borrow_mut() = Some((*unacknowledged).clone());
         }
         if let Some(Step::Rewind { back }) = open {
-            allowed.insert(&place.made[place.made.len() - 1 - back]);
+            allowed.insert(&position.made[position.made.len() - 1 - back]);
         }
         assert!(allowed.contains(&head), "lane {number}: the head is {head}, not one of {allowed:?}");
         if let Some(left) = self.left.as_ref().filter(|_| *open != Some(Step::Delete)) {
@@ -185,23 +188,23 @@ impl Lane {
         }
     }
 
-    /// The bytes of the head.
+    /// The snapshot file of the head.
     pub(crate) fn head(&self, address: &str) -> Vec<u8> {
-        let reply = get(address, &format!("/v1/sessions/{}/snapshot", self.place.session)).unwrap();
+        let reply = get(address, &format!("/v1/sessions/{}/snapshot", self.position.session)).unwrap();
         assert_eq!(reply.status, 200, "{}", reply.text());
         reply.body
     }
 
-    /// Fails where the two have been told different things.
+    /// Fails if the two lanes received different answers.
     pub(crate) fn assert_same(&self, other: &Self) {
-        for (at, (one, two)) in self.told.iter().zip(&other.told).enumerate() {
+        for (at, (one, two)) in self.answers.iter().zip(&other.answers).enumerate() {
             assert_eq!(one, two, "lane {}, step {at}", self.number);
         }
-        assert_eq!(self.told.len(), other.told.len());
+        assert_eq!(self.answers.len(), other.answers.len());
     }
 }
 
-impl Place {
+impl Position {
     fn moved(&mut self, version: String) {
         self.known.insert(version.clone());
         self.made.push(version.clone());

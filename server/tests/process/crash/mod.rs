@@ -1,8 +1,8 @@
-//! A server that is killed at random moments: what it has acknowledged is there, nothing else is, and the texts go on
-//! as if nothing had been.
+//! A server that is killed at random times: everything acknowledged survives, nothing else exists, and the texts continue
+//! as if nothing had happened.
 //!
-//! `TIDEGATE_KILLS=300 cargo test -p tidegate-server --test process crash -- --nocapture` is the long form; `TIDEGATE_SEED`
-//! repeats the moments of a run as far as a machine allows.
+//! `TIDEGATE_KILLS=300 cargo test -p tidegate-server --test process crash -- --nocapture` runs the long form.
+//! `TIDEGATE_SEED` repeats the times of a run as far as the machine allows.
 
 mod full;
 mod lane;
@@ -19,7 +19,7 @@ use lane::Lane;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Sessions that are used at once.
+/// Number of sessions used at once.
 const LANES: usize = 4;
 
 const FLAGS: &[&str] = &["--slots", "4", "--keep-versions", "8", "--threads", "1"];
@@ -28,7 +28,7 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |value| value.parse().expect(name))
 }
 
-/// The lanes, and the address of the server while there is one: who asks it holds the lock until the answer is there.
+/// The lanes, and the address of the server while it runs. A client holds the lock until it has its answer.
 struct World {
     lanes: Vec<Mutex<Lane>>,
     address: RwLock<String>,
@@ -41,16 +41,16 @@ impl World {
         Self { lanes, address: RwLock::default(), over: AtomicBool::new(false) }
     }
 
-    /// Takes a lane's steps one by one until `done`, sending each as often as it takes.
+    /// Runs a lane's steps until `done`, repeating each as often as necessary.
     fn walk(&self, lane: &Mutex<Lane>, done: impl Fn(usize) -> bool) {
         loop {
-            // Poisoned by a check that has failed, which says so itself.
+            // The lock is poisoned by a failed check, which reports itself.
             let Ok(address) = self.address.read() else { return };
             if done(lane.lock().unwrap().steps()) {
                 return;
             }
             let request = lane.lock().unwrap().next();
-            // A server that has been killed: its successor's address comes with the lock.
+            // The server was killed. Its successor's address comes with the lock.
             if let Ok(reply) = request.send(&address) {
                 lane.lock().unwrap().answered(&reply);
             } else {
@@ -60,8 +60,8 @@ impl World {
         }
     }
 
-    /// Checks every lane against the server, which nobody else asks meanwhile; how many sessions are there that no
-    /// lane has: a session may have been made of which a crash kept its maker from hearing.
+    /// Checks every lane against the server, which nobody else uses meanwhile. Returns how many sessions belong to no lane:
+    /// a crash may have kept the acknowledgement of a new session from its client.
     fn check(&self, address: &str) -> usize {
         let mut known = BTreeSet::new();
         let mut open = 0;
@@ -77,7 +77,7 @@ impl World {
     }
 }
 
-/// The sessions that a server has.
+/// The sessions on a server.
 fn sessions(address: &str) -> Vec<String> {
     let (mut found, mut after) = (Vec::new(), String::new());
     loop {
@@ -91,7 +91,7 @@ fn sessions(address: &str) -> Vec<String> {
     }
 }
 
-/// Lets the lanes go, however the test ends.
+/// Stops the lanes, however the test ends.
 struct Over<'a>(&'a World);
 
 impl Drop for Over<'_> {
@@ -100,7 +100,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Starts the server once and kills it before it is ready, or at least soon.
+/// Starts the server and kills it before it is ready, or soon after.
 fn kill_early(data: &Path, pause: Duration) {
     let mut child = live::spawn(data, FLAGS);
     std::thread::sleep(pause);
@@ -114,7 +114,7 @@ fn percentile(times: &mut [Duration], percent: usize) -> Duration {
 }
 
 #[test]
-fn killed_at_any_moment_it_keeps_what_it_acknowledged_and_goes_on_with_the_same_tokens() {
+fn a_server_killed_at_any_time_keeps_acknowledged_turns_and_continues_with_the_same_tokens() {
     let (kills, seed) = (setting("TIDEGATE_KILLS", 12), setting("TIDEGATE_SEED", rand::rng().random()));
     println!("{kills} kills, TIDEGATE_SEED={seed}");
     let folder = tempfile::tempdir().unwrap();
@@ -142,13 +142,13 @@ fn killed_at_any_moment_it_keeps_what_it_acknowledged_and_goes_on_with_the_same_
             std::thread::sleep(Duration::from_micros(random.random_range(0..600_000)));
             if kill < kills {
                 server.kill();
-                // Until all have noticed.
+                // Waits until all lanes have noticed.
                 gate = Some(world.address.write().unwrap());
             } else {
                 world.over.store(true, Ordering::SeqCst);
                 drop(world.address.write().unwrap());
                 let strangers = world.check(&server.address);
-                println!("{strangers} sessions were made of which nobody was told");
+                println!("{strangers} sessions were created but not acknowledged");
                 let heads = world.lanes.iter().map(|lane| lane.lock().unwrap().head(&server.address)).collect();
                 uninterrupted(&folder.path().join("whole"), &world, heads);
             }
@@ -172,7 +172,7 @@ fn killed_at_any_moment_it_keeps_what_it_acknowledged_and_goes_on_with_the_same_
     );
 }
 
-/// Takes the same steps on a server that nobody kills, and compares the texts and the heads byte for byte.
+/// Runs the same steps on a server that is never killed, and compares texts and heads byte for byte.
 fn uninterrupted(data: &Path, killed: &World, heads: Vec<Vec<u8>>) {
     std::fs::create_dir(data).unwrap();
     let server = Server::start(data, FLAGS);

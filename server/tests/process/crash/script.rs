@@ -1,4 +1,4 @@
-//! What the lanes do: the same steps in every run, whatever the ids that a server gives.
+//! The steps of the lanes, which are the same in every run, independent of the ids that a server assigns.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -6,17 +6,17 @@ use rand::{Rng, SeedableRng};
 /// One step of a lane.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
-    /// A session with a seed.
+    /// Create a session with a seed.
     Create { seed: u64 },
-    /// A turn; an empty text goes on with the answer.
+    /// A turn. With an empty text, it continues the answer.
     Turn { text: &'static str, tokens: u64, temperature: f64, stop: Option<&'static str>, stream: bool },
-    /// Text without an answer.
+    /// Append text without an answer.
     Append { text: &'static str },
-    /// Back to the version that was made so many versions ago.
+    /// Rewind by this many versions.
     Rewind { back: usize },
-    /// A new session from the version that was made so many versions ago, with which the lane goes on.
+    /// Fork from this many versions ago. The lane continues with the fork.
     Fork { back: usize },
-    /// The session that the lane has left goes.
+    /// Delete the session that the lane has abandoned.
     Delete,
 }
 
@@ -33,11 +33,11 @@ const TEXTS: [&str; 8] = [
 
 const STOPS: [&str; 3] = [".", " the", "\n"];
 
-/// The steps of lane `number`, without end.
+/// The endless steps of lane `number`.
 pub(crate) struct Script {
     random: StdRng,
     last: Option<Step>,
-    /// Versions of the current session that can be gone back to.
+    /// Versions to which the current session can be rewound.
     versions: usize,
 }
 

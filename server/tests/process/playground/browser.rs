@@ -1,4 +1,4 @@
-//! What the tests of the playground share: the server as a person starts it, a browser, and the open page.
+//! Shared by the playground's tests: the server, a browser, and the open page.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::fs;
@@ -15,13 +15,13 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any step takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Browsers are large: one at a time.
+/// Browsers need much memory, so only one runs at a time.
 static ONE: Mutex<()> = Mutex::const_new(());
 
-/// A process that ends with its owner.
+/// A process that is killed when this is dropped.
 struct Process(Child);
 
 impl Drop for Process {
@@ -31,7 +31,7 @@ impl Drop for Process {
     }
 }
 
-/// The server as a person starts it, ready, and its address.
+/// Starts the server with defaults and returns it, when ready, with its address.
 fn start_server(data_dir: &Path, key: Option<&str>) -> (Process, String) {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/checkpoints/tidegate-tiny");
@@ -46,7 +46,7 @@ fn start_server(data_dir: &Path, key: Option<&str>) -> (Process, String) {
     while !is_ready(free) {
         let ended = child.0.try_wait().expect("the server can be asked after");
         assert!(ended.is_none(), "the server ended: {ended:?}");
-        assert!(began.elapsed() < PATIENCE, "the server does not get ready");
+        assert!(began.elapsed() < PATIENCE, "the server is not ready in time");
         std::thread::sleep(Duration::from_millis(50));
     }
     (child, format!("http://{free}/"))
@@ -60,7 +60,7 @@ fn is_ready(address: std::net::SocketAddr) -> bool {
         && answer.starts_with("HTTP/1.1 200 ")
 }
 
-/// chromedriver on a port of its own choice; none where it is not installed.
+/// Starts chromedriver on a port of its choice; `None` if it is not installed.
 fn start_driver() -> Option<(Process, String)> {
     let mut child = match Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn() {
         Ok(child) => Process(child),
@@ -75,7 +75,7 @@ fn start_driver() -> Option<(Process, String)> {
     let port = lines
         .find_map(|line| line.split_once("started successfully on port ")?.1.trim_end_matches('.').parse::<u16>().ok())
         .expect("chromedriver says its port");
-    // It goes on writing: an unread pipe would fill and stop it.
+    // It keeps writing, and a full pipe would block it.
     std::thread::spawn(move || lines.for_each(drop));
     Some((child, format!("127.0.0.1:{port}")))
 }
@@ -87,7 +87,7 @@ async fn open_browser(driver: &str, width: u32, height: u32) -> Client {
         "--hide-scrollbars", format!("--window-size={width},{height}"),
     ]});
     if width < 500 {
-        // No window of a desktop is that narrow.
+        // Desktop windows cannot be that narrow.
         options["mobileEmulation"] = json!({"deviceMetrics": {"width": width, "height": height, "pixelRatio": 2.0}});
     }
     let wanted = json!({
@@ -107,7 +107,7 @@ async fn open_browser(driver: &str, width: u32, height: u32) -> Client {
 pub(crate) struct Page {
     pub(crate) client: Client,
     pub(crate) url: String,
-    /// Where chromedriver listens.
+    /// The address of chromedriver.
     driver: String,
 }
 
@@ -116,7 +116,7 @@ impl Page {
         self.client.execute(script, vec![]).await.unwrap_or_else(|error| panic!("{script}: {error}"))
     }
 
-    /// Waits until the expression is true.
+    /// Waits until the JavaScript expression is true.
     pub(crate) async fn until(&self, expression: &str) {
         let began = Instant::now();
         while self.js(&format!("return Boolean({expression})")).await != json!(true) {
@@ -140,24 +140,24 @@ impl Page {
         element.click().await.unwrap_or_else(|error| panic!("click {id}: {error}"));
     }
 
-    /// Types over what a field holds.
+    /// Replaces the contents of a field.
     pub(crate) async fn fill(&self, id: &str, text: &str) {
         let element = self.client.find(Locator::Id(id)).await.expect("the field is there");
         element.clear().await.expect("the field can be cleared");
         element.send_keys(text).await.expect("the field takes keys");
     }
 
-    /// Waits until no run is going on.
+    /// Waits until no run is in progress.
     pub(crate) async fn rest(&self) {
         self.until("!document.body.classList.contains('running')").await;
     }
 
-    /// The errors that the browser's console was told of since it was asked last.
+    /// Errors in the browser's console since the last call.
     pub(crate) async fn console_errors(&self) -> Vec<Value> {
         let id = self.client.session_id().await.expect("a session").expect("an open session");
         let body = json!({"type": "browser"}).to_string();
         let (driver, length) = (&self.driver, body.len());
-        // WebDriver itself knows no console: it is chromedriver's own command.
+        // WebDriver has no access to the console; this is a command of chromedriver.
         let request = format!(
             "POST /session/{id}/se/log HTTP/1.1\r\nhost: {driver}\r\nconnection: close\r\n\
              content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
@@ -166,7 +166,7 @@ impl Page {
         stream.get_mut().write_all(request.as_bytes()).expect("chromedriver reads");
         let lines = stream.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty());
         let lines: Vec<String> = lines.map(|line| line.to_ascii_lowercase()).collect();
-        // It leaves the connection open.
+        // The server keeps the connection open.
         let length = lines.iter().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
         let mut json = vec![0; length.expect("an answer has a length")];
         stream.read_exact(&mut json).expect("an answer has a body");
@@ -189,7 +189,7 @@ impl Page {
     }
 }
 
-/// Runs `test` on a page of the given size; the browser is closed in any case.
+/// Runs `test` on a page of the given size, and always closes the browser.
 pub(crate) async fn with_page(width: u32, height: u32, test: impl AsyncFnOnce(&Page)) {
     let steps = async |page: &Page| {
         page.until("document.getElementById('model').dataset.state === 'ready'").await;
@@ -198,7 +198,7 @@ pub(crate) async fn with_page(width: u32, height: u32, test: impl AsyncFnOnce(&P
     with_server(None, width, height, steps).await;
 }
 
-/// The same on a server that may want a key; the page may still look for the model.
+/// The same on a server that may require a key. The page may still be connecting.
 pub(crate) async fn with_server(key: Option<&str>, width: u32, height: u32, test: impl AsyncFnOnce(&Page)) {
     let _turn = ONE.lock().await;
     let Some((_driver, driver)) = start_driver() else { return };

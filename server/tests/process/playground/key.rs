@@ -1,5 +1,5 @@
-//! The playground on a server that wants an API key. As with the page's other tests, no chromedriver means no test,
-//! unless `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! The playground on a server that requires an API key. Without chromedriver these tests pass without running, unless
+//! `TIDEGATE_REQUIRE_BROWSER` is 1.
 
 use super::browser::with_server;
 use fantoccini::Locator;
@@ -9,7 +9,7 @@ use serde_json::json;
 const KEY: &str = "sk-playground-0123456789";
 
 #[tokio::test]
-async fn a_key_is_asked_for_once_and_goes_with_every_request() {
+async fn a_key_is_requested_once_and_sent_with_every_request() {
     with_server(Some(KEY), 1280, 900, async |page| {
         page.until("!document.getElementById('key-field').hidden").await;
         page.until("document.getElementById('model').dataset.state === 'lost'").await;
@@ -24,7 +24,7 @@ async fn a_key_is_asked_for_once_and_goes_with_every_request() {
         page.until("document.querySelector('#ink .made')").await;
         page.rest().await;
 
-        // A conversation, and its snapshot as a file that no link alone could fetch.
+        // A conversation, and the download of its snapshot, which a plain link could not do.
         page.js("location.hash = '#conversation'").await;
         page.until("document.body.classList.contains('talking')").await;
         page.fill("prompt", "The old lighthouse").await;
@@ -44,7 +44,7 @@ async fn a_key_is_asked_for_once_and_goes_with_every_request() {
         assert!(saved[0].as_str().is_some_and(|name| name.ends_with(".tidegate")), "{saved}");
         assert!(saved[1].as_str().is_some_and(|link| link.starts_with("blob:")), "{saved}");
 
-        // Another visit of the same tab needs no key again.
+        // Reloading the tab does not ask for the key again.
         page.client.refresh().await.expect("the page opens again");
         page.until("document.querySelectorAll('#tree .node').length === 2").await;
         assert_eq!(page.js("return document.getElementById('model').dataset.state").await, json!("ready"));

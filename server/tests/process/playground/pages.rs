@@ -1,7 +1,7 @@
-//! The playground in a real browser: Chromium, headless, driven through chromedriver, on the shipped checkpoint.
+//! The playground in headless Chromium, driven by chromedriver, with the shipped checkpoint.
 //!
-//! Where chromedriver is not installed the tests say so and pass, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
-//! The pictures they take lie in `target/tmp/playground-*.png`.
+//! Without chromedriver these tests pass without running, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! Screenshots are written to `target/tmp/playground-*.png`.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use fantoccini::Locator;
 use fantoccini::key::Key;
 use serde_json::json;
 
-/// Counts how often the model's text grows from now on, as `window.grown`.
+/// Counts how often the model's text grows from now on, in `window.grown`.
 const COUNT_GROWTH: &str = "
     window.grown = 0;
     new MutationObserver(() => { window.grown += 1; }).observe(
         document.getElementById('ink'), { characterData: true, childList: true, subtree: true });";
 
 #[tokio::test]
-async fn a_prompt_streams_and_can_be_continued_taken_back_and_stopped() {
+async fn a_prompt_streams_and_can_be_continued_undone_and_stopped() {
     with_page(1280, 900, async |page| {
         assert_eq!(page.client.title().await.expect("a title"), "Tidegate");
         assert_eq!(page.text("model").await, "tidegate-tiny");
         let elsewhere =
             "return performance.getEntriesByType('resource').filter(e => !e.name.startsWith(location.origin)).length";
-        assert_eq!(page.js(elsewhere).await, json!(0), "the page loads something from elsewhere");
+        assert_eq!(page.js(elsewhere).await, json!(0), "the page loads an external resource");
         page.picture("light").await;
 
         let prompt = "Once upon a time there was a girl who lived by the sea. <b>She</b> & her";
@@ -46,7 +46,7 @@ async fn a_prompt_streams_and_can_be_continued_taken_back_and_stopped() {
         assert!(page.text("first").await.ends_with('s'));
         assert_eq!(page.text("generate").await, "Continue");
 
-        // The same seed from the same beginning gives the same text again.
+        // The same seed and beginning give the same text again.
         page.click("back").await;
         assert_eq!(page.sheet().await, prompt);
         let body = page.client.find(Locator::Css("body")).await.expect("a body");
@@ -55,7 +55,7 @@ async fn a_prompt_streams_and_can_be_continued_taken_back_and_stopped() {
         page.rest().await;
         assert_eq!(page.sheet().await, first);
 
-        // A person goes on where the model has ended, or it would have nothing to add.
+        // Adds text, because the model has finished and would add nothing.
         let field = page.client.find(Locator::Id("prompt")).await.expect("the field is there");
         field.send_keys(" One day, the").await.expect("the field takes keys");
         let so_far = first + " One day, the";
@@ -64,23 +64,22 @@ async fn a_prompt_streams_and_can_be_continued_taken_back_and_stopped() {
         page.rest().await;
         assert!(page.sheet().await.len() > so_far.len() && page.sheet().await.starts_with(&so_far));
 
-        // Stop at the first text that comes, long before the tokens asked for.
+        // Stops at the first text, long before the token limit.
         page.fill("max_tokens", "1000").await;
         page.js("new MutationObserver(() => document.getElementById('stop').click()).observe(
             document.getElementById('ink'), { characterData: true, subtree: true })")
             .await;
-        // A flat choice of tokens hardly ever ends by itself; where it does before the click is there, once more.
+        // Sampling at a high temperature hardly ever finishes by itself. If it does before the click, try again.
         page.fill("temperature", "2").await;
         for _ in 0..5 {
             page.click("again").await;
-            page.until("['Stopped.', 'The text ended here.'].includes(document.getElementById('status').textContent)")
-                .await;
+            page.until("['Stopped', 'Finished'].includes(document.getElementById('status').textContent)").await;
             page.rest().await;
-            if page.text("status").await == "Stopped." {
+            if page.text("status").await == "Stopped" {
                 break;
             }
         }
-        assert_eq!(page.text("status").await, "Stopped.");
+        assert_eq!(page.text("status").await, "Stopped");
         let stopped = page.sheet().await;
         tokio::time::sleep(Duration::from_millis(400)).await;
         assert_eq!(page.sheet().await, stopped, "text came after the stop");
@@ -91,7 +90,7 @@ async fn a_prompt_streams_and_can_be_continued_taken_back_and_stopped() {
 }
 
 #[tokio::test]
-async fn a_wrong_value_is_told_where_it_stands() {
+async fn an_invalid_value_is_marked_at_its_field() {
     with_page(1280, 900, async |page| {
         page.fill("prompt", "Once").await;
         page.fill("temperature", "9").await;
@@ -115,7 +114,7 @@ async fn a_wrong_value_is_told_where_it_stands() {
 }
 
 #[tokio::test]
-async fn a_phone_shows_it_whole_and_the_chosen_colours_stay() {
+async fn the_page_fits_a_phone_and_remembers_its_theme() {
     with_page(360, 740, async |page| {
         page.assert_no_sideways_scroll("at first").await;
         page.click("theme").await;
@@ -133,10 +132,10 @@ async fn a_phone_shows_it_whole_and_the_chosen_colours_stay() {
         page.assert_no_sideways_scroll("with a long word").await;
         let fits = "const button = document.getElementById('generate').getBoundingClientRect();
             return button.bottom <= innerHeight && button.height >= 40";
-        assert_eq!(page.js(fits).await, json!(true), "the button is not within the thumb's reach");
+        assert_eq!(page.js(fits).await, json!(true), "the button is out of the thumb's reach");
         page.js("document.getElementById('settings').open = true").await;
         page.assert_no_sideways_scroll("with the settings open").await;
-        // The tinted copy and the field over it must break their lines alike.
+        // The tinted copy and the field on top of it must break lines alike.
         let heights =
             "return document.getElementById('ink').scrollHeight - document.getElementById('prompt').scrollHeight";
         assert_eq!(page.js(heights).await, json!(0));
@@ -145,7 +144,7 @@ async fn a_phone_shows_it_whole_and_the_chosen_colours_stay() {
 }
 
 #[tokio::test]
-async fn events_are_read_however_the_stream_is_cut_and_edits_keep_their_authors() {
+async fn events_are_parsed_however_the_stream_is_split_and_edits_keep_their_authors() {
     with_page(1280, 900, async |page| {
         let events = r#"return (async () => {
             const { EventReader } = await import("/playground/sse.js");

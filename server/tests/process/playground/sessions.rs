@@ -1,5 +1,5 @@
-//! Conversations in the playground, in a real browser: written, rewound, forked, taken away, brought back and found
-//! again. As with the page's other tests, no chromedriver means no test, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
+//! Conversations in the playground: writing, rewinding, forking, downloading, uploading and reopening them. Without
+//! chromedriver these tests pass without running, unless `TIDEGATE_REQUIRE_BROWSER` is 1.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use fantoccini::key::Key;
 use fantoccini::{Client, Locator};
 use serde_json::{Value, json};
 
-/// The tree as the page shows it: of each turn its column, lane, tokens, and how it is drawn.
+/// The tree as displayed: column, lane, tokens and style of each turn.
 const TREE: &str = "return [...document.querySelectorAll('#tree .node')].map(node => {
     const dot = node.querySelector('.dot');
     return {
@@ -31,7 +31,7 @@ fn has(node: &Value, class: &str) -> bool {
 
 fn head(tree: &[Value]) -> &Value {
     let heads: Vec<&Value> = tree.iter().filter(|node| has(node, "head")).collect();
-    assert_eq!(heads.len(), 1, "one place is here: {tree:?}");
+    assert_eq!(heads.len(), 1, "exactly one turn is the head: {tree:?}");
     heads[0]
 }
 
@@ -39,14 +39,14 @@ async fn address(page: &Page) -> String {
     page.js("return location.hash.slice(1)").await.as_str().expect("a text").to_owned()
 }
 
-/// Opens `#place` and waits until it is shown.
+/// Opens `#place` and waits until it is displayed.
 async fn open(page: &Page, place: &str) {
     page.client.goto(&format!("{}#{place}", page.url)).await.expect("the page opens");
     page.until("document.body.classList.contains('talking')").await;
     page.until("document.getElementById('model').dataset.state === 'ready'").await;
 }
 
-/// Writes `text` at the end and lets the model answer.
+/// Appends `text` and waits for the model's answer.
 async fn turn(page: &Page, text: &str, seed: u32) {
     let before = tree(page).await.len();
     let field = page.client.find(Locator::Id("prompt")).await.expect("the field is there");
@@ -71,10 +71,10 @@ async fn tokens(page: &Page) -> u64 {
 }
 
 #[tokio::test]
-async fn a_conversation_is_a_tree_that_one_rewinds_forks_takes_away_and_brings_back() {
+async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
     with_page(1280, 1000, async |page| {
         open(page, "conversation").await;
-        assert!(tree(page).await.is_empty(), "nothing is kept before something is written");
+        assert!(tree(page).await.is_empty(), "no session is created before something is written");
         turn(page, "Once upon a time there was a girl who lived by the sea.", 3).await;
         let id = address(page).await;
         assert!(id.starts_with("ses_"), "{id}");
@@ -88,7 +88,7 @@ async fn a_conversation_is_a_tree_that_one_rewinds_forks_takes_away_and_brings_b
         assert_eq!(head(&line)["version"], line[2]["version"]);
         let told = page.sheet().await;
 
-        // What the model has read cannot be edited away.
+        // Text that the model has read cannot be edited.
         page.js("const field = document.getElementById('prompt'); field.value = 'Never';
             field.dispatchEvent(new Event('input', { bubbles: true }))")
             .await;
@@ -105,12 +105,12 @@ async fn a_conversation_is_a_tree_that_one_rewinds_forks_takes_away_and_brings_b
         assert_eq!(forked.len(), 4);
         let (left, now) = (&forked[2], &forked[3]);
         assert_eq!((head(&forked)["version"].as_str(), &left["level"]), (now["version"].as_str(), &now["level"]));
-        assert_ne!(left["y"], now["y"], "the branches lie side by side");
+        assert_ne!(left["y"], now["y"], "branches are displayed in separate lanes");
         assert!(!has(left, "path") && has(now, "path"), "{forked:?}");
         assert!(page.sheet().await.contains(" But her brother") && !page.sheet().await.contains(" One day she"));
         page.picture("tree").await;
 
-        // A fork is another conversation with the same past.
+        // A fork is a separate conversation with the same past.
         let (here, text) = (tokens(page).await, page.sheet().await);
         page.click("fork").await;
         page.until(&format!("location.hash !== '#{id}' && document.querySelector('#tree .head')")).await;
@@ -119,7 +119,7 @@ async fn a_conversation_is_a_tree_that_one_rewinds_forks_takes_away_and_brings_b
         assert_eq!((tokens(page).await, page.sheet().await), (here, text.clone()));
         assert_eq!(page.js("return document.querySelectorAll('#sessions li').length").await, json!(2));
 
-        // The bytes behind the link are a snapshot, and make a conversation elsewhere.
+        // The link downloads a snapshot file, which makes a conversation elsewhere.
         let bytes = page
             .js("return (async () => {
                 const link = document.getElementById('download');
@@ -141,7 +141,7 @@ async fn a_conversation_is_a_tree_that_one_rewinds_forks_takes_away_and_brings_b
         turn(page, " Then", 6).await;
         assert!(tokens(page).await > here);
 
-        // One comes back to where one was.
+        // The page returns to the previous conversation.
         let brought = address(page).await;
         page.client.refresh().await.expect("the page opens again");
         page.until("document.querySelectorAll('#tree .node').length === 2").await;
@@ -152,7 +152,7 @@ async fn a_conversation_is_a_tree_that_one_rewinds_forks_takes_away_and_brings_b
         assert_eq!(page.sheet().await, text);
         assert_eq!(page.console_errors().await, Vec::<Value>::new());
 
-        // A damaged file is refused in words.
+        // A damaged file is refused with an explanation.
         std::fs::write(&file, &bytes[..bytes.len() / 2]).expect("the file can be written");
         let chosen = page.client.find(Locator::Id("upload-file")).await.expect("the field is there");
         chosen.send_keys(file.to_str().expect("a plain path")).await.expect("the file is chosen");
@@ -163,7 +163,7 @@ async fn a_conversation_is_a_tree_that_one_rewinds_forks_takes_away_and_brings_b
 }
 
 #[tokio::test]
-async fn what_came_before_a_stop_is_kept_and_a_turn_can_be_taken_back_and_drawn_again() {
+async fn a_stopped_turn_is_stored_and_can_be_undone_and_repeated() {
     with_page(1280, 1000, async |page| {
         open(page, "conversation").await;
         let field = page.client.find(Locator::Id("prompt")).await.expect("the field is there");
@@ -198,7 +198,7 @@ async fn what_came_before_a_stop_is_kept_and_a_turn_can_be_taken_back_and_drawn_
 }
 
 #[tokio::test]
-async fn others_who_write_in_a_conversation_are_told_of_in_words() {
+async fn a_conversation_continued_elsewhere_is_explained() {
     with_page(1280, 1000, async |page| {
         open(page, "conversation").await;
         turn(page, "The old house", 1).await;
@@ -212,10 +212,10 @@ async fn others_who_write_in_a_conversation_are_told_of_in_words() {
         page.until("!document.getElementById('error').hidden").await;
         page.rest().await;
         assert!(page.text("error").await.contains("moved on elsewhere"), "{}", page.text("error").await);
-        assert_eq!(tree(page).await.len(), 3, "the page shows where the conversation is");
+        assert_eq!(tree(page).await.len(), 3, "the page shows the current tree");
         turn(page, " It was", 2).await;
 
-        // Renamed, then deleted, after a question; its address is an address no more.
+        // Renames, then deletes after confirmation; the address then opens nothing.
         page.fill("session-name", "A house").await;
         let name = page.client.find(Locator::Id("session-name")).await.expect("the field is there");
         name.send_keys(&char::from(Key::Enter).to_string()).await.expect("the field takes keys");
@@ -231,7 +231,7 @@ async fn others_who_write_in_a_conversation_are_told_of_in_words() {
 }
 
 #[tokio::test]
-async fn a_phone_and_the_keys_reach_all_of_a_conversation() {
+async fn all_of_a_conversation_is_reachable_on_a_phone_and_with_the_keyboard() {
     with_page(360, 740, async |page| {
         open(page, "conversation").await;
         page.assert_no_sideways_scroll("before a conversation").await;
@@ -242,7 +242,7 @@ async fn a_phone_and_the_keys_reach_all_of_a_conversation() {
         }
         page.assert_no_sideways_scroll("with a conversation").await;
         page.picture("phone-tree").await;
-        // Left goes to the turn before, Enter to what can be done with it.
+        // Left moves to the previous turn, Enter to its buttons.
         page.js("document.querySelector('#tree .head').focus()").await;
         let active = page.client.active_element().await.expect("the turn has the focus");
         active.send_keys(&char::from(Key::Left).to_string()).await.expect("keys");
@@ -254,7 +254,7 @@ async fn a_phone_and_the_keys_reach_all_of_a_conversation() {
         active.send_keys(&char::from(Key::Enter).to_string()).await.expect("keys");
         page.until("document.querySelector('#tree .head').getAttribute('aria-level') === '7'").await;
 
-        // The sheet alone is as it was, and the way back is there.
+        // The separate sheet is unchanged, and its link leads back.
         page.client.find(Locator::Css(".modes a")).await.expect("a link").click().await.expect("a click");
         page.until("!document.body.classList.contains('talking')").await;
         assert_eq!(page.sheet().await, "");

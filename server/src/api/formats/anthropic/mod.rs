@@ -25,6 +25,8 @@ use crate::api::formats::openai::wire::{body as json_body, parse};
 use crate::api::auth::owner::Caller;
 use crate::api::state::AppState;
 
+type MessageEvents = Events<Event<'static>, AnthropicError>;
+
 /// Answer messages in Anthropic's format
 #[utoipa::path(
     post,
@@ -49,7 +51,7 @@ use crate::api::state::AppState;
         (status = 200, description = "The answer. With `stream`: Anthropic's named events.",
             content(
                 (Message = "application/json"),
-                (inline(Events<Event, AnthropicError>) = "text/event-stream")
+                (inline(MessageEvents) = "text/event-stream")
             ),
             headers(("request-id" = String, description = "The same as `x-request-id`."))),
         GenerationErrors<AnthropicError>

@@ -27,6 +27,8 @@ use crate::api::formats::foreign;
 use crate::api::auth::owner::Caller;
 use crate::api::state::{AppState, Served};
 
+type CompletionEvents = Events<Chunk<'static>, Whole>;
+
 /// Complete a text in llama.cpp's format
 #[utoipa::path(
     post,
@@ -42,7 +44,7 @@ use crate::api::state::{AppState, Served};
         (status = 200, description = "The text. With `stream`: its pieces, the last one with `stop`.",
             content(
                 (Completions = "application/json"),
-                (inline(Events<Chunk, Whole>) = "text/event-stream")
+                (inline(CompletionEvents) = "text/event-stream")
             )),
         GenerationErrors<LlamaError>
     )

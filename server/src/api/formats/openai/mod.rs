@@ -32,6 +32,9 @@ use crate::api::run::{OnDisconnect, Run};
 use crate::api::sessions::label;
 use crate::api::state::AppState;
 
+type CompletionEvents = Events<schemas::CompletionChunk, ErrorBody>;
+type ChatEvents = Events<schemas::ChatChunk, ErrorBody>;
+
 /// Complete a text
 ///
 /// OpenAI's format. With `session`, it is a turn of a stored conversation. Unsupported fields of other servers are
@@ -61,7 +64,7 @@ use crate::api::state::AppState;
     responses(
         (status = 200, description = "The text. With `stream`: events without names, each with a `CompletionChunk`; the \
                                       last is `[DONE]`. An error in the stream ends it with an `Error`.",
-            content((schemas::Completion = "application/json"), (inline(Events<schemas::CompletionChunk, ErrorBody>) = "text/event-stream")),
+            content((schemas::Completion = "application/json"), (inline(CompletionEvents) = "text/event-stream")),
             headers(("x-stream-id" = String, description = "The id of a resumable stream."))),
         GenerationErrors,
         IdempotencyErrors,
@@ -125,7 +128,7 @@ pub(in crate::api) async fn completions(
     responses(
         (status = 200, description = "The answer. With `stream`: events without names, each with a `ChatChunk`; the last \
                                       is `[DONE]`. An error in the stream ends it with an `Error`.",
-            content((schemas::Chat = "application/json"), (inline(Events<schemas::ChatChunk, ErrorBody>) = "text/event-stream")),
+            content((schemas::Chat = "application/json"), (inline(ChatEvents) = "text/event-stream")),
             headers(("x-stream-id" = String, description = "The id of a resumable stream."))),
         GenerationErrors,
         IdempotencyErrors,

@@ -268,8 +268,8 @@ macro_rules! requests {
 
         impl PartialSchema for $name {
             fn schema() -> RefOr<Schema> {
-                let all = AllOfBuilder::new().item(Ref::from_schema_name(GenerationRequest::name()));
-                all.build().into()
+                let fields = Ref::from_schema_name(GenerationRequest::name());
+                Schema::AllOf(AllOfBuilder::new().item(fields).build()).into()
             }
         }
 

@@ -18,8 +18,9 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use rand::Rng;
-use serde_json::{Value, json};
+use serde::Serialize;
 use tracing::debug;
+use utoipa::ToSchema;
 
 use self::events::{Before, Writer, replay};
 use self::object::{Kind, Reasoning, ServiceTier, Status, TextOptions};
@@ -28,6 +29,7 @@ pub(in crate::api) use self::object::{Message, Object, TextPart};
 use self::wire::ResponseRequest;
 use crate::api::auth::context;
 use crate::api::error::{ApiError, ErrorBody};
+use crate::api::openapi::literals::literals;
 use crate::api::openapi::{Error, Events, GenerationErrors, Id, IdempotencyErrors, IdempotencyKey, StoreErrors, schemas};
 use crate::api::formats::openai::answer::now;
 use crate::api::formats::openai::reading;
@@ -42,6 +44,8 @@ use crate::api::run::texts::Texts;
 use crate::api::run::{Keeping, OnDisconnect, Run};
 use crate::api::state::{AppState, Served};
 use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
+
+type ResponseEvents = Events<schemas::ResponseEvent, ErrorBody>;
 
 /// Create a response
 ///
@@ -64,7 +68,7 @@ use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
     responses(
         (status = 200, description = "The response. With `stream`: OpenAI's named events, from `response.created` to \
                                       `response.completed`, `response.incomplete`, or `error` and `response.failed`.",
-            content((ResponseObject = "application/json"), (inline(Events<schemas::ResponseEvent, ErrorBody>) = "text/event-stream"))),
+            content((ResponseObject = "application/json"), (inline(ResponseEvents) = "text/event-stream"))),
         GenerationErrors,
         IdempotencyErrors,
         Error<501>,
@@ -198,7 +202,7 @@ fn object(id: &ResponseId, wire: &ResponseRequest, served: &Served) -> Object {
     path = "/v1/responses/{id}",
     operation_id = "retrieveResponse",
     tag = "text",
-    params(Id, ("stream" = String, Query, pattern = "^false$", required = false, description = "Not supported: must be false.")),
+    params(Id, ("stream" = Option<String>, Query, nullable = false, pattern = "^false$", description = "Not supported: must be false.")),
     responses((status = 200, description = "The response.", body = ResponseObject), StoreErrors)
 )]
 pub(in crate::api) async fn retrieve(

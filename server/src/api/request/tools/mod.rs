@@ -97,7 +97,7 @@ impl Tools {
             _ => self.calls.clone(),
         };
         let most = if self.parallel { MAX_CALLS } else { 1 };
-        let calls = Calls { tools, most, or_text: self.choice == Choice::Auto };
+        let calls = Calls { tools, max: most, or_text: self.choice == Choice::Auto };
         Constrained::new(GrammarSpec::Calls(calls), "tools", "tools")
     }
 

@@ -1,25 +1,25 @@
-//! The bounds of grammars in Lark, which is read as its compiler reads it, as far as to know strings, regular
-//! expressions, comments and names from each other.
+//! The limits of Lark grammars. The text is split as the compiler does it, as far as needed to distinguish strings,
+//! regular expressions, comments and names.
 
 use std::collections::{HashMap, HashSet};
 
 use serde_json::{Deserializer, Value};
 
-use super::{check_depth_of_regex, check_schema, deeper};
-use crate::text::grammar::GrammarError;
+use super::schema::{check_depth_of_regex, check_schema, deeper};
+use super::spec::GrammarError;
 
-/// What a JSON schema stands behind.
+/// Introduces a JSON schema.
 const JSON: &str = "%json";
 
-/// Most bytes of all terminals with the terminals that they name written out in their place: the compiler does that, and
-/// sixty lines are enough for more than any memory holds.
-const MAX_WRITTEN_OUT: u64 = 1 << 20;
+/// Largest total size of all terminals, in bytes, after replacing the names of terminals in them by their definitions.
+/// The compiler does that, and sixty lines are enough to exceed any memory.
+const MAX_EXPANDED_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Piece<'a> {
+enum Lexeme<'a> {
     /// A name, a keyword or a number.
     Word(&'a str),
-    /// A string or a regular expression, with its marks; or a schema.
+    /// A string or a regular expression, with its delimiters, or a schema.
     Text(&'a str),
     /// Any other character.
     Mark(u8),
@@ -29,30 +29,31 @@ pub(super) fn check(lark: &str) -> Result<(), GrammarError> {
     if lark.trim().is_empty() {
         return Err(GrammarError::Wrong("an empty grammar has no rule named start".into()));
     }
-    let (pieces, mut depth) = (pieces(lark)?, 0);
-    for (at, piece) in pieces.iter().enumerate() {
-        let next = pieces.get(at + 1);
-        match piece {
-            Piece::Mark(b'<') => return Err(GrammarError::Has("tokens by name or number (<…>)".into())),
-            Piece::Mark(b'(' | b'[' | b'{') => depth = deeper(depth)?,
-            Piece::Mark(b'}') if next == Some(&Piece::Mark(b':')) => {
+    let (lexemes, mut depth) = (lexemes(lark)?, 0);
+    for (at, lexeme) in lexemes.iter().enumerate() {
+        let next = lexemes.get(at + 1);
+        match lexeme {
+            Lexeme::Mark(b'<') => return Err(GrammarError::Has("tokens by name or number (<…>)".into())),
+            Lexeme::Mark(b'(' | b'[' | b'{') => depth = deeper(depth)?,
+            Lexeme::Mark(b'}') if next == Some(&Lexeme::Mark(b':')) => {
                 return Err(GrammarError::Has("rules or terminals with parameters".into()));
             }
-            Piece::Mark(b')' | b']' | b'}') => depth = depth.saturating_sub(1),
-            // It would be left out: a temperature is the request's.
-            Piece::Word("temperature") if next == Some(&Piece::Mark(b'=')) => {
+            Lexeme::Mark(b')' | b']' | b'}') => depth = depth.saturating_sub(1),
+            // It would have no effect: the request sets the temperature.
+            Lexeme::Word("temperature") if next == Some(&Lexeme::Mark(b'=')) => {
                 return Err(GrammarError::Has("a temperature".into()));
             }
-            Piece::Text(text) if text.starts_with('/') => check_depth_of_regex(text)?,
+            Lexeme::Text(text) if text.starts_with('/') => check_depth_of_regex(text)?,
             _ => {}
         }
     }
-    check_terminals(&pieces)
+    check_terminals(&lexemes)
 }
 
-/// In pieces. A schema is checked where it is found: its strings may be escaped, so that only its values tell what it has.
-fn pieces(lark: &str) -> Result<Vec<Piece<'_>>, GrammarError> {
-    let (bytes, mut at, mut pieces) = (lark.as_bytes(), 0, Vec::new());
+/// Splits the text. Schemas are checked as soon as they are found, because their strings may be escaped and only their
+/// parsed values show what they contain.
+fn lexemes(lark: &str) -> Result<Vec<Lexeme<'_>>, GrammarError> {
+    let (bytes, mut at, mut lexemes) = (lark.as_bytes(), 0, Vec::new());
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || *byte == b'-';
     while let Some(byte) = bytes.get(at) {
         let end = match byte {
@@ -61,35 +62,35 @@ fn pieces(lark: &str) -> Result<Vec<Piece<'_>>, GrammarError> {
             b'%' if bytes[at..].starts_with(JSON.as_bytes()) => {
                 let begin = at + JSON.len();
                 let end = begin + checked_schema(lark.get(begin..).unwrap_or_default())?;
-                pieces.push(Piece::Text(lark.get(begin..end).unwrap_or_default()));
+                lexemes.push(Lexeme::Text(lark.get(begin..end).unwrap_or_default()));
                 end
             }
             b'"' | b'/' => {
                 let end = closing(bytes, at);
-                pieces.push(Piece::Text(lark.get(at..end).unwrap_or_default()));
+                lexemes.push(Lexeme::Text(lark.get(at..end).unwrap_or_default()));
                 end
             }
             byte if is_word(byte) => {
                 let end = bytes[at..].iter().position(|byte| !is_word(byte)).map_or(bytes.len(), |length| at + length);
-                pieces.push(Piece::Word(lark.get(at..end).unwrap_or_default()));
+                lexemes.push(Lexeme::Word(lark.get(at..end).unwrap_or_default()));
                 end
             }
             byte => {
                 if !byte.is_ascii_whitespace() {
-                    pieces.push(Piece::Mark(*byte));
+                    lexemes.push(Lexeme::Mark(*byte));
                 }
                 at + 1
             }
         };
         at = end;
     }
-    Ok(pieces)
+    Ok(lexemes)
 }
 
-/// The bytes of the schema that `text` begins with, and that keeps to the bounds of schemas.
+/// Checks the schema at the beginning of `text` and returns its length in bytes.
 fn checked_schema(text: &str) -> Result<usize, GrammarError> {
     let mut values = Deserializer::from_str(text).into_iter::<Value>();
-    let wrong = |error: String| GrammarError::Wrong(format!("{JSON} stands before a JSON schema: {error}"));
+    let wrong = |error: String| GrammarError::Wrong(format!("{JSON} must be followed by a JSON schema: {error}"));
     let schema = values.next().ok_or_else(|| wrong("there is none".into()))?;
     check_schema(&schema.map_err(|error| wrong(error.to_string()))?)?;
     Ok(values.byte_offset())
@@ -99,7 +100,7 @@ fn end_of_line(bytes: &[u8], at: usize) -> usize {
     bytes[at..].iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |length| at + length)
 }
 
-/// Behind what begins at `at` with the mark that also ends it; a backslash before that mark is passed over.
+/// The end of the string or regular expression that begins at `at`. Escaped delimiters do not end it.
 fn closing(bytes: &[u8], at: usize) -> usize {
     let mut end = at + 1;
     while let Some(byte) = bytes.get(end) {
@@ -113,7 +114,7 @@ fn closing(bytes: &[u8], at: usize) -> usize {
     bytes.len()
 }
 
-/// A terminal: its own bytes, those of what it names, and how many that name it have not been added up.
+/// A terminal: its own size and that of the terminals it names, and how many of those are not added yet.
 #[derive(Default)]
 struct Terminal<'a> {
     bytes: u64,
@@ -121,9 +122,9 @@ struct Terminal<'a> {
     waiting: usize,
 }
 
-fn check_terminals(pieces: &[Piece]) -> Result<(), GrammarError> {
-    let mut terminals = terminals(pieces);
-    // Those that name nothing that is not added up, over and over; what goes in circles is left for the compiler.
+fn check_terminals(lexemes: &[Lexeme]) -> Result<(), GrammarError> {
+    let mut terminals = terminals(lexemes);
+    // Repeatedly add up terminals whose names are all resolved. Cycles are left to the compiler.
     let mut named_by: HashMap<&str, Vec<&str>> = HashMap::new();
     for (name, terminal) in &terminals {
         for named in &terminal.names {
@@ -145,31 +146,31 @@ fn check_terminals(pieces: &[Piece]) -> Result<(), GrammarError> {
             }
         }
     }
-    if all > MAX_WRITTEN_OUT {
+    if all > MAX_EXPANDED_BYTES {
         return Err(GrammarError::Wrong(format!(
-            "its terminals come to more than {MAX_WRITTEN_OUT} bytes, written out"
+            "its expanded terminals must be at most {MAX_EXPANDED_BYTES} bytes long in all"
         )));
     }
     Ok(())
 }
 
-fn terminals<'a>(pieces: &[Piece<'a>]) -> HashMap<&'a str, Terminal<'a>> {
+fn terminals<'a>(lexemes: &[Lexeme<'a>]) -> HashMap<&'a str, Terminal<'a>> {
     let mut terminals: HashMap<&str, Terminal> = HashMap::new();
     let mut current = None;
-    for (at, piece) in pieces.iter().enumerate() {
-        match piece {
-            Piece::Word(name) if defines(&pieces[at + 1..]) => {
+    for (at, lexeme) in lexemes.iter().enumerate() {
+        match lexeme {
+            Lexeme::Word(name) if defines(&lexemes[at + 1..]) => {
                 current = is_terminal(name).then_some(*name);
                 if let Some(name) = current {
                     terminals.entry(name).or_default();
                 }
             }
-            Piece::Word(name) if is_terminal(name) => {
+            Lexeme::Word(name) if is_terminal(name) => {
                 if let Some(terminal) = current.and_then(|current| terminals.get_mut(current)) {
                     terminal.names.push(name);
                 }
             }
-            Piece::Text(text) => {
+            Lexeme::Text(text) => {
                 if let Some(terminal) = current.and_then(|current| terminals.get_mut(current)) {
                     terminal.bytes += text.len() as u64;
                 }
@@ -185,9 +186,9 @@ fn terminals<'a>(pieces: &[Piece<'a>]) -> HashMap<&'a str, Terminal<'a>> {
     terminals
 }
 
-/// Whether a name is defined by what follows it: a colon, or a priority and a colon.
-fn defines(rest: &[Piece]) -> bool {
-    matches!(rest, [Piece::Mark(b':'), ..] | [Piece::Mark(b'.'), Piece::Word(_), Piece::Mark(b':'), ..])
+/// Whether what follows a name defines it: a colon, or a priority and a colon.
+fn defines(rest: &[Lexeme]) -> bool {
+    matches!(rest, [Lexeme::Mark(b':'), ..] | [Lexeme::Mark(b'.'), Lexeme::Word(_), Lexeme::Mark(b':'), ..])
 }
 
 fn is_terminal(name: &str) -> bool {

@@ -1,4 +1,4 @@
-//! The bytes of snapshots: one object each, written whole or not at all, under the name of its version.
+//! The stored bytes of snapshots: one object per version, named after it, and written completely or not at all.
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path as FilePath, PathBuf};
@@ -12,47 +12,48 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 
-use super::{StoreError, VersionId};
+use super::error::StoreError;
+use super::id::VersionId;
 
-/// The folder of the objects, below the store's own.
+/// The folder of the objects, inside the store's folder.
 const OBJECTS: &str = "objects";
 
-/// Where the objects are.
+/// The object store.
 #[derive(Clone, Debug)]
-pub(crate) struct Blobs {
+pub(crate) struct Objects {
     store: Arc<dyn ObjectStore>,
-    /// Where they are files: those that were being written when a process died lie here too.
+    /// For objects in files: their folder, where a process that died may have left partly written files.
     folder: Option<PathBuf>,
-    /// Being written, or waiting for the index to point to them.
-    coming: Arc<Mutex<HashSet<VersionId>>>,
-    /// Written and not on disk yet, where a write does not see to that; none elsewhere.
+    /// Objects being written, or not yet in the index.
+    uploads: Arc<Mutex<HashSet<VersionId>>>,
+    /// Objects written but not yet synced to disk; `None` if every write syncs, or nothing is on a disk.
     unsynced: Option<Arc<Mutex<HashSet<VersionId>>>>,
 }
 
-/// An object on its way: as long as this lives, nobody takes it for one that nothing points to.
+/// An object that is being written or is not yet in the index. As long as this lives, it does not count as an orphan.
 #[derive(Debug)]
-pub(crate) struct Coming {
-    blobs: Blobs,
+pub(crate) struct Upload {
+    objects: Objects,
     id: VersionId,
 }
 
-impl Blobs {
+impl Objects {
     pub(crate) fn memory() -> Self {
-        Self::over(Arc::new(InMemory::new()))
+        Self::new(Arc::new(InMemory::new()))
     }
 
-    pub(crate) fn over(store: Arc<dyn ObjectStore>) -> Self {
-        Self { store, folder: None, coming: Arc::default(), unsynced: None }
+    pub(crate) fn new(store: Arc<dyn ObjectStore>) -> Self {
+        Self { store, folder: None, uploads: Arc::default(), unsynced: None }
     }
 
-    /// Objects as files below `folder`; `sync` when they are to be on disk before a write returns.
+    /// Stores objects as files in `folder`. With `sync`, a write returns once it is on disk.
     pub(crate) fn folder(folder: &FilePath, sync: bool) -> Result<Self, StoreError> {
         let failed = |error: &dyn std::error::Error| StoreError::Unavailable {
             reason: format!("the folder {}: {error}", folder.display()),
         };
         let objects = folder.join(OBJECTS);
-        // All at once and before there is any object: of two writers, one could take a folder for durable that the
-        // other has only just made.
+        // All subfolders are made before any object, because a concurrent writer could otherwise treat a folder as
+        // durable that another has just created.
         make_folder(&objects, sync).map_err(|error| failed(&error))?;
         for first in 0..=u8::MAX {
             std::fs::create_dir_all(objects.join(format!("{first:02x}"))).map_err(|error| failed(&error))?;
@@ -62,39 +63,39 @@ impl Blobs {
         }
         let store = LocalFileSystem::new_with_prefix(folder).map_err(|error| failed(&error))?.with_fsync(sync);
         let unsynced = (!sync).then(Arc::default);
-        Ok(Self { folder: Some(objects), unsynced, ..Self::over(Arc::new(store)) })
+        Ok(Self { folder: Some(objects), unsynced, ..Self::new(Arc::new(store)) })
     }
 
-    /// Keeps the object, durably where the store is so.
-    pub(crate) async fn put(&self, id: &VersionId, bytes: Bytes) -> Result<Coming, StoreError> {
+    /// Writes an object, and syncs it if the store does so.
+    pub(crate) async fn put(&self, id: &VersionId, bytes: Bytes) -> Result<Upload, StoreError> {
         self.lock().insert(id.clone());
-        let coming = Coming { blobs: self.clone(), id: id.clone() };
+        let upload = Upload { objects: self.clone(), id: id.clone() };
         match self.store.put(&path(id), bytes.into()).await {
             Ok(_) => {
                 if let Some(unsynced) = &self.unsynced {
                     lock(unsynced).insert(id.clone());
                 }
-                Ok(coming)
+                Ok(upload)
             }
             Err(error) => {
-                // Nothing points to it yet, so half an object may go at once. What cannot go now is swept up later.
+                // Nothing points to a partly written object, so it can be removed at once; if that fails, the sweep does it.
                 drop(self.store.delete(&path(id)).await);
-                Err(StoreError::from_io("an object could not be written", &error))
+                Err(StoreError::from_io("writing an object failed", &error))
             }
         }
     }
 
-    /// Puts on disk what was written and is not there yet: each object, and each folder that names one, once.
-    pub(crate) fn settle(&self) -> Result<(), StoreError> {
+    /// Syncs objects that are written but not yet on disk, and each of their folders once.
+    pub(crate) fn sync(&self) -> Result<(), StoreError> {
         let (Some(unsynced), Some(objects)) = (&self.unsynced, &self.folder) else { return Ok(()) };
-        let taken = std::mem::take(&mut *lock(unsynced));
+        let ids = std::mem::take(&mut *lock(unsynced));
         let work = || {
             let mut folders = BTreeSet::new();
-            for id in &taken {
+            for id in &ids {
                 let shard = objects.join(shard(id));
                 match std::fs::File::open(shard.join(id.as_str())) {
                     Ok(object) => object.sync_all()?,
-                    // Nothing pointed to it any more, or will.
+                    // It was removed meanwhile, because nothing points to it.
                     Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                     Err(error) => return Err(error),
                 }
@@ -103,30 +104,30 @@ impl Blobs {
             folders.iter().try_for_each(|folder| sync_folder(folder))
         };
         work().map_err(|error| {
-            lock(unsynced).extend(taken.iter().cloned());
-            StoreError::from_io("objects could not be put on disk", &error)
+            lock(unsynced).extend(ids.iter().cloned());
+            StoreError::from_io("syncing objects to disk failed", &error)
         })
     }
 
-    /// The object of that many bytes, or none where there is no such object.
+    /// Reads an object of exactly `bytes` bytes; `None` if there is no such object.
     pub(crate) async fn get(&self, id: &VersionId, bytes: u64) -> Result<Option<Bytes>, StoreError> {
         let read = async {
             let found = self.store.get(&path(id)).await?;
-            // Before it is read: a file that grew, however it did, takes no memory.
+            // Checked before reading, so that an unexpectedly large file takes no memory.
             if found.meta.size == bytes { found.bytes().await.map(Ok) } else { Ok(Err(found.meta.size)) }
         };
         match read.await {
             Ok(Ok(bytes)) => Ok(Some(bytes)),
             Ok(Err(found)) => {
-                let reason = format!("its object has {found} bytes, {bytes} were written");
+                let reason = format!("its object must have {bytes} bytes, found {found}");
                 Err(StoreError::Corrupt { version: id.clone(), reason })
             }
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(StoreError::from_io("an object could not be read", &error)),
+            Err(error) => Err(StoreError::from_io("reading an object failed", &error)),
         }
     }
 
-    /// Removes objects; returns those that are gone, those that were never there as well.
+    /// Removes objects and returns the ids that no longer exist, including those that never did.
     pub(crate) async fn delete(&self, ids: Vec<VersionId>) -> Vec<VersionId> {
         let removed = futures_util::stream::iter(ids).map(|id| {
             let store = Arc::clone(&self.store);
@@ -134,7 +135,7 @@ impl Blobs {
                 match store.delete(&path(&id)).await {
                     Ok(()) | Err(object_store::Error::NotFound { .. }) => Some(id),
                     Err(error) => {
-                        tracing::warn!(%error, "an object could not be removed, later is another try");
+                        tracing::warn!(%error, "an object could not be removed; the next sweep tries again");
                         None
                     }
                 }
@@ -143,10 +144,10 @@ impl Blobs {
         removed.buffer_unordered(8).filter_map(std::future::ready).collect().await
     }
 
-    /// Every object that is there, in lots of at most `lot`.
-    pub(crate) fn lots(&self, lot: usize) -> BoxStream<'static, Vec<VersionId>> {
-        let lots = self.store.list(Some(&Path::from(OBJECTS))).chunks(lot);
-        let named = lots.map(|found| {
+    /// Lists every object, in batches of at most `batch`.
+    pub(crate) fn batches(&self, batch: usize) -> BoxStream<'static, Vec<VersionId>> {
+        let batches = self.store.list(Some(&Path::from(OBJECTS))).chunks(batch);
+        let named = batches.map(|found| {
             let names = found.into_iter().filter_map(|found| match found {
                 Ok(object) => object.location.filename().and_then(VersionId::parse),
                 Err(error) => {
@@ -159,18 +160,18 @@ impl Blobs {
         named.boxed()
     }
 
-    /// Whether there is any object.
+    /// Whether any object exists.
     pub(crate) async fn any(&self) -> bool {
         self.store.list(Some(&Path::from(OBJECTS))).next().await.is_some()
     }
 
-    /// Whether the object is being written or waits for the index.
-    pub(crate) fn coming(&self, id: &VersionId) -> bool {
+    /// Whether the object is being written or not yet in the index.
+    pub(crate) fn is_uploading(&self, id: &VersionId) -> bool {
         self.lock().contains(id)
     }
 
-    /// Removes what a process that died was writing: files under the temporary names of `object_store`, which are an
-    /// object's name, `#` and a number. Returns how many there were.
+    /// Removes files that an earlier process left partly written: `object_store` names them after the object, `#` and a
+    /// number. Returns how many there were.
     pub(crate) fn remove_temporaries(&self) -> std::io::Result<usize> {
         let Some(objects) = &self.folder else { return Ok(0) };
         let mut removed = 0;
@@ -184,10 +185,10 @@ impl Blobs {
                 let name = file.file_name();
                 let object =
                     name.to_str().and_then(|name| name.split_once('#')).and_then(|(id, _)| VersionId::parse(id));
-                if object.is_some_and(|id| !self.coming(&id)) {
+                if object.is_some_and(|id| !self.is_uploading(&id)) {
                     match std::fs::remove_file(file.path()) {
                         Ok(()) => removed += 1,
-                        // Its writer lives, and was done with it meanwhile.
+                        // Its writer is alive and has finished meanwhile.
                         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                         Err(error) => return Err(error),
                     }
@@ -198,7 +199,7 @@ impl Blobs {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashSet<VersionId>> {
-        lock(&self.coming)
+        lock(&self.uploads)
     }
 }
 
@@ -206,15 +207,15 @@ fn lock(ids: &Mutex<HashSet<VersionId>>) -> MutexGuard<'_, HashSet<VersionId>> {
     ids.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a folder and those above it that are missing; with `sync`, on disk.
+/// Creates a folder and its missing ancestors; with `sync`, syncs them to disk.
 pub(crate) fn make_folder(folder: &FilePath, sync: bool) -> std::io::Result<()> {
     let there = folder.ancestors().find(|above| !above.as_os_str().is_empty() && above.exists());
     std::fs::create_dir_all(folder)?;
     if !sync {
         return Ok(());
     }
-    // Each is named by the one above it. Those that were there may have been made a moment ago as well; not all of
-    // them may be opened.
+    // A folder's name is on disk once its parent is synced. Ancestors that already existed may be newly created by another
+    // process, so they are synced as well, if they can be opened.
     for made in folder.ancestors() {
         let here = if made.as_os_str().is_empty() { FilePath::new(".") } else { made };
         let synced = sync_folder(here);
@@ -229,18 +230,17 @@ fn sync_folder(folder: &FilePath) -> std::io::Result<()> {
     std::fs::File::open(folder)?.sync_all()
 }
 
-/// The folder of an object, by its id's first digits.
+/// The subfolder of an object: the first two digits of its id.
 fn shard(id: &VersionId) -> &str {
     &id.as_str()[4..6]
 }
 
-/// Spread over 256 folders.
 fn path(id: &VersionId) -> Path {
     Path::from_iter([OBJECTS, shard(id), id.as_str()])
 }
 
-impl Drop for Coming {
+impl Drop for Upload {
     fn drop(&mut self) {
-        self.blobs.lock().remove(&self.id);
+        self.objects.lock().remove(&self.id);
     }
 }

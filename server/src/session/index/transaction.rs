@@ -1,61 +1,62 @@
-//! What a transaction does to the index: each function leaves rows, counts, orders and sums in agreement.
+//! Changes to the index. Each function leaves rows, counts, orders and totals consistent with each other.
 //!
-//! Several callers share one transaction, so a function that refuses has changed nothing before.
+//! Several requests share one transaction, so a function must check everything before it changes anything.
 
 use std::sync::Arc;
 
 use redb::ReadableTable;
 use serde::Serialize;
 
-use super::Fault;
-use super::ledger::{Change, Reservation};
+use super::capacity::{Change, Reservation};
+use super::error::IndexError;
 use super::rows::{SessionRow, VersionRow};
-use super::tables::{Tables, Writing, broken};
-use crate::session::{Owner, StoreError};
+use super::tables::{ReadWrite, Tables, damaged_row};
+use crate::session::error::StoreError;
+use crate::session::id::Owner;
 
-/// An open transaction.
+/// An open write transaction.
 pub(crate) struct Write<'t> {
-    pub(crate) tables: Tables<Writing<'t>>,
+    pub(crate) tables: Tables<ReadWrite<'t>>,
     pub(crate) change: Change,
     /// Versions whose snapshots nothing points to any more.
     pub(crate) freed: Vec<String>,
 }
 
-fn bytes<T: Serialize>(row: &T) -> Result<Vec<u8>, Fault> {
-    serde_json::to_vec(row).map_err(|error| broken(error.to_string()))
+fn bytes<T: Serialize>(row: &T) -> Result<Vec<u8>, IndexError> {
+    serde_json::to_vec(row).map_err(|error| damaged_row(error.to_string()))
 }
 
 impl<'t> Write<'t> {
-    pub(crate) fn new(tables: Tables<Writing<'t>>) -> Self {
+    pub(crate) fn new(tables: Tables<ReadWrite<'t>>) -> Self {
         Self { tables, change: Change::default(), freed: Vec::new() }
     }
 
-    /// The room that was promised for a version becomes the version's with this transaction.
-    pub(crate) fn settle(&mut self, reservation: Option<&Arc<Reservation>>) {
-        self.change.settled.extend(reservation.cloned());
+    /// Counts the version in the totals from this transaction on, in place of its reservation.
+    pub(crate) fn fulfil(&mut self, reservation: Option<&Arc<Reservation>>) {
+        self.change.fulfilled.extend(reservation.cloned());
     }
 
-    // ---- Sums
+    // ---- Totals
 
-    fn add(&mut self, name: &str, by: i64) -> Result<(), Fault> {
+    fn add(&mut self, name: &str, by: i64) -> Result<(), IndexError> {
         let sum = self.tables.total(name)?.saturating_add_signed(by);
         self.tables.totals.insert(name, sum)?;
         Ok(())
     }
 
-    fn add_owner(&mut self, owner: Owner, bytes: i64, sessions: i64) -> Result<(), Fault> {
+    fn add_owner(&mut self, owner: Owner, bytes: i64, sessions: i64) -> Result<(), IndexError> {
         let (had, of) = self.tables.owner(owner)?;
-        let sums = (had.saturating_add_signed(bytes), of.saturating_add_signed(sessions));
-        if sums == (0, 0) {
+        let totals = (had.saturating_add_signed(bytes), of.saturating_add_signed(sessions));
+        if totals == (0, 0) {
             self.tables.owners.remove(&owner.0)?;
         } else {
-            self.tables.owners.insert(&owner.0, sums)?;
+            self.tables.owners.insert(&owner.0, totals)?;
         }
         *self.change.owners.entry(owner).or_default() += bytes;
         Ok(())
     }
 
-    fn add_live(&mut self, owner: Owner, bytes: i64, versions: i64) -> Result<(), Fault> {
+    fn add_live(&mut self, owner: Owner, bytes: i64, versions: i64) -> Result<(), IndexError> {
         self.add("live", bytes)?;
         self.add("versions", versions)?;
         self.change.live += bytes;
@@ -63,20 +64,20 @@ impl<'t> Write<'t> {
         self.add_owner(owner, bytes, 0)
     }
 
-    fn add_sessions(&mut self, owner: Owner, by: i64) -> Result<(), Fault> {
+    fn add_sessions(&mut self, owner: Owner, by: i64) -> Result<(), IndexError> {
         self.add("sessions", by)?;
         self.change.sessions += by;
         self.add_owner(owner, 0, by)
     }
 
-    fn add_garbage(&mut self, bytes: i64) -> Result<(), Fault> {
+    fn add_garbage(&mut self, bytes: i64) -> Result<(), IndexError> {
         self.add("garbage", bytes)?;
         self.change.garbage += bytes;
         Ok(())
     }
 
     /// The next number in the order of creation.
-    pub(crate) fn number(&mut self) -> Result<u64, Fault> {
+    pub(crate) fn number(&mut self) -> Result<u64, IndexError> {
         let number = self.tables.total("number")?;
         self.tables.totals.insert("number", number + 1)?;
         Ok(number)
@@ -84,16 +85,16 @@ impl<'t> Write<'t> {
 
     // ---- Versions
 
-    /// Writes down a version that nothing points to yet.
-    pub(crate) fn add_version(&mut self, id: &str, row: &VersionRow) -> Result<(), Fault> {
+    /// Inserts a version that nothing points to yet.
+    pub(crate) fn add_version(&mut self, id: &str, row: &VersionRow) -> Result<(), IndexError> {
         self.tables.versions.insert(id, &*bytes(row)?)?;
         Ok(())
     }
 
-    /// Changes how many keep a version and how many know it. What nobody keeps becomes garbage, what nobody knows
-    /// is forgotten.
-    pub(crate) fn point(&mut self, id: &str, kept_by: i64, known_by: i64) -> Result<(), Fault> {
-        let mut row = self.tables.known_version(id)?;
+    /// Changes the number of holders that keep a version and that list it. A version that none keeps becomes garbage; one
+    /// that none lists is removed.
+    pub(crate) fn point(&mut self, id: &str, kept_by: i64, known_by: i64) -> Result<(), IndexError> {
+        let mut row = self.tables.require_version(id)?;
         let (owner, size) = (row.owner, row.bytes as i64);
         let was_kept = row.kept_by > 0;
         row.kept_by = row.kept_by.saturating_add_signed(kept_by);
@@ -118,8 +119,8 @@ impl<'t> Write<'t> {
         Ok(())
     }
 
-    /// The objects are gone.
-    pub(crate) fn collected(&mut self, ids: &[String]) -> Result<(), Fault> {
+    /// Records that garbage objects are removed.
+    pub(crate) fn remove_garbage(&mut self, ids: &[String]) -> Result<(), IndexError> {
         for id in ids {
             let gone = self.tables.garbage.remove(&**id)?.map(|bytes| bytes.value());
             self.add_garbage(-(gone.unwrap_or(0) as i64))?;
@@ -129,10 +130,15 @@ impl<'t> Write<'t> {
 
     // ---- Sessions
 
-    /// Writes a session's row and what is ordered by it; `old` is the row that is there.
-    pub(crate) fn put_session(&mut self, id: &str, old: Option<&SessionRow>, new: &SessionRow) -> Result<(), Fault> {
+    /// Writes a session's row and its places in the orders. `old` is the existing row.
+    pub(crate) fn put_session(
+        &mut self,
+        id: &str,
+        old: Option<&SessionRow>,
+        new: &SessionRow,
+    ) -> Result<(), IndexError> {
         if let Some(old) = old {
-            self.forget_order(id, old)?;
+            self.remove_order(id, old)?;
         }
         if let Some(ends) = new.ends(0) {
             self.tables.ends.insert((ends, id), ())?;
@@ -144,37 +150,38 @@ impl<'t> Write<'t> {
         Ok(())
     }
 
-    fn forget_order(&mut self, id: &str, row: &SessionRow) -> Result<(), Fault> {
+    fn remove_order(&mut self, id: &str, row: &SessionRow) -> Result<(), IndexError> {
         if let Some(ends) = row.ends(0) {
             self.tables.ends.remove((ends, id))?;
         }
         if row.kept > 1 {
-            self.forget_droppable(row.owner, row.used, id)?;
+            self.remove_droppable(row.owner, row.used, id)?;
         }
         Ok(())
     }
 
-    /// Refuses where `more` sessions would be more than an owner may have.
-    pub(crate) fn room_for_sessions(&self, owner: Owner, more: usize, bound: usize) -> Result<(), Fault> {
+    /// Refuses if `more` sessions would exceed the owner's quota.
+    pub(crate) fn check_session_quota(&self, owner: Owner, more: usize, bound: usize) -> Result<(), IndexError> {
         let found = self.tables.owner(owner)?.1 + more as u64;
         let quota = || StoreError::Quota { quota: "sessions", bound: bound as u64, found };
-        if found > bound as u64 { Err(Fault::Refused(quota())) } else { Ok(()) }
+        if found > bound as u64 { Err(IndexError::Refused(quota())) } else { Ok(()) }
     }
 
-    /// A new session with these versions, oldest first, each kept or only remembered; its row says the head.
+    /// Inserts a session with these versions, oldest first; the flag says whether it keeps the snapshot. `row` names the
+    /// head.
     pub(crate) fn add_session(
         &mut self,
         id: &str,
         mut row: SessionRow,
-        places: &[(&str, bool)],
-    ) -> Result<SessionRow, Fault> {
+        versions: &[(&str, bool)],
+    ) -> Result<SessionRow, IndexError> {
         row.number = self.number()?;
-        for (at, (version, kept)) in (0..).zip(places) {
+        for (position, (version, kept)) in (0..).zip(versions) {
             let table = if *kept { &mut self.tables.kept } else { &mut self.tables.known };
-            table.insert((id, at), *version)?;
+            table.insert((id, position), *version)?;
         }
-        row.next = places.len() as u64;
-        row.kept = places.iter().filter(|(_, kept)| *kept).count() as u64;
+        row.next = versions.len() as u64;
+        row.kept = versions.iter().filter(|(_, kept)| *kept).count() as u64;
         row.known = row.next - row.kept;
         self.tables.created.insert((&row.owner.0, row.number), id)?;
         self.add_sessions(row.owner, 1)?;
@@ -182,37 +189,38 @@ impl<'t> Write<'t> {
         Ok(row)
     }
 
-    pub(crate) fn remove_session(&mut self, id: &str, row: &SessionRow) -> Result<(), Fault> {
-        for place in self.tables.lineage(id)? {
-            let table = if place.kept { &mut self.tables.kept } else { &mut self.tables.known };
-            table.remove((id, place.at))?;
-            self.point(&place.version, -i64::from(place.kept), -1)?;
+    pub(crate) fn remove_session(&mut self, id: &str, row: &SessionRow) -> Result<(), IndexError> {
+        for entry in self.tables.lineage(id)? {
+            let table = if entry.kept { &mut self.tables.kept } else { &mut self.tables.known };
+            table.remove((id, entry.position))?;
+            self.point(&entry.version, -i64::from(entry.kept), -1)?;
         }
-        self.forget_order(id, row)?;
+        self.remove_order(id, row)?;
         self.tables.created.remove((&row.owner.0, row.number))?;
         self.tables.sessions.remove(id)?;
         self.add_sessions(row.owner, -1)
     }
 
-    /// The session remembers a version that it kept, and forgets the oldest beyond `lineage` that it remembers.
+    /// Releases a version's snapshot; the session still lists the version. Beyond `lineage` such versions, the oldest are
+    /// removed from the list.
     pub(crate) fn drop_version(
         &mut self,
         id: &str,
         row: &mut SessionRow,
-        at: u64,
+        position: u64,
         lineage: usize,
-    ) -> Result<(), Fault> {
-        let Some(version) = self.tables.kept.remove((id, at))?.map(|version| version.value().to_owned()) else {
-            return Err(broken(format!("session {id} keeps nothing at {at}")));
+    ) -> Result<(), IndexError> {
+        let Some(version) = self.tables.kept.remove((id, position))?.map(|version| version.value().to_owned()) else {
+            return Err(damaged_row(format!("session {id} keeps no version at position {position}")));
         };
-        self.tables.known.insert((id, at), &*version)?;
+        self.tables.known.insert((id, position), &*version)?;
         row.kept -= 1;
         row.known += 1;
         self.point(&version, -1, 0)?;
         while row.known > lineage as u64 {
             let oldest = match self.tables.known.range((id, 0)..=(id, u64::MAX))?.next().transpose()? {
                 Some((key, version)) => (key.value().1, version.value().to_owned()),
-                None => return Err(broken(format!("session {id} remembers less than its row says"))),
+                None => return Err(damaged_row(format!("session {id} lists fewer versions than its row says"))),
             };
             self.tables.known.remove((id, oldest.0))?;
             row.known -= 1;
@@ -221,7 +229,7 @@ impl<'t> Write<'t> {
         Ok(())
     }
 
-    /// The session keeps a version more, which becomes its head; the oldest others beyond `keep` are dropped.
+    /// Appends a version to the session, as its head. Beyond `keep` snapshots, the oldest are released.
     pub(crate) fn push_head(
         &mut self,
         id: &str,
@@ -229,7 +237,7 @@ impl<'t> Write<'t> {
         version: &str,
         keep: usize,
         lineage: usize,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), IndexError> {
         self.tables.kept.insert((id, row.next), version)?;
         self.point(version, 1, 1)?;
         version.clone_into(&mut row.head);

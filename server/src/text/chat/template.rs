@@ -1,9 +1,6 @@
-//! Chat templates: from messages to the text that a model reads, whole or as what is added to a kept conversation.
+//! A checkpoint's chat template: renders a whole conversation, or what new messages add to a stored one. Templates come
+//! from the checkpoint, never from a client.
 //!
-//! How the template's language is run stands in `chat/jinja.rs`. A template comes from the checkpoint, never from a
-//! client.
-
-mod jinja;
 
 use std::path::Path;
 
@@ -11,59 +8,20 @@ use chrono::Utc;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use self::jinja::{Jinja, MOST_BYTES, Rendering, STEPS};
-use super::TextError;
-use super::tokenizer::{SpecialToken, optional_json};
+use super::jinja::{Jinja, Rendering};
+use super::message::{ChatError, Message};
+use crate::text::tokenizer::{SpecialToken, TextError, optional_json};
 
-/// Special tokens of `tokenizer_config.json` that templates name.
+/// Special tokens of `tokenizer_config.json` that templates may name.
 const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
 
-/// One message of a conversation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`.
-    pub role: String,
-    /// What is said.
-    pub content: String,
-    /// What else templates look for in a message: `tool_calls`, `tool_call_id`, `name`.
-    pub more: Map<String, Value>,
-}
-
-/// How the kept conversation ends that messages are added to.
+/// The end of the stored conversation to which messages are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
-    /// With an assistant's answer whose closing marks are not in the text yet.
+    /// An assistant's answer whose closing tokens are not in the text yet.
     Answer,
-    /// With whole messages, all of them closed.
+    /// Complete messages, all of them closed.
     Messages,
-}
-
-/// Why messages do not become a text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChatError {
-    /// The template raised an exception, as for roles that do not alternate.
-    #[error("the chat template refuses the messages: {0}")]
-    Refused(String),
-    /// The template ran for too long.
-    #[error("the chat template takes more than {STEPS} steps for these messages")]
-    Steps,
-    /// The text is too long.
-    #[error("the chat template makes more than {MOST_BYTES} bytes of these messages")]
-    Long,
-    /// The template is wrong, or not made for these messages.
-    #[error("the chat template fails: {0}")]
-    Failed(String),
-    /// The template shows a message, or does not, depending on those around it.
-    #[error("messages[{at}] (role {role}): the chat template shows it only together with other messages")]
-    Hidden {
-        /// The message's place among those given.
-        at: usize,
-        /// Its role.
-        role: String,
-    },
-    /// The template changes an earlier text when messages are added.
-    #[error("the chat template does not let messages be added to a kept conversation, only whole conversations work")]
-    NotKept,
 }
 
 /// A checkpoint's chat template, compiled.
@@ -73,8 +31,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template of the checkpoint in `folder`: `chat_template` of `tokenizer_config.json` (a text, or a list of
-    /// names and templates that has a `default`), else `chat_template.jinja`; none where neither is there.
+    /// Loads the template of the checkpoint in `folder`: `chat_template` in `tokenizer_config.json` (a text, or a list of
+    /// named templates with a `default`), or else the file `chat_template.jinja`. `None` if there is neither.
     ///
     /// # Errors
     /// A file that cannot be read or parsed, or a template that does not compile.
@@ -86,7 +44,7 @@ impl ChatTemplate {
         for name in TOKENS {
             let token = values.remove(name).map(Option::<SpecialToken>::deserialize).transpose();
             let token =
-                token.map_err(|_| bad(format!("{name} must be a text, or an object that has it as content")))?;
+                token.map_err(|_| bad(format!("{name} must be a text, or an object with the text as content")))?;
             tokens.extend(token.flatten().map(|token| (name, token.into_text())));
         }
         let template = values.remove("chat_template").map(Option::<Templates>::deserialize).transpose();
@@ -94,7 +52,7 @@ impl ChatTemplate {
             Some(Templates::One(source)) => (config, source),
             Some(Templates::Named(list)) => {
                 let default = list.into_iter().find(|named| named.name == "default");
-                let default = default.ok_or_else(|| bad("chat_template has no template of the name default".into()))?;
+                let default = default.ok_or_else(|| bad("chat_template must have a template named default".into()))?;
                 (config, default.template)
             }
             None => {
@@ -111,21 +69,21 @@ impl ChatTemplate {
         Ok(Some(Self { source, jinja }))
     }
 
-    /// The template as the checkpoint has it.
+    /// The source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The text of a whole conversation, with the beginning of the assistant's answer.
+    /// Renders a whole conversation, followed by the beginning of the assistant's answer.
     ///
     /// # Errors
-    /// Messages that the template refuses or fails at, too many steps, or too long a text.
+    /// The template refuses the messages, fails, takes too many steps, or produces too long a text.
     pub fn render(&self, messages: &[Message]) -> Result<String, ChatError> {
         self.render_tools(messages, None)
     }
 
-    /// [`Self::render`] with the tools that the answer may call, a list of objects as OpenAI has them. Where they are
-    /// written, and whether, is the template's choice.
+    /// As [`Self::render`], with the tools that the answer may call, as a list of objects in OpenAI's form. The template
+    /// decides whether and where to write them.
     ///
     /// # Errors
     /// As for [`Self::render`].
@@ -133,10 +91,10 @@ impl ChatTemplate {
         self.jinja.render(Rendering { messages, tools, prompt: true, now: Utc::now() })
     }
 
-    /// The text of a conversation that is to be kept, and to which messages are added later.
+    /// Renders a conversation that is stored so that messages can be added later.
     ///
     /// # Errors
-    /// As [`render`](Self::render), and a message that the template shows only when others follow: it would be lost.
+    /// As [`render`](Self::render); also a message that the template shows only if others follow, because it would be lost.
     pub fn render_closed(&self, messages: &[Message]) -> Result<String, ChatError> {
         let now = Utc::now();
         let (stem, marked) = marked(messages);
@@ -145,24 +103,22 @@ impl ChatTemplate {
         whole(messages)
     }
 
-    /// The text that `messages` add to a conversation that is kept elsewhere and has at least one message, with the
-    /// beginning of the assistant's answer. `after` says how that conversation ends; after an answer, the text
-    /// begins with the marks that close it.
+    /// Renders what `messages` add to a stored conversation of at least one message, followed by the beginning of the
+    /// assistant's answer. `after` describes the end of that conversation; after an answer, the text starts with the
+    /// tokens that close it.
     ///
-    /// It is found by rendering a conversation of marks, which stand for the kept one. So it is what a whole
-    /// rendering would have there as far as the template treats each message for itself; where that can be seen not
-    /// to hold, an error is returned. An answer is kept as the model gave it: a template that trims answers, or
-    /// takes thoughts out of them, would have written less.
+    /// The stored messages are not known here, so placeholders are rendered in their place. The result is correct if the
+    /// template treats each message independently; if it visibly does not, an error is returned. Stored answers stay
+    /// exactly as generated, even if the template would have trimmed them or removed their reasoning.
     ///
     /// # Errors
-    /// As [`render`](Self::render), also where the template refuses a conversation that begins with the user and
-    /// goes on with the assistant; a message that the template does not show where it is added; and a template that
-    /// changes what stands before.
+    /// As [`render`](Self::render). Also if the template refuses a conversation that alternates between user and
+    /// assistant, does not show a new message, or changes earlier text.
     pub fn render_more(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
         self.more(messages, None, after, true)
     }
 
-    /// [`Self::render_more`] with the tools that the answer may call. A template that writes them before the first
+    /// As [`Self::render_more`], with the tools that the answer may call. A template that writes tools before the first
     /// message does not write them again.
     ///
     /// # Errors
@@ -176,7 +132,7 @@ impl ChatTemplate {
         self.more(messages, tools, after, true)
     }
 
-    /// [`Self::render_more`] without the beginning of an answer after them.
+    /// As [`Self::render_more`], but without the beginning of an answer.
     ///
     /// # Errors
     /// As for [`Self::render_more`].
@@ -198,24 +154,24 @@ impl ChatTemplate {
         added(messages)
     }
 
-    /// What messages add, whether or not all of them are in it.
+    /// What the messages add, without checking that all of them appear.
     fn added(&self, more: Rendering, after: After) -> Result<String, ChatError> {
         let messages = more.messages;
         let (user, answer) = (message("user", mark()), message("assistant", mark()));
         let answer_mark = answer.content.clone();
-        // An assistant's message follows a user's, everything else an answer: templates want roles to alternate.
+        // Templates want roles to alternate, so an assistant's message follows a user's, and any other follows an answer.
         let user_last = after == After::Messages && messages.first().is_none_or(|first| first.role == "assistant");
-        let kept = if user_last { vec![user] } else { vec![user, answer] };
-        let whole = [kept.as_slice(), messages].concat();
+        let stored = if user_last { vec![user] } else { vec![user, answer] };
+        let whole = [stored.as_slice(), messages].concat();
         let whole = self.jinja.render(Rendering { messages: &whole, ..more })?;
         match after {
             After::Answer => match whole.split_once(&answer_mark) {
                 Some((_, rest)) if !rest.contains(&answer_mark) => Ok(rest.into()),
-                _ => Err(ChatError::NotKept),
+                _ => Err(ChatError::NotAppendable),
             },
             After::Messages => {
-                let closed = self.jinja.render(Rendering { messages: &kept, prompt: false, ..more })?;
-                whole.strip_prefix(&closed).map(Into::into).ok_or(ChatError::NotKept)
+                let closed = self.jinja.render(Rendering { messages: &stored, prompt: false, ..more })?;
+                whole.strip_prefix(&closed).map(Into::into).ok_or(ChatError::NotAppendable)
             }
         }
     }
@@ -239,14 +195,14 @@ fn message(role: &str, content: String) -> Message {
     Message { role: role.into(), content, ..Message::default() }
 }
 
-/// A word that is in no message: nobody can guess it. Small letters and digits alone, so that no template trims,
+/// An unguessable word that occurs in no message, of lower-case letters and digits only, so that no template trims,
 /// escapes or splits it.
 fn mark() -> String {
     format!("m{:032x}", rand::random::<u128>())
 }
 
-/// `messages` with a mark in place of each content: one stem for all, and the message's place. Calls of tools are left
-/// out, since templates write no content beside them.
+/// `messages` with a mark in place of each content: a common stem and the message's index. Tool calls are left out,
+/// because templates write no content next to them.
 fn marked(messages: &[Message]) -> (String, Vec<Message>) {
     let stem = mark();
     let marked = messages.iter().enumerate().map(|(at, original)| {
@@ -258,13 +214,13 @@ fn marked(messages: &[Message]) -> (String, Vec<Message>) {
     (stem, marked)
 }
 
-/// Checks that every message's mark is in `text`, which is read once however many they are.
+/// Checks that `text` contains every message's mark, in one pass.
 fn shown(messages: &[Message], stem: &str, text: &str) -> Result<(), ChatError> {
     let mut found = vec![false; messages.len()];
     for rest in text.split(stem).skip(1) {
-        let place = rest.strip_prefix('n').and_then(|rest| rest.split_once('e'));
-        let place = place.and_then(|(place, _)| place.parse::<usize>().ok());
-        if let Some(found) = place.and_then(|place| found.get_mut(place)) {
+        let index = rest.strip_prefix('n').and_then(|rest| rest.split_once('e'));
+        let index = index.and_then(|(index, _)| index.parse::<usize>().ok());
+        if let Some(found) = index.and_then(|index| found.get_mut(index)) {
             *found = true;
         }
     }
@@ -292,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_is_found_where_checkpoints_have_it() {
+    fn a_template_is_found_wherever_checkpoints_put_it() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         assert!(ChatTemplate::load(folder).unwrap().is_none());
@@ -308,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_template_is_named_with_its_file() {
+    fn errors_name_the_file_of_a_broken_template() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         std::fs::write(folder.join("chat_template.jinja"), "line\n{% for %}").unwrap();
@@ -319,7 +275,10 @@ mod tests {
             (serde_json::json!({"chat_template": "{{ a"}), "chat template: syntax error"),
             (serde_json::json!({"chat_template": "(".repeat(3) + "{{ " + &"(".repeat(1000)}), "chat template: "),
             (serde_json::json!({"chat_template": 7}), "chat_template must be a text, or a list"),
-            (serde_json::json!({"chat_template": [{"name": "tool_use", "template": ""}]}), "of the name default"),
+            (
+                serde_json::json!({"chat_template": [{"name": "tool_use", "template": ""}]}),
+                "must have a template named default",
+            ),
             (serde_json::json!({"bos_token": 7}), "bos_token must be a text"),
         ] {
             write(folder, &config);

@@ -1,0 +1,43 @@
+//! Why a request to the index failed.
+
+use crate::session::error::StoreError;
+
+/// The cause of a failed transaction, or of one failed request in it.
+#[derive(Debug)]
+pub(crate) enum IndexError {
+    /// This request is refused. Others in the same transaction can go ahead.
+    Refused(StoreError),
+    /// A row has unexpected content. Others may be fine.
+    Row(String),
+    /// The index failed.
+    Broken(redb::Error),
+}
+
+macro_rules! broken_by {
+    ($($error:ty),*) => {$(
+        impl From<$error> for IndexError {
+            fn from(error: $error) -> Self {
+                Self::Broken(error.into())
+            }
+        }
+    )*};
+}
+
+broken_by!(redb::StorageError, redb::TableError, redb::TransactionError, redb::CommitError, redb::SetDurabilityError);
+
+impl IndexError {
+    pub(crate) fn to_store_error(&self) -> StoreError {
+        match self {
+            Self::Refused(error) => error.clone(),
+            Self::Row(reason) => StoreError::Unavailable { reason: format!("index error: {reason}") },
+            Self::Broken(redb::Error::Io(error)) => StoreError::from_io("index error", error),
+            Self::Broken(error) => StoreError::Unavailable { reason: format!("index error: {error}") },
+        }
+    }
+
+    /// Whether redb must be reopened: after a disk failure or a panic it refuses all further work.
+    pub(super) fn needs_reopen(&self) -> bool {
+        use redb::Error::{Corrupted, DatabaseClosed, Io, LockPoisoned, PreviousIo};
+        matches!(self, Self::Broken(Io(_) | PreviousIo | DatabaseClosed | LockPoisoned(_) | Corrupted(_)))
+    }
+}

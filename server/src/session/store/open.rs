@@ -1,0 +1,171 @@
+//! Opening and closing a store, and its statistics.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use object_store::ObjectStore;
+use tokio::sync::Notify;
+
+use super::ballast::{self, Ballast};
+use super::inner::{Counters, Inner, LastUses, Store, blocking};
+use super::sweep;
+use super::types::{Durability, Location, SnapshotCodec, StoreOptions, StoreStats};
+use crate::session::cache::Cache;
+use crate::session::error::StoreError;
+use crate::session::id::VersionId;
+use crate::session::index::{Index, Writer};
+use crate::session::lease::Leases;
+use crate::session::objects::{Objects, make_folder};
+
+/// The file of the index in the store's folder.
+const INDEX: &str = "index.redb";
+
+impl Store {
+    /// Opens the store, creating it if necessary. No object is read.
+    ///
+    /// # Errors
+    /// An option is out of range, the folder cannot be used, or its index is damaged or in use.
+    pub async fn open(options: StoreOptions, codec: Arc<dyn SnapshotCodec>) -> Result<Self, StoreError> {
+        let (location, sync) = (options.location.clone(), options.durability == Durability::Turn);
+        let objects = blocking(move || match location {
+            Location::Folder(folder) => Objects::folder(&folder, sync),
+            Location::Memory => Ok(Objects::memory()),
+        });
+        Self::start(objects.await?, options, codec).await
+    }
+
+    /// As [`Self::open`], but with the objects in another object store. The options say where the index is.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_with(
+        objects: Arc<dyn ObjectStore>,
+        options: StoreOptions,
+        codec: Arc<dyn SnapshotCodec>,
+    ) -> Result<Self, StoreError> {
+        let sync = options.durability == Durability::Turn;
+        if let Location::Folder(folder) = options.location.clone() {
+            let created = blocking(move || {
+                make_folder(&folder, sync)
+                    .map_err(|error| StoreError::from_io("creating the store's folder failed", &error))
+            });
+            created.await?;
+        }
+        Self::start(Objects::new(objects), options, codec).await
+    }
+
+    async fn start(objects: Objects, options: StoreOptions, codec: Arc<dyn SnapshotCodec>) -> Result<Self, StoreError> {
+        if options.keep_versions == 0 {
+            return Err(StoreError::Option { name: "keep_versions", found: 0, bound: 1 });
+        }
+        let (path, ballast) = match &options.location {
+            Location::Folder(folder) => (Some(folder.join(INDEX)), Some(folder.join(ballast::FILE))),
+            Location::Memory => (None, None),
+        };
+        if let Some(path) = &path
+            && !path.exists()
+            && objects.any().await
+        {
+            // A new index would name none of them, and the sweep would remove them all.
+            let reason = "it is missing, but there are snapshots: restore it from a backup or, to start without its \
+                          sessions, move the whole folder away";
+            return Err(StoreError::Index { path: path.clone(), reason: reason.to_owned() });
+        }
+        let sync = options.durability == Durability::Turn;
+        let (index, ballast) = blocking(move || {
+            let ballast = Ballast::new(ballast);
+            let index = match Index::open(path.clone(), sync) {
+                // Opening an index that was not closed properly writes to it.
+                Err(StoreError::Full { .. }) if ballast.release() => Index::open(path, sync)?,
+                index => index?,
+            };
+            Ok((Arc::new(index), ballast))
+        })
+        .await?;
+        let (cache, garbage) = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
+        let freed = {
+            let (cache, garbage) = (Arc::clone(&cache), Arc::clone(&garbage));
+            move |freed: &[VersionId]| {
+                for id in freed {
+                    cache.remove(id);
+                }
+                garbage.notify_one();
+            }
+        };
+        let sync_objects = {
+            let objects = objects.clone();
+            move || objects.sync()
+        };
+        let writer = Writer::start(Arc::clone(&index), sync, freed, sync_objects)?;
+        let inner = Arc::new(Inner {
+            options,
+            codec,
+            index,
+            writer,
+            objects,
+            cache,
+            leases: Leases::default(),
+            last_uses: LastUses::default(),
+            garbage,
+            orphans: AtomicBool::new(false),
+            suspects: Mutex::default(),
+            ballast,
+            evicting: tokio::sync::Mutex::default(),
+            counters: Counters::default(),
+        });
+        sweep::start(&inner);
+        Ok(Self { inner })
+    }
+
+    /// Statistics of the store.
+    pub fn stats(&self) -> StoreStats {
+        let Inner { index, cache, counters, writer, .. } = &*self.inner;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (ram_snapshots, ram_bytes) = cache.size();
+        index.capacity.totals(|totals| StoreStats {
+            sessions: totals.sessions,
+            versions: totals.versions,
+            disk_bytes: totals.live,
+            garbage_bytes: totals.garbage,
+            ram_snapshots,
+            ram_bytes,
+            hits_memory: read(&counters.hits_memory),
+            hits_disk: read(&counters.hits_disk),
+            commits: read(&counters.commits),
+            forks: read(&counters.forks),
+            collected: read(&counters.collected),
+            dropped: read(&counters.dropped),
+            refused: read(&counters.refused),
+            transactions: writer.transactions(),
+        })
+    }
+
+    /// Writes everything to disk that is only in memory yet.
+    ///
+    /// # Errors
+    /// The disk is full or fails.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        let saved = self.inner.save_last_uses().await;
+        // Sessions matter more than last uses, so they are flushed even if those cannot be saved.
+        self.inner.flush().await.and(saved)
+    }
+
+    /// Flushes the store and closes the index, so that the next start needs no repair. Later requests are refused. For a
+    /// store in memory this does nothing.
+    ///
+    /// # Errors
+    /// The disk is full or fails; the store is closed nevertheless.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        let flushed = self.flush().await;
+        if self.inner.options.location == Location::Memory {
+            return flushed;
+        }
+        let inner = Arc::clone(&self.inner);
+        let closed = blocking(move || {
+            inner.writer.stop();
+            inner.index.close();
+            Ok(())
+        });
+        closed.await.and(flushed)
+    }
+}

@@ -1,0 +1,50 @@
+//! Messages, and why a chat template fails on them.
+
+use serde_json::{Map, Value};
+
+/// Most steps that a template may take: about a second, or a thousand for each of ten thousand messages.
+pub(super) const MAX_STEPS: u64 = 10_000_000;
+
+/// Longest text, in bytes, that a template may produce.
+pub(super) const MAX_BYTES: usize = 64 << 20;
+
+/// One message of a conversation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    /// `system`, `user`, `assistant` or `tool`.
+    pub role: String,
+    /// The text.
+    pub content: String,
+    /// Other fields that templates read: `tool_calls`, `tool_call_id`, `name`.
+    pub more: Map<String, Value>,
+}
+
+/// Why the template produced no text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChatError {
+    /// The template raised an exception, for example because roles do not alternate.
+    #[error("the chat template refused the messages: {0}")]
+    Refused(String),
+    /// The template took too many steps.
+    #[error("the chat template must take at most {MAX_STEPS} steps, and takes more for these messages")]
+    Steps,
+    /// The text is too long.
+    #[error("the rendered chat must be at most {MAX_BYTES} bytes long, and these messages give more")]
+    Long,
+    /// The template has an error, or does not support these messages.
+    #[error("the chat template failed: {0}")]
+    Failed(String),
+    /// The template shows a message only next to certain others.
+    #[error("messages[{at}] (role {role}): the chat template shows this message only together with others")]
+    Hidden {
+        /// Index of the message.
+        at: usize,
+        /// Its role.
+        role: String,
+    },
+    /// The template changes earlier text when messages are added.
+    #[error(
+        "the chat template does not allow adding messages to a stored conversation: send the whole conversation instead"
+    )]
+    NotAppendable,
+}
