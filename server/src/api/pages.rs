@@ -36,10 +36,8 @@ const PLAYGROUND: [File; 14] = [
     ("tree.js", JAVASCRIPT, include_str!("../playground/tree.js")),
 ];
 
-const DOCS: [File; 2] = [
-    ("docs.css", CSS, include_str!("../docs/docs.css")),
-    ("docs.js", JAVASCRIPT, include_str!("../docs/docs.js")),
-];
+const DOCS: [File; 2] =
+    [("docs.css", CSS, include_str!("../docs/docs.css")), ("docs.js", JAVASCRIPT, include_str!("../docs/docs.js"))];
 
 fn respond(kind: &'static str, contents: &'static str) -> Response {
     let headers = [

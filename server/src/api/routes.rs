@@ -8,10 +8,10 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
 use super::auth::scope::{Access, Scope};
-use super::openapi::document::{self, Description};
-use super::state::AppState;
 use super::formats::{anthropic, llamacpp, openai, responses, tokens};
+use super::openapi::document::{self, Description};
 use super::run::streams;
+use super::state::AppState;
 use super::{metrics, pages, service, sessions};
 
 /// The routes, and the access to each path.
@@ -51,9 +51,8 @@ pub(super) fn all() -> Routes {
         .routes(routes!(llamacpp::slots))
         .routes(routes!(service::models))
         .routes(routes!(service::one_model));
-    let sessions = sessions::routes()
-        .routes(routes!(responses::retrieve, responses::delete))
-        .routes(routes!(streams::follow));
+    let sessions =
+        sessions::routes().routes(routes!(responses::retrieve, responses::delete)).routes(routes!(streams::follow));
     let metrics = OpenApiRouter::new().routes(routes!(metrics::scrape));
 
     let groups = [
@@ -73,7 +72,11 @@ pub(super) fn all() -> Routes {
 }
 
 /// A route under another path, with another operation id.
-fn alias(path: &str, id: &str, (schemas, paths, handlers): UtoipaMethodRouter<AppState>) -> UtoipaMethodRouter<AppState> {
+fn alias(
+    path: &str,
+    id: &str,
+    (schemas, paths, handlers): UtoipaMethodRouter<AppState>,
+) -> UtoipaMethodRouter<AppState> {
     let mut aliases = Paths::new();
     for (_, mut item) in paths.paths {
         for operation in [&mut item.get, &mut item.post].into_iter().flatten() {

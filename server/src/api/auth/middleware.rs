@@ -29,7 +29,8 @@ pub(in crate::api) struct Auth {
 pub(in crate::api) async fn authorize(State(auth): State<Auth>, request: Request, next: Next) -> Response {
     let Some(keys) = auth.state.api_keys().get() else { return next.run(request).await };
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-    let access = path.and_then(|path| auth.access.get(path)).map_or(Access::AnyKey, |it| it.with_method(request.method()));
+    let access =
+        path.and_then(|path| auth.access.get(path)).map_or(Access::AnyKey, |it| it.with_method(request.method()));
     if access == Access::Public {
         return next.run(request).await;
     }

@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::openapi::{GenerationErrors, fragments};
 use crate::api::formats::openai::reading;
 use crate::api::formats::openai::wire::{ChatMessage, body as json_body, parse};
+use crate::api::openapi::{GenerationErrors, fragments};
 use crate::api::request::prompt;
 use crate::api::state::{AppState, Served};
 use crate::text::Message;

@@ -13,7 +13,8 @@ pub(in crate::api) struct Events<T, E>(PhantomData<(T, E)>);
 impl<T: ToSchema, E: ToSchema> PartialSchema for Events<T, E> {
     fn schema() -> RefOr<Schema> {
         let text = || ObjectBuilder::new().schema_type(Type::String);
-        let json = |name| text().content_media_type("application/json").content_schema(Some(Ref::from_schema_name(name)));
+        let json =
+            |name| text().content_media_type("application/json").content_schema(Some(Ref::from_schema_name(name)));
         let done = text().enum_values(Some(["[DONE]"]));
         let data = AnyOfBuilder::new().item(json(T::name())).item(json(E::name())).item(done).build();
         let event = ObjectBuilder::new().schema_type(Type::Object).property("data", Schema::AnyOf(data));

@@ -42,7 +42,8 @@ impl Description {
     pub(in crate::api) fn new(routes: OpenApi, is_public: impl Fn(&str) -> bool) -> Self {
         let mut document = serde_json::to_value(frame().merge_from(routes)).expect("a description becomes JSON");
         if let Some(paths) = document["paths"].as_object_mut() {
-            *paths = std::mem::take(paths).into_iter().map(|(path, item)| complete_path(path, item, &is_public)).collect();
+            *paths =
+                std::mem::take(paths).into_iter().map(|(path, item)| complete_path(path, item, &is_public)).collect();
         }
         Self { routes: document, json: OnceLock::new() }
     }
@@ -105,8 +106,10 @@ fn complete_operation(operation: &mut Value, shared: &[u16]) {
     }
     let Some(responses) = operation["responses"].as_object_mut() else { return };
     // In the format of the route's other errors.
-    let error = responses.iter().find(|(status, _)| status.as_str() >= "400").map(|(_, error)| error["content"].clone());
-    let error = error.unwrap_or_else(|| json!({"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}));
+    let error =
+        responses.iter().find(|(status, _)| status.as_str() >= "400").map(|(_, error)| error["content"].clone());
+    let error =
+        error.unwrap_or_else(|| json!({"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}));
     for status in shared {
         responses.insert(status.to_string(), json!({"description": meaning(*status), "content": error}));
     }

@@ -1,9 +1,9 @@
 //! Parameters that several routes share.
 
 use utoipa::IntoParams;
+use utoipa::openapi::Required;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
-use utoipa::openapi::Required;
 
 macro_rules! headers {
     ($($name:ident = $header:literal, $pattern:expr, $description:literal;)*) => {$(

@@ -12,9 +12,9 @@ use futures_util::{Stream, stream};
 use rand::Rng;
 use tokio::sync::watch;
 
+use crate::api::auth::owner::Caller;
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::openapi::{self, Error, Id, LastEventId, schemas};
-use crate::api::auth::owner::Caller;
 use crate::api::run::encoder::Said;
 use crate::api::run::sink;
 use crate::api::state::AppState;

@@ -19,10 +19,10 @@ use tracing::Instrument;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::api::error::ApiError;
-use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
-use crate::api::formats::openai::wire::{body, parse};
 use crate::api::auth::owner::Caller;
+use crate::api::error::ApiError;
+use crate::api::formats::openai::wire::{body, parse};
+use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
 use crate::api::request::origin::{if_match, session_id, version_id, wait};
 use crate::api::run::idempotency::{Attempt, attempt};
 use crate::api::state::{AppState, Served};

@@ -10,10 +10,10 @@ use axum::response::Response;
 
 use super::wire::{Session, SnapshotQuery};
 use super::{path_id, respond, tagged};
-use crate::api::error::ApiError;
-use crate::api::openapi::{BodyErrors, Bytes, Error, Id, StoreErrors};
-use crate::api::formats::openai::reading;
 use crate::api::auth::owner::Caller;
+use crate::api::error::ApiError;
+use crate::api::formats::openai::reading;
+use crate::api::openapi::{BodyErrors, Bytes, Error, Id, StoreErrors};
 use crate::api::request::origin::version_id;
 use crate::api::state::AppState;
 use crate::session::{Metadata, NewSession, Start};

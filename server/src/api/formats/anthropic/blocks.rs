@@ -11,8 +11,15 @@ use crate::api::request::tools::{Piece, Reader};
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schema(as = AnthropicBlock)]
 pub(super) enum Block {
-    Text { text: String },
-    ToolUse { id: String, name: String, #[schema(value_type = Object)] input: Map<String, Value> },
+    Text {
+        text: String,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        #[schema(value_type = Object)]
+        input: Map<String, Value>,
+    },
 }
 
 /// More of a block.

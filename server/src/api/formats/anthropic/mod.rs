@@ -17,12 +17,12 @@ use utoipa::ToSchema;
 
 use self::events::{Event, Message};
 use self::wire::{CountRequest, MessagesRequest};
+use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
-use crate::api::openapi::{Events, GenerationErrors};
 use crate::api::formats::foreign;
 use crate::api::formats::openai::reading;
 use crate::api::formats::openai::wire::{body as json_body, parse};
-use crate::api::auth::owner::Caller;
+use crate::api::openapi::{Events, GenerationErrors};
 use crate::api::state::AppState;
 
 type MessageEvents = Events<Event<'static>, AnthropicError>;

@@ -21,10 +21,10 @@ use utoipa::ToSchema;
 use self::answer::{Chunk, Completions, Whole};
 use self::wire::CompletionRequest;
 
-use crate::api::error::ApiError;
-use crate::api::openapi::{Error, Events, GenerationErrors};
-use crate::api::formats::foreign;
 use crate::api::auth::owner::Caller;
+use crate::api::error::ApiError;
+use crate::api::formats::foreign;
+use crate::api::openapi::{Error, Events, GenerationErrors};
 use crate::api::state::{AppState, Served};
 
 type CompletionEvents = Events<Chunk<'static>, Whole>;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use utoipa::ToSchema;
 use tidegate_model::SamplingParams;
+use utoipa::ToSchema;
 
 use super::answer::Completion;
 use super::biases::Biases;
@@ -14,11 +14,11 @@ use crate::api::error::ApiError;
 use crate::api::formats::foreign::{Begun, Foreign};
 use crate::api::formats::openai::wire::{GenerationRequest, Logprobs, Prompt, Seed, Stop, parse};
 use crate::api::formats::unsupported::is_same;
+use crate::api::openapi::fragments;
 use crate::api::request::choices::longest;
 use crate::api::request::grammar::Constrained;
 use crate::api::request::validate::sampling;
 use crate::api::run::encoder::Dialect;
-use crate::api::openapi::fragments;
 use crate::api::state::Served;
 use crate::text::GrammarSpec;
 

@@ -13,14 +13,16 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use tracing::debug;
 
+use crate::api::auth::owner::Caller;
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::openapi::{Error, Events, GenerationErrors, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, schemas};
 use crate::api::formats::chat::Chat;
 use crate::api::formats::completions::Completions;
 use crate::api::formats::openai::answer::{Head, Wanted, replay};
 use crate::api::formats::openai::wire::{ChatRequest, CompletionRequest, Format, GenerationRequest};
 use crate::api::formats::unsupported;
-use crate::api::auth::owner::Caller;
+use crate::api::openapi::{
+    Error, Events, GenerationErrors, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, schemas,
+};
 use crate::api::request::origin::Origin;
 use crate::api::request::validate::{Validated, validate};
 use crate::api::run::account::Account;

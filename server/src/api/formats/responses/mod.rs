@@ -23,18 +23,20 @@ use tracing::debug;
 use utoipa::ToSchema;
 
 use self::events::{Before, Writer, replay};
-use self::object::{Kind, Reasoning, ServiceTier, Status, TextOptions};
 use self::object::Object as ResponseObject;
+use self::object::{Kind, Reasoning, ServiceTier, Status, TextOptions};
 pub(in crate::api) use self::object::{Message, Object, TextPart};
 use self::wire::ResponseRequest;
 use crate::api::auth::context;
+use crate::api::auth::owner::Caller;
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::openapi::literals::literals;
-use crate::api::openapi::{Error, Events, GenerationErrors, Id, IdempotencyErrors, IdempotencyKey, StoreErrors, schemas};
 use crate::api::formats::openai::answer::now;
 use crate::api::formats::openai::reading;
 use crate::api::formats::openai::wire::{Format, body as json_body, parse};
-use crate::api::auth::owner::Caller;
+use crate::api::openapi::literals::literals;
+use crate::api::openapi::{
+    Error, Events, GenerationErrors, Id, IdempotencyErrors, IdempotencyKey, StoreErrors, schemas,
+};
 use crate::api::request::origin::Origin;
 use crate::api::request::validate::{Validated, validate};
 use crate::api::run::account::Account;
