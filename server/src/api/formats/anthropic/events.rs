@@ -43,7 +43,7 @@ impl Foreign for Begins {
 #[derive(Clone, Copy, Serialize, ToSchema)]
 #[schema(as = AnthropicUsage)]
 #[expect(clippy::struct_field_names, reason = "the names are the format's")]
-struct Tokens {
+pub(super) struct Tokens {
     input_tokens: usize,
     cache_creation_input_tokens: usize,
     cache_read_input_tokens: usize,
@@ -60,7 +60,7 @@ impl Tokens {
 /// Why a message ended; both are null until then.
 #[derive(Clone, Default, Serialize, ToSchema)]
 #[schema(as = AnthropicStop)]
-struct Stop {
+pub(super) struct Stop {
     #[schema(required, pattern = "^(end_turn|max_tokens|stop_sequence|tool_use)$")]
     stop_reason: Option<&'static str>,
     #[schema(required)]
