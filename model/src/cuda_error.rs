@@ -1,43 +1,43 @@
-//! Why a CUDA device cannot be had or has failed: beside `cuda`, for a checkpoint that is not loaded says it too.
+//! Errors of CUDA devices. Outside of `cuda`, since errors of loading a checkpoint contain them.
 
-/// Why a device is not there, or has failed.
+/// Why a device is not available, or has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// No driver, no such device, or one that is too old.
-    #[error("CUDA device {ordinal} is not there: {reason}")]
+    /// There is no driver, no such device, or it is too old.
+    #[error("CUDA device {ordinal} is not available: {reason}")]
     Absent {
-        /// The device that was asked for.
+        /// The requested device, counted from 0.
         ordinal: usize,
-        /// What the driver says, or what is missing.
+        /// The driver's message, or what is missing.
         reason: String,
     },
-    /// The decoder has no kernels on CUDA.
+    /// There are no CUDA kernels for the decoder.
     #[error("on CUDA {0}")]
     Unsupported(String),
-    /// The device has not as much memory.
-    #[error("{what} takes {wanted} bytes of the device's memory, of which {free} are free")]
+    /// The device has too little memory.
+    #[error("{what} needs {wanted} bytes of the device's memory, of which {free} are free")]
     Memory {
-        /// What it was for.
+        /// What the memory is for.
         what: String,
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: usize,
         /// Bytes that are free.
         free: usize,
     },
-    /// A call has failed.
+    /// A call failed.
     #[error("CUDA: {what}: {reason}")]
     Failed {
         /// The call.
         what: String,
-        /// What the driver says.
+        /// The driver's message.
         reason: String,
     },
-    /// A call has failed, and all after it will: the process must be another one.
+    /// A call failed, and all later calls will: the process must be restarted.
     #[error("the CUDA device is lost: {what}: {reason}")]
     Lost {
         /// The call.
         what: String,
-        /// What the driver says.
+        /// The driver's message.
         reason: String,
     },
 }

@@ -7,9 +7,11 @@ use crate::block::Block;
 use crate::compute::sized;
 use crate::config::{DecoderConfig, PositionEmbedding};
 use crate::encoder::Encoder;
+use crate::error::ModelError;
 use crate::nn::{Linear, RmsNorm, Table};
 use crate::probe::Probe;
-use crate::state::{PoolOptions, StatePool, Workspace, could_be_had};
+use crate::runner::Backend;
+use crate::state::{HostStates, PoolOptions, StatePool, Workspace, could_be_had};
 use crate::weights::{LoadError, Source, WeightType, Weights};
 
 /// A decoder of pre-norm blocks. Its weights are read-only: one decoder serves any number of pools.
@@ -82,7 +84,7 @@ impl Decoder {
     ///
     /// # Errors
     /// As for [`Self::new_pool_with`].
-    pub fn new_pool(&self, slots: usize) -> Result<StatePool> {
+    pub fn new_pool(&self, slots: usize) -> std::result::Result<StatePool, ModelError> {
         self.new_pool_with(PoolOptions::new(slots))
     }
 
@@ -90,7 +92,7 @@ impl Decoder {
     ///
     /// # Errors
     /// When there are no slots, or the system has not as much memory as they would take.
-    pub fn new_pool_with(&self, options: PoolOptions) -> Result<StatePool> {
+    pub fn new_pool_with(&self, options: PoolOptions) -> std::result::Result<StatePool, ModelError> {
         StatePool::new(&self.config, self.greatest_maxima(), options)
     }
 
@@ -288,5 +290,50 @@ impl Decoder {
                 Some(table) => table.row(id as usize, x),
             }
         }
+    }
+}
+
+impl Backend for Decoder {
+    type States = HostStates;
+
+    fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    fn weight_bytes(&self) -> usize {
+        Self::weight_bytes(self)
+    }
+
+    fn greatest_maxima(&self) -> Vec<f32> {
+        Self::greatest_maxima(self)
+    }
+
+    fn absorb(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> std::result::Result<(), ModelError> {
+        Ok(Self::absorb(self, ids, pool, slot)?)
+    }
+
+    fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> std::result::Result<(), ModelError> {
+        Ok(Self::read_source(self, ids, pool, slot)?)
+    }
+
+    fn prefill(
+        &self,
+        ids: &[u32],
+        pool: &mut StatePool,
+        slot: usize,
+        logits: &mut Vec<f32>,
+    ) -> std::result::Result<(), ModelError> {
+        *logits = Self::prefill(self, ids, pool, slot)?;
+        Ok(())
+    }
+
+    fn decode_into(
+        &self,
+        ids: &[u32],
+        pool: &mut StatePool,
+        slots: &[usize],
+        logits: &mut Vec<f32>,
+    ) -> std::result::Result<(), ModelError> {
+        Ok(Self::decode_into(self, ids, pool, slots, logits)?)
     }
 }

@@ -19,11 +19,9 @@
 //! ```
 //!
 //! kernels -> compute; layout, config, random, weights, memory, nn, feature_map -> ops -> attention -> block, encoder
-//! -> state -> decoder; `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone, `bidirectional` the
-//! plain truths of `ops`.
+//! -> state -> decoder; `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone.
 
 mod attention;
-pub mod bidirectional;
 mod block;
 pub mod checkpoint;
 mod compute;
@@ -34,16 +32,20 @@ pub mod cuda;
 mod cuda_error;
 mod decoder;
 mod encoder;
+mod error;
 pub mod feature_map;
 mod kernels;
+mod language_model;
 mod layout;
 #[doc(hidden)]
 pub mod measure;
 mod memory;
 mod nn;
 pub mod ops;
+mod pool;
 pub mod probe;
 pub mod random;
+mod runner;
 pub mod sampling;
 mod state;
 mod weights;
@@ -51,10 +53,14 @@ mod weights;
 pub use candle_core::{DType, Device, Tensor};
 pub use config::{DecoderConfig, SourceConfig};
 pub use decoder::Decoder;
+pub use error::{ModelError, SlotError};
 pub use kernels::roof;
 pub use kernels::threads::Threads;
+pub use language_model::{LanguageModel, SharedState, Transfer};
 pub use layout::StateLayout;
 pub use memory::{Denominators, StateType};
+pub use pool::{Pool, SlotStates, TextLength};
+pub use runner::{Backend, ModelRunner};
 pub use sampling::{Sampler, SamplerState, SamplingParams};
-pub use state::{PoolOptions, StatePool};
+pub use state::{HostStates, PoolOptions, StatePool};
 pub use weights::WeightType;

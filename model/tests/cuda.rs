@@ -7,7 +7,7 @@ mod common;
 
 use common::{Numbers, bits, config, distance, write_checkpoint};
 use tidegate_model::cuda::{self, CudaDecoder, CudaDevice, CudaPool};
-use tidegate_model::{Decoder, DecoderConfig, Device, StateType, WeightType, checkpoint};
+use tidegate_model::{Backend, Decoder, DecoderConfig, Device, StateType, WeightType, checkpoint};
 
 /// Mixers, shapes and what is around them; every path of the kernels is taken by one of them.
 const KINDS: [&str; 9] = [
@@ -240,8 +240,8 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert!(refused(&[61], &[0]).contains("vocabulary of 61"));
     assert!(refused(&[1, 1], &[0, 0]).contains("named twice"));
     assert!(refused(&[1], &[2]).contains("out of range"));
-    assert!(refused(&[1, 2], &[0]).contains("a token and a slot"));
-    assert!(refused(&[], &[]).contains("a token and a slot"));
+    assert!(refused(&[1, 2], &[0]).contains("one token for each slot"));
+    assert!(refused(&[], &[]).contains("at least one"));
     assert!(decoder.absorb(&[], &mut pool, 0).is_err());
     assert!(pool.import(0, &[1.0], 1).unwrap_err().to_string().contains("numbers"));
     assert_eq!(bits(&pool.export(0).unwrap()), before);
@@ -280,5 +280,5 @@ fn a_mixer_without_kernels_is_refused_by_name() {
 fn a_device_that_is_not_there_is_said_to_be() {
     // A machine with a driver has no thousandth device either.
     let error = CudaDevice::open(1000).unwrap_err().to_string();
-    assert!(error.contains("CUDA device 1000 is not there"), "{error}");
+    assert!(error.contains("CUDA device 1000 is not available"), "{error}");
 }

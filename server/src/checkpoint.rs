@@ -1,4 +1,4 @@
-//! From a checkpoint's folder to a model that is being served, on the CPU or on a CUDA device.
+//! Loads a checkpoint folder and starts its engine, on the CPU or on a CUDA device.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -12,15 +12,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 use tidegate_model::checkpoint::LoadError;
+#[cfg(feature = "cuda")]
+use tidegate_model::cuda::CudaDecoder;
 use tidegate_model::sampling::SamplingError;
-use tidegate_model::{DecoderConfig, Device, StateType, checkpoint};
+use tidegate_model::{Backend, Decoder, Device, ModelError, ModelRunner, Pool, PoolOptions, StateType, checkpoint};
 
 use crate::api::Served;
-#[cfg(feature = "cuda")]
-use crate::engine::CudaModel;
 use crate::engine::{
-    DecoderModel, EngineError, EngineOptions, EngineThread, LanguageModel, Limits, ModelError, Sources, TextRules,
-    recommended_sampling, spawn,
+    EngineError, EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn,
 };
 use crate::session::{Codec, Fingerprint, KeyError, Keys, PrefixIndex, hex};
 use crate::text::{ChatTemplate, GrammarError, Grammars, TextError, Tokenizer};
@@ -29,24 +28,23 @@ use crate::text::{ChatTemplate, GrammarError, Grammars, TextError, Tokenizer};
 pub use cuda::OpenCuda;
 pub use device::{DeviceChoice, DeviceChoiceError, DeviceError, OpenDevice};
 
-/// Conversations that run at once on a CPU, where nobody says how many: more take longer for each token of each.
+/// Default number of conversations that run at once on a CPU: more of them slow each other down.
 const SLOTS: usize = 64;
 
-/// Most of those that a CUDA device is given where nobody says how many: who wants so many streams at once wants to say so,
-/// for each token of each then takes several steps' time.
+/// Most slots that a CUDA device gets by default: with more, each token takes the time of several steps.
 #[cfg(feature = "cuda")]
 const MOST_SLOTS: usize = 1 << 14;
 
-/// The shipped checkpoint, from the top of the source tree.
+/// The shipped checkpoint, relative to the top of the source tree.
 const SHIPPED: &str = "weights/checkpoints/tidegate-tiny";
 
-/// Why a checkpoint is not served.
+/// Why a checkpoint cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// None was named and none is where it is looked for.
+    /// None was named, and the shipped one was not found.
     #[error("no checkpoint found, looked for {}; name a folder with --model", places(.0))]
     NotFound(Vec<PathBuf>),
-    /// The device that was asked for.
+    /// The requested device.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The weights.
@@ -58,13 +56,13 @@ pub enum OpenError {
     /// The recommended sampling parameters.
     #[error("generation_config.json: {0}")]
     Sampling(#[from] SamplingError),
-    /// The vocabulary, as grammars see it.
+    /// The vocabulary, for grammars.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
     /// The slots.
     #[error("the states of {slots} slots cannot be allocated: {source}")]
     Slots {
-        /// How many were asked for.
+        /// How many were requested.
         slots: usize,
         /// Why not.
         source: ModelError,
@@ -89,26 +87,26 @@ fn places(folders: &[PathBuf]) -> String {
     folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// How a checkpoint is to be served.
+/// How a checkpoint is served.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// The name that requests give; the folder's own where absent.
+    /// The model name of requests; the folder's name by default.
     pub name: Option<String>,
-    /// Where it computes.
+    /// The device that computes.
     pub device: DeviceChoice,
-    /// Conversations that run at once; 0 for 64 on the CPU, and for as many as a CUDA device has room for.
+    /// Conversations that run at once; 0 means 64 on the CPU, and as many as fit into a CUDA device's memory.
     pub slots: usize,
-    /// How their states are held in memory.
+    /// The number format of their states.
     pub state: StateType,
-    /// Longest prompt, in tokens; a source is as long as the model reads at most, too.
+    /// Longest prompt, in tokens; the model bounds a source as well.
     pub max_prompt_tokens: usize,
     /// Longest answer, in tokens.
     pub max_tokens: usize,
-    /// Bytes for beginnings of texts that need not be computed again; 0 keeps none.
+    /// Bytes of the prefix cache; 0 disables it.
     pub prefix_bytes: usize,
-    /// How many of them one owner may have.
+    /// Most prefixes of one owner.
     pub prefixes_per_owner: usize,
-    /// What snapshots are signed and sealed with, where they are.
+    /// The secret that snapshots are signed and encrypted with, if any.
     pub secret: Option<Vec<u8>>,
     /// The engine's settings.
     pub engine: EngineOptions,
@@ -131,14 +129,14 @@ impl Default for OpenOptions {
     }
 }
 
-/// The folder of `data` for the conversations of this model: what another has made means nothing to it.
+/// The folder in `data` for the conversations of this model: those of another model are useless to it.
 pub fn sessions_folder(data: &Path, fingerprint: &Fingerprint) -> PathBuf {
     let Fingerprint { architecture, weights, tokenizer } = fingerprint;
     let digest = Sha256::new().chain_update(architecture).chain_update(weights).chain_update(tokenizer).finalize();
     data.join("sessions").join(&hex(&digest)[..16])
 }
 
-/// Finds the shipped checkpoint: from the current folder, beside the executable, in the source tree it was built from.
+/// Finds the shipped checkpoint: in the current folder, beside the executable, or in the source tree of the build.
 ///
 /// # Errors
 /// It is in none of these places.
@@ -152,15 +150,15 @@ pub fn locate() -> Result<PathBuf, OpenError> {
     }
 }
 
-/// Loads the checkpoint in `folder` and starts its engine; returns once the model has taken its first steps.
+/// Loads the checkpoint in `folder` and starts its engine; returns once the model has made its first steps.
 ///
 /// # Errors
-/// A device that is not there, a file that is missing or wrong, too little memory, or a model that fails.
+/// The device is not available, a file is missing or wrong, there is too little memory, or the model fails.
 pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
     open_on(folder, &options.device.open()?, options)
 }
 
-/// [`open`] on a device that has been opened; where any would do, on the CPU for want of kernels or memory there.
+/// [`open`] on a device that has been opened; with `auto`, on the CPU if that device lacks kernels or memory.
 ///
 /// # Errors
 /// As for [`open`].
@@ -171,7 +169,7 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
         return match served {
             Err(error) if !cuda::is_of_the_device(&error) => Err(error),
             Err(error) if options.device == DeviceChoice::Auto => {
-                tracing::warn!(%device, "the CPU computes: {error}");
+                tracing::warn!(%device, "using the CPU: {error}");
                 serve(folder, &OpenDevice::Cpu, on_cpu(folder, options)?, options)
             }
             Err(error @ OpenError::Device(_)) => Err(error),
@@ -182,48 +180,41 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
     serve(folder, device, on_cpu(folder, options)?, options)
 }
 
-/// A model in its slots, and what must be known of it besides.
-struct Loaded<M> {
-    model: M,
-    config: DecoderConfig,
-    /// What no maximum in a state is above.
-    greatest: Vec<f32>,
-}
+/// A decoder and its slots.
+type Loaded<B> = (B, Pool<<B as Backend>::States>);
 
-fn on_cpu(folder: &Path, options: &OpenOptions) -> Result<Loaded<DecoderModel>, OpenError> {
+fn on_cpu(folder: &Path, options: &OpenOptions) -> Result<Loaded<Decoder>, OpenError> {
     let decoder = checkpoint::load(folder, &Device::Cpu)?;
     let slots = if options.slots == 0 { SLOTS } else { options.slots };
-    let (config, greatest) = (decoder.config().clone(), decoder.greatest_maxima());
-    let model = DecoderModel::new(decoder, slots, options.state);
-    Ok(Loaded { model: model.map_err(|source| OpenError::Slots { slots, source })?, config, greatest })
+    let pool = decoder.new_pool_with(PoolOptions { state: options.state, ..PoolOptions::new(slots) });
+    Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
 }
 
 #[cfg(feature = "cuda")]
-fn on_cuda(folder: &Path, device: &OpenCuda, options: &OpenOptions) -> Result<Loaded<CudaModel>, OpenError> {
+fn on_cuda(folder: &Path, device: &OpenCuda, options: &OpenOptions) -> Result<Loaded<CudaDecoder>, OpenError> {
     let decoder = device.load(folder)?;
     let slots = match options.slots {
         0 => decoder.room(options.state, MOST_SLOTS).map_err(LoadError::from)?,
         slots => slots,
     };
-    let (config, greatest) = (decoder.config().clone(), decoder.greatest_maxima());
-    let model = CudaModel::new(decoder, slots, options.state);
-    Ok(Loaded { model: model.map_err(|source| OpenError::Slots { slots, source })?, config, greatest })
+    let pool = decoder.new_pool(slots, options.state).map_err(|source| OpenError::Slots { slots, source })?;
+    Ok((decoder, pool))
 }
 
-/// Starts the engine of a model that is loaded.
-fn serve<M: LanguageModel + 'static>(
+/// Starts the engine of a loaded model.
+fn serve<B: Backend + 'static>(
     folder: &Path,
     device: &OpenDevice,
-    loaded: Loaded<M>,
+    (decoder, pool): Loaded<B>,
     options: &OpenOptions,
 ) -> Result<(Served, EngineThread), OpenError> {
-    let Loaded { model, config, greatest } = loaded;
+    let (config, greatest) = (decoder.config().clone(), decoder.greatest_maxima());
     let longest_source = config.source().map_or(0, |source| source.max_positions);
     let (vocab_size, layout, state_bytes) = (config.vocab_size, config.state_layout(), config.state_bytes() as u64);
     let tokenizer = Tokenizer::load(folder, vocab_size, config.eos_token_id.as_slice())?;
     let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
-    let sources = model.source_start().map(|start| Sources { longest: longest_source, start });
-    // A source is no conversation's text, whatever the checkpoint says of messages.
+    let sources = config.source().map(|source| Sources { longest: source.max_positions, start: source.start });
+    // A source is not a conversation, even if the checkpoint has a chat template.
     let template = if sources.is_some() { None } else { ChatTemplate::load(folder)?.map(Arc::new) };
     let fingerprint = model_fingerprint(folder, options.state)?;
     let system_fingerprint = system_fingerprint(folder, &fingerprint, &device.class())?;
@@ -232,12 +223,12 @@ fn serve<M: LanguageModel + 'static>(
     let tokenizer = Arc::new(tokenizer);
     let encode = {
         let tokenizer = Arc::clone(&tokenizer);
-        // A text that a model has shown has nothing that the tokenizer refuses.
+        // The tokenizer accepts any text that a model has generated.
         Arc::new(move |text: &str| tokenizer.encode_more(text).unwrap_or_default())
     };
     let rules = TextRules { vocabulary: Arc::clone(tokenizer.vocabulary()), eos: Arc::clone(tokenizer.eos()), encode };
     let grammars = Arc::new(Grammars::new(tokenizer.vocabulary(), tokenizer.eos())?);
-    let (engine, thread) = spawn(model, rules, options.engine)?;
+    let (engine, thread) = spawn(ModelRunner::new(decoder, pool), rules, options.engine)?;
     let served = Served {
         name: options.name.clone().unwrap_or_else(|| folder_name(folder)),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -255,7 +246,7 @@ fn serve<M: LanguageModel + 'static>(
         grammars,
         codec: Arc::new(codec),
         state_bytes,
-        // What a source begins with says nothing of its encoding.
+        // The encoding of a source cannot start from a prefix's.
         prefixes: Arc::new(PrefixIndex::new(
             if sources.is_some() { 0 } else { options.prefix_bytes },
             options.prefixes_per_owner,
@@ -270,12 +261,12 @@ fn folder_name(folder: &Path) -> String {
     whole.file_name().map_or_else(|| "tidegate".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// What a snapshot must fit to go on here.
+/// What a snapshot must match to continue here.
 ///
-/// A state that was rounded goes on otherwise than one that was not, so how states are held is of the architecture.
-/// Where they are computed is not: a session moves between the CPU and CUDA.
+/// A rounded state continues differently from an exact one, so the number format of states is part of the architecture.
+/// The device is not: a session can move between the CPU and CUDA.
 fn model_fingerprint(folder: &Path, state: StateType) -> Result<Fingerprint, OpenError> {
-    // What is not there does not have to be: the checkpoint has been loaded.
+    // The checkpoint has been loaded: a missing file is not needed.
     let files = [folder.join("config.json"), checkpoint::weights_file(folder), folder.join("tokenizer.json")];
     let [architecture, weights, tokenizer] =
         files.map(|path| -> Result<_, OpenError> { Ok(digest(&path)?.unwrap_or_default()) });
@@ -286,8 +277,8 @@ fn model_fingerprint(folder: &Path, state: StateType) -> Result<Fingerprint, Ope
     Ok(Fingerprint { architecture: hex(&architecture), weights: hex(&weights?), tokenizer: hex(&tokenizer?) })
 }
 
-/// A short name for these weights, this tokenizer, what its makers recommend, this version of the server and this
-/// class of device: where it is the same, the same request and seed give the same text.
+/// A short name for the weights, the tokenizer, the recommended settings, the server's version and the class of device: if
+/// it is the same, the same request and seed give the same text.
 fn system_fingerprint(folder: &Path, model: &Fingerprint, class: &str) -> Result<String, OpenError> {
     let mut hash = Sha256::new().chain_update(env!("CARGO_PKG_VERSION"));
     for part in [&model.architecture, &model.weights, &model.tokenizer] {
@@ -300,8 +291,7 @@ fn system_fingerprint(folder: &Path, model: &Fingerprint, class: &str) -> Result
     Ok(format!("fp_{}", &hex(&hash.finalize())[..16]))
 }
 
-/// The SHA-256 of a file; none where there is no such file: the checkpoint has been loaded, so that it does not have
-/// to be there.
+/// The SHA-256 of a file; `None` if there is no such file.
 fn digest(path: &Path) -> Result<Option<[u8; 32]>, OpenError> {
     let failed = |source| OpenError::Read { path: path.into(), source };
     let mut file = match File::open(path) {
@@ -332,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_is_of_the_weights_that_are_loaded() {
+    fn the_fingerprint_covers_the_weights_that_are_loaded() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         let of = |state| model_fingerprint(folder.path(), state).unwrap();
@@ -344,15 +334,15 @@ mod tests {
         let otherwise = fingerprint();
         assert_ne!(quantised.weights, otherwise.weights);
         assert_eq!(quantised.architecture, otherwise.architecture);
-        // Where both are there, the safetensors are what is loaded.
+        // If both exist, the safetensors are loaded.
         write("model.safetensors", "quantised");
         assert_eq!(fingerprint(), quantised);
-        // Rounded states go on otherwise.
+        // Rounded states continue differently.
         assert_ne!(of(StateType::Bf16).architecture, quantised.architecture);
         assert_eq!(of(StateType::Bf16).weights, quantised.weights);
         let system = |model: &Fingerprint, class: &str| system_fingerprint(folder.path(), model, class).unwrap();
         assert_ne!(system(&quantised, "cpu"), system(&otherwise, "cpu"));
-        // Another device gives another text, and goes on with the same sessions.
+        // Another device gives another text, and continues the same sessions.
         assert_ne!(system(&quantised, "cpu"), system(&quantised, "cuda NVIDIA H200"));
     }
 

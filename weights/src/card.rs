@@ -1,13 +1,13 @@
-//! What a quantised checkpoint's model card says of the quantising.
+//! The section that quantising adds to a checkpoint's model card.
 
-use crate::quantize::{OnText, QuantizeReport};
-use crate::table::grouped;
+use crate::quantize::{Comparison, QuantizeReport};
+use crate::terminal::grouped;
 
-/// The card with a section more; `old` is the original's, or empty; `model` and `out` are the folders' names.
+/// The card with the new section. old: the original card, or empty; model, out: the folders' names
 pub fn with_section(old: &str, model: &str, out: &str, report: &QuantizeReport) -> String {
     let (old, original) = match old.trim_end() {
         "" => (format!("# {out}"), ""),
-        old => (old.to_owned(), " What is said above of types, sizes and losses is said of the original."),
+        old => (old.to_owned(), " Types, sizes and losses above are those of the original."),
     };
     let (version, to) = (env!("CARGO_PKG_VERSION"), report.to);
     let text = report.on_text.as_ref().map_or_else(String::new, |seen| {
@@ -31,16 +31,16 @@ The weights of this folder, `model.gguf`, were made from `{model}/model.safetens
 tidegate-weights quantize --model {model} --to {to} --out {out}{text}
 ```
 
-of version {version}. The matrices are {to}{fallback}.
-All other tensors (norms, gates, what the attention has of its own) are as they were. The tensors' {before} bytes became
-{after}.{original}
+with version {version}. The matrices are {to}{fallback}.
+All other tensors (norms, gates, sigma, random matrices) keep their type. The tensors' size went from {before} to {after}
+bytes.{original}
 
 | matrices | stored as | relative error (root mean square) |
 | --- | --- | --- |
 {matrices}
 {losses}",
         fallback =
-            if report.in_f16().next().is_some() { ", or f16 where their rows are not whole blocks of it" } else { "" },
+            if report.in_f16().next().is_some() { ", or f16 if their rows are not a multiple of its block" } else { "" },
         before = grouped(before),
         after = grouped(after),
         matrices = matrices.join("\n"),
@@ -48,8 +48,8 @@ All other tensors (norms, gates, what the attention has of its own) are as they 
     )
 }
 
-fn losses(seen: &OnText) -> String {
-    let OnText { text, before, after, .. } = seen;
+fn losses(seen: &Comparison) -> String {
+    let Comparison { text, before, after, .. } = seen;
     format!(
         "
 | on {tokens} tokens of {text} | before | after | difference |

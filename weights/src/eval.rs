@@ -1,8 +1,8 @@
 //! Perplexity and bits per byte of a text, read as one stream with the state carried through.
 //!
-//! The trainer's `evaluate_folder` measures the same: every token but the first is predicted, end marks too; the state
-//! is zeroed before each document's mark; the bytes are those of the documents without marks. Memory is bounded by a
-//! piece of text and a segment of logits, whatever the file's size.
+//! The trainer's `evaluate_folder` measures the same: every token but the first is predicted, end marks too; the state is
+//! zeroed before each document's mark; the bytes are those of the documents without marks. Memory is bounded by a piece of
+//! text and a segment of logits, whatever the file's size.
 
 use std::io::Read;
 use std::path::Path;
@@ -17,30 +17,27 @@ use crate::text::{Documents, TextError, TokenStream, load_tokenizer};
 /// Why a model could not be evaluated.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
-    /// The text or the tokenizer.
+    /// The text or tokenizer cannot be used.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// The checkpoint folder.
+    /// The checkpoint cannot be loaded.
     #[error(transparent)]
     Load(#[from] tidegate_model::checkpoint::LoadError),
-    /// A tensor operation.
+    /// A tensor operation failed.
     #[error("model: {0}")]
     Model(#[from] candle_core::Error),
-    /// Tokenizer and model do not belong together.
+    /// The tokenizer does not match the model.
     #[error("tokenizer.json: must have ids below the model's {vocab_size}, has {highest}")]
     Vocabulary {
-        /// The model's.
+        /// The model's vocabulary.
         vocab_size: usize,
         /// The tokenizer's highest id.
         highest: u32,
     },
-    /// An encoder-decoder, which predicts nothing without a source.
-    #[error(
-        "a text alone cannot be read by an encoder-decoder: its predictions are of a source's translation, which \
-         `tidegate-weights translate` writes"
-    )]
+    /// An encoder-decoder predicts nothing without a source.
+    #[error("an encoder-decoder cannot be evaluated on a text alone; `tidegate-weights translate` translates with it")]
     Source,
-    /// A limit of zero tokens.
+    /// The limit is zero.
     #[error("limit: must be at least 1, found 0")]
     Limit,
 }
@@ -49,9 +46,9 @@ pub enum EvalError {
 pub struct Checkpoint {
     /// The model.
     pub decoder: Decoder,
-    /// The tokenizer, whose ids all lie in the model's vocabulary.
+    /// The tokenizer; all its ids are in the model's vocabulary.
     pub tokenizer: Tokenizer,
-    /// How its states are held: f32, until somebody says otherwise.
+    /// The type of its states, f32 unless changed.
     pub state: StateType,
     device: Device,
 }
@@ -60,12 +57,12 @@ impl Checkpoint {
     /// Loads a checkpoint folder.
     ///
     /// # Errors
-    /// [`EvalError`] where a file is missing or wrong, or the tokenizer has an id that the model has not.
+    /// [`EvalError`] if a file is missing or invalid, or the tokenizer has ids outside the model's vocabulary.
     pub fn load(folder: &Path, device: &Device) -> Result<Self, EvalError> {
         let tokenizer = load_tokenizer(folder)?;
         let decoder = tidegate_model::checkpoint::load(folder, device)?;
         let vocab_size = decoder.config().vocab_size;
-        // The highest id, not the count: ids may have gaps.
+        // The highest id, not the count, since ids may have gaps.
         let highest = tokenizer.get_vocab(true).values().copied().max().unwrap_or(0);
         if highest as usize >= vocab_size {
             return Err(EvalError::Vocabulary { vocab_size, highest });
@@ -74,66 +71,65 @@ impl Checkpoint {
     }
 }
 
-/// What a model scored on a text.
+/// A model's score on a text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvalReport {
-    /// Documents in the part that was evaluated.
+    /// Documents in the evaluated part.
     pub documents: u64,
     /// Tokens predicted.
     pub tokens: u64,
-    /// Bytes of text: of all of it, or of the evaluated share of its tokens.
+    /// Bytes of the evaluated part, in proportion to its share of the tokens.
     pub bytes: u64,
     /// Mean loss per token.
     pub nats: f64,
     /// `exp(nats)`.
     pub perplexity: f64,
-    /// Total loss in bits over the bytes of the evaluated share.
+    /// Total loss in bits divided by `bytes`.
     pub bits_per_byte: f64,
-    /// What the model remembered of the text at any point.
+    /// Size of the model's state.
     pub state_bytes: usize,
 }
 
-/// How far an evaluation is.
+/// The progress of an evaluation.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     /// Tokens predicted.
     pub tokens: u64,
     /// Bytes of the file read.
     pub bytes_read: u64,
-    /// Total loss.
+    /// Total loss so far.
     pub nats: f64,
 }
 
-/// Numbers of logits that one forward pass may give: 8 MiB of f32.
+/// The maximum number of logits of one forward pass: 8 MiB of f32.
 const LOGITS: usize = 1 << 21;
 
-/// Feeds a stream of tokens through a model, a segment at a time, and sums what each next token cost.
+/// Feeds a stream of tokens through a model, a segment at a time, and sums the losses.
 ///
-/// `forward` is [`Decoder::forward`] on one row, ids (1, time) to logits (1, time, vocab), or a form of it that looks
-/// inside.
-pub(crate) struct Walk<'a, F> {
+/// `forward` is [`Decoder::forward`] on one row, ids (1, time) to logits (1, time, vocab), or a probing form of it.
+pub(crate) struct StreamScorer<'a, F> {
     checkpoint: &'a Checkpoint,
     forward: F,
     pool: StatePool,
     segment: usize,
     limit: u64,
-    /// Logits after the last token fed, which predict the next.
+    /// Logits after the last token, which predict the next one.
     last: Option<Vec<f32>>,
-    seen: Seen,
+    totals: Totals,
 }
 
-/// What a [`Walk`] has counted.
+/// The counts of a [`StreamScorer`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Totals {
     pub(crate) documents: u64,
     pub(crate) predicted: u64,
     pub(crate) nats: f64,
-    /// Tokens and bytes of the whole text, past the limit too.
+    /// Tokens and bytes of the whole text, including those past the limit.
     pub(crate) tokens: u64,
     pub(crate) bytes: u64,
 }
 
-impl<'a, F> Walk<'a, F>
+impl<'a, F> StreamScorer<'a, F>
 where
     F: FnMut(&Tensor, &mut StatePool) -> candle_core::Result<Tensor>,
 {
@@ -146,42 +142,43 @@ where
         }
         let segment = (LOGITS / checkpoint.decoder.config().vocab_size).clamp(1, 512);
         let options = PoolOptions { state: checkpoint.state, ..PoolOptions::new(1) };
-        let (pool, limit) = (checkpoint.decoder.new_pool_with(options)?, limit.unwrap_or(u64::MAX));
-        Ok(Self { checkpoint, forward, pool, segment, limit, last: None, seen: Seen::default() })
+        let (pool, limit) =
+            (checkpoint.decoder.new_pool_with(options).map_err(candle_core::Error::from)?, limit.unwrap_or(u64::MAX));
+        Ok(Self { checkpoint, forward, pool, segment, limit, last: None, totals: Totals::default() })
     }
 
-    /// Reads the whole text; past the limit it is only counted, as its share of the bytes must be known.
+    /// Reads the whole text. Past the limit it only counts, to find the evaluated share of the bytes.
     pub(crate) fn read<R: Read>(
         &mut self,
         mut stream: TokenStream<'_, R>,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<Seen, EvalError> {
+    ) -> Result<Totals, EvalError> {
         while let Some(tokens) = stream.next().transpose()? {
-            self.seen.tokens += tokens.ids.len() as u64;
-            self.seen.bytes += tokens.bytes;
-            if self.seen.predicted < self.limit {
-                // The mark that closes the stream begins no document.
-                self.seen.documents += u64::from(tokens.first && tokens.bytes > 0);
+            self.totals.tokens += tokens.ids.len() as u64;
+            self.totals.bytes += tokens.bytes;
+            if self.totals.predicted < self.limit {
+                // The last mark starts no document.
+                self.totals.documents += u64::from(tokens.first && tokens.bytes > 0);
                 let bytes_read = stream.bytes_read();
-                self.feed(&tokens.ids, tokens.first, &mut |seen| {
-                    progress(Progress { tokens: seen.predicted, bytes_read, nats: seen.nats });
+                self.feed(&tokens.ids, tokens.first, &mut |totals| {
+                    progress(Progress { tokens: totals.predicted, bytes_read, nats: totals.nats });
                 })?;
             }
         }
-        Ok(self.seen)
+        Ok(self.totals)
     }
 
-    fn feed(&mut self, ids: &[u32], first: bool, progress: &mut dyn FnMut(&Seen)) -> candle_core::Result<()> {
+    fn feed(&mut self, ids: &[u32], first: bool, progress: &mut dyn FnMut(&Totals)) -> candle_core::Result<()> {
         let vocab = self.checkpoint.decoder.config().vocab_size;
         for (n, segment) in ids.chunks(self.segment).enumerate() {
             if let Some(logits) = &self.last {
-                self.seen.nats += loss(logits, segment[0]);
-                self.seen.predicted += 1;
+                self.totals.nats += loss(logits, segment[0]);
+                self.totals.predicted += 1;
             }
             if first && n == 0 {
                 self.pool.reset(0)?;
             }
-            let left = self.limit - self.seen.predicted;
+            let left = self.limit - self.totals.predicted;
             if left == 0 {
                 return Ok(());
             }
@@ -189,12 +186,12 @@ where
             let input = Tensor::new(segment, &self.checkpoint.device)?.unsqueeze(0)?;
             let mut logits = (self.forward)(&input, &mut self.pool)?.flatten_all()?.to_vec1::<f32>()?;
             for (row, &target) in logits.chunks_exact(vocab).zip(&segment[1..]) {
-                self.seen.nats += loss(row, target);
-                self.seen.predicted += 1;
+                self.totals.nats += loss(row, target);
+                self.totals.predicted += 1;
             }
             self.last = Some(logits.split_off(logits.len() - vocab));
-            progress(&self.seen);
-            if self.seen.predicted == self.limit {
+            progress(&self.totals);
+            if self.totals.predicted == self.limit {
                 return Ok(());
             }
         }
@@ -202,19 +199,17 @@ where
     }
 }
 
-/// What `target` costs under these logits, in nats: `log sum exp - logit`, in f64.
+/// The loss of `target` in nats: `log sum exp - logit`, in f64.
 fn loss(logits: &[f32], target: u32) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from((x - max).exp())).sum();
     sum.ln() + f64::from(max) - f64::from(logits[target as usize])
 }
 
-/// Reads the text at `path` and scores `checkpoint` on it; `limit`: predict the first so many tokens.
-///
-/// `progress` is called after every forward pass.
+/// Scores `checkpoint` on the text at `path`, or on its first `limit` tokens. Calls `progress` after every forward pass.
 ///
 /// # Errors
-/// [`EvalError`] where the text cannot be read or holds nothing, or `limit` is 0.
+/// [`EvalError`] if the text cannot be read or is empty, or `limit` is 0.
 pub fn evaluate(
     checkpoint: &Checkpoint,
     path: &Path,
@@ -223,18 +218,18 @@ pub fn evaluate(
 ) -> Result<EvalReport, EvalError> {
     let stream = TokenStream::new(Documents::open(path)?, &checkpoint.tokenizer)?;
     let decoder = &checkpoint.decoder;
-    let mut walk = Walk::new(checkpoint, limit, |ids, pool| decoder.forward(ids, pool, &[0]))?;
-    let seen = walk.read(stream, progress)?;
-    let nats = seen.nats / seen.predicted as f64;
-    let bytes = seen.bytes as f64 * seen.predicted as f64 / (seen.tokens - 1) as f64;
+    let mut scorer = StreamScorer::new(checkpoint, limit, |ids, pool| decoder.forward(ids, pool, &[0]))?;
+    let totals = scorer.read(stream, progress)?;
+    let nats = totals.nats / totals.predicted as f64;
+    let bytes = totals.bytes as f64 * totals.predicted as f64 / (totals.tokens - 1) as f64;
     Ok(EvalReport {
-        documents: seen.documents,
-        tokens: seen.predicted,
+        documents: totals.documents,
+        tokens: totals.predicted,
         bytes: bytes.round() as u64,
         nats,
         perplexity: nats.exp(),
-        bits_per_byte: seen.nats / std::f64::consts::LN_2 / bytes,
-        state_bytes: walk.pool.state_bytes(),
+        bits_per_byte: totals.nats / std::f64::consts::LN_2 / bytes,
+        state_bytes: scorer.pool.state_bytes(),
     })
 }
 

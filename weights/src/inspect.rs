@@ -1,5 +1,5 @@
-//! What a checkpoint holds: parameters by group, bytes of state, sigma and the gate's half-life of every head; and, on
-//! a text, how fast the heads forget in fact and how many denominators the clamp holds.
+//! The contents of a checkpoint: parameters by group, bytes of state, sigma and the gate's half-life of every head; and, on
+//! a text, the measured half-lives and the share of clamped denominators.
 
 use std::path::Path;
 
@@ -9,44 +9,44 @@ use tidegate_model::checkpoint::{LoadError, Stored};
 use tidegate_model::config::Attention;
 use tidegate_model::probe::Probe;
 
-use crate::eval::{Checkpoint, EvalError, Progress, Walk};
+use crate::eval::{Checkpoint, EvalError, Progress, StreamScorer};
 use crate::text::{Documents, TokenStream};
 
 /// Why a checkpoint could not be inspected.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
-    /// The checkpoint folder.
+    /// The checkpoint cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The text could not be run through the model.
+    /// The text cannot be evaluated.
     #[error(transparent)]
     Eval(#[from] EvalError),
 }
 
-/// Tensors of one kind.
+/// The tensors of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
-    /// What they are.
+    /// The kind.
     pub name: &'static str,
-    /// How many tensors.
+    /// Number of tensors.
     pub tensors: u64,
-    /// How many numbers.
+    /// Number of elements.
     pub numbers: u64,
     /// Bytes in the file.
     pub bytes: u64,
 }
 
-/// A head's sigma, over its numbers: of gaussian features how sharp the kernel is; of arc-cosine ones which numbers of
-/// queries and keys count more than others, for a factor of them all cancels.
+/// Statistics of a head's sigma vector. With Gaussian features sigma sets the kernel's sharpness; with arc-cosine features it
+/// weights the dimensions of queries and keys, and a common factor cancels.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sigma {
-    /// The least.
+    /// The minimum.
     #[serde(rename = "sigma_min")]
     pub min: f32,
-    /// Their mean.
+    /// The mean.
     #[serde(rename = "sigma_mean")]
     pub mean: f32,
-    /// The greatest: above about 1.3 the denominators of gaussian features, sines and cosines, begin to vanish.
+    /// The maximum. Above about 1.3, denominators of Gaussian features begin to vanish.
     #[serde(rename = "sigma_max")]
     pub max: f32,
 }
@@ -62,73 +62,73 @@ impl Sigma {
     }
 }
 
-/// One head's sigma and memory.
+/// One head's sigma and half-life.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Head {
     /// Layer, from 0.
     pub layer: usize,
     /// Head of the layer, from 0.
     pub head: usize,
-    /// None for the feature maps that have no sigma.
+    /// None for feature maps without sigma.
     #[serde(flatten)]
     pub sigma: Option<Sigma>,
-    /// Tokens until the gate has forgotten half, by its bias alone; none without a gate.
+    /// Tokens until the gate has forgotten half, from its bias alone; none without a gate.
     pub half_life: Option<f64>,
-    /// The same on the text: from the mean of log g.
+    /// The same on the text, from the mean of log g.
     pub measured_half_life: Option<f64>,
-    /// Share of the text's denominators that the clamp held; none where there was no denominator, as in the hybrid's
-    /// far part on texts no longer than its window.
+    /// Share of clamped denominators on the text; none without a denominator, as in the hybrid on texts no longer than its
+    /// window.
     pub clamped: Option<f64>,
 }
 
-/// What the text showed of a layer.
+/// A layer's statistics on the text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LayerOnText {
+pub struct LayerStatistics {
     /// Layer, from 0.
     pub layer: usize,
-    /// Share of all heads' denominators that the clamp held.
+    /// Share of clamped denominators of all heads.
     pub clamped: f64,
 }
 
-/// What the text showed.
+/// Statistics on the text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct OnText {
-    /// Tokens that passed through the model.
+pub struct TextStatistics {
+    /// Tokens fed to the model.
     pub tokens: u64,
-    /// Every layer that had denominators.
-    pub layers: Vec<LayerOnText>,
+    /// Every layer that has denominators.
+    pub layers: Vec<LayerStatistics>,
 }
 
-/// How an encoder-decoder reads a source.
+/// An encoder-decoder's properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SourceReport {
-    /// Blocks of the encoder.
+    /// Number of encoder blocks.
     pub encoder_layers: usize,
-    /// Most tokens of a source, its first mark counted.
+    /// Maximum tokens of a source, including its first mark.
     pub max_tokens: usize,
-    /// Bytes that cross attention keeps of a source: of random features the same for any, of softmax attention room for
-    /// the longest.
+    /// Bytes that cross attention keeps of a source: constant with random features, room for the longest source with softmax
+    /// attention.
     pub state_bytes: usize,
 }
 
-/// All that is known of a checkpoint.
+/// The report on a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct InspectReport {
-    /// Trained numbers; the fixed random matrices are not counted.
+    /// Trained parameters, without the fixed random matrices.
     pub parameters: u64,
-    /// By kind.
+    /// Tensors by kind.
     pub groups: Vec<Group>,
-    /// Bytes that a conversation needs, however long; those of its source are among them.
+    /// Bytes of a conversation's state, including its source, whatever its length.
     pub state_bytes: usize,
-    /// Of an encoder-decoder.
+    /// For an encoder-decoder.
     pub source: Option<SourceReport>,
     /// Every head of every layer.
     pub heads: Vec<Head>,
-    /// Where a text was given.
-    pub on_text: Option<OnText>,
+    /// If a text was given.
+    pub on_text: Option<TextStatistics>,
 }
 
-/// The kinds of tensors, by a part of the name; the first that fits.
+/// The kinds of tensors by a part of their name; the first match counts.
 const KINDS: [(&str, &str); 12] = [
     ("embed_tokens", "embedding"),
     ("lm_head", "output head"),
@@ -146,12 +146,12 @@ const KINDS: [(&str, &str); 12] = [
 const RANDOM: &str = "random matrices (fixed)";
 const OTHER: &str = "other";
 
-/// What a tensor of this name is.
+/// The kind of a tensor.
 pub(crate) fn kind(name: &str) -> &'static str {
     KINDS.iter().find(|(part, _)| name.contains(part)).map_or(OTHER, |&(_, kind)| kind)
 }
 
-/// All kinds, in the order of reports.
+/// All kinds in the order of reports.
 pub(crate) fn kinds() -> impl Iterator<Item = &'static str> {
     KINDS.iter().map(|&(_, name)| name).chain([OTHER])
 }
@@ -171,20 +171,20 @@ fn groups(stored: &Stored) -> Vec<Group> {
 
 /// `ln 2 / -log g` tokens for a gate of `sigmoid(logit)`.
 fn half_life(logit: f64) -> f64 {
-    // -log sigmoid(a) = log(1 + exp(-a)), split at 0 so that neither exponential overflows.
+    // -log sigmoid(a) = log(1 + exp(-a)), split at 0 so that no exponential overflows.
     let cost = if logit > 0.0 { (-logit).exp().ln_1p() } else { logit.exp().ln_1p() - logit };
     std::f64::consts::LN_2 / cost
 }
 
-/// Reads config and weights of a checkpoint folder; the model is not built.
+/// Reads the config and weights of a checkpoint folder without building the model.
 ///
 /// # Errors
-/// [`InspectError`] where a file is missing or wrong.
+/// [`InspectError`] if a file is missing or invalid.
 pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
     let stored = Stored::open(folder)?;
     let config = stored.config();
     let mut heads = Vec::new();
-    // Softmax attention's heads have neither sigma nor gate.
+    // Heads of softmax attention have neither sigma nor gate.
     let layers = if config.attention == Attention::Softmax { 0 } else { config.num_hidden_layers };
     for layer in 0..layers {
         let at = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
@@ -211,10 +211,10 @@ pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
     Ok(InspectReport { parameters, groups, state_bytes: config.state_bytes(), source, heads, on_text: None })
 }
 
-/// Runs a text, or its first `limit` tokens, through the model and adds what the heads did to `report`.
+/// Runs a text, or its first `limit` tokens, through the model and adds the heads' statistics to `report`.
 ///
 /// # Errors
-/// [`InspectError::Eval`] where the text cannot be read or holds nothing, or `limit` is 0.
+/// [`InspectError::Eval`] if the text cannot be read or is empty, or `limit` is 0.
 pub fn observe(
     report: &mut InspectReport,
     checkpoint: &Checkpoint,
@@ -230,7 +230,7 @@ pub fn observe(
         tokens += ids.elem_count() as u64;
         decoder.forward_probed(ids, pool, &[0], &mut probe)
     };
-    Walk::new(checkpoint, limit, forward)?.read(stream, progress)?;
+    StreamScorer::new(checkpoint, limit, forward)?.read(stream, progress)?;
 
     let heads = decoder.config().num_attention_heads;
     let mut layers = Vec::with_capacity(probe.len());
@@ -242,10 +242,10 @@ pub fn observe(
         }
         if seen.denominators > 0 {
             let clamped = seen.clamped.iter().sum::<u64>() as f64 / (all * heads as f64);
-            layers.push(LayerOnText { layer, clamped });
+            layers.push(LayerStatistics { layer, clamped });
         }
     }
-    report.on_text = Some(OnText { tokens, layers });
+    report.on_text = Some(TextStatistics { tokens, layers });
     Ok(())
 }
 

@@ -1,20 +1,14 @@
-//! What one does with a checkpoint besides serving it: evaluate it on a text, look inside, and quantise it.
+//! Tools for checkpoints: evaluate one on a text, inspect it, quantise it, and translate with it.
 //!
-//! [`text`] cuts a file into documents, [`eval`] measures a model on them, [`inspect`] reports on the weights and on
-//! the gates and denominators that a text meets, [`quantize`] writes a copy with smaller weights and [`card`] what its
-//! model card says of that. [`approximation`] and [`denominators`] are experiments, whose files ([`record`]) [`report`]
-//! makes pictures and tables of. The command line is `main.rs`; nothing here prints.
+//! [`text`] splits a file into documents, [`eval`] measures a model on them, [`inspect`] reports on the weights and on the
+//! gates and denominators that a text meets, [`quantize`] writes a copy with smaller weights, [`card`] its section of the
+//! model card, and [`translate`] runs an encoder-decoder. [`terminal`] has tables and progress bars. The command line is
+//! `main.rs`; nothing here prints.
 
-pub mod approximation;
 pub mod card;
-pub mod cost;
-pub mod denominators;
 pub mod eval;
 pub mod inspect;
 pub mod quantize;
-pub mod record;
-pub mod report;
-pub mod table;
+pub mod terminal;
 pub mod text;
 pub mod translate;
-pub mod translation_cost;

@@ -1,6 +1,5 @@
 //! The command line `tidegate-weights`: arguments, progress bars, and reports as tables or JSON.
 
-mod experiments;
 mod translating;
 
 use std::fmt::Write;
@@ -9,15 +8,13 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tidegate_model::{Device, StateType, WeightType};
 use tidegate_weights::eval::{Checkpoint, EvalReport, Progress, evaluate};
 use tidegate_weights::inspect::{Head, InspectReport, Sigma, inspect, observe};
-use tidegate_weights::quantize::{Draft, OnText, QuantizeOptions, QuantizeReport};
-use tidegate_weights::table::{Table, grouped};
+use tidegate_weights::quantize::{Comparison, Draft, QuantizeOptions, QuantizeReport};
+use tidegate_weights::terminal::{Table, grouped, progress_bar};
 
-/// Evaluates, inspects, quantises and translates with the checkpoints that `tidegate` serves, and measures what they are
-/// made of.
+/// Evaluates, inspects and quantises the checkpoints that `tidegate` serves, and translates with them.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-weights", version)]
 struct Cli {
@@ -27,19 +24,19 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Perplexity and bits per byte of a text, the state carried through the whole of it.
+    /// Measures perplexity and bits per byte of a text, the state carried through it.
     Eval {
         #[command(flatten)]
         common: Common,
         /// UTF-8 text, `<|endoftext|>` between documents.
         #[arg(long, value_name = "FILE")]
         text: PathBuf,
-        /// How the state is held in memory: f32 or bf16.
+        /// Type of the state in memory: f32 or bf16.
         #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = state)]
         state: StateType,
     },
-    /// Parameters by group, state bytes, sigma and gate half-life per head; with a text also what the gates and
-    /// denominators did on it.
+    /// Shows parameters by group, state bytes, sigma and gate half-life per head; with a text also measured half-lives and
+    /// clamped denominators.
     Inspect {
         #[command(flatten)]
         common: Common,
@@ -47,24 +44,22 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         text: Option<PathBuf>,
     },
-    /// Writes a copy of a checkpoint whose matrices are quantised (model.gguf); with a text also what that costs.
+    /// Writes a quantised copy of a checkpoint (model.gguf); with a text also compares the two on it.
     Quantize {
         #[command(flatten)]
         common: Common,
-        /// What matrices become: q8_0, q4_0, q4_k, f16 or bf16; f16 where their rows are not whole blocks of it.
+        /// Type of the matrices: q8_0, q4_0, q4_k, f16 or bf16. Matrices whose rows are not a multiple of its block become f16.
         #[arg(long, value_name = "TYPE", value_parser = smaller)]
         to: WeightType,
-        /// The folder to write; new, or empty.
+        /// The output folder; new or empty.
         #[arg(long, value_name = "FOLDER")]
         out: PathBuf,
         /// UTF-8 text, `<|endoftext|>` between documents.
         #[arg(long, value_name = "FILE")]
         text: Option<PathBuf>,
     },
-    /// Translates lines with an encoder-decoder, greedily; a translation a line, in the same order.
+    /// Translates lines with an encoder-decoder, greedily and in order.
     Translate(translating::Translate),
-    #[command(flatten)]
-    Experiment(experiments::Experiment),
 }
 
 #[derive(Args, Debug)]
@@ -72,7 +67,7 @@ struct Common {
     /// Checkpoint folder: config.json, model.safetensors (or model.gguf), tokenizer.json.
     #[arg(long, value_name = "FOLDER", env = "TIDEGATE_MODEL")]
     model: PathBuf,
-    /// Predict only the first so many tokens of the text.
+    /// Predict only the first tokens of the text.
     #[arg(long, value_name = "TOKENS", requires = "text", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     /// Print JSON instead of a table.
@@ -90,7 +85,7 @@ fn state(text: &str) -> Result<StateType, String> {
 
 fn smaller(text: &str) -> Result<WeightType, String> {
     match text.parse() {
-        Ok(WeightType::F32) => Err("f32 is nothing smaller".into()),
+        Ok(WeightType::F32) => Err("must be smaller than f32".into()),
         kind => kind,
     }
 }
@@ -130,7 +125,6 @@ fn main() -> Result<()> {
             }
         }
         Command::Translate(translate) => translate.run()?,
-        Command::Experiment(experiment) => experiment.run()?,
     }
     Ok(())
 }
@@ -142,9 +136,9 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
     };
     let options = QuantizeOptions { model: &common.model, to, out };
     options.check()?;
-    // First, so that a text that cannot be read is found before anything is quantised.
+    // Report an unreadable text before quantising anything.
     let before = text.map(|text| measured(&common.model, text)).transpose()?;
-    let bar = bar(0)?;
+    let bar = progress_bar(0);
     let draft = Draft::write(&options, &mut |written| {
         bar.set_length(written.of);
         bar.set_position(written.bytes);
@@ -152,24 +146,17 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
     })?;
     bar.finish_and_clear();
     let on_text = match text.zip(before) {
-        Some((text, before)) => Some(OnText::new(text, common.limit, before, measured(draft.folder(), text)?)),
+        Some((text, before)) => Some(Comparison::new(text, common.limit, before, measured(draft.folder(), text)?)),
         None => None,
     };
     Ok(draft.finish(on_text)?)
 }
 
-/// A progress bar on stderr.
-fn bar(length: u64) -> Result<ProgressBar> {
-    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(5));
-    bar.set_style(ProgressStyle::with_template("{bar:30} {percent:>3}% {elapsed_precise} {msg}")?);
-    Ok(bar)
-}
-
-/// Runs `work` under a progress bar on stderr: over the limit's tokens, or else the file's bytes.
+/// Runs `work` with a progress bar on stderr, by tokens up to the limit or else by bytes of the file.
 fn with_bar<T>(text: &Path, limit: Option<u64>, work: impl FnOnce(&mut dyn FnMut(Progress)) -> T) -> Result<T> {
-    // A file that cannot be looked at is reported by the work itself, in its own words.
+    // `work` reports an unreadable file.
     let length = limit.or_else(|| std::fs::metadata(text).ok().map(|m| m.len())).unwrap_or(0);
-    let bar = bar(length)?;
+    let bar = progress_bar(length);
     let start = Instant::now();
     let result = work(&mut |p| {
         bar.set_position(if limit.is_some() { p.tokens } else { p.bytes_read });
@@ -195,7 +182,7 @@ fn eval_table(report: &EvalReport, seconds: f64) -> Table {
     table
 }
 
-/// Three digits are enough for a half-life, from a fraction of a token to millions.
+/// A half-life with about three digits.
 fn tokens(x: Option<f64>) -> String {
     match x {
         None => "-".into(),
@@ -272,7 +259,7 @@ fn quantize_tables(report: &QuantizeReport) -> String {
     let mut rest = String::new();
     let block = report.to.block().0;
     for m in report.in_f16() {
-        let _ = writeln!(rest, "{}: rows of {} numbers are not whole blocks of {block}, so f16", m.name, m.columns);
+        let _ = writeln!(rest, "{}: f16, since rows of {} values are not a multiple of {block}", m.name, m.columns);
     }
     if let Some(seen) = &report.on_text {
         let heading = format!("{} tokens of {}", grouped(seen.before.tokens), seen.text);

@@ -1,7 +1,9 @@
 //! Writes a copy of a checkpoint folder whose matrices are quantised, in one GGUF file.
 //!
-//! A [`Draft`] lies beside the folder that is to be, under a name of its own: it can be loaded and measured there, and
-//! becomes the folder only when it is finished. The numbers are those of `checkpoint::load_as`, bit for bit.
+//! A [`Draft`] is a temporary folder beside the output folder, where it can be loaded and measured; `finish` renames it. The
+//! weights equal those of `checkpoint::load_as`, bit for bit.
+
+mod report;
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind};
@@ -9,146 +11,60 @@ use std::path::{Path, PathBuf};
 
 use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use candle_core::{Device, Tensor};
-use serde::{Serialize, Serializer};
 use tidegate_model::WeightType;
 use tidegate_model::checkpoint::{self, LoadError, Stored, StoredTensor};
 
+pub use report::{Comparison, GroupBytes, MatrixError, QuantizeReport};
+
 use crate::card;
-use crate::eval::EvalReport;
 use crate::inspect::{kind, kinds};
 
 /// Why a checkpoint was not quantised.
 #[derive(Debug, thiserror::Error)]
 pub enum QuantizeError {
-    /// The checkpoint folder, or the draft when it is read again.
+    /// The checkpoint or the draft cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A file or folder.
+    /// A file or folder cannot be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// Its place.
+        /// Its path.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The checkpoint has no other weights than quantised ones.
-    #[error("{0} is quantised already; quantise from the folder with model.safetensors")]
+    /// The checkpoint is already quantised.
+    #[error("{0} is already quantised; start from a folder with model.safetensors")]
     Already(PathBuf),
-    /// The folder to write is none, or holds something.
+    /// The output folder is a file or not empty.
     #[error("out: must name a new or empty folder, found {0}")]
     Occupied(PathBuf),
-    /// Numbers too large for a type, or none at all.
-    #[error("{name} has numbers that {to} cannot hold")]
+    /// A tensor has NaNs or values outside the type's range.
+    #[error("{name} has values that {to} cannot represent")]
     Number {
         /// The tensor.
         name: String,
         /// The type.
         to: WeightType,
     },
-    /// The library that quantises.
+    /// Candle failed to quantise.
     #[error("quantize: {0}")]
     Candle(#[from] candle_core::Error),
 }
 
-/// Bytes of the tensors of one kind.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct GroupBytes {
-    /// What they are.
-    pub name: &'static str,
-    /// How many tensors.
-    pub tensors: u64,
-    /// Their bytes in `model.safetensors`.
-    pub before: u64,
-    /// Their bytes in `model.gguf`.
-    pub after: u64,
-}
-
-/// What quantising did to the matrices of one name, those of all layers together.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct MatrixError {
-    /// The name without its layer.
-    pub name: String,
-    /// How many matrices.
-    pub tensors: u64,
-    /// Numbers of a row.
-    pub columns: usize,
-    /// What they are stored as: f16 where `columns` are no whole blocks of what was asked for.
-    #[serde(serialize_with = "name")]
-    pub stored_as: WeightType,
-    /// `sqrt(sum (quantised - w)^2 / sum w^2)`.
-    pub relative_error: f64,
-}
-
-/// What a text costs the model before and after.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct OnText {
-    /// The text's file name.
-    pub text: String,
-    /// How many of its tokens were to be predicted; all of them where absent.
-    pub limit: Option<u64>,
-    /// The checkpoint as it was.
-    pub before: EvalReport,
-    /// The quantised one.
-    pub after: EvalReport,
-    /// Perplexity after less before.
-    pub perplexity_difference: f64,
-    /// Bits per byte after less before.
-    pub bits_per_byte_difference: f64,
-}
-
-impl OnText {
-    /// Two evaluations of one text.
-    pub fn new(text: &Path, limit: Option<u64>, before: EvalReport, after: EvalReport) -> Self {
-        Self {
-            text: file_name(text),
-            limit,
-            perplexity_difference: after.perplexity - before.perplexity,
-            bits_per_byte_difference: after.bits_per_byte - before.bits_per_byte,
-            before,
-            after,
-        }
-    }
-}
-
-/// What was done.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct QuantizeReport {
-    /// The type asked for.
-    #[serde(serialize_with = "name")]
-    pub to: WeightType,
-    /// Bytes by kind.
-    pub groups: Vec<GroupBytes>,
-    /// Errors by name.
-    pub matrices: Vec<MatrixError>,
-    /// Where a text was given.
-    pub on_text: Option<OnText>,
-}
-
-impl QuantizeReport {
-    /// The matrices whose rows are no whole blocks of what was asked for.
-    pub fn in_f16(&self) -> impl Iterator<Item = &MatrixError> {
-        self.matrices.iter().filter(|matrix| matrix.stored_as != self.to)
-    }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
-fn name<S: Serializer>(kind: &WeightType, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(kind.name())
-}
-
-/// What is to be done.
+/// What to quantise.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizeOptions<'a> {
     /// The checkpoint folder.
     pub model: &'a Path,
-    /// What its matrices become.
+    /// The type of the matrices.
     pub to: WeightType,
-    /// The new folder.
+    /// The output folder.
     pub out: &'a Path,
 }
 
 impl QuantizeOptions<'_> {
-    /// Whether there are weights to quantise and a place for the folder.
+    /// Checks that there are weights to quantise and that the output folder is free.
     ///
     /// # Errors
     /// [`QuantizeError::Already`] and [`QuantizeError::Occupied`].
@@ -165,7 +81,7 @@ impl QuantizeOptions<'_> {
 
 /// How far the weights are.
 #[derive(Clone, Copy, Debug)]
-pub struct Written {
+pub struct WriteProgress {
     /// Bytes of the old file that were quantised.
     pub bytes: u64,
     /// Bytes of its tensors.
@@ -192,14 +108,17 @@ impl Draft {
     ///
     /// # Errors
     /// [`QuantizeError`]: then nothing is left behind.
-    pub fn write(options: &QuantizeOptions<'_>, progress: &mut dyn FnMut(Written)) -> Result<Self, QuantizeError> {
+    pub fn write(
+        options: &QuantizeOptions<'_>,
+        progress: &mut dyn FnMut(WriteProgress),
+    ) -> Result<Self, QuantizeError> {
         options.check()?;
         let QuantizeOptions { model, to, out } = *options;
         let stored = Stored::open(model)?;
         let name = file_name(&model.canonicalize().map_err(io(model))?);
-        let folder = passing_folder(out)?;
+        let folder = temporary_folder(out)?;
         let report = QuantizeReport { to, groups: Vec::new(), matrices: Vec::new(), on_text: None };
-        // From here on the folder goes with the draft.
+        // From here on, dropping the draft removes the folder.
         let mut draft = Self { folder, out: out.to_owned(), model: name, report };
         let tensors = draft.quantise(&stored, progress)?;
         draft.save(&tensors)?;
@@ -207,22 +126,22 @@ impl Draft {
         Ok(draft)
     }
 
-    /// Where it lies until it is finished.
+    /// The temporary folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Writes the model card and gives the folder its name.
+    /// Writes the model card and renames the folder to its final name.
     ///
     /// # Errors
-    /// [`QuantizeError`] where something has come to lie in that place meanwhile.
-    pub fn finish(mut self, on_text: Option<OnText>) -> Result<QuantizeReport, QuantizeError> {
+    /// [`QuantizeError`] if the output folder is no longer free.
+    pub fn finish(mut self, on_text: Option<Comparison>) -> Result<QuantizeReport, QuantizeError> {
         self.report.on_text = on_text;
         let path = self.folder.join(CARD);
         let old = if path.exists() { std::fs::read_to_string(&path).map_err(io(&path))? } else { String::new() };
         let card = card::with_section(&old, &self.model, &file_name(&self.out), &self.report);
         std::fs::write(&path, card).map_err(io(&path))?;
-        // The weights must read as what was meant before they get the name.
+        // The weights must load before the folder gets its name.
         Stored::open(&self.folder)?;
         if self.out.exists() {
             std::fs::remove_dir(&self.out).map_err(io(&self.out))?;
@@ -234,7 +153,7 @@ impl Draft {
     fn quantise(
         &mut self,
         stored: &Stored,
-        progress: &mut dyn FnMut(Written),
+        progress: &mut dyn FnMut(WriteProgress),
     ) -> Result<Vec<(String, QTensor)>, QuantizeError> {
         let to = self.report.to;
         let of = stored.tensors().map(|tensor| tensor.bytes as u64).sum();
@@ -258,7 +177,7 @@ impl Draft {
             }
             all.push((name.to_owned(), quantised));
             bytes += before as u64;
-            progress(Written { bytes, of });
+            progress(WriteProgress { bytes, of });
         }
         groups.retain(|group| group.tensors > 0);
         self.report.groups = groups;
@@ -270,8 +189,8 @@ impl Draft {
         use gguf_file::Value::{String, U32};
 
         let path = self.folder.join(checkpoint::GGUF);
-        // What the format's specification asks for and recommends. An architecture's name has letters and digits
-        // only; 2 is the version of ggml's block layouts.
+        // Required and recommended by the GGUF specification. An architecture's name has only letters and digits; 2 is the
+        // version of ggml's block layouts.
         let metadata = [
             ("general.architecture", String("rfagate".into())),
             ("general.name", String(self.model.clone())),
@@ -302,12 +221,12 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // After a rename nothing of this name is there.
+        // A finished draft has been renamed, so there is nothing to remove.
         std::fs::remove_dir_all(&self.folder).ok();
     }
 }
 
-/// Squared errors and squared numbers of the matrices of each name.
+/// Sums of squared errors and squared values for each name of matrix.
 #[derive(Default)]
 struct Errors(Vec<(MatrixError, f64, f64)>);
 
@@ -339,7 +258,7 @@ impl Errors {
         matrix.tensors += 1;
         *errors += error;
         *squares += square;
-        // A matrix of zeros has no error.
+        // A zero matrix has no error.
         matrix.relative_error = (*errors / squares.max(f64::MIN_POSITIVE)).sqrt();
         Ok(())
     }
@@ -362,7 +281,7 @@ fn ggml(kind: WeightType) -> GgmlDType {
     }
 }
 
-/// llama.cpp's number of a file most of whose tensors are of this type.
+/// llama.cpp's number for files with mostly this type.
 fn file_type(kind: WeightType) -> u32 {
     match kind {
         WeightType::F32 => 0,
@@ -374,8 +293,8 @@ fn file_type(kind: WeightType) -> u32 {
     }
 }
 
-/// Makes a folder beside `out`: two folders of one disk, so that the one can become the other.
-fn passing_folder(out: &Path) -> Result<PathBuf, QuantizeError> {
+/// Creates a temporary folder beside `out`, on the same disk, so that it can be renamed.
+fn temporary_folder(out: &Path) -> Result<PathBuf, QuantizeError> {
     if let Some(parent) = out.parent() {
         std::fs::create_dir_all(parent).map_err(io(parent))?;
     }
@@ -383,7 +302,7 @@ fn passing_folder(out: &Path) -> Result<PathBuf, QuantizeError> {
     loop {
         let folder = out.with_file_name(format!(".{name}.{}.{number}.part", std::process::id()));
         match std::fs::create_dir(&folder) {
-            // A run that was killed has left it.
+            // Left by a killed run.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
             made => return made.map_err(io(&folder)).map(|()| folder),
         }

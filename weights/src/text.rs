@@ -1,8 +1,7 @@
 //! Text files with `<|endoftext|>` between documents, read piece by piece, and their tokens.
 //!
-//! However large the file or a document, only about [`PIECE`] bytes are held. The tokens are those of each document
-//! encoded whole: a piece ends between a letter or digit and a blank, where no byte-level pre-tokenizer joins.
-//! Not here: what a model makes of the tokens.
+//! Memory is bounded by about [`PIECE`] bytes, however large the file or a document. The tokens equal those of each whole
+//! document: a piece ends between a letter or digit and a blank, where byte-level pre-tokenizers split anyway.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,7 +12,7 @@ use tokenizers::Tokenizer;
 /// The mark between documents, and the token that begins and ends each.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// Bytes of text that are read and tokenized together.
+/// Bytes of text read and tokenized together.
 pub const PIECE: usize = 64 << 10;
 
 /// Why a text could not be read.
@@ -22,35 +21,35 @@ pub enum TextError {
     /// The file cannot be opened.
     #[error("text: cannot open {path}: {source}")]
     Open {
-        /// The file asked for.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Reading stopped on an error.
+    /// The file cannot be read to its end.
     #[error("text: {0}")]
     Read(#[from] std::io::Error),
-    /// The file is no UTF-8.
+    /// The file is not UTF-8.
     #[error("text: not UTF-8 at byte {offset}")]
     NotUtf8 {
-        /// Where the first wrong byte lies in the file.
+        /// The offset of the first invalid byte in the file.
         offset: u64,
     },
-    /// There is no document, or none but empty ones.
+    /// The file has no document, or only empty ones.
     #[error("text: holds no text")]
     Empty,
     /// `tokenizer.json` cannot be read.
     #[error("cannot read {path}: {message}")]
     TokenizerFile {
-        /// The file asked for.
+        /// The file.
         path: PathBuf,
-        /// What the tokenizer library said.
+        /// The tokenizer library's error.
         message: String,
     },
-    /// The tokenizer failed on a piece of text.
+    /// The tokenizer cannot encode a text.
     #[error("tokenizer: {0}")]
     Encode(String),
-    /// The tokenizer failed on some tokens.
+    /// The tokenizer cannot decode tokens.
     #[error("tokenizer: {0}")]
     Decode(String),
     /// The tokenizer has no end-of-text token.
@@ -61,28 +60,28 @@ pub enum TextError {
 /// A part of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Whether the document begins here.
+    /// Whether it starts the document.
     pub first: bool,
-    /// Text of the document, never empty.
+    /// Never empty.
     pub text: String,
 }
 
-/// The documents of a text, in pieces: marks, and line breaks around them, are left out, and so are empty documents.
-/// Line ends are `\n` whatever the file has.
+/// The documents of a text in pieces, without marks, the line breaks around them, and empty documents. Line ends become
+/// `\n`.
 #[derive(Debug)]
 pub struct Documents<R> {
     reader: R,
     piece: usize,
-    /// Text read and not yet handed out.
+    /// Text read but not yet returned.
     pending: String,
-    /// Bytes that are no whole character yet, or a `\r` whose `\n` may follow.
+    /// An incomplete character, or a `\r` whose `\n` may follow.
     raw: Vec<u8>,
     /// Bytes read from the reader.
     read: u64,
     exhausted: bool,
-    /// Whether a piece of the document at hand was handed out.
-    begun: bool,
-    /// Whether the end, or an error, was reached.
+    /// Whether a piece of the current document was returned.
+    started: bool,
+    /// Whether the end or an error was reached.
     done: bool,
 }
 
@@ -98,10 +97,10 @@ impl Documents<File> {
 }
 
 impl<R: Read> Documents<R> {
-    /// The documents that `reader` holds, in pieces of about `piece` bytes (at least 64).
+    /// The documents of `reader` in pieces of about `piece` bytes (at least 64).
     pub fn new(reader: R, piece: usize) -> Self {
         let (pending, raw) = (String::new(), Vec::new());
-        Self { reader, piece: piece.max(64), pending, raw, read: 0, exhausted: false, begun: false, done: false }
+        Self { reader, piece: piece.max(64), pending, raw, read: 0, exhausted: false, started: false, done: false }
     }
 
     /// Bytes of the file read so far.
@@ -109,7 +108,7 @@ impl<R: Read> Documents<R> {
         self.read
     }
 
-    /// Reads up to one piece more into `pending`.
+    /// Reads up to one more piece into `pending`.
     fn fill(&mut self) -> Result<(), TextError> {
         let room = self.piece as u64;
         let got = self.reader.by_ref().take(room).read_to_end(&mut self.raw)? as u64;
@@ -137,7 +136,7 @@ impl<R: Read> Documents<R> {
         Ok(())
     }
 
-    /// Takes the first `end` bytes of `pending`; `skip` more are dropped after them.
+    /// Takes the first `end` bytes of `pending` and drops the next `skip`.
     fn take(&mut self, end: usize, skip: usize) -> String {
         let rest = self.pending.split_off(end);
         let text = std::mem::replace(&mut self.pending, rest);
@@ -147,7 +146,7 @@ impl<R: Read> Documents<R> {
 
     fn advance(&mut self) -> Result<Option<Piece>, TextError> {
         loop {
-            if !self.begun {
+            if !self.started {
                 let blank = self.pending.len() - self.pending.trim_start_matches('\n').len();
                 self.pending.drain(..blank);
             }
@@ -159,13 +158,13 @@ impl<R: Read> Documents<R> {
                 let (end, skip) = mark.map_or((self.pending.len(), 0), |at| (at, END_OF_TEXT.len()));
                 let mut text = self.take(end, skip);
                 text.truncate(text.trim_end_matches('\n').len());
-                let first = !std::mem::replace(&mut self.begun, false);
+                let first = !std::mem::replace(&mut self.started, false);
                 if !text.is_empty() {
                     return Ok(Some(Piece { first, text }));
                 }
             } else if let Some(end) = self.cut() {
                 let text = self.take(end, 0);
-                let first = !std::mem::replace(&mut self.begun, true);
+                let first = !std::mem::replace(&mut self.started, true);
                 return Ok(Some(Piece { first, text }));
             } else {
                 self.fill()?;
@@ -173,16 +172,15 @@ impl<R: Read> Documents<R> {
         }
     }
 
-    /// Where `pending`, which holds no whole mark, may be cut so that both sides tokenize as the whole does.
-    ///
-    /// A mark that is only half read lies behind the cut, since it has no blank in it.
+    /// A position at which `pending`, which has no complete mark, can be split without changing its tokens. A partly read
+    /// mark stays behind it, since a mark has no blank.
     fn cut(&self) -> Option<usize> {
         if self.pending.len() < self.piece {
             return None;
         }
         let blanks = self.pending.rmatch_indices([' ', '\n']);
         let safe = |&at: &usize| self.pending[..at].chars().next_back().is_some_and(char::is_alphanumeric);
-        // Text without such a place in sixteen pieces is no language; memory stays bounded, a token may be split.
+        // No language has sixteen pieces without such a position. Splitting a token there keeps memory bounded.
         let forced = || {
             let at = self.pending.floor_char_boundary(self.pending.len() - END_OF_TEXT.len());
             (self.pending.len() >= 16 * self.piece).then_some(at)
@@ -204,18 +202,18 @@ impl<R: Read> Iterator for Documents<R> {
     }
 }
 
-/// Tokens that follow one another in the stream `0 document 0 document 0`, where 0 is the end-of-text token.
+/// Consecutive tokens of the stream `0 document 0 document 0`, where 0 is the end-of-text token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokens {
-    /// Whether a document begins with the first of `ids` (or the stream closes with it): the state is zero before it.
+    /// Whether the first of `ids` starts a document or ends the stream: the state is zeroed before it.
     pub first: bool,
     /// Token ids, at least one.
     pub ids: Vec<u32>,
-    /// Bytes of text in them, the mark not counted.
+    /// Bytes of their text, without the mark.
     pub bytes: u64,
 }
 
-/// The tokens of a text: every document led by the end-of-text token, and one more at the end.
+/// The tokens of a text: an end-of-text token before every document and one at the end.
 pub struct TokenStream<'a, R> {
     documents: Documents<R>,
     tokenizer: &'a Tokenizer,
@@ -228,7 +226,7 @@ impl<'a, R: Read> TokenStream<'a, R> {
     /// The tokens of `documents`.
     ///
     /// # Errors
-    /// [`TextError::NoEndMark`] where the tokenizer has no end-of-text token.
+    /// [`TextError::NoEndMark`] if the tokenizer has no end-of-text token.
     pub fn new(documents: Documents<R>, tokenizer: &'a Tokenizer) -> Result<Self, TextError> {
         let mark = tokenizer.token_to_id(END_OF_TEXT).ok_or(TextError::NoEndMark)?;
         Ok(Self { documents, tokenizer, mark, any: false, done: false })
@@ -271,7 +269,7 @@ impl<R: Read> Iterator for TokenStream<'_, R> {
 /// Reads the `tokenizer.json` of a checkpoint folder.
 ///
 /// # Errors
-/// [`TextError::TokenizerFile`] names the file and what is wrong with it.
+/// [`TextError::TokenizerFile`].
 pub fn load_tokenizer(folder: &Path) -> Result<Tokenizer, TextError> {
     let path = folder.join("tokenizer.json");
     let wrong = |e: Box<dyn std::error::Error + Send + Sync>| TextError::TokenizerFile {
@@ -279,7 +277,7 @@ pub fn load_tokenizer(folder: &Path) -> Result<Tokenizer, TextError> {
         message: e.to_string(),
     };
     let mut tokenizer = Tokenizer::from_file(&path).map_err(wrong)?;
-    // A text must never be cut or filled up silently.
+    // A text must never be truncated or padded.
     tokenizer.with_truncation(None).map_err(wrong)?;
     tokenizer.with_padding(None);
     Ok(tokenizer)

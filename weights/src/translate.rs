@@ -1,8 +1,8 @@
-//! Translates lines with an encoder-decoder: the likeliest token each time, many sources at once.
+//! Translates lines with an encoder-decoder, greedily and many sources at once.
 //!
-//! Every source is checked before the first is read. Slots are filled in the lines' order; a row whose translation has
-//! ended leaves at once and the next source enters, so a batch stays full while sources wait. What else is in the batch
-//! changes no bit of a row's logits, so a translation does not depend on the batch's size.
+//! All sources are checked before the first is read. Sources enter in the lines' order; a finished row leaves and the next
+//! source takes its slot, so the batch stays full while sources wait. Other rows of the batch change no bit of a row's
+//! logits, so a translation does not depend on the batch size.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,66 +12,66 @@ use tidegate_model::{PoolOptions, SourceConfig, StatePool};
 use crate::eval::Checkpoint;
 use crate::text::{END_OF_TEXT, TextError};
 
-/// Why nothing was translated, or not all.
+/// Why a translation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TranslateError {
-    /// There is no encoder.
-    #[error("the model cannot translate: it is a decoder alone, model_type must be rfa_seq2seq")]
+    /// The model has no encoder.
+    #[error("the model cannot translate: it has no encoder, model_type must be rfa_seq2seq")]
     NoEncoder,
-    /// The tokenizer.
+    /// The tokenizer cannot be used.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// A source is longer than the model can read.
-    #[error("line {line}: must have at most {most} tokens, its first mark counted, found {found}")]
+    /// A source exceeds the model's maximum.
+    #[error("line {line}: must have at most {most} tokens including its first mark, found {found}")]
     TooLong {
-        /// From 1 on.
+        /// From 1.
         line: usize,
         /// The config's `max_source_positions`.
         most: usize,
-        /// As many as it has.
+        /// The number of its tokens.
         found: usize,
     },
-    /// A source holds the mark that begins and ends texts.
-    #[error("line {line}: must not hold the mark {END_OF_TEXT}")]
+    /// A source contains the end-of-text mark.
+    #[error("line {line}: must not contain the mark {END_OF_TEXT}")]
     Mark {
-        /// From 1 on.
+        /// From 1.
         line: usize,
     },
-    /// A tensor operation.
+    /// A tensor operation failed.
     #[error("model: {0}")]
     Model(#[from] candle_core::Error),
-    /// Nobody takes the translations any more.
+    /// The output cannot be written.
     #[error("out: {0}")]
     Write(#[from] std::io::Error),
 }
 
-/// How it is done.
+/// How to translate.
 #[derive(Clone, Copy, Debug)]
 pub struct TranslateOptions {
-    /// Sources that are translated together; at least 1.
+    /// Sources translated together; at least 1.
     pub batch: usize,
-    /// Most tokens of a translation, its end counted; at least 1.
+    /// Maximum tokens of a translation including its end; at least 1.
     pub max_tokens: usize,
 }
 
-/// What was done, and what it took.
+/// Counts and times of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Translated {
-    /// Sources whose translation is whole.
+pub struct TranslationStats {
+    /// Finished translations.
     pub sentences: u64,
-    /// Tokens of translations, ends counted: one for each row of each step.
+    /// Tokens of translations including their ends.
     pub tokens: u64,
-    /// Tokens of sources that were read.
+    /// Tokens of the sources read.
     pub source_tokens: u64,
-    /// Of reading sources.
+    /// Time spent reading sources.
     pub reading: Duration,
-    /// Of decode steps.
+    /// Time spent in decode steps.
     pub decoding: Duration,
-    /// Translations that `max_tokens` ended.
+    /// Translations cut at `max_tokens`.
     pub cut: u64,
 }
 
-/// Lines as the model reads them, each within its bounds.
+/// Tokenized lines that fit the model.
 #[derive(Clone, Debug)]
 pub struct Sources {
     ids: Vec<Vec<u32>>,
@@ -81,15 +81,15 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Reads a source a line; blanks around it are not part of it. A line without text is the first mark alone.
+    /// Tokenizes one source a line, without the blanks around it. An empty line is only the first mark.
     ///
     /// # Errors
-    /// [`TranslateError`] for a model without an encoder, and the first line that it cannot read.
+    /// [`TranslateError`] for a model without an encoder, and for the first line that does not fit.
     pub fn new(checkpoint: &Checkpoint, text: &str) -> Result<Self, TranslateError> {
         let config = checkpoint.decoder.config();
         let source = config.source().ok_or(TranslateError::NoEncoder)?;
         let mark = checkpoint.tokenizer.token_to_id(END_OF_TEXT).ok_or(TextError::NoEndMark)?;
-        // Nothing at all is no line; a line feed alone is an empty one.
+        // An empty text has no line; a line feed alone is one empty line.
         let lines = text.strip_suffix('\n').unwrap_or(text).split('\n').skip(usize::from(text.is_empty()));
         let read = |(at, line): (usize, &str)| {
             if line.contains(END_OF_TEXT) {
@@ -107,49 +107,49 @@ impl Sources {
         Ok(Self { ids, source, ends })
     }
 
-    /// How many there are.
+    /// The number of sources.
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// Whether there are none.
+    /// Whether there is no source.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 }
 
-/// A source on its way.
+/// A source in progress.
 struct Row {
-    /// Its place among the sources.
+    /// Its index among the sources.
     at: usize,
     slot: usize,
-    /// The token to be read next.
+    /// The token to feed next.
     next: u32,
-    /// What it was translated into.
+    /// The translation so far.
     written: Vec<u32>,
 }
 
-/// Translates all sources; `write` takes the translations in the sources' order, each one line, as early as all before
-/// it are whole, and `progress` is told after every step.
+/// Translates all sources. Passes the translations to `write` in the sources' order, one line each, as soon as all before it
+/// are finished, and calls `progress` after every step.
 ///
 /// # Errors
-/// [`TranslateError::Model`] where a step fails, and what `write` says.
+/// [`TranslateError::Model`] if a step fails, and errors of `write`.
 pub fn translate(
     checkpoint: &Checkpoint,
     sources: &Sources,
     options: TranslateOptions,
     write: &mut dyn FnMut(&str) -> std::io::Result<()>,
-    progress: &mut dyn FnMut(&Translated),
-) -> Result<Translated, TranslateError> {
+    progress: &mut dyn FnMut(&TranslationStats),
+) -> Result<TranslationStats, TranslateError> {
     let slots = options.batch.clamp(1, sources.len().max(1));
     let options_of_pool = PoolOptions { state: checkpoint.state, ..PoolOptions::new(slots) };
-    let mut pool = checkpoint.decoder.new_pool_with(options_of_pool)?;
+    let mut pool = checkpoint.decoder.new_pool_with(options_of_pool).map_err(candle_core::Error::from)?;
     let (mut rows, mut free) = (Vec::with_capacity(slots), (0..slots).rev().collect::<Vec<_>>());
     let mut waiting = sources.ids.iter().enumerate();
-    let mut done = Translated::default();
+    let mut done = TranslationStats::default();
     let mut logits = Vec::new();
-    // Whole translations that one before them keeps waiting.
-    let (mut whole, mut written) = (BTreeMap::new(), 0);
+    // Finished translations that wait for an earlier one.
+    let (mut finished, mut written) = (BTreeMap::new(), 0);
     loop {
         while let Some(slot) = free.pop() {
             let Some((at, ids)) = waiting.next() else { break };
@@ -176,9 +176,9 @@ pub fn translate(
             !(end || cut)
         });
         for (at, ids) in ended {
-            whole.insert(at, line(checkpoint, &ids)?);
+            finished.insert(at, line(checkpoint, &ids)?);
         }
-        while let Some(text) = whole.remove(&written) {
+        while let Some(text) = finished.remove(&written) {
             write(&text)?;
             written += 1;
         }
@@ -192,7 +192,7 @@ fn read(
     ids: &[u32],
     pool: &mut StatePool,
     slot: usize,
-    done: &mut Translated,
+    done: &mut TranslationStats,
 ) -> Result<(), TranslateError> {
     let clock = Instant::now();
     checkpoint.decoder.read_source(ids, pool, slot)?;
@@ -201,13 +201,13 @@ fn read(
     Ok(())
 }
 
-/// Takes every row one token further.
+/// Advances every row by one token.
 fn step(
     checkpoint: &Checkpoint,
     rows: &mut [Row],
     pool: &mut StatePool,
     logits: &mut Vec<f32>,
-    done: &mut Translated,
+    done: &mut TranslationStats,
 ) -> Result<(), TranslateError> {
     let clock = Instant::now();
     let (ids, slots): (Vec<u32>, Vec<usize>) = rows.iter().map(|row| (row.next, row.slot)).unzip();
@@ -220,13 +220,13 @@ fn step(
     Ok(())
 }
 
-/// The first of the greatest.
+/// The index of the greatest logit, the first one if several are equal.
 fn likeliest(logits: &[f32]) -> u32 {
     let greatest = (0..logits.len()).reduce(|best, id| if logits[id] > logits[best] { id } else { best });
     greatest.unwrap_or(0) as u32
 }
 
-/// A translation's text as one line, without blanks around it.
+/// A translation as one line, without blanks around it.
 fn line(checkpoint: &Checkpoint, ids: &[u32]) -> Result<String, TranslateError> {
     let text = checkpoint.tokenizer.decode(ids, true).map_err(|error| TextError::Decode(error.to_string()))?;
     Ok(text.trim().replace("\r\n", " ").replace(['\n', '\r'], " "))
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_equals_the_first_is_likeliest() {
+    fn the_first_of_equal_logits_is_likeliest() {
         assert_eq!(likeliest(&[-3.0, 1.0, 0.5, 1.0]), 1);
         assert_eq!(likeliest(&[f32::NEG_INFINITY, -9.0]), 1);
     }

@@ -1,4 +1,4 @@
-//! The command `translate`: where lines come from and translations go, and what it took.
+//! The command `translate`: its arguments, input, output and statistics.
 
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
@@ -9,42 +9,40 @@ use anyhow::{Context, Result};
 use clap::Args;
 use tidegate_model::Device;
 use tidegate_weights::eval::Checkpoint;
-use tidegate_weights::table::{Table, grouped};
-use tidegate_weights::translate::{Sources, TranslateOptions, Translated, translate};
-
-use crate::bar;
+use tidegate_weights::terminal::{Table, grouped, progress_bar};
+use tidegate_weights::translate::{Sources, TranslateOptions, TranslationStats, translate};
 
 #[derive(Args, Debug)]
 pub(crate) struct Translate {
     /// Checkpoint folder of an encoder-decoder: config.json, model.safetensors (or model.gguf), tokenizer.json.
     #[arg(long, value_name = "FOLDER", env = "TIDEGATE_MODEL")]
     model: PathBuf,
-    /// A source a line, UTF-8; - is stdin.
+    /// UTF-8 text with one source a line; - is stdin.
     #[arg(long, value_name = "FILE", default_value = "-")]
     source: PathBuf,
-    /// The file to write; stdout where absent.
+    /// The output file; stdout if absent.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Sources that are translated together; no translation depends on it.
+    /// Sources translated together; no translation depends on it.
     #[arg(long, value_name = "ROWS", default_value = "16", value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
-    /// Most tokens of a translation, its end counted; where it has no end by then it is cut.
+    /// Maximum tokens of a translation including its end; longer ones are cut.
     #[arg(long, value_name = "TOKENS", default_value = "256", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
 }
 
 impl Translate {
-    /// Translates, with progress and the times on stderr.
+    /// Translates, with progress and times on stderr.
     pub(crate) fn run(self) -> Result<()> {
         let checkpoint = Checkpoint::load(&self.model, &Device::Cpu)?;
-        // What cannot be read is found before anything is translated, and before an old file is written over.
+        // Check the input before translating, and before overwriting a file.
         let sources = Sources::new(&checkpoint, &text(&self.source)?)?;
         let options = TranslateOptions { batch: self.batch.into(), max_tokens: self.max_tokens as usize };
         let mut out: Box<dyn Write> = match &self.out {
             None => Box::new(std::io::stdout().lock()),
             Some(path) => Box::new(BufWriter::new(File::create(path).with_context(|| path.display().to_string())?)),
         };
-        let (bar, clock) = (bar(sources.len() as u64)?, Instant::now());
+        let (bar, clock) = (progress_bar(sources.len() as u64), Instant::now());
         let done = translate(&checkpoint, &sources, options, &mut |line| writeln!(out, "{line}"), &mut |done| {
             bar.set_position(done.sentences);
             let speed = rate(done.tokens, clock.elapsed().as_secs_f64());
@@ -57,7 +55,7 @@ impl Translate {
     }
 }
 
-/// All of a file, or of stdin.
+/// The contents of a file, or of stdin.
 fn text(path: &Path) -> Result<String> {
     let (mut text, name) = (String::new(), path.display().to_string());
     if name == "-" {
@@ -68,12 +66,12 @@ fn text(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// What a second gave; - of none.
+/// A rate per second; `-` if no time has passed.
 fn rate(count: u64, seconds: f64) -> String {
     if seconds > 0.0 { format!("{:.0}", count as f64 / seconds) } else { "-".into() }
 }
 
-fn times(done: &Translated, seconds: f64) -> Table {
+fn times(done: &TranslationStats, seconds: f64) -> Table {
     let mut table = Table::new(["sentences", &grouped(done.sentences)]);
     table.row(["tokens of sources".into(), grouped(done.source_tokens)]);
     table.row(["tokens of translations".into(), grouped(done.tokens)]);

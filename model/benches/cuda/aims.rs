@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::table::{Lines, digits, number, percent, with_ends};
+use super::lines::{Lines, digits, number, percent, with_ends};
 
 /// Operations a second of a large bf16 product on the device that the aims are of (H200, by cuBLAS on random numbers).
 const PRODUCTS: f64 = 790e12;

@@ -8,9 +8,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tidegate_model::StateType;
 use tidegate_model::cuda::CudaDecoder;
 use tidegate_model::cuda::measure::wait;
+use tidegate_model::{Backend, StateType};
 
 use super::clock::{Times, once};
 use super::decode::{Step, deepen, pool, step_bytes};

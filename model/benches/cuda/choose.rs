@@ -3,15 +3,16 @@
 
 use std::ops::Range;
 
+use tidegate_model::Backend;
 use tidegate_model::cuda::{CudaDecoder, CudaPool};
-use tidegate_model::sampling::{Drawn, Permitted, Plans, Sampler, SamplingParams};
+use tidegate_model::sampling::{Permitted, Plans, Sampled, Sampler, SamplingParams};
 
 use super::Result;
 
 /// The rows' samplers, and what a step brings.
 pub(super) struct Chooser {
     samplers: Vec<Sampler>,
-    drawn: Vec<Drawn>,
+    sampled: Vec<Sampled>,
     logits: Vec<f32>,
 }
 
@@ -25,7 +26,7 @@ impl Chooser {
             ..SamplingParams::default()
         };
         let samplers = (0..rows).map(|row| Sampler::new(params(row), vocab)).collect::<std::result::Result<_, _>>()?;
-        Ok(Self { samplers, drawn: Vec::new(), logits: Vec::new() })
+        Ok(Self { samplers, sampled: Vec::new(), logits: Vec::new() })
     }
 
     /// Takes the slots a token further, and chooses the next of each.
@@ -36,15 +37,15 @@ impl Chooser {
         ids: &[u32],
         slots: &[usize],
     ) -> Result<()> {
-        let Self { samplers, drawn, logits } = self;
+        let Self { samplers, sampled, logits } = self;
         let mut plan = |rows: Range<usize>, plans: &mut Plans| {
             for sampler in &mut samplers[rows] {
                 sampler.plan(Permitted::default(), plans);
             }
         };
-        decoder.decode_choosing(ids, pool, slots, &mut plan, (drawn, logits))?;
-        for (sampler, drawn) in samplers.iter_mut().zip(drawn) {
-            let Drawn::Token(token) = *drawn else { return Err("a step chose no token".into()) };
+        decoder.decode_and_sample(ids, pool, slots, &mut plan, (sampled, logits))?;
+        for (sampler, sampled) in samplers.iter_mut().zip(sampled) {
+            let Sampled::Token(token) = *sampled else { return Err("a step chose no token".into()) };
             // As many different tokens as a text of some length has, not as many as steps.
             sampler.take(token);
             sampler.take_back(token);

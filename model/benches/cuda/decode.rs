@@ -1,9 +1,9 @@
 //! Steps: whole ones at two depths and many batches, and their kernels one by one.
 
 use serde_json::json;
-use tidegate_model::StateType;
 use tidegate_model::cuda::measure::{Kernel, Recording, Task, spread};
 use tidegate_model::cuda::{CudaDecoder, CudaPool};
+use tidegate_model::{Backend, StateType};
 
 use super::choose::Chooser;
 use super::clock::{Times, once};

@@ -15,6 +15,7 @@ mod beside;
 mod choose;
 mod clock;
 mod decode;
+mod lines;
 mod prefill;
 mod sessions;
 mod subject;
@@ -25,9 +26,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use tidegate_model::WeightType;
 use tidegate_model::cuda::measure::Copies;
 use tidegate_model::cuda::{CudaDecoder, CudaDevice};
+use tidegate_model::{Backend, WeightType};
 
 use clock::{Budget, Times};
 use subject::Subject;

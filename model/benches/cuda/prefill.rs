@@ -1,9 +1,9 @@
 //! A prompt: its time as a whole, and the kernels of one of its pieces.
 
 use serde_json::json;
-use tidegate_model::StateType;
 use tidegate_model::cuda::CudaDecoder;
 use tidegate_model::cuda::measure::{Task, wait};
+use tidegate_model::{Backend, StateType};
 
 use super::clock::{Times, once};
 use super::{Bench, Result, decode, say};

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde_json::json;
-use tidegate_model::StateType;
 use tidegate_model::cuda;
 use tidegate_model::cuda::measure::{Task, wait};
+use tidegate_model::{Backend, StateType};
 
 use super::choose::Chooser;
 use super::clock::quantile;

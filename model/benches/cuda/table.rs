@@ -8,46 +8,7 @@ use serde_json::{Value, json};
 
 use super::Result;
 use super::aims::{Aim, aims};
-
-/// The lines, by what they are of.
-pub(super) struct Lines(pub(super) Vec<Value>);
-
-impl Lines {
-    fn read(file: &Path) -> Result<Self> {
-        let bytes = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
-        // run.sh cuts its notes by bytes.
-        let text = String::from_utf8_lossy(&bytes);
-        // A process that was stopped may have left half a line.
-        Ok(Self(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()))
-    }
-
-    pub(super) fn of<'a>(&'a self, what: &'a str) -> impl Iterator<Item = &'a Value> {
-        self.0.iter().filter(move |line| line["what"] == what)
-    }
-
-    /// The one with these fields.
-    pub(super) fn one(&self, what: &str, fields: &[(&str, Value)]) -> Option<&Value> {
-        self.0.iter().find(|line| line["what"] == what && fields.iter().all(|(name, value)| line[*name] == *value))
-    }
-}
-
-pub(super) fn number(line: &Value, field: &str) -> f64 {
-    line[field].as_f64().unwrap_or(f64::NAN)
-}
-
-pub(super) fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
-}
-
-/// A number with three digits that count.
-pub(super) fn digits(v: f64) -> String {
-    let places = if v.is_finite() && v != 0.0 { (2.0 - v.abs().log10().floor()).clamp(0.0, 6.0) as usize } else { 0 };
-    format!("{v:.places$}")
-}
-
-pub(super) fn with_ends(median: f64, least: f64, most: f64) -> String {
-    format!("{} ({} to {})", digits(median), digits(least), digits(most))
-}
+use super::lines::{Lines, digits, number, percent, with_ends};
 
 /// A field with its ends.
 fn spread(line: &Value, field: &str) -> String {

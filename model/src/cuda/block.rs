@@ -1,6 +1,7 @@
 //! One block of the decoder on the device: `x + mixer(norm(x))`, then `x + mlp(norm(x))`.
 
-use super::device::{CudaDevice, Result};
+use super::device::CudaDevice;
+use super::gpu::Result;
 use super::mixer::Mixer;
 use super::ops::{Linear, Mode, RmsNorm, Rows};
 use super::pool::{Layer, Step, Workspace};
@@ -19,7 +20,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Reads the tensors of `model.layers.N`.
+    /// Loads the tensors of `model.layers.N`.
     pub(super) fn new(
         device: &CudaDevice,
         config: &DecoderConfig,
@@ -33,7 +34,7 @@ impl Block {
         let mlp = weights.pp("mlp");
         let (gate, up) = (mlp.matrix("gate_proj.weight", width, hidden)?, mlp.matrix("up_proj.weight", width, hidden)?);
         let down = mlp.matrix("down_proj.weight", hidden, width)?;
-        // What SwiGLU leaves is what the product after it takes.
+        // The product after SwiGLU reads its result in the same type.
         let kind = Kind::of(&[&gate, &up, &down]);
         Ok(Self {
             input_norm: norm("input_layernorm.weight")?,
@@ -44,12 +45,12 @@ impl Block {
         })
     }
 
-    /// Bytes of the matrices that a token reads.
+    /// Bytes of the matrices that one token reads.
     pub(super) fn bytes(&self) -> usize {
         self.mixer.bytes() + self.gate_up.bytes() + self.down.bytes()
     }
 
-    /// The residual stream of the step's tokens, changed in place; the slots are taken forward.
+    /// Updates the residual stream of the step's tokens in place, and the slots' states.
     pub(super) fn forward(&self, device: &CudaDevice, step: Step, work: &Workspace, layer: Layer) -> Result<()> {
         let tokens = step.rows * step.time;
         let x = work.x.at;

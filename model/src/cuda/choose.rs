@@ -1,17 +1,18 @@
-//! The choice of tokens on the device (model/cuda/choose.cuh): how its rows' choices get there, and what comes back.
+//! Sampling on the device (model/cuda/choose.cuh): the rows' plans go there, and the outcomes come back.
 
-use super::device::{Arg, Buffer, CudaDevice, Pinned, Result};
+use super::device::{Buffer, CudaDevice};
+use super::gpu::{Arg, Pinned, Result};
 use super::ops::launch;
 use super::plan::{CHOICE_BYTES, choice_words};
-use crate::sampling::{Drawn, NOBODY, Plans, ROW_WORDS};
+use crate::sampling::{NOBODY, Plans, ROW_WORDS, Sampled};
 
-/// Threads of a block, and the buckets that tokens fall into; as in model/cuda/choose.cuh.
+/// Threads of a block, and buckets of the logits; as in model/cuda/choose.cuh.
 const THREADS: usize = 1024;
 const BUCKETS: usize = 2048;
-/// The exponent of a warp's threads.
+/// log2 of the threads of a warp.
 const WARP: u32 = 5;
 
-/// What rows are chosen by.
+/// The sampling plans of a step's rows, and the memory that takes them to the device.
 #[derive(Debug)]
 pub(super) struct Choices {
     pub(super) plans: Plans,
@@ -20,7 +21,7 @@ pub(super) struct Choices {
     device: Buffer, // (rows, ROW_WORDS), then lists
 }
 
-/// Where a step's logits are, and what is chosen from them, on the device.
+/// The addresses of a step's logits and sampled tokens on the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows {
     pub(super) logits: u64, // (rows, vocab)
@@ -39,7 +40,7 @@ impl Choices {
         })
     }
 
-    /// Chooses the tokens of the rows that [`Self::plans`] has.
+    /// Samples the tokens of the rows in [`Self::plans`].
     pub(super) fn forward(&mut self, device: &CudaDevice, at: Rows) -> Result<()> {
         let (rows, words) = (self.plans.len(), self.plans.words());
         let mut to = self.host.bytes()?;
@@ -59,24 +60,24 @@ impl Choices {
             Arg::Number(self.vocab as u32),
             // A sum of weights, each at most 1, stays below 2^63.
             Arg::Real(2f32.powi(62 - log2(self.vocab) as i32)),
-            // A bucket's tokens are those of a warp, or of some.
+            // A bucket has the tokens of one warp or more.
             Arg::Number(log2(self.vocab.div_ceil(BUCKETS)).max(WARP)),
         ];
         launch(device, "choose", [rows, 1, 1], THREADS, 0, &args)
     }
 
-    /// What `chosen` (rows, 2), as it came back, says of a row.
-    pub(super) fn drawn(&self, row: usize, chosen: &[u8]) -> Drawn {
+    /// The outcome of a row, from the device's `chosen` (rows, 2).
+    pub(super) fn sampled(&self, row: usize, chosen: &[u8]) -> Sampled {
         let word = |at: usize| chosen[at..].first_chunk().map_or(NOBODY, |&word| u32::from_le_bytes(word));
         let (token, possible) = (word(row * CHOICE_BYTES), word(row * CHOICE_BYTES + size_of::<u32>()));
         match token {
-            _ if self.plans.wants_logits(row) => Drawn::Logits,
-            NOBODY => Drawn::Nothing { possible: possible > 0 },
-            token => Drawn::Token(token),
+            _ if self.plans.wants_logits(row) => Sampled::Logits,
+            NOBODY => Sampled::Nothing { possible: possible > 0 },
+            token => Sampled::Token(token),
         }
     }
 
-    /// The rows whose logits are wanted: the first of each run, and how many.
+    /// The runs of rows whose logits are needed: the first of each, and how many.
     pub(super) fn wanted(&self) -> impl Iterator<Item = (usize, usize)> {
         let mut next = 0;
         std::iter::from_fn(move || {
@@ -88,7 +89,7 @@ impl Choices {
     }
 }
 
-/// The exponent of the least power of two that is not below a number.
+/// log2, rounded up.
 fn log2(of: usize) -> u32 {
     of.next_power_of_two().trailing_zeros()
 }

@@ -1,34 +1,37 @@
-//! The decoder on a device: token ids in, logits out. A step's kernels are recorded once for every number of rows (a
-//! power of two) and replayed: states have a constant size, so what is recorded is right for ever.
+//! The decoder on a device: token ids in, logits out. The kernels of a step are recorded once for each number of rows (a
+//! power of two) and replayed: states have a constant size, so a recording stays valid.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::bail;
-
 use super::block::Block;
 use super::choose;
-use super::device::{CudaDevice, Result};
+use super::device::CudaDevice;
+use super::gpu::Result;
 use super::mixer;
 use super::ops::{Linear, Mode, RmsNorm, Rows};
 use super::plan::{self, OUTPUT_HEAD, PREFILL, ROWS};
-use super::pool::{CudaPool, NOBODY, Step, floats};
+use super::pool::{CudaPool, CudaStates, PADDING, Step, floats};
 use crate::config::{DecoderConfig, PositionEmbedding};
+use crate::error::ModelError;
 use crate::memory::StateType;
-use crate::sampling::{Drawn, Plans};
+use crate::runner::Backend;
+use crate::sampling::{Plans, Sampled};
 use crate::weights::{LoadError, Source, WeightType, Weights};
 
-/// A decoder whose weights and states are on a device. Its weights are read-only: one decoder serves any number of pools.
+type ModelResult<T> = std::result::Result<T, ModelError>;
+
+/// A decoder whose weights are on a device. They are read-only: one decoder serves any number of pools.
 #[derive(Debug)]
 pub struct CudaDecoder {
     pub(super) device: CudaDevice,
     config: DecoderConfig,
-    embedding: Option<Linear>, // (vocab, hidden); none where the head's rows are it
+    embedding: Option<Linear>, // (vocab, hidden); None if tied to the head
     blocks: Vec<Block>,
     norm: RmsNorm, // (hidden)
     head: Linear,  // (vocab, hidden)
     frequencies: Vec<f64>,
-    /// What pools of this decoder know it by.
+    /// Identifies this decoder to its pools.
     own: Arc<()>,
 }
 
@@ -60,10 +63,10 @@ impl CudaDecoder {
         Ok(Self { device: device.clone(), config, embedding, blocks, norm, head, frequencies, own: Arc::default() })
     }
 
-    /// A decoder of random weights, for measurements, as [`crate::Decoder::random`].
+    /// A decoder of random weights for measurements, as [`crate::Decoder::random`].
     ///
     /// # Errors
-    /// The config is out of its bounds or has no kernels here, or the device has too little memory.
+    /// The configuration is out of its bounds or has no CUDA kernels, or the device has too little memory.
     pub fn random(
         config: DecoderConfig,
         weights: WeightType,
@@ -74,23 +77,7 @@ impl CudaDecoder {
         Self::new(config, &Weights::new(&Source::Random(weights, seed)), device)
     }
 
-    /// What the decoder is made of.
-    pub fn config(&self) -> &DecoderConfig {
-        &self.config
-    }
-
-    /// Bytes of the matrices that a token reads, but for an embedding of its own, of which it reads a row.
-    pub fn weight_bytes(&self) -> usize {
-        self.blocks.iter().map(Block::bytes).sum::<usize>() + self.head.bytes()
-    }
-
-    /// What no maximum in a state is above, as [`crate::Decoder::greatest_maxima`]: none of the maps here has one.
-    #[allow(clippy::unused_self, reason = "as the CPU's decoder")]
-    pub fn greatest_maxima(&self) -> Vec<f32> {
-        Vec::new()
-    }
-
-    /// How many slots fit into nine tenths of the device's free memory, with what their steps hold: at least 1, at most
+    /// How many slots, with the buffers of their steps, fit into nine tenths of the device's free memory: from 1 to
     /// `most`.
     ///
     /// # Errors
@@ -103,128 +90,75 @@ impl CudaDecoder {
     /// A pool of empty conversations for this decoder, on its device.
     ///
     /// # Errors
-    /// When there are no slots, or the device has not as much memory as they would take: it says how much is free.
-    pub fn new_pool(&self, slots: usize, state: StateType) -> candle_core::Result<CudaPool> {
+    /// `slots` is 0, or the device does not have the memory for them.
+    pub fn new_pool(&self, slots: usize, state: StateType) -> ModelResult<CudaPool> {
         if slots == 0 {
-            bail!("slots must be at least 1, found 0");
+            return Err(ModelError::argument("slots", "at least 1", 0));
         }
-        CudaPool::new(&self.device, &self.config, &self.own, slots, state).map_err(candle_core::Error::wrap)
+        let states = CudaStates::new(&self.device, &self.config, &self.own, slots, state)?;
+        Ok(CudaPool::of(states, slots, false))
     }
 
-    /// Takes in some tokens of one conversation and makes no logits. Where a text is cut into calls changes no bit.
-    ///
-    /// # Errors
-    /// As for [`crate::Decoder::forward`], or when the device fails.
-    pub fn absorb(&self, ids: &[u32], pool: &mut CudaPool, slot: usize) -> candle_core::Result<()> {
-        if ids.is_empty() {
-            bail!("there must be at least one token, found none");
-        }
-        self.check(ids, pool)?;
-        for ids in ids.chunks(PREFILL) {
-            let places = pool.begin(&[slot])?;
-            self.read(ids, pool, slot, places[0]).map_err(|error| pool.told(error))?;
-            pool.advance(&[slot], ids.len());
-        }
-        Ok(())
-    }
-
-    /// Takes every row one token further; `logits` becomes (rows, vocab), row by row.
-    ///
-    /// A row's logits are the same bits whatever the other rows and slots are.
-    ///
-    /// # Errors
-    /// As for [`crate::Decoder::forward`], or when the device fails.
-    pub fn decode_into(
-        &self,
-        ids: &[u32],
-        pool: &mut CudaPool,
-        slots: &[usize],
-        logits: &mut Vec<f32>,
-    ) -> candle_core::Result<()> {
-        if ids.len() != slots.len() || ids.is_empty() {
-            bail!("every row needs a token and a slot, found {} ids and {} slots", ids.len(), slots.len());
-        }
-        self.check(ids, pool)?;
-        let places = pool.begin(slots)?;
-        logits.clear();
-        let rows = ids.chunks(ROWS).zip(slots.chunks(ROWS)).zip(places.chunks(ROWS));
-        for ((ids, slots), places) in rows {
-            let step = self.step(ids, pool, slots, places).and_then(|()| self.all_logits(pool, slots.len(), logits));
-            step.map_err(|error| pool.told(error))?;
-        }
-        pool.advance(slots, 1);
-        Ok(())
-    }
-
-    /// Takes every row one token further, and chooses the next tokens on the device. `drawn` becomes one for each row,
-    /// `logits` (rows whose logits are wanted, vocab).
-    ///
-    /// `plan` is called while the step is under way, for some rows at a time, in their order: it has to add as many to
-    /// the [`Plans`].
-    ///
-    /// # Errors
-    /// As for [`crate::Decoder::forward`], when the device fails, or `plan` has added another number of rows.
-    pub fn decode_choosing(
-        &self,
-        ids: &[u32],
-        pool: &mut CudaPool,
-        slots: &[usize],
-        plan: &mut dyn FnMut(Range<usize>, &mut Plans),
-        (drawn, logits): (&mut Vec<Drawn>, &mut Vec<f32>),
-    ) -> candle_core::Result<()> {
-        if ids.len() != slots.len() || ids.is_empty() {
-            bail!("every row needs a token and a slot, found {} ids and {} slots", ids.len(), slots.len());
-        }
-        self.check(ids, pool)?;
-        let places = pool.begin(slots)?;
-        drawn.clear();
-        logits.clear();
-        let rows = ids.chunks(ROWS).zip(slots.chunks(ROWS)).zip(places.chunks(ROWS));
-        for ((ids, slots), places) in rows {
-            self.step(ids, pool, slots, places).map_err(|error| pool.told(error))?;
-            let plans = &mut pool.choices.plans;
-            plans.clear();
-            plan(drawn.len()..drawn.len() + slots.len(), plans);
-            if plans.len() != slots.len() {
-                bail!("the choice of every row must be planned, found {} of {}", plans.len(), slots.len());
-            }
-            self.choose(pool, (drawn, logits)).map_err(|error| pool.told(error))?;
-        }
-        pool.advance(slots, 1);
-        Ok(())
-    }
-
-    fn check(&self, ids: &[u32], pool: &CudaPool) -> candle_core::Result<()> {
-        if !Arc::ptr_eq(&self.own, &pool.owner) {
-            bail!("the pool must be of this decoder, and is another's");
+    fn check(&self, ids: &[u32], pool: &CudaPool) -> ModelResult<()> {
+        if !Arc::ptr_eq(&self.own, &pool.states.owner) {
+            return Err(ModelError::argument("the pool", "of this decoder", "another's"));
         }
         match ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
-            Some(id) => bail!("token id {id} is outside the vocabulary of {}", self.config.vocab_size),
+            Some(id) => {
+                Err(ModelError::argument("a token id", format!("in the vocabulary of {}", self.config.vocab_size), id))
+            }
             None => Ok(()),
         }
     }
 
-    /// Takes in a prompt's tokens, not more than [`PREFILL`].
-    fn read(&self, ids: &[u32], pool: &mut CudaPool, slot: usize, place: u64) -> Result<()> {
-        self.inputs(pool.input.bytes()?, ids, &[slot as u32], &[place]);
-        self.send(1, ids.len(), pool)?;
-        self.piece(&self.device, slot, ids.len(), pool)
+    /// Reads one token into each slot, at most [`ROWS`] at a time. `finish` gets the range of rows after each part.
+    fn steps(
+        &self,
+        ids: &[u32],
+        pool: &mut CudaPool,
+        slots: &[usize],
+        mut finish: impl FnMut(&mut CudaStates, Range<usize>) -> ModelResult<()>,
+    ) -> ModelResult<()> {
+        if ids.len() != slots.len() || ids.is_empty() {
+            let found = format!("{} ids and {} slots", ids.len(), slots.len());
+            return Err(ModelError::argument("ids", "one token for each slot, and at least one", found));
+        }
+        self.check(ids, pool)?;
+        pool.begin(slots)?;
+        let positions: Vec<u64> = pool.positions(slots).collect();
+        let states = &mut pool.states;
+        for start in (0..slots.len()).step_by(ROWS) {
+            let rows = start..slots.len().min(start + ROWS);
+            let step = self.step(&ids[rows.clone()], states, &slots[rows.clone()], &positions[rows.clone()]);
+            step.map_err(|error| states.failed(error))?;
+            finish(states, rows)?;
+        }
+        states.count(slots.len());
+        pool.advance(slots, 1);
+        Ok(())
     }
 
-    /// What `inputs` wrote for so many rows, and tokens of each: to the device.
-    pub(super) fn send(&self, rows: usize, time: usize, pool: &CudaPool) -> Result<()> {
-        let (step, bytes) = pool.step(rows, time, !self.frequencies.is_empty());
-        pool.input.send(0, step.places, bytes)
+    /// Reads tokens of a prompt, at most [`PREFILL`].
+    fn read(&self, ids: &[u32], states: &mut CudaStates, slot: usize, position: u64) -> Result<()> {
+        self.inputs(states.input.bytes()?, ids, &[slot as u32], &[position]);
+        self.send(1, ids.len(), states)?;
+        self.piece(&self.device, slot, ids.len(), states)
     }
 
-    /// So many tokens of one slot, whose inputs are on the device: through the blocks.
-    pub(super) fn piece(&self, device: &CudaDevice, slot: usize, tokens: usize, pool: &CudaPool) -> Result<()> {
-        let (step, _) = pool.step(1, tokens, !self.frequencies.is_empty());
-        self.hidden(device, Step { one_slot: Some(slot), ..step }, pool)
+    /// Copies the inputs of so many rows and tokens of each to the device.
+    pub(super) fn send(&self, rows: usize, time: usize, states: &CudaStates) -> Result<()> {
+        let (step, bytes) = states.step(rows, time, !self.frequencies.is_empty());
+        states.input.send(0, step.positions, bytes)
     }
 
-    /// One step of at most [`ROWS`] rows, filled up to a power of two; the logits stay on the device.
-    fn step(&self, ids: &[u32], pool: &mut CudaPool, slots: &[usize], places: &[u64]) -> Result<()> {
+    /// Runs the blocks on so many tokens of one slot, whose inputs are on the device.
+    pub(super) fn piece(&self, device: &CudaDevice, slot: usize, tokens: usize, states: &CudaStates) -> Result<()> {
+        let (step, _) = states.step(1, tokens, !self.frequencies.is_empty());
+        self.hidden(device, Step { one_slot: Some(slot), ..step }, states)
+    }
+
+    /// Runs a step of at most [`ROWS`] rows, padded to a power of two; the logits stay on the device.
+    fn step(&self, ids: &[u32], states: &mut CudaStates, slots: &[usize], positions: &[u64]) -> Result<()> {
         let rows = ids.len().next_power_of_two();
         let filled = |of: &mut dyn Iterator<Item = u32>, with| -> Vec<u32> {
             let mut all: Vec<u32> = of.collect();
@@ -232,96 +166,96 @@ impl CudaDecoder {
             all
         };
         let ids = filled(&mut ids.iter().copied(), 0);
-        let places: Vec<u64> = places.iter().copied().chain(std::iter::repeat(0)).take(rows).collect();
-        let all_slots = filled(&mut slots.iter().map(|&slot| slot as u32), NOBODY);
-        self.inputs(pool.input.bytes()?, &ids, &all_slots, &places);
-        if !pool.steps.contains_key(&rows) {
-            // Once as it is, so that nothing is loaded or set up while the step is recorded; of nobody's slots.
-            let nobody = vec![NOBODY; rows];
-            self.inputs(pool.input.bytes()?, &ids, &nobody, &places);
-            self.whole(rows, pool)?;
-            self.inputs(pool.input.bytes()?, &ids, &all_slots, &places);
+        let positions: Vec<u64> = positions.iter().copied().chain(std::iter::repeat(0)).take(rows).collect();
+        let all_slots = filled(&mut slots.iter().map(|&slot| slot as u32), PADDING);
+        self.inputs(states.input.bytes()?, &ids, &all_slots, &positions);
+        if !states.steps.contains_key(&rows) {
+            // First without recording, on padding alone: nothing may be loaded or set up during a recording.
+            let padding = vec![PADDING; rows];
+            self.inputs(states.input.bytes()?, &ids, &padding, &positions);
+            self.whole(rows, states)?;
+            self.inputs(states.input.bytes()?, &ids, &all_slots, &positions);
             let device = self.device.clone();
-            let recorded = device.0.record(&mut || self.whole(rows, pool))?;
-            pool.steps.insert(rows, recorded);
+            let recorded = device.0.record(&mut || self.whole(rows, states))?;
+            states.steps.insert(rows, recorded);
         }
-        pool.steps[&rows].replay()
+        states.steps[&rows].launch()
     }
 
-    /// Waits for a step, and adds the logits of its rows.
-    fn all_logits(&self, pool: &mut CudaPool, rows: usize, logits: &mut Vec<f32>) -> Result<()> {
-        let (head, bytes) = (pool.work.head, rows * self.config.vocab_size * size_of::<f32>());
-        pool.output.receive(0, pool.work.output.at, head + bytes)?;
-        logits.extend(floats(&pool.received()?[head..head + bytes]));
+    /// Waits for a step, and appends the logits of its rows.
+    fn all_logits(&self, states: &mut CudaStates, rows: usize, logits: &mut Vec<f32>) -> Result<()> {
+        let (head, bytes) = (states.work.head, rows * self.config.vocab_size * size_of::<f32>());
+        states.output.receive(0, states.work.output.at, head + bytes)?;
+        logits.extend(floats(&states.received()?[head..head + bytes]));
         Ok(())
     }
 
-    /// Chooses the tokens of a step's rows as they are planned, and waits for them; adds what each has come to.
-    fn choose(&self, pool: &mut CudaPool, (drawn, logits): (&mut Vec<Drawn>, &mut Vec<f32>)) -> Result<()> {
-        let (work, row_bytes) = (&pool.work, self.config.vocab_size * size_of::<f32>());
-        let at = choose::Rows { logits: work.logits(), chosen: work.chosen() };
-        let (head, rows) = (work.head, pool.choices.plans.len());
-        if !(0..rows).all(|row| pool.choices.plans.wants_logits(row)) {
-            pool.choices.forward(&self.device, at)?;
+    /// Samples the tokens of a step's rows as planned, waits for them, and appends the outcome of each.
+    fn sample(&self, states: &mut CudaStates, (sampled, logits): (&mut Vec<Sampled>, &mut Vec<f32>)) -> Result<()> {
+        let (work, row_bytes) = (&states.work, self.config.vocab_size * size_of::<f32>());
+        let rows_at = choose::Rows { logits: work.logits(), chosen: work.chosen() };
+        let (head, rows) = (work.head, states.choices.plans.len());
+        if !(0..rows).all(|row| states.choices.plans.wants_logits(row)) {
+            states.choices.forward(&self.device, rows_at)?;
         }
-        pool.output.receive(0, pool.work.output.at, head)?;
+        states.output.receive(0, states.work.output.at, head)?;
         let wanted: Vec<_> =
-            pool.choices.wanted().map(|(row, rows)| (head + row * row_bytes, rows * row_bytes)).collect();
-        for &(place, bytes) in &wanted {
-            pool.output.receive(place, pool.work.output.at + place as u64, bytes)?;
+            states.choices.wanted().map(|(row, rows)| (head + row * row_bytes, rows * row_bytes)).collect();
+        for &(at, bytes) in &wanted {
+            states.output.receive(at, states.work.output.at + at as u64, bytes)?;
         }
-        let output = pool.received()?;
-        for (place, bytes) in wanted {
-            logits.extend(floats(&output[place..place + bytes]));
+        let output = states.received()?;
+        for (at, bytes) in wanted {
+            logits.extend(floats(&output[at..at + bytes]));
         }
-        let chosen = output[OUTPUT_HEAD..head].to_vec();
-        drawn.extend((0..rows).map(|row| pool.choices.drawn(row, &chosen)));
+        let sampled_words = output[OUTPUT_HEAD..head].to_vec();
+        sampled.extend((0..rows).map(|row| states.choices.sampled(row, &sampled_words)));
         Ok(())
     }
 
-    /// All of a step that is recorded: inputs to the device, the blocks, the head.
-    fn whole(&self, rows: usize, pool: &CudaPool) -> Result<()> {
-        self.send(rows, 1, pool)?;
-        self.logits(&self.device, rows, pool)
+    /// The recorded part of a step: inputs to the device, the blocks, the head.
+    fn whole(&self, rows: usize, states: &CudaStates) -> Result<()> {
+        self.send(rows, 1, states)?;
+        self.logits(&self.device, rows, states)
     }
 
-    /// A step of so many rows, whose inputs are on the device: through the blocks and the head. The logits stay there.
-    pub(super) fn logits(&self, device: &CudaDevice, rows: usize, pool: &CudaPool) -> Result<()> {
-        let (step, _) = pool.step(rows, 1, !self.frequencies.is_empty());
-        self.hidden(device, step, pool)?;
+    /// Runs the blocks and the head on so many rows, whose inputs are on the device; the logits stay there.
+    pub(super) fn logits(&self, device: &CudaDevice, rows: usize, states: &CudaStates) -> Result<()> {
+        let (step, _) = states.step(rows, 1, !self.frequencies.is_empty());
+        self.hidden(device, step, states)?;
         let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
-        let work = &pool.work;
+        let work = &states.work;
         debug_assert_eq!(work.hidden, hidden);
         self.norm.forward(device, rows, work.x.at, &work.normed, (self.head.kind, false))?;
         let logits = Rows { at: work.logits(), stride: vocab };
         self.head.forward(device, rows, work.normed.rows(self.head.kind), logits)
     }
 
-    /// The residual stream of a step whose inputs are on the device; its slots are taken forward.
-    fn hidden(&self, device: &CudaDevice, step: Step, pool: &CudaPool) -> Result<()> {
+    /// Runs the blocks on a step whose inputs are on the device; leaves its residual stream in the workspace.
+    fn hidden(&self, device: &CudaDevice, step: Step, states: &CudaStates) -> Result<()> {
         let table = self.embedding.as_ref().unwrap_or(&self.head);
-        table.embed(device, step.rows * step.time, step.ids, pool.work.x.at)?;
+        table.embed(device, step.rows * step.time, step.ids, states.work.x.at)?;
         for (i, block) in self.blocks.iter().enumerate() {
-            block.forward(device, step, &pool.work, pool.layer(i))?;
+            block.forward(device, step, &states.work, states.layer(i))?;
         }
         Ok(())
     }
 
-    /// Writes what a step is given: places, slots, ids, angles.
-    pub(super) fn inputs(&self, to: &mut [u8], ids: &[u32], slots: &[u32], places: &[u64]) {
+    /// Writes the inputs of a step: positions, slots, ids, angles.
+    pub(super) fn inputs(&self, to: &mut [u8], ids: &[u32], slots: &[u32], positions: &[u64]) {
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
             to[at..at + bytes.len()].copy_from_slice(bytes);
             at += bytes.len();
         };
-        for place in places {
-            put(&place.to_le_bytes());
+        for position in positions {
+            put(&position.to_le_bytes());
         }
         for number in slots.iter().chain(ids) {
             put(&number.to_le_bytes());
         }
         let time = ids.len() / slots.len() * usize::from(!self.frequencies.is_empty());
-        for &start in places {
+        for &start in positions {
             for t in 0..time as u64 {
                 for frequency in &self.frequencies {
                     // In f64: at position ten million an f32 angle would be off by whole turns.
@@ -331,5 +265,65 @@ impl CudaDecoder {
                 }
             }
         }
+    }
+}
+
+impl Backend for CudaDecoder {
+    type States = CudaStates;
+
+    fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.blocks.iter().map(Block::bytes).sum::<usize>() + self.head.bytes()
+    }
+
+    fn absorb(&self, ids: &[u32], pool: &mut CudaPool, slot: usize) -> ModelResult<()> {
+        if ids.is_empty() {
+            return Err(ModelError::argument("ids", "at least one token", "none"));
+        }
+        self.check(ids, pool)?;
+        for ids in ids.chunks(PREFILL) {
+            pool.begin(&[slot])?;
+            let position = pool.positions(&[slot]).sum();
+            let states = &mut pool.states;
+            self.read(ids, states, slot, position).map_err(|error| states.failed(error))?;
+            states.count(ids.len());
+            pool.advance(&[slot], ids.len());
+        }
+        Ok(())
+    }
+
+    fn decode_into(&self, ids: &[u32], pool: &mut CudaPool, slots: &[usize], logits: &mut Vec<f32>) -> ModelResult<()> {
+        logits.clear();
+        self.steps(ids, pool, slots, |states, rows| {
+            self.all_logits(states, rows.len(), logits).map_err(|error| states.failed(error))
+        })
+    }
+
+    fn samples(&self) -> bool {
+        true
+    }
+
+    fn decode_and_sample(
+        &self,
+        ids: &[u32],
+        pool: &mut CudaPool,
+        slots: &[usize],
+        plan: &mut dyn FnMut(Range<usize>, &mut Plans),
+        (sampled, logits): (&mut Vec<Sampled>, &mut Vec<f32>),
+    ) -> ModelResult<()> {
+        sampled.clear();
+        logits.clear();
+        self.steps(ids, pool, slots, |states, rows| {
+            let (plans, count) = (&mut states.choices.plans, rows.len());
+            plans.clear();
+            plan(rows, plans);
+            if plans.len() != count {
+                return Err(ModelError::argument("the rows planned", count.to_string(), plans.len()));
+            }
+            self.sample(states, (&mut *sampled, &mut *logits)).map_err(|error| states.failed(error))
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! A GPU through NVIDIA's driver, which is opened when it is asked for: a program with this in it starts without one.
+//! A GPU through NVIDIA's driver. The driver is loaded on demand: the program starts without one.
 
 #![allow(unsafe_code, reason = "the driver is C")]
 
@@ -9,12 +9,12 @@ use std::sync::{Arc, PoisonError};
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
 
-use super::device::{Gpu, Launch, Moment, Pinned, Recorded, Result};
+use super::gpu::{Event, Gpu, Graph, Launch, Pinned, Result};
 use super::kernels;
 use super::queue::{Queue, RECORDS, failed, words};
 use crate::cuda_error::CudaError;
 
-/// The oldest architecture that the kernels run on: 8.0, for bf16 on tensor cores and copies past the registers.
+/// The oldest architecture that runs the kernels: 8.0, for bf16 on tensor cores and asynchronous copies.
 const OLDEST: i32 = 8;
 
 #[derive(Debug)]
@@ -25,37 +25,37 @@ struct Driver {
     processors: usize,
 }
 
-// SAFETY: the handles are the driver's, which any thread may use; each call binds the context to its thread first.
+// SAFETY: any thread may use the driver's handles; each call binds the context to its thread first.
 unsafe impl Send for Driver {}
-// SAFETY: as above; the stream orders what is asked for, and `Queue::turn` keeps it out of what another thread records.
+// SAFETY: as above; the stream orders all calls, and `Queue::turn` keeps them out of other threads' recordings.
 unsafe impl Sync for Driver {}
 
 pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     let absent = |reason: String| CudaError::Absent { ordinal, reason };
-    // SAFETY: looks for a library, by the names that the system's loader knows.
+    // SAFETY: looks for a library by its usual names.
     if !unsafe { sys::is_culib_present() } {
         return Err(absent("NVIDIA's driver (libcuda) is not installed".into()));
     }
     let count = CudaContext::device_count().map_err(|error| absent(words(error)))?;
     if ordinal >= count as usize {
-        return Err(absent(format!("the driver shows {count}")));
+        return Err(absent(format!("the driver finds {count} devices")));
     }
     let context = CudaContext::new(ordinal).map_err(|error| absent(words(error)))?;
     let (major, minor) = context.compute_capability().map_err(failed("compute capability"))?;
     if major < OLDEST {
         return Err(absent(format!("its architecture is {major}.{minor}, the kernels need {OLDEST}.0")));
     }
-    // SAFETY: no buffer of cudarc's own is used, so there is nothing that its events would have to order.
+    // SAFETY: no buffer of cudarc is used, so its events have nothing to order.
     unsafe { context.disable_event_tracking() };
     let stream = context.new_stream().map_err(failed("stream"))?;
     let image = CString::new(kernels::ptx()?)
         .map_err(|error| CudaError::Failed { what: "kernels".into(), reason: error.to_string() })?;
     // SAFETY: PTX, ended by a zero byte.
     let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
-        .map_err(failed("loading the kernels, for which a driver must be as new as the compiler that made them"))?;
+        .map_err(failed("loading the kernels, which needs a driver as new as the compiler that built them"))?;
     let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     let processors = context.attribute(count).map_err(failed("multiprocessors"))?.max(1) as usize;
-    // From here on it is unloaded with the device.
+    // From here on the module is unloaded with the device.
     let queue = Arc::new(Queue::new(context, stream, false));
     let mut driver = Driver { queue, functions: HashMap::new(), module, processors };
     for &name in kernels::NAMES {
@@ -69,16 +69,16 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // Nothing can be done about a device that fails here.
+        // A device that fails here cannot be helped.
         if let Ok(_turn) = self.queue.turn() {
             let _ = self.queue.wait("the end");
-            // SAFETY: nothing of the module is running any more, and nobody has its functions but this.
+            // SAFETY: nothing of the module is running any more, and only this has its functions.
             let _ = unsafe { result::module::unload(self.module) };
         }
     }
 }
 
-/// Shared memory that a kernel may have without being asked for.
+/// Bytes of shared memory that a kernel may use without a request.
 const PLAIN_SHARED: usize = 48 << 10;
 
 impl Gpu for Driver {
@@ -106,7 +106,7 @@ impl Gpu for Driver {
     fn free(&self, at: u64) {
         if let Ok(_turn) = self.queue.turn() {
             let _ = self.queue.wait("the end");
-            // SAFETY: `at` came from `allocate`, once, and nothing is on its way to it.
+            // SAFETY: `at` came from `allocate`, once, and no copy to it is pending.
             let _ = unsafe { result::free_sync(at) };
         }
     }
@@ -116,7 +116,7 @@ impl Gpu for Driver {
             return Ok(());
         }
         let _turn = self.queue.turn()?;
-        // SAFETY: the bytes are a buffer's.
+        // SAFETY: the bytes belong to a buffer.
         unsafe { result::memset_d8_async(at, 0, bytes, self.queue.raw()) }.map_err(failed("clearing memory"))
     }
 
@@ -125,7 +125,7 @@ impl Gpu for Driver {
             return Ok(());
         }
         let _turn = self.queue.turn()?;
-        // SAFETY: the bytes are a buffer's, and stay until the stream has taken them.
+        // SAFETY: the bytes belong to a buffer, and live until the stream has copied them.
         unsafe { result::memcpy_htod_async(to, bytes, self.queue.raw()) }.map_err(failed("copy to the device"))?;
         self.queue.wait("copy to the device")
     }
@@ -135,7 +135,7 @@ impl Gpu for Driver {
             return Ok(());
         }
         let _turn = self.queue.turn()?;
-        // SAFETY: the bytes are a buffer's, and stay until the stream has filled them.
+        // SAFETY: the bytes belong to a buffer, and live until the stream has filled them.
         unsafe { result::memcpy_dtoh_async(bytes, from, self.queue.raw()) }.map_err(failed("copy from the device"))?;
         self.queue.wait("copy from the device")
     }
@@ -153,13 +153,13 @@ impl Gpu for Driver {
     fn pinned_beside(&self, bytes: &[usize]) -> Result<Vec<Box<dyn Pinned>>> {
         let context = Arc::clone(&self.queue.context);
         let stream = context.new_stream().map_err(failed("a second stream"))?;
-        // Its own lock, which nobody holds for writing: nothing is recorded there. What another thread records on the
-        // first stream takes in nothing of this one, and forbids it nothing: the mode of `record` is of that thread alone.
+        // A lock of its own, which is never held for writing: nothing is recorded on this stream. A recording of another
+        // thread on the first stream does not include or restrict it: the mode of `record` applies to that thread alone.
         let queue = Arc::new(Queue::new(context, stream, true));
         bytes.iter().map(|&bytes| queue.pinned(bytes)).collect()
     }
 
-    fn moment(&self) -> Result<Box<dyn Moment>> {
+    fn event(&self) -> Result<Box<dyn Event>> {
         let _turn = self.queue.turn()?;
         Ok(Box::new(self.queue.event()?))
     }
@@ -173,15 +173,15 @@ impl Gpu for Driver {
             .ok_or_else(|| CudaError::Failed { what: kernel.into(), reason: "there is no such kernel".into() })?;
         if shared > PLAIN_SHARED {
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function is this context's.
+            // SAFETY: the function belongs to this context.
             unsafe { result::function::set_function_attribute(function, attribute, shared as i32) }
                 .map_err(failed(kernel))?;
         }
-        let mut words: Vec<Vec<u64>> = args.iter().map(super::device::Arg::words).collect();
+        let mut words: Vec<Vec<u64>> = args.iter().map(super::gpu::Arg::words).collect();
         let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|words| words.as_mut_ptr().cast()).collect();
         let ([x, y, z], threads) = (grid.map(|n| n as u32), threads as u32);
-        // SAFETY: the arguments are those that the kernel declares (held to it by the emulator's tests, whose kernels are
-        // the same source), each pointer to a word or a struct of its own.
+        // SAFETY: the arguments are as the kernel declares them (the emulator's tests run the same source), and each pointer
+        // is to a word or a struct of its own.
         unsafe {
             let stream = self.queue.raw();
             result::launch_kernel(function, (x, y, z), (threads, 1, 1), shared as u32, stream, &mut pointers)
@@ -189,14 +189,14 @@ impl Gpu for Driver {
         .map_err(failed(kernel))
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Graph>> {
         let Queue { context, stream, recording, .. } = &*self.queue;
         context.bind_to_thread().map_err(failed("context"))?;
         let _alone = recording.write().unwrap_or_else(PoisonError::into_inner);
         stream
             .begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
             .map_err(failed("recording a step"))?;
-        // Ended whatever comes of it, a panic too, or the stream would stay unusable.
+        // Ends even after a panic: the stream would stay unusable.
         let mut recorder = Recorder { stream: Some(stream) };
         RECORDS.set(true);
         let outcome = work();
@@ -207,11 +207,11 @@ impl Gpu for Driver {
             what: "recording a step".into(),
             reason: "nothing was recorded".into(),
         })?;
-        Ok(Box::new(Graph { graph, queue: Arc::clone(&self.queue) }))
+        Ok(Box::new(StreamGraph { graph, queue: Arc::clone(&self.queue) }))
     }
 }
 
-/// A stream that records, until it is told to end.
+/// A recording stream.
 struct Recorder<'a> {
     stream: Option<&'a Arc<CudaStream>>,
 }
@@ -230,22 +230,22 @@ impl Drop for Recorder<'_> {
     }
 }
 
-struct Graph {
+struct StreamGraph {
     graph: CudaGraph,
     queue: Arc<Queue>,
 }
 
-impl std::fmt::Debug for Graph {
+impl std::fmt::Debug for StreamGraph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Graph")
+        f.write_str("StreamGraph")
     }
 }
 
-// SAFETY: a graph is the driver's, which any thread may use, one at a time; it is not shared.
-unsafe impl Send for Graph {}
+// SAFETY: any thread may use the driver's graph, one at a time; it is not shared.
+unsafe impl Send for StreamGraph {}
 
-impl Recorded for Graph {
-    fn replay(&self) -> Result<()> {
+impl Graph for StreamGraph {
+    fn launch(&self) -> Result<()> {
         let _turn = self.queue.turn()?;
         self.graph.launch().map_err(failed("a recorded step"))
     }

@@ -1,4 +1,4 @@
-//! The kernels on the CPU, by the emulator of `model/cuda/host`: for tests, where no GPU is.
+//! The kernels on the CPU, by the emulator in `model/cuda/host`: for tests without a GPU.
 
 #![allow(unsafe_code, reason = "the emulator is C++")]
 
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::device::{Gpu, Launch, Moment, Pinned, Recorded, Result};
+use super::gpu::{Event, Gpu, Graph, Launch, Pinned, Result};
 use crate::cuda_error::CudaError;
 
 unsafe extern "C" {
@@ -22,8 +22,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// What its memory is filled with before it is given: NaN as f32 and as bf16. A GPU's is zeroed by us; here a kernel that
-/// reads what nobody wrote shows, since [`Gpu::allocate`] zeroes what was asked for and no byte more.
+/// Fills new memory: NaN as f32 and as bf16. [`Gpu::allocate`] zeroes the requested bytes alone, so that a kernel that
+/// reads past them gives NaN.
 const POISON: u8 = 0xff;
 /// Bytes around each allocation that nobody may write to.
 const GUARD: usize = 256;
@@ -32,11 +32,11 @@ const GUARD: usize = 256;
 struct Host {
     /// Bytes of each allocation, by its address.
     allocations: Mutex<HashMap<u64, usize>>,
-    /// What is being recorded.
+    /// The recording in progress.
     record: Mutex<Option<Vec<Operation>>>,
 }
 
-/// What a recorded step does.
+/// An operation of a recorded step.
 #[derive(Clone, Debug)]
 enum Operation {
     Launch { kernel: CString, grid: [c_uint; 3], block: [c_uint; 3], shared: c_uint, args: Vec<Vec<u64>> },
@@ -48,14 +48,14 @@ pub(super) fn open() -> Arc<dyn Gpu> {
 }
 
 fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes + 2 * GUARD, 256).unwrap_or_else(|_| unreachable!("a test asks for little"))
+    Layout::from_size_align(bytes + 2 * GUARD, 256).unwrap_or_else(|_| unreachable!("tests allocate little"))
 }
 
 impl Operation {
     fn run(&self) -> Result<()> {
         match self {
             Self::Copy { to, from, bytes } => {
-                // SAFETY: both are of allocations that are held as long as the operation may run.
+                // SAFETY: both allocations live as long as the operation may run.
                 unsafe { std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes) };
                 Ok(())
             }
@@ -63,7 +63,7 @@ impl Operation {
                 let mut args = args.clone();
                 let mut pointers: Vec<*mut c_void> = args.iter_mut().map(|words| words.as_mut_ptr().cast()).collect();
                 let mut error = [0 as c_char; 512];
-                // SAFETY: the arguments are those that the kernel declares; the error has room.
+                // SAFETY: the arguments are as the kernel declares them; the error has room.
                 let code = unsafe {
                     let (grid, block) = (grid.as_ptr(), block.as_ptr());
                     tidegate_emulate(
@@ -79,7 +79,7 @@ impl Operation {
                 if code == 0 {
                     return Ok(());
                 }
-                // SAFETY: the emulator ends its message, and the last byte was 0 before.
+                // SAFETY: the emulator terminates its message, and the last byte was 0 before.
                 let reason = unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned();
                 Err(CudaError::Failed { what: kernel.to_string_lossy().into_owned(), reason })
             }
@@ -88,8 +88,8 @@ impl Operation {
 }
 
 impl Host {
-    /// Does it now, or notes it for the step that is being recorded.
-    fn ask(&self, operation: Operation) -> Result<()> {
+    /// Runs the operation, or adds it to the recording in progress.
+    fn queue(&self, operation: Operation) -> Result<()> {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         match record.as_mut() {
             Some(all) => all.push(operation),
@@ -105,7 +105,7 @@ impl Gpu for Arc<Host> {
     }
 
     fn processors(&self) -> usize {
-        // So few that small products are shared out in every way.
+        // Few, so that small products use every way of sharing their work.
         2
     }
 
@@ -117,7 +117,7 @@ impl Gpu for Arc<Host> {
         // SAFETY: the layout is not empty.
         let start = unsafe { alloc(layout(bytes)) };
         assert!(!start.is_null(), "out of memory");
-        // SAFETY: so many bytes were given.
+        // SAFETY: so many bytes were allocated.
         let at = unsafe {
             start.write_bytes(POISON, bytes + 2 * GUARD);
             start.add(GUARD).write_bytes(0, bytes);
@@ -130,7 +130,7 @@ impl Gpu for Arc<Host> {
     fn free(&self, at: u64) {
         let bytes = self.allocations.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
         let Some(bytes) = bytes else { return };
-        // SAFETY: the allocation with its guards, which is given back whole.
+        // SAFETY: the whole allocation with its guards.
         let whole = unsafe {
             let start = (at as *mut u8).sub(GUARD);
             let all = std::slice::from_raw_parts(start, bytes + 2 * GUARD);
@@ -142,7 +142,7 @@ impl Gpu for Arc<Host> {
     }
 
     fn clear(&self, at: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the bytes are a buffer's.
+        // SAFETY: the bytes belong to a buffer.
         unsafe { (at as *mut u8).write_bytes(0, bytes) };
         Ok(())
     }
@@ -160,7 +160,7 @@ impl Gpu for Arc<Host> {
     }
 
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        self.ask(Operation::Copy { to, from, bytes })
+        self.queue(Operation::Copy { to, from, bytes })
     }
 
     fn pinned(&self, bytes: usize) -> Result<Box<dyn Pinned>> {
@@ -175,22 +175,22 @@ impl Gpu for Arc<Host> {
         bytes.iter().map(piece).collect()
     }
 
-    fn moment(&self) -> Result<Box<dyn Moment>> {
+    fn event(&self) -> Result<Box<dyn Event>> {
         Ok(Box::new(Now))
     }
 
     fn launch(&self, launch: Launch<'_>) -> Result<()> {
         let Launch { kernel, grid, threads, shared, args } = launch;
-        self.ask(Operation::Launch {
+        self.queue(Operation::Launch {
             kernel: CString::new(kernel).unwrap_or_default(),
             grid: grid.map(|n| n as c_uint),
             block: [threads as c_uint, 1, 1],
             shared: shared as c_uint,
-            args: args.iter().map(super::device::Arg::words).collect(),
+            args: args.iter().map(super::gpu::Arg::words).collect(),
         })
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Graph>> {
         *self.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
         let end = End(self);
         let outcome = work();
@@ -218,17 +218,17 @@ impl Drop for End<'_> {
 #[derive(Debug)]
 struct Step(Vec<Operation>);
 
-impl Recorded for Step {
-    fn replay(&self) -> Result<()> {
+impl Graph for Step {
+    fn launch(&self) -> Result<()> {
         self.0.iter().try_for_each(Operation::run)
     }
 }
 
-/// A moment: whatever is asked of the emulator is done when it has answered.
+/// An event: the emulator has finished every call when it returns.
 #[derive(Debug)]
 struct Now;
 
-impl Moment for Now {
+impl Event for Now {
     fn wait(&self) -> Result<()> {
         Ok(())
     }
@@ -238,7 +238,7 @@ impl Moment for Now {
 struct HostMemory {
     at: u64,
     bytes: usize,
-    /// Whether it copies at once, on the thread that asks, and whatever another records.
+    /// Whether it copies at once, on the calling thread, even during a recording.
     beside: bool,
     host: Arc<Host>,
 }
@@ -246,13 +246,13 @@ struct HostMemory {
 impl HostMemory {
     fn copy(&self, to: u64, from: u64, len: usize) -> Result<()> {
         let copy = Operation::Copy { to, from, bytes: len.min(self.bytes) };
-        if self.beside { copy.run() } else { self.host.ask(copy) }
+        if self.beside { copy.run() } else { self.host.queue(copy) }
     }
 }
 
 impl Pinned for HostMemory {
     fn bytes(&mut self) -> Result<&mut [u8]> {
-        // SAFETY: an allocation of so many bytes, which nobody else holds.
+        // SAFETY: an allocation of so many bytes that only this owns.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.at as *mut u8, self.bytes) })
     }
 

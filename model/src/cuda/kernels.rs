@@ -1,6 +1,6 @@
-//! The kernels' names, and their code: PTX that the build made with nvcc, or else NVRTC makes at start.
+//! The kernels' names, and their code: PTX built with nvcc, or else compiled with NVRTC at start.
 
-use super::device::Result;
+use super::gpu::Result;
 #[cfg(any(test, not(tidegate_ptx)))]
 use crate::cuda_error::CudaError;
 
@@ -50,14 +50,14 @@ pub(super) const NAMES: &[&str] = &[
     "rotate",
 ];
 
-/// The code, which a device's driver makes machine code of.
+/// The kernels as PTX, which the device's driver compiles to machine code.
 #[cfg(tidegate_ptx)]
-#[allow(clippy::unnecessary_wraps, reason = "as the other one")]
+#[allow(clippy::unnecessary_wraps, reason = "the other variant can fail")]
 pub(super) fn ptx() -> Result<&'static str> {
     Ok(include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx")))
 }
 
-/// The code, compiled now.
+/// The kernels as PTX, compiled now.
 #[cfg(not(tidegate_ptx))]
 pub(super) fn ptx() -> Result<String> {
     compiled_now()
@@ -67,13 +67,13 @@ pub(super) fn ptx() -> Result<String> {
 fn compiled_now() -> Result<String> {
     use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
     let failed = |reason: String| CudaError::Failed { what: "compiling the kernels with NVRTC".into(), reason };
-    // SAFETY: looks for a library, by the names that the system's loader knows.
+    // SAFETY: looks for a library by its usual names.
     #[allow(unsafe_code, reason = "the library is C")]
     if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
         let reason = "this program was built without nvcc, and libnvrtc (of CUDA's toolkit) is not installed";
         return Err(failed(reason.into()));
     }
-    // As in build.rs: the driver makes what its device runs of code for the oldest, which every NVRTC can make.
+    // As in build.rs: PTX for the oldest architecture, which every NVRTC can target and the driver compiles for its device.
     let options = ["--std=c++17", "--fmad=false", "--gpu-architecture=compute_80"].map(String::from).into();
     let source = include_str!(concat!(env!("OUT_DIR"), "/kernels.cu"));
     let compiled = compile_ptx_with_opts(source, CompileOptions { options, ..CompileOptions::default() });
@@ -88,15 +88,15 @@ mod tests {
     fn every_kernel_of_the_source_is_named() {
         let source = include_str!(concat!(env!("OUT_DIR"), "/kernels.cu"));
         let plain = source.matches("extern \"C\" __global__").count() - source.matches("recurrence_##name##").count();
-        // Of the macros: five products for two types, a step, a row and a scan for eight states.
+        // Macros define five products for two types, and a step, a row and a scan for eight states.
         let products = source.matches("linear_##name##").count();
         assert_eq!(plain - products + 2 * 5 + 8 * 3, NAMES.len());
         assert!(NAMES.is_sorted());
     }
 
     #[test]
-    fn nvrtc_compiles_them_where_it_is() {
-        // Where nobody asks for it, a machine without CUDA's toolkit has none.
+    fn nvrtc_compiles_them_if_it_is_installed() {
+        // NVRTC is optional unless the environment requires it.
         let wanted = std::env::var_os("TIDEGATE_REQUIRE_NVRTC").is_some();
         match compiled_now() {
             Ok(ptx) => assert!(NAMES.iter().all(|name| ptx.contains(&format!(".entry {name}(")))),

@@ -1,15 +1,17 @@
-//! What `cargo bench --bench cuda` measures by: copies on the device; a decoder's step, or a piece of a prompt, recorded
-//! without its way to the host, whole or one of its kernels alone. Not for anything else. Knows no clock: what runs so
-//! many times is done when it returns.
+//! What `cargo bench --bench cuda` measures, and nothing else uses: copies on the device; a decoder's step or a chunk of a
+//! prompt, recorded without its copies to the host, whole or one kernel alone. It reads no clock: its functions return
+//! when the work is done.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::decoder::CudaDecoder;
-use super::device::{Arg, Buffer, CudaDevice, Gpu, Launch, Moment, Pinned, Recorded, Result};
+use super::device::{Buffer, CudaDevice};
+use super::gpu::{Arg, Event, Gpu, Graph, Launch, Pinned, Result};
 use super::plan::{PREFILL, ROWS};
-use super::pool::{CudaPool, NOBODY};
+use super::pool::{CudaPool, PADDING};
+use crate::pool::TextLength;
 
-/// Copies from one place of the device to another: the roof of what is bound by memory.
+/// Copies within the device: the upper bound of work that is bound by memory.
 #[derive(Debug)]
 pub struct Copies {
     device: CudaDevice,
@@ -17,18 +19,18 @@ pub struct Copies {
     to: Buffer,
 }
 
-/// Bytes of a pattern that the rest repeats.
+/// Bytes of the pattern that fills the source.
 const PATTERN: usize = 1 << 20;
 
 impl Copies {
-    /// Of so many bytes each.
+    /// Prepares copies of so many bytes.
     ///
     /// # Errors
-    /// The device has not as much memory, or fails.
+    /// The device has too little memory, or fails.
     pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self> {
         let what = "a copy";
         let (from, to) = (device.buffer(what, bytes)?, device.buffer(what, bytes)?);
-        // Zeros would cost the memory less than numbers do.
+        // Copies of zeros would be faster.
         let mut state = 1u64;
         let mut next = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -45,12 +47,12 @@ impl Copies {
         Ok(Self { device: device.clone(), from, to })
     }
 
-    /// Bytes read and written of one.
+    /// Bytes that one copy reads and writes.
     pub fn bytes(&self) -> usize {
         2 * self.from.bytes
     }
 
-    /// Copies so many times.
+    /// Makes so many copies.
     ///
     /// # Errors
     /// The device fails.
@@ -58,42 +60,46 @@ impl Copies {
         for _ in 0..times {
             self.device.0.copy(self.to.at, self.from.at, self.from.bytes)?;
         }
-        // A read comes after all that was asked for before.
+        // A download waits for all earlier work.
         self.device.0.download(self.to.at, &mut [0; 4])
     }
 }
 
-/// Returns when all is done that was asked for.
+/// Waits for all work on the device.
 ///
 /// # Errors
 /// The device fails.
 pub fn wait(pool: &mut CudaPool) -> Result<()> {
-    // A read comes after all that was asked for before.
-    pool.device.0.download(pool.work.input.at, &mut [0; 4])
+    // A download waits for all earlier work.
+    pool.states.device.0.download(pool.states.work.input.at, &mut [0; 4])
 }
 
-/// Copies one slot's state, which must be whole, into all other slots.
+/// Copies one slot's state, which must be complete, to all other slots.
 ///
 /// # Errors
 /// The device fails.
 ///
 /// # Panics
-/// When there is no such slot.
+/// There is no such slot.
 pub fn spread(pool: &mut CudaPool, from: usize) -> Result<()> {
-    pool.spread(from)?;
+    let length = TextLength { tokens: pool.tokens(from), source: 0 };
+    for slot in (0..pool.slots()).filter(|&slot| slot != from) {
+        pool.states.copy(from, slot)?;
+        pool.set(slot, length);
+    }
     wait(pool)
 }
 
-/// A kernel of a step, with what it is launched with: how often it comes in it.
+/// A kernel of a step with its launch parameters, and how often the step launches it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// Its name in `model/cuda`.
     pub name: String,
-    /// Blocks.
+    /// Blocks in each dimension.
     pub grid: [usize; 3],
     /// Threads of a block.
     pub threads: usize,
-    /// Of a product: rows, inputs, outputs.
+    /// Rows, inputs and outputs of a product.
     pub product: Option<[usize; 3]>,
     /// Launches in a step.
     pub times: usize,
@@ -101,7 +107,7 @@ pub struct Kernel {
 
 impl Kernel {
     fn of(launch: &Launch<'_>) -> Self {
-        // As `Linear` in model/cuda/linear.cuh lies: four pointers, then rows, ins, outs.
+        // The layout of `Linear` in model/cuda/linear.cuh: four pointers, then rows, ins, outs.
         let product = match launch.args {
             [Arg::Struct(of)] if launch.kernel.starts_with("linear_") => {
                 let words = of.words();
@@ -118,15 +124,15 @@ impl Kernel {
     }
 }
 
-/// A device that lets one kernel pass, or all, and notes what has come.
+/// A device that runs one kernel, or all, and lists the kernels launched.
 #[derive(Debug)]
-struct Sieve {
+struct Filter {
     gpu: Arc<dyn Gpu>,
     only: Option<Kernel>,
     seen: Mutex<Vec<Kernel>>,
 }
 
-impl Gpu for Sieve {
+impl Gpu for Filter {
     fn name(&self) -> String {
         self.gpu.name()
     }
@@ -160,7 +166,7 @@ impl Gpu for Sieve {
     }
 
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        // Of a step that is not whole, copies are of no use.
+        // A single kernel needs no copies.
         if self.only.is_some() { Ok(()) } else { self.gpu.copy(to, from, bytes) }
     }
 
@@ -172,8 +178,8 @@ impl Gpu for Sieve {
         self.gpu.pinned_beside(bytes)
     }
 
-    fn moment(&self) -> Result<Box<dyn Moment>> {
-        self.gpu.moment()
+    fn event(&self) -> Result<Box<dyn Event>> {
+        self.gpu.event()
     }
 
     fn launch(&self, launch: Launch<'_>) -> Result<()> {
@@ -187,26 +193,25 @@ impl Gpu for Sieve {
         if passes { self.gpu.launch(launch) } else { Ok(()) }
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Graph>> {
         self.gpu.record(work)
     }
 }
 
-/// What a decoder is to do: a step of some slots, or a piece of one slot's prompt. What the pool counts of its slots'
-/// tokens does not move on with it.
+/// Work of a decoder: a step of some slots, or a chunk of one slot's prompt. It does not change the pool's token counts.
 #[derive(Clone, Debug)]
 pub struct Task {
     ids: Vec<u32>,
     slots: Vec<u32>,
-    places: Vec<u64>,
+    positions: Vec<u64>,
     piece_of: Option<usize>,
 }
 
 impl Task {
-    /// A token of each slot; filled up to a power of two rows, as every step is.
+    /// Reads one token into each slot; padded to a power of two rows, as every step is.
     ///
     /// # Panics
-    /// When there are no ids, more than a step has rows, not as many as slots, or a slot is not there.
+    /// There are no ids, more than a step's rows, not as many as slots, or no such slot.
     pub fn step(pool: &CudaPool, ids: &[u32], slots: &[usize]) -> Self {
         assert!(
             (1..=ROWS).contains(&ids.len())
@@ -217,68 +222,68 @@ impl Task {
         let mut task = Self {
             ids: ids.to_vec(),
             slots: slots.iter().map(|&slot| slot as u32).collect(),
-            places: slots.iter().map(|&slot| pool.tokens(slot)).collect(),
+            positions: slots.iter().map(|&slot| pool.tokens(slot)).collect(),
             piece_of: None,
         };
         task.ids.resize(rows, 0);
-        task.slots.resize(rows, NOBODY);
-        task.places.resize(rows, 0);
+        task.slots.resize(rows, PADDING);
+        task.positions.resize(rows, 0);
         task
     }
 
-    /// Some tokens of one slot's prompt, as many as are taken in at a time at most.
+    /// Reads tokens of one slot's prompt, at most as many as the decoder reads at a time.
     ///
     /// # Panics
-    /// When there are none or too many, or the slot is not there.
+    /// There are none or too many, or there is no such slot.
     pub fn piece(pool: &CudaPool, ids: &[u32], slot: usize) -> Self {
         assert!((1..=PREFILL).contains(&ids.len()) && slot < pool.slots());
-        Self { ids: ids.to_vec(), slots: vec![slot as u32], places: vec![pool.tokens(slot)], piece_of: Some(slot) }
+        Self { ids: ids.to_vec(), slots: vec![slot as u32], positions: vec![pool.tokens(slot)], piece_of: Some(slot) }
     }
 
     fn inputs(&self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<()> {
-        decoder.inputs(pool.input.bytes()?, &self.ids, &self.slots, &self.places);
+        decoder.inputs(pool.states.input.bytes()?, &self.ids, &self.slots, &self.positions);
         Ok(())
     }
 
     fn send(&self, decoder: &CudaDecoder, pool: &CudaPool) -> Result<()> {
         let rows = self.slots.len();
-        decoder.send(rows, self.ids.len() / rows, pool)
+        decoder.send(rows, self.ids.len() / rows, &pool.states)
     }
 
     fn work(&self, decoder: &CudaDecoder, device: &CudaDevice, pool: &CudaPool) -> Result<()> {
         match self.piece_of {
-            Some(slot) => decoder.piece(device, slot, self.ids.len(), pool),
-            None => decoder.logits(device, self.ids.len(), pool),
+            Some(slot) => decoder.piece(device, slot, self.ids.len(), &pool.states),
+            None => decoder.logits(device, self.ids.len(), &pool.states),
         }
     }
 
-    /// Does it once, unrecorded -> its kernels, in the order in which they first come.
+    /// Runs it once, unrecorded; returns its kernels in the order of their first launches.
     ///
     /// # Errors
     /// The device fails.
     pub fn kernels(&self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<Vec<Kernel>> {
-        let sieve = Arc::new(Sieve { gpu: Arc::clone(&decoder.device.0), only: None, seen: Mutex::default() });
+        let filter = Arc::new(Filter { gpu: Arc::clone(&decoder.device.0), only: None, seen: Mutex::default() });
         self.inputs(decoder, pool)?;
         self.send(decoder, pool)?;
-        let gpu: Arc<dyn Gpu> = Arc::clone(&sieve) as _;
+        let gpu: Arc<dyn Gpu> = Arc::clone(&filter) as _;
         self.work(decoder, &CudaDevice(gpu), pool)?;
         wait(pool)?;
-        Ok(sieve.seen.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        Ok(filter.seen.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Records it, whole with its inputs' way to the device, or one of its kernels and nothing else, which then works on
-    /// what the last whole step has left.
+    /// Records it: whole, with the copy of its inputs to the device, or one of its kernels alone, which then works on the
+    /// results of the last whole step.
     ///
     /// # Errors
     /// The device fails.
     pub fn record(&self, decoder: &CudaDecoder, pool: &mut CudaPool, only: Option<&Kernel>) -> Result<Recording> {
-        // Once as it is, so that nothing is loaded while it is recorded.
+        // First without recording: nothing may be loaded during a recording.
         self.inputs(decoder, pool)?;
         self.send(decoder, pool)?;
         self.work(decoder, &decoder.device, pool)?;
         wait(pool)?;
-        let sieve = Sieve { gpu: Arc::clone(&decoder.device.0), only: only.cloned(), seen: Mutex::default() };
-        let device = CudaDevice(Arc::new(sieve));
+        let filter = Filter { gpu: Arc::clone(&decoder.device.0), only: only.cloned(), seen: Mutex::default() };
+        let device = CudaDevice(Arc::new(filter));
         let whole = only.is_none();
         let recorded = device.0.record(&mut || {
             if whole {
@@ -286,37 +291,37 @@ impl Task {
             }
             self.work(decoder, &device, pool)
         })?;
-        Ok(Recording { task: self.clone(), whole, recorded, pool: pool.work.input.at })
+        Ok(Recording { task: self.clone(), whole, recorded, pool: pool.states.work.input.at })
     }
 }
 
-/// A task that was recorded on a pool's slots.
+/// A task recorded on a pool's slots.
 #[derive(Debug)]
 pub struct Recording {
     task: Task,
     whole: bool,
-    recorded: Box<dyn Recorded>,
+    recorded: Box<dyn Graph>,
     pool: u64,
 }
 
 impl Recording {
-    /// Does it so many times, one after the other.
+    /// Runs it so many times in sequence.
     ///
     /// # Errors
     /// The device fails.
     ///
     /// # Panics
-    /// When it was recorded on another pool.
+    /// It was recorded on another pool.
     pub fn run(&self, decoder: &CudaDecoder, pool: &mut CudaPool, times: usize) -> Result<()> {
-        assert_eq!(self.pool, pool.work.input.at, "a recording is of its pool");
-        // Steps of other rows have left their inputs.
+        assert_eq!(self.pool, pool.states.work.input.at, "a recording runs on its own pool");
+        // Other steps have overwritten the inputs.
         self.task.inputs(decoder, pool)?;
         if !self.whole {
-            // Once, not each time: a kernel alone is what is measured.
+            // Once: only the kernel is measured.
             self.task.send(decoder, pool)?;
         }
         for _ in 0..times {
-            self.recorded.replay()?;
+            self.recorded.launch()?;
         }
         wait(pool)
     }

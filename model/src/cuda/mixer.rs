@@ -1,25 +1,26 @@
 //! Random feature attention on the device: projections, convolution, rotary positions, gate, recurrence.
 
-use super::device::{Buffer, CudaDevice, Result};
+use super::device::{Buffer, CudaDevice};
+use super::gpu::Result;
 use super::ops::{Linear, Mode, RmsNorm, Rows};
 use super::pool::{Layer, Step, Workspace};
-use super::recurrence::{Places, Recurrence, conv_silu, rotate};
+use super::recurrence::{Addresses, Recurrence, conv_silu, rotate};
 use super::weights::Kind;
 use crate::config::{Attention, DecoderConfig, FeatureMap};
 use crate::cuda_error::CudaError;
 use crate::weights::{LoadError, Weights};
 
-/// What a decoder must be to have kernels here.
+/// Checks that there are kernels for a decoder.
 pub(super) fn supported(config: &DecoderConfig) -> Result<()> {
     let refused = |why: String| Err(CudaError::Unsupported(why));
     if config.attention != Attention::Rfa {
-        return refused(format!("attention must be rfa so far, found {}", config.mixer()));
+        return refused(format!("attention must be rfa, found {}", config.mixer()));
     }
     if config.feature_map == FeatureMap::Favor {
-        return refused("feature_map must be gaussian, arc_cosine or elu so far, found favor".into());
+        return refused("feature_map must be gaussian, arc_cosine or elu, found favor".into());
     }
     if config.source().is_some() {
-        return refused("model_type must be rfa_gate so far, found one that reads a source".into());
+        return refused("model_type must be rfa_gate, found an encoder-decoder".into());
     }
     let (d, features) = (config.head_dim, config.features());
     if !d.is_multiple_of(8) || d > 128 {
@@ -28,7 +29,7 @@ pub(super) fn supported(config: &DecoderConfig) -> Result<()> {
     let most = if d > 64 { 128 } else { 256 };
     if features > most {
         return refused(format!(
-            "the features of a head must be at most {most} where head_dim is {d}, found {features}"
+            "the features of a head must be at most {most} with a head_dim of {d}, found {features}"
         ));
     }
     Ok(())
@@ -41,14 +42,14 @@ pub(super) struct Mixer {
     rope: bool,
     qkv: Linear,
     gate: Option<Linear>,
-    w: Option<Buffer>,             // sigma in it: (heads, d, D)
+    w: Option<Buffer>,             // scaled by sigma: (heads, d, D)
     conv: Option<(Buffer, usize)>, // (taps, 3 heads d), taps
     norm: Option<RmsNorm>,         // (d)
     out: Linear,
 }
 
 impl Mixer {
-    /// Reads the tensors of `self_attn`.
+    /// Loads the tensors of `self_attn`.
     pub(super) fn new(
         device: &CudaDevice,
         config: &DecoderConfig,
@@ -102,7 +103,7 @@ impl Mixer {
         })
     }
 
-    /// Of what type the normed input of q, k and v is.
+    /// The type of the normed input of q, k and v.
     pub(super) fn kind(&self) -> Kind {
         self.qkv.kind
     }
@@ -117,7 +118,7 @@ impl Mixer {
         self.qkv.bytes() + gate + w + self.conv.as_ref().map_or(0, |(conv, _)| conv.bytes) + self.out.bytes()
     }
 
-    /// The normed input (of the gate as f32 too) -> added to the residual stream.
+    /// Adds the mixer's output for the normed input (for the gate as f32 too) to the residual stream.
     pub(super) fn forward(&self, device: &CudaDevice, step: Step, work: &Workspace, layer: Layer) -> Result<()> {
         let tokens = step.rows * step.time;
         let Recurrence { heads, d, .. } = self.recurrence;
@@ -137,14 +138,14 @@ impl Mixer {
             rotate(device, tokens, qkv, step.angles, (heads, d))?;
         }
         let padded = work.h.rows(self.out.kind);
-        // With a norm of each head the readout is f32 first.
+        // With an output norm the readout is f32 first.
         let (to, kind) = match &self.norm {
             Some(_) => (Rows { at: work.convolved.at, stride: inner }, Kind::F32),
             None => (padded, self.out.kind),
         };
-        // The convolved q, k and v are read while `to` is written: the norm's input lies in the unconvolved ones' place.
+        // The convolved q, k and v are read while `to` is written: the norm's input reuses the memory of the unconvolved.
         let to = if self.norm.is_some() && qkv == work.convolved.at { Rows { at: work.qkv.at, ..to } } else { to };
-        let places = Places {
+        let addresses = Addresses {
             qkv,
             gate: self.gate.as_ref().map_or(0, |_| work.gate.at),
             w: self.w.as_ref().map_or(0, |w| w.at),
@@ -154,7 +155,7 @@ impl Mixer {
             out: to,
             kind,
         };
-        self.recurrence.forward(device, step, layer, places)?;
+        self.recurrence.forward(device, step, layer, addresses)?;
         if let Some(norm) = &self.norm {
             norm.heads(device, tokens, heads, to.at, padded, self.out.kind)?;
         }

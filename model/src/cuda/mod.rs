@@ -1,26 +1,25 @@
 //! The decoder on NVIDIA GPUs: our own kernels (`model/cuda`, CUDA C++), launched through the driver alone.
 //!
-//! A second implementation of [`crate::Decoder`] for random feature attention, held to it by tests: the same checkpoint,
-//! the same states, the same promises. A row's sums have one order whatever else is in the batch, so its bits do not
-//! depend on who else is served, nor on where a prompt was cut. Bits of a GPU are not those of a CPU: a text that goes
-//! on elsewhere goes on to rounding.
+//! A second implementation of [`crate::Decoder`] for random feature attention; tests compare the two. It loads the same
+//! checkpoints and states. A row's sums have one order whatever else is in the batch, so its bits do not depend on the
+//! other rows, nor on how a prompt is divided. The bits of a GPU differ from those of a CPU: a text that moves to another
+//! device continues with the same results up to rounding.
 //!
-//! device -> queue -> driver, host; kernels, weights -> ops -> plan -> choose, states -> mover -> moves -> pool -> recurrence ->
-//! mixer -> block -> decoder -> measure. Other modules of the crate see this one alone.
+//! gpu -> queue, kernels -> driver, host -> device -> weights -> ops -> plan -> choose, states -> transfer -> pool ->
+//! recurrence -> mixer -> block -> decoder -> measure. Other modules of the crate use this one alone.
 
 mod block;
 mod choose;
 mod decoder;
 mod device;
 mod driver;
+mod gpu;
 #[cfg(feature = "cuda-emulator")]
 mod host;
 mod kernels;
 #[doc(hidden)]
 pub mod measure;
 mod mixer;
-mod mover;
-mod moves;
 mod ops;
 mod plan;
 mod pool;
@@ -29,13 +28,14 @@ mod recurrence;
 mod states;
 #[cfg(all(test, feature = "cuda-emulator"))]
 mod tests;
+mod transfer;
 mod weights;
 
 use std::path::Path;
 
 pub use decoder::CudaDecoder;
 pub use device::CudaDevice;
-pub use pool::CudaPool;
+pub use pool::{CudaPool, CudaStates};
 
 use crate::checkpoint;
 pub use crate::cuda_error::CudaError;
@@ -45,8 +45,8 @@ use crate::weights::LoadError;
 /// quantised weights become f16.
 ///
 /// # Errors
-/// As for [`checkpoint::load`]; [`LoadError::Cuda`] where the decoder has no kernels on CUDA, or the device has too little
-/// memory or fails.
+/// As for [`checkpoint::load`]; [`LoadError::Cuda`] if there are no CUDA kernels for the decoder, or the device has too
+/// little memory or fails.
 pub fn load(folder: &Path, device: &CudaDevice) -> Result<CudaDecoder, LoadError> {
     checkpoint::load_onto(folder, |config, weights| CudaDecoder::new(config, weights, device))
 }

@@ -1,35 +1,36 @@
-//! What layers without memory are on the device: products, norms, the embedding.
+//! Layers without state on the device: products, norms, the embedding.
 
-use super::device::{Arg, Buffer, CudaDevice, Fields, Launch, Result};
+use super::device::{Buffer, CudaDevice};
+use super::gpu::{Arg, Fields, Launch, Result};
 use super::weights::{Kind, Packed, Stack, TILE_COLUMNS, pack};
 use crate::weights::{LoadError, Matrix};
 
-/// What becomes of a product; as `Mode` in model/cuda/linear.cuh.
+/// How a product is stored; as `Mode` in model/cuda/linear.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// Stored, as f32.
     Store = 0,
-    /// Added to f32 numbers that are there.
+    /// Added to the f32 numbers in the output.
     Add = 1,
-    /// Half of the outputs are gates, half what they let through; stored as the weights' type.
+    /// Half of the outputs are SwiGLU's gates, half its values; the result is stored as the weights' type.
     Swiglu = 2,
 }
 
-/// How a product's work is shared out: see model/cuda/linear.cuh.
+/// How a product is divided into blocks: see model/cuda/linear.cuh.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Form {
-    /// Eight rows a block, and sixteen outputs: bound by the weights' bytes.
+    /// Blocks of 8 rows and 16 outputs: bound by the bytes of the weights.
     Eight,
     Sixteen,
     ThirtyTwo,
-    /// 64 by 64.
+    /// Blocks of 64 rows and 64 outputs.
     Some,
-    /// 128 by 128: bound by the products.
+    /// Blocks of 128 rows and 128 outputs: bound by arithmetic.
     Many,
 }
 
 impl Form {
-    /// The form for so many rows; `large`: whether the largest tiles give every processor work.
+    /// The form for so many rows; `large`: whether the largest blocks occupy every multiprocessor.
     fn of(rows: usize, large: bool) -> Self {
         match rows {
             ..=8 => Self::Eight,
@@ -45,11 +46,11 @@ impl Form {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows {
     pub(super) at: u64,
-    /// Numbers from one row to the next.
+    /// The distance between rows, in numbers.
     pub(super) stride: usize,
 }
 
-/// Inputs of products, as f32 or as halves, each in a place of its own: what lies past a row's numbers stays 0.
+/// Inputs of products, as f32 and as 16-bit floats in separate areas. The padding of a row stays 0.
 #[derive(Debug)]
 pub(super) struct Inputs {
     buffer: Buffer,
@@ -73,11 +74,11 @@ impl Inputs {
     }
 }
 
-/// `y = x W^T + b` on the device; x is of the weights' type.
+/// `y = x W^T + b` on the device; x has the weights' type.
 #[derive(Debug)]
 pub(super) struct Linear {
     weight: Buffer,
-    bias: Option<Buffer>, // (outs), of f32 weights
+    bias: Option<Buffer>, // (outs), for f32 weights
     pub(super) kind: Kind,
     ins: usize,
     outs: usize,
@@ -85,7 +86,7 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// Matrices of one input, one under another, as what [`Kind::of`] says of them.
+    /// Matrices of one input, stacked, in the type that [`Kind::of`] gives.
     pub(super) fn new(
         device: &CudaDevice,
         matrices: &[&Matrix<'_>],
@@ -106,7 +107,7 @@ impl Linear {
         Ok(Self { weight, bias: None, kind, ins: columns, outs: rows, mode })
     }
 
-    /// A layer of f32. weight: (outs, ins), bias: (outs)
+    /// An f32 layer. weight: (outs, ins), bias: (outs)
     pub(super) fn plain(device: &CudaDevice, weight: &[f32], bias: &[f32]) -> Result<Self> {
         let outs = bias.len();
         Ok(Self {
@@ -123,13 +124,13 @@ impl Linear {
         self.weight.bytes + self.bias.as_ref().map_or(0, |bias| bias.bytes)
     }
 
-    /// x: (rows, x.stride) of the weights' type, 0 past `ins` -> y: (rows, y.stride)
+    /// x: (rows, x.stride) of the weights' type, zeros after `ins` -> y: (rows, y.stride)
     pub(super) fn forward(&self, device: &CudaDevice, rows: usize, x: Rows, y: Rows) -> Result<()> {
         let large = self.outs.div_ceil(128) * rows.div_ceil(128);
         self.forward_by(device, Form::of(rows, large >= device.0.processors()), rows, (x, y))
     }
 
-    /// [`Self::forward`] by one of the kernels; all give the same bits, and f32 weights have one alone.
+    /// [`Self::forward`] by a chosen kernel; all give the same bits, and f32 weights have only one.
     pub(super) fn forward_by(&self, device: &CudaDevice, form: Form, rows: usize, (x, y): (Rows, Rows)) -> Result<()> {
         let bias = self.bias.as_ref().map_or(0, |bias| bias.at);
         let of = Fields::default().pointers(&[self.weight.at, bias, x.at, y.at]).numbers(&[
@@ -160,7 +161,7 @@ impl Linear {
         launch(device, kernel, grid, threads, shared, &[Arg::Struct(&of)])
     }
 
-    /// The weights' rows of some tokens. ids: (tokens) -> x: (tokens, hidden)
+    /// Copies the weights' rows of tokens. ids: (tokens) -> x: (tokens, hidden)
     pub(super) fn embed(&self, device: &CudaDevice, tokens: usize, ids: u64, x: u64) -> Result<()> {
         let args = [
             Arg::Pointer(self.weight.at),
@@ -173,7 +174,7 @@ impl Linear {
     }
 }
 
-/// Bytes of shared memory for so many outputs and rows of a block: see model/cuda/linear.cuh.
+/// Bytes of shared memory of a block with so many outputs and rows: see model/cuda/linear.cuh.
 fn stages(outs_and_rows: usize) -> usize {
     const STAGES: usize = 3;
     STAGES * outs_and_rows * TILE_COLUMNS * size_of::<u16>()
@@ -192,7 +193,7 @@ impl RmsNorm {
         Ok(Self { weight: device.floats("a norm", weight)?, dim: weight.len(), eps: eps as f32 })
     }
 
-    /// x: (rows, dim) f32 -> y: (rows, y stride) as `kind`, and as f32 too where that is asked for.
+    /// x: (rows, dim) f32 -> y: (rows, y.stride) as `kind`, and if `plain` as f32 too.
     pub(super) fn forward(
         &self,
         device: &CudaDevice,
@@ -215,7 +216,7 @@ impl RmsNorm {
         launch(device, "rms_norm", [rows, 1, 1], 256, 0, &args)
     }
 
-    /// Of each head. x: (rows, heads dim) f32 -> y: (rows, y.stride) as `kind`
+    /// Norms each head. x: (rows, heads dim) f32 -> y: (rows, y.stride) as `kind`
     pub(super) fn heads(
         &self,
         device: &CudaDevice,
@@ -238,7 +239,7 @@ impl RmsNorm {
     }
 }
 
-/// One kernel.
+/// Launches a kernel.
 pub(super) fn launch(
     device: &CudaDevice,
     kernel: &str,

@@ -1,4 +1,4 @@
-//! What a pool takes of the device's memory: counted before anything is allocated.
+//! The memory that a pool needs on the device, computed before anything is allocated.
 
 use super::ops::Inputs;
 use crate::config::DecoderConfig;
@@ -6,31 +6,31 @@ use crate::layout::StateLayout;
 use crate::memory::StateType;
 use crate::sampling::ROW_WORDS;
 
-/// Tokens of a prompt that are taken in at a time.
+/// Most tokens of a prompt that are read at a time.
 pub(super) const PREFILL: usize = 1024;
 
-/// Rows of a step at most; a step of more is several. They bound what steps hold on the device and on the host.
+/// Most rows of a step; more rows are several steps. Bounds the buffers on the device and on the host.
 pub(super) const ROWS: usize = 1024;
 
-/// Bytes before what is chosen for each row, and of that: a token, and whether any could come.
+/// Bytes before the sampled tokens, and for each row: a token, and whether any was possible.
 pub(super) const OUTPUT_HEAD: usize = 16;
 pub(super) const CHOICE_BYTES: usize = 8;
 
-/// Biases and penalties of a row for which there is room; a step's rows share it, and one row may have all.
+/// Biases and penalties per row that fit; a step's rows share the room, and one row may use all of it.
 const ROW_EDITS: usize = 1024;
 
-/// 32-bit words of the lists of a step's choices: a mask, biases and penalties of each row, and, where there are few
-/// rows, of each token.
+/// 32-bit words of the lists of a step's sampling plans: a mask, biases and penalties for each row, and, if there are few
+/// rows, for each token.
 pub(super) fn choice_words(vocab: usize, rows: usize) -> usize {
     rows * (vocab.div_ceil(32) + 2 * ROW_EDITS) + 2 * vocab
 }
 
-/// Bytes of what a step holds, and of the pool, for so many slots.
+/// The sizes of a step's buffers, for so many slots.
 pub(super) struct Plan {
     pub(super) tokens: usize,
     pub(super) numbers: [usize; 6], // of x, qkv, convolved, gate, phi, sums: f32
     pub(super) input: usize,
-    /// Before the logits.
+    /// Bytes before the logits.
     pub(super) head: usize,
     pub(super) output: usize,
     pub(super) rows: usize,
@@ -63,24 +63,24 @@ impl Plan {
     }
 }
 
-/// The most slots, up to `most`, that fit into so many bytes with what their steps hold; at least 1.
+/// The most slots, up to `most`, that fit into so many bytes with the buffers of their steps; at least 1.
 pub(super) fn fitting(config: &DecoderConfig, state: StateType, bytes: usize, most: usize) -> usize {
     let one = slot_bytes(config.state_layout(), config.features(), config.head_dim, state);
     let left = bytes.saturating_sub(Plan::new(config, most).bytes(config));
     (left / one).clamp(1, most.max(1))
 }
 
-/// Rows of S that each of the sixteen threads of a column has: as many as are compiled.
+/// Rows of S for each of the sixteen threads of a column: a number that kernels are compiled for.
 pub(super) fn rows_of_a_thread(features: usize) -> usize {
     features.div_ceil(16).next_power_of_two().max(2)
 }
 
-/// Numbers of a column of S on the device: those of the features, and zeros.
+/// Numbers of a column of S on the device: those of the features, padded with zeros.
 pub(super) fn column(features: usize) -> usize {
     16 * rows_of_a_thread(features)
 }
 
-/// Bytes of what a step is given.
+/// Bytes of a step's inputs.
 pub(super) fn input_bytes(rows: usize, tokens: usize, head_dim: usize) -> usize {
     rows * (size_of::<u64>() + size_of::<u32>()) + tokens * (size_of::<u32>() + head_dim * size_of::<f32>())
 }
@@ -95,7 +95,7 @@ pub(super) fn width(state: StateType) -> usize {
 
 pub(super) fn slot_bytes(layout: StateLayout, features: usize, head_dim: usize, state: StateType) -> usize {
     let heads = layout.layers * layout.heads;
-    // What is no S is f32: z, c, and the convolutions' inputs.
+    // All but S is f32: z, c, and the convolutions' inputs.
     let beside = heads * (features + 1) + layout.conv();
     heads * head_dim * column(features) * width(state) + beside * size_of::<f32>()
 }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_slots_as_fit_beside_what_their_steps_hold() {
+    fn as_many_slots_as_fit_beside_the_buffers_of_their_steps() {
         let text = r#"{"model_type": "rfa_gate", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40,
             "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "proj_dim": 12, "conv_kernel": 3}"#;
         let config = DecoderConfig::from_json(text).unwrap();

@@ -1,35 +1,39 @@
-//! What a decoder on the device remembers: a pool of slots, and what a step holds on the way.
+//! The states of a pool's slots on the device, and the buffers of a step.
 //!
-//! A slot's numbers lie together: S of all layers, z and c of all layers, the convolutions' inputs of all layers. So a
-//! slot is emptied, taken to the host and put back in three pieces (`states`): here while all wait, or by `moves` while
-//! the other slots go on.
+//! A slot's numbers are in three contiguous parts: S of all layers, z and c of all layers, the convolutions' inputs of all
+//! layers (`states`). They are copied in three pieces: here while the caller waits, or by `transfer` while other slots
+//! continue.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::bail;
-
 use super::choose::Choices;
-use super::device::{Buffer, CudaDevice, Pinned, Recorded, Result};
-use super::moves::Moves;
+use super::device::{Buffer, CudaDevice};
+use super::gpu::{Graph, Pinned, Result};
 use super::ops::Inputs;
 use super::plan::{OUTPUT_HEAD, Plan, column, input_bytes, slot_bytes, width};
 use super::states::Shape;
 pub(super) use super::states::floats;
+use super::transfer::{Direction, Transfers};
 use crate::config::DecoderConfig;
 use crate::cuda_error::CudaError;
+use crate::error::ModelError;
+use crate::language_model::{SharedState, Transfer};
 use crate::layout::StateLayout;
 use crate::memory::{Denominators, StateType};
+use crate::pool::{Pool, SlotStates, TextLength};
 
-/// A slot that is none: a row that fills up a recorded step.
-pub(super) const NOBODY: u32 = u32::MAX;
+type ModelResult<T> = std::result::Result<T, ModelError>;
 
-/// Where one layer's states are on the device.
+/// Stands for the slot of a row that pads a recorded step.
+pub(super) const PADDING: u32 = u32::MAX;
+
+/// The addresses of one layer's states on the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layer {
     pub(super) state: StateType,
-    /// Of slot 0; the next slot's is so many numbers on.
+    /// The address for slot 0; `s_stride` numbers separate two slots.
     pub(super) s: u64,
     pub(super) s_stride: usize,
     pub(super) sums: u64,
@@ -38,21 +42,21 @@ pub(super) struct Layer {
     pub(super) tails_stride: usize,
 }
 
-/// A step's rows, and where their inputs are on the device.
+/// The rows of a step, and the addresses of their inputs on the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     pub(super) rows: usize,
-    /// Tokens of each.
+    /// Tokens of each row.
     pub(super) time: usize,
-    pub(super) ids: u64,    // (rows time)
-    pub(super) slots: u64,  // (rows)
-    pub(super) places: u64, // (rows)
-    pub(super) angles: u64, // (rows time, d / 2, 2)
-    /// The slot, where the step is of one alone.
+    pub(super) ids: u64,       // (rows time)
+    pub(super) slots: u64,     // (rows)
+    pub(super) positions: u64, // (rows)
+    pub(super) angles: u64,    // (rows time, d / 2, 2)
+    /// The slot, if the step has one row.
     pub(super) one_slot: Option<usize>,
 }
 
-/// What a step holds on the way; its tokens are the first of each.
+/// The buffers of a step, which uses the first rows of each.
 #[derive(Debug)]
 pub(super) struct Workspace {
     pub(super) hidden: usize,
@@ -65,9 +69,9 @@ pub(super) struct Workspace {
     pub(super) h: Inputs,         // (tokens, heads d)
     pub(super) inner: Inputs,     // (tokens, intermediate)
     pub(super) sums: Buffer,      // (heads, F + 1)
-    /// What a step is given: places, slots, ids, angles.
+    /// The inputs of a step: positions, slots, ids, angles.
     pub(super) input: Buffer,
-    /// What it gives: how many denominators were clamped since the pool was made, what was chosen, the logits.
+    /// The outputs of a step: denominators clamped since the pool was created, the sampled tokens, the logits.
     pub(super) output: Buffer, // (OUTPUT_HEAD bytes), (rows, CHOICE_BYTES), (rows, vocab)
     /// Bytes before the logits.
     pub(super) head: usize,
@@ -107,33 +111,32 @@ impl Workspace {
     }
 }
 
-/// Slots for conversations on a device, allocated once and addressed by index.
+/// Slots for conversations on a device.
+pub type CudaPool = Pool<CudaStates>;
+
+/// The states of a pool's slots on a device, and what its steps use.
 #[derive(Debug)]
-pub struct CudaPool {
-    // Moves end before the memory goes that they read and write.
-    pub(super) moves: Moves,
-    // Recorded steps go before the memory that they read.
-    pub(super) steps: HashMap<usize, Box<dyn Recorded>>,
+pub struct CudaStates {
+    // Dropped in this order: transfers and recorded steps use the memory that follows.
+    transfers: Transfers,
+    pub(super) steps: HashMap<usize, Box<dyn Graph>>,
     pub(super) work: Workspace,
     pub(super) input: Box<dyn Pinned>,
     pub(super) output: Box<dyn Pinned>,
     pub(super) choices: Choices,
     pub(super) device: CudaDevice,
-    pub(super) shape: Shape,
+    shape: Shape,
     s: Buffer,     // (slots, layers, heads, d, column)
     sums: Buffer,  // (slots, layers, heads, F + 1)
     tails: Buffer, // (slots, layers, taps, channels)
-    /// Of the decoder that the pool is for: what it has recorded reads that one's weights.
+    /// Identifies the decoder of the pool: recorded steps read its weights.
     pub(super) owner: Arc<()>,
     /// Whether the device has failed for good.
     lost: AtomicBool,
-    pub(super) tokens: Vec<u64>,
-    /// Slots that a failed step may have left half way: only a reset makes them usable.
-    pub(super) torn: Vec<bool>,
-    pub(super) denominators: Denominators,
+    denominators: Denominators,
 }
 
-impl CudaPool {
+impl CudaStates {
     pub(super) fn new(
         device: &CudaDevice,
         config: &DecoderConfig,
@@ -158,129 +161,49 @@ impl CudaPool {
             s: device.buffer(&what, s)?,
             sums: device.buffer(&what, sums)?,
             tails: device.buffer(&what, tails)?,
-            // Once it is known that so many fit.
-            moves: Moves::new(slots),
+            // Last: the device has the memory for so many slots.
+            transfers: Transfers::new(&device.0, shape, slots),
             owner: Arc::clone(owner),
             lost: AtomicBool::new(false),
-            tokens: vec![0; slots],
-            torn: vec![false; slots],
             denominators: Denominators::default(),
         })
     }
 
-    /// How many conversations fit.
-    pub fn slots(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Tokens that a slot has taken in since it was last zeroed.
-    pub fn tokens(&self, slot: usize) -> u64 {
-        self.tokens.get(slot).copied().unwrap_or(0)
-    }
-
-    /// Bytes of one slot, whatever it has seen.
-    pub fn state_bytes(&self) -> usize {
-        let Shape { layout, features, head_dim, state } = self.shape;
-        slot_bytes(layout, features, head_dim, state)
-    }
-
-    /// The denominators of all slots since the pool was made, those of the last prompts once a step has come after them.
-    pub fn denominators(&self) -> Denominators {
-        self.denominators
-    }
-
-    /// How the numbers of [`Self::export`] lie.
-    pub fn layout(&self) -> StateLayout {
-        self.shape.layout
-    }
-
-    /// Makes a slot an empty text again.
-    ///
-    /// # Errors
-    /// When there is no such slot, its state is on its way, or the device fails.
-    pub fn reset(&mut self, slot: usize) -> candle_core::Result<()> {
-        self.check(slot)?;
-        self.torn[slot] = true;
-        for (at, bytes) in self.parts(slot).into_iter().zip(self.shape.parts()) {
-            self.device.0.clear(at, bytes).map_err(|error| self.told(error))?;
-        }
-        self.tokens[slot] = 0;
-        self.torn[slot] = false;
-        Ok(())
-    }
-
-    /// A slot's numbers, copied, as [`crate::StatePool::export`] gives them: a state moves between devices.
-    ///
-    /// # Errors
-    /// When there is no such slot, a step that failed has left it half way, its state is on its way, or the device fails.
-    pub fn export(&self, slot: usize) -> candle_core::Result<Vec<f32>> {
-        self.check_whole(slot)?;
-        let mut parts = self.shape.parts().map(|bytes| vec![0; bytes]);
-        for (bytes, at) in parts.iter_mut().zip(self.parts(slot)) {
-            self.device.0.download(at, bytes).map_err(|error| self.told(error))?;
-        }
-        Ok(self.shape.numbers(parts.each_ref().map(Vec::as_slice)))
-    }
-
-    /// Puts numbers that an `export` has given into a slot, which then has seen `tokens` tokens. A torn slot is whole
-    /// again. What is held as bf16 takes the nearest.
-    ///
-    /// # Errors
-    /// When there is no such slot, its state is on its way, or `numbers` are not as many as a slot has: then nothing has
-    /// changed. When the device fails: then the slot is refused until it is reset.
-    pub fn import(&mut self, slot: usize, numbers: &[f32], tokens: u64) -> candle_core::Result<()> {
-        self.check(slot)?;
-        self.check_numbers(numbers)?;
-        let mut parts = self.shape.parts().map(|bytes| vec![0; bytes]);
-        self.shape.fill(numbers, parts.each_mut().map(Vec::as_mut_slice));
-        self.torn[slot] = true;
-        for (bytes, at) in parts.iter().zip(self.parts(slot)) {
-            self.device.0.upload(at, bytes).map_err(|error| self.told(error))?;
-        }
-        self.tokens[slot] = tokens;
-        self.torn[slot] = false;
-        Ok(())
-    }
-
-    /// What a step has given, once it is there.
+    /// The outputs of a step, once the device has written them.
     pub(super) fn received(&mut self) -> Result<&[u8]> {
         let output = self.output.bytes()?;
         self.denominators.clamped = u64::from_le_bytes(*output.first_chunk().unwrap_or(&[0; 8]));
         Ok(output)
     }
 
-    /// Whether the device has failed for good: all that is asked for will fail, in this process.
-    pub fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+    /// Counts the denominators of so many tokens.
+    pub(super) fn count(&mut self, tokens: usize) {
+        self.denominators.all += (tokens * self.shape.layout.layers * self.shape.layout.heads) as u64;
     }
 
-    /// Takes note of an error on its way to the caller.
-    pub(super) fn told(&self, error: CudaError) -> candle_core::Error {
+    /// Converts an error for the caller, and notes whether the device is lost.
+    pub(super) fn failed(&self, error: CudaError) -> ModelError {
         self.lost.fetch_or(matches!(error, CudaError::Lost { .. }), Ordering::Relaxed);
-        candle_core::Error::wrap(error)
+        error.into()
     }
 
-    /// Copies one slot's state, which must be whole, into all others, on the device: of a measurement.
-    pub(super) fn spread(&mut self, from: usize) -> Result<()> {
-        let tokens = self.tokens[from];
-        for slot in (0..self.slots()).filter(|&slot| slot != from) {
-            for ((source, to), bytes) in self.parts(from).into_iter().zip(self.parts(slot)).zip(self.shape.parts()) {
-                if bytes > 0 {
-                    self.device.0.copy(to, source, bytes)?;
-                }
+    /// Copies one slot's state to another slot, on the device.
+    pub(super) fn copy(&self, from: usize, to: usize) -> Result<()> {
+        for ((source, to), bytes) in self.parts(from).into_iter().zip(self.parts(to)).zip(self.shape.parts()) {
+            if bytes > 0 {
+                self.device.0.copy(to, source, bytes)?;
             }
-            (self.tokens[slot], self.torn[slot]) = (tokens, false);
         }
         Ok(())
     }
 
-    /// Where a slot's parts are.
-    pub(super) fn parts(&self, slot: usize) -> [u64; 3] {
+    /// The addresses of a slot's parts.
+    fn parts(&self, slot: usize) -> [u64; 3] {
         let [s, sums, tails] = self.shape.parts().map(|bytes| (slot * bytes) as u64);
         [self.s.at + s, self.sums.at + sums, self.tails.at + tails]
     }
 
-    /// Where one layer's states are.
+    /// The addresses of one layer's states.
     pub(super) fn layer(&self, layer: usize) -> Layer {
         let Shape { layout: of, state, features, head_dim } = self.shape;
         let (s, sums, tails) =
@@ -296,69 +219,71 @@ impl CudaPool {
         }
     }
 
-    /// Where a step's inputs are on the device, and their bytes.
+    /// The addresses of a step's inputs on the device, and their bytes.
     pub(super) fn step(&self, rows: usize, time: usize, rope: bool) -> (Step, usize) {
         let tokens = rows * time;
-        let places = self.work.input.at;
-        let slots = places + (rows * size_of::<u64>()) as u64;
+        let positions = self.work.input.at;
+        let slots = positions + (rows * size_of::<u64>()) as u64;
         let ids = slots + (rows * size_of::<u32>()) as u64;
         let angles = ids + (tokens * size_of::<u32>()) as u64;
         let bytes = input_bytes(rows, tokens, if rope { self.shape.head_dim } else { 0 });
-        (Step { rows, time, ids, slots, places, angles, one_slot: None }, bytes)
+        (Step { rows, time, ids, slots, positions, angles, one_slot: None }, bytes)
+    }
+}
+
+impl SlotStates for CudaStates {
+    fn layout(&self) -> StateLayout {
+        self.shape.layout
     }
 
-    /// Begins a step of these slots -> the place of each row's first token. Until [`Self::advance`] they count as torn.
-    pub(super) fn begin(&mut self, slots: &[usize]) -> candle_core::Result<Vec<u64>> {
-        for (i, &slot) in slots.iter().enumerate() {
-            let Err(error) = self.check_whole(slot) else {
-                self.torn[slot] = true;
-                continue;
-            };
-            // As it was before: those that come before this one were whole.
-            for &slot in &slots[..i] {
-                self.torn[slot] = false;
-            }
-            if slots[..i].contains(&slot) {
-                bail!("slot {slot} is named twice");
-            }
-            return Err(error);
-        }
-        Ok(slots.iter().map(|&slot| self.tokens[slot]).collect())
+    fn slot_bytes(&self) -> usize {
+        let Shape { layout, features, head_dim, state } = self.shape;
+        slot_bytes(layout, features, head_dim, state)
     }
 
-    /// Ends a step: counts the tokens that the slots have taken in.
-    pub(super) fn advance(&mut self, slots: &[usize], by: usize) {
-        for &slot in slots {
-            self.tokens[slot] += by as u64;
-            self.torn[slot] = false;
-        }
-        self.denominators.all += (slots.len() * by * self.shape.layout.layers * self.shape.layout.heads) as u64;
+    /// Includes those of the last prompts only after the next step.
+    fn denominators(&self) -> Denominators {
+        self.denominators
     }
 
-    /// Refuses a slot that is none, or whose state is on its way.
-    pub(super) fn check(&self, slot: usize) -> candle_core::Result<()> {
-        if slot >= self.slots() {
-            bail!("slot {slot} is out of range: the pool has {}", self.slots());
-        }
-        if self.moves.is_moving(slot) {
-            bail!("the state of slot {slot} is on its way between the device and the host");
-        }
-        Ok(())
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
     }
 
-    /// Refuses a slot that has no whole state.
-    pub(super) fn check_whole(&self, slot: usize) -> candle_core::Result<()> {
-        self.check(slot)?;
-        if self.torn[slot] {
-            bail!("slot {slot} was left half way by a step or a move that failed, and must be reset");
-        }
-        Ok(())
+    fn clear(&mut self, slot: usize) -> ModelResult<()> {
+        let mut parts = self.parts(slot).into_iter().zip(self.shape.parts());
+        parts.try_for_each(|(at, bytes)| self.device.0.clear(at, bytes)).map_err(|error| self.failed(error))
     }
 
-    pub(super) fn check_numbers(&self, numbers: &[f32]) -> candle_core::Result<()> {
-        if numbers.len() == self.shape.layout.numbers() {
-            return Ok(());
-        }
-        bail!("a state must have {} numbers, found {}", self.shape.layout.numbers(), numbers.len())
+    fn read(&self, slot: usize, _: TextLength) -> ModelResult<Vec<f32>> {
+        let mut parts = self.shape.parts().map(|bytes| vec![0; bytes]);
+        let mut copies = parts.iter_mut().zip(self.parts(slot));
+        copies.try_for_each(|(bytes, at)| self.device.0.download(at, bytes)).map_err(|error| self.failed(error))?;
+        Ok(self.shape.numbers(parts.each_ref().map(Vec::as_slice)))
+    }
+
+    fn write(&mut self, slot: usize, numbers: &[f32], _: TextLength) -> ModelResult<()> {
+        let mut parts = self.shape.parts().map(|bytes| vec![0; bytes]);
+        self.shape.fill(numbers, parts.each_mut().map(Vec::as_mut_slice));
+        let mut copies = parts.iter().zip(self.parts(slot));
+        copies.try_for_each(|(bytes, at)| self.device.0.upload(at, bytes)).map_err(|error| self.failed(error))
+    }
+
+    fn start_read(&mut self, slot: usize, _: TextLength) -> ModelResult<Transfer> {
+        let parts = self.parts(slot);
+        self.transfers.start(slot, parts, Direction::ToHost).map_err(|error| self.failed(error))
+    }
+
+    fn start_write(&mut self, slot: usize, state: SharedState, _: TextLength) -> ModelResult<Transfer> {
+        let parts = self.parts(slot);
+        self.transfers.start(slot, parts, Direction::ToDevice(state)).map_err(|error| self.failed(error))
+    }
+
+    fn poll(&mut self, slot: usize) -> ModelResult<Transfer> {
+        self.transfers.poll(slot).map_err(|error| self.failed(error))
+    }
+
+    fn on_transfer_end(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.transfers.on_end(wake);
     }
 }

@@ -1,4 +1,4 @@
-//! A context's stream: what is asked of it and waited for, and page-locked memory that it copies from and into.
+//! A context's stream: its work, waiting for it, and the page-locked memory that it copies.
 
 #![allow(unsafe_code, reason = "the driver is C")]
 
@@ -9,11 +9,11 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result, sys};
 
-use super::device::{Moment, Pinned, Result};
+use super::gpu::{Event, Pinned, Result};
 use crate::cuda_error::CudaError;
 
 thread_local! {
-    /// Whether this thread is recording a step: what it asks for belongs to it.
+    /// Whether this thread is recording a step: its calls become a part of the step.
     pub(super) static RECORDS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -22,11 +22,11 @@ thread_local! {
 pub(super) struct Queue {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
-    /// Held for writing while a step is recorded: what another thread asked for would become a part of it.
+    /// Held for writing while a step is recorded: calls of other threads would become a part of it.
     pub(super) recording: RwLock<()>,
-    /// Whether who waits for the stream sleeps. To look for the end all the time is quicker to see it, and takes a core.
+    /// Whether a thread that waits for the stream sleeps. Polling notices the end sooner, and uses a core.
     sleeps: bool,
-    /// How often page-locked memory was used, and up to which use the stream was waited for.
+    /// The number of uses of page-locked memory, and how many of them the stream has finished.
     uses: AtomicU64,
     done: AtomicU64,
 }
@@ -37,24 +37,24 @@ impl Queue {
         Self { context, stream, recording: RwLock::new(()), sleeps, uses, done }
     }
 
-    /// The end of all that was asked for so far.
-    pub(super) fn event(&self) -> Result<Event> {
+    /// The end of the work queued so far.
+    pub(super) fn event(&self) -> Result<StreamEvent> {
         let flags = Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC);
-        Ok(Event(self.stream.record_event(flags).map_err(failed("an event"))?))
+        Ok(StreamEvent(self.stream.record_event(flags).map_err(failed("an event"))?))
     }
 
-    /// Makes the context this thread's, and waits for a step that another thread is recording.
+    /// Binds the context to this thread, and waits for a recording of another thread to end.
     pub(super) fn turn(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
         self.context.bind_to_thread().map_err(failed("context"))?;
         Ok((!RECORDS.get()).then(|| self.recording.read().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Page-locked memory that this stream copies.
+    /// Allocates page-locked memory for this stream's copies.
     pub(super) fn pinned(self: &Arc<Self>, bytes: usize) -> Result<Box<dyn Pinned>> {
         let _turn = self.turn()?;
-        // SAFETY: the context is bound; nothing cannot be allocated.
+        // SAFETY: the context is bound, and the size is not 0.
         let at = unsafe { result::malloc_host(bytes.max(16), 0) }.map_err(failed("pinned memory"))?.cast::<u8>();
-        // SAFETY: so many bytes were given; they must not be read before they are written.
+        // SAFETY: so many bytes were allocated.
         unsafe { at.write_bytes(0, bytes) };
         Ok(Box::new(HostMemory { at, bytes, used: Cell::new(0), queue: Arc::clone(self) }))
     }
@@ -70,8 +70,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Counts a use of page-locked memory that has just been asked for: a wait that begins after has waited for it. One
-    /// that is recorded comes again with every replay, and never ends.
+    /// Counts a use of page-locked memory that has just been queued: a wait that starts later covers it. A recorded use
+    /// recurs with every launch of the graph, and never ends.
     fn used(&self) -> u64 {
         if RECORDS.get() { u64::MAX } else { self.uses.fetch_add(1, Ordering::AcqRel) + 1 }
     }
@@ -88,7 +88,7 @@ pub(super) fn failed(what: &str) -> impl FnOnce(DriverError) -> CudaError + '_ {
     }
 }
 
-/// Whether every call after it will fail too, until the process is another.
+/// Whether every later call in this process will fail too.
 fn is_fatal(error: DriverError) -> bool {
     use sys::CUresult as Code;
     matches!(
@@ -114,7 +114,7 @@ fn is_fatal(error: DriverError) -> bool {
     )
 }
 
-/// The driver's own words for an error.
+/// The driver's message for an error.
 pub(super) fn words(error: DriverError) -> String {
     match (error.error_name(), error.error_string()) {
         (Ok(name), Ok(text)) => format!("{} ({})", text.to_string_lossy(), name.to_string_lossy()),
@@ -122,11 +122,11 @@ pub(super) fn words(error: DriverError) -> String {
     }
 }
 
-/// A moment of a stream, for which a thread waits asleep.
+/// An event of a stream; a thread that waits for it sleeps.
 #[derive(Debug)]
-pub(super) struct Event(CudaEvent);
+pub(super) struct StreamEvent(CudaEvent);
 
-impl Moment for Event {
+impl Event for StreamEvent {
     fn wait(&self) -> Result<()> {
         self.0.synchronize().map_err(failed("a step"))
     }
@@ -137,29 +137,29 @@ impl Moment for Event {
 struct HostMemory {
     at: *mut u8,
     bytes: usize,
-    /// Its last use, by the count of [`Queue::used`]; one that was recorded never ends.
+    /// Its last use, as counted by [`Queue::used`]; a recorded use never ends.
     used: Cell<u64>,
     queue: Arc<Queue>,
 }
 
-// SAFETY: memory of the process, owned by this.
+// SAFETY: it owns this memory of the process.
 unsafe impl Send for HostMemory {}
 
 impl Pinned for HostMemory {
     fn bytes(&mut self) -> Result<&mut [u8]> {
         let _turn = self.queue.turn()?;
-        // What the device is not at any more need not wait for what it is at.
+        // Waits only if the last use may not be finished.
         if self.used.get() > self.queue.done.load(Ordering::Acquire) {
             self.queue.wait("a step")?;
         }
-        // SAFETY: so many bytes, all written once; the device is done with them.
+        // SAFETY: so many initialised bytes, which the device no longer uses.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) })
     }
 
     fn send(&self, at: usize, to: u64, len: usize) -> Result<()> {
         let _turn = self.queue.turn()?;
         let at = at.min(self.bytes);
-        // SAFETY: at most what is there; nobody writes to it until the stream is done (`bytes` waits for it).
+        // SAFETY: within the allocation; nobody writes to it until the stream is done (`bytes` waits).
         let bytes = unsafe { std::slice::from_raw_parts(self.at.add(at), len.min(self.bytes - at)) };
         // SAFETY: the buffer is as long.
         let asked = unsafe { result::memcpy_htod_async(to, bytes, self.queue.raw()) };
@@ -170,7 +170,7 @@ impl Pinned for HostMemory {
     fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()> {
         let _turn = self.queue.turn()?;
         let at = at.min(self.bytes);
-        // SAFETY: at most what is there; nobody reads it until the stream is done (`bytes` waits for it).
+        // SAFETY: within the allocation; nobody reads it until the stream is done (`bytes` waits).
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.at.add(at), len.min(self.bytes - at)) };
         // SAFETY: the buffer is as long.
         let asked = unsafe { result::memcpy_dtoh_async(bytes, from, self.queue.raw()) };
@@ -183,7 +183,7 @@ impl Drop for HostMemory {
     fn drop(&mut self) {
         if let Ok(_turn) = self.queue.turn() {
             let _ = self.queue.wait("the end");
-            // SAFETY: it came from `malloc_host`, once, and nothing is on its way to it.
+            // SAFETY: it came from `malloc_host`, once, and no copy to it is pending.
             let _ = unsafe { result::free_host(self.at.cast()) };
         }
     }

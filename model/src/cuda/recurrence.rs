@@ -1,7 +1,8 @@
-//! What mixes tokens on the device: the recurrence of one layer's heads, and which kernel takes which tokens
+//! Token mixing on the device: the recurrence of one layer's heads and the choice of its kernel
 //! (model/cuda/recurrence.cuh); the short convolution and rotary positions before it.
 
-use super::device::{Arg, CudaDevice, Fields, Result};
+use super::device::CudaDevice;
+use super::gpu::{Arg, Fields, Result};
 use super::ops::{Rows, launch};
 use super::plan::rows_of_a_thread;
 use super::pool::{Layer, Step};
@@ -10,10 +11,10 @@ use crate::config::{DecoderConfig, FeatureMap};
 use crate::cuda_error::CudaError;
 use crate::memory::StateType;
 
-/// Columns that a thread of a scan has, and tokens of a block that makes features.
+/// Columns per thread of a scan, and tokens per block of the features kernel.
 const SCAN_COLUMNS: usize = 2;
 const FEATURE_TOKENS: usize = 8;
-/// Threads of a step's block, and of a scan's, at most.
+/// Most threads of a block of a step, and of a scan.
 const STEP_THREADS: usize = 256;
 const SCAN_THREADS: usize = 128;
 
@@ -26,21 +27,21 @@ pub(super) struct Recurrence {
     pub(super) proj_dim: usize,
     /// As `Map` in model/cuda/recurrence.cuh.
     pub(super) map: usize,
-    /// The denominator is held at or above this share of c.
+    /// The floor of the denominator, as a share of c.
     pub(super) eps: f32,
-    /// The layer, which the rounding of a bf16 state depends on.
+    /// The layer's index, which the rounding of a bf16 state depends on.
     pub(super) layer: usize,
 }
 
-/// Where what the recurrence reads and writes is on the device; 0 for what there is none of.
+/// The addresses of the recurrence's inputs and outputs on the device; 0 for what the layer does not have.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct Addresses {
     pub(super) qkv: u64,     // (rows, time, 3 heads d)
     pub(super) gate: u64,    // logits (rows, time, heads)
     pub(super) w: u64,       // (heads, d, D)
-    pub(super) phi: u64,     // room for (rows time, heads, 2, F)
-    pub(super) sums: u64,    // room for (heads, F + 1)
-    pub(super) clamped: u64, // one number of 64 bits, counted up
+    pub(super) phi: u64,     // scratch (rows time, heads, 2, F)
+    pub(super) sums: u64,    // scratch (heads, F + 1)
+    pub(super) clamped: u64, // a 64-bit counter
     pub(super) out: Rows,    // (rows, time, out.stride) as `kind`
     pub(super) kind: Kind,
 }
@@ -62,10 +63,10 @@ impl Recurrence {
         }
     }
 
-    /// Takes the step's slots forward and reads them out. A step of several tokens is of one slot.
-    pub(super) fn forward(&self, device: &CudaDevice, step: Step, layer: Layer, at: Places) -> Result<()> {
+    /// Updates the states of the step's slots and reads them out. A step of several tokens has one slot.
+    pub(super) fn forward(&self, device: &CudaDevice, step: Step, layer: Layer, at: Addresses) -> Result<()> {
         let (rows, time, one) = (step.rows, step.time, step.time == 1);
-        // Of many rows a head's W is read once for eight of them.
+        // With many rows, a kernel of its own reads a head's W once for eight of them.
         let fused = one && rows < FEATURE_TOKENS;
         let part = rows_of_a_thread(self.features);
         let columns = if part == 16 { 4 } else { 8 };
@@ -73,10 +74,21 @@ impl Recurrence {
         let wanted = (self.d.div_ceil(columns) * 16).next_multiple_of(32);
         let threads = wanted.min(most);
         let blocks = wanted.div_ceil(threads);
-        // Where blocks share a head, z and c are written beside, and put in their place when all have read them.
+        // If blocks share a head, z and c are written to scratch, and copied back when all blocks have read them.
         let beside = if blocks > 1 { at.sums } else { 0 };
         let of = Fields::default()
-            .pointers(&[layer.s, layer.sums, beside, at.qkv, at.gate, at.w, at.phi, step.slots, step.places, at.out.at])
+            .pointers(&[
+                layer.s,
+                layer.sums,
+                beside,
+                at.qkv,
+                at.gate,
+                at.w,
+                at.phi,
+                step.slots,
+                step.positions,
+                at.out.at,
+            ])
             .pointers(&[at.clamped, layer.s_stride as u64, layer.sums_stride as u64])
             .numbers(&[self.heads, self.d, self.features, self.proj_dim, time, self.map, self.layer])
             .numbers(&[at.kind as usize, at.out.stride])
@@ -98,20 +110,20 @@ impl Recurrence {
         let shared = if fused { 2 * (self.d + self.features) * size_of::<f32>() } else { 0 };
         launch(device, &kernel, [self.heads, rows, blocks], threads, shared, &[Arg::Struct(&of)])?;
         if blocks > 1 {
-            // Only a scan has so many columns.
+            // Only a scan has several blocks for a head.
             let Some(slot) = step.one_slot else {
-                return Err(CudaError::Unsupported("a scan must be of one slot".into()));
+                return Err(CudaError::Unsupported("a scan must have one slot".into()));
             };
-            let place = layer.sums + (slot * layer.sums_stride * size_of::<f32>()) as u64;
-            device.0.copy(place, at.sums, self.heads * (self.features + 1) * size_of::<f32>())?;
+            let sums = layer.sums + (slot * layer.sums_stride * size_of::<f32>()) as u64;
+            device.0.copy(sums, at.sums, self.heads * (self.features + 1) * size_of::<f32>())?;
         }
         Ok(())
     }
 }
 
-/// The short convolution of each row's tokens: x -> y, both (rows, time, channels); the slots' last inputs are moved on.
+/// The short convolution of each row's tokens: x -> y, both (rows, time, channels); updates the slots' last inputs.
 ///
-/// weight: (taps, channels), and taps; tails: where those of slot 0 are, and numbers to the next slot's.
+/// weight: (taps, channels), and taps; tails: the address of slot 0's, and the numbers between two slots.
 pub(super) fn conv_silu(
     device: &CudaDevice,
     step: Step,

@@ -1,17 +1,16 @@
-//! How the state of a slot lies on the device, in three parts, and how it becomes the numbers that leave it and back.
-//! Bytes alone: who copies them, and when, is in `pool` and in `mover`.
+//! The layout of a slot's state on the device, in three parts, and its conversion to the numbers of an export and back. It
+//! handles bytes alone; `pool` and `transfer` copy them.
 
 use super::plan::{column, width};
 use super::weights::nearest;
 use crate::layout::StateLayout;
 use crate::memory::StateType;
 
-/// What a slot's parts are made of. S lies column by column, each filled up with zeros to what the kernels' threads have
-/// of it.
+/// The shape of a slot's state. S is stored by columns, each padded with zeros for the kernels' threads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) layout: StateLayout,
-    /// What S is held as; all else is f32.
+    /// The number format of S; all else is f32.
     pub(super) state: StateType,
     pub(super) features: usize,
     pub(super) head_dim: usize,
@@ -31,7 +30,7 @@ impl Shape {
         column(self.features) * width(self.state)
     }
 
-    /// The numbers that a slot's parts hold, as [`crate::StatePool::export`] gives them.
+    /// The numbers of a slot's parts, in the order of an export.
     pub(super) fn numbers(&self, [s, sums, tails]: [&[u8]; 3]) -> Vec<f32> {
         let mut numbers = Vec::with_capacity(self.layout.numbers());
         let sums = sums.chunks_exact((self.features + 1) * size_of::<f32>());
@@ -48,14 +47,14 @@ impl Shape {
         numbers
     }
 
-    /// Adds a head's S, row by row. s: (d, column)
+    /// Appends a head's S, row by row. s: (d, column)
     fn rows<T>(&self, s: &[T], number: impl Fn(&T) -> f32 + Copy, to: &mut Vec<f32>) {
         for row in 0..self.features {
             to.extend(s[row..].iter().step_by(column(self.features)).map(number));
         }
     }
 
-    /// Fills a slot's parts with numbers, of which there must be as many as the layout has. What is held as bf16 takes
+    /// Fills a slot's parts with the numbers of an export, which must fit the layout. Numbers held as bf16 are rounded to
     /// the nearest.
     pub(super) fn fill(&self, numbers: &[f32], [s, sums, tails]: [&mut [u8]; 3]) {
         let (memories, rest) = numbers.split_at(self.layout.memory());

@@ -1,4 +1,4 @@
-//! Matrices as the kernels read them: 16-bit floats in tensor cores' tiles, or f32 row by row.
+//! Matrices in the layout that the kernels read: 16-bit floats in tiles of the tensor cores, or f32 row by row.
 
 use candle_core::Device;
 use candle_core::quantized::{GgmlDType, ggml_file::qtensor_from_ggml};
@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::weights::{LoadError, Matrix, WeightType, widen};
 
-/// Of what type a matrix is on the device; as `Kind` in model/cuda/maths.cuh.
+/// The type of a matrix on the device; as `Kind` in model/cuda/maths.cuh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     F32 = 0,
@@ -15,17 +15,17 @@ pub(super) enum Kind {
     F16 = 2,
 }
 
-/// Columns of a tile; rows of an input are padded to them.
+/// Columns of a tile; the rows of an input are padded to a multiple.
 pub(super) const TILE_COLUMNS: usize = 32;
 const TILE_ROWS: usize = 16;
 const TILE: usize = TILE_ROWS * TILE_COLUMNS;
 
-/// How matrices of one input become one.
+/// How matrices of one input are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stack {
-    /// One under another.
+    /// One below the other.
     Under,
-    /// Of two: eight rows of the first, then the eight beside them of the second, as SwiGLU wants them.
+    /// Two matrices in turn, eight rows of each, as SwiGLU needs them.
     Paired,
 }
 
@@ -40,8 +40,8 @@ pub(super) struct Packed {
 }
 
 impl Kind {
-    /// What matrices that are multiplied with one input, or one after the other, are on the device: bf16 where all are;
-    /// f16 where all are that or quantised; else f32.
+    /// The device type of matrices that share an input or follow one another: bf16 if all are bf16; f16 if all are f16 or
+    /// quantised; else f32.
     pub(super) fn of(matrices: &[&Matrix<'_>]) -> Self {
         if matrices.iter().all(|m| m.kind == WeightType::Bf16) {
             Self::Bf16
@@ -53,7 +53,7 @@ impl Kind {
     }
 }
 
-/// A matrix's numbers as halves of this kind, which for its own is what they are.
+/// A matrix's numbers as 16-bit floats of this kind; unchanged if it is their own.
 fn halves(matrix: &Matrix<'_>, kind: Kind) -> Result<Vec<u16>, LoadError> {
     if matches!((matrix.kind, kind), (WeightType::Bf16, Kind::Bf16) | (WeightType::F16, Kind::F16)) {
         return Ok(matrix.bytes.as_chunks::<2>().0.iter().map(|&b| u16::from_le_bytes(b)).collect());
@@ -67,7 +67,7 @@ fn singles(matrix: &Matrix<'_>) -> Result<Vec<f32>, LoadError> {
     widen(matrix.kind, &matrix.bytes).map_or_else(|| dequantised(matrix), Ok)
 }
 
-/// A quantised matrix in f32, by candle.
+/// A quantised matrix as f32, dequantised by candle.
 fn dequantised(matrix: &Matrix<'_>) -> Result<Vec<f32>, LoadError> {
     let kind = match matrix.kind {
         WeightType::Q8_0 => GgmlDType::Q8_0,
@@ -95,14 +95,14 @@ pub(super) fn pack(matrices: &[&Matrix<'_>], stack: Stack, kind: Kind) -> Result
     Ok(Packed { kind, bytes, rows, columns })
 }
 
-/// The numbers (rows, columns) in tiles as fragments lie in registers: see model/cuda/linear.cuh.
+/// The numbers (rows, columns) in tiles, in the order of the fragments' registers: see model/cuda/linear.cuh.
 fn tiles(numbers: &[u16], rows: usize, columns: usize, stack: Stack) -> Vec<u8> {
     let across = columns.div_ceil(TILE_COLUMNS);
     let down = match stack {
         Stack::Under => rows.div_ceil(TILE_ROWS),
         Stack::Paired => (rows / 2).div_ceil(TILE_ROWS / 2),
     };
-    // The row that lies in a tile's row; none past the last.
+    // The matrix row of a tile's row; none after the last.
     let source = |tile: usize, row: usize| match stack {
         Stack::Under => Some(tile * TILE_ROWS + row).filter(|&row| row < rows),
         Stack::Paired => {
@@ -114,7 +114,7 @@ fn tiles(numbers: &[u16], rows: usize, columns: usize, stack: Stack) -> Vec<u8> 
     out.par_chunks_mut(across * TILE * 2).enumerate().for_each(|(tile, out)| {
         for (i, out) in out.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let (along, within) = (i / TILE, i % TILE);
-            // (half, lane = 4 g + t, number of the fragment, which of its two)
+            // (half, lane = 4 g + t, fragment, which of its two numbers)
             let (half, lane, register, which) = (within / 256, within / 8 % 32, within / 2 % 4, within % 2);
             let row = lane / 4 + register % 2 * 8;
             let column = along * TILE_COLUMNS + lane % 4 * 8 + half * 4 + register / 2 * 2 + which;
@@ -126,7 +126,7 @@ fn tiles(numbers: &[u16], rows: usize, columns: usize, stack: Stack) -> Vec<u8> 
     out
 }
 
-/// A number of S as it is held, nearest.
+/// A number of S as bf16, rounded to the nearest.
 pub(super) fn nearest(v: f32) -> [u8; 2] {
     bf16::from_f32(v).to_le_bytes()
 }

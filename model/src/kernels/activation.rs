@@ -1,12 +1,12 @@
-//! The exponential and what is built on it: SiLU, SwiGLU, and the short convolution that ends in SiLU.
+//! The exponential, and what uses it: SiLU, SwiGLU, and the short convolution that ends in SiLU.
 
 use super::{LANES, multiversion};
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
-// ln 2 in two parts, the first with few bits, so that its product with a whole number is exact.
+// ln 2 in two parts. The first has few bits, so that its product with an integer is exact.
 const LN_2_A: f32 = 0.693_359_375;
 const LN_2_B: f32 = -2.121_944_4e-4;
-/// Adding and taking away 1.5 * 2^23 rounds to the nearest whole number.
+/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
 const ROUND: f32 = 12_582_912.0;
 
 /// e^x for one lane, relative error about 1e-7; clamped where f32 would over- or underflow (Cephes `expf`).
@@ -56,7 +56,7 @@ fn conv_row(tail: &mut [f32], x: &[f32], weight: &[f32], channels: usize, out: &
     for (t, out) in out.chunks_exact_mut(channels).enumerate() {
         out.fill(0.0);
         for (j, weight) in weight.chunks_exact(channels).enumerate() {
-            // Tap j sees the input of `before - j` tokens ago; before the text's start there are zeros.
+            // Tap j reads the input of `before - j` tokens ago; before the start of the text there are zeros.
             let at = t + j;
             let source = if at < before {
                 &tail[at * channels..][..channels]
@@ -80,7 +80,7 @@ fn conv_row(tail: &mut [f32], x: &[f32], weight: &[f32], channels: usize, out: &
 }
 
 multiversion! {
-    /// Depthwise causal convolution and SiLU over the tokens of one row, the last inputs kept in `tail`.
+    /// Depthwise causal convolution and SiLU over the tokens of one row; `tail` keeps the last inputs.
     ///
     /// tail: (kernel - 1, channels), oldest first; x, out: (time, channels); weight: (kernel, channels).
     pub(crate) fn conv_silu(tail: &mut [f32], x: &[f32], weight: &[f32], channels: usize, out: &mut [f32]) = conv_row;
@@ -99,7 +99,7 @@ mod tests {
             let error = (f64::from(silu_lane(x)) - want).abs();
             assert!(error <= 4e-7 * want.abs() + 1e-30, "{x}: {error}");
         }
-        // The clamp of the exponential leaves 6e-9 where the truth is 0.
+        // The clamp of the exponential leaves 6e-9 instead of 0.
         assert!(silu_lane(-1e30).abs() < 1e-8);
         assert!(silu_lane(f32::NAN).is_nan());
     }

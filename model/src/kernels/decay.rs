@@ -1,8 +1,8 @@
-//! What the gates of a chunk do to what is remembered: how much of token j is left when token i reads it.
+//! The decay that the gates of a chunk cause: how much of token j remains when token i reads it.
 
 use super::{activation::exp_lane, multiversion};
 
-/// Under this no logarithm of a gate is told apart from nothing: e^-1000 is 0 in every float there is.
+/// The lowest logarithm of a gate: e^-1000 is 0 in f32 and f64.
 const FORGOTTEN: f64 = -1e3;
 
 /// `log sigmoid(a)`, stable at both ends.
@@ -21,7 +21,7 @@ fn exp_in_place(values: &mut [f32]) {
 #[inline(always)]
 fn decay_body(logits: &[f32], out: &mut [f32]) {
     let len = logits.len();
-    // Sums in f64: a difference of two keeps its small part however large they have grown.
+    // Sums in f64: the difference of two large sums keeps its small part.
     let mut sum = 0.0;
     let sums: Vec<f64> = logits
         .iter()
@@ -50,9 +50,9 @@ fn decay_body(logits: &[f32], out: &mut [f32]) {
 }
 
 multiversion! {
-    /// From the gate logits of C tokens, with b the running sum of log g and lam = log (1-g):
-    /// `M_ij = exp(b_i - b_j + lam_j)` for j <= i, else 0 (C rows); then the row `exp(b_i)`, what is left of the
-    /// chunk's beginning; then the row `exp(b_C - b_j + lam_j)`, what is left of each token at its end.
+    /// From the gate logits of C tokens, with b the running sum of log g and lam = log (1-g): `M_ij = exp(b_i - b_j +
+    /// lam_j)` for j <= i, else 0 (C rows); then the row `exp(b_i)`, which scales the state before the chunk; then the
+    /// row `exp(b_C - b_j + lam_j)`, the share of each token in the state after the chunk.
     ///
     /// logits: (C) -> out: (C + 2, C)
     pub(crate) fn decay(logits: &[f32], out: &mut [f32]) = decay_body;

@@ -1,4 +1,4 @@
-//! Exponentials of a row of logits: the weights that tokens are drawn by, and the sum under log probabilities.
+//! Exponentials of a row of logits: weights for sampling, and the sum for log probabilities.
 
 use super::activation::exp_lane;
 use super::multiversion;
@@ -11,7 +11,7 @@ fn weigh_body(logits: &[f32], inverse_temperature: f32, bounds: (f32, f32), out:
     let ((best, furthest), (distances, weights)) = (bounds, out);
     for ((logit, distance), weight) in logits.iter().zip(distances).zip(weights) {
         let found = (best - logit) * inverse_temperature;
-        // What is no number is not inside.
+        // False for NaN.
         let inside = found <= furthest;
         *distance = if inside { found } else { furthest };
         let falling = exp_lane(-*distance);
@@ -20,8 +20,8 @@ fn weigh_body(logits: &[f32], inverse_temperature: f32, bounds: (f32, f32), out:
 }
 
 multiversion! {
-    /// How far each logit lies under the best over the temperature, at most `furthest`, and its weight: e to the power
-    /// of minus that, and 0 for what lies further or is no number.
+    /// For each logit: its distance to the best, divided by the temperature, at most `furthest`; and its weight,
+    /// `exp(-distance)`, or 0 beyond `furthest` and for NaN.
     ///
     /// logits: (n), bounds: the best and `furthest` -> out: distances (n) and weights (n)
     pub(crate) fn weigh(
@@ -32,7 +32,7 @@ multiversion! {
     ) = weigh_body;
 }
 
-/// 1/0! to 1/13!: within half of ln 2, the series to here differs from e^x by less than f64 can hold.
+/// 1/0! to 1/13!: for |x| <= ln 2 / 2 the rest of the series for e^x is below the precision of f64.
 const SERIES: [f64; 14] = {
     let mut series = [1.0; 14];
     let mut n = 1;
@@ -43,24 +43,24 @@ const SERIES: [f64; 14] = {
     series
 };
 
-/// e^x for x up to 0, within 2^-52 of it; 0 where it is under e^-700, and of what is no number.
+/// e^x for x <= 0, relative error at most 2^-52; 0 below e^-700 and for NaN.
 #[inline(always)]
 fn exponential(x: f64) -> f64 {
-    // Adding it leaves no place for a fraction: the whole number is the lowest bits of the sum.
+    // Adding it leaves no bits for a fraction: the integer is in the lowest bits of the sum.
     const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
-    // ln 2 in two parts, the first with few bits, so that its product with a whole number is exact.
+    // ln 2 in two parts. The first has few bits, so that its product with an integer is exact.
     const LN_2_A: f64 = 0.693_147_180_369_123_8;
     const LN_2_B: f64 = 1.908_214_929_270_587_7e-10;
     let shifted = x.mul_add(std::f64::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = (-n).mul_add(LN_2_B, (-n).mul_add(LN_2_A, x));
     let y = SERIES.iter().rev().fold(0.0f64, |sum, factor| sum.mul_add(r, *factor));
-    // Into the exponent: times 2^n, exactly, for the result is a normal number.
+    // Adds n to the exponent: times 2^n, exact for normal results.
     let result = f64::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 52));
     if x >= -700.0 { result } else { 0.0 }
 }
 
-/// e to the power of how far a logit lies from the highest; an infinite one does not lie far from itself.
+/// `exp(logit - highest)`; 1 where both are the same infinity.
 #[inline(always)]
 fn share(logit: f32, highest: f32) -> f64 {
     let distance = f64::from(logit) - f64::from(highest);
@@ -81,7 +81,7 @@ fn sum_body(logits: &[f32], highest: f32, sum: &mut f64) {
 }
 
 multiversion! {
-    /// The sum of e^(logit - highest) over all logits, in lanes; what is no number adds nothing.
+    /// The sum of `exp(logit - highest)` over all logits except NaN, in lanes.
     ///
     /// logits: (n) -> sum
     pub(crate) fn sum_exponentials(logits: &[f32], highest: f32, sum: &mut f64) = sum_body;

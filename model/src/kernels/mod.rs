@@ -1,9 +1,9 @@
 //! Arithmetic on slices: matrix products, sine and cosine, the fused recurrence of one token; and the threads that
-//! share it.
+//! share the work.
 //!
-//! The only place with `unsafe`, but for the memory map of a checkpoint. Every kernel has one plain definition; the
-//! forms for instruction sets do the same operations in the same order, so all give the same bits, and so does a row
-//! whichever rows it is computed beside. Knows slices and lengths, no tensors, heads or layers.
+//! Every kernel has one plain definition. Its versions for instruction sets do the same operations in the same order,
+//! so results are the same bits on every machine, and a row's result does not depend on the rows computed with it.
+//! Kernels know slices and lengths, but no tensors, heads or layers.
 
 #![allow(clippy::inline_always, reason = "the bodies must be compiled inside each instruction set's function")]
 #![allow(
@@ -34,16 +34,15 @@ pub(crate) mod threads;
 pub(crate) mod trigonometry;
 pub(crate) mod vector;
 
-/// Lanes that every reduction is split into, on every machine: norms and denominators.
+/// Lanes that every reduction (norms, denominators) is split into, on every machine.
 pub(crate) const LANES: usize = 16;
 
 /// The instruction sets that a kernel may be compiled for.
 ///
-/// A value other than `Plain` is proof that the machine runs the set: none is written down but in
-/// [`Isa::available`], in dispatches, and in tests behind it.
+/// A value other than `Plain` proves that the machine supports the set: only [`Isa::available`] creates one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isa {
-    /// Whatever the build targets.
+    /// What the build targets.
     Plain,
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -51,25 +50,25 @@ pub(crate) enum Isa {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// The same with VNNI: products of bytes.
+    /// `Avx512` and VNNI: dot products of bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
-    /// NEON, which every machine of this architecture has.
+    /// NEON, which every aarch64 machine has.
     #[cfg(target_arch = "aarch64")]
     Neon,
-    /// NEON with products of bytes.
+    /// NEON and dot products of bytes.
     #[cfg(target_arch = "aarch64")]
     NeonDot,
 }
 
 impl Isa {
-    /// The best set that this machine runs; found once.
+    /// The best set that this machine supports, detected once.
     pub(crate) fn detect() -> Self {
         static BEST: std::sync::OnceLock<Isa> = std::sync::OnceLock::new();
         *BEST.get_or_init(|| *Self::available().last().unwrap_or(&Self::Plain))
     }
 
-    /// All sets that this machine runs, the plain one first.
+    /// All sets that this machine supports, from the plainest to the best.
     pub(crate) fn available() -> Vec<Self> {
         #[allow(unused_mut, reason = "other architectures add nothing")]
         let mut sets = vec![Self::Plain];
@@ -103,14 +102,15 @@ impl Isa {
     }
 }
 
-/// The nearest finite bfloat16 of a finite number: rounding alone makes an infinity of those just above the greatest.
+/// Rounds to the nearest bfloat16. Finite numbers stay finite: plain rounding turns those just above the largest
+/// bfloat16 into infinity.
 pub(crate) fn nearest(value: f32) -> bf16 {
     let most = bf16::MAX.to_f32();
     bf16::from_f32(if value.is_finite() { value.clamp(-most, most) } else { value })
 }
 
-/// Asks for large pages under `memory`, where the system has them: weights are streamed from end to end, and small
-/// pages cost the streams a walk of the page tables every 4 KiB. Advice only.
+/// Asks the system for large pages under `memory`: weights are streamed from end to end, and small pages cost a walk of
+/// the page tables every 4 KiB. Advice only.
 pub(crate) fn advise_huge<T>(memory: &mut [T]) {
     #[cfg(target_os = "linux")]
     {
@@ -119,18 +119,17 @@ pub(crate) fn advise_huge<T>(memory: &mut [T]) {
         let start = first.addr().next_multiple_of(PAGE) - first.addr();
         let len = size_of_val(memory).saturating_sub(start) / PAGE * PAGE;
         if len > 0 {
-            // SAFETY: the range lies in `memory`, on whole pages, and the advice changes no contents. What it answers
-            // does not matter.
+            // SAFETY: the range lies in `memory`, on whole pages, and the advice changes no contents. A refusal does
+            // not matter.
             unsafe { libc::madvise(first.add(start).cast(), len, libc::MADV_HUGEPAGE) };
         }
     }
     let _ = memory;
 }
 
-/// Runs an `#[inline(always)]` function of plain Rust compiled for the chosen instruction set.
+/// Compiles an `#[inline(always)]` function of plain Rust for every instruction set, and runs the version for `isa`.
 ///
-/// The function's own code is safe and the same for all; only the instructions differ. Multiplications that feed
-/// additions must be written `mul_add`, so that no set rounds where another does not.
+/// Write multiplications that feed additions as `mul_add`, so that all sets round alike.
 macro_rules! multiversion {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident : $ty:ty),* $(,)?) = $body:path;) => {
         $(#[$meta])*

@@ -1,9 +1,9 @@
-//! How weights lie in memory: panels of rows, interleaved so that one load takes a column of many rows.
+//! The layout of weights in memory: panels of interleaved rows, so that one load reads a column of many rows.
 //!
-//! A weight matrix (n, k) is cut into panels of [`PANEL`] rows; the last panel is as many groups of [`GROUP`] rows
-//! wide as it must be, its missing rows zero. Inside a panel the columns follow one another, and each column holds
-//! its panel's rows side by side: the kernels stream a panel from its first byte to its last, and every row is a
-//! lane, so that no sum ever crosses lanes.
+//! A weight matrix (n, k) is split into panels of [`PANEL`] rows. The last panel is as wide as it must be, in groups of
+//! [`GROUP`] rows; its missing rows are zero. A panel stores column after column, and each column holds the panel's
+//! rows side by side: kernels stream a panel from its first byte to its last, and every row is a lane, so that no sum
+//! crosses lanes.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub(crate) const PANEL: usize = 64;
 /// Rows that a panel is a multiple of: the lanes of the widest register.
 pub(crate) const GROUP: usize = 16;
 
-/// Bytes that begin at a cache line: [`Lines::bytes`] sees them flat.
+/// Bytes aligned to cache lines.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lines {
     lines: Box<[Line]>,
@@ -28,10 +28,10 @@ pub(crate) struct Lines {
 struct Line([u8; 64]);
 
 impl Lines {
-    /// So many bytes, all zero.
+    /// `len` zero bytes.
     pub(crate) fn zeroed(len: usize) -> Self {
-        // SAFETY: zeros are lines. Memory that the system gives zeroed has no pages yet, so that the advice comes before
-        // the first write.
+        // SAFETY: zeros are valid lines. Zeroed memory from the system has no pages yet, so the advice below comes
+        // before the first write.
         let lines = unsafe { Box::new_zeroed_slice(len.div_ceil(64)).assume_init() };
         let mut lines = Self { lines, len };
         super::advise_huge(lines.bytes_mut());
@@ -44,32 +44,32 @@ impl Lines {
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
     }
 
-    /// The bytes, to be written.
+    /// The bytes, mutable.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `bytes`, borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
     }
 
-    /// The bytes as numbers; what does not fill one is left out.
+    /// The bytes as numbers, without an incomplete one at the end.
     pub(crate) fn as_slice<T: Plain>(&self) -> &[T] {
         // SAFETY: lines are aligned to 64 bytes, which is enough for every `Plain`, and any bits are a `T`.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len / size_of::<T>()) }
     }
 
-    /// The bytes as numbers, to be written.
+    /// The bytes as numbers, mutable.
     pub(crate) fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
         // SAFETY: as for `as_slice`, borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len / size_of::<T>()) }
     }
 }
 
-/// Panels of a matrix of `n` rows.
+/// The number of panels of `n` rows.
 #[inline]
 pub(crate) fn count(n: usize) -> usize {
     n.div_ceil(PANEL)
 }
 
-/// The rows that panel `p` of `n` rows holds, and its width: they padded to whole groups.
+/// The rows in panel `p` of `n` rows, and its width: the rows padded to whole groups.
 #[inline]
 pub(crate) fn rows(p: usize, n: usize) -> (Range<usize>, usize) {
     let range = p * PANEL..n.min((p + 1) * PANEL);
@@ -77,15 +77,15 @@ pub(crate) fn rows(p: usize, n: usize) -> (Range<usize>, usize) {
     (range, width)
 }
 
-/// Multiply-adds under which sharing a product among threads costs more than it saves.
+/// Multiply-adds below which one thread is faster than several.
 const SERIAL: usize = 1 << 15;
-/// Weight bytes that a thread takes at a time where one row passes: some microseconds of streaming.
+/// Weight bytes that a thread claims at a time for one row of `x`: some microseconds of streaming.
 const PIECE: usize = 96 << 10;
-/// Rows of `x` that a thread takes at least, a multiple of every kernel's tile.
+/// Fewest rows of `x` that a thread claims: a multiple of every kernel's tile.
 const FEWEST: usize = 24;
 
 /// Calls `work(rows, panels)` for all parts of a product of `rows` rows with a matrix (n, k) of `bytes`, on several
-/// threads where there is work enough. Which parts there are changes no result.
+/// threads if there is enough work. The split changes no result.
 pub(crate) fn share(
     threads: &Threads,
     rows: usize,
@@ -100,7 +100,7 @@ pub(crate) fn share(
     if threads.count() == 1 || rows * n * k < SERIAL {
         return work(0..rows, 0..all);
     }
-    // Panels enough for some microseconds; where those are few, parts of the rows.
+    // Enough panels for some microseconds; where panels are few, the rows are split too.
     let panel = bytes.div_ceil(all).max(1);
     let group = PIECE.div_ceil(panel * rows);
     let groups = all.div_ceil(group);
@@ -113,7 +113,7 @@ pub(crate) fn share(
     });
 }
 
-/// A matrix that several threads write, each its own elements.
+/// A matrix that several threads write, each other elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Output<'a> {
     base: *mut f32,
@@ -122,7 +122,7 @@ pub(crate) struct Output<'a> {
     matrix: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: whoever shares one hands every thread elements that no other thread touches; nobody reads until all are done.
+// SAFETY: `part` requires that no two threads have the same elements; nobody reads until all are done.
 unsafe impl Send for Output<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Output<'_> {}
@@ -134,15 +134,15 @@ impl<'a> Output<'a> {
         Self { base: out.as_mut_ptr(), rows: out.len() / stride, stride, matrix: PhantomData }
     }
 
-    /// Whether there are so many rows and columns.
+    /// Whether it has at least that many rows and columns.
     pub(crate) fn holds(self, rows: usize, columns: usize) -> bool {
         rows <= self.rows && columns <= self.stride
     }
 
-    /// Some elements of one row, side by side.
+    /// Neighbouring elements of one row.
     ///
     /// # Safety
-    /// `row` and the columns lie inside; nobody else touches these elements while the slice lives.
+    /// `row` and the columns are in bounds; nobody else accesses these elements while the slice lives.
     #[inline(always)]
     pub(crate) unsafe fn part(self, row: usize, columns: Range<usize>) -> &'a mut [f32] {
         debug_assert!(row < self.rows && columns.start <= columns.end && columns.end <= self.stride);

@@ -1,9 +1,9 @@
-//! A slice in equal parts that several threads take, each part once.
+//! A slice in equal parts that several threads claim, each part once.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Marks of parts that were taken: kept from job to job for their memory.
+/// Marks the parts that are taken. Reused from job to job, to allocate once.
 #[derive(Debug, Default)]
 pub(crate) struct Marks(Vec<AtomicBool>);
 
@@ -20,7 +20,7 @@ pub(crate) struct Parts<'a, T> {
 unsafe impl<T: Send> Sync for Parts<'_, T> {}
 
 impl<'a, T> Parts<'a, T> {
-    /// Parts of `len` elements, the last of them as long as what is left; none where `len` is 0.
+    /// Parts of `len` elements, of which the last may be shorter; no parts if `len` is 0.
     pub(crate) fn new(slice: &'a mut [T], len: usize, marks: &'a mut Marks) -> Self {
         let count = if len == 0 { 0 } else { slice.len().div_ceil(len) };
         marks.0.truncate(count);
@@ -29,14 +29,14 @@ impl<'a, T> Parts<'a, T> {
         Self { base: slice.as_mut_ptr(), all: slice.len(), len, taken: &marks.0, slice: PhantomData }
     }
 
-    /// Part `i`, for whoever asks first; none for all others, and where there is no such part.
-    #[allow(clippy::mut_from_ref, reason = "each part is given once")]
+    /// Part `i` for the first caller; `None` for all others, and if there is no such part.
+    #[allow(clippy::mut_from_ref, reason = "each part is returned once")]
     pub(crate) fn take(&self, i: usize) -> Option<&'a mut [T]> {
         if self.taken.get(i)?.swap(true, Ordering::Relaxed) {
             return None;
         }
         let start = i * self.len;
-        // SAFETY: part i lies in the slice, which is borrowed for 'a, and its mark was not set: nobody has it.
+        // SAFETY: part i is in the slice, which is borrowed for 'a, and its mark was not set: nobody else has it.
         Some(unsafe { std::slice::from_raw_parts_mut(self.base.add(start), self.len.min(self.all - start)) })
     }
 }

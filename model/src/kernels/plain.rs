@@ -2,7 +2,7 @@
 
 use super::LANES;
 
-/// The lanes' sum, halves onto halves: 16, 8, 4, 2, 1.
+/// The sum of the lanes, halves onto halves: 16, 8, 4, 2, 1.
 #[inline(always)]
 pub(crate) fn reduce(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;

@@ -1,9 +1,9 @@
-//! The positive feature maps on rows: rectified and exponential, of numbers or of projections.
+//! Positive feature maps on rows: rectified and exponential, of inputs or of projections.
 
 use super::activation::exp_lane;
 use super::{LANES, multiversion, plain::dot};
 
-/// Under this a power of e is no normal number: such a feature is 0.
+/// Below this exponent a feature is 0: e^x is not a normal number.
 const LEAST: f32 = -87.0;
 
 /// `f` of every number, sixteen at a time.
@@ -23,7 +23,7 @@ fn each(numbers: &mut [f32], f: impl Fn(f32) -> f32) {
 #[inline(always)]
 fn rectified_body(projections: &mut [f32], proj_dim: usize) {
     let scale = (1.0 / proj_dim as f32).sqrt();
-    // What is no number stays none.
+    // NaN stays NaN.
     each(projections, |v| if v < 0.0 { 0.0 } else { v * scale });
 }
 
@@ -55,7 +55,7 @@ multiversion! {
     pub(crate) fn scaled(numbers: &mut [f32], by: f32) = scaled_body;
 }
 
-/// The greatest number; what is no number is not it.
+/// The largest number; NaN is ignored.
 #[inline(always)]
 fn greatest(numbers: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -77,9 +77,9 @@ fn favor_body(y: &[f32], projections: &mut [f32], maxima: &mut [f32]) {
     for ((y, projections), maximum) in all {
         let most = greatest(projections);
         let whole = most - 0.5 * dot(y, y);
-        // A state must hold it: of a key whose square is past f32, the least number instead of none.
+        // States hold finite numbers only: -f32::MAX stands for a key whose square overflows.
         *maximum = if whole < f32::MIN { f32::MIN } else { whole };
-        // |y|^2 / 2 is in both terms of the difference to the maximum.
+        // |y|^2 / 2 cancels in the difference to the maximum.
         each(projections, |v| {
             let exponent = v - most;
             if exponent < LEAST { 0.0 } else { exp_lane(exponent) * scale }
@@ -88,8 +88,8 @@ fn favor_body(y: &[f32], projections: &mut [f32], maxima: &mut [f32]) {
 }
 
 multiversion! {
-    /// FAVOR+'s features relative to each row's own greatest, in place of the projections: `sqrt(1/D) exp(W y -
-    /// |y|^2 / 2 - m)` with `m = max(W y) - |y|^2 / 2`, so that the greatest is `sqrt(1/D)` however long y is.
+    /// FAVOR+'s features relative to each row's largest, in place of the projections: `sqrt(1/D) exp(W y - |y|^2 / 2 -
+    /// m)` with `m = max(W y) - |y|^2 / 2`, so that the largest is `sqrt(1/D)` however long y is.
     ///
     /// y: (rows, d); projections: `W y` (rows, D) -> maxima, m of each row: (rows)
     pub(crate) fn favor(y: &[f32], projections: &mut [f32], maxima: &mut [f32]) = favor_body;

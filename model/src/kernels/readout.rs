@@ -1,5 +1,4 @@
-//! Cross attention's two halves: a source's keys and values are added up, and a query reads the sums, which it does not
-//! change.
+//! Cross attention in two halves: `add` sums the keys and values of a source, `read` answers a query from the sums.
 //!
 //! Each column of the output is one chain of fused multiply-adds over the rows of S, whatever the instruction set.
 
@@ -81,11 +80,11 @@ multiversion! {
     fn halves(s: &[bf16], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32], clamped: &mut u64) = body::<bf16>;
 }
 
-/// What a query reads of sums that stay as they are.
+/// Types of S that a query can read.
 pub(crate) trait Readable: Element {
     /// `phi S / max(phi . z, eps c)`.
     ///
-    /// s: (F, d); sums: z (F), then c (1); phi: (F) -> out: (d); `clamped` counts the denominators that were held at
+    /// s: (F, d); sums: z (F), then c (1); phi: (F) -> out: (d); `clamped` counts the denominators that were raised to
     /// their floor.
     fn read(isa: Isa, s: &[Self], sums: &[f32], phi: &[f32], eps: f32, out: &mut [f32], clamped: &mut u64);
 }

@@ -1,5 +1,5 @@
-//! What the machine gives at most: bytes a second read from memory, operations a second in registers. Measured by
-//! loops that do nothing else, so that a kernel's speed can be told as a share of them.
+//! The machine's limits: bytes per second read from memory, operations per second in registers. Measured by loops that
+//! do nothing else, so that a kernel's speed can be given as a share of them.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -10,35 +10,35 @@ use super::panels::Lines;
 use super::threads::Threads;
 use super::{Isa, multiversion};
 
-/// Bytes that are read: far more than caches hold.
+/// Bytes to read: far more than caches hold.
 const BUFFER: usize = 512 << 20;
-/// Bytes that a thread reads at a stretch: long enough that the machine's own prefetching is at its best.
+/// Bytes that a thread reads in one go: long enough for the hardware's prefetching to be at its best.
 const STRETCH: usize = 2 << 20;
-/// Passes over the buffer, the best of which counts.
+/// Passes over the buffer; the best counts.
 const PASSES: usize = 8;
 
-/// Steps that each chain of a piece of work has: about half a millisecond.
+/// Steps of each chain in a piece of work: about half a millisecond.
 const STEPS: usize = 1 << 17;
-/// Pieces for each thread, so that none waits long for another's last.
+/// Pieces per thread, so that none waits long for another's last.
 const PIECES: usize = 8;
-/// Times that all pieces are done, the best of which counts.
+/// Repetitions; the best counts.
 const TRIES: usize = 16;
-/// Lanes of twelve registers, each sixteen, eight or four wide: two units that take four cycles for a result want eight
-/// chains at least, and a machine of sixteen registers holds no more beside what is multiplied. (The middle one is 24
-/// registers of NEON, which has 32 and up to four units.)
+/// Lanes of twelve registers, each sixteen, eight or four wide. Two units with a latency of four cycles need at least
+/// eight chains, and sixteen registers hold no more than twelve beside the factors. (For NEON, which has 32 registers
+/// and up to four units, the middle one is 24 registers.)
 #[cfg(target_arch = "x86_64")]
 const WIDEST: usize = 12 * 16;
 const WIDE: usize = 12 * 8;
 #[cfg(all(target_arch = "x86_64", not(target_feature = "fma")))]
 const NARROW: usize = 12 * 4;
 
-/// Bytes a second that so many threads together read from memory at best.
+/// Bytes per second that these threads together read from memory at best.
 ///
-/// Takes 512 MiB for the time of the call, and reads it from end to end some times.
+/// Allocates 512 MiB during the call.
 pub fn read_bandwidth(threads: &Threads) -> f64 {
     let isa = Isa::detect();
     let mut buffer = Lines::zeroed(BUFFER);
-    // Pages that were never written may all be one page of zeros, which lies in the cache.
+    // Pages that were never written may all map to one page of zeros, which the cache holds.
     buffer.as_mut_slice::<f32>().fill(1.0);
     let stretches: Vec<&[f32]> = buffer.as_slice().chunks(STRETCH / size_of::<f32>()).collect();
     let seen = AtomicU32::new(0);
@@ -47,25 +47,25 @@ pub fn read_bandwidth(threads: &Threads) -> f64 {
         sum(isa, stretches[i], &mut total);
         seen.fetch_add(total, Ordering::Relaxed);
     });
-    // The sum is wanted: else none would be made.
+    // Keeps the compiler from removing the sum.
     black_box(seen);
     BUFFER as f64 / seconds
 }
 
-/// Operations a second that so many threads together make at best of fused multiply-adds (two operations each) on f32
-/// in registers. A machine of x86 without AVX2 has none that are fused, and is measured with separate ones.
+/// Operations per second that these threads together reach at best with fused multiply-adds (two operations each) on
+/// f32 in registers. An x86 machine without AVX2 has no fused ones and is measured with separate operations.
 pub fn fma_peak(threads: &Threads) -> f64 {
     let (isa, pieces) = (Isa::detect(), threads.count() * PIECES);
     let lanes = AtomicU32::new(0);
     let seconds = best_of(TRIES, threads.count(), pieces, &|_| {
-        // Values that the compiler does not know, and an end that is wanted: it can leave nothing out.
+        // The compiler knows neither the inputs nor that the result is unused, so it removes nothing.
         lanes.store(black_box(chains(isa, black_box(0.5), black_box(1e-6))).0, Ordering::Relaxed);
     });
     2.0 * f64::from(lanes.into_inner()) * (pieces * STEPS) as f64 / seconds
 }
 
-/// Seconds that the pieces take at best of some times, on threads of their own: [`Threads::run`] leaves out one that
-/// was late, and what is wanted here is what they give when none is.
+/// Seconds that the pieces take in the best repetition, on new threads: [`Threads::run`] suspends workers that were
+/// late, and here all must work.
 fn best_of(times: usize, threads: usize, pieces: usize, work: &(dyn Fn(usize) + Sync)) -> f64 {
     let (gate, next) = (Barrier::new(threads), AtomicUsize::new(0));
     let share = || {
@@ -80,7 +80,7 @@ fn best_of(times: usize, threads: usize, pieces: usize, work: &(dyn Fn(usize) + 
             scope.spawn(|| (0..times).for_each(|_| share()));
         }
         let time = |_| {
-            // The others are at the gate, or on their way to it.
+            // The others are at the gate or about to reach it.
             next.store(0, Ordering::Relaxed);
             let clock = Instant::now();
             share();
@@ -90,7 +90,7 @@ fn best_of(times: usize, threads: usize, pieces: usize, work: &(dyn Fn(usize) + 
     })
 }
 
-/// Runs one piece of chains on the instruction set's registers -> how many lanes they had, and their ends' sum.
+/// Runs one piece on the instruction set's registers and returns the number of lanes and the sum of their results.
 fn chains(isa: Isa, a: f32, b: f32) -> (u32, f32) {
     let mut end = 0.0;
     let lanes = match isa {
@@ -124,7 +124,7 @@ fn chains(isa: Isa, a: f32, b: f32) -> (u32, f32) {
 }
 
 multiversion! {
-    /// The sum of the numbers' bits.
+    /// The sum of the numbers' bit patterns.
     fn sum(numbers: &[f32], total: &mut u32) = sum_body;
 }
 
@@ -132,8 +132,7 @@ multiversion! {
 multiversion! { fn widest(a: f32, b: f32, end: &mut f32) = fused::<WIDEST>; }
 multiversion! { fn wide(a: f32, b: f32, end: &mut f32) = fused::<WIDE>; }
 
-/// Integers may be added in any order, so that this loop, unlike any over lanes spelt out, is made wide at every level
-/// of optimisation.
+/// Integers may be added in any order, so the compiler vectorises this loop at every optimisation level.
 #[inline(always)]
 fn sum_body(numbers: &[f32], total: &mut u32) {
     *total = numbers.iter().fold(0, |sum, number| sum.wrapping_add(number.to_bits()));
@@ -151,7 +150,7 @@ fn fused<const N: usize>(a: f32, b: f32, end: &mut f32) {
     *end = chains.iter().sum();
 }
 
-/// `chain = chain a + b`: with the product of [`fused`] there would be nothing left to multiply in the loop.
+/// `chain = chain a + b`: the compiler would move the product of [`fused`] out of the loop.
 #[cfg(all(target_arch = "x86_64", not(target_feature = "fma")))]
 fn separate<const N: usize>(a: f32, b: f32, end: &mut f32) {
     let mut chains = [1.0f32; N];

@@ -1,11 +1,10 @@
-//! A few threads that share the pieces of one job after another: made for steps of a millisecond that hold dozens of
-//! jobs, on cores that may be shared with others.
+//! A small thread pool that shares the pieces of one job after another. It is made for steps of a millisecond with
+//! dozens of jobs each, on cores that other programs may use too.
 //!
-//! The caller works too, and nobody waits for a thread that has not begun: pieces are claimed one by one from one
-//! word, so that a worker which comes late finds nothing left. A worker looks for the next job for some microseconds,
-//! then sleeps. Where a worker holds a piece for long (the system gave its core to somebody else), the caller waits
-//! for it once, and then leaves the workers out for sixteen times as long: a busy neighbour costs a part of what one
-//! thread would give, not a stalled step each time the neighbour wants its core.
+//! The caller works as well. Threads claim pieces one by one from an atomic word, so that the caller never waits for a
+//! worker that has not started. An idle worker spins for some microseconds, then sleeps. If a worker keeps a piece for
+//! long, because the system gave its core to another program, the caller waits for it once and then suspends the
+//! workers for sixteen times as long. So a busy neighbour costs part of a thread, not a stalled step each time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,20 +12,20 @@ use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Looks that a worker takes for the next job before it sleeps: some twenty microseconds.
+/// Times that a worker checks for the next job before it sleeps: about twenty microseconds.
 const LOOKS: u32 = 600;
-/// What a caller waits for others' pieces, beyond what it worked itself, before it counts them as late.
+/// How long the caller waits for others' pieces, beyond its own work, before it counts them as late.
 const PATIENCE: Duration = Duration::from_micros(200);
-/// How long it sleeps then between two looks.
+/// How long it then sleeps between two checks.
 const NAP: Duration = Duration::from_micros(50);
-/// How many times the wait a late worker is left out for, and no longer than [`LONGEST_OUT`].
-const OUT: u32 = 16;
-const LONGEST_OUT: Duration = Duration::from_secs(1);
+/// The workers are suspended for so many times the wait for a late one, at most for [`LONGEST_SUSPENSION`].
+const SUSPENSION: u32 = 16;
+const LONGEST_SUSPENSION: Duration = Duration::from_secs(1);
 
-/// One job: what to do with piece `i`.
+/// Does piece `i` of a job.
 type Work<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// A pointer to a job that outlives all of its pieces, and how many they are.
+/// A pointer to the work, which outlives all of its pieces, and their number.
 #[derive(Clone, Copy)]
 struct Job {
     work: *const Work<'static>,
@@ -37,7 +36,7 @@ struct Job {
 unsafe impl Send for Job {}
 
 struct Shared {
-    /// The job's number (upper half) and how many of its pieces nobody has claimed (lower half).
+    /// The job's number (upper half) and how many of its pieces are unclaimed (lower half).
     open: AtomicU64,
     /// Pieces that are done.
     done: AtomicUsize,
@@ -49,7 +48,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Takes one piece of the job that is open -> the job's number and how many pieces were open, this one among them.
+    /// Claims a piece of the open job; returns the job's number and how many pieces were unclaimed, with this one.
     fn claim(&self) -> Option<(u32, usize)> {
         let mut seen = self.open.load(Ordering::Acquire);
         while seen as u32 != 0 {
@@ -65,22 +64,22 @@ impl Shared {
     fn work(&self) {
         let mut known: Option<(u32, Job)> = None;
         while let Some((number, left)) = self.claim() {
-            // While this piece is not done its job stays: `run` waits for it.
+            // Until this piece is done the job stays: `run` waits for it.
             let job = match known {
                 Some((of, job)) if of == number => job,
                 _ => match *self.job.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
                     Some(job) => job,
-                    // A job is written before any of its pieces is open. To return would leave the caller waiting.
+                    // A job is written before its pieces are open. Returning would leave the caller waiting.
                     None => std::process::abort(),
                 },
             };
             known = Some((number, job));
             // SAFETY: the claimed piece is not done, so `run` has not returned and the job lives.
             let work = unsafe { &*job.work };
-            // The first piece first: neighbours in memory follow one another.
+            // In order: pieces that are neighbours in memory follow one another.
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(job.pieces - left))) {
                 self.panicked.store(true, Ordering::Relaxed);
-                // What it carries may panic when it is dropped, and this piece is not counted yet.
+                // Dropping the payload may panic, and this piece is not counted yet.
                 std::mem::forget(payload);
             }
             self.done.fetch_add(1, Ordering::Release);
@@ -97,7 +96,7 @@ impl Shared {
                     std::hint::spin_loop();
                     continue;
                 }
-                // Counted before the last look: `run` opens a job first and counts the sleepers then.
+                // Counted before the last check: `run` opens the job first, then checks for sleepers.
                 self.sleeping.fetch_add(1, Ordering::SeqCst);
                 if self.open.load(Ordering::SeqCst) as u32 == 0 && !self.ended.load(Ordering::SeqCst) {
                     std::thread::park();
@@ -112,13 +111,13 @@ impl Shared {
     }
 }
 
-/// What only the caller that has the threads changes.
+/// State of the caller that has the workers.
 struct Caller {
     number: u32,
-    out_until: Option<Instant>,
+    suspended_until: Option<Instant>,
 }
 
-/// Threads that share jobs: the caller of [`Threads::run`] and some workers.
+/// The caller of [`Threads::run`] and its workers.
 pub struct Threads {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -132,7 +131,7 @@ impl std::fmt::Debug for Threads {
 }
 
 impl Threads {
-    /// So many threads, the caller's own among them; fewer where the system gives no more.
+    /// `count` threads, the caller included; fewer if the system refuses more.
     pub fn new(count: usize) -> Self {
         let shared = Arc::new(Shared {
             open: AtomicU64::new(0),
@@ -147,16 +146,16 @@ impl Threads {
             std::thread::Builder::new().name(format!("compute-{i}")).spawn(move || shared.serve()).ok()
         };
         let workers = (1..count).map_while(worker).collect();
-        Self { shared, workers, caller: Mutex::new(Caller { number: 0, out_until: None }) }
+        Self { shared, workers, caller: Mutex::new(Caller { number: 0, suspended_until: None }) }
     }
 
-    /// The threads of this process: as many as [`Threads::configure`] was told, or one for each core.
+    /// The threads of this process: as many as [`Threads::configure`] set, or one per core.
     pub fn global() -> &'static Arc<Self> {
         Self::global_of(None)
     }
 
-    /// Says how many threads [`Threads::global`] has -> whether it has so many: not where it was used before with
-    /// another number, nor where the system gives fewer.
+    /// Sets the number of [`Threads::global`]; false if it is in use with another number, or if the system refuses that
+    /// many.
     #[must_use]
     pub fn configure(count: usize) -> bool {
         Self::global_of(Some(count)).count() == count.max(1)
@@ -168,17 +167,17 @@ impl Threads {
         GLOBAL.get_or_init(|| Arc::new(Self::new(count.unwrap_or_else(cores))))
     }
 
-    /// How many there are, the caller among them.
+    /// The number of threads, the caller included.
     pub fn count(&self) -> usize {
         self.workers.len() + 1
     }
 
     /// Does `work(i)` for every `i` below `pieces`, in any order, on any of the threads, and returns when all is done.
     ///
-    /// Where the threads are at another caller's work, or a call comes from inside a piece, the caller works alone.
+    /// If the workers are busy for another caller, or the call comes from inside a piece, the caller works alone.
     ///
     /// # Panics
-    /// When a piece has panicked: at once where the caller works alone, else when all others are done.
+    /// If a piece panics: at once if the caller works alone, otherwise after all pieces.
     pub fn run(&self, pieces: usize, work: &(dyn Fn(usize) + Sync)) {
         let alone = || (0..pieces).for_each(work);
         if pieces < 2 || self.workers.is_empty() || pieces > u32::MAX as usize {
@@ -190,13 +189,13 @@ impl Threads {
             Err(TryLockError::WouldBlock) => return alone(),
         };
         let began = Instant::now();
-        if caller.out_until.is_some_and(|until| began < until) {
+        if caller.suspended_until.is_some_and(|until| began < until) {
             return alone();
         }
-        caller.out_until = None;
+        caller.suspended_until = None;
         #[allow(clippy::transmute_ptr_to_ptr, reason = "a cast cannot lengthen the lifetime of a trait object")]
-        // SAFETY: only the lifetime changes. Every piece that is claimed is done before this function returns (also
-        // when one panics: `work` catches it), and none can be claimed afterwards, for none is open.
+        // SAFETY: only the lifetime changes. Every claimed piece is done before this function returns (also if one
+        // panics: `work` catches it), and none can be claimed afterwards, because none is open.
         let work = unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) };
         let job = Job { work, pieces };
         *self.shared.job.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(job);
@@ -216,21 +215,21 @@ impl Threads {
         }
     }
 
-    /// Waits for the pieces that others have claimed; remembers where that took too long.
+    /// Waits for the pieces that others have claimed; suspends the workers if that took too long.
     fn wait(&self, pieces: usize, began: Instant, caller: &mut Caller) {
         let all_done = || self.shared.done.load(Ordering::Acquire) == pieces;
         let mut looks = 0u32;
         let mut waiting = None;
         while !all_done() {
-            // Nothing here may panic: workers may still be at the job, which this frame keeps alive.
+            // Must not panic: workers may still use the job, which this frame keeps alive.
             looks = looks.saturating_add(1);
             if looks.is_multiple_of(64) {
                 let (since, _) = *waiting.get_or_insert_with(|| (Instant::now(), began.elapsed()));
                 if since.elapsed() > PATIENCE {
-                    // A worker without a core: nobody is helped by a caller that burns another.
+                    // The worker has no core; spinning on this one would not help.
                     std::thread::sleep(NAP);
                 } else if looks > LOOKS {
-                    // Where the worker waits for this very core, it gets it.
+                    // In case the worker waits for this core.
                     std::thread::yield_now();
                 }
             }
@@ -239,15 +238,14 @@ impl Threads {
         if let Some((since, worked)) = waiting {
             let waited = since.elapsed();
             if waited > PATIENCE + worked {
-                caller.out_until = Some(Instant::now() + (waited * OUT).min(LONGEST_OUT));
+                caller.suspended_until = Some(Instant::now() + (waited * SUSPENSION).min(LONGEST_SUSPENSION));
             }
         }
     }
 
-    /// Whether the workers are left out for a while.
     #[cfg(test)]
-    fn left_out(&self) -> bool {
-        self.caller.lock().is_ok_and(|caller| caller.out_until.is_some_and(|until| Instant::now() < until))
+    fn suspended(&self) -> bool {
+        self.caller.lock().is_ok_and(|caller| caller.suspended_until.is_some_and(|until| Instant::now() < until))
     }
 }
 
@@ -256,7 +254,7 @@ impl Drop for Threads {
         self.shared.ended.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // It ends well: panics of pieces are caught.
+            // Cannot fail: panics of pieces are caught.
             let _ = worker.join();
         }
     }
@@ -300,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_piece_is_the_callers_and_the_threads_go_on() {
+    fn the_caller_gets_the_panic_of_a_piece_and_the_threads_go_on() {
         let threads = Threads::new(2);
         for round in 0..20 {
             let broken = catch_unwind(AssertUnwindSafe(|| threads.run(10, &|i| assert!(i != round % 10))));
@@ -320,7 +318,7 @@ mod tests {
         let (release, held) = mpsc::channel::<()>();
         let held = Mutex::new(held);
         let main = std::thread::current().id();
-        // The threads are at a job that another caller has given.
+        // The workers are busy for another caller.
         std::thread::scope(|scope| {
             let threads = &threads;
             let caught = scope.spawn(move || {
@@ -338,8 +336,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_worker_that_does_not_come() {
-        // A worker that counts as one and never looks: it has no core.
+    fn the_caller_does_not_wait_for_a_worker_that_never_starts() {
+        // A worker that never checks: it has no core.
         let (release, held) = mpsc::channel::<()>();
         let mut threads = Threads::new(1);
         threads.workers.push(std::thread::spawn(move || held.recv().unwrap()));
@@ -352,12 +350,12 @@ mod tests {
             });
         }
         assert_eq!(count.into_inner(), 1000);
-        assert!(!threads.left_out());
+        assert!(!threads.suspended());
         release.send(()).unwrap();
     }
 
     #[test]
-    fn what_panics_once_more_when_it_is_dropped_does_no_harm() {
+    fn a_payload_that_panics_when_dropped_does_no_harm() {
         struct Bomb;
         impl Drop for Bomb {
             fn drop(&mut self) {
@@ -367,18 +365,18 @@ mod tests {
         let threads = Threads::new(2);
         for _ in 0..20 {
             let broken = catch_unwind(AssertUnwindSafe(|| threads.run(10, &|_| std::panic::panic_any(Bomb))));
-            // Where the workers were left out, it is the bomb itself that came through.
+            // If the workers were suspended, the payload is the bomb itself.
             std::mem::forget(broken.unwrap_err());
         }
     }
 
     #[test]
-    fn a_worker_that_was_late_is_left_out_for_a_while() {
+    fn late_workers_are_suspended() {
         let threads = Threads::new(2);
         let main = std::thread::current().id();
         let (begun, began) = mpsc::channel();
         let (began, first) = (Mutex::new(began), AtomicBool::new(true));
-        // The caller holds its first piece until the worker has one, and the worker keeps that for long.
+        // The caller keeps its first piece until the worker has one, and the worker takes long.
         threads.run(2, &|_| {
             if std::thread::current().id() == main {
                 if first.swap(false, Ordering::SeqCst) {
@@ -389,7 +387,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
-        assert!(threads.left_out());
+        assert!(threads.suspended());
         threads.run(100, &|_| assert_eq!(std::thread::current().id(), main));
     }
 }

@@ -1,20 +1,20 @@
 //! Sine and cosine together, the Gaussian feature map on rows, and unit length.
 //!
-//! The angles are `W x` with |x| <= 1, a few units at most; the reduction below is good to |angle| of some
-//! thousands, with an absolute error under 1e-6 there. Polynomials: the minimax ones of Cephes (`sinf`, `cosf`).
+//! The angles are `W x` with |x| <= 1, a few units at most. The range reduction keeps the absolute error under 1e-6 up
+//! to angles of some thousands. Polynomials: the minimax ones of Cephes (`sinf`, `cosf`).
 
 use super::{LANES, multiversion, plain::dot};
 
-/// What is added to a vector's length before it is divided by it.
+/// Added to a vector's length before the vector is divided by it.
 pub(crate) const UNIT_EPS: f32 = 1e-3;
 
 const TWO_OVER_PI: f32 = std::f32::consts::FRAC_2_PI;
-// pi / 2 in three parts, the first two with few bits, so that their products with a quadrant are exact.
+// pi / 2 in three parts. The first two have few bits, so that their products with a quadrant are exact.
 const HALF_PI_A: f32 = 1.570_312_5;
 const HALF_PI_B: f32 = 4.837_512_969_970_703e-4;
 const HALF_PI_C: f32 = 7.549_789_954_891_862e-8;
 
-/// Adding and taking away 1.5 * 2^23 rounds to the nearest whole number.
+/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
 const ROUND: f32 = 12_582_912.0;
 
 /// Sine and cosine of one lane.
@@ -33,7 +33,7 @@ fn sin_cos_lane(x: f32) -> (f32, f32) {
     let c = (c * r2).mul_add(r2, r2.mul_add(-0.5, 1.0));
     let swap = quadrant & 1 != 0;
     let (a, b) = if swap { (c, s) } else { (s, c) };
-    // Bit 1 of the quadrant turns the sine's sign, bit 1 of the next quadrant the cosine's.
+    // Bit 1 of the quadrant flips the sine's sign, bit 1 of the next quadrant the cosine's.
     let sin = f32::from_bits(a.to_bits() ^ ((quadrant & 2) << 30));
     let cos = f32::from_bits(b.to_bits() ^ ((quadrant.wrapping_add(1) & 2) << 30));
     (sin, cos)

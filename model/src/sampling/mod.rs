@@ -20,9 +20,9 @@ use penalties::Counts;
 use processors::Candidates;
 
 pub use logprobs::{LEAST_LOGPROB, LogSoftmax};
-pub use plan::{Drawn, Permitted, Plans};
 #[cfg(feature = "cuda")]
 pub(crate) use plan::{NOBODY, ROW_WORDS};
+pub use plan::{Permitted, Plans, Sampled};
 pub use token_set::TokenSet;
 
 /// A sampling parameter out of its bounds.

@@ -38,7 +38,7 @@ pub struct Permitted<'a> {
 
 /// What a step has brought for a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drawn {
+pub enum Sampled {
     /// The token, which goes to [`Sampler::take`].
     Token(u32),
     /// No token, since no logit is a number above minus infinity.

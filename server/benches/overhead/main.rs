@@ -1,8 +1,8 @@
-//! What HTTP costs: tokens per second of 32 streams through HTTP and server-sent events over loopback, beside those of
-//! the engine alone, with the same requests on the same engine in the same process, in turn.
+//! The cost of HTTP: tokens per second of 32 streams through HTTP and server-sent events over loopback, compared with
+//! the engine alone, alternating, with the same requests on the same engine in the same process.
 //!
 //! `cargo bench -p tidegate-server --bench overhead -- [--streams N] [--tokens N] [--rounds N]`. The clients run on the
-//! same cores, so what they cost is in the figure too. Beginnings of texts are not kept on either side.
+//! same cores, so the figure includes their cost. Neither side keeps prefixes.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// What every stream begins with.
+/// The prompt of every stream.
 const PROMPT: &str = "Once upon a time";
 
-/// The least share of the engine's speed that is to come out of HTTP.
+/// Lowest acceptable share of the engine's speed.
 const TARGET: f64 = 0.95;
 
-/// How much is measured.
 #[derive(Clone, Copy)]
 struct Size {
     streams: usize,
@@ -38,9 +37,9 @@ impl Size {
                 "--streams" => &mut size.streams,
                 "--tokens" => &mut size.tokens,
                 "--rounds" => &mut size.rounds,
-                // Cargo's own.
+                // Passed by Cargo.
                 "--bench" => continue,
-                _ => panic!("{flag} is no flag of this benchmark"),
+                _ => panic!("unknown flag {flag}"),
             };
             *place = args.next().and_then(|value| value.parse().ok()).expect("a number after the flag");
         }
@@ -48,7 +47,7 @@ impl Size {
     }
 }
 
-/// All streams on the engine itself.
+/// All streams on the engine alone; returns the number of tokens.
 async fn engine_alone(engine: &EngineHandle, requests: Vec<Request>) -> usize {
     let mut streams = JoinSet::new();
     for request in requests {
@@ -67,7 +66,7 @@ async fn engine_alone(engine: &EngineHandle, requests: Vec<Request>) -> usize {
     streams.join_all().await.into_iter().sum()
 }
 
-/// All streams through HTTP, each on a connection of its own that is open already.
+/// All streams through HTTP, each on its own open connection.
 async fn through_http(connections: Vec<TcpStream>, tokens: usize) -> (usize, Vec<TcpStream>) {
     let mut streams = JoinSet::new();
     for (seed, connection) in connections.into_iter().enumerate() {
@@ -90,7 +89,7 @@ async fn stream(mut connection: TcpStream, tokens: usize, seed: usize) -> (usize
     while !whole[seen..].ends_with(b"\r\n0\r\n\r\n") {
         seen = whole.len().saturating_sub(16);
         let count = connection.read_buf(&mut whole).await.expect("the server writes");
-        assert!(count > 0, "the stream has no end");
+        assert!(count > 0, "the stream ended early");
     }
     let text = String::from_utf8_lossy(&whole);
     assert!(text.starts_with("HTTP/1.1 200") && text.contains("data: [DONE]"), "{text}");
@@ -112,14 +111,13 @@ fn requests(
     (0..size.streams as u64).map(request).collect()
 }
 
-/// The median, and the least and the most.
+/// Median, minimum and maximum.
 fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
     values.sort_unstable_by(f64::total_cmp);
     (values[values.len() / 2], values[0], values[values.len() - 1])
 }
 
-/// Processor time of this process so far, in seconds: unlike the clock it does not count what others do. 0 where the
-/// system has no `/proc`.
+/// CPU seconds of this process so far, which other programs do not affect. 0 on systems without `/proc`.
 fn processor() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace().skip(11).take(2);
@@ -155,7 +153,7 @@ async fn main() {
     let (mut alone, mut http, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     let (mut engine_processor, mut http_processor) = (Vec::new(), Vec::new());
     println!("{} streams x {} tokens, {} rounds; load {}", size.streams, size.tokens, size.rounds, load());
-    // The first round warms both up.
+    // The first round warms up.
     for round in 0..=size.rounds {
         let began = processor();
         let requests = requests(size, &prompt, &sampling, &limits);
@@ -179,13 +177,13 @@ async fn main() {
             http_processor.push((processor() - between) * 1e6 / tokens as f64);
         }
     }
-    println!("\n| | median | least | most |\n| --- | --- | --- | --- |");
+    println!("\n| | median | min | max |\n| --- | --- | --- | --- |");
     for (name, values, digits) in [
         ("engine alone, tokens/s", alone, 0),
         ("HTTP and SSE, tokens/s", http, 0),
         ("ratio", ratios.clone(), 3),
-        ("engine alone, processor time per token, µs", engine_processor, 0),
-        ("HTTP, SSE and clients, processor time per token, µs", http_processor, 0),
+        ("engine alone, CPU time per token, µs", engine_processor, 0),
+        ("HTTP, SSE and clients, CPU time per token, µs", http_processor, 0),
     ] {
         let (median, least, most) = spread(values);
         println!("| {name} | {median:.digits$} | {least:.digits$} | {most:.digits$} |");

@@ -1,14 +1,13 @@
-//! What a turn costs on a conversation of any length, over HTTP on the real server: gone on with from memory and from
-//! disk, and with the history sent again; then many sessions at once. Prints tables, and draws a plot.
+//! The cost of a turn in conversations of any length, over HTTP on the real server: with the state in memory, with the
+//! state on disk, and with the history sent again; then many sessions at once. Prints tables.
 //!
-//! `cargo bench -p tidegate-server --bench resume -- [--quick] [--part long|many] [--out FILE.svg]`;
-//! `TIDEGATE_SESSIONS` is how many.
+//! `cargo bench -p tidegate-server --bench resume -- [--quick] [--part long|many] [--out FILE.jsonl]`;
+//! `tidegate-experiments plot-resume FILE.jsonl` draws it. `TIDEGATE_SESSIONS` sets the number of sessions.
 
 #[path = "../../tests/live/mod.rs"]
 mod live;
 
 mod many;
-mod plot;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,10 +20,10 @@ use serde_json::{Value, json};
 /// Tokens of one append.
 const PIECE: usize = 100_000;
 
-/// Tokens that a turn brings.
+/// New tokens of a turn.
 const NEW: usize = 16;
 
-/// No beginnings are shared, and nothing is too long.
+/// No shared prefixes, and no limit on length.
 const FLAGS: [&str; 8] = [
     "--prefix-budget",
     "0",
@@ -36,7 +35,7 @@ const FLAGS: [&str; 8] = [
     "warn,tidegate=info",
 ];
 
-/// One length, and the times to the first token of a turn after it.
+/// One length, and times to the first token of a turn after it, in milliseconds.
 struct Case {
     tokens: usize,
     memory: Vec<f64>,
@@ -44,11 +43,18 @@ struct Case {
     again: Vec<f64>,
 }
 
+impl Case {
+    /// The case as a line of JSON, for `tidegate-experiments plot-resume`.
+    fn line(&self) -> String {
+        let Self { tokens, memory, disk, again } = self;
+        format!("{}\n", json!({"tokens": tokens, "memory": memory, "disk": disk, "again": again}))
+    }
+}
+
 fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The smallest of `times` that `percent` of them do not exceed.
 fn percentile(times: &[f64], percent: usize) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -68,7 +74,7 @@ fn load() -> String {
     load.split(' ').next().unwrap_or("unknown").to_owned()
 }
 
-/// The times to a turn's first text and to its end, and what its answer says of its session.
+/// Times to the first text of a turn and to its end, in milliseconds, and the session in its answer.
 fn turn(server: &Server, mut body: Value) -> (f64, f64, Value) {
     for (name, value) in [("max_tokens", json!(4)), ("temperature", json!(0)), ("ignore_eos", json!(true))] {
         body[name] = value;
@@ -81,7 +87,7 @@ fn turn(server: &Server, mut body: Value) -> (f64, f64, Value) {
     (milliseconds(reply.first.unwrap()), milliseconds(reply.whole), session.unwrap_or_default())
 }
 
-/// Times of turns on forks of `session`, so that each begins at the same version, found in `tier`.
+/// Times of turns on forks of `session`, so that each starts from the same version, restored from `tier`.
 fn resumed(server: &Server, session: &str, new: &[u32], tier: &str, times: usize) -> Vec<f64> {
     let one = || {
         let fork = server.json("POST", &format!("/v1/sessions/{session}/fork"), &json!({}));
@@ -91,14 +97,14 @@ fn resumed(server: &Server, session: &str, new: &[u32], tier: &str, times: usize
         server.json("DELETE", &format!("/v1/sessions/{id}"), &Value::Null);
         first
     };
-    one(); // the first finds cold caches
+    one(); // warms the caches
     (0..times).map(|_| one()).collect()
 }
 
 fn measure(data: &Path, lengths: &[usize]) -> Vec<Case> {
     let mut random = StdRng::seed_from_u64(1);
     let longest = lengths.iter().max().copied().unwrap_or(0);
-    // Any tokens that are no special ones: what they say does not change what they cost.
+    // Any tokens but special ones: the text does not change the cost.
     let text: Vec<u32> = (0..longest + NEW).map(|_| random.random_range(300..2000)).collect();
     let server = Server::start(data, &FLAGS);
     let id = |session: &Value| session["id"].as_str().unwrap().to_owned();
@@ -117,14 +123,14 @@ fn measure(data: &Path, lengths: &[usize]) -> Vec<Case> {
     eprintln!("{read} tokens appended in {:.1?}", began.elapsed());
     for (tokens, session) in lengths.iter().zip(&sessions) {
         let memory = resumed(&server, session, &text[..NEW], "memory", 15);
-        // What takes minutes is measured once.
+        // Long texts take minutes and are measured once.
         let times = [5, 1][usize::from(*tokens > 100_000)];
         let again = (0..times).map(|_| turn(&server, json!({"prompt": &text[..tokens + NEW]})).0).collect();
         cases.push(Case { tokens: *tokens, memory, disk: Vec::new(), again });
         eprintln!("{tokens} tokens resent, {:.1?}", began.elapsed());
     }
     server.kill();
-    // Without memory for states every turn finds its own on the disk.
+    // Without memory for states every turn restores from disk.
     let server = Server::start(data, &[&FLAGS[..], &["--ram-budget", "0"]].concat());
     for (case, session) in cases.iter_mut().zip(&sessions) {
         case.disk = resumed(&server, session, &text[..NEW], "disk", 15);
@@ -133,8 +139,8 @@ fn measure(data: &Path, lengths: &[usize]) -> Vec<Case> {
 }
 
 fn table(cases: &[Case]) {
-    println!("\nTime to the first token of a turn of {NEW} new tokens, ms: median (least–most)\n");
-    println!("| tokens behind it | from memory | from disk | history sent again | again : disk |");
+    println!("\nTime to the first token of a turn of {NEW} new tokens, ms: median (min–max)\n");
+    println!("| tokens before it | from memory | from disk | history sent again | again : disk |");
     println!("| ---: | ---: | ---: | ---: | ---: |");
     for Case { tokens, memory, disk, again } in cases {
         let ratio = median(again) / median(disk);
@@ -159,8 +165,8 @@ fn main() {
         let cases = measure(&data("long"), lengths);
         table(&cases);
         if let Some(out) = given("--out") {
-            std::fs::write(out, plot::svg(&cases)).unwrap();
-            println!("\ndrawn in {out}");
+            std::fs::write(out, cases.iter().map(Case::line).collect::<String>()).unwrap();
+            println!("\nwritten to {out}");
         }
     }
     if wanted("many") {

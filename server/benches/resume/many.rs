@@ -1,4 +1,4 @@
-//! Many sessions on one server, each with a snapshot of its own, far more than there is memory for.
+//! Many sessions on one server, each with its own snapshot, far more than fit in memory.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,11 +11,11 @@ use serde_json::json;
 use super::{FLAGS, load, median, milliseconds, percentile, turn};
 use crate::live::{Request, Server};
 
-/// Turns and forks that are timed.
+/// Timed turns and forks.
 const TIMES: usize = 500;
 
-/// Sessions of one fork.
-const LOT: usize = 1000;
+/// Sessions made by one fork request.
+const BATCH: usize = 1000;
 
 /// Clients that make the sessions.
 const CLIENTS: usize = 8;
@@ -26,14 +26,14 @@ fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Memory of a process, in MiB: what it has now and the most that it had.
+/// Resident memory of the server, now and at its peak.
 fn resident(server: &Server) -> String {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.process())).unwrap_or_default();
     let of = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0 kB");
         line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0) / 1024.0
     };
-    format!("{:.0} MiB resident, {:.0} MiB at most", of("VmRSS:"), of("VmHWM:"))
+    format!("{:.0} MiB resident, {:.0} MiB peak", of("VmRSS:"), of("VmHWM:"))
 }
 
 /// Bytes of the files below `folder`.
@@ -51,7 +51,7 @@ fn row(name: &str, times: &[f64]) {
     println!("| {name} | {:.1} | {:.1} | {:.1} |", median(times), percentile(times, 99), percentile(times, 100));
 }
 
-/// Makes `count` sessions and measures what it is to go on with any of them.
+/// Makes `count` sessions and measures turns and forks on random ones.
 pub(crate) fn measure(data: &Path, count: usize) {
     let flags = [&FLAGS[..], &MEMORY].concat();
     let server = Server::start(data, &flags);
@@ -61,8 +61,8 @@ pub(crate) fn measure(data: &Path, count: usize) {
     let fork = format!("/v1/sessions/{}/fork", base["id"].as_str().unwrap());
     let mut ids: Vec<String> = Vec::new();
     while ids.len() < count {
-        let lot = server.json("POST", &fork, &json!({"n": LOT.min(count - ids.len())}));
-        ids.extend(lot["data"].as_array().unwrap().iter().map(|made| made["id"].as_str().unwrap().to_owned()));
+        let batch = server.json("POST", &fork, &json!({"n": BATCH.min(count - ids.len())}));
+        ids.extend(batch["data"].as_array().unwrap().iter().map(|made| made["id"].as_str().unwrap().to_owned()));
     }
     eprintln!("{count} forks in {:.1?}", began.elapsed());
     let next = AtomicUsize::new(0);
@@ -97,7 +97,7 @@ pub(crate) fn measure(data: &Path, count: usize) {
         forks.push(milliseconds(reply.whole));
     }
     println!("\n{TIMES} turns on random sessions, {disk} of them read from disk; load {}\n", load());
-    println!("| ms | p50 | p99 | most |\n| --- | ---: | ---: | ---: |");
+    println!("| ms | p50 | p99 | max |\n| --- | ---: | ---: | ---: |");
     row("turn: first token", &first);
     row("turn: acknowledged, durable", &whole);
     row("fork", &forks);

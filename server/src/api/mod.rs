@@ -3,6 +3,7 @@
 mod auth;
 mod error;
 mod formats;
+mod generation;
 mod metrics;
 mod middleware;
 mod openapi;
@@ -53,5 +54,5 @@ pub(crate) fn router(state: AppState) -> Router {
         .layer(from_fn(catch_panic));
     let router = if options.cors.is_empty() { router } else { router.layer(cors(&options.cors)) };
     let router = router.layer(from_fn(trace)).layer(from_fn_with_state(state.clone(), metrics::count));
-    router.layer(from_fn(formats::errors::by_path)).with_state(state)
+    router.layer(from_fn(formats::errors::in_format_of_path)).with_state(state)
 }

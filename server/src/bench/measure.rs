@@ -16,25 +16,25 @@ use super::runner::{self, Runner};
 use super::say;
 use crate::cli::word;
 
-/// Tokens taken in at a time on the way to a depth.
+/// Tokens read at a time on the way to a depth.
 const PIECE: usize = 512;
-/// Least time between two words of progress.
+/// Least time between two progress messages.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// A model, and states that have read so many tokens.
+/// A model and its states at each depth.
 pub(super) struct Model {
-    /// The shape's name, or the checkpoint folder's.
+    /// The name of the shape or of the checkpoint's folder.
     pub(super) shape: String,
     pub(super) weights: String,
     pub(super) config: DecoderConfig,
     pub(super) runner: Box<dyn Runner>,
     pub(super) past: Past,
-    /// What the last step gave; kept, so that no step allocates it.
+    /// The logits of the last step; reused, so that no step allocates.
     logits: Vec<f32>,
 }
 
 impl Model {
-    /// Loads or makes a model, and takes it to every depth.
+    /// Loads or creates a model, and computes its states at every depth.
     pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>], room: &mut Room) -> Result<Self> {
         let (shape, weights, config) = match subject {
             Subject::Checkpoint { folder, weights, mixer } => {
@@ -48,8 +48,8 @@ impl Model {
             }
             Subject::Shape { shape, weights, config } => (word(shape), weights.to_string(), (**config).clone()),
         };
-        ensure!(config.source().is_none(), "bench measures decoders alone: {shape} reads a source before its text");
-        // The device counts its own memory.
+        ensure!(config.source().is_none(), "bench does not measure encoder-decoders such as {shape}");
+        // A GPU checks its own memory.
         if config.attention == Attention::Softmax && matches!(plan.device, OpenDevice::Cpu) {
             let rows = (plan.slots() as u64).saturating_mul(threads.len() as u64);
             let named = match subject {
@@ -62,7 +62,7 @@ impl Model {
         let mut runner = runner::open(subject, plan, threads)?;
         let mut logits = Vec::new();
         if plan.prompt > 0 {
-            say(&format!("{shape} with {weights}: reading a prompt that does not count"));
+            say(&format!("{shape} with {weights}: warming up with a prompt"));
             let prompt = ids(0, plan.prompt, config.vocab_size);
             for lane in 0..plan.lanes() {
                 runner.prefill(lane, &prompt, &mut logits)?;
@@ -80,7 +80,7 @@ impl Model {
         Ok(Self { shape, weights, config, runner, past, logits })
     }
 
-    /// Tokens a second of one case, once.
+    /// Measures one case once; returns tokens per second.
     pub(super) fn measure(&mut self, case: &Case, plan: &Plan) -> Result<f64> {
         let (depth, vocab) = (plan.depths[case.depth], self.config.vocab_size);
         let (runner, lane) = (&mut self.runner, case.lane);
@@ -92,7 +92,7 @@ impl Model {
         let clock;
         let tokens = match case.kind {
             Kind::Decode { rows } => {
-                // Rows differ from the first step on, and so do their states.
+                // Different tokens, so that the rows' states differ.
                 let tokens = ids(depth, rows, vocab);
                 runner.decode(lane, &tokens, &slots, &mut self.logits)?;
                 clock = Instant::now();
@@ -112,7 +112,7 @@ impl Model {
     }
 }
 
-/// Reads up to the deepest depth, once, and keeps the state at each.
+/// Reads to the greatest depth once, and keeps the state at each depth.
 fn read(
     runner: &mut dyn Runner,
     lane: usize,
@@ -140,19 +140,19 @@ fn read(
     Ok(Past::Read(states))
 }
 
-/// How a checkpoint holds its head, and so the most of its weights.
+/// The type of a checkpoint's output head, and so of most of its weights.
 fn own_weights(stored: &Stored) -> String {
     let head = if stored.config().tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
     stored.tensors().find(|tensor| tensor.name == head).map_or_else(String::new, |tensor| tensor.kind.to_string())
 }
 
-/// The folder's own name.
+/// The name of the folder.
 fn name_of(folder: &Path) -> String {
     let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     whole.file_name().map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Token ids of a text that repeats no pattern a model could be fast on, from one of its places on.
+/// Token ids `from` and on of a text without a pattern.
 fn ids(from: usize, count: usize, vocab: usize) -> Vec<u32> {
     let id = |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab as u64;
     (from..from + count).map(|i| id(i) as u32).collect()

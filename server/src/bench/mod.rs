@@ -1,19 +1,14 @@
 //! `tidegate bench`: tokens per second on this machine, at any depth, by device, weight type, mixer, threads and rows.
 //!
-//! `plan` says what is measured, `runner` has them on the CPU, and `cuda` on a GPU, `past` gets
-//! them to their depths, `measure` takes the times, `roof` says what the
-//! machine gives at most, `report` makes lines and tables of it, `plot` and `scale` a picture.
+//! `plan` lists what is measured, `runner` runs the models, `past` makes their states at each depth, `measure` takes the
+//! times, `roof` measures the machine's limits, `report` writes lines and tables.
 
-#[cfg(feature = "cuda")]
-mod cuda;
 mod measure;
 mod past;
 mod plan;
-mod plot;
 mod report;
 mod roof;
 mod runner;
-mod scale;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -29,7 +24,7 @@ use plan::Plan;
 use report::Row;
 use roof::Roofs;
 
-/// Measures and prints. `default` is the folder of the model where the command line names none.
+/// Measures and prints. `default` gives the model's folder if the command line names none.
 pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<()> {
     let plan = Plan::new(args, args.device.open()?, default)?;
     let rows = measure(&plan);
@@ -47,7 +42,7 @@ fn measure(plan: &Plan) -> Result<Vec<Row>> {
     let mut roofs = Roofs::new(&threads);
     let mut rates = vec![Vec::new(); cases.len()];
     for round in 1..=plan.rounds {
-        say(&format!("round {round} of {}: what the machine gives at most", plan.rounds));
+        say(&format!("round {round} of {}: the machine's limits", plan.rounds));
         roofs.measure();
         for (i, (case, rates)) in cases.iter().zip(&mut rates).enumerate() {
             say(&format!("round {round} of {}: case {} of {}", plan.rounds, i + 1, cases.len()));
@@ -58,18 +53,18 @@ fn measure(plan: &Plan) -> Result<Vec<Row>> {
     Ok(rows.map(|(case, rates)| Row::new(plan, case, &models[case.subject], rates, &roofs)).collect())
 }
 
-/// So many threads and no fewer: what is measured is told by their number.
+/// Exactly so many threads: the results name their number.
 fn threads(count: usize) -> Result<Arc<Threads>> {
     let threads = Threads::new(count);
-    ensure!(threads.count() == count, "--threads: the system does not give so many");
+    ensure!(threads.count() == count, "--threads: the system does not provide so many");
     Ok(Arc::new(threads))
 }
 
-/// Progress on a terminal; a log file gets none of it.
+/// Shows progress on a terminal, and nothing in a log file.
 fn say(text: &str) {
     let mut out = std::io::stderr().lock();
     if out.is_terminal() {
-        // Progress that cannot be shown is no reason to stop.
+        // Progress that cannot be shown does not matter.
         let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
     }
 }

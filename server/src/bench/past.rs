@@ -1,5 +1,5 @@
-//! The past of rows at a depth: read by the model itself, or, where its state is a cache of keys and values, drawn: a
-//! long text would take minutes to read, and a step takes as long whatever the numbers are.
+//! The states of rows at a depth: read by the model itself, or random if the state is a cache of keys and values. A long
+//! text would take minutes to read, and the time of a step does not depend on the numbers.
 
 use anyhow::{Result, bail};
 use tidegate_model::{DecoderConfig, StateType};
@@ -8,20 +8,20 @@ use super::report::grouped;
 
 /// States by depth.
 pub(super) enum Past {
-    /// One for each depth, as the model left it.
+    /// The model's own, one for each depth.
     Read(Vec<Vec<f32>>),
-    /// Random keys and values for the deepest; a shallower one has the first of them.
+    /// Random keys and values for the greatest depth; smaller depths use the first of them.
     Drawn(Vec<f32>),
 }
 
 impl Past {
-    /// A random past of so many tokens.
+    /// A random state of so many tokens.
     pub(super) fn drawn(config: &DecoderConfig, depth: usize) -> Self {
         let layout = config.state_layout();
         let (window, d) = (config.sliding_window.unwrap_or(1), config.head_dim);
         let mut numbers = vec![0.0; layout.numbers()];
         let (memories, tails) = numbers.split_at_mut(layout.memory());
-        // Places that no token has reached stay untouched, and take no memory.
+        // Entries that no token has reached stay untouched, and use no memory.
         let reached = memories.chunks_exact_mut(window * d).flat_map(|rows| &mut rows[..depth.min(window) * d]);
         let mut state = 1u64;
         for number in reached.chain(tails) {
@@ -31,7 +31,7 @@ impl Past {
         Self::Drawn(numbers)
     }
 
-    /// The state at a depth of the plan's list.
+    /// The state at this index of the plan's depths.
     pub(super) fn at(&self, depth: usize) -> &[f32] {
         match self {
             Self::Read(states) => &states[depth],
@@ -39,7 +39,7 @@ impl Past {
         }
     }
 
-    /// How it came about.
+    /// Its name in a report.
     pub(super) fn word(&self) -> &'static str {
         match self {
             Self::Read(_) => "read",
@@ -48,15 +48,15 @@ impl Past {
     }
 }
 
-/// Memory for caches. They are allocated at once and filled later: without a count, a machine would run out of it in
-/// the middle of a measurement.
+/// Memory for caches. They are allocated at once and filled later: without this count, the machine could run out of
+/// memory during a measurement.
 #[derive(Default)]
 pub(super) struct Room {
     claimed: u64,
 }
 
 impl Room {
-    /// Claims what so many rows of a model of softmax attention, and a past, will fill.
+    /// Claims the memory that so many rows of a softmax model, and one past, will fill.
     pub(super) fn claim(&mut self, config: &DecoderConfig, state: StateType, rows: u64) -> Result<()> {
         let row = match state {
             StateType::F32 => config.state_bytes() as u64,
@@ -66,8 +66,8 @@ impl Room {
         if let Some(free) = free().map(|free| free.saturating_sub(self.claimed)).filter(|&free| free < bytes) {
             let [bytes, rows, row, free] = [bytes, rows, row, free].map(grouped);
             bail!(
-                "{rows} rows of {row} bytes, and one more for the past, take {bytes} bytes, and \
-                 {free} are free: shallower --depths, smaller --batch, fewer --threads or --state bf16 take less"
+                "{rows} rows of {row} bytes, and one more for the past, need {bytes} bytes, and \
+                 {free} are free: smaller --depths, smaller --batch, fewer --threads or --state bf16 need less"
             );
         }
         self.claimed += rows.saturating_mul(row);
@@ -75,7 +75,7 @@ impl Room {
     }
 }
 
-/// Bytes that the system can still give; none where it does not say.
+/// Free bytes; `None` if the system does not report them.
 fn free() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drawn_past_fills_the_places_that_its_tokens_have_reached() {
+    fn a_random_past_fills_the_entries_that_its_tokens_have_reached() {
         let text = r#"{"model_type": "rfa_gate", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 8,
             "num_hidden_layers": 2, "num_attention_heads": 2, "attention": "softmax", "sliding_window": 100}"#;
         let config = DecoderConfig::from_json(text).unwrap();

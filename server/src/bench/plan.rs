@@ -1,4 +1,4 @@
-//! What is measured: the command line, checked, as models and cases.
+//! What is measured: the validated command line, as models and cases.
 
 use std::path::{Path, PathBuf};
 
@@ -13,15 +13,15 @@ use crate::cli::{BenchArgs, MixerArg, ShapeArg};
 const VOCABULARY: usize = 32_000;
 /// Length of a head's queries, keys and values, and of its random vectors.
 const HEAD: usize = 64;
-/// Softmax attention's window is a multiple of so many tokens.
+/// The window of softmax attention is a multiple of so many tokens.
 const WINDOWS: usize = 256;
 /// The hybrid's window.
 const HYBRID_WINDOW: usize = 64;
 
-/// A model and how its weights are held.
+/// A model and the type of its weights.
 #[derive(Clone, Debug)]
 pub(super) enum Subject {
-    /// A checkpoint's folder, its weights as they are stored or made into another type; its mixer must be this one.
+    /// A checkpoint's folder, with its weights as stored or converted; its mixer must be this one.
     Checkpoint { folder: PathBuf, weights: Option<WeightType>, mixer: Option<MixerArg> },
     /// Random weights.
     Shape { shape: ShapeArg, weights: WeightType, config: Box<DecoderConfig> },
@@ -30,17 +30,17 @@ pub(super) enum Subject {
 /// What the model does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Takes so many rows one token further, step after step.
+    /// Decode steps of so many rows.
     Decode { rows: usize },
     /// Reads a prompt into one row.
     Prefill,
 }
 
-/// One measurement; numbers but `rows` are places in the plan's lists.
+/// One measurement; all numbers but `rows` are indices into the plan's lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) subject: usize,
-    /// Of the numbers of threads; 0 on a GPU.
+    /// The index of the number of threads; 0 on a GPU.
     pub(super) lane: usize,
     pub(super) depth: usize,
     pub(super) kind: Kind,
@@ -50,12 +50,12 @@ pub(super) struct Case {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) subjects: Vec<Subject>,
-    /// One for all: what is compared is compared on the same device.
+    /// One device for all models: they are compared on it.
     pub(super) device: OpenDevice,
     pub(super) state: StateType,
-    /// None on a GPU, where threads of the CPU do not compute.
+    /// Empty on a GPU, where no CPU threads compute.
     pub(super) threads: Vec<usize>,
-    /// Rising, each once.
+    /// In ascending order, without duplicates.
     pub(super) depths: Vec<usize>,
     pub(super) batches: Vec<usize>,
     pub(super) prompt: usize,
@@ -64,7 +64,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `default` is the folder of the model where the command line names none.
+    /// `default` gives the model's folder if the command line names none.
     pub(super) fn new(args: &BenchArgs, device: OpenDevice, default: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
         let subjects = match (args.shape, &args.model) {
             (Some(shape), _) => shapes(shape, args)?,
@@ -104,23 +104,23 @@ impl Plan {
         cases
     }
 
-    /// How often every model is measured: for each number of threads, or once.
+    /// Measurements of every model: one for each number of threads, or one.
     pub(super) fn lanes(&self) -> usize {
         self.threads.len().max(1)
     }
 
-    /// The deepest depth.
+    /// The greatest depth.
     pub(super) fn deepest(&self) -> usize {
         self.depths.last().copied().unwrap_or(0)
     }
 
-    /// Slots that the largest batch takes.
+    /// Slots that the largest batch needs.
     pub(super) fn slots(&self) -> usize {
         self.batches.iter().copied().max().unwrap_or(1)
     }
 }
 
-/// The list without repetitions, in its order.
+/// The list without duplicates, in its order.
 fn each_once<T: Copy + PartialEq>(list: &[T]) -> Vec<T> {
     let mut once = Vec::with_capacity(list.len());
     for &item in list {
@@ -131,7 +131,7 @@ fn each_once<T: Copy + PartialEq>(list: &[T]) -> Vec<T> {
     once
 }
 
-/// The list without repetitions, or `default` where it is empty.
+/// The list without duplicates, or `default` if it is empty.
 fn or<T: Copy + PartialEq>(list: &[T], default: T) -> Vec<T> {
     if list.is_empty() { vec![default] } else { each_once(list) }
 }
@@ -149,7 +149,7 @@ fn checkpoints(folder: &Path, args: &BenchArgs) -> Vec<Subject> {
 }
 
 fn shapes(shape: ShapeArg, args: &BenchArgs) -> Result<Vec<Subject>> {
-    // Every token that a row sees is in the window.
+    // The window holds every token that a row reads.
     let deepest = args.depths.iter().copied().max().unwrap_or(0);
     let tokens = [args.prompt, args.steps, 1].into_iter().fold(deepest, usize::saturating_add);
     let window = tokens.checked_next_multiple_of(WINDOWS).unwrap_or(tokens);
@@ -163,7 +163,7 @@ fn shapes(shape: ShapeArg, args: &BenchArgs) -> Result<Vec<Subject>> {
     Ok(subjects)
 }
 
-/// A model of this size: a SwiGLU as wide as a Llama of the same size has, an embedding that is the head too.
+/// A model of this size: SwiGLU as wide as in a Llama of the same size, the embedding tied to the head.
 fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConfig> {
     let (layers, hidden, intermediate) = match shape {
         ShapeArg::M12 => (6, 256, 704),
@@ -176,7 +176,7 @@ fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConf
         "tie_word_embeddings": true,
     });
     let own = match mixer {
-        // Sines and cosines: two features of each random vector, one of the others'.
+        // A random vector gives two features, sine and cosine, in this map and one in the others.
         MixerArg::RfaGate => json!({ "proj_dim": HEAD }),
         MixerArg::Rfa => json!({ "proj_dim": HEAD, "gate": false }),
         MixerArg::RfaArccosGate => json!({ "proj_dim": 2 * HEAD, "feature_map": "arc_cosine" }),
@@ -194,9 +194,9 @@ fn config(shape: ShapeArg, mixer: MixerArg, window: usize) -> Result<DecoderConf
     for (key, value) in own.as_object().into_iter().flatten() {
         config[key] = value.clone();
     }
-    // Of the numbers above the window alone can be wrong.
+    // Only the window can be out of bounds.
     DecoderConfig::from_json(&config.to_string())
-        .context("--depths, --prompt and --steps make the window of softmax attention")
+        .context("--depths, --prompt and --steps determine the window of softmax attention")
 }
 
 #[cfg(test)]

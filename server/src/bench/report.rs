@@ -9,7 +9,6 @@ use tidegate_model::StateType;
 
 use super::measure::Model;
 use super::plan::{Case, Kind, Plan};
-use super::plot;
 use super::roof::{Roofs, prompt_operations, row_bytes, step_bytes};
 use crate::cli::BenchOutput;
 
@@ -22,7 +21,7 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Of at least one number.
+    /// The spread of at least one number.
     pub(super) fn of(mut numbers: Vec<f64>) -> Self {
         numbers.sort_by(f64::total_cmp);
         let (last, middle) = (numbers.len() - 1, numbers.len() / 2);
@@ -30,7 +29,7 @@ impl Spread {
     }
 }
 
-/// One case and what came of it.
+/// One case and its results.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) shape: String,
@@ -39,30 +38,30 @@ pub(super) struct Row {
     pub(super) mixer: String,
     pub(super) state: &'static str,
     pub(super) device: String,
-    /// None on a GPU.
+    /// `None` on a GPU.
     pub(super) threads: Option<usize>,
-    /// Rows at once.
+    /// Rows of a step.
     pub(super) batch: usize,
     /// Tokens that each row has read before.
     pub(super) depth: usize,
-    /// How it was reached: `read`, or `drawn` where keys and values are random numbers.
+    /// How the state was made: `read`, or `drawn` if keys and values are random numbers.
     pub(super) past: &'static str,
     /// `decode` or `prefill`.
     pub(super) kind: &'static str,
-    /// Tokens of one measurement, of all rows together.
+    /// Tokens of one measurement, in all rows.
     pub(super) tokens: usize,
     pub(super) tokens_per_second: f64,
     pub(super) least: f64,
     pub(super) most: f64,
     pub(super) rounds: usize,
-    /// Of one row.
+    /// Bytes of one row's state.
     pub(super) state_bytes: usize,
     pub(super) weight_bytes: usize,
-    /// None on a GPU, as are the roofs.
+    /// `None` on a GPU, as are the roofs.
     pub(super) roof_share: Option<f64>,
-    /// Bytes a second.
+    /// Bytes per second.
     pub(super) read_bandwidth: Option<f64>,
-    /// Floating-point operations a second.
+    /// Floating-point operations per second.
     pub(super) fma_peak: Option<f64>,
 }
 
@@ -75,7 +74,7 @@ impl Row {
         let depth = plan.depths[case.depth];
         let (kind, batch, tokens, roof_share) = match case.kind {
             Kind::Decode { rows } => {
-                // The step in the middle of those that count.
+                // The depth in the middle of the measured steps.
                 let row_bytes = row_bytes(config, state_bytes, depth + 1 + plan.steps.div_ceil(2));
                 let bytes = step_bytes(weight_bytes, row_bytes, rows) / rows as f64;
                 ("decode", rows, rows * plan.steps, read_bandwidth.map(|most| bytes * median / most))
@@ -114,8 +113,8 @@ impl Row {
         }
     }
 
-    /// What computes: `1 thread`, `2 threads`, or the device.
-    pub(super) fn computes(&self) -> String {
+    /// `1 thread`, `2 threads`, or the device.
+    fn computes(&self) -> String {
         match self.threads {
             Some(1) => "1 thread".into(),
             Some(threads) => format!("{threads} threads"),
@@ -129,7 +128,6 @@ pub(super) fn print(output: BenchOutput, rows: &[Row]) -> Result<()> {
     let text = match output {
         BenchOutput::Markdown => markdown(rows),
         BenchOutput::Json => json(rows)?,
-        BenchOutput::Svg => plot::svg(rows),
     };
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
@@ -147,7 +145,7 @@ fn markdown(rows: &[Row]) -> String {
     let mut text = String::new();
     let Some(first) = rows.first() else { return text };
     let (shape, rounds) = (&first.shape, first.rounds);
-    // A string takes everything: no write to it fails.
+    // Writing to a string does not fail.
     let rounds = if rounds == 1 { "one round".into() } else { format!("medians of {rounds} rounds") };
     let _ = writeln!(text, "{shape}: {rounds}.");
     let (mut models, mut drawn_of, mut machine) = (Vec::new(), Vec::new(), Vec::new());
@@ -167,9 +165,9 @@ fn markdown(rows: &[Row]) -> String {
         };
         let drawn = format!("The keys and values of {}'s past are random numbers.", row.mixer);
         let drawn = if row.past == "drawn" { drawn } else { String::new() };
-        for (line, told) in [(model, &mut models), (drawn, &mut drawn_of), (roof, &mut machine)] {
-            if !line.is_empty() && !told.contains(&line) {
-                told.push(line);
+        for (line, lines) in [(model, &mut models), (drawn, &mut drawn_of), (roof, &mut machine)] {
+            if !line.is_empty() && !lines.contains(&line) {
+                lines.push(line);
             }
         }
     }
@@ -192,8 +190,8 @@ fn markdown(rows: &[Row]) -> String {
     text
 }
 
-/// Three digits or more of a rate.
-pub(super) fn rate(value: f64) -> String {
+/// A rate with three digits or more.
+fn rate(value: f64) -> String {
     match value {
         ..9.995 => format!("{value:.2}"),
         9.995..99.95 => format!("{value:.1}"),

@@ -1,4 +1,4 @@
-//! The machine's roofs, measured in every round beside the cases, and the share of them that a case reaches.
+//! The machine's limits (its roofline), measured in every round beside the cases, and the work that a case needs at least.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use tidegate_model::{DecoderConfig, Threads, roof};
 
 use super::report::Spread;
 
-/// What the machine gives at most, by number of threads.
+/// The machine's limits by number of threads.
 pub(super) struct Roofs {
     threads: Vec<Arc<Threads>>,
-    /// Bytes a second, of all rounds.
+    /// Bytes per second, of all rounds.
     read: Vec<Vec<f64>>,
-    /// Floating-point operations a second, of all rounds.
+    /// Floating-point operations per second, of all rounds.
     fma: Vec<Vec<f64>>,
 }
 
@@ -21,7 +21,7 @@ impl Roofs {
         Self { threads: threads.to_vec(), read: vec![Vec::new(); threads.len()], fma: vec![Vec::new(); threads.len()] }
     }
 
-    /// One round.
+    /// Measures one round.
     pub(super) fn measure(&mut self) {
         for ((threads, read), fma) in self.threads.iter().zip(&mut self.read).zip(&mut self.fma) {
             read.push(roof::read_bandwidth(threads));
@@ -29,20 +29,20 @@ impl Roofs {
         }
     }
 
-    /// Bytes a second that the threads of this lane read from memory: the median, as of the cases. None on a GPU, whose
-    /// roofs are not measured.
+    /// Bytes per second that the threads of this lane read from memory: the median. `None` on a GPU, whose limits are not
+    /// measured.
     pub(super) fn read_bandwidth(&self, lane: usize) -> Option<f64> {
         self.read.get(lane).map(|read| Spread::of(read.clone()).median)
     }
 
-    /// Floating-point operations a second that they make.
+    /// Their floating-point operations per second.
     pub(super) fn fma_peak(&self, lane: usize) -> Option<f64> {
         self.fma.get(lane).map(|fma| Spread::of(fma.clone()).median)
     }
 }
 
-/// Bytes of a row's state that one step must move, its text `tokens` long: all of it in and out, but of softmax attention
-/// and of the hybrid's window what those tokens have in it, in.
+/// Bytes of a row's state that one step must move when its text has `tokens` tokens: all of it is read and written, but of
+/// the cache of softmax attention and of the hybrid only the entries of those tokens are read.
 pub(super) fn row_bytes(config: &DecoderConfig, state_bytes: usize, tokens: usize) -> f64 {
     let Some(window) = config.sliding_window else { return 2.0 * state_bytes as f64 };
     // A token's key and value, and the logit of its gate.
@@ -53,13 +53,13 @@ pub(super) fn row_bytes(config: &DecoderConfig, state_bytes: usize, tokens: usiz
     2.0 * (state_bytes as f64 - ring) + ring * reached
 }
 
-/// Bytes that one step of decoding must move: the weights once, and what each row's state costs.
+/// Bytes that one decode step must move: the weights once, and each row's state.
 pub(super) fn step_bytes(weight_bytes: usize, row_bytes: f64, rows: usize) -> f64 {
     weight_bytes as f64 + rows as f64 * row_bytes
 }
 
-/// Floating-point operations of a prompt's products with weights, the head's for its last token alone, and with the
-/// keys and values of a cache that has `depth` tokens before it.
+/// Floating-point operations of a prompt's products with the weights (the head's for the last token alone), and with the
+/// keys and values of a cache of `depth` tokens before it.
 pub(super) fn prompt_operations(config: &DecoderConfig, tokens: usize, depth: usize) -> f64 {
     let (hidden, gate) = (config.hidden_size, if config.gate { config.num_attention_heads } else { 0 });
     let block = hidden * (4 * config.inner_size() + gate + 3 * config.intermediate_size);

@@ -1,9 +1,9 @@
-//! A decoder on the device that is measured, with its states: what a case calls.
+//! The decoders that a benchmark measures, with their pools.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use tidegate_model::{Decoder, Device, PoolOptions, StatePool, StateType, Threads, checkpoint};
+use tidegate_model::{Backend, Decoder, Device, Pool, PoolOptions, Threads, checkpoint};
 use tidegate_server::checkpoint::OpenDevice;
 
 use super::plan::{Plan, Subject};
@@ -12,8 +12,7 @@ use crate::cli::word;
 /// Seed of random weights: any, and the same in every run.
 const SEED: u64 = 0;
 
-/// A decoder and as many slots as the plan's largest batch has rows, once for each number of threads; what `lane` says
-/// is which.
+/// A decoder with a pool for each number of threads (its lanes), of as many slots as the plan's largest batch has rows.
 pub(super) trait Runner {
     /// Bytes of the weights that a step reads.
     fn weight_bytes(&self) -> usize;
@@ -24,7 +23,7 @@ pub(super) trait Runner {
     /// The numbers of the first slot.
     fn export(&self, lane: usize) -> Result<Vec<f32>>;
 
-    /// Puts numbers of [`Self::export`] into a slot, which then has read `tokens` tokens.
+    /// Replaces the state of a slot by the numbers of an [`Self::export`] that has read `tokens` tokens.
     fn import(&mut self, lane: usize, slot: usize, numbers: &[f32], tokens: u64) -> Result<()>;
 
     /// Empties the first slot.
@@ -36,11 +35,11 @@ pub(super) trait Runner {
     /// Reads tokens into the first slot, and computes the last one's logits.
     fn prefill(&mut self, lane: usize, ids: &[u32], logits: &mut Vec<f32>) -> Result<()>;
 
-    /// Takes rows a token further; returns once their logits are there.
+    /// Reads one token into each slot; returns once the logits are there.
     fn decode(&mut self, lane: usize, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()>;
 }
 
-/// Loads or makes a model on the plan's device.
+/// Loads or creates a model on the plan's device.
 pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> Result<Box<dyn Runner>> {
     let (slots, state) = (plan.slots(), plan.state);
     Ok(match &plan.device {
@@ -51,7 +50,12 @@ pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> 
                 Subject::Shape { shape, weights, config } => Decoder::random((**config).clone(), *weights, SEED)
                     .with_context(|| format!("--shape {} with {weights}", word(shape)))?,
             };
-            Box::new(OnCpu::new(decoder, slots, state, threads)?)
+            let pool = |threads: &Arc<Threads>| {
+                let options = PoolOptions { slots, threads: Arc::clone(threads), state };
+                decoder.new_pool_with(options).context("the states cannot be allocated")
+            };
+            let pools = threads.iter().map(pool).collect::<Result<_>>()?;
+            Box::new(Lanes { decoder, pools })
         }
         #[cfg(feature = "cuda")]
         OpenDevice::Cuda(device) => {
@@ -64,29 +68,18 @@ pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> 
                     .random((**config).clone(), *weights, SEED)
                     .with_context(|| format!("--shape {} with {weights}", word(shape)))?,
             };
-            Box::new(super::cuda::OnCuda::new(decoder, slots, state)?)
+            let pool = decoder.new_pool(slots, state).context("the states cannot be allocated")?;
+            Box::new(Lanes { decoder, pools: vec![pool] })
         }
     })
 }
 
-/// On the CPU: a pool for each number of threads.
-struct OnCpu {
-    decoder: Decoder,
-    pools: Vec<StatePool>,
+struct Lanes<B: Backend> {
+    decoder: B,
+    pools: Vec<Pool<B::States>>,
 }
 
-impl OnCpu {
-    fn new(decoder: Decoder, slots: usize, state: StateType, threads: &[Arc<Threads>]) -> Result<Self> {
-        let pool = |threads: &Arc<Threads>| {
-            let options = PoolOptions { slots, threads: Arc::clone(threads), state };
-            decoder.new_pool_with(options).context("the states cannot be allocated")
-        };
-        let pools = threads.iter().map(pool).collect::<Result<Vec<_>>>()?;
-        Ok(Self { decoder, pools })
-    }
-}
-
-impl Runner for OnCpu {
+impl<B: Backend> Runner for Lanes<B> {
     fn weight_bytes(&self) -> usize {
         self.decoder.weight_bytes()
     }
@@ -112,8 +105,7 @@ impl Runner for OnCpu {
     }
 
     fn prefill(&mut self, lane: usize, ids: &[u32], logits: &mut Vec<f32>) -> Result<()> {
-        *logits = self.decoder.prefill(ids, &mut self.pools[lane], 0)?;
-        Ok(())
+        Ok(self.decoder.prefill(ids, &mut self.pools[lane], 0, logits)?)
     }
 
     fn decode(&mut self, lane: usize, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {

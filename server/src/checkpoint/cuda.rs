@@ -1,4 +1,4 @@
-//! Models on a CUDA device: opening it, and telling what it refuses from what is wrong with a checkpoint.
+//! Models on a CUDA device: opens it, and distinguishes models that it lacks kernels for from broken checkpoints.
 
 use std::fmt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use tidegate_model::{DecoderConfig, WeightType};
 use super::{DeviceError, OpenError};
 use crate::engine::EngineError;
 
-/// A CUDA device that is there.
+/// An open CUDA device.
 #[derive(Clone)]
 pub struct OpenCuda {
     ordinal: usize,
@@ -27,7 +27,7 @@ impl OpenCuda {
         Self { ordinal: 0, device: CudaDevice::emulated() }
     }
 
-    /// Its kind: what it is called, wherever it is plugged in.
+    /// The class of the device: its product name.
     pub(super) fn class(&self) -> String {
         format!("cuda {}", self.device.name())
     }
@@ -35,13 +35,13 @@ impl OpenCuda {
     /// Loads the checkpoint in `folder` into its memory.
     ///
     /// # Errors
-    /// [`DeviceError::Refused`] where the CPU would take the checkpoint and the device has no kernels for it, [`LoadError`]
-    /// where the CPU would not either, and where the device failed.
+    /// [`DeviceError::Refused`] if the checkpoint is valid but the device has no kernels for it, [`LoadError`] if it is
+    /// invalid or the device failed.
     pub fn load(&self, folder: &Path) -> Result<CudaDecoder, OpenError> {
         cuda::load(folder, &self.device).map_err(|error| self.sorted(error, || Stored::open(folder).is_ok()))
     }
 
-    /// A decoder of random weights, for measurements.
+    /// A decoder of random weights for measurements.
     ///
     /// # Errors
     /// As for [`Self::load`].
@@ -50,7 +50,7 @@ impl OpenCuda {
         CudaDecoder::random(config, weights, seed, &self.device).map_err(|error| self.sorted(error, || sound))
     }
 
-    /// Whether an error is of the model, of the device, or of the two together.
+    /// Tells apart errors of the model, of the device, and of the two together.
     fn sorted(&self, error: LoadError, sound: impl FnOnce() -> bool) -> OpenError {
         match error {
             LoadError::Cuda(CudaError::Unsupported(reason)) if sound() => {
@@ -61,7 +61,7 @@ impl OpenCuda {
     }
 }
 
-/// Whether the same model may well be served elsewhere.
+/// Whether the same model might be served on another device.
 pub(super) fn is_of_the_device(error: &OpenError) -> bool {
     matches!(
         error,

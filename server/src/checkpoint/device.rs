@@ -1,4 +1,4 @@
-//! Where a model computes: what was asked for, and what of it this build and this machine have.
+//! The device that computes: what is requested, and what this build and this machine have.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,22 +9,22 @@ use tracing::warn;
 #[cfg(feature = "cuda")]
 use super::cuda::OpenCuda;
 
-/// Where a model is to compute.
+/// The requested device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The first CUDA device, or the CPU where the build, the machine or the model is not made for it.
+    /// The first CUDA device, or the CPU if the build, the machine or the model does not support it.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// The CUDA device of this number, and nothing else.
+    /// The CUDA device of this number.
     Cuda(usize),
-    /// CUDA's kernels on the CPU, thread by thread: for tests.
+    /// CUDA's kernels on the CPU: for tests.
     #[cfg(feature = "cuda-emulator")]
     Emulator,
 }
 
-/// A text that names no [`DeviceChoice`].
+/// A text is not the name of a [`DeviceChoice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be cpu, cuda, cuda:N (N counts the devices from 0) or auto")]
 pub struct DeviceChoiceError;
@@ -59,21 +59,21 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// Why the device that was asked for does not serve.
+/// Why the requested device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The build has the CPU alone.
+    /// The build supports the CPU alone.
     #[error(
-        "--device {0}: this build has no CUDA; choose cpu or auto, or a build with it \
-         (cargo build --release --features tidegate-server/cuda)"
+        "--device {0}: this build does not support CUDA; choose cpu or auto, or build with \
+         cargo build --release --features tidegate-server/cuda"
     )]
     NotBuilt(DeviceChoice),
-    /// The machine has no such device, or does not give it.
+    /// The machine has no such device, or it is not available.
     #[error("--device {choice}: {reason}; choose cpu or auto, or one of the devices that nvidia-smi lists")]
     Absent {
-        /// What was asked for.
+        /// The request.
         choice: DeviceChoice,
-        /// What was found.
+        /// The reason.
         reason: String,
     },
     /// The device has too little memory, or has failed.
@@ -81,20 +81,20 @@ pub enum DeviceError {
     Unable {
         /// The device.
         device: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// The model needs what the device has no kernels for.
-    #[error("{device} does not take this model: {reason}; --device cpu does")]
+    /// The device has no kernels for the model.
+    #[error("{device} does not support this model: {reason}; --device cpu does")]
     Refused {
         /// The device.
         device: String,
-        /// What it has no kernels for.
+        /// What is not supported.
         reason: String,
     },
 }
 
-/// A device that is there.
+/// An open device.
 #[derive(Clone, Debug)]
 pub enum OpenDevice {
     /// The CPU.
@@ -105,11 +105,10 @@ pub enum OpenDevice {
 }
 
 impl DeviceChoice {
-    /// The device that was asked for; where any would do, the CPU for want of a better one, with a warning in a build
-    /// that could have used one.
+    /// Opens the requested device; `auto` falls back to the CPU, with a warning if the build supports CUDA.
     ///
     /// # Errors
-    /// A CUDA device was asked for, and the build has no CUDA, or the machine no such device.
+    /// A CUDA device was requested, and the build does not support CUDA or the machine has no such device.
     pub fn open(self) -> Result<OpenDevice, DeviceError> {
         match self {
             Self::Cpu => Ok(OpenDevice::Cpu),
@@ -120,7 +119,7 @@ impl DeviceChoice {
             #[cfg(feature = "cuda")]
             Self::Auto => Ok(OpenCuda::new(0).map_or_else(
                 |error| {
-                    warn!("the CPU computes: {error}");
+                    warn!("using the CPU: {error}");
                     OpenDevice::Cpu
                 },
                 OpenDevice::Cuda,
@@ -137,8 +136,8 @@ impl DeviceChoice {
 }
 
 impl OpenDevice {
-    /// What is the same for all devices on which a request's text is the same. Sums of floats have another order on a
-    /// GPU than on the CPU, and matrix units round in a way of their own from one kind of GPU to the next.
+    /// The class of devices on which a request gives the same text. Sums of floats have another order on a GPU than on the
+    /// CPU, and matrix units round differently from one kind of GPU to the next.
     pub(super) fn class(&self) -> String {
         match self {
             Self::Cpu => "cpu".into(),
@@ -163,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_choice_is_read_as_it_is_written() {
+    fn a_choice_is_parsed_as_it_is_displayed() {
         for choice in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(0), DeviceChoice::Cuda(12)] {
             assert_eq!(choice.to_string().parse(), Ok(choice));
         }
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_are_told_the_forms() {
+    fn other_texts_are_refused_with_the_accepted_forms() {
         for text in ["", "gpu", "CPU", "cuda:", "cuda:x", "cuda:-1", "cuda:+1", "cuda: 1", "cuda1", "cpu:0", "auto:0"] {
             assert_eq!(text.parse::<DeviceChoice>(), Err(DeviceChoiceError), "{text}");
         }
@@ -182,13 +181,13 @@ mod tests {
     }
 
     #[test]
-    fn the_cpu_is_always_there() {
+    fn the_cpu_is_always_available() {
         assert!(matches!(DeviceChoice::Cpu.open(), Ok(OpenDevice::Cpu)));
         assert_eq!((OpenDevice::Cpu.to_string(), OpenDevice::Cpu.class()), ("cpu".into(), "cpu".into()));
     }
 
     #[test]
-    fn a_device_that_is_not_there_is_refused_by_its_name() {
+    fn a_missing_device_is_refused_by_its_name() {
         let error = DeviceChoice::Cuda(4096).open().unwrap_err();
         assert!(error.to_string().starts_with("--device cuda:4096: "), "{error}");
         assert_eq!(matches!(error, DeviceError::NotBuilt(_)), cfg!(not(feature = "cuda")), "{error}");

@@ -35,7 +35,7 @@ Nothing is sampled: a step ends at the logits.";
 #[derive(Clone, Debug, Args)]
 #[command(after_help = NOTES)]
 pub(crate) struct BenchArgs {
-    /// Checkpoint folder [default: TIDEGATE_MODEL or the shipped model, unless --shape is given]
+    /// Checkpoint folder [default: TIDEGATE_MODEL, or the shipped model]
     #[arg(long, value_name = "FOLDER", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
     /// Measure random weights of this size; a token costs the same as with trained ones
@@ -50,7 +50,7 @@ pub(crate) struct BenchArgs {
     /// Type of states in memory
     #[arg(long, value_enum, default_value_t = StateArg::F32)]
     pub(crate) state: StateArg,
-    /// Where the models run: cpu, cuda, cuda:N, or auto (the first usable GPU, else the CPU)
+    /// cpu, cuda, cuda:N, or auto: the first usable GPU, else the CPU
     #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
     pub(crate) device: DeviceChoice,
     /// Numbers of compute threads [default: one per core]
@@ -62,7 +62,7 @@ pub(crate) struct BenchArgs {
     /// Rows decoded together
     #[arg(long, value_delimiter = ',', value_name = "ROWS", default_value = "1,8,32", value_parser = positive)]
     pub(crate) batch: Vec<usize>,
-    /// Length of the prompt whose prefill is measured at every depth, after a warm-up; 0 measures none
+    /// Length of the prompt whose prefill is measured at every depth; 0 measures none
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = within(0, 1_000_000))]
     pub(crate) prompt: usize,
     /// Decode steps of one measurement, after a warm-up step
@@ -145,10 +145,8 @@ impl From<StateArg> for tidegate_model::StateType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchOutput {
     Markdown,
-    // With the machine's limits in bytes and operations per second.
+    // With the machine's limits in bytes and operations per second; `tidegate-experiments plot-bench` draws the lines.
     Json,
-    // Tokens per second against depth, and against rows where several numbers of rows were measured.
-    Svg,
 }
 
 /// The name of a value on the command line.

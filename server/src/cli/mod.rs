@@ -17,7 +17,8 @@ const DEFAULT_PORT: u16 = 8080;
 const NOTES: &str = "\
 Without a command, flags are those of `serve`: `tidegate --port 9000`.
 
-Exit codes: 0 success, 1 error, 2 wrong command line, 3 the device named by --device is missing or cannot run the model.";
+Exit codes: 0 success, 1 error, 2 wrong command line,
+3 the device named by --device is missing or cannot run the model.";
 
 const ENVIRONMENT: &str = "\
 Every flag has an environment variable: --max-body-bytes is TIDEGATE_MAX_BODY_BYTES.
@@ -73,18 +74,13 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Serving")]
 pub(crate) struct ServeArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// Model name in the API [default: the folder's name]
-    #[arg(long, env = "TIDEGATE_MODEL_NAME", value_name = "NAME", help_heading = "Model")]
-    pub(crate) model_name: Option<String>,
     /// Address to listen on; 0.0.0.0 for all interfaces
     #[arg(long, env = "TIDEGATE_HOST", default_value = "127.0.0.1")]
     pub(crate) host: String,
     /// Port to listen on; 0 for any free port
     #[arg(long, env = "TIDEGATE_PORT", default_value_t = DEFAULT_PORT, value_parser = port)]
     pub(crate) port: u16,
-    /// Requests that run at once; auto: 64 on the CPU, what fits into 90 % of free memory on a GPU, at most 16,384
+    /// Requests that run at once; auto: 64 on the CPU, as many as fit on a GPU (at most 16,384)
     #[arg(long, env = "TIDEGATE_SLOTS", value_name = "COUNT|auto", default_value = "auto", value_parser = slots)]
     pub(crate) slots: usize,
     /// Requests that may wait for a slot; further ones get 429
@@ -93,9 +89,14 @@ pub(crate) struct ServeArgs {
     /// Seconds a request keeps its slot while its client reads nothing
     #[arg(long, env = "TIDEGATE_STALL_SECONDS", value_name = "SECONDS", default_value_t = 60)]
     pub(crate) stall_seconds: u64,
-    /// Seconds running requests have to finish after SIGTERM or SIGINT; a second signal ends them at once
+    /// Seconds to finish running requests after SIGTERM; a second signal ends them at once
     #[arg(long, env = "TIDEGATE_DRAIN_SECONDS", value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_seconds: u64,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Model name in the API [default: the folder's name]
+    #[arg(long, env = "TIDEGATE_MODEL_NAME", value_name = "NAME", help_heading = "Model")]
+    pub(crate) model_name: Option<String>,
     #[command(flatten)]
     pub(crate) sessions: SessionArgs,
     /// Largest max_tokens of a request
@@ -111,7 +112,7 @@ pub(crate) struct ServeArgs {
     pub(crate) http: HttpArgs,
     #[command(flatten)]
     pub(crate) log: LogArgs,
-    /// OpenTelemetry collector for traces (OTLP over HTTP), such as http://localhost:4318 [default: OTEL_EXPORTER_OTLP_ENDPOINT]
+    /// OpenTelemetry collector, such as http://localhost:4318 (needs the feature `otlp`)
     #[arg(long, env = "TIDEGATE_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logging")]
     pub(crate) otlp_endpoint: Option<String>,
 }
@@ -123,16 +124,16 @@ pub(crate) struct SessionArgs {
     /// Folder for sessions [default: $XDG_DATA_HOME/tidegate or ~/.local/share/tidegate]
     #[arg(long, env = "TIDEGATE_DATA_DIR", value_name = "FOLDER")]
     pub(crate) data_dir: Option<PathBuf>,
-    /// Acknowledge a turn once it is on disk (turn), or at once and write it within about a second (memory)
+    /// Acknowledge a turn once it is on disk, or up to a second before (memory)
     #[arg(long, env = "TIDEGATE_DURABILITY", value_enum, default_value_t = DurabilityArg::Turn)]
     pub(crate) durability: DurabilityArg,
-    /// Keep snapshots in S3, as s3://BUCKET/FOLDER, with AWS_* variables for access; needs a build with the feature `s3`
+    /// Object store for snapshots, as s3://BUCKET/FOLDER (needs the feature `s3`)
     #[arg(long, env = "TIDEGATE_STORE", value_name = "URL")]
     pub(crate) store: Option<String>,
     /// Memory for recently used states
     #[arg(long, env = "TIDEGATE_RAM_BUDGET", value_name = "SIZE", default_value = "1GiB", value_parser = size)]
     pub(crate) ram_budget: u64,
-    /// Disk space for snapshots; old versions are deleted to stay below it, then the answer is 507
+    /// Disk space for snapshots; old versions are deleted to stay below it
     #[arg(long, env = "TIDEGATE_DISK_BUDGET", value_name = "SIZE", default_value = "64GiB", value_parser = size)]
     pub(crate) disk_budget: u64,
     /// Disk space of one owner
@@ -144,16 +145,16 @@ pub(crate) struct SessionArgs {
     /// Versions kept of a session, the current one included
     #[arg(long, env = "TIDEGATE_KEEP_VERSIONS", value_name = "COUNT", default_value_t = 16, value_parser = positive)]
     pub(crate) keep_versions: usize,
-    /// Days a stored response is kept; the oldest go earlier where space is short
+    /// Days that a stored response is kept
     #[arg(long, env = "TIDEGATE_RESPONSE_DAYS", value_name = "DAYS", default_value_t = 30, value_parser = positive)]
     pub(crate) response_days: usize,
-    /// Memory for the prefix cache, which spares clients that resend the whole history; 0 turns it off
+    /// Memory for the prefix cache; 0 turns it off
     #[arg(long, env = "TIDEGATE_PREFIX_BUDGET", value_name = "SIZE", default_value = "256MiB", value_parser = size)]
     pub(crate) prefix_budget: u64,
     /// Entries of one owner in the prefix cache
     #[arg(long, env = "TIDEGATE_OWNER_PREFIXES", value_name = "COUNT", default_value_t = 64, value_parser = positive)]
     pub(crate) owner_prefixes: usize,
-    /// File with at least 32 random bytes, which sign snapshots and encrypt states that clients keep
+    /// 32 or more random bytes that sign snapshots and encrypt states kept by clients
     #[arg(long, env = "TIDEGATE_SECRET_FILE", value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
 }
@@ -182,37 +183,37 @@ pub(crate) struct GenerateArgs {
 
 /// The flags of `generate` that choose its tokens.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Sampling (by default what the model's generation_config.json recommends)")]
+#[command(next_help_heading = "Sampling (defaults come from the model's generation_config.json)")]
 pub(crate) struct SamplingArgs {
     /// Maximum number of tokens to generate
     #[arg(long, short = 'n', value_name = "TOKENS", default_value_t = 256, value_parser = positive)]
     pub(crate) max_tokens: usize,
     /// From 0 (greedy) to 2
-    #[arg(long, short)]
+    #[arg(long, short, value_name = "NUMBER")]
     pub(crate) temperature: Option<f32>,
     /// Sample from the most likely tokens that together have this probability
-    #[arg(long)]
+    #[arg(long, value_name = "NUMBER")]
     pub(crate) top_p: Option<f32>,
     /// Sample from this many of the most likely tokens; 0 for all
-    #[arg(long)]
+    #[arg(long, value_name = "COUNT")]
     pub(crate) top_k: Option<usize>,
     /// Sample from tokens with at least this fraction of the most likely one's probability
-    #[arg(long)]
+    #[arg(long, value_name = "NUMBER")]
     pub(crate) min_p: Option<f32>,
     /// Sample from the locally typical tokens that together have this probability
-    #[arg(long)]
+    #[arg(long, value_name = "NUMBER")]
     pub(crate) typical_p: Option<f32>,
     /// Above 1, makes tokens that occurred before less likely
-    #[arg(long)]
+    #[arg(long, value_name = "NUMBER")]
     pub(crate) repetition_penalty: Option<f32>,
     /// Subtracted from a token's logit each time it was generated
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Subtracted once from the logit of each token that was generated
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub(crate) presence_penalty: Option<f32>,
     /// The same seed gives the same text [default: random]
-    #[arg(long)]
+    #[arg(long, value_name = "SEED")]
     pub(crate) seed: Option<u64>,
     /// Stop at this string; may be given up to 16 times
     #[arg(long, value_name = "STRING")]
@@ -226,16 +227,16 @@ pub(crate) struct SamplingArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Checkpoint folder with config.json, tokenizer.json and model.safetensors or model.gguf [default: the shipped model]
+    /// Checkpoint folder [default: the shipped model]
     #[arg(long, env = "TIDEGATE_MODEL", value_name = "FOLDER")]
     pub(crate) model: Option<PathBuf>,
-    /// Where the model runs: cpu, cuda, cuda:N, or auto (the first usable GPU, else the CPU)
+    /// cpu, cuda, cuda:N, or auto: the first usable GPU, else the CPU
     #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
     pub(crate) device: DeviceChoice,
     /// Compute threads [default: one per core]
     #[arg(long, env = "TIDEGATE_THREADS", value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Option<usize>,
-    /// Type of states in memory; bf16 is faster in large batches. Sessions of one type cannot continue under the other
+    /// Type of states in memory; bf16 is faster in large batches
     #[arg(long, env = "TIDEGATE_STATE", value_enum, default_value_t = StateArg::F32)]
     pub(crate) state: StateArg,
 }
@@ -244,7 +245,7 @@ pub(crate) struct ModelArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Logging")]
 pub(crate) struct LogArgs {
-    /// Levels to log, as LEVEL or TARGET=LEVEL,…: error, warn, info, debug, trace [default: info; generate: warn]
+    /// Log filter, as LEVEL or TARGET=LEVEL,… [default: info; generate: warn]
     #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
     pub(crate) log: Option<String>,
     /// Lines of text, or JSON objects

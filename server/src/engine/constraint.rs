@@ -1,41 +1,64 @@
-//! What the engine asks of a grammar: which tokens may come next. It knows no grammar itself.
+//! The interface of a grammar: which tokens may come next. Compiled grammars of `text` implement it.
 
 use std::fmt::Debug;
 
 use tidegate_model::sampling::TokenSet;
 
-/// Why a text cannot follow its grammar any further; its words are for the log.
+use crate::text::{CompiledGrammar, GrammarMatcher};
+
+/// Why a text cannot follow its grammar any further; for the log.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConstraintError(String);
 
 impl ConstraintError {
-    /// An error with the words of `reason`.
+    /// An error with this message.
     pub fn new(reason: impl std::fmt::Display) -> Self {
         Self(reason.to_string())
     }
 }
 
-/// A grammar that has been compiled, for any number of texts.
+/// A compiled grammar, for any number of texts.
 pub trait Grammar: Debug + Send + Sync {
-    /// The beginning of one text.
+    /// Starts a text.
     fn start(&self) -> Box<dyn Constraint>;
 }
 
-/// How far one text has come in its grammar.
+/// The place of one text in its grammar.
 pub trait Constraint: Debug + Send {
-    /// Makes `allowed` the tokens that may come next, an end-of-text token among them where the text may end here.
+    /// Sets `allowed` to the tokens that may come next, including an end-of-text token where the text may end.
     ///
     /// # Errors
-    /// The grammar is more than its limits allow.
+    /// The grammar exceeds its limits.
     fn mask(&mut self, allowed: &mut TokenSet) -> Result<(), ConstraintError>;
 
-    /// Takes the token that was chosen.
+    /// Accepts the sampled token.
     ///
     /// # Errors
-    /// The token is not allowed here, or the grammar is more than its limits allow.
+    /// The token is not allowed here, or the grammar exceeds its limits.
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError>;
 
-    /// Whether the text is whole and nothing but its end can follow.
+    /// Whether the text is complete: only its end can follow.
     fn is_complete(&self) -> bool;
+}
+
+impl Grammar for CompiledGrammar {
+    fn start(&self) -> Box<dyn Constraint> {
+        Box::new(self.start())
+    }
+}
+
+impl Constraint for GrammarMatcher {
+    fn mask(&mut self, allowed: &mut TokenSet) -> Result<(), ConstraintError> {
+        allowed.copy_from(&self.mask().map_err(ConstraintError::new)?);
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        self.accept(token).map_err(ConstraintError::new)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.is_complete()
+    }
 }

@@ -1,4 +1,4 @@
-//! What the engine tells the one who submitted a request.
+//! The events of a request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ pub enum FinishReason {
     Stop,
     /// As many tokens as were asked for.
     Length,
-    /// Whoever asked wanted no more.
+    /// The client interrupted it.
     Interrupted,
 }
 
@@ -31,28 +31,28 @@ pub struct Timings {
     pub decode: Duration,
 }
 
-/// What ended a text that ended by itself.
+/// What stopped a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopCause {
     /// This end-of-text token.
     Eos(u32),
-    /// This token, which the request has named.
+    /// This token, one of the request's `stop_token_ids`.
     Token(u32),
     /// This stop string.
     String(String),
-    /// Its grammar allowed nothing more.
+    /// The grammar allowed nothing more.
     Grammar,
 }
 
-/// A token and its log probability, with those that were likeliest: natural logarithms of the model's own
-/// distribution, before whatever a request does to it.
+/// A token's log probability and those of the most likely tokens: natural logarithms of the model's own distribution,
+/// before any sampling parameter changes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
     /// The token.
     pub token: u32,
     /// Its log probability; -9999 for one that the model rules out.
     pub logprob: f32,
-    /// The likeliest tokens with theirs, as many as were asked for, the likeliest first.
+    /// The most likely tokens with theirs, as many as requested, in descending order.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -61,31 +61,30 @@ pub struct TokenLogprobs {
 pub struct Finish {
     /// Why it ended.
     pub reason: FinishReason,
-    /// What ended it; none where [`Self::reason`] is not [`FinishReason::Stop`].
+    /// What stopped it; `None` unless [`Self::reason`] is [`FinishReason::Stop`].
     pub stop: Option<StopCause>,
-    /// The sum of those of all tokens generated, the one that ended the text among them, where log probabilities were
-    /// asked for.
+    /// The log probability of all generated tokens, including one that ended the text, if log probabilities were requested.
     pub cumulative_logprob: Option<f64>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens generated, with the end-of-text token where there was one.
+    /// Generated tokens, including an end-of-text token.
     pub completion_tokens: usize,
-    /// Where the time went.
+    /// How long each part took.
     pub timings: Timings,
-    /// The text's end, where it was asked for; none where it came before there was a slot for it.
+    /// The snapshot at the end, if requested; `None` if the text ended before it had a slot.
     pub snapshot: Option<Arc<Snapshot>>,
 }
 
-/// Why a request ended without its text.
+/// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// An error or a panic; the log has the details.
     #[error("generation failed on the server; its log has the reason under the request's id")]
     Internal,
-    /// The text's grammar asked for more than its limits allow: the request's doing, and no fault of the server's.
+    /// The text's grammar exceeded its limits: an error of the request, not of the server.
     #[error("the text could not follow its grammar within the limits")]
     Grammar,
-    /// The server is going down and could not wait any longer.
+    /// The server shut down before the request finished.
     #[error("the server is shutting down")]
     ShuttingDown,
     /// Nobody read the text for too long.
@@ -96,26 +95,26 @@ pub enum Failure {
 /// The next piece of a text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    /// Whole characters; empty where they are still held back.
+    /// Complete characters; empty while they are held back.
     pub text: String,
     /// The tokens generated since the last piece.
     pub token_ids: Vec<u32>,
-    /// Those of each of them, where they were asked for.
+    /// The log probabilities of each of them, if requested.
     pub logprobs: Vec<TokenLogprobs>,
 }
 
-/// One event of a request: perhaps the prompt's end and its log probabilities, any number of pieces, then one of the last two.
+/// One event of a request. They come in this order, and the last is one of the last two.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The prompt has been read, but for its last token.
+    /// The snapshot after the prompt, without its last token, if requested.
     Read(Arc<Snapshot>),
-    /// The log probabilities of the prompt's tokens, where they were asked for; the first has none. Before all text.
+    /// The log probabilities of the prompt's tokens, if requested; the first token has none.
     PromptLogprobs(Vec<Option<TokenLogprobs>>),
     /// More text.
     Delta(Delta),
     /// The end.
     Finished(Finish),
-    /// No more will come.
+    /// The request failed.
     Failed(Failure),
 }
 
@@ -126,17 +125,17 @@ pub struct EventStream {
     pub(super) interrupt: Interrupt,
 }
 
-/// Asks for the end of a text that is still growing.
+/// Ends a running request early.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Ends the text with what it has by now; its last event comes as always.
+    /// Ends the text with what has been generated; [`Event::Finished`] comes as always.
     pub fn now(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_asked(&self) -> bool {
+    pub(super) fn is_requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -147,7 +146,7 @@ impl EventStream {
         self.receiver.recv().await
     }
 
-    /// What ends the text before its time.
+    /// A handle that ends the text early.
     pub fn interrupt(&self) -> Interrupt {
         self.interrupt.clone()
     }

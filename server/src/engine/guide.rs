@@ -1,57 +1,62 @@
-//! One text and its grammar: the mask of the next token is made while the model steps, and laid over its logits, or
-//! handed to who has them.
+//! Holds one text to its grammar. The mask of the next token is computed while the model steps.
+
+use std::sync::Arc;
 
 use tidegate_model::sampling::TokenSet;
 
 use super::constraint::{Constraint, ConstraintError, Grammar};
-use super::guarded::{Fault, guarded};
+use super::error::{SequenceError, catch_panic};
 
-/// Holds one text to its grammar.
+/// One text and its grammar.
 #[derive(Debug)]
 pub(super) struct Guide {
-    constraint: Box<dyn Constraint>,
+    grammar: Arc<dyn Grammar>,
+    /// `None` until the first mask.
+    constraint: Option<Box<dyn Constraint>>,
     allowed: TokenSet,
-    /// Whether `allowed` is of the next token, or why it could not be made; none where it has yet to be.
-    mask: Option<Result<(), Fault>>,
+    /// Whether `allowed` is valid for the next token, or why it could not be computed; `None` if it is not computed yet.
+    mask: Option<Result<(), SequenceError>>,
 }
 
 impl Guide {
-    pub(super) fn new(grammar: &dyn Grammar, vocab_size: usize) -> Self {
-        Self { constraint: grammar.start(), allowed: TokenSet::new(vocab_size), mask: None }
+    pub(super) fn new(grammar: Arc<dyn Grammar>, vocab_size: usize) -> Self {
+        Self { grammar, constraint: None, allowed: TokenSet::new(vocab_size), mask: None }
     }
 
-    /// Makes the mask of the next token, which depends on those before it alone. What goes wrong is told by
-    /// [`Self::allowed`].
-    pub(super) fn look_ahead(&mut self) {
+    /// Computes the mask of the next token, which depends only on the tokens before it. [`Self::allowed`] reports errors.
+    pub(super) fn compute_mask(&mut self) {
         if self.mask.is_none() {
-            self.mask = Some(guarded(|| self.constraint.mask(&mut self.allowed)));
+            let Self { grammar, constraint, allowed, .. } = self;
+            self.mask = Some(catch_panic(|| constraint.get_or_insert_with(|| grammar.start()).mask(allowed)));
         }
     }
 
     /// The tokens that may come next.
     ///
     /// # Errors
-    /// There is no mask, or it allows nothing at all.
-    pub(super) fn allowed(&self) -> Result<&TokenSet, Fault> {
-        self.mask.clone().unwrap_or_else(|| Err(Fault::internal("grammar: its mask was not made")))?;
+    /// There is no mask, or it allows no token.
+    pub(super) fn allowed(&self) -> Result<&TokenSet, SequenceError> {
+        self.mask.clone().unwrap_or_else(|| Err(SequenceError::internal("grammar: its mask was not computed")))?;
         if self.allowed.is_empty() {
             return Err(ConstraintError::new("no token may follow, and the text may not end").into());
         }
         Ok(&self.allowed)
     }
 
-    /// Whether the mask that was made last allows `token`.
+    /// Whether the last mask allows `token`.
     pub(super) fn allows(&self, token: u32) -> bool {
         self.allowed.contains(token)
     }
 
-    /// Takes the token that was chosen; whether the text is whole with it.
+    /// Accepts the sampled token; whether the text is complete with it.
     ///
     /// # Errors
-    /// The grammar does not go on with it.
-    pub(super) fn accept(&mut self, token: u32) -> Result<bool, Fault> {
+    /// The grammar does not allow the token.
+    pub(super) fn accept(&mut self, token: u32) -> Result<bool, SequenceError> {
         self.mask = None;
-        self.constraint.accept(token)?;
-        Ok(self.constraint.is_complete())
+        let constraint = self.constraint.as_mut();
+        let constraint = constraint.ok_or_else(|| SequenceError::internal("grammar: its mask was not computed"))?;
+        constraint.accept(token)?;
+        Ok(constraint.is_complete())
     }
 }

@@ -1,4 +1,4 @@
-//! The engine as the rest of the server sees it.
+//! The engine's handle, which the rest of the server uses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,16 +9,16 @@ use tokio::sync::mpsc;
 use tracing::Span;
 
 use super::event::{EventStream, Interrupt};
-use super::inbox::{Inbox, Phase, Submission, SubmitError};
+use super::queue::{Lifecycle, RequestQueue, Submission, SubmitError};
 use super::request::Request;
 use super::stats::{Counters, Stats};
 
-/// Events that may wait in a request's channel; what finds no room there waits, put together, in the engine.
+/// Events that may wait in a request's channel; the engine joins and keeps what finds no room there.
 const EVENT_BUFFER: usize = 32;
 
-/// What the engine's thread and its handles share.
+/// The state that the engine's thread and its handles share.
 pub(super) struct Shared {
-    pub(super) inbox: Inbox,
+    pub(super) queue: RequestQueue,
     pub(super) counters: Counters,
     pub(super) alive: AtomicBool,
     pub(super) heartbeat: Heartbeat,
@@ -27,20 +27,20 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Whether requests run and the engine has not stepped for too long.
+    /// Whether requests are running and the engine has made no step for too long.
     fn is_stuck(&self) -> bool {
         self.counters.running.load(Ordering::Relaxed) > 0 && self.heartbeat.is_late()
     }
 }
 
-/// In place of a beat's time: later than any.
-const AT_REST: u64 = u64::MAX;
+/// In place of the time of a beat: later than any.
+const PAUSED: u64 = u64::MAX;
 
-/// When the engine's loop last came round. A source is read as a whole and takes as long as it takes: meanwhile the
-/// heart is at rest, and not late.
+/// When the engine's loop last iterated. Reading a source, which is done as a whole, has no time limit: the heartbeat is
+/// paused meanwhile.
 pub(super) struct Heartbeat {
     started: Instant,
-    /// Milliseconds from `started` to the last beat; [`AT_REST`] until the next.
+    /// Milliseconds from `started` to the last beat; [`PAUSED`] if there is no time limit.
     last: AtomicU64,
     pub(super) limit: Duration,
 }
@@ -54,9 +54,9 @@ impl Heartbeat {
         self.last.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Until the next beat it is not late, however long that takes.
-    pub(super) fn rest(&self) {
-        self.last.store(AT_REST, Ordering::Relaxed);
+    /// Removes the time limit until the next beat.
+    pub(super) fn pause(&self) {
+        self.last.store(PAUSED, Ordering::Relaxed);
     }
 
     fn is_late(&self) -> bool {
@@ -75,7 +75,7 @@ impl EngineHandle {
     /// Submits one request. The engine's log lines about it belong to the current span.
     ///
     /// # Errors
-    /// The queue is full, or the engine takes no more requests.
+    /// The queue is full, or the engine accepts no more requests.
     pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
         let mut streams = self.submit_all(vec![request])?;
         streams.pop().ok_or(SubmitError::Closed)
@@ -84,7 +84,7 @@ impl EngineHandle {
     /// Submits all of `requests`, or none of them; their events come in the same order.
     ///
     /// # Errors
-    /// The queue has no room for all, or the engine takes no more requests.
+    /// The queue has no room for all, or the engine accepts no more requests.
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<EventStream>, SubmitError> {
         let submitted = Instant::now();
         let (submissions, streams) = requests
@@ -96,14 +96,14 @@ impl EngineHandle {
                 (Submission { request, sender, interrupt, submitted, span: Span::current() }, stream)
             })
             .unzip();
-        self.shared.inbox.submit(submissions)?;
+        self.shared.queue.submit(submissions)?;
         Ok(streams)
     }
 
-    /// Whether requests are taken and the engine is stepping.
+    /// Whether the engine accepts requests and is not stuck.
     pub fn is_ready(&self) -> bool {
         let shared = &self.shared;
-        shared.alive.load(Ordering::Acquire) && shared.inbox.phase() == Phase::Open && !shared.is_stuck()
+        shared.alive.load(Ordering::Acquire) && shared.queue.lifecycle() == Lifecycle::Open && !shared.is_stuck()
     }
 
     /// How long a request may keep its slot while nobody reads its text.
@@ -113,27 +113,27 @@ impl EngineHandle {
 
     /// Requests that may wait at once.
     pub fn queue_capacity(&self) -> usize {
-        self.shared.inbox.capacity()
+        self.shared.queue.capacity()
     }
 
-    /// Texts that may run at once.
+    /// Requests that may run at once.
     pub fn slots(&self) -> usize {
         self.shared.slots
     }
 
     /// What the engine has done so far.
     pub fn stats(&self) -> Stats {
-        self.shared.counters.read(self.shared.inbox.waiting())
+        self.shared.counters.read(self.shared.queue.waiting())
     }
 
-    /// Takes no more requests; those that were taken are finished, then the engine's thread ends.
+    /// Accepts no more requests; the engine finishes those it has, then its thread ends.
     pub fn drain(&self) {
-        self.shared.inbox.advance(Phase::Draining);
+        self.shared.queue.advance(Lifecycle::Draining);
     }
 
-    /// Ends everything at the next step.
+    /// Ends all requests at the next step.
     pub fn abort(&self) {
-        self.shared.inbox.advance(Phase::Aborting);
+        self.shared.queue.advance(Lifecycle::Aborting);
     }
 }
 
@@ -145,7 +145,7 @@ pub struct EngineThread {
 impl EngineThread {
     /// Waits for the thread to end: after [`EngineHandle::drain`] or [`EngineHandle::abort`].
     pub fn join(self) {
-        // A panic has been logged and its requests have seen their channels close: there is nothing left to do.
+        // A panic has been logged, and its requests' channels are closed: there is nothing left to do.
         let _ = self.thread.join();
     }
 }

@@ -1,48 +1,43 @@
-//! Continuous batching: one thread that owns the model and its slots, and takes all running rows a token at a time.
+//! Continuous batching: one thread owns the model and its slots, and advances all running rows by one token at a time.
 //!
-//! It knows no HTTP and no wire type. Requests come in checked ([`Request`]) through a bounded queue, text goes out
-//! as [`Event`]s. Between two decode steps at most one chunk of one prompt is read, so that nobody's stream stalls; a
-//! state that moves between device and host holds up its own request alone.
+//! It knows no HTTP and no wire type. Validated requests ([`Request`]) come in through a bounded queue, text goes out as
+//! [`Event`]s. Between two decode steps at most one chunk of one prompt is read, so that no stream stalls; a state that is
+//! copied between device and host delays its own request alone.
 
-mod arrival;
 mod constraint;
-#[cfg(feature = "cuda")]
-mod cuda;
-mod decoder;
-mod ends;
+mod error;
 mod event;
-mod grammar;
-mod guarded;
+mod event_sender;
+mod generation;
 mod guide;
 mod handle;
-mod inbox;
-mod keep;
-mod model;
-mod moves;
-mod opening;
-mod outlet;
+mod logprobs;
+mod output;
+mod parameters;
+mod prefill;
+mod prompt;
+mod queue;
 mod request;
+mod rollback;
+mod run;
 mod scheduler;
-mod scores;
 mod sequence;
-mod shared;
+mod snapshots;
 mod stats;
 mod step;
+mod text_rules;
+mod transfers;
 mod worker;
 
 pub use constraint::{Constraint, ConstraintError, Grammar};
-#[cfg(feature = "cuda")]
-pub use cuda::CudaModel;
-pub use decoder::DecoderModel;
 pub use event::{
     Delta, Event, EventStream, Failure, Finish, FinishReason, Interrupt, StopCause, Timings, TokenLogprobs,
 };
 pub use handle::{EngineHandle, EngineThread};
-pub use inbox::SubmitError;
-pub use model::{LanguageModel, ModelError, Move};
-pub(crate) use opening::last_tokens;
-pub use request::{Keep, Limits, Request, RequestError, RequestParameters, Sources, Start, recommended_sampling};
-pub use sequence::{Encode, TextRules};
-pub use shared::share_prompt;
+pub use parameters::{Limits, RequestError, RequestParameters, Snapshots, Sources, Start, recommended_sampling};
+pub(crate) use prompt::last_tokens;
+pub use queue::SubmitError;
+pub use request::{Request, share_prompt};
+pub use run::{EngineError, EngineOptions, spawn};
 pub use stats::{ROWS_BOUNDS, Stats};
-pub use worker::{EngineError, EngineOptions, spawn};
+pub use text_rules::{Encode, TextRules};

@@ -1,34 +1,35 @@
-//! Who is in which slot, and what there is to do.
+//! Which request is in which slot, and what there is to do.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::event::{Event, Failure};
+use super::event_sender::{EventSender, Flush};
 use super::guide::Guide;
-use super::inbox::Wait;
-use super::moves::{Moves, Purpose};
-use super::outlet::{Outlet, Reader};
-use super::sequence::{ReadBy, Sequence};
-use super::shared::SharedPrompt;
+use super::prompt::{SharedPrompt, TextKind};
+use super::queue::Wait;
+use super::sequence::{Phase, Sequence};
+use super::transfers::{Purpose, Transfers};
 use crate::session::Snapshot;
 
 /// The slots, and the order in which prompts are read.
 pub(super) struct Scheduler {
     slots: Vec<Option<Sequence>>,
-    /// Those that have a request, ascending: a loop's turn looks at these alone, of however many there are.
-    taken: Vec<usize>,
-    /// Those that have been free for longest come first.
+    /// The slots with a request, in ascending order: an iteration of the loop looks at these alone.
+    used: Vec<usize>,
+    /// Free slots; the one that has been free for longest comes first.
     free: VecDeque<usize>,
-    /// What lies in the free slots from the request before: the conversation that goes on from it need not be copied.
+    /// The snapshots that free slots still hold from their last requests: a conversation that continues from one need not
+    /// be copied.
     resident: Vec<Weak<Snapshot>>,
-    /// Slots whose prompts are being read: each gets one chunk in turn, so that a long prompt delays no short one.
+    /// Slots whose prompts are read in chunks, one chunk each in turn, so that a long prompt does not delay a short one.
     prefilling: VecDeque<usize>,
-    /// Slots whose states are on their way, which take part in nothing. Every slot is in one of `taken` and `free`, or
-    /// its request has left while its state was moving: then it is in neither until that has ended.
-    moves: Moves,
-    /// Ends of requests that have left their slots but whose readers are behind.
-    lingering: Vec<Outlet>,
+    /// Slots in transfer, which take part in nothing else. Every slot is in one of `used` and `free`, unless its request
+    /// has ended during its transfer: then it is in neither until the transfer ends.
+    transfers: Transfers,
+    /// Events of requests that have left their slots but whose readers are behind.
+    lingering: Vec<EventSender>,
     stall_limit: Duration,
 }
 
@@ -43,17 +44,17 @@ impl Scheduler {
     pub(super) fn new(slots: usize, stall_limit: Duration) -> Self {
         Self {
             slots: (0..slots).map(|_| None).collect(),
-            taken: Vec::new(),
+            used: Vec::new(),
             free: (0..slots).collect(),
             resident: (0..slots).map(|_| Weak::new()).collect(),
             prefilling: VecDeque::new(),
-            moves: Moves::new(slots),
+            transfers: Transfers::new(slots),
             lingering: Vec::new(),
             stall_limit,
         }
     }
 
-    /// Whether there is nothing to do at all. The one answer to that question.
+    /// Whether there is nothing to do at all; the only place that decides this.
     pub(super) fn is_idle(&self) -> bool {
         self.running() == 0 && self.lingering.is_empty()
     }
@@ -65,79 +66,81 @@ impl Scheduler {
         } else if self.next_prefill().is_none() && self.rows().next().is_none() {
             Wait::Briefly
         } else {
-            Wait::Not
+            Wait::No
         }
     }
 
+    /// Free slots.
     pub(super) fn room(&self) -> usize {
         self.free.len()
     }
 
+    /// Slots that are not free.
     pub(super) fn running(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Gives `sequence` a slot, and says whether its start is in it already; there must be [`Self::room`].
+    /// Assigns a slot to `sequence`; also returns whether the slot holds its starting state already. There must be
+    /// [`Self::room`].
     pub(super) fn admit(&mut self, sequence: Sequence) -> Option<(usize, bool)> {
-        let lies_in = |start: &Arc<Snapshot>| {
+        let holding = |start: &Arc<Snapshot>| {
             self.free.iter().position(|slot| std::ptr::eq(self.resident[*slot].as_ptr(), Arc::as_ptr(start)))
         };
-        let found = sequence.start.as_ref().and_then(lies_in);
+        let found = sequence.prompt.start.as_ref().and_then(holding);
         let slot = self.free.remove(found.unwrap_or(0))?;
         self.resident[slot] = Weak::new();
         self.slots[slot] = Some(sequence);
-        self.taken.insert(self.taken.partition_point(|other| *other < slot), slot);
+        self.used.insert(self.used.partition_point(|other| *other < slot), slot);
         self.begin_reading(slot);
         Some((slot, found.is_some()))
     }
 
-    /// Has the prompt in `slot` read, unless there is nothing to read or it comes from elsewhere.
+    /// Lets the sequence in `slot` read its prompt, or wait for the request that reads or has read the same prompt.
     fn begin_reading(&mut self, slot: usize) {
         let Some(sequence) = &self.slots[slot] else { return };
-        let of = |shared| self.sharing(shared).any(|other| other != slot && !self.waits(other));
-        let waits = sequence.shared.as_ref().is_some_and(of);
-        let comes = sequence.prompt_is_there();
-        let queues = !waits && !comes && !sequence.is_read() && !sequence.reads_by_steps();
-        if let Some(sequence) = &mut self.slots[slot] {
-            let other = waits && !comes && !sequence.is_read();
-            sequence.read_by = if other { ReadBy::Other } else { ReadBy::Itself };
-        }
-        if queues {
-            self.prefilling.push_back(slot);
+        let is_read = |shared| self.sharing(shared).any(|other| other != slot && !self.awaits_prompt(other));
+        let awaits = sequence.prompt.shared.as_ref().is_some_and(is_read) || sequence.prompt.read_by_other().is_some();
+        let Some(sequence) = &mut self.slots[slot] else { return };
+        sequence.start_reading();
+        match sequence.phase {
+            Phase::Decode { .. } => {}
+            _ if awaits => sequence.phase = Phase::AwaitPrompt,
+            Phase::ReadSource | Phase::Prefill { .. } => self.prefilling.push_back(slot),
+            Phase::AwaitPrompt | Phase::ScorePrompt { .. } => {}
         }
     }
 
-    /// The slots whose requests have this prompt and have not come to its end.
+    /// The slots whose requests have this prompt and have not read it to its end.
     fn sharing(&self, prompt: &Arc<SharedPrompt>) -> impl Iterator<Item = usize> {
-        let has = move |held: &Sequence| held.shared.as_ref().is_some_and(|shared| Arc::ptr_eq(shared, prompt));
+        let has = move |held: &Sequence| held.prompt.shared.as_ref().is_some_and(|shared| Arc::ptr_eq(shared, prompt));
         self.held().filter(move |(_, held)| has(held)).map(|(slot, _)| slot)
     }
 
     /// The requests, by slot.
     fn held(&self) -> impl Iterator<Item = (usize, &Sequence)> {
-        self.taken.iter().filter_map(|slot| Some((*slot, self.slots[*slot].as_ref()?)))
+        self.used.iter().filter_map(|slot| Some((*slot, self.slots[*slot].as_ref()?)))
     }
 
-    fn waits(&self, slot: usize) -> bool {
-        self.slots[slot].as_ref().is_some_and(|sequence| sequence.read_by == ReadBy::Other)
+    fn awaits_prompt(&self, slot: usize) -> bool {
+        self.slots[slot].as_ref().is_some_and(|sequence| sequence.phase == Phase::AwaitPrompt)
     }
 
     /// The slots that wait for this prompt.
     pub(super) fn waiting_for(&self, prompt: &Arc<SharedPrompt>) -> Vec<usize> {
-        self.sharing(prompt).filter(|slot| self.waits(*slot)).collect()
+        self.sharing(prompt).filter(|slot| self.awaits_prompt(*slot)).collect()
     }
 
-    /// Notes that `snapshot` is what lies in `slot`, which is about to be freed.
-    pub(super) fn leave(&mut self, slot: usize, snapshot: &Arc<Snapshot>) {
+    /// Notes that `slot`, which is about to be freed, holds `snapshot`.
+    pub(super) fn set_resident(&mut self, slot: usize, snapshot: &Arc<Snapshot>) {
         self.resident[slot] = Arc::downgrade(snapshot);
     }
 
     /// The slot whose prompt is to be read next.
     pub(super) fn next_prefill(&self) -> Option<usize> {
-        self.prefilling.iter().copied().find(|slot| !self.is_moving(*slot))
+        self.prefilling.iter().copied().find(|slot| !self.is_in_transfer(*slot))
     }
 
-    /// Puts `slot` behind the other prompts, or takes it out where its prompt has been read to the end.
+    /// Puts `slot` behind the other prompts, or removes it if its prompt has been read.
     pub(super) fn chunk_was_read(&mut self, slot: usize, last: bool) {
         self.prefilling.retain(|other| *other != slot);
         if !last {
@@ -145,62 +148,63 @@ impl Scheduler {
         }
     }
 
-    /// The slots that take part in the next decode step, and the token that each reads.
+    /// The slots of the next decode step, and the token that each reads.
     pub(super) fn rows(&self) -> impl Iterator<Item = (usize, u32)> {
-        let held = self.held().filter(|(slot, _)| !self.is_moving(*slot));
-        held.filter_map(|(slot, held)| Some((slot, held.decodable()?)))
+        let held = self.held().filter(|(slot, _)| !self.is_in_transfer(*slot));
+        held.filter_map(|(slot, held)| Some((slot, held.next_token()?)))
     }
 
-    /// What holds the rows of the next decode step to their grammars, where anything does.
+    /// The guides of the rows of the next decode step that have a grammar.
     pub(super) fn guides(&mut self) -> impl Iterator<Item = &mut Guide> {
-        let Self { slots, taken, moves, .. } = self;
-        let still = taken.iter().copied().filter(|slot| !moves.is_moving(*slot));
-        let rows = each(slots, still).flatten().filter(|sequence| sequence.decodable().is_some());
-        rows.filter_map(Sequence::guide)
+        let Self { slots, used, transfers, .. } = self;
+        let usable = used.iter().copied().filter(|slot| !transfers.contains(*slot));
+        let rows = select(slots, usable).flatten().filter(|sequence| sequence.next_token().is_some());
+        rows.filter_map(|sequence| sequence.generation.guide.as_mut())
     }
 
-    /// Notes that the state of `slot` is on its way.
-    pub(super) fn begin_move(&mut self, slot: usize, purpose: Purpose) {
-        self.moves.begin(slot, purpose);
+    /// Notes that a transfer of `slot` is pending.
+    pub(super) fn start_transfer(&mut self, slot: usize, purpose: Purpose) {
+        self.transfers.start(slot, purpose);
     }
 
-    pub(super) fn is_moving(&self, slot: usize) -> bool {
-        self.moves.is_moving(slot)
+    pub(super) fn is_in_transfer(&self, slot: usize) -> bool {
+        self.transfers.contains(slot)
     }
 
-    /// Whether states have been on their way for `limit` and none of them has arrived.
-    pub(super) fn moves_are_late(&self, limit: Duration) -> bool {
-        self.moves.are_late(limit)
+    /// Whether transfers have been pending for `limit` and none of them has ended.
+    pub(super) fn transfers_are_late(&self, limit: Duration) -> bool {
+        self.transfers.are_late(limit)
     }
 
-    /// The slots whose states are on their way.
-    pub(super) fn moving(&self) -> Vec<usize> {
-        self.moves.under_way()
+    /// The slots in transfer.
+    pub(super) fn pending_transfers(&self) -> Vec<usize> {
+        self.transfers.pending()
     }
 
-    /// Notes that the move of `slot` has ended, and says what it was for. Where its request has left, the slot is free
-    /// from here on.
-    pub(super) fn end_move(&mut self, slot: usize) -> Option<Purpose> {
-        let purpose = self.moves.end(slot);
+    /// Ends the transfer of `slot`, and returns its purpose. If its request has ended, the slot is free from here on.
+    pub(super) fn end_transfer(&mut self, slot: usize) -> Option<Purpose> {
+        let purpose = self.transfers.end(slot);
         if purpose.is_none() {
             self.free.push_back(slot);
         }
         purpose
     }
 
-    /// The requests in `slots`, which ascend: one for each, none where a slot is free.
+    /// The sequences in `slots`, which ascend: `None` for a free slot.
     pub(super) fn sequences(&mut self, slots: &[usize]) -> impl Iterator<Item = Option<&mut Sequence>> {
-        each(&mut self.slots, slots.iter().copied())
+        select(&mut self.slots, slots.iter().copied())
     }
 
-    /// The slots whose requests are to end with what they have. A turn has its prompt read first, since the
-    /// conversation goes on from there, and so has a prompt that others need; a state on its way arrives first.
+    /// The slots whose requests have been interrupted and can end now. A turn reads its prompt first, since the conversation
+    /// continues there, and so does a prompt that others need; a pending transfer ends first.
     pub(super) fn interrupted(&self) -> Vec<usize> {
-        let asked = |sequence: &Sequence| sequence.interrupt.is_asked();
-        let by_slot = |slot: usize| self.slots[slot].as_ref().is_some_and(asked);
-        let alone = |held: &Sequence| held.shared.as_ref().is_none_or(|prompt| self.sharing(prompt).all(by_slot));
-        let ends = |held: &Sequence| asked(held) && (held.is_read() || (!held.is_turn && alone(held)));
-        let held = self.held().filter(|(slot, _)| !self.is_moving(*slot));
+        let requested = |sequence: &Sequence| sequence.client.interrupt.is_requested();
+        let by_slot = |slot: usize| self.slots[slot].as_ref().is_some_and(requested);
+        let alone =
+            |held: &Sequence| held.prompt.shared.as_ref().is_none_or(|prompt| self.sharing(prompt).all(by_slot));
+        let can_end = |held: &Sequence| held.has_read_prompt() || (held.kind == TextKind::Completion && alone(held));
+        let ends = |held: &Sequence| requested(held) && can_end(held);
+        let held = self.held().filter(|(slot, _)| !self.is_in_transfer(*slot));
         held.filter(|(_, held)| ends(held)).map(|(slot, _)| slot).collect()
     }
 
@@ -212,40 +216,41 @@ impl Scheduler {
         self.slots[slot].as_mut()
     }
 
-    /// Frees a slot, one that is moving once its state has arrived; its request's last event is `last`.
+    /// Ends a request with the event `last`, and frees its slot, after its transfer if one is pending.
     pub(super) fn end(&mut self, slot: usize, last: Event) {
         if let Some(mut sequence) = self.release(slot) {
-            sequence.outlet.end(last);
-            if sequence.outlet.flush() == Reader::Behind {
-                self.lingering.push(sequence.outlet);
+            let events = &mut sequence.client.events;
+            events.end(last);
+            if events.flush() == Flush::Full {
+                self.lingering.push(sequence.client.events);
             }
         }
     }
 
-    /// Hands over all text for which there is room, and ends the requests that nobody waits for. While the state of a
-    /// request is on its way, no reader is late.
+    /// Sends all text for which there is room, and ends the requests whose readers have left or stalled. During a transfer
+    /// no reader counts as stalled.
     pub(super) fn sweep(&mut self) -> Swept {
         let mut swept = Swept::default();
-        // From the last on: those that leave on the way change no place of those that come.
-        for place in (0..self.taken.len()).rev() {
-            let slot = self.taken[place];
+        // Backwards: removing a slot does not move those that follow.
+        for index in (0..self.used.len()).rev() {
+            let slot = self.used[index];
             let Some(sequence) = &mut self.slots[slot] else { continue };
-            if sequence.outlet.flush() == Reader::Gone {
+            if sequence.client.events.flush() == Flush::Closed {
                 self.release(slot);
                 swept.cancelled += 1;
-            } else if sequence.outlet.is_stalled(self.stall_limit) && !self.moves.is_moving(slot) {
+            } else if sequence.client.events.is_stalled(self.stall_limit) && !self.transfers.contains(slot) {
                 self.end(slot, Event::Failed(Failure::Stalled));
                 swept.stalled += 1;
             }
         }
         let limit = self.stall_limit;
-        self.lingering.retain_mut(|outlet| outlet.flush() == Reader::Behind && !outlet.is_stalled(limit));
+        self.lingering.retain_mut(|events| events.flush() == Flush::Full && !events.is_stalled(limit));
         swept
     }
 
     /// Ends everything.
     pub(super) fn abort(&mut self) {
-        for slot in self.taken.clone() {
+        for slot in self.used.clone() {
             self.end(slot, Event::Failed(Failure::ShuttingDown));
         }
         self.lingering.clear();
@@ -253,26 +258,26 @@ impl Scheduler {
 
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         let sequence = self.slots[slot].take()?;
-        if let Ok(place) = self.taken.binary_search(&slot) {
-            self.taken.remove(place);
+        if let Ok(index) = self.used.binary_search(&slot) {
+            self.used.remove(index);
         }
-        if !self.moves.forsake(slot) {
+        if !self.transfers.abandon(slot) {
             self.free.push_back(slot);
         }
         self.prefilling.retain(|other| *other != slot);
-        if sequence.read_by != ReadBy::Other
-            && let Some(prompt) = &sequence.shared
+        if sequence.phase != Phase::AwaitPrompt
+            && let Some(prompt) = &sequence.prompt.shared
             && let Some(next) = self.waiting_for(prompt).first()
         {
-            // Who was to read the prompt for others is gone: the next reads it.
+            // The request that read the prompt for others has ended: the next one reads it.
             self.begin_reading(*next);
         }
         Some(sequence)
     }
 }
 
-/// Those of `slots` that are wanted, which ascend.
-fn each(
+/// The sequences at the indices `wanted`, which ascend.
+fn select(
     slots: &mut [Option<Sequence>],
     wanted: impl Iterator<Item = usize>,
 ) -> impl Iterator<Item = Option<&mut Sequence>> {

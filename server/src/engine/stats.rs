@@ -1,13 +1,13 @@
-//! Counts of what the engine has done, readable from any thread.
+//! Counters of the engine's work, readable from any thread.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tidegate_model::Denominators;
 
-/// Bounds of the numbers of rows by which decode steps are counted; wider steps have a place of their own.
+/// Upper bounds of the histogram of decode steps by their numbers of rows; wider steps have a bucket of their own.
 pub const ROWS_BOUNDS: [usize; 11] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
-/// What the engine has done since it started, and what it is doing.
+/// The engine's work since it started, and its present load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Requests that can run at once.
@@ -18,9 +18,9 @@ pub struct Stats {
     pub running: u64,
     /// Requests waiting for a slot.
     pub waiting: u64,
-    /// Decode steps taken, whatever their batch.
+    /// Decode steps of all sizes.
     pub steps: u64,
-    /// How many of them had how many rows: up to each of [`ROWS_BOUNDS`] and above the bound before it, then more.
+    /// Decode steps by rows: a bucket for each of [`ROWS_BOUNDS`], then one for more rows.
     pub steps_by_rows: [u64; ROWS_BOUNDS.len() + 1],
     /// Rows of all decode steps.
     pub rows: u64,
@@ -28,17 +28,17 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
-    /// Requests that came to their end.
+    /// Requests that finished.
     pub finished: u64,
-    /// Requests ended by an error, a panic or a reader that stalled.
+    /// Requests ended by an error, a panic or a stalled reader.
     pub failed: u64,
     /// Requests whose clients left.
     pub cancelled: u64,
-    /// The model's denominators, where it has any.
+    /// The model's denominators; zeros if it has none.
     pub denominators: Denominators,
 }
 
-/// The engine's own counts behind [`Stats`].
+/// The counters behind [`Stats`].
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     slots: u64,
@@ -56,7 +56,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Nothing done yet, with so many slots of so many bytes each.
+    /// Zeros, for so many slots of so many bytes each.
     pub(super) fn new(slots: usize, slot_bytes: usize) -> Self {
         Self { slots: slots as u64, slot_bytes: slot_bytes as u64, ..Self::default() }
     }
@@ -67,7 +67,7 @@ impl Counters {
         add(&self.rows, rows);
     }
 
-    /// Takes over what the model has counted since it was made.
+    /// Stores what the model has counted since it was created.
     pub(super) fn denominators(&self, counted: Denominators) {
         self.denominators.store(counted.all, Relaxed);
         self.clamped.store(counted.clamped, Relaxed);
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_counted_at_the_first_bound_that_holds_its_rows() {
+    fn a_step_is_counted_in_the_first_bucket_that_holds_its_rows() {
         let counters = Counters::new(3, 5);
         for rows in [1, 2, 3, 4, 5, 1024, 1025] {
             counters.step(rows);

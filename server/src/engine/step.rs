@@ -1,42 +1,44 @@
-//! A decode step's rows: the buffers that they are kept in from step to step, and the choice of their tokens: by the
-//! model, where it chooses, else by several threads where there are many.
+//! The rows of a decode step, in buffers that are reused from step to step, and the sampling of their tokens: by the model
+//! if it samples, else by several threads if there are many.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use tidegate_model::Threads;
-use tidegate_model::sampling::{Drawn, Plans};
+use tidegate_model::sampling::{Plans, Sampled};
+use tidegate_model::{LanguageModel, ModelError};
 
-use super::guarded::{Fault, guarded};
+use super::error::{SequenceError, catch_panic};
+use super::generation::Choice;
 use super::guide::Guide;
-use super::model::{LanguageModel, ModelError};
 use super::scheduler::Scheduler;
-use super::sequence::{Choice, Sequence, TextRules};
+use super::sequence::Sequence;
+use super::text_rules::TextRules;
 
-/// Logits of a step from which on threads share its rows: fewer are chosen from before a thread has begun.
+/// Fewest logits of a step whose rows are shared among threads: fewer are sampled before another thread has started.
 const MANY_LOGITS: usize = 1 << 17;
 
-/// Rows that are handed to the threads at a time.
+/// Rows that the threads share at a time.
 const GROUP: usize = 64;
 
 /// The rows of one step.
 #[derive(Default)]
 pub(super) struct Step {
-    /// Ascending.
+    /// In ascending order.
     pub(super) slots: Vec<usize>,
-    /// The token that each reads.
+    /// The token that each row reads.
     ids: Vec<u32>,
-    /// What the model has brought for each.
-    drawn: Vec<Drawn>,
-    /// (rows that have logits, vocab)
+    /// The model's outcome for each row.
+    sampled: Vec<Sampled>,
+    /// (rows with logits, vocab)
     logits: Vec<f32>,
     vocab: usize,
-    /// What each row has chosen; none where it reads its prompt.
-    pub(super) chosen: Vec<Option<Result<Choice, Fault>>>,
+    /// Each row's token; `None` for a row that reads its prompt.
+    pub(super) choices: Vec<Option<Result<Choice, SequenceError>>>,
 }
 
 impl Step {
-    /// Takes up the rows of a new step; whether there are any.
+    /// Starts a step of these rows, given as slots and tokens to read; whether there are any.
     pub(super) fn begin(&mut self, rows: impl Iterator<Item = (usize, u32)>) -> bool {
         self.slots.clear();
         self.ids.clear();
@@ -44,73 +46,68 @@ impl Step {
             self.slots.push(slot);
             self.ids.push(id);
         }
-        self.chosen.clear();
-        self.chosen.resize_with(self.slots.len(), || None);
+        self.choices.clear();
+        self.choices.resize_with(self.slots.len(), || None);
         !self.slots.is_empty()
     }
 
-    /// Has the model read the rows' tokens, and choose the next ones where it does.
+    /// Lets the model read the rows' tokens, and sample the next ones if it does.
     ///
     /// # Errors
-    /// The model failed, or gave another number of logits than the rows and its vocabulary make.
+    /// The model failed, or returned a wrong number of logits.
     pub(super) fn decode<M: LanguageModel>(
         &mut self,
         model: &mut M,
         scheduler: &mut Scheduler,
         rules: &TextRules,
     ) -> Result<(), ModelError> {
-        let Self { slots, ids, drawn, logits, chosen, .. } = self;
-        if model.chooses() {
+        let Self { slots, ids, sampled, logits, choices, .. } = self;
+        if model.samples() {
             let mut plan = |rows: Range<usize>, plans: &mut Plans| {
                 if rows.start == 0 {
-                    while_masks_are_made(scheduler.guides(), || ());
+                    compute_masks_during(scheduler.guides(), || ());
                 }
-                plan_rows(scheduler, &slots[rows.clone()], (plans, &mut chosen[rows]), rules);
+                plan_rows(scheduler, &slots[rows.clone()], (plans, &mut choices[rows]), rules);
             };
-            model.decode_choosing(ids, slots, &mut plan, (drawn, logits))?;
+            model.decode_and_sample(ids, slots, &mut plan, (sampled, logits))?;
         } else {
-            drawn.clear();
-            drawn.resize(slots.len(), Drawn::Logits);
-            while_masks_are_made(scheduler.guides(), || model.decode(ids, slots, logits))?;
+            sampled.clear();
+            sampled.resize(slots.len(), Sampled::Logits);
+            compute_masks_during(scheduler.guides(), || model.decode(ids, slots, logits))?;
         }
         self.vocab = model.vocab_size();
-        let rows = self.drawn.iter().filter(|drawn| **drawn == Drawn::Logits).count();
-        let (vocab, found) = (self.vocab, self.logits.len());
-        if self.drawn.len() != self.slots.len() {
-            let (drawn, rows) = (self.drawn.len(), self.slots.len());
-            return Err(ModelError::new(format_args!(
-                "the model must give something for {rows} rows, it did for {drawn}"
-            )));
-        }
-        if found == rows * vocab {
+        let rows = self.sampled.iter().filter(|sampled| **sampled == Sampled::Logits).count();
+        let (expected, found) = ((self.slots.len(), rows * self.vocab), (self.sampled.len(), self.logits.len()));
+        if found == expected {
             return Ok(());
         }
-        Err(ModelError::new(format_args!("the model must give {rows} x {vocab} logits, it gave {found}")))
+        let message = format!("the model must return {expected:?} outcomes and logits, it returned {found:?}");
+        Err(ModelError::other(message))
     }
 
-    /// Each row's logits (vocab), where it has any.
+    /// Each row's logits (vocab), if it has any.
     pub(super) fn logits(&self) -> impl Iterator<Item = Option<&[f32]>> {
         let mut logits = self.logits.chunks_exact(self.vocab);
-        self.drawn.iter().map(move |drawn| if *drawn == Drawn::Logits { logits.next() } else { None })
+        self.sampled.iter().map(move |sampled| if *sampled == Sampled::Logits { logits.next() } else { None })
     }
 
-    /// Lets each row choose its token that has not. A row's choice depends on its own request and logits alone; a panic
-    /// there is that row's fault.
-    pub(super) fn choose(&mut self, scheduler: &mut Scheduler, rules: &TextRules) {
-        let Self { slots, drawn, logits, vocab, chosen, .. } = self;
+    /// Samples a token for each row that has none. The token depends on the row's own request and logits alone; a panic
+    /// fails that row alone.
+    pub(super) fn sample(&mut self, scheduler: &mut Scheduler, rules: &TextRules) {
+        let Self { slots, sampled, logits, vocab, choices, .. } = self;
         let many = slots.len() > 1 && logits.len() >= MANY_LOGITS;
         let mut logits = logits.chunks_exact_mut(*vocab);
-        let rows = scheduler.sequences(slots).zip(drawn).zip(chosen);
-        let rows = rows.filter_map(|((sequence, drawn), chosen)| {
-            let logits = if *drawn == Drawn::Logits { logits.next() } else { None };
-            Some(Row { sequence: sequence?, drawn: *drawn, logits, chosen })
+        let rows = scheduler.sequences(slots).zip(sampled).zip(choices);
+        let rows = rows.filter_map(|((sequence, sampled), choice)| {
+            let logits = if *sampled == Sampled::Logits { logits.next() } else { None };
+            Some(Row { sequence: sequence?, sampled: *sampled, logits, choice })
         });
-        let mut rows = rows.filter(|row| row.chosen.is_none() && !row.sequence.reads_by_steps());
+        let mut rows = rows.filter(|row| row.choice.is_none() && !row.sequence.is_scoring());
         if !many {
-            return rows.for_each(|row| row.choose(rules));
+            return rows.for_each(|row| row.sample(rules));
         }
         loop {
-            // On the stack: a list of rows could not be kept from step to step, for it borrows them.
+            // On the stack: a list that borrows the rows cannot be reused from step to step.
             let mut group: [Mutex<Option<Row>>; GROUP] = std::array::from_fn(|_| Mutex::new(None));
             let mut count = 0;
             for (place, row) in group.iter_mut().zip(rows.by_ref()) {
@@ -123,61 +120,63 @@ impl Step {
             Threads::global().run(count, &|i| {
                 let row = group[i].lock().unwrap_or_else(PoisonError::into_inner).take();
                 if let Some(row) = row {
-                    row.choose(rules);
+                    row.sample(rules);
                 }
             });
         }
     }
 }
 
-/// Plans how the tokens of some rows are chosen; what goes wrong in one is that row's fault, and chosen for it.
+/// Plans how the tokens of some rows are sampled; an error becomes that row's choice.
 fn plan_rows(
     scheduler: &mut Scheduler,
     slots: &[usize],
-    (plans, chosen): (&mut Plans, &mut [Option<Result<Choice, Fault>>]),
+    (plans, choices): (&mut Plans, &mut [Option<Result<Choice, SequenceError>>]),
     rules: &TextRules,
 ) {
-    for (i, (sequence, chosen)) in scheduler.sequences(slots).zip(chosen).enumerate() {
-        if let Some(sequence) = sequence.filter(|sequence| !sequence.reads_by_steps())
-            && let Err(fault) = guarded(|| sequence.plan(plans, rules))
+    for (i, (sequence, choice)) in scheduler.sequences(slots).zip(choices).enumerate() {
+        if let Some(sequence) = sequence.filter(|sequence| !sequence.is_scoring())
+            && let Err(error) = catch_panic(|| sequence.generation.plan(plans, &rules.eos))
         {
-            *chosen = Some(Err(fault));
+            *choice = Some(Err(error));
         }
         plans.skip_to(i + 1);
     }
 }
 
-/// What one row's choice takes.
+/// What the sampling of one row needs.
 struct Row<'a> {
     sequence: &'a mut Sequence,
-    drawn: Drawn,
+    sampled: Sampled,
     logits: Option<&'a mut [f32]>,
-    chosen: &'a mut Option<Result<Choice, Fault>>,
+    choice: &'a mut Option<Result<Choice, SequenceError>>,
 }
 
 impl Row<'_> {
-    fn choose(self, rules: &TextRules) {
-        let sequence = self.sequence;
-        *self.chosen = Some(guarded(|| match (self.drawn, self.logits) {
-            (Drawn::Token(token), _) => Ok(sequence.take(token)),
-            (Drawn::Nothing { possible }, _) => sequence.end_of_grammar(possible, rules).map(Choice::unscored),
-            (Drawn::Logits, Some(logits)) => sequence.choose(logits, rules),
-            (Drawn::Logits, None) => Err(Fault::internal("a row has neither a token nor logits")),
+    fn sample(self, rules: &TextRules) {
+        let generation = &mut self.sequence.generation;
+        *self.choice = Some(catch_panic(|| match (self.sampled, self.logits) {
+            (Sampled::Token(token), _) => Ok(generation.accept_planned(token)),
+            (Sampled::Nothing { possible }, _) => {
+                generation.end_by_grammar(possible, &rules.eos).map(Choice::without_logprobs)
+            }
+            (Sampled::Logits, Some(logits)) => generation.sample(logits, &rules.eos),
+            (Sampled::Logits, None) => Err(SequenceError::internal("a row has neither a token nor logits")),
         }));
     }
 }
 
-/// Takes a step of the model, and makes the masks of its constrained rows beside it: they are of the tokens that come
-/// after those that the step reads, and need nothing of what it computes.
-fn while_masks_are_made<'a, T>(guides: impl Iterator<Item = &'a mut Guide>, step: impl FnOnce() -> T) -> T {
+/// Runs `step`, and computes the masks of its constrained rows at the same time: they are for the tokens after those that
+/// the step reads, and do not depend on its results.
+fn compute_masks_during<'a, T>(guides: impl Iterator<Item = &'a mut Guide>, step: impl FnOnce() -> T) -> T {
     let mut guides = guides.peekable();
     if guides.peek().is_none() {
         return step();
     }
-    // The step stays on this thread; the pool's threads make the masks, and help with the step as they always do.
+    // The step stays on this thread; the pool's threads compute the masks, and help with the step as always.
     rayon::in_place_scope(|scope| {
         for guide in guides {
-            scope.spawn(move |_| guide.look_ahead());
+            scope.spawn(move |_| guide.compute_mask());
         }
         step()
     })

@@ -1,321 +1,215 @@
-//! The engine's thread: admit, read one chunk of one prompt, take one decode step, again.
+//! The engine's worker: what a request does after each transfer, each chunk and each token. `run` is its loop.
+//!
+//! A request's way: (its start is imported, or the prompt that another has read) -> its prompt is read -> (the state after
+//! the prompt is exported) -> tokens, now and then (a rollback point is exported) -> (the end is exported) -> done. The
+//! transfers in brackets happen only if they are needed. A transfer ends at once, or in the iteration of the loop that finds it
+//! ended; until then its request waits, alone.
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use tidegate_model::sampling::{Permitted, Plans, Sampler, SamplingParams};
+use tidegate_model::{LanguageModel, Transfer};
 use tracing::{Span, debug, error, info};
 
-use super::arrival::begin_handover;
-use super::ends::Ending;
+use super::error::{SequenceError, catch_panic};
 use super::event::{Event, Failure};
-use super::guarded::{Fault, guarded};
-use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
-use super::inbox::{Inbox, Phase, Submission};
-use super::model::{LanguageModel, ModelError, Move};
-use super::moves::Purpose;
+use super::generation::{Choice, Ending};
+use super::handle::Shared;
+use super::output::TextBuffers;
 use super::scheduler::Scheduler;
-use super::sequence::{Choice, Sequence, TextBuffers, TextRules};
-use super::stats::{Counters, add};
+use super::sequence::Accepted;
+use super::snapshots::{self, End, EndSnapshot};
+use super::stats::add;
 use super::step::Step;
-
-/// How an engine is set up; its slots are the model's.
-#[derive(Clone, Copy, Debug)]
-pub struct EngineOptions {
-    /// Requests that may wait for a slot.
-    pub queue: usize,
-    /// How long a request may keep its slot while nobody reads its text.
-    pub stall_limit: Duration,
-    /// How long a step may take before the engine counts as stuck, and as not ready.
-    pub step_limit: Duration,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        Self { queue: 256, stall_limit: Duration::from_mins(1), step_limit: Duration::from_secs(30) }
-    }
-}
-
-/// Why an engine did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    /// The system gave no thread.
-    #[error("the engine's thread could not be started: {0}")]
-    Thread(#[from] std::io::Error),
-    /// The model failed on its first token.
-    #[error("the model failed on its first token: {0}")]
-    WarmUp(String),
-}
-
-/// Starts the engine's thread, and waits until the model has taken its first steps.
-///
-/// # Errors
-/// No thread, or a model that fails.
-pub fn spawn<M: LanguageModel + 'static>(
-    mut model: M,
-    rules: TextRules,
-    options: EngineOptions,
-) -> Result<(EngineHandle, EngineThread), EngineError> {
-    let shared = Arc::new(Shared {
-        inbox: Inbox::new(options.queue),
-        counters: Counters::new(model.slots(), model.slot_bytes()),
-        alive: AtomicBool::new(true),
-        heartbeat: Heartbeat::new(options.step_limit),
-        stall_limit: options.stall_limit,
-        slots: model.slots(),
-    });
-    let inbox = Arc::clone(&shared);
-    model.on_arrival(Arc::new(move || inbox.inbox.wake()));
-    let scheduler = Scheduler::new(model.slots(), options.stall_limit);
-    let (step, buffers) = (Step::default(), TextBuffers::default());
-    let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared), step, buffers };
-    let (warm, warmed) = std::sync::mpsc::sync_channel(1);
-    let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
-        let _guard = Guard(Arc::clone(&worker.shared));
-        let outcome = worker.warm_up();
-        let ready = outcome.is_ok();
-        // The receiver waits for exactly this message.
-        let _ = warm.send(outcome);
-        if ready {
-            worker.run();
-        }
-    })?;
-    match warmed.recv() {
-        Ok(Ok(())) => Ok((EngineHandle { shared }, EngineThread { thread })),
-        Ok(Err(reason)) => Err(EngineError::WarmUp(reason)),
-        Err(_) => Err(EngineError::WarmUp("its thread ended".into())),
-    }
-}
-
-/// However the thread ends, nobody is left waiting for it.
-struct Guard(Arc<Shared>);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        self.0.alive.store(false, Ordering::Release);
-        self.0.inbox.shut();
-    }
-}
+use super::text_rules::TextRules;
+use super::transfers::Purpose;
+use crate::session::Snapshot;
 
 pub(super) struct Worker<M> {
     pub(super) model: M,
     pub(super) rules: TextRules,
     pub(super) scheduler: Scheduler,
     pub(super) shared: Arc<Shared>,
-    /// Kept from step to step for their memory.
-    step: Step,
-    buffers: TextBuffers,
+    /// Reused from step to step.
+    pub(super) step: Step,
+    pub(super) buffers: TextBuffers,
 }
 
 impl<M: LanguageModel> Worker<M> {
-    /// Takes the model through one token of each kind, and a state out of it, so that all is in memory before the first
-    /// request.
-    fn warm_up(&mut self) -> Result<(), String> {
+    /// Continues every request whose transfer has ended.
+    pub(super) fn poll_transfers(&mut self) {
+        for slot in self.scheduler.pending_transfers() {
+            let transfer = catch_panic(|| self.model.poll_transfer(slot));
+            if matches!(transfer, Ok(Transfer::Pending)) {
+                continue;
+            }
+            match (self.scheduler.end_transfer(slot), transfer) {
+                (Some(purpose), transfer) => self.continue_after(slot, purpose, transfer),
+                (None, Err(error)) => error!(slot, reason = error.reason, "a transfer failed after its request ended"),
+                (None, Ok(_)) => {}
+            }
+        }
+    }
+
+    /// Continues a request if its transfer has ended, else notes that it is pending.
+    pub(super) fn continue_after(&mut self, slot: usize, purpose: Purpose, transfer: Result<Transfer, SequenceError>) {
+        match transfer {
+            Ok(Transfer::Done(state)) => self.transferred(slot, purpose, state),
+            Ok(Transfer::Pending) => {
+                self.scheduler.start_transfer(slot, purpose);
+                if let Some(sequence) = self.scheduler.sequence_mut(slot) {
+                    // The text so far does not wait for the transfer.
+                    sequence.client.events.flush();
+                }
+            }
+            Err(error) => self.fail(slot, &error),
+        }
+    }
+
+    /// Starts the import of a snapshot.
+    pub(super) fn import(&mut self, slot: usize, purpose: Purpose, snapshot: Arc<Snapshot>) {
+        let (model, tokens) = (&mut self.model, snapshot.read);
+        let transfer = catch_panic(|| model.start_import(slot, snapshot, tokens));
+        self.continue_after(slot, purpose, transfer);
+    }
+
+    fn export(&mut self, slot: usize, purpose: Purpose) {
         let model = &mut self.model;
-        guarded(|| {
-            model.reset(0)?;
-            let start = model.source_start();
-            if start.is_some() {
-                model.read_source(&[0], 0)?;
-            }
-            let first = start.unwrap_or(0);
-            model.absorb(&[first], 0)?;
-            model.decode(&[first], &[0], &mut Vec::new())?;
-            if model.chooses() {
-                let mut sampler =
-                    Sampler::new(SamplingParams::default(), model.vocab_size()).map_err(ModelError::new)?;
-                let mut plan = |_: Range<usize>, plans: &mut Plans| _ = sampler.plan(Permitted::default(), plans);
-                model.decode_choosing(&[first], &[0], &mut plan, (&mut Vec::new(), &mut Vec::new()))?;
-            }
-            // What a move wants is made for the first one.
-            let mut left = model.begin_export(0)?;
-            while matches!(left, Move::Coming) {
-                std::thread::sleep(Duration::from_millis(1));
-                left = model.moved(0)?;
-            }
-            model.reset(0)
-        })
-        .map_err(|fault| fault.reason)
+        let transfer = catch_panic(|| model.start_export(slot));
+        self.continue_after(slot, purpose, transfer);
     }
 
-    fn run(&mut self) {
-        loop {
-            let taken = self.shared.inbox.take(self.scheduler.room(), self.scheduler.wait());
-            // After the sleep: an engine that has slept for an hour is not stuck. One whose states do not arrive is.
-            if !self.scheduler.moves_are_late(self.shared.heartbeat.limit) {
-                self.shared.heartbeat.beat();
-            }
-            for submission in taken.submissions {
-                self.admit(submission);
-            }
-            if taken.phase == Phase::Aborting {
-                self.scheduler.abort();
-                return;
-            }
-            self.look_for_arrivals();
-            let swept = self.scheduler.sweep();
-            self.count_running();
-            add(&self.shared.counters.cancelled, swept.cancelled);
-            add(&self.shared.counters.failed, swept.stalled);
-            if taken.phase == Phase::Draining && !taken.more && self.scheduler.is_idle() {
-                return;
-            }
-            self.read_one_chunk();
-            // Between reading and stepping: who is interrupted by then gets no token more.
-            for slot in self.scheduler.interrupted() {
-                self.finish(slot, Ending::Interrupted);
-            }
-            self.decode_step();
-            // Before the engine may sleep.
-            self.count_running();
-            if self.model.is_lost() {
-                // Not ready any more: what started this process starts another.
-                error!("the model's device is lost, and the engine ends");
-                self.scheduler.abort();
-                return;
-            }
-        }
-    }
-
-    fn count_running(&self) {
-        self.shared.counters.running.store(self.scheduler.running() as u64, Ordering::Relaxed);
-        self.shared.counters.denominators(self.model.denominators());
-    }
-
-    fn admit(&mut self, submission: Submission) {
-        if submission.sender.is_closed() {
-            add(&self.shared.counters.cancelled, 1);
-            return;
-        }
-        if submission.is_over() {
-            let mut sequence = Sequence::new(submission, &self.rules);
-            let finish = sequence.finish(Ending::Interrupted, None);
-            sequence.outlet.end(Event::Finished(finish));
-            add(&self.shared.counters.finished, 1);
-            // A channel that is new has room, or its reader has left.
-            sequence.outlet.flush();
-            return;
-        }
-        // The inbox hands out no more than there is room for.
-        let Some((slot, lies_there)) = self.scheduler.admit(Sequence::new(submission, &self.rules)) else { return };
+    /// Continues a request whose transfer has ended; an export gave `state`.
+    fn transferred(&mut self, slot: usize, purpose: Purpose, state: Vec<f32>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let model = &mut self.model;
-        let begun = guarded(|| {
-            sequence.start_grammar(model.vocab_size());
-            match sequence.start.as_ref() {
-                _ if sequence.prompt_is_there() => return begin_handover(model, slot, sequence),
-                Some(_) if lies_there => {}
-                Some(start) if start.read > 0 => return Ok((Purpose::Start, model.begin_import(slot, start)?)),
-                _ => model.reset(slot)?,
+        let outcome = catch_panic(|| {
+            match &purpose {
+                Purpose::Start => {}
+                Purpose::SharedPrompt => sequence.take_over_prompt(),
+                Purpose::PromptEnd => sequence.hand_over_prompt(snapshots::after_prompt(state, sequence)),
+                Purpose::Rollback(shown, _) => sequence.set_rollback(state, shown.clone()),
+                Purpose::End(_, open) => return Ok(Some(snapshots::of_slot(state, sequence, *open))),
             }
-            Ok((Purpose::Start, Move::Done(Vec::new())))
+            Ok::<_, SequenceError>(None)
         });
-        self.follow(slot, begun);
+        let snapshot = match outcome {
+            Ok(snapshot) => snapshot,
+            Err(error) => return self.fail(slot, &error),
+        };
+        match purpose {
+            // Another request has read the prompt while this one's start was in transfer.
+            Purpose::Start if sequence.prompt.read_by_other().is_some() => self.import_prompt(slot),
+            Purpose::Start if !sequence.has_read_prompt() => {}
+            Purpose::Start | Purpose::SharedPrompt => self.prompt_was_read(slot),
+            Purpose::PromptEnd => self.prompt_ended(slot),
+            Purpose::Rollback(_, ending) => self.continue_text(slot, ending),
+            Purpose::End(ending, _) => self.end(slot, ending, snapshot),
+        }
     }
 
-    /// Reads one chunk of one prompt. Its last token, or after a source the text's first, is left for the decode step,
-    /// which chooses the one after it.
-    fn read_one_chunk(&mut self) {
-        let Some(slot) = self.scheduler.next_prefill() else { return };
+    /// Takes the snapshot after the prompt if it is needed, and ends a request that generates nothing.
+    pub(super) fn prompt_was_read(&mut self, slot: usize) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let model = &mut self.model;
-        if sequence.has_source_to_read() {
-            self.shared.heartbeat.rest();
+        if sequence.generation.wants_tokens() && self.model.source_start().is_none() {
+            // The last token, which the next step reads; after a source that is the token that every text begins with.
+            add(&self.shared.counters.prompt_tokens, 1);
         }
-        let outcome = guarded(|| sequence.read_chunk(model, slot));
-        // The step after it has its own time.
-        self.shared.heartbeat.beat();
-        match outcome {
-            Ok(length) => {
-                add(&self.shared.counters.prompt_tokens, length);
-                let last = sequence.is_read();
-                self.scheduler.chunk_was_read(slot, last);
-                if last {
-                    self.prompt_was_read(slot);
-                }
-            }
-            Err(fault) => self.fail(slot, &fault),
+        if sequence.wants_prompt_end() {
+            return self.export(slot, Purpose::PromptEnd);
+        }
+        self.prompt_ended(slot);
+    }
+
+    fn prompt_ended(&mut self, slot: usize) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        sequence.send_prompt_logprobs();
+        let shared = sequence.prompt.shared.take();
+        if !sequence.generation.wants_tokens() {
+            self.finish(slot, Ending::Length);
+        }
+        for slot in shared.map(|prompt| self.scheduler.waiting_for(&prompt)).unwrap_or_default() {
+            self.import_prompt(slot);
         }
     }
 
-    /// Takes every running row one token further.
-    ///
-    /// A panic while choosing or decoding one request's text ends that request alone. A fault inside the step that the
-    /// rows share ends the requests of that step, and the engine goes on.
-    fn decode_step(&mut self) {
-        let Self { model, scheduler, step, rules, .. } = self;
-        if !step.begin(scheduler.rows()) {
+    /// Lets a request continue after the prompt that another has read, unless its own start is still in transfer.
+    pub(super) fn import_prompt(&mut self, slot: usize) {
+        if self.scheduler.is_in_transfer(slot) {
             return;
         }
-        let outcome = guarded(|| step.decode(model, scheduler, rules));
-        // Its buffers come back below; what may go wrong in between is guarded.
-        let mut step = std::mem::take(step);
-        match outcome {
-            Ok(()) => {
-                self.shared.counters.step(step.slots.len());
-                step.choose(&mut self.scheduler, &self.rules);
-                let mut chosen = std::mem::take(&mut step.chosen);
-                for ((slot, logits), chosen) in step.slots.iter().zip(step.logits()).zip(chosen.drain(..)) {
-                    match (chosen, logits) {
-                        (Some(chosen), _) => self.accept(*slot, chosen),
-                        (None, Some(logits)) => self.score_prompt(*slot, logits),
-                        // The row's request has gone.
-                        (None, None) => {}
-                    }
-                }
-                step.chosen = chosen;
-            }
-            // The states may be half a token further: none of these rows can go on.
-            Err(fault) => step.slots.iter().for_each(|slot| self.fail(*slot, &fault)),
-        }
-        self.step = step;
-    }
-
-    /// Takes note of a token of a prompt that was read by a step.
-    fn score_prompt(&mut self, slot: usize, logits: &[f32]) {
-        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        match guarded(|| sequence.score_prompt(logits)) {
-            Ok(()) => {
-                add(&self.shared.counters.prompt_tokens, 1);
-                if sequence.is_read() {
-                    self.prompt_was_read(slot);
-                }
-            }
-            Err(fault) => self.fail(slot, &fault),
+        let Some(sequence) = self.scheduler.sequence(slot) else { return };
+        match sequence.prompt.read_by_other().map(|prompt| Arc::clone(&prompt.end)) {
+            Some(end) => self.import(slot, Purpose::SharedPrompt, end),
+            None => self.fail(slot, &SequenceError::internal("no prompt was handed over")),
         }
     }
 
-    /// Takes the token that a row has chosen; a panic here ends that row alone.
-    fn accept(&mut self, slot: usize, chosen: Result<Choice, Fault>) {
+    /// Accepts the token of a row; a panic here ends that row alone.
+    pub(super) fn accept(&mut self, slot: usize, choice: Result<Choice, SequenceError>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let (rules, buffers) = (&self.rules, &mut self.buffers);
-        match guarded(|| sequence.accept(chosen?, rules, buffers)) {
-            Ok(ending) => {
+        match catch_panic(|| sequence.accept(choice?, rules, buffers)) {
+            Ok(Accepted { ending, rollback }) => {
                 add(&self.shared.counters.generated_tokens, 1);
-                if sequence.wants_mark() {
-                    return self.take_out(slot, Purpose::Mark(ending));
+                match rollback {
+                    Some(shown) => self.export(slot, Purpose::Rollback(shown, ending)),
+                    None => self.continue_text(slot, ending),
                 }
-                self.goes_on(slot, ending);
             }
-            Err(fault) => self.fail(slot, &fault),
+            Err(error) => self.fail(slot, &error),
         }
     }
 
-    pub(super) fn fail(&mut self, slot: usize, fault: &Fault) {
-        let reason = fault.reason.as_str();
-        let span = self.scheduler.sequence(slot).map_or_else(Span::none, |sequence| sequence.span.clone());
-        // A client must not be able to raise an alarm with a grammar of its own.
+    /// Continues after a token, which may have ended the text.
+    fn continue_text(&mut self, slot: usize, ending: Option<Ending>) {
+        match ending {
+            Some(ending) => self.finish(slot, ending),
+            // The reader gets this token before the next step.
+            None => _ = self.scheduler.sequence_mut(slot).map(|sequence| sequence.client.events.flush()),
+        }
+    }
+
+    /// Ends a text, once its snapshot has been taken, if it needs one.
+    pub(super) fn finish(&mut self, slot: usize, ending: Ending) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        let (rules, model) = (&self.rules, &mut self.model);
+        let snapshot = || {
+            let wanted = sequence.snapshots.end;
+            wanted.then(|| snapshots::at_end(model, slot, sequence, ending, rules)).transpose()
+        };
+        match catch_panic(snapshot) {
+            Ok(None) => self.end(slot, ending, None),
+            Ok(Some(End::Complete(snapshot))) => self.end(slot, ending, Some(snapshot)),
+            Ok(Some(End::NeedsState { open })) => self.export(slot, Purpose::End(ending, open)),
+            Err(error) => self.fail(slot, &error),
+        }
+    }
+
+    fn end(&mut self, slot: usize, ending: Ending, snapshot: Option<EndSnapshot>) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        let (snapshot, is_in_slot) = snapshot.map(|end| (Arc::new(end.snapshot), end.is_in_slot)).unzip();
+        let finish = sequence.finish(ending, snapshot.clone());
+        if let (Some(snapshot), Some(true)) = (&snapshot, is_in_slot) {
+            self.scheduler.set_resident(slot, snapshot);
+        }
+        // Counted first: a client that has received the last event finds it counted.
+        add(&self.shared.counters.finished, 1);
+        self.scheduler.end(slot, Event::Finished(finish));
+    }
+
+    /// Ends a request that cannot continue.
+    pub(super) fn fail(&mut self, slot: usize, error: &SequenceError) {
+        let reason = error.reason.as_str();
+        let span = self.scheduler.sequence(slot).map_or_else(Span::none, |sequence| sequence.client.span.clone());
+        // A client must not be able to raise an alarm with its own grammar.
         span.in_scope(|| {
-            if fault.failure == Failure::Grammar {
-                info!(slot, reason, "generation ended: {}", fault.failure);
+            if error.failure == Failure::Grammar {
+                info!(slot, reason, "generation ended: {}", error.failure);
             } else {
                 error!(slot, reason, "generation failed");
             }
         });
         add(&self.shared.counters.failed, 1);
-        self.scheduler.end(slot, Event::Failed(fault.failure));
-        debug!(running = self.scheduler.running(), "the engine goes on");
+        self.scheduler.end(slot, Event::Failed(error.failure));
+        debug!(running = self.scheduler.running(), "the engine continues");
     }
 }

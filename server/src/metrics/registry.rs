@@ -1,7 +1,4 @@
-//! What operators watch: counts and times, kept without locks on the way of a token, and written for scrapers.
-//!
-//! Names follow vLLM's where there is one, with `tidegate_` for `vllm:`, so that its dashboards need that one change.
-//! Knows no HTTP; what is counted elsewhere (by the engine, the store, the system) is gathered at each scrape.
+//! The metrics that requests update, and their export as text.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

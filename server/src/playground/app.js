@@ -170,7 +170,7 @@ class Playground {
     this.forgive();
     if (this.conversation.on) return this.conversation.takeBack();
     this.sheet.takeBack();
-    this.say("Undone.");
+    this.say("Undone");
     this.refresh();
     return true;
   }

@@ -73,7 +73,7 @@ export class Conversation {
   async follow() {
     const hash = location.hash.slice(1);
     const isOurs = hash === "" || hash === NEW || hash.startsWith("ses_");
-    return this.resetAddress(); // a link within the page, which has already worked
+    if (!isOurs) return this.resetAddress(); // a link within the page, which has already worked
     const visit = ++this.visit;
     this.desk.running?.abort();
     await this.desk.ended;
@@ -85,7 +85,7 @@ export class Conversation {
     this.showText("");
     try {
       const shelf = this.shelf.load();
-      {}); // told below; => shelf.catch(() => {}); // reported below
+      shelf.catch(() => {}); // reported below
       if (hash !== NEW) await this.open(hash, visit);
       await shelf;
     } catch (error) {

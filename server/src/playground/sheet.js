@@ -33,7 +33,7 @@ export class Sheet {
     this.scroller = document.getElementById("sheet");
     this.pieces = [];
     this.fixed = 0; // leading characters that the model has read: a conversation can be rewound, but not edited
-    {}; // called where => this.onFixed = () => {}; // called after an attempt to edit them
+    this.onFixed = () => {}; // called after an attempt to edit them
     this.drawn = null; // the text node to which a run appends
     this.waiting = ""; // text received since the last redraw
     this.drawnAt = 0;

@@ -10,18 +10,12 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
 
 /// Why a certificate cannot be used.
+#[allow(missing_docs, reason = "the messages explain the fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read or does not contain what it should.
     #[error("{what} {}: {error}", path.display())]
-    File {
-        /// What the file should contain.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        error: pem::Error,
-    },
+    File { what: &'static str, path: PathBuf, error: pem::Error },
     /// The certificate and the key do not match, or are of an unsupported kind.
     #[error("the certificate cannot be used with this key: {0}")]
     Pair(#[from] rustls::Error),

@@ -8,90 +8,42 @@ use std::time::Duration;
 use super::id::VersionId;
 
 /// A request that the store refused or could not carry out. In every case nothing has changed.
+#[allow(missing_docs, reason = "the messages explain the fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// The id does not exist or belongs to another owner; the error does not say which.
     #[error("no {what} has this id")]
-    NotFound {
-        /// "session", "version" or "response".
-        what: &'static str,
-    },
+    NotFound { what: &'static str },
     /// Another turn is running on the session.
     #[error("the session is in use; try again in {} s", retry_after.as_secs())]
-    Busy {
-        /// Suggested delay before trying again.
-        retry_after: Duration,
-    },
+    Busy { retry_after: Duration },
     /// The session's head is not the version that the caller expected.
     #[error("the session's head is {head}, not the expected version")]
-    Stale {
-        /// The session's current head.
-        head: VersionId,
-    },
+    Stale { head: VersionId },
     /// The request would exceed a quota of the owner.
     #[error("{quota} per owner must be at most {bound}; this request would make it {found}")]
-    Quota {
-        /// What is limited.
-        quota: &'static str,
-        /// The limit.
-        bound: u64,
-        /// The amount after this request.
-        found: u64,
-    },
+    Quota { quota: &'static str, bound: u64, found: u64 },
     /// There is no space, and nothing can be evicted to make some.
     #[error("the store is full ({reason}); nothing was lost: delete sessions or try again later")]
-    Full {
-        /// The limit that was reached.
-        reason: String,
-    },
+    Full { reason: String },
     /// One transaction would write too many rows: a fork writes one for each version that the session knows.
     #[error("n must be at most {} for a session of {versions} versions, found {n}", bound / versions)]
-    TooManyForks {
-        /// Forks requested.
-        n: usize,
-        /// Versions of the session.
-        versions: usize,
-        /// Largest product of the two.
-        bound: usize,
-    },
+    TooManyForks { n: usize, versions: usize, bound: usize },
     /// The snapshot could not be read back if it were stored, so it was not.
     #[error("the conversation's state cannot be stored: {reason}")]
-    Unstorable {
-        /// What is wrong with it.
-        reason: String,
-    },
+    Unstorable { reason: String },
     /// The disk or object store failed.
     #[error("the store is unavailable ({reason}); nothing has changed")]
-    Unavailable {
-        /// What failed.
-        reason: String,
-    },
+    Unavailable { reason: String },
     /// The stored bytes differ from those that were written.
     #[error("version {version} is damaged: {reason}")]
-    Corrupt {
-        /// The damaged version.
-        version: VersionId,
-        /// What differs.
-        reason: String,
-    },
+    Corrupt { version: VersionId, reason: String },
     /// The index cannot be opened.
     #[error("the index {} cannot be used: {reason}", path.display())]
-    Index {
-        /// The file of the index.
-        path: PathBuf,
-        /// The cause, and what to do.
-        reason: String,
-    },
+    Index { path: PathBuf, reason: String },
     /// An option is out of range.
     #[error("{name} must be at least {bound}, found {found}")]
-    Option {
-        /// The option's name.
-        name: &'static str,
-        /// The value given.
-        found: u64,
-        /// The smallest value allowed.
-        bound: u64,
-    },
+    Option { name: &'static str, found: u64, bound: u64 },
 }
 
 impl StoreError {

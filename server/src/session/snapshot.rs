@@ -63,6 +63,13 @@ pub struct Snapshot {
     pub answer: Option<Answer>,
 }
 
+/// The numbers of its state.
+impl AsRef<[f32]> for Snapshot {
+    fn as_ref(&self) -> &[f32] {
+        &self.state
+    }
+}
+
 impl Snapshot {
     /// The empty conversation with the given sampler seed.
     pub fn empty(seed: u64) -> Self {

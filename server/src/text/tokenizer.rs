@@ -9,24 +9,15 @@ use tokenizers::decoders::DecoderWrapper;
 use super::vocabulary::{Vocabulary, byte_of};
 
 /// Why a tokenizer could not be loaded or a text could not be encoded.
+#[allow(missing_docs, reason = "the messages explain the fields")]
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// A file cannot be read.
     #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// A file has unexpected contents.
     #[error("{path}: {reason}")]
-    Contents {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Contents { path: PathBuf, reason: String },
     /// The tokenizer refused a text.
     #[error("the text cannot be encoded: {0}")]
     Encode(String),

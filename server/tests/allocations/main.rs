@@ -1,5 +1,5 @@
-//! What a decode step allocates, and what a refused snapshot does. A program of their own, one test at a time: they
-//! count every allocation of the process.
+//! Allocations of a decode step and of refused snapshots. This is a separate program that runs one test at a time, because
+//! it counts every allocation of the process.
 
 mod snapshots;
 mod step;
@@ -12,7 +12,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Waits until no other test runs, and keeps others waiting.
+/// Waits until no other test runs, and makes others wait.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

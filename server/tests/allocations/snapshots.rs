@@ -9,7 +9,7 @@ use super::{ALLOCATOR, alone};
 
 const STATE: usize = 1 << 20; // numbers, 4 MiB
 
-/// What reading the header and a message may take.
+/// Most bytes that reading the header and building a message may take.
 const LITTLE: usize = 16 << 10;
 
 fn allocated(run: impl FnOnce()) -> usize {
@@ -19,7 +19,7 @@ fn allocated(run: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn memory_is_taken_for_a_good_snapshot_alone() {
+fn memory_is_allocated_only_for_a_valid_snapshot() {
     let _alone = alone();
     let digest = "d4".repeat(32);
     let codec = Codec {

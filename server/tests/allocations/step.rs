@@ -1,4 +1,4 @@
-//! A decode step allocates the text and the token ids of each row's event, which another thread reads, and nothing else.
+//! A decode step allocates only the text and the token ids of each row's event, which another thread reads.
 
 use std::alloc::System;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -6,31 +6,30 @@ use std::sync::{Arc, Mutex};
 
 use stats_alloc::{Region, Stats};
 use tidegate_model::sampling::TokenSet;
-use tidegate_model::{SamplingParams, Threads};
+use tidegate_model::{LanguageModel, ModelError, SamplingParams, Threads};
 use tidegate_server::engine::{
-    Constraint, ConstraintError, EngineOptions, Event, Grammar, LanguageModel, Limits, ModelError, Request,
-    RequestParameters, TextRules, spawn,
+    Constraint, ConstraintError, EngineOptions, Event, Grammar, Limits, Request, RequestParameters, TextRules, spawn,
 };
 use tidegate_server::text::Vocabulary;
 
 use super::{ALLOCATOR, alone};
 
 const VOCAB: usize = 32_000;
-/// Steps before the count begins, and those that are counted.
+/// Steps before counting starts, and steps that are counted.
 const WARM: usize = 20;
 const COUNTED: usize = 300;
-/// Long enough that the list of a text's tokens, which grows by doubling, does not grow while it is counted.
+/// Long enough that the list of a text's tokens, which doubles its size, does not grow during the count.
 const PROMPT: usize = 400;
 
-/// What one row's event takes: its text and its token ids.
+/// Allocations of one row's event: its text and its token ids.
 const EVENT: usize = 2;
 /// Messages in one block of a channel, or of the queue of the pool that makes masks; a block is allocated where none has
 /// been given back.
 const BLOCK: usize = 32;
-/// The lists that a thread chooses tokens in, and how often each may grow before it is large enough.
+/// The buffers in which a thread samples, and how often each may grow before it is large enough.
 const BUFFERS: usize = 9 * 12;
 
-/// A model of noise that allocates nothing, and notes at the start of each step what has been allocated so far.
+/// A model with random output that allocates nothing, and records at the start of each step what has been allocated.
 struct Noise {
     numbers: Vec<f32>,
     steps: usize,
@@ -78,7 +77,7 @@ impl LanguageModel for Noise {
         if notes.len() < notes.capacity() {
             notes.push((slots.len(), self.region.change()));
         } else {
-            // Nobody may wait any more.
+            // No request may be waiting any more.
             let _ = self.counted.send(());
         }
         self.steps += 1;
@@ -91,7 +90,7 @@ impl LanguageModel for Noise {
     }
 }
 
-/// A grammar of every other word, which allocates nothing for a token.
+/// A grammar that allows every other word and allocates nothing per token.
 #[derive(Clone, Copy, Debug)]
 struct Even;
 
@@ -116,9 +115,9 @@ impl Constraint for Even {
     }
 }
 
-/// Allocations of [`COUNTED`] steps of `rows` rows, made as `parameters` say.
+/// Allocations of [`COUNTED`] steps with `rows` rows and these parameters.
 fn allocations(rows: usize, parameters: &RequestParameters) -> usize {
-    // The first prompts begin before the last have been read.
+    // The first prompts start before the last have been read.
     let notes = Arc::new(Mutex::new(Vec::with_capacity(1 + rows + WARM + COUNTED + 1)));
     let (counted, is_counted): (Sender<()>, Receiver<()>) = channel();
     let region = Region::new(ALLOCATOR);
@@ -134,7 +133,7 @@ fn allocations(rows: usize, parameters: &RequestParameters) -> usize {
         Request::new(parameters, &limits).unwrap()
     };
     let mut streams = engine.submit_all((0..rows as u64).map(request).collect()).unwrap();
-    // Read as they come, by nobody who allocates.
+    // The events are read immediately, without allocating.
     while is_counted.try_recv().is_err() {
         for stream in &mut streams {
             assert!(matches!(stream.blocking_next(), Some(Event::Delta(_))));
@@ -151,14 +150,14 @@ fn allocations(rows: usize, parameters: &RequestParameters) -> usize {
 }
 
 #[test]
-fn a_step_allocates_its_events_and_nothing_else() {
+fn a_step_allocates_only_its_events() {
     let _alone = alone();
-    // The engine's and one more, so that what may be allocated beside is less than one for each step.
+    // The engine's thread and one more, so that the tolerance is less than one allocation per step.
     assert!(Threads::configure(2));
     let of = |sampling| RequestParameters {
         prompt: (0..PROMPT as u32).map(|id| id * 101 % VOCAB as u32).collect(),
         max_tokens: 100_000,
-        // Held back again and again: each "word " may be its beginning.
+        // Held back repeatedly: each "word " may be its beginning.
         stop: vec!["word word.".into()],
         sampling,
         ..RequestParameters::default()
@@ -178,16 +177,16 @@ fn a_step_allocates_its_events_and_nothing_else() {
         ("top-k", of(SamplingParams { top_k: 40, ..penalties.clone() }), EVENT),
         ("top-p and min-p", of(SamplingParams { top_p: 0.95, min_p: 0.001, ..penalties }), EVENT),
         ("typical", of(SamplingParams { typical_p: 0.9, ..plain.clone() }), EVENT),
-        // Whoever makes its mask is told so.
+        // The thread that computes its mask is notified.
         ("a grammar", RequestParameters { grammar: Some(Arc::new(Even)), ..of(plain.clone()) }, EVENT + 1),
-        // The list of scores in the event, the list of the likeliest tokens there, and what that is made of.
+        // The list of scores in the event, its list of the likeliest tokens, and the buffer for both.
         ("log probabilities", RequestParameters { logprobs: Some(5), ..of(plain) }, EVENT + 3),
     ];
     for (case, parameters, per_row) in cases {
         for rows in [1, 16] {
             let found = allocations(rows, &parameters);
             let events = per_row * rows * COUNTED + (rows + 1) * COUNTED.div_ceil(BLOCK);
-            // A thread that has not yet chosen a token makes its buffers once. One row's is chosen on the engine's own.
+            // Each thread allocates its buffers when it first samples. A single row is sampled on the engine's own thread.
             let threads = if rows > 1 { BUFFERS } else { 0 };
             println!("{case}, {rows} rows: {found} allocations in {COUNTED} steps, {events} for events");
             assert!(found <= events + threads, "{case}, {rows} rows: {found} allocations, {events} for events");

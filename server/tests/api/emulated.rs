@@ -7,10 +7,9 @@ use crate::common::sessions::{App, app_on, prompt, session};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use tidegate_model::cuda::{CudaDecoder, CudaDevice};
-use tidegate_model::sampling::{Drawn, Permitted, Plans, Sampler};
-use tidegate_model::{DecoderConfig, SamplingParams, StateType, WeightType};
+use tidegate_model::sampling::{Permitted, Plans, Sampled, Sampler};
+use tidegate_model::{DecoderConfig, LanguageModel, ModelRunner, SamplingParams, StateType, WeightType};
 use tidegate_server::checkpoint::{DeviceChoice, OpenError, OpenOptions, open, open_on};
-use tidegate_server::engine::{CudaModel, LanguageModel};
 use tidegate_server::session::Location;
 
 const TEXT: &str = "The old house by the sea";
@@ -45,7 +44,7 @@ async fn a_text_is_the_same_alone_in_a_batch_and_in_turns() {
 }
 
 #[tokio::test]
-async fn tokens_are_chosen_on_the_device_as_from_the_logits() {
+async fn sampling_on_the_device_equals_sampling_from_logits() {
     let app = app(DeviceChoice::Emulator, StateType::F32).await;
     let ways = [
         json!({"temperature": 0.0, "frequency_penalty": 1.0}),
@@ -58,7 +57,7 @@ async fn tokens_are_chosen_on_the_device_as_from_the_logits() {
     let more = |way: &Value, more: Value| {
         crate::common::with(crate::common::with(json!({"max_tokens": 8}), way.clone()), more)
     };
-    // Log probabilities are made from logits, and so the token is chosen from them; in other rows of the same steps not.
+    // Log probabilities need logits, so these rows sample from them; other rows of the same steps do not.
     let mut texts = Vec::new();
     for way in &ways {
         texts.push(said(&app, TEXT, more(way, json!({}))));
@@ -72,7 +71,7 @@ async fn tokens_are_chosen_on_the_device_as_from_the_logits() {
 }
 
 #[tokio::test]
-async fn conversations_whose_states_move_beside_each_other_say_what_each_says_alone() {
+async fn conversations_with_concurrent_transfers_give_the_same_texts_as_alone() {
     let app = app(DeviceChoice::Emulator, StateType::F32).await;
     let turn =
         |id: &Value, count: usize| json!({"max_tokens": count, "session": id, "seed": null, "stop": ["the", ". "]});
@@ -86,7 +85,7 @@ async fn conversations_whose_states_move_beside_each_other_say_what_each_says_al
         ids.push(session(&app, json!({"seed": seed})).await["id"].clone());
     }
     let first = futures_util::future::join_all(ids.iter().map(|id| said(&app, TEXT, turn(id, 5)))).await;
-    // Every slot has another text by then: each conversation has to come back.
+    // Every slot has another text by then, so each conversation has to be restored.
     let beside = json!({"max_tokens": 3, "n": 6, "best_of": 6});
     said(&app, "It was", beside.clone()).await;
     let (second, _) = tokio::join!(
@@ -97,22 +96,23 @@ async fn conversations_whose_states_move_beside_each_other_say_what_each_says_al
 }
 
 #[test]
-fn the_model_that_is_served_chooses_where_its_logits_are() {
+fn the_served_model_samples_where_its_logits_are() {
     let text = std::fs::read_to_string(checkpoint().join("config.json")).unwrap();
     let config = DecoderConfig::from_json(&text).unwrap();
     let (vocab, device) = (config.vocab_size, CudaDevice::emulated());
     let decoder = CudaDecoder::random(config, WeightType::F32, 1, &device).unwrap();
-    let mut model = CudaModel::new(decoder, 2, StateType::F32).unwrap();
-    assert!(model.chooses());
+    let pool = decoder.new_pool(2, StateType::F32).unwrap();
+    let mut model = ModelRunner::new(decoder, pool);
+    assert!(model.samples());
     let mut sampler = Sampler::new(SamplingParams::default(), vocab).unwrap();
     let mut plan = |rows: std::ops::Range<usize>, plans: &mut Plans| {
         assert!(sampler.plan(Permitted::default(), plans));
         plans.skip_to(rows.len());
     };
-    let (mut drawn, mut logits) = (Vec::new(), Vec::new());
-    model.decode_choosing(&[1, 2], &[0, 1], &mut plan, (&mut drawn, &mut logits)).unwrap();
+    let (mut sampled, mut logits) = (Vec::new(), Vec::new());
+    model.decode_and_sample(&[1, 2], &[0, 1], &mut plan, (&mut sampled, &mut logits)).unwrap();
     // A token of the one row, and of the other all that it was not planned for.
-    assert!(matches!(drawn[..], [Drawn::Token(_), Drawn::Logits]), "{drawn:?}");
+    assert!(matches!(sampled[..], [Sampled::Token(_), Sampled::Logits]), "{sampled:?}");
     assert_eq!(logits.len(), vocab);
 }
 
@@ -129,7 +129,7 @@ async fn a_conversation_moves_between_the_devices() {
             let moved = to.upload(bytes.clone()).await;
             assert_eq!(moved.status, StatusCode::CREATED, "{}", moved.text());
             held = moved.json();
-            // Nothing is lost on the way, and nothing read again.
+            // Nothing is lost, and nothing is read again.
             assert!(to.get(&snapshot(&held["id"])).await.body == bytes, "{state:?}: a bit differs");
             assert_eq!(said(to, "", turn(&held["id"])).await.len(), 4);
         }
@@ -137,17 +137,17 @@ async fn a_conversation_moves_between_the_devices() {
 }
 
 #[tokio::test]
-async fn who_serves_is_told_and_a_mixer_without_kernels_is_refused_by_name() {
+async fn the_device_is_reported_and_a_mixer_without_kernels_is_refused_by_name() {
     let of = |device| open(&checkpoint(), &OpenOptions { device, slots: 1, ..OpenOptions::default() }).unwrap().0;
     let (cpu, gpu) = (of(DeviceChoice::Cpu), of(DeviceChoice::Emulator));
     assert!(gpu.device.contains("emulator"), "{}", gpu.device);
-    assert_ne!(cpu.fingerprint, gpu.fingerprint, "another device gives another text");
+    assert_ne!(cpu.fingerprint, gpu.fingerprint, "another device gives other texts");
     let folder = written_about(0.0, &json!({"attention": "softmax", "sliding_window": 8}));
     let options = OpenOptions { device: DeviceChoice::Emulator, ..OpenOptions::default() };
     let error = open(folder.path(), &options).err().unwrap();
     assert!(matches!(error, OpenError::Device(_)), "{error}");
     assert!(error.to_string().contains("softmax"), "{error}");
-    // Where any device would do, the CPU does; where the file is wrong, none.
+    // If any device is accepted, the CPU is used; an invalid file is refused on every device.
     let (any, gpu) = (OpenOptions::default(), DeviceChoice::Emulator.open().unwrap());
     assert_eq!(any.device, DeviceChoice::Auto);
     assert_eq!(open_on(folder.path(), &gpu, &any).unwrap().0.device, "cpu");
@@ -156,11 +156,11 @@ async fn who_serves_is_told_and_a_mixer_without_kernels_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn slots_are_as_many_as_there_is_room_for_and_too_many_are_refused() {
+async fn the_number_of_slots_follows_the_memory_and_too_many_are_refused() {
     let folder = written_about(0.0, &json!({}));
     let of = |slots| OpenOptions { device: DeviceChoice::Emulator, slots, ..OpenOptions::default() };
     assert_eq!(open(folder.path(), &of(0)).unwrap().0.engine.slots(), 1 << 14);
-    // On the device a state of halves takes less; what is told is what it takes there.
+    // On the device, a state in half precision takes less; the reported size is that on the device.
     let bytes = |device, state| {
         let options = OpenOptions { device, state, slots: 1, ..OpenOptions::default() };
         open(folder.path(), &options).unwrap().0.engine.stats().slot_bytes

@@ -1,4 +1,4 @@
-//! The HTTP API in one program: every test file links the same server and loads the same model.
+//! Tests of the HTTP API, in one program so that they share the server's build and the loaded model.
 
 #[path = "../common/mod.rs"]
 mod common;

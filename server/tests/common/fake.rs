@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate_server::engine::{LanguageModel, ModelError, TextRules};
+use tidegate_model::{LanguageModel, ModelError};
+use tidegate_server::engine::TextRules;
 use tidegate_server::text::Vocabulary;
 
 /// A prompt token on which the model panics.
@@ -101,7 +102,7 @@ impl LanguageModel for Fake {
         std::thread::sleep(self.step);
         assert!(!self.calls.panic_next_step.swap(false, SeqCst), "scripted panic");
         if self.is_lost() {
-            return Err(ModelError::new("scripted loss"));
+            return Err(ModelError::other("scripted loss"));
         }
         if let Some(during_step) = &*self.calls.during_step.lock().unwrap() {
             during_step();

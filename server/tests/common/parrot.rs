@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tidegate_server::engine::{EngineOptions, LanguageModel, Limits, ModelError, TextRules, spawn};
+use tidegate_model::{LanguageModel, ModelError};
+use tidegate_server::engine::{EngineOptions, Limits, TextRules, spawn};
 use tidegate_server::text::{ChatTemplate, Grammars, Tokenizer};
 use tidegate_server::{ApiOptions, AppState, Served};
 

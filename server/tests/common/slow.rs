@@ -4,8 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use tidegate_server::engine::{LanguageModel, ModelError, Move};
-use tidegate_server::session::Snapshot;
+use tidegate_model::{LanguageModel, ModelError, SharedState, Transfer};
 
 /// Observes and controls a model's transfers.
 #[derive(Default)]
@@ -93,7 +92,7 @@ impl Moves {
 
 /// What a transfer will have changed when it ends, and how many polls it still takes.
 struct Pending {
-    comes: Option<Arc<Snapshot>>,
+    comes: Option<(SharedState, u64)>,
     left: u64,
 }
 
@@ -118,14 +117,14 @@ impl<M: LanguageModel> Slow<M> {
         }
     }
 
-    fn begin(&mut self, slot: usize, comes: Option<Arc<Snapshot>>) -> Move {
+    fn begin(&mut self, slot: usize, comes: Option<(SharedState, u64)>) -> Transfer {
         self.named("a move", &[slot]);
         let left = self.moves.turns();
         let mut state = self.moves.lock();
         state.under_way.push(slot);
         state.begun += 1;
         self.pending.insert(slot, Pending { comes, left });
-        Move::Coming
+        Transfer::Pending
     }
 }
 
@@ -157,28 +156,28 @@ impl<M: LanguageModel> LanguageModel for Slow<M> {
         self.model.import(slot, state, tokens)
     }
 
-    fn begin_export(&mut self, slot: usize) -> Result<Move, ModelError> {
+    fn start_export(&mut self, slot: usize) -> Result<Transfer, ModelError> {
         Ok(self.begin(slot, None))
     }
 
-    fn begin_import(&mut self, slot: usize, start: &Arc<Snapshot>) -> Result<Move, ModelError> {
-        Ok(self.begin(slot, Some(Arc::clone(start))))
+    fn start_import(&mut self, slot: usize, state: SharedState, tokens: u64) -> Result<Transfer, ModelError> {
+        Ok(self.begin(slot, Some((state, tokens))))
     }
 
-    fn moved(&mut self, slot: usize) -> Result<Move, ModelError> {
+    fn poll_transfer(&mut self, slot: usize) -> Result<Transfer, ModelError> {
         let mut state = self.moves.lock();
         state.asked += 1;
         let Some(pending) = self.pending.get_mut(&slot) else {
             state.broken = Some(format!("slot {slot} is not moving"));
-            return Err(ModelError::new("no move"));
+            return Err(ModelError::other("no move"));
         };
         if pending.left > 0 {
             pending.left -= 1;
-            return Ok(Move::Coming);
+            return Ok(Transfer::Pending);
         }
         match state.may_end.iter().position(|other| *other == slot) {
             Some(at) => _ = state.may_end.remove(at),
-            None if state.held => return Ok(Move::Coming),
+            None if state.held => return Ok(Transfer::Pending),
             None => {}
         }
         state.under_way.retain(|other| *other != slot);
@@ -186,15 +185,17 @@ impl<M: LanguageModel> LanguageModel for Slow<M> {
         drop(state);
         let pending = self.pending.remove(&slot);
         if fails || self.model.is_lost() {
-            return Err(ModelError::new("scripted failure of a move"));
+            return Err(ModelError::other("scripted failure of a move"));
         }
         match pending.and_then(|pending| pending.comes) {
-            Some(start) => self.model.import(slot, &start.state, start.read).map(|()| Move::Done(Vec::new())),
-            None => self.model.export(slot).map(Move::Done),
+            Some((state, tokens)) => {
+                self.model.import(slot, (*state).as_ref(), tokens).map(|()| Transfer::Done(Vec::new()))
+            }
+            None => self.model.export(slot).map(Transfer::Done),
         }
     }
 
-    fn on_arrival(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+    fn on_transfer_end(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
         self.moves.lock().wake = Some(wake);
     }
 

@@ -4,11 +4,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate_model::{SamplingParams, StateLayout};
+use tidegate_model::{LanguageModel, ModelError, SamplingParams, StateLayout};
 use tidegate_server::Served;
-use tidegate_server::engine::{
-    EngineHandle, EngineOptions, LanguageModel, Limits, ModelError, RequestParameters, Sources, TextRules, spawn,
-};
+use tidegate_server::engine::{EngineHandle, EngineOptions, Limits, RequestParameters, Sources, TextRules, spawn};
 use tidegate_server::session::Codec;
 use tidegate_server::text::Tokenizer;
 
@@ -112,10 +110,10 @@ impl Translator {
 
     fn text(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
         if self.states[slot].tokens == 0 {
-            return Err(ModelError::new("the slot has no source"));
+            return Err(ModelError::other("the slot has no source"));
         }
         if self.states[slot].read == 0 && ids.first() != Some(&FIRST) {
-            return Err(ModelError::new("no text begins so"));
+            return Err(ModelError::other("no text begins so"));
         }
         for id in ids {
             self.states[slot].read(*id);
@@ -148,7 +146,7 @@ impl LanguageModel for Translator {
 
     fn read_source(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
         if ids.contains(&BROKEN) || ids.is_empty() || ids.len() > LONGEST {
-            return Err(ModelError::new("no source"));
+            return Err(ModelError::other("no source"));
         }
         std::thread::sleep(self.source);
         self.did(Did::Source(ids.len()));
@@ -158,7 +156,7 @@ impl LanguageModel for Translator {
 
     fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
         if self.states[slot].tokens == 0 {
-            return Err(ModelError::new("the slot has no source"));
+            return Err(ModelError::other("the slot has no source"));
         }
         Ok(self.states[slot].numbers())
     }
@@ -166,7 +164,7 @@ impl LanguageModel for Translator {
     fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError> {
         let [text, read, source, of_source] = [0, 1, 2, 3].map(|at| state[at] as u32);
         if tokens != u64::from(read + of_source) {
-            return Err(ModelError::new("another number of tokens than the state has read"));
+            return Err(ModelError::other("another number of tokens than the state has read"));
         }
         self.states[slot] = State { text, read, source, tokens: of_source };
         Ok(())

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidegate_model::SamplingParams;
-use tidegate_model::sampling::{Drawn, Plans};
+use tidegate_model::sampling::{Plans, Sampled};
+use tidegate_model::{LanguageModel, ModelError, SamplingParams};
 use tidegate_server::engine::{
-    EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, LanguageModel, Limits, ModelError, Request,
-    RequestParameters, TextRules, spawn,
+    EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, Limits, Request, RequestParameters,
+    TextRules, spawn,
 };
 use tidegate_server::text::Vocabulary;
 
@@ -59,32 +59,32 @@ impl LanguageModel for Chain {
         Ok(())
     }
 
-    fn chooses(&self) -> bool {
+    fn samples(&self) -> bool {
         self.chooses
     }
 
-    fn decode_choosing(
+    fn decode_and_sample(
         &mut self,
         ids: &[u32],
         slots: &[usize],
         plan: &mut dyn FnMut(Range<usize>, &mut Plans),
-        (drawn, logits): (&mut Vec<Drawn>, &mut Vec<f32>),
+        (sampled, logits): (&mut Vec<Sampled>, &mut Vec<f32>),
     ) -> Result<(), ModelError> {
         let (mut plans, mut wanted) = (Plans::new(VOCAB, 1 << 20), Vec::new());
-        drawn.clear();
+        sampled.clear();
         // A few at a time, as one does whose steps are of few rows.
         for rows in (0..ids.len()).step_by(16).map(|at| at..ids.len().min(at + 16)) {
             plans.clear();
             plan(rows.clone(), &mut plans);
             assert_eq!(plans.len(), rows.len());
             for (row, id) in ids[rows].iter().enumerate() {
-                drawn.push(match *id {
+                sampled.push(match *id {
                     id if plans.wants_logits(row) => {
                         wanted.push(id);
-                        Drawn::Logits
+                        Sampled::Logits
                     }
-                    NAN => Drawn::Nothing { possible: true },
-                    id => Drawn::Token(id + 1000),
+                    NAN => Sampled::Nothing { possible: true },
+                    id => Sampled::Token(id + 1000),
                 });
             }
         }

@@ -3,7 +3,7 @@
 use crate::common::fake::Fake;
 use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start};
 use std::sync::Arc;
-use tidegate_server::engine::{FinishReason, Keep, Request, RequestParameters, Start, StopCause};
+use tidegate_server::engine::{FinishReason, Request, RequestParameters, Snapshots, Start, StopCause};
 use tidegate_server::session::{Answer, History, Snapshot};
 
 /// `text` as a scripted model's tokens.
@@ -74,7 +74,7 @@ fn a_conversation_that_a_stop_token_has_ended_has_nothing_of_it() {
     let prompt = shipped().tokenizer.encode("Once upon a time").unwrap();
     let turn = |prompt: &[u32], max_tokens, stop: &[u32]| RequestParameters {
         start: Start::Session(Arc::new(Snapshot::empty(0))),
-        keep: Keep { prompt: false, end: true },
+        snapshots: Snapshots { prompt: false, end: true },
         stop_token_ids: stop.into(),
         ..greedy(prompt, max_tokens)
     };
@@ -90,7 +90,7 @@ fn a_conversation_that_a_stop_token_has_ended_has_nothing_of_it() {
     assert!(snapshot.sampler.counts.iter().all(|(token, _)| text.contains(token)));
     // The same state as one who only reads that text.
     let read = shipped_run(RequestParameters {
-        keep: Keep { prompt: true, end: false },
+        snapshots: Snapshots { prompt: true, end: false },
         ..greedy(&[&text[..], &[1]].concat(), 1)
     });
     assert!(read.read.unwrap().state == snapshot.state);

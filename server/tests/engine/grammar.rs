@@ -10,7 +10,8 @@ use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start};
 use tidegate_model::SamplingParams;
 use tidegate_model::sampling::TokenSet;
 use tidegate_server::engine::{
-    Constraint, ConstraintError, Failure, FinishReason, Grammar, Keep, Request, RequestParameters, Start, StopCause,
+    Constraint, ConstraintError, Failure, FinishReason, Grammar, Request, RequestParameters, Snapshots, Start,
+    StopCause,
 };
 use tidegate_server::session::{Answer, Snapshot};
 
@@ -109,7 +110,7 @@ fn a_text_that_is_whole_ends_at_once_with_all_of_itself() {
     let [a, b] = [b'a', b'b'].map(u32::from);
     let turn = RequestParameters {
         start: Start::Session(Arc::new(Snapshot::empty(0))),
-        keep: Keep { prompt: false, end: true },
+        snapshots: Snapshots { prompt: false, end: true },
         // It holds the last letter back, and must not keep it.
         stop: vec!["bc".into()],
         ..greedy(&[1], 9)
@@ -262,14 +263,14 @@ fn what_no_grammar_can_hold_is_refused() {
     let (parameter, words) = refused(RequestParameters { ignore_eos: true, ..asked.clone() });
     assert_eq!((parameter, words.as_str()), ("grammar", "grammar must be absent where ignore_eos is set, found both"));
     let (engine, _thread) = start(Fake::new(1));
-    let keep = Keep { prompt: false, end: true };
+    let snapshots = Snapshots { prompt: false, end: true };
     let session = Start::Session(Arc::new(Snapshot::empty(0)));
-    let open = run(&engine, RequestParameters { start: session, keep, ..greedy(&[1], 2) });
+    let open = run(&engine, RequestParameters { start: session, snapshots, ..greedy(&[1], 2) });
     let start = Start::Session(open.finish().snapshot.clone().unwrap());
-    let goes_on = RequestParameters { start: start.clone(), prompt: Vec::new(), keep, ..asked.clone() };
+    let goes_on = RequestParameters { start: start.clone(), prompt: Vec::new(), snapshots, ..asked.clone() };
     let (parameter, words) = refused(goes_on);
     assert_eq!(parameter, "grammar");
-    assert_eq!(words, "grammar must be absent where the answer before it goes on, found one");
+    assert_eq!(words, "grammar must be absent where the previous answer continues, found one");
     // A new answer of the same conversation can follow one.
-    assert!(Request::new(RequestParameters { start, keep, ..asked }, &LIMITS).is_ok());
+    assert!(Request::new(RequestParameters { start, snapshots, ..asked }, &LIMITS).is_ok());
 }

@@ -1,4 +1,4 @@
-//! The engine on models that do what a test says, and the text it reads and writes: chat templates and grammars.
+//! Tests of the engine with scripted models, and of chat templates and grammars.
 
 #[path = "../common/mod.rs"]
 mod common;

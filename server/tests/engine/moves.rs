@@ -10,14 +10,14 @@ use crate::common::fake::{Calls, Fake, rules};
 use crate::common::runs::{LIMITS, Run, collect, greedy, run};
 use crate::common::slow::{Moves, Slow};
 use crate::common::{checkpoint, runs};
-use tidegate_model::{Device, SamplingParams, StateType};
+use tidegate_model::{Decoder, Device, LanguageModel, ModelRunner, SamplingParams};
 use tidegate_server::engine::{
-    DecoderModel, EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, FinishReason, Keep,
-    LanguageModel, Limits, Request, RequestParameters, Start, TextRules, share_prompt, spawn,
+    EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, FinishReason, Limits, Request,
+    RequestParameters, Snapshots, Start, TextRules, share_prompt, spawn,
 };
 use tidegate_server::session::Snapshot;
 
-const END: Keep = Keep { prompt: false, end: true };
+const END: Snapshots = Snapshots { prompt: false, end: true };
 
 /// A scripted model of so many slots whose states move when the test says so.
 struct Stage {
@@ -46,7 +46,7 @@ fn submit(engine: &EngineHandle, parameters: RequestParameters) -> EventStream {
 /// A turn after token 9.
 fn turn(prompt: &[u32], max_tokens: usize) -> RequestParameters {
     let start = Start::Session(Arc::new(Snapshot { state: vec![9.0], read: 1, ..Snapshot::empty(0) }));
-    RequestParameters { start, keep: END, ..greedy(prompt, max_tokens) }
+    RequestParameters { start, snapshots: END, ..greedy(prompt, max_tokens) }
 }
 
 /// A text that goes on for as long as it is read.
@@ -93,10 +93,10 @@ fn outcome(run: &Run) -> impl PartialEq + std::fmt::Debug + use<> {
 
 /// A request, how many moves it has before the one that is looked at, and how many tokens come before that.
 fn all_kinds() -> [(RequestParameters, usize, usize); 4] {
-    let prompt = RequestParameters { keep: Keep { prompt: true, end: false }, ..greedy(&[1, 2, 3], 2) };
+    let prompt = RequestParameters { snapshots: Snapshots { prompt: true, end: false }, ..greedy(&[1, 2, 3], 2) };
     // Its fourth token may be the beginning of the stop string.
     let marked = RequestParameters { stop: vec!["ez".into()], ..turn(&[u32::from(b'a')], 6) };
-    let end = RequestParameters { keep: END, ..greedy(&[1, 2, 3], 2) };
+    let end = RequestParameters { snapshots: END, ..greedy(&[1, 2, 3], 2) };
     [(turn(&[3], 2), 0, 0), (prompt, 0, 0), (marked, 1, 4), (end, 0, 2)]
 }
 
@@ -233,7 +233,7 @@ fn no_reader_is_late_while_the_engine_waits_for_a_state() {
     let stage = staged(1, EngineOptions { stall_limit: Duration::ZERO, ..EngineOptions::default() });
     stage.moves.hold();
     let begun = stage.moves.begun();
-    let _unread = submit(&stage.engine, RequestParameters { keep: END, ..greedy(&[1], 33) });
+    let _unread = submit(&stage.engine, RequestParameters { snapshots: END, ..greedy(&[1], 33) });
     wait_for("the end", || stage.moves.begun() == begun + 1);
     turns(&stage.moves);
     stage.moves.release(false);
@@ -256,9 +256,9 @@ fn an_engine_whose_states_do_not_arrive_is_not_ready_until_one_does() {
 fn a_conversation_that_goes_on_in_its_slot_has_nothing_to_move_there() {
     let Stage { engine, moves, thread: _thread, .. } = stage(2);
     let begun = moves.begun();
-    let first = run(&engine, RequestParameters { keep: END, ..greedy(&[1, 2], 3) });
+    let first = run(&engine, RequestParameters { snapshots: END, ..greedy(&[1, 2], 3) });
     let start = Start::Session(first.finish().snapshot.clone().unwrap());
-    let second = run(&engine, RequestParameters { start, keep: END, ..greedy(&[8], 2) });
+    let second = run(&engine, RequestParameters { start, snapshots: END, ..greedy(&[8], 2) });
     assert_eq!((second.ids.as_slice(), moves.begun()), (&[9, 10][..], begun + 2));
     moves.check();
 }
@@ -322,26 +322,27 @@ fn where_its_reader_leaves_before_the_prompt_is_out_the_next_reads_it() {
 }
 
 /// An engine around the shipped decoder.
-fn decoder<M: LanguageModel + 'static>(wrap: impl FnOnce(DecoderModel) -> M) -> EngineHandle {
+fn decoder<M: LanguageModel + 'static>(wrap: impl FnOnce(ModelRunner<Decoder>) -> M) -> EngineHandle {
     let decoder = tidegate_model::checkpoint::load(&checkpoint(), &Device::Cpu).unwrap();
+    let pool = decoder.new_pool(4).unwrap();
     let tokenizer = Arc::clone(&runs::shipped().tokenizer);
     let rules = TextRules {
         vocabulary: Arc::clone(tokenizer.vocabulary()),
         eos: Arc::clone(tokenizer.eos()),
         encode: Arc::new(move |text: &str| tokenizer.encode_more(text).unwrap()),
     };
-    let model = wrap(DecoderModel::new(decoder, 4, StateType::F32).unwrap());
+    let model = wrap(ModelRunner::new(decoder, pool));
     spawn(model, rules, EngineOptions::default()).unwrap().0
 }
 
 /// Prompts that are shared, scored and gone on from; answers that are cut by stop strings or may be; two turns of each.
 fn conversations(engine: &EngineHandle, limits: &Limits) -> Vec<Run> {
     let encode = |text: &str| runs::shipped().tokenizer.encode(text).unwrap();
-    let keep = Keep { prompt: true, end: true };
+    let snapshots = Snapshots { prompt: true, end: true };
     let sampling = |seed| SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() };
     let stop: Vec<String> = ["the", " a", "and the", ". He", "ing "].map(str::to_owned).into();
     let first = |seed: u64| RequestParameters {
-        keep,
+        snapshots,
         prompt: encode(["Once upon a time there was a café. ", "It was"][seed as usize % 2]),
         max_tokens: 4 + seed as usize,
         sampling: sampling(seed),

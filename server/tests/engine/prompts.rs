@@ -9,8 +9,8 @@ use crate::common::fake::{Calls, Fake, POISON};
 use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start};
 use tidegate_model::{Device, SamplingParams};
 use tidegate_server::engine::{
-    Constraint, EngineHandle, EventStream, Failure, FinishReason, Grammar, Keep, Limits, Request, RequestParameters,
-    Start, TokenLogprobs, share_prompt,
+    Constraint, EngineHandle, EventStream, Failure, FinishReason, Grammar, Limits, Request, RequestParameters,
+    Snapshots, Start, TokenLogprobs, share_prompt,
 };
 use tidegate_server::session::Snapshot;
 
@@ -151,15 +151,15 @@ fn no_bit_depends_on_whether_a_prompt_was_shared() {
     let served = shipped();
     let more = |text: &str| served.tokenizer.encode_more(text).unwrap();
     let prompt = served.tokenizer.encode(&"Once upon a time there was a café. ".repeat(40)).unwrap();
-    let keep = Keep { prompt: true, end: true };
-    let first = run_shipped(RequestParameters { keep, ..drawn(&prompt, 3) });
+    let snapshots = Snapshots { prompt: true, end: true };
+    let first = run_shipped(RequestParameters { snapshots, ..drawn(&prompt, 3) });
     let conversation = first.finish().snapshot.clone().unwrap();
     let (known, length) = (first.read.clone().unwrap(), prompt.len());
     let longer = [&prompt[..length], &more(" And then she said: “Come in!”")[..]].concat();
     let starts =
         [(Start::Empty, prompt.clone()), (Start::Prefix(known), longer), (Start::Session(conversation), more(" Then"))];
     for (start, prompt) in starts {
-        let of = |seed| RequestParameters { start: start.clone(), keep, ..drawn(&prompt, seed) };
+        let of = |seed| RequestParameters { start: start.clone(), snapshots, ..drawn(&prompt, seed) };
         let together = shared(&served.engine, &served.limits, (0..4).map(of));
         for (seed, together) in (0..4).zip(&together) {
             let alone = run_shipped(of(seed));
@@ -211,11 +211,11 @@ fn a_prompts_log_probabilities_come_before_its_text() {
 fn a_prompt_that_is_scored_is_read_to_the_same_bits() {
     let served = shipped();
     let prompt = served.tokenizer.encode("Once upon a time there was a café by the sea.").unwrap();
-    let keep = Keep { prompt: true, end: true };
-    let plain = run_shipped(RequestParameters { keep, ..drawn(&prompt, 1) });
+    let snapshots = Snapshots { prompt: true, end: true };
+    let plain = run_shipped(RequestParameters { snapshots, ..drawn(&prompt, 1) });
     let known = Arc::new(Snapshot { pending: Vec::new(), ..(**plain.read.as_ref().unwrap()).clone() });
     for start in [Start::Empty, Start::Prefix(known)] {
-        let scored = RequestParameters { start, keep, prompt_logprobs: Some(4), ..drawn(&prompt, 1) };
+        let scored = RequestParameters { start, snapshots, prompt_logprobs: Some(4), ..drawn(&prompt, 1) };
         let request = Request::new(scored.clone(), &served.limits).unwrap();
         assert_eq!(request.cached_tokens(), 0, "what is known of it has no log probabilities");
         let scored = run_shipped(scored);

@@ -9,13 +9,13 @@ use crate::common::translator::{
 };
 use tidegate_model::SamplingParams;
 use tidegate_server::engine::{
-    Constraint, EngineHandle, EngineOptions, EventStream, Failure, FinishReason, Grammar, Keep, Request,
-    RequestParameters, Start, share_prompt,
+    Constraint, EngineHandle, EngineOptions, EventStream, Failure, FinishReason, Grammar, Request, RequestParameters,
+    Snapshots, Start, share_prompt,
 };
 use tidegate_server::session::{FormatError, History, Snapshot};
 use tidegate_server::text::Tokenizer;
 
-const END: Keep = Keep { prompt: false, end: true };
+const END: Snapshots = Snapshots { prompt: false, end: true };
 
 fn engine(slots: usize) -> (EngineHandle, Arc<Mutex<Vec<Did>>>) {
     start(Translator::new(slots, Duration::ZERO))
@@ -33,7 +33,7 @@ fn run(engine: &EngineHandle, parameters: RequestParameters) -> Run {
 fn turn(engine: &EngineHandle, snapshot: &Snapshot, parameters: RequestParameters) -> (Run, Arc<Snapshot>) {
     let moved = files().decode(&files().encode(snapshot)).unwrap();
     assert_eq!(&moved, snapshot);
-    let run = run(engine, RequestParameters { start: Start::Session(Arc::new(moved)), keep: END, ..parameters });
+    let run = run(engine, RequestParameters { start: Start::Session(Arc::new(moved)), snapshots: END, ..parameters });
     let snapshot = run.finish().snapshot.clone().unwrap();
     (run, snapshot)
 }
@@ -137,9 +137,9 @@ impl Waiting {
 #[test]
 fn who_is_interrupted_before_the_source_is_read_gets_nothing_and_a_turn_goes_on_after() {
     let text = source(1, 300);
-    let plain = RequestParameters { keep: END, ..asked(&source(2, 301), 5) };
+    let plain = RequestParameters { snapshots: END, ..asked(&source(2, 301), 5) };
     let begun = Start::Session(Arc::new(Snapshot::empty(1)));
-    let of_session = RequestParameters { start: begun, keep: END, ..asked(&text, 5) };
+    let of_session = RequestParameters { start: begun, snapshots: END, ..asked(&text, 5) };
     let mut waiting = Waiting::of([plain, of_session]);
     for stream in &waiting.streams {
         stream.interrupt().now();
@@ -354,7 +354,8 @@ fn what_is_no_source_is_refused() {
     assert_eq!(refused(asked(&source(1, LONGEST + 1), 1)), format!("{words} {} tokens", LONGEST + 1));
     assert_eq!(refused(asked(&[], 1)), format!("{words} 0 tokens"));
     let scored = RequestParameters { prompt_logprobs: Some(1), ..asked(&[5], 1) };
-    let words = "prompt_logprobs must be absent where the prompt is a source, which nothing predicts, found it";
+    let words =
+        "prompt_logprobs must be absent where the prompt is a source, which the model does not predict, found it";
     assert_eq!(refused(scored), words);
     // A text that goes on without a source would fail in the step that it shares with others.
     let crafted = Snapshot { pending: vec![5], ..Snapshot::empty(1) };

@@ -55,7 +55,7 @@ fn start_stream(log: &[Value], max_tokens: usize) -> TcpStream {
 }
 
 #[test]
-fn sigterm_lets_a_running_stream_end() {
+fn sigterm_lets_a_running_stream_finish() {
     let data = tempfile::tempdir().unwrap();
     let folder = data.path().join("new/folder");
     let child = tidegate()
@@ -114,7 +114,7 @@ fn without_a_data_folder_the_server_serves_and_logs_cancelled_requests() {
 }
 
 fn generate(args: &[&str]) -> Output {
-    // A wrong variable of `serve` does not affect this command.
+    // An invalid variable of `serve` does not affect this command.
     tidegate().arg("generate").args(args).env("TIDEGATE_SLOTS", "none").output().unwrap()
 }
 

@@ -37,8 +37,11 @@ fn a_device_that_is_not_there_is_refused_with_an_exit_code_of_its_own() {
             assert_eq!((code, text.as_str()), (Some(3), ""), "{command:?}: {error}");
             let said = error.lines().last().unwrap();
             assert!(said.starts_with(&format!("error: --device {name}: ")), "{command:?}: {error}");
-            let why =
-                if CUDA { "choose cpu or auto, or one of the devices that nvidia-smi lists" } else { "no CUDA; " };
+            let why = if CUDA {
+                "choose cpu or auto, or one of the devices that nvidia-smi lists"
+            } else {
+                "does not support CUDA; "
+            };
             assert!(said.contains(why) && said.contains("choose cpu or auto"), "{command:?}: {error}");
         }
     }
@@ -71,12 +74,12 @@ fn any_device_is_the_cpu_where_there_is_no_other() {
         let (code, text, error) = ended(tidegate(&GENERATE).args(more).output().unwrap());
         assert_eq!((code, &text), (Some(0), &on_cpu), "{error}");
         // Who built it without CUDA knows it.
-        assert_eq!(error.contains("the CPU computes: "), CUDA, "{error}");
+        assert_eq!(error.contains("using the CPU: "), CUDA, "{error}");
     }
     let (code, text, error) = ended(tidegate(&BENCH).arg("--output=json").output().unwrap());
     assert_eq!(code, Some(0), "{error}");
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["device"], "cpu");
-    assert_eq!(error.contains("the CPU computes: "), CUDA, "{error}");
+    assert_eq!(error.contains("using the CPU: "), CUDA, "{error}");
 }
 
 #[test]
@@ -97,7 +100,6 @@ fn the_log_says_which_device_serves() {
     assert!(log.iter().any(|line| line["message"] == "model tidegate-tiny on cpu"), "{log:?}");
     let settings = log.iter().find(|line| line["message"] == "settings").unwrap();
     assert_eq!(settings["device"], "auto");
-    let warned =
-        |line: &&Value| line["level"] == "WARN" && line["message"].as_str().unwrap().contains("the CPU computes");
+    let warned = |line: &&Value| line["level"] == "WARN" && line["message"].as_str().unwrap().contains("using the CPU");
     assert_eq!(log.iter().filter(warned).count(), usize::from(CUDA), "{log:?}");
 }

@@ -1,4 +1,4 @@
-//! The `tidegate` program as a process: its commands, flags, signals and messages, and its page in a real browser.
+//! Tests of the `tidegate` program as a process: commands, flags, signals, messages, and the playground in a browser.
 
 #[path = "../live/mod.rs"]
 mod live;

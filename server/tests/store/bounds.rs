@@ -7,7 +7,7 @@ use tidegate_server::session::{
 };
 
 use crate::kit::{
-    ANN, BOB, BYTES, NOW, Plain, agree, empty, head, in_memory, new, note, open, seen, snapshot, turn, until,
+    ANN, BOB, BYTES, NOW, Plain, agree, copies, empty, head, in_memory, new, note, open, seen, snapshot, turn, until,
 };
 
 async fn kept(store: &Store, id: &SessionId) -> Vec<u64> {
@@ -30,7 +30,7 @@ async fn a_session_keeps_its_newest_versions_and_lists_some_older_ones() {
     assert_eq!(store.rewind(ANN, &id, &known[0].id, None, NOW).await.unwrap_err(), gone);
     // A head is kept, however old it is.
     store.rewind(ANN, &id, &known[4].id, None, NOW).await.expect("a rewind");
-    let fork = store.fork(ANN, &id, None, 1, None, None).await.expect("a fork").remove(0);
+    let fork = store.fork(ANN, &id, copies(1), None).await.expect("a fork").remove(0);
     for number in 20..24 {
         turn(&store, ANN, &id, number).await.expect("a turn");
     }
@@ -45,8 +45,8 @@ async fn quotas_limit_an_owner() {
     let (store, objects) = seen(options).await;
     let id = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
     let quota = StoreError::Quota { quota: "sessions", bound: 3, found: 4 };
-    assert_eq!(store.fork(ANN, &id, None, 3, None, None).await, Err(quota.clone()));
-    let forks = store.fork(ANN, &id, None, 2, None, None).await.expect("forks");
+    assert_eq!(store.fork(ANN, &id, copies(3), None).await, Err(quota.clone()));
+    let forks = store.fork(ANN, &id, copies(2), None).await.expect("forks");
     assert_eq!(store.create(ANN, empty()).await, Err(quota));
     // A version counts once, however many sessions keep it.
     turn(&store, ANN, &id, 2).await.expect("a turn");

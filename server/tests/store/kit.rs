@@ -17,7 +17,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use tidegate_server::session::{
-    Location, Metadata, NewSession, Owner, Session, SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError,
+    Fork, Location, Metadata, NewSession, Owner, Session, SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError,
     StoreOptions, TurnNote, VersionId,
 };
 
@@ -93,6 +93,11 @@ pub(crate) fn empty() -> NewSession {
 
 pub(crate) fn new(start: Start) -> NewSession {
     NewSession { start, metadata: Metadata::new(), ttl: None, label: None }
+}
+
+/// `n` forks of a session's head.
+pub(crate) fn copies(n: usize) -> Fork {
+    Fork { n, ..Fork::default() }
 }
 
 pub(crate) fn note() -> TurnNote {

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use redb::{ReadableTable as _, TableDefinition};
 use tidegate_model::StateLayout;
 use tidegate_server::session::{
-    Codec, Durability, Fingerprint, Fork, FormatError, Keys, ReceiptKey, ResponseId, Session, Snapshot, Start, Store,
+    Codec, Durability, Fingerprint, FormatError, Keys, ReceiptKey, ResponseId, Session, Snapshot, Start, Store,
     StoreError, StoreOptions, VersionId,
 };
 
-use crate::kit::{ANN, BYTES, NOW, empty, head, in_folder, in_memory, new, note, open, seen, snapshot, turn};
+use crate::kit::{ANN, BYTES, NOW, copies, empty, head, in_folder, in_memory, new, note, open, seen, snapshot, turn};
 
 /// Copies what a process killed now would leave behind to another folder.
 fn killed(folder: &Path) -> tempfile::TempDir {
@@ -76,7 +76,7 @@ async fn measure_opening_after_a_kill() {
     let store = open(in_folder(folder.path())).await;
     let id = store.create(ANN, empty()).await.expect("a session").id;
     for _ in 0..300 {
-        store.fork(ANN, &id, None, 1000, None, None).await.expect("forks");
+        store.fork(ANN, &id, copies(1000), None).await.expect("forks");
     }
     let mut times = Vec::new();
     for number in 0..50 {
@@ -197,10 +197,9 @@ async fn a_receipt_is_stored_together_with_its_result() {
     let made = store.create_once(ANN, empty(), Some((key("a"), Box::new(one)))).await.expect("a session");
     assert_eq!(store.receipt(ANN, "a").await, Ok(Some(one(&made))));
     let all = |sessions: &[Session]| format!("{:?}", sessions.iter().map(|made| &made.id).collect::<Vec<_>>()).into();
-    let fork = |n| Fork { n, ..Fork::default() };
-    let forks = store.fork_once(ANN, &made.id, fork(2), Some((key("b"), Box::new(all)))).await.expect("forks");
+    let forks = store.fork(ANN, &made.id, copies(2), Some((key("b"), Box::new(all)))).await.expect("forks");
     assert_eq!(store.receipt(ANN, "b").await, Ok(Some(all(&forks))));
-    store.fork_once(ANN, &made.id, fork(2), Some((key("c"), Box::new(all)))).await.unwrap_err();
+    store.fork(ANN, &made.id, copies(2), Some((key("c"), Box::new(all)))).await.unwrap_err();
     assert_eq!(store.receipt(ANN, "c").await, Ok(None), "a failed request has no receipt");
     let answer = Some((key("d"), b"body".to_vec()));
     store.put_response(ANN, &ResponseId::new(), vec![1], snapshot(1), None, answer).await.expect("a response");
@@ -214,9 +213,9 @@ async fn the_number_of_forks_of_a_long_session_is_limited() {
     for number in 0..49 {
         turn(&store, ANN, &id, number).await.expect("a turn");
     }
-    let refused = store.fork(ANN, &id, None, 401, None, None).await.unwrap_err();
+    let refused = store.fork(ANN, &id, copies(401), None).await.unwrap_err();
     assert_eq!(refused.to_string(), "n must be at most 400 for a session of 50 versions, found 401");
-    assert_eq!(store.fork(ANN, &id, None, 400, None, None).await.map(|made| made.len()), Ok(400));
+    assert_eq!(store.fork(ANN, &id, copies(400), None).await.map(|made| made.len()), Ok(400));
 }
 
 #[tokio::test]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate_server::session::{
-    Location, Metadata, Owner, ResponseId, SessionId, Snapshot, Start, Store, StoreOptions, VersionId,
+    Fork, Location, Metadata, Owner, ResponseId, SessionId, Snapshot, Start, Store, StoreOptions, VersionId,
 };
 
-use crate::kit::{ANN, BOB, NOW, Plain, agree, empty, in_memory, new, seen, snapshot, turn};
+use crate::kit::{ANN, BOB, NOW, Plain, agree, copies, empty, in_memory, new, seen, snapshot, turn};
 
 /// An operation. Numbers choose among what exists.
 #[derive(Clone, Debug)]
@@ -123,7 +123,14 @@ impl World {
             Step::Fork(session, version, n) => {
                 let Some((id, kept)) = self.session(session) else { return };
                 let from = version.map(|choice| Self::version(&kept, choice));
-                let forks = store.fork(kept.owner, &id, from.clone(), n, Some(Metadata::new()), None).await;
+                let forks = store
+                    .fork(
+                        kept.owner,
+                        &id,
+                        Fork { from: from.clone(), metadata: Some(Metadata::new()), ..copies(n) },
+                        None,
+                    )
+                    .await;
                 let head = from.unwrap_or_else(|| kept.head.clone());
                 let mut line = Vec::new();
                 let mut next = Some(&head);

@@ -5,11 +5,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidegate_server::session::{
-    Durability, Metadata, Owner, Patch, ReceiptKey, ResponseId, Session, SessionId, Snapshot, SnapshotCodec, Start,
-    Store, StoreError, StoreOptions, Tier, VersionId,
+    Durability, Fork, Metadata, Owner, Patch, ReceiptKey, ResponseId, Session, SessionId, Snapshot, SnapshotCodec,
+    Start, Store, StoreError, StoreOptions, Tier, VersionId,
 };
 
-use crate::kit::{ANN, BOB, BYTES, NOW, Plain, SOON, agree, empty, head, in_folder, in_memory, new, note, open, seen};
+use crate::kit::{
+    ANN, BOB, BYTES, NOW, Plain, SOON, agree, copies, empty, head, in_folder, in_memory, new, note, open, seen,
+};
 use crate::kit::{snapshot, turn, until};
 
 fn names(sessions: &[Session]) -> Vec<SessionId> {
@@ -80,7 +82,7 @@ async fn forks_share_versions_and_write_no_objects() {
     let (puts, gets) = (objects.puts.load(Ordering::SeqCst), objects.gets.load(Ordering::SeqCst));
     let running = store.begin(ANN, &id, None, NOW).await.expect("a turn");
     let transactions = store.stats().transactions;
-    let forks = store.fork(ANN, &id, None, 64, None, None).await.expect("forking during a turn works");
+    let forks = store.fork(ANN, &id, copies(64), None).await.expect("forking during a turn works");
     assert_eq!(store.stats().transactions, transactions + 1);
     assert_eq!((objects.puts.load(Ordering::SeqCst), objects.gets.load(Ordering::SeqCst)), (puts, gets));
     running.commit(snapshot(4), note(), None, VersionId::new()).await.expect("a commit");
@@ -93,12 +95,14 @@ async fn forks_share_versions_and_write_no_objects() {
     turn(&store, ANN, &forks[0].id, 9).await.expect("a turn");
     assert_eq!(head(&store, ANN, &forks[1].id).await, snapshot(3));
     assert_eq!(head(&store, ANN, &id).await, snapshot(4));
-    let early = store.fork(ANN, &id, Some(lineage[1].id.clone()), 1, Some(Metadata::new()), None).await;
+    let early = store
+        .fork(ANN, &id, Fork { from: Some(lineage[1].id.clone()), metadata: Some(Metadata::new()), ..copies(1) }, None)
+        .await;
     let early = early.expect("a fork from an old version").remove(0);
     assert_eq!((early.head.tokens, early.metadata.len()), (2, 0));
     assert_eq!(store.versions(ANN, &early.id).await.expect("versions"), lineage[..2]);
     store.rewind(ANN, &early.id, &lineage[0].id, None, NOW).await.expect("a fork can be rewound past its beginning");
-    let missing = store.fork(ANN, &early.id, Some(lineage[3].id.clone()), 1, None, None).await;
+    let missing = store.fork(ANN, &early.id, Fork { from: Some(lineage[3].id.clone()), ..copies(1) }, None).await;
     assert_eq!(missing, Err(StoreError::NotFound { what: "version" }));
     agree(&store, &*objects, &[ANN], &[]).await;
     store.delete(ANN, &id).await.expect("removed");
@@ -148,7 +152,7 @@ async fn other_owners_sessions_look_like_missing_ones() {
             store.update(owner, id, Patch::default()).await.map(drop).unwrap_err(),
             store.delete(owner, id).await.unwrap_err(),
             store.versions(owner, id).await.map(drop).unwrap_err(),
-            store.fork(owner, id, None, 1, None, None).await.map(drop).unwrap_err(),
+            store.fork(owner, id, copies(1), None).await.map(drop).unwrap_err(),
             store.rewind(owner, id, version, None, wait).await.map(drop).unwrap_err(),
             store.load(owner, id, Some(version)).await.map(drop).unwrap_err(),
             store.bytes(owner, id, None).await.map(drop).unwrap_err(),
@@ -334,7 +338,7 @@ async fn measure_operations() {
             store.load(ANN, &id, None).await.expect("a snapshot");
             loads.push(started.elapsed());
             let started = std::time::Instant::now();
-            store.fork(ANN, &id, None, 64, None, None).await.expect("forks");
+            store.fork(ANN, &id, copies(64), None).await.expect("forks");
             forks.push(started.elapsed());
             let little = store.create(ANN, empty()).await.expect("a session").id;
             let turn = store.begin(ANN, &little, None, SOON).await.expect("a turn");

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::source::{code, tests_removed};
 
-/// What a path in a file is for.
+/// The role of a path in a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// Part of an expression, a type or an attribute.
@@ -21,7 +21,7 @@ enum Role {
 
 struct Path {
     segments: Vec<String>,
-    /// The name that a `use` gives it; `*` for all of a module.
+    /// The name in scope after a `use`; `*` for a glob.
     name: String,
     role: Role,
 }
@@ -30,7 +30,7 @@ struct Path {
 /// the binary beside it `["main"]`.
 pub(super) struct Crate {
     modules: BTreeMap<Vec<String>, Module>,
-    /// What the binary calls the library.
+    /// The library's name in the binary.
     library: String,
 }
 
@@ -281,7 +281,7 @@ fn cycle<'a>(through: &BTreeMap<&'a str, &'a str>, file: &'a str) -> Vec<&'a str
 }
 
 #[test]
-fn cycles_are_seen_through_folders_re_exports_and_inline_paths() {
+fn cycles_are_found_through_folders_re_exports_and_paths() {
     let found = |files: &[(&str, &str)]| {
         let sources: Vec<_> = files.iter().map(|(name, text)| (format!("src/{name}"), (*text).to_owned())).collect();
         let the_crate = Crate::new("src/", "package", &sources);

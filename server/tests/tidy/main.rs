@@ -1,8 +1,7 @@
-//! Holds the workspace's own sources to the rules of the house: what a file opens with, how long it is, which
-//! way its imports point, and where `unsafe` may stand. Reads text alone; the compiler is not asked.
+//! Checks the workspace's sources: the opening comment and the length of each file, the direction of imports and their
+//! cycles, and where `unsafe` is allowed. Reads the text only, without the compiler.
 //!
-//! Each rule is a function from a file's name and text to complaints, so that the tests below can also show
-//! that it complains.
+//! Each rule is a function from a file's name and text to complaints, so that the tests below can check the rules too.
 
 mod cycles;
 mod source;
@@ -14,11 +13,11 @@ use std::path::{Path, PathBuf};
 use cycles::Crate;
 use source::{code, tests_removed, words};
 
-/// Lines that a source file may have.
+/// Most lines of a source file.
 const LONGEST: usize = 400;
 
-/// Folders and files that may say `unsafe`: vector instructions, the memory map of a checkpoint, NVIDIA's driver and
-/// compiler, and the emulator of its GPUs.
+/// Folders and files that may use `unsafe`: for vector instructions, the memory map of a checkpoint, NVIDIA's driver
+/// and compiler, and the GPU emulator.
 const UNSAFE: [&str; 6] = [
     "model/src/kernels/",
     "model/src/checkpoint.rs",
@@ -28,8 +27,7 @@ const UNSAFE: [&str; 6] = [
     "model/src/cuda/queue.rs",
 ];
 
-/// A module and the modules of the same crate that it may use, itself aside. A module that is not here may
-/// use none and be used by none: a new one is placed before it is linked.
+/// A module and the other modules of its crate that it may use. A module that is not listed may use none.
 type Layers = &'static [(&'static str, &'static [&'static str])];
 
 const MODEL: Layers = &[
@@ -41,20 +39,54 @@ const MODEL: Layers = &[
     ("sampling", &["kernels"]),
     ("compute", &["kernels"]),
     ("cuda_error", &[]),
+    ("error", &["cuda_error"]),
     ("weights", &["config", "cuda_error", "random"]),
     ("memory", &["config", "kernels"]),
+    ("language_model", &["error", "memory", "sampling"]),
+    ("pool", &["error", "language_model", "layout", "memory"]),
+    ("runner", &["config", "error", "language_model", "memory", "pool", "sampling"]),
     ("nn", &["compute", "kernels", "weights"]),
     ("measure", &["compute", "kernels", "memory", "nn", "weights"]),
     ("feature_map", &["kernels"]),
     ("ops", &["compute", "feature_map", "kernels", "memory", "nn"]),
-    ("bidirectional", &["ops"]),
     ("attention", &["compute", "config", "feature_map", "memory", "nn", "ops", "probe", "weights"]),
     ("block", &["attention", "compute", "config", "kernels", "memory", "nn", "probe", "weights"]),
     ("encoder", &["attention", "compute", "config", "kernels", "memory", "nn", "ops", "weights"]),
-    ("state", &["attention", "block", "compute", "config", "kernels", "layout", "memory"]),
-    ("decoder", &["attention", "block", "compute", "config", "encoder", "memory", "nn", "probe", "state", "weights"]),
+    ("state", &["attention", "block", "compute", "config", "error", "kernels", "layout", "memory", "pool"]),
+    (
+        "decoder",
+        &[
+            "attention",
+            "block",
+            "compute",
+            "config",
+            "encoder",
+            "error",
+            "memory",
+            "nn",
+            "probe",
+            "runner",
+            "state",
+            "weights",
+        ],
+    ),
     ("checkpoint", &["config", "decoder", "weights"]),
-    ("cuda", &["checkpoint", "config", "cuda_error", "layout", "memory", "sampling", "weights"]),
+    (
+        "cuda",
+        &[
+            "checkpoint",
+            "config",
+            "cuda_error",
+            "error",
+            "language_model",
+            "layout",
+            "memory",
+            "pool",
+            "runner",
+            "sampling",
+            "weights",
+        ],
+    ),
 ];
 
 const SERVER: Layers = &[
@@ -72,8 +104,8 @@ const SERVER: Layers = &[
     ("telemetry", &[]),
 ];
 
-/// A folder, the paths that no code in it may start, and why.
-const FOREIGN: [(&str, &[&str], &str); 5] = [
+/// A folder, the paths that its code may not use, and why.
+const FOREIGN: [(&str, &[&str], &str); 6] = [
     (
         "model/src/",
         &["tokio", "axum", "hyper", "tokenizers", "tidegate_server", "std::time", "Instant", "SystemTime", "rand::rng"],
@@ -82,26 +114,26 @@ const FOREIGN: [(&str, &[&str], &str); 5] = [
     ("server/src/text", &["axum", "tokio"], "text knows no HTTP and no runtime"),
     ("server/src/engine", &["axum", "serde", "serde_json"], "the engine knows no wire type"),
     ("server/src/metrics", &["axum", "tokio"], "metrics know no HTTP and no runtime"),
-    ("weights/src/", &["axum", "tidegate_server"], "weights and server never meet"),
+    ("weights/src/", &["axum", "tidegate_server", "tidegate_experiments"], "weights and server never meet"),
+    ("weights/experiments/", &["axum", "tidegate_server"], "experiments and server never meet"),
 ];
 
-/// Files of the model that read the clock all the same: threads that do not wait for one that is late, and what
-/// measures the machine.
+/// Files of the model that may read the clock: threads that do not wait for a late one, and measurements of the
+/// machine.
 const CLOCK: [&str; 2] = ["model/src/kernels/threads.rs", "model/src/kernels/roof.rs"];
 
 /// A crate's folder and the packages that its manifest may not name.
-const NOT_NEEDED: [(&str, &[&str]); 3] = [
-    ("model", &["tokio", "axum", "tokenizers", "tidegate-server", "tidegate-weights"]),
-    ("server", &["tidegate-weights"]),
-    ("weights", &["tidegate-server", "axum", "tokio"]),
+const NOT_NEEDED: [(&str, &[&str]); 4] = [
+    ("model", &["tokio", "axum", "tokenizers", "tidegate-server", "tidegate-weights", "tidegate-experiments"]),
+    ("server", &["tidegate-weights", "tidegate-experiments"]),
+    ("weights", &["tidegate-server", "tidegate-experiments", "axum", "tokio"]),
+    ("weights/experiments", &["tidegate-server", "axum", "tokio"]),
 ];
 
 /// Folders, and files with their folders, that still have import cycles. The list only shrinks.
 const CYCLIC: &[&str] = &[
     "model/src/attention",
-    "model/src/bidirectional/",
     "model/src/cuda/",
-    "model/src/kernels/",
     "model/src/memory",
     "model/src/sampling/",
     "model/src/weights",
@@ -110,28 +142,23 @@ const CYCLIC: &[&str] = &[
     "server/src/checkpoint",
     "server/src/cli/",
     "server/src/engine/",
-    "server/src/metrics/",
-    "server/src/serving/",
-    "server/src/session/",
-    "server/src/text/",
-    "weights/src/",
 ];
 
 // ---- The rules
 
 fn head(name: &str, text: &str) -> Option<String> {
-    (!text.starts_with("//!")).then(|| format!("{name}: does not open with `//!`: what lives here, and what does not"))
+    (!text.starts_with("//!")).then(|| format!("{name}: does not open with `//!` and a description"))
 }
 
 fn length(name: &str, text: &str) -> Option<String> {
     let lines = text.lines().count();
-    (lines > LONGEST).then(|| format!("{name}: has {lines} lines, {LONGEST} are the most"))
+    (lines > LONGEST).then(|| format!("{name}: has {lines} lines, more than {LONGEST}"))
 }
 
 fn unsafety(name: &str, text: &str) -> Option<String> {
     let allowed = UNSAFE.iter().any(|place| name.starts_with(place));
     (!allowed && words(&code(text)).any(|word| word == "unsafe"))
-        .then(|| format!("{name}: says `unsafe` outside {}", UNSAFE.join(" and ")))
+        .then(|| format!("{name}: uses `unsafe` outside {}", UNSAFE.join(" and ")))
 }
 
 fn foreign(name: &str, text: &str) -> Vec<String> {
@@ -146,8 +173,7 @@ fn foreign(name: &str, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Imports against the direction. `folder` is the crate's `src/`; its root files may use every module, and so
-/// may tests, which stand at a file's end, or in a `tests.rs`.
+/// Imports against the direction. `folder` is the crate's `src/`. Its root files and tests may use every module.
 fn direction(layers: Layers, folder: &str, name: &str, text: &str) -> Vec<String> {
     let Some(module) = name.strip_prefix(folder).and_then(module_of) else {
         return Vec::new();
@@ -157,7 +183,7 @@ fn direction(layers: Layers, folder: &str, name: &str, text: &str) -> Vec<String
     }
     let code = tests_removed(&code(text));
     let Some((_, allowed)) = layers.iter().find(|(layer, _)| *layer == module) else {
-        return vec![format!("{name}: the module {module} has no place in the table of layers")];
+        return vec![format!("{name}: the module {module} is not in the table of layers")];
     };
     let mut complaints: Vec<String> = uses(&code)
         .into_iter()
@@ -166,7 +192,7 @@ fn direction(layers: Layers, folder: &str, name: &str, text: &str) -> Vec<String
         .collect();
     let at_root = !name[folder.len()..].contains('/');
     if code.contains("super::super::") || (at_root && code.contains("super::")) {
-        complaints.push(format!("{name}: reaches another module by `super`, say `crate::` where it can be seen"));
+        complaints.push(format!("{name}: uses another module by `super`; write `crate::`"));
     }
     complaints
 }
@@ -204,19 +230,19 @@ fn cyclic(folder: &str, library: &str, sources: &[(String, String)]) -> Vec<Stri
 
 // ---- Reading Rust
 
-/// The module that a path below `src/` belongs to; none for the roots of crates.
+/// The module of a path below `src/`; `None` for the roots of crates.
 fn module_of(path: &str) -> Option<&str> {
     let first = path.split('/').next()?;
     let module = first.strip_suffix(".rs").unwrap_or(first);
     (!["lib", "main", "bin"].contains(&module)).then_some(module)
 }
 
-/// The modules named after `crate::`, one or several in braces.
+/// The modules after `crate::`, one or several in braces.
 fn uses(code: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices("crate::") {
         if code[..at].ends_with(['$', '_']) || code[..at].ends_with(char::is_alphanumeric) {
-            continue; // a macro's `$crate`, which may name what its user sees, or another word's end
+            continue; // `$crate` in a macro, or the end of another word
         }
         let rest = &code[at + "crate::".len()..];
         match rest.strip_prefix('{') {
@@ -264,8 +290,8 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace").to_owned()
 }
 
-/// Every file whose name ends in one of `ended`: its name from the workspace's root, and its text.
-fn sources(ended: &[&str]) -> Vec<(String, String)> {
+/// Every file with one of these extensions: its path from the workspace's root, and its text.
+fn sources(extensions: &[&str]) -> Vec<(String, String)> {
     let root = workspace();
     let mut folders: Vec<PathBuf> = ["model", "server", "weights"].map(|folder| root.join(folder)).into();
     let mut found = Vec::new();
@@ -274,18 +300,18 @@ fn sources(ended: &[&str]) -> Vec<(String, String)> {
             let path = entry.expect("the entry can be read").path();
             if path.is_dir() && !path.ends_with("target") {
                 folders.push(path);
-            } else if path.extension().and_then(OsStr::to_str).is_some_and(|end| ended.contains(&end)) {
+            } else if path.extension().and_then(OsStr::to_str).is_some_and(|end| extensions.contains(&end)) {
                 let name = path.strip_prefix(&root).expect("below the root").to_string_lossy().replace('\\', "/");
                 found.push((name, fs::read_to_string(&path).expect("a source file is UTF-8")));
             }
         }
     }
-    assert!(found.len() >= 7, "only {} files in {ended:?} found below {}", found.len(), root.display());
+    assert!(found.len() >= 7, "only {} files of {extensions:?} below {}", found.len(), root.display());
     found
 }
 
 #[test]
-fn the_house_is_tidy() {
+fn the_workspace_is_tidy() {
     let mut complaints = Vec::new();
     let rust = sources(&["rs"]);
     for (name, text) in &rust {
@@ -297,6 +323,7 @@ fn the_house_is_tidy() {
     complaints.extend(cyclic("model/src/", "tidegate_model", &rust));
     complaints.extend(cyclic("server/src/", "tidegate_server", &rust));
     complaints.extend(cyclic("weights/src/", "tidegate_weights", &rust));
+    complaints.extend(cyclic("weights/experiments/src/", "tidegate_experiments", &rust));
     complaints.extend(sources(&["js", "css", "html"]).iter().filter_map(|(name, text)| length(name, text)));
     for (folder, _) in NOT_NEEDED {
         let text = fs::read_to_string(workspace().join(folder).join("Cargo.toml")).expect("a crate has a manifest");
@@ -306,7 +333,7 @@ fn the_house_is_tidy() {
 }
 
 #[test]
-fn a_file_without_head_or_end_is_seen() {
+fn files_without_description_or_too_long_are_found() {
     assert!(head("a.rs", "//! What.\n").is_none());
     assert!(head("a.rs", "// What.\n").is_some());
     assert!(length("a.rs", &"\n".repeat(LONGEST)).is_none());
@@ -314,7 +341,7 @@ fn a_file_without_head_or_end_is_seen() {
 }
 
 #[test]
-fn unsafe_is_seen_in_code_and_nowhere_else() {
+fn unsafe_is_found_in_code_only() {
     assert!(unsafety("server/src/a.rs", "fn f() { unsafe { g() } }").is_some());
     assert!(unsafety("model/src/kernels/a.rs", "unsafe fn f() {}").is_none());
     for harmless in
@@ -325,7 +352,7 @@ fn unsafe_is_seen_in_code_and_nowhere_else() {
 }
 
 #[test]
-fn imports_against_the_direction_are_seen() {
+fn imports_against_the_direction_are_found() {
     let complaints = |name: &str, text: &str| direction(MODEL, "model/src/", name, text).len();
     assert_eq!(complaints("model/src/ops/chunk.rs", "use crate::{nn::floats, feature_map::{A, B}};"), 0);
     assert_eq!(complaints("model/src/ops/chunk.rs", "use crate::{nn::floats, decoder::{A, B}, block};"), 2);
@@ -341,7 +368,7 @@ fn imports_against_the_direction_are_seen() {
 }
 
 #[test]
-fn foreign_crates_are_seen() {
+fn foreign_crates_are_found() {
     assert_eq!(foreign("server/src/engine/a.rs", "use axum::Json; use serde::Serialize;").len(), 2);
     assert_eq!(foreign("server/src/api/a.rs", "use axum::Json;").len(), 0);
     assert_eq!(foreign("server/src/engine/a.rs", "#[derive(serde::Serialize)] // axum::Json\nstruct A;").len(), 1);
@@ -352,19 +379,22 @@ fn foreign_crates_are_seen() {
 }
 
 #[test]
-fn dependencies_against_the_direction_are_seen() {
+fn dependencies_against_the_direction_are_found() {
     assert_eq!(manifest("server", "[dependencies]\ntidegate-weights.workspace = true\n").len(), 1);
     assert_eq!(manifest("weights", "[dev-dependencies]\ntidegate-server = { path = \"../server\" }\n").len(), 1);
     assert_eq!(manifest("weights", "[package]\nname = \"tidegate-server\"\n[lints]\nworkspace = true\n").len(), 0);
 }
 
 #[test]
-fn the_tables_name_each_module_once_and_only_each_other() {
+fn the_tables_list_each_module_once() {
     for layers in [MODEL, SERVER] {
         let names: Vec<&str> = layers.iter().map(|(name, _)| *name).collect();
         for (at, (name, allowed)) in layers.iter().enumerate() {
             assert!(!names[..at].contains(name), "{name} is listed twice");
-            assert!(allowed.iter().all(|used| names.contains(used)), "{name} may use a module that is not listed");
+            assert!(
+                allowed.iter().all(|used| names.contains(used)),
+                "{name} may use a module that is not in the table"
+            );
         }
     }
 }

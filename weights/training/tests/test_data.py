@@ -1,7 +1,11 @@
 """Documents, tokens and lanes."""
 
+import json
+import random
+
 import numpy as np
 import pytest
+from common import TINY, story
 from tokenizers import Tokenizer
 
 from tidegate_training import data
@@ -66,3 +70,17 @@ def test_positions_count_from_each_document_and_go_on_from_step_to_step():
     lanes = Lanes(stream, lanes=2, segment=4)
     found = [positions(lanes.step(i)[2], lanes.before(i)) for i in range(lanes.steps_per_epoch)]
     assert np.concatenate(found, axis=1).tolist() == [[0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 0, 1, 2, 3, 4]]
+
+
+def test_the_held_out_part_is_not_trained_on(tmp_path):
+    text = "\n".join(story(random.Random(i)) for i in range(60))
+    (tmp_path / "t.txt").write_text(text)
+    data.prepare([str(tmp_path / "t.txt")], [1], {}, TINY.vocab_size, 1, tmp_path / "out", held_out=0.25)
+    cut = int(len(text) * 0.75)
+    assert (tmp_path / "out" / "held_out.txt").read_text() == text[cut:]
+    assert (tmp_path / "out" / "train_0.txt").read_text() == text[:cut]
+    info = json.loads((tmp_path / "out" / "data.json").read_text())
+    assert list(info["valid"]) == ["held_out"]
+    assert abs(info["train_bytes"] - cut) <= 2 and abs(info["valid"]["held_out"]["bytes"] - (len(text) - cut)) <= 2
+    stream = np.fromfile(tmp_path / "out" / "train.bin", dtype=np.uint16)
+    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).decode(stream[1:-1].tolist()) == text[:cut].strip("\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import decoder
+from common import decoder
 from safetensors.torch import load_file
 
 from tidegate_training import card, export, fixtures, sample
@@ -107,8 +107,8 @@ def test_the_card_names_the_command_with_its_overrides():
 
 
 @pytest.mark.parametrize(("changes", "says", "silent"), [
-    ({}, ["- rfa-gate\n- linear-attention\n", "the state carried from segment to segment", "`tidegate-weights inspect`"], ["last"]),
-    ({"gate": False, "feature_map": "elu"}, ["- elu\n- linear-attention\n", "Nothing is forgotten on purpose"], ["inspect`", "rfa"]),
+    ({}, ["- rfa-gate\n- linear-attention\n", "The state is carried from segment to segment", "`tidegate-weights inspect`"], ["last"]),
+    ({"gate": False, "feature_map": "elu"}, ["- elu\n- linear-attention\n", "There is no gate to forget with"], ["inspect`", "rfa"]),
     ({"attention": "softmax", "sliding_window": 9}, ["- sliding-window-attention\n", "sees the last 9 tokens."], ["linear", "inspect`"]),
     ({"attention": "hybrid", "sliding_window": 9}, ["- rfa-gate\n", "the last 9 tokens one by one"], ["zero state"]),
 ])
@@ -120,7 +120,7 @@ def test_the_card_says_what_the_model_is(tmp_path, run_config, changes, says, si
     head = text[: text.index("## Recipe")]
     assert all(x in text for x in says), [x for x in says if x not in text]
     assert not [x for x in silent if x in head.replace("hundred", "")]
-    assert ("each read from a zero state" in text) == (not carry)
+    assert ("The state is zeroed before each segment" in text) == (not carry)
 
 
 def test_samples_are_reproducible(folder, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import decoder
+from common import decoder
 
 KINDS = {
     "all": {},

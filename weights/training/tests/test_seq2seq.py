@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from tidegate_training import export, seq2seq_fixture
-from tidegate_training.bidirectional import plain_kernel
 from tidegate_training.fixtures import randomise
 from tidegate_training.seq2seq import IGNORED, CrossAttention, Seq2Seq, Seq2SeqConfig
 
@@ -43,6 +42,12 @@ def test_step_by_step_is_teacher_forced(cfg):
         torch.testing.assert_close(torch.cat(found, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
+def plain_kernel(q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The Gaussian kernel's estimate for two vectors (d). w: (proj_dim, d)"""
+    q, k = (x / (x.norm() + 1e-3) for x in (q, k))
+    return torch.cos(w @ (q - k)).mean()
+
+
 @BOTH
 def test_cross_attention_is_the_plain_loop(cfg):
     """Values and gradients, in f64; rfa's denominators are the naive sums with the floor of the contract."""
@@ -67,7 +72,7 @@ def test_cross_attention_is_the_plain_loop(cfg):
                     weights = [(q[i, n].dot(k[j, n]) / d**0.5).exp() for j in kept]
                     floor = 0.0
                 else:
-                    weights = [plain_kernel("gaussian", q[i, n], k[j, n], attn.random_matrices[n] * attn.sigma[n]) for j in kept]
+                    weights = [plain_kernel(q[i, n], k[j, n], attn.random_matrices[n] * attn.sigma[n]) for j in kept]
                     floor = 0.3 * len(kept)
                 clamped += sum(weights).item() < floor
                 heads.append(sum(w * v[j, n] for w, j in zip(weights, kept)) / sum(weights).clamp_min(floor))

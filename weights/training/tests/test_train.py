@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tidegate_training.__main__ import main
 from tidegate_training.train import Diverged, Trainer
 
 
@@ -141,3 +142,27 @@ def test_another_model_in_the_folder_is_refused(folder, tmp_path, run_config):
     object.__setattr__(other, "model", type(other.model)(**{**vars(other.model), "gate": False}))
     with pytest.raises(ValueError, match="another model"):
         Trainer(other, folder, tmp_path, "cpu")
+
+
+def test_segments_without_a_carried_state_do_not_depend_on_it(folder, tmp_path, run_config):
+    """Rows are read alone whatever the state holds; with the state carried they are not."""
+    for carried in (False, True):
+        trainer = Trainer(run_config(carry_state=carried, lanes=1), folder, tmp_path / str(carried), "cpu")
+        for state in trainer.state:
+            state.s.fill_(1.0)
+            state.c.fill_(1.0)
+        trainer.lanes.stream = trainer.lanes.stream.copy()
+        trainer.lanes.stream[:40] = 7  # neither a document's start nor a lane's
+        trainer.step = 1
+        loss, _ = trainer.train_step()
+        fresh = Trainer(run_config(carry_state=carried, lanes=1), folder, tmp_path / f"fresh {carried}", "cpu")
+        fresh.lanes.stream, fresh.step = trainer.lanes.stream, 1
+        assert (fresh.train_step()[0] == loss) == (not carried)
+
+
+def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path, capsys):
+    (tmp_path / "bad.toml").write_text("[model\n")
+    for name in ("none.toml", "bad.toml"):
+        assert main(["train", str(tmp_path / name), "--data", "d", "--out", "o"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert name in line

@@ -1,8 +1,8 @@
-"""What all mixers share: the projections, the convolution, rotary angles and the output norm around their own mathematics.
+"""What all mixers share: projections, the convolution, rotary angles and the output norm.
 
 A mixer is an `Attention` with a `State` (a dataclass of tensors, each with the batch first) and three methods:
-`add_tensors` makes its own parameters, `empty` the state of an empty text, and `mix` turns heads of q, k, v into heads
-of outputs. A state of None stands for an empty past of which nothing is kept: blocks of text that are read alone.
+`add_tensors` makes its own parameters, `empty` makes the state of an empty text, and `mix` turns heads of q, k, v into heads
+of outputs. A state of None is an empty past, and no state is returned: for blocks of text that are read alone.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .layers import CausalConv1d, RMSNorm, rotary, rotary_angles
 
 @dataclasses.dataclass
 class MixerState:
-    """What one layer remembers of the past, of constant size: the base of every mixer's own."""
+    """The constant-size state of one layer; each mixer has its own subclass."""
 
     def detach(self):
-        """The same numbers without the graph behind them."""
+        """A copy without the autograd graph."""
         return type(self)(*(None if x is None else x.detach() for x in self.tuple()))
 
     def tuple(self) -> tuple:
-        """The tensors in the order of the fields, as a run's `state.pt` keeps them."""
+        """The tensors in the order of the fields, as in a run's `state.pt`."""
         return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
 
@@ -44,10 +44,10 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
         self.o_proj = nn.Linear(h * d, cfg.hidden_size, bias=False)
         self.gate = nn.Linear(cfg.hidden_size, h, bias=True) if cfg.gate else None
-        # The mixer's own come here: the order in which tensors are made is the order in which a seed's numbers are drawn.
+        # The mixer's own tensors come here: a seed's numbers are drawn in the order in which tensors are made.
         self.register_parameter("sigma", None)
         self.register_buffer("random_matrices", None)
-        self.draw: Tensor | None = None  # random matrices of this forward pass, when drawn from a pool
+        self.draw: Tensor | None = None  # random matrices of this forward pass, if drawn from a pool
         self.add_tensors(cfg)
         self.o_norm = RMSNorm(d, cfg.rms_norm_eps) if cfg.output_norm else None
         if cfg.conv_kernel:
@@ -66,7 +66,7 @@ class Attention(nn.Module):
             doc: Tensor | None, chunk: int) -> tuple[Tensor, Any]:
         """q, k, v: (batch, heads, time, head_dim), f32; a: (batch, heads, time), the gates' logits; state: without a
         convolution's part, or None; starts and doc: as in `forward` -> out (batch, heads, time, head_dim), and the state
-        after the last token, None where none was given"""
+        after the last token, None if none was given"""
         raise NotImplementedError
 
     def empty_conv(self, batch: int, device) -> Tensor | None:
@@ -77,14 +77,14 @@ class Attention(nn.Module):
         return torch.zeros(batch, 3, cfg.conv_kernel - 1, cfg.num_attention_heads * cfg.head_dim, device=device)
 
     def matrices(self) -> Tensor:
-        """The random matrices in force, (heads, proj_dim, head_dim), stretched by sigma where there is one."""
+        """The current random matrices, (heads, proj_dim, head_dim), multiplied by sigma if there is one."""
         w = self.random_matrices if self.draw is None else self.draw
         return w if self.sigma is None else w * self.sigma[:, None, :]
 
     def forward(self, x: Tensor, state: MixerState | None, doc: Tensor | None, starts: Tensor | None, positions: Tensor,
                 chunk: int) -> tuple[Tensor, MixerState | None]:
-        """x: (batch, time, hidden); starts: (batch, time), true where the past must be forgotten before the token; doc:
-        (batch, time), how many starts there were up to each token; positions: (batch, time)"""
+        """x: (batch, time, hidden); starts: (batch, time), true where the state is zeroed before the token; doc:
+        (batch, time), the number of starts up to each token; positions: (batch, time)"""
         cfg = self.cfg
         b, t, _ = x.shape
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)

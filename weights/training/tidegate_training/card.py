@@ -1,4 +1,4 @@
-"""The model card: what a checkpoint is, what it was made from and how, and what it measured."""
+"""The model card: a checkpoint's description, data, recipe and scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .train import parameters
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
-# By the folder that a text of `[data]` lies in.
+# By the folder of a text of `[data]`.
 SOURCES = {
     "novels": ("English novels of the 19th and early 20th century", "public domain",
                "[computationalstylistics/100_english_novels](https://github.com/computationalstylistics/100_english_novels)"
@@ -22,13 +22,13 @@ SOURCES = {
     "fairytales": ("fairy tales in English", "public domain; the collection Apache-2.0",
                    "[uci-soe/FairytaleQAData](https://github.com/uci-soe/FairytaleQAData)"),
     "tinystories": ("a small part of TinyStories", "CDLA-Sharing-1.0",
-                    "[roneneldan/TinyStories](https://huggingface.co/datasets/roneneldan/TinyStories), by way of copies in"
+                    "[roneneldan/TinyStories](https://huggingface.co/datasets/roneneldan/TinyStories), from copies in"
                     " public repositories"),
 }
 
 
 def last_scores(log: Path, step: int) -> tuple[int, dict]:
-    """Step and validation scores of the last evaluation at or before `step`; (0, {}) where there is none."""
+    """Step and validation scores of the last evaluation at or before `step`; (0, {}) if there is none."""
     found: tuple[int, dict] = (0, {})
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
         entry = json.loads(line)
@@ -38,13 +38,10 @@ def last_scores(log: Path, step: int) -> tuple[int, dict]:
 
 
 def train_command(cfg: RunConfig) -> str:
-    """The command that trains this very run: the nearest file of `configs/`, and a `--set` for each difference."""
+    """The command that repeats this run: the nearest file of `configs/`, and a `--set` for each difference."""
     best: tuple[Path | None, list[str]] = (None, [])
     for path in sorted(CONFIGS.glob("*.toml")):
-        try:
-            base = config.load(path)
-        except ValueError:
-            continue  # an experiment with settings of its own, ListOps
+        base = config.load(path)
         if base.data != cfg.data:
             continue
         sets = []
@@ -64,8 +61,8 @@ def table(head: list[str], rows: list[list]) -> str:
 
 def data_table(cfg: RunConfig) -> str:
     names = sorted({Path(f).parts[0] for f in cfg.data.train})
-    unknown = ("a text of the user's own", "not recorded", "not recorded")
-    return table(["texts", "what", "licence", "where from"], [[n, *SOURCES.get(n, unknown)] for n in names])
+    unknown = ("a text of the user", "not recorded", "not recorded")
+    return table(["texts", "content", "licence", "source"], [[n, *SOURCES.get(n, unknown)] for n in names])
 
 
 def validation(step: int, scores: dict) -> str:
@@ -74,9 +71,9 @@ def validation(step: int, scores: dict) -> str:
     rows = [[n, f"{s['tokens']:,}", f"{s['nats']:.4f}", f"{s['perplexity']:.2f}", f"{s['bits_per_byte']:.4f}"]
             for n, s in scores.items()]
     found = table(["text", "tokens", "nats per token", "perplexity", "bits per byte"], rows)
-    return f"""After {step:,} steps, on texts that the training did not see. Every token is predicted, `<|endoftext|>` too; the bytes
-are those of the texts alone. Each text is read in four pieces, each from an empty memory, with f32 weights;
-`tidegate-weights eval` reads it as one, with the weights of this folder.
+    return f"""After {step:,} steps, on texts that were not part of the training. Every token is predicted, including `<|endoftext|>`; bytes
+are those of the texts only. Each text is read in four pieces, each from an empty state, with f32 weights;
+`tidegate-weights eval` reads it as one stream, with the weights of this folder.
 
 {found}"""
 
@@ -91,7 +88,7 @@ def quoted(text: str) -> str:
 
 
 def mixer(m: ModelConfig) -> str:
-    """What the blocks mix tokens by, and whose it is."""
+    """The mixer and its paper."""
     gate = "a learned gate per head" if m.gate else "no gate"
     rfa = f'random feature attention with {gate} (Peng et al., "Random Feature Attention", ICLR 2021)'
     if m.attention == "rfa":
@@ -105,10 +102,10 @@ def mixer(m: ModelConfig) -> str:
 
 
 def reach(m: ModelConfig) -> str:
-    """How far back a model remembers."""
+    """How far back the model remembers."""
     if m.attention == "softmax":
         return f"A layer sees the last {m.sliding_window:,} tokens."
-    far = "How far back the model remembers shows\nin `tidegate-weights inspect`, head by head." if m.gate else "Nothing is forgotten on purpose."
+    far = "`tidegate-weights inspect` shows how far back each head remembers." if m.gate else "There is no gate to forget with."
     return far if m.attention == "rfa" else f"A layer sees the last {m.sliding_window:,} tokens one by one. {far}"
 
 
@@ -123,7 +120,7 @@ def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: 
     """The text of the card. step: optimiser steps behind the weights; samples: one for each of `PROMPTS`."""
     m, t = cfg.model, cfg.train
     tokens = step * t.lanes * t.segment * t.accumulate
-    carried = "the state carried from segment to segment" if t.carry_state else "each read from a zero state"
+    carried = "The state is carried from segment to segment" if t.carry_state else "The state is zeroed before each segment"
     drawn = "\n\n".join(f"Prompt: `{p}`\n\n{quoted(s)}" for p, s in zip(PROMPTS, samples))
     return f"""---
 license:
@@ -139,25 +136,25 @@ tags:
 
 # {name}
 
-A small English language model, made to be served by [Tidegate](../../../README.md). It continues stories; it knows no
-facts, follows no instructions and has no dialogue format. A chat is to it the paragraphs of a story, without roles, and
-the answer is how the story goes on: it was not tuned to instructions.
+A small English language model for [Tidegate](../../../README.md). It continues stories; it knows no facts, follows no
+instructions and was not tuned for chat. It reads the messages of a chat as the paragraphs of a story, without roles, and
+answers with the story's continuation.
 
-It is a decoder of {m.num_hidden_layers} layers of {mixer(m)}
-and SwiGLU: {parameters(Decoder(cfg.model)):,} parameters in {dtype}. Its memory of the past is
-{4 * m.state_numbers:,} bytes (f32) per conversation, however long the text. The vocabulary is a byte-level BPE of {m.vocab_size:,}
+It is a decoder with {m.num_hidden_layers} layers of {mixer(m)}
+and SwiGLU: {parameters(Decoder(cfg.model)):,} parameters in {dtype}. Its state has {4 * m.state_numbers:,} bytes (f32) per
+conversation, however long the text. The vocabulary is a byte-level BPE of {m.vocab_size:,}
 tokens; `<|endoftext|>` (id 0) begins and ends a text. A text may have any length. {reach(m)}
 
 ## Data and licences
 
 {data_table(cfg)}
 
-The weights may be used under MIT or Apache-2.0, at your choice.
+The weights are licensed under MIT or Apache-2.0, at your option.
 
 ## Recipe
 
-Trained with the package in `weights/training`: a packed stream of documents, cut into {t.lanes} lanes and segments of
-{t.segment} tokens, {carried}, and zeroed where a document begins.
+Trained with the package in `weights/training` on a packed stream of documents, split into {t.lanes} lanes and segments of
+{t.segment} tokens. {carried} and zeroed at the start of a document.
 
 {recipe_table(cfg)}
 
@@ -171,11 +168,11 @@ Trained with the package in `weights/training`: a packed stream of documents, cu
 
 ## Samples
 
-Unedited and not chosen among several: temperature {TEMPERATURE}, top-p {TOP_P}, seeds 1 to {len(PROMPTS)}.
+Unedited and not selected: temperature {TEMPERATURE}, top-p {TOP_P}, seeds 1 to {len(PROMPTS)}.
 
 {drawn}
 
-## The commands
+## Commands
 
 From `weights/training`, with the texts under `texts/`:
 

@@ -1,4 +1,4 @@
-"""One TOML describes one run: `[model]`, `[data]`, `[train]`, and for `compare` `[compare]`. Unknown keys are refused."""
+"""One TOML describes one run: `[model]`, `[data]`, `[train]`. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FEATURE_MAPS = ("gaussian", "arc_cosine", "elu", "favor")
 class ModelConfig:
     """Hugging Face names; written as `config.json` and read by `tidegate-model`'s `DecoderConfig`.
 
-    `attention` is `rfa` (with a `feature_map`), `softmax` or `hybrid`. What a mixer has no use for is brought to one
-    value (`proj_dim` to 0 without random matrices, `gate` to false for softmax), and an empty `position_embedding` becomes
-    `rope` where a window is read, `none` for rfa. Raises ValueError for what cannot be.
+    `attention` is `rfa` (with a `feature_map`), `softmax` or `hybrid`. Settings that a mixer does not use get one value
+    (`proj_dim` 0 without random matrices, `gate` false for softmax), and an empty `position_embedding` becomes `rope` with a
+    window, `none` for rfa. Raises ValueError for an impossible combination.
     """
 
     vocab_size: int = 4096
@@ -49,17 +49,17 @@ class ModelConfig:
         if self.feature_map not in FEATURE_MAPS:
             raise refuse("feature_map", f"one of {', '.join(FEATURE_MAPS)}")
         if self.attention != "rfa" and self.feature_map != "gaussian":
-            raise refuse("feature_map", f"gaussian where attention is {self.attention}")
+            raise refuse("feature_map", f"gaussian if attention is {self.attention}")
         if self.attention == "rfa" and self.sliding_window is not None:
-            raise refuse("sliding_window", "absent where attention is rfa")
+            raise refuse("sliding_window", "absent if attention is rfa")
         if self.attention != "rfa" and (self.sliding_window is None or self.sliding_window < 1):
-            raise refuse("sliding_window", f"1 or more where attention is {self.attention}")
+            raise refuse("sliding_window", f"1 or more if attention is {self.attention}")
         if self.attention == "softmax":
             put("gate", False)
         if self.attention == "softmax" or self.feature_map == "elu":
             put("proj_dim", 0)
         elif self.proj_dim < 1:
-            raise refuse("proj_dim", "1 or more where there are random matrices")
+            raise refuse("proj_dim", "1 or more with random matrices")
         if not self.position_embedding:
             put("position_embedding", "none" if self.attention == "rfa" else "rope")
         if self.position_embedding not in ("none", "rope"):
@@ -71,12 +71,12 @@ class ModelConfig:
 
     @property
     def has_sigma(self) -> bool:
-        """Whether the random matrices are stretched by a learned `sigma`."""
+        """Whether the random matrices are multiplied by a learned `sigma`."""
         return self.attention != "softmax" and self.feature_map in ("gaussian", "arc_cosine")
 
     @property
     def has_floor(self) -> bool:
-        """Whether denominators are held at `denominator_eps` times the weight seen: where features may be negative."""
+        """Whether denominators are clamped at `denominator_eps` times the weight seen, because features may be negative."""
         return self.attention != "softmax" and self.feature_map == "gaussian"
 
     @property
@@ -88,7 +88,7 @@ class ModelConfig:
 
     @property
     def state_numbers(self) -> int:
-        """Numbers that all layers remember of one text, however long it is; those that fill a window are counted."""
+        """Size of the state of all layers, however long the text; a window counts in full."""
         head = 0
         if self.attention != "softmax":
             head += self.features * (self.head_dim + 1) + 1 + (self.feature_map == "favor")
@@ -100,7 +100,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a run is trained. `segment` tokens per lane and step; the state is carried between steps."""
+    """How a run is trained: `segment` tokens per lane and step, the state carried between steps."""
 
     seed: int = 1
     lanes: int = 16
@@ -134,7 +134,7 @@ class TrainConfig:
 class DataConfig:
     """Text files with `<|endoftext|>` between documents; `repeat` copies of each in the training stream.
 
-    `held_out`: this last share of the characters of each training file is not trained on, and validates as `held_out`.
+    `held_out`: the last share of each training file's characters, which validates as `held_out` instead of training.
     """
 
     train: list[str] = field(default_factory=list)
@@ -147,37 +147,15 @@ class DataConfig:
             raise ValueError(f"data.held_out: must be at least 0 and below 1, found {self.held_out}")
 
 
-UNITS = ("nats per character", "bits per byte")
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """What `compare` reports: its name, the corpus in words, the unit of the losses, which validation text of `[data]`
-    they are measured on (its first `eval_tokens`, 0 for all), and the tokens in the hybrid's window."""
-
-    experiment: str = "language"
-    corpus: str = ""
-    unit: str = "bits per byte"
-    valid: str = ""
-    window: int = 16
-    eval_tokens: int = 0
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
-
-    def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise ValueError(f"compare.unit: must be one of {UNITS}, found {self.unit!r}")
-
-
 @dataclass(frozen=True)
 class RunConfig:
     model: ModelConfig
     train: TrainConfig
     data: DataConfig
-    compare: CompareConfig = CompareConfig()
 
 
 def build(cls, table: dict, where: str):
-    """A table as the settings of a class; ValueError for a key that it does not have."""
+    """Builds a settings class from a table; ValueError for an unknown key."""
     known = {f.name for f in dataclasses.fields(cls)}
     unknown = sorted(set(table) - known)
     if unknown:
@@ -189,7 +167,7 @@ def build(cls, table: dict, where: str):
 
 
 def is_a(value, kind: str) -> bool:
-    """Whether a TOML value is of a field's annotated type; a whole number is a float too, true and false are no numbers."""
+    """Whether a TOML value has a field's annotated type; an integer counts as a float, a boolean not as a number."""
     if isinstance(value, bool):
         return kind == "bool"
     kinds = {"int": int, "float": (int, float), "bool": bool, "str": str, "None": type(None), "list": list, "dict": dict}
@@ -202,7 +180,7 @@ def is_a(value, kind: str) -> bool:
 
 
 def read(path: str | Path, overrides: list[str], tables: tuple[str, ...]) -> dict[str, dict]:
-    """A TOML's tables; each override is `table.key=value` with the value in TOML syntax. Only `tables` may be there."""
+    """A TOML's tables; each override is `table.key=value` with the value in TOML syntax. Other tables than `tables` are refused."""
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as e:
@@ -220,12 +198,12 @@ def read(path: str | Path, overrides: list[str], tables: tuple[str, ...]) -> dic
     return raw
 
 
+def build_run(raw: dict[str, dict]) -> dict:
+    """The arguments of `RunConfig` from a TOML's tables."""
+    tables = {"model": ModelConfig, "train": TrainConfig, "data": DataConfig}
+    return {name: build(cls, raw.get(name, {}), name) for name, cls in tables.items()}
+
+
 def load(path: str | Path, overrides: list[str] = ()) -> RunConfig:
     """Reads a run's TOML, with overrides as in `read`."""
-    raw = read(path, overrides, ("model", "train", "data", "compare"))
-    return RunConfig(
-        model=build(ModelConfig, raw.get("model", {}), "model"),
-        train=build(TrainConfig, raw.get("train", {}), "train"),
-        data=build(DataConfig, raw.get("data", {}), "data"),
-        compare=build(CompareConfig, raw.get("compare", {}), "compare"),
-    )
+    return RunConfig(**build_run(read(path, overrides, ("model", "data", "train"))))

@@ -1,7 +1,7 @@
-"""Tokenizer, token streams and lanes: text files with `<|endoftext|>` between documents, in; ids out.
+"""Tokenizer, token streams and lanes: from text files with `<|endoftext|>` between documents to ids.
 
-Every document begins with the token `<|endoftext|>` (id 0), which is both the start and the end mark:
-the state is zeroed before it. A packed stream is so `0 doc 0 doc 0 ...`.
+Every document begins with the token `<|endoftext|>` (id 0), which is both the start and the end mark; the state is zeroed
+before it. A packed stream is therefore `0 doc 0 doc 0 ...`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 
+from .config import RunConfig
+
 EOT = "<|endoftext|>"
 EOT_ID = 0
 
 
 def divide(path: Path, share: float) -> tuple[str, str]:
-    """A text without its last `share` of characters, and those."""
+    """Splits a text before its last `share` of characters."""
     text = path.read_text(encoding="utf-8")
     cut = int(len(text) * (1 - share))
     return text[:cut], text[cut:]
 
 
 def fingerprint(data: Path, train: tuple[str, ...] = ("train.bin",)) -> str:
-    """What tells the tokens of one folder that `prepare` wrote from those of another: a hash of its streams and `data.json`.
+    """A hash of the streams and `data.json` in a folder that `prepare` wrote, which identifies its data.
 
-    train: the files that hold what is trained on
+    train: the training streams
     """
     found = hashlib.sha256()
     for path in [data / "data.json", *(data / name for name in train), *sorted(data.glob("valid_*.bin"))]:
@@ -39,7 +41,7 @@ def fingerprint(data: Path, train: tuple[str, ...] = ("train.bin",)) -> str:
 
 
 def documents(path: str | Path) -> list[str]:
-    """The documents of a file, without the marks and the line breaks around them; empty ones left out."""
+    """The documents of a file, without the marks and the line breaks around them, and without empty ones."""
     text = Path(path).read_text(encoding="utf-8")
     return [d for d in (part.strip("\n") for part in text.split(EOT)) if d]
 
@@ -68,7 +70,7 @@ def fit_tokenizer(texts: Iterable[str], vocab_size: int, out: Path) -> None:
 
 
 def encode(tok: Tokenizer, docs: list[str], order: np.ndarray | None = None) -> np.ndarray:
-    """One stream of uint16 ids, every document led by `EOT_ID`, closed by a last `EOT_ID`."""
+    """One stream of uint16 ids with `EOT_ID` before every document and at the end."""
     parts = []
     index = range(len(docs)) if order is None else order
     for i in tqdm(index, desc="encode", unit="doc", leave=False):
@@ -81,7 +83,7 @@ def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_si
             held_out: float = 0.0) -> None:
     """Writes `tokenizer.json`, `train.bin`, `valid_<name>.bin` (uint16) and `data.json` into `out`.
 
-    held_out: the last share of each training text is validation: `train_<n>.txt` and `held_out.txt` are the two parts.
+    held_out: the last share of each training text validates; `train_<n>.txt` and `held_out.txt` are the two parts.
     """
     out.mkdir(parents=True, exist_ok=True)
     if held_out:
@@ -108,9 +110,16 @@ def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_si
     print(json.dumps(info))
 
 
+def prepare_run(run: RunConfig, texts: Path, out: Path) -> None:
+    """`prepare` for the files of `[data]`, which are relative to `texts`."""
+    given, at = run.data, lambda name: str(texts / name)
+    prepare([at(f) for f in given.train], given.repeat, {k: at(f) for k, f in given.valid.items()}, run.model.vocab_size,
+            run.train.seed, out, given.held_out)
+
+
 def positions(starts: np.ndarray, before: np.ndarray) -> np.ndarray:
     """Tokens since the document's start. starts: bool (lanes, time); before: (lanes), the first token's position
-    if no document begins -> int64 (lanes, time)"""
+    if no document starts -> int64 (lanes, time)"""
     index = np.arange(starts.shape[1])
     last = np.maximum.accumulate(np.where(starts, index, -1), axis=1)
     return np.where(last >= 0, index - last, before[:, None] + index)
@@ -119,7 +128,7 @@ def positions(starts: np.ndarray, before: np.ndarray) -> np.ndarray:
 class Lanes:
     """Cuts a stream into `lanes` equal parts and reads them side by side, `segment` tokens at a time.
 
-    Position is a function of the step alone, so a resumed run reads what an uninterrupted one would.
+    The position depends only on the step, so a resumed run reads the same tokens as an uninterrupted one.
     """
 
     def __init__(self, stream: np.ndarray, lanes: int, segment: int):
@@ -130,7 +139,7 @@ class Lanes:
         self.steps_per_epoch = self.length // segment
 
     def step(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """ids, targets (lanes, segment) and starts, true where the state must be zero before the token."""
+        """ids, targets (lanes, segment) and starts, true if the state is zeroed before the token."""
         at = (index % self.steps_per_epoch) * self.segment
         rows = np.arange(self.lanes)[:, None] * self.length + at + np.arange(self.segment + 1)[None, :]
         ids = self.stream[rows].astype(np.int64)
@@ -140,7 +149,7 @@ class Lanes:
         return ids[:, :-1], ids[:, 1:], starts
 
     def before(self, index: int) -> np.ndarray:
-        """How many tokens of its document each lane has seen before step `index`: (lanes), int64."""
+        """The number of tokens of its document that each lane has read before step `index`: (lanes), int64."""
         at = (index % self.steps_per_epoch) * self.segment
         found = np.zeros(self.lanes, dtype=np.int64)
         for lane in range(self.lanes):

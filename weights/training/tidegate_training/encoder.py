@@ -1,50 +1,27 @@
-"""A bidirectional encoder that classifies a sequence: the decoder's blocks with a mixer that looks both ways, and a head."""
+"""A block that looks both ways: the decoder's norms and SwiGLU around attention to the whole sequence."""
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .bidirectional import Mixer, MixerConfig
-from .features import draw_matrices, numbers
-from .layers import Mlp, RMSNorm, rotary, rotary_angles
+from .layers import Mlp, RMSNorm, rotary
 
 
-@dataclass(frozen=True)
-class EncoderConfig(MixerConfig):
-    """An encoder's sizes, and its mixer.
+class Softmax(nn.Module):
+    """Softmax attention of every query to every key that the mask leaves in."""
 
-    pooling: what the classifier reads, the `mean` of all tokens or the `first` of them
-    """
-
-    vocab_size: int = 17
-    classes: int = 10
-    hidden_size: int = 64
-    intermediate_size: int = 128
-    num_hidden_layers: int = 2
-    num_attention_heads: int = 4
-    head_dim: int = 16
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
-    initializer_range: float = 0.02
-    pooling: str = "mean"
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim: expected an even number, found {self.head_dim}")
-        if self.pooling not in ("mean", "first"):
-            raise ValueError(f"pooling: expected 'mean' or 'first', found {self.pooling!r}")
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> Tensor:
+        """q, k, v: (batch, heads, time, head_dim); masks: bool (batch, time), false for padding -> as q"""
+        mask = None if key_mask is None else key_mask[:, None, None, :]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 class BidirectionalAttention(nn.Module):
     """q, k and v with rotary positions, the mixer, and the projection of its heads' outputs."""
 
-    def __init__(self, cfg: EncoderConfig):
+    def __init__(self, cfg, mixer: nn.Module):
         super().__init__()
         self.cfg = cfg
         h, d = cfg.num_attention_heads, cfg.head_dim
@@ -52,7 +29,7 @@ class BidirectionalAttention(nn.Module):
         self.k_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
         self.v_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
         self.o_proj = nn.Linear(h * d, cfg.hidden_size, bias=False)
-        self.mixer = Mixer(cfg, h, d)
+        self.mixer = mixer
 
     def forward(self, x: Tensor, mask: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x: (batch, time, hidden_size), mask: bool (batch, time), angles: of every place, for `rotary` -> as x"""
@@ -66,62 +43,19 @@ class BidirectionalAttention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    def __init__(self, cfg: EncoderConfig):
+    cfg: hidden_size, intermediate_size, num_attention_heads, head_dim and rms_norm_eps
+    mixer: called as `Softmax`, the default
+    """
+
+    def __init__(self, cfg, mixer: nn.Module | None = None):
         super().__init__()
         self.input_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
-        self.self_attn = BidirectionalAttention(cfg)
+        self.self_attn = BidirectionalAttention(cfg, mixer or Softmax())
         self.post_attention_layernorm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = Mlp(cfg)
 
     def forward(self, x: Tensor, mask: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), mask, angles).float()
         return x + self.mlp(self.post_attention_layernorm(x)).float()
-
-
-class Encoder(nn.Module):
-    """Token ids (batch, time) to the logits of a class for each sequence (batch, classes)."""
-
-    def __init__(self, cfg: EncoderConfig):
-        super().__init__()
-        self.cfg = cfg
-        self.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
-        self.layers = nn.ModuleList(EncoderBlock(cfg) for _ in range(cfg.num_hidden_layers))
-        self.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
-        self.classifier = nn.Linear(cfg.hidden_size, cfg.classes)
-        self.init_weights(0)
-
-    @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
-        """Normal weights, residual outputs scaled by depth. Those of a seed are the same in every mixer's encoder, and so are
-        the random matrices of one distribution and size."""
-        cfg, std = self.cfg, self.cfg.initializer_range
-        common, matrices = numbers(seed, "weights"), numbers(seed, "matrices")
-        for name, p in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                p.normal_(std=std / math.sqrt(2 * cfg.num_hidden_layers), generator=common)
-            elif name.endswith(("proj.weight", "classifier.weight", "embed_tokens.weight")):
-                p.normal_(std=std, generator=common)
-        self.classifier.bias.zero_()
-        for layer in self.layers:
-            fixed = getattr(layer.self_attn.mixer, "random_matrices", None)
-            if fixed is not None:
-                fixed.copy_(draw_matrices(cfg.feature_map, tuple(fixed.shape), matrices))
-
-    def forward(self, ids: Tensor, mask: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
-        """Logits, or with `targets` (batch) the mean loss in nats. mask: bool (batch, time), false for padding; None: none"""
-        angles = rotary_angles(torch.arange(ids.shape[1], device=ids.device)[None], self.cfg.head_dim, self.cfg.rope_theta)
-        x = self.embed_tokens(ids)
-        for layer in self.layers:
-            x = layer(x, mask, angles)
-        x = self.norm(x)
-        if self.cfg.pooling == "first":
-            pooled = x[:, 0]
-        elif mask is None:
-            pooled = x.mean(1)
-        else:
-            real = mask.to(x.dtype).unsqueeze(-1)
-            pooled = (x * real).sum(1) / real.sum(1)
-        logits = self.classifier(pooled).float()
-        return logits if targets is None else F.cross_entropy(logits, targets)

@@ -1,4 +1,4 @@
-"""Validation: the loss of a stream, read as one text with the state carried through the whole, or in blocks without one."""
+"""Validation: the loss of a stream, with the state carried through it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stream_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, limi
                 segment: int = 1024, device: str = "cpu") -> Score:
     """Every token but the first is predicted, end marks too; bytes are those of the documents without marks.
 
-    lanes > 1 cuts the text in that many pieces, each from an empty state: faster, and slightly pessimistic.
+    lanes > 1 splits the text into that many pieces, each from an empty state: faster, and slightly pessimistic.
     """
     model.eval()
     size = min(stream.size, (limit or stream.size) + 1)
@@ -49,32 +49,7 @@ def stream_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, limi
 
 
 def score(total: float, count: int, tokens: int, text_bytes: int | None) -> Score:
-    """total: nats over `count` of a text's `tokens` predictions, which stand for that share of its bytes."""
+    """total: nats over `count` of a text's `tokens` predictions, which represent that share of its bytes"""
     nats = total / count
     bpb = total / math.log(2) / (text_bytes * count / tokens) if text_bytes else None
     return Score(count, nats, math.exp(min(nats, 50.0)), bpb)
-
-
-@torch.no_grad()
-def block_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, context: int, limit: int | None = None,
-               rows: int = 32, device: str = "cpu") -> Score:
-    """The text in blocks of `context` tokens, each read from an empty state: what a model without a memory can know.
-
-    The first token of a block has only itself to go by; an end of fewer than `context` tokens is left out.
-    """
-    blocks = min(stream.size - 1, limit or stream.size) // context
-    if blocks == 0:
-        raise ValueError(f"a text of {stream.size} tokens is too short for a block of {context}")
-    model.eval()
-    total = 0.0
-    for at in range(0, blocks, rows):
-        count = min(rows, blocks - at)
-        index = np.arange(at, at + count)[:, None] * context + np.arange(context + 1)[None, :]
-        piece = stream[index].astype(np.int64)
-        starts = piece[:, :-1] == EOT_ID
-        place = torch.from_numpy(positions(starts, np.zeros(count, dtype=np.int64))).to(device)
-        ids, targets = (torch.from_numpy(x).to(device) for x in (piece[:, :-1], piece[:, 1:]))
-        inside = torch.from_numpy(starts).to(device) if starts[:, 1:].any() else None
-        total += model(ids, None, inside, place, chunk=context, targets=targets)[0].item()
-    model.train()
-    return score(total, blocks * context, stream.size - 1, text_bytes)

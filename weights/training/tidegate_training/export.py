@@ -24,35 +24,34 @@ from .model import Decoder
 from .seq2seq import Seq2Seq, Seq2SeqConfig
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-# A few numbers that a rounding would move the most: a gate's half-life, the weight of all that is far, and the argument
-# of sine and cosine.
+# Small tensors that rounding affects most: a gate's half-life, the weight of far tokens, and the argument of sine and cosine.
 KEPT_F32 = ("gate.bias", "sigma", "far_bias", "random_matrices")
-# Keys of config.json that say something to readers other than `ModelConfig`; the model_type says which model it is.
+# Keys of config.json that `ModelConfig` does not have; model_type names the kind of model.
 FIXED = {"model_type": "rfa_gate", "architectures": ["RfaGateForCausalLM"], "hidden_act": "silu",
          "bos_token_id": EOT_ID, "eos_token_id": EOT_ID}
 FIXED_SEQ2SEQ = FIXED | {"model_type": "rfa_seq2seq", "architectures": ["RfaSeq2SeqForConditionalGeneration"]}
 GENERATION = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": True, "temperature": sample.TEMPERATURE,
               "top_p": sample.TOP_P}
-# The likeliest token, as the BLEU of a report is measured.
+# Greedy, as BLEU is measured.
 GENERATION_SEQ2SEQ = {"bos_token_id": EOT_ID, "eos_token_id": EOT_ID, "do_sample": False, "temperature": 0.0}
-# A model of stories knows no roles: a chat is its paragraphs, and the answer is what comes next.
+# A model of stories knows no roles: the messages of a chat are paragraphs, and the answer is the next one.
 CHAT_TEMPLATE = ("{% for message in messages %}{{ message['content'] | trim }}"
                  "{% if not loop.last or add_generation_prompt %}{{ '\\n\\n' }}{% endif %}{% endfor %}")
 
 
 def fixed_keys(cfg: ModelConfig) -> dict:
-    """The keys of `config.json` that are the same in all models of a kind."""
+    """The keys of `config.json` that all models of a kind share."""
     return FIXED_SEQ2SEQ if isinstance(cfg, Seq2SeqConfig) else FIXED
 
 
 def config_json(cfg: ModelConfig, dtype: str) -> dict:
-    """The contents of `config.json`: every key that `tidegate-model` knows, and no other."""
+    """The contents of `config.json`: exactly the keys that `tidegate-model` accepts."""
     keys, fixed = dataclasses.asdict(cfg), fixed_keys(cfg)
-    del keys["initializer_range"]  # a training matter
+    del keys["initializer_range"]  # only for training
     if cfg.sliding_window is None:
         del keys["sliding_window"]
     for key in ("feature_map", "gate", "proj_dim", "denominator_eps") if cfg.attention == "softmax" else ():
-        del keys[key]  # they say nothing to it
+        del keys[key]  # unused by softmax
     out = {k: fixed[k] for k in ("model_type", "architectures")}
     for key, value in keys.items():
         out[key] = value
@@ -63,7 +62,7 @@ def config_json(cfg: ModelConfig, dtype: str) -> dict:
 
 
 def tensors(model: Decoder | Seq2Seq, dtype: str) -> dict[str, Tensor]:
-    """The state dict in `dtype`, but for `KEPT_F32`."""
+    """The state dict in `dtype`, except for `KEPT_F32`."""
     to = lambda name: torch.float32 if name.endswith(KEPT_F32) else DTYPES[dtype]
     return {k: v.detach().cpu().to(to(k)).contiguous() for k, v in model.state_dict().items()}
 
@@ -73,26 +72,26 @@ def write_json(path: Path, value: dict) -> None:
 
 
 def write_model(model: Decoder | Seq2Seq, out: Path, dtype: str) -> None:
-    """`config.json` and `model.safetensors`: what the model crate reads."""
+    """Writes `config.json` and `model.safetensors`, which the model crate reads."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {sorted(DTYPES)}, found {dtype!r}")
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "config.json", config_json(model.cfg, dtype))
     save_file(tensors(model, dtype), out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # the library leaves it to its owner alone
+    (out / "model.safetensors").chmod(0o644)  # the library makes it readable only by its owner
 
 
 def write_folder(model: Decoder | Seq2Seq, tokenizer: Path, out: Path, dtype: str) -> None:
-    """All of a checkpoint folder but its card."""
+    """Writes a checkpoint folder without its card."""
     write_model(model, out, dtype)
     if tokenizer.resolve() != (out / "tokenizer.json").resolve():
         shutil.copyfile(tokenizer, out / "tokenizer.json")
     translates = isinstance(model.cfg, Seq2SeqConfig)
     write_json(out / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOT, "eos_token": EOT, "unk_token": EOT,
-        # A state has no window: any length is allowed, but for a source, which has positions.
+        # A text may have any length, but a source is limited by its positions.
         "model_max_length": model.cfg.max_source_positions if translates else 10**30, "clean_up_tokenization_spaces": False,
-        # What translates a text takes no conversation.
+        # A translation model has no chat.
     } | ({} if translates else {"chat_template": CHAT_TEMPLATE}))
     write_json(out / "generation_config.json", GENERATION_SEQ2SEQ if translates else GENERATION)
 
@@ -108,14 +107,14 @@ def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = 
     model = Decoder(cfg.model)
     model.load_state_dict(blob["model"])
     write_folder(model, data / "tokenizer.json", out, dtype)
-    # The samples come from what is shipped: the rounded weights, read back.
+    # The samples come from the rounded weights, read back.
     shipped, tok = load_folder(out)
     text = card.write(name or out.name, cfg, blob["step"], run / "log.jsonl", dtype, sample.samples(shipped, tok))
     (out / "README.md").write_text(text, encoding="utf-8")
 
 
 def load_folder(path: Path) -> tuple[Decoder | Seq2Seq, Tokenizer]:
-    """Reads a checkpoint folder back; the weights as f32."""
+    """Reads a checkpoint folder; the weights as f32."""
     path = Path(path)
     keys = json.loads((path / "config.json").read_text(encoding="utf-8"))
     translates = keys.get("model_type") == FIXED_SEQ2SEQ["model_type"]
@@ -132,7 +131,7 @@ def load_folder(path: Path) -> tuple[Decoder | Seq2Seq, Tokenizer]:
 def evaluate_folder(model: Path, text: Path, limit: int | None = None) -> dict:
     """Loss of a checkpoint folder on a text file, the state carried through the whole.
 
-    `limit`: predict the first so many tokens; `bytes` is then that share of the text's bytes.
+    `limit`: predict only the first tokens; `bytes` is then their share of the text's bytes.
     """
     docs = documents(text)
     if not docs:
@@ -141,7 +140,7 @@ def evaluate_folder(model: Path, text: Path, limit: int | None = None) -> dict:
         raise ValueError(f"--limit: must be at least 1, found {limit}")
     decoder, tok = load_folder(model)
     if isinstance(decoder, Seq2Seq):
-        raise ValueError(f"{model}: must be a decoder's folder, found an encoder-decoder's, which predicts no text alone")
+        raise ValueError(f"{model}: must be a decoder's folder, found an encoder-decoder's")
     stream = encode(tok, docs)
     size = sum(len(d.encode()) for d in docs)
     score = stream_loss(decoder, stream, size, limit)

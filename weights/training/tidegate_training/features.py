@@ -1,8 +1,8 @@
-"""Feature maps: what makes `phi(q) . phi(k)` stand for a similarity, and the random matrices behind them.
+"""Feature maps, whose products `phi(q) . phi(k)` estimate a similarity, and their random matrices.
 
 gaussian    sqrt(1/D) [sin(W u), cos(W u)], u of unit length, W = sigma * W~      Peng et al. 2021, equation 2
 arc_cosine  sqrt(1/D) ReLU(W u), u and W as above                                 Peng et al. 2021, section 2.2
-elu         x + 1 where x > 0, else exp(x); nothing is drawn                      Katharopoulos et al. 2020, equation 7
+elu         x + 1 where x > 0, else exp(x); no random numbers                     Katharopoulos et al. 2020, equation 7
 favor       sqrt(1/D) exp(W y - |y|^2 / 2 - m), y = x / d^(1/4)                   Choromanski et al. 2021, lemma 1
 
 Shapes: x (batch, heads, time, head_dim), w (heads, proj_dim, head_dim) -> (batch, heads, time, features).
@@ -30,8 +30,8 @@ def gaussian_features(x: Tensor, w: Tensor) -> Tensor:
 
 
 class SineCosine(torch.autograd.Function):
-    """scale [sin(u), cos(u)] along the last dimension: each is the other's derivative, so the gradient draws neither
-    again, as autograd would."""
+    """scale [sin(u), cos(u)] along the last dimension: each is the other's derivative, so the gradient recomputes neither,
+    as autograd would."""
 
     @staticmethod
     def forward(ctx, u: Tensor, scale: float) -> Tensor:

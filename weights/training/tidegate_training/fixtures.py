@@ -7,10 +7,10 @@
     state.N.s     f32 (batch, heads, features, head_dim + 1), after the last token, its last column is z
     state.N.c     f32 (batch, heads)
     state.N.m     f32 (batch, heads), the logarithm of the largest feature of a key, for favor
-    state.N.conv  f32 (batch, 3, conv_kernel - 1, heads * head_dim), where there is a convolution
+    state.N.conv  f32 (batch, 3, conv_kernel - 1, heads * head_dim), with a convolution
 
-`write_eval` writes a checkpoint folder with a tokenizer, texts, and what `evaluate_folder` says of them.
-Those of encoder-decoders are in `seq2seq_fixture.py`. `python -m tidegate_training.fixtures` renews all of them in the
+`write_eval` writes a checkpoint folder with a tokenizer, texts, and their scores from `evaluate_folder`. `seq2seq_fixture.py`
+has the encoder-decoders. `python -m tidegate_training.fixtures` renews all of them in the
 repository.
 """
 
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[ModelConfig, str, int, int]] = {
 
 @torch.no_grad()
 def randomise(model: Decoder, gen: torch.Generator) -> None:
-    """Values that leave no tensor without an effect: no norm is all ones, no bias is zero, sigma differs."""
+    """Values that give every tensor an effect: no norm is all ones, no bias is zero, sigma varies."""
     normal = lambda p, mean, std: p.normal_(mean, std, generator=gen)
     for name, p in model.named_parameters():
         if "norm" in name:
@@ -81,7 +81,7 @@ def randomise(model: Decoder, gen: torch.Generator) -> None:
             normal(p, 0.0, 0.5)
         else:
             normal(p, 0.0, p.shape[-1] ** -0.5)
-    # The decoder's random matrices, and those of an attention across where there is one.
+    # The decoder's random matrices, and those of cross attention if there is one.
     for _, drawn in model.model.named_buffers():
         if model.cfg.feature_map == "favor":
             drawn.copy_(draw_matrices("favor", tuple(drawn.shape), gen))
@@ -91,12 +91,12 @@ def randomise(model: Decoder, gen: torch.Generator) -> None:
 
 @torch.no_grad()
 def write_case(out: Path, cfg: ModelConfig, dtype: str, batch: int, time: int, seed: int) -> None:
-    """One folder. The golden values are those of the weights as written, computed in f32."""
+    """Writes one folder. The golden values are those of the stored weights, computed in f32."""
     gen = torch.Generator().manual_seed(seed)
     model = Decoder(cfg).eval()
     randomise(model, gen)
     write_model(model, out, dtype)
-    # What a 16-bit file holds is what its reader computes with.
+    # A reader computes with the rounded weights of a 16-bit file.
     model.load_state_dict({k: v.float() for k, v in tensors(model, dtype).items()})
     ids = torch.randint(cfg.vocab_size, (batch, time), generator=gen)
     logits, states = model(ids, model.new_state(batch))
@@ -109,7 +109,7 @@ def write_case(out: Path, cfg: ModelConfig, dtype: str, batch: int, time: int, s
 
 
 def write_all(out: Path) -> None:
-    """Writes every case under `out`; the same files each time."""
+    """Writes every case under `out`, always with the same bytes."""
     for seed, (name, case) in enumerate(CASES.items()):
         write_case(out / name, *case, seed=1000 + seed)
 

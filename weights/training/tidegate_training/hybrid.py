@@ -1,6 +1,6 @@
-"""Near tokens by softmax, far ones by random features, in one normaliser: the last `sliding_window` tokens exactly, all
-older ones as the sums S, z and c. A token is counted once: it enters the sums, under its own gate, when it leaves the
-window. The step-by-step truth is in `naive.py`.
+"""Near tokens by softmax and far ones by random features, with one normaliser: the last `sliding_window` tokens exactly, and
+all older ones as the sums S, z and c. A token counts once: it enters the sums, under its own gate, when it leaves the
+window. The step-by-step reference is in `naive.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class HybridState(MixerState):
     """The sums over the far past, and the tokens that have not entered them yet.
 
     s: (batch, heads, features, head_dim + 1), its last column is z; c: (batch, heads)
-    k, v: (batch, heads, sliding_window, head_dim), the newest last, zeros where there was no token
+    k, v: (batch, heads, sliding_window, head_dim), the newest last, zeros for empty places
     a: (batch, heads, sliding_window), the gates' logits of those tokens; None without a gate
-    held: (batch), int64, how many places hold a token
+    held: (batch), int64, the number of tokens
     conv: as in `RfaState`
     """
 
@@ -59,8 +59,8 @@ def combine(scores: Tensor, value: Tensor, far: tuple[Tensor, Tensor, Tensor], f
 
 @dataclass
 class Inputs:
-    """What both parts read: q (batch, heads, time, d), and keys, values and gate logits of the `window` tokens before and
-    of those of the segment: (batch, heads, window + time, ...); doc: (batch, window + time), -1 for no token."""
+    """The inputs of both parts: q (batch, heads, time, d), and keys, values and gate logits of the `window` tokens before the
+    segment and of its own: (batch, heads, window + time, ...); doc: (batch, window + time), -1 for no token."""
 
     q: Tensor
     k: Tensor
@@ -72,11 +72,11 @@ class Inputs:
 
 def attend(x: Inputs, sums: tuple[Tensor, Tensor] | None, w: Tensor, far_bias: Tensor, eps: float, window: int,
            chunk: int = 64):
-    """w: (heads, proj_dim, head_dim); sums: s and c, or None for an empty past of which nothing is kept -> out (batch,
+    """w: (heads, proj_dim, head_dim); sums: s and c, or None for an empty past and no state after -> out (batch,
     heads, time, d), and the sums after the last token"""
     t = x.q.shape[2]
     scores, value = softmax.window_scores(x.q, x.k, x.v, x.doc, window, chunk, past=sums is not None)
-    # Step t takes in token t - window, where that is a token of the same document.
+    # Step t adds token t - window if it is in the same document.
     phi = lambda y: features.gaussian_features(features.unit(y), w)
     a = None if x.a is None else x.a[:, :, :t]
     entering = x.doc[:, :t] == x.doc[:, window:]
@@ -85,14 +85,14 @@ def attend(x: Inputs, sums: tuple[Tensor, Tensor] | None, w: Tensor, far_bias: T
 
 
 class HybridAttention(Attention):
-    """A sliding window of softmax and RFA, gated or not, of all that is older."""
+    """Softmax over a sliding window, and RFA, gated or not, over all older tokens."""
 
     State = HybridState
 
     def add_tensors(self, cfg: ModelConfig) -> None:
         h, d = cfg.num_attention_heads, cfg.head_dim
         self.sigma = nn.Parameter(torch.ones(h, d))
-        # The weight of the far part beside the window's e^s: a kernel of unit vectors knows no scale of its own.
+        # The weight of the far part relative to the window's e^s: a kernel of unit vectors has no scale.
         self.far_bias = nn.Parameter(torch.zeros(h))
         self.random_matrices = features.draw_matrices(cfg.feature_map, (h, cfg.proj_dim, d))
 

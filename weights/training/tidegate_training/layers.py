@@ -1,4 +1,4 @@
-"""What every block is made of besides its mixer: RMSNorm, the causal convolution, rotary angles, SwiGLU."""
+"""The parts of a block besides its mixer: RMSNorm, the causal convolution, rotary angles, SwiGLU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
 
 
 class CausalConv1d(nn.Module):
-    """Depthwise causal convolution and SiLU; a tap that would reach over a document's start reads zero."""
+    """Depthwise causal convolution and SiLU; a tap before the document's start reads zero."""
 
     def __init__(self, dim: int, kernel: int):
         super().__init__()
@@ -33,7 +33,7 @@ class CausalConv1d(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """Nearly the identity: each token's own tap is about 1, those before it about 0."""
+        """Nearly the identity: the current token's tap is about 1, the others about 0."""
         self.weight.normal_(std=0.1, generator=generator)
         self.weight[:, 0, -1] += 1.0
 

@@ -52,7 +52,7 @@ class Decoder(nn.Module):
     def init_weights(self, half_life_min: float, half_life_max: float, seed: int = 0) -> None:
         """Normal weights, residual outputs scaled by depth; gate half-lives log-spaced over the heads of a layer.
 
-        All is drawn anew, and from generators of the seed: what mixers have in common is the same in all of them, and so are
+        Everything is drawn from the seed's generators. The weights that mixers share are the same in all of them, and so are
         the gates, and the random matrices of one distribution and size.
         """
         cfg, std = self.cfg, self.cfg.initializer_range
@@ -81,7 +81,7 @@ class Decoder(nn.Module):
         return [layer.self_attn.empty(batch, device) for layer in self.model.layers]
 
     def state_from(self, tuples: list[tuple]) -> list[MixerState]:
-        """The state whose layers' `MixerState.tuple` were kept."""
+        """The state from the `MixerState.tuple` of each layer."""
         return [layer.self_attn.State(*x) for layer, x in zip(self.model.layers, tuples, strict=True)]
 
     def forward(
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
     ):
         """Logits, or with `targets` (batch, time) the summed loss in nats; and the new states.
 
-        A state of None reads each row as a text of its own of which nothing is kept, and the new states are None.
+        With a state of None each row is a separate text, and the new states are None.
         """
         doc = starts.long().cumsum(1) if starts is not None else None
         if positions is None:

@@ -1,6 +1,6 @@
-"""The plain, slow, obviously right form of every causal mixer: one token of one document after another.
+"""The plain, slow, obviously correct form of every causal mixer: one token of one document after another.
 
-These are the truth that the fast forms of `rfa.py`, `softmax.py` and `hybrid.py` are tested against. Shapes: q, k, v
+These are the references for the fast forms of `rfa.py`, `softmax.py` and `hybrid.py`. Shapes: q, k, v
 (batch, heads, time, head_dim), a (batch, heads, time) or None, s (batch, heads, features, head_dim + 1) with z as its last
 column, c (batch, heads).
 """
@@ -30,7 +30,7 @@ def read(phi_q: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def divided(num: Tensor, den: Tensor, floor: Tensor) -> Tensor:
-    """num / den, number by number: where den is below the floor, num / floor, and 0 where what is divided by is 0 too.
+    """num / max(den, floor) for each row, and 0 if the divisor is 0.
 
     num: (batch, heads, head_dim), den and floor: (batch, heads)
     """
@@ -53,8 +53,8 @@ def recurrent(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: 
 
 
 def favor(q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, Tensor, Tensor], w: Tensor):
-    """FAVOR+ in streaming: m is the greatest logarithm of a key's feature so far, and the first key's own where nothing has
-    been seen; when a key raises it, the sums are rescaled -> h, (s, c, m)"""
+    """FAVOR+ in streaming: m is the greatest logarithm of a key's feature so far, starting with the first key's own; when a key
+    raises it, the sums are rescaled -> h, (s, c, m)"""
     s, c, m = state
     scale = w.shape[-2] ** -0.5
     out = []

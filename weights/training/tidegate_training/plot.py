@@ -1,4 +1,4 @@
-"""Pictures of runs: training and validation loss against tokens."""
+"""Plots of runs: training and validation loss against tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random feature attention: the recurrence in its chunked form, and the mixer around it, with any feature map.
 
 Peng et al., "Random Feature Attention" (ICLR 2021), equations 5 to 7. The same mathematics is in the Rust crate
-`tidegate-model` (`ops/naive.rs`, `ops/chunk.rs`); golden fixtures tie the two together. The step-by-step truth is in
+`tidegate-model` (`ops/naive.rs`, `ops/chunk.rs`); golden fixtures tie the two together. The step-by-step reference is in
 `naive.py`.
 """
 
@@ -19,27 +19,26 @@ from .config import ModelConfig
 
 
 def normalise(num: Tensor, den: Tensor, c: Tensor, eps: float) -> Tensor:
-    """num / max(den, eps * c); no gradient through the denominator where the clamp holds. Maps with no negative features
-    (all but gaussian) need no clamp: the result is a mean of values however small den is, and their eps is 0.
+    """num / max(den, eps * c), without a gradient through a clamped denominator. Maps without negative features (all but
+    gaussian) need no clamp: the result is a mean of values however small den is, and their eps is 0.
 
-    Where nothing is divided by, the result is 0, without a gradient: no feature of a key that the query has too, or gates
-    that took nothing in.
+    If the divisor is 0, because query and keys share no feature or gates let nothing in, the result is 0 without a gradient.
 
     num: (..., head_dim), den and c: (...)
     """
     tiny = torch.finfo(den.dtype).tiny
     held = torch.maximum(den, eps * c.detach()).unsqueeze(-1)
     none = held <= tiny
-    # No gradient where there is nothing to divide by: 1 / tiny times a few is infinite, and times 0 not a number.
+    # No gradient for a divisor of 0: 1 / tiny times a few is infinite, and times 0 not a number.
     return torch.where(none, num.detach() / tiny, num / held.masked_fill(none, 1.0))
 
 
 @dataclass
 class Reach:
-    """What can be seen from where within each chunk, all bool.
+    """Which tokens of a chunk see which, all bool.
 
     pairs: (..., chunk, chunk), which token's key each token's query sees; fresh: (..., chunk), after the start of a
-    document; ending: as `fresh`, of the last one's document; None for both where no document begins
+    document; ending: as `fresh`, in the last token's document; None for both if no document starts
     """
 
     entering: Tensor
@@ -49,7 +48,7 @@ class Reach:
 
     @staticmethod
     def of(entering: Tensor, starts: Tensor | None) -> Reach:
-        """entering: (batch or 1, 1, chunks, chunk), false where a step takes nothing in and forgets nothing; starts: as
+        """entering: (batch or 1, 1, chunks, chunk), false if a step adds nothing and forgets nothing; starts: as
         `entering`"""
         chunk = entering.shape[-1]
         past = torch.ones(chunk, chunk, dtype=torch.bool, device=entering.device).tril() & entering.unsqueeze(-2)
@@ -60,7 +59,7 @@ class Reach:
 
 
 def weights(a: Tensor | None, reach: Reach) -> tuple[Tensor, Tensor, Tensor]:
-    """How much of what reaches what within each chunk.
+    """The weights of keys within each chunk.
 
     a: (batch, heads, chunks, chunk) gate logits, or None -> the weight of each token's key for each token's query
     (..., chunk, chunk), of the carried sums for each query, and of each key for the sums carried on (both ..., chunk)
@@ -74,7 +73,7 @@ def weights(a: Tensor | None, reach: Reach) -> tuple[Tensor, Tensor, Tensor]:
     take = F.logsigmoid(-a).masked_fill(~entering, float("-inf"))
     carry = keep.cumsum(-1)
     take = take - carry
-    # One exponential of a difference: exp(b_i) and exp(-b_j) alone would overflow.
+    # One exponential of the difference, because exp(b_i) and exp(-b_j) alone would overflow.
     m = (carry.unsqueeze(-1) + take.unsqueeze(-2)).masked_fill_(~reach.pairs, float("-inf")).exp_()
     tail = carry[..., -1:] + take
     if fresh is not None:
@@ -87,7 +86,7 @@ def relative(counted: tuple[Tensor, Tensor, Tensor], maxima: Tensor, before: Ten
     """`weights` of keys whose features are relative to their own maximum: what a query reads, and the sums carried on, are
     relative to the greatest of those that they see.
 
-    maxima: (batch, heads, chunks, chunk); before: (batch, heads), that of the carried sums, -inf where they are empty
+    maxima: (batch, heads, chunks, chunk); before: (batch, heads), that of the carried sums, -inf if they are empty
     -> the weights, and the maximum after the last chunk
     """
     m, carry, tail = counted
@@ -101,7 +100,7 @@ def relative(counted: tuple[Tensor, Tensor, Tensor], maxima: Tensor, before: Ten
     seen = torch.stack(at_start, dim=2).unsqueeze(-1)
     seen = seen if reach.fresh is None else seen.masked_fill(reach.fresh, none)
     largest = torch.maximum(local, seen)
-    # What cannot be seen has weight 0, and a difference that may be positive: its power could be infinite.
+    # Invisible keys have weight 0, and their difference may be positive: its exponential could be infinite.
     factor = lambda x, y: (x - y).clamp_max(0).exp()
     return (m * factor(maxima.unsqueeze(-2), largest.unsqueeze(-1)), carry * factor(seen, largest),
             tail * factor(maxima, largest[..., -1:])), before
@@ -122,10 +121,10 @@ def scan(
 
     phi_q, phi_k: (batch, heads, time, features); v: (batch, heads, time, head_dim)
     a: gate logits (batch, heads, time), or None for RFA without a gate
-    state: s (batch, heads, features, head_dim + 1), c (batch, heads); or None for an empty past of which nothing is kept
+    state: s (batch, heads, features, head_dim + 1), c (batch, heads); or None for an empty past and no state after
     starts: bool (batch, time), true where a document begins: the state is zeroed before that token
-    entering: bool (batch, time), false where the key of this step is nobody's; None where all enter
-    maxima: (batch, heads, time), what the features of each key are relative to, or None; then the state has a third part,
+    entering: bool (batch, time), false if this step has no key; None if all have one
+    maxima: (batch, heads, time), the maximum that each key's features are relative to, or None; then the state has a third part,
     the greatest of its keys' (batch, heads), of any value while c is 0
     -> phi_q S (batch, heads, time, head_dim), phi_q . z and c (batch, heads, time), and the state after the last token
     """
@@ -146,7 +145,7 @@ def scan(
     counted = sums = tuple(x.to(v.dtype) for x in weights(None if a is None else split(a), reach))
     last = None
     if maxima is not None:
-        # Nothing has been seen where c is 0, and the maximum says nothing.
+        # With c = 0 nothing has been seen, and the maximum is meaningless.
         last = v.new_full((b, h), float("-inf")) if state is None else state[2].masked_fill(state[1] <= 0, float("-inf"))
         sums, last = relative(counted, split(F.pad(maxima, (0, pad))), last, reach)
     (m, carry, tail), (m_c, carry_c, tail_c) = sums, counted

@@ -1,4 +1,4 @@
-"""Text from a decoder, one token after another: for the model card, and to look at a run."""
+"""Text from a decoder, one token after another: the samples of the model card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def choose(logits: Tensor, temperature: float, top_p: float, gen: torch.Generato
 @torch.no_grad()
 def generate(model: Decoder, tok: Tokenizer, prompt: str, tokens: int, seed: int, temperature: float = TEMPERATURE,
              top_p: float = TOP_P) -> str:
-    """The prompt and up to `tokens` more tokens, fewer where the model ends the text."""
+    """The prompt and up to `tokens` more tokens, fewer if the model ends the text."""
     gen = torch.Generator().manual_seed(seed)
     model.eval()
     ids = tok.encode(prompt).ids

@@ -1,9 +1,8 @@
-"""The encoder-decoder in PyTorch: a softmax encoder, and decoder blocks that besides attend across to what it read.
+"""The encoder-decoder in PyTorch: a softmax encoder, and decoder blocks that also attend to its output.
 
-Peng et al. 2021 replace the decoder's causal and cross attention and leave the encoder softmax; so does this. The softmax
-twin differs in those two alone. A decoder block across the source keeps what `CrossAttention.read` makes of it, once: for
-RFA the sums S, z and c, whose size does not depend on the source. Teacher forcing and one step of decoding are the same
-function of one token or many, `Seq2Seq.decode`.
+As in Peng et al. 2021, RFA replaces the decoder's causal and cross attention; the encoder stays softmax. The softmax twin
+differs only in those two. A decoder block keeps what `CrossAttention.read` makes of the source: for RFA the sums S, z and c,
+whose size does not depend on the source. `Seq2Seq.decode` reads one token or many, for decoding and for teacher forcing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from . import features
 from .attention import MixerState
 from .config import ModelConfig
-from .encoder import EncoderBlock, EncoderConfig
+from .encoder import EncoderBlock
 from .features import draw_matrices, numbers
 from .layers import RMSNorm, rotary_angles
 from .model import Block
@@ -29,10 +28,10 @@ IGNORED = -100  # a label that is padding
 
 @dataclass(frozen=True)
 class Seq2SeqConfig(ModelConfig):
-    """A decoder's keys, and those of its source; written as `config.json` with model_type `rfa_seq2seq`.
+    """A decoder's keys and those of its source; written as `config.json` with model_type `rfa_seq2seq`.
 
-    max_source_positions: most tokens of a source, with the first, which is the tokenizer's
-    decoder_start_token_id: what the first token of the target is predicted from
+    max_source_positions: maximum tokens of a source, including the tokenizer's first one
+    decoder_start_token_id: the token that the first target token is predicted from
     """
 
     output_norm: bool = False
@@ -57,27 +56,20 @@ class Seq2SeqConfig(ModelConfig):
 
     @property
     def cross_numbers(self) -> int:
-        """Numbers that all layers keep of one source, however long it is; softmax's keys and values are counted."""
+        """Size of all layers' states of a source, whatever its length; with softmax, of the longest."""
         d = self.head_dim
         head = self.features * (d + 1) + 1 if self.attention == "rfa" else self.max_source_positions * 2 * d
         return self.num_hidden_layers * self.num_attention_heads * head
 
     @property
     def state_numbers(self) -> int:
-        """As in a decoder, what is kept of the source, and how many tokens it has."""
+        """As in a decoder, plus the states of the source and its number of tokens."""
         return super().state_numbers + self.cross_numbers + 1
-
-    @property
-    def encoder(self) -> EncoderConfig:
-        """The encoder's sizes: softmax both ways."""
-        return EncoderConfig(vocab_size=self.vocab_size, hidden_size=self.hidden_size, intermediate_size=self.intermediate_size,
-                             num_hidden_layers=self.encoder_layers, num_attention_heads=self.num_attention_heads,
-                             head_dim=self.head_dim, rms_norm_eps=self.rms_norm_eps, rope_theta=self.rope_theta)
 
 
 @dataclass
 class CrossSums:
-    """What RFA keeps of a source: s (batch, heads, features, head_dim + 1), its last column is z; c (batch), its tokens."""
+    """RFA's state of a source: s (batch, heads, features, head_dim + 1), its last column is z; c (batch), its tokens."""
 
     s: Tensor
     c: Tensor
@@ -85,7 +77,7 @@ class CrossSums:
 
 @dataclass
 class CrossKeys:
-    """What softmax keeps of a source: k, v (batch, heads, source, head_dim); mask: bool (batch, source), or None for all."""
+    """Softmax's state of a source: k, v (batch, heads, source, head_dim); mask: bool (batch, source), or None for all."""
 
     k: Tensor
     v: Tensor
@@ -119,7 +111,7 @@ class CrossAttention(nn.Module):
         return features.gaussian_features(features.unit(x), self.random_matrices * self.sigma[:, None, :])
 
     def read(self, memory: Tensor, mask: Tensor | None) -> CrossSums | CrossKeys:
-        """What is kept of a source. memory: (batch, source, hidden); mask: bool (batch, source), false for padding"""
+        """The state of a source. memory: (batch, source, hidden); mask: bool (batch, source), false for padding"""
         k, v = self.heads(self.k_proj(memory)), self.heads(self.v_proj(memory))
         if self.cfg.attention == "softmax":
             return CrossKeys(k, v, mask)
@@ -146,7 +138,7 @@ class CrossAttention(nn.Module):
 class SourceBlock(EncoderBlock):
     """`EncoderBlock` with dropout on what each branch adds."""
 
-    def __init__(self, cfg: EncoderConfig, dropout: float):
+    def __init__(self, cfg: Seq2SeqConfig, dropout: float):
         super().__init__(cfg)
         self.dropout = nn.Dropout(dropout)
 
@@ -174,8 +166,8 @@ class TargetBlock(Block):
 
 @dataclass
 class Translation:
-    """The state of a target that is being written: each layer's own memory, what it keeps of the source, and how many
-    target tokens there were. `own` is None where nothing is kept of the target: it is read in one piece."""
+    """The state of a translation in progress: each layer's states of the target and of the source, and the number of target
+    tokens. `own` is None if the target is read in one piece."""
 
     own: list[MixerState] | None
     cross: list[CrossSums | CrossKeys]
@@ -191,7 +183,7 @@ class Seq2Seq(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.model, self.encoder = nn.Module(), nn.Module()
         self.model.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
-        self.encoder.layers = nn.ModuleList(SourceBlock(cfg.encoder, dropout) for _ in range(cfg.encoder_layers))
+        self.encoder.layers = nn.ModuleList(SourceBlock(cfg, dropout) for _ in range(cfg.encoder_layers))
         self.encoder.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.model.layers = nn.ModuleList(TargetBlock(cfg, dropout) for _ in range(cfg.num_hidden_layers))
         self.model.norm = RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
@@ -200,7 +192,7 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, half_life_min: float, half_life_max: float, seed: int = 0) -> None:
-        """As `Decoder.init_weights`: what the twins have in common is the same for one seed."""
+        """As `Decoder.init_weights`: the twins of one seed share their common weights."""
         cfg, std = self.cfg, self.cfg.initializer_range
         common, gates, matrices = (numbers(seed, purpose) for purpose in ("weights", "gates", "matrices"))
         branches = {"encoder": 2 * cfg.encoder_layers, "model": 3 * cfg.num_hidden_layers}

@@ -1,12 +1,12 @@
-"""Golden fixtures of the encoder-decoder: tiny random models with what they read, say and keep. The Rust tests
-read all but `memory`, which is for whoever looks for the layer that differs.
+"""Golden fixtures of the encoder-decoder: tiny random models with inputs, logits and states. The Rust tests read all but
+`memory`, which helps to find a differing layer.
 
 `<name>/config.json` and `<name>/model.safetensors` are a checkpoint as `export` writes it; `<name>/golden.safetensors`, for
 each example J, a sentence pair of its own length, and each decoder layer N (f32 but for the ids):
 
     J.source          int64 (M), the first is 0
     J.target          int64 (T), the first is decoder_start_token_id
-    J.memory          (M, hidden), what the encoder gives
+    J.memory          (M, hidden), the encoder's output
     J.logits          (T, vocab), teacher forced
     J.cross.N.s, .z, .c    rfa: (heads, features, head_dim), (heads, features), (1): the source's tokens
     J.cross.N.k, .v   softmax: (heads, M, head_dim) each
@@ -31,10 +31,10 @@ from .seq2seq import CrossKeys, Seq2Seq, Seq2SeqConfig
 RFA = Seq2SeqConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
                     proj_dim=8, position_embedding="rope", rope_theta=100.0, encoder_layers=2, max_source_positions=24,
                     decoder_start_token_id=1)
-# A window longer than any target, as in a translation; a head of its own, so that one of the two has each.
+# A window longer than any target, as in a translation; an untied head, so that the two cases cover both kinds.
 SOFTMAX = dataclasses.replace(RFA, attention="softmax", sliding_window=16, tie_word_embeddings=False, decoder_start_token_id=0)
 CASES = {"seq2seq-rfa": RFA, "seq2seq-softmax": SOFTMAX}
-# Source and target tokens of the examples: a lone token, sentences, and the longest source that there may be.
+# Source and target tokens of the examples: a single token, sentences, and the longest source allowed.
 LENGTHS = ((7, 9), (1, 3), (24, 12))
 
 
@@ -45,7 +45,7 @@ def halves(s: Tensor) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def example(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """What a model says and keeps of one pair; source and target: (time), with their first tokens."""
+    """A model's logits and states for one pair; source and target: (time), with their first tokens"""
     ids = source.unsqueeze(0)
     logits, state = model.decode(target.unsqueeze(0), model.begin(ids))
     out = {"source": source, "target": target, "memory": model.encode(ids)[0], "logits": logits[0]}
@@ -59,7 +59,7 @@ def example(model: Seq2Seq, source: Tensor, target: Tensor) -> dict[str, Tensor]
 
 
 def write_case(out: Path, cfg: Seq2SeqConfig, seed: int) -> None:
-    """One folder."""
+    """Writes one folder."""
     gen = torch.Generator().manual_seed(seed)
     model = Seq2Seq(cfg).eval()
     randomise(model, gen)
@@ -74,6 +74,6 @@ def write_case(out: Path, cfg: Seq2SeqConfig, seed: int) -> None:
 
 
 def write_all(out: Path) -> None:
-    """Writes every case under `out`; the same files each time."""
+    """Writes every case under `out`, always with the same bytes."""
     for seed, (name, cfg) in enumerate(CASES.items()):
         write_case(out / name, cfg, seed=4000 + seed)

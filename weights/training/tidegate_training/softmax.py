@@ -1,6 +1,6 @@
 """Softmax attention to the last `sliding_window` tokens, whose keys and values are the state: the baseline.
 
-The step-by-step truth is in `naive.py`.
+The step-by-step reference is in `naive.py`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from .attention import Attention, MixerState
 
 
 def with_past(new: Tensor, past: Tensor | None, window: int) -> Tensor:
-    """The tokens before a segment and those of it, along dimension 2: past (batch, heads, window, ...), zeros where it is
+    """Concatenates the tokens before a segment and its own along dimension 2: past (batch, heads, window, ...), zeros if
     None, and new (batch, heads, time, ...) -> (batch, heads, window + time, ...)"""
     past = new.new_zeros(*new.shape[:2], window, *new.shape[3:]) if past is None else past
     return torch.cat([past, new], dim=2)
 
 
 def documents(held: Tensor | None, doc: Tensor | None, window: int, batch: int, time: int, device) -> Tensor:
-    """Which document each token before and in a segment belongs to: (batch, window + time), -1 for a place that holds no
-    token. held: (batch), how many places of the past hold one, the newest last; None for none."""
+    """The document of each token before and in a segment: (batch, window + time), -1 for an empty place. held: (batch), the
+    number of tokens in the past, the newest last; None for none."""
     place = torch.arange(window, device=device)
     held = torch.zeros(batch, dtype=torch.long, device=device) if held is None else held
     past = -(place < window - held.unsqueeze(1)).long()
@@ -35,14 +35,14 @@ def window_scores(q: Tensor, k: Tensor, v: Tensor, doc: Tensor, window: int, chu
     """q . k / sqrt(d) of each query and the last `window` tokens of its document, chunk by chunk.
 
     q: (batch, heads, time, d); k, v: (batch, heads, window + time, d); doc: (batch, window + time); past: whether the
-    first `window` places may hold a token -> scores (batch, heads, chunks, chunk, keys), -inf out of reach, and the
-    values that they weigh (batch, heads, chunks, keys, d)
+    first `window` places may hold tokens -> scores (batch, heads, chunks, chunk, keys), -inf out of reach, and the
+    values that they weight (batch, heads, chunks, keys, d)
     """
     b, h, t, d = q.shape
     chunk = min(chunk, t)
     n = -(-t // chunk)
     pad = n * chunk - t
-    # A lone chunk without a past needs no places before it.
+    # A single chunk without a past needs no places before it.
     back = window if past or n > 1 else 0
     q, key, value = q * d**-0.5, k[:, :, window - back :], v[:, :, window - back :]
     q_doc, k_doc = doc[:, window:], doc[:, window - back :]
@@ -74,8 +74,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, doc: Tensor, window: int, chunk: int
 class SoftmaxState(MixerState):
     """The last tokens' keys and values.
 
-    k, v: (batch, heads, sliding_window, head_dim), the newest last, zeros where there was no token
-    held: (batch), int64, how many places hold a token
+    k, v: (batch, heads, sliding_window, head_dim), the newest last, zeros for empty places
+    held: (batch), int64, the number of tokens
     conv: as in `RfaState`
     """
 
@@ -86,13 +86,13 @@ class SoftmaxState(MixerState):
 
 
 def keep(x: Tensor, held: Tensor, window: int) -> Tensor:
-    """The last `window` places of dimension 2, all but the newest `held` zeroed: (batch, heads, window, ...)."""
+    """The last `window` places of dimension 2, with all but the newest `held` zeroed: (batch, heads, window, ...)."""
     old = torch.arange(window, device=x.device) < window - held.unsqueeze(1)
     return x[:, :, -window:].masked_fill(old.view(old.shape[0], 1, window, *[1] * (x.ndim - 3)), 0.0)
 
 
 def held_after(doc: Tensor, window: int) -> Tensor:
-    """How many of the last `window` places belong to the last token's document: (batch). doc: (batch, window + time)"""
+    """The number of the last `window` places in the last token's document: (batch). doc: (batch, window + time)"""
     return (doc[:, -window:] == doc[:, -1:]).sum(1)
 
 
@@ -121,7 +121,7 @@ class SoftmaxAttention(Attention):
         return out, SoftmaxState(keep(k, held, window), keep(v, held, window), held)
 
     def mix_block(self, q: Tensor, k: Tensor, v: Tensor, doc: Tensor | None) -> Tensor:
-        """A text read alone and in one piece, without the places of a past."""
+        """A text read alone in one piece, without places for a past."""
         i = torch.arange(q.shape[2], device=q.device)
         far = i.unsqueeze(1) - i
         reach = (far >= 0) & (far < self.cfg.sliding_window)

@@ -1,4 +1,4 @@
-"""The training loop: stateful segments, checkpoints that resume exactly, a log line and a picture."""
+"""The training loop: stateful segments, checkpoints that resume exactly, a log and a plot."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .plot import plot_log
 
 
 class Diverged(RuntimeError):
-    """The loss is NaN, infinite, or far above where it started."""
+    """The loss is NaN, infinite, or twice the first one."""
 
 
 def parameters(model: Decoder) -> int:
-    """Trainable numbers; the fixed random matrices are not counted."""
+    """The number of trained parameters, without the fixed random matrices."""
     return sum(p.numel() for p in model.parameters())
 
 
 class Trainer:
     """One run in one folder: `state.pt` (resume), `log.jsonl`, `loss.png`, `run.json`."""
 
-    # What may be another when a run is resumed: it may be longer or shorter, and use other processors.
+    # Settings that may change when a run resumes: its length and the number of threads.
     MAY_DIFFER: tuple[str, ...] = ("threads", "steps")
 
     def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str):
@@ -58,7 +58,7 @@ class Trainer:
         t = cfg.train
         self.bf16 = t.precision == "bf16" or (t.precision == "auto" and device.startswith("cuda"))
         if t.pool:
-            # The pool is drawn once and belongs to the run; each forward pass takes one draw per layer and head.
+            # The pool is drawn once per run; each forward pass takes one draw per layer and head.
             gen = torch.Generator().manual_seed(t.seed + 1)
             h, m = cfg.model.num_attention_heads, cfg.model
             if not m.proj_dim:
@@ -69,11 +69,11 @@ class Trainer:
         if (out / "state.pt").exists():
             self.resume()
         else:
-            # Lines of a run that was killed before its first save: all of its steps will be taken again.
+            # A run killed before its first save left these lines; it repeats all of its steps.
             (out / "log.jsonl").unlink(missing_ok=True)
 
     def save(self) -> None:
-        """Writes to a temporary name and renames, so that a kill leaves the last whole file."""
+        """Writes to a temporary name and renames, so that a kill leaves the last complete file."""
         blob = {
             "model": self.model.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
@@ -102,14 +102,14 @@ class Trainer:
             o.load_state_dict(s)
         self.state = self.model.state_from(blob["state"])
         self.step, self.first_loss = blob["step"], blob["first_loss"]
-        # Lines past the checkpoint belong to steps that will be taken again.
+        # Lines past the checkpoint belong to steps that will be repeated.
         log = self.out / "log.jsonl"
         if log.exists():
             kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= self.step]
             log.write_text("".join(line + "\n" for line in kept))
 
     def draw_matrices(self) -> None:
-        """Chooses this pass's random matrices from the pool; a function of the step, so a resumed run agrees."""
+        """Chooses this pass's random matrices from the pool, by the step, so that a resumed run chooses the same."""
         gen = torch.Generator().manual_seed(self.cfg.train.seed * 1_000_003 + self.step)
         for layer in self.model.model.layers:
             index = torch.randint(self.cfg.train.pool, (self.cfg.model.num_attention_heads,), generator=gen)
@@ -121,7 +121,7 @@ class Trainer:
             layer.self_attn.draw = None
 
     def train_step(self) -> tuple[float, float]:
-        """One optimiser step; returns the loss in nats per token and the norm of the gradient."""
+        """Takes one optimiser step; returns the loss in nats per token and the gradient's norm."""
         t = self.cfg.train
         factor = optim.schedule(self.step, t)
         for o in self.optimizers:
@@ -141,7 +141,7 @@ class Trainer:
                 at = torch.from_numpy(positions(starts, self.lanes.before(index))).to(self.device)
             ids, targets, starts = (torch.from_numpy(x).to(self.device) for x in (ids, targets, starts))
             if not t.carry_state and not starts[:, 1:].any():
-                starts = None  # a row that is one text needs no masks
+                starts = None  # rows with one document need no masks
             with torch.autocast(device_type=self.device.split(":")[0], dtype=torch.bfloat16, enabled=self.bf16):
                 loss, state = self.forward(ids, self.state if t.carry_state else None, starts, at, t.chunk, targets)
             loss = loss / (tokens * t.accumulate)
@@ -160,8 +160,8 @@ class Trainer:
         for o in self.optimizers:
             o.step()
         with torch.no_grad():
-            # Above about 1.3 the signed denominators begin to vanish (see the README of this folder); arc-cosine features
-            # have no sign, and what they give does not depend on sigma's scale.
+            # Above about 1.3, signed denominators begin to vanish (see the README). Arc-cosine features have no sign, and
+            # their result does not depend on sigma's scale.
             for layer in self.model.model.layers if self.cfg.model.has_sigma else ():
                 layer.self_attn.sigma.clamp_(0.05, t.sigma_max if self.cfg.model.has_floor else None)
         self.step += 1

@@ -10,7 +10,8 @@ use crate::cuda::choose::{Choices, Rows};
 use crate::cuda::plan::ROWS;
 use crate::cuda::{CudaDecoder, CudaPool};
 use crate::memory::StateType;
-use crate::sampling::{Drawn, Permitted, Plans, Sampler, SamplingParams, TokenSet};
+use crate::runner::Backend;
+use crate::sampling::{Permitted, Plans, Sampled, Sampler, SamplingParams, TokenSet};
 use crate::weights::WeightType;
 
 /// One row: its logits, and what it is chosen by.
@@ -28,7 +29,7 @@ impl Row {
     }
 
     /// What the CPU chooses, by the definitions.
-    fn expected(&self) -> Drawn {
+    fn expected(&self) -> Sampled {
         let (mut sampler, mut logits) = (self.sampler.clone(), self.logits.clone());
         let possible = logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
         if let Some(allowed) = &self.allowed {
@@ -40,15 +41,15 @@ impl Row {
             all.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
         }
         match sampler.sample(&mut logits) {
-            Some(token) => Drawn::Token(token),
+            Some(token) => Sampled::Token(token),
             // Where no mask is, what was possible stays so.
-            None => Drawn::Nothing { possible: possible || self.allowed.is_none() },
+            None => Sampled::Nothing { possible: possible || self.allowed.is_none() },
         }
     }
 }
 
 /// Chooses for all rows, of one vocabulary, in one launch.
-fn chosen(rows: &mut [Row]) -> Vec<Drawn> {
+fn chosen(rows: &mut [Row]) -> Vec<Sampled> {
     let device = device();
     let vocab = rows[0].logits.len();
     let mut choices = Choices::new(&device, vocab, rows.len()).unwrap();
@@ -61,7 +62,7 @@ fn chosen(rows: &mut [Row]) -> Vec<Drawn> {
     let to = device.buffer("tokens", rows.len() * 8).unwrap();
     choices.forward(&device, Rows { logits: logits.at, chosen: to.at }).unwrap();
     let bytes: Vec<u8> = read(&device, to.at, rows.len() * 2).iter().flat_map(|v| v.to_bits().to_le_bytes()).collect();
-    (0..rows.len()).map(|row| choices.drawn(row, &bytes)).collect()
+    (0..rows.len()).map(|row| choices.sampled(row, &bytes)).collect()
 }
 
 /// Numbers for a test, the same each time.
@@ -130,12 +131,12 @@ fn tokens_are_those_of_the_cpus_sampler() {
     // warps.
     for (vocab, count) in [(61, 300), (5003, 60), (70_001, 6)] {
         let mut rows: Vec<Row> = (0..count).map(|_| dice.row(vocab)).collect();
-        let expected: Vec<Drawn> = rows.iter().map(Row::expected).collect();
+        let expected: Vec<Sampled> = rows.iter().map(Row::expected).collect();
         for (i, (found, expected)) in chosen(&mut rows).iter().zip(&expected).enumerate() {
             let state = rows[i].sampler.state();
             assert_eq!(found, expected, "row {i} of {vocab} tokens: {:?} {state:?}", rows[i].sampler);
         }
-        assert!(expected.iter().any(|drawn| matches!(drawn, Drawn::Nothing { .. })) || vocab > 61);
+        assert!(expected.iter().any(|sampled| matches!(sampled, Sampled::Nothing { .. })) || vocab > 61);
     }
 }
 
@@ -155,7 +156,7 @@ fn a_long_tail_is_drawn_from_as_on_the_cpu() {
         let (mut low, mut high) = (0, 1 << 53);
         while low < high {
             let middle = low + (high - low) / 2;
-            let is_later = matches!(row(middle).expected(), Drawn::Token(drawn) if drawn >= token);
+            let is_later = matches!(row(middle).expected(), Sampled::Token(sampled) if sampled >= token);
             (low, high) = if is_later { (low, middle) } else { (middle + 1, high) };
         }
         low
@@ -164,7 +165,7 @@ fn a_long_tail_is_drawn_from_as_on_the_cpu() {
     tokens.retain(|&token| first(token) + 9 < first(token + 1));
     assert!(tokens.len() > 3, "{tokens:?}");
     let mut rows: Vec<Row> = tokens.iter().map(|&token| row(u64::midpoint(first(token), first(token + 1)))).collect();
-    let expected: Vec<Drawn> = tokens.into_iter().map(Drawn::Token).collect();
+    let expected: Vec<Sampled> = tokens.into_iter().map(Sampled::Token).collect();
     assert_eq!(chosen(&mut rows), expected);
 }
 
@@ -176,8 +177,8 @@ fn draws_follow_the_probabilities() {
         let params = |seed| SamplingParams { top_p, seed, ..SamplingParams::default() };
         let mut rows: Vec<Row> = (0..1600).map(|seed| Row::new(logits.clone(), params(seed))).collect();
         let mut counts = [0; 5];
-        for drawn in chosen(&mut rows) {
-            let Drawn::Token(token) = drawn else { panic!("{drawn:?}") };
+        for sampled in chosen(&mut rows) {
+            let Sampled::Token(token) = sampled else { panic!("{sampled:?}") };
             counts[token as usize] += 1;
         }
         // Within four standard deviations.
@@ -210,9 +211,9 @@ fn what_is_infinite_no_number_or_impossible_is_chosen_as_on_the_cpu() {
     rows[12].allowed = Some(only.clone());
     rows[18].allowed = Some(only);
     rows[9].last_resort = vec![1, 3];
-    let expected: Vec<Drawn> = rows.iter().map(Row::expected).collect();
+    let expected: Vec<Sampled> = rows.iter().map(Row::expected).collect();
     assert_eq!(chosen(&mut rows), expected);
-    assert_eq!(expected[18], Drawn::Nothing { possible: true });
+    assert_eq!(expected[18], Sampled::Nothing { possible: true });
 }
 
 fn decoder() -> (CudaDecoder, CudaPool) {
@@ -236,7 +237,7 @@ fn a_step_gives_tokens_to_some_rows_and_logits_to_the_others() {
     let sampler = |row: usize| Sampler::new(SamplingParams { seed: row as u64, ..SamplingParams::default() }, 61);
     let mut samplers: Vec<Sampler> = (0..6).map(|row| sampler(row).unwrap()).collect();
     let (decoder, mut pool) = self::decoder();
-    let (mut drawn, mut logits) = (vec![Drawn::Logits; 9], vec![0.0; 3]);
+    let (mut sampled, mut logits) = (vec![Sampled::Logits; 9], vec![0.0; 3]);
     let mut plan = |range: std::ops::Range<usize>, plans: &mut Plans| {
         for row in range {
             if wanted[row] {
@@ -246,23 +247,23 @@ fn a_step_gives_tokens_to_some_rows_and_logits_to_the_others() {
             }
         }
     };
-    decoder.decode_choosing(&ids, &mut pool, &slots, &mut plan, (&mut drawn, &mut logits)).unwrap();
-    let expected: Vec<Drawn> = (0..6)
+    decoder.decode_and_sample(&ids, &mut pool, &slots, &mut plan, (&mut sampled, &mut logits)).unwrap();
+    let expected: Vec<Sampled> = (0..6)
         .map(|row| match sampler(row).unwrap().sample(&mut rows[row].to_vec()) {
-            Some(token) if !wanted[row] => Drawn::Token(token),
-            _ => Drawn::Logits,
+            Some(token) if !wanted[row] => Sampled::Token(token),
+            _ => Sampled::Logits,
         })
         .collect();
-    assert_eq!(drawn, expected);
+    assert_eq!(sampled, expected);
     assert_eq!(logits, [rows[0], rows[2], rows[3], rows[5]].concat());
     // Where nothing is chosen, all come.
     let mut none = |range: std::ops::Range<usize>, plans: &mut Plans| plans.skip_to(range.len());
     let (decoder, mut pool) = self::decoder();
-    decoder.decode_choosing(&ids, &mut pool, &slots, &mut none, (&mut drawn, &mut logits)).unwrap();
-    assert_eq!((drawn.as_slice(), &logits), (&[Drawn::Logits; 6][..], &all));
+    decoder.decode_and_sample(&ids, &mut pool, &slots, &mut none, (&mut sampled, &mut logits)).unwrap();
+    assert_eq!((sampled.as_slice(), &logits), (&[Sampled::Logits; 6][..], &all));
     // A row that nobody has planned is an error, and the slots are refused until they are reset.
     let mut too_few = |_: std::ops::Range<usize>, _: &mut Plans| {};
-    let outcome = decoder.decode_choosing(&ids, &mut pool, &slots, &mut too_few, (&mut drawn, &mut logits));
+    let outcome = decoder.decode_and_sample(&ids, &mut pool, &slots, &mut too_few, (&mut sampled, &mut logits));
     assert!(outcome.unwrap_err().to_string().contains("planned"));
     assert!(pool.export(0).is_err() && pool.export(4).is_ok());
 }
@@ -288,13 +289,13 @@ fn more_rows_than_a_step_takes_are_planned_as_many_at_a_time() {
         }
         planned.push(range);
     };
-    let (mut drawn, mut logits) = (Vec::new(), Vec::new());
+    let (mut sampled, mut logits) = (Vec::new(), Vec::new());
     let mut pool = decoder.new_pool(count, StateType::F32).unwrap();
-    decoder.decode_choosing(&ids, &mut pool, &slots, &mut plan, (&mut drawn, &mut logits)).unwrap();
+    decoder.decode_and_sample(&ids, &mut pool, &slots, &mut plan, (&mut sampled, &mut logits)).unwrap();
     assert_eq!(planned, [0..ROWS, ROWS..count]);
-    for (row, (drawn, logits)) in drawn.iter().zip(all.chunks_exact_mut(31)).enumerate() {
+    for (row, (sampled, logits)) in sampled.iter().zip(all.chunks_exact_mut(31)).enumerate() {
         let best = sampler.sample(logits).unwrap();
-        assert_eq!(*drawn, if row == ROWS + 1 { Drawn::Logits } else { Drawn::Token(best) }, "{row}");
+        assert_eq!(*sampled, if row == ROWS + 1 { Sampled::Logits } else { Sampled::Token(best) }, "{row}");
     }
     assert_eq!(logits, all[(ROWS + 1) * 31..(ROWS + 2) * 31]);
 }

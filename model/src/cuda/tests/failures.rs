@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use super::watched::watched;
 use crate::cuda::{CudaDecoder, CudaPool};
 use crate::cuda_error::CudaError;
+use crate::error::ModelError;
 use crate::memory::StateType;
+use crate::runner::Backend;
 use crate::sampling::{Permitted, Plans, Sampler, SamplingParams};
 
 /// A device whose calls succeed so many times; less than 0 for always.
@@ -31,7 +33,7 @@ pub(super) fn failing(fatal: bool) -> (Arc<AtomicI64>, CudaDecoder, CudaPool) {
 }
 
 /// What is asked of a slot, with the numbers of a whole state.
-type Act = fn(&CudaDecoder, &mut CudaPool, &[f32]) -> candle_core::Result<()>;
+type Act = fn(&CudaDecoder, &mut CudaPool, &[f32]) -> Result<(), ModelError>;
 
 #[test]
 fn wherever_a_call_fails_no_slot_is_left_with_half_a_text() {
@@ -54,7 +56,7 @@ fn wherever_a_call_fails_no_slot_is_left_with_half_a_text() {
                 plans.skip_to(2);
             };
             let outcome = (&mut Vec::new(), &mut Vec::new());
-            decoder.decode_choosing(&[3, 3], pool, &[0, 1], &mut plan, outcome)
+            decoder.decode_and_sample(&[3, 3], pool, &[0, 1], &mut plan, outcome)
         }),
     ];
     for (what, act) in acts {

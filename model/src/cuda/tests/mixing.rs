@@ -4,8 +4,8 @@ use super::{close, device, normals, poisoned, read};
 use crate::cuda::device::{Buffer, CudaDevice};
 use crate::cuda::ops::Rows;
 use crate::cuda::plan::column;
-use crate::cuda::pool::{Layer, NOBODY, Step};
-use crate::cuda::recurrence::{Places, Recurrence, conv_silu, rotate};
+use crate::cuda::pool::{Layer, PADDING, Step};
+use crate::cuda::recurrence::{Addresses, Recurrence, conv_silu, rotate};
 use crate::cuda::weights::Kind;
 use crate::memory::StateType;
 
@@ -13,9 +13,9 @@ fn words(device: &CudaDevice, all: &[u32]) -> Buffer {
     device.with("a test", &all.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>()).unwrap()
 }
 
-fn step(rows: usize, time: usize, slots: &Buffer, places: &Buffer) -> Step {
+fn step(rows: usize, time: usize, slots: &Buffer, positions: &Buffer) -> Step {
     let one_slot = (rows == 1).then_some(1);
-    Step { rows, time, ids: 0, slots: slots.at, places: places.at, angles: 0, one_slot }
+    Step { rows, time, ids: 0, slots: slots.at, positions: positions.at, angles: 0, one_slot }
 }
 
 /// The features of one query or key, in f64. w: (d, D)
@@ -87,7 +87,7 @@ fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
     let sums: Vec<f32> = normals(seed + 4, 10 * sums_stride).iter().map(|v| 0.5 + 0.1 * v.abs()).collect();
     let slots: Vec<usize> = if rows == 1 { vec![1] } else { [3, 0, 1, 9, 4, 5, 8, 7, 2][..rows].to_vec() };
     let slot_words = words(&device, &slots.iter().map(|&slot| slot as u32).collect::<Vec<_>>());
-    let places = words(&device, &vec![0; 2 * rows]);
+    let positions = words(&device, &vec![0; 2 * rows]);
     let floats = |numbers: &[f32]| device.floats("a test", numbers).unwrap();
     let (s, z, x, g, matrices) = (floats(&before), floats(&sums), floats(&qkv), floats(&gate), floats(&w));
     let (phi, beside) = (poisoned(&device, rows * time * heads * 2 * f), poisoned(&device, heads * (f + 1)));
@@ -102,7 +102,7 @@ fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
         tails: 0,
         tails_stride: 0,
     };
-    let at = Places {
+    let at = Addresses {
         qkv: x.at,
         gate: if gated { g.at } else { 0 },
         w: if of.map == 2 { 0 } else { matrices.at },
@@ -112,7 +112,7 @@ fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
         out: Rows { at: out.at, stride: inner },
         kind: Kind::F32,
     };
-    of.forward(&device, step(rows, time, &slot_words, &places), layer, at).unwrap();
+    of.forward(&device, step(rows, time, &slot_words, &positions), layer, at).unwrap();
 
     let (mut want, mut all_clamped) = (vec![0.0; rows * time * inner], 0);
     let (mut want_s, mut want_sums) = (widened(&before), widened(&sums));
@@ -181,7 +181,7 @@ fn recurrences_against_f64() {
 fn rows_that_are_none_change_nothing() {
     let device = device();
     let of = Recurrence { heads: 2, d: 8, features: 8, proj_dim: 4, map: 0, eps: 0.02, layer: 0 };
-    let (slots, places) = (words(&device, &[NOBODY; 3]), words(&device, &[0; 6]));
+    let (slots, positions) = (words(&device, &[PADDING; 3]), words(&device, &[0; 6]));
     let (s, sums) = (poisoned(&device, 512), poisoned(&device, 64));
     let (x, out) = (poisoned(&device, 3 * 48), poisoned(&device, 48));
     let layer = Layer {
@@ -194,7 +194,7 @@ fn rows_that_are_none_change_nothing() {
         tails_stride: 32,
     };
     let clamped = device.buffer("a test", 8).unwrap();
-    let at = Places {
+    let at = Addresses {
         qkv: x.at,
         gate: 0,
         w: x.at,
@@ -204,7 +204,7 @@ fn rows_that_are_none_change_nothing() {
         out: Rows { at: out.at, stride: 16 },
         kind: Kind::F32,
     };
-    let step = step(3, 1, &slots, &places);
+    let step = step(3, 1, &slots, &positions);
     of.forward(&device, step, layer, at).unwrap();
     conv_silu(&device, step, (x.at, 3), (x.at, out.at), 16, (layer.tails, layer.tails_stride)).unwrap();
     let untouched = |at, len| read(&device, at, len).iter().all(|v| v.is_nan());
@@ -221,9 +221,9 @@ fn convolutions_against_f64() {
         let floats = |numbers: &[f32]| device.floats("a test", numbers).unwrap();
         let (from, kernel, memory) = (floats(&x), floats(&weight), floats(&tails));
         let to = poisoned(&device, x.len());
-        let (slots, places) = (words(&device, &[2, 0]), words(&device, &[0; 4]));
+        let (slots, positions) = (words(&device, &[2, 0]), words(&device, &[0; 4]));
         let stride = (taps - 1) * channels;
-        let step = step(rows, time, &slots, &places);
+        let step = step(rows, time, &slots, &positions);
         conv_silu(&device, step, (kernel.at, taps), (from.at, to.at), channels, (memory.at, stride)).unwrap();
         let (mut want, mut after) = (vec![0.0; x.len()], tails.clone());
         for (row, slot) in [2, 0].into_iter().enumerate() {

@@ -7,7 +7,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use super::failures::failing;
 use super::watched::{Call, watched};
 use crate::cuda::{CudaDecoder, CudaPool};
+use crate::error::ModelError;
+use crate::language_model::Transfer;
 use crate::memory::StateType;
+use crate::runner::Backend;
+
+type Result<T> = std::result::Result<T, ModelError>;
 
 /// A gate that the calls of the mover come to.
 #[derive(Default)]
@@ -78,7 +83,7 @@ impl Gate {
     fn pool(self: &Arc<Self>, conv: usize, state: StateType) -> (CudaDecoder, CudaPool) {
         let (decoder, mut pool) = watched(conv, state, self.call());
         let gate = Arc::clone(self);
-        pool.on_arrival(Arc::new(move || gate.change(|state| state.ended += 1)));
+        pool.on_transfer_end(Arc::new(move || gate.change(|state| state.ended += 1)));
         (decoder, pool)
     }
 }
@@ -95,18 +100,22 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|v| v.to_bits()).collect()
 }
 
-/// The end of a slot's move.
-fn arrival(pool: &mut CudaPool, slot: usize) -> candle_core::Result<Vec<f32>> {
+/// Waits for the end of a slot's transfer.
+fn finish(pool: &mut CudaPool, slot: usize) -> Result<Vec<f32>> {
     loop {
-        match pool.moved(slot)? {
-            Some(numbers) => return Ok(numbers),
-            None => std::thread::yield_now(),
+        match pool.poll_transfer(slot)? {
+            Transfer::Done(numbers) => return Ok(numbers),
+            Transfer::Pending => std::thread::yield_now(),
         }
     }
 }
 
-fn import(pool: &mut CudaPool, slot: usize, numbers: &[f32], tokens: u64) -> candle_core::Result<()> {
-    pool.begin_import(slot, Box::new(numbers.to_vec()), tokens)
+fn export(pool: &mut CudaPool, slot: usize) -> Result<()> {
+    pool.start_export(slot).map(drop)
+}
+
+fn import(pool: &mut CudaPool, slot: usize, numbers: &[f32], tokens: u64) -> Result<()> {
+    pool.start_import(slot, Arc::new(numbers.to_vec()), tokens).map(drop)
 }
 
 fn step(decoder: &CudaDecoder, pool: &mut CudaPool, ids: &[u32], slots: &[usize]) -> Vec<u32> {
@@ -121,14 +130,14 @@ fn a_state_that_moves_is_the_same_bits() {
         let (decoder, mut pool) = watched(conv, state, Arc::new(|_| Ok(())));
         decoder.absorb(&[1, 7, 4, 9, 2], &mut pool, 0).unwrap();
         let whole = pool.export(0).unwrap();
-        pool.begin_export(0).unwrap();
-        assert_eq!(bits(&arrival(&mut pool, 0).unwrap()), bits(&whole), "{conv} {state:?}");
+        export(&mut pool, 0).unwrap();
+        assert_eq!(bits(&finish(&mut pool, 0).unwrap()), bits(&whole), "{conv} {state:?}");
         // What the page-locked memory has had before must not show.
         decoder.absorb(&[3], &mut pool, 2).unwrap();
         import(&mut pool, 1, &whole, 5).unwrap();
-        assert_eq!(arrival(&mut pool, 1).unwrap(), Vec::<f32>::new());
-        pool.begin_export(2).unwrap();
-        assert_ne!(bits(&arrival(&mut pool, 2).unwrap()), bits(&whole));
+        assert_eq!(finish(&mut pool, 1).unwrap(), Vec::<f32>::new());
+        export(&mut pool, 2).unwrap();
+        assert_ne!(bits(&finish(&mut pool, 2).unwrap()), bits(&whole));
         pool.import(2, &whole, 5).unwrap();
         assert_eq!(pool.tokens(1), 5);
         assert_eq!(bits(&pool.export(1).unwrap()), bits(&whole), "{conv} {state:?}");
@@ -150,7 +159,7 @@ fn twins(gate: &Arc<Gate>) -> [(CudaDecoder, CudaPool); 2] {
 
 /// Begins a move of slot 0: out of it, or `whole` into it.
 fn begin(pool: &mut CudaPool, comes: bool, whole: &[f32]) {
-    if comes { import(pool, 0, whole, 3).unwrap() } else { pool.begin_export(0).unwrap() }
+    if comes { import(pool, 0, whole, 3).unwrap() } else { export(pool, 0).unwrap() }
 }
 
 #[test]
@@ -167,10 +176,10 @@ fn other_slots_step_while_a_state_is_on_its_way() {
             assert_eq!(got, step(&twin, &mut still, &[id, id], &[1, 2]));
             decoder.absorb(&[id, 3], &mut pool, 1).unwrap();
             twin.absorb(&[id, 3], &mut still, 1).unwrap();
-            assert!(pool.moved(0).unwrap().is_none());
+            assert!(matches!(pool.poll_transfer(0), Ok(Transfer::Pending)));
         }
         gate.open();
-        let numbers = arrival(&mut pool, 0).unwrap();
+        let numbers = finish(&mut pool, 0).unwrap();
         assert_eq!(bits(&numbers), if comes { Vec::new() } else { bits(&own) });
         assert_eq!(bits(&pool.export(0).unwrap()), bits(if comes { &whole } else { &own }));
         assert_eq!(bits(&pool.export(1).unwrap()), bits(&still.export(1).unwrap()));
@@ -195,7 +204,7 @@ fn what_moves_while_a_step_is_recorded_is_no_part_of_it() {
         gate.change(|state| state.in_record = Some(Box::new(run)));
         assert_eq!(step(&decoder, &mut pool, &[5], &[1]), step(&twin, &mut still, &[5], &[1]));
         gate.until(|state| state.ended == 1);
-        let numbers = arrival(&mut pool, 0).unwrap();
+        let numbers = finish(&mut pool, 0).unwrap();
         assert_eq!(bits(&numbers), if comes { Vec::new() } else { bits(&own) });
         assert_eq!(bits(&pool.export(0).unwrap()), bits(if comes { &whole } else { &own }));
         // Nor is it done again where the step is.
@@ -218,19 +227,21 @@ fn a_slot_on_its_way_is_refused_to_all_else() {
             pool.reset(0),
             pool.import(0, &whole, 1),
             pool.export(0).map(drop),
-            pool.begin_export(0),
+            export(&mut pool, 0),
             import(&mut pool, 0, &whole, 1),
             decoder.absorb(&[1], &mut pool, 0),
             decoder.decode_into(&[1, 1], &mut pool, &[2, 0], &mut Vec::new()),
         ];
         for refusal in refusals {
             let words = refusal.unwrap_err().to_string();
-            assert!(words.contains("slot 0 is on its way"), "{words}");
+            assert!(words.contains("slot 0 has a state transfer in progress"), "{words}");
         }
         gate.open();
-        arrival(&mut pool, 0).unwrap();
-        assert!(pool.moved(0).unwrap_err().to_string().contains("no move"));
-        assert!(pool.moved(7).is_err() && pool.begin_export(7).is_err() && import(&mut pool, 7, &whole, 1).is_err());
+        finish(&mut pool, 0).unwrap();
+        assert!(pool.poll_transfer(0).unwrap_err().to_string().contains("no state transfer"));
+        assert!(
+            pool.poll_transfer(7).is_err() && pool.start_export(7).is_err() && import(&mut pool, 7, &whole, 1).is_err()
+        );
         assert!(import(&mut pool, 0, &whole[1..], 1).unwrap_err().to_string().contains("numbers"));
         // All that was refused has changed nothing, the row beside it neither.
         assert_eq!(bits(&pool.export(0).unwrap()), bits(if comes { &whole } else { &own }));
@@ -249,9 +260,9 @@ fn a_move_that_fails_anywhere_leaves_what_was_there_or_nothing() {
             decoder.absorb(&[3], &mut pool, 1).unwrap();
             let other = pool.export(1).unwrap();
             left.store(calls, Ordering::Relaxed);
-            let begun = if comes { import(&mut pool, 0, &other, 1) } else { pool.begin_export(0) };
+            let begun = if comes { import(&mut pool, 0, &other, 1) } else { export(&mut pool, 0) };
             let has_begun = begun.is_ok();
-            let outcome = begun.and_then(|()| arrival(&mut pool, 0));
+            let outcome = begun.and_then(|()| finish(&mut pool, 0));
             left.store(-1, Ordering::Relaxed);
             if outcome.is_ok() {
                 break;
@@ -259,16 +270,16 @@ fn a_move_that_fails_anywhere_leaves_what_was_there_or_nothing() {
             failures += 1;
             assert_eq!(pool.is_lost(), fatal, "after {calls} calls");
             if comes && has_begun {
-                assert!(pool.export(0).is_err() && pool.begin_export(0).is_err(), "after {calls} calls");
+                assert!(pool.export(0).is_err() && pool.start_export(0).is_err(), "after {calls} calls");
                 assert!(decoder.absorb(&[1], &mut pool, 0).is_err(), "after {calls} calls");
             } else {
                 assert_eq!(bits(&pool.export(0).unwrap()), bits(&own), "after {calls} calls");
             }
             // The next move makes it whole, the same thread's.
             import(&mut pool, 0, &other, 1).unwrap();
-            arrival(&mut pool, 0).unwrap();
-            pool.begin_export(0).unwrap();
-            assert_eq!(bits(&arrival(&mut pool, 0).unwrap()), bits(&other), "after {calls} calls");
+            finish(&mut pool, 0).unwrap();
+            export(&mut pool, 0).unwrap();
+            assert_eq!(bits(&finish(&mut pool, 0).unwrap()), bits(&other), "after {calls} calls");
         }
         assert!(failures >= 8, "{failures} failures");
     }
@@ -282,12 +293,12 @@ fn a_panic_ends_its_move_alone() {
         let (own, whole) = (still.export(0).unwrap(), still.export(2).unwrap());
         gate.change(|state| state.panics = true);
         begin(&mut pool, comes, &whole);
-        assert!(arrival(&mut pool, 0).unwrap_err().to_string().contains("thread that moves states"));
+        assert!(finish(&mut pool, 0).unwrap_err().to_string().contains("thread that transfers states"));
         assert_eq!(pool.export(0).is_err(), comes);
         import(&mut pool, 1, &own, 3).unwrap();
-        arrival(&mut pool, 1).unwrap();
+        finish(&mut pool, 1).unwrap();
         import(&mut pool, 0, &whole, 3).unwrap();
-        arrival(&mut pool, 0).unwrap();
+        finish(&mut pool, 0).unwrap();
         assert_eq!(bits(&pool.export(0).unwrap()), bits(&whole));
         assert_eq!(bits(&pool.export(1).unwrap()), bits(&own));
     }
@@ -300,7 +311,7 @@ fn a_pool_that_goes_waits_for_the_move_under_way() {
     let whole: Arc<[f32]> = still.export(2).unwrap().into();
     let closed = gate.close();
     for slot in 0..3 {
-        pool.begin_import(slot, Box::new(Arc::clone(&whole)), 3).unwrap();
+        pool.start_import(slot, Arc::new(Arc::clone(&whole)), 3).unwrap();
     }
     gate.until(|state| state.waiting == 1);
     let thread = std::thread::spawn(move || drop(closed));

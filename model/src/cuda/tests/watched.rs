@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::device;
 use crate::config::DecoderConfig;
-use crate::cuda::device::{CudaDevice, Gpu, Launch, Moment, Pinned, Recorded, Result};
+use crate::cuda::device::CudaDevice;
+use crate::cuda::gpu::{Event, Gpu, Graph, Launch, Pinned, Result};
 use crate::cuda::{CudaDecoder, CudaPool};
 use crate::memory::StateType;
 use crate::weights::WeightType;
@@ -78,9 +79,9 @@ impl Gpu for Watched<Arc<dyn Gpu>> {
         Ok(self.inner.pinned_beside(bytes)?.into_iter().map(watched).collect())
     }
 
-    fn moment(&self) -> Result<Box<dyn Moment>> {
+    fn event(&self) -> Result<Box<dyn Event>> {
         (self.call)("moment")?;
-        Ok(Box::new(Watched { inner: self.inner.moment()?, call: Arc::clone(&self.call) }))
+        Ok(Box::new(Watched { inner: self.inner.event()?, call: Arc::clone(&self.call) }))
     }
 
     fn launch(&self, launch: Launch<'_>) -> Result<()> {
@@ -88,7 +89,7 @@ impl Gpu for Watched<Arc<dyn Gpu>> {
         self.inner.launch(launch)
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Recorded>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Box<dyn Graph>> {
         (self.call)("record")?;
         self.inner.record(work)
     }
@@ -111,9 +112,9 @@ impl Pinned for Watched<Box<dyn Pinned>> {
     }
 }
 
-impl Moment for Watched<Box<dyn Moment>> {
+impl Event for Watched<Box<dyn Event>> {
     fn wait(&self) -> Result<()> {
-        (self.call)("wait for a moment")?;
+        (self.call)("wait for an event")?;
         self.inner.wait()
     }
 }

@@ -19,7 +19,7 @@ use super::vector;
 use super::{Isa, threads::Threads};
 use product::Product;
 
-/// What the numbers of a matrix are.
+/// The type of a matrix's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Type {
     /// 32-bit floats.
@@ -36,7 +36,7 @@ impl Type {
     }
 }
 
-/// A matrix (n, k) as it is stored, row by row: little-endian bytes at any address.
+/// A stored matrix (n, k), row by row: little-endian bytes, not aligned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a> {
     pub(crate) kind: Type,
@@ -73,7 +73,7 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// Interleaves matrices of `k` columns, one under another; where their types differ they become f32.
+    /// Interleaves matrices of `k` columns, stacked one below the other; if their types differ, all become f32.
     pub(crate) fn pack(parts: &[Rows<'_>], k: usize) -> Self {
         assert!(k > 0 && parts.iter().all(|part| part.len().is_multiple_of(k)), "pack: rows of {k} numbers");
         let n = parts.iter().map(|part| part.len() / k).sum();
@@ -88,7 +88,7 @@ impl Packed {
         Self { kind, n, k, lines }
     }
 
-    /// A matrix that was made in f32.
+    /// Packs a matrix in f32.
     pub(crate) fn of_f32(w: &[f32], k: usize) -> Self {
         let bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
         Self::pack(&[Rows { kind: Type::F32, bytes: &bytes }], k)
@@ -132,7 +132,7 @@ fn interleave<T: Copy + Send + Sync>(
     out: &mut [T],
     get: impl Fn(Rows<'_>, usize) -> T + Sync,
 ) {
-    // Where each row lies: its part, and its first element there.
+    // For each row: its part, and its first element there.
     let places: Vec<(Rows<'_>, usize)> =
         parts.iter().flat_map(|&part| (0..part.len() / k).map(move |row| (part, row * k))).collect();
     out.par_chunks_mut(PANEL * k).enumerate().for_each(|(p, out)| {
@@ -148,7 +148,7 @@ fn interleave<T: Copy + Send + Sync>(
 /// `out (rows, n) = x (rows, k) . w (n, k)^T`.
 ///
 /// # Panics
-/// When the lengths do not fit: the callers are layers that know their widths.
+/// If the lengths do not fit: the callers are layers that know their widths.
 pub(crate) fn matmul(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32], threads: &Threads) {
     let rows = x.len() / w.k;
     assert!(x.len() == rows * w.k && out.len() == rows * w.n, "matmul: lengths do not fit");
@@ -162,7 +162,7 @@ pub(crate) fn matmul(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32], threads: 
     });
 }
 
-/// [`matmul`] by the calling thread alone.
+/// [`matmul`] on the calling thread alone.
 pub(crate) fn product(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32]) {
     let rows = x.len() / w.k;
     assert!(x.len() == rows * w.k && out.len() == rows * w.n, "matmul: lengths do not fit");
@@ -170,10 +170,10 @@ pub(crate) fn product(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32]) {
     unsafe { panels(isa, x, 0..rows, w, 0..panels::count(w.n), Output::new(out, w.n.max(1))) };
 }
 
-/// Some rows of `x` (all rows are given) against some panels of the weights.
+/// Some of the rows of `x` against some panels of the weights.
 ///
 /// # Safety
-/// Rows and panels are there, in `x`, `w` and `out`, and nobody else touches this part of `out`.
+/// Rows and panels are in bounds of `x`, `w` and `out`, and nobody else accesses this part of `out`.
 unsafe fn panels(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output<'_>) {
     // SAFETY: the caller's promise.
     unsafe {

@@ -9,14 +9,14 @@ use crate::kernels::panels::{self, GROUP, Output, PANEL};
 use crate::kernels::prefetch::{LINE, prefetch};
 use crate::kernels::vector::Vector;
 
-/// Bytes that weights are asked for before they are needed, where each is used for the first time: the machine's own
-/// guesses come late at the start of every panel, and stop at the end of a page.
+/// Bytes by which first uses of weights are prefetched ahead: the hardware's own prefetching is late at the start of
+/// every panel, and stops at the end of a page.
 const AHEAD: usize = 8 << 10;
 
 /// `M` rows of `x` against `R` registers of one panel.
 ///
-/// x: the first row; w: the panel's first column at the first of these rows; width: elements from column to column;
-/// first: whether these weights have not been used before.
+/// x: the first row; w: the panel's first column at the first of these lanes; width: elements from column to column;
+/// first: whether this is the first use of these weights.
 ///
 /// # Safety
 /// The machine has the set of `V`; `M` rows of `k` are readable at `x`, and `k` columns at `w`.
@@ -56,7 +56,7 @@ unsafe fn tile<V: Vector, W: Element, const M: usize, const R: usize>(
 /// Writes a tile's rows, without the lanes that pad the panel.
 ///
 /// # Safety
-/// The rows from `row` on and the columns are the job's own.
+/// Nobody else accesses the rows from `row` on in these columns.
 #[inline(always)]
 unsafe fn write<V: Vector, const M: usize, const R: usize>(
     sums: &[[V; R]; M],
@@ -75,7 +75,7 @@ unsafe fn write<V: Vector, const M: usize, const R: usize>(
     }
 }
 
-/// All wanted rows against `R` registers of one panel.
+/// All rows of the product against `R` registers of one panel.
 ///
 /// # Safety
 /// As for [`tile`] and [`write`].
@@ -89,7 +89,7 @@ unsafe fn strip<V: Vector, W: Element, const R: usize>(
     let (mut row, k) = (product.rows.start, product.k);
     macro_rules! rows {
         ($m:literal) => {{
-            // SAFETY: so many rows are left from `row` on.
+            // SAFETY: that many rows remain from `row` on.
             unsafe {
                 let sums = tile::<V, W, $m, R>(product.x[row * k..].as_ptr(), w, k, width, row == product.rows.start);
                 write(&sums, product.out, row, columns.clone());
@@ -114,7 +114,7 @@ unsafe fn strip<V: Vector, W: Element, const R: usize>(
 /// registers of a group.
 ///
 /// # Safety
-/// The machine has the set of `V`, and nobody else touches the job's rows and panels of the output.
+/// The machine has the set of `V`, and nobody else accesses the product's part of the output.
 #[inline(always)]
 pub(super) unsafe fn run<V: Vector, W: Element, const ONE: usize, const MANY: usize, const GROUPED: usize>(
     product: &Product<'_, W>,

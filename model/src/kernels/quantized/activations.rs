@@ -5,11 +5,11 @@ use crate::kernels::{Isa, multiversion};
 
 use super::format::BLOCK;
 
-/// Adding 1.5 * 2^23 rounds to the nearest whole number, ties to even, and leaves it in the lowest bits.
+/// Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves it in the lowest bits.
 const ROUND: f32 = 12_582_912.0;
-/// Numbers under which waking other threads costs more than it saves.
+/// Numbers below which one thread is faster than several.
 const SERIAL: usize = 1 << 15;
-/// Rows that a thread takes at a time.
+/// Rows that a thread claims at a time.
 const ROWS: usize = 16;
 
 /// The bytes of one block.
@@ -17,26 +17,26 @@ const ROWS: usize = 16;
 #[repr(C, align(32))]
 pub(super) struct Quants([i8; BLOCK]);
 
-/// What else the kernels need of a block.
+/// The scale and the sums of a block.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Facts {
-    /// What the bytes count.
+    /// The factor of the bytes.
     pub(super) scale: f32,
     /// The sum of the bytes, scaled.
     pub(super) total: f32,
-    /// The sum of the bytes, its sign turned: times 128 or 8 it makes up for weights that are stored too large.
+    /// Minus the sum of the bytes: times 128 or 8 it corrects for weights that are stored plus 128 or 8.
     pub(super) negative: i32,
 }
 
-/// Some rows of activations as bytes. The buffers are kept from call to call.
+/// Some rows of activations as bytes. The buffers are reused from call to call.
 ///
-/// A block's rows lie side by side, (k / 32, rows, 32): a tile of rows is read with one pointer.
+/// A block's rows are neighbours, (k / 32, rows, 32), so that a tile of rows is read with one pointer.
 #[derive(Debug, Default)]
 pub(crate) struct Activations {
     rows: usize,
     k: usize,
-    /// Rows that a block has room for: not a power of two, which would put all blocks in the same sets of the cache.
+    /// Rows per block, padded: not a power of two, which would map all blocks to the same cache sets.
     stride: usize,
     quants: Vec<Quants>,
     facts: Vec<Facts>,
@@ -45,12 +45,12 @@ pub(crate) struct Activations {
 impl Activations {
     /// Quantises `x (rows, k)`.
     ///
-    /// A block's scale is its largest magnitude over 127, and a number becomes the nearest whole count of it, ties to
-    /// even. Where that scale is too small to have an inverse, the scale and all numbers are 0; where the block holds
-    /// what is not finite, neither is the scale, and every product with the row is NaN.
+    /// A block's scale is its largest magnitude over 127, and a number becomes the nearest multiple of it, ties to
+    /// even. If the scale is too small to have an inverse, the scale and all numbers are 0. If the block has a number
+    /// that is not finite, neither is the scale, and every product with the row is NaN.
     ///
     /// # Panics
-    /// When `x` is not made of rows of `k`, or `k` not of blocks of 32.
+    /// If `x` does not consist of rows of `k`, or `k` of blocks of 32.
     pub(crate) fn quantise(&mut self, isa: Isa, x: &[f32], k: usize, threads: &Threads) {
         assert!(k > 0 && k.is_multiple_of(BLOCK) && x.len().is_multiple_of(k), "{} in rows of {k}", x.len());
         let rows = x.len() / k;
@@ -71,33 +71,33 @@ impl Activations {
         });
     }
 
-    /// Rows that were quantised last.
+    /// Rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Their columns.
+    /// Columns of a row.
     pub(crate) fn columns(&self) -> usize {
         self.k
     }
 
-    /// Rows that a block has room for.
+    /// Rows per block, padded.
     #[inline]
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
 
-    /// The bytes of a block; those of the rows that follow lie behind.
+    /// The bytes of a block; those of the next rows follow.
     pub(super) fn quants(&self, block: usize, row: usize) -> &[i8; BLOCK] {
         &self.quants[block * self.stride + row].0
     }
 
-    /// What else is known of a block; that of the rows that follow lies behind.
+    /// The scale and the sums of a block; those of the next rows follow.
     pub(super) fn facts(&self, block: usize, row: usize) -> &Facts {
         &self.facts[block * self.stride + row]
     }
 
-    /// Where the bytes and the facts of a block and all that follow begin.
+    /// Pointers to the bytes and to the facts of a block and of all that follow.
     #[inline]
     pub(super) fn from(&self, block: usize, row: usize) -> (*const i8, *const Facts) {
         let at = block * self.stride + row;
@@ -105,7 +105,7 @@ impl Activations {
     }
 }
 
-/// Where blocks are written, by several threads, each its own rows.
+/// Where threads write blocks, each thread other rows.
 #[derive(Clone, Copy)]
 struct Target {
     quants: *mut Quants,
@@ -114,7 +114,7 @@ struct Target {
     blocks: usize,
 }
 
-// SAFETY: `quantise` hands every thread rows that no other has, and nobody reads until all are done.
+// SAFETY: `quantise` gives every thread other rows, and nobody reads until all are done.
 unsafe impl Send for Target {}
 // SAFETY: as above.
 unsafe impl Sync for Target {}
@@ -123,7 +123,7 @@ unsafe impl Sync for Target {}
 fn quantise_block(x: &[f32; BLOCK]) -> (Quants, Facts) {
     let mut largest = 0u32;
     for v in x {
-        // As whole numbers: what is not a number is larger than all.
+        // As integers: NaN is larger than all numbers.
         largest = largest.max(v.to_bits() & 0x7fff_ffff);
     }
     let scale = f32::from_bits(largest) / 127.0;
@@ -151,7 +151,7 @@ fn quantise_body(x: &[f32], k: usize, first: usize, to: Target) {
             let (quants, facts) = quantise_block(x);
             let at = block * to.stride + first + row;
             debug_assert!(at < to.blocks);
-            // SAFETY: the block and the row lie inside, and no other thread has the row.
+            // SAFETY: the block and the row are in bounds, and no other thread has the row.
             unsafe {
                 *to.quants.add(at) = quants;
                 *to.facts.add(at) = facts;
@@ -161,6 +161,6 @@ fn quantise_body(x: &[f32], k: usize, first: usize, to: Target) {
 }
 
 multiversion! {
-    /// Quantises x (some rows, k), which are the rows from `first` on.
+    /// Quantises x (some rows, k) as the rows from `first` on.
     fn quantise_rows(x: &[f32], k: usize, first: usize, to: Target) = quantise_body;
 }

@@ -14,12 +14,12 @@ use super::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles}
 use crate::kernels::panels::{GROUP, Output};
 use crate::kernels::prefetch::{LINE, Stretch};
 
-/// Rows of `x` that a tile has at most: four sums and four products of sixteen registers.
+/// Most rows of `x` in a tile: four sums and four products of sixteen registers.
 const ROWS: usize = 2;
 /// Rows of weights in a register.
 const LANES: usize = 8;
 
-/// The whole numbers' products of R rows of `x` and sixteen rows of weights over 32 columns.
+/// Integer products of R rows of `x` and sixteen rows of weights over 32 columns.
 ///
 /// # Safety
 /// R blocks of bytes and of facts are readable at `x` and `facts`, and at `w` the words of the block, each `stride`
@@ -53,7 +53,7 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool>(
                 // SAFETY: the caller's promise: column + 4 <= 32 bytes of block r.
                 let x = _mm256_set1_epi32(unsafe { x.add(BLOCK * r + column).cast::<i32>().read_unaligned() });
                 sums[half] = if F::KIND == Kind::Q8_0 {
-                    // The sign goes from the weight to `x`, which is never -128: two products are 2 * 128 * 127 at
+                    // Moves the sign from the weight to `x`, which is never -128: two products are 2 * 128 * 127 at
                     // most, which 16 bits hold.
                     let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
                     _mm256_add_epi32(sums[half], _mm256_madd_epi16(pairs, ones))
@@ -80,7 +80,7 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool>(
     sums
 }
 
-/// Adds a block's scaled products to the sums, and takes the scaled minima of q4_k.
+/// Adds a block's scaled products to the sums, and subtracts the scaled minima of q4_k.
 ///
 /// # Safety
 /// Facts of R blocks are readable at `facts`.
@@ -141,7 +141,7 @@ unsafe fn six_bits(at: *const u8, stride: usize) -> [__m256i; 4] {
 /// block 0.
 ///
 /// # Safety
-/// As for `panel`; the rows and the group lie inside, and the blocks are whole stored ones.
+/// As for `panel`; the rows and the group are in bounds, and the blocks are whole stored ones.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile<F: Form, const R: usize>(
@@ -224,14 +224,14 @@ unsafe fn tile<F: Form, const R: usize>(
 /// A panel for some rows of `x`.
 ///
 /// # Safety
-/// The machine has AVX2, FMA and F16C. The rows lie in `x`, whose columns are the panel's; `out` has them and the
-/// panel's columns, which nobody else touches.
+/// The machine has AVX2, FMA and F16C. The rows are in `x`, whose columns are the panel's; `out` has them and the
+/// panel's columns, which nobody else accesses.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     let step = cached_blocks(F::KIND, w.width);
     for start in (0..w.blocks).step_by(step) {
         let blocks = start..w.blocks.min(start + step);
-        // All tiles together ask for the blocks that come after these.
+        // All tiles together prefetch the blocks after these.
         let chunk = step / F::KIND.parts() * F::KIND.block_bytes() * w.width;
         let asks = rows.len().div_ceil(ROWS) * (w.width / GROUP) * step;
         let at = w.bytes.as_ptr().wrapping_add((start / step + 1) * chunk);

@@ -15,23 +15,24 @@ use super::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles}
 use crate::kernels::panels::{GROUP, Output};
 use crate::kernels::prefetch::{LINE, Stretch};
 
-/// Rows of `x` that a tile has at most: with two groups of weights that is 12 sums and 12 products, and room is left
-/// for the weights.
+/// Most rows of `x` in a tile: with two groups of weights these are 12 sums and 12 products, which leaves registers for
+/// the weights.
 const ROWS: usize = 6;
 
-/// Bytes that weights are asked for ahead, where each is used once.
+/// Bytes by which weights are prefetched ahead if each is used once.
 const AHEAD: usize = 16 << 10;
-/// The same number, and what the next such call is given is computed later. The compiler would otherwise finish one
-/// row's product after the other, each a chain of waits, with all weights and no sums in registers.
+
+/// Returns `sum`, and keeps the compiler from moving later calls before this one. Otherwise it would finish one row's
+/// product after the other, each a chain of dependent instructions, with all weights and no sums in registers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn in_order(mut sum: __m512i) -> __m512i {
-    // SAFETY: no instruction at all.
+    // SAFETY: emits no instruction.
     unsafe { asm!("/* {0} */", inout(zmm_reg) sum, options(nomem, nostack, preserves_flags)) };
     sum
 }
 
-/// The whole numbers' products of R rows of `x` and G groups of weights over 32 columns.
+/// Integer products of R rows of `x` and G groups of weights over 32 columns.
 ///
 /// # Safety
 /// R blocks of bytes are readable at `x`, and at `w` the words of the block, each `stride` bytes behind the last.
@@ -77,7 +78,7 @@ unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
             let x = _mm512_set1_epi32(unsafe { x.add(BLOCK * r + column).cast::<i32>().read_unaligned() });
             for g in 0..G {
                 sums[r][g] = _mm512_dpbusd_epi32(sums[r][g], weights[g], x);
-                // The kinds of half bytes are better off as the compiler has them.
+                // For half bytes the compiler's own order is faster.
                 if F::KIND == Kind::Q8_0 {
                     sums[r][g] = in_order(sums[r][g]);
                 }
@@ -153,7 +154,7 @@ struct Tile<'a> {
 /// R rows of `x` and G groups of weights over some blocks: the sums go on from `out`, or from 0 at block 0.
 ///
 /// # Safety
-/// As for `panel`; the tile lies inside, and the blocks are whole stored ones.
+/// As for `panel`; the tile is in bounds, and the blocks are whole stored ones.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &mut Stretch, blocks: Range<usize>) {
@@ -272,13 +273,13 @@ unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, next: &mut Stretch, 
 /// A panel for some rows of `x`.
 ///
 /// # Safety
-/// The machine has AVX-512 F, BW, DQ, VL and VNNI. The rows lie in `x`, whose columns are the panel's; `out` has them
-/// and the panel's columns, which nobody else touches.
+/// The machine has AVX-512 F, BW, DQ, VL and VNNI. The rows are in `x`, whose columns are the panel's; `out` has them
+/// and the panel's columns, which nobody else accesses.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     let line_bytes = F::KIND.block_bytes() * w.width;
-    // Three rows or less take the weights as they come; more meet those that the cache holds, tile after tile, while
-    // all tiles together ask for the next.
+    // Up to three rows stream the weights. More rows use a stretch of weights that fits the cache, tile after tile,
+    // while all tiles together prefetch the next stretch.
     let few = rows.len() <= 3;
     let step = if few { w.blocks } else { cached_blocks(F::KIND, w.width) };
     let chunk = step / F::KIND.parts() * line_bytes;

@@ -5,14 +5,14 @@ use std::ops::Range;
 /// Columns that share a scale of the activations, and of the weights.
 pub(crate) const BLOCK: usize = 32;
 
-/// How weights are quantised: GGUF's formats of the same names.
+/// GGUF's formats of the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Blocks of 32: an f16 scale and 32 signed bytes.
     Q8_0,
-    /// Blocks of 32: an f16 scale and 32 half bytes, 8 too large.
+    /// Blocks of 32: an f16 scale and 32 half bytes, each plus 8.
     Q4_0,
-    /// Blocks of 256: eight parts of 32 with a scale and a minimum of 6 bits each, which two f16 scale, and half bytes.
+    /// Blocks of 256: two f16 factors, for eight parts of 32 a scale and a minimum of 6 bits each, and half bytes.
     Q4K,
 }
 
@@ -25,7 +25,7 @@ impl Kind {
         }
     }
 
-    /// The f16 numbers that a stored block begins with.
+    /// f16 numbers at the start of a stored block.
     pub(super) const fn halves(self) -> usize {
         match self {
             Self::Q8_0 | Self::Q4_0 => 1,
@@ -33,7 +33,7 @@ impl Kind {
         }
     }
 
-    /// The words of four bytes that follow.
+    /// Words of four bytes after them.
     pub(super) const fn words(self) -> usize {
         match self {
             Self::Q8_0 => 8,
@@ -52,7 +52,7 @@ impl Kind {
         self.columns() / BLOCK
     }
 
-    /// Signed bytes are stored 128 too large, so that every kind's quants are unsigned.
+    /// XORed to the words: adds 128 to signed bytes, so that every kind's quants are unsigned.
     pub(super) const fn flip(self) -> u32 {
         match self {
             Self::Q8_0 => 0x8080_8080,
@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-/// A kind as a type, so that a kernel is compiled for each.
+/// A kind as a type: kernels are compiled for each.
 pub(super) trait Form {
     const KIND: Kind;
 }
@@ -90,7 +90,7 @@ pub(super) struct Panel<'a> {
     pub(super) bytes: &'a [u8],
     /// Rows of the matrix: the columns of the product.
     pub(super) rows: Range<usize>,
-    /// Rows that it has room for.
+    /// Rows, padded to whole groups.
     pub(super) width: usize,
     /// Blocks of 32 columns.
     pub(super) blocks: usize,
@@ -105,16 +105,16 @@ pub(super) const FIRST_BYTES: [i32; 4] = [
     0x8080_800c_u32.cast_signed(),
 ];
 
-/// Bytes of weights that stay in a core's first-level cache while rows of `x` pass.
+/// Bytes of weights that stay in the first-level cache while many rows of `x` use them.
 const CACHED: usize = 20 << 10;
 
-/// Blocks of 32 columns that many rows of `x` meet before they go on to the next: whole stored blocks of some 20 KiB.
+/// Blocks of 32 columns that all rows of `x` use before the next ones: whole stored blocks of about [`CACHED`] bytes.
 #[inline]
 pub(super) fn cached_blocks(kind: Kind, width: usize) -> usize {
     (CACHED / (width * kind.block_bytes())).max(1) * kind.parts()
 }
 
-/// Rows cut in tiles of at most `most`, all about as high.
+/// Splits rows into tiles of at most `most` and about equal height.
 #[inline]
 pub(super) fn tiles(rows: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
     let count = rows.len().div_ceil(most);

@@ -1,16 +1,16 @@
-//! Products with quantised weights: q8_0, q4_0 and q4_k, as GGUF files hold them, interleaved in panels.
+//! Products with quantised weights: GGUF's q8_0, q4_0 and q4_k, interleaved in panels.
 //!
-//! The rows of `x` are quantised as well, in blocks of 32 (see `activations`), so that the product of two blocks is
-//! one of whole numbers, which no order of adding changes; a block's product is then scaled and added to the row's
-//! sum, block after block. `plain` defines that sum; the other files give its bits with an instruction set each.
+//! The rows of `x` are quantised too, in blocks of 32 (see `activations`). The product of two blocks is an integer,
+//! which does not depend on the order of additions. It is scaled and added to the row's sum, block after block. `plain`
+//! defines that sum; the other files compute the same bits with one instruction set each.
 //!
-//! A stored block is some f16 numbers and then words of four bytes. A panel holds its blocks one after another; of
-//! each block first the first f16 of all its rows, the second of all, then the first word of all rows, and so on:
+//! A stored block is some f16 numbers followed by words of four bytes. A panel stores block after block, and of each
+//! block the first f16 of all rows, then the second of all rows, then the first word of all rows, and so on:
 //!
 //! | kind | columns | f16 | words |
 //! |---|---|---|---|
-//! | q8_0 | 32 | scale | 8 of quants, each 128 too large |
-//! | q4_0 | 32 | scale | 4 of quants, each 8 too large: columns 4i.. in the low halves of bytes, 16 + 4i.. in the high |
+//! | q8_0 | 32 | scale | 8 of quants, each plus 128 |
+//! | q4_0 | 32 | scale | 4 of quants, each plus 8: columns 4i.. in the low halves of bytes, 16 + 4i.. in the high |
 //! | q4_k | 256 | scale, minimum | 3 of 6-bit scales and minima, 32 of quants: of every 64 columns the first 32 low |
 
 #[cfg(test)]
@@ -50,7 +50,7 @@ impl Packed {
     /// Packs GGUF's bytes of the matrix (n, k), row by row.
     ///
     /// # Errors
-    /// When `k` is no multiple of the kind's block, or the bytes are not those of such a matrix.
+    /// If `k` is not a multiple of the kind's block, or the number of bytes does not fit.
     pub(crate) fn pack(kind: Kind, blocks: &[u8], n: usize, k: usize, threads: &Threads) -> Result<Self, String> {
         if !k.is_multiple_of(kind.columns()) {
             return Err(format!("rows of {k} are not made of blocks of {}", kind.columns()));
@@ -72,7 +72,7 @@ impl Packed {
         Ok(Self { kind, n, k, lines })
     }
 
-    /// Bytes that the weights take, the last panel's missing rows among them.
+    /// Size in bytes, including the padding of the last panel.
     pub(crate) fn bytes(&self) -> usize {
         self.lines.bytes().len()
     }
@@ -96,7 +96,6 @@ impl Packed {
         }
     }
 
-    /// The bytes of a panel and what they are.
     fn panel(&self, p: usize) -> Panel<'_> {
         let (rows, width) = panels::rows(p, self.n);
         let row_bytes = self.k / self.kind.columns() * self.kind.block_bytes();
@@ -105,7 +104,7 @@ impl Packed {
     }
 }
 
-/// Writes some rows into a panel that is wide enough for them.
+/// Writes some rows into a panel.
 fn interleave(kind: Kind, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     let width = panel.len() / row_bytes;
     let block_bytes = kind.block_bytes();
@@ -127,7 +126,7 @@ fn interleave(kind: Kind, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
 /// `out (rows, n) = x (rows, k) . w (n, k)^T`.
 ///
 /// # Panics
-/// When the lengths do not fit.
+/// If the lengths do not fit.
 pub(crate) fn matmul(isa: Isa, x: &Activations, w: &Packed, out: &mut [f32], threads: &Threads) {
     assert!(out.len() == x.rows() * w.n, "quantized: lengths do not fit");
     if out.is_empty() {
@@ -143,10 +142,10 @@ pub(crate) fn matmul(isa: Isa, x: &Activations, w: &Packed, out: &mut [f32], thr
 /// Panels `panels` of `out = x . w^T` for some rows of `x`: row r of `x` gives row r of `out (rows of x, n)`.
 ///
 /// # Panics
-/// When the shapes do not fit.
+/// If the shapes do not fit.
 ///
 /// # Safety
-/// Nobody else touches this part of `out`.
+/// Nobody else accesses this part of `out`.
 pub(crate) unsafe fn panels(
     isa: Isa,
     x: &Activations,
@@ -173,7 +172,7 @@ pub(crate) unsafe fn panels(
 }
 
 /// # Safety
-/// The shapes fit, and nobody else touches this part of `out`.
+/// The shapes fit, and nobody else accesses this part of `out`.
 unsafe fn form<F: Form>(isa: Isa, x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     match isa {
         #[cfg(target_arch = "x86_64")]

@@ -13,7 +13,7 @@ use super::activations::{Activations, Facts};
 use super::format::{BLOCK, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
 
-/// Rows of `x` that a tile has at most: twelve sums and twelve products of thirty-two registers.
+/// Most rows of `x` in a tile: twelve sums and twelve products of thirty-two registers.
 const ROWS: usize = 3;
 /// Rows of weights in a register.
 const LANES: usize = 4;
@@ -43,7 +43,7 @@ fn dot<const DOT: bool>(sum: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t
     }
 }
 
-/// Four of 32 columns, the ones that come as number `STEP`: adds R rows' products with sixteen rows of weights.
+/// Step `STEP` of eight: adds the products of R rows with sixteen rows of weights over four columns.
 ///
 /// # Safety
 /// As for `products`.
@@ -81,7 +81,7 @@ unsafe fn step<F: Form, const R: usize, const HIGH: bool, const DOT: bool, const
     }
 }
 
-/// The whole numbers' products of R rows of `x` and sixteen rows of weights over 32 columns.
+/// Integer products of R rows of `x` and sixteen rows of weights over 32 columns.
 ///
 /// # Safety
 /// R blocks of bytes and of facts are readable at `x` and `facts`, and at `w` the words of the block, each `stride`
@@ -101,7 +101,7 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool, const DOT: bool>(
                 *sums = [vshlq_n_s32::<3>(vdupq_n_s32((*facts.add(r)).negative)); PARTS];
             }
         }
-        // Written out: as a loop the compiler keeps it one, with the sums in memory.
+        // Unrolled by hand: the compiler would keep a loop, and the sums in memory.
         step::<F, R, HIGH, DOT, 0>(&mut sums, x, w, stride);
         step::<F, R, HIGH, DOT, 1>(&mut sums, x, w, stride);
         step::<F, R, HIGH, DOT, 2>(&mut sums, x, w, stride);
@@ -114,7 +114,7 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool, const DOT: bool>(
     }
 }
 
-/// Adds a block's scaled products to the sums, and takes the scaled minima of q4_k.
+/// Adds a block's scaled products to the sums, and subtracts the scaled minima of q4_k.
 ///
 /// # Safety
 /// Facts of R blocks are readable at `facts`.
@@ -187,7 +187,7 @@ unsafe fn six_bits(at: *const u8, stride: usize) -> [uint8x16_t; 4] {
 /// block 0.
 ///
 /// # Safety
-/// As for `panel`; the rows and the group lie inside, and the blocks are whole stored ones.
+/// As for `panel`; the rows and the group are in bounds, and the blocks are whole stored ones.
 #[inline(always)]
 unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
     (x, row): (&Activations, usize),
@@ -273,8 +273,8 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
 /// A panel for some rows of `x`. `DOT`: with the instruction for products of bytes.
 ///
 /// # Safety
-/// The machine has it where `DOT` says so. The rows lie in `x`, whose columns are the panel's; `out` has them and the
-/// panel's columns, which nobody else touches.
+/// The machine has it where `DOT` says so. The rows are in `x`, whose columns are the panel's; `out` has them and the
+/// panel's columns, which nobody else accesses.
 pub(super) unsafe fn panel<F: Form, const DOT: bool>(
     x: &Activations,
     rows: Range<usize>,

@@ -1,4 +1,4 @@
-//! The definition: what a stored block means, and the order in which blocks are added.
+//! The definition: the value of a stored block, and the order in which blocks are added.
 
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ impl<'a> Block<'a> {
         self.bytes[2 * self.kind.halves() * self.width + 4 * (i / 4 * self.width + self.row) + i % 4]
     }
 
-    /// The whole number of column `i`.
+    /// The integer of column `i`.
     fn quant(self, i: usize) -> i32 {
         match self.kind {
             Kind::Q8_0 => i32::from(self.byte(i)) - 128,
@@ -47,7 +47,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// What the whole numbers count, and what is taken from each column: both are exact products.
+    /// The factor of the integers, and what is subtracted from each column; both products are exact.
     fn scale_and_minimum(self) -> (f32, f32) {
         let part = self.part;
         let (scale, minimum) = match self.kind {
@@ -70,10 +70,10 @@ impl<'a> Block<'a> {
     }
 }
 
-/// A panel for some rows of `x`: the truth of every product with quantised weights.
+/// A panel for some rows of `x`: the reference for every product with quantised weights.
 ///
 /// # Safety
-/// The rows lie in `x`, whose columns are the panel's; `out` has them and the panel's columns, which nobody else
+/// The rows are in `x`, whose columns are the panel's; `out` has them and the panel's columns, which nobody else
 /// touches.
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     for row in rows {

@@ -1,8 +1,7 @@
 //! One token of one head: decay, rank-1 update, readout and normaliser in one pass over the state.
 //!
-//! A head's memory is S (F, d) row by row, and the sums z (F) and c beside it. z is a column of S in the
-//! mathematics; it lies apart so that the rows of S stay whole vectors, and stays f32 where S is bf16: it is what is
-//! divided by.
+//! A head's memory is S (F, d) row by row, and the sums z (F) and c. Mathematically z is a column of S. It is stored
+//! apart so that the rows of S stay whole vectors, and in f32 even where S is bf16, because results are divided by it.
 
 use half::bf16;
 
@@ -11,26 +10,26 @@ use super::element::Element;
 use super::vector::{self, Vector};
 use super::{Isa, LANES, plain::dot};
 
-/// `v`'s sigmoid, by the exponential of a negative number only, so that nothing overflows.
+/// The sigmoid of `v`, by the exponential of a negative number, which cannot overflow.
 #[inline(always)]
 fn sigmoid(v: f32) -> f32 {
-    // Our own exponential: the system's is not the same bits on every machine.
+    // Our own exponential: the system's result differs between machines.
     let e = exp_lane(-v.abs());
     if v >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) }
 }
 
-/// How much is kept and how much is taken in: (g, 1 - g), or (1, 1) without a gate.
+/// The weights of the old state and of the new token: (g, 1 - g), or (1, 1) without a gate.
 pub(crate) fn gate_weights(logit: Option<f32>) -> (f32, f32) {
-    // Two sigmoids, not 1 - g: near g = 1 the difference would lose all its bits.
+    // Two sigmoids, not 1 - g: near g = 1 the difference would lose its bits.
     logit.map_or((1.0, 1.0), |a| (sigmoid(a), sigmoid(-a)))
 }
 
-/// Raises a head's maximum to that of a new key, where it is greater -> the weights of S and z that are then theirs:
-/// what was added relative to the old maximum shrinks, or the key does, whose features are relative to its own.
+/// Raises a head's maximum to that of a new key, if larger, and returns the weights for S and z: features are relative
+/// to a maximum, so either the old state shrinks, or the key whose own maximum is lower.
 ///
-/// Where c is 0 nothing has been added: the key's own is taken, whatever was there.
+/// Where c is 0 the state is empty, and the key's maximum replaces any other.
 ///
-/// weights: what is kept and what is taken in of S, z and c without a maximum.
+/// (keep, take): the weights of the old state and of the new token without a maximum.
 pub(crate) fn raise(maximum: &mut f32, c: f32, key: f32, (keep, take): (f32, f32)) -> (f32, f32) {
     let power = |exponent: f32| if exponent < -87.0 { 0.0 } else { exp_lane(exponent) };
     let old = *maximum;
@@ -78,16 +77,16 @@ impl Number for bf16 {
     }
 }
 
-/// Columns that share a stream of noise: the lower half of a number is the first sixteen's, the upper the others'.
+/// Columns that share a stream of noise: the first sixteen use the lower half of each number, the others the upper.
 const PAIR: usize = 2 * LANES;
 
-/// Random bits for the rounding of some columns in one step: sixteen streams, seeded by the token's place in its text,
-/// so that a state depends on the text alone.
+/// Random bits for rounding some columns in one step: sixteen streams, seeded by the token's position in its text, so
+/// that a state depends on the text alone.
 #[inline]
 fn noise(seed: u64, pair: usize) -> [f32; LANES] {
     let mut lanes = [0.0; LANES];
     for l in 0..LANES {
-        // SplitMix64's finish, of which no two lanes have the same input.
+        // The output function of SplitMix64, with another input for every lane.
         let place = (pair * LANES + l) as u64;
         let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(place);
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -105,7 +104,7 @@ fn noise(seed: u64, pair: usize) -> [f32; LANES] {
 /// of groups, or one group.
 ///
 /// # Safety
-/// The machine has the set of `V`, and so many columns are there in every row, in `v` and in `out`.
+/// The machine has the set of `V`; every row, `v` and `out` have that many columns.
 #[inline(always)]
 unsafe fn columns<V: Vector, S: Number, const R: usize>(
     s: *mut S,
@@ -173,7 +172,7 @@ unsafe fn matrix<V: Vector, S: Number, const WIDE: usize, const GROUP: usize>(
     while at < d {
         let left = d - at;
         if left >= WIDE * V::LANES {
-            // SAFETY: so many columns are left from `at` on, in every row.
+            // SAFETY: that many columns remain from `at` on, in every row.
             unsafe {
                 let (s, v, out) = (s.as_mut_ptr().add(at), token.v.as_ptr().add(at), out.as_mut_ptr().add(at));
                 columns::<V, S, WIDE>(s, d, token, at, v, out);
@@ -187,7 +186,7 @@ unsafe fn matrix<V: Vector, S: Number, const WIDE: usize, const GROUP: usize>(
             }
             at += LANES;
         } else {
-            // What fills no group is padded row by row: head widths are multiples of sixteen where speed matters.
+            // The rest of a group is padded row by row: where speed matters, head widths are multiples of sixteen.
             let (mut v, mut sums) = ([0.0; LANES], [0.0f32; LANES]);
             v[..left].copy_from_slice(&token.v[at..]);
             let mut rows = [S::default(); LANES];
@@ -219,7 +218,7 @@ unsafe fn padded<V: Vector, S: Number>(
     sums: &mut [f32; LANES],
 ) {
     for l in (0..LANES).step_by(V::LANES) {
-        // SAFETY: so many lanes are left from `l` on.
+        // SAFETY: that many lanes remain from `l` on.
         unsafe {
             let place = row.as_mut_ptr().add(l);
             let kept = V::splat(keep).mul(S::load::<V>(place));
@@ -237,7 +236,7 @@ unsafe fn padded<V: Vector, S: Number>(
     }
 }
 
-/// What one head takes in and is asked at one token.
+/// What one head reads of one token.
 #[derive(Clone, Copy)]
 pub(crate) struct Token<'a> {
     /// (F)
@@ -246,13 +245,13 @@ pub(crate) struct Token<'a> {
     pub(crate) phi_k: &'a [f32],
     /// (d)
     pub(crate) v: &'a [f32],
-    /// What is kept of S and z and what is taken in.
+    /// Weights of the old S and z, and of this token.
     pub(crate) weights: (f32, f32),
-    /// The same of c, which counts tokens: another where a maximum has risen.
+    /// The same for c, which counts tokens; differs from `weights` where a maximum has risen.
     pub(crate) counted: (f32, f32),
-    /// The denominator is held at or above this share of c.
+    /// The denominator is at least this share of c.
     pub(crate) eps: f32,
-    /// For the rounding of a 16-bit state: of the text, the token's place in it, layer and head alone.
+    /// For rounding a 16-bit state; depends on the text, the token's position, the layer and the head alone.
     pub(crate) seed: u64,
 }
 
@@ -266,16 +265,16 @@ fn divisor(sums: &mut [f32], token: &Token<'_>, clamped: &mut u64) -> f32 {
     }
     let denominator = dot(phi_q, z);
     c[0] = counted.0.mul_add(c[0], counted.1);
-    // A gate so near 1 that nothing was ever taken in leaves 0 / 0, or a subnormal whose reciprocal overflows.
+    // A gate so near 1 that it let nothing in leaves 0 / 0, or a subnormal whose reciprocal overflows.
     let floor = (eps * c[0]).max(f32::MIN_POSITIVE);
     *clamped += u64::from(denominator < floor);
     denominator.max(floor)
 }
 
-/// Takes one head one token further and reads it out (Peng et al., 2021, equations 5 to 7, with a signed denominator
-/// that is clamped); a bf16 S is read out before it is rounded.
+/// Advances one head by one token and reads it out (Peng et al., 2021, equations 5 to 7, with a signed, clamped
+/// denominator); a bf16 S is read out before it is rounded.
 ///
-/// s: (F, d); sums: z (F), then c (1); out: (d); `clamped` counts the denominators that were held at their floor.
+/// s: (F, d); sums: z (F), then c (1); out: (d); `clamped` counts the denominators that were raised to their floor.
 pub(crate) fn step<S: Number>(
     isa: Isa,
     s: &mut [S],

@@ -19,7 +19,7 @@ fn small<'a>(phi_q: &'a [f32], phi_k: &'a [f32], v: &'a [f32], weights: (f32, f3
 }
 
 #[test]
-fn a_gate_that_takes_nothing_in_leaves_no_nan() {
+fn a_gate_that_lets_nothing_in_leaves_no_nan() {
     // At 90 the weight is subnormal, at 200 it is 0.
     for logit in [90.0f32, 200.0] {
         let (mut s, mut sums, mut out) = (vec![0.0; 2 * 4], vec![0.0; 3], vec![f32::NAN; 4]);
@@ -31,7 +31,7 @@ fn a_gate_that_takes_nothing_in_leaves_no_nan() {
 }
 
 #[test]
-fn a_denominator_that_is_held_is_counted() {
+fn clamped_denominators_are_counted() {
     let mut clamped = 0;
     for (sign, want) in [(1.0f32, 0), (-1.0, 1), (-1.0, 2), (1.0, 2)] {
         let (mut s, mut sums, mut out) = (vec![0.0; 2 * 4], vec![0.0; 3], vec![f32::NAN; 4]);
@@ -43,9 +43,9 @@ fn a_denominator_that_is_held_is_counted() {
 }
 
 #[test]
-fn a_maximum_that_rises_shrinks_what_was_before_it() {
+fn a_rising_maximum_shrinks_the_state() {
     let (keep, take) = (0.75, 0.25);
-    // Of an empty head the key's own is taken, below what was there as above it.
+    // An empty head takes the key's maximum, lower or higher.
     for stored in [0.0, 7.0, -90.0] {
         let mut maximum = stored;
         assert_eq!((raise(&mut maximum, 0.0, -60.0, (keep, take)), maximum), ((0.0, take), -60.0));
@@ -58,7 +58,7 @@ fn a_maximum_that_rises_shrinks_what_was_before_it() {
     let (kept, taken) = raise(&mut maximum, 0.5, -57.0, (keep, take));
     assert_eq!((maximum, taken), (-57.0, take));
     assert!((kept - keep * (-3.0f32).exp()).abs() < 1e-7);
-    // So far that nothing is left, and what is no number raises nothing.
+    // So far that nothing remains; and NaN raises nothing.
     assert_eq!(raise(&mut maximum, 0.5, 300.0, (keep, take)), (0.0, take));
     let (kept, taken) = raise(&mut maximum, 0.5, f32::NAN, (keep, take));
     assert!(kept == keep && taken.is_nan());
@@ -94,7 +94,7 @@ fn every_instruction_set_gives_the_plain_bits() {
 }
 
 #[test]
-fn a_state_of_bf16_keeps_what_a_slow_gate_takes_in() {
+fn a_bf16_state_follows_a_slow_gate() {
     // From 0 towards 1 by steps of a thousandth: rounding to the nearest would stop where a step is half a bf16's.
     let (d, features) = (16, 2);
     let (mut s, mut sums) = (vec![bf16::ZERO; features * d], vec![0.0; features + 1]);

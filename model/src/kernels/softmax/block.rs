@@ -1,4 +1,4 @@
-//! How keys and values lie in the cache, block by block.
+//! The layout of keys and values in the cache, block by block.
 
 use half::bf16;
 use half::slice::HalfBitsSliceExt;
@@ -7,17 +7,17 @@ use crate::kernels::element::Element;
 use crate::kernels::panels::PANEL;
 use crate::kernels::{LANES, nearest};
 
-/// Keys of a block, which are summed up before blocks are: few enough that one head's keys and values stay in the
-/// second cache while the queries of a prompt pass, many enough that adding blocks up costs little.
+/// Keys per block: few enough that one head's keys and values stay in the second-level cache while the queries of a
+/// prompt read them, many enough that adding up blocks costs little.
 pub(crate) const BLOCK: usize = 256;
 
-/// A number of the cache as it is stored.
+/// A number as the cache stores it.
 pub(crate) trait Cached: Copy + Send + Sync + Default + 'static {
-    /// What the kernels load.
+    /// The type that kernels load.
     #[allow(private_bounds, reason = "the kernels' own")]
     type Loaded: Element;
 
-    /// The numbers as they are loaded.
+    /// The numbers as that type.
     fn loaded(numbers: &[Self]) -> &[Self::Loaded];
     /// The value, exact.
     fn widen(self) -> f32;
@@ -41,7 +41,7 @@ impl Cached for f32 {
     }
 }
 
-/// The bits of a bfloat16: memory for plain integers comes zeroed from the system, page by page as it is written.
+/// The bits of a bfloat16: the system provides zeroed memory for integers, page by page as it is written.
 impl Cached for u16 {
     type Loaded = bf16;
 
@@ -58,12 +58,12 @@ impl Cached for u16 {
     }
 }
 
-/// How a block lies: keys (places / 64, d, 64), then values (places, d padded to whole lanes).
+/// The shape of a block: keys (places / 64, d, 64), then values (places, d padded to whole lanes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     /// Length of a key and a value.
     pub(crate) d: usize,
-    /// Keys that fit, a multiple of [`PANEL`].
+    /// Capacity in keys, a multiple of [`PANEL`].
     pub(crate) places: usize,
 }
 
@@ -73,13 +73,12 @@ impl Block {
         self.d.next_multiple_of(LANES)
     }
 
-    /// Numbers of the block.
+    /// Numbers in the block.
     pub(crate) fn numbers(self) -> usize {
         self.places * (self.d + self.columns())
     }
 
-    /// Numbers of what a query takes from a block: the weighted sum of values (columns), the largest score, the sum
-    /// of weights.
+    /// Length of a query's result: the weighted sum of values (columns), the largest score, the sum of weights.
     pub(crate) fn taken(self) -> usize {
         self.columns() + 2
     }

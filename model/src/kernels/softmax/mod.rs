@@ -1,8 +1,8 @@
 //! Softmax attention of some queries of one head to one block of cached keys and values, and the sum over blocks.
 //!
-//! Keys lie in panels of sixty-four, a coordinate of all of them side by side: a score is one chain of fused
-//! multiply-adds in a lane of its own, and no sum crosses lanes. Values lie row by row, and each column of the output
-//! is one chain over the block's keys. So a query's sums are the same bits whichever queries are computed beside it.
+//! Keys are stored in panels of sixty-four, coordinate by coordinate: a score is one chain of fused multiply-adds in a
+//! lane of its own, and no sum crosses lanes. Values are stored row by row, and each column of the output is one chain
+//! over the block's keys. So a query's sums are the same bits whichever queries are computed with it.
 
 mod block;
 mod tile;
@@ -14,13 +14,13 @@ use super::{Isa, multiversion, vector};
 pub(crate) use block::{BLOCK, Block, Cached};
 use tile::Queries;
 
-/// What queries (each scaled) take from the first `held` places of a block: `exp(q k - m) v` and `exp(q k - m)` summed
-/// over its keys, with m the largest `q k`.
+/// Attention of queries (each scaled) to the first `held` keys of a block: the sums of `exp(q k - m) v` and of
+/// `exp(q k - m)`, with m the largest `q k`.
 ///
 /// q: (queries, d) -> out: (queries, [`Block::taken`])
 ///
 /// # Panics
-/// When the lengths do not fit.
+/// If the lengths do not fit.
 pub(crate) fn take<S: Cached>(isa: Isa, block: &[S], shape: Block, held: usize, q: &[f32], out: &mut [f32]) {
     let Block { d, .. } = shape;
     assert!(held > 0 && q.len().is_multiple_of(d) && out.len() == q.len() / d * shape.taken(), "softmax: lengths");
@@ -68,7 +68,7 @@ fn add_body(all: &mut [f32], next: &[f32]) {
 }
 
 multiversion! {
-    /// Adds what was taken from the next block, both brought to the larger of the two largest scores.
+    /// Adds the sums of the next block; both are rescaled to the larger of the two largest scores.
     pub(crate) fn add(all: &mut [f32], next: &[f32]) = add_body;
 }
 

@@ -10,11 +10,11 @@ use crate::kernels::prefetch::{LINE, prefetch};
 use crate::kernels::vector::Vector;
 use crate::kernels::{Isa, LANES, multiversion};
 
-/// Queries that pass together: by four registers of AVX-512 they are 24 sums.
+/// Queries per tile: with four registers of AVX-512 these are 24 sums.
 pub(super) const TILE: usize = 6;
 
-/// Bytes that one query asks for before it needs them: the machine's own prefetching stops at the end of each page,
-/// and narrow registers are too busy to come to the next one early.
+/// Bytes by which a single query prefetches ahead: the hardware's own prefetching stops at the end of each page, and
+/// with narrow registers the next page is reached late.
 const AHEAD: usize = 4096;
 
 #[inline(always)]
@@ -41,7 +41,7 @@ fn weigh_body(scores: &mut [f32], held: usize, ends: &mut [f32]) {
             *score = exp_lane(*score - most);
         }
     }
-    // The exponential's clamp leaves a little where there is no key.
+    // The clamp of the exponential leaves a little in lanes without a key.
     scores[held..lanes].fill(0.0);
     let mut sums = [0.0f32; LANES];
     for group in scores[..lanes].as_chunks::<LANES>().0 {
@@ -53,7 +53,8 @@ fn weigh_body(scores: &mut [f32], held: usize, ends: &mut [f32]) {
 }
 
 multiversion! {
-    /// Turns the first `held` scores into weights `exp(score - largest)`, the rest of their lanes into nothing.
+    /// Turns the first `held` scores into weights `exp(score - largest)`, and clears the rest of their lanes.
+    ///
     /// ends: the largest score and the sum of weights
     fn weigh(scores: &mut [f32], held: usize, ends: &mut [f32]) = weigh_body;
 }
@@ -73,7 +74,7 @@ impl<W: Element> Product<W> {
     /// `M` rows by `R` registers from lane `at` on.
     ///
     /// # Safety
-    /// The machine has the set of `V`, and all that is read and written lies in what the pointers belong to.
+    /// The machine has the set of `V`, and all reads and writes are in bounds.
     #[inline(always)]
     unsafe fn tile<V: Vector, const M: usize, const R: usize>(&self, at: usize) {
         // SAFETY: the caller's promise.
@@ -124,8 +125,8 @@ impl<W: Element> Product<W> {
         }
     }
 
-    /// `m` rows by so many lanes, whole groups. `ONE`, `MANY`: registers that one row and several meet at a time;
-    /// `GROUPED`: registers of a group.
+    /// `m` rows by `lanes`, whole groups. `ONE`, `MANY`: registers per tile of one row and of several; `GROUPED`:
+    /// registers of a group.
     ///
     /// # Safety
     /// As for [`Self::tile`].
@@ -154,7 +155,7 @@ impl<W: Element> Product<W> {
     }
 }
 
-/// What queries take from the first places of a block.
+/// Queries to the first keys of a block.
 pub(super) struct Queries<'a, W> {
     /// [`Block::numbers`]
     pub(super) block: &'a [W],
@@ -164,7 +165,7 @@ pub(super) struct Queries<'a, W> {
     pub(super) q: &'a [f32],
     /// (queries, [`Block::taken`])
     pub(super) out: &'a mut [f32],
-    /// For the weights.
+    /// For [`weigh`].
     pub(super) isa: Isa,
 }
 
@@ -198,8 +199,8 @@ pub(super) unsafe fn run<V: Vector, W: Element, const ONE: usize, const MANY: us
         }
         let (x, w, out) = (scores.as_ptr(), values.as_ptr(), out.as_mut_ptr());
         let product = Product { x, x_stride: BLOCK, k: held, w, w_stride: columns, out, out_stride: taken };
-        // SAFETY: m rows of weights, of which `held` are used; as many rows of values, whose lanes are `columns`; and m
-        // rows of the output that begin with as many.
+        // SAFETY: m rows of weights, of which `held` are used; as many rows of values, with `columns` lanes; and m rows
+        // of the output that start with as many.
         unsafe { product.sweep::<V, ONE, MANY, GROUPED>(m, columns) };
     }
 }

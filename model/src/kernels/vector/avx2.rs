@@ -25,7 +25,7 @@ impl Vector for V {
 
     #[inline(always)]
     unsafe fn load(at: *const f32) -> Self {
-        // SAFETY: as above, and the pointer is good.
+        // SAFETY: as above, and the pointer is valid.
         unsafe { _mm256_loadu_ps(at) }
     }
 

@@ -24,7 +24,7 @@ impl Vector for V {
 
     #[inline(always)]
     unsafe fn load(at: *const f32) -> Self {
-        // SAFETY: as above, and the pointer is good.
+        // SAFETY: as above, and the pointer is valid.
         unsafe { vld1q_f32(at) }
     }
 
@@ -54,7 +54,7 @@ impl Vector for V {
 
     #[inline(always)]
     unsafe fn load_f16(at: *const f16) -> Self {
-        // Rust has no stable intrinsic that widens f16 here: one by one, which the compiler turns into fcvt.
+        // No stable intrinsic widens f16 here; the compiler turns these conversions into fcvt.
         // SAFETY: as above.
         unsafe {
             let [a, b, c, d] = at.cast::<[f16; 4]>().read_unaligned();

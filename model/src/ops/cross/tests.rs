@@ -3,10 +3,10 @@
 use candle_core::{Device, Tensor};
 
 use super::*;
-use crate::bidirectional::naive::{self, Head};
 use crate::feature_map::GaussianFeatures;
 use crate::kernels::threads::Threads;
 use crate::memory::StateType;
+use crate::ops::naive;
 use crate::random::Normals;
 
 const HEADS: usize = 3;
@@ -28,8 +28,9 @@ impl Case {
         Self { d, tokens, time, q: vec(2 * time * HEADS * d), kv: tokens.map(|len| vec(len * 2 * HEADS * d)) }
     }
 
-    /// Every head by the truth, in f64: (2, time, heads d)
-    fn truth(&self, of: impl Fn(usize, &Head<'_, f64>) -> Vec<f64>) -> Vec<f64> {
+    /// Every head and query by the reference, in f64: (2, time, heads d). `of` takes a head and its query (d), keys and
+    /// values (tokens, d).
+    fn truth(&self, of: impl Fn(usize, &[f64], &[f64], &[f64]) -> Vec<f64>) -> Vec<f64> {
         let (d, inner) = (self.d, HEADS * self.d);
         let mut out = vec![f64::NAN; self.q.len()];
         for row in 0..2 {
@@ -40,9 +41,8 @@ impl Case {
                 let q = part(&self.q[row * self.time * inner..][..self.time * inner], inner, head * d);
                 let (k, v) =
                     (part(&self.kv[row], 2 * inner, head * d), part(&self.kv[row], 2 * inner, inner + head * d));
-                let got = of(head, &Head { q: &q, k: &k, v: &v, d });
-                for (t, got) in got.chunks_exact(d).enumerate() {
-                    out[(row * self.time + t) * inner + head * d..][..d].copy_from_slice(got);
+                for (t, q) in q.chunks_exact(d).enumerate() {
+                    out[(row * self.time + t) * inner + head * d..][..d].copy_from_slice(&of(head, q, &k, &v));
                 }
             }
         }
@@ -78,9 +78,13 @@ fn random_features_read_a_source_as_the_truth_does() {
         let sigma = Tensor::ones((HEADS, d), candle_core::DType::F32, &Device::Cpu).unwrap();
         let features = Features::Gaussian(GaussianFeatures::new(&w, &sigma).unwrap());
         let of = HeadSums { heads: HEADS, features: 2 * proj, head_dim: d, maximum: false };
-        let want = case.truth(|head, own| {
+        let want = case.truth(|head, q, k, v| {
             let w: Vec<f64> = numbers[head * proj * d..][..proj * d].iter().map(|&v| f64::from(v)).collect();
-            own.kernel(|x| naive::gaussian(x, &w), |_| EPS * (own.k.len() / d) as f64)
+            let phi = |x: &[f64]| naive::gaussian_features(x, &w);
+            // Without a gate, what the query reads after the last key is attention to all keys.
+            let (mut memory, phi_q) = (naive::Memory::new(2 * proj, d), phi(q));
+            let keys = k.chunks_exact(d).zip(v.chunks_exact(d));
+            keys.map(|(k, v)| naive::step(&mut memory, &phi_q, &phi(k), v, None, EPS)).last().unwrap()
         });
         assert_eq!(d == 32, 2 * HEADS * time * 2 * proj * (d + 1) >= SERIAL);
         for (kind, bound) in [(StateType::F32, 2e-5), (StateType::Bf16, 0.03)] {
@@ -105,7 +109,7 @@ fn random_features_read_a_source_as_the_truth_does() {
 fn softmax_reads_a_source_as_the_truth_does() {
     for (d, tokens, time) in [(8, [70, 1], 5), (16, [300, 257], 1), (6, [600, 24], 30)] {
         let case = Case::new(d, tokens, time);
-        let want = case.truth(|_, own| own.softmax());
+        let want = case.truth(|_, q, k, v| naive::softmax(q, k, v));
         for (kind, bound) in [(StateType::F32, 2e-5), (StateType::Bf16, 0.03)] {
             let window = 640;
             let mut cache = Cache::zeros(4, HEADS, window, d, kind);

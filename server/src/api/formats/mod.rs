@@ -1,14 +1,16 @@
-//! The wire formats: one folder for each. A format reads its own request bodies and writes its own responses, events and
-//! errors; everything between is the same for all.
+//! The wire formats, one folder for each. A format converts its own request bodies to the internal request, and the
+//! events of a run to its own responses.
 
 pub(super) mod anthropic;
 pub(super) mod chat;
 pub(super) mod completions;
+mod content;
 pub(super) mod errors;
-pub(super) mod foreign;
+pub(super) mod format;
+pub(super) mod json;
 pub(super) mod llamacpp;
-pub(super) mod numbers;
+mod numbers;
 pub(super) mod openai;
 pub(super) mod responses;
 pub(super) mod tokens;
-pub(super) mod unsupported;
+mod unsupported;

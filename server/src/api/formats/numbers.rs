@@ -1,27 +1,27 @@
-//! Integers that are written with a fraction of nothing: `8.0` is the number 8.
+//! Integers written with a fraction of zero: `8.0` is the number 8.
 
 use serde_json::Value;
 
-/// Largest number below which every integer is a float of its own: beyond, the text may have meant another.
-const MOST: f64 = 9_007_199_254_740_992.0;
+/// Below this, every integer is a float of its own. Beyond it, the text may have meant a different integer.
+const LIMIT: f64 = 9_007_199_254_740_992.0;
 
-/// `body` with its whole floats as integers; none where there are none, or where it is no JSON.
-pub(in crate::api) fn whole(body: &[u8]) -> Option<Vec<u8>> {
+/// `body` with its whole floats as integers; none if it has no such floats or is not JSON.
+pub(super) fn whole(body: &[u8]) -> Option<Vec<u8>> {
     let mut value = serde_json::from_slice(body).ok()?;
     make_whole(&mut value).then(|| value.to_string().into_bytes())
 }
 
-/// Whether something has changed.
+/// Returns whether anything has changed.
 fn make_whole(value: &mut Value) -> bool {
     match value {
         Value::Number(number) if number.is_f64() => {
-            let whole = number.as_f64().filter(|float| float.trunc() == *float && float.abs() < MOST);
+            let whole = number.as_f64().filter(|float| float.trunc() == *float && float.abs() < LIMIT);
             if let Some(float) = whole {
                 *value = Value::from(float as i64);
             }
             whole.is_some()
         }
-        // Each is looked at: no shortcut.
+        // `|` does not stop at the first change.
         Value::Array(items) => items.iter_mut().fold(false, |changed, item| make_whole(item) | changed),
         Value::Object(fields) => fields.values_mut().fold(false, |changed, field| make_whole(field) | changed),
         _ => false,
@@ -42,8 +42,8 @@ mod tests {
             changed(r#"{"a":[8.0,-2.0,0.5,1e3],"b":{"c":-0.0}}"#).unwrap(),
             r#"{"a":[8,-2,0.5,1000],"b":{"c":0}}"#
         );
-        for as_it_was in ["[8,0.5]", "[1e300]", "[9007199254740993.0]", "no JSON", r#"["8.0"]"#] {
-            assert_eq!(changed(as_it_was), None, "{as_it_was}");
+        for unchanged in ["[8,0.5]", "[1e300]", "[9007199254740993.0]", "no JSON", r#"["8.0"]"#] {
+            assert_eq!(changed(unchanged), None, "{unchanged}");
         }
     }
 }

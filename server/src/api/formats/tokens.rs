@@ -11,56 +11,53 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use utoipa::ToSchema;
 
+use super::json::{body as json_body, parse};
+use super::openai::wire::{ChatMessage, messages};
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::formats::openai::reading;
-use crate::api::formats::openai::wire::{ChatMessage, body as json_body, parse};
-use crate::api::openapi::{GenerationErrors, fragments};
-use crate::api::request::prompt;
+use crate::api::openapi::{GenerationErrors, schemas};
+use crate::api::request::blocking::run_blocking;
+use crate::api::request::prompt::render_messages;
+use crate::api::run::encoder::to_json;
 use crate::api::state::{AppState, Served};
-use crate::text::Message;
 
-/// A text to tokenize: `content` for clients of llama.cpp, `prompt` or `messages` for clients of vLLM.
-#[derive(Debug, Deserialize, ToSchema)]
+/// A request for the tokens of a text.
+#[derive(Debug, Deserialize)]
 struct TokenizeRequest {
     model: Option<String>,
+    /// llama.cpp's.
     content: Option<String>,
     add_special: Option<bool>,
     parse_special: Option<bool>,
     with_pieces: Option<bool>,
+    /// vLLM's.
     prompt: Option<String>,
-    #[schema(schema_with = fragments::messages)]
     messages: Option<Vec<ChatMessage>>,
     add_special_tokens: Option<bool>,
     add_generation_prompt: Option<bool>,
     return_token_strs: Option<bool>,
     #[serde(flatten)]
-    #[schema(ignore)]
     rest: BTreeMap<String, Value>,
 }
 
-/// Tokens to turn into text.
-#[derive(Debug, Deserialize, ToSchema)]
+/// A request for the text of tokens.
+#[derive(Debug, Deserialize)]
 struct DetokenizeRequest {
     model: Option<String>,
-    #[schema(required, schema_with = fragments::some_ids)]
     tokens: Option<Vec<u32>>,
 }
 
-/// Messages to apply the chat template to.
-#[derive(Debug, Deserialize, ToSchema)]
+/// A request for the text of messages.
+#[derive(Debug, Deserialize)]
 struct TemplateRequest {
     model: Option<String>,
-    #[schema(required, schema_with = fragments::some_messages)]
     messages: Option<Vec<ChatMessage>>,
     add_generation_prompt: Option<bool>,
     #[serde(flatten)]
-    #[schema(ignore)]
     rest: BTreeMap<String, Value>,
 }
 
-/// A token with what it stands for: a text where its bytes are one.
+/// A token with its text, or with its bytes if they are not valid text.
 #[derive(Serialize)]
 struct Piece<'a> {
     id: u32,
@@ -81,29 +78,13 @@ enum Tokens<'a> {
     Pieces(Vec<Piece<'a>>),
 }
 
-/// The tokens in the words of llama.cpp, which reads `tokens` alone, and of vLLM.
-#[derive(Serialize, ToSchema)]
+/// Tokens for clients of llama.cpp, which read `tokens` alone, and of vLLM.
+#[derive(Serialize)]
 struct Tokenized<'a> {
     count: usize,
     max_model_len: usize,
-    /// Token ids; with `with_pieces`, objects with `id` and `piece`.
-    #[schema(schema_with = fragments::anything)]
     tokens: Tokens<'a>,
-    #[schema(required)]
     token_strs: Option<Vec<String>>,
-}
-
-/// A text, for clients of llama.cpp and of vLLM.
-#[derive(Serialize, ToSchema)]
-struct Detokenized<'a> {
-    content: &'a str,
-    prompt: &'a str,
-}
-
-/// The prompt that the model reads.
-#[derive(Serialize, ToSchema)]
-struct Rendered {
-    prompt: String,
 }
 
 /// Tokenize a text
@@ -112,11 +93,11 @@ struct Rendered {
     path = "/tokenize",
     operation_id = "tokenize",
     tag = "other formats",
-    request_body(content = TokenizeRequest, examples(
+    request_body(content = schemas::TokenizeRequest, examples(
         ("llama.cpp" = (value = json!({"content": "Once upon a time", "with_pieces": true}))),
         ("vLLM" = (value = json!({"prompt": "Once upon a time", "return_token_strs": true})))
     )),
-    responses((status = 200, description = "The tokens.", body = Tokenized), GenerationErrors)
+    responses((status = 200, description = "The tokens.", body = schemas::Tokenized), GenerationErrors)
 )]
 pub(in crate::api) async fn tokenize(
     State(state): State<AppState>,
@@ -140,7 +121,7 @@ pub(in crate::api) async fn tokenize(
             Tokens::Ids(&ids)
         };
         let names = || ids.iter().map(|id| served.tokenizer.name(*id)).collect();
-        Ok(said(&Tokenized {
+        Ok(to_json(&Tokenized {
             count: ids.len(),
             max_model_len: served.limits.context(),
             tokens,
@@ -156,8 +137,8 @@ pub(in crate::api) async fn tokenize(
     path = "/detokenize",
     operation_id = "detokenize",
     tag = "other formats",
-    request_body(content = DetokenizeRequest, examples(("ids" = (value = json!({"tokens": [5, 6, 7]}))))),
-    responses((status = 200, description = "The text.", body = Detokenized), GenerationErrors)
+    request_body(content = schemas::DetokenizeRequest, examples(("ids" = (value = json!({"tokens": [5, 6, 7]}))))),
+    responses((status = 200, description = "The text.", body = schemas::Detokenized), GenerationErrors)
 )]
 pub(in crate::api) async fn detokenize(
     State(state): State<AppState>,
@@ -172,7 +153,7 @@ pub(in crate::api) async fn detokenize(
         check_ids(&ids, "tokens", served)?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| served.tokenizer.piece(*id)).copied().collect();
         let text = String::from_utf8_lossy(&bytes);
-        Ok(said(&Detokenized { content: &text, prompt: &text }))
+        Ok(to_json(&json!({"content": text, "prompt": text})))
     })
     .await
 }
@@ -183,10 +164,10 @@ pub(in crate::api) async fn detokenize(
     path = "/apply-template",
     operation_id = "applyTemplate",
     tag = "other formats",
-    request_body(content = TemplateRequest, examples(
+    request_body(content = schemas::TemplateRequest, examples(
         ("a message" = (value = json!({"messages": [{"role": "user", "content": "Tell me of a fox."}]})))
     )),
-    responses((status = 200, description = "The prompt.", body = Rendered), GenerationErrors)
+    responses((status = 200, description = "The prompt.", body = schemas::Rendered), GenerationErrors)
 )]
 pub(in crate::api) async fn apply_template(
     State(state): State<AppState>,
@@ -197,7 +178,7 @@ pub(in crate::api) async fn apply_template(
         let wire: TemplateRequest = parse(body)?;
         check(wire.model.as_deref(), &wire.rest, served)?;
         let open = wire.add_generation_prompt.unwrap_or(true);
-        Ok(said(&Rendered { prompt: rendered(wire.messages.unwrap_or_default(), open, served)? }))
+        Ok(to_json(&json!({"prompt": rendered(wire.messages.unwrap_or_default(), open, served)?})))
     })
     .await
 }
@@ -211,11 +192,11 @@ pub(in crate::api) async fn apply_template(
     responses((status = 501, description = "Not supported.", body = ErrorBody))
 )]
 pub(in crate::api) async fn embeddings() -> ApiError {
-    let message = "this server makes texts alone: its model has not been trained for embeddings";
+    let message = "embeddings are not supported: the model has not been trained for them";
     ApiError::request(StatusCode::NOT_IMPLEMENTED, None, Some("not_supported"), message)
 }
 
-/// Reads a body and answers it away from the connections' threads.
+/// Parses and answers a body on a thread for blocking work.
 async fn answer(
     state: &AppState,
     headers: &HeaderMap,
@@ -224,16 +205,11 @@ async fn answer(
 ) -> Result<Response, ApiError> {
     let body = json_body(headers, body, state.options().max_body_bytes)?;
     let served = Arc::clone(state.ready()?);
-    let said = reading(state, move || work(&body, &served)).await?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], said).into_response())
+    let answer = run_blocking(state, move || work(&body, &served)).await?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], answer).into_response())
 }
 
-fn said(answer: &impl Serialize) -> String {
-    // Strings, numbers and lists of them: there is nothing in it that JSON cannot say.
-    serde_json::to_string(answer).unwrap_or_default()
-}
-
-/// Refuses another model, and fields that would change the answer and are not here.
+/// Refuses another model, and unsupported fields that would change the answer.
 fn check(model: Option<&str>, rest: &BTreeMap<String, Value>, served: &Served) -> Result<(), ApiError> {
     if let Some(model) = model {
         served.check_name(model, Some("model"))?;
@@ -247,7 +223,7 @@ fn check(model: Option<&str>, rest: &BTreeMap<String, Value>, served: &Served) -
     Ok(())
 }
 
-/// The ids, and the name of the field that they were made from.
+/// The ids, and the name of the field that they come from.
 fn ids(wire: &mut TokenizeRequest, served: &Served) -> Result<(Vec<u32>, &'static str), ApiError> {
     let tokenizer = &served.tokenizer;
     let encode = |text: &str, whole: bool| if whole { tokenizer.encode(text) } else { tokenizer.encode_more(text) };
@@ -271,12 +247,9 @@ fn ids(wire: &mut TokenizeRequest, served: &Served) -> Result<(Vec<u32>, &'stati
     Ok((ids, param))
 }
 
-/// The text of messages, with the beginning of an answer or without.
-fn rendered(messages: Vec<ChatMessage>, open: bool, served: &Served) -> Result<String, ApiError> {
-    let template = prompt::template(served, "messages")?;
-    let messages: Vec<Message> = prompt::checked(messages, "messages")?;
-    let text = if open { template.render(&messages) } else { template.render_closed(&messages) };
-    text.map_err(|error| ApiError::invalid(Some("messages"), format!("messages: {error}")))
+/// The text of messages, up to where an answer begins if `open`.
+fn rendered(given: Vec<ChatMessage>, open: bool, served: &Served) -> Result<String, ApiError> {
+    render_messages(&messages(given, "messages")?, open, "messages", served)
 }
 
 fn piece(id: u32, served: &Served) -> Text<'_> {

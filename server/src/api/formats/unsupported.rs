@@ -1,73 +1,42 @@
-//! Fields of other servers that this one does not have.
+//! Fields that a format defines and this server does not support. Ignoring one would answer a different question.
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::api::error::ApiError;
-use crate::api::formats::openai::wire::Format;
 
-/// Fields of OpenAI and vLLM that would change the answer and that this server does not have, each with the value
-/// that asks for nothing. To ignore one silently would be to answer another question.
-fn all() -> [(&'static str, Value); 33] {
-    [
-        ("n", json!(1)),
-        ("best_of", json!(1)),
-        ("echo", json!(false)),
-        ("suffix", json!("")),
-        ("logprobs", Value::Null),
-        ("prompt_logprobs", Value::Null),
-        ("stop_token_ids", json!([])),
-        ("min_tokens", json!(0)),
-        ("top_logprobs", Value::Null),
-        ("functions", json!([])),
-        ("function_call", json!("none")),
-        ("chat_template", Value::Null),
-        ("chat_template_kwargs", json!({})),
-        ("documents", json!([])),
-        ("audio", Value::Null),
-        ("modalities", json!(["text"])),
-        ("web_search_options", Value::Null),
-        ("bad_words", json!([])),
-        ("allowed_token_ids", Value::Null),
-        ("truncate_prompt_tokens", Value::Null),
-        ("prompt_embeds", Value::Null),
-        ("guided_whitespace_pattern", Value::Null),
-        ("guided_decoding_backend", Value::Null),
-        ("logits_processors", Value::Null),
-        ("use_beam_search", json!(false)),
-        ("length_penalty", json!(1.0)),
-        ("early_stopping", json!(false)),
-        ("include_stop_str_in_output", json!(false)),
-        ("skip_special_tokens", json!(true)),
-        ("spaces_between_special_tokens", json!(true)),
-        ("detokenize", json!(true)),
-        ("return_tokens_as_token_ids", json!(false)),
-        ("add_special_tokens", json!(true)),
-    ]
-}
+/// A field, and the values besides null that ask for nothing.
+pub(super) type Neutral = (&'static str, Vec<Value>);
 
-/// Whether two values say the same: 1 and 1.0 are one number.
-pub(in crate::api) fn is_same(value: &Value, other: &Value) -> bool {
-    value == other || value.as_f64().is_some_and(|number| other.as_f64() == Some(number))
-}
-
-/// Refuses the first of these fields that asks for something.
-pub(in crate::api) fn refuse(format: Format, fields: &BTreeMap<String, Value>) -> Result<(), ApiError> {
-    for (name, neutral) in all() {
-        match fields.get(name) {
-            None | Some(Value::Null) => {}
-            Some(value) if is_same(value, &neutral) => {}
-            // In chat it is a switch.
-            Some(Value::Bool(false)) if format == Format::Chat && name == "logprobs" => {}
-            Some(_) => {
-                let message = match neutral {
-                    Value::Null => format!("{name} is not supported and must be absent or null"),
-                    neutral => format!("{name} must be absent, null or {neutral}: nothing else is supported"),
-                };
-                return Err(ApiError::invalid(Some(name), message));
-            }
+/// Refuses the first of `fields` that has another value than null or its neutral ones.
+pub(super) fn refuse(
+    rest: &BTreeMap<String, Value>,
+    fields: impl IntoIterator<Item = Neutral>,
+) -> Result<(), ApiError> {
+    for (name, neutral) in fields {
+        let Some(value) = rest.get(name).filter(|value| !value.is_null()) else { continue };
+        if !neutral.iter().any(|neutral| is_same(value, neutral)) {
+            let allowed: Vec<String> = neutral.iter().chain([&Value::Null]).map(ToString::to_string).collect();
+            let message = format!("{name} must be absent or {}: it is not supported", allowed.join(" or "));
+            return Err(ApiError::invalid(Some(name), message));
         }
     }
     Ok(())
+}
+
+/// Refuses fields that have another name in this format: the name that the client sent, and the right one.
+pub(super) fn refuse_other_names(
+    rest: &BTreeMap<String, Value>,
+    names: &[(&'static str, &'static str)],
+) -> Result<(), ApiError> {
+    match names.iter().find(|(name, _)| rest.get(*name).is_some_and(|value| !value.is_null())) {
+        Some((name, here)) => Err(ApiError::invalid(Some(name), format!("{name} must be absent: it is {here} here"))),
+        None => Ok(()),
+    }
+}
+
+/// Whether two values are the same: 1 and 1.0 are one number.
+fn is_same(value: &Value, other: &Value) -> bool {
+    value == other || value.as_f64().is_some_and(|number| other.as_f64() == Some(number))
 }

@@ -1,62 +1,57 @@
-//! How many texts a request gets: `n`, `best_of`, and the bounds on all of them together.
+//! How many texts a request gets (`n`, `best_of`), and the bound on the tokens of all of them together.
 
+use super::names::ParameterNames;
 use crate::api::error::ApiError;
-use crate::api::formats::openai::wire::{Format, GenerationRequest};
 use crate::api::state::Served;
 
 /// Most texts for one prompt.
-const MOST: usize = 128;
+const MAX_CHOICES: usize = 128;
 
-/// Tokens that one request may take at least, whatever the bounds on a single text: those of its prompts and texts,
-/// each with the log probabilities that are listed with it.
-const ROOM: u64 = 1 << 21;
+/// Tokens that any request may take, even if a single text is bounded lower: those of its prompts and texts, each
+/// counted once more for every log probability listed with it.
+const MIN_REQUEST_TOKENS: u64 = 1 << 21;
 
-/// The texts for each prompt.
+/// The number of texts for each prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::api) struct Choices {
-    /// Those that are told.
-    pub(in crate::api) told: usize,
-    /// Those that are generated; of more than are told, the likeliest are.
+    /// Texts in the response.
+    pub(in crate::api) returned: usize,
+    /// Texts that are generated; if more than returned, the likeliest are.
     pub(in crate::api) generated: usize,
 }
 
+/// One text for each prompt.
+impl Default for Choices {
+    fn default() -> Self {
+        Self { returned: 1, generated: 1 }
+    }
+}
+
 impl Choices {
-    /// What `wire` asks for.
-    pub(in crate::api) fn read(format: Format, wire: &GenerationRequest) -> Result<Self, ApiError> {
-        let bounded = |name, value: Option<u64>| match value.map(usize::try_from) {
-            None => Ok(None),
-            Some(Ok(count)) if (1..=MOST).contains(&count) => Ok(Some(count)),
-            Some(_) => {
-                let found = value.unwrap_or_default();
-                Err(ApiError::invalid(Some(name), format!("{name} must be from 1 to {MOST}, found {found}")))
-            }
+    /// Checks `n` and `best_of`.
+    pub(in crate::api) fn new(n: Option<u64>, best_of: Option<u64>, stream: bool) -> Result<Self, ApiError> {
+        let bounded = |name, count: u64| match usize::try_from(count) {
+            Ok(count) if (1..=MAX_CHOICES).contains(&count) => Ok(count),
+            _ => Err(ApiError::invalid(Some(name), format!("{name} must be from 1 to {MAX_CHOICES}, found {count}"))),
         };
-        let told = bounded("n", wire.n)?.unwrap_or(1);
-        let best_of = bounded("best_of", wire.best_of)?;
-        if format != Format::Completions && best_of.is_some_and(|best_of| best_of > 1) {
-            let message = format!("best_of must be absent, null or 1 at {}", format.path());
-            return Err(ApiError::invalid(Some("best_of"), message));
+        let returned = bounded("n", n.unwrap_or(1))?;
+        let generated = best_of.map_or(Ok(returned), |best_of| bounded("best_of", best_of))?;
+        let refused = |message: String| Err(ApiError::invalid(Some("best_of"), message));
+        if generated < returned {
+            return refused(format!("best_of must be at least n, which is {returned}, found {generated}"));
         }
-        let generated = match best_of {
-            // In chat it asks for nothing, whatever n is.
-            Some(best_of) if format == Format::Completions => best_of,
-            _ => told,
-        };
-        if generated < told {
-            let message = format!("best_of must be at least n, which is {told}, found {generated}");
-            return Err(ApiError::invalid(Some("best_of"), message));
-        }
-        let choices = Self { told, generated };
-        if choices.are_ranked() && wire.stream.unwrap_or(false) {
-            let message = "best_of must be absent or equal to n where stream is true: the best is known at the end";
-            return Err(ApiError::invalid(Some("best_of"), message));
+        let choices = Self { returned, generated };
+        if choices.are_ranked() && stream {
+            return refused(
+                "best_of must be absent or equal to n if stream is true: the best are known at the end".into(),
+            );
         }
         Ok(choices)
     }
 
-    /// Whether more are generated than are told.
+    /// Whether more are generated than returned.
     pub(in crate::api) fn are_ranked(self) -> bool {
-        self.generated > self.told
+        self.generated > self.returned
     }
 
     /// The parameter that asks for more than one text.
@@ -64,68 +59,64 @@ impl Choices {
         if self.are_ranked() { "best_of" } else { "n" }
     }
 
-    /// Refuses more than one text where they would belong to one conversation.
-    pub(in crate::api) fn check_single(self, what: &str) -> Result<(), ApiError> {
+    /// Refuses several texts for one conversation.
+    pub(super) fn check_single(self) -> Result<(), ApiError> {
         if self.generated == 1 {
             return Ok(());
         }
         let name = self.name();
-        let message =
-            format!("{name} must be 1 with {what}: one text is the conversation's next; fork it to try several");
+        let message = format!("{name} must be 1 with a conversation, which has one next text; fork it to try several");
         Err(ApiError::invalid(Some(name), message))
     }
 
-    /// Refuses more texts than can wait at once, and more tokens than one request may take: `listed` log
-    /// probabilities with each token of a text, and with each of the prompt's where that is `echoed`.
-    pub(in crate::api) fn check_room(self, sizes: &Sizes<'_>, served: &Served) -> Result<(), ApiError> {
-        let texts = sizes.prompts.len() * self.generated;
-        // More than can wait at once would never be let in.
+    /// Refuses more texts than the queue can hold, and more tokens than one request may take. `listed` log
+    /// probabilities come with each token of a text, and with each token of the prompt if that is `echoed`.
+    pub(super) fn check_size(
+        self,
+        prompts: &[Vec<u32>],
+        max_tokens: usize,
+        (listed, echoed): (usize, bool),
+        names: &ParameterNames,
+        served: &Served,
+    ) -> Result<(), ApiError> {
+        let texts = prompts.len() * self.generated;
+        // More than the queue holds would never be admitted.
         let most = served.engine.queue_capacity();
         if texts > most {
-            let (name, prompts) = (self.name(), sizes.prompts.len());
-            let message = format!(
-                "{name} must be such that it asks for at most {most} texts, found {texts} for {prompts} prompts"
-            );
+            let (name, prompts) = (self.name(), prompts.len());
+            let message =
+                format!("{name} must ask for at most {most} texts in all, found {texts} for {prompts} prompts");
             return Err(ApiError::invalid(Some(name), message));
         }
         let count = |number: usize| number as u64;
-        let most = room(served);
-        let read: u64 = sizes.prompts.iter().map(|ids| count(ids.len())).sum();
-        let written = count(sizes.max_tokens).saturating_mul(count(sizes.prompts.len()));
-        let told = written + if sizes.echoed { read } else { 0 };
-        let each = (read + written).saturating_add(told.saturating_mul(count(sizes.listed)));
+        let most = request_tokens(served);
+        let prompt_tokens: u64 = prompts.iter().map(|ids| count(ids.len())).sum();
+        let text_tokens = count(max_tokens).saturating_mul(count(prompts.len()));
+        let scored = text_tokens + if echoed { prompt_tokens } else { 0 };
+        let each = (prompt_tokens + text_tokens).saturating_add(scored.saturating_mul(count(listed)));
         let all = each.saturating_mul(count(self.generated));
         if all > most {
+            let name = names.max_tokens;
             let message = format!(
-                "max_tokens must be such that all texts, their prompts and log probabilities take at most {most} \
-                 tokens together, found {all}"
+                "{name} must be such that all texts, their prompts and log probabilities take at most {most} tokens \
+                 together, found {all}"
             );
-            return Err(ApiError::invalid(Some("max_tokens"), message));
+            return Err(ApiError::invalid(Some(name), message));
         }
         Ok(())
     }
 }
 
 /// Tokens that one request may take.
-fn room(served: &Served) -> u64 {
+fn request_tokens(served: &Served) -> u64 {
     let limits = &served.limits;
-    ROOM.max((limits.longest_prompt() as u64).saturating_add(limits.max_tokens as u64))
+    MIN_REQUEST_TOKENS.max((limits.longest_prompt() as u64).saturating_add(limits.max_tokens as u64))
 }
 
-/// The most tokens that each text may have where nobody names a number, one text for each of `prompts`, with `listed`
-/// log probabilities beside each token's own.
-pub(in crate::api) fn longest(prompts: &[Vec<u32>], listed: u64, served: &Served) -> u64 {
-    let read = prompts.iter().map(|ids| ids.len() as u64).sum();
-    let each = (prompts.len() as u64).max(1).saturating_mul(listed.saturating_add(1));
-    (room(served).saturating_sub(read) / each).clamp(1, served.limits.max_tokens as u64)
-}
-
-/// What a request takes.
-pub(in crate::api) struct Sizes<'a> {
-    pub(in crate::api) prompts: &'a [Vec<u32>],
-    pub(in crate::api) max_tokens: usize,
-    /// Log probabilities that are listed with each token, beside its own.
-    pub(in crate::api) listed: usize,
-    /// Whether the prompt's tokens are among those.
-    pub(in crate::api) echoed: bool,
+/// The most tokens that one text for each of `prompts` may have, with `listed` log probabilities per token.
+pub(super) fn longest_text(prompts: &[Vec<u32>], listed: usize, served: &Served) -> usize {
+    let prompt_tokens = prompts.iter().map(|ids| ids.len() as u64).sum();
+    let each = (prompts.len() as u64).max(1).saturating_mul((listed as u64).saturating_add(1));
+    let most = request_tokens(served).saturating_sub(prompt_tokens) / each;
+    usize::try_from(most).unwrap_or(usize::MAX).clamp(1, served.limits.max_tokens)
 }

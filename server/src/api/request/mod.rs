@@ -1,8 +1,18 @@
-//! The internal request: what any wire format asks for, validated once.
+//! The internal request: what every wire format asks for, in one type that knows no wire format.
+//!
+//! A format builds a [`TextRequest`]; [`TextRequest::validate`] turns it into requests for the engine. Validation checks
+//! what concerns the request as a whole: its prompts, the number of texts, their size together, its conversation. The
+//! parameters of a single text are checked by `engine::Request::new` alone, which validation calls.
 
+pub(super) mod blocking;
 pub(super) mod choices;
+pub(super) mod continuation;
 pub(super) mod grammar;
-pub(super) mod origin;
+mod names;
 pub(super) mod prompt;
+pub(super) mod sampling;
 pub(super) mod tools;
 pub(super) mod validate;
+
+pub(super) use self::names::ParameterNames;
+pub(super) use self::validate::{MaxTokens, TextRequest, ValidRequest};

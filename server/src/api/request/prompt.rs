@@ -1,97 +1,110 @@
-//! From what a request says to the token ids that the engine reads.
+//! From prompts and messages to the token ids that the engine reads.
 
-use serde_json::Value;
-
+use super::tools::Tools;
 use crate::api::error::ApiError;
-use crate::api::formats::openai::wire::{ChatMessage, Format, GenerationRequest, Prompt};
-use crate::api::request::tools::Tools;
 use crate::api::state::Served;
 use crate::session::Snapshot;
-use crate::text::{After, ChatError, ChatTemplate, Message};
+use crate::text::{After, ChatTemplate, Message, TextError};
 
 /// Most messages of one request.
 const MAX_MESSAGES: usize = 10_000;
 
-/// The token ids of each prompt. `base` is the conversation that a prompt goes on with, where there is one.
-pub(in crate::api) fn encode(
-    format: Format,
-    wire: &mut GenerationRequest,
-    served: &Served,
-    base: Option<&Snapshot>,
-) -> Result<Vec<Vec<u32>>, ApiError> {
-    let (other, name) = match format {
-        Format::Completions => (wire.messages.is_some(), "messages"),
-        Format::Chat | Format::Responses => (wire.prompt.is_some(), "prompt"),
-    };
-    if other {
-        return Err(ApiError::invalid(Some(name), format!("{name} must be absent at {}", format.path())));
-    }
-    if format != Format::Completions && wire.add_special_tokens == Some(false) {
-        let message = "add_special_tokens must be absent, null or true where there is a chat template";
-        return Err(ApiError::invalid(Some("add_special_tokens"), message));
-    }
-    match format {
-        Format::Chat | Format::Responses => {
-            let messages = wire.messages.take().unwrap_or_default();
-            let name = if format == Format::Chat { "messages" } else { "input" };
-            let tools = wire.tools.as_ref().map(Tools::shown);
-            Ok(vec![messages_to_ids(messages, tools, name, served, base)?])
-        }
-        Format::Completions => {
-            let bare = !wire.add_special_tokens.unwrap_or(true);
-            prompts(wire.prompt.take(), bare, served, base)
-        }
-    }
+/// What the model reads.
+#[derive(Debug)]
+pub(in crate::api) enum Prompt {
+    /// Nothing new: the answer continues the conversation.
+    Missing,
+    /// One prompt or several. Without `add_special_tokens`, texts are encoded without the special tokens around them.
+    Inputs { inputs: Vec<Input>, add_special_tokens: bool },
+    /// Messages, which the checkpoint's chat template makes into a text. The answer continues `prefill` if there is one.
+    Messages { messages: Vec<Message>, prefill: Option<String> },
 }
 
-/// The ids of one prompt or of several; `bare` without the special tokens that the tokenizer puts around a text.
-fn prompts(
-    prompt: Option<Prompt>,
-    bare: bool,
-    served: &Served,
-    base: Option<&Snapshot>,
-) -> Result<Vec<Vec<u32>>, ApiError> {
-    let text = |text: &str| {
-        if bare {
-            let ids = served.tokenizer.encode_more(text);
-            return ids.map_err(|error| ApiError::invalid(Some("prompt"), format!("prompt: {error}")));
-        }
-        text_to_ids(text, "prompt", served, base)
-    };
-    if let Some(base) = base {
-        return match prompt {
-            None if base.tokens() > 0 => Ok(vec![Vec::new()]),
-            Some(Prompt::Text(one)) => Ok(vec![text(&one)?]),
-            Some(Prompt::Ids(ids)) => Ok(vec![ids]),
-            None => Err(ApiError::invalid(Some("prompt"), "prompt must be given where the conversation is empty")),
-            Some(_) => {
-                Err(ApiError::invalid(Some("prompt"), "prompt must be one where it goes on with a conversation"))
+/// One prompt.
+#[derive(Debug)]
+pub(in crate::api) enum Input {
+    Text(String),
+    Ids(Vec<u32>),
+    /// Texts and token ids one after the other.
+    Mixed(Vec<Piece>),
+}
+
+/// A piece of a prompt.
+#[derive(Debug)]
+pub(in crate::api) enum Piece {
+    Text(String),
+    Id(u32),
+}
+
+impl Prompt {
+    /// The token ids of each prompt, which `param` asks for. `base` is the conversation that is continued.
+    pub(in crate::api) fn encode(
+        self,
+        param: &str,
+        tools: Option<&Tools>,
+        served: &Served,
+        base: Option<&Snapshot>,
+    ) -> Result<Vec<Vec<u32>>, ApiError> {
+        let invalid = |message: String| Err(ApiError::invalid(Some(param), message));
+        match self {
+            Self::Missing => match base {
+                Some(base) if base.tokens() > 0 => Ok(vec![Vec::new()]),
+                Some(_) => invalid(format!("{param} must be given if the conversation is empty")),
+                None => invalid(format!("{param} must be given")),
+            },
+            Self::Inputs { inputs, add_special_tokens } => {
+                // More than the queue holds would never be admitted.
+                let most = served.engine.queue_capacity();
+                if inputs.is_empty() || inputs.len() > most {
+                    return invalid(format!("{param} must hold from 1 to {most} prompts, found {}", inputs.len()));
+                }
+                inputs.into_iter().map(|input| input.encode(param, add_special_tokens, served, base)).collect()
             }
-        };
-    }
-    let prompt = prompt.ok_or_else(|| ApiError::invalid(Some("prompt"), "prompt must be given"))?;
-    let count = match &prompt {
-        Prompt::Text(_) | Prompt::Ids(_) => 1,
-        Prompt::Texts(texts) => texts.len(),
-        Prompt::IdLists(lists) => lists.len(),
-    };
-    // More than can wait at once would never be let in.
-    let most = served.engine.queue_capacity();
-    if count == 0 || count > most {
-        let message = format!("prompt must hold from 1 to {most} prompts, found {count}");
-        return Err(ApiError::invalid(Some("prompt"), message));
-    }
-    match prompt {
-        Prompt::Text(one) => Ok(vec![text(&one)?]),
-        Prompt::Texts(texts) => texts.iter().map(|one| text(one)).collect(),
-        Prompt::Ids(ids) => Ok(vec![ids]),
-        Prompt::IdLists(lists) => Ok(lists),
+            Self::Messages { messages, prefill } => {
+                Ok(vec![encode_messages(&messages, prefill.as_deref(), tools, param, served, base)?])
+            }
+        }
     }
 }
 
-/// A text's ids: a whole text's at the start of a conversation, a further piece's after that. A source is a whole text
-/// wherever it comes; none is a turn that goes on.
-pub(in crate::api) fn text_to_ids(
+impl Input {
+    fn encode(
+        self,
+        param: &str,
+        add_special_tokens: bool,
+        served: &Served,
+        base: Option<&Snapshot>,
+    ) -> Result<Vec<u32>, ApiError> {
+        match self {
+            Self::Text(text) if add_special_tokens => encode_text(&text, param, served, base),
+            Self::Text(text) => served.tokenizer.encode_more(&text).map_err(refused(param)),
+            Self::Ids(ids) => Ok(ids),
+            Self::Mixed(pieces) => {
+                let mut ids = Vec::new();
+                for (at, piece) in pieces.into_iter().enumerate() {
+                    match piece {
+                        Piece::Id(id) => ids.push(id),
+                        // A text in front gets the special tokens that begin every text; ids in front are taken as
+                        // they are.
+                        Piece::Text(text) if at == 0 => {
+                            ids.extend(served.tokenizer.encode_chat(&text).map_err(refused(param))?);
+                        }
+                        Piece::Text(text) => ids.extend(served.tokenizer.encode_more(&text).map_err(refused(param))?),
+                    }
+                }
+                Ok(ids)
+            }
+        }
+    }
+}
+
+fn refused(param: &str) -> impl Fn(TextError) -> ApiError {
+    move |error| ApiError::invalid(Some(param), format!("{param}: {error}"))
+}
+
+/// The ids of a text: with the special tokens around it at the start of a conversation, without them after that. A
+/// source always has them; an empty one lets the answer before it continue.
+pub(in crate::api) fn encode_text(
     text: &str,
     param: &str,
     served: &Served,
@@ -102,13 +115,14 @@ pub(in crate::api) fn text_to_ids(
         Some(base) if base.tokens() > 0 && !served.reads_sources() => served.tokenizer.encode_more(text),
         _ => served.tokenizer.encode(text),
     };
-    ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
+    ids.map_err(refused(param))
 }
 
-/// What a conversation's messages, or its further messages, are as ids; the model's answer is to follow.
-pub(in crate::api) fn messages_to_ids(
-    messages: Vec<ChatMessage>,
-    tools: Option<&Value>,
+/// The ids of a conversation's messages, or of its further messages, up to where the model's answer begins.
+fn encode_messages(
+    messages: &[Message],
+    prefill: Option<&str>,
+    tools: Option<&Tools>,
     param: &str,
     served: &Served,
     base: Option<&Snapshot>,
@@ -118,64 +132,66 @@ pub(in crate::api) fn messages_to_ids(
     if messages.is_empty() && base.is_some_and(|base| base.answer.as_ref().is_some_and(|answer| answer.open)) {
         return Ok(Vec::new());
     }
-    let messages = checked(messages, param)?;
-    let template = template(served, param)?;
-    let refused = |error: ChatError| ApiError::invalid(Some(param), format!("{param}: {error}"));
-    let ids = match base {
-        None => served.tokenizer.encode_chat(&template.render_tools(&messages, tools).map_err(refused)?),
-        Some(base) => {
-            let after = if base.answer.is_some() { After::Answer } else { After::Messages };
-            served.tokenizer.encode_more(&template.render_more_tools(&messages, tools, after).map_err(refused)?)
-        }
+    check_count(messages, param)?;
+    let (template, tools) = (chat_template(served, param)?, tools.map(Tools::template));
+    let text = match base {
+        None => template.render_tools(messages, tools),
+        Some(base) => template.render_more_tools(messages, tools, after(base)),
     };
-    ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
+    let mut text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
+    text.push_str(prefill.unwrap_or_default());
+    let ids = if base.is_some() { served.tokenizer.encode_more(&text) } else { served.tokenizer.encode_chat(&text) };
+    ids.map_err(refused(param))
 }
 
-/// What further messages are as ids where no answer is to follow.
-pub(in crate::api) fn messages_to_closed_ids(
-    messages: Vec<ChatMessage>,
+/// The ids of messages that no answer follows, at the start of a conversation or after `base`.
+pub(in crate::api) fn encode_closed_messages(
+    messages: &[Message],
     param: &str,
     served: &Served,
     base: &Snapshot,
 ) -> Result<Vec<u32>, ApiError> {
-    takes_messages(served, param)?;
-    let messages = checked(messages, param)?;
-    let after = if base.answer.is_some() { After::Answer } else { After::Messages };
-    let text = template(served, param)?.render_more_closed(&messages, after);
+    let template = chat_template(served, param)?;
+    check_count(messages, param)?;
+    let begins = base.tokens() == 0;
+    let text =
+        if begins { template.render_closed(messages) } else { template.render_more_closed(messages, after(base)) };
     let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
-    let ids = served.tokenizer.encode_more(&text);
-    ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
+    let ids = if begins { served.tokenizer.encode_chat(&text) } else { served.tokenizer.encode_more(&text) };
+    ids.map_err(refused(param))
 }
 
-/// What messages are as ids where no answer is to follow.
-pub(in crate::api) fn closed_to_ids(
-    messages: Vec<ChatMessage>,
+/// The text of a conversation's messages, with the beginning of an answer or without.
+pub(in crate::api) fn render_messages(
+    messages: &[Message],
+    answer: bool,
     param: &str,
     served: &Served,
-) -> Result<Vec<u32>, ApiError> {
-    takes_messages(served, param)?;
-    let messages = checked(messages, param)?;
-    let text = template(served, param)?.render_closed(&messages);
-    let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
-    let ids = served.tokenizer.encode_chat(&text);
-    ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
+) -> Result<String, ApiError> {
+    let template = chat_template(served, param)?;
+    check_count(messages, param)?;
+    let text = if answer { template.render(messages) } else { template.render_closed(messages) };
+    text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
 }
 
-pub(in crate::api) fn checked(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiError> {
+fn after(base: &Snapshot) -> After {
+    if base.answer.is_some() { After::Answer } else { After::Messages }
+}
+
+fn check_count(messages: &[Message], param: &str) -> Result<(), ApiError> {
     if messages.is_empty() || messages.len() > MAX_MESSAGES {
         let message = format!("{param} must hold from 1 to {MAX_MESSAGES} messages, found {}", messages.len());
         return Err(ApiError::invalid(Some(param), message));
     }
-    messages.into_iter().map(|message| message.text(param)).collect()
+    Ok(())
 }
 
-pub(in crate::api) fn template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
+fn chat_template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {
     takes_messages(served, param)?;
     let message = "the checkpoint has no chat template, and takes prompts at /v1/completions alone";
     served.template.as_deref().ok_or_else(|| ApiError::invalid(Some(param), message))
 }
 
-/// Refuses messages, be they none, where a prompt is a source.
 fn takes_messages(served: &Served, param: &str) -> Result<(), ApiError> {
     if served.reads_sources() {
         let message = "the model translates: it takes no messages, but a source as the prompt at /v1/completions";

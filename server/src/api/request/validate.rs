@@ -1,255 +1,190 @@
-//! From the wire type to requests that the engine can run; nothing below checks again.
+//! The one validation of a request for text, from what a format asks for to what the engine runs.
 
 use std::sync::Arc;
 
-use rand::Rng;
 use tidegate_model::SamplingParams;
 
+use super::choices::{Choices, longest_text};
+use super::continuation::Continuation;
+use super::grammar::GrammarRequest;
+use super::names::ParameterNames;
+use super::prompt::Prompt;
+use super::sampling::SamplingOverrides;
+use super::tools::Tools;
 use crate::api::error::ApiError;
-use crate::api::formats::completions::echo::Echo;
-use crate::api::formats::openai::logprobs;
-use crate::api::formats::openai::wire::{Format, GenerationRequest, Seed, Stop};
-use crate::api::request::choices::{Choices, Sizes};
-use crate::api::request::grammar;
-use crate::api::request::origin::Origin;
-use crate::api::request::prompt;
-use crate::api::request::tools::Tools;
-use crate::api::run::alignment::Opening;
 use crate::api::state::Served;
-use crate::engine::{Keep, Request, RequestParameters, share_prompt};
-use crate::text::Tokenizer;
+use crate::engine::{Request, RequestError, RequestParameters, Snapshots, share_prompt};
+use crate::session::Snapshot;
 
-/// Tokens to generate where a request does not say; OpenAI's default.
-const DEFAULT_MAX_TOKENS: usize = 16;
-
-/// The same for chat, where OpenAI has no bound and a text ends by itself: enough for an answer.
-const DEFAULT_MAX_CHAT_TOKENS: usize = 1024;
-
-/// A request for text whose every part has been checked.
-pub(in crate::api) struct Validated {
-    /// The texts of each prompt, in order.
-    pub(in crate::api) requests: Vec<Request>,
-    /// The ids of each prompt.
-    pub(in crate::api) prompts: Vec<Vec<u32>>,
-    /// Tokens of the prompts that need not be computed.
-    pub(in crate::api) cached: usize,
-    pub(in crate::api) include_usage: bool,
-    pub(in crate::api) return_token_ids: bool,
-    pub(in crate::api) seed: u64,
-    pub(in crate::api) details: Details,
+/// The longest text that a request allows, in tokens.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::api) enum MaxTokens {
+    /// As the request says.
+    Given(u64),
+    /// The format's default, or the server's bound if that is lower: a request without a number is never refused.
+    Default(usize),
+    /// As many as a request of this size may have.
+    Longest,
 }
 
-/// What the answer's format has to know.
-pub(in crate::api) struct Details {
-    pub(in crate::api) tokenizer: Arc<Tokenizer>,
-    /// How many texts each prompt gets.
+/// A request for text in any format, not yet validated.
+#[derive(Debug)]
+pub(in crate::api) struct TextRequest {
+    pub(in crate::api) names: ParameterNames,
+    pub(in crate::api) model: Option<String>,
+    pub(in crate::api) prompt: Prompt,
+    pub(in crate::api) max_tokens: MaxTokens,
+    pub(in crate::api) min_tokens: u64,
+    pub(in crate::api) stop: Vec<String>,
+    pub(in crate::api) stop_token_ids: Vec<u32>,
+    pub(in crate::api) ignore_eos: bool,
+    pub(in crate::api) sampling: SamplingOverrides,
     pub(in crate::api) choices: Choices,
-    /// What the texts of each of them begin with.
-    pub(in crate::api) openings: Vec<Opening>,
-    /// Log probabilities that are listed with each token beside its own; none where none are told.
+    /// How many log probabilities to list with each token beside its own; none if not asked for.
     pub(in crate::api) logprobs: Option<usize>,
-    /// Whether tokens are called by their ids.
-    pub(in crate::api) names_by_id: bool,
-    /// The prompts' own texts, where they are told.
-    pub(in crate::api) echoes: Vec<Echo>,
-    /// The tools that an answer may call.
+    /// Whether the response begins with the prompt.
+    pub(in crate::api) echo: bool,
+    pub(in crate::api) grammar: Option<GrammarRequest>,
     pub(in crate::api) tools: Option<Tools>,
 }
 
-/// Checks `wire` against what is served and where it begins; the error names the parameter.
-pub(in crate::api) fn validate(
-    format: Format,
-    mut wire: GenerationRequest,
-    served: &Served,
-    origin: &Origin,
-) -> Result<Validated, ApiError> {
-    if let Some(model) = &wire.model {
-        served.check_name(model, Some("model"))?;
+impl TextRequest {
+    /// A request for one text with everything else left to the server.
+    pub(in crate::api) fn new(names: ParameterNames, prompt: Prompt, max_tokens: MaxTokens) -> Self {
+        Self {
+            names,
+            model: None,
+            prompt,
+            max_tokens,
+            min_tokens: 0,
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            sampling: SamplingOverrides::default(),
+            choices: Choices::default(),
+            logprobs: None,
+            echo: false,
+            grammar: None,
+            tools: None,
+        }
     }
-    check_stream(&wire)?;
-    let include_usage = wire.include_usage();
-    let choices = Choices::read(format, &wire)?;
-    let echo = echo(format, &wire, served, origin)?;
-    if !origin.is_plain() {
-        choices.check_single("a conversation")?;
-    }
-    let logprobs = logprobs::read(format, &wire)?;
-    let sampling = sampling(&wire, &served.sampling)?;
-    let max_tokens = max_tokens(format, &wire, served, echo)?;
-    let stop = match wire.stop.take() {
-        None => Vec::new(),
-        Some(Stop::One(one)) => vec![one],
-        Some(Stop::Many(many)) => many,
-    };
-    let given = if echo { wire.prompt.clone() } else { None };
-    let base = origin.snapshot().map(AsRef::as_ref);
-    let prompts = prompt::encode(format, &mut wire, served, base)?;
-    let sizes = Sizes { prompts: &prompts, max_tokens, listed: logprobs.unwrap_or(0), echoed: echo };
-    choices.check_room(&sizes, served)?;
-    let follows = max_tokens > 0;
-    let echoes = if echo { Echo::all(given.as_ref(), &prompts, &served.tokenizer, follows) } else { Vec::new() };
-    let opening = |(at, ids): (usize, &Vec<u32>)| {
-        // No character of a translation begins in its source.
-        let new = served.reads_sources() && !ids.is_empty();
-        let opening = if new { Opening::default() } else { Opening::new(ids, base, &served.tokenizer) };
-        Opening { offset: echoes.get(at).map_or(0, |echo| echo.text.chars().count()), ..opening }
-    };
-    let openings = prompts.iter().enumerate().map(opening).collect();
-    let seed = sampling.seed;
-    let grammar = grammar::grammar(format, &wire, served)?;
-    let parameters = RequestParameters {
-        max_tokens,
-        stop,
-        sampling,
-        reseed: wire.seed.is_some(),
-        ignore_eos: wire.ignore_eos.unwrap_or(false),
-        min_tokens: wire.min_tokens.map_or(0, |tokens| usize::try_from(tokens).unwrap_or(usize::MAX)),
-        stop_token_ids: wire.stop_token_ids.take().unwrap_or_default(),
-        // The best is the one whose log probability is known to be.
-        logprobs: logprobs.or(choices.are_ranked().then_some(0)),
-        prompt_logprobs: logprobs.filter(|_| echo),
-        grammar,
-        ..RequestParameters::default()
-    };
-    let plan = Plan { choices, parameters, served, origin };
-    let (mut requests, mut cached) = (Vec::with_capacity(prompts.len() * choices.generated), 0);
-    for prompt in &prompts {
-        let texts = plan.texts(prompt)?;
-        cached += texts.first().map_or(0, Request::cached_tokens);
-        requests.extend(texts);
-    }
-    let return_token_ids = wire.return_token_ids.unwrap_or(false);
-    let names_by_id = wire.return_tokens_as_token_ids.unwrap_or(false);
-    let (tokenizer, tools) = (Arc::clone(&served.tokenizer), wire.tools.take());
-    let details = Details { tokenizer, choices, openings, logprobs, names_by_id, echoes, tools };
-    Ok(Validated { requests, prompts, cached, include_usage, return_token_ids, seed, details })
-}
 
-/// What the texts of a request have in common.
-struct Plan<'a> {
-    choices: Choices,
-    parameters: RequestParameters,
-    served: &'a Served,
-    origin: &'a Origin,
-}
-
-impl Plan<'_> {
-    /// The texts of one prompt, each with the seed after the one before.
-    fn texts(&self, prompt: &[u32]) -> Result<Vec<Request>, ApiError> {
-        let (start, keep) = self.origin.start(self.served, prompt);
-        let parameters = &self.parameters;
-        let several = self.choices.generated > 1;
-        let text = |choice: usize| {
-            let mut sampling = parameters.sampling.clone();
-            sampling.seed = sampling.seed.wrapping_add(choice as u64);
-            let keep = Keep {
-                prompt: keep.prompt && choice == 0,
-                // Which of several is gone on with nobody knows, and all would drive others out. One that only reads
-                // has an end and nothing else.
-                end: (keep.end && !several) || parameters.max_tokens == 0,
-            };
-            let (start, prompt) = (start.clone(), prompt.to_vec());
-            Ok(Request::new(
-                RequestParameters { start, prompt, sampling, keep, ..parameters.clone() },
-                &self.served.limits,
-            )?)
+    /// Checks the request against what is served and the conversation that it continues. To be called on a thread for
+    /// blocking work.
+    pub(in crate::api) fn validate(
+        self,
+        served: &Arc<Served>,
+        continuation: &Continuation,
+    ) -> Result<ValidRequest, ApiError> {
+        let Self { names, choices, logprobs, echo, tools, .. } = self;
+        if let Some(model) = &self.model {
+            served.check_name(model, Some("model"))?;
+        }
+        let base = continuation.snapshot();
+        if echo {
+            check_echo(served, base.is_some())?;
+        }
+        if base.is_some() {
+            choices.check_single()?;
+        }
+        let reseed = self.sampling.seed.is_some();
+        let sampling = self.sampling.apply(&served.sampling)?;
+        // Refused before the prompts are encoded, which takes longer.
+        let given = match self.max_tokens {
+            MaxTokens::Given(given) => Some(check_max_tokens(given, &names, echo, served)?),
+            MaxTokens::Default(default) => Some(default.min(served.limits.max_tokens)),
+            MaxTokens::Longest => None,
         };
-        let mut texts = (0..self.choices.generated).map(text).collect::<Result<Vec<_>, ApiError>>()?;
-        share_prompt(&mut texts);
-        Ok(texts)
-    }
-}
-
-fn check_stream(wire: &GenerationRequest) -> Result<(), ApiError> {
-    if wire.stream_options.is_some() && !wire.stream.unwrap_or(false) {
-        return Err(ApiError::invalid(Some("stream_options"), "stream_options must be absent unless stream is true"));
-    }
-    if wire.stream_options.as_ref().and_then(|options| options.continuous_usage_stats).unwrap_or(false) {
-        let message = "stream_options.continuous_usage_stats must be absent, null or false: it is not supported";
-        return Err(ApiError::invalid(Some("stream_options"), message));
-    }
-    Ok(())
-}
-
-/// Whether the prompts' own texts are told.
-fn echo(format: Format, wire: &GenerationRequest, served: &Served, origin: &Origin) -> Result<bool, ApiError> {
-    if !wire.echo.unwrap_or(false) {
-        return Ok(false);
-    }
-    let refused = |message: String| Err(ApiError::invalid(Some("echo"), message));
-    if format != Format::Completions {
-        return refused(format!("echo must be absent, null or false at {}", format.path()));
-    }
-    if served.reads_sources() {
-        return refused(
-            "echo must be absent, null or false: the prompt is a source, and no text goes on with it".into(),
-        );
-    }
-    if !origin.is_plain() {
-        return refused("echo must be absent, null or false with a conversation, whose text is not kept".into());
-    }
-    Ok(true)
-}
-
-/// Tokens to generate at most; at least 1: only an echoed prompt and a session's own routes read without writing.
-fn max_tokens(format: Format, wire: &GenerationRequest, served: &Served, echo: bool) -> Result<usize, ApiError> {
-    let name = match (format, wire.max_completion_tokens) {
-        (Format::Completions, Some(_)) => {
-            let message = "max_completion_tokens must be absent: it is max_tokens here";
-            return Err(ApiError::invalid(Some("max_completion_tokens"), message));
+        let prompts = self.prompt.encode(names.prompt, tools.as_ref(), served, base.map(AsRef::as_ref))?;
+        let listed = logprobs.unwrap_or(0);
+        let max_tokens = given.unwrap_or_else(|| longest_text(&prompts, listed, served));
+        choices.check_size(&prompts, max_tokens, (listed, echo), &names, served)?;
+        let parameters = RequestParameters {
+            max_tokens,
+            stop: self.stop,
+            sampling: sampling.clone(),
+            reseed,
+            ignore_eos: self.ignore_eos,
+            min_tokens: usize::try_from(self.min_tokens).unwrap_or(usize::MAX),
+            stop_token_ids: self.stop_token_ids,
+            // Ranking needs the texts' log probabilities, even if none are listed.
+            logprobs: logprobs.or(choices.are_ranked().then_some(0)),
+            prompt_logprobs: logprobs.filter(|_| echo),
+            grammar: GrammarRequest::compile(self.grammar.as_ref(), tools.as_ref(), served)?,
+            ..RequestParameters::default()
+        };
+        let (mut requests, mut cached) = (Vec::with_capacity(prompts.len() * choices.generated), Vec::new());
+        for prompt in &prompts {
+            let mut texts =
+                texts(prompt, &parameters, choices, served, continuation).map_err(|error| names.error(&error))?;
+            share_prompt(&mut texts);
+            cached.push(texts.first().map_or(0, Request::cached_tokens));
+            requests.extend(texts);
         }
-        (Format::Chat, Some(_)) => "max_completion_tokens",
-        (Format::Responses, _) => "max_output_tokens",
-        _ => "max_tokens",
+        let (served, base) = (Arc::clone(served), base.cloned());
+        Ok(ValidRequest { served, requests, prompts, cached, base, choices, sampling, max_tokens, logprobs, tools })
+    }
+}
+
+/// The engine's requests for one prompt, each with the seed after the one before.
+fn texts(
+    prompt: &[u32],
+    parameters: &RequestParameters,
+    choices: Choices,
+    served: &Served,
+    continuation: &Continuation,
+) -> Result<Vec<Request>, RequestError> {
+    let (start, snapshots) = continuation.start(served, prompt);
+    let text = |choice: usize| {
+        let mut sampling = parameters.sampling.clone();
+        sampling.seed = sampling.seed.wrapping_add(choice as u64);
+        let snapshots = Snapshots {
+            prompt: snapshots.prompt && choice == 0,
+            // Nobody knows which of several texts will be continued, and keeping all of them would evict others. A
+            // request that only reads has nothing but its end.
+            end: (snapshots.end && choices.generated == 1) || parameters.max_tokens == 0,
+        };
+        let (start, prompt) = (start.clone(), prompt.to_vec());
+        Request::new(RequestParameters { start, prompt, sampling, snapshots, ..parameters.clone() }, &served.limits)
     };
-    // A server that allows fewer must not refuse who names no number.
-    let default = match format {
-        Format::Completions => DEFAULT_MAX_TOKENS,
-        Format::Chat | Format::Responses => DEFAULT_MAX_CHAT_TOKENS,
-    };
-    let asked = wire.max_completion_tokens.or(wire.max_tokens);
+    (0..choices.generated).map(text).collect()
+}
+
+/// Only an echoed prompt can be read without generating anything.
+fn check_max_tokens(given: u64, names: &ParameterNames, echo: bool, served: &Served) -> Result<usize, ApiError> {
     let (fewest, most) = (usize::from(!echo), served.limits.max_tokens);
-    let tokens = asked.map_or(default.min(most), |asked| usize::try_from(asked).unwrap_or(usize::MAX));
-    if (fewest..=most).contains(&tokens) {
-        return Ok(tokens);
-    }
-    Err(ApiError::invalid(Some(name), format!("{name} must be from {fewest} to {most}, found {tokens}")))
+    let tokens = usize::try_from(given).ok().filter(|tokens| (fewest..=most).contains(tokens));
+    let name = names.max_tokens;
+    let message = || format!("{name} must be from {fewest} to {most}, found {given}");
+    tokens.ok_or_else(|| ApiError::invalid(Some(name), message()))
 }
 
-/// The request's sampling parameters over the model's recommended ones.
-pub(in crate::api) fn sampling(
-    wire: &GenerationRequest,
-    recommended: &SamplingParams,
-) -> Result<SamplingParams, ApiError> {
-    let mut sampling = recommended.clone();
-    let set = |target: &mut f32, value: Option<f64>| {
-        if let Some(value) = value {
-            *target = value as f32;
-        }
+fn check_echo(served: &Served, continues: bool) -> Result<(), ApiError> {
+    let reason = if served.reads_sources() {
+        ": the prompt is a source, which no text continues"
+    } else if continues {
+        " with a conversation, whose text is not kept"
+    } else {
+        return Ok(());
     };
-    set(&mut sampling.temperature, wire.temperature);
-    set(&mut sampling.top_p, wire.top_p);
-    set(&mut sampling.min_p, wire.min_p);
-    set(&mut sampling.typical_p, wire.typical_p);
-    set(&mut sampling.repetition_penalty, wire.repetition_penalty);
-    set(&mut sampling.frequency_penalty, wire.frequency_penalty);
-    set(&mut sampling.presence_penalty, wire.presence_penalty);
-    match wire.top_k {
-        None => {}
-        // Both are in use for "all tokens".
-        Some(-1 | 0) => sampling.top_k = 0,
-        Some(top_k) => {
-            sampling.top_k = usize::try_from(top_k)
-                .map_err(|_| ApiError::invalid(Some("top_k"), format!("top_k must be at least -1, found {top_k}")))?;
-        }
-    }
-    for (key, bias) in wire.logit_bias.iter().flatten() {
-        // One spelling for each id: of `7`, `07`, `+7`, … there is no end, and all would be added at every token.
-        let id = key.parse::<u32>().ok().filter(|id| id.to_string() == *key).ok_or_else(|| {
-            ApiError::invalid(Some("logit_bias"), format!("logit_bias must have token ids as keys, found {key:?}"))
-        })?;
-        sampling.logit_bias.push((id, *bias as f32));
-    }
-    sampling.seed = wire.seed.map_or_else(|| rand::rng().random(), Seed::bits);
-    Ok(sampling)
+    Err(ApiError::invalid(Some("echo"), format!("echo must be absent, null or false{reason}")))
+}
+
+/// A request for text that has been validated.
+pub(in crate::api) struct ValidRequest {
+    pub(in crate::api) served: Arc<Served>,
+    /// For each prompt in order, a request for each of its texts.
+    pub(in crate::api) requests: Vec<Request>,
+    /// The token ids of each prompt.
+    pub(in crate::api) prompts: Vec<Vec<u32>>,
+    /// How many tokens of each prompt need not be computed.
+    pub(in crate::api) cached: Vec<usize>,
+    /// The conversation that is continued.
+    pub(in crate::api) base: Option<Arc<Snapshot>>,
+    pub(in crate::api) choices: Choices,
+    /// Those of the first text of each prompt.
+    pub(in crate::api) sampling: SamplingParams,
+    pub(in crate::api) max_tokens: usize,
+    pub(in crate::api) logprobs: Option<usize>,
+    pub(in crate::api) tools: Option<Tools>,
 }

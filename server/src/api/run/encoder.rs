@@ -1,81 +1,107 @@
-//! What all formats of answers have in common: each says the same texts in its own words.
+//! What a run needs of a wire format: an encoder of its events.
 
+use axum::response::sse;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::api::error::ApiError;
-use crate::api::formats::openai::answer::Usage;
 use crate::engine::{Delta, Finish, TokenLogprobs};
 
-/// The data of one server-sent event.
+/// Tokens that a request took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::api) struct TokenUsage {
+    pub(in crate::api) prompt: usize,
+    /// Tokens of the prompts that were not computed.
+    pub(in crate::api) cached: usize,
+    pub(in crate::api) completion: usize,
+}
+
+/// One server-sent event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::api) struct Said {
-    /// Its name; OpenAI's completions have none.
+pub(in crate::api) struct StreamEvent {
+    /// OpenAI's completions have none.
     pub(in crate::api) name: Option<&'static str>,
     pub(in crate::api) data: String,
 }
 
-impl Said {
+impl StreamEvent {
     /// An event without a name.
     pub(in crate::api) fn data(data: impl Into<String>) -> Self {
         Self { name: None, data: data.into() }
     }
+
+    /// The event, written after what `event` already has: simple clients expect the data last.
+    pub(super) fn write(self, event: sse::Event) -> sse::Event {
+        let event = if let Some(name) = self.name { event.event(name) } else { event };
+        event.data(self.data)
+    }
 }
 
-/// What an answer says about the conversation that it belongs to.
+impl From<StreamEvent> for sse::Event {
+    fn from(event: StreamEvent) -> Self {
+        event.write(Self::default())
+    }
+}
+
+/// The JSON of a wire type.
+pub(in crate::api) fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("wire types have text keys, and nothing in them fails to serialise")
+}
+
+/// What a response says about its session.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(in crate::api) struct SessionInfo {
     pub(in crate::api) id: String,
-    /// The version that this turn has made.
+    /// The version that this turn made.
     pub(in crate::api) version: String,
-    /// The version that it began from.
+    /// The version that it continued.
     pub(in crate::api) parent: String,
-    /// Whether the state came out of a snapshot: the text before was not computed again.
+    /// Whether the state came from a snapshot, so that the text before was not computed again.
     pub(in crate::api) restored: bool,
-    /// Where from: `memory` or `disk`.
+    /// Where the snapshot was: `memory` or `disk`.
     pub(in crate::api) tier: &'static str,
-    /// Tokens of the text before that had to be computed again, beside those that no state had yet.
+    /// Tokens of the text before that were computed again, besides those that were in no state yet.
     pub(in crate::api) recomputed_tokens: u64,
-    /// Tokens of the whole conversation now.
+    /// Tokens of the whole conversation, this turn included.
     pub(in crate::api) tokens: u64,
     pub(in crate::api) state_bytes: u64,
-    /// Text that waits for the next turn, since it may be the beginning of a stop string.
+    /// Text that is held back until the next turn, because it may be the beginning of a stop string.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(in crate::api) held_text: String,
 }
 
-/// What has become of a text's end.
+/// What a request leaves of its conversation.
 #[derive(Clone, Debug, Default)]
-pub(in crate::api) struct Kept {
+pub(in crate::api) struct Committed {
     pub(in crate::api) session: Option<SessionInfo>,
-    /// The sealed state, for the client to keep.
+    /// The sealed state in base64, for the client to keep.
     pub(in crate::api) state: Option<String>,
 }
 
-/// A format of answers, with the texts of one request as they grow. A stream sends what comes out as it comes; an
-/// answer in one piece is [`Self::body`] at the end.
-pub(in crate::api) trait Dialect: Send + Sync {
-    /// What a stream says before any text.
-    fn open(&mut self, out: &mut Vec<Said>);
+/// Encodes the texts of one request in a wire format. A stream sends the events as they come; a response in one piece
+/// is [`Self::body`] at the end.
+pub(in crate::api) trait EventEncoder: Send + Sync {
+    /// The events before any text.
+    fn start(&mut self, out: &mut Vec<StreamEvent>);
 
-    /// The log probabilities of the tokens of the prompt of the text `index`, before all of its pieces; the first has
+    /// The log probabilities of the prompt of the text `index`, before all pieces of that text; the first token has
     /// none.
-    fn prompt_logprobs(&mut self, _index: usize, _logprobs: &[Option<TokenLogprobs>], _out: &mut Vec<Said>) {}
+    fn prompt_logprobs(&mut self, _index: usize, _logprobs: &[Option<TokenLogprobs>], _out: &mut Vec<StreamEvent>) {}
 
     /// A piece of the text `index`.
-    fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<Said>);
+    fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<StreamEvent>);
 
     /// The end of the text `index`.
-    fn end(&mut self, index: usize, finish: &Finish, kept: &Kept, out: &mut Vec<Said>);
+    fn end_text(&mut self, index: usize, finish: &Finish, committed: &Committed, out: &mut Vec<StreamEvent>);
 
     /// The end of all texts.
-    fn close(&mut self, usage: Usage, out: &mut Vec<Said>);
+    fn end(&mut self, usage: TokenUsage, out: &mut Vec<StreamEvent>);
 
     /// The end of a stream by an error.
-    fn fail(&mut self, error: &ApiError, out: &mut Vec<Said>) {
-        out.push(Said::data(error.body().to_string()));
+    fn fail(&mut self, error: &ApiError, out: &mut Vec<StreamEvent>) {
+        out.push(StreamEvent::data(error.body().to_string()));
     }
 
-    /// The whole answer, after [`Self::close`].
+    /// The response in one piece, after [`Self::end`].
     fn body(&self) -> String;
 }

@@ -1,156 +1,142 @@
-//! A request for text from its first event to its last, in a task of its own: what the client reads, what is kept, and
-//! what happens where the client leaves.
+//! A run: a validated request in a task of its own, from its first event to its last. It sends what the client reads,
+//! commits what is kept, and handles disconnects.
 
-pub(in crate::api) mod account;
-pub(in crate::api) mod alignment;
-pub(in crate::api) mod encoder;
-pub(in crate::api) mod idempotency;
-pub(in crate::api) mod sink;
-pub(in crate::api) mod spans;
-pub(in crate::api) mod streams;
-pub(in crate::api) mod texts;
+pub(super) mod alignment;
+pub(super) mod encoder;
+pub(super) mod idempotency;
+pub(super) mod resume;
+pub(super) mod retry;
+pub(super) mod sink;
+pub(super) mod spans;
+pub(super) mod streams;
+mod texts;
+pub(super) mod tool_calls;
+mod usage;
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use serde::Deserialize;
 use tokio::time::{sleep, timeout};
-use tracing::{Instrument, Span, warn};
-use utoipa::ToSchema;
+use tracing::{Instrument, Span, debug, warn};
 
-use crate::api::error::ApiError;
-use crate::api::metrics::arrived;
-use crate::api::run::encoder::{Dialect, Kept, Said, SessionInfo};
-use crate::api::run::idempotency::Ticket;
-use crate::api::run::sink::Sink;
-use crate::api::run::texts::Texts;
-use crate::api::state::{AppState, RunGuard, Served};
+pub(super) use self::encoder::TokenUsage;
+use self::encoder::{Committed, EventEncoder, SessionInfo, StreamEvent};
+use self::idempotency::Ticket;
+use self::sink::Sink;
+use self::texts::Texts;
+use self::usage::UsageRecorder;
+use super::error::ApiError;
+use super::metrics::arrived;
+use super::request::ValidRequest;
+use super::request::continuation::{CommitPlan, OnDisconnect};
+use super::state::{AppState, RunGuard, Served};
 use crate::engine::{Event, Finish, FinishReason};
 use crate::metrics::{Accepted, AcceptedTurn, Meter};
-use crate::session::{Owner, ResponseId, Snapshot, Tier, Turn, TurnNote, VersionId};
+use crate::session::{Owner, ReceiptKey, Snapshot, Tier, Turn, TurnNote, VersionId};
 
-/// Longest result that is kept for a request that has changed nothing: a longer one is computed anew.
+/// Longest result that is stored for retries of a request that has changed nothing. A retry of a longer one is computed
+/// again.
 const MAX_RECEIPT_BYTES: usize = 256 << 10;
 
-/// What happens to a turn when its client disconnects: it is undone, it ends, or it continues and its stream can be
-/// resumed. Without `session`, only `rollback`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(in crate::api) enum OnDisconnect {
-    /// It is undone.
-    #[default]
-    Rollback,
-    /// It ends with the text so far.
-    Commit,
-    /// It runs to its end, and its stream can be resumed.
-    Continue,
+/// How a request is answered and committed.
+pub(super) struct RunOptions {
+    pub(super) stream: bool,
+    pub(super) plan: CommitPlan,
+    pub(super) on_disconnect: OnDisconnect,
+    /// Holds the request's idempotency key.
+    pub(super) ticket: Option<Ticket>,
 }
 
-/// What becomes of the snapshots that a request makes.
-pub(in crate::api) enum Keeping {
-    /// Beginnings that later requests of the same owner may share.
-    Prefixes(Owner),
-    /// The next version of a session.
-    Turn { owner: Owner, turn: Box<Turn>, version: VersionId, label: Option<String> },
-    /// A state that the client keeps, where it wants the new one.
-    Sealed { owner: Owner, wanted: bool },
-    /// A response to go on from.
-    Response { owner: Owner, id: ResponseId, parent: Option<VersionId> },
-    /// Nothing but, where it is asked for, the result for the same request sent again.
-    Nothing(Owner),
+/// A request that the engine has accepted.
+struct Run {
+    state: AppState,
+    served: Arc<Served>,
+    texts: Texts,
+    encoder: Box<dyn EventEncoder>,
+    plan: CommitPlan,
+    on_disconnect: OnDisconnect,
+    ticket: Option<Ticket>,
 }
 
-/// A request that the engine has taken.
-pub(in crate::api) struct Run {
-    pub(in crate::api) state: AppState,
-    pub(in crate::api) served: Arc<Served>,
-    pub(in crate::api) texts: Texts,
-    pub(in crate::api) dialect: Box<dyn Dialect>,
-    pub(in crate::api) keeping: Keeping,
-    pub(in crate::api) on_disconnect: OnDisconnect,
-    /// The place of the first result where the request may be sent again.
-    pub(in crate::api) ticket: Option<Ticket>,
+/// Submits a request to the engine and starts its task. Returns the response: a stream at once, or one piece at the end.
+pub(super) async fn start(
+    state: AppState,
+    request: ValidRequest,
+    encoder: Box<dyn EventEncoder>,
+    options: RunOptions,
+) -> Result<Response, ApiError> {
+    let ValidRequest { served, requests, prompts, cached, sampling, .. } = request;
+    let RunOptions { stream, plan, on_disconnect, ticket } = options;
+    debug!(seed = sampling.seed, prompts = prompts.len(), texts = requests.len(), stream, "completion starts");
+    let streams = served.engine.submit_all(requests)?;
+    let recorder = UsageRecorder::new(&prompts, cached.iter().sum(), streams.len());
+    let run = Run { state, served, texts: Texts::new(recorder, streams), encoder, plan, on_disconnect, ticket };
+    let (state, guard, meter) = (run.state.clone(), run.state.run_begins(), run.meter());
+    let keep_alive = state.options().keep_alive;
+    if stream {
+        let (sink, response) = if on_disconnect == OnDisconnect::Continue {
+            sink::logged(state.streams(), run.plan.owner(), keep_alive)
+        } else {
+            sink::streamed(keep_alive)
+        };
+        tokio::spawn(run.run(sink, meter, guard).instrument(Span::current()));
+        return Ok(response);
+    }
+    let (sink, response) = sink::whole();
+    tokio::spawn(run.run(sink, meter, guard).instrument(Span::current()));
+    response.await
 }
 
 impl Run {
-    /// Starts the task; the answer in one piece or as a stream.
-    pub(in crate::api) async fn answer(self, stream: bool) -> Result<Response, ApiError> {
-        let state = self.state.clone();
-        let (guard, meter) = (state.run_begins(), self.meter());
-        let follow = self.on_disconnect == OnDisconnect::Continue;
-        if stream {
-            let owner = self.owner();
-            let (sink, response) =
-                if follow { sink::logged(&state, owner) } else { sink::streamed(state.options().keep_alive) };
-            tokio::spawn(self.run(sink, meter, guard).instrument(Span::current()));
-            return Ok(response);
-        }
-        let (sink, answer) = sink::whole();
-        tokio::spawn(self.run(sink, meter, guard).instrument(Span::current()));
-        answer.await
-    }
-
-    fn owner(&self) -> Owner {
-        match &self.keeping {
-            Keeping::Prefixes(owner)
-            | Keeping::Turn { owner, .. }
-            | Keeping::Sealed { owner, .. }
-            | Keeping::Response { owner, .. }
-            | Keeping::Nothing(owner) => *owner,
-        }
-    }
-
-    /// Counts what has been taken, and measures it from now on.
+    /// Counts the request, and measures it from now on.
     fn meter(&self) -> Meter {
-        let turn = match &self.keeping {
-            Keeping::Turn { turn, .. } => Some(AcceptedTurn {
+        let turn = match &self.plan {
+            CommitPlan::Turn { turn, .. } => Some(AcceptedTurn {
                 tier: if self.restores(turn) { tier(turn) } else { "new" },
                 recomputed_tokens: self.recomputes(turn),
             }),
             _ => None,
         };
-        let usage = &self.texts.account.usage;
-        let (prompt_tokens, cached_tokens) = (usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens);
+        let usage = self.texts.recorder.usage;
         let metrics = self.state.metrics();
-        metrics.accepted(&Accepted { prompt_tokens, cached_tokens, turn });
+        metrics.accepted(&Accepted { prompt_tokens: usage.prompt, cached_tokens: usage.cached, turn });
         Meter::new(Arc::clone(metrics), arrived(), self.texts.count())
     }
 
-    /// Whether a new source takes the place of the state before.
+    /// Whether a new source replaces the state before it.
     fn replaces(&self) -> bool {
-        self.served.reads_sources() && self.texts.account.usage.prompt_tokens > 0
+        self.served.reads_sources() && self.texts.recorder.usage.prompt > 0
     }
 
     fn restores(&self, turn: &Turn) -> bool {
         turn.head().read > 0 && !self.replaces()
     }
 
-    /// Tokens before a turn that are computed again: the last of those that wait is new to any state; the others wait in
-    /// case a stop string takes them back.
+    /// Tokens before a turn that are computed again. The last pending token is in no state yet; the others were kept
+    /// pending in case a stop string removes them.
     fn recomputes(&self, turn: &Turn) -> u64 {
         if self.replaces() { 0 } else { turn.head().pending.len().saturating_sub(1) as u64 }
     }
 
     async fn run(mut self, mut sink: Sink, mut meter: Meter, guard: RunGuard) {
-        // Before the engine gives up on the reader: a turn that is to be committed needs it once more.
+        // Shorter than the engine's own limit: committing a turn needs the engine once more.
         let limit = self.served.engine.stall_limit().mul_f32(0.75);
-        let mut over = pin!(over(self.state.options().max_time));
+        let mut time_limit = pin!(time_limit(self.state.options().max_time));
         let mut is_over = false;
         let mut out = Vec::new();
-        self.dialect.open(&mut out);
+        self.encoder.start(&mut out);
         let outcome = loop {
-            // One who reads nothing for too long has left, and must not keep the session for ever.
-            let event = if sink.say(&mut out, limit).await {
+            // A client that reads nothing for too long counts as disconnected: it must not lock the session forever.
+            let event = if sink.send(&mut out, limit).await {
                 meter.delivered();
                 tokio::select! {
                     biased;
-                    () = sink.left() => None,
-                    () = &mut over, if !is_over => {
+                    () = sink.disconnected() => None,
+                    () = &mut time_limit, if !is_over => {
                         is_over = true;
                         self.texts.interrupt();
                         continue;
@@ -165,17 +151,17 @@ impl Run {
             };
             let Some(event) = event else {
                 match self.on_disconnect {
-                    // Dropped here: the texts end, and the session is as it was.
+                    // Dropping the run ends its texts and leaves the session as it was.
                     OnDisconnect::Rollback => return,
                     OnDisconnect::Commit => self.texts.interrupt(),
                     OnDisconnect::Continue => {}
                 }
-                sink = Sink::Nobody;
+                sink = Sink::Closed;
                 continue;
             };
             match event {
                 Err(failure) => break Err(ApiError::from(failure)),
-                Ok((index, event)) => match self.take(index, event, &mut meter, &mut out).await {
+                Ok((index, event)) => match self.handle(index, event, &mut meter, &mut out).await {
                     Ok(true) => break Ok(()),
                     Ok(false) => {}
                     Err(error) => break Err(error),
@@ -183,88 +169,89 @@ impl Run {
             }
         };
         let last = match outcome {
-            Ok(()) => Ok(if sink.wants_body() { self.dialect.body() } else { String::new() }),
+            Ok(()) => Ok(if sink.wants_body() { self.encoder.body() } else { String::new() }),
             Err(error) => {
                 meter.failed(error.label());
                 out.clear();
-                self.dialect.fail(&error, &mut out);
+                self.encoder.fail(&error, &mut out);
                 Err(error)
             }
         };
-        // The session, the key and the server's end wait for no reader.
+        // The session, the idempotency key and the server's shutdown wait for no reader.
         drop((self, meter, guard));
-        // Who does not read the last words in that time does not get them.
+        // A reader that does not take the last events in time does not get them.
         let _ = timeout(limit, sink.close(out, last)).await;
     }
 
-    /// Takes one event; whether it was the last.
-    async fn take(
+    /// Handles one event; true for the last one.
+    async fn handle(
         &mut self,
         index: usize,
         event: Event,
         meter: &mut Meter,
-        out: &mut Vec<Said>,
+        out: &mut Vec<StreamEvent>,
     ) -> Result<bool, ApiError> {
         match event {
             Event::Read(snapshot) => {
-                if let Keeping::Prefixes(owner) = &self.keeping {
+                if let CommitPlan::Prefixes(owner) = &self.plan {
                     self.served.prefixes.keep(*owner, &snapshot);
                 }
                 Ok(false)
             }
             Event::PromptLogprobs(logprobs) => {
-                self.dialect.prompt_logprobs(index, &logprobs, out);
+                self.encoder.prompt_logprobs(index, &logprobs, out);
                 Ok(false)
             }
             Event::Delta(delta) => {
                 meter.delivering(index, delta.token_ids.len());
-                self.dialect.delta(index, delta, out);
+                self.encoder.delta(index, delta, out);
                 Ok(false)
             }
             Event::Finished(finish) => {
                 let (reason, timings) = (finish.reason, finish.timings);
                 self.finish(index, finish, out).await?;
                 meter.ended(index, reason, timings);
-                Ok(self.texts.account.is_complete())
+                Ok(self.texts.recorder.is_complete())
             }
             Event::Failed(failure) => Err(failure.into()),
         }
     }
 
-    /// Keeps what is to be kept, and only then says that the text has ended.
-    async fn finish(&mut self, index: usize, finish: Finish, out: &mut Vec<Said>) -> Result<(), ApiError> {
+    /// Commits a text that has ended. The client learns of its end only after that.
+    async fn finish(&mut self, index: usize, finish: Finish, out: &mut Vec<StreamEvent>) -> Result<(), ApiError> {
         let missing = || ApiError::internal();
-        let mut kept = Kept::default();
-        match &self.keeping {
-            Keeping::Nothing(_) | Keeping::Response { .. } | Keeping::Sealed { wanted: false, .. } => {}
-            Keeping::Prefixes(owner) => {
+        let mut committed = Committed::default();
+        match &self.plan {
+            CommitPlan::Nothing(_)
+            | CommitPlan::Response { .. }
+            | CommitPlan::ClientState { return_state: false, .. } => {}
+            CommitPlan::Prefixes(owner) => {
                 if let Some(snapshot) = &finish.snapshot {
                     self.served.prefixes.keep(*owner, snapshot);
                 }
             }
-            Keeping::Turn { turn, version, .. } => {
+            CommitPlan::Turn { turn, version, .. } => {
                 let snapshot = finish.snapshot.as_ref().ok_or_else(missing)?;
-                kept.session = Some(self.info(turn, version, snapshot));
+                committed.session = Some(self.session_info(turn, version, snapshot));
             }
-            Keeping::Sealed { owner, .. } => {
+            CommitPlan::ClientState { owner, .. } => {
                 let snapshot = finish.snapshot.clone().ok_or_else(missing)?;
                 let (codec, owner) = (Arc::clone(&self.served.codec), *owner);
                 let sealed = tokio::task::spawn_blocking(move || codec.seal(&snapshot, &owner.0)).await;
                 let sealed =
                     sealed.map_err(|_| missing())?.map_err(|error| ApiError::invalid(None, error.to_string()))?;
-                kept.state = Some(BASE64.encode(sealed));
+                committed.state = Some(BASE64.encode(sealed));
             }
         }
-        self.dialect.end(index, &finish, &kept, out);
-        if self.texts.account.is_complete() {
-            self.dialect.close(self.texts.account.usage, out);
+        self.encoder.end_text(index, &finish, &committed, out);
+        if self.texts.recorder.is_complete() {
+            self.encoder.end(self.texts.recorder.usage, out);
             self.commit(finish).await?;
         }
         Ok(())
     }
 
-    /// What an answer says about its session.
-    fn info(&self, turn: &Turn, version: &VersionId, snapshot: &Snapshot) -> SessionInfo {
+    fn session_info(&self, turn: &Turn, version: &VersionId, snapshot: &Snapshot) -> SessionInfo {
         SessionInfo {
             id: turn.session().id.to_string(),
             version: version.to_string(),
@@ -279,11 +266,11 @@ impl Run {
     }
 
     async fn commit(&mut self, finish: Finish) -> Result<(), ApiError> {
-        // Held to the end: until then the same request sent again is refused.
+        // Held to the end: until then a retry of the same request is refused.
         let ticket = self.ticket.take();
-        let receipt = ticket.as_ref().map(|ticket| ticket.receipt(&self.dialect.body()));
-        match std::mem::replace(&mut self.keeping, Keeping::Nothing(Owner::default())) {
-            Keeping::Turn { turn, version, label, .. } => {
+        let receipt = ticket.as_ref().map(|ticket| ticket.receipt(&self.encoder.body()));
+        match std::mem::replace(&mut self.plan, CommitPlan::Nothing(Owner::default())) {
+            CommitPlan::Turn { turn, version, label, .. } => {
                 let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
                 let note = TurnNote {
                     label,
@@ -293,35 +280,33 @@ impl Run {
                 };
                 turn.commit(snapshot, note, receipt, version).await?;
             }
-            Keeping::Response { owner, id, parent } => {
+            CommitPlan::Response { owner, id, parent } => {
                 let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
-                let body = self.dialect.body().into_bytes();
+                let body = self.encoder.body().into_bytes();
                 self.state.store()?.put_response(owner, &id, body, snapshot, parent, receipt).await?;
             }
-            // The server keeps nothing of a conversation that the client keeps.
-            Keeping::Sealed { .. } => {}
-            Keeping::Prefixes(owner) | Keeping::Nothing(owner) => {
-                self.keep_receipt(receipt, owner).await;
-            }
+            // The server stores nothing of a conversation that the client keeps.
+            CommitPlan::ClientState { .. } => {}
+            CommitPlan::Prefixes(owner) | CommitPlan::Nothing(owner) => self.keep_receipt(receipt, owner).await,
         }
         Ok(())
     }
 
-    /// Keeps the first result of a request that has changed nothing: where that fails, sending it again computes anew.
-    async fn keep_receipt(&self, receipt: Option<(crate::session::ReceiptKey, Vec<u8>)>, owner: Owner) {
+    /// Stores the result of a request that has changed nothing. If that fails, a retry is computed again.
+    async fn keep_receipt(&self, receipt: Option<(ReceiptKey, Vec<u8>)>, owner: Owner) {
         let Some((key, bytes)) = receipt.filter(|(_, bytes)| bytes.len() <= MAX_RECEIPT_BYTES) else { return };
         let kept = match self.state.store() {
             Ok(store) => store.put_receipt(owner, &key.0, bytes).await.map_err(ApiError::from),
             Err(error) => Err(error),
         };
         if let Err(error) = kept {
-            warn!("no receipt for an idempotency key: {}", error.message());
+            warn!("the result for an idempotency key was not stored: {}", error.message());
         }
     }
 }
 
-/// Ends after `limit`; never where there is none.
-async fn over(limit: Option<Duration>) {
+/// Ends after `limit`, or never.
+async fn time_limit(limit: Option<Duration>) {
     match limit {
         Some(limit) => sleep(limit).await,
         None => std::future::pending().await,
@@ -333,10 +318,4 @@ fn tier(turn: &Turn) -> &'static str {
         Tier::Memory => "memory",
         Tier::Disk => "disk",
     }
-}
-
-/// A request that asks for what this server has no key for.
-pub(in crate::api) fn no_key(param: &str) -> ApiError {
-    let message = format!("{param} needs a secret on the server (--secret-file); it has none");
-    ApiError::request(StatusCode::NOT_IMPLEMENTED, Some(param), Some("no_secret"), message)
 }

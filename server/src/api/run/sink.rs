@@ -1,4 +1,4 @@
-//! Where a run's words go: to one answer, to a stream, to a log that can be taken up again, or to nobody any more.
+//! Where a run sends its events: into one response, a stream, a log that a client can resume, or nowhere.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -12,79 +12,79 @@ use futures_util::{Stream, stream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
+use super::encoder::StreamEvent;
+use super::streams::{LogWriter, Streams};
 use crate::api::error::ApiError;
-use crate::api::run::encoder::Said;
-use crate::api::run::streams::LogWriter;
-use crate::api::state::AppState;
 use crate::session::Owner;
 
-/// Events that may wait for their reader; then the run waits, and the engine after it.
+/// Events that may wait for their reader. When the buffer is full the run waits, and the engine with it.
 const BUFFER: usize = 32;
 
-/// A run's end of what the client reads.
+/// The run's end of the connection to the client.
 pub(in crate::api) enum Sink {
     Whole(Option<oneshot::Sender<Result<String, ApiError>>>),
-    Stream(mpsc::Sender<Option<Said>>),
+    /// None is the regular end.
+    Stream(mpsc::Sender<Option<StreamEvent>>),
     Log(LogWriter),
-    /// The client has left; the run goes on.
-    Nobody,
+    /// The client has disconnected, and the run continues.
+    Closed,
 }
 
 impl Sink {
-    /// Whether the whole answer is wanted at the end.
+    /// Whether the response is sent in one piece at the end.
     pub(in crate::api) fn wants_body(&self) -> bool {
         matches!(self, Self::Whole(_))
     }
 
-    /// Hands over what a stream says; whether there was somebody to take each word within `limit`.
-    pub(in crate::api) async fn say(&self, out: &mut Vec<Said>, limit: Duration) -> bool {
-        for said in out.drain(..) {
+    /// Sends events; false if a reader did not take one of them within `limit`.
+    pub(in crate::api) async fn send(&self, out: &mut Vec<StreamEvent>, limit: Duration) -> bool {
+        for event in out.drain(..) {
             match self {
                 Self::Stream(sender) => {
-                    if !matches!(timeout(limit, sender.send(Some(said))).await, Ok(Ok(()))) {
+                    if !matches!(timeout(limit, sender.send(Some(event))).await, Ok(Ok(()))) {
                         return false;
                     }
                 }
-                Self::Log(log) => log.push(said),
-                Self::Whole(_) | Self::Nobody => {}
+                Self::Log(log) => log.push(event),
+                Self::Whole(_) | Self::Closed => {}
             }
         }
         true
     }
 
-    /// Whether the reader is there, whether or not it reads.
+    /// Whether the reader is connected, even if it does not read.
     pub(in crate::api) fn has_reader(&self) -> bool {
         matches!(self, Self::Stream(sender) if !sender.is_closed())
     }
 
-    /// Waits until the client has left.
-    pub(in crate::api) async fn left(&mut self) {
+    /// Waits until the client has disconnected.
+    pub(in crate::api) async fn disconnected(&mut self) {
         match self {
             Self::Whole(Some(sender)) => sender.closed().await,
             Self::Stream(sender) => sender.closed().await,
-            // Who reads a log may come back.
-            Self::Whole(None) | Self::Log(_) | Self::Nobody => std::future::pending().await,
+            // The reader of a log may come back.
+            Self::Whole(None) | Self::Log(_) | Self::Closed => std::future::pending().await,
         }
     }
 
-    /// Hands over the last words of a stream, and the whole answer or why there is none.
-    pub(in crate::api) async fn close(self, mut out: Vec<Said>, last: Result<String, ApiError>) {
-        self.say(&mut out, Duration::MAX).await;
+    /// Sends the last events, and the response in one piece or its error.
+    pub(in crate::api) async fn close(self, mut out: Vec<StreamEvent>, last: Result<String, ApiError>) {
+        self.send(&mut out, Duration::MAX).await;
         match self {
-            // A reader who has left needs nothing.
+            // A reader that has disconnected needs nothing.
             Self::Whole(sender) => _ = sender.map(|sender| sender.send(last)),
             Self::Stream(sender) => _ = sender.send(None).await,
             Self::Log(log) => log.end(),
-            Self::Nobody => {}
+            Self::Closed => {}
         }
     }
 }
 
-/// An answer in one piece.
+/// A response in one piece.
 pub(in crate::api) fn whole() -> (Sink, impl Future<Output = Result<Response, ApiError>>) {
     let (sender, receiver) = oneshot::channel();
     let answer = async {
-        // A run that ends without a word has panicked.
+        // A run that ends without sending a result has panicked.
         let body = receiver.await.unwrap_or_else(|_| Err(ApiError::internal()))?;
         Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
     };
@@ -93,42 +93,32 @@ pub(in crate::api) fn whole() -> (Sink, impl Future<Output = Result<Response, Ap
 
 /// A stream that ends with its reader.
 pub(in crate::api) fn streamed(keep_alive: Duration) -> (Sink, Response) {
-    let (sender, receiver) = mpsc::channel::<Option<Said>>(BUFFER);
+    let (sender, receiver) = mpsc::channel::<Option<StreamEvent>>(BUFFER);
     let events = stream::unfold(Some(receiver), |receiver| async move {
         let mut receiver = receiver?;
         match receiver.recv().await {
-            Some(Some(said)) => Some((event(said), Some(receiver))),
+            Some(Some(event)) => Some((event.into(), Some(receiver))),
             Some(None) => None,
-            // A run that ends without its last word has panicked.
-            None => Some((event(Said::data(ApiError::internal().body().to_string())), None)),
+            // A run that drops its sender without ending the stream has panicked.
+            None => Some((StreamEvent::data(ApiError::internal().body().to_string()).into(), None)),
         }
     });
     (Sink::Stream(sender), respond(events, keep_alive))
 }
 
-/// A stream that goes on without its reader, and can be taken up again.
-pub(in crate::api) fn logged(state: &AppState, owner: Owner) -> (Sink, Response) {
-    let (log, writer) = state.streams().open(owner);
-    let mut response = respond(Arc::clone(&log).follow(0), state.options().keep_alive);
+/// A stream that continues without its reader, who can resume it.
+pub(in crate::api) fn logged(streams: &Streams, owner: Owner, keep_alive: Duration) -> (Sink, Response) {
+    let (log, writer) = streams.open(owner);
+    let mut response = respond(Arc::clone(&log).follow(0), keep_alive);
     if let Ok(id) = HeaderValue::from_str(log.id()) {
         response.headers_mut().insert(HeaderName::from_static("x-stream-id"), id);
     }
     (Sink::Log(writer), response)
 }
 
-/// Words that are known already, as a stream.
-pub(in crate::api) fn replayed(words: Vec<Said>, keep_alive: Duration) -> Response {
-    respond(stream::iter(words.into_iter().map(event)), keep_alive)
-}
-
-fn event(said: Said) -> sse::Event {
-    written(sse::Event::default(), said)
-}
-
-/// What is said, after what `event` has already: plain clients want the data last.
-pub(in crate::api) fn written(event: sse::Event, said: Said) -> sse::Event {
-    let event = if let Some(name) = said.name { event.event(name) } else { event };
-    event.data(said.data)
+/// Events that are known already, as a stream.
+pub(in crate::api) fn replayed(events: Vec<StreamEvent>, keep_alive: Duration) -> Response {
+    respond(stream::iter(events.into_iter().map(sse::Event::from)), keep_alive)
 }
 
 /// The response that streams `events`.
@@ -138,7 +128,7 @@ pub(in crate::api) fn respond(
 ) -> Response {
     use futures_util::StreamExt;
     let keep_alive = KeepAlive::new().interval(keep_alive).text("alive");
-    // Proxies that collect a response before they pass it on would undo the streaming.
+    // A proxy that buffers responses would undo the streaming.
     let unbuffered = [(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"))];
     (unbuffered, Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(keep_alive)).into_response()
 }

@@ -1,5 +1,6 @@
-//! Requests as OpenTelemetry spans: one for each, below its caller's where the request names one, with the phases of
-//! its texts below it. Where nothing is exported, spans are empty and cost nothing. No text of any client is in them.
+//! OpenTelemetry spans: one for each request, with the phases of its texts below it. The parent is the span that
+//! `traceparent` names, if the request has that header. Without an exporter, spans are empty and cost nothing. Spans
+//! never contain a client's text.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +10,7 @@ use opentelemetry::propagation::Extractor;
 use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer};
 use opentelemetry::{Array, Context, KeyValue, StringValue, Value, global};
 
-use crate::api::formats::openai::answer::Usage;
+use super::encoder::TokenUsage;
 use crate::engine::{Failure, Finish, FinishReason, Timings};
 
 /// The instrumentation's name.
@@ -28,8 +29,8 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// The span of a request, which goes on in the trace that its `traceparent` names. It ends with the last copy of what
-/// is returned here.
+/// Opens the span of a request, in the trace that its `traceparent` names. The span ends with the last clone of the
+/// context.
 pub(in crate::api) fn begin(request: &Request, id: &str) -> Context {
     let headers = Headers(request.headers());
     let parent =
@@ -55,7 +56,7 @@ pub(in crate::api) fn begin(request: &Request, id: &str) -> Context {
     context
 }
 
-/// What the routes that generate do, in the words of the semantic conventions for generative AI.
+/// The operation of a route that generates, as the semantic conventions for generative AI name it.
 fn operation(route: &str) -> Option<&'static str> {
     match route {
         "/v1/chat/completions" | "/v1/messages" | "/v1/responses" => Some("chat"),
@@ -64,7 +65,7 @@ fn operation(route: &str) -> Option<&'static str> {
     }
 }
 
-/// The answer starts.
+/// Records the response's status.
 pub(in crate::api) fn answered(context: &Context, status: StatusCode) {
     let span = context.span();
     span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status.as_u16())));
@@ -73,7 +74,7 @@ pub(in crate::api) fn answered(context: &Context, status: StatusCode) {
     }
 }
 
-/// A text has ended: its time in the queue, in the prompt and in the answer, as spans of their own.
+/// Records a text that has ended: queue, prefill and decode, each as a span.
 pub(in crate::api) fn text(context: &Context, finish: &Finish) {
     if !context.span().is_recording() {
         return;
@@ -110,17 +111,16 @@ pub(in crate::api) fn text(context: &Context, finish: &Finish) {
     }
 }
 
-/// All texts have ended, by a failure or not.
-pub(in crate::api) fn done(context: &Context, usage: &Usage, failure: Option<Failure>) {
+/// Records the end of a request, with its failure if it had one.
+pub(in crate::api) fn done(context: &Context, usage: &TokenUsage, failure: Option<Failure>) {
     let span = context.span();
     if !span.is_recording() {
         return;
     }
-    let cached = usage.prompt_tokens_details.cached_tokens;
     for (name, tokens) in [
-        ("gen_ai.usage.input_tokens", usage.prompt_tokens),
-        ("gen_ai.usage.output_tokens", usage.completion_tokens),
-        ("gen_ai.usage.cache_read.input_tokens", cached),
+        ("gen_ai.usage.input_tokens", usage.prompt),
+        ("gen_ai.usage.output_tokens", usage.completion),
+        ("gen_ai.usage.cache_read.input_tokens", usage.cached),
     ] {
         span.set_attribute(KeyValue::new(name, tokens as i64));
     }

@@ -1,36 +1,31 @@
-//! Streams that outlive their readers: kept for a while, numbered, and taken up again at any event.
+//! Streams that outlive their connection: their events are numbered and kept for a while, and a client can resume at
+//! any of them.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode};
-use axum::response::{Response, sse};
+use axum::http::StatusCode;
+use axum::response::sse;
 use futures_util::{Stream, stream};
 use rand::Rng;
 use tokio::sync::watch;
 
-use crate::api::auth::owner::Caller;
-use crate::api::error::{ApiError, ErrorBody};
-use crate::api::openapi::{self, Error, Id, LastEventId, schemas};
-use crate::api::run::encoder::Said;
-use crate::api::run::sink;
-use crate::api::state::AppState;
+use super::encoder::StreamEvent;
+use crate::api::error::ApiError;
 use crate::session::Owner;
 
-/// How long a stream that has ended can still be read.
-const KEPT: Duration = Duration::from_mins(10);
+/// How long a stream can be read after its end.
+const RETENTION: Duration = Duration::from_mins(10);
 
-/// Bytes of one stream's events that are kept; then the oldest are forgotten.
-const MOST_BYTES: usize = 8 << 20;
+/// Bytes of one stream's events that are kept. Beyond that the oldest are dropped.
+const MAX_BYTES: usize = 8 << 20;
 
-/// Bytes of all streams' events that are kept; then the streams that ended longest ago are forgotten.
-const MOST_BYTES_OF_ALL: usize = 256 << 20;
+/// Bytes of all streams' events that are kept. Beyond that the streams that ended first are dropped.
+const MAX_TOTAL_BYTES: usize = 256 << 20;
 
-/// Streams of one owner that are kept; then those that ended longest ago are forgotten.
-const MOST_STREAMS: usize = 256;
+/// Streams of one owner that are kept. Beyond that those that ended first are dropped.
+const MAX_STREAMS: usize = 256;
 
 /// The events of one stream, from the first that is still kept.
 pub(in crate::api) struct Log {
@@ -42,23 +37,23 @@ pub(in crate::api) struct Log {
 
 #[derive(Default)]
 struct Events {
-    /// How many have been forgotten.
+    /// How many have been dropped.
     first: usize,
-    kept: VecDeque<Said>,
+    kept: VecDeque<StreamEvent>,
     bytes: usize,
     ended: Option<Instant>,
 }
 
-/// The one that writes a log; the log ends with it, however it goes.
+/// The writer of a log. Dropping it ends the log.
 pub(in crate::api) struct LogWriter(Arc<Log>);
 
 impl LogWriter {
     /// Adds an event.
-    pub(in crate::api) fn push(&self, said: Said) {
-        self.0.push(said);
+    pub(in crate::api) fn push(&self, event: StreamEvent) {
+        self.0.push(event);
     }
 
-    /// No more will come.
+    /// Ends the log.
     pub(in crate::api) fn end(self) {
         self.0.end();
     }
@@ -68,7 +63,7 @@ impl Drop for LogWriter {
     fn drop(&mut self) {
         if self.0.lock().ended.is_none() {
             // The run has panicked.
-            self.0.push(Said::data(ApiError::internal().body().to_string()));
+            self.0.push(StreamEvent::data(ApiError::internal().body().to_string()));
             self.0.end();
         }
     }
@@ -79,11 +74,11 @@ impl Log {
         &self.id
     }
 
-    fn push(&self, said: Said) {
+    fn push(&self, event: StreamEvent) {
         let mut events = self.lock();
-        events.bytes += said.data.len();
-        events.kept.push_back(said);
-        while events.bytes > MOST_BYTES {
+        events.bytes += event.data.len();
+        events.kept.push_back(event);
+        while events.bytes > MAX_BYTES {
             let Some(oldest) = events.kept.pop_front() else { break };
             events.bytes -= oldest.data.len();
             events.first += 1;
@@ -97,7 +92,7 @@ impl Log {
         self.changed.send_replace(());
     }
 
-    /// The events from number `next` on, those that are there and those that will come, each with its number as `id`.
+    /// The events from number `next` on, present and future, each with its number as `id`.
     pub(in crate::api) fn follow(self: Arc<Self>, next: usize) -> impl Stream<Item = sse::Event> + Send + use<> {
         let changed = self.changed.subscribe();
         stream::unfold((self, changed, Some(next)), |(log, mut changed, next)| async move {
@@ -107,23 +102,23 @@ impl Log {
                 let found = {
                     let events = log.lock();
                     match next.checked_sub(events.first).map(|at| events.kept.get(at)) {
-                        Some(Some(said)) => Some(Ok(said.clone())),
+                        Some(Some(event)) => Some(Ok(event.clone())),
                         Some(None) if events.ended.is_some() => return None,
                         Some(None) => None,
-                        None => Some(Err(forgotten())),
+                        None => Some(Err(no_longer_kept())),
                     }
                 };
                 match found {
-                    Some(Ok(said)) => {
-                        let event = sink::written(sse::Event::default().id(next.to_string()), said);
+                    Some(Ok(event)) => {
+                        let event = event.write(sse::Event::default().id(next.to_string()));
                         return Some((event, (log, changed, Some(next + 1))));
                     }
-                    // A reader so slow that what it waits for is gone is told so.
+                    // The reader is so slow that its next event has been dropped.
                     Some(Err(error)) => {
                         let event = sse::Event::default().data(error.body().to_string());
                         return Some((event, (log, changed, None)));
                     }
-                    // The log, and so the other end of this, lives as long as it is followed.
+                    // `log` holds the sender, so this cannot fail while the log is followed.
                     None => changed.changed().await.ok()?,
                 }
             }
@@ -135,22 +130,21 @@ impl Log {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When it ended.
     fn ended(&self) -> Option<Instant> {
         self.lock().ended
     }
 
     fn is_over(&self) -> bool {
-        self.ended().is_some_and(|ended| ended.elapsed() >= KEPT)
+        self.ended().is_some_and(|ended| ended.elapsed() >= RETENTION)
     }
 }
 
-fn forgotten() -> ApiError {
+fn no_longer_kept() -> ApiError {
     let message = "the events after this one are no longer kept";
     ApiError::request(StatusCode::GONE, Some("last-event-id"), Some("gone"), message)
 }
 
-/// The streams that can be taken up again.
+/// The streams that can be resumed.
 #[derive(Default)]
 pub(in crate::api) struct Streams {
     logs: Mutex<HashMap<String, Arc<Log>>>,
@@ -168,7 +162,20 @@ impl Streams {
         (Arc::clone(&log), LogWriter(log))
     }
 
-    /// A stream, where it is this owner's.
+    /// The events of a stream of `owner` from number `next` on.
+    pub(in crate::api) fn resume(
+        &self,
+        owner: Owner,
+        id: &str,
+        next: usize,
+    ) -> Result<impl Stream<Item = sse::Event> + Send + use<>, ApiError> {
+        let log = self.get(owner, id).ok_or_else(|| ApiError::missing("id", "stream"))?;
+        if next < log.lock().first {
+            return Err(no_longer_kept());
+        }
+        Ok(log.follow(next))
+    }
+
     fn get(&self, owner: Owner, id: &str) -> Option<Arc<Log>> {
         let mut logs = self.lock();
         logs.retain(|_, log| !log.is_over());
@@ -181,7 +188,7 @@ impl Streams {
     }
 }
 
-/// Forgets streams that have ended, those over their time first, until the bounds hold with one more of `owner`.
+/// Drops streams that have ended, expired ones first, until the bounds leave room for one more of `owner`.
 fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
     logs.retain(|_, log| !log.is_over());
     let mut ended: Vec<(Instant, Arc<Log>)> =
@@ -190,49 +197,10 @@ fn make_room(logs: &mut HashMap<String, Arc<Log>>, owner: Owner) {
     let mut bytes: usize = logs.values().map(|log| log.lock().bytes).sum();
     let mut own = logs.values().filter(|log| log.owner == owner).count();
     for (_, log) in ended {
-        if bytes > MOST_BYTES_OF_ALL || (own >= MOST_STREAMS && log.owner == owner) {
+        if bytes > MAX_TOTAL_BYTES || (own >= MAX_STREAMS && log.owner == owner) {
             bytes -= log.lock().bytes;
             own -= usize::from(log.owner == owner);
             logs.remove(&log.id);
         }
     }
-}
-
-type StreamEvents = openapi::Events<schemas::CompletionChunk, ErrorBody>;
-
-/// Resume a stream after a disconnect
-///
-/// The stream of a turn with `"on_disconnect": "continue"`, from the event after `last-event-id`, or from the first.
-#[utoipa::path(
-    get,
-    path = "/v1/streams/{id}",
-    operation_id = "followStream",
-    tag = "text",
-    params(Id, LastEventId),
-    responses(
-        (status = 200, description = "The events of the stream, each with its number as `id`.",
-            content((inline(StreamEvents) = "text/event-stream"))),
-        Error<400>,
-        Error<404>,
-        Error<410>
-    )
-)]
-pub(in crate::api) async fn follow(
-    State(state): State<AppState>,
-    Caller(owner): Caller,
-    id: Result<Path<String>, PathRejection>,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
-    let Path(id) = id.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
-    let missing = || ApiError::request(StatusCode::NOT_FOUND, Some("id"), Some("not_found"), "no stream has this id");
-    let log = state.streams().get(owner, &id).ok_or_else(missing)?;
-    let last = headers.get("last-event-id").map(|value| value.to_str().unwrap_or_default());
-    let next = last.map_or(Some(0), |last| last.parse::<usize>().ok()?.checked_add(1)).ok_or_else(|| {
-        let message = format!("last-event-id must be the number of an event, found {:?}", last.unwrap_or_default());
-        ApiError::invalid(Some("last-event-id"), message)
-    })?;
-    if next < log.lock().first {
-        return Err(forgotten());
-    }
-    Ok(sink::respond(log.follow(next), state.options().keep_alive))
 }

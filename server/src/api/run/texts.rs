@@ -1,24 +1,22 @@
-//! The texts of one request while they grow.
+//! The texts of one request while they are generated.
 
 use std::future::poll_fn;
 use std::task::Poll;
 
-use crate::api::run::account::Account;
+use super::usage::UsageRecorder;
 use crate::engine::{Event, EventStream, Failure};
 
-/// The events of one request's texts, taken from each in turn. Dropping it cancels them.
+/// The events of one request's texts. Dropping it cancels the texts.
 pub(in crate::api) struct Texts {
-    pub(in crate::api) account: Account,
+    pub(in crate::api) recorder: UsageRecorder,
     streams: Vec<Option<EventStream>>,
-    /// The text that is asked first: each in turn, or one that always has something would let the others stall.
+    /// The text that is polled first. Each has its turn, so that a busy one cannot starve the others.
     turn: usize,
 }
 
 impl Texts {
-    pub(in crate::api) fn new(mut account: Account, streams: Vec<EventStream>) -> Self {
-        account.expect(streams.len());
-        account.taken();
-        Self { account, streams: streams.into_iter().map(Some).collect(), turn: 0 }
+    pub(in crate::api) fn new(recorder: UsageRecorder, streams: Vec<EventStream>) -> Self {
+        Self { recorder, streams: streams.into_iter().map(Some).collect(), turn: 0 }
     }
 
     /// How many texts there are.
@@ -26,8 +24,7 @@ impl Texts {
         self.streams.len()
     }
 
-    /// The next event of any text, with the text's index. Must not be called when all have ended. Nothing is lost
-    /// where it is dropped before it is ready.
+    /// The next event of any text, with the text's index. Must not be called when all have ended. Safe to cancel.
     pub(in crate::api) async fn next(&mut self) -> Result<(usize, Event), Failure> {
         let count = self.streams.len();
         let (index, event) = poll_fn(|context| {
@@ -43,24 +40,24 @@ impl Texts {
         })
         .await;
         self.turn = index + 1;
-        // A channel that closes without a last event belongs to an engine that is gone.
+        // A channel that closes without a last event belongs to an engine that has stopped.
         let outcome = match event.unwrap_or(Event::Failed(Failure::Internal)) {
             Event::Failed(failure) => Err(failure),
             event => Ok((index, event)),
         };
         match &outcome {
-            Ok((_, Event::Delta(delta))) => self.account.generated(delta.token_ids.len()),
+            Ok((_, Event::Delta(delta))) => self.recorder.generated(delta.token_ids.len()),
             Ok((_, Event::Finished(finish))) => {
-                self.account.finish(finish);
+                self.recorder.finish(finish);
                 self.streams[index] = None;
             }
-            Err(failure) => self.account.fail(*failure),
+            Err(failure) => self.recorder.fail(*failure),
             Ok(_) => {}
         }
         outcome
     }
 
-    /// Ends all texts with what they have by now.
+    /// Ends all texts as they are.
     pub(in crate::api) fn interrupt(&self) {
         self.streams.iter().flatten().for_each(|stream| stream.interrupt().now());
     }

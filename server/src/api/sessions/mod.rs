@@ -21,10 +21,10 @@ use utoipa_axum::routes;
 
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
-use crate::api::formats::openai::wire::{body, parse};
+use crate::api::formats::json::{body, parse};
 use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
-use crate::api::request::origin::{if_match, session_id, version_id, wait};
-use crate::api::run::idempotency::{Attempt, attempt};
+use crate::api::request::continuation::{if_match, session_id, version_id, wait};
+use crate::api::run::retry::{Attempt, attempt};
 use crate::api::state::{AppState, Served};
 use crate::session::{self, Fork, Patch, SessionId};
 use wire::{
@@ -256,7 +256,7 @@ async fn fork(
     let (id, bytes) = (path_id(id)?, json_body(&state, &headers, bytes)?);
     let path = format!("/v1/sessions/{id}/fork");
     let ticket = match attempt(&state, owner, &headers, &path, &bytes).await? {
-        Attempt::Again(body) => return Ok(replay(StatusCode::CREATED, body)),
+        Attempt::Retry(body) => return Ok(replay(StatusCode::CREATED, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
@@ -275,7 +275,7 @@ async fn fork(
     let fork = Fork { from, n: n as usize, metadata, ttl };
     let forking = async move {
         let promise = ticket.as_ref().map(|ticket| ticket.promise(body.clone()));
-        let sessions = store.fork_once(owner, &id, fork, promise).await?;
+        let sessions = store.fork(owner, &id, fork, promise).await?;
         Ok(replay(StatusCode::CREATED, body(&sessions)))
     };
     to_completion(&state, forking).await

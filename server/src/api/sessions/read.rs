@@ -16,15 +16,17 @@ use super::{json_body, path_id, replay, to_completion, to_json};
 use crate::api::auth::context;
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
+use crate::api::formats::json::parse;
 use crate::api::formats::openai::answer::now;
-use crate::api::formats::openai::reading;
-use crate::api::formats::openai::wire::{ChatMessage, Seed, parse};
+use crate::api::formats::openai::wire::{ChatMessage, Seed, messages};
 use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
-use crate::api::request::origin::{if_match, version_id, wait};
-use crate::api::request::prompt::{closed_to_ids, messages_to_closed_ids, text_to_ids};
-use crate::api::run::idempotency::{Attempt, attempt};
+use crate::api::request::continuation::{if_match, version_id, wait};
+use crate::api::request::ParameterNames;
+use crate::api::request::blocking::run_blocking;
+use crate::api::request::prompt::{encode_closed_messages, encode_text};
+use crate::api::run::retry::{Attempt, attempt};
 use crate::api::state::{AppState, Served};
-use crate::engine::{self, Event, Failure, Keep, Request, RequestParameters};
+use crate::engine::{self, Event, Failure, Request, RequestParameters, Snapshots};
 use crate::session::{self, NewSession, Snapshot, Start, TurnNote, VersionId};
 
 /// The text of a request, in one of its three forms.
@@ -61,10 +63,9 @@ impl Input {
     fn ids(self, served: &Served, base: &Snapshot) -> Result<Vec<u32>, ApiError> {
         let param = self.param();
         let ids = match self {
-            Self::Text(text) => text_to_ids(&text, param, served, Some(base))?,
+            Self::Text(text) => encode_text(&text, param, served, Some(base))?,
             Self::Ids(ids) => ids,
-            Self::Messages(messages) if base.tokens() == 0 => closed_to_ids(messages, param, served)?,
-            Self::Messages(messages) => messages_to_closed_ids(messages, param, served, base)?,
+            Self::Messages(given) => encode_closed_messages(&messages(given, param)?, param, served, base)?,
         };
         if ids.is_empty() {
             return Err(ApiError::invalid(Some(param), format!("{param} must not be empty")));
@@ -106,11 +107,11 @@ pub(super) async fn create(
     let served = Arc::clone(state.ready()?);
     let bytes = json_body(&state, &headers, bytes)?;
     let ticket = match attempt(&state, owner, &headers, "/v1/sessions", &bytes).await? {
-        Attempt::Again(body) => return Ok(replay(StatusCode::CREATED, body)),
+        Attempt::Retry(body) => return Ok(replay(StatusCode::CREATED, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
-    let mut request: CreateRequest = reading(&state, move || parse(&bytes)).await?;
+    let mut request: CreateRequest = run_blocking(&state, move || parse(&bytes)).await?;
     let (metadata, ttl) =
         (request.metadata.take().map(metadata).transpose()?, request.ttl_seconds.map(ttl).transpose()?);
     let label = label(request.label.take())?;
@@ -148,7 +149,7 @@ async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -
     }
     if let Some(encoded) = snapshot {
         let served = Arc::clone(served);
-        return reading(state, move || {
+        return run_blocking(state, move || {
             let invalid = |error: String| ApiError::invalid(Some("snapshot"), format!("snapshot: {error}"));
             let bytes = BASE64.decode(encoded).map_err(|error| invalid(format!("must be base64: {error}")))?;
             let snapshot = served.codec.import(&bytes).map_err(|error| invalid(error.to_string()))?;
@@ -196,11 +197,11 @@ pub(super) async fn append(
     let (id, bytes) = (path_id(id)?, json_body(&state, &headers, bytes)?);
     let path = format!("/v1/sessions/{id}/append");
     let ticket = match attempt(&state, owner, &headers, &path, &bytes).await? {
-        Attempt::Again(body) => return Ok(replay(StatusCode::OK, body)),
+        Attempt::Retry(body) => return Ok(replay(StatusCode::OK, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
-    let request: AppendRequest = reading(&state, move || parse(&bytes)).await?;
+    let request: AppendRequest = run_blocking(&state, move || parse(&bytes)).await?;
     let label = label(request.label)?;
     let missing = || ApiError::invalid(Some("text"), "one of text, tokens and messages must be given");
     let input = Input::new(request.text, request.tokens, request.messages)?.ok_or_else(missing)?;
@@ -255,15 +256,13 @@ async fn read(
     let param = input.param();
     let request = {
         let (served, base) = (Arc::clone(served), Arc::clone(&base));
-        reading(state, move || {
+        run_blocking(state, move || {
             let prompt = input.ids(&served, &base)?;
-            let keep = Keep { prompt: false, end: true };
+            let snapshots = Snapshots { prompt: false, end: true };
             let parameters =
-                RequestParameters { start: engine::Start::Session(base), prompt, keep, ..RequestParameters::default() };
-            Request::new(parameters, &served.limits).map_err(|error| {
-                // The engine calls the parameter `prompt`.
-                ApiError::invalid(Some(param), error.to_string().replacen("prompt", param, 1))
-            })
+                RequestParameters { start: engine::Start::Session(base), prompt, snapshots, ..RequestParameters::default() };
+            let names = ParameterNames::openai(param, "max_tokens");
+            Request::new(parameters, &served.limits).map_err(|error| names.error(&error))
         })
         .await?
     };

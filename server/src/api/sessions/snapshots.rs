@@ -12,9 +12,9 @@ use super::wire::{Session, SnapshotQuery};
 use super::{path_id, respond, tagged};
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
-use crate::api::formats::openai::reading;
 use crate::api::openapi::{BodyErrors, Bytes, Error, Id, StoreErrors};
-use crate::api::request::origin::version_id;
+use crate::api::request::continuation::version_id;
+use crate::api::request::blocking::run_blocking;
 use crate::api::state::AppState;
 use crate::session::{Metadata, NewSession, Start};
 
@@ -92,7 +92,7 @@ pub(super) async fn upload(
     store.admit(owner).await?;
     let bytes = to_bytes(body, most).await.map_err(|_| long())?;
     let codec = Arc::clone(&served.codec);
-    let snapshot = reading(&state, move || {
+    let snapshot = run_blocking(&state, move || {
         codec.import(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
     });
     let start = Start::Snapshot(Arc::new(snapshot.await?));

@@ -3,38 +3,21 @@
 use std::collections::HashMap;
 
 use super::inner::{Inner, Store, count, new_session};
-use super::types::{Fork, Metadata, Receipt, ReceiptKey, Session};
+use super::types::{Fork, Receipt, ReceiptKey, Session};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::index::{IndexError, SessionRow, Write};
-use std::time::Duration;
 
 /// Most rows that one fork request may write, because other requests wait for its transaction.
 const MAX_FORK_ROWS: usize = 20_000;
 
 impl Store {
-    /// Creates `n` sessions from a session's head, or from another version that it keeps. The session may be in use; its
-    /// head is then the last commit. Metadata and time to live default to the session's own.
+    /// Creates sessions from a session's head or another version that it keeps. The session may be in use; its head is
+    /// then the last commit. A receipt is stored in the same transaction.
     ///
     /// # Errors
     /// No such session or version, the owner may not have that many sessions, or the disk fails.
     pub async fn fork(
-        &self,
-        owner: Owner,
-        id: &SessionId,
-        from: Option<VersionId>,
-        n: usize,
-        metadata: Option<Metadata>,
-        ttl: Option<Duration>,
-    ) -> Result<Vec<Session>, StoreError> {
-        self.fork_once(owner, id, Fork { from, n, metadata, ttl }, None).await
-    }
-
-    /// As [`Self::fork`], and stores a receipt in the same transaction.
-    ///
-    /// # Errors
-    /// As [`Self::fork`].
-    pub async fn fork_once(
         &self,
         owner: Owner,
         id: &SessionId,

@@ -20,6 +20,7 @@ pub struct Message {
 }
 
 /// Why the template produced no text.
+#[allow(missing_docs, reason = "the messages explain the fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
     /// The template raised an exception, for example because roles do not alternate.
@@ -36,12 +37,7 @@ pub enum ChatError {
     Failed(String),
     /// The template shows a message only next to certain others.
     #[error("messages[{at}] (role {role}): the chat template shows this message only together with others")]
-    Hidden {
-        /// Index of the message.
-        at: usize,
-        /// Its role.
-        role: String,
-    },
+    Hidden { at: usize, role: String },
     /// The template changes earlier text when messages are added.
     #[error(
         "the chat template does not allow adding messages to a stored conversation: send the whole conversation instead"

@@ -39,16 +39,12 @@ pub enum GrammarSpec {
 }
 
 /// Why a grammar was refused. Each message continues the name of the parameter: "must …".
+#[allow(missing_docs, reason = "the messages explain the fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
     /// Too many bytes.
     #[error("must be at most {max} bytes long, found {bytes}")]
-    Long {
-        /// The limit, which is below [`MAX_GRAMMAR_BYTES`] for some kinds of grammar.
-        max: usize,
-        /// The length found.
-        bytes: usize,
-    },
+    Long { max: usize, bytes: usize },
     /// Nested too deeply.
     #[error("must be nested at most {MAX_GRAMMAR_DEPTH} levels deep")]
     Deep,

@@ -1,4 +1,4 @@
-//! `/v1/messages`: what Anthropic's clients send and read.
+//! `/v1/messages` as Anthropic's clients use it.
 
 use crate::common::fake::Fake;
 use crate::common::{scripted, send, shipped, text, with};
@@ -22,7 +22,7 @@ async fn answered(path: &str, body: &Value) -> Value {
     serde_json::from_str(&answer).unwrap()
 }
 
-/// Greedy, so that a text must be the same however it is asked for.
+/// Greedy, so that the text is the same however it is requested.
 #[expect(clippy::needless_pass_by_value, reason = "it is made where it is called")]
 fn asking(messages: Value, more: Value) -> Value {
     let body = json!({"model": "tidegate-tiny", "max_tokens": 12, "temperature": 0, "messages": messages});
@@ -33,7 +33,7 @@ fn user(content: impl Into<Value>) -> Value {
     json!([{"role": "user", "content": content.into()}])
 }
 
-/// The events of a stream; each is named twice.
+/// The events of a stream, each of which states its name twice.
 fn events(stream: &str) -> Vec<Value> {
     let event = |block: &str| {
         let (name, data) = block.split_once('\n').unwrap();
@@ -56,7 +56,7 @@ async fn chat(messages: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_message_is_what_chat_says_to_the_same_words() {
+async fn a_message_equals_the_answer_of_chat() {
     let body = asking(
         user("Tell me of a fox."),
         json!({"system": [{"type": "text", "text": "Be brief."}],
@@ -80,7 +80,7 @@ async fn a_message_is_what_chat_says_to_the_same_words() {
 }
 
 #[tokio::test]
-async fn an_assistants_last_message_is_gone_on_with() {
+async fn a_last_message_of_the_assistant_is_continued() {
     let messages = json!([{"role": "user", "content": "Tell me."}, {"role": "assistant", "content": "Once upon"}]);
     let message = answered(PATH, &asking(messages, json!({}))).await;
     let body = json!({"prompt": "Tell me.\n\nOnce upon", "max_tokens": 12, "temperature": 0});
@@ -89,7 +89,7 @@ async fn an_assistants_last_message_is_gone_on_with() {
 }
 
 #[tokio::test]
-async fn a_stream_says_the_same_in_named_events() {
+async fn a_stream_contains_the_same_in_named_events() {
     let whole = answered(PATH, &asking(user("The king"), json!({}))).await;
     let response = ask(&shipped(), PATH, &asking(user("The king"), json!({"stream": true}))).await;
     assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
@@ -129,7 +129,7 @@ async fn an_end_is_named() {
 }
 
 #[tokio::test]
-async fn a_call_is_a_block_with_an_input_that_follows_the_schema() {
+async fn a_tool_call_is_a_block_whose_input_matches_the_schema() {
     let tools = json!({"tools": [weather()], "tool_choice": {"type": "any"}, "max_tokens": 100});
     let whole = answered(PATH, &asking(user("Is it hot?"), tools.clone())).await;
     assert_eq!(whole["stop_reason"], "tool_use", "{whole}");
@@ -142,12 +142,12 @@ async fn a_call_is_a_block_with_an_input_that_follows_the_schema() {
     assert_eq!((&start["content_block"]["name"], &start["content_block"]["input"]), (&json!("weather"), &json!({})));
     let pieces = events.iter().filter(|event| event["delta"]["type"] == "input_json_delta");
     let input: String = pieces.map(|event| event["delta"]["partial_json"].as_str().unwrap()).collect();
-    assert_eq!(serde_json::from_str::<Value>(&input).unwrap(), call["input"], "greedy, so the same");
+    assert_eq!(serde_json::from_str::<Value>(&input).unwrap(), call["input"], "greedy sampling gives the same input");
     assert_eq!(events[events.len() - 2]["delta"]["stop_reason"], "tool_use");
 }
 
 #[tokio::test]
-async fn calls_and_their_results_are_read_as_chat_reads_them() {
+async fn tool_calls_and_results_are_read_like_those_of_chat() {
     let messages = json!([
         {"role": "user", "content": "Is it hot?"},
         {"role": "assistant", "content": [{"type": "text", "text": "I look."},
@@ -169,7 +169,7 @@ async fn calls_and_their_results_are_read_as_chat_reads_them() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_right_is_refused_in_the_formats_own_shape() {
+async fn invalid_requests_are_refused_in_the_formats_own_shape() {
     let one = || user("x");
     for (part, body) in [
         ("max_tokens", json!({"model": "tidegate-tiny", "messages": one()})),
@@ -214,7 +214,7 @@ async fn what_cannot_be_right_is_refused_in_the_formats_own_shape() {
 }
 
 #[tokio::test]
-async fn other_refusals_have_the_formats_words_too() {
+async fn other_errors_have_the_formats_types_too() {
     let read = |response: Response<Body>| async {
         let status = response.status();
         let answer: Value = serde_json::from_str(&text(response).await).unwrap();

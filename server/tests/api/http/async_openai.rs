@@ -1,4 +1,4 @@
-//! The `async-openai` crate as people use it, over a real socket, against the shipped checkpoint.
+//! The `async-openai` crate over a real socket, with the shipped checkpoint.
 
 use async_openai::Client;
 use async_openai::config::OpenAIConfig;
@@ -13,7 +13,7 @@ use futures_util::StreamExt;
 use tidegate_server::{AppState, app, serve};
 use tokio::net::TcpListener;
 
-/// A client of a server that ends with the test's runtime.
+/// A client of a server that stops with the test's runtime.
 async fn client(state: AppState) -> Client<OpenAIConfig> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let base = format!("http://{}/v1", listener.local_addr().unwrap());
@@ -34,17 +34,17 @@ fn chat() -> CreateChatCompletionRequest {
     request.model("tidegate-tiny").messages(messages).max_completion_tokens(16_u32).temperature(0.0).build().unwrap()
 }
 
-/// What the server said to a request that it refused.
+/// The server's error for a refused request.
 fn refused<T>(answer: Result<T, OpenAIError>) -> ApiErrorResponse {
     match answer {
         Err(OpenAIError::ApiError(error)) => error,
         Err(error) => panic!("another error: {error}"),
-        Ok(_) => panic!("it was not refused"),
+        Ok(_) => panic!("the request was not refused"),
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn completions_come_whole_and_streamed_alike() {
+async fn completions_are_the_same_whole_and_streamed() {
     let client = client(crate::common::shipped()).await;
     let models = client.models().list().await.unwrap();
     assert_eq!(models.data[0].id, "tidegate-tiny");
@@ -61,7 +61,7 @@ async fn completions_come_whole_and_streamed_alike() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chat_comes_whole_and_streamed_alike() {
+async fn chat_is_the_same_whole_and_streamed() {
     let client = client(crate::common::shipped()).await;
     let whole = client.chat().create(chat()).await.unwrap();
     let text = whole.choices[0].message.content.clone().unwrap();
@@ -80,7 +80,7 @@ async fn chat_comes_whole_and_streamed_alike() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn responses_are_made_streamed_and_gone_on_with() {
+async fn responses_are_created_streamed_and_continued() {
     let client = client(crate::common::sessions::app().await.state).await;
     let mut asked = CreateResponseArgs::default();
     asked.model("tidegate-tiny").max_output_tokens(16_u32).temperature(0.0);
@@ -104,7 +104,7 @@ async fn responses_are_made_streamed_and_gone_on_with() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusals_come_as_the_errors_of_the_crate() {
+async fn refusals_become_errors_of_the_crate() {
     let client = client(crate::common::shipped()).await;
     let hot = CreateCompletionRequest { temperature: Some(9.0), ..completion() };
     let error = refused(client.completions().create(hot).await);

@@ -1,4 +1,4 @@
-//! `POST /v1/completions` on the shipped checkpoint: formats, seeds, company, prompts.
+//! `POST /v1/completions` with the shipped checkpoint: formats, seeds, concurrency, prompts.
 
 use crate::common::{get, post, send, shipped, stream, text};
 use axum::http::StatusCode;
@@ -22,7 +22,7 @@ fn choice(answer: &Value) -> (String, Vec<u64>) {
 }
 
 #[tokio::test]
-async fn an_answer_in_one_piece_has_openais_format() {
+async fn a_whole_answer_has_openais_format() {
     let (status, answer) = post(&shipped(), greedy("Once upon a time", 8)).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
     assert!(answer["id"].as_str().unwrap().starts_with("cmpl-"));
@@ -36,7 +36,7 @@ async fn an_answer_in_one_piece_has_openais_format() {
         (&json!(0), &Value::Null, &json!("length"))
     );
     let prompt_ids = only["prompt_token_ids"].as_array().unwrap();
-    assert_eq!(prompt_ids[0], 0, "the text begins with its special token");
+    assert_eq!(prompt_ids[0], 0, "the prompt begins with its special token");
     assert_eq!(only["token_ids"].as_array().unwrap().len(), 8);
     assert!(only["timings"]["prefill_ms"].as_f64().unwrap() > 0.0);
     let usage = &answer["usage"];
@@ -46,7 +46,7 @@ async fn an_answer_in_one_piece_has_openais_format() {
 }
 
 #[tokio::test]
-async fn optional_fields_are_absent_unless_asked_for() {
+async fn optional_fields_are_absent_unless_requested() {
     let (_, answer) = post(&shipped(), json!({"prompt": "One", "max_tokens": 2, "user": "me", "stream": null})).await;
     let only = answer["choices"][0].as_object().unwrap();
     assert!(!only.contains_key("token_ids") && !only.contains_key("prompt_token_ids"));
@@ -55,7 +55,7 @@ async fn optional_fields_are_absent_unless_asked_for() {
 }
 
 #[tokio::test]
-async fn a_stream_gives_the_same_text_and_ids_as_one_piece() {
+async fn a_stream_gives_the_same_text_and_ids_as_a_whole_answer() {
     let body = greedy("Once upon a time there was", 40);
     let (_, whole) = post(&shipped(), body.clone()).await;
     let more = json!({"stream": true, "stream_options": {"include_usage": true}});
@@ -79,12 +79,12 @@ async fn a_stream_gives_the_same_text_and_ids_as_one_piece() {
 }
 
 #[tokio::test]
-async fn thirty_two_streams_at_once_give_what_each_gives_alone() {
+async fn thirty_two_concurrent_streams_give_the_same_as_alone() {
     let state = shipped();
     let long = "The sea was calm and the boats went out. ".repeat(60);
     let bodies: Vec<Value> = (0..32u32)
         .map(|n| {
-            // One prompt of several chunks among short ones of different lengths; half greedy, half drawn.
+            // One prompt of several chunks among short ones of different lengths; half greedy, half sampled.
             let prompt = if n == 5 { long.clone() } else { format!("Story {n}:{}", " and so on".repeat(n as usize)) };
             let sampling = match n % 2 {
                 0 => json!({"temperature": 0}),
@@ -112,7 +112,7 @@ async fn thirty_two_streams_at_once_give_what_each_gives_alone() {
 }
 
 #[tokio::test]
-async fn a_seed_repeats_a_text_and_its_absence_does_not() {
+async fn the_same_seed_repeats_a_text() {
     let body = json!({"prompt": "Once", "max_tokens": 30, "temperature": 1.5, "top_p": 1.0, "ignore_eos": true});
     let seeded = |seed: u64| with(body.clone(), json!({"seed": seed}));
     let state = shipped();
@@ -121,14 +121,14 @@ async fn a_seed_repeats_a_text_and_its_absence_does_not() {
     assert_ne!(first, choice(&post(&state, seeded(8)).await.1).0);
     let highest = choice(&post(&state, seeded(u64::MAX)).await.1).0;
     assert_ne!(first, highest);
-    // The same 64 bits, written with a sign.
+    // The same 64 bits, written as a signed number.
     assert_eq!(highest, choice(&post(&state, with(body.clone(), json!({"seed": -1}))).await.1).0);
     let drawn = choice(&post(&state, body.clone()).await.1).0;
     assert_ne!(drawn, choice(&post(&state, body).await.1).0);
 }
 
 #[tokio::test]
-async fn ids_and_several_prompts_are_taken() {
+async fn ids_and_several_prompts_are_accepted() {
     let state = shipped();
     let texts = ["Once upon a time", "The king"];
     let mut alone = Vec::new();
@@ -159,11 +159,11 @@ async fn an_empty_text_is_a_prompt() {
 }
 
 #[tokio::test]
-async fn a_stop_string_is_cut_off_wherever_its_tokens_fall() {
+async fn a_stop_string_is_removed_wherever_its_tokens_are_split() {
     let state = shipped();
     let whole = choice(&post(&state, greedy("Once upon a time", 60)).await.1).0;
     let characters: Vec<char> = whole.chars().collect();
-    // A piece from the middle of the text, found first where it first occurs.
+    // A part of the middle of the text, found at its first occurrence.
     let stop: String = characters[characters.len() / 2..characters.len() / 2 + 3].iter().collect();
     let expected = whole.split(&stop).next().unwrap();
     let body = with(greedy("Once upon a time", 60), json!({"stop": [stop, "\u{1F980} never"]}));
@@ -198,7 +198,7 @@ async fn an_end_of_text_token_ends_a_text_unless_ignored() {
 }
 
 #[tokio::test]
-async fn the_model_is_listed_and_found_by_its_name_alone() {
+async fn the_model_is_listed_and_found_only_by_its_name() {
     let state = shipped();
     let list: Value = serde_json::from_str(&text(send(&state, get("/v1/models")).await).await).unwrap();
     assert_eq!(list["object"], "list");

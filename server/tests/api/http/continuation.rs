@@ -1,4 +1,4 @@
-//! What a kept conversation promises: saved, moved and gone on with, it says what it would have said had it never left.
+//! Continuation: a conversation that is stored, moved and continued gives the same text as one that never stopped.
 
 use std::sync::{Arc, LazyLock};
 
@@ -7,10 +7,10 @@ use proptest::prelude::*;
 use tidegate_model::SamplingParams;
 use tidegate_server::Served;
 use tidegate_server::checkpoint::{OpenOptions, open};
-use tidegate_server::engine::{Event, Finish, FinishReason, Keep, Request, RequestParameters, Start};
+use tidegate_server::engine::{Event, Finish, FinishReason, Request, RequestParameters, Snapshots, Start};
 use tidegate_server::session::Snapshot;
 
-/// Two engines on the shipped checkpoint, between which conversations move.
+/// Two engines with the shipped checkpoint, between which conversations move.
 static SERVED: LazyLock<[Served; 2]> =
     LazyLock::new(|| [(); 2].map(|()| open(&checkpoint(), &OpenOptions::default()).unwrap().0));
 
@@ -42,15 +42,15 @@ fn run(served: &Served, parameters: RequestParameters) -> Turn {
     }
 }
 
-/// A turn that goes on from `snapshot`, which has travelled as bytes.
+/// A turn that starts from `snapshot`, after converting it to bytes and back.
 fn turn(engine: usize, snapshot: &Snapshot, parameters: &RequestParameters) -> Turn {
     let served = &SERVED[engine];
     let moved = served.codec.decode(&served.codec.encode(snapshot)).unwrap();
-    assert_eq!(&moved, snapshot, "bytes keep everything");
-    run(served, RequestParameters { start: Start::Session(Arc::new(moved)), keep: END, ..parameters.clone() })
+    assert_eq!(&moved, snapshot, "the bytes contain everything");
+    run(served, RequestParameters { start: Start::Session(Arc::new(moved)), snapshots: END, ..parameters.clone() })
 }
 
-const END: Keep = Keep { prompt: false, end: true };
+const END: Snapshots = Snapshots { prompt: false, end: true };
 
 fn ids(text: &str) -> Vec<u32> {
     SERVED[0].tokenizer.encode(text).unwrap()
@@ -91,7 +91,7 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
 }
 
 fn stops() -> impl Strategy<Value = Vec<String>> {
-    // Common pieces of English, so that beginnings of them are held back often, and some are found.
+    // Common pieces of English, so that their beginnings are often held back and some are found.
     let pieces = ["the old", ", and the", "\n\nT", ". He", "é", "was a", "e t", "— “", "ing her "];
     prop::collection::vec(prop::sample::select(pieces.to_vec()).prop_map(str::to_owned), 0..4)
 }
@@ -100,7 +100,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn an_answer_cut_anywhere_and_moved_each_time_is_the_answer_in_one_piece(
+    fn an_answer_interrupted_anywhere_and_moved_equals_the_uninterrupted_answer(
         prompt in prompts(),
         sampling in sampling(),
         stop in stops(),
@@ -127,12 +127,12 @@ proptest! {
         }
         prop_assert_eq!(&tokens, &whole.ids);
         prop_assert_eq!(&text, &whole.text);
-        // Not a bit of the state differs, nor anything else that the next turn goes on from.
+        // State and everything else that the next turn needs are identical.
         prop_assert!(&snapshot == whole.snapshot());
     }
 
     #[test]
-    fn a_turn_with_new_text_is_one_request_with_the_whole_history(
+    fn a_turn_with_new_text_equals_one_request_with_the_whole_history(
         prompt in prompts(),
         first in sampling(),
         second in sampling(),
@@ -149,13 +149,13 @@ proptest! {
         };
         let after = turn(1, before.snapshot(), &parameters);
 
-        // What was said, and nothing of what ended it.
+        // The returned text, without what ended it.
         let said = match before.finish.reason {
             FinishReason::Stop => more(&before.text),
             _ => before.ids.clone(),
         };
         let history = [ids(prompt), said.clone(), new].concat();
-        // Generated tokens need not be those that the tokenizer would choose: then the text alone does not say.
+        // Generated tokens may differ from those that the tokenizer would produce, so the text alone is not enough.
         prop_assume!(before.finish.reason != FinishReason::Stop || before.ids.starts_with(&said));
         let plain = run(&SERVED[0], RequestParameters { prompt: history.clone(), ..parameters });
         prop_assert_eq!(&after.ids, &plain.ids);
@@ -164,12 +164,12 @@ proptest! {
 }
 
 #[test]
-fn text_that_is_held_back_at_the_end_of_a_turn_comes_with_the_next_and_never_twice() {
+fn text_held_back_at_the_end_of_a_turn_is_returned_once_with_the_next() {
     let empty = Snapshot::empty(0);
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let base = RequestParameters { prompt: ids("Once upon a time"), sampling: greedy, ..RequestParameters::default() };
     let free = turn(0, &empty, &RequestParameters { max_tokens: 12, ..base.clone() });
-    // A stop string that begins with the last characters of a turn of 6 tokens, and is not what comes then.
+    // A stop string that begins with the last characters of a turn of 6 tokens, but does not match what follows.
     let six = turn(0, &empty, &RequestParameters { max_tokens: 6, ..base.clone() });
     let tail: String = six.text.chars().rev().take(3).collect::<Vec<_>>().into_iter().rev().collect();
     let stop = vec![format!("{tail}☃")];
@@ -182,7 +182,7 @@ fn text_that_is_held_back_at_the_end_of_a_turn_comes_with_the_next_and_never_twi
 }
 
 #[test]
-fn a_stop_string_leaves_nothing_of_itself_in_the_conversation() {
+fn a_stop_string_is_removed_from_the_conversation() {
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let base = RequestParameters {
         prompt: ids("Once upon a time"),
@@ -192,7 +192,7 @@ fn a_stop_string_leaves_nothing_of_itself_in_the_conversation() {
     };
     let empty = Snapshot::empty(0);
     let free = turn(0, &empty, &base);
-    // Every piece of the free text as a stop string, from inside tokens too.
+    // Every part of the unconstrained text as a stop string, including parts within tokens.
     let boundaries: Vec<usize> = free.text.char_indices().map(|(at, _)| at).collect();
     for (&from, &to) in boundaries.iter().step_by(7).zip(boundaries.iter().skip(5).step_by(7)) {
         let stop = free.text[from..to].to_owned();
@@ -222,7 +222,7 @@ fn a_stop_string_leaves_nothing_of_itself_in_the_conversation() {
     }
 }
 
-/// The free text of 30 tokens, greedy, and where each of its tokens ends in it.
+/// The unconstrained greedy text of 30 tokens, and where each token ends.
 fn free() -> (RequestParameters, Turn, Vec<usize>) {
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let prompt = ids("Once upon a time");
@@ -239,11 +239,11 @@ fn free() -> (RequestParameters, Turn, Vec<usize>) {
 }
 
 #[test]
-fn a_turn_cut_inside_a_token_that_shows_and_holds_loses_nothing_of_what_it_showed() {
+fn a_turn_that_ends_within_a_partly_returned_token_loses_nothing() {
     let (base, free, ends) = free();
     let mut cuts = 0;
     for cut in 2..12 {
-        // From inside the last token of the first turn into the next one.
+        // From within the last token of the first turn into the next one.
         let (from, to) = (ends[cut - 1] - 1, ends[cut]);
         if !free.text.is_char_boundary(from) {
             continue;
@@ -260,15 +260,15 @@ fn a_turn_cut_inside_a_token_that_shows_and_holds_loses_nothing_of_what_it_showe
         assert!(second.snapshot() == whole.snapshot(), "cut after {cut} tokens, stop {:?}", &free.text[from..to]);
         cuts += 1;
     }
-    assert!(cuts >= 5, "only {cuts} cuts fell inside a token that shows and holds");
+    assert!(cuts >= 5, "only {cuts} turns ended within a partly returned token");
 }
 
 #[test]
-fn a_stop_string_that_is_found_in_what_was_held_back_leaves_nothing_of_itself() {
+fn a_stop_string_found_in_held_text_is_removed() {
     let (base, free, ends) = free();
     let mut found = 0;
     for cut in 2..10 {
-        // The last two characters of a turn are held back; the next turn stops at the second of them.
+        // The last two characters of a turn are held back, and the next turn stops at the second.
         let tail = &free.text[ends[cut - 1] - 2..ends[cut - 1]];
         let holding = RequestParameters { stop: vec![format!("{tail}☃")], max_tokens: cut, ..base.clone() };
         let first = turn(0, &Snapshot::empty(0), &holding);
@@ -278,7 +278,7 @@ fn a_stop_string_that_is_found_in_what_was_held_back_leaves_nothing_of_itself() 
         let rest = RequestParameters { prompt: Vec::new(), stop: vec![tail[1..].to_owned()], ..base.clone() };
         let second = turn(1, first.snapshot(), &rest);
         assert_eq!((second.text.as_str(), second.finish.reason), (&tail[..1], FinishReason::Stop));
-        // The tokens before the one that ends in the tail, then what that one has shown.
+        // The tokens before the one that ends in the tail, then the returned part of that one.
         let kept = first.snapshot().read as usize - ids("Once upon a time").len();
         let begun = if kept == 0 { 0 } else { ends[kept - 1] };
         let shown = more(&free.text[begun..ends[cut - 1] - 1]);
@@ -291,7 +291,7 @@ fn a_stop_string_that_is_found_in_what_was_held_back_leaves_nothing_of_itself() 
 }
 
 #[test]
-fn text_that_a_turn_with_other_stop_strings_lets_out_is_in_the_conversation_once() {
+fn text_released_by_a_turn_with_other_stop_strings_occurs_once() {
     let (base, free, ends) = free();
     let mut carried = 0;
     for cut in 2..10 {
@@ -301,7 +301,7 @@ fn text_that_a_turn_with_other_stop_strings_lets_out_is_in_the_conversation_once
         if first.snapshot().answer.as_ref().is_none_or(|answer| answer.held != tail) {
             continue;
         }
-        // The next token stops it at once.
+        // The next token stops it immediately.
         let stop = vec![free.text[ends[cut - 1]..ends[cut]].to_owned()];
         let rest = RequestParameters { prompt: Vec::new(), stop, max_tokens: 5, ..base.clone() };
         let second = turn(1, first.snapshot(), &rest);
@@ -311,11 +311,11 @@ fn text_that_a_turn_with_other_stop_strings_lets_out_is_in_the_conversation_once
         assert_eq!(second.snapshot().history, tidegate_server::session::History::default().extended(&read));
         carried += 1;
     }
-    assert!(carried >= 3, "only {carried} turns let out what the one before had held back");
+    assert!(carried >= 3, "only {carried} turns released text held back by the previous one");
 }
 
 #[test]
-fn the_same_seed_again_goes_on_where_another_begins_anew() {
+fn the_same_seed_continues_and_another_restarts_the_random_numbers() {
     let sampling = SamplingParams { seed: 5, ..SamplingParams::default() };
     let prompt = ids("A");
     let base = RequestParameters { prompt, max_tokens: 20, sampling, reseed: true, ..RequestParameters::default() };
@@ -329,7 +329,7 @@ fn the_same_seed_again_goes_on_where_another_begins_anew() {
 }
 
 #[test]
-fn an_answer_that_ended_by_itself_needs_new_text() {
+fn a_finished_answer_needs_new_text() {
     let limits = &SERVED[0].limits;
     let parameters =
         RequestParameters { prompt: ids("A"), max_tokens: 40, stop: vec![" ".into()], ..RequestParameters::default() };
@@ -341,7 +341,7 @@ fn an_answer_that_ended_by_itself_needs_new_text() {
 }
 
 #[test]
-fn a_known_beginning_of_a_prompt_changes_nothing_but_the_time() {
+fn a_stored_prefix_changes_only_the_time() {
     let prompt = ids("Once upon a time there was a little girl who lived by the sea.");
     let parameters = RequestParameters {
         prompt: prompt.clone(),
@@ -356,9 +356,13 @@ fn a_known_beginning_of_a_prompt_changes_nothing_but_the_time() {
     };
     let plain = run(&SERVED[0], parameters.clone());
     for cut in 1..prompt.len() {
-        let keep = Keep { prompt: false, end: true };
-        let read =
-            RequestParameters { prompt: prompt[..=cut].to_vec(), max_tokens: 0, keep, ..RequestParameters::default() };
+        let snapshots = Snapshots { prompt: false, end: true };
+        let read = RequestParameters {
+            prompt: prompt[..=cut].to_vec(),
+            max_tokens: 0,
+            snapshots,
+            ..RequestParameters::default()
+        };
         let beginning = run(&SERVED[0], read);
         assert_eq!(beginning.snapshot().read, cut as u64);
         let start = Start::Prefix(Arc::clone(beginning.snapshot()));

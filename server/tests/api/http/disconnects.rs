@@ -1,4 +1,4 @@
-//! What becomes of a turn whose client leaves, or reads nothing, before its end.
+//! Turns whose clients disconnect or stop reading.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tidegate_server::checkpoint::OpenOptions;
 use tidegate_server::engine::EngineOptions;
 
 #[tokio::test]
-async fn a_client_that_leaves_has_chosen_what_happens() {
+async fn the_client_chooses_what_happens_on_disconnect() {
     let app = app().await;
     for (policy, tokens_after) in [("rollback", false), ("commit", true)] {
         let made = session(&app, json!({})).await;
@@ -30,7 +30,7 @@ async fn a_client_that_leaves_has_chosen_what_happens() {
 }
 
 #[tokio::test]
-async fn a_turn_that_goes_on_can_be_followed_again_from_any_event() {
+async fn a_continuing_turn_can_be_resumed_from_any_event() {
     let app = app().await;
     let made = session(&app, json!({})).await;
     let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
@@ -54,7 +54,7 @@ async fn a_turn_that_goes_on_can_be_followed_again_from_any_event() {
 }
 
 #[tokio::test]
-async fn a_client_that_reads_nothing_does_not_keep_the_session() {
+async fn a_stalled_client_does_not_keep_the_session_in_use() {
     let engine = EngineOptions { stall_limit: Duration::from_millis(300), ..EngineOptions::default() };
     let app = app_from(OpenOptions { slots: 2, engine, ..OpenOptions::default() }).await;
     for (policy, moved) in [("rollback", false), ("commit", true)] {
@@ -62,7 +62,7 @@ async fn a_client_that_reads_nothing_does_not_keep_the_session() {
         let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
         let body = json!({"session": made["id"], "max_tokens": 50_000, "stream": true, "ignore_eos": true,
             "on_disconnect": policy});
-        // Open, and never read.
+        // Opened, but never read.
         let running = app.open("/v1/completions", crate::common::with(prompt("A", json!({})), body), &[]).await;
         let after = app.until_free(&path).await;
         assert_eq!(after["tokens"].as_u64().unwrap() > 0, moved, "{policy}: {after}");
@@ -71,11 +71,11 @@ async fn a_client_that_reads_nothing_does_not_keep_the_session() {
 }
 
 #[tokio::test]
-async fn an_answer_interrupted_before_its_first_token_can_be_gone_on_with() {
+async fn an_answer_interrupted_before_its_first_token_can_be_continued() {
     let app = app_from(OpenOptions { slots: 1, ..OpenOptions::default() }).await;
     let made = session(&app, json!({})).await;
     let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
-    // The client leaves while its long message is being read.
+    // The client disconnects while its long message is being read.
     let text = "The sea was calm. ".repeat(3000);
     let messages = json!([{"role": "user", "content": text}]);
     let body = json!({"messages": messages, "session": made["id"], "max_tokens": 4, "temperature": 0,
@@ -85,7 +85,7 @@ async fn an_answer_interrupted_before_its_first_token_can_be_gone_on_with() {
     let turns = app.get(&format!("{path}/turns")).await.json();
     assert_eq!(turns["data"][1]["kind"], "interrupted", "{turns}");
     assert!(after["tokens"].as_u64().unwrap() > 10_000);
-    // Nothing new is said: the answer that had just been begun goes on.
+    // Without new text, the interrupted answer continues.
     let more = json!({"messages": [], "session": made["id"], "max_tokens": 4, "temperature": 0});
     let answer = app.post("/v1/chat/completions", more).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());

@@ -1,4 +1,4 @@
-//! What a fork costs: one row each in the index, and neither a step of the model nor a byte of snapshots.
+//! The cost of a fork: one row in the index, and neither a step of the model nor a byte of snapshots.
 
 use crate::common::sessions::app;
 use axum::http::StatusCode;
@@ -18,12 +18,16 @@ async fn one_becomes_64_without_a_forward_pass_and_without_a_snapshot() {
 
     assert_eq!(app.engine_stats(), engine, "no step, no prompt, no request");
     let now = app.store.stats();
-    assert_eq!((now.versions, now.disk_bytes), (store.versions, store.disk_bytes), "one snapshot, as before");
-    assert_eq!((now.hits_memory, now.hits_disk), (store.hits_memory, store.hits_disk), "and nobody has read it");
+    assert_eq!(
+        (now.versions, now.disk_bytes),
+        (store.versions, store.disk_bytes),
+        "the number of snapshots is unchanged"
+    );
+    assert_eq!((now.hits_memory, now.hits_disk), (store.hits_memory, store.hits_disk), "no snapshot was read");
     assert_eq!((now.sessions, now.forks), (store.sessions + 64, store.forks + 64));
     assert_eq!(now.transactions, store.transactions + 1, "all of them at once");
 
-    // The counter counts: a turn on one of them moves it, and makes the first snapshot that they do not share.
+    // The counters work: a turn on one fork changes them, and creates its first snapshot of its own.
     let turn = json!({"session": forks[63]["id"], "prompt": " that", "max_tokens": 2});
     assert_eq!(app.post("/v1/completions", turn).await.status, StatusCode::OK);
     assert!(app.engine_stats().prompt_tokens > engine.prompt_tokens);

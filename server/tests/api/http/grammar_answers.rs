@@ -1,12 +1,12 @@
-//! Answers in the form that a request asks for, on the shipped checkpoint: what comes follows, whole and streamed, also
-//! beside texts that are free; and what cannot be followed is refused by the name that the client gave it.
+//! Constrained answers with the shipped checkpoint: they match their grammar, whole and streamed, alone and next to
+//! unconstrained ones. Invalid grammars are refused under the name of the client's parameter.
 
 use crate::common::{events, post, send, shipped, stream, text, with};
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use serde_json::{Value, json};
 
-/// Whether a text is what was asked for.
+/// Whether a text matches.
 type Follows<'a> = &'a dyn Fn(&str) -> bool;
 
 fn chat(body: &Value) -> Request<Body> {
@@ -44,7 +44,7 @@ fn check_person(text: &str) {
 }
 
 #[tokio::test]
-async fn what_is_asked_for_in_a_schema_comes_in_it_however_hot_the_model_is() {
+async fn answers_match_the_schema_at_any_temperature() {
     for (seed, temperature) in [(1, 0.0), (2, 1.0), (3, 2.0), (4, 2.0)] {
         let body = asking(json!({"response_format": in_schema(&person()), "seed": seed, "temperature": temperature}));
         let (status, answer) = post_chat(&body).await;
@@ -56,7 +56,7 @@ async fn what_is_asked_for_in_a_schema_comes_in_it_however_hot_the_model_is() {
 }
 
 #[tokio::test]
-async fn a_stream_is_the_same_text_in_pieces() {
+async fn a_stream_contains_the_same_text() {
     let body = asking(json!({"response_format": in_schema(&person()), "seed": 7, "temperature": 2}));
     let (_, whole) = post_chat(&body).await;
     let response = send(&shipped(), chat(&with(body, json!({"stream": true})))).await;
@@ -72,7 +72,7 @@ async fn a_stream_is_the_same_text_in_pieces() {
 }
 
 #[tokio::test]
-async fn every_name_for_a_form_is_understood() {
+async fn every_parameter_for_a_grammar_is_supported() {
     let choice = json!(["rot", "grün", "blue sky"]);
     let is_number = |text: &str| (2..=3).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     let is_choice = |text: &str| choice.as_array().unwrap().iter().any(|choice| choice == text);
@@ -113,7 +113,7 @@ async fn every_name_for_a_form_is_understood() {
 }
 
 #[tokio::test]
-async fn an_object_of_any_kind_begins_as_one_and_may_be_cut_off() {
+async fn any_json_object_is_generated_and_may_be_truncated() {
     for format in
         [json!({"response_format": {"type": "json_object"}}), json!({"structured_outputs": {"json_object": true}})]
     {
@@ -130,7 +130,7 @@ async fn an_object_of_any_kind_begins_as_one_and_may_be_cut_off() {
 }
 
 #[tokio::test]
-async fn bound_and_free_texts_run_together_and_each_is_as_alone() {
+async fn constrained_and_unconstrained_texts_run_together_with_the_same_results_as_alone() {
     let free = json!({"prompt": "Once upon a time", "max_tokens": 30, "seed": 5, "temperature": 1});
     let bound = with(free.clone(), json!({"response_format": in_schema(&person()), "max_tokens": 300}));
     let alone = (post(&shipped(), free.clone()).await.1, post(&shipped(), bound.clone()).await.1);
@@ -152,7 +152,7 @@ async fn bound_and_free_texts_run_together_and_each_is_as_alone() {
 }
 
 #[tokio::test]
-async fn several_texts_of_one_request_all_follow() {
+async fn all_texts_of_a_request_follow_the_grammar() {
     let body = asking(json!({"response_format": in_schema(&person()), "n": 3, "seed": 1, "temperature": 1.5}));
     let (status, answer) = post_chat(&body).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
@@ -166,7 +166,7 @@ fn nested(count: usize) -> String {
 }
 
 #[tokio::test]
-async fn what_cannot_be_followed_is_refused_by_the_name_that_it_came_under() {
+async fn an_invalid_grammar_is_refused_under_its_parameter() {
     let table = [
         ("response_format", json!("json"), "must be an object"),
         ("response_format", json!({}), "response_format.type must be text, json_object or json_schema, found null"),
@@ -247,7 +247,7 @@ async fn a_deep_schema_is_refused_like_any_deep_body() {
 }
 
 #[tokio::test]
-async fn an_answer_follows_one_grammar() {
+async fn an_answer_follows_at_most_one_grammar() {
     for (first, second) in [("regex", "grammar"), ("regex", "guided_regex"), ("response_format", "guided_json")] {
         let value = |name: &str| match name {
             "response_format" => json!({"type": "json_object"}),
@@ -259,7 +259,7 @@ async fn an_answer_follows_one_grammar() {
         assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(second)), "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains(first), "{answer}");
     }
-    // What asks for nothing is no second one.
+    // A parameter that requests nothing does not count as a second grammar.
     let body = json!({"prompt": "x", "regex": "[ab]", "response_format": {"type": "text"}, "grammar": null});
     let (status, answer) = post(&shipped(), body).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
@@ -267,7 +267,7 @@ async fn an_answer_follows_one_grammar() {
 }
 
 #[tokio::test]
-async fn a_response_has_its_form_and_says_so() {
+async fn a_response_follows_its_format_and_states_it() {
     let app = crate::common::sessions::app().await;
     let format = json!({"type": "json_schema", "name": "person", "schema": person(), "strict": true});
     let more = json!({"text": {"format": format}, "max_output_tokens": 300, "temperature": 2, "seed": 3});

@@ -1,5 +1,5 @@
-//! Two owners on one server: neither sees the other's sessions, versions, streams, prefixes, keys or states, by any
-//! route, and cannot even tell that they are there.
+//! Isolation of two owners: on no route can one see the other's sessions, versions, streams, prefixes, keys or states, or
+//! notice that they exist.
 
 use crate::common::sessions::{Answer, App, app, app_from, app_with};
 use axum::body::Bytes;
@@ -10,7 +10,7 @@ use tidegate_server::checkpoint::OpenOptions;
 const ANN: (&str, &str) = ("authorization", "Bearer ann's token");
 const BEN: (&str, &str) = ("authorization", "Bearer ben's token");
 
-/// Nobody in particular.
+/// A client without a credential.
 const NOBODY: (&str, &str) = ("accept", "*/*");
 
 const CANARY: &str = "The password of the old vault is Vermilion-Ostrich-7731.";
@@ -19,7 +19,7 @@ async fn ask(app: &App, owner: (&str, &str), method: Method, path: &str, body: V
     app.send(method, path, body, &[owner]).await
 }
 
-/// An answer that must be a success.
+/// An answer that must be successful.
 async fn get_from(app: &App, owner: (&str, &str), method: Method, path: &str, body: Value) -> Value {
     let answer = ask(app, owner, method.clone(), path, body).await;
     assert!(answer.status.is_success(), "{method} {path}: {} {}", answer.status, answer.text());
@@ -48,7 +48,7 @@ fn holds(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
-/// Every request that names a session, a version or a stream. `own` is a session of the one who asks.
+/// Every request that names a session, a version or a stream. `own` is a session of the requester.
 fn requests(session: &str, version: &str, stream: &str, own: &str) -> Vec<(Method, String, Value)> {
     let path = format!("/v1/sessions/{session}");
     let mine = format!("/v1/sessions/{own}");
@@ -77,7 +77,7 @@ fn requests(session: &str, version: &str, stream: &str, own: &str) -> Vec<(Metho
 }
 
 #[tokio::test]
-async fn what_is_another_owners_answers_as_what_never_was() {
+async fn other_owners_sessions_look_like_missing_ones() {
     let app = app().await;
     let anns = post(&app, ANN, "/v1/sessions", json!({"text": CANARY, "metadata": {"name": CANARY}})).await;
     let version = anns["version"].as_str().unwrap().to_owned();
@@ -112,7 +112,7 @@ async fn what_is_another_owners_answers_as_what_never_was() {
 }
 
 #[tokio::test]
-async fn an_owners_texts_are_nobody_elses_cached_beginnings() {
+async fn prefixes_are_not_shared_between_owners() {
     let app = app().await;
     let prompt = |more: &str| json!({"prompt": format!("{CANARY}{more}"), "max_tokens": 4, "temperature": 0});
     let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
@@ -123,12 +123,12 @@ async fn an_owners_texts_are_nobody_elses_cached_beginnings() {
     for owner in [BEN, NOBODY] {
         assert_eq!(cached(&post(&app, owner, "/v1/completions", prompt(" Go on")).await), 0, "{owner:?}");
     }
-    // What somebody has computed themselves is theirs.
+    // A prefix that the owner computed is used.
     assert!(cached(&post(&app, BEN, "/v1/completions", prompt(" Go on, now")).await) > 0);
 }
 
 #[tokio::test]
-async fn an_uploaded_snapshot_is_a_copy_of_ones_own() {
+async fn an_uploaded_snapshot_is_an_independent_copy() {
     let app = app().await;
     let anns = post(&app, ANN, "/v1/sessions", json!({"text": "Once upon a time", "seed": 5})).await;
     let head = bytes(&app, ANN, id(&anns)).await;
@@ -148,7 +148,7 @@ async fn an_uploaded_snapshot_is_a_copy_of_ones_own() {
 }
 
 #[tokio::test]
-async fn a_key_is_one_owners_key() {
+async fn an_idempotency_key_belongs_to_one_owner() {
     let app = app().await;
     let say = async |owner, body| {
         let key = ("idempotency-key", "one-and-the-same");
@@ -163,7 +163,7 @@ async fn a_key_is_one_owners_key() {
 }
 
 #[tokio::test]
-async fn a_state_that_one_owner_keeps_opens_for_no_other() {
+async fn a_sealed_state_opens_only_for_its_owner() {
     let app = app_with(&[7; 32]).await;
     let sealed = post(&app, ANN, "/v1/completions", json!({"prompt": CANARY, "max_tokens": 2, "return_state": true}));
     let sealed = sealed.await["state"].clone();
@@ -176,7 +176,7 @@ async fn a_state_that_one_owner_keeps_opens_for_no_other() {
     }
 }
 
-/// What Ben does and is told: texts, ids and the bytes of his versions, without the server's own ids.
+/// Ben's requests and their results: texts, ids and snapshot bytes, without the server's ids.
 async fn bens_day(app: &App) -> (Vec<Value>, Vec<Bytes>) {
     let (mut told, mut states) = (Vec::new(), Vec::new());
     let made = post(app, BEN, "/v1/sessions", json!({"text": "The fox said", "seed": 3})).await;
@@ -191,7 +191,7 @@ async fn bens_day(app: &App) -> (Vec<Value>, Vec<Bytes>) {
 }
 
 #[tokio::test]
-async fn a_slot_that_is_used_again_shows_nothing_of_its_former_owner() {
+async fn a_reused_slot_reveals_nothing_of_its_previous_owner() {
     let one_slot = || OpenOptions { slots: 1, ..OpenOptions::default() };
     let fresh = bens_day(&app_from(one_slot()).await).await;
 
@@ -200,7 +200,7 @@ async fn a_slot_that_is_used_again_shows_nothing_of_its_former_owner() {
     let mut seen = vec![bens_day(&app).await];
     post(&app, ANN, "/v1/completions", turn(id(&anns), CANARY)).await;
     seen.push(bens_day(&app).await);
-    // A turn that ends in the middle leaves its slot as it was then.
+    // An interrupted turn leaves its slot as it was at that time.
     let endless = json!({
         "session": id(&anns), "prompt": CANARY, "max_tokens": 100_000, "ignore_eos": true, "stream": true
     });

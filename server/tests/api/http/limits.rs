@@ -1,5 +1,5 @@
-//! What clients may do to the server's time and room: heads, bodies, connections, texts without an end, and JSON without
-//! a bottom. Each is bounded, and nobody else waits.
+//! Limits on what clients can take of the server's time and memory: heads, bodies, connections, endless texts, and deeply
+//! nested JSON. Other clients are not delayed.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A server on a free port; it ends with the sender.
+/// A server on a free port, which stops with the sender.
 async fn listen(options: ServeOptions, state: AppState) -> (SocketAddr, oneshot::Sender<()>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -33,10 +33,10 @@ fn api(options: ApiOptions, step: Duration) -> AppState {
     state
 }
 
-/// Everything until the other end closes.
+/// Reads until the peer closes the connection.
 async fn rest(socket: &mut TcpStream) -> String {
     let mut all = Vec::new();
-    // A connection that is reset has closed too.
+    // A reset also closes the connection.
     let _ = timeout(SOON, socket.read_to_end(&mut all)).await.expect("the connection stays open");
     String::from_utf8_lossy(&all).into_owned()
 }
@@ -56,7 +56,7 @@ async fn is_well(address: SocketAddr) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_that_trickles_in_is_cut_off() {
+async fn a_slow_head_times_out() {
     let options = ServeOptions { header_timeout: Duration::from_millis(500), ..ServeOptions::default() };
     let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
     let mut slow = Vec::new();
@@ -66,10 +66,10 @@ async fn a_head_that_trickles_in_is_cut_off() {
     let mut silent = TcpStream::connect(address).await.unwrap();
     let start = Instant::now();
     is_well(address).await;
-    // Each byte comes in time; the head does not.
+    // Each byte arrives in time, but the head does not.
     while start.elapsed() < Duration::from_millis(400) {
         for socket in &mut slow {
-            // On a busy machine some have been cut off by now.
+            // On a busy machine some may have timed out by now.
             let _ = socket.write_all(b"x").await;
         }
         sleep(Duration::from_millis(20)).await;
@@ -83,7 +83,7 @@ async fn a_head_that_trickles_in_is_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_without_bounds_is_refused() {
+async fn an_endless_head_is_refused() {
     let (address, _stop) = listen(ServeOptions::default(), AppState::new(ApiOptions::default())).await;
     let long = format!("GET /health HTTP/1.1\r\nhost: t\r\nx-long: {}\r\n\r\n", "x".repeat(64 << 10));
     let many = "x-many: 1\r\n".repeat(500);
@@ -93,10 +93,10 @@ async fn a_head_without_bounds_is_refused() {
         format!("GET /{} HTTP/1.1\r\n", "x".repeat(80 << 10)),
     ] {
         let mut socket = TcpStream::connect(address).await.unwrap();
-        // The server may close before it has read all of it.
+        // The server may close before it has read everything.
         let _ = socket.write_all(head.as_bytes()).await;
         let answer = rest(&mut socket).await;
-        // Where it closes on bytes that it has not read, the answer may be lost.
+        // If it closes with unread bytes, the answer may be lost.
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
         is_well(address).await;
     }
@@ -108,7 +108,7 @@ async fn a_head_without_bounds_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_beyond_the_bound_wait() {
+async fn connections_beyond_the_limit_wait() {
     let options =
         ServeOptions { max_connections: 2, header_timeout: Duration::from_mins(1), ..ServeOptions::default() };
     let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
@@ -122,18 +122,21 @@ async fn connections_beyond_the_bound_wait() {
     }
     let mut third = ask(address, open).await;
     let mut answer = [0; 12];
-    assert!(timeout(Duration::from_millis(300), third.read_exact(&mut answer)).await.is_err(), "there was no room");
+    assert!(
+        timeout(Duration::from_millis(300), third.read_exact(&mut answer)).await.is_err(),
+        "the connection must wait"
+    );
     held.pop();
     timeout(SOON, third.read_exact(&mut answer)).await.expect("a place that came free is not given on").unwrap();
     assert_eq!(&answer, b"HTTP/1.1 200");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_reads_nothing_loses_its_place() {
+async fn a_client_that_reads_nothing_is_disconnected() {
     let write_timeout = Duration::from_millis(300);
     let options = ServeOptions { max_connections: 1, write_timeout, ..ServeOptions::default() };
     let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
-    // Far more than the buffers between the two ends hold, asked for and left unread.
+    // Requests far more than the buffers in between hold, and reads nothing.
     let mut deaf = TcpStream::connect(address).await.unwrap();
     let asked = "GET /playground/style.css HTTP/1.1\r\nhost: t\r\n\r\n".repeat(2000);
     let _ = timeout(SOON, deaf.write_all(asked.as_bytes())).await;
@@ -169,30 +172,30 @@ async fn a_body_that_trickles_in_is_408() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_text_ends_when_its_time_is_up() {
+async fn a_text_ends_at_its_time_limit() {
     let limits = ApiOptions { max_time: Some(Duration::from_millis(300)), ..ApiOptions::default() };
     let state = api(limits, Duration::from_millis(5));
     let body = json!({"prompt": [1], "max_tokens": 100_000, "ignore_eos": true});
     let start = Instant::now();
-    let (status, answer) = timeout(SOON, post(&state, body.clone())).await.expect("it goes on");
+    let (status, answer) = timeout(SOON, post(&state, body.clone())).await.expect("the text ends in time");
     assert!(start.elapsed() >= Duration::from_millis(300));
     assert_eq!(status, StatusCode::OK);
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     let tokens = answer["usage"]["completion_tokens"].as_u64().unwrap();
     assert!((2..99_000).contains(&tokens), "{tokens}");
     let stream = send(&state, completion(crate::common::with(body, json!({"stream": true})).to_string())).await;
-    let stream = timeout(SOON, text(stream)).await.expect("it goes on");
+    let stream = timeout(SOON, text(stream)).await.expect("the text ends in time");
     assert!(stream.contains(r#""finish_reason":"length""#) && stream.trim_end().ends_with("[DONE]"));
     let (_, short) = post(&state, json!({"prompt": [1], "max_tokens": 3, "ignore_eos": true})).await;
     assert_eq!(short["usage"]["completion_tokens"], 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_text_that_waits_for_a_slot_ends_when_its_time_is_up() {
+async fn a_text_waiting_for_a_slot_ends_at_its_time_limit() {
     let (_, engine, _thread) = scripted(Fake::new(1).step(Duration::from_millis(400)), 16);
     let state = AppState::new(ApiOptions { max_time: Some(Duration::from_millis(600)), ..ApiOptions::default() });
     state.serve(crate::common::served(engine));
-    // It takes the only slot, and keeps it while a prompt is read token by token.
+    // This request occupies the only slot while its prompt is read token by token.
     let (first, body) = (state.clone(), json!({"prompt": vec![1; 20], "echo": true, "logprobs": 0, "max_tokens": 3}));
     let running = tokio::spawn(async move { post(&first, body).await });
     sleep(Duration::from_millis(100)).await;
@@ -201,12 +204,12 @@ async fn a_text_that_waits_for_a_slot_ends_when_its_time_is_up() {
     let stream = text(send(&state, request.body(Body::from(asked.to_string())).unwrap()).await).await;
     let last: Value = serde_json::from_str(crate::common::events(&stream).last().unwrap()).unwrap();
     assert_eq!((&last["tokens_predicted"], &last["stop_type"]), (&json!(0), &json!("limit")));
-    let (status, answer) = timeout(SOON, running).await.expect("it goes on").unwrap();
+    let (status, answer) = timeout(SOON, running).await.expect("the text ends in time").unwrap();
     assert_eq!((status, &answer["usage"]["completion_tokens"]), (StatusCode::OK, &json!(0)), "{answer}");
 }
 
 #[tokio::test]
-async fn json_without_a_bottom_is_refused_with_its_bound() {
+async fn deeply_nested_json_is_refused_with_the_limit() {
     let state = api(ApiOptions::default(), Duration::ZERO);
     let nested = |open: &str, close: &str, levels: usize| format!("{}1{}", open.repeat(levels), close.repeat(levels));
     for levels in [128, 1000, 100_000] {
@@ -221,7 +224,7 @@ async fn json_without_a_bottom_is_refused_with_its_bound() {
             }
         }
     }
-    // Wide is not deep.
+    // Wide JSON is accepted.
     let wide: serde_json::Map<String, Value> = (0..20_000).map(|at| (format!("field{at}"), json!([1]))).collect();
     let body = json!({"prompt": [1], "max_tokens": 1, "metadata": wide});
     assert_eq!(post(&state, body).await.0, StatusCode::OK);

@@ -1,4 +1,4 @@
-//! llama.cpp's own routes: what its clients send and read.
+//! llama.cpp's own routes as its clients use them.
 
 use crate::common::fake::{Fake, POISON};
 use crate::common::{events, get, scripted, send, shipped, text, with};
@@ -21,7 +21,7 @@ async fn answered(path: &str, body: Value) -> Value {
     serde_json::from_str(&answer).unwrap()
 }
 
-/// Greedy, so that a text must be the same however it is asked for.
+/// Greedy, so that the text is the same however it is requested.
 fn asking(prompt: impl Into<Value>, more: Value) -> Value {
     with(json!({"prompt": prompt.into(), "n_predict": 12, "temperature": 0}), more)
 }
@@ -32,7 +32,7 @@ async fn completion(prompt: impl Into<Value>, more: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_completion_is_that_of_the_openai_route() {
+async fn a_completion_equals_that_of_the_openai_route() {
     let whole = answered(PATH, asking("The king", json!({"return_tokens": true}))).await;
     let same = completion("The king", json!({"return_token_ids": true})).await;
     assert_eq!(whole["content"], same["choices"][0]["text"]);
@@ -53,7 +53,7 @@ async fn a_completion_is_that_of_the_openai_route() {
 }
 
 #[tokio::test]
-async fn drawn_texts_are_the_same_with_the_same_seed_and_samplers() {
+async fn sampled_texts_are_the_same_with_the_same_seed_and_samplers() {
     let more = json!({"temperature": 0.9, "seed": 7, "top_k": 30, "top_p": 0.9, "min_p": 0.02, "repeat_penalty": 1.2,
         "repeat_last_n": -1, "frequency_penalty": 0.1, "presence_penalty": 0.2, "typical_p": 0.9});
     let whole = answered(PATH, asking("The king", more.clone())).await;
@@ -71,7 +71,7 @@ async fn drawn_texts_are_the_same_with_the_same_seed_and_samplers() {
 }
 
 #[tokio::test]
-async fn a_stream_says_the_same_and_ends_with_what_became_of_it() {
+async fn a_stream_contains_the_same_and_ends_with_its_outcome() {
     let whole = answered(PATH, asking("The king", json!({"return_tokens": true}))).await;
     let response = ask(&shipped(), PATH, &asking("The king", json!({"stream": true}))).await;
     assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
@@ -90,7 +90,7 @@ async fn a_stream_says_the_same_and_ends_with_what_became_of_it() {
 }
 
 #[tokio::test]
-async fn prompts_are_texts_ids_both_or_several() {
+async fn prompts_can_be_texts_ids_both_or_several() {
     let tokenized = answered("/tokenize", json!({"prompt": "The king said"})).await["tokens"].clone();
     let whole = answered(PATH, asking("The king said", json!({}))).await["content"].clone();
     assert_eq!(answered(PATH, asking(tokenized.clone(), json!({}))).await["content"], whole);
@@ -107,7 +107,7 @@ async fn prompts_are_texts_ids_both_or_several() {
 }
 
 #[tokio::test]
-async fn biases_come_by_id_and_by_text_and_false_is_never() {
+async fn biases_are_given_by_id_or_text_and_false_forbids() {
     let first = answered(PATH, asking("The king", json!({"n_predict": 1, "return_tokens": true}))).await;
     let (id, said) = (first["tokens"][0].clone(), first["content"].as_str().unwrap());
     let by_key = |key: &str| serde_json::Map::from_iter([(key.to_owned(), json!(false))]);
@@ -135,7 +135,7 @@ async fn an_end_is_named() {
 }
 
 #[tokio::test]
-async fn probabilities_are_those_of_the_openai_route() {
+async fn probabilities_equal_those_of_the_openai_route() {
     let whole = answered(PATH, asking("The king", json!({"n_probs": 3}))).await;
     let same = completion("The king", json!({"logprobs": 3, "return_token_ids": true})).await;
     let (listed, same) = (whole["completion_probabilities"].as_array().unwrap(), &same["choices"][0]);
@@ -143,7 +143,7 @@ async fn probabilities_are_those_of_the_openai_route() {
     assert_eq!((of("id"), of("logprob")), (same["token_ids"].clone(), same["logprobs"]["token_logprobs"].clone()));
     for token in listed {
         let top = token["top_logprobs"].as_array().unwrap();
-        assert_eq!((top.len(), &top[0]["id"]), (3, &token["id"]), "greedy takes the likeliest");
+        assert_eq!((top.len(), &top[0]["id"]), (3, &token["id"]), "greedy sampling takes the likeliest token");
         assert_eq!(token["bytes"], json!(token["token"].as_str().unwrap().as_bytes()));
     }
     let stream = text(ask(&shipped(), PATH, &asking("The king", json!({"n_probs": 3, "stream": true}))).await).await;
@@ -162,7 +162,7 @@ async fn a_schema_is_followed() {
 }
 
 #[tokio::test]
-async fn what_asks_for_nothing_is_accepted() {
+async fn default_values_of_unsupported_fields_are_accepted() {
     let body = asking(
         "x",
         json!({"cache_prompt": true, "id_slot": -1, "n_keep": -1, "grammar": "", "mirostat": 0,
@@ -174,7 +174,7 @@ async fn what_asks_for_nothing_is_accepted() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_right_is_refused_by_name_in_the_formats_shape() {
+async fn invalid_requests_are_refused_by_name_in_the_formats_shape() {
     for (param, more) in [
         ("prompt", json!({"prompt": null})),
         ("prompt", json!({"prompt": 1})),
@@ -230,7 +230,7 @@ async fn what_cannot_be_right_is_refused_by_name_in_the_formats_shape() {
 }
 
 #[tokio::test]
-async fn a_failure_in_mid_stream_is_an_error_event_and_the_last() {
+async fn a_failure_within_a_stream_is_its_last_event() {
     let (state, ..) = scripted(Fake::new(1), 1);
     let body = json!({"prompt": [1, POISON, 2], "n_predict": 4, "stream": true});
     let stream = text(ask(&state, PATH, &body).await).await;
@@ -239,7 +239,7 @@ async fn a_failure_in_mid_stream_is_an_error_event_and_the_last() {
 }
 
 #[tokio::test]
-async fn props_and_slots_tell_of_the_server_and_of_nobodys_texts() {
+async fn props_and_slots_describe_the_server_without_revealing_texts() {
     let read = |path: &'static str| async move {
         let response = send(&shipped(), get(path)).await;
         assert_eq!(response.status(), StatusCode::OK);

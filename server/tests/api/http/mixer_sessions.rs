@@ -1,5 +1,4 @@
-//! Sessions of models whose heads remember more than sums: kept across a restart, taken elsewhere, gone on with to the
-//! bit.
+//! Sessions of models with other mixers: they survive a restart, can be moved, and continue bit-exactly.
 
 use crate::common::random::written;
 use crate::common::sessions::{App, app_on, prompt, session};
@@ -10,7 +9,7 @@ use tidegate_model::StateType;
 use tidegate_server::checkpoint::OpenOptions;
 use tidegate_server::session::Location;
 
-/// Eight more tokens -> their ids, and the session's part of the answer.
+/// Generates eight more tokens and returns their ids and the answer's session.
 async fn turn(app: &App, session: &Value, text: &str) -> (Vec<u64>, Value) {
     let body = prompt(text, json!({"session": session["id"], "temperature": 1.0, "ignore_eos": true}));
     let answer = app.post("/v1/completions", body).await;
@@ -23,7 +22,7 @@ fn ids(answer: &Value) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn a_session_outlives_the_process_and_a_snapshot_its_server() {
+async fn sessions_survive_a_restart_and_snapshots_move_between_servers() {
     const TEXT: &str = "The fox said to the hare: how long is the river, and how deep the sea?";
     for (keys, state) in [
         (json!({"feature_map": "favor"}), StateType::F32),

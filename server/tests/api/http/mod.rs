@@ -1,4 +1,4 @@
-//! The server over HTTP, route by route, in one program: what each links and loads is the same.
+//! The HTTP API, route by route.
 
 mod anthropic;
 mod async_openai;

@@ -1,4 +1,4 @@
-//! Every way in which a request is refused, and what the refusal names.
+//! Every way in which a request is refused, and the name in the error.
 
 use crate::common::fake::Fake;
 use crate::common::{completion, get, post, scripted, send, shipped, text};
@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use serde_json::{Value, json};
 
-/// Posts a raw body; status, `param`, and the whole error.
+/// Posts a raw body and returns the status, `param` and the whole error.
 async fn refuse(body: &str) -> (StatusCode, Option<String>, Value) {
     let response = send(&shipped(), completion(body.to_owned())).await;
     let status = response.status();
@@ -20,7 +20,7 @@ async fn refuse(body: &str) -> (StatusCode, Option<String>, Value) {
 
 #[expect(clippy::too_many_lines, reason = "a table")]
 #[tokio::test]
-async fn bad_values_are_named() {
+async fn invalid_values_are_named() {
     let table = [
         ("prompt", json!({})),
         ("prompt", json!({"prompt": null})),
@@ -131,7 +131,7 @@ async fn bad_values_are_named() {
 }
 
 #[tokio::test]
-async fn numbers_that_no_float_can_hold_are_named_too() {
+async fn numbers_beyond_the_range_of_floats_are_named() {
     for (param, body) in [
         ("temperature", r#"{"prompt": "x", "temperature": 1e999}"#),
         ("max_tokens", r#"{"prompt": "x", "max_tokens": 99999999999999999999999999}"#),
@@ -144,7 +144,7 @@ async fn numbers_that_no_float_can_hold_are_named_too() {
 }
 
 #[tokio::test]
-async fn values_that_ask_for_nothing_are_accepted() {
+async fn default_values_of_unsupported_fields_are_accepted() {
     let body = json!({"prompt": "x", "max_tokens": 1, "n": 1, "best_of": 1, "echo": false, "suffix": null,
         "logprobs": null, "user": "u", "top_k": -1, "stop": null, "logit_bias": {}, "stream_options": null,
         "response_format": {"type": "text"}, "metadata": {"my": "own"}, "length_penalty": 1, "detokenize": true});
@@ -153,7 +153,7 @@ async fn values_that_ask_for_nothing_are_accepted() {
 }
 
 #[tokio::test]
-async fn what_is_no_json_object_is_refused() {
+async fn a_body_that_is_not_a_json_object_is_refused() {
     for body in ["", "{", "[]", "null", "\"x\"", "{\"prompt\": \"x\"} more", "{\"prompt\": NaN}", "\u{feff}{}"] {
         let (status, _, error) = refuse(body).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{body}: {error}");
@@ -172,7 +172,7 @@ async fn another_models_name_is_not_found() {
 }
 
 #[tokio::test]
-async fn the_body_must_say_that_it_is_json() {
+async fn the_content_type_must_be_json() {
     for kind in [None, Some("application/x-www-form-urlencoded"), Some("text/plain"), Some("application/jsonp")] {
         let mut request = completion(r#"{"prompt": "x"}"#);
         request.headers_mut().remove(header::CONTENT_TYPE);

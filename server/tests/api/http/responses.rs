@@ -1,4 +1,4 @@
-//! `/v1/responses` on the shipped checkpoint: shapes and events, going on and branching, and what ends a response.
+//! `/v1/responses` with the shipped checkpoint: shapes and events, continuing and branching, and how a response ends.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ async fn a_response_has_openais_shape() {
     );
     let usage = &response["usage"];
     let input = usage["input_tokens"].as_u64().unwrap();
-    assert!(input > 5, "instructions are counted too");
+    assert!(input > 5, "instructions count as input");
     assert_eq!(
         *usage,
         json!({"input_tokens": input, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": input},
@@ -53,7 +53,7 @@ async fn a_response_has_openais_shape() {
 }
 
 #[tokio::test]
-async fn a_stream_says_the_same_in_numbered_events_and_is_kept_before_its_last() {
+async fn a_stream_contains_the_same_in_numbered_events_and_is_stored_before_the_last() {
     let app = app().await;
     let whole = respond(&app, asking("The king", json!({}))).await;
     let answer = app.post(PATH, asking("The king", json!({"stream": true}))).await;
@@ -101,7 +101,7 @@ async fn a_stream_says_the_same_in_numbered_events_and_is_kept_before_its_last()
 }
 
 #[tokio::test]
-async fn going_on_is_the_whole_conversation_sent_at_once() {
+async fn continuing_equals_sending_the_whole_conversation() {
     let app = app().await;
     for (sampling, options) in [("greedy", json!({})), ("drawn", json!({"temperature": 1.0, "seed": 11}))] {
         let first = respond(&app, asking("Tell me of a fox.", options.clone())).await;
@@ -115,7 +115,7 @@ async fn going_on_is_the_whole_conversation_sent_at_once() {
         let chat = app.post("/v1/chat/completions", with(body, options.clone())).await.json();
         assert_eq!(chat["choices"][0]["message"]["content"], said(&second), "{sampling}");
         assert_eq!(chat["usage"]["prompt_tokens"], second["usage"]["input_tokens"], "{sampling}");
-        // The same messages as this route's input, kept or not.
+        // The same messages as input of this route, stored or not.
         let parts = json!([
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Tell me of a fox."}]},
             first["output"][0],
@@ -139,14 +139,14 @@ async fn nothing_is_computed_again() {
         let usage = &second["usage"];
         let (input, cached) = (&usage["input_tokens"], &usage["input_tokens_details"]["cached_tokens"]);
         let (input, cached) = (input.as_u64().unwrap(), cached.as_u64().unwrap());
-        assert_eq!(cached, long - 1, "all but the last token were in the state");
+        assert_eq!(cached, long - 1, "all tokens but the last were in the state");
         assert_eq!(app.engine_stats().prompt_tokens - before, input - cached, "branch {branch}");
         assert!(input - cached < 10);
     }
 }
 
 #[tokio::test]
-async fn a_response_can_be_gone_on_with_twice() {
+async fn a_response_can_be_continued_twice() {
     let app = app().await;
     let first = respond(&app, asking("Tell me of a fox.", json!({}))).await;
     let on = json!({"previous_response_id": first["id"]});
@@ -160,7 +160,7 @@ async fn a_response_can_be_gone_on_with_twice() {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_cut_off_goes_on_where_nothing_is_added() {
+async fn a_truncated_answer_continues_without_new_input() {
     let app = app().await;
     let whole = respond(&app, asking("Once upon a time", json!({"max_output_tokens": 24, "ignore_eos": true}))).await;
     let first = respond(&app, asking("Once upon a time", json!({"ignore_eos": true}))).await;
@@ -174,7 +174,7 @@ async fn an_answer_that_was_cut_off_goes_on_where_nothing_is_added() {
 }
 
 #[tokio::test]
-async fn text_that_may_begin_a_stop_string_waits_or_comes_out() {
+async fn text_that_may_begin_a_stop_string_is_held_back_or_released() {
     let app = app().await;
     let whole = said(&respond(&app, asking("The sea", json!({"ignore_eos": true}))).await).to_owned();
     let held: String = whole.chars().skip(whole.chars().count() - 2).collect();
@@ -184,7 +184,7 @@ async fn text_that_may_begin_a_stop_string_waits_or_comes_out() {
     assert_eq!(format!("{}{held}", said(&kept)), whole);
     let on = json!({"previous_response_id": kept["id"], "temperature": 0, "max_output_tokens": 4});
     assert!(said(&respond(&app, on.clone()).await).starts_with(&held));
-    // Nobody goes on with a response that is not kept.
+    // A response that is not stored cannot be continued.
     let begun = respond(&app, asking("The sea", json!({"ignore_eos": true, "max_output_tokens": 4}))).await;
     let last = with(
         stop,
@@ -197,7 +197,7 @@ async fn text_that_may_begin_a_stop_string_waits_or_comes_out() {
 }
 
 #[tokio::test]
-async fn a_response_whose_client_leaves_has_never_been() {
+async fn a_response_whose_client_disconnects_is_not_stored() {
     let app = app().await;
     let more = json!({"stream": true, "ignore_eos": true, "max_output_tokens": 100_000});
     let mut open = app.open(PATH, asking("Once", more), &[]).await;
@@ -215,7 +215,7 @@ async fn a_response_whose_client_leaves_has_never_been() {
 }
 
 #[tokio::test]
-async fn a_response_without_room_is_refused_before_it_is_computed() {
+async fn a_response_without_space_is_refused_before_it_is_computed() {
     let (served, _thread) = open(&crate::common::checkpoint(), &OpenOptions::default()).unwrap();
     let state = AppState::new(ApiOptions::default());
     let options = StoreOptions { owner_bytes: 1000, ..StoreOptions::new(Location::Memory) };
@@ -231,10 +231,10 @@ async fn a_response_without_room_is_refused_before_it_is_computed() {
 }
 
 #[tokio::test]
-async fn a_response_that_cannot_be_kept_has_failed() {
+async fn a_response_that_cannot_be_stored_fails() {
     let (served, _thread) = open(&crate::common::checkpoint(), &OpenOptions::default()).unwrap();
     let state = AppState::new(ApiOptions::default());
-    // There is room, and what is written fails.
+    // There is space, but writing fails.
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("objects"), "not a folder").unwrap();
     let objects = object_store::local::LocalFileSystem::new_with_prefix(folder.path()).unwrap();
@@ -256,7 +256,7 @@ async fn a_response_that_cannot_be_kept_has_failed() {
     assert_eq!((&failed["type"], &failed["response"]["status"]), (&json!("response.failed"), &json!("failed")));
     assert_eq!(failed["response"]["error"], json!({"code": "server_error", "message": error["message"]}));
     assert_eq!(failed["response"]["usage"], Value::Null);
-    // What the client has seen of it.
+    // The part that the client has received.
     let deltas = events.iter().filter_map(|event| event["delta"].as_str());
     assert_eq!(said(&failed["response"]), deltas.collect::<String>());
 }

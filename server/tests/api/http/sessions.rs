@@ -1,4 +1,4 @@
-//! Sessions over HTTP, on the shipped checkpoint: made, gone on with, forked, rewound, taken away and brought back.
+//! Sessions over HTTP with the shipped checkpoint: creating, continuing, forking, rewinding, downloading and uploading.
 
 use crate::common::sessions::{App, app, prompt, session};
 use axum::body::Body;
@@ -18,7 +18,7 @@ fn ids(answer: &Value) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn a_turn_goes_on_where_the_one_before_has_ended() {
+async fn a_turn_continues_the_previous_one() {
     let app = app().await;
     let whole = app.post("/v1/completions", prompt("Once upon a time", json!({"max_tokens": 24}))).await.json();
     let made = session(&app, json!({"seed": 1, "metadata": {"name": "a tale"}})).await;
@@ -49,7 +49,7 @@ async fn a_turn_goes_on_where_the_one_before_has_ended() {
 }
 
 #[tokio::test]
-async fn a_stream_says_in_its_last_chunk_which_version_it_has_made() {
+async fn a_stream_states_its_version_in_the_last_chunk() {
     let app = app().await;
     let made = session(&app, json!({"text": "The old house"})).await;
     assert!(made["tokens"].as_u64().unwrap() > 2);
@@ -70,7 +70,7 @@ async fn a_stream_says_in_its_last_chunk_which_version_it_has_made() {
 }
 
 #[tokio::test]
-async fn forks_go_their_own_ways_and_say_the_same_when_asked_the_same() {
+async fn forks_are_independent_and_give_the_same_answer_to_the_same_request() {
     let app = app().await;
     let made = session(&app, json!({"text": "The fox said to the hare", "seed": 9})).await;
     let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
@@ -83,7 +83,7 @@ async fn forks_go_their_own_ways_and_say_the_same_when_asked_the_same() {
     for fork in forks.iter().chain([&made]) {
         answers.push(ids(&turn(&app, fork, ", my dear", warm.clone()).await));
     }
-    assert!(answers.iter().all(|answer| *answer == answers[0]), "the same snapshot, the same request");
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "the same snapshot and request give the same answer");
     let other = turn(&app, &forks[0], "", json!({"temperature": 1.0, "seed": 5})).await;
     let unmoved = app.get(&format!("/v1/sessions/{}", forks[1]["id"].as_str().unwrap())).await.json();
     assert_ne!(unmoved["version"], other["session"]["version"]);
@@ -92,7 +92,7 @@ async fn forks_go_their_own_ways_and_say_the_same_when_asked_the_same() {
 }
 
 #[tokio::test]
-async fn a_rewound_session_says_again_what_it_said() {
+async fn a_rewound_session_repeats_its_answer() {
     let app = app().await;
     let made = session(&app, json!({"seed": 4})).await;
     let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
@@ -108,7 +108,7 @@ async fn a_rewound_session_says_again_what_it_said() {
     assert_eq!(ids(&again), ids(&second));
     assert_eq!(again["session"]["parent"], second["session"]["parent"]);
     let turns = app.get(&format!("{path}/turns")).await.json();
-    assert_eq!(turns["data"].as_array().unwrap().len(), 4, "the branch that was left is still known");
+    assert_eq!(turns["data"].as_array().unwrap().len(), 4, "the abandoned branch is still listed");
 }
 
 #[tokio::test]
@@ -130,10 +130,10 @@ async fn a_stale_version_and_a_session_in_use_are_refused() {
     assert_eq!(busy.header("retry-after"), "1");
     let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
     assert_eq!(app.get(&path).await.json()["in_use"], true);
-    // A fork is from the last commit, also now.
+    // A fork during a turn starts from the last commit.
     let fork = app.post(&format!("{path}/fork"), json!({})).await.json();
     assert_eq!(fork["data"][0]["version"], fresh.json()["session"]["version"]);
-    // Who waits gets the session once the one before has left; leaving has changed nothing.
+    // A waiting request gets the session after the previous one disconnects, which changed nothing.
     let waiting = app.send(Method::POST, "/v1/completions", body, &[("prefer", "wait=30")]);
     let (waited, ()) = tokio::join!(waiting, async {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -144,7 +144,7 @@ async fn a_stale_version_and_a_session_in_use_are_refused() {
 }
 
 #[tokio::test]
-async fn a_turn_sent_again_with_its_key_happens_once() {
+async fn a_repeated_turn_with_the_same_key_runs_once() {
     let app = app().await;
     let made = session(&app, json!({"seed": 2})).await;
     let body = crate::common::with(prompt("Once", json!({"temperature": 1.1})), json!({"session": made["id"]}));
@@ -157,11 +157,11 @@ async fn a_turn_sent_again_with_its_key_happens_once() {
     let other = crate::common::with(body.clone(), json!({"max_tokens": 9}));
     let reused = app.send(Method::POST, "/v1/completions", other, &key).await;
     assert_eq!((reused.status, reused.code()), (StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused".into()));
-    // Another owner's key is another key.
+    // The same key of another owner is unrelated.
     let theirs = [("idempotency-key", "turn-1"), ("authorization", "Bearer other")];
     let refused = app.send(Method::POST, "/v1/completions", body.clone(), &theirs).await;
     assert_eq!(refused.status, StatusCode::NOT_FOUND);
-    // A stream that is sent again is the first result, as a stream.
+    // A repeated stream returns the first result as a stream.
     let streamed = crate::common::with(body, json!({"stream": true}));
     let key = [("idempotency-key", "turn-2")];
     let first = app.send(Method::POST, "/v1/completions", streamed.clone(), &key).await.texts();
@@ -170,7 +170,7 @@ async fn a_turn_sent_again_with_its_key_happens_once() {
 }
 
 #[tokio::test]
-async fn a_snapshot_goes_on_elsewhere_as_if_it_had_never_left() {
+async fn a_snapshot_continues_exactly_on_another_server() {
     let (here, there) = (app().await, app().await);
     let made = session(&here, json!({"seed": 6})).await;
     turn(&here, &made, "The rain", json!({"temperature": 1.0, "max_tokens": 11, "stop": ["zz"]})).await;
@@ -196,7 +196,7 @@ async fn a_snapshot_goes_on_elsewhere_as_if_it_had_never_left() {
 }
 
 #[tokio::test]
-async fn what_is_appended_is_read_and_nothing_is_said() {
+async fn appended_text_is_read_without_an_answer() {
     let app = app().await;
     let whole = app.post("/v1/completions", prompt("The old house stood on a hill.", json!({}))).await.json();
     let made = session(&app, json!({})).await;
@@ -231,7 +231,7 @@ async fn sessions_are_listed_changed_and_deleted() {
     let next = format!("/v1/sessions?limit=10&order=asc&after={}", page["last_id"].as_str().unwrap());
     let next = app.get(&next).await.json();
     assert_eq!((next["data"].as_array().unwrap().len(), &next["has_more"]), (3, &json!(false)));
-    assert_eq!(app.get("/v1/sessions").await.json()["data"][0]["id"], made[4]["id"], "the newest first");
+    assert_eq!(app.get("/v1/sessions").await.json()["data"][0]["id"], made[4]["id"], "newest first");
 
     let path = format!("/v1/sessions/{}", made[1]["id"].as_str().unwrap());
     let change = json!({"metadata": {"name": "x"}, "ttl_seconds": 60});
@@ -254,7 +254,7 @@ async fn sessions_are_listed_changed_and_deleted() {
 }
 
 #[tokio::test]
-async fn a_chat_in_a_session_is_the_chat_with_its_history() {
+async fn a_chat_in_a_session_equals_a_chat_with_its_history() {
     let app = app().await;
     let say = |role: &str, text: &str| json!({"role": role, "content": text});
     let ask = |messages: Value, more: Value| {
@@ -279,7 +279,7 @@ async fn a_chat_in_a_session_is_the_chat_with_its_history() {
 }
 
 #[tokio::test]
-async fn a_history_that_is_sent_again_is_not_computed_again() {
+async fn a_resent_history_is_not_computed_again() {
     let app = app().await;
     let once = prompt("It was late in the autumn, and the rain had not ceased since Sunday.", json!({}));
     let first = app.post("/v1/completions", once.clone()).await.json();
@@ -291,19 +291,19 @@ async fn a_history_that_is_sent_again_is_not_computed_again() {
 
     let before = app.engine_stats().prompt_tokens;
     let said = first["choices"][0]["text"].as_str().unwrap();
-    // Text that the tokenizer cuts where the model did, so that the answer's end is a beginning of this prompt too.
+    // Text that the tokenizer splits like the model, so that the end of the answer is a prefix of this prompt too.
     let longer = format!("{}{said} Then", once["prompt"].as_str().unwrap());
     let longer = app.post("/v1/completions", prompt(&longer, json!({}))).await.json();
     let usage = &longer["usage"];
     let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert_eq!(app.engine_stats().prompt_tokens - before, usage["prompt_tokens"].as_u64().unwrap() - cached);
-    assert!(cached > tokens, "the answer's end was kept as well: {usage}");
+    assert!(cached > tokens, "the end of the answer was stored as well: {usage}");
     let other = app.send(Method::POST, "/v1/completions", once, &[("authorization", "Bearer b")]).await.json();
     assert_eq!(other["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "another owner's");
 }
 
 #[tokio::test]
-async fn a_state_that_the_client_keeps_leaves_nothing_on_the_server() {
+async fn a_state_kept_by_the_client_leaves_nothing_on_the_server() {
     let app = crate::common::sessions::app_with(b"0123456789abcdef0123456789abcdef").await;
     let whole = app.post("/v1/completions", prompt("Once upon a time", json!({"max_tokens": 16}))).await.json();
     let first = app.post("/v1/completions", prompt("Once upon a time", json!({"return_state": true}))).await.json();
@@ -324,7 +324,7 @@ async fn a_state_that_the_client_keeps_leaves_nothing_on_the_server() {
     let keyless = crate::common::sessions::app().await;
     let refused = keyless.post("/v1/completions", prompt("A", json!({"return_state": true}))).await;
     assert_eq!(refused.status, StatusCode::NOT_IMPLEMENTED);
-    // A body that is no JSON is refused as such.
+    // A body that is not JSON is refused as such.
     let broken = app.raw(Method::POST, "/v1/sessions", Body::from("{"), &[("content-type", "application/json")]).await;
     assert_eq!(broken.status, StatusCode::BAD_REQUEST);
 }

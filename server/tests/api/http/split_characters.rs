@@ -1,11 +1,11 @@
-//! Characters that a conversation has begun and a later turn goes on with: two turns say what one request says.
+//! Characters split between two turns: two turns give the same text as one request.
 
 use std::sync::Arc;
 
 use crate::common::fake::{Fake, rules};
 use tidegate_model::SamplingParams;
 use tidegate_server::engine::{
-    EngineHandle, EngineOptions, Event, Finish, Keep, Limits, Request, RequestParameters, Start, spawn,
+    EngineHandle, EngineOptions, Event, Finish, Limits, Request, RequestParameters, Snapshots, Start, spawn,
 };
 use tidegate_server::session::Snapshot;
 
@@ -16,7 +16,7 @@ fn run(engine: &EngineHandle, start: Start, prompt: &[u32], max_tokens: usize) -
         max_tokens,
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         ignore_eos: true,
-        keep: Keep { prompt: false, end: true },
+        snapshots: Snapshots { prompt: false, end: true },
         ..RequestParameters::default()
     };
     let limits = Limits { vocab_size: 256, max_prompt_tokens: 100, max_tokens: 100, sources: None };
@@ -32,9 +32,9 @@ fn run(engine: &EngineHandle, start: Start, prompt: &[u32], max_tokens: usize) -
 }
 
 #[test]
-fn a_character_that_a_conversation_has_begun_is_not_lost() {
+fn a_character_split_between_turns_is_not_lost() {
     let (engine, _thread) = spawn(Fake::new(1), rules(), EngineOptions::default()).unwrap();
-    // The fake goes on with 0x99.
+    // The scripted model continues with 0x99.
     let whole = [1, 0xE2, 0x98];
     let (said, _) = run(&engine, Start::Empty, &whole, 1);
     assert_eq!(said, "☙");
@@ -42,7 +42,7 @@ fn a_character_that_a_conversation_has_begun_is_not_lost() {
     let begun = finish.snapshot.expect("a turn ends with a snapshot");
     assert_eq!(begun.pending, [0xE2]);
     assert_eq!(run(&engine, Start::Session(begun), &whole[2..], 1).0, said);
-    // Nor is it where nothing follows but the answer.
+    // The same without new text before the answer.
     let empty = || Start::Session(Arc::new(Snapshot::empty(0)));
     let (_, finish) = run(&engine, empty(), &[0xC2], 0);
     let begun = finish.snapshot.expect("a turn ends with a snapshot");

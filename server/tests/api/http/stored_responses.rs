@@ -1,4 +1,4 @@
-//! What is kept of `/v1/responses` and for whom, what is given again, and what is refused.
+//! Stored responses: storing, owners, repeated requests, and unsupported parameters.
 
 use crate::common::responses::{PATH, asking, events, names, path, respond};
 use crate::common::sessions::app;
@@ -7,7 +7,7 @@ use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn what_is_kept_is_given_back_until_it_is_deleted() {
+async fn a_stored_response_can_be_read_until_it_is_deleted() {
     let app = app().await;
     let answer = app.post(PATH, asking("Once", json!({}))).await;
     let (response, path) = (answer.json(), path(&answer.json()));
@@ -28,12 +28,12 @@ async fn what_is_kept_is_given_back_until_it_is_deleted() {
     assert_eq!(app.send(Method::DELETE, &path, Value::Null, &[]).await.status, StatusCode::NOT_FOUND);
     let gone = app.post(PATH, asking("On", json!({"previous_response_id": response["id"]}))).await;
     assert_eq!((gone.status, gone.param()), (StatusCode::NOT_FOUND, "previous_response_id".into()));
-    // What has grown from it stands by itself.
+    // Its continuations are independent of it.
     respond(&app, asking("On", json!({"previous_response_id": second["id"]}))).await;
 }
 
 #[tokio::test]
-async fn another_owners_response_is_as_one_that_never_was() {
+async fn other_owners_responses_look_like_missing_ones() {
     let app = app().await;
     let mine = [("authorization", "Bearer mine")];
     let response = app.send(Method::POST, PATH, asking("Once", json!({})), &mine).await.json();
@@ -62,7 +62,7 @@ async fn another_owners_response_is_as_one_that_never_was() {
 }
 
 #[tokio::test]
-async fn what_is_not_to_be_stored_is_not() {
+async fn a_response_with_store_false_is_not_stored() {
     let app = app().await;
     let first = respond(&app, asking("Once", json!({}))).await;
     let versions = app.store.stats().versions;
@@ -78,7 +78,7 @@ async fn what_is_not_to_be_stored_is_not() {
 }
 
 #[tokio::test]
-async fn a_request_sent_again_gets_the_first_result() {
+async fn a_repeated_request_gets_the_first_result() {
     let app = app().await;
     for (key, store, more) in [("a", true, json!({})), ("b", false, json!({"store": false}))] {
         for stream in [false, true] {
@@ -89,7 +89,7 @@ async fn a_request_sent_again_gets_the_first_result() {
             let first = app.send(Method::POST, PATH, body.clone(), &headers).await;
             let versions = app.store.stats().versions;
             let again = app.send(Method::POST, PATH, body.clone(), &headers).await;
-            assert_eq!(app.store.stats().versions, versions, "it did not happen twice");
+            assert_eq!(app.store.stats().versions, versions, "it did not run twice");
             let other = with(body, json!({"input": "Twice"}));
             let other = app.send(Method::POST, PATH, other, &headers).await;
             assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
@@ -100,14 +100,14 @@ async fn a_request_sent_again_gets_the_first_result() {
             let (first, again) = (events(&first.text()), events(&again.text()));
             assert_eq!(names(&first), names(&again), "store {store}");
             assert_eq!(first.last().unwrap()["response"], again.last().unwrap()["response"]);
-            // But for the numbers, and for the pieces that the text came in.
+            // Except for the sequence numbers and the splitting of the text.
             assert_eq!(first[..4], again[..4]);
         }
     }
 }
 
 #[tokio::test]
-async fn what_is_not_supported_is_refused_by_its_name() {
+async fn unsupported_parameters_are_refused_by_name() {
     let app = app().await;
     let long = "x".repeat(513);
     let table = [
@@ -175,7 +175,7 @@ async fn what_is_not_supported_is_refused_by_its_name() {
 }
 
 #[tokio::test]
-async fn values_that_ask_for_nothing_are_accepted() {
+async fn default_values_of_unsupported_fields_are_accepted() {
     let app = app().await;
     let body = json!({"background": false, "include": [], "tools": [], "tool_choice": "none", "truncation": "auto",
         "parallel_tool_calls": false, "reasoning": {"effort": null}, "text": {"format": {"type": "text"}},

@@ -1,4 +1,4 @@
-//! Texts to tokens and back over HTTP, in the formats of llama.cpp and vLLM.
+//! Tokenisation routes, in the forms of llama.cpp and vLLM.
 
 use crate::common::{scripted, send, shipped, text};
 use axum::body::Body;
@@ -26,7 +26,7 @@ async fn read_by_the_model(prompt: &str) -> Value {
 }
 
 #[tokio::test]
-async fn tokens_are_those_that_the_model_reads_and_come_back_as_the_text() {
+async fn tokens_match_those_of_completions_and_decode_to_the_text() {
     for prompt in ["Once upon a time", "", "naïve ☃ 🦀\n\n  x", "a<|endoftext|>b"] {
         let read = read_by_the_model(prompt).await;
         let vllm = answered("/tokenize", json!({"prompt": prompt})).await;
@@ -45,7 +45,7 @@ async fn tokens_are_those_that_the_model_reads_and_come_back_as_the_text() {
 }
 
 #[tokio::test]
-async fn a_special_token_is_a_token_or_a_text_as_asked() {
+async fn a_special_token_is_a_token_or_text_as_requested() {
     let token = answered("/tokenize", json!({"content": "<|endoftext|>"})).await;
     assert_eq!(token["tokens"], json!([0]));
     let plain = answered("/tokenize", json!({"content": "<|endoftext|>", "parse_special": false})).await;
@@ -65,13 +65,16 @@ async fn pieces_and_names_are_those_of_the_tokens() {
         bytes => serde_json::from_value(bytes.clone()).unwrap(),
     };
     assert_eq!(pieces.iter().flat_map(|piece| bytes(&piece["piece"])).collect::<Vec<u8>>(), text.as_bytes());
-    assert!(pieces.iter().any(|piece| piece["piece"].is_array()), "the snowman is spread over tokens: {pieces:?}");
+    assert!(
+        pieces.iter().any(|piece| piece["piece"].is_array()),
+        "the snowman is split over several tokens: {pieces:?}"
+    );
     let names = answered("/tokenize", json!({"prompt": "The cat", "return_token_strs": true})).await;
     assert_eq!(names["token_strs"], json!(["<|endoftext|>", "The", "Ġcat"]));
 }
 
 #[tokio::test]
-async fn messages_are_shown_and_read_as_chat_reads_them() {
+async fn messages_are_rendered_like_those_of_chat() {
     let messages = json!([{"role": "user", "content": "Tell me."}, {"role": "user", "content": [{"type": "text", "text": "More."}]}]);
     let shown = answered("/apply-template", json!({"messages": messages})).await;
     assert_eq!(shown, json!({"prompt": "Tell me.\n\nMore.\n\n"}));
@@ -84,7 +87,7 @@ async fn messages_are_shown_and_read_as_chat_reads_them() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_right_is_refused_by_name() {
+async fn invalid_requests_are_refused_by_name() {
     let text = "x".repeat(10);
     for (path, param, body) in [
         ("/tokenize", "prompt", json!({})),
@@ -130,7 +133,7 @@ async fn what_cannot_be_right_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn long_texts_are_refused_with_their_bound() {
+async fn long_texts_are_refused_with_the_limit() {
     let (state, ..) = scripted(crate::common::fake::Fake::new(1), 1);
     for (path, param, body) in [
         ("/tokenize", "prompt", json!({"prompt": "a b ".repeat(600)})),
@@ -143,7 +146,7 @@ async fn long_texts_are_refused_with_their_bound() {
 }
 
 #[tokio::test]
-async fn embeddings_are_not_made_and_the_answer_says_so() {
+async fn embeddings_are_refused_as_unsupported() {
     for path in ["/v1/embeddings", "/embeddings", "/embedding"] {
         let (status, answer) = ask(&shipped(), path, &json!({"input": "x", "model": "tidegate-tiny"})).await;
         assert_eq!(status, StatusCode::NOT_IMPLEMENTED);

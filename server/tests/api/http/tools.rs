@@ -1,5 +1,4 @@
-//! Tools that an answer may call: what is called, in what form it goes out, what the template is given, and what is
-//! refused.
+//! Tool calls: which tools are called, the form of the calls, the template's input, and invalid requests.
 
 use crate::common::parrot::parrot;
 use crate::common::{events, send, shipped, text, with};
@@ -8,7 +7,7 @@ use axum::http::{Request, StatusCode, header};
 use serde_json::{Value, json};
 use tidegate_server::AppState;
 
-/// A template that writes all that it is given.
+/// A template that writes its whole input.
 const SHOWS_ALL: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}:{{ m.content }}\
     {% for c in m.tool_calls or [] %}{{ c.function.name }}={{ c.function.arguments.x }}{% endfor %}\
     {{ m.tool_call_id or '' }}]{% endfor %}";
@@ -35,7 +34,7 @@ fn asking(more: Value) -> Value {
     with(json!({"messages": messages, "max_tokens": 300, "tools": [tool("f"), tool("g")], "temperature": 0}), more)
 }
 
-/// The first choice of a stream put together as clients do, and its chunks.
+/// The first choice of a stream, combined as clients do, and its chunks.
 async fn streamed(state: &AppState, body: &Value) -> (Value, Vec<Value>) {
     let response = send(state, chat(&with(body.clone(), json!({"stream": true})))).await;
     assert_eq!(response.status(), StatusCode::OK);
@@ -66,7 +65,7 @@ async fn streamed(state: &AppState, body: &Value) -> (Value, Vec<Value>) {
     (json!({"content": content, "calls": calls, "reason": reason}), chunks)
 }
 
-/// The same of an answer in one piece.
+/// The same for a whole answer.
 fn whole(answer: &Value) -> Value {
     let choice = &answer["choices"][0];
     let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
@@ -80,7 +79,7 @@ fn check_arguments(call: &Value) {
 }
 
 #[tokio::test]
-async fn an_answer_that_must_call_calls_a_tool_with_arguments_of_its_schema() {
+async fn a_required_call_has_arguments_that_match_the_schema() {
     let named = json!({"type": "function", "function": {"name": "g"}});
     for (choice, temperature) in
         [(json!("required"), 0.0), (json!("required"), 2.0), (named.clone(), 2.0), (named, 1.0)]
@@ -104,7 +103,7 @@ async fn an_answer_that_must_call_calls_a_tool_with_arguments_of_its_schema() {
 }
 
 #[tokio::test]
-async fn an_answer_that_may_call_is_a_call_or_text_by_how_it_begins() {
+async fn an_optional_call_is_recognised_by_its_beginning() {
     let folder = tempfile::tempdir().unwrap();
     let call = r#"{"name": "f", "arguments": {"x": 7, "note": "}\"{"}}"#;
     let called = json!({"content": null, "reason": "tool_calls",
@@ -125,7 +124,7 @@ async fn an_answer_that_may_call_is_a_call_or_text_by_how_it_begins() {
             assert_eq!(whole(&answer), expected, "{wanted}");
             let (mut stream, _) = streamed(&state, &asking(choice)).await;
             if expected["content"].is_null() {
-                assert_eq!(stream["content"], "", "the stream begins before it is known what it is");
+                assert_eq!(stream["content"], "", "the stream starts before the kind of answer is known");
                 stream["content"] = Value::Null;
             }
             assert_eq!(stream, expected, "{wanted}");
@@ -134,7 +133,7 @@ async fn an_answer_that_may_call_is_a_call_or_text_by_how_it_begins() {
 }
 
 #[tokio::test]
-async fn arguments_come_in_pieces_as_they_are_written() {
+async fn arguments_are_streamed_as_they_are_generated() {
     let folder = tempfile::tempdir().unwrap();
     let state = parrot(r#"{"name": "f", "arguments": {"x": 7, "note": "é🦀"}}"#, SHOWS_ALL, folder.path());
     let (said, chunks) = streamed(&state, &asking(json!({"tool_choice": "required", "return_token_ids": true}))).await;
@@ -144,7 +143,7 @@ async fn arguments_come_in_pieces_as_they_are_written() {
 }
 
 #[tokio::test]
-async fn several_calls_come_where_they_are_allowed() {
+async fn several_calls_are_made_if_allowed() {
     let folder = tempfile::tempdir().unwrap();
     let two = "{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n{\"name\": \"g\", \"arguments\": {\"x\": 2}}";
     let state = parrot(two, SHOWS_ALL, folder.path());
@@ -159,7 +158,7 @@ async fn several_calls_come_where_they_are_allowed() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_cut_off_is_unfinished_and_says_so() {
+async fn a_truncated_call_is_marked_as_such() {
     let folder = tempfile::tempdir().unwrap();
     let state = parrot(r#"{"name": "f", "arguments": {"x": 7, "note": "é🦀"}}"#, SHOWS_ALL, folder.path());
     let full = whole(&post(&state, &asking(json!({"tool_choice": "required"}))).await.1);
@@ -180,7 +179,7 @@ fn count(text: &str) -> usize {
 }
 
 #[tokio::test]
-async fn what_was_cut_off_can_be_sent_back_and_a_developer_is_the_system() {
+async fn a_truncated_call_can_be_sent_back_and_developer_means_system() {
     let folder = tempfile::tempdir().unwrap();
     let state = parrot("ok", SHOWS_ALL, folder.path());
     let call = json!({"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 3"}});
@@ -196,7 +195,7 @@ async fn what_was_cut_off_can_be_sent_back_and_a_developer_is_the_system() {
 }
 
 #[tokio::test]
-async fn templates_are_given_tools_calls_and_what_they_answered() {
+async fn templates_receive_tools_calls_and_results() {
     let folder = tempfile::tempdir().unwrap();
     let state = parrot("ok", SHOWS_ALL, folder.path());
     let call = json!({"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 3}"}});
@@ -210,7 +209,7 @@ async fn templates_are_given_tools_calls_and_what_they_answered() {
 }
 
 #[tokio::test]
-async fn what_is_no_tool_is_refused_by_its_name() {
+async fn invalid_tools_are_refused_by_name() {
     let many: Vec<Value> = (0..129).map(|n| tool(&format!("f{n}"))).collect();
     let function = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
     let table = [
@@ -232,11 +231,11 @@ async fn what_is_no_tool_is_refused_by_its_name() {
         ("tool_choice", json!({"tool_choice": "always"}), "must be none, auto, required or a function"),
         ("tool_choice", json!({"tool_choice": {"type": "function", "function": {"name": "h"}}}), "found \"h\""),
         ("tool_choice", json!({"tool_choice": {"type": "allowed_tools"}}), "tool_choice.type must be function"),
-        ("tool_choice", json!({"tools": [], "tool_choice": "required"}), "where there are no tools"),
-        ("parallel_tool_calls", json!({"parallel_tool_calls": "yes"}), "must be a boolean"),
+        ("tool_choice", json!({"tools": [], "tool_choice": "required"}), "without tools"),
+        ("parallel_tool_calls", json!({"parallel_tool_calls": "yes"}), "expected a boolean"),
         ("functions", json!({"functions": [{"name": "f"}]}), "functions must be absent"),
         ("function_call", json!({"function_call": "auto"}), "function_call must be absent"),
-        ("response_format", json!({"response_format": {"type": "json_object"}}), "where tools may be called"),
+        ("response_format", json!({"response_format": {"type": "json_object"}}), "if tools may be called"),
         ("messages", json!({"messages": [{"role": "user", "tool_calls": []}]}), "must all have content"),
     ];
     for (param, more, part) in table {
@@ -248,7 +247,7 @@ async fn what_is_no_tool_is_refused_by_its_name() {
     let body = json!({"prompt": "x", "tools": [tool("f")]});
     let (status, answer) = crate::common::post(&shipped(), body).await;
     assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("tools")), "{answer}");
-    // Tools that may not be called change nothing.
+    // Tools that may not be called have no effect.
     let free = json!({"tool_choice": "none", "response_format": {"type": "json_object"}, "max_tokens": 3});
     assert_eq!(post(&shipped(), &asking(free)).await.0, StatusCode::OK);
 }

@@ -1,4 +1,4 @@
-//! Translations over HTTP: prompts that are sources, conversations of one source after the other, and what is refused.
+//! Translation over HTTP: prompts as sources, conversations with several sources, and invalid requests.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tidegate_server::Served;
 use tidegate_server::session::{Codec, Keys, Location};
 
-/// A server of the scripted model, and what the model is asked to do.
+/// A server with the scripted model, and the calls to the model.
 async fn app(place: Location) -> (App, std::sync::Arc<std::sync::Mutex<Vec<Did>>>) {
     let (served, did) = serving(Translator::new(4, Duration::ZERO));
     (app_of(served, place).await, did)
@@ -34,7 +34,7 @@ fn ids_of(choice: &Value) -> Vec<u32> {
     choice["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// The ids of a text that is a source, with what begins every text.
+/// The ids of a source, including the special token at its beginning.
 async fn source(app: &App, text: &str) -> Vec<u32> {
     let tokens = app.post("/tokenize", json!({"prompt": text})).await.json()["tokens"].clone();
     serde_json::from_value(tokens).unwrap()
@@ -44,7 +44,7 @@ const ONE: &str = "Das alte Haus steht am Meer.";
 const OTHER: &str = "Der Fuchs sprach zum Hasen.";
 
 #[tokio::test]
-async fn a_prompt_is_a_source_and_the_answer_its_translation_alone() {
+async fn a_prompt_is_a_source_and_the_answer_only_its_translation() {
     let (app, did) = app(Location::Memory).await;
     let [one, other] = [source(&app, ONE).await, source(&app, OTHER).await];
     let answer = asked(&app, &json!(ONE), json!({})).await;
@@ -67,7 +67,7 @@ async fn a_prompt_is_a_source_and_the_answer_its_translation_alone() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_of_a_source_is_refused_by_name() {
+async fn parameters_that_do_not_apply_to_sources_are_refused_by_name() {
     let (app, did) = app(Location::Memory).await;
     let cases = [
         ("/v1/completions", body(&json!(ONE), json!({"echo": true})), "echo", "the prompt is a source"),
@@ -116,10 +116,10 @@ async fn what_makes_no_sense_of_a_source_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn models_say_that_they_read_sources() {
+async fn models_state_that_they_read_sources() {
     let (app, _) = app(Location::Memory).await;
     assert_eq!(app.get("/v1/models").await.json()["data"][0]["max_source_tokens"], LONGEST);
-    // What is no source is bounded by what the operator allows.
+    // Other texts are limited by the operator's settings.
     for (tokens, status) in [(10_000, StatusCode::OK), (10_001, StatusCode::BAD_REQUEST)] {
         assert_eq!(app.post("/detokenize", json!({"tokens": vec![500; tokens]})).await.status, status);
     }
@@ -134,7 +134,7 @@ async fn models_say_that_they_read_sources() {
 }
 
 #[tokio::test]
-async fn a_conversation_has_one_source_at_a_time_and_goes_back_to_any() {
+async fn a_conversation_has_one_source_at_a_time_and_can_be_rewound_to_any() {
     let folder = TempDir::new().unwrap();
     let place = || Location::Folder(folder.path().to_owned());
     let (first, _) = app(place()).await;
@@ -146,7 +146,7 @@ async fn a_conversation_has_one_source_at_a_time_and_goes_back_to_any() {
     assert_eq!(ids(&begun), translation(&one, 6));
     let info = &begun["session"];
     assert_eq!((&info["restored"], &info["recomputed_tokens"]), (&json!(false), &json!(0)));
-    // The source, the token that every text begins with, and the text.
+    // The source, the token that begins every text, and the text.
     assert_eq!(info["tokens"], one.len() + 1 + 6);
     first.store.close().await.unwrap();
     drop(first);
@@ -160,7 +160,7 @@ async fn a_conversation_has_one_source_at_a_time_and_goes_back_to_any() {
 
     let forks = app.post(&format!("{path}/fork"), json!({"n": 2})).await.json();
     let turned = asked(&app, &json!(OTHER), of(&made["id"])).await;
-    assert_eq!(ids(&turned), translation(&other, 6), "a new source, as if there had been none");
+    assert_eq!(ids(&turned), translation(&other, 6), "a new source replaces the old one completely");
     let session_of = &turned["session"];
     assert_eq!((&session_of["restored"], &session_of["tokens"]), (&json!(false), &json!(other.len() + 7)));
     for fork in forks["data"].as_array().unwrap() {
@@ -170,7 +170,7 @@ async fn a_conversation_has_one_source_at_a_time_and_goes_back_to_any() {
     assert_eq!(back.status, StatusCode::OK, "{}", back.text());
     assert_eq!(ids(&asked(&app, &json!(""), of(&made["id"])).await), translation(&one, 18)[12..]);
 
-    // Read now, translated later; and another source in its place.
+    // A source is appended now and translated later; another one replaces it.
     let read = session(&app, json!({"text": ONE})).await;
     assert_eq!(read["tokens"], one.len() + 1);
     assert_eq!(ids(&asked(&app, &Value::Null, of(&read["id"])).await), translation(&one, 6));
@@ -179,14 +179,14 @@ async fn a_conversation_has_one_source_at_a_time_and_goes_back_to_any() {
     assert_eq!(appended.json()["appended_tokens"], other.len(), "{}", appended.text());
     assert_eq!(ids(&asked(&app, &Value::Null, of(&read["id"])).await), translation(&other, 6));
 
-    // What never had a source has nothing to translate.
+    // A conversation without a source has nothing to translate.
     let empty = session(&app, json!({})).await;
     for prompt in [Value::Null, json!([]), json!("")] {
         let refused = app.post("/v1/completions", body(&prompt, of(&empty["id"]))).await;
         assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "prompt".into()), "{}", refused.text());
     }
     assert_eq!(app.send(Method::GET, &path, Value::Null, &[]).await.status, StatusCode::OK);
-    // Messages are none, where a conversation of them could go on without any as well.
+    // Empty messages are refused, although a conversation of messages could continue without any.
     for more in [json!({}), json!({"messages": []})] {
         let body = crate::common::with(json!({"session": made["id"]}), more);
         let refused = app.post("/v1/chat/completions", body).await;
@@ -198,7 +198,7 @@ async fn a_conversation_has_one_source_at_a_time_and_goes_back_to_any() {
 }
 
 #[tokio::test]
-async fn a_state_that_the_client_keeps_has_its_source() {
+async fn a_state_kept_by_the_client_contains_its_source() {
     let (served, did) = serving(Translator::new(4, Duration::ZERO));
     let codec = Codec { keys: Some(Keys::new(&[7; 32]).unwrap()), ..(*served.codec).clone() };
     let app = app_of(Served { codec: codec.into(), ..served }, Location::Memory).await;

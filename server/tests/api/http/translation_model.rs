@@ -1,5 +1,5 @@
-//! Encoder-decoders of random weights, served: what they say over HTTP is what the model says when it is called, alone, in a
-//! batch, and in conversations that were cut, outlived the process and were moved.
+//! Served encoder-decoders with random weights: over HTTP they give the model's own output, alone, in a batch, and in
+//! conversations that were interrupted, restarted and moved.
 
 use crate::common::random::written_about;
 use crate::common::sessions::{App, app_on, prompt, session};
@@ -16,7 +16,7 @@ const SOURCES: [&str; 3] = [
     "Where have you been? said she.",
 ];
 
-/// The mixers that an encoder-decoder may have; the window of the second is shorter than a text.
+/// The mixers of encoder-decoders. The window of the second is shorter than a text.
 fn models() -> [Value; 2] {
     [json!({"attention": "rfa"}), json!({"attention": "softmax", "sliding_window": 16})].map(|keys| {
         let more = json!({
@@ -27,7 +27,7 @@ fn models() -> [Value; 2] {
     })
 }
 
-/// The likeliest tokens after a source, from the model itself.
+/// The likeliest tokens after a source, computed with the model directly.
 fn likeliest(decoder: &Decoder, state: StateType, source: &[u32], count: usize) -> Vec<u64> {
     let mut pool = decoder.new_pool_with(PoolOptions { state, ..PoolOptions::new(1) }).unwrap();
     decoder.read_source(source, &mut pool, 0).unwrap();
@@ -52,7 +52,7 @@ fn ids(answer: &Value, choice: usize) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn a_translation_is_the_models_own_alone_in_a_batch_and_moved() {
+async fn a_translation_equals_the_models_own_alone_in_a_batch_and_moved() {
     for (keys, state) in models().into_iter().flat_map(|keys| [(keys.clone(), StateType::F32), (keys, StateType::Bf16)])
     {
         let (model, kept) = (written_about(0.0, &keys), TempDir::new().unwrap());
@@ -82,7 +82,7 @@ async fn a_translation_is_the_models_own_alone_in_a_batch_and_moved() {
         assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
         let metrics = here.get("/metrics").await.text();
         let kept: Vec<_> = metrics.lines().filter(|line| line.starts_with("tidegate_prefixes ")).collect();
-        assert_eq!(kept, ["tidegate_prefixes 0"], "no beginnings are kept");
+        assert_eq!(kept, ["tidegate_prefixes 0"], "no prefixes are stored");
         let together = crate::common::with(greedy("", json!({"n": 2})), json!({"prompt": SOURCES}));
         let together = said(&here, together).await;
         for (at, expected) in expected.iter().enumerate() {
@@ -93,7 +93,7 @@ async fn a_translation_is_the_models_own_alone_in_a_batch_and_moved() {
             );
         }
 
-        // 8 tokens, a restart, 8 more, a move, and the last 8 here and there.
+        // 8 tokens, a restart, 8 more, a move, and the last 8 on both servers.
         let made = session(&here, json!({})).await;
         let turn = |text: &str, id: &Value| greedy(text, json!({"max_tokens": 8, "session": id}));
         let first = ids(&said(&here, turn(SOURCES[0], &made["id"])).await, 0);
@@ -120,7 +120,7 @@ async fn a_translation_is_the_models_own_alone_in_a_batch_and_moved() {
 }
 
 #[tokio::test]
-async fn a_longer_source_than_the_model_reads_is_refused() {
+async fn a_source_longer_than_the_models_limit_is_refused() {
     let model = written_about(0.0, &models()[0]);
     std::fs::write(model.path().join("chat_template.jinja"), "{{ messages[-1]['content'] }}").unwrap();
     let app = app_on(model.path(), OpenOptions { slots: 1, ..OpenOptions::default() }, Location::Memory).await;
@@ -132,7 +132,7 @@ async fn a_longer_source_than_the_model_reads_is_refused() {
     let answer = app.post("/v1/completions", json!({"prompt": vec![5; 97]})).await;
     assert_eq!(answer.json()["error"]["message"], "prompt must be 1 to 96 tokens long, found 97 tokens");
 
-    // Of a text that is no source the model's bound says nothing.
+    // The model's limit does not apply to texts that are not sources.
     let long = json!({"prompt": vec![5; 96], "max_tokens": 200, "ignore_eos": true, "return_token_ids": true});
     let tokens = said(&app, long).await["choices"][0]["token_ids"].clone();
     assert_eq!(tokens.as_array().unwrap().len(), 200);

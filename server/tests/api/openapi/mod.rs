@@ -8,6 +8,52 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 #[tokio::test]
+<<<<<<< HEAD
+=======
+async fn every_route_is_described_and_every_description_is_a_route() {
+    let document = walk::document(&app().await.state).await;
+    let mut described: Vec<String> = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        described.extend(item.as_object().unwrap().keys().map(|method| format!("{method} {path}")));
+    }
+    described.sort();
+    assert_eq!(described, sources::routes());
+}
+
+#[tokio::test]
+async fn what_is_read_is_described_and_what_is_described_is_read() {
+    let document = walk::document(&app().await.state).await;
+    let described = |names: &[&str]| {
+        let schemas = names.iter().filter_map(|name| document["components"]["schemas"][name]["properties"].as_object());
+        let mut fields: Vec<String> = schemas.flatten().map(|(field, _)| field.clone()).collect();
+        fields.sort();
+        fields.dedup();
+        fields
+    };
+    for (file, read, names) in [
+        ("formats/completions/wire.rs", "CompletionRequest", &["CompletionRequest"][..]),
+        ("formats/chat/wire.rs", "ChatRequest", &["ChatRequest"]),
+        ("formats/openai/wire.rs", "StreamOptions", &["StreamOptions"]),
+        ("formats/responses/wire.rs", "ResponseRequest", &["ResponseRequest"]),
+        ("formats/responses/wire.rs", "StreamOptions", &["ResponseStreamOptions"]),
+        ("formats/responses/wire.rs", "TextConfig", &["TextConfig"]),
+        ("formats/anthropic/wire.rs", "MessagesRequest", &["MessagesRequest"]),
+        ("formats/llamacpp/wire.rs", "LlamaRequest", &["LlamaRequest"]),
+        ("formats/tokens.rs", "TokenizeRequest", &["TokenizeRequest"]),
+        ("formats/tokens.rs", "DetokenizeRequest", &["DetokenizeRequest"]),
+        ("formats/tokens.rs", "TemplateRequest", &["TemplateRequest"]),
+    ] {
+        let mut fields = sources::fields(file, read);
+        if ["CompletionRequest", "ChatRequest"].contains(&read) {
+            fields.extend(sources::fields("formats/openai/fields.rs", "$name"));
+        }
+        fields.sort();
+        assert_eq!(described(names), fields, "{names:?} and {read} in {file}");
+    }
+}
+
+#[tokio::test]
+>>>>>>> main
 async fn every_example_is_answered_as_described() {
     let app = app().await;
     let tried = walk::all(&app.state).await;

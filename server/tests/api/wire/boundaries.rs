@@ -1,4 +1,4 @@
-//! Where a text is cut: stop strings, characters and tokens in every arrangement, against the plain definition.
+//! Boundaries: stop strings, characters and tokens in every arrangement, compared with a simple definition.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -11,27 +11,27 @@ use super::kit::{ROUTES, chunks};
 use super::script::{byte_tokens, recited, tokenizer};
 use crate::common::{post, with};
 
-/// Characters of one to four bytes that share their first ones, parts of joined emoji, and line ends.
+/// Characters of one to four bytes with common first bytes, parts of joined emoji, and line ends.
 const TEXT: &str = "[abéê☃☄🦀🦁\u{200D}👩\n]{0,24}";
 
-/// The same for stop strings, some of which are in the text by chance.
+/// The same for stop strings, some of which occur in the text by chance.
 const STOP: &str = "[abéê☃☄🦀🦁\u{200D}👩\n]{1,4}";
 
-/// The text up to its first stop string: the one that ends first, and of those the longest. Whether there is one.
+/// The text up to its first stop string (the first to end, and the longest of those), and whether there is one.
 fn cut<'a>(text: &'a str, stops: &[String]) -> (&'a str, bool) {
     let ends = |stop: &String| text.match_indices(stop.as_str()).map(|(at, _)| (at + stop.len(), at)).min();
     let first = stops.iter().filter_map(ends).min();
     first.map_or((text, false), |(_, at)| (&text[..at], true))
 }
 
-/// Bytes at the end of `text` that may be the beginning of a stop string.
+/// Number of bytes at the end of `text` that may be the beginning of a stop string.
 fn doubtful(text: &str, stops: &[String]) -> usize {
     let beginning =
         |at: &usize| stops.iter().any(|stop| stop.len() > text.len() - at && stop.starts_with(&text[*at..]));
     (0..text.len()).filter(|at| text.is_char_boundary(*at)).find(beginning).map_or(0, |at| text.len() - at)
 }
 
-/// `bytes` in pieces of the lengths of `cuts`, over and over.
+/// `bytes` split into pieces with the lengths of `cuts`, repeated.
 fn pieces(bytes: &[u8], cuts: &[usize]) -> Vec<Vec<u8>> {
     let (mut rest, mut out) = (bytes, Vec::new());
     for cut in cuts.iter().cycle() {
@@ -45,7 +45,7 @@ fn pieces(bytes: &[u8], cuts: &[usize]) -> Vec<Vec<u8>> {
     out
 }
 
-/// What comes out of `bytes` cut into pieces, checked at each of them.
+/// The output for `bytes` split into pieces, checked after each of them.
 fn shown(bytes: &[u8], cuts: &[usize], stops: &[String]) -> Result<(String, bool), TestCaseError> {
     let whole = String::from_utf8_lossy(bytes).into_owned();
     let (expected, _) = cut(&whole, stops);
@@ -59,7 +59,7 @@ fn shown(bytes: &[u8], cuts: &[usize], stops: &[String]) -> Result<(String, bool
             return Ok((out, true));
         }
         prop_assert!(expected.starts_with(&out));
-        // Neither sooner nor later: what is held back is what may still be taken back.
+        // Exactly what may still be removed is held back.
         prop_assert_eq!(&out, &decoded[..decoded.len() - doubtful(&decoded, stops)]);
     }
     let mut rest = String::new();
@@ -89,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_in_any_pieces_do_too(
+    fn any_bytes_in_any_pieces_end_before_their_first_stop_string(
         bytes in prop::collection::vec(prop_oneof![Just(0xE2u8), Just(0x98), Just(0x83), Just(b'a'), any::<u8>()], 0..24),
         cuts in prop::collection::vec(1usize..5, 1..8),
         stops in prop::collection::vec("[a☃☄\u{FFFD}]{1,3}", 0..4),
@@ -100,7 +100,7 @@ proptest! {
     }
 }
 
-/// The text of a whole answer and the pieces of the same as a stream.
+/// The text of a whole answer, and its pieces as a stream.
 async fn both(state: &AppState, body: Value) -> (Value, Vec<String>) {
     let (_, whole) = post(state, body.clone()).await;
     let pieces = chunks(state, ROUTES[0], body).await;
@@ -113,7 +113,7 @@ fn asking(more: Value) -> Value {
 }
 
 #[test]
-fn over_http_any_text_is_the_same_in_one_piece_and_as_a_stream() {
+fn over_http_any_text_is_the_same_whole_and_streamed() {
     let runtime = Runtime::new().unwrap();
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(40));
     let strategy = (TEXT, stop_strings(), any::<bool>());
@@ -134,7 +134,7 @@ fn over_http_any_text_is_the_same_in_one_piece_and_as_a_stream() {
 }
 
 #[tokio::test]
-async fn a_stop_string_is_found_where_its_beginning_comes_twice() {
+async fn a_stop_string_is_found_after_a_false_start() {
     let (state, _thread) = recited(vec![byte_tokens(b"Fine.\n\n\nUser: and you?")]);
     let (whole, pieces) = both(&state, asking(json!({"stop": ["\n\nUser:"]}))).await;
     assert_eq!((&whole["text"], &whole["stop_reason"]), (&json!("Fine.\n"), &json!("\n\nUser:")));
@@ -142,7 +142,7 @@ async fn a_stop_string_is_found_where_its_beginning_comes_twice() {
 }
 
 #[tokio::test]
-async fn emoji_with_joiners_come_whole_however_their_bytes_are_cut() {
+async fn joined_emoji_are_delivered_whole_however_their_bytes_are_split() {
     let family = "a 👩‍👩‍👧‍👦 and 🏳️‍🌈 and 👍🏽";
     let (state, _thread) = recited(vec![byte_tokens(family.as_bytes())]);
     let (whole, pieces) = both(&state, asking(json!({}))).await;
@@ -154,7 +154,7 @@ async fn emoji_with_joiners_come_whole_however_their_bytes_are_cut() {
 }
 
 #[tokio::test]
-async fn bytes_that_never_become_a_character_are_replaced_once_and_at_the_end() {
+async fn incomplete_characters_are_replaced_once_at_the_end() {
     let beginning = [b"ok ".as_slice(), &"🦀".as_bytes()[..3]].concat();
     let (state, _thread) = recited(vec![byte_tokens(&beginning)]);
     // By the end of the text, and by its length.

@@ -1,4 +1,4 @@
-//! `n` and `best_of`: several texts for each prompt, which of them are told, and in what order.
+//! `n` and `best_of`: several texts per prompt, which of them are returned, and in what order.
 
 use super::kit::chat;
 use crate::common::{post, shipped, stream, with};
@@ -21,7 +21,7 @@ fn texts(answer: &Value) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn choice_c_of_prompt_p_is_what_its_own_seed_gives_alone() {
+async fn each_choice_equals_a_single_request_with_its_own_seed() {
     let state = shipped();
     let prompts = ["Once upon a time", "The king said to the"];
     let mut alone = Vec::new();
@@ -40,7 +40,7 @@ async fn choice_c_of_prompt_p_is_what_its_own_seed_gives_alone() {
 }
 
 #[tokio::test]
-async fn usage_counts_a_prompt_once_and_every_token_that_was_generated() {
+async fn usage_counts_a_prompt_once_and_every_generated_token() {
     let state = shipped();
     let (_, one) = post(&state, drawn(json!("Once upon a time"))).await;
     let (_, three) = post(&state, with(drawn(json!("Once upon a time")), json!({"n": 3}))).await;
@@ -58,7 +58,7 @@ async fn usage_counts_a_prompt_once_and_every_token_that_was_generated() {
 }
 
 #[tokio::test]
-async fn seeds_go_round_at_their_end() {
+async fn seeds_wrap_around() {
     let state = shipped();
     let body = with(drawn(json!("Once")), json!({"n": 2, "seed": u64::MAX}));
     let (_, answer) = post(&state, body).await;
@@ -67,7 +67,7 @@ async fn seeds_go_round_at_their_end() {
 }
 
 #[tokio::test]
-async fn best_of_tells_the_texts_whose_tokens_are_likeliest_on_average() {
+async fn best_of_returns_the_texts_with_the_best_average_log_probability() {
     let state = shipped();
     let prompts = json!(["Once upon a time", "The sea"]);
     let all = with(drawn(prompts.clone()), json!({"n": 5, "logprobs": 0}));
@@ -89,7 +89,7 @@ async fn best_of_tells_the_texts_whose_tokens_are_likeliest_on_average() {
 }
 
 #[tokio::test]
-async fn chat_gives_as_many_messages_as_are_asked_for() {
+async fn chat_returns_n_messages() {
     let state = shipped();
     let body = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 10, "seed": 3,
         "temperature": 1.0, "n": 3, "ignore_eos": true});

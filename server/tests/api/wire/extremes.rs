@@ -1,5 +1,5 @@
-//! Numbers at their ends and values of other types in every field of both routes, and bodies that are deep or wide:
-//! each is an answer or a refusal that names the field, and never a failure.
+//! Extreme numbers and wrong types in every field of both routes, and deep or wide bodies. Each gets an answer or an error
+//! that names the field, never a failure.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::kit::{ROUTES, raw};
 use crate::common::shipped;
 
-/// Every field that has a number, and whether it is there in completions and in chat.
+/// Every numeric field, and whether completions and chat have it.
 const NUMBERS: [(&str, bool, bool); 21] = [
     ("max_tokens", true, true),
     ("max_completion_tokens", false, true),
@@ -32,7 +32,7 @@ const NUMBERS: [(&str, bool, bool); 21] = [
     ("allowed_token_ids", true, true),
 ];
 
-/// Fields that are no numbers.
+/// Fields that are not numbers.
 const OTHERS: [&str; 22] = [
     "model",
     "stop",
@@ -58,7 +58,7 @@ const OTHERS: [&str; 22] = [
     "logits_processors",
 ];
 
-/// Values as they stand in a body.
+/// Values as written in a body.
 const VALUES: [&str; 36] = [
     "0",
     "-0",
@@ -102,7 +102,7 @@ fn start(path: &str) -> &'static str {
     if path == ROUTES[0] { r#""prompt": "x""# } else { r#""messages": [{"role": "user", "content": "x"}]"# }
 }
 
-/// An answer, or a refusal that names `field`.
+/// Checks for an answer, or an error that names `field`.
 async fn check(path: &str, field: &str, body: String) -> bool {
     let (status, answer) = raw(&shipped(), path, body.clone()).await;
     match status {
@@ -117,13 +117,13 @@ async fn check(path: &str, field: &str, body: String) -> bool {
 }
 
 #[tokio::test]
-async fn every_number_at_its_ends_is_taken_or_named() {
+async fn every_extreme_number_is_accepted_or_named() {
     let (mut taken, mut refused) = (0, 0);
     for (path, at) in ROUTES.into_iter().zip(0..) {
         for (field, completions, chat) in NUMBERS {
             for value in VALUES {
                 let known = if at == 0 { completions } else { chat };
-                // A text is short and comes at once, unless that is what is asked.
+                // Texts are short and not delayed, unless the field asks for that.
                 let short = if field == "max_tokens" { "" } else { ", \"max_tokens\": 1" };
                 let short = if field == "max_completion_tokens" { "" } else { short };
                 let long = matches!(field, "max_tokens" | "max_completion_tokens" | "n" | "best_of");
@@ -139,7 +139,7 @@ async fn every_number_at_its_ends_is_taken_or_named() {
                 } else {
                     refused += 1;
                 }
-                // And inside of a list.
+                // The same inside a list.
                 let body = format!("{{{}{short}, \"{field}\": [{value}]}}", start(path));
                 check(path, field, body).await;
             }
@@ -149,11 +149,11 @@ async fn every_number_at_its_ends_is_taken_or_named() {
 }
 
 #[tokio::test]
-async fn every_other_field_takes_no_wrong_type() {
+async fn every_other_field_refuses_wrong_types() {
     for path in ROUTES {
         for field in OTHERS {
             for value in VALUES {
-                // A name that does not exist, and a stream, are other tests'.
+                // Unknown names and streams are covered by other tests.
                 if (field == "stream" && value == "true") || (field == "stream_options" && value.starts_with('{')) {
                     continue;
                 }
@@ -165,7 +165,7 @@ async fn every_other_field_takes_no_wrong_type() {
 }
 
 #[tokio::test]
-async fn ids_and_biases_at_their_ends_are_taken_or_named() {
+async fn extreme_ids_and_biases_are_accepted_or_named() {
     for value in VALUES {
         check(ROUTES[0], "prompt", format!(r#"{{"prompt": [{value}], "max_tokens": 1}}"#)).await;
         check(ROUTES[0], "prompt", format!(r#"{{"prompt": [[{value}], [1]], "max_tokens": 1}}"#)).await;
@@ -210,13 +210,13 @@ async fn deep_bodies_are_refused_wherever_they_are_deep() {
     }
 }
 
-/// The text of so many fields, each after a comma.
+/// The text of this many fields, each after a comma.
 fn many_keys(count: usize) -> String {
     (0..count).fold(String::new(), |keys, at| keys + &format!(", \"k{at}\": 0"))
 }
 
 #[tokio::test]
-async fn wide_bodies_are_read_or_refused() {
+async fn wide_bodies_are_accepted_or_refused() {
     let keys = many_keys(300_000);
     let (status, answer) = raw(&shipped(), ROUTES[0], format!("{{\"prompt\": \"x\", \"max_tokens\": 1{keys}}}")).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
@@ -235,7 +235,7 @@ async fn wide_bodies_are_read_or_refused() {
 }
 
 #[tokio::test]
-async fn a_field_that_comes_twice_is_named() {
+async fn a_duplicate_field_is_named() {
     for (field, value) in [("prompt", "\"y\""), ("n", "1"), ("stop", "null"), ("temperature", "0")] {
         let body = format!("{{\"prompt\": \"x\", \"{field}\": {value}, \"{field}\": {value}}}");
         let (status, answer) = raw(&shipped(), ROUTES[0], body).await;

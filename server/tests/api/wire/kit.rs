@@ -1,4 +1,4 @@
-//! Requests to either route, and their answers put together.
+//! Requests to either route, and reading their answers.
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode, header};
@@ -28,7 +28,7 @@ pub(crate) async fn chat(state: &AppState, body: Value) -> (StatusCode, Value) {
     raw(state, ROUTES[1], body.to_string()).await
 }
 
-/// The chunks of a stream that ends as it should.
+/// The chunks of a stream that ends correctly.
 pub(crate) async fn chunks(state: &AppState, path: &str, body: Value) -> Vec<Value> {
     let response = send(state, posting(path, with(body, json!({"stream": true})).to_string())).await;
     assert_eq!(response.status(), StatusCode::OK);
@@ -45,7 +45,7 @@ pub(crate) fn keys(object: &Value) -> Vec<&str> {
     keys
 }
 
-/// The choices of a stream, put together: each as a whole answer has it.
+/// The choices of a stream, combined into the form of a whole answer.
 pub(crate) fn joined(chunks: &[Value]) -> Vec<Value> {
     let mut whole: Vec<Value> = Vec::new();
     for choice in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()) {
@@ -54,7 +54,7 @@ pub(crate) fn joined(chunks: &[Value]) -> Vec<Value> {
             whole.push(json!({"index": whole.len(), "text": "", "logprobs": null, "finish_reason": null}));
         }
         let target = &mut whole[index];
-        assert!(target["finish_reason"].is_null(), "something comes after the end: {choice}");
+        assert!(target["finish_reason"].is_null(), "a chunk follows the end: {choice}");
         let text = choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or_default();
         target["text"] = format!("{}{text}", target["text"].as_str().unwrap()).into();
         target["finish_reason"] = choice["finish_reason"].clone();

@@ -1,4 +1,4 @@
-//! Log probabilities: their formats, whose text they belong to, and that a stream tells the same as a whole answer.
+//! Log probabilities: their formats, their texts, and that streams and whole answers contain the same.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ fn list<'a>(choice: &'a Value, name: &str) -> &'a Vec<Value> {
 }
 
 #[tokio::test]
-async fn each_token_has_its_text_its_place_its_own_and_the_likeliest() {
+async fn each_token_has_its_text_offset_log_probability_and_alternatives() {
     let state = shipped();
     let (status, answer) = post(&state, asking(json!({"logprobs": 3}))).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
@@ -37,13 +37,13 @@ async fn each_token_has_its_text_its_place_its_own_and_the_likeliest() {
         assert!(own <= 0.0);
         let top = list(choice, "top_logprobs")[at].as_object().unwrap();
         assert_eq!(top.len(), 3, "{top:?}");
-        // The text is the likeliest at each step.
+        // Each token is the likeliest at its step.
         assert!(top.values().all(|logprob| logprob.as_f64().unwrap() <= own) && top[token].as_f64() == Some(own));
     }
 }
 
 #[tokio::test]
-async fn a_token_that_is_not_among_the_likeliest_is_told_beside_them() {
+async fn a_token_that_is_not_among_the_likeliest_is_added_to_them() {
     let state = shipped();
     let forced = asking(json!({"logprobs": 2, "logit_bias": {"7": 100}, "max_tokens": 2}));
     let (_, answer) = post(&state, forced).await;
@@ -52,14 +52,14 @@ async fn a_token_that_is_not_among_the_likeliest_is_told_beside_them() {
     let top = list(choice, "top_logprobs")[0].as_object().unwrap();
     let own = list(choice, "token_logprobs")[0].as_f64().unwrap();
     assert_eq!(top.len(), 3);
-    assert!(own < -1.0, "the bias counts in the log probability: {own}");
+    assert!(own < -1.0, "the log probability includes the bias: {own}");
     assert_eq!(top[list(choice, "tokens")[0].as_str().unwrap()].as_f64(), Some(own));
     let (_, none) = post(&state, asking(json!({"logprobs": 0, "max_tokens": 1}))).await;
     assert_eq!(list(&none["choices"][0], "top_logprobs")[0].as_object().unwrap().len(), 1);
 }
 
 #[tokio::test]
-async fn a_stream_tells_the_same_as_a_whole_answer() {
+async fn a_stream_contains_the_same_as_a_whole_answer() {
     let state = shipped();
     let (_, plain) = post(&state, asking(json!({}))).await;
     let text = plain["choices"][0]["text"].as_str().unwrap().to_owned();
@@ -78,7 +78,7 @@ async fn a_stream_tells_the_same_as_a_whole_answer() {
 }
 
 #[tokio::test]
-async fn tokens_whose_text_a_stop_string_has_cut_away_are_not_told() {
+async fn tokens_removed_by_a_stop_string_are_not_returned() {
     let (state, _thread) = recited(vec![byte_tokens(b"one two three")]);
     for (stop, tokens) in [("two", 4), ("t", 4), ("one", 0), ("e two", 2), ("never", 14)] {
         let body = json!({"prompt": [5], "max_tokens": 30, "temperature": 0, "logprobs": 1, "stop": stop});
@@ -99,7 +99,7 @@ async fn tokens_whose_text_a_stop_string_has_cut_away_are_not_told() {
 }
 
 #[tokio::test]
-async fn tokens_that_are_no_whole_character_are_told_by_their_bytes() {
+async fn tokens_that_are_not_whole_characters_are_returned_as_bytes() {
     let (state, _thread) = recited(vec![byte_tokens("a☃b".as_bytes())]);
     let body = json!({"prompt": [5], "max_tokens": 30, "temperature": 0, "logprobs": 0});
     let (_, answer) = post(&state, body.clone()).await;
@@ -115,7 +115,7 @@ async fn tokens_that_are_no_whole_character_are_told_by_their_bytes() {
 }
 
 #[tokio::test]
-async fn chat_has_its_own_format_without_the_token_that_ends_the_message() {
+async fn chat_has_its_own_format_without_the_end_token() {
     let state = shipped();
     let body = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "temperature": 0,
         "logprobs": true, "top_logprobs": 2, "ignore_eos": true});
@@ -153,7 +153,7 @@ async fn chat_has_its_own_format_without_the_token_that_ends_the_message() {
 }
 
 #[tokio::test]
-async fn a_named_token_ends_a_text_and_is_told_as_the_reason() {
+async fn a_stop_token_ends_a_text_and_is_returned_as_the_reason() {
     let tokens = byte_tokens(b"one two");
     let (state, _thread) = recited(vec![tokens.clone()]);
     let space = tokens[3];

@@ -1,5 +1,5 @@
-//! OpenAI's two formats of text, field by field: how many texts, what is told of their tokens, where a text is cut,
-//! what a stream looks like, and what no request can do.
+//! OpenAI's completions and chat formats, field by field: number of texts, log probabilities, boundaries, streams, and
+//! invalid requests.
 
 mod boundaries;
 mod choices;

@@ -1,8 +1,9 @@
-//! A model that says what it has been told to, token by token, in the shipped checkpoint's own vocabulary.
+//! A scripted model that generates given tokens from the shipped checkpoint's vocabulary.
 
 use std::sync::{Arc, LazyLock};
 
-use tidegate_server::engine::{EngineOptions, EngineThread, LanguageModel, Limits, ModelError, TextRules, spawn};
+use tidegate_model::{LanguageModel, ModelError};
+use tidegate_server::engine::{EngineOptions, EngineThread, Limits, TextRules, spawn};
 use tidegate_server::text::Tokenizer;
 use tidegate_server::{ApiOptions, AppState, Served};
 
@@ -18,7 +19,7 @@ pub(crate) fn tokenizer() -> Arc<Tokenizer> {
     Arc::clone(&TOKENIZER)
 }
 
-/// The token that is one byte.
+/// The token for one byte.
 pub(crate) fn byte_token(byte: u8) -> u32 {
     static TOKENS_OF_BYTES: LazyLock<Vec<u32>> = LazyLock::new(|| {
         let tokenizer = tokenizer();
@@ -33,10 +34,10 @@ pub(crate) fn byte_tokens(bytes: &[u8]) -> Vec<u32> {
     bytes.iter().map(|byte| byte_token(*byte)).collect()
 }
 
-/// Says the last of `lines` after a prompt of as many tokens as there are lines, then the end of the text for ever.
+/// For a prompt of as many tokens as there are lines, generates the last of `lines` and then the end of the text.
 pub(crate) struct Script {
     lines: Vec<Vec<u32>>,
-    /// Tokens that have been read, per slot.
+    /// Number of tokens read, per slot.
     read: Vec<usize>,
 }
 
@@ -81,7 +82,7 @@ impl LanguageModel for Script {
             *read += 1;
             let said = read.checked_sub(self.lines.len());
             let next = said.and_then(|said| self.lines.last()?.get(said)).copied().unwrap_or(0);
-            // Something else comes after it, and not the same everywhere.
+            // Another token is less likely, and it differs between positions.
             let others = |token: usize| ((token * 7919 + *read * 31) % 97) as f32 / 50.0;
             logits.extend((0..TOKENS).map(|token| if token == next as usize { 12.0 } else { others(token) }));
         }
@@ -89,7 +90,7 @@ impl LanguageModel for Script {
     }
 }
 
-/// The application on a script.
+/// The application with a script.
 pub(crate) fn recited(lines: Vec<Vec<u32>>) -> (AppState, EngineThread) {
     let tokenizer = tokenizer();
     let encode = Arc::new(|text: &str| text.bytes().map(byte_token).collect());

@@ -1,5 +1,4 @@
-//! What an OpenAI client reads of a stream: chunks without names, comments that are none of them, and an error that
-//! ends it.
+//! Streams as OpenAI clients read them: unnamed events, comments, and an error as the last event.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -22,7 +21,7 @@ fn asking(path: &str) -> Value {
 }
 
 #[tokio::test]
-async fn every_line_is_data_without_a_name() {
+async fn every_line_is_data_without_an_event_name() {
     for path in ROUTES {
         let response = send(&shipped(), posting(path, asking(path).to_string())).await;
         assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
@@ -35,7 +34,7 @@ async fn every_line_is_data_without_a_name() {
 }
 
 #[tokio::test]
-async fn a_pause_is_filled_with_comments_that_are_no_events() {
+async fn a_pause_is_filled_with_comments() {
     let fake = Fake::new(1).step(Duration::from_millis(120));
     let (engine, _thread) = spawn(fake, rules(), EngineOptions::default()).unwrap();
     let state = AppState::new(ApiOptions { keep_alive: Duration::from_millis(20), ..ApiOptions::default() });
@@ -49,7 +48,7 @@ async fn a_pause_is_filled_with_comments_that_are_no_events() {
 }
 
 #[tokio::test]
-async fn an_error_in_mid_stream_is_the_last_event_and_no_done_follows() {
+async fn an_error_within_a_stream_is_its_last_event_without_done() {
     let fake = Fake::new(2).step(Duration::from_millis(2));
     let calls = fake.calls();
     let (state, _, _thread) = scripted(fake, 8);
@@ -72,7 +71,7 @@ async fn an_error_in_mid_stream_is_the_last_event_and_no_done_follows() {
 }
 
 #[tokio::test]
-async fn usage_comes_once_in_a_last_chunk_without_choices() {
+async fn usage_is_sent_once_in_a_last_chunk_without_choices() {
     let state = shipped();
     for path in ROUTES {
         let chunks = chunks(&state, path, with(asking(path), json!({"stream_options": {"include_usage": true}}))).await;
@@ -89,7 +88,7 @@ async fn usage_comes_once_in_a_last_chunk_without_choices() {
 }
 
 #[tokio::test]
-async fn refusals_have_openais_shape_whatever_their_status() {
+async fn errors_have_openais_shape_whatever_their_status() {
     let (state, ..) = scripted(Fake::new(1), 1);
     let wrong = json!({"prompt": "x", "model": "gpt-4"}).to_string();
     let long = json!({"prompt": "x".repeat(20_000)}).to_string();

@@ -1,72 +1,62 @@
-//! The blocks of a message as it grows: its text, and its calls of tools.
+//! The blocks of a message that is being generated: its text, and its calls of tools.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
-use utoipa::ToSchema;
 
-use crate::api::request::tools::{Piece, Reader};
+use crate::api::run::tool_calls::{Piece, ToolCallParser};
 
 /// A block, whole or at its beginning.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schema(as = AnthropicBlock)]
 pub(super) enum Block {
-    Text {
-        text: String,
-    },
-    ToolUse {
-        id: String,
-        name: String,
-        #[schema(value_type = Object)]
-        input: Map<String, Value>,
-    },
+    Text { text: String },
+    ToolUse { id: String, name: String, input: Map<String, Value> },
 }
 
-/// More of a block.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+/// A piece of a block.
+#[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schema(as = AnthropicDelta)]
-pub(super) enum More {
+pub(super) enum BlockDelta {
     TextDelta { text: String },
     InputJsonDelta { partial_json: String },
 }
 
-/// What has happened to the block of this place.
+/// A change to the block of this index.
 #[derive(Debug)]
 pub(super) enum Change {
     Start(usize, Block),
-    More(usize, More),
+    Delta(usize, BlockDelta),
     Stop(usize),
 }
 
 /// The blocks of one message.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    /// What tells calls from text, where there may be any.
-    reader: Option<Reader>,
-    begun: Vec<Block>,
-    /// The text of the input of the last block, where that is a call.
+    /// Separates calls from text, if there may be calls.
+    parser: Option<ToolCallParser>,
+    blocks: Vec<Block>,
+    /// The text of the input of the last block, if that is a call.
     input: String,
     open: bool,
 }
 
 impl Blocks {
-    pub(super) fn new(reader: Option<Reader>) -> Self {
-        Self { reader, begun: Vec::new(), input: String::new(), open: false }
+    pub(super) fn new(parser: Option<ToolCallParser>) -> Self {
+        Self { parser, blocks: Vec::new(), input: String::new(), open: false }
     }
 
-    /// The beginning: a message that can be nothing but text has its block at once.
+    /// The beginning of the message. If there can be no calls, its text block starts at once.
     pub(super) fn open(&mut self, out: &mut Vec<Change>) {
-        if self.reader.is_none() {
+        if self.parser.is_none() {
             self.start(Block::Text { text: String::new() }, out);
         }
     }
 
-    /// More of the message.
+    /// Adds text of the message.
     pub(super) fn push(&mut self, text: &str, out: &mut Vec<Change>) {
         let mut pieces = Vec::new();
-        match &mut self.reader {
-            Some(reader) => reader.push(text, &mut pieces),
+        match &mut self.parser {
+            Some(parser) => parser.push(text, &mut pieces),
             None if text.is_empty() => {}
             None => pieces.push(Piece::Text(text.to_owned())),
         }
@@ -76,45 +66,39 @@ impl Blocks {
     /// The end of the message.
     pub(super) fn finish(&mut self, out: &mut Vec<Change>) {
         let mut pieces = Vec::new();
-        if let Some(reader) = &mut self.reader {
-            reader.finish(&mut pieces);
+        if let Some(parser) = &mut self.parser {
+            parser.finish(&mut pieces);
         }
         self.take(pieces, out);
         self.stop(out);
     }
 
-    /// Whether the message is whole calls.
+    /// Whether the message is one or more complete calls.
     pub(super) fn has_called(&self) -> bool {
-        self.reader.as_ref().is_some_and(Reader::has_called)
+        self.parser.as_ref().is_some_and(ToolCallParser::has_called)
     }
 
     /// All blocks, after [`Self::finish`].
     pub(super) fn all(&self) -> &[Block] {
-        &self.begun
+        &self.blocks
     }
 
     fn take(&mut self, pieces: Vec<Piece>, out: &mut Vec<Change>) {
         for piece in pieces {
             match piece {
                 Piece::Text(text) => {
-                    if !matches!(self.begun.last(), Some(Block::Text { .. })) {
+                    if !matches!(self.blocks.last(), Some(Block::Text { .. })) {
                         self.start(Block::Text { text: String::new() }, out);
                     }
-                    if let Some(Block::Text { text: whole }) = self.begun.last_mut() {
+                    if let Some(Block::Text { text: whole }) = self.blocks.last_mut() {
                         whole.push_str(&text);
                     }
-                    out.push(Change::More(self.begun.len() - 1, More::TextDelta { text }));
+                    out.push(Change::Delta(self.blocks.len() - 1, BlockDelta::TextDelta { text }));
                 }
-                Piece::Call(call) => {
-                    if let Some((id, name)) = call.head() {
-                        let (id, name) = (id.to_owned(), name.to_owned());
-                        self.start(Block::ToolUse { id, name, input: Map::new() }, out);
-                    }
-                    if !call.arguments().is_empty() && self.open {
-                        let partial_json = call.arguments().to_owned();
-                        self.input.push_str(&partial_json);
-                        out.push(Change::More(self.begun.len() - 1, More::InputJsonDelta { partial_json }));
-                    }
+                Piece::CallStart { id, name, .. } => self.start(Block::ToolUse { id, name, input: Map::new() }, out),
+                Piece::Arguments { text: partial_json, .. } => {
+                    self.input.push_str(&partial_json);
+                    out.push(Change::Delta(self.blocks.len() - 1, BlockDelta::InputJsonDelta { partial_json }));
                 }
             }
         }
@@ -122,8 +106,8 @@ impl Blocks {
 
     fn start(&mut self, block: Block, out: &mut Vec<Change>) {
         self.stop(out);
-        out.push(Change::Start(self.begun.len(), block.clone()));
-        self.begun.push(block);
+        out.push(Change::Start(self.blocks.len(), block.clone()));
+        self.blocks.push(block);
         self.open = true;
     }
 
@@ -132,10 +116,10 @@ impl Blocks {
             return;
         }
         let text = std::mem::take(&mut self.input);
-        if let Some(Block::ToolUse { input, .. }) = self.begun.last_mut() {
-            // That of a call which was cut off is no object, and is left out.
+        if let Some(Block::ToolUse { input, .. }) = self.blocks.last_mut() {
+            // The input of a call that was cut off is not an object, and is left empty.
             *input = serde_json::from_str(&text).unwrap_or_default();
         }
-        out.push(Change::Stop(self.begun.len() - 1));
+        out.push(Change::Stop(self.blocks.len() - 1));
     }
 }

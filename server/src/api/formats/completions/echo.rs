@@ -1,33 +1,24 @@
-//! A prompt's own text in front of what is made of it, and where its tokens stand in that.
+//! A prompt's own text in front of the generated one, and the places of the prompt's tokens in it.
 
 use crate::api::formats::openai::logprobs::{CompletionLogprobs, TokenNames};
-use crate::api::formats::openai::wire::Prompt;
+use crate::api::request::ValidRequest;
 use crate::engine::TokenLogprobs;
 use crate::text::{Detokenizer, Tokenizer};
 
-/// A prompt that is told with its text.
+/// A prompt that is echoed.
 #[derive(Clone, Debug)]
-pub(in crate::api) struct Echo {
-    pub(in crate::api) text: String,
+pub(super) struct Echo {
+    pub(super) text: String,
     ids: Vec<u32>,
-    /// Whether the text is the request's own; where only ids have come, special tokens have no text.
+    /// Whether the request gave the text. If it gave ids, special tokens have no text.
     given: bool,
 }
 
 impl Echo {
-    /// The echoes of `prompt`, whose token ids are `ids`. Where a text follows, a character that a prompt has begun
-    /// is left to it.
-    pub(in crate::api) fn all(
-        prompt: Option<&Prompt>,
-        ids: &[Vec<u32>],
-        tokenizer: &Tokenizer,
-        follows: bool,
-    ) -> Vec<Self> {
-        let given = match prompt {
-            Some(Prompt::Text(text)) => vec![text.clone()],
-            Some(Prompt::Texts(texts)) => texts.clone(),
-            Some(Prompt::Ids(_) | Prompt::IdLists(_)) | None => Vec::new(),
-        };
+    /// The echoes of a request's prompts, whose texts are `given` unless they came as token ids. A character that a
+    /// prompt leaves incomplete is left to the text after it, if there is one.
+    pub(super) fn all(given: Vec<String>, request: &ValidRequest) -> Vec<Self> {
+        let (tokenizer, follows) = (&request.served.tokenizer, request.max_tokens > 0);
         let mut given = given.into_iter();
         let echo = |ids: &Vec<u32>| {
             let ids = ids.clone();
@@ -36,25 +27,25 @@ impl Echo {
                 None => Self { text: decoded(&ids, tokenizer, follows), ids, given: false },
             }
         };
-        ids.iter().map(echo).collect()
+        request.prompts.iter().map(echo).collect()
     }
 
     /// The log probabilities of the prompt's tokens.
-    pub(in crate::api) fn logprobs(
+    pub(super) fn logprobs(
         &self,
         logprobs: &[Option<TokenLogprobs>],
         tokenizer: &Tokenizer,
         names: &TokenNames,
     ) -> CompletionLogprobs {
         let mut lists = CompletionLogprobs::default();
-        // Bytes of the text that are before the token, and characters that are.
+        // The bytes and the characters of the text before the token.
         let (mut place, mut offset) = (0, 0);
         let mut detokenizer = Detokenizer::new();
         for (token, logprobs) in self.ids.iter().zip(logprobs) {
             lists.push(*token, logprobs.as_ref(), offset, names);
             let mut characters = String::new();
             match tokenizer.special(*token).filter(|_| self.given) {
-                // In a text that was given, a special token stands as its name; those around the text do not.
+                // A given text contains special tokens by name, but not those that the tokenizer put around it.
                 Some(name) if self.text.get(place..).is_some_and(|rest| rest.starts_with(name)) => {
                     characters.push_str(name);
                 }
@@ -67,7 +58,6 @@ impl Echo {
     }
 }
 
-/// The text of `ids`.
 fn decoded(ids: &[u32], tokenizer: &Tokenizer, follows: bool) -> String {
     let (mut detokenizer, mut text) = (Detokenizer::new(), String::new());
     for id in ids {

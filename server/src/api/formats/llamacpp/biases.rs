@@ -1,4 +1,4 @@
-//! Biases as llama.cpp takes them: pairs of a token or a text and what is added to it, or an object of the same.
+//! Logit biases as llama.cpp takes them: pairs of a token or a text and its bias, or an object of them.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::api::error::ApiError;
 use crate::api::state::Served;
 
-/// What stands for "never": the lowest bias that there is.
+/// The lowest bias, which stands for "never".
 const NEVER: f64 = -100.0;
 
 /// Biases in either form.
@@ -18,26 +18,26 @@ pub(super) enum Biases {
     Object(BTreeMap<String, Bias>),
 }
 
-/// Whose logit.
+/// The token, or tokens, to bias.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Target {
     Id(u32),
-    /// All tokens of this text.
+    /// Every token of this text.
     Text(String),
 }
 
-/// What is added.
+/// A bias.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Bias {
     Added(f64),
-    /// `false`: never this one.
+    /// `false` means never.
     Never(bool),
 }
 
 impl Biases {
-    /// The bias of each token; several for one are added up.
+    /// The bias of each token. Several biases for one token are added up.
     pub(super) fn by_id(self, served: &Served) -> Result<BTreeMap<u32, f64>, ApiError> {
         let pairs = match self {
             Self::Pairs(pairs) => pairs,
@@ -76,7 +76,7 @@ impl Biases {
     }
 }
 
-/// A key that is a number is a token's id.
+/// A key that is a number is a token id.
 fn target(key: String) -> Target {
     key.parse().map_or(Target::Text(key), Target::Id)
 }

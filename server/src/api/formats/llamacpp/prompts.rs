@@ -1,9 +1,9 @@
-//! Prompts as llama.cpp takes them: texts, token ids, or both in turn; one of them or several.
+//! Prompts as llama.cpp takes them: one or several, each of texts, token ids, or both.
 
 use serde::Deserialize;
 
 use crate::api::error::ApiError;
-use crate::api::state::Served;
+use crate::api::request::prompt::{self, Input};
 
 /// A prompt, or several.
 #[derive(Debug, Deserialize)]
@@ -30,60 +30,49 @@ pub(super) enum Piece {
     Id(u32),
 }
 
-fn invalid(message: impl Into<String>) -> ApiError {
-    ApiError::invalid(Some("prompt"), message)
-}
-
 impl Prompts {
-    /// The ids of each prompt. A list of texts alone is several prompts; one with an id among them is one.
-    pub(super) fn ids(self, served: &Served) -> Result<Vec<Vec<u32>>, ApiError> {
+    /// The prompts. A list of texts alone is several prompts; a list that contains a token id is one.
+    pub(super) fn convert(self) -> Result<prompt::Prompt, ApiError> {
         let list = match self {
-            Self::Text(text) => return Ok(vec![whole(&text, served)?]),
+            Self::Text(text) => return Ok(prompts(vec![Input::Text(text)])),
             Self::List(list) => list,
         };
         let lists = list.iter().any(|element| matches!(element, Element::Pieces(_)));
         let ids = list.iter().any(|element| matches!(element, Element::Id(_)));
-        let most = served.engine.queue_capacity();
-        if !ids && (list.is_empty() || list.len() > most) {
-            return Err(invalid(format!("prompt must hold from 1 to {most} prompts, found {}", list.len())));
-        }
         if lists && ids {
-            return Err(invalid("prompt must hold token ids, or arrays of them, and not both"));
+            let message = "prompt must hold either token ids or arrays of them, found both";
+            return Err(ApiError::invalid(Some("prompt"), message));
         }
-        if !ids {
-            let prompt = |element| match element {
-                Element::Text(text) => whole(&text, served),
-                Element::Pieces(pieces) => mixed(pieces, served),
-                Element::Id(id) => Ok(vec![id]),
-            };
-            return list.into_iter().map(prompt).collect();
+        if ids {
+            return Ok(prompts(vec![Input::Mixed(list.into_iter().flat_map(Element::pieces).collect())]));
         }
-        let piece = |element| match element {
-            Element::Text(text) => Some(Piece::Text(text)),
-            Element::Id(id) => Some(Piece::Id(id)),
-            Element::Pieces(_) => None,
+        let input = |element| match element {
+            Element::Text(text) => Input::Text(text),
+            element => Input::Mixed(element.pieces()),
         };
-        Ok(vec![mixed(list.into_iter().filter_map(piece).collect(), served)?])
+        Ok(prompts(list.into_iter().map(input).collect()))
     }
 }
 
-/// A text that is the whole prompt: the same ids as anywhere else.
-fn whole(text: &str, served: &Served) -> Result<Vec<u32>, ApiError> {
-    served.tokenizer.encode(text).map_err(|error| invalid(format!("prompt: {error}")))
+fn prompts(inputs: Vec<Input>) -> prompt::Prompt {
+    prompt::Prompt::Inputs { inputs, add_special_tokens: true }
 }
 
-/// Pieces one after the other. What begins every text comes first where a text does; who begins with ids has it.
-fn mixed(pieces: Vec<Piece>, served: &Served) -> Result<Vec<u32>, ApiError> {
-    let mut ids = Vec::new();
-    for (at, piece) in pieces.into_iter().enumerate() {
-        match piece {
-            Piece::Id(id) => ids.push(id),
-            Piece::Text(text) => {
-                let tokenizer = &served.tokenizer;
-                let more = if at == 0 { tokenizer.encode_chat(&text) } else { tokenizer.encode_more(&text) };
-                ids.extend(more.map_err(|error| invalid(format!("prompt: {error}")))?);
-            }
+impl Element {
+    fn pieces(self) -> Vec<prompt::Piece> {
+        match self {
+            Self::Text(text) => vec![prompt::Piece::Text(text)],
+            Self::Id(id) => vec![prompt::Piece::Id(id)],
+            Self::Pieces(pieces) => pieces.into_iter().map(Piece::convert).collect(),
         }
     }
-    Ok(ids)
+}
+
+impl Piece {
+    fn convert(self) -> prompt::Piece {
+        match self {
+            Self::Text(text) => prompt::Piece::Text(text),
+            Self::Id(id) => prompt::Piece::Id(id),
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! What OpenAI's formats of completions and chat have in common: the object around the texts, usage, and why a text
+//! What the responses of OpenAI's completions and chat have in common: the object around the texts, usage, and why a text
 //! ended.
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,7 +8,10 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::api::run::encoder::{Kept, Said, SessionInfo};
+use super::wire::StreamOptions;
+use crate::api::error::ApiError;
+use crate::api::run::TokenUsage;
+use crate::api::run::encoder::{Committed, SessionInfo, StreamEvent, to_json};
 use crate::api::state::Served;
 use crate::engine::{FinishReason, StopCause, Timings};
 
@@ -21,22 +24,20 @@ pub(in crate::api) struct Usage {
     pub(in crate::api) prompt_tokens_details: PromptDetails,
 }
 
-/// How much of the prompts needed no computing.
+/// How many tokens of the prompts were not computed.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub(in crate::api) struct PromptDetails {
     pub(in crate::api) cached_tokens: usize,
 }
 
-impl Usage {
-    /// What a request has taken that has generated nothing yet.
-    pub(in crate::api) fn of_prompts(tokens: usize, cached_tokens: usize) -> Self {
-        let prompt_tokens_details = PromptDetails { cached_tokens };
-        Self { prompt_tokens: tokens, completion_tokens: 0, total_tokens: tokens, prompt_tokens_details }
-    }
-
-    pub(in crate::api) fn add_completion(&mut self, tokens: usize) {
-        self.completion_tokens += tokens;
-        self.total_tokens += tokens;
+impl From<TokenUsage> for Usage {
+    fn from(usage: TokenUsage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt,
+            completion_tokens: usage.completion,
+            total_tokens: usage.prompt + usage.completion,
+            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached },
+        }
     }
 }
 
@@ -44,11 +45,10 @@ impl Usage {
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(untagged)]
 pub(in crate::api) enum UsageField {
-    /// Not there: nobody asked.
+    /// Not asked for.
     Absent,
-    /// Null: it comes at the stream's end.
+    /// Null, until the end of the stream.
     Later,
-    /// There.
     Known(Usage),
 }
 
@@ -58,7 +58,7 @@ impl UsageField {
     }
 }
 
-/// Where the time went, in milliseconds: an addition to OpenAI's format.
+/// Times in milliseconds: an addition to OpenAI's format.
 #[expect(clippy::struct_field_names, reason = "the names say the unit")]
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 #[schema(as = Timings)]
@@ -75,29 +75,29 @@ impl From<Timings> for TimingsMs {
     }
 }
 
-/// Why a text ended, in OpenAI's words.
+/// Why a text ended, in OpenAI's terms.
 pub(in crate::api) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
-        // The one who interrupted it does not read this; whoever asks for it again sees that more was to come.
+        // The client that interrupted it is gone. A retry learns that the text is incomplete.
         FinishReason::Length | FinishReason::Interrupted => "length",
     }
 }
 
-/// What has ended a text by itself: an addition to OpenAI's format.
+/// What ended a text before its length did: an addition to OpenAI's format.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(in crate::api) enum StopReason {
     /// Null: an end-of-text token, or nothing.
     Other(()),
-    /// A token that the request has named.
+    /// A token that the request named.
     Token(u32),
     /// A stop string.
     String(String),
 }
 
 impl StopReason {
-    /// That of a text that `stop` has ended.
+    /// The reason of a text that `stop` ended.
     pub(in crate::api) fn of(stop: Option<&StopCause>) -> Self {
         match stop {
             Some(StopCause::Token(token)) => Self::Token(*token),
@@ -112,17 +112,17 @@ pub(in crate::api) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// What all objects of one answer have in common.
+/// What all objects of one response have in common.
 #[derive(Clone, Debug)]
-pub(in crate::api) struct Head {
-    pub(in crate::api) id: String,
-    pub(in crate::api) created: u64,
-    pub(in crate::api) model: String,
-    pub(in crate::api) system_fingerprint: String,
+pub(in crate::api) struct Envelope {
+    id: String,
+    created: u64,
+    model: String,
+    system_fingerprint: String,
 }
 
-impl Head {
-    /// That of a new answer, whose id begins with `prefix`.
+impl Envelope {
+    /// The envelope of a new response, whose id begins with `prefix`.
     pub(in crate::api) fn new(prefix: &str, served: &Served) -> Self {
         Self {
             id: format!("{prefix}-{:032x}", rand::rng().random::<u128>()),
@@ -132,19 +132,18 @@ impl Head {
         }
     }
 
-    /// The JSON of one object of the answer.
+    /// The JSON of one object of the response.
     pub(in crate::api) fn json<C: Serialize>(
         &self,
         object: &'static str,
         choices: &[C],
         usage: UsageField,
-        kept: &Kept,
+        committed: &Committed,
     ) -> String {
         let Self { id, created, model, system_fingerprint } = self;
-        let (session, state, created) = (kept.session.as_ref(), kept.state.as_deref(), *created);
+        let (session, state, created) = (committed.session.as_ref(), committed.state.as_deref(), *created);
         let completion = Completion { id, object, created, model, system_fingerprint, choices, usage, session, state };
-        // Strings, numbers and lists of them: there is nothing in it that JSON cannot say.
-        serde_json::to_string(&completion).unwrap_or_default()
+        to_json(&completion)
     }
 }
 
@@ -164,18 +163,31 @@ struct Completion<'a, C> {
     state: Option<&'a str>,
 }
 
-/// What a request wants to be told.
+/// What a request asks of its response.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::api) struct Wanted {
+pub(in crate::api) struct ResponseOptions {
     pub(in crate::api) include_usage: bool,
     pub(in crate::api) token_ids: bool,
-    /// The texts in one piece at the end: a stream that is not sent again goes without.
-    pub(in crate::api) whole: bool,
+    /// Whether tokens are named by their ids.
+    pub(in crate::api) tokens_as_ids: bool,
 }
 
-/// A body that has been given before, as the stream that it would have been.
-pub(in crate::api) fn replay(body: &str, include_usage: bool) -> Vec<Said> {
-    let Ok(Value::Object(mut rest)) = serde_json::from_str(body) else { return vec![Said::data("[DONE]")] };
+/// Whether a stream ends with its usage.
+pub(in crate::api) fn include_usage(options: Option<&StreamOptions>, stream: bool) -> Result<bool, ApiError> {
+    let Some(options) = options else { return Ok(false) };
+    let invalid = |message| Err(ApiError::invalid(Some("stream_options"), message));
+    if !stream {
+        return invalid("stream_options must be absent unless stream is true");
+    }
+    if options.continuous_usage_stats.unwrap_or(false) {
+        return invalid("stream_options.continuous_usage_stats must be absent, null or false: it is not supported");
+    }
+    Ok(options.include_usage.unwrap_or(false))
+}
+
+/// The stream for a retry of a request whose response had this body.
+pub(in crate::api) fn replay(body: &str, include_usage: bool) -> Vec<StreamEvent> {
+    let Ok(Value::Object(mut rest)) = serde_json::from_str(body) else { return vec![StreamEvent::data("[DONE]")] };
     let usage = rest.remove("usage");
     let mut out = Vec::new();
     if include_usage {
@@ -195,12 +207,12 @@ pub(in crate::api) fn replay(body: &str, include_usage: bool) -> Vec<Said> {
         }
     }
     rest.insert("choices".into(), choices);
-    out.push(Said::data(Value::Object(rest.clone()).to_string()));
+    out.push(StreamEvent::data(Value::Object(rest.clone()).to_string()));
     if let (true, Some(usage)) = (include_usage, usage) {
         rest.insert("choices".into(), Value::Array(Vec::new()));
         rest.insert("usage".into(), usage);
-        out.push(Said::data(Value::Object(rest).to_string()));
+        out.push(StreamEvent::data(Value::Object(rest).to_string()));
     }
-    out.push(Said::data("[DONE]"));
+    out.push(StreamEvent::data("[DONE]"));
     out
 }

@@ -1,4 +1,4 @@
-//! Log probabilities in the formats of OpenAI's completions and chat.
+//! Log probabilities in OpenAI's formats of completions and chat.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -8,52 +8,29 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use crate::api::error::ApiError;
-use crate::api::formats::openai::wire::{Format, GenerationRequest, Logprobs};
-use crate::api::run::alignment::Placed;
+use crate::api::run::alignment::AlignedToken;
 use crate::engine::TokenLogprobs;
 use crate::text::Tokenizer;
 
-/// Most log probabilities beside a token's own.
-const MOST: u64 = 20;
+/// Most log probabilities with each token beside its own.
+const MAX_LOGPROBS: u64 = 20;
 
-/// What stands for minus infinity, which JSON does not have, and for whatever is below.
-const LEAST: f32 = -9999.0;
+/// Stands for minus infinity, which JSON does not have, and for everything below this.
+const MIN_LOGPROB: f32 = -9999.0;
 
-/// How many log probabilities `wire` asks for with each token beside its own; none where it asks for none.
-pub(in crate::api) fn read(format: Format, wire: &GenerationRequest) -> Result<Option<usize>, ApiError> {
-    let invalid = |name, message: String| Err(ApiError::invalid(Some(name), message));
-    let bounded = |name, count: u64| match usize::try_from(count) {
-        Ok(small) if count <= MOST => Ok(Some(small)),
-        _ => invalid(name, format!("{name} must be from 0 to {MOST}, found {count}")),
-    };
-    if format == Format::Completions {
-        if wire.top_logprobs.is_some() {
-            return invalid("top_logprobs", "top_logprobs must be absent: it is logprobs here".into());
-        }
-        return match wire.logprobs {
-            None => Ok(None),
-            Some(Logprobs::Top(count)) => bounded("logprobs", count),
-            Some(Logprobs::Switch(_)) => {
-                invalid("logprobs", format!("logprobs must be an integer from 0 to {MOST}, found a boolean"))
-            }
-        };
+/// Checks how many log probabilities the parameter `name` asks for with each token beside its own.
+pub(in crate::api::formats) fn check(name: &str, count: u64) -> Result<usize, ApiError> {
+    if count <= MAX_LOGPROBS {
+        return Ok(count as usize);
     }
-    match (wire.logprobs, wire.top_logprobs) {
-        (Some(Logprobs::Top(_)), _) => {
-            invalid("logprobs", "logprobs must be true or false; top_logprobs is how many".into())
-        }
-        (Some(Logprobs::Switch(true)), top) => bounded("top_logprobs", top.unwrap_or(0)),
-        // 0 asks for nothing.
-        (_, None | Some(0)) => Ok(None),
-        (_, Some(_)) => invalid("top_logprobs", "top_logprobs must be absent unless logprobs is true".into()),
-    }
+    Err(ApiError::invalid(Some(name), format!("{name} must be from 0 to {MAX_LOGPROBS}, found {count}")))
 }
 
-/// What tokens are called.
+/// The names of tokens.
 #[derive(Clone)]
 pub(in crate::api) struct TokenNames {
     tokenizer: Arc<Tokenizer>,
-    /// By their ids: texts alone can be the same for two.
+    /// Whether tokens are named by their ids: two tokens can have the same text.
     by_id: bool,
 }
 
@@ -67,7 +44,7 @@ impl TokenNames {
         self.tokenizer.vocabulary().bytes(token)
     }
 
-    /// The text of `token`; a special one's own name; `bytes:\xe2\x80` where its bytes are no text.
+    /// The text of `token`: a special token's own name, and `bytes:\xe2\x80` if its bytes are not valid text.
     fn text(&self, token: u32) -> Cow<'_, str> {
         if self.by_id {
             return Cow::Owned(format!("token_id:{token}"));
@@ -83,18 +60,18 @@ impl TokenNames {
 fn escaped(bytes: &[u8]) -> String {
     let mut out = String::from("bytes:");
     for byte in bytes {
-        // A string takes whatever is written to it.
+        // Writing to a string cannot fail.
         let _ = write!(out, "\\x{byte:02x}");
     }
     out
 }
 
 fn finite(logprob: f32) -> f32 {
-    // Also of what is no number: `max` gives the other one.
-    logprob.max(LEAST)
+    // `max` also replaces a NaN.
+    logprob.max(MIN_LOGPROB)
 }
 
-/// The likeliest texts of a token, with its own: a map in which each text stands once, the likelier of two.
+/// The likeliest texts in a token's place, its own included: a map in which each text has its highest log probability.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::api) struct TopTexts(Vec<(String, f32)>);
 
@@ -123,7 +100,7 @@ impl Serialize for TopTexts {
     }
 }
 
-/// Those of completions: lists with one entry for each token.
+/// The log probabilities of completions: lists with one entry for each token.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(in crate::api) struct CompletionLogprobs {
     tokens: Vec<String>,
@@ -133,16 +110,15 @@ pub(in crate::api) struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// Those of `placed`.
-    pub(in crate::api) fn of(placed: &[Placed], names: &TokenNames) -> Self {
+    pub(in crate::api) fn of(tokens: &[AlignedToken], names: &TokenNames) -> Self {
         let mut lists = Self::default();
-        for Placed { logprobs, offset, .. } in placed {
+        for AlignedToken { logprobs, offset, .. } in tokens {
             lists.push(logprobs.token, Some(logprobs), *offset, names);
         }
         lists
     }
 
-    /// Adds a token that begins at `offset`; the first of a text has no log probability.
+    /// Adds a token that begins at `offset`. The first token of a prompt has no log probability.
     pub(in crate::api) fn push(
         &mut self,
         token: u32,
@@ -168,13 +144,13 @@ impl CompletionLogprobs {
     }
 }
 
-/// A token in chat.
+/// A token of chat.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(in crate::api) struct ChatToken {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
-    /// Those of the likeliest themselves have none.
+    /// Absent in the entries of this list.
     #[serde(skip_serializing_if = "Option::is_none")]
     top_logprobs: Option<Vec<ChatToken>>,
 }
@@ -186,23 +162,22 @@ impl ChatToken {
     }
 }
 
-/// Those of chat.
+/// The log probabilities of chat.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(in crate::api) struct ChatLogprobs {
     content: Vec<ChatToken>,
-    /// Null: the model refuses nothing.
+    /// Always null: the model refuses nothing.
     refusal: Option<()>,
 }
 
 impl ChatLogprobs {
-    /// Those of `placed`.
-    pub(in crate::api) fn of(placed: &[Placed], names: &TokenNames) -> Self {
-        let token = |placed: &Placed| {
-            let TokenLogprobs { token, logprob, top } = &placed.logprobs;
+    pub(in crate::api) fn of(tokens: &[AlignedToken], names: &TokenNames) -> Self {
+        let entry = |token: &AlignedToken| {
+            let TokenLogprobs { token, logprob, top } = &token.logprobs;
             let top = top.iter().map(|(token, logprob)| ChatToken::new(*token, *logprob, names)).collect();
             ChatToken { top_logprobs: Some(top), ..ChatToken::new(*token, *logprob, names) }
         };
-        Self { content: placed.iter().map(token).collect(), refusal: None }
+        Self { content: tokens.iter().map(entry).collect(), refusal: None }
     }
 
     pub(in crate::api) fn is_empty(&self) -> bool {

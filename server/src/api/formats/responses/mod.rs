@@ -1,157 +1,111 @@
-//! `/v1/responses` in the format of OpenAI's Responses API: a stored response is a snapshot, so to go on from it, or
-//! to branch from it, costs the new tokens alone.
+//! `/v1/responses` in the format of OpenAI's Responses API. A stored response is a snapshot, so continuing it, or branching
+//! from it, costs only the new tokens.
 //!
-//! What was read stays read: `instructions` are put before the input of their own request and are not put again by
-//! those that go on from it, but the state that those begin with has seen them. Inputs are not kept, so there is
-//! nothing to list.
+//! `instructions` come before the input of their own request. Responses that continue it do not repeat them, but start from
+//! a state that has read them. Inputs are not stored, so they cannot be listed.
 
-mod events;
+mod encoder;
 mod object;
 mod wire;
 
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use rand::Rng;
-use serde::Serialize;
-use tracing::debug;
-use utoipa::ToSchema;
+use serde_json::{Value, json};
 
-use self::events::{Before, Writer, replay};
-use self::object::Object as ResponseObject;
-use self::object::{Kind, Reasoning, ServiceTier, Status, TextOptions};
+use self::encoder::{Context, ResponseEncoder, replay};
+use self::object::{Kind, Reasoning, ServiceTier, Status, TextFormat, TextOptions};
 pub(in crate::api) use self::object::{Message, Object, TextPart};
-use self::wire::ResponseRequest;
+pub(in crate::api) use self::wire::ResponseRequest;
+use super::format::{Converted, Format};
+use super::openai::answer::now;
 use crate::api::auth::context;
+use crate::api::error::ApiError;
+use crate::api::openapi::{Id, StoreErrors, schemas};
 use crate::api::auth::owner::Caller;
-use crate::api::error::{ApiError, ErrorBody};
-use crate::api::formats::openai::answer::now;
-use crate::api::formats::openai::reading;
-use crate::api::formats::openai::wire::{Format, body as json_body, parse};
-use crate::api::openapi::literals::literals;
-use crate::api::openapi::{
-    Error, Events, GenerationErrors, Id, IdempotencyErrors, IdempotencyKey, StoreErrors, schemas,
-};
-use crate::api::request::origin::Origin;
-use crate::api::request::validate::{Validated, validate};
-use crate::api::run::account::Account;
-use crate::api::run::idempotency::{Attempt, attempt};
-use crate::api::run::sink;
-use crate::api::run::texts::Texts;
-use crate::api::run::{Keeping, OnDisconnect, Run};
+use crate::api::request::ValidRequest;
+use crate::api::request::continuation::{CommitPlan, Continuation, SessionParameters};
+use crate::api::run::encoder::{EventEncoder, StreamEvent};
 use crate::api::state::{AppState, Served};
 use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
 
-type ResponseEvents = Events<schemas::ResponseEvent, ErrorBody>;
-
-/// Create a response
-///
-/// OpenAI's Responses API. A later response can continue from a stored one at the cost of its new tokens only.
-/// `instructions` of an earlier response stay in effect, because the model has read them. Inputs are not stored.
-#[utoipa::path(
-    post,
-    path = "/v1/responses",
-    operation_id = "createResponse",
-    tag = "text",
-    params(IdempotencyKey),
-    request_body(content = ResponseRequest, examples(
-        ("text" = (value = json!({"input": "Tell me of a fox.", "max_output_tokens": 8, "temperature": 0}))),
-        ("messages" = (value = json!({
-            "input": [{"role": "user", "content": "Tell me of a fox."}],
-            "instructions": "Be brief.", "max_output_tokens": 8, "store": false
-        }))),
-        ("stream" = (value = json!({"input": "Tell me of a fox.", "max_output_tokens": 4, "stream": true})))
-    )),
-    responses(
-        (status = 200, description = "The response. With `stream`: OpenAI's named events, from `response.created` to \
-                                      `response.completed`, `response.incomplete`, or `error` and `response.failed`.",
-            content((ResponseObject = "application/json"), (inline(ResponseEvents) = "text/event-stream"))),
-        GenerationErrors,
-        IdempotencyErrors,
-        Error<501>,
-        Error<507>
-    )
-)]
-pub(in crate::api) async fn create(
-    State(state): State<AppState>,
-    Caller(owner): Caller,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, ApiError> {
-    let body = json_body(&headers, body, state.options().max_body_bytes)?;
-    let served = Arc::clone(state.ready()?);
-    let attempt = attempt(&state, owner, &headers, Format::Responses.path(), &body).await?;
-    let parsing = reading(&state, move || {
-        let mut wire: ResponseRequest = parse(&body)?;
-        wire.check().map(|()| wire)
-    });
-    let mut wire = parsing.await?;
-    check_keep(&mut wire)?;
-    let stream = wire.stream.unwrap_or(false);
-    let ticket = match attempt {
-        Attempt::Unmarked => None,
-        Attempt::First(ticket) => Some(ticket),
-        Attempt::Again(body) if stream => return Ok(sink::replayed(replay(&body), state.options().keep_alive)),
-        Attempt::Again(body) => return Ok(whole(body)),
-    };
-    let id = ResponseId::new();
-    let origin = origin(&state, owner, &id, &wire).await?;
-    let before = origin
-        .snapshot()
-        .map_or_else(Before::default, |snapshot| Before { tokens: snapshot.tokens(), read: snapshot.read });
-    let object = object(&id, &wire, &served);
-    let (validated, origin) = {
-        let served = Arc::clone(&served);
-        let checking = reading(&state, move || {
-            let wire = wire.into_generation()?;
-            let validated = validate(Format::Responses, wire, &served, &origin);
-            Ok((validated.map_err(|error| error.renamed("prompt", "input"))?, origin))
-        });
-        checking.await?
-    };
-    let Validated { requests, prompts, cached, seed, .. } = validated;
-    debug!(seed, stream, "response starts");
-    let texts = Texts::new(Account::new(&prompts, cached), served.engine.submit_all(requests)?);
-    let (dialect, keeping) = (Box::new(Writer::new(object, before)), origin.keeping(None));
-    Run { state, served, texts, dialect, keeping, on_disconnect: OnDisconnect::Rollback, ticket }.answer(stream).await
+/// What the encoder needs to know of a request.
+pub(in crate::api) struct Options {
+    /// The response at its start.
+    object: Object,
+    /// Whether to store it, if the request says so.
+    store: Option<bool>,
 }
 
-/// Refuses to keep a response, or to go on from one, for a key that does not open what is kept. Where nothing is said,
-/// such a key's responses are not.
-fn check_keep(wire: &mut ResponseRequest) -> Result<(), ApiError> {
-    if wire.previous_response_id.is_some() {
+impl Format for ResponseRequest {
+    type Options = Options;
+
+    const IDEMPOTENT_PATH: Option<&'static str> = Some("/v1/responses");
+
+    fn convert(mut self, served: &Served) -> Result<Converted<Options>, ApiError> {
+        let (format, grammar) = self.check()?;
+        let options = Options { object: new_object(&self, format, served), store: self.store };
+        let stream = self.stream.unwrap_or(false);
+        let request = self.convert(grammar)?;
+        Ok(Converted { request, session: SessionParameters::default(), stream, options })
+    }
+
+    async fn continuation(
+        options: &mut Options,
+        _: SessionParameters,
+        state: &AppState,
+        _: &Arc<Served>,
+        owner: Owner,
+        _: &HeaderMap,
+    ) -> Result<Continuation, ApiError> {
+        continuation(options, state, owner).await
+    }
+
+    fn encoder(Options { object, .. }: Options, request: &ValidRequest, _: bool) -> Box<dyn EventEncoder> {
+        let context = request.base.as_deref().map_or_else(Context::default, Context::of);
+        Box::new(ResponseEncoder::new(object, context))
+    }
+
+    fn replay(_: &Options, body: &str) -> Vec<StreamEvent> {
+        replay(body)
+    }
+}
+
+/// The conversation that a response continues, and whether the response is stored. A key without the scope for sessions
+/// can neither store nor continue a response; by default its responses are not stored.
+async fn continuation(options: &mut Options, state: &AppState, owner: Owner) -> Result<Continuation, ApiError> {
+    let object = &mut options.object;
+    if object.previous_response_id.is_some() {
         context::check_may_store("previous_response_id")?;
     }
-    if *wire.store.get_or_insert_with(context::may_store) {
-        context::check_may_store("store")?;
-    }
-    Ok(())
-}
-
-/// Where a response begins, and whether it is kept.
-async fn origin(state: &AppState, owner: Owner, id: &ResponseId, wire: &ResponseRequest) -> Result<Origin, ApiError> {
-    let previous = match &wire.previous_response_id {
+    let store = match options.store {
+        Some(true) => context::check_may_store("store").map(|()| true)?,
+        Some(false) => false,
+        None => context::may_store(),
+    };
+    object.store = store;
+    let previous = match &object.previous_response_id {
         Some(previous) => Some(conversation(state, owner, previous).await?),
         None => None,
     };
-    let store = wire.store.unwrap_or(true);
     if store {
         // Before anything is computed for it.
         state.store()?.admit(owner).await?;
     }
     let (snapshot, parent) = match previous {
         Some((snapshot, version)) => (snapshot, Some(version)),
-        // As any request for text, whose beginning may be known.
-        None if !store => return Ok(Origin::Plain { owner }),
+        // As any request for text, prefixes of which may be known.
+        None if !store => return Ok(Continuation::none(owner)),
         None => (Arc::new(Snapshot::empty(rand::rng().random())), None),
     };
-    let keeping = if store { Keeping::Response { owner, id: id.clone(), parent } } else { Keeping::Nothing(owner) };
-    Ok(Origin::Response { snapshot, keeping: Box::new(keeping) })
+    let id = response_id(&object.id, "id")?;
+    let plan = if store { CommitPlan::Response { owner, id, parent } } else { CommitPlan::Nothing(owner) };
+    Ok(Continuation::of(snapshot, plan))
 }
 
 /// The conversation that ends with a response.
@@ -164,10 +118,10 @@ async fn conversation(state: &AppState, owner: Owner, id: &str) -> Result<(Arc<S
     Ok((snapshot, version))
 }
 
-/// The response as it is when it begins.
-fn object(id: &ResponseId, wire: &ResponseRequest, served: &Served) -> Object {
+/// The response at its start.
+fn new_object(wire: &ResponseRequest, format: TextFormat, served: &Served) -> Object {
     Object {
-        id: id.to_string(),
+        id: ResponseId::new().to_string(),
         kind: Kind::Response,
         created_at: now(),
         completed_at: None,
@@ -185,7 +139,7 @@ fn object(id: &ResponseId, wire: &ResponseRequest, served: &Served) -> Object {
         service_tier: ServiceTier::default(),
         store: wire.store.unwrap_or(true),
         temperature: wire.temperature.map_or(served.sampling.temperature, |temperature| temperature as f32),
-        text: TextOptions { format: wire.format.clone() },
+        text: TextOptions { format },
         tool_choice: wire.tool_choice.unwrap_or_default(),
         tools: Vec::new(),
         top_logprobs: 0,
@@ -217,23 +171,12 @@ pub(in crate::api) async fn retrieve(
     for (name, value) in query.iter().flat_map(|query| query.split('&')).filter_map(|pair| pair.split_once('=')) {
         let name = name.split(['[', '%']).next().unwrap_or(name);
         if ["include", "starting_after"].contains(&name) || (name == "stream" && value != "false") {
-            let message = format!("{name} must be absent: a response is read whole, as it was given");
+            let message = format!("{name} must be absent: a stored response is returned in one piece");
             return Err(ApiError::invalid(Some(name), message));
         }
     }
     let body = state.store()?.response(owner, &id).await.map_err(|error| not_found(error, "id"))?.0;
     Ok(whole(body))
-}
-
-literals!(ResponseKind = "response");
-
-/// A response that was deleted.
-#[derive(Serialize, ToSchema)]
-pub(in crate::api) struct DeletedResponse {
-    id: String,
-    #[schema(inline)]
-    object: ResponseKind,
-    deleted: bool,
 }
 
 /// Delete a stored response
@@ -243,16 +186,16 @@ pub(in crate::api) struct DeletedResponse {
     operation_id = "deleteResponse",
     tag = "text",
     params(Id),
-    responses((status = 200, description = "The response is deleted.", body = DeletedResponse), StoreErrors)
+    responses((status = 200, description = "The response is deleted.", body = schemas::Deleted), StoreErrors)
 )]
 pub(in crate::api) async fn delete(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<DeletedResponse>, ApiError> {
+) -> Result<Json<Value>, ApiError> {
     let id = path_id(id)?;
     state.store()?.delete_response(owner, &id).await.map_err(|error| not_found(error, "id"))?;
-    Ok(Json(DeletedResponse { id: id.to_string(), object: ResponseKind, deleted: true }))
+    Ok(Json(json!({"id": id.as_str(), "object": "response", "deleted": true})))
 }
 
 fn whole(body: impl IntoResponse) -> Response {
@@ -266,12 +209,12 @@ fn path_id(id: Result<Path<String>, PathRejection>) -> Result<ResponseId, ApiErr
     response_id(&id, "id")
 }
 
-/// A response's id that came from outside; one that is none answers as one that is not there.
+/// A response's id from a client; a malformed one is reported as missing.
 fn response_id(id: &str, param: &str) -> Result<ResponseId, ApiError> {
     ResponseId::parse(id).ok_or_else(|| ApiError::missing(param, "response"))
 }
 
-/// Whatever of a response is not there, it is the response that is missing.
+/// Whichever part of a response is missing, the client is told of the response.
 fn not_found(error: StoreError, param: &str) -> ApiError {
     match error {
         StoreError::NotFound { .. } => ApiError::missing(param, "response"),

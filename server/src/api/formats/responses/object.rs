@@ -1,5 +1,4 @@
-//! The response object of OpenAI's Responses API: as it is sent and kept, and as it is read again for a request that
-//! is sent again.
+//! The response object of OpenAI's Responses API, as it is sent, stored, and read again for retries.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::api::openapi::fragments::{anything, nothing};
 
-/// A response, finished or growing.
+/// A response, finished or not.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = Response)]
 pub(in crate::api) struct Object {
@@ -17,11 +16,11 @@ pub(in crate::api) struct Object {
     #[serde(rename = "object")]
     pub(super) kind: Kind,
     pub(super) created_at: u64,
-    /// When it came to its own end; null for one that was cut off.
+    /// When it was completed; null if it was cut off.
     #[schema(required)]
     pub(super) completed_at: Option<u64>,
     pub(super) status: Status,
-    /// Always false: it is refused.
+    /// Always false: background mode is refused.
     pub(super) background: bool,
     #[schema(required)]
     pub(super) error: Option<Failed>,
@@ -54,13 +53,13 @@ pub(in crate::api) struct Object {
     #[schema(required)]
     pub(super) user: Option<String>,
     pub(super) metadata: BTreeMap<String, String>,
-    /// An addition: text that the next response begins with where it goes on with this one, since it may be the
+    /// An addition: text that a response which continues this one begins with. It is held back because it may be the
     /// beginning of a stop string.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) held_text: String,
 }
 
-/// What an object is.
+/// The type of the object.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseKind)]
 pub(super) enum Kind {
@@ -68,7 +67,7 @@ pub(super) enum Kind {
     Response,
 }
 
-/// How far a response or its message has come.
+/// The state of a response or of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = ResponseStatus)]
@@ -79,7 +78,7 @@ pub(super) enum Status {
     Failed,
 }
 
-/// Why there is no whole text.
+/// Why a response failed.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseError)]
 pub(super) struct Failed {
@@ -128,7 +127,7 @@ pub(super) enum Role {
     Assistant,
 }
 
-/// What the model says.
+/// The text of the message.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseText)]
 pub(in crate::api) struct TextPart {
@@ -149,7 +148,7 @@ pub(super) enum TextKind {
     OutputText,
 }
 
-/// Nothing: the model does not reason apart from its text.
+/// Always empty: the model has no reasoning apart from its text.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseReasoning)]
 pub(super) struct Reasoning {
@@ -167,14 +166,14 @@ pub(super) enum ServiceTier {
     Default,
 }
 
-/// Which form the text has.
+/// The format of the text.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseTextOptions)]
 pub(super) struct TextOptions {
     pub(super) format: TextFormat,
 }
 
-/// The form, as it was asked for.
+/// The format that the request asked for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseTextFormat)]
 pub(super) struct TextFormat {
@@ -201,7 +200,7 @@ enum FormatKind {
     JsonSchema,
 }
 
-/// Which tool to call: there are none, so both mean the same.
+/// There are no tools, so both mean the same.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = ResponseToolChoice)]
@@ -211,7 +210,7 @@ pub(super) enum ToolChoice {
     None,
 }
 
-/// What to do where a conversation outgrows the model's context: it has no such end, so both mean the same.
+/// The model's context has no end, so both mean the same.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = ResponseTruncation)]
@@ -221,7 +220,7 @@ pub(super) enum Truncation {
     Auto,
 }
 
-/// Tokens that a response took. As OpenAI counts, the conversation before is part of the input.
+/// Tokens that a response took. As in OpenAI's count, the conversation before is part of the input.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct ResponseUsage {
     pub(super) input_tokens: u64,
@@ -234,9 +233,9 @@ pub(super) struct ResponseUsage {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseInputDetails)]
 pub(super) struct InputDetails {
-    /// Those that were in a state already: they needed no computing.
+    /// Tokens that were in a state already and were not computed.
     pub(super) cached_tokens: u64,
-    /// Those that are in the state that was kept, and were not before.
+    /// Tokens that this response added to the stored state.
     pub(super) cache_write_tokens: u64,
 }
 

@@ -1,21 +1,24 @@
-//! The body of a request for a response, and what of it is refused: what would change the answer and is not here.
+//! The body of a request for a response, and its conversion.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use utoipa::ToSchema;
 
 use super::object::{TextFormat, ToolChoice, Truncation};
 use crate::api::error::ApiError;
-use crate::api::formats::openai::wire::{ChatMessage, Content, Format, GenerationRequest, Seed, Stop};
-use crate::api::formats::unsupported::{self, is_same};
-use crate::api::openapi::fragments;
-use crate::api::openapi::schemas::Grammars;
-use crate::api::request::grammar::{Constrained, response_format};
+use crate::api::formats::chat::DEFAULT_MAX_TOKENS;
+use crate::api::formats::content::Content;
+use crate::api::formats::openai::wire::{ChatMessage, Seed, Stop, logit_bias, messages};
+use crate::api::formats::openai::{grammar, invalid, neutral as openai_neutral};
+use crate::api::formats::unsupported::{self, Neutral};
+use crate::api::request::grammar::GrammarRequest;
+use crate::api::request::prompt::Prompt;
+use crate::api::request::sampling::SamplingOverrides;
+use crate::api::request::{MaxTokens, ParameterNames, TextRequest};
 use crate::api::sessions::metadata;
 
-/// What the model is to answer.
+/// What the model answers.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a string or an array of messages")]
 pub(super) enum Input {
@@ -23,7 +26,7 @@ pub(super) enum Input {
     Items(Vec<Item>),
 }
 
-/// One thing of the input; only messages are understood.
+/// One item of the input; only messages are supported.
 #[derive(Debug, Deserialize)]
 pub(super) struct Item {
     #[serde(rename = "type")]
@@ -32,94 +35,63 @@ pub(super) struct Item {
     content: Option<Content>,
 }
 
-/// The format of the text.
-#[derive(Debug, Deserialize, ToSchema)]
+/// The format that the text is to have.
+#[derive(Debug, Deserialize)]
 pub(super) struct TextConfig {
-    #[schema(schema_with = fragments::text_format)]
     format: Option<Value>,
-    #[schema(pattern = "^medium$")]
     verbosity: Option<String>,
 }
 
-/// Options of a stream; only if `stream` is true.
-#[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = ResponseStreamOptions)]
+#[derive(Debug, Deserialize)]
 pub(super) struct StreamOptions {
-    /// Not supported: must be false or absent.
-    #[schema(schema_with = fragments::never)]
     include_obfuscation: Option<bool>,
 }
 
-/// Input to respond to, alone or after an earlier response. `null` is the same as absent.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-pub(super) struct ResponseRequest {
-    /// The model's name as in `/v1/models`.
+/// A request for a response as OpenAI defines it, with this server's additions for sampling. A field that is null counts
+/// as absent.
+#[derive(Debug, Default, Deserialize)]
+pub(in crate::api) struct ResponseRequest {
     model: Option<String>,
-    #[schema(schema_with = fragments::input)]
     input: Option<Input>,
-    /// Read before the input, as a system message.
     pub(super) instructions: Option<String>,
-    /// The response to continue from.
     pub(super) previous_response_id: Option<String>,
-    /// Whether to store the response, to retrieve it or to continue from it. Default: true.
     pub(super) store: Option<bool>,
-    /// Whether to stream the response as server-sent events.
     pub(super) stream: Option<bool>,
     stream_options: Option<StreamOptions>,
-    #[schema(schema_with = fragments::max_tokens)]
     pub(super) max_output_tokens: Option<u64>,
-    #[schema(schema_with = fragments::metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
-    /// Returned in the response; otherwise unused.
     pub(super) user: Option<String>,
-    /// Returned in the response; there are no tools.
     pub(super) parallel_tool_calls: Option<bool>,
     pub(super) tool_choice: Option<ToolChoice>,
     pub(super) truncation: Option<Truncation>,
     text: Option<TextConfig>,
-    #[schema(schema_with = fragments::no_reasoning)]
     reasoning: Option<BTreeMap<String, Value>>,
-    #[schema(schema_with = fragments::stop)]
     stop: Option<Stop>,
-    /// 0 always takes the most likely token.
-    #[schema(minimum = 0, maximum = 2)]
     pub(super) temperature: Option<f64>,
-    /// Sample from the most likely tokens that together have this probability.
-    #[schema(exclusive_minimum = 0, maximum = 1)]
     pub(super) top_p: Option<f64>,
-    /// Sample from this many of the most likely tokens; 0 and -1 mean all.
-    #[schema(minimum = -1)]
     top_k: Option<i64>,
-    #[schema(minimum = 0, maximum = 1)]
     min_p: Option<f64>,
-    #[schema(exclusive_minimum = 0, maximum = 1)]
     typical_p: Option<f64>,
-    #[schema(exclusive_minimum = 0, maximum = 10)]
     repetition_penalty: Option<f64>,
-    #[schema(minimum = -2, maximum = 2)]
     frequency_penalty: Option<f64>,
-    #[schema(minimum = -2, maximum = 2)]
     presence_penalty: Option<f64>,
-    #[schema(schema_with = fragments::logit_bias)]
     logit_bias: Option<BTreeMap<String, f64>>,
-    #[schema(schema_with = fragments::seed)]
     seed: Option<Seed>,
-    /// Whether to continue past the end of a text.
     ignore_eos: Option<bool>,
-    /// The form that the text must have.
-    #[serde(skip)]
-    constrained: Option<Constrained>,
-    /// The same as it is shown.
-    #[serde(skip)]
-    pub(super) format: TextFormat,
+    json_schema: Option<Value>,
+    regex: Option<Value>,
+    grammar: Option<Value>,
+    structured_outputs: Option<Value>,
+    guided_json: Option<Value>,
+    guided_regex: Option<Value>,
+    guided_choice: Option<Value>,
+    guided_grammar: Option<Value>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
-    #[schema(value_type = Grammars)]
     rest: BTreeMap<String, Value>,
 }
 
-/// Fields that other requests or other servers have, each with the values that ask for nothing.
-fn neutral() -> [(&'static str, Vec<Value>); 17] {
+fn neutral() -> [Neutral; 17] {
     [
         ("background", vec![json!(false)]),
         ("context_management", vec![json!([])]),
@@ -142,24 +114,22 @@ fn neutral() -> [(&'static str, Vec<Value>); 17] {
 }
 
 /// Fields that have another name here.
-const ELSEWHERE: [(&str, &str); 4] = [
+const OTHER_NAMES: [(&str, &str); 4] = [
     ("messages", "input"),
     ("max_tokens", "max_output_tokens"),
     ("max_completion_tokens", "max_output_tokens"),
     ("session", "previous_response_id"),
 ];
 
-fn invalid(param: &str, message: impl Into<String>) -> ApiError {
-    ApiError::invalid(Some(param), message)
-}
-
 impl ResponseRequest {
-    /// Refuses what is not supported, and what is out of its bounds.
-    pub(super) fn check(&mut self) -> Result<(), ApiError> {
-        self.check_fields()?;
-        self.constrained = Constrained::take(&mut self.rest)?;
-        unsupported::refuse(Format::Responses, &self.rest)?;
-        self.check_text()?;
+    /// Refuses what is not supported. Returns the text's format as the response shows it, and the grammar.
+    pub(super) fn check(&mut self) -> Result<(TextFormat, Option<GrammarRequest>), ApiError> {
+        unsupported::refuse_other_names(&self.rest, &OTHER_NAMES)?;
+        let own = neutral();
+        let is_other = |(name, _): &Neutral| own.iter().all(|(own, _)| own != name);
+        let others: Vec<Neutral> = openai_neutral().into_iter().filter(is_other).collect();
+        unsupported::refuse(&self.rest, own.into_iter().chain(others))?;
+        let format = self.text_format()?;
         metadata(self.metadata.clone().unwrap_or_default())?;
         let asks = |(name, value): (&String, &Value)| !(value.is_null() || (name == "effort" && value == "none"));
         if self.reasoning.iter().flatten().any(asks) {
@@ -174,65 +144,58 @@ impl ResponseRequest {
                 return Err(invalid("stream_options", message));
             }
         }
-        Ok(())
+        Ok(format)
     }
 
-    fn check_fields(&mut self) -> Result<(), ApiError> {
-        for (name, here) in ELSEWHERE {
-            if self.rest.remove(name).is_some_and(|value| !value.is_null()) {
-                return Err(invalid(name, format!("{name} must be absent: it is {here} here")));
-            }
-        }
-        for (name, neutral) in neutral() {
-            let Some(value) = self.rest.remove(name).filter(|value| !value.is_null()) else { continue };
-            if !neutral.iter().any(|neutral| is_same(&value, neutral)) {
-                let allowed: Vec<String> = neutral.iter().chain([&Value::Null]).map(ToString::to_string).collect();
-                let message = format!("{name} must be absent or {}: it is not supported", allowed.join(" or "));
-                return Err(invalid(name, message));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_text(&mut self) -> Result<(), ApiError> {
-        let Some(text) = &self.text else { return Ok(()) };
-        if let Some(format) = text.format.clone().filter(|format| !format.is_null()) {
-            let shown = serde_json::from_value(format.clone());
-            let asked = response_format("text", "text.format", format)?;
-            self.format = shown.map_err(|error| invalid("text", format!("text.format: {error}")))?;
-            if asked.is_some() && self.constrained.is_some() {
-                return Err(invalid("text", "text.format must be of type text where there is another grammar"));
-            }
-            self.constrained = asked.or(self.constrained.take());
-        }
-        if text.verbosity.as_ref().is_some_and(|verbosity| verbosity != "medium") {
+    fn text_format(&mut self) -> Result<(TextFormat, Option<GrammarRequest>), ApiError> {
+        let other = grammar::read([
+            ("json_schema", self.json_schema.take()),
+            ("regex", self.regex.take()),
+            ("grammar", self.grammar.take()),
+            ("structured_outputs", self.structured_outputs.take()),
+            ("guided_json", self.guided_json.take()),
+            ("guided_regex", self.guided_regex.take()),
+            ("guided_choice", self.guided_choice.take()),
+            ("guided_grammar", self.guided_grammar.take()),
+        ])?;
+        let Some(text) = self.text.take() else { return Ok((TextFormat::default(), other)) };
+        if text.verbosity.is_some_and(|verbosity| verbosity != "medium") {
             return Err(invalid("text", "text.verbosity must be absent, null or medium: it is not supported"));
         }
-        Ok(())
+        let Some(format) = text.format.filter(|format| !format.is_null()) else {
+            return Ok((TextFormat::default(), other));
+        };
+        let asked = grammar::response_format("text", "text.format", format.clone())?;
+        let shown = serde_json::from_value(format).map_err(|error| invalid("text", format!("text.format: {error}")))?;
+        if asked.is_some() && other.is_some() {
+            return Err(invalid("text", "text.format must be of type text if there is another grammar"));
+        }
+        Ok((shown, asked.or(other)))
     }
 
-    /// The same as a request for chat.
-    pub(super) fn into_generation(mut self) -> Result<GenerationRequest, ApiError> {
-        let messages = self.messages()?;
-        Ok(GenerationRequest {
+    /// The internal request, after [`Self::check`].
+    pub(super) fn convert(mut self, grammar: Option<GrammarRequest>) -> Result<TextRequest, ApiError> {
+        let names = ParameterNames::openai("input", "max_output_tokens");
+        let prompt = Prompt::Messages { messages: messages(self.messages()?, "input")?, prefill: None };
+        let max_tokens = self.max_output_tokens.map_or(MaxTokens::Default(DEFAULT_MAX_TOKENS), MaxTokens::Given);
+        Ok(TextRequest {
             model: self.model,
-            messages: Some(messages),
-            max_tokens: self.max_output_tokens,
-            stop: self.stop,
-            stream: self.stream,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            typical_p: self.typical_p,
-            repetition_penalty: self.repetition_penalty,
-            frequency_penalty: self.frequency_penalty,
-            presence_penalty: self.presence_penalty,
-            logit_bias: self.logit_bias,
-            seed: self.seed,
-            ignore_eos: self.ignore_eos,
-            constrained: self.constrained,
-            ..GenerationRequest::default()
+            stop: Stop::all(self.stop),
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            sampling: SamplingOverrides {
+                temperature: self.temperature,
+                top_p: self.top_p,
+                top_k: self.top_k,
+                min_p: self.min_p,
+                typical_p: self.typical_p,
+                repetition_penalty: self.repetition_penalty,
+                frequency_penalty: self.frequency_penalty,
+                presence_penalty: self.presence_penalty,
+                logit_bias: logit_bias(self.logit_bias)?,
+                seed: self.seed.map(Seed::bits),
+            },
+            grammar,
+            ..TextRequest::new(names, prompt, max_tokens)
         })
     }
 
@@ -243,9 +206,9 @@ impl ResponseRequest {
         let instructions = self.instructions.clone().map(|text| message("system", Content::Text(text)));
         let mut messages: Vec<ChatMessage> = instructions.into_iter().collect();
         match self.input.take() {
-            // A response that was cut off goes on where nothing is added.
+            // A response that was cut off can be continued without more input.
             None if self.previous_response_id.is_some() => {}
-            None => return Err(invalid("input", "input must be given where there is no previous_response_id")),
+            None => return Err(invalid("input", "input must be given without previous_response_id")),
             Some(Input::Text(text)) => messages.push(message("user", Content::Text(text))),
             Some(Input::Items(items)) => {
                 for (at, item) in items.into_iter().enumerate() {

@@ -4,7 +4,13 @@
 #![allow(clippy::enum_variant_names, clippy::struct_field_names, reason = "the names are those on the wire")]
 
 mod answers;
+mod dialects;
 mod requests;
 
 pub(in crate::api) use answers::{Chat, ChatChunk, Completion, CompletionChunk, ResponseEvent};
-pub(in crate::api) use requests::{Grammars, ToolFields};
+pub(in crate::api) use dialects::{
+    AnthropicError, AnthropicEvent, AnthropicMessage, CountRequest, DetokenizeRequest, Detokenized, LlamaCompletion,
+    LlamaCompletions, LlamaError, LlamaRequest, MessagesRequest, Props, Rendered, Slots, TemplateRequest, TokenCount,
+    TokenizeRequest, Tokenized,
+};
+pub(in crate::api) use requests::{ChatRequest, CompletionRequest, ResponseRequest};

@@ -1,0 +1,186 @@
+//! A decoder and its pool of slots as a [`LanguageModel`], whichever device they are on.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::config::DecoderConfig;
+use crate::error::ModelError;
+use crate::language_model::{LanguageModel, SharedState, Transfer};
+use crate::memory::Denominators;
+use crate::pool::{Pool, SlotStates};
+use crate::sampling::{Plans, Sampled};
+
+type Result<T> = std::result::Result<T, ModelError>;
+
+/// A decoder on one kind of device. The methods that read tokens have the errors of [`crate::Decoder::forward`], and fail
+/// when the device does.
+pub trait Backend: Send {
+    /// Where the states of its pools are.
+    type States: SlotStates;
+
+    /// The decoder's configuration.
+    fn config(&self) -> &DecoderConfig;
+
+    /// Bytes of the matrices that one token reads, each counted once; an embedding apart from the output head is not
+    /// counted, since a token reads one row of it.
+    fn weight_bytes(&self) -> usize;
+
+    /// The greatest maximum of keys that a state of this decoder can have: (layers, heads), or empty where heads keep no
+    /// maximum. A greater one is from no text, and would outweigh every key to come.
+    fn greatest_maxima(&self) -> Vec<f32> {
+        Vec::new()
+    }
+
+    /// Reads the tokens of one conversation without computing logits. How a text is divided into calls changes no bit.
+    ///
+    /// # Errors
+    /// As for all methods that read tokens.
+    fn absorb(&self, ids: &[u32], pool: &mut Pool<Self::States>, slot: usize) -> Result<()>;
+
+    /// Reads the source of an encoder-decoder into a slot.
+    ///
+    /// # Errors
+    /// The model has no encoder, or as for all methods that read tokens.
+    fn read_source(&self, _ids: &[u32], _pool: &mut Pool<Self::States>, _slot: usize) -> Result<()> {
+        Err(ModelError::NoEncoder)
+    }
+
+    /// Reads the tokens of one conversation (at least one), and replaces `logits` by those after the last: (vocab).
+    ///
+    /// # Errors
+    /// As for all methods that read tokens.
+    fn prefill(&self, ids: &[u32], pool: &mut Pool<Self::States>, slot: usize, logits: &mut Vec<f32>) -> Result<()> {
+        if let [before @ .., _] = ids
+            && !before.is_empty()
+        {
+            self.absorb(before, pool, slot)?;
+        }
+        self.decode_into(&ids[ids.len().saturating_sub(1)..], pool, &[slot], logits)
+    }
+
+    /// Reads one token into each slot; replaces `logits` by (rows, vocab), row by row. A row's logits do not depend on
+    /// the other rows and slots.
+    ///
+    /// # Errors
+    /// As for all methods that read tokens.
+    fn decode_into(
+        &self,
+        ids: &[u32],
+        pool: &mut Pool<Self::States>,
+        slots: &[usize],
+        logits: &mut Vec<f32>,
+    ) -> Result<()>;
+
+    /// Whether [`Self::decode_and_sample`] samples on the device.
+    fn samples(&self) -> bool {
+        false
+    }
+
+    /// As [`LanguageModel::decode_and_sample`].
+    ///
+    /// # Errors
+    /// The device does not sample, `plan` has added another number of rows, or as for all methods that read tokens.
+    fn decode_and_sample(
+        &self,
+        _ids: &[u32],
+        _pool: &mut Pool<Self::States>,
+        _slots: &[usize],
+        _plan: &mut dyn FnMut(Range<usize>, &mut Plans),
+        _outcome: (&mut Vec<Sampled>, &mut Vec<f32>),
+    ) -> Result<()> {
+        Err(ModelError::NoSampler)
+    }
+}
+
+/// A decoder with a pool of slots.
+pub struct ModelRunner<B: Backend> {
+    decoder: B,
+    pool: Pool<B::States>,
+}
+
+impl<B: Backend> ModelRunner<B> {
+    /// A model of a decoder and a pool that it has created.
+    pub fn new(decoder: B, pool: Pool<B::States>) -> Self {
+        Self { decoder, pool }
+    }
+}
+
+impl<B: Backend> LanguageModel for ModelRunner<B> {
+    fn vocab_size(&self) -> usize {
+        self.decoder.config().vocab_size
+    }
+
+    fn slots(&self) -> usize {
+        self.pool.slots()
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.pool.state_bytes()
+    }
+
+    fn denominators(&self) -> Denominators {
+        self.pool.denominators()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.pool.is_lost()
+    }
+
+    fn reset(&mut self, slot: usize) -> Result<()> {
+        self.pool.reset(slot)
+    }
+
+    fn export(&self, slot: usize) -> Result<Vec<f32>> {
+        self.pool.export(slot)
+    }
+
+    fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<()> {
+        self.pool.import(slot, state, tokens)
+    }
+
+    fn start_export(&mut self, slot: usize) -> Result<Transfer> {
+        self.pool.start_export(slot)
+    }
+
+    fn start_import(&mut self, slot: usize, state: SharedState, tokens: u64) -> Result<Transfer> {
+        self.pool.start_import(slot, state, tokens)
+    }
+
+    fn poll_transfer(&mut self, slot: usize) -> Result<Transfer> {
+        self.pool.poll_transfer(slot)
+    }
+
+    fn on_transfer_end(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.pool.on_transfer_end(wake);
+    }
+
+    fn source_start(&self) -> Option<u32> {
+        self.decoder.config().source().map(|source| source.start)
+    }
+
+    fn read_source(&mut self, ids: &[u32], slot: usize) -> Result<()> {
+        self.decoder.read_source(ids, &mut self.pool, slot)
+    }
+
+    fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<()> {
+        self.decoder.absorb(ids, &mut self.pool, slot)
+    }
+
+    fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
+        self.decoder.decode_into(ids, &mut self.pool, slots, logits)
+    }
+
+    fn samples(&self) -> bool {
+        self.decoder.samples()
+    }
+
+    fn decode_and_sample(
+        &mut self,
+        ids: &[u32],
+        slots: &[usize],
+        plan: &mut dyn FnMut(Range<usize>, &mut Plans),
+        outcome: (&mut Vec<Sampled>, &mut Vec<f32>),
+    ) -> Result<()> {
+        self.decoder.decode_and_sample(ids, &mut self.pool, slots, plan, outcome)
+    }
+}

@@ -1,0 +1,183 @@
+//! The messages and tools of a request, as chat templates take them.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::api::error::ApiError;
+use crate::api::formats::content::Content;
+use crate::api::request::tools::{self, Tools};
+use crate::text::Message;
+
+/// A tool that the client runs.
+#[derive(Debug, Deserialize)]
+pub(in crate::api) struct Tool {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    name: String,
+    description: Option<String>,
+    input_schema: Option<Value>,
+}
+
+/// Whether to call a tool, and which.
+#[derive(Debug, Deserialize)]
+pub(in crate::api) struct ToolChoice {
+    #[serde(rename = "type")]
+    kind: String,
+    name: Option<String>,
+    disable_parallel_tool_use: Option<bool>,
+}
+
+/// One message: a text, or blocks.
+#[derive(Debug, Deserialize)]
+pub(in crate::api) struct InputMessage {
+    role: String,
+    content: Option<InputContent>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or an array of blocks")]
+enum InputContent {
+    Text(String),
+    Blocks(Vec<Block>),
+}
+
+/// A block of a message.
+#[derive(Debug, Deserialize)]
+struct Block {
+    #[serde(rename = "type")]
+    kind: String,
+    text: Option<String>,
+    id: Option<String>,
+    name: Option<String>,
+    input: Option<Map<String, Value>>,
+    tool_use_id: Option<String>,
+    content: Option<Value>,
+}
+
+fn invalid(param: &str, message: impl Into<String>) -> ApiError {
+    ApiError::invalid(Some(param), message)
+}
+
+/// The tools of a request; none if nothing may be called.
+pub(super) fn tools(tools: Vec<Tool>, choice: Option<ToolChoice>) -> Result<Option<Tools>, ApiError> {
+    let tools = tools.into_iter().enumerate().map(|(at, tool)| tool.convert(at)).collect::<Result<Vec<_>, _>>()?;
+    // By default an answer makes one call.
+    let parallel =
+        choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use).is_some_and(|disabled| !disabled);
+    Tools::new(tools, choice.map(ToolChoice::convert).transpose()?, parallel)
+}
+
+impl Tool {
+    fn convert(self, at: usize) -> Result<tools::Tool, ApiError> {
+        if let Some(kind) = self.kind.filter(|kind| kind != "custom") {
+            let message =
+                format!("tools[{at}].type must be absent, null or custom, found {kind:?}: the server runs no tools");
+            return Err(invalid("tools", message));
+        }
+        let Some(schema) = self.input_schema else {
+            return Err(invalid("tools", format!("tools[{at}].input_schema must be given")));
+        };
+        let function = json!({"name": self.name, "description": self.description, "parameters": schema});
+        let template = json!({"type": "function", "function": function});
+        tools::Tool::new(template, self.name, Some(schema), &format!("tools[{at}]"), "input_schema")
+    }
+}
+
+impl ToolChoice {
+    fn convert(self) -> Result<tools::ToolChoice, ApiError> {
+        match (self.kind.as_str(), self.name) {
+            ("auto", _) => Ok(tools::ToolChoice::Auto),
+            ("any", _) => Ok(tools::ToolChoice::Required),
+            ("none", _) => Ok(tools::ToolChoice::None),
+            ("tool", Some(name)) => Ok(tools::ToolChoice::Named(name, "tool_choice.name")),
+            ("tool", None) => Err(invalid("tool_choice", "tool_choice.name must be given")),
+            (kind, _) => {
+                let message = format!("tool_choice.type must be auto, any, tool or none, found {kind:?}");
+                Err(invalid("tool_choice", message))
+            }
+        }
+    }
+}
+
+/// The system prompt and the messages, in this order.
+pub(super) fn messages(system: Option<Content>, given: Vec<InputMessage>) -> Result<Vec<Message>, ApiError> {
+    // A system prompt alone is no conversation.
+    if given.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut messages = Vec::with_capacity(given.len() + 1);
+    if let Some(system) = system {
+        messages.push(message("system", system.text("system")?));
+    }
+    for (at, message) in given.into_iter().enumerate() {
+        message.convert(at, &mut messages)?;
+    }
+    Ok(messages)
+}
+
+fn message(role: &str, content: String) -> Message {
+    Message { role: role.to_owned(), content, more: Map::new() }
+}
+
+impl InputMessage {
+    /// Adds the message to `messages`. Results of calls are messages of their own, before the rest.
+    fn convert(self, at: usize, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+        let refused = |message: String| Err(invalid("messages", message));
+        let role = self.role.as_str();
+        if !["user", "assistant"].contains(&role) {
+            return refused(format!(
+                "messages[{at}].role must be user or assistant, found {role:?}; the system prompt belongs in system"
+            ));
+        }
+        let blocks = match self.content {
+            None => return refused(format!("messages[{at}].content must be given")),
+            Some(InputContent::Text(text)) => {
+                messages.push(message(role, text));
+                return Ok(());
+            }
+            Some(InputContent::Blocks(blocks)) => blocks,
+        };
+        let (mut text, mut calls, before) = (String::new(), Vec::new(), messages.len());
+        for block in blocks {
+            match (block.kind.as_str(), role) {
+                ("text", _) => match block.text {
+                    Some(more) => text.push_str(&more),
+                    None => return refused(format!("messages[{at}] must have texts in its text blocks")),
+                },
+                ("tool_use", "assistant") => {
+                    let Some(name) = block.name else {
+                        return refused(format!("messages[{at}] must have names in its tool_use blocks"));
+                    };
+                    let function = json!({"name": name, "arguments": block.input.unwrap_or_default()});
+                    calls.push(json!({"id": block.id, "type": "function", "function": function}));
+                }
+                ("tool_result", "user") => {
+                    let content = match block.content {
+                        None => String::new(),
+                        Some(content) => serde_json::from_value::<Content>(content)
+                            .map_err(|error| invalid("messages", format!("messages[{at}]: {error}")))?
+                            .text("messages")?,
+                    };
+                    let mut result = message("tool", content);
+                    result.more.extend(block.tool_use_id.map(|id| ("tool_call_id".into(), id.into())));
+                    messages.push(result);
+                }
+                (kind, role) => {
+                    return refused(format!(
+                        "messages[{at}] must have blocks of text, or of tool calls and results, found one of type \
+                         {kind:?} in a message of role {role}"
+                    ));
+                }
+            }
+        }
+        let only_results = messages.len() > before && text.is_empty();
+        if !calls.is_empty() {
+            let mut calling = message(role, text);
+            calling.more.insert("tool_calls".into(), calls.into());
+            messages.push(calling);
+        } else if !only_results {
+            messages.push(message(role, text));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! The responses of `/v1/completions`: one object, or the chunks of a stream.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::echo::Echo;
+use crate::api::formats::openai::answer::{
+    Envelope, ResponseOptions, StopReason, TimingsMs, UsageField, finish_reason,
+};
+use crate::api::formats::openai::logprobs::{CompletionLogprobs, TokenNames};
+use crate::api::request::ValidRequest;
+use crate::api::request::choices::Choices;
+use crate::api::run::TokenUsage;
+use crate::api::run::alignment::{AlignedToken, Carried, TokenAligner, carried as carried_of};
+use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent};
+use crate::engine::{Delta, Finish, TokenLogprobs};
+use crate::text::Tokenizer;
+
+/// One text, or a piece of it.
+#[derive(Debug, Default, Serialize)]
+struct Choice {
+    index: usize,
+    text: String,
+    logprobs: Option<CompletionLogprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<TimingsMs>,
+}
+
+/// A text that is being generated.
+struct PartialText {
+    whole: Choice,
+    /// The prompt's ids, if asked for, until they have been sent.
+    prompt: Option<Vec<u32>>,
+    aligner: Option<TokenAligner>,
+    /// The mean log probability of its tokens.
+    score: f64,
+}
+
+/// Encodes the responses of `/v1/completions`.
+pub(in crate::api) struct CompletionEncoder {
+    envelope: Envelope,
+    options: ResponseOptions,
+    /// Whether the whole texts are needed at the end.
+    collect: bool,
+    choices: Choices,
+    tokenizer: Arc<Tokenizer>,
+    names: TokenNames,
+    /// One for each prompt, if they are echoed.
+    echoes: Vec<Echo>,
+    texts: Vec<PartialText>,
+    committed: Committed,
+    usage: UsageField,
+}
+
+impl CompletionEncoder {
+    pub(super) fn new(request: &ValidRequest, options: ResponseOptions, echoes: Vec<Echo>, collect: bool) -> Self {
+        let (tokenizer, choices) = (&request.served.tokenizer, request.choices);
+        let carried = |(at, carried): (usize, Carried)| {
+            let offset = echoes.get(at).map_or(0, |echo| echo.text.chars().count());
+            Carried { offset, ..carried }
+        };
+        let carried: Vec<Carried> = carried_of(request).enumerate().map(carried).collect();
+        let text = |index: usize| {
+            let prompt = index / choices.generated;
+            PartialText {
+                whole: Choice {
+                    index,
+                    token_ids: options.token_ids.then(Vec::new),
+                    logprobs: request.logprobs.map(|_| CompletionLogprobs::default()),
+                    ..Choice::default()
+                },
+                prompt: options.token_ids.then(|| request.prompts[prompt].clone()),
+                aligner: request.logprobs.map(|_| TokenAligner::new(Arc::clone(tokenizer), &carried[prompt])),
+                score: f64::NEG_INFINITY,
+            }
+        };
+        Self {
+            texts: (0..request.prompts.len() * choices.generated).map(text).collect(),
+            names: TokenNames::new(Arc::clone(tokenizer), options.tokens_as_ids),
+            envelope: Envelope::new("cmpl", &request.served),
+            options,
+            collect,
+            choices,
+            tokenizer: Arc::clone(tokenizer),
+            echoes,
+            committed: Committed::default(),
+            usage: UsageField::Absent,
+        }
+    }
+
+    fn json(&self, choices: &[&Choice], usage: UsageField, committed: &Committed) -> String {
+        self.envelope.json("text_completion", choices, usage, committed)
+    }
+
+    /// Makes a chunk of a piece, which is also collected for the whole text.
+    fn chunk(&mut self, mut choice: Choice, committed: &Committed) -> StreamEvent {
+        let text = &mut self.texts[choice.index];
+        choice.prompt_token_ids = text.prompt.take();
+        if self.collect {
+            let whole = &mut text.whole;
+            whole.text.push_str(&choice.text);
+            if let (Some(ids), Some(more)) = (&mut whole.token_ids, &choice.token_ids) {
+                ids.extend(more);
+            }
+            if let (Some(logprobs), Some(more)) = (&mut whole.logprobs, &choice.logprobs) {
+                logprobs.extend(more);
+            }
+            if choice.prompt_token_ids.is_some() {
+                whole.prompt_token_ids.clone_from(&choice.prompt_token_ids);
+            }
+        }
+        let usage = if self.options.include_usage { UsageField::Later } else { UsageField::Absent };
+        StreamEvent::data(self.json(&[&choice], usage, committed))
+    }
+
+    fn logprobs(&self, tokens: &[AlignedToken]) -> Option<CompletionLogprobs> {
+        Some(CompletionLogprobs::of(tokens, &self.names)).filter(|logprobs| !logprobs.is_empty())
+    }
+
+    fn echo(&self, index: usize) -> Option<&Echo> {
+        self.echoes.get(index / self.choices.generated)
+    }
+
+    /// Keeps the likeliest texts of each prompt, the likeliest first.
+    fn rank(&mut self) {
+        let Choices { generated, returned } = self.choices;
+        let mut prompts = Vec::new();
+        while !self.texts.is_empty() {
+            let rest = self.texts.split_off(generated.min(self.texts.len()));
+            prompts.push(std::mem::replace(&mut self.texts, rest));
+        }
+        for mut texts in prompts {
+            // The sort is stable: equal texts keep their order.
+            texts.sort_by(|a, b| b.score.total_cmp(&a.score));
+            self.texts.extend(texts.into_iter().take(returned));
+        }
+        for (index, text) in self.texts.iter_mut().enumerate() {
+            text.whole.index = index;
+        }
+    }
+}
+
+impl EventEncoder for CompletionEncoder {
+    fn start(&mut self, out: &mut Vec<StreamEvent>) {
+        for index in 0..self.texts.len() {
+            // An echo with log probabilities is sent together with them.
+            let Some(echo) = self.echo(index).filter(|_| self.texts[index].aligner.is_none()) else { continue };
+            let token_ids = self.options.token_ids.then(Vec::new);
+            let choice = Choice { index, text: echo.text.clone(), token_ids, ..Choice::default() };
+            let event = self.chunk(choice, &Committed::default());
+            out.push(event);
+        }
+    }
+
+    fn prompt_logprobs(&mut self, index: usize, logprobs: &[Option<TokenLogprobs>], out: &mut Vec<StreamEvent>) {
+        let Some(echo) = self.echo(index) else { return };
+        let lists = echo.logprobs(logprobs, &self.tokenizer, &self.names);
+        let token_ids = self.options.token_ids.then(Vec::new);
+        let text = echo.text.clone();
+        let event = self.chunk(
+            Choice { index, text, token_ids, logprobs: Some(lists), ..Choice::default() },
+            &Committed::default(),
+        );
+        out.push(event);
+    }
+
+    fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<StreamEvent>) {
+        let Delta { text, token_ids, logprobs } = delta;
+        let aligned = self.texts[index].aligner.as_mut().map(|aligner| aligner.push(&text, logprobs));
+        let logprobs = aligned.and_then(|tokens| self.logprobs(&tokens));
+        // Without ids there is nothing to send until there is text.
+        if !text.is_empty() || logprobs.is_some() || self.options.token_ids {
+            let token_ids = self.options.token_ids.then_some(token_ids);
+            let choice = Choice { index, text, logprobs, token_ids, ..Choice::default() };
+            let event = self.chunk(choice, &Committed::default());
+            out.push(event);
+        }
+    }
+
+    fn end_text(&mut self, index: usize, finish: &Finish, committed: &Committed, out: &mut Vec<StreamEvent>) {
+        let aligned = self.texts[index].aligner.as_mut().map(|aligner| aligner.finish(finish.stop.as_ref()));
+        let (reason, timings) = (Some(finish_reason(finish.reason)), Some(finish.timings.into()));
+        let stop_reason = Some(StopReason::of(finish.stop.as_ref()));
+        let choice = Choice {
+            index,
+            logprobs: aligned.and_then(|tokens| self.logprobs(&tokens)),
+            token_ids: self.options.token_ids.then(Vec::new),
+            finish_reason: reason,
+            stop_reason: stop_reason.clone(),
+            timings,
+            ..Choice::default()
+        };
+        let event = self.chunk(choice, committed);
+        out.push(event);
+        let text = &mut self.texts[index];
+        (text.whole.finish_reason, text.whole.stop_reason) = (reason, stop_reason);
+        text.whole.timings = timings;
+        // A text that was interrupted before its first token has a sum of 0, but is not the likeliest.
+        if let Some(sum) = finish.cumulative_logprob.filter(|_| finish.completion_tokens > 0) {
+            text.score = sum / finish.completion_tokens as f64;
+        }
+        self.committed = committed.clone();
+    }
+
+    fn end(&mut self, usage: TokenUsage, out: &mut Vec<StreamEvent>) {
+        self.usage = UsageField::Known(usage.into());
+        if self.choices.are_ranked() {
+            self.rank();
+        }
+        if self.options.include_usage {
+            // The state is large, and has been sent already.
+            let committed = Committed { state: None, ..self.committed.clone() };
+            out.push(StreamEvent::data(self.json(&[], self.usage, &committed)));
+        }
+        out.push(StreamEvent::data("[DONE]"));
+    }
+
+    fn body(&self) -> String {
+        let choices: Vec<&Choice> = self.texts.iter().map(|text| &text.whole).collect();
+        self.json(&choices, self.usage, &self.committed)
+    }
+}

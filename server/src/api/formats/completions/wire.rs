@@ -1,0 +1,102 @@
+//! The body of a request for completions, and its conversion.
+
+use serde::Deserialize;
+
+use super::echo::Echo;
+use super::encoder::CompletionEncoder;
+use crate::api::error::ApiError;
+use crate::api::formats::format::{Converted, Format};
+use crate::api::formats::openai::answer::{ResponseOptions, replay};
+use crate::api::formats::openai::{invalid, logprobs, neutral, openai_request};
+use crate::api::formats::unsupported;
+use crate::api::request::choices::Choices;
+use crate::api::request::prompt::{Input, Prompt};
+use crate::api::request::{MaxTokens, ParameterNames, ValidRequest};
+use crate::api::run::encoder::{EventEncoder, StreamEvent};
+use crate::api::state::Served;
+
+/// OpenAI's default of `max_tokens`.
+const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// Fields that have another name here.
+const OTHER_NAMES: [(&str, &str); 3] =
+    [("messages", "prompt"), ("max_completion_tokens", "max_tokens"), ("top_logprobs", "logprobs")];
+
+/// A prompt, or several.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string, an array of strings, an array of token ids, or an array of those")]
+pub(in crate::api) enum PromptField {
+    Text(String),
+    Texts(Vec<String>),
+    Ids(Vec<u32>),
+    IdLists(Vec<Vec<u32>>),
+}
+
+openai_request! {
+    /// A request for completions.
+    CompletionRequest {
+        prompt: Option<PromptField>,
+        best_of: Option<u64>,
+        echo: Option<bool>,
+        logprobs: Option<u64>,
+        add_special_tokens: Option<bool>,
+    }
+}
+
+/// What the encoder needs to know of a request.
+pub(in crate::api) struct Options {
+    response: ResponseOptions,
+    /// The prompts' texts, if they are echoed; empty if the prompts came as token ids.
+    echo: Option<Vec<String>>,
+}
+
+impl CompletionRequest {
+    fn prompt(&mut self) -> Result<Prompt, ApiError> {
+        let continues = self.session.is_some() || self.state.is_some() || self.return_state.unwrap_or(false);
+        let add_special_tokens = self.add_special_tokens.unwrap_or(true);
+        let inputs = match self.prompt.take() {
+            None => return Ok(Prompt::Missing),
+            Some(PromptField::Texts(_) | PromptField::IdLists(_)) if continues => {
+                return Err(invalid("prompt", "prompt must be a single one if it continues a conversation"));
+            }
+            Some(PromptField::Text(text)) => vec![Input::Text(text)],
+            Some(PromptField::Texts(texts)) => texts.into_iter().map(Input::Text).collect(),
+            Some(PromptField::Ids(ids)) => vec![Input::Ids(ids)],
+            Some(PromptField::IdLists(lists)) => lists.into_iter().map(Input::Ids).collect(),
+        };
+        Ok(Prompt::Inputs { inputs, add_special_tokens })
+    }
+}
+
+impl Format for CompletionRequest {
+    type Options = Options;
+
+    const IDEMPOTENT_PATH: Option<&'static str> = Some("/v1/completions");
+
+    fn convert(mut self, _: &Served) -> Result<Converted<Options>, ApiError> {
+        unsupported::refuse_other_names(&self.rest, &OTHER_NAMES)?;
+        unsupported::refuse(&self.rest, neutral())?;
+        let choices = Choices::new(self.n, self.best_of, self.stream.unwrap_or(false))?;
+        let logprobs = self.logprobs.map(|count| logprobs::check("logprobs", count)).transpose()?;
+        let echo = self.echo.unwrap_or(false).then(|| match &self.prompt {
+            Some(PromptField::Text(text)) => vec![text.clone()],
+            Some(PromptField::Texts(texts)) => texts.clone(),
+            Some(PromptField::Ids(_) | PromptField::IdLists(_)) | None => Vec::new(),
+        });
+        let prompt = self.prompt()?;
+        let max_tokens = self.max_tokens.map_or(MaxTokens::Default(DEFAULT_MAX_TOKENS), MaxTokens::Given);
+        let names = ParameterNames::openai("prompt", "max_tokens");
+        let Converted { mut request, session, stream, options } = self.convert_common(names, prompt, max_tokens)?;
+        (request.choices, request.logprobs, request.echo) = (choices, logprobs, echo.is_some());
+        Ok(Converted { request, session, stream, options: Options { response: options, echo } })
+    }
+
+    fn encoder(options: Options, request: &ValidRequest, collect: bool) -> Box<dyn EventEncoder> {
+        let echoes = options.echo.map(|texts| Echo::all(texts, request)).unwrap_or_default();
+        Box::new(CompletionEncoder::new(request, options.response, echoes, collect))
+    }
+
+    fn replay(options: &Options, body: &str) -> Vec<StreamEvent> {
+        replay(body, options.response.include_usage)
+    }
+}

@@ -1,0 +1,38 @@
+//! The content of a message: a text, or parts of text.
+
+use serde::Deserialize;
+
+use crate::api::error::ApiError;
+
+/// What a message says.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or an array of text parts")]
+pub(in crate::api) enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+/// A part of a message; only text is supported.
+#[derive(Debug, Deserialize)]
+pub(in crate::api) struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+    text: Option<String>,
+}
+
+impl Content {
+    /// The whole text. `param` is the field's name.
+    pub(super) fn text(self, param: &str) -> Result<String, ApiError> {
+        let text = |part: Part| match part.text {
+            Some(text) if matches!(part.kind.as_str(), "text" | "input_text" | "output_text") => Ok(text),
+            _ => {
+                let message = format!("{param} must have parts of text alone, found one of type {:?}", part.kind);
+                Err(ApiError::invalid(Some(param), message))
+            }
+        };
+        match self {
+            Self::Text(text) => Ok(text),
+            Self::Parts(parts) => parts.into_iter().map(text).collect(),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Bodies of JSON: how they are received and parsed.
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, StatusCode, header};
+use serde::de::DeserializeOwned;
+
+use super::numbers;
+use crate::api::error::ApiError;
+
+/// Nesting of objects and arrays that serde_json accepts.
+const MAX_DEPTH: usize = 127;
+
+/// The body of a request, which must be declared as JSON.
+pub(in crate::api) fn body(
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+    max_body_bytes: usize,
+) -> Result<Bytes, ApiError> {
+    if !is_json(headers) {
+        let message = "content-type must be application/json";
+        return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
+    }
+    body.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            let message = format!("the body must be at most {max_body_bytes} bytes long");
+            ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)
+        }
+        status => ApiError::request(status, None, None, format!("the body could not be read: {rejection}")),
+    })
+}
+
+/// Parses a body, with an error that names the invalid field. In JSON Schema `8.0` is an integer, which serde refuses: a
+/// body that cannot be parsed is parsed again with `8` in its place.
+pub(in crate::api) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    parse_strictly(body).or_else(|error| numbers::whole(body).map_or(Err(error), |body| parse_strictly(&body)))
+}
+
+fn parse_strictly<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    // Serde would read an array as the fields in their order.
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        return Err(ApiError::invalid(None, "the body must be a JSON object, found an array"));
+    }
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let request = serde_path_to_error::deserialize(&mut json).map_err(|error| field_error(&error))?;
+    json.end().map_err(|error| ApiError::invalid(None, format!("the body must be one JSON object: {error}")))?;
+    Ok(request)
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()) else { return false };
+    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
+}
+
+fn field_error(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
+    let field = error.path().iter().find_map(|segment| match segment {
+        serde_path_to_error::Segment::Map { key } => Some(key.as_str()),
+        _ => None,
+    });
+    // serde_json has no error code for its own bound.
+    if error.inner().to_string().starts_with("recursion limit exceeded") {
+        return ApiError::invalid(field, format!("the body must be nested at most {MAX_DEPTH} levels deep"));
+    }
+    match field {
+        Some(field) => ApiError::invalid(Some(field), format!("{}: {}", error.path(), error.inner())),
+        None => ApiError::invalid(None, format!("the body must be a JSON object: {}", error.inner())),
+    }
+}

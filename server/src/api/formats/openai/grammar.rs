@@ -1,0 +1,159 @@
+//! The grammar that an answer must follow, under all the names by which clients ask for it: OpenAI's `response_format`,
+//! llama.cpp's `json_schema`, `regex` and `grammar`, and vLLM's `structured_outputs` and `guided_…`.
+
+use serde_json::{Map, Value};
+
+use crate::api::error::ApiError;
+use crate::api::request::grammar::GrammarRequest;
+use crate::api::request::tools::{MAX_NAME, check_name};
+use crate::text::GrammarSpec;
+
+/// The grammar that a body's fields ask for, at most one of them.
+pub(in crate::api) fn read<const N: usize>(
+    fields: [(&'static str, Option<Value>); N],
+) -> Result<Option<GrammarRequest>, ApiError> {
+    let mut found: Option<GrammarRequest> = None;
+    for (param, value) in fields {
+        let Some(value) = value.filter(|value| !value.is_null()) else { continue };
+        let Some(grammar) = read_field(param, value)? else { continue };
+        if let Some(first) = &found {
+            let message = format!("{param} must be absent beside {}: an answer follows one grammar", first.param);
+            return Err(ApiError::invalid(Some(param), message));
+        }
+        found = Some(grammar);
+    }
+    Ok(found)
+}
+
+fn read_field(param: &'static str, value: Value) -> Result<Option<GrammarRequest>, ApiError> {
+    let spec = match param {
+        "response_format" => return response_format(param, param, value),
+        "structured_outputs" => return structured_outputs(param, value).map(Some),
+        "json_schema" | "guided_json" => GrammarSpec::JsonSchema(schema(param, param, value)?),
+        "regex" | "guided_regex" => GrammarSpec::Regex(text(param, param, value)?),
+        "guided_choice" => GrammarSpec::Choice(texts(param, param, value)?),
+        _ => GrammarSpec::Lark(text(param, param, value)?),
+    };
+    Ok(Some(GrammarRequest::new(spec, param, param)))
+}
+
+/// OpenAI's `response_format`, at `path` in the field `param`; none for plain text.
+pub(in crate::api) fn response_format(
+    param: &'static str,
+    path: &str,
+    value: Value,
+) -> Result<Option<GrammarRequest>, ApiError> {
+    let mut format = object(param, path, value)?;
+    let kind = format.remove("type").unwrap_or_default();
+    match kind.as_str() {
+        Some("text") => no_other_fields(param, path, &format).map(|()| None),
+        Some("json_object") => any_object(param, path, format).map(Some),
+        Some("json_schema") => {
+            // The Responses API has these fields in the format itself.
+            let (path, named) = match format.remove("json_schema") {
+                Some(named) => {
+                    no_other_fields(param, path, &format)?;
+                    let path = format!("{path}.json_schema");
+                    (path.clone(), object(param, &path, named)?)
+                }
+                None => (path.to_owned(), format),
+            };
+            named_schema(param, &path, named).map(Some)
+        }
+        _ => {
+            let message = format!("{path}.type must be text, json_object or json_schema, found {kind}");
+            Err(ApiError::invalid(Some(param), message))
+        }
+    }
+}
+
+/// An object without a name. llama.cpp and Together put its schema in `schema`, others in `value`.
+fn any_object(param: &'static str, path: &str, mut format: Map<String, Value>) -> Result<GrammarRequest, ApiError> {
+    let mut found = None;
+    for name in ["schema", "value"] {
+        let Some(value) = format.remove(name).filter(|value| !value.is_null()) else { continue };
+        let path = format!("{path}.{name}");
+        if found.is_some() {
+            return Err(ApiError::invalid(Some(param), format!("{path} must be absent beside schema")));
+        }
+        let spec = GrammarSpec::JsonSchema(schema(param, &path, value)?);
+        found = Some(GrammarRequest::new(spec, param, path));
+    }
+    no_other_fields(param, path, &format)?;
+    Ok(found.unwrap_or_else(|| GrammarRequest::new(GrammarSpec::JsonObject, param, path)))
+}
+
+/// Refuses unknown fields: one of them could be a bound that the answer would not respect.
+fn no_other_fields(param: &str, path: &str, rest: &Map<String, Value>) -> Result<(), ApiError> {
+    let Some((name, _)) = rest.iter().find(|(_, value)| !value.is_null()) else { return Ok(()) };
+    let name: String = name.chars().take(MAX_NAME).collect();
+    Err(ApiError::invalid(Some(param), format!("{path}.{name} must be absent: it is not supported")))
+}
+
+/// A schema with a name. `strict` has no effect, because a schema is always followed, nor has `description`.
+fn named_schema(param: &'static str, path: &str, mut named: Map<String, Value>) -> Result<GrammarRequest, ApiError> {
+    let name = text(param, &format!("{path}.name"), named.remove("name").unwrap_or_default())?;
+    check_name(param, &format!("{path}.name"), &name)?;
+    if named.get("strict").is_some_and(|strict| !(strict.is_null() || strict.is_boolean())) {
+        return Err(ApiError::invalid(Some(param), format!("{path}.strict must be a boolean")));
+    }
+    let Some(schema) = named.remove("schema").filter(|schema| !schema.is_null()) else {
+        return Err(ApiError::invalid(Some(param), format!("{path}.schema must be given")));
+    };
+    named.retain(|name, _| !["strict", "description"].contains(&name.as_str()));
+    no_other_fields(param, path, &named)?;
+    let path = format!("{path}.schema");
+    Ok(GrammarRequest::new(GrammarSpec::JsonSchema(schema), param, path))
+}
+
+fn structured_outputs(param: &'static str, value: Value) -> Result<GrammarRequest, ApiError> {
+    let mut asked = object(param, param, value)?;
+    asked.retain(|_, value| !(value.is_null() || value == &Value::Bool(false)));
+    let mut asked = asked.into_iter();
+    let (Some((kind, value)), None) = (asked.next(), asked.next()) else {
+        let message = format!("{param} must have one of json, json_object, regex, choice and grammar");
+        return Err(ApiError::invalid(Some(param), message));
+    };
+    let path = format!("{param}.{kind}");
+    let spec = match kind.as_str() {
+        "json" => GrammarSpec::JsonSchema(schema(param, &path, value)?),
+        "json_object" if value == Value::Bool(true) => GrammarSpec::JsonObject,
+        "regex" => GrammarSpec::Regex(text(param, &path, value)?),
+        "choice" => GrammarSpec::Choice(texts(param, &path, value)?),
+        "grammar" => GrammarSpec::Lark(text(param, &path, value)?),
+        _ => {
+            let message =
+                format!("{path} must be absent: {param} has one of json, json_object, regex, choice and grammar");
+            return Err(ApiError::invalid(Some(param), message));
+        }
+    };
+    Ok(GrammarRequest::new(spec, param, path))
+}
+
+/// A schema, or the text of one.
+fn schema(param: &str, path: &str, value: Value) -> Result<Value, ApiError> {
+    let Value::String(text) = value else { return Ok(value) };
+    let wrong =
+        |error| ApiError::invalid(Some(param), format!("{path} must be a JSON schema, or the text of one: {error}"));
+    serde_json::from_str(&text).map_err(wrong)
+}
+
+pub(in crate::api) fn object(param: &str, path: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
+    match value {
+        Value::Object(fields) => Ok(fields),
+        _ => Err(ApiError::invalid(Some(param), format!("{path} must be an object"))),
+    }
+}
+
+pub(in crate::api) fn text(param: &str, path: &str, value: Value) -> Result<String, ApiError> {
+    match value {
+        Value::String(text) => Ok(text),
+        _ => Err(ApiError::invalid(Some(param), format!("{path} must be a string"))),
+    }
+}
+
+fn texts(param: &str, path: &str, value: Value) -> Result<Vec<String>, ApiError> {
+    let message = || ApiError::invalid(Some(param), format!("{path} must be an array of strings"));
+    let Value::Array(items) = value else { return Err(message()) };
+    items.into_iter().map(|item| if let Value::String(text) = item { Ok(text) } else { Err(message()) }).collect()
+}

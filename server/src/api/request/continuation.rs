@@ -1,0 +1,227 @@
+//! What a request continues: nothing, a session, a state that the client keeps, or a stored response; and what is
+//! committed when it ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{HeaderMap, StatusCode};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use rand::Rng;
+use serde::Deserialize;
+
+use super::blocking::run_blocking;
+use crate::api::auth::context;
+use crate::api::error::ApiError;
+use crate::api::state::{AppState, Served};
+use crate::engine::{Snapshots, Start};
+use crate::session::{Owner, ResponseId, SessionId, Snapshot, Turn, VersionId};
+
+/// Bytes of a body besides the state in it.
+const BODY_MARGIN: usize = 64 << 10;
+
+/// Longest time that a request may wait for its session.
+const MAX_WAIT: Duration = Duration::from_mins(10);
+
+/// What happens to a turn whose client disconnects before its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::api) enum OnDisconnect {
+    /// The session stays as it was.
+    #[default]
+    Rollback,
+    /// The turn ends with the text so far.
+    Commit,
+    /// The turn runs to its end, and the client can resume its stream.
+    Continue,
+}
+
+/// What a request says about the conversation that it continues.
+#[derive(Debug, Default)]
+pub(in crate::api) struct SessionParameters {
+    pub(in crate::api) session: Option<String>,
+    pub(in crate::api) label: Option<String>,
+    pub(in crate::api) on_disconnect: Option<OnDisconnect>,
+    /// A sealed state, in base64.
+    pub(in crate::api) state: Option<String>,
+    pub(in crate::api) return_state: bool,
+}
+
+impl SessionParameters {
+    /// Only the turn of a session can outlive its client.
+    pub(in crate::api) fn on_disconnect(&self) -> Result<OnDisconnect, ApiError> {
+        match self.on_disconnect {
+            Some(choice) if choice != OnDisconnect::Rollback && self.session.is_none() => {
+                let message = "on_disconnect must be rollback without a session";
+                Err(ApiError::invalid(Some("on_disconnect"), message))
+            }
+            choice => Ok(choice.unwrap_or_default()),
+        }
+    }
+}
+
+/// What is committed when a request ends.
+pub(in crate::api) enum CommitPlan {
+    /// Prefixes that later requests of the same owner may share.
+    Prefixes(Owner),
+    /// The next version of a session.
+    Turn { owner: Owner, turn: Box<Turn>, version: VersionId, label: Option<String> },
+    /// Nothing: the client keeps the state, if it asked for the new one.
+    ClientState { owner: Owner, return_state: bool },
+    /// A stored response.
+    Response { owner: Owner, id: ResponseId, parent: Option<VersionId> },
+    /// Nothing, except the result for a retry of the same request.
+    Nothing(Owner),
+}
+
+impl CommitPlan {
+    /// The owner of the request.
+    pub(in crate::api) fn owner(&self) -> Owner {
+        match self {
+            Self::Prefixes(owner)
+            | Self::Turn { owner, .. }
+            | Self::ClientState { owner, .. }
+            | Self::Response { owner, .. }
+            | Self::Nothing(owner) => *owner,
+        }
+    }
+}
+
+/// What a request continues, and what is committed at its end.
+pub(in crate::api) struct Continuation {
+    /// The conversation so far; none if the prompt is the whole text.
+    snapshot: Option<Arc<Snapshot>>,
+    plan: CommitPlan,
+}
+
+impl Continuation {
+    /// A new text. Prefixes of its prompt may be known.
+    pub(in crate::api) fn none(owner: Owner) -> Self {
+        Self { snapshot: None, plan: CommitPlan::Prefixes(owner) }
+    }
+
+    /// A conversation whose last state is `snapshot`.
+    pub(in crate::api) fn of(snapshot: Arc<Snapshot>, plan: CommitPlan) -> Self {
+        Self { snapshot: Some(snapshot), plan }
+    }
+
+    /// The conversation that `parameters` name. A session is locked for the request, after a wait if `prefer` asks for
+    /// one.
+    pub(in crate::api) async fn find(
+        parameters: SessionParameters,
+        state: &AppState,
+        served: &Arc<Served>,
+        owner: Owner,
+        headers: &HeaderMap,
+    ) -> Result<Self, ApiError> {
+        let SessionParameters { session, label, state: sealed, return_state, .. } = parameters;
+        let seals = sealed.is_some() || return_state;
+        let Some(id) = session else {
+            if label.is_some() {
+                return Err(ApiError::invalid(Some("label"), "label must be absent without a session"));
+            }
+            if !seals {
+                return Ok(Self::none(owner));
+            }
+            let snapshot = open_state(state, served, owner, sealed).await?;
+            return Ok(Self::of(snapshot, CommitPlan::ClientState { owner, return_state }));
+        };
+        if seals {
+            let message = "state and return_state must be absent with a session, which the server keeps";
+            return Err(ApiError::invalid(Some("state"), message));
+        }
+        context::check_may_store("session")?;
+        let id = session_id(&id, "session")?;
+        let wait = wait(headers)?;
+        let _permit = if wait.is_zero() { None } else { Some(state.waiter()?) };
+        let turn = Box::new(state.store()?.begin(owner, &id, if_match(headers)?, wait).await?);
+        let head = Arc::clone(turn.head());
+        Ok(Self::of(head, CommitPlan::Turn { owner, turn, version: VersionId::new(), label }))
+    }
+
+    /// The conversation so far.
+    pub(in crate::api) fn snapshot(&self) -> Option<&Arc<Snapshot>> {
+        self.snapshot.as_ref()
+    }
+
+    /// The state that a request with this prompt starts from, and the snapshots that it makes.
+    pub(super) fn start(&self, served: &Served, prompt: &[u32]) -> (Start, Snapshots) {
+        match (&self.snapshot, &self.plan) {
+            (Some(snapshot), _) => (Start::Session(Arc::clone(snapshot)), Snapshots { prompt: false, end: true }),
+            (None, CommitPlan::Prefixes(owner)) => {
+                let on = served.prefixes.is_on();
+                let start = served.prefixes.longest(*owner, prompt).map_or(Start::Empty, Start::Prefix);
+                (start, Snapshots { prompt: on, end: on })
+            }
+            (None, _) => (Start::Empty, Snapshots::default()),
+        }
+    }
+
+    /// What to commit at the end.
+    pub(in crate::api) fn into_plan(self) -> CommitPlan {
+        self.plan
+    }
+}
+
+/// The state that a client has kept, or the empty one.
+async fn open_state(
+    state: &AppState,
+    served: &Arc<Served>,
+    owner: Owner,
+    sealed: Option<String>,
+) -> Result<Arc<Snapshot>, ApiError> {
+    let param = if sealed.is_some() { "state" } else { "return_state" };
+    if served.codec.keys.is_none() {
+        let message = format!("{param} needs a secret on the server (--secret-file); it has none");
+        return Err(ApiError::request(StatusCode::NOT_IMPLEMENTED, Some(param), Some("no_secret"), message));
+    }
+    // A client must be able to send back the state that it is given.
+    let (most, bound) = (served.codec.max_sealed_bytes() / 3 * 4 + BODY_MARGIN, state.options().max_body_bytes);
+    if most > bound {
+        let message = format!("{param} needs bodies of {most} bytes for this model; --max-body-bytes allows {bound}");
+        return Err(ApiError::request(StatusCode::NOT_IMPLEMENTED, Some(param), Some("body_limit"), message));
+    }
+    let Some(sealed) = sealed else {
+        return Ok(Arc::new(Snapshot::empty(rand::rng().random())));
+    };
+    let codec = Arc::clone(&served.codec);
+    let opening = run_blocking(state, move || {
+        let invalid = |error: String| ApiError::invalid(Some("state"), format!("state: {error}"));
+        let bytes = BASE64.decode(sealed).map_err(|error| invalid(format!("must be base64: {error}")))?;
+        codec.open(&bytes, &owner.0).map(Arc::new).map_err(|error| invalid(error.to_string()))
+    });
+    opening.await
+}
+
+/// A session's id from a client; a malformed one is reported as missing.
+pub(in crate::api) fn session_id(id: &str, param: &str) -> Result<SessionId, ApiError> {
+    SessionId::parse(id).ok_or_else(|| ApiError::missing(param, "session"))
+}
+
+/// A version's id from a client; a malformed one is reported as missing.
+pub(in crate::api) fn version_id(id: &str, param: &str) -> Result<VersionId, ApiError> {
+    VersionId::parse(id).ok_or_else(|| ApiError::missing(param, "version"))
+}
+
+/// The version that `If-Match` names, with or without quotes; none for `*`.
+pub(in crate::api) fn if_match(headers: &HeaderMap) -> Result<Option<VersionId>, ApiError> {
+    let Some(value) = headers.get("if-match") else { return Ok(None) };
+    let value = value.to_str().unwrap_or_default().trim().trim_matches('"');
+    if value == "*" {
+        return Ok(None);
+    }
+    let message = || ApiError::invalid(Some("if-match"), format!("if-match must be a version or *, found {value:?}"));
+    VersionId::parse(value).map(Some).ok_or_else(message)
+}
+
+/// How long to wait for a session in use: `Prefer: wait=SECONDS` (RFC 7240); by default not at all.
+pub(in crate::api) fn wait(headers: &HeaderMap) -> Result<Duration, ApiError> {
+    let values = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
+    let mut parts = values.flat_map(|value| value.split([',', ';']));
+    let Some(seconds) = parts.find_map(|part| part.trim().strip_prefix("wait=")) else {
+        return Ok(Duration::ZERO);
+    };
+    let seconds = seconds.trim_matches('"').parse().ok().map(Duration::from_secs).filter(|wait| *wait <= MAX_WAIT);
+    let message = format!("prefer: wait must be a whole number of seconds up to {}", MAX_WAIT.as_secs());
+    seconds.ok_or_else(|| ApiError::invalid(Some("prefer"), message))
+}

@@ -1,0 +1,36 @@
+//! The names that formats have for parameters.
+
+use crate::api::error::ApiError;
+use crate::engine::RequestError;
+
+/// The names that a format has for parameters whose names differ between formats. Errors name what the client sent.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::api) struct ParameterNames {
+    pub(in crate::api) prompt: &'static str,
+    pub(in crate::api) max_tokens: &'static str,
+    pub(in crate::api) stop: &'static str,
+    pub(in crate::api) repetition_penalty: &'static str,
+}
+
+impl ParameterNames {
+    /// OpenAI's names.
+    pub(in crate::api) const fn openai(prompt: &'static str, max_tokens: &'static str) -> Self {
+        Self { prompt, max_tokens, stop: "stop", repetition_penalty: "repetition_penalty" }
+    }
+
+    /// The engine's refusal of a text, with the name that the client knows.
+    pub(in crate::api) fn error(&self, error: &RequestError) -> ApiError {
+        let parameter = error.parameter();
+        let name = match parameter {
+            "prompt" => self.prompt,
+            "max_tokens" => self.max_tokens,
+            "stop" => self.stop,
+            "repetition_penalty" => self.repetition_penalty,
+            parameter => parameter,
+        };
+        let message = error.to_string();
+        // The engine's messages begin with the parameter.
+        let problem = message.strip_prefix(parameter).unwrap_or(&message);
+        ApiError::invalid(Some(name), format!("{name}{problem}"))
+    }
+}

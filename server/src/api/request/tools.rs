@@ -1,0 +1,145 @@
+//! The tools that an answer may call.
+//!
+//! The model writes a call as `{"name": "…", "arguments": {…}}`. The grammar ensures that the name is a tool's and that
+//! the arguments follow its schema. With `required`, or a tool's name, the answer is a call. With `auto` it is a call if
+//! it begins with `{"name": `, and plain text otherwise. An answer makes one call, or with `parallel` up to
+//! [`MAX_CALLS`], each on a line of its own.
+//!
+//! The model sees of the tools what the checkpoint's chat template writes of `tools`. If a template ignores them, the
+//! model has to guess from the conversation; the form of the call holds anyway.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::api::error::ApiError;
+use crate::text::{Call, Calls, GrammarSpec};
+
+/// Most tools of one request.
+const MAX_TOOLS: usize = 128;
+
+/// Most calls of one answer.
+const MAX_CALLS: usize = 16;
+
+/// Longest name of a tool or a schema.
+pub(in crate::api) const MAX_NAME: usize = 64;
+
+/// Whether to call a tool, and which.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::api) enum ToolChoice {
+    None,
+    Auto,
+    Required,
+    /// The tool of this name, which the request has at this place.
+    Named(String, &'static str),
+}
+
+/// A function that the client runs.
+#[derive(Clone, Debug)]
+pub(in crate::api) struct Tool {
+    /// The tool as chat templates take it, in OpenAI's form.
+    template: Value,
+    call: Call,
+}
+
+impl Tool {
+    /// Checks a tool that stands at `path`, with its parameters' JSON schema in the field `schema_name`.
+    pub(in crate::api) fn new(
+        template: Value,
+        name: String,
+        schema: Option<Value>,
+        path: &str,
+        schema_name: &str,
+    ) -> Result<Self, ApiError> {
+        check_name("tools", &format!("{path}.name"), &name)?;
+        let invalid = |message: String| Err(ApiError::invalid(Some("tools"), message));
+        let arguments = match schema {
+            // A function without parameters.
+            None | Some(Value::Null) => json!({"type": "object", "properties": {}, "additionalProperties": false}),
+            Some(Value::Object(mut schema)) => {
+                // Arguments are an object, even if the schema takes that for granted.
+                schema.entry("type").or_insert_with(|| "object".into());
+                Value::Object(schema)
+            }
+            Some(_) => return invalid(format!("{path}.{schema_name} must be a JSON schema")),
+        };
+        if arguments["type"] != "object" {
+            return invalid(format!("{path}.{schema_name}.type must be object, found {}", arguments["type"]));
+        }
+        Ok(Self { template, call: Call { name, arguments } })
+    }
+}
+
+/// The tools of a request, at least one of which may be called.
+#[derive(Clone, Debug)]
+pub(in crate::api) struct Tools {
+    template: Value,
+    calls: Vec<Call>,
+    choice: ToolChoice,
+    parallel: bool,
+}
+
+impl Tools {
+    /// Checks a request's tools; none if nothing may be called.
+    pub(in crate::api) fn new(
+        tools: Vec<Tool>,
+        choice: Option<ToolChoice>,
+        parallel: bool,
+    ) -> Result<Option<Self>, ApiError> {
+        let invalid = |param, message: String| Err(ApiError::invalid(Some(param), message));
+        if tools.len() > MAX_TOOLS {
+            return invalid("tools", format!("tools must hold at most {MAX_TOOLS} tools, found {}", tools.len()));
+        }
+        let mut names = BTreeSet::new();
+        if let Some(Tool { call, .. }) = tools.iter().find(|tool| !names.insert(&tool.call.name)) {
+            return invalid("tools", format!("tools must have names of their own, found {:?} twice", call.name));
+        }
+        let choice = choice.unwrap_or(ToolChoice::Auto);
+        match &choice {
+            ToolChoice::Named(name, path) if !names.contains(name) => {
+                let name: String = name.chars().take(100).collect();
+                return invalid("tool_choice", format!("{path} must be the name of one of tools, found {name:?}"));
+            }
+            ToolChoice::Required if tools.is_empty() => {
+                return invalid("tool_choice", "tool_choice must be none or auto without tools".into());
+            }
+            _ => {}
+        }
+        if tools.is_empty() || choice == ToolChoice::None {
+            return Ok(None);
+        }
+        let (template, calls): (Vec<Value>, _) = tools.into_iter().map(|tool| (tool.template, tool.call)).unzip();
+        Ok(Some(Self { template: Value::Array(template), calls, choice, parallel }))
+    }
+
+    /// The tools as the chat template takes them.
+    pub(super) fn template(&self) -> &Value {
+        &self.template
+    }
+
+    /// The grammar of an answer.
+    pub(super) fn grammar(&self) -> GrammarSpec {
+        let tools = match &self.choice {
+            ToolChoice::Named(name, _) => self.calls.iter().filter(|call| call.name == *name).cloned().collect(),
+            _ => self.calls.clone(),
+        };
+        let max = if self.parallel { MAX_CALLS } else { 1 };
+        GrammarSpec::Calls(Calls { tools, max, or_text: self.may_answer_text() })
+    }
+
+    /// Whether an answer may be plain text.
+    pub(in crate::api) fn may_answer_text(&self) -> bool {
+        self.choice == ToolChoice::Auto
+    }
+}
+
+/// Refuses a name, at `path` in the field `param`, that no tool or schema may have.
+pub(in crate::api) fn check_name(param: &str, path: &str, name: &str) -> Result<(), ApiError> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    if (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    let found: String = name.chars().take(MAX_NAME).collect();
+    let message = format!("{path} must be 1 to {MAX_NAME} letters, digits, _ and -, found {found:?}");
+    Err(ApiError::invalid(Some(param), message))
+}

@@ -1,0 +1,47 @@
+//! `GET /v1/streams/{id}`: resumes a stream after a disconnect.
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::response::Response;
+
+use super::sink;
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::openapi::{Error, Events, Id, LastEventId, schemas};
+use crate::api::auth::owner::Caller;
+use crate::api::state::AppState;
+
+type StreamEvents = Events<schemas::CompletionChunk, ErrorBody>;
+
+/// Resume a stream after a disconnect
+///
+/// The stream of a turn with `"on_disconnect": "continue"`, from the event after `last-event-id`, or from the first.
+#[utoipa::path(
+    get,
+    path = "/v1/streams/{id}",
+    operation_id = "followStream",
+    tag = "text",
+    params(Id, LastEventId),
+    responses(
+        (status = 200, description = "The events of the stream, each with its number as `id`.",
+            content((inline(StreamEvents) = "text/event-stream"))),
+        Error<400>,
+        Error<404>,
+        Error<410>
+    )
+)]
+pub(in crate::api) async fn resume(
+    State(state): State<AppState>,
+    Caller(owner): Caller,
+    id: Result<Path<String>, PathRejection>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
+    let last = headers.get("last-event-id").map(|value| value.to_str().unwrap_or_default());
+    let next = last.map_or(Some(0), |last| last.parse::<usize>().ok()?.checked_add(1)).ok_or_else(|| {
+        let message = format!("last-event-id must be the number of an event, found {:?}", last.unwrap_or_default());
+        ApiError::invalid(Some("last-event-id"), message)
+    })?;
+    let events = state.streams().resume(owner, &id, next)?;
+    Ok(sink::respond(events, state.options().keep_alive))
+}

@@ -1,0 +1,228 @@
+//! Splits an answer that may call tools, as it is generated, into plain text and calls.
+
+use rand::Rng;
+use serde_json::Value;
+
+use crate::text::Calls;
+
+/// What follows a call's name.
+const ARGUMENTS: &str = ", \"arguments\": ";
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::api) struct ToolCall {
+    pub(in crate::api) id: String,
+    pub(in crate::api) name: String,
+    /// The text of a JSON object, or its beginning if the answer was cut off.
+    pub(in crate::api) arguments: String,
+}
+
+/// A piece of an answer. Calls are numbered from 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::api) enum Piece {
+    Text(String),
+    CallStart { index: usize, id: String, name: String },
+    Arguments { index: usize, text: String },
+}
+
+/// The parser's place in the answer.
+#[derive(Debug)]
+enum At {
+    /// At the beginning, where text and calls cannot be told apart yet.
+    Start,
+    /// In plain text.
+    Plain,
+    /// Before a call's arguments.
+    Head,
+    /// In a call's arguments: the number of open braces, whether in a string, and whether after a backslash in it.
+    Arguments { open: usize, string: bool, escaped: bool },
+    /// After a call's arguments, before the brace that ends the call.
+    Tail,
+    /// After a call.
+    Between,
+}
+
+/// Splits one answer.
+#[derive(Debug)]
+pub(in crate::api) struct ToolCallParser {
+    at: At,
+    /// Text that has not been classified yet.
+    held: String,
+    calls: Vec<ToolCall>,
+}
+
+impl ToolCallParser {
+    /// A parser for an answer that is calls, or with `or_text` may be plain text instead.
+    pub(in crate::api) fn new(or_text: bool) -> Self {
+        Self { at: if or_text { At::Start } else { At::Head }, held: String::new(), calls: Vec::new() }
+    }
+
+    /// The calls so far, the last of which may be unfinished.
+    pub(in crate::api) fn calls(&self) -> &[ToolCall] {
+        &self.calls
+    }
+
+    /// Whether the answer is one or more complete calls.
+    pub(in crate::api) fn has_called(&self) -> bool {
+        matches!(self.at, At::Between)
+    }
+
+    /// Whether the answer is plain text so far.
+    pub(in crate::api) fn is_plain(&self) -> bool {
+        matches!(self.at, At::Start | At::Plain)
+    }
+
+    /// Adds text of the answer.
+    pub(in crate::api) fn push(&mut self, text: &str, out: &mut Vec<Piece>) {
+        self.held.push_str(text);
+        // A step that consumes nothing waits for more text.
+        let mut before = 0;
+        while !self.held.is_empty() && self.held.len() != before {
+            before = self.held.len();
+            self.step(out);
+        }
+    }
+
+    /// Ends the answer. What was held back is text after all, or the beginning of a call without its name.
+    pub(in crate::api) fn finish(&mut self, out: &mut Vec<Piece>) {
+        let held = std::mem::take(&mut self.held);
+        if matches!(self.at, At::Start) && !held.is_empty() {
+            self.at = At::Plain;
+            out.push(Piece::Text(held));
+        }
+    }
+
+    /// Classifies the beginning of what is held back.
+    fn step(&mut self, out: &mut Vec<Piece>) {
+        match &mut self.at {
+            At::Start => {
+                if self.held.starts_with(Calls::OPENING) {
+                    self.at = At::Head;
+                    self.step(out);
+                } else if !Calls::OPENING.starts_with(&self.held) {
+                    self.at = At::Plain;
+                    self.step(out);
+                }
+            }
+            At::Plain => out.push(Piece::Text(std::mem::take(&mut self.held))),
+            At::Head => self.head(out),
+            At::Arguments { .. } => self.arguments(out),
+            At::Tail => {
+                self.held.remove(0);
+                self.at = At::Between;
+            }
+            At::Between => {
+                self.held.remove(0);
+                self.at = At::Head;
+            }
+        }
+    }
+
+    fn head(&mut self, out: &mut Vec<Piece>) {
+        let Some(rest) = self.held.strip_prefix(Calls::OPENING) else { return };
+        let Some((name, rest)) = rest.split_once(ARGUMENTS) else { return };
+        // The grammar ensures that it is JSON.
+        let Ok(Value::String(name)) = serde_json::from_str(name) else { return };
+        let id = format!("call_{:032x}", rand::rng().random::<u128>());
+        out.push(Piece::CallStart { index: self.calls.len(), id: id.clone(), name: name.clone() });
+        self.calls.push(ToolCall { id, name, arguments: String::new() });
+        self.held = rest.to_owned();
+        self.at = At::Arguments { open: 0, string: false, escaped: false };
+    }
+
+    fn arguments(&mut self, out: &mut Vec<Piece>) {
+        let At::Arguments { open, string, escaped } = &mut self.at else { return };
+        let mut end = None;
+        for (place, byte) in self.held.bytes().enumerate() {
+            match byte {
+                _ if *escaped => *escaped = false,
+                b'\\' if *string => *escaped = true,
+                b'"' => *string = !*string,
+                b'{' if !*string => *open += 1,
+                b'}' if !*string => {
+                    *open -= 1;
+                    if *open == 0 {
+                        end = Some(place + 1);
+                        break;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let rest = end.map(|end| self.held.split_off(end));
+        let text = std::mem::replace(&mut self.held, rest.clone().unwrap_or_default());
+        if rest.is_some() {
+            self.at = At::Tail;
+        }
+        let index = self.calls.len().saturating_sub(1);
+        if let Some(call) = self.calls.last_mut().filter(|_| !text.is_empty()) {
+            call.arguments.push_str(&text);
+            out.push(Piece::Arguments { index, text });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Plain text, and the name and arguments of each call; the pieces joined must give the same calls.
+    fn read(pieces: &[&str], or_text: bool) -> (String, Vec<(String, String)>) {
+        let (mut reader, mut out) = (ToolCallParser::new(or_text), Vec::new());
+        for piece in pieces {
+            reader.push(piece, &mut out);
+        }
+        reader.finish(&mut out);
+        let (mut text, mut joined) = (String::new(), Vec::<(String, String)>::new());
+        for piece in out {
+            match piece {
+                Piece::Text(more) => text += &more,
+                Piece::CallStart { index, name, .. } => {
+                    assert_eq!(index, joined.len());
+                    joined.push((name, String::new()));
+                }
+                Piece::Arguments { index, text } => joined[index].1 += &text,
+            }
+        }
+        let whole = reader.calls().iter().map(|call| (call.name.clone(), call.arguments.clone()));
+        assert_eq!(joined, whole.collect::<Vec<_>>());
+        (text, joined)
+    }
+
+    #[test]
+    fn calls_and_text_are_told_apart() {
+        let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
+        let one = r#"{"name": "f", "arguments": {"a": "}\\\"{", "b": {}}}"#;
+        let arguments = r#"{"a": "}\\\"{", "b": {}}"#;
+        for or_text in [false, true] {
+            assert_eq!(read(&[one], or_text), (String::new(), vec![call("f", arguments)]));
+            let two = format!("{one}\n{}", r#"{"name": "g", "arguments": {}}"#);
+            assert_eq!(read(&[&two], or_text), (String::new(), vec![call("f", arguments), call("g", "{}")]));
+            let cut = &one[..one.len() - 3];
+            assert_eq!(read(&[cut], or_text).1, [call("f", &arguments[..arguments.len() - 2])]);
+        }
+        for text in ["", "plain", "{\"name\"", "{\"name\":", "{\"nam e\": "] {
+            assert_eq!(read(&[text], true), (text.to_owned(), vec![]));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_same_result(
+            text in prop::sample::select(vec![
+                "{\"name\": \"f\", \"arguments\": {\"a\": \"é🦀}\\\\\\\"{\"}}\n{\"name\": \"g-2\", \"arguments\": {}}",
+                "{\"name\" is plain, however it goes on: {\"name\": \"f\"",
+                "plain 🦀",
+            ]),
+            cuts in prop::collection::vec(0_usize..80, 0..8),
+        ) {
+            let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| text.is_char_boundary(*cut)).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&str> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+            prop_assert_eq!(read(&pieces, true), read(&[text], true));
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The tokens and times of one request: counted, charged to its key, and logged when it ends, however it ends.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use opentelemetry::Context;
+use tracing::{Span, info, warn};
+
+use super::encoder::TokenUsage;
+use super::spans;
+use crate::api::auth::context::{self, AuthContext};
+use crate::engine::{Failure, Finish, Timings};
+
+/// Adds up a request's tokens and times, and logs them when it is dropped.
+pub(in crate::api) struct UsageRecorder {
+    span: Span,
+    context: Context,
+    /// The request's key, which is charged for the tokens; none if the server has no keys.
+    auth: Option<Arc<AuthContext>>,
+    started: Instant,
+    pub(in crate::api) usage: TokenUsage,
+    longest: Timings,
+    open: usize,
+    failure: Option<Failure>,
+}
+
+impl UsageRecorder {
+    /// Records a request in the current span. Its prompts are charged now: the engine has accepted it.
+    pub(in crate::api) fn new(prompts: &[Vec<u32>], cached: usize, texts: usize) -> Self {
+        let usage = TokenUsage { prompt: prompts.iter().map(Vec::len).sum(), cached, completion: 0 };
+        let recorder = Self {
+            span: Span::current(),
+            context: Context::current(),
+            auth: context::current(),
+            started: Instant::now(),
+            usage,
+            longest: Timings::default(),
+            open: texts,
+            failure: None,
+        };
+        recorder.charge(usage.prompt);
+        recorder
+    }
+
+    fn charge(&self, tokens: usize) {
+        if let Some(auth) = &self.auth {
+            auth.charge(tokens);
+        }
+    }
+
+    /// Adds tokens as they come, so that the count is right whenever the request ends.
+    pub(in crate::api) fn generated(&mut self, tokens: usize) {
+        self.usage.completion += tokens;
+        self.charge(tokens);
+    }
+
+    /// Records the end of a text.
+    pub(in crate::api) fn finish(&mut self, finish: &Finish) {
+        spans::text(&self.context, finish);
+        self.longest.queue = self.longest.queue.max(finish.timings.queue);
+        self.longest.prefill = self.longest.prefill.max(finish.timings.prefill);
+        self.longest.decode = self.longest.decode.max(finish.timings.decode);
+        self.open -= 1;
+    }
+
+    /// Records why the request cannot be finished.
+    pub(in crate::api) fn fail(&mut self, failure: Failure) {
+        self.failure = Some(failure);
+    }
+
+    /// Whether every text has ended.
+    pub(in crate::api) fn is_complete(&self) -> bool {
+        self.open == 0
+    }
+}
+
+impl Drop for UsageRecorder {
+    fn drop(&mut self) {
+        let ms = |duration: Duration| (duration.as_secs_f64() * 1e4).round() / 10.0;
+        self.span.record("prompt_tokens", self.usage.prompt);
+        self.span.record("completion_tokens", self.usage.completion);
+        self.span.record("queue_ms", ms(self.longest.queue));
+        self.span.record("prefill_ms", ms(self.longest.prefill));
+        self.span.record("decode_ms", ms(self.longest.decode));
+        spans::done(&self.context, &self.usage, self.failure);
+        let total_ms = ms(self.started.elapsed());
+        self.span.in_scope(|| match self.failure {
+            Some(Failure::Grammar) => info!(total_ms, "completion ended: {}", Failure::Grammar),
+            Some(failure) => warn!(total_ms, "completion failed: {failure}"),
+            None if self.is_complete() => info!(total_ms, "completion finished"),
+            None => info!(total_ms, "completion cancelled by the client"),
+        });
+    }
+}

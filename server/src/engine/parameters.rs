@@ -1,0 +1,158 @@
+//! What a request can ask for, and the bounds that a server sets.
+
+use std::sync::Arc;
+
+use tidegate_model::sampling::{SamplingError, SamplingParams};
+
+use super::constraint::Grammar;
+use crate::session::Snapshot;
+use crate::text::{GenerationDefaults, StopError};
+
+/// The bounds that a server sets on each request.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Tokens in the model's vocabulary.
+    pub vocab_size: usize,
+    /// Longest prompt, and longest text to tokenize, in tokens.
+    pub max_prompt_tokens: usize,
+    /// Longest answer, in tokens.
+    pub max_tokens: usize,
+    /// Set for an encoder-decoder, where a prompt is a source to translate; `None` where the text continues the prompt.
+    pub sources: Option<Sources>,
+}
+
+/// What an encoder-decoder adds to [`Limits`].
+#[derive(Clone, Copy, Debug)]
+pub struct Sources {
+    /// Longest source that the model reads, in tokens.
+    pub longest: usize,
+    /// The token that every text begins with.
+    pub start: u32,
+}
+
+impl Limits {
+    /// Longest prompt, in tokens; a source is bounded by the model as well.
+    pub fn longest_prompt(&self) -> usize {
+        self.sources.map_or(self.max_prompt_tokens, |sources| sources.longest.min(self.max_prompt_tokens))
+    }
+
+    /// The context length that clients ask for. A state has no such bound, so it is the longest prompt; for an
+    /// encoder-decoder the longest answer is added.
+    pub fn context(&self) -> usize {
+        let answer = if self.sources.is_some() { self.max_tokens } else { 0 };
+        self.longest_prompt().saturating_add(answer)
+    }
+}
+
+/// The default sampling parameters: the model's own recommendations, else sampling from the model's distribution.
+///
+/// # Errors
+/// A recommendation out of its bounds.
+pub fn recommended_sampling(defaults: &GenerationDefaults, vocab_size: usize) -> Result<SamplingParams, SamplingError> {
+    let mut sampling = SamplingParams::default();
+    let set = |target: &mut f32, value: Option<f64>| {
+        if let Some(value) = value {
+            *target = value as f32;
+        }
+    };
+    set(&mut sampling.temperature, defaults.temperature);
+    set(&mut sampling.top_p, defaults.top_p);
+    set(&mut sampling.min_p, defaults.min_p);
+    set(&mut sampling.repetition_penalty, defaults.repetition_penalty);
+    if let Some(top_k) = defaults.top_k {
+        sampling.top_k = top_k;
+    }
+    sampling.validate(vocab_size)?;
+    Ok(sampling)
+}
+
+/// The state that a request starts from.
+#[derive(Clone, Debug, Default)]
+pub enum Start {
+    /// The empty state: the prompt is the whole text.
+    #[default]
+    Empty,
+    /// A state that has read the first tokens of the prompt, but not all: only the rest is computed.
+    Prefix(Arc<Snapshot>),
+    /// A conversation: the prompt is the new text, and may be empty if the conversation has a token left to read. A new
+    /// source replaces the previous source and its text.
+    Session(Arc<Snapshot>),
+}
+
+/// The snapshots that a request takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Snapshots {
+    /// One after the prompt, without its last token.
+    pub prompt: bool,
+    /// One at the end of the text.
+    pub end: bool,
+}
+
+/// The parameters of a request, not yet validated: [`super::Request::new`] does that.
+#[derive(Clone, Debug, Default)]
+pub struct RequestParameters {
+    /// The state to start from.
+    pub start: Start,
+    /// The token ids to continue, or the source to translate.
+    pub prompt: Vec<u32>,
+    /// Most tokens to generate; 0 only reads the prompt, for a snapshot or for its log probabilities.
+    pub max_tokens: usize,
+    /// Strings that end the text.
+    pub stop: Vec<String>,
+    /// How tokens are sampled.
+    pub sampling: SamplingParams,
+    /// Whether a conversation's random numbers restart from `sampling.seed` instead of continuing.
+    pub reseed: bool,
+    /// Whether to continue after an end-of-text token.
+    pub ignore_eos: bool,
+    /// The snapshots to take.
+    pub snapshots: Snapshots,
+    /// Fewest tokens to generate before an end-of-text token or a stop token may be sampled.
+    pub min_tokens: usize,
+    /// Tokens that end the text like end-of-text tokens.
+    pub stop_token_ids: Vec<u32>,
+    /// Number of most likely tokens whose log probabilities are reported with each generated token's own; `None` reports
+    /// no log probabilities.
+    pub logprobs: Option<usize>,
+    /// The same for the prompt's tokens, which are then all computed, whatever is known of them.
+    pub prompt_logprobs: Option<usize>,
+    /// The grammar that the text must follow.
+    pub grammar: Option<Arc<dyn Grammar>>,
+}
+
+/// Why a request was refused; the message names the parameter and its bound.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// A value out of its bounds.
+    #[error("{parameter} must be {bound}, found {found}")]
+    Bound {
+        /// The parameter.
+        parameter: &'static str,
+        /// The values that are accepted.
+        bound: String,
+        /// The value that was given.
+        found: String,
+    },
+    /// A sampling parameter out of its bounds.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// Invalid stop strings.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+}
+
+impl RequestError {
+    /// A value out of its bounds.
+    pub(super) fn bound(parameter: &'static str, bound: impl Into<String>, found: impl ToString) -> Self {
+        Self::Bound { parameter, bound: bound.into(), found: found.to_string() }
+    }
+
+    /// The parameter at fault.
+    pub fn parameter(&self) -> &'static str {
+        match self {
+            Self::Bound { parameter, .. } => parameter,
+            Self::Sampling(error) => error.parameter(),
+            Self::Stop(_) => "stop",
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! How a sequence comes to the end of its prompt: in chunks, as a source, by steps that score it, or by what another
+//! request has read.
+
+use std::sync::Arc;
+
+use tidegate_model::{LanguageModel, ModelError};
+
+use super::event::Event;
+use super::prompt::{ReadPrompt, SharedPrompt};
+use super::rollback::Position;
+use super::sequence::{Phase, Sequence};
+use crate::session::{History, Snapshot};
+
+impl Sequence {
+    /// Lets the model read the next piece of the prompt, and returns its length: a source as a whole, since each of its
+    /// tokens is encoded in view of all others, a text in chunks.
+    ///
+    /// # Errors
+    /// The model failed.
+    pub(super) fn read_chunk<M: LanguageModel>(&mut self, model: &mut M, slot: usize) -> Result<usize, ModelError> {
+        match self.phase {
+            Phase::ReadSource => {
+                let source = &self.prompt.source;
+                model.read_source(source, slot)?;
+                let length = source.len();
+                self.position = Position { read: length as u64, history: History::of_source(source) };
+                self.prompt.computed = true;
+                self.phase = self.reading_from(0);
+                Ok(length)
+            }
+            Phase::Prefill { next } => {
+                let chunk = self.chunk(next);
+                model.absorb(chunk, slot)?;
+                let length = chunk.len();
+                self.advance(next, length);
+                Ok(length)
+            }
+            Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::Decode { .. } => Ok(0),
+        }
+    }
+
+    /// Notes that the state has `count` more tokens of the input, from token `next` on.
+    fn advance(&mut self, next: usize, count: usize) {
+        self.position.advance(&self.prompt.input[next..next + count]);
+        self.prompt.computed = true;
+        self.phase = self.reading_from(next + count);
+    }
+
+    /// Notes that a step has read a token of the prompt; its logits (vocab) score the next one.
+    ///
+    /// # Errors
+    /// No logit is a number.
+    pub(super) fn score_prompt(&mut self, logits: &[f32]) -> Result<(), ModelError> {
+        if !logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
+            return Err(ModelError::other("no logit is a number"));
+        }
+        let Phase::ScorePrompt { next } = self.phase else { return Ok(()) };
+        if let (Some(logprobs), Some(token)) = (&mut self.prompt.logprobs, self.prompt.input.get(next + 1)) {
+            logprobs.push(logits, *token);
+        }
+        self.advance(next, 1);
+        Ok(())
+    }
+
+    /// Whether a snapshot is needed after the prompt: by the client, or by requests with the same prompt.
+    pub(super) fn wants_prompt_end(&self) -> bool {
+        let others = self.prompt.shared.as_ref().is_some_and(SharedPrompt::has_others);
+        self.prompt.computed && (self.snapshots.prompt || others)
+    }
+
+    /// Passes the snapshot after the prompt to those who need it.
+    pub(super) fn hand_over_prompt(&mut self, end: Snapshot) {
+        let end = Arc::new(end);
+        if self.snapshots.prompt {
+            self.client.events.push_prompt(Event::Read(Arc::clone(&end)));
+        }
+        if let Some(shared) = self.prompt.shared.as_ref().filter(|shared| shared.has_others()) {
+            shared.hand_over(ReadPrompt { end, logprobs: self.prompt.logprobs.clone() });
+        }
+    }
+
+    /// Sends the log probabilities of the prompt, if they were requested.
+    pub(super) fn send_prompt_logprobs(&mut self) {
+        if let Some(logprobs) = self.prompt.logprobs.take() {
+            self.client.events.push_prompt(Event::PromptLogprobs(logprobs.into_all()));
+        }
+    }
+
+    /// Continues after the prompt that another request has read, if it has; the slot must have the state there.
+    pub(super) fn take_over_prompt(&mut self) {
+        let Some(shared) = self.prompt.shared.take_if(|shared| shared.read().is_some()) else { return };
+        let Some(prompt) = shared.read() else { return };
+        self.position = Position::of(&prompt.end);
+        self.prompt.logprobs.clone_from(&prompt.logprobs);
+        self.phase = Phase::Decode { pending: self.prompt.input.last().copied() };
+    }
+}

@@ -1,0 +1,216 @@
+//! The prompt of a request: what is read before the first token is generated, and the state it starts from.
+
+use std::sync::{Arc, OnceLock};
+
+use tidegate_model::SamplerState;
+use tidegate_model::sampling::{Sampler, SamplingParams};
+
+use super::logprobs::PromptLogprobs;
+use super::parameters::{Limits, RequestError, Start};
+use crate::session::{Answer, Snapshot};
+
+/// Tokens at the end of a prompt in which a character may have begun: each but a special one has at least a byte.
+const LAST_TOKENS: usize = 8;
+
+/// The last tokens of `pending`, the end of a conversation, followed by `prompt`: those in which a character may have
+/// begun.
+pub(crate) fn last_tokens(pending: &[u32], prompt: &[u32]) -> Vec<u32> {
+    let ends = [pending, prompt].map(|tokens| &tokens[tokens.len().saturating_sub(LAST_TOKENS)..]).concat();
+    ends[ends.len().saturating_sub(LAST_TOKENS)..].to_vec()
+}
+
+/// What a request's text belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TextKind {
+    /// A text of its own.
+    Completion,
+    /// A turn of a conversation, which begins an answer.
+    Turn,
+    /// A turn that continues the answer of the turn before.
+    Continuation,
+}
+
+/// The prompt of a request.
+#[derive(Debug)]
+pub(super) struct Prompt {
+    pub(super) start: Option<Arc<Snapshot>>,
+    /// The source to encode first; empty if there is no new one.
+    pub(super) source: Vec<u32>,
+    /// Tokens to read that are not in the starting state. The last is read by the decode step that samples the first
+    /// token; empty only if nothing is generated.
+    pub(super) input: Vec<u32>,
+    /// The last tokens before the answer, in which a character may have begun.
+    pub(super) last_tokens: Vec<u32>,
+    /// Tokens of the prompt that the client has sent.
+    pub(super) tokens: usize,
+    /// Set until they are reported: the prompt is then read token by token.
+    pub(super) logprobs: Option<PromptLogprobs>,
+    /// The prompt that this request has in common with others, until it has been read.
+    pub(super) shared: Option<Arc<SharedPrompt>>,
+    /// Whether this request itself has read any of it.
+    pub(super) computed: bool,
+}
+
+impl Prompt {
+    /// Whether `other` is the same prompt, to be read in the same way from the same start.
+    pub(super) fn is_read_as(&self, other: &Self) -> bool {
+        let start = |prompt: &Self| prompt.start.as_ref().map(Arc::as_ptr);
+        let count = |prompt: &Self| prompt.logprobs.as_ref().map(PromptLogprobs::count);
+        start(self) == start(other)
+            && count(self) == count(other)
+            && self.source == other.source
+            && self.input == other.input
+    }
+
+    /// What another request has read of it for this one.
+    pub(super) fn read_by_other(&self) -> Option<&ReadPrompt> {
+        self.shared.as_ref()?.read()
+    }
+}
+
+/// What requests with the same prompt have in common. Each request that still needs it holds it.
+#[derive(Debug, Default)]
+pub(super) struct SharedPrompt {
+    read: OnceLock<ReadPrompt>,
+}
+
+/// A prompt that has been read, without its last token.
+#[derive(Debug)]
+pub(super) struct ReadPrompt {
+    pub(super) end: Arc<Snapshot>,
+    pub(super) logprobs: Option<PromptLogprobs>,
+}
+
+impl SharedPrompt {
+    /// The prompt, once one of the requests has read it.
+    pub(super) fn read(&self) -> Option<&ReadPrompt> {
+        self.read.get()
+    }
+
+    /// Hands the prompt to the requests that have not read it; only the first call counts.
+    pub(super) fn hand_over(&self, read: ReadPrompt) {
+        self.read.get_or_init(|| read);
+    }
+
+    /// Whether any request except its holder needs it.
+    pub(super) fn has_others(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > 1
+    }
+}
+
+/// How a request starts: from nothing, from a known prefix of its prompt, within a conversation, or with a source.
+pub(super) struct Opening {
+    pub(super) start: Option<Arc<Snapshot>>,
+    pub(super) source: Vec<u32>,
+    pub(super) input: Vec<u32>,
+    pub(super) last_tokens: Vec<u32>,
+    /// The answer that continues; else an empty one.
+    pub(super) answer: Answer,
+    pub(super) kind: TextKind,
+}
+
+impl Opening {
+    pub(super) fn new(
+        start: Start,
+        prompt: Vec<u32>,
+        (sampling, reseed): (SamplingParams, bool),
+        limits: &Limits,
+    ) -> Result<(Self, Sampler), RequestError> {
+        let vocab_size = limits.vocab_size;
+        let Some(first) = limits.sources.map(|sources| sources.start) else {
+            return match start {
+                Start::Session(snapshot) => Self::turn(snapshot, prompt, (sampling, reseed), vocab_size),
+                Start::Empty => Self::completion(None, prompt, sampling, vocab_size),
+                Start::Prefix(snapshot) => Self::completion(Some(snapshot), prompt, sampling, vocab_size),
+            };
+        };
+        let before = match start {
+            Start::Session(snapshot) if prompt.is_empty() && snapshot.read == 0 => {
+                return Err(RequestError::bound(
+                    "prompt",
+                    "at least one token long where no source has been read",
+                    "none",
+                ));
+            }
+            Start::Session(snapshot) if prompt.is_empty() => {
+                return Self::turn(snapshot, prompt, (sampling, reseed), vocab_size);
+            }
+            Start::Session(snapshot) => Some(snapshot),
+            // The encoding of a source cannot start from that of a prefix.
+            Start::Empty | Start::Prefix(_) => None,
+        };
+        Self::source(before.as_deref(), (prompt, first), (sampling, reseed), vocab_size)
+    }
+
+    /// The prompt is the whole text, of which a prefix may be known.
+    fn completion(
+        start: Option<Arc<Snapshot>>,
+        mut prompt: Vec<u32>,
+        sampling: SamplingParams,
+        vocab_size: usize,
+    ) -> Result<(Self, Sampler), RequestError> {
+        let mut sampler = Sampler::new(sampling, vocab_size)?;
+        sampler.observe_prompt(&prompt);
+        let read = start.as_ref().map_or(0, |snapshot| snapshot.read);
+        let read = usize::try_from(read).ok().filter(|read| *read == 0 || *read < prompt.len());
+        let Some(read) = read else {
+            let found = format!("{} tokens", prompt.len());
+            return Err(RequestError::bound("prompt", "longer than its known prefix", found));
+        };
+        let last_tokens = last_tokens(&[], &prompt);
+        prompt.drain(..read);
+        let (source, answer, kind) = (Vec::new(), Answer::default(), TextKind::Completion);
+        Ok((Self { start, source, input: prompt, last_tokens, answer, kind }, sampler))
+    }
+
+    /// The prompt is what a turn adds. If it is not empty, a new answer begins, as if the whole text had been sent as one
+    /// prompt; if it is empty, the answer continues, as if more of it had been asked for at once.
+    fn turn(
+        snapshot: Arc<Snapshot>,
+        prompt: Vec<u32>,
+        (sampling, reseed): (SamplingParams, bool),
+        vocab_size: usize,
+    ) -> Result<(Self, Sampler), RequestError> {
+        let seed = sampling.seed;
+        let mut sampler = Sampler::resume(sampling, &snapshot.sampler, vocab_size)?;
+        let answer = snapshot.answer.clone().filter(|answer| answer.open && prompt.is_empty());
+        // An answer that continues with its own seed also continues its random numbers.
+        if reseed && (answer.is_none() || snapshot.sampler.seed != seed) {
+            sampler.reseed(seed);
+        }
+        if !prompt.is_empty() {
+            sampler.close_answer();
+            sampler.observe_prompt(&prompt);
+        }
+        let last_tokens = last_tokens(&snapshot.pending, &prompt);
+        let input = snapshot.pending.iter().copied().chain(prompt).collect();
+        let kind = if answer.is_some() { TextKind::Continuation } else { TextKind::Turn };
+        let (source, answer) = (Vec::new(), answer.unwrap_or_default());
+        Ok((Self { start: Some(snapshot), source, input, last_tokens, answer, kind }, sampler))
+    }
+
+    /// The prompt is a source, whose encoding replaces the whole state, also that of the conversation `before`. Of that
+    /// only the random numbers continue: its text is forgotten, by the penalties too, so that the answer is the same as
+    /// without it. A source is not in the language of the answer: no penalty counts it, and no character begins in it.
+    fn source(
+        before: Option<&Snapshot>,
+        (source, first): (Vec<u32>, u32),
+        (sampling, reseed): (SamplingParams, bool),
+        vocab_size: usize,
+    ) -> Result<(Self, Sampler), RequestError> {
+        let seed = sampling.seed;
+        let mut sampler = match before {
+            None => Sampler::new(sampling, vocab_size)?,
+            Some(before) => {
+                let SamplerState { seed, draws, .. } = before.sampler;
+                Sampler::resume(sampling, &SamplerState { seed, draws, counts: Vec::new() }, vocab_size)?
+            }
+        };
+        if reseed && before.is_some() {
+            sampler.reseed(seed);
+        }
+        let kind = if before.is_some() { TextKind::Turn } else { TextKind::Completion };
+        let (input, last_tokens, answer) = (vec![first], Vec::new(), Answer::default());
+        Ok((Self { start: None, source, input, last_tokens, answer, kind }, sampler))
+    }
+}

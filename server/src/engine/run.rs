@@ -1,0 +1,276 @@
+//! The engine's thread and its loop: admit requests, read one chunk of one prompt, make one decode step, repeat.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tidegate_model::sampling::{Permitted, Plans, Sampler, SamplingParams};
+use tidegate_model::{LanguageModel, ModelError, Transfer};
+use tracing::error;
+
+use super::error::catch_panic;
+use super::event::Event;
+use super::generation::Ending;
+use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
+use super::output::TextBuffers;
+use super::queue::{Lifecycle, RequestQueue, Submission};
+use super::scheduler::Scheduler;
+use super::sequence::{Phase, Sequence};
+use super::stats::{Counters, add};
+use super::step::Step;
+use super::text_rules::TextRules;
+use super::transfers::Purpose;
+use super::worker::Worker;
+
+/// The settings of an engine; the model sets its number of slots.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Most requests that may wait for a slot.
+    pub queue: usize,
+    /// How long a request may keep its slot while nobody reads its text.
+    pub stall_limit: Duration,
+    /// How long a step may take before the engine counts as stuck and not ready.
+    pub step_limit: Duration,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { queue: 256, stall_limit: Duration::from_mins(1), step_limit: Duration::from_secs(30) }
+    }
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The system could not create the thread.
+    #[error("the engine's thread could not be started: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The model failed on its first token.
+    #[error("the model failed on its first token: {0}")]
+    WarmUp(String),
+}
+
+/// Starts the engine's thread, and waits until the model has made its first steps.
+///
+/// # Errors
+/// The thread cannot be created, or the model fails.
+pub fn spawn<M: LanguageModel + 'static>(
+    mut model: M,
+    rules: TextRules,
+    options: EngineOptions,
+) -> Result<(EngineHandle, EngineThread), EngineError> {
+    let shared = Arc::new(Shared {
+        queue: RequestQueue::new(options.queue),
+        counters: Counters::new(model.slots(), model.slot_bytes()),
+        alive: AtomicBool::new(true),
+        heartbeat: Heartbeat::new(options.step_limit),
+        stall_limit: options.stall_limit,
+        slots: model.slots(),
+    });
+    let woken = Arc::clone(&shared);
+    model.on_transfer_end(Arc::new(move || woken.queue.wake()));
+    let scheduler = Scheduler::new(model.slots(), options.stall_limit);
+    let (step, buffers) = (Step::default(), TextBuffers::default());
+    let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared), step, buffers };
+    let (warm, warmed) = std::sync::mpsc::sync_channel(1);
+    let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
+        let _guard = Guard(Arc::clone(&worker.shared));
+        let outcome = worker.warm_up();
+        let ready = outcome.is_ok();
+        // The receiver waits for this message.
+        let _ = warm.send(outcome);
+        if ready {
+            worker.run();
+        }
+    })?;
+    match warmed.recv() {
+        Ok(Ok(())) => Ok((EngineHandle { shared }, EngineThread { thread })),
+        Ok(Err(reason)) => Err(EngineError::WarmUp(reason)),
+        Err(_) => Err(EngineError::WarmUp("its thread ended".into())),
+    }
+}
+
+/// Closes the queue however the thread ends, so that nobody waits for it.
+struct Guard(Arc<Shared>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.alive.store(false, Ordering::Release);
+        self.0.queue.close();
+    }
+}
+
+impl<M: LanguageModel> Worker<M> {
+    /// Makes one call of each kind, so that everything is in memory before the first request.
+    fn warm_up(&mut self) -> Result<(), String> {
+        let model = &mut self.model;
+        catch_panic(|| {
+            model.reset(0)?;
+            let start = model.source_start();
+            if start.is_some() {
+                model.read_source(&[0], 0)?;
+            }
+            let first = start.unwrap_or(0);
+            model.absorb(&[first], 0)?;
+            model.decode(&[first], &[0], &mut Vec::new())?;
+            if model.samples() {
+                let mut sampler =
+                    Sampler::new(SamplingParams::default(), model.vocab_size()).map_err(ModelError::other)?;
+                let mut plan = |_: Range<usize>, plans: &mut Plans| _ = sampler.plan(Permitted::default(), plans);
+                model.decode_and_sample(&[first], &[0], &mut plan, (&mut Vec::new(), &mut Vec::new()))?;
+            }
+            let mut transfer = model.start_export(0)?;
+            while matches!(transfer, Transfer::Pending) {
+                std::thread::sleep(Duration::from_millis(1));
+                transfer = model.poll_transfer(0)?;
+            }
+            model.reset(0)
+        })
+        .map_err(|error| error.reason)
+    }
+
+    fn run(&mut self) {
+        loop {
+            let batch = self.shared.queue.take(self.scheduler.room(), self.scheduler.wait());
+            // After the sleep: an engine that has slept for an hour is not stuck. One whose transfers do not end is.
+            if !self.scheduler.transfers_are_late(self.shared.heartbeat.limit) {
+                self.shared.heartbeat.beat();
+            }
+            for submission in batch.submissions {
+                self.admit(submission);
+            }
+            if batch.lifecycle == Lifecycle::Aborting {
+                self.scheduler.abort();
+                return;
+            }
+            self.poll_transfers();
+            let swept = self.scheduler.sweep();
+            self.count_running();
+            add(&self.shared.counters.cancelled, swept.cancelled);
+            add(&self.shared.counters.failed, swept.stalled);
+            if batch.lifecycle == Lifecycle::Draining && !batch.more && self.scheduler.is_idle() {
+                return;
+            }
+            self.read_one_chunk();
+            // Between reading and stepping: a request that is interrupted by now gets no more tokens.
+            for slot in self.scheduler.interrupted() {
+                self.finish(slot, Ending::Interrupted);
+            }
+            self.decode_step();
+            // Before the engine may sleep.
+            self.count_running();
+            if self.model.is_lost() {
+                // The server is no longer ready: its supervisor has to restart it.
+                error!("the model's device is lost: the engine ends");
+                self.scheduler.abort();
+                return;
+            }
+        }
+    }
+
+    fn count_running(&self) {
+        self.shared.counters.running.store(self.scheduler.running() as u64, Ordering::Relaxed);
+        self.shared.counters.denominators(self.model.denominators());
+    }
+
+    fn admit(&mut self, submission: Submission) {
+        if submission.sender.is_closed() {
+            add(&self.shared.counters.cancelled, 1);
+            return;
+        }
+        if submission.is_interrupted() {
+            let mut sequence = Sequence::new(submission, &self.rules);
+            let finish = sequence.finish(Ending::Interrupted, None);
+            sequence.client.events.end(Event::Finished(finish));
+            add(&self.shared.counters.finished, 1);
+            // A new channel has room, unless the reader has left.
+            sequence.client.events.flush();
+            return;
+        }
+        // The queue returns no more than there is room for.
+        let Some((slot, is_in_slot)) = self.scheduler.admit(Sequence::new(submission, &self.rules)) else { return };
+        let Some(sequence) = self.scheduler.sequence(slot) else { return };
+        match sequence.prompt.start.clone() {
+            _ if sequence.prompt.read_by_other().is_some() => self.import_prompt(slot),
+            Some(start) if !is_in_slot && start.read > 0 => self.import(slot, Purpose::Start, start),
+            _ => {
+                let model = &mut self.model;
+                let reset = catch_panic(|| if is_in_slot { Ok(()) } else { model.reset(slot) });
+                self.continue_after(slot, Purpose::Start, reset.map(|()| Transfer::Done(Vec::new())));
+            }
+        }
+    }
+
+    /// Reads one chunk of one prompt. The prompt's last token, or after a source the text's first, is left for the decode
+    /// step, which samples the next one.
+    fn read_one_chunk(&mut self) {
+        let Some(slot) = self.scheduler.next_prefill() else { return };
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        let model = &mut self.model;
+        if sequence.phase == Phase::ReadSource {
+            self.shared.heartbeat.pause();
+        }
+        let outcome = catch_panic(|| sequence.read_chunk(model, slot));
+        // The next step has a time limit of its own.
+        self.shared.heartbeat.beat();
+        match outcome {
+            Ok(length) => {
+                add(&self.shared.counters.prompt_tokens, length);
+                let last = sequence.has_read_prompt();
+                self.scheduler.chunk_was_read(slot, last);
+                if last {
+                    self.prompt_was_read(slot);
+                }
+            }
+            Err(error) => self.fail(slot, &error),
+        }
+    }
+
+    /// Makes one decode step of all running rows.
+    ///
+    /// A panic while sampling or accepting one row's token ends that request alone. An error of the step that the rows share
+    /// ends the requests of the step, and the engine continues.
+    fn decode_step(&mut self) {
+        let Self { model, scheduler, step, rules, .. } = self;
+        if !step.begin(scheduler.rows()) {
+            return;
+        }
+        let outcome = catch_panic(|| step.decode(model, scheduler, rules));
+        // Its buffers are put back below; panics in between are caught.
+        let mut step = std::mem::take(step);
+        match outcome {
+            Ok(()) => {
+                self.shared.counters.step(step.slots.len());
+                step.sample(&mut self.scheduler, &self.rules);
+                let mut choices = std::mem::take(&mut step.choices);
+                for ((slot, logits), choice) in step.slots.iter().zip(step.logits()).zip(choices.drain(..)) {
+                    match (choice, logits) {
+                        (Some(choice), _) => self.accept(*slot, choice),
+                        (None, Some(logits)) => self.score_prompt(*slot, logits),
+                        // The row's request has ended.
+                        (None, None) => {}
+                    }
+                }
+                step.choices = choices;
+            }
+            // Some states may have read the token and others not: none of these rows can continue.
+            Err(error) => step.slots.iter().for_each(|slot| self.fail(*slot, &error)),
+        }
+        self.step = step;
+    }
+
+    /// Scores a prompt by the logits of a step that has read one of its tokens.
+    fn score_prompt(&mut self, slot: usize, logits: &[f32]) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        match catch_panic(|| sequence.score_prompt(logits)) {
+            Ok(()) => {
+                add(&self.shared.counters.prompt_tokens, 1);
+                if sequence.has_read_prompt() {
+                    self.prompt_was_read(slot);
+                }
+            }
+            Err(error) => self.fail(slot, &error),
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! One request in a slot: what it does next, how much has been read, and what has been generated.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tracing::Span;
+
+use super::error::SequenceError;
+use super::event::{Finish, Interrupt, Timings};
+use super::event_sender::EventSender;
+use super::generation::{Choice, Ending, Generation};
+use super::logprobs::Logprobs;
+use super::output::{TextBuffers, TextOutput};
+use super::parameters::Snapshots;
+use super::prompt::{Prompt, TextKind};
+use super::queue::Submission;
+use super::request::Request;
+use super::rollback::{Position, Rollback};
+use super::text_rules::TextRules;
+use crate::session::{Answer, Snapshot};
+use crate::text::Detokenizer;
+
+/// Most tokens of a prompt that are read between two decode steps.
+const PROMPT_CHUNK: usize = 256;
+
+/// What a sequence does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Waits for another request to read the prompt that they share.
+    AwaitPrompt,
+    /// Reads the source, as a whole.
+    ReadSource,
+    /// Reads the input from token `next` on, in chunks.
+    Prefill { next: usize },
+    /// Reads the input from token `next` on by decode steps, whose logits score the tokens that follow.
+    ScorePrompt { next: usize },
+    /// Generates. The pending token is the last of the text and not in the state yet; there is none if the input is empty
+    /// or if the token has ended the text.
+    Decode { pending: Option<u32> },
+}
+
+/// The client of a request.
+pub(super) struct Client {
+    pub(super) events: EventSender,
+    pub(super) interrupt: Interrupt,
+    /// The span of the engine's log lines about the request.
+    pub(super) span: Span,
+    submitted: Instant,
+    admitted: Instant,
+    first_token: Option<Instant>,
+}
+
+/// A running request.
+pub(super) struct Sequence {
+    pub(super) phase: Phase,
+    pub(super) prompt: Prompt,
+    pub(super) position: Position,
+    pub(super) generation: Generation,
+    pub(super) output: TextOutput,
+    pub(super) kind: TextKind,
+    pub(super) snapshots: Snapshots,
+    pub(super) rollback: Option<Rollback>,
+    pub(super) client: Client,
+}
+
+/// The outcome of [`Sequence::accept`].
+pub(super) struct Accepted {
+    pub(super) ending: Option<Ending>,
+    /// If set, the slot's state, which does not have the token yet, must be kept as the point to roll back to. The text
+    /// that the token shows.
+    pub(super) rollback: Option<String>,
+}
+
+impl Sequence {
+    pub(super) fn new(submission: Submission, rules: &TextRules) -> Self {
+        let Submission { request, sender, interrupt, submitted, span } = submission;
+        let Request { prompt, generation, mut output, kind, snapshots } = request;
+        if kind != TextKind::Continuation {
+            // The answer completes a character that the prompt has begun.
+            output.detokenizer = Detokenizer::resume(&rules.vocabulary.unfinished(&prompt.last_tokens));
+        }
+        let events = EventSender::new(sender);
+        let client = Client { events, interrupt, span, submitted, admitted: Instant::now(), first_token: None };
+        let position = prompt.start.as_deref().map_or(Position::default(), Position::of);
+        let phase = Phase::AwaitPrompt;
+        let mut sequence =
+            Self { phase, prompt, position, generation, output, kind, snapshots, rollback: None, client };
+        if kind == TextKind::Continuation && sequence.is_unsettled() {
+            let start = sequence.prompt.start.as_deref();
+            sequence.rollback = start.and_then(|start| Rollback::before(start, rules));
+        }
+        sequence.start_reading();
+        sequence
+    }
+
+    /// Lets this request itself read its prompt.
+    pub(super) fn start_reading(&mut self) {
+        self.phase = if self.prompt.source.is_empty() { self.reading_from(0) } else { Phase::ReadSource };
+    }
+
+    /// The phase in which the next token of the input to read is `next`.
+    pub(super) fn reading_from(&self, next: usize) -> Phase {
+        let input = &self.prompt.input;
+        if next + 1 >= input.len() {
+            Phase::Decode { pending: input.last().copied() }
+        } else if self.prompt.logprobs.is_some() {
+            Phase::ScorePrompt { next }
+        } else {
+            Phase::Prefill { next }
+        }
+    }
+
+    /// The next chunk of the input from token `next` on, without its last token.
+    pub(super) fn chunk(&self, next: usize) -> &[u32] {
+        let end = (self.prompt.input.len() - 1).min(next + PROMPT_CHUNK);
+        &self.prompt.input[next..end]
+    }
+
+    /// Whether the prompt has been read, without its last token.
+    pub(super) fn has_read_prompt(&self) -> bool {
+        matches!(self.phase, Phase::Decode { .. })
+    }
+
+    /// Whether the prompt is read by decode steps, each of which scores the token after the one it reads.
+    pub(super) fn is_scoring(&self) -> bool {
+        matches!(self.phase, Phase::ScorePrompt { .. })
+    }
+
+    /// The token that the next decode step reads; `None` while the prompt is read or the reader is too far behind.
+    pub(super) fn next_token(&self) -> Option<u32> {
+        match self.phase {
+            Phase::ScorePrompt { next } => self.prompt.input.get(next).copied(),
+            Phase::Decode { pending } => pending.filter(|_| !self.client.events.is_full()),
+            Phase::AwaitPrompt | Phase::ReadSource | Phase::Prefill { .. } => None,
+        }
+    }
+
+    /// The pending token.
+    pub(super) fn pending(&self) -> Option<u32> {
+        if let Phase::Decode { pending } = self.phase { pending } else { None }
+    }
+
+    /// Adds the token sampled after the pending one, and its text.
+    ///
+    /// # Errors
+    /// The text cannot follow its grammar any further.
+    pub(super) fn accept(
+        &mut self,
+        choice: Choice,
+        rules: &TextRules,
+        buffers: &mut TextBuffers,
+    ) -> Result<Accepted, SequenceError> {
+        if let Some(read) = self.pending() {
+            self.position.advance(&[read]);
+        }
+        let Choice { token, logprobs } = choice;
+        self.phase = Phase::Decode { pending: Some(token) };
+        self.generation.generated += 1;
+        self.client.first_token.get_or_insert_with(Instant::now);
+        let carried = self.output.start_token(buffers);
+        let ending = self.ending(token, rules, buffers)?;
+        let rollback = self.track_rollback(token, &buffers.text, carried);
+        self.client.events.push(token, &buffers.text, logprobs);
+        Ok(Accepted { ending, rollback })
+    }
+
+    /// Adds what `token`, the last one sampled, shows to the text; how the text ends with it, if it does.
+    fn ending(
+        &mut self,
+        token: u32,
+        rules: &TextRules,
+        buffers: &mut TextBuffers,
+    ) -> Result<Option<Ending>, SequenceError> {
+        let Generation { stop, generated, guide, .. } = &mut self.generation;
+        let may_end = stop.may_end_at(*generated);
+        let mut ending = stop.ending(token, &rules.eos);
+        if ending.is_none() {
+            let stopped = self.output.push(rules.vocabulary.bytes(token), may_end, buffers);
+            let complete = guide.as_mut().map(|guide| guide.accept(token)).transpose()?.unwrap_or(false);
+            if stopped {
+                return Ok(Some(Ending::StopString));
+            }
+            if !complete && (self.generation.wants_tokens() || self.kind != TextKind::Completion) {
+                // The next turn continues here: what is held back stays so.
+                return Ok((!self.generation.wants_tokens()).then_some(Ending::Length));
+            }
+            ending = Some(if complete { Ending::Grammar } else { Ending::Length });
+        }
+        Ok(if self.output.close(may_end, buffers) { Some(Ending::StopString) } else { ending })
+    }
+
+    /// Whether a stop string rolls the text back, or still may, where that matters for the snapshot at its end.
+    fn is_unsettled(&self) -> bool {
+        self.snapshots.end && self.output.is_unsettled()
+    }
+
+    /// Adds a token to the text since the point to roll back to. If a point is needed and there is none, returns the text
+    /// that the token shows. The first `carried` bytes of `text` are from tokens before this one.
+    fn track_rollback(&mut self, token: u32, text: &str, carried: usize) -> Option<String> {
+        let unsettled = self.is_unsettled();
+        match self.rollback.take().filter(|rollback| unsettled && !rollback.is_full()) {
+            Some(mut rollback) => {
+                rollback.tokens.push(token);
+                rollback.shown.push_str(text);
+                self.rollback = Some(rollback);
+                None
+            }
+            None => unsettled.then(|| text[carried..].to_owned()),
+        }
+    }
+
+    /// Sets the point to roll back to, before the pending token, which shows `shown`.
+    pub(super) fn set_rollback(&mut self, state: Vec<f32>, shown: String) {
+        let tokens = self.pending().into_iter().collect();
+        self.rollback = Some(Rollback { state, position: self.position, tokens, shown });
+    }
+
+    /// The answer at the end of a turn; `None` where there is none.
+    pub(super) fn answer(&self, open: bool) -> Option<Answer> {
+        let answers = match self.kind {
+            TextKind::Completion => false,
+            // Even if it was interrupted before its first token: the prompt has opened the answer.
+            TextKind::Turn => self.generation.max_tokens > 0,
+            TextKind::Continuation => true,
+        };
+        answers.then(|| self.output.answer(open))
+    }
+
+    /// The result of a text that has ended.
+    pub(super) fn finish(&self, ending: Ending, snapshot: Option<Arc<Snapshot>>) -> Finish {
+        let now = Instant::now();
+        let Client { submitted, admitted, first_token, .. } = self.client;
+        let first_token = first_token.unwrap_or(now);
+        Finish {
+            reason: ending.reason(),
+            stop: ending.cause(self.output.stops.found()),
+            cumulative_logprob: self.generation.logprobs.as_ref().map(Logprobs::sum),
+            prompt_tokens: self.prompt.tokens,
+            completion_tokens: self.generation.generated,
+            timings: Timings {
+                queue: admitted - submitted,
+                prefill: first_token - admitted,
+                decode: now - first_token,
+            },
+            snapshot,
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Snapshots of running requests: after the prompt, and at the end of the text.
+
+use tidegate_model::{LanguageModel, ModelError};
+
+use super::generation::Ending;
+use super::rollback::{Position, Rollback};
+use super::sequence::{Phase, Sequence};
+use super::text_rules::TextRules;
+use crate::session::Snapshot;
+
+/// A snapshot, and whether the slot holds exactly its state.
+pub(super) struct EndSnapshot {
+    pub(super) snapshot: Snapshot,
+    pub(super) is_in_slot: bool,
+}
+
+/// What the snapshot at the end of a text needs.
+pub(super) enum End {
+    /// Nothing more.
+    Complete(EndSnapshot),
+    /// The state of the slot, for [`of_slot`]; whether the answer stays open.
+    NeedsState { open: bool },
+}
+
+/// The snapshot after the prompt, from which other requests with the same prefix can continue.
+pub(super) fn after_prompt(state: Vec<f32>, sequence: &Sequence) -> Snapshot {
+    let Position { read, history } = sequence.position;
+    Snapshot { state, read, pending: sequence.pending().into_iter().collect(), history, ..Snapshot::default() }
+}
+
+fn snapshot(sequence: &Sequence, state: Vec<f32>, position: Position, pending: Vec<u32>, open: bool) -> Snapshot {
+    let Position { read, history } = position;
+    let (sampler, answer) = (sequence.generation.sampler.state(), sequence.answer(open));
+    Snapshot { state, read, pending, history, sampler, answer }
+}
+
+/// The snapshot at the end of a request's text: the text that was shown, without what ended it.
+pub(super) fn at_end<M: LanguageModel>(
+    model: &mut M,
+    slot: usize,
+    sequence: &mut Sequence,
+    ending: Ending,
+    rules: &TextRules,
+) -> Result<End, ModelError> {
+    Ok(match (ending, sequence.rollback.take()) {
+        (Ending::StopString, Some(rollback)) => End::Complete(roll_back(model, slot, sequence, rollback, rules)?),
+        (Ending::Length | Ending::Interrupted, Some(Rollback { state, position, tokens, .. })) => {
+            let snapshot = snapshot(sequence, state, position, tokens, true);
+            End::Complete(EndSnapshot { snapshot, is_in_slot: false })
+        }
+        (Ending::Length | Ending::Interrupted, None) => needs_state(sequence, true),
+        // The last token is a part of the text, and nothing is held back any more.
+        (Ending::Grammar, _) => needs_state(sequence, false),
+        (Ending::Eos(_) | Ending::StopToken(_) | Ending::StopString, _) => {
+            // The pending token has ended the text, and is no part of it.
+            if let Some(token) = sequence.pending() {
+                sequence.phase = Phase::Decode { pending: None };
+                sequence.generation.sampler.take_back(token);
+            }
+            needs_state(sequence, false)
+        }
+    })
+}
+
+fn needs_state(sequence: &Sequence, open: bool) -> End {
+    // A slot that has read nothing has no state.
+    if sequence.position.read == 0 {
+        End::Complete(of_slot(Vec::new(), sequence, open))
+    } else {
+        End::NeedsState { open }
+    }
+}
+
+/// The snapshot of a slot that holds `state`, with the pending token, if there is one.
+pub(super) fn of_slot(state: Vec<f32>, sequence: &Sequence, open: bool) -> EndSnapshot {
+    let pending = sequence.pending().into_iter().collect();
+    let snapshot = snapshot(sequence, state, sequence.position, pending, open);
+    EndSnapshot { is_in_slot: snapshot.read > 0, snapshot }
+}
+
+/// The snapshot of a text without its stop string: back to the point before it, then on through what was shown since.
+fn roll_back<M: LanguageModel>(
+    model: &mut M,
+    slot: usize,
+    sequence: &mut Sequence,
+    rollback: Rollback,
+    rules: &TextRules,
+) -> Result<EndSnapshot, ModelError> {
+    let Rollback { mut state, mut position, tokens, shown } = rollback;
+    let sampler = &mut sequence.generation.sampler;
+    for token in tokens {
+        sampler.take_back(token);
+    }
+    // A token may end in the beginning of the stop string: the text it showed before is read as tokens of its own.
+    let rest = if shown.is_empty() { Vec::new() } else { (rules.encode)(&shown) };
+    if !rest.is_empty() {
+        if position.read == 0 {
+            model.reset(slot)?;
+        } else {
+            model.import(slot, &state, position.read)?;
+        }
+        model.absorb(&rest, slot)?;
+        state = model.export(slot)?;
+        position.advance(&rest);
+        sampler.observe_prompt(&rest);
+    }
+    let snapshot = snapshot(sequence, state, position, Vec::new(), false);
+    Ok(EndSnapshot { snapshot, is_in_slot: !rest.is_empty() })
+}

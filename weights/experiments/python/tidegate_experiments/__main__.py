@@ -1,0 +1,111 @@
+"""The command line: `python -m tidegate_experiments prepare|compare|listops|prepare-translation|translate|probe`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from tidegate_training import cli
+
+PROG = "python -m tidegate_experiments"
+
+
+def seeds(text: str) -> list[int]:
+    """`1,2,3` of an option."""
+    return [int(n) for n in text.split(",")]
+
+
+def arguments() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog=PROG, description=__doc__.split("\n")[0])
+    sub = top.add_subparsers(dest="command", required=True)
+
+    def experiment(name: str, text: str, data: str | None, writes: str) -> argparse.ArgumentParser:
+        p = sub.add_parser(name, help=text, description=f"{text}; finished runs are kept, killed ones resumed")
+        p.add_argument("config", type=Path)
+        if data:
+            p.add_argument("--data", type=Path, required=True, help=f"folder that `{data}` wrote")
+        p.add_argument("--out", type=Path, required=True, help=f"folder to write: {writes}, the report")
+        p.add_argument("--only", type=lambda x: x.split(","), default=[], metavar="MIXER,...", help="default: those of the configuration")
+        p.add_argument("--seeds", type=seeds, default=[], metavar="N,...", help="default: those of the configuration")
+        cli.add_overrides(p)
+        return p
+
+    cli.add_prepare(sub, "prepare", "train the tokenizer and encode the texts of a comparison")
+    p = experiment("compare", "train every mixer in one decoder on equal terms, measure and export each", "prepare", "runs, checkpoints")
+    p.add_argument("--threads", type=int, default=0, help="threads of PyTorch; default: its own choice")
+    p = experiment("listops", "train an encoder with each mixer on ListOps and report", None, "runs")
+    p.add_argument("--device", default="cpu")
+    cli.add_prepare(sub, "prepare-translation", "train the tokenizer of sentence pairs and encode them")
+    p = experiment("translate", "train an encoder-decoder with each mixer on sentence pairs and report BLEU", "prepare-translation",
+                   "runs, checkpoints, hypotheses")
+    p.add_argument("--threads", type=int, default=None, help="threads of PyTorch; default: train.threads")
+
+    text = "write the queries, keys and values of a softmax checkpoint's heads on a text, for `tidegate-experiments approximation`"
+    p = sub.add_parser("probe", help=text, description=text)
+    p.add_argument("--model", type=Path, required=True)
+    p.add_argument("--text", type=Path, required=True)
+    p.add_argument("--tokens", type=int, default=None, help="of each piece of the text; default: the model's window")
+    p.add_argument("--cases", type=int, default=4, help="pieces of the text")
+    p.add_argument("--out", type=Path, required=True, help="safetensors file to write")
+    return top
+
+
+def recorded(argv: list[str]) -> str:
+    """The command as a report states it. Of an absolute path, which means nothing elsewhere, it keeps the last part."""
+    def portable(word: str) -> str:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        return option + equals + (Path(value).name if Path(value).is_absolute() else value)
+
+    return f"{PROG} " + shlex.join(portable(word) for word in argv)
+
+
+def recorded_translation(args: argparse.Namespace) -> str:
+    """The command that makes all runs of a translation's report, whichever process made which."""
+    sets = [word for item in args.set for word in ("--set", item)]
+    return f"{PROG} " + shlex.join(["translate", f"configs/{args.config.name}", "--data", "DATA", "--out", "FOLDER", *sets])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status, as in `cli.status`."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = arguments().parse_args(argv)
+    return cli.status("tidegate_experiments", lambda: execute(args, recorded(argv)))
+
+
+def execute(args: argparse.Namespace, command: str) -> None:
+    """command: as the report states it"""
+    if args.command == "prepare":
+        from tidegate_training.data import prepare_run
+
+        from . import compare
+
+        prepare_run(compare.load(args.config, args.set), args.texts, args.data)
+    elif args.command == "compare":
+        from . import compare
+
+        print(compare.compare(args.config, args.data, args.out, args.only, args.seeds, args.threads, args.set, command))
+    elif args.command == "listops":
+        from . import classify
+
+        classify.run_all(classify.load(args.config, args.set), args.out, args.only, args.seeds, args.device, command)
+    elif args.command == "prepare-translation":
+        from . import pairs, translate
+
+        run = translate.load(args.config, args.set)
+        print(json.dumps(pairs.prepare(run.data, args.texts, run.model.vocab_size, args.data), indent=2))
+    elif args.command == "translate":
+        from . import translate
+
+        run = translate.load(args.config, args.set + ([] if args.threads is None else [f"train.threads={args.threads}"]))
+        print(translate.run_all(run, args.data, args.out, args.only, args.seeds, recorded_translation(args)))
+    elif args.command == "probe":
+        from .probe import probe
+
+        probe(args.model, args.text, args.tokens, args.cases, args.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

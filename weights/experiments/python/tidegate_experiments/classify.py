@@ -1,0 +1,274 @@
+"""The ListOps experiment: one encoder with each mixer in turn, trained on the same sequences, and the report.
+
+One run is one mixer with one seed. It leaves `runs/<mixer>-<seed>.json` when it is done; a run whose file is there is not
+made again, and the report `listops.json` is written anew after each from all that are there, so that several processes may
+share a folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from tidegate_training import config, optim
+from tidegate_training.train import Diverged, parameters
+
+from . import compare, listops
+from .encoder import Encoder, EncoderConfig
+from .listops import ListOpsConfig, Sequences
+
+# What each name of the reports means; the sizes are those of `[model]`. D random vectors give 2 D features of sine and
+# cosine: the other maps have 2 D of their own.
+MIXERS = {
+    "softmax": {"attention": "softmax"},
+    "rfa": {"attention": "rfa", "feature_map": "gaussian"},
+    "rfa-arccos": {"attention": "rfa", "feature_map": "arc_cosine"},
+    "elu": {"attention": "rfa", "feature_map": "elu"},
+    "favor": {"attention": "rfa", "feature_map": "favor"},
+    "lara": {"attention": "lara", "lara_weights": "query-specific"},
+    "lara-balance": {"attention": "lara", "lara_weights": "balance"},
+    "ra": {"attention": "ra"},
+}
+NOTE = ("of sequences made here, whose arguments are shared out in another way than those of the Long Range Arena: not to be compared "
+        "with published accuracies. standard_error is that of the test sequences alone, seeds differ by more")
+CURVE_EVERY = 25
+BANDS = 3
+
+
+@dataclass(frozen=True)
+class ClassifyConfig:
+    """How each run is trained: `batch` sequences a step. `optim.py` reads the names that it shares with `TrainConfig`."""
+
+    mixers: list[str] = field(default_factory=lambda: ["softmax", "rfa", "lara"])
+    seeds: list[int] = field(default_factory=lambda: [1])
+    batch: int = 32
+    steps: int = 300
+    warmup: int = 30
+    optimizer: str = "adamw"
+    lr: float = 2e-3
+    muon_lr: float = 0.02
+    min_lr_ratio: float = 0.05
+    weight_decay: float = 0.05
+    beta1: float = 0.9
+    beta2: float = 0.98
+    clip: float = 1.0
+    sigma_max: float = 1.3
+    precision: str = "f32"
+    threads: int = 1
+
+    def __post_init__(self):
+        unknown = [m for m in self.mixers if m not in MIXERS]
+        if unknown:
+            raise ValueError(f"train.mixers: expected some of {sorted(MIXERS)}, found {unknown}")
+        if self.precision not in ("f32", "bf16"):
+            raise ValueError(f"train.precision: expected 'f32' or 'bf16', found {self.precision!r}")
+        if min(self.batch, self.steps) < 1 or not self.seeds or not self.mixers:
+            raise ValueError("train: batch and steps must be at least 1, and mixers and seeds not empty")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    model: EncoderConfig
+    data: ListOpsConfig
+    train: ClassifyConfig
+
+    def settings(self) -> dict:
+        """What a run depends on besides its mixer and seed, as plain JSON."""
+        model, train = dataclasses.asdict(self.model), dataclasses.asdict(self.train)
+        for key in ("attention", "feature_map", "lara_weights"):
+            del model[key]
+        for key in ("mixers", "seeds", "threads"):
+            del train[key]
+        return {"model": model, "data": dataclasses.asdict(self.data), "train": train}
+
+
+def load(path: Path, overrides: list[str] = ()) -> Experiment:
+    """Reads `[model]`, `[data]` and `[train]` of a TOML; each override is `table.key=value`."""
+    raw = config.read(path, overrides, ("model", "data", "train"))
+    build = lambda cls, table: config.build(cls, raw.get(table, {}), table)
+    if {"attention", "feature_map", "lara_weights", "vocab_size", "classes"} & set(raw.get("model", {})):
+        raise ValueError("[model]: train.mixers says which attentions are used, the task how many tokens and classes there are")
+    return Experiment(build(EncoderConfig, "model"), build(ListOpsConfig, "data"), build(ClassifyConfig, "train"))
+
+
+def band(length: int, data: ListOpsConfig) -> int:
+    """Which third of the range of lengths a batch is in."""
+    return min(BANDS - 1, BANDS * (length - data.min_length) // max(1, data.max_length - data.min_length))
+
+
+def batch_tensors(data: Sequences, index: np.ndarray, device: str):
+    """Token ids, mask (None without padding) and labels of a batch."""
+    ids, labels = (torch.from_numpy(x).to(device) for x in listops.collate(data, index))
+    mask = ids != listops.PAD
+    return ids, None if bool(mask.all()) else mask, labels
+
+
+def synchronise(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+@torch.no_grad()
+def evaluate(model: Encoder, data: Sequences, batch: int, device: str) -> tuple[float, float]:
+    """Accuracy, and mean loss in nats, over all sequences."""
+    model.eval()
+    right, total = 0, 0.0
+    for index in listops.batches(data, batch):
+        ids, mask, labels = batch_tensors(data, index, device)
+        logits = model(ids, mask)
+        right += int((logits.argmax(-1) == labels).sum())
+        total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+    model.train()
+    return right / len(data), total / len(data)
+
+
+def configured(base: EncoderConfig, mixer: str) -> EncoderConfig:
+    """The encoder of one mixer."""
+    cfg = dataclasses.replace(base, vocab_size=listops.VOCAB, classes=listops.CLASSES, **MIXERS[mixer])
+    return dataclasses.replace(cfg, proj_dim=2 * base.proj_dim) if cfg.feature_map in ("favor", "arc_cosine") else cfg
+
+
+def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Sequences, device: str = "cpu") -> dict:
+    """Trains the encoder with one mixer and measures it on `test`. The batches depend on the seed alone."""
+    t = exp.train
+    model = Encoder(configured(exp.model, mixer))
+    model.init_weights(seed)
+    model.to(device)
+    torch.manual_seed(seed)  # of the noise in training
+    optimizers = optim.build(model, t)
+    rng = random.Random(seed)
+    queue: list[np.ndarray] = []
+    curve, recent = [], []
+    spent, counted = [0.0] * BANDS, [0] * BANDS
+    bar = tqdm(range(t.steps), desc=f"{mixer} {seed}", unit="step", dynamic_ncols=True, mininterval=2.0)
+    for step in bar:
+        queue = queue or listops.batches(train, t.batch, rng)
+        index = queue.pop()
+        factor = optim.schedule(step, t)
+        synchronise(device)
+        clock = time.perf_counter()
+        ids, mask, labels = batch_tensors(train, index, device)
+        for o in optimizers:
+            for g in o.param_groups:
+                g["lr"] = g["base_lr"] * factor
+            o.zero_grad(set_to_none=True)
+        with torch.autocast(device_type=device.split(":")[0], dtype=torch.bfloat16, enabled=t.precision == "bf16"):
+            loss = model(ids, mask, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), t.clip)
+        for o in optimizers:
+            o.step()
+        with torch.no_grad():
+            for layer in model.layers:
+                if layer.self_attn.mixer.sigma is not None:
+                    # What arc-cosine features give does not depend on sigma's scale, and nothing in them can vanish by it.
+                    layer.self_attn.mixer.sigma.clamp_(0.05, t.sigma_max if model.cfg.feature_map == "gaussian" else None)
+        recent.append(loss.item())
+        which = band(ids.shape[1], exp.data)
+        spent[which] += time.perf_counter() - clock
+        counted[which] += len(index)
+        if not math.isfinite(recent[-1]):
+            raise Diverged(f"{mixer}, seed {seed}, step {step}: loss {recent[-1]}; lower train.lr or raise train.warmup")
+        if len(recent) == CURVE_EVERY or step + 1 == t.steps:
+            curve.append([step + 1, round(sum(recent) / len(recent), 4)])
+            bar.set_postfix(loss=curve[-1][1])
+            recent = []
+    accuracy, loss = evaluate(model, test, t.batch, device)
+    edges = [exp.data.min_length + i * (exp.data.max_length - exp.data.min_length) // BANDS for i in range(BANDS + 1)]
+    return {
+        "seed": seed,
+        "accuracy": accuracy,
+        "standard_error": round(math.sqrt(accuracy * (1 - accuracy) / len(test)), 4),
+        "loss": round(loss, 4),
+        "steps": t.steps,
+        "sequences_per_second": round(sum(counted) / sum(spent), 3),
+        "by_length": {f"{edges[i]}-{edges[i + 1]}": round(counted[i] / spent[i], 3) for i in range(BANDS) if counted[i]},
+        "seconds": round(sum(spent), 1),
+        "curve": curve,
+        "parameters": parameters(model),
+    }
+
+
+def machine(device: str) -> str:
+    """The processor of a run, in words."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{compare.machine()}, threads used: {torch.get_num_threads()}"
+
+
+def read_runs(folder: Path, settings: dict) -> dict[tuple[str, int], dict]:
+    """The finished runs of a folder by mixer and seed; ValueError where one had other settings."""
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        run = json.loads(file.read_text(encoding="utf-8"))
+        if run["settings"] != settings:
+            raise ValueError(f"{file}: a run with other settings; use another folder")
+        found[run["mixer"], run["result"]["seed"]] = run
+    return found
+
+
+def report(exp: Experiment, runs: dict[tuple[str, int], dict], facts: dict) -> dict:
+    """`listops.json`: one row a mixer, with all its seeds."""
+    rows = []
+    for mixer in MIXERS:
+        results = [runs[key]["result"] for key in sorted(runs) if key[0] == mixer]
+        if results:
+            seeds = [{k: v for k, v in runs[mixer, r["seed"]]["result"].items() if k != "parameters"}
+                     | {"machine": runs[mixer, r["seed"]]["machine"]} for r in results]
+            rows.append({"mixer": mixer, "parameters": results[0]["parameters"], "seeds": seeds})
+    given = list(runs.values())
+    return {"experiment": "listops", "command": compare.distinct(given, "command"), "machine": compare.distinct(given, "machine"),
+            "date": datetime.date.today().isoformat(), "settings": exp.settings() | facts, "rows": rows}
+
+
+def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], device: str, command: str) -> dict:
+    """Every run that is not there yet; returns the report, which is also `out/listops.json`.
+
+    command: what was asked for, as the report states it. Where a run diverges the others are made, and then `Diverged` is
+    raised; called again, it is tried again.
+    """
+    mixers = only or exp.train.mixers
+    unknown = sorted(set(mixers) - set(MIXERS))
+    if unknown:
+        raise ValueError(f"--only: unknown mixers {unknown}; known are {', '.join(MIXERS)}")
+    compare.remove_leftovers(out)
+    if exp.train.threads:
+        torch.set_num_threads(exp.train.threads)
+    folder = out / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = exp.settings()
+    read_runs(folder, settings)  # refuses a folder of another experiment before anything is computed
+    train, test = listops.generate(exp.data, "train"), listops.generate(exp.data, "test")
+    facts = {"unit": "accuracy", "note_on_accuracies": NOTE, "baselines": listops.baselines(train, test), "train_distribution": listops.describe(train),
+             "test_distribution": listops.describe(test)}
+    print(json.dumps(facts, indent=1), flush=True)
+    for seed in seeds or exp.train.seeds:
+        for mixer in mixers:
+            file = folder / f"{mixer}-{seed}.json"
+            if file.exists():
+                continue
+            try:
+                result = train_one(exp, mixer, seed, train, test, device)
+            except Diverged as e:
+                facts.setdefault("diverged", []).append(str(e))
+                continue
+            compare.write_json(file, {"mixer": mixer, "machine": machine(device), "command": command, "settings": settings,
+                                      "result": result})
+            compare.write_json(out / "listops.json", report(exp, read_runs(folder, settings), facts))
+            print(f"{mixer}, seed {seed}: accuracy {result['accuracy']:.3f}, loss {result['loss']:.3f} nats, "
+                  f"{result['sequences_per_second']:.2f} sequences/s", flush=True)
+    whole = report(exp, read_runs(folder, settings), facts)
+    compare.write_json(out / "listops.json", whole)
+    if "diverged" in facts:
+        raise Diverged(f"{out / 'listops.json'} is without " + "; ".join(facts["diverged"]))
+    return whole

@@ -1,0 +1,326 @@
+"""The family of mixers on equal terms: one decoder, one text in one order, one schedule, and only the mixer differs.
+
+Each mixer and seed is a run of its own: `work/` holds it while it trains, `checkpoints/<mixer>-<seed>` is what Rust
+evaluates and serves, `runs/<mixer>-<seed>.json` what it measured, and the report merges all of those. A run that is there
+is not made again, so that several processes may each take some of the mixers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tidegate_training import config
+from tidegate_training.config import RunConfig
+from tidegate_training.data import EOT_ID, fingerprint, positions
+from tidegate_training.evaluate import Score, score, stream_loss
+from tidegate_training.export import write_folder
+from tidegate_training.model import Decoder
+from tidegate_training.train import Diverged, Trainer, parameters
+
+UNITS = ("nats per character", "bits per byte")
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """What `compare` reports: its name, the corpus in words, the unit of the losses, which validation text of `[data]`
+    they are measured on (its first `eval_tokens`, 0 for all), and the tokens in the hybrid's window."""
+
+    experiment: str = "language"
+    corpus: str = ""
+    unit: str = "bits per byte"
+    valid: str = ""
+    window: int = 16
+    eval_tokens: int = 0
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"compare.unit: must be one of {UNITS}, found {self.unit!r}")
+
+
+@dataclass(frozen=True)
+class CompareRun(RunConfig):
+    """A run's settings and the comparison's."""
+
+    compare: CompareConfig = CompareConfig()
+
+
+def load(path: Path, overrides: list[str] = ()) -> CompareRun:
+    """Reads a run's TOML with its `[compare]`; each override is `table.key=value`."""
+    raw = config.read(path, overrides, ("model", "data", "train", "compare"))
+    return CompareRun(**config.build_run(raw), compare=config.build(CompareConfig, raw.get("compare", {}), "compare"))
+
+
+# What each mixer changes in `[model]`. D random vectors give 2 D features of sine and cosine: the other maps have 2 D of
+# their own. A window of `context` is all of a segment, that of `window` the hybrid's part of it.
+PLAIN = {"attention": "rfa", "feature_map": "gaussian", "gate": True, "sliding_window": None}
+MIXERS: dict[str, dict] = {
+    "softmax": {"attention": "softmax", "gate": False, "sliding_window": "context"},
+    "elu": {"feature_map": "elu", "gate": False},
+    "elu-gate": {"feature_map": "elu"},
+    "favor": {"feature_map": "favor", "gate": False},
+    "favor-gate": {"feature_map": "favor"},
+    "rfa": {"gate": False},
+    "rfa-gate": {},
+    "rfa-gate-stateful": {},
+    "rfa-gate-no-positions": {"position_embedding": "none"},
+    "rfa-arccos": {"feature_map": "arc_cosine", "gate": False},
+    "rfa-arccos-gate": {"feature_map": "arc_cosine"},
+    "hybrid": {"attention": "hybrid", "sliding_window": "window"},
+}
+# Trained with the state carried from segment to segment, which its half-lives are for: those of the others are fitted to a
+# block of a context.
+STATEFUL = {"rfa-gate-stateful": {"carry_state": True, "half_life_min": 1.0, "half_life_max": 1024.0}}
+# What the settings of a report do not hold of `[model]` and `[train]`: a mixer's own, the seed, and what changes no number.
+OWN = {"model": tuple(PLAIN), "train": ("seed", "threads", "carry_state")}
+NOTES = {
+    "parameters": "the same weights in all; only gates (heads * (hidden + 1) numbers a layer), sigma (heads * head_dim) and the "
+                  "hybrid's far_bias (heads) are a mixer's own",
+    "judging": "loss reads blocks of one context, each from an empty state; stream_loss carries the state through the text. Both "
+               "are of all mixers. A stateful mixer is judged by stream_loss: compare it with the others' stream_loss",
+    "learning": "one schedule and one lr for all mixers, tuned for none; the order of the data is the same for all seeds, which "
+                "differ in their first weights and random matrices; those weights are equal in all mixers of a seed",
+}
+
+
+def notes(cfg: CompareRun) -> dict[str, str]:
+    """What a reader of the report has to know of its numbers."""
+    m, t = cfg.model, cfg.train
+    (stateful,) = STATEFUL.values()
+    return {
+        "note_on_parameters": NOTES["parameters"],
+        "note_on_features": f"{2 * m.proj_dim} a head, from {m.proj_dim} random vectors with sine and cosine, from {2 * m.proj_dim} "
+                          f"with arc-cosine and FAVOR+; ELU has head_dim = {m.head_dim}, and a state in proportion",
+        "note_on_judging": NOTES["judging"],
+        "note_on_half_lives": f"{t.half_life_min:g} to {t.half_life_max:g} tokens to begin with, fitted to a block of {t.segment}; "
+                            f"of stateful mixers {stateful['half_life_min']:g} to {stateful['half_life_max']:g}",
+        "note_on_learning": NOTES["learning"],
+    }
+
+
+def configured(base: CompareRun, mixer: str, seed: int, threads: int) -> CompareRun:
+    """The run of one mixer and seed."""
+    changes = PLAIN | MIXERS[mixer]
+    windows = {"context": base.train.segment, "window": base.compare.window}
+    changes["sliding_window"] = windows.get(changes["sliding_window"])
+    wide = changes["feature_map"] in ("favor", "arc_cosine")
+    model = dataclasses.replace(base.model, proj_dim=base.model.proj_dim * (2 if wide else 1), **changes)
+    pool = base.train.pool if model.proj_dim else 0
+    own = {"carry_state": False, "pool": pool} | STATEFUL.get(mixer, {})
+    train = dataclasses.replace(base.train, seed=seed, threads=threads, **own)
+    return dataclasses.replace(base, model=model, train=train)
+
+
+@torch.no_grad()
+def block_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, context: int, limit: int | None = None,
+               rows: int = 32, device: str = "cpu") -> Score:
+    """The text in blocks of `context` tokens, each read from an empty state: what a model without a memory can know.
+
+    The first token of a block has only itself to go by; an end of fewer than `context` tokens is left out.
+    """
+    blocks = min(stream.size - 1, limit or stream.size) // context
+    if blocks == 0:
+        raise ValueError(f"a text of {stream.size} tokens is too short for a block of {context}")
+    model.eval()
+    total = 0.0
+    for at in range(0, blocks, rows):
+        count = min(rows, blocks - at)
+        index = np.arange(at, at + count)[:, None] * context + np.arange(context + 1)[None, :]
+        piece = stream[index].astype(np.int64)
+        starts = piece[:, :-1] == EOT_ID
+        place = torch.from_numpy(positions(starts, np.zeros(count, dtype=np.int64))).to(device)
+        ids, targets = (torch.from_numpy(x).to(device) for x in (piece[:, :-1], piece[:, 1:]))
+        inside = torch.from_numpy(starts).to(device) if starts[:, 1:].any() else None
+        total += model(ids, None, inside, place, chunk=context, targets=targets)[0].item()
+    model.train()
+    return score(total, blocks * context, stream.size - 1, text_bytes)
+
+
+class Judge:
+    """Measures a model on the validation text, in the unit of the report."""
+
+    def __init__(self, cfg: CompareRun, data: Path):
+        self.cfg = cfg
+        found = json.loads((data / "data.json").read_text(encoding="utf-8"))["valid"]
+        if cfg.compare.valid not in found:
+            raise ValueError(f"compare.valid: must be one of {sorted(found)}, found {cfg.compare.valid!r}")
+        self.bytes = found[cfg.compare.valid]["bytes"]
+        self.stream = np.fromfile(data / f"valid_{cfg.compare.valid}.bin", dtype=np.uint16)
+        marks = int((self.stream == EOT_ID).sum())
+        if cfg.compare.unit == "nats per character" and self.stream.size != self.bytes + marks:
+            raise ValueError(f"compare.unit: must be 'bits per byte' where tokens are not bytes, found {cfg.compare.unit!r} and "
+                             f"{self.stream.size} tokens of {self.bytes} bytes and {marks} marks")
+
+    def in_unit(self, score: Score) -> float:
+        """A score as the report states it. A nat of a token is one of a character where every token is a byte; that every
+        character is one is the text's affair (a corpus of ASCII)."""
+        return score.nats if self.cfg.compare.unit == "nats per character" else score.bits_per_byte
+
+    def blocks(self, model, limit: int) -> Score:
+        """Each block of a context from an empty state."""
+        return block_loss(model, self.stream, self.bytes, self.cfg.train.segment, limit or None)
+
+    def carried(self, model, limit: int, lanes: int = 1) -> Score:
+        """The state carried through the text."""
+        return stream_loss(model, self.stream, self.bytes, limit or None, lanes)
+
+
+class ComparedTrainer(Trainer):
+    """A run whose curve is the loss that it is judged by, on the first `train.eval_tokens` of the text."""
+
+    MAY_DIFFER = ("threads",)
+
+    def evaluate(self) -> dict[str, dict]:
+        self.fixed_matrices()
+        judge, limit = Judge(self.cfg, self.data), self.cfg.train.eval_tokens
+        score = judge.carried(self.model, limit, lanes=4) if self.cfg.train.carry_state else judge.blocks(self.model, limit)
+        return {self.cfg.compare.valid: dataclasses.asdict(score)}
+
+
+def run_one(base: CompareRun, mixer: str, seed: int, data: Path, out: Path, threads: int, command: str = "") -> None:
+    """Trains, measures and exports one mixer with one seed; goes on where a run that was killed stood."""
+    name = f"{mixer}-{seed}"
+    cfg, work = configured(base, mixer, seed, threads), out / "work" / name
+    judge, limit = Judge(cfg, data), cfg.compare.eval_tokens
+    trainer = ComparedTrainer(cfg, data, work, "cpu")
+    trainer.run()
+    trainer.fixed_matrices()
+    write_folder(trainer.model, data / "tokenizer.json", out / "checkpoints" / name, "f32")
+    log = [json.loads(line) for line in (work / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    result = {
+        "mixer": mixer, "seed": seed, "parameters": parameters(trainer.model), "state_bytes": 4 * cfg.model.state_numbers,
+        "judged": "stream_loss" if cfg.train.carry_state else "loss",
+        "loss": judge.in_unit(judge.blocks(trainer.model, limit)),
+        "stream_loss": judge.in_unit(judge.carried(trainer.model, limit)),
+        "seconds": sum(line["seconds"] for line in log),
+        "curve": [[line["step"], judge.in_unit(Score(**line["valid"][cfg.compare.valid]))] for line in log if "valid" in line],
+        "train_curve": train_curve(log, cfg.train.eval_every // 5 or 1),
+        "machine": machine(), "command": command, "settings": settings(base, data),
+    }
+    write_json(out / "runs" / f"{name}.json", result)
+    shutil.rmtree(work)
+
+
+def train_curve(log: list[dict], every: int) -> list[list]:
+    """Steps and the mean training loss (nats per token) of the `every` steps up to each."""
+    return [[log[i + every - 1]["step"], sum(x["loss"] for x in log[i : i + every]) / every]
+            for i in range(0, len(log) - every + 1, every)]
+
+
+def settings(base: CompareRun, data: Path) -> dict:
+    """What all runs of a report share: a run with others is another experiment's."""
+    m, t, c = base.model, base.train, base.compare
+    tables = {name: {k: v for k, v in dataclasses.asdict(getattr(base, name)).items() if k not in OWN[name]} for name in OWN}
+    return {"corpus": c.corpus, "unit": c.unit, "layers": m.num_hidden_layers, "hidden": m.hidden_size, "context": t.segment,
+            "batch": t.lanes * t.accumulate, "steps": t.steps, "tokens": t.steps * t.lanes * t.segment * t.accumulate, "lr": t.lr,
+            "hybrid_window": c.window, "evaluated": c.valid, "evaluated_tokens": c.eval_tokens or "all",
+            "data": fingerprint(data), "stateful": STATEFUL} | tables
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Whole or not at all, also beside another process that writes the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def machine() -> str:
+    """The processor, how many of its cores there are, and the numbers' type."""
+    info = Path("/proc/cpuinfo")
+    names = [x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")] if info.exists() else []
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores, f32, PyTorch {torch.__version__}"
+
+
+def read_runs(folder: Path, want: dict) -> list[dict]:
+    """The finished runs of a folder, or those that diverged; one with other settings than the experiment's is refused."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        given = run.pop("settings")
+        if given != want:
+            other = [key for key in sorted({*given, *want}) if given.get(key) != want.get(key)]
+            raise ValueError(f"{path}: was made with other settings ({', '.join(other)}); use another folder")
+        found.append(run)
+    return found
+
+
+def distinct(runs: list[dict], key: str) -> str:
+    """What runs say of a key, each text once."""
+    return "; ".join(dict.fromkeys(run[key] for run in runs))
+
+
+def report(base: CompareRun, data: Path, out: Path) -> Path:
+    """Merges `runs/*.json` into the report of the experiment, mixers in the order of `MIXERS`."""
+    rows: dict[str, dict] = {}
+    want = json.loads(json.dumps(settings(base, data)))
+    runs, lost = (read_runs(out / name, want) for name in ("runs", "diverged"))
+    head = {"command": distinct(runs, "command"), "machine": distinct(runs, "machine")}
+    for run in runs:
+        del run["command"]
+        seed = {key: run.pop(key) for key in ("seed", "loss", "stream_loss", "seconds", "curve", "train_curve", "machine")}
+        rows.setdefault(run["mixer"], run | {"seeds": []})["seeds"].append(seed)
+    said = want | notes(base)
+    if lost:
+        said["diverged"] = [f"{run['mixer']}, seed {run['seed']}: {run['message']}" for run in lost]
+    value = {"experiment": base.compare.experiment, **head, "date": datetime.date.today().isoformat(), "settings": said,
+             "rows": [rows[mixer] for mixer in MIXERS if mixer in rows]}
+    for row in value["rows"]:
+        row["seeds"].sort(key=lambda seed: seed["seed"])
+    path = out / f"{base.compare.experiment}.json"
+    write_json(path, value)
+    return path
+
+
+def remove_leftovers(out: Path) -> None:
+    """What processes that were killed left behind: parts of files, and the work of runs that are finished."""
+    for part in [*out.glob(".*.json.*"), *(out / "runs").glob(".*.json.*"), *(out / "diverged").glob(".*.json.*")]:
+        owner = part.suffix.removeprefix(".")
+        if not owner.isdecimal() or not Path(f"/proc/{owner}").exists():
+            part.unlink(missing_ok=True)
+    for done in (out / "runs").glob("*.json"):
+        shutil.rmtree(out / "work" / done.stem, ignore_errors=True)
+
+
+def compare(path: Path, data: Path, out: Path, only: list[str], seeds: list[int], threads: int, overrides: list[str],
+            command: str = "") -> Path:
+    """Makes the runs that are not there yet, the first seed of every mixer before the second; returns the report.
+
+    command: what was asked for, as the report states it. A run that diverges is noted in `diverged/` and the others are made;
+    then `Diverged` is raised. To try one again, its note has to be deleted.
+    """
+    base = load(path, overrides)
+    unknown = sorted(set(only) - set(MIXERS))
+    if unknown:
+        raise ValueError(f"--only: unknown mixers {unknown}; known are {', '.join(MIXERS)}")
+    remove_leftovers(out)
+    want = json.loads(json.dumps(settings(base, data)))
+    for name in ("runs", "diverged"):
+        read_runs(out / name, want)  # refuses a folder of another experiment before anything is computed
+    for seed in seeds or base.compare.seeds:
+        for mixer in only or MIXERS:
+            name = f"{mixer}-{seed}.json"
+            if (out / "runs" / name).exists() or (out / "diverged" / name).exists():
+                continue
+            print(f"{mixer}, seed {seed}", flush=True)
+            try:
+                run_one(base, mixer, seed, data, out, threads, command)
+            except Diverged as e:
+                write_json(out / "diverged" / name, {"mixer": mixer, "seed": seed, "message": str(e).replace(f"{out}/", ""),
+                                                     "settings": want})
+            report(base, data, out)
+    lost = read_runs(out / "diverged", want)
+    made = report(base, data, out)
+    if lost:
+        raise Diverged(f"{made} is without " + "; ".join(f"{run['mixer']}, seed {run['seed']} ({run['message']})" for run in lost))
+    return made

@@ -1,0 +1,332 @@
+"""The translation experiment: one encoder-decoder with each mixer in turn, trained on the same sentence pairs, and BLEU.
+
+One run is one mixer with one seed. `work/` holds it while it trains and it goes on from there when it was killed;
+`checkpoints/<mixer>-<seed>` is what Rust serves, `runs/<mixer>-<seed>.json` what was measured, `hypotheses/` what it wrote.
+The report `translation.json` merges all runs that are there; none is made again, so that several processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from tidegate_training import config, optim
+from tidegate_training.data import EOT_ID
+from tidegate_training.export import write_folder
+from tidegate_training.seq2seq import Seq2Seq, Seq2SeqConfig
+from tidegate_training.train import Diverged, parameters
+
+from . import compare, pairs
+from .pairs import Pairs, PairsConfig
+
+# What each changes in `[model]`: the decoder's attentions to its own past and to the source. The encoder is softmax in both.
+MIXERS: dict[str, dict] = {
+    "softmax": {"attention": "softmax", "gate": False},
+    "rfa-gate": {"attention": "rfa", "gate": True},
+}
+OWN = ("attention", "gate", "sliding_window")
+NOTES = {
+    "note_on_test": "the test pairs are those that the settings name (of multi30k its validation file: not test2016, whose "
+                    "published scores are not to be compared with); they were looked at once, at the end of each run, and "
+                    "tuned for by nobody; valid_loss and the curves "
+                    "are of pairs held out of the training file; checkpoints are those of the last step, none was chosen",
+    "note_on_bleu": "greedy decoding, the likeliest token each time; no beam, no averaged weights",
+    "note_on_learning": "one schedule and one lr for both mixers, not tuned; Muon was taken after 80 steps of softmax, where it stood "
+                        "at 5.0 nats and AdamW at 5.3; the weights that they have in common are equal for a "
+                        "seed to begin with, and so are its batches; dropout and smoothed labels in training alone",
+    "note_on_state": "state_bytes is what a conversation takes, of the longest source and target for softmax, of any for rfa; "
+                     "state_bytes_filled is what holds something after a pair of mean length of the test",
+    "note_on_seconds": "seconds are of a shared machine's clock, cpu_seconds of the processor, both of training alone; "
+                       "decode_tokens_per_second is of processor time of all threads (machine says how many), batches of 64, PyTorch",
+}
+
+
+@dataclass(frozen=True)
+class TranslateConfig:
+    """How each run is trained: batches of at most `batch_tokens` target places. `optim.py` reads the names that it shares with
+    `TrainConfig`."""
+
+    mixers: list[str] = field(default_factory=lambda: list(MIXERS))
+    seeds: list[int] = field(default_factory=lambda: [1, 2])
+    batch_tokens: int = 1500
+    steps: int = 3000
+    warmup: int = 200
+    optimizer: str = "adamw"
+    lr: float = 3e-3
+    muon_lr: float = 0.02
+    min_lr_ratio: float = 0.02
+    weight_decay: float = 0.05
+    beta1: float = 0.9
+    beta2: float = 0.98
+    clip: float = 1.0
+    dropout: float = 0.2
+    label_smoothing: float = 0.1
+    sigma_max: float = 1.3
+    half_life_min: float = 1.0
+    half_life_max: float = 32.0
+    eval_every: int = 250
+    save_every: int = 100
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.mixers) - set(MIXERS))
+        if unknown:
+            raise ValueError(f"train.mixers: must be some of {', '.join(MIXERS)}, found {unknown}")
+        for key in ("batch_tokens", "steps", "eval_every", "save_every"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"train.{key}: must be 1 or more, found {getattr(self, key)}")
+        for key in ("dropout", "label_smoothing"):
+            if not 0.0 <= getattr(self, key) < 1.0:
+                raise ValueError(f"train.{key}: must be at least 0 and below 1, found {getattr(self, key)}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    model: Seq2SeqConfig
+    data: PairsConfig
+    train: TranslateConfig
+
+    def configured(self, mixer: str) -> Seq2SeqConfig:
+        """The model of one mixer; softmax sees all of a target."""
+        window = self.data.max_target if mixer == "softmax" else None
+        return dataclasses.replace(self.model, sliding_window=window, **MIXERS[mixer])
+
+    def settings(self, data: Path) -> dict:
+        """What all runs of a report share, as plain JSON."""
+        without = lambda table, keys: {k: v for k, v in dataclasses.asdict(table).items() if k not in keys}
+        info = json.loads((data / "data.json").read_text(encoding="utf-8"))
+        tables = {"model": without(self.model, OWN), "data": dataclasses.asdict(self.data),
+                  "train": without(self.train, ("mixers", "seeds", "threads"))}
+        return tables | {"unit": "nats per target token, its end counted", "pairs": info, "fingerprint": pairs.fingerprint_of(data)}
+
+
+def load(path: Path, overrides: list[str] = ()) -> Experiment:
+    """Reads `[model]`, `[data]` and `[train]` of a TOML; each override is `table.key=value`."""
+    raw = config.read(path, overrides, ("model", "data", "train"))
+    if set(OWN) & set(raw.get("model", {})):
+        raise ValueError(f"[model]: {', '.join(OWN)} are each mixer's own; train.mixers says which are trained")
+    make = lambda cls, table: config.build(cls, raw.get(table, {}), table)
+    return Experiment(make(Seq2SeqConfig, "model"), make(PairsConfig, "data"), make(TranslateConfig, "train"))
+
+
+def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
+    """BLEU of a corpus, 0 to 100, and sacrebleu's signature, which says how it was counted."""
+    from sacrebleu.metrics import BLEU  # slow to import
+
+    metric = BLEU()
+    return metric.corpus_score(hypotheses, [references]).score, str(metric.get_signature())
+
+
+@torch.no_grad()
+def mean_loss(model: Seq2Seq, given: Pairs, batch_tokens: int) -> float:
+    """Nats per target token, its end counted, without smoothing."""
+    model.eval()
+    total = 0.0
+    for index in pairs.batches(given, batch_tokens):
+        total += model(*pairs.sources(given, index), *pairs.targets(given, index, model.cfg.decoder_start_token_id)).item()
+    model.train()
+    return total / sum(len(x) + 1 for x in given.target)
+
+
+def translations(model: Seq2Seq, given: Pairs, tok: Tokenizer, limit: int, rows: int = 64) -> tuple[list[str], int, float]:
+    """The sources' translations by greedy decoding, how many tokens those are (ends counted), and the seconds of processor
+    time that they took. Sources of nearly one length stand in one batch, which changes no translation."""
+    model.eval()
+    order = sorted(range(len(given)), key=lambda i: len(given.source[i]))
+    found, tokens, clock = [""] * len(given), 0, time.process_time()
+    for at in range(0, len(order), rows):
+        index = np.array(order[at : at + rows])
+        written = model.greedy(*pairs.sources(given, index), limit, EOT_ID)
+        tokens += sum(min(len(ids) + 1, limit) for ids in written)
+        for i, ids in zip(index, written):
+            found[i] = " ".join(tok.decode(ids).splitlines()).strip()  # one line each, whatever it says
+    model.train()
+    return found, tokens, time.process_time() - clock
+
+
+class Run:
+    """One mixer and seed in a folder of its own: `state.pt`, all that resuming needs, replaced whole or not at all."""
+
+    def __init__(self, exp: Experiment, mixer: str, seed: int, data: Path, out: Path):
+        self.exp, self.name, self.seed, self.out = exp, f"{mixer}, seed {seed}", seed, out
+        self.cfg = exp.configured(mixer)
+        self.train, self.valid = pairs.read(data, "train"), pairs.read(data, "valid")
+        self.model = Seq2Seq(self.cfg, exp.train.dropout)
+        self.model.init_weights(exp.train.half_life_min, exp.train.half_life_max, seed)
+        self.optimizers = optim.build(self.model, exp.train)
+        self.step, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
+        self.curve: list[list] = []  # [step, validation loss]
+        self.train_curve: list[list] = []  # [step, mean of the smoothed training losses since the last]
+        self.recent: list[float] = []
+        self.epoch: tuple[int, list[np.ndarray]] | None = None
+        self.kept = {"model": dataclasses.asdict(self.cfg), "settings": exp.settings(data), "seed": seed}
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "state.tmp").unlink(missing_ok=True)
+        if (out / "state.pt").exists():
+            self.resume()
+
+    COUNTED = ("step", "seconds", "cpu_seconds", "curve", "train_curve", "recent")
+
+    def save(self) -> None:
+        """Writes to a temporary name and renames, so that a kill leaves the last whole file."""
+        blob = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers], "of": self.kept}
+        torch.save(blob | {key: getattr(self, key) for key in self.COUNTED}, self.out / "state.tmp")
+        os.replace(self.out / "state.tmp", self.out / "state.pt")
+
+    def resume(self) -> None:
+        blob = torch.load(self.out / "state.pt", weights_only=True)
+        if blob["of"] != self.kept:
+            raise ValueError(f"{self.out}: holds a run with other settings or data; use another folder")
+        self.model.load_state_dict(blob["model"])
+        for o, s in zip(self.optimizers, blob["optimizers"]):
+            o.load_state_dict(s)
+        for key in self.COUNTED:
+            setattr(self, key, blob[key])
+
+    def batch(self) -> np.ndarray:
+        """The pairs of this step: a function of the step and the seed, so a resumed run reads what it would have read."""
+        deal = lambda epoch: pairs.batches(self.train, self.exp.train.batch_tokens, np.random.default_rng([self.seed, epoch]))
+        if self.epoch is None:
+            self.epoch = (0, deal(0))
+        number, at = divmod(self.step, len(self.epoch[1]))
+        if number != self.epoch[0]:
+            self.epoch = (number, deal(number))
+        return self.epoch[1][at]
+
+    def train_step(self) -> float:
+        """One optimiser step; returns the smoothed loss in nats per token."""
+        t, index = self.exp.train, self.batch()
+        torch.manual_seed(self.seed * 1_000_003 + self.step)  # of dropout
+        factor = optim.schedule(self.step, t)
+        for o in self.optimizers:
+            for g in o.param_groups:
+                g["lr"] = g["base_lr"] * factor
+            o.zero_grad(set_to_none=True)
+        target, labels = pairs.targets(self.train, index, self.cfg.decoder_start_token_id)
+        loss = self.model(*pairs.sources(self.train, index), target, labels, t.label_smoothing)
+        loss = loss / sum(len(self.train.target[i]) + 1 for i in index)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), t.clip).item()
+        if not math.isfinite(loss.item()) or not math.isfinite(norm):
+            raise Diverged(f"{self.name}, step {self.step}: loss {loss.item()}, gradient norm {norm}; lower train.lr or raise train.warmup")
+        for o in self.optimizers:
+            o.step()
+        with torch.no_grad():
+            for sigma in self.model.sigmas():
+                sigma.clamp_(0.05, t.sigma_max)
+        self.step += 1
+        return loss.item()
+
+    def run(self, until: int | None = None) -> None:
+        """Trains to `until`, or the configured number of steps."""
+        t = self.exp.train
+        last = min(t.steps, until or t.steps)
+        bar = tqdm(total=t.steps, initial=self.step, desc=self.name, unit="step", dynamic_ncols=True, mininterval=5.0, disable=None)
+        while self.step < last:
+            clock, cpu = time.perf_counter(), time.process_time()
+            self.recent.append(self.train_step())
+            self.seconds += time.perf_counter() - clock
+            self.cpu_seconds += time.process_time() - cpu
+            bar.update()
+            if self.step % t.eval_every == 0 or self.step == t.steps:
+                self.curve.append([self.step, round(mean_loss(self.model, self.valid, t.batch_tokens), 4)])
+                self.train_curve.append([self.step, round(sum(self.recent) / len(self.recent), 4)])
+                self.recent = []
+                tqdm.write(f"{self.name}, step {self.step} of {t.steps}: training {self.train_curve[-1][1]} (smoothed), validation "
+                           f"{self.curve[-1][1]} nats, {self.seconds / self.step:.3f} s a step, {self.cpu_seconds / self.step:.3f} s of processor")
+            if self.step % t.save_every == 0 or self.step == last:
+                self.save()
+        bar.close()
+
+
+def filled(cfg: Seq2SeqConfig, given: Pairs) -> int:
+    """Bytes of the state that hold something after a pair of mean length."""
+    if cfg.attention == "rfa":
+        return 4 * cfg.state_numbers
+    tokens = sum(len(x) + 1 for x in [*given.source, *given.target]) / len(given)
+    return round(4 * cfg.num_hidden_layers * cfg.num_attention_heads * 2 * cfg.head_dim * tokens)
+
+
+def run_one(exp: Experiment, mixer: str, seed: int, data: Path, out: Path, command: str) -> None:
+    """Trains, exports and measures one mixer with one seed; goes on where a run that was killed stood."""
+    name = f"{mixer}-{seed}"
+    run = Run(exp, mixer, seed, data, out / "work" / name)
+    run.run()
+    model = run.model
+    write_folder(model, data / "tokenizer.json", out / "checkpoints" / name, "f32")
+    test, tok = pairs.read(data, "test"), Tokenizer.from_file(str(data / "tokenizer.json"))
+    hypotheses, tokens, seconds = translations(model, test, tok, exp.data.max_target)
+    (out / "hypotheses").mkdir(exist_ok=True)
+    (out / "hypotheses" / f"{name}.txt").write_text("".join(line + "\n" for line in hypotheses), encoding="utf-8")
+    score, signature = bleu(hypotheses, pairs.lines(data / "test_target.txt"))
+    result = {
+        "mixer": mixer, "seed": seed, "parameters": parameters(model), "state_bytes": 4 * model.cfg.state_numbers,
+        "state_bytes_filled": filled(model.cfg, test), "bleu": round(score, 2), "bleu_signature": signature,
+        "loss": round(mean_loss(model, test, exp.train.batch_tokens), 4), "valid_loss": run.curve[-1][1],
+        "seconds": round(run.seconds, 1), "cpu_seconds": round(run.cpu_seconds, 1),
+        "decode_tokens_per_second": round(tokens / seconds, 1), "curve": run.curve, "train_curve": run.train_curve,
+        "machine": f"{compare.machine()}, threads used: {torch.get_num_threads()}", "command": command,
+        "settings": exp.settings(data),
+    }
+    compare.write_json(out / "runs" / f"{name}.json", result)
+    shutil.rmtree(run.out)
+    print(f"{name}: BLEU {score:.2f}, loss {result['loss']} nats", flush=True)
+
+
+def report(exp: Experiment, data: Path, out: Path) -> Path:
+    """Merges `runs/*.json` into `translation.json`, one row a mixer, with all its seeds."""
+    want = json.loads(json.dumps(exp.settings(data)))
+    runs = compare.read_runs(out / "runs", want)
+    head = {key: compare.distinct(runs, key) for key in ("command", "machine")}
+    rows: dict[str, dict] = {}
+    for run in runs:
+        shared = {key: run.pop(key) for key in ("mixer", "parameters", "state_bytes", "state_bytes_filled", "bleu_signature")}
+        del run["command"]
+        rows.setdefault(shared["mixer"], shared | {"seeds": []})["seeds"].append(run)
+    for row in rows.values():
+        row["seeds"].sort(key=lambda seed: seed["seed"])
+    value = {"experiment": "translation", **head, "date": datetime.date.today().isoformat(), "settings": want | NOTES,
+             "rows": [rows[mixer] for mixer in MIXERS if mixer in rows]}
+    compare.write_json(out / "translation.json", value)
+    return out / "translation.json"
+
+
+def run_all(exp: Experiment, data: Path, out: Path, only: list[str], seeds: list[int], command: str) -> Path:
+    """Every run that is not there yet, the first seed of every mixer before the second; returns the report.
+
+    command: what the report states. A run that diverges ends it, its last good state kept.
+    """
+    mixers = only or exp.train.mixers
+    unknown = sorted(set(mixers) - set(MIXERS))
+    if unknown:
+        raise ValueError(f"--only: unknown mixers {unknown}; known are {', '.join(MIXERS)}")
+    info = json.loads((data / "data.json").read_text(encoding="utf-8"))
+    longest = {side: max(info[part][f"longest_{side}"] for part in pairs.PARTS) for side in pairs.SIDES}
+    for key, most, found in (("model.max_source_positions", exp.model.max_source_positions, longest["source"]),
+                             ("data.max_target", exp.data.max_target, longest["target"])):
+        if found > most:
+            raise ValueError(f"{key}: must be at least the longest text's {found} tokens, found {most}")
+    if info["vocab_size"] > exp.model.vocab_size:
+        raise ValueError(f"model.vocab_size: must be at least the tokenizer's {info['vocab_size']}, found {exp.model.vocab_size}")
+    compare.remove_leftovers(out)
+    compare.read_runs(out / "runs", json.loads(json.dumps(exp.settings(data))))  # refuses a folder of another experiment
+    if exp.train.threads:
+        torch.set_num_threads(exp.train.threads)
+    for seed in seeds or exp.train.seeds:
+        for mixer in mixers:
+            if not (out / "runs" / f"{mixer}-{seed}.json").exists():
+                run_one(exp, mixer, seed, data, out, command)
+                report(exp, data, out)
+    return report(exp, data, out)

@@ -1,0 +1,151 @@
+//! Attention of every query to every key, in self attention or across: softmax, kernels of random features, and the
+//! estimators that sample where a query looks (RA and LARA).
+//!
+//! [`Attention`] is the interface; its random numbers are an argument ([`Draws`]), from a seeded [`Generator`] or from the
+//! caller. [`naive`] has the references. `features`, `randomized` and this file have the batched forms: chains of tensors,
+//! of any float type, differentiable, and linear in the tokens except for softmax and RA. Nothing here knows layers, states
+//! or checkpoints.
+//!
+//! Sources: Peng et al. 2021 (RFA), Choromanski et al. 2021 (FAVOR+), Katharopoulos et al. 2020 (elu + 1), Zheng, Wang
+//! and Kong 2022 (RA and LARA, arXiv 2204.04667).
+
+mod draws;
+mod features;
+mod inputs;
+pub mod naive;
+mod randomized;
+
+pub use draws::{Draws, Generator};
+pub use features::{Features, Map, features};
+pub use inputs::Inputs;
+pub use randomized::{Weighting, estimate, lara, ra, segment_means};
+
+use candle_core::{Result, Tensor, bail};
+
+use inputs::softmax;
+
+/// How queries attend to keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Attention {
+    /// `softmax(q k / sqrt(d)) v`: what the others estimate or replace. Quadratic.
+    Softmax,
+    /// `phi(q) . (sum phi(k) v) / (phi(q) . sum phi(k))`. Linear.
+    Kernel {
+        /// The feature map.
+        map: Map,
+        /// Random vectors (D); 0 for maps without any.
+        samples: usize,
+    },
+    /// Randomized attention: unbiased, quadratic.
+    Ra {
+        /// Samples of each query; their estimates are averaged.
+        samples: usize,
+    },
+    /// Linear randomized attention.
+    Lara {
+        /// Landmarks (C) with one sample each; at most the number of queries, and of keys.
+        landmarks: usize,
+        /// How a query weights the samples of all landmarks.
+        weighting: Weighting,
+    },
+}
+
+/// The floor of denominators as a share of the keys' weight: signed estimates may be zero or negative.
+pub const DENOMINATOR_EPS: f64 = 0.02;
+
+impl Attention {
+    /// The names that [`Attention::named`] accepts.
+    pub const NAMES: [&'static str; 9] =
+        ["softmax", "rfa", "rfa-softmax", "rfa-arccos", "elu", "favor", "ra", "lara", "lara-balance"];
+
+    /// An attention by name. `samples` is the number of random vectors, of RA's samples, or of LARA's landmarks;
+    /// softmax and elu ignore it.
+    ///
+    /// `rfa` has RFA's kernel, with q and k at unit length; `rfa-softmax` estimates softmax attention's kernel by the same
+    /// sines and cosines. `lara` has query-specific weights.
+    pub fn named(name: &str, samples: usize) -> Option<Self> {
+        let kernel = |map| Self::Kernel { map, samples };
+        let lara = |weighting| Self::Lara { landmarks: samples, weighting };
+        Some(match name {
+            "softmax" => Self::Softmax,
+            "rfa" => kernel(Map::Gaussian),
+            "rfa-softmax" => kernel(Map::Trigonometric),
+            "rfa-arccos" => kernel(Map::ArcCosine),
+            "elu" => kernel(Map::Elu),
+            "favor" => kernel(Map::Favor),
+            "ra" => Self::Ra { samples },
+            "lara" => lara(Weighting::QuerySpecific),
+            "lara-balance" => lara(Weighting::Balance),
+            _ => return None,
+        })
+    }
+
+    /// Draws the random numbers that [`Attention::forward`] needs for these inputs.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn draw(&self, inputs: &Inputs, generator: &mut Generator) -> Result<Draws> {
+        let (batch, heads, queries, d) = inputs.q().dims4()?;
+        let mut normals = |shape: &[usize]| generator.normals(shape, inputs.q());
+        Ok(match *self {
+            Self::Softmax | Self::Kernel { map: Map::Elu, .. } => Draws::None,
+            Self::Kernel { map: Map::Favor, samples } => {
+                Draws::Matrices(generator.orthogonal((heads, samples, d), inputs.q())?)
+            }
+            Self::Kernel { samples, .. } => Draws::Matrices(normals(&[heads, samples, d])?),
+            Self::Lara { landmarks, .. } => Draws::Landmarks(normals(&[batch, heads, landmarks, d])?),
+            Self::Ra { samples } => Draws::Queries {
+                normals: normals(&[batch, heads, samples, queries, d])?,
+                uniforms: generator.uniforms(&[batch, heads, samples, queries], inputs.q())?,
+            },
+        })
+    }
+
+    /// -> (batch, heads, queries, width)
+    ///
+    /// # Errors
+    /// If the draws are for another attention or other shapes, or there are more landmarks than tokens.
+    pub fn forward(&self, inputs: &Inputs, draws: &Draws) -> Result<Tensor> {
+        match (self, draws) {
+            (Self::Softmax, Draws::None) => softmax_attention(inputs),
+            (Self::Kernel { map: Map::Elu, .. }, Draws::None) => {
+                kernel(&features(Map::Elu, inputs, None)?, inputs.v(), DENOMINATOR_EPS)
+            }
+            (Self::Kernel { map, samples }, Draws::Matrices(w)) if w.dim(1)? == *samples => {
+                kernel(&features(*map, inputs, Some(w))?, inputs.v(), DENOMINATOR_EPS)
+            }
+            (Self::Ra { samples }, Draws::Queries { normals, uniforms }) if normals.dim(2)? == *samples => {
+                ra(inputs, uniforms, normals)
+            }
+            (Self::Lara { landmarks, weighting }, Draws::Landmarks(normals)) if normals.dim(2)? == *landmarks => {
+                lara(inputs, normals, *weighting)
+            }
+            _ => bail!("attention: {self:?} cannot use these draws: {draws:?}"),
+        }
+    }
+}
+
+/// `softmax(q k / sqrt(d)) v`.
+fn softmax_attention(inputs: &Inputs) -> Result<Tensor> {
+    let scaled = inputs.scaled()?;
+    softmax(&scaled.q().matmul(&scaled.k().t()?.contiguous()?)?)?.matmul(inputs.v())
+}
+
+/// `h_n = sum_m (phi_q_n . phi_k_m) v_m / max(sum_m phi_q_n . phi_k_m, floor)`, the sums over keys first.
+///
+/// The floor is `eps` of the keys' weight for maps with negative products, and the least positive normal number for others.
+///
+/// v: (batch, heads, keys, width) -> (batch, heads, queries, width)
+///
+/// # Errors
+/// If the shapes do not fit.
+pub fn kernel(features: &Features, v: &Tensor, eps: f64) -> Result<Tensor> {
+    let s = features.phi_k.t()?.contiguous()?.matmul(v)?; // (batch, heads, features, width)
+    let z = features.phi_k.sum_keepdim(2)?.t()?.contiguous()?; // (batch, heads, features, 1)
+    let denominator = features.phi_q.matmul(&z)?.maximum(f64::from(f32::MIN_POSITIVE))?;
+    let denominator = match &features.weight {
+        Some(weight) => denominator.broadcast_maximum(&(weight * eps)?)?,
+        None => denominator,
+    };
+    features.phi_q.matmul(&s)?.broadcast_div(&denominator)
+}

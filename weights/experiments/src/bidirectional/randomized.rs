@@ -1,0 +1,165 @@
+//! Randomized attention and its linear form (Zheng, Wang and Kong 2022, arXiv 2204.04667), in log space.
+//!
+//! With q and k times d^(-1/4) and `xi(x, w) = exp(w . x - |x|^2 / 2)`, softmax attention is the mean of
+//! `f(w) = sum_m xi(k_m, w) v_m / sum_m xi(k_m, w)` over `w ~ p_n(w)`, a mixture over keys of N(q_n + k_m, I) with
+//! the attention's own probabilities, so that `p_n(w)` is as `N(w; 0, I) xi(q_n, w) sum_m xi(k_m, w)` (their section 3).
+//! RA samples `p_n`, RFA with positive features N(0, I), and LARA normals around landmarks; the last two divide by the sum
+//! of their importance weights.
+
+use candle_core::{D, Result, Tensor, bail};
+
+use super::features::half_square;
+use super::inputs::{Inputs, softmax};
+
+/// How LARA weights a landmark's sample for a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weighting {
+    /// By the balance heuristic (Veach and Guibas 1995): the share of the sample's density that comes from its own landmark.
+    Balance,
+    /// By the balance heuristic plus the query's preference among landmarks, `softmax_c(q_n . q~_c)` minus its mean, which
+    /// approximates the weights of least variance (their section 4). The authors' code takes that softmax over queries:
+    /// the correction then vanishes with their number, and a query's output depends on the others.
+    QuerySpecific,
+}
+
+/// The least query-specific weight: the correction may be negative, and the logarithm needs a positive number.
+const LEAST_WEIGHT: f64 = 1e-8;
+
+/// RA: for each query `k' ~ softmax(q . k)` and `w ~ N(q + k', I)`, `f(w)` averaged over the samples. Unbiased.
+///
+/// uniforms: (batch, heads, samples, queries) in [0, 1), which choose k' by the cumulative
+/// probabilities; normals: (batch, heads, samples, queries, d) -> (batch, heads, queries, width)
+///
+/// # Errors
+/// If the shapes do not fit.
+pub fn ra(inputs: &Inputs, uniforms: &Tensor, normals: &Tensor) -> Result<Tensor> {
+    let Inputs { q, k, v } = inputs.scaled()?;
+    let (batch, heads, queries, d) = q.dims4()?;
+    let samples = normals.dim(2)?;
+    let want = [batch, heads, samples, queries, d];
+    if samples == 0 || normals.dims() != want || uniforms.dims() != &want[..4] {
+        bail!(
+            "ra: normals of {want:?} and uniforms without the last are needed, found {:?}, {:?}",
+            normals.dims(),
+            uniforms.dims()
+        );
+    }
+    let chosen = choose(&softmax(&q.matmul(&k.t()?.contiguous()?)?)?, uniforms)?;
+    let half = half_square(&k)?.t()?; // (batch, heads, 1, keys)
+    let kt = k.t()?.contiguous()?;
+    let mut sum: Option<Tensor> = None;
+    for sample in 0..samples {
+        let places = chosen.narrow(2, sample, 1)?.squeeze(2)?.unsqueeze(3)?.broadcast_as(q.dims())?.contiguous()?;
+        let w = ((&q + k.gather(&places, 2)?)? + normals.narrow(2, sample, 1)?.squeeze(2)?)?;
+        let f = softmax(&w.matmul(&kt)?.broadcast_sub(&half)?)?.matmul(&v)?;
+        sum = Some(sum.map_or(Ok(f.clone()), |sum| sum + f)?);
+    }
+    sum.map_or_else(|| bail!("ra: no samples"), |sum| sum / samples as f64)
+}
+
+/// The first key whose cumulative probability exceeds the uniform number, or the last key if rounding leaves none.
+///
+/// probabilities: (batch, heads, queries, keys); uniforms: (batch, heads, samples, queries) -> key indices u32, as uniforms
+fn choose(probabilities: &Tensor, uniforms: &Tensor) -> Result<Tensor> {
+    let (_, _, queries, keys) = probabilities.dims4()?;
+    let samples = uniforms.dim(2)?;
+    let flat = |x: &Tensor| x.to_dtype(candle_core::DType::F64)?.flatten_all()?.to_vec1::<f64>();
+    let (mut cumulative, uniforms_flat) = (flat(probabilities)?, flat(uniforms)?);
+    for row in cumulative.chunks_exact_mut(keys) {
+        for i in 1..keys {
+            row[i] += row[i - 1];
+        }
+    }
+    let rows = uniforms_flat.chunks_exact(samples * queries).zip(cumulative.chunks_exact(queries * keys));
+    let place = |(at, u): (usize, &f64), cumulative: &[f64]| {
+        let row = &cumulative[at % queries * keys..][..keys];
+        row.partition_point(|sum| sum <= u).min(keys - 1) as u32
+    };
+    let places: Vec<u32> =
+        rows.flat_map(|(us, cumulative)| us.iter().enumerate().map(move |u| place(u, cumulative))).collect();
+    Tensor::from_vec(places, uniforms.dims(), probabilities.device())
+}
+
+/// LARA: `C` landmarks `mu_c = q~_c + k~_c`, the means of segments of q and of k; one sample `w_c ~ N(mu_c, I)` each;
+/// all queries use all samples, weighted by `alpha_nc N(w_c; 0, I) / N(w_c; mu_c, I)` in [`estimate`].
+///
+/// normals: (batch, heads, C, d), C at most the number of queries and of keys -> (batch, heads, queries, width)
+///
+/// # Errors
+/// If the shapes do not fit, or there are more landmarks than tokens.
+pub fn lara(inputs: &Inputs, normals: &Tensor, weighting: Weighting) -> Result<Tensor> {
+    let scaled = inputs.scaled()?;
+    let (batch, heads, _, d) = scaled.q.dims4()?;
+    let landmarks = normals.dim(2)?;
+    if normals.dims() != [batch, heads, landmarks, d] {
+        bail!("lara: normals of {:?} are needed, found {:?}", [batch, heads, landmarks, d], normals.dims());
+    }
+    let of_queries = segment_means(&scaled.q, landmarks)?; // (batch, heads, C, d)
+    let mu = (&of_queries + segment_means(&scaled.k, landmarks)?)?;
+    let w = (&mu + normals)?;
+    // log N(w_c; mu_c', I) / N(w_c; 0, I): (batch, heads, C, C'); and summed over landmarks: (batch, heads, 1, C)
+    let densities = w.matmul(&mu.t()?.contiguous()?)?.broadcast_sub(&half_square(&mu)?.t()?)?;
+    let together = densities.log_sum_exp(D::Minus1)?.unsqueeze(2)?;
+    let log_weights = match weighting {
+        // alpha_c / density_c is one over the sum of all densities.
+        Weighting::Balance => together.neg()?,
+        Weighting::QuerySpecific => {
+            let own = (&densities * diagonal(&densities)?)?.sum(D::Minus1)?.unsqueeze(2)?; // (batch, heads, 1, C)
+            let balance = (&own - together)?.exp()?;
+            let near = softmax(&scaled.q.matmul(&of_queries.t()?.contiguous()?)?)?; // (batch, heads, queries, C)
+            let near = (near - 1.0 / landmarks as f64)?;
+            near.broadcast_add(&balance)?.maximum(LEAST_WEIGHT)?.log()?.broadcast_sub(&own)?
+        }
+    };
+    estimate_scaled(&scaled, &w, Some(&log_weights))
+}
+
+/// Ones on the diagonal: (1, 1, C, C), in the type of `like` (.., C, C).
+fn diagonal(like: &Tensor) -> Result<Tensor> {
+    Tensor::eye(like.dim(D::Minus1)?, like.dtype(), like.device())?.broadcast_as(like.dims())
+}
+
+/// The estimate of RFA and LARA: samples `w`, the same for all queries, weighted by `weight_nc xi(q_n, w_c)
+/// sum_m xi(k_m, w_c)`, the weights divided by their sum. Constant weights and standard normal samples are RFA with
+/// positive features; a weight of 1 for a query's own sample of `p_n` and 0 for all others is RA.
+///
+/// w: (batch, heads, C, d); log_weights: (batch, heads, queries or 1, C), constant if none
+/// -> (batch, heads, queries, width)
+///
+/// # Errors
+/// If the shapes do not fit.
+pub fn estimate(inputs: &Inputs, w: &Tensor, log_weights: Option<&Tensor>) -> Result<Tensor> {
+    estimate_scaled(&inputs.scaled()?, w, log_weights)
+}
+
+fn estimate_scaled(scaled: &Inputs, w: &Tensor, log_weights: Option<&Tensor>) -> Result<Tensor> {
+    let Inputs { q, k, v } = scaled;
+    let w = w.contiguous()?;
+    // log xi(k_m, w_c): (batch, heads, C, keys)
+    let of_keys = w.matmul(&k.t()?.contiguous()?)?.broadcast_sub(&half_square(k)?.t()?)?;
+    let f = softmax(&of_keys)?.matmul(v)?; // f(w_c): (batch, heads, C, width)
+    let of_keys = of_keys.log_sum_exp(D::Minus1)?.unsqueeze(2)?; // (batch, heads, 1, C)
+    // |q|^2 / 2 is the same for all of a query's samples and cancels.
+    let mut logs = q.matmul(&w.t()?.contiguous()?)?.broadcast_add(&of_keys)?; // (batch, heads, queries, C)
+    if let Some(weights) = log_weights {
+        logs = logs.broadcast_add(weights)?;
+    }
+    softmax(&logs)?.matmul(&f)
+}
+
+/// The means of `count` nearly equal segments of the tokens: token i is in segment `i count / tokens`, rounded down.
+///
+/// x: (batch, heads, tokens, d) -> (batch, heads, count, d)
+///
+/// # Errors
+/// If there are no segments, or more than tokens.
+pub fn segment_means(x: &Tensor, count: usize) -> Result<Tensor> {
+    let tokens = x.dim(2)?;
+    if count == 0 || count > tokens {
+        bail!("segment means: must be 1 to {tokens} segments, found {count}");
+    }
+    let begin = |c: usize| (c * tokens).div_ceil(count);
+    let means: Vec<Tensor> =
+        (0..count).map(|c| x.narrow(2, begin(c), begin(c + 1) - begin(c))?.mean_keepdim(2)).collect::<Result<_>>()?;
+    Tensor::cat(&means, 2)
+}

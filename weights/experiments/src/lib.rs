@@ -1,0 +1,18 @@
+//! Experiments on attention that no product code needs: how close random estimates come to softmax attention, what bounds
+//! their parameters, and what each mixer costs.
+//!
+//! [`bidirectional`] holds the estimators. [`approximation`], [`denominators`] and [`translation_cost`] measure, [`cost`]
+//! collects what `tidegate bench` measured; each gives a [`record`], and [`report`] turns records into pictures and tables.
+//! The command line is `main.rs`; nothing here prints.
+
+pub mod approximation;
+pub mod bench;
+pub mod bidirectional;
+pub mod cost;
+pub mod denominators;
+pub mod plot;
+pub mod record;
+pub mod report;
+mod scale;
+mod svg;
+pub mod translation_cost;

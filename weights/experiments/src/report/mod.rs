@@ -1,0 +1,117 @@
+//! Plots and tables of the experiments in a folder: reads their JSON files, and writes an SVG for each and one
+//! `REPORT.md` with all tables, each with its command, machine and date. Nothing here measures.
+//!
+//! Each experiment has a module that interprets its rows; `curves` is for training curves, `crate::svg` for drawing.
+
+mod approximation;
+mod cost;
+mod curves;
+mod denominators;
+mod language;
+mod listops;
+mod section;
+mod translation;
+mod translation_cost;
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::record::{Record, RecordError};
+use section::Section;
+
+/// Why no report was written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// A file cannot be read, written or parsed.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The folder has no result file.
+    #[error(
+        "{0}: holds no experiment: language-*.json, approximation.json, denominators.json, listops.json, cost.json, \
+         translation.json, translation-cost.json"
+    )]
+    Nothing(PathBuf),
+}
+
+/// Reads the experiments in `folder`, writes their plots and `REPORT.md` into it, and returns the paths written.
+///
+/// # Errors
+/// [`ReportError`] if there is no experiment, a file is malformed, or one cannot be read or written.
+pub fn report(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
+    let mut written = Vec::new();
+    let mut text =
+        "# Measurements\n\nWritten by `tidegate-experiments report` from the JSON files beside it.\n".to_owned();
+    for name in experiments(folder)? {
+        let path = folder.join(format!("{name}.json"));
+        let (section, source) = match name.as_str() {
+            "approximation" => section(&path, "approximation", approximation::section)?,
+            "denominators" => section(&path, "denominators", denominators::section)?,
+            "listops" => section(&path, "listops", listops::section)?,
+            "cost" => section(&path, "cost", cost::section)?,
+            "translation" => section(&path, "translation", translation::section)?,
+            "translation-cost" => section(&path, "translation-cost", translation_cost::section)?,
+            _ => section(&path, "language", language::section)?,
+        };
+        let picture = folder.join(format!("{name}.svg"));
+        std::fs::write(&picture, section.picture.svg()).map_err(RecordError::file(&picture))?;
+        written.push(picture);
+        let _ = write!(text, "\n## {0}\n\n![{0}]({name}.svg)\n\n{1}\n{source}", section.title, section.text);
+    }
+    if written.is_empty() {
+        return Err(ReportError::Nothing(folder.into()));
+    }
+    let path = folder.join("REPORT.md");
+    std::fs::write(&path, text).map_err(RecordError::file(&path))?;
+    written.push(path);
+    Ok(written)
+}
+
+/// The names of the result files, without `.json`: language models first, then in a fixed order.
+fn experiments(folder: &Path) -> Result<Vec<String>, RecordError> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(RecordError::file(folder))? {
+        let name = entry.map_err(RecordError::file(folder))?.file_name().to_string_lossy().into_owned();
+        names.extend(name.strip_suffix(".json").map(String::from));
+    }
+    let rank = |name: &str| match name {
+        "approximation" => Some(1),
+        "denominators" => Some(2),
+        "listops" => Some(3),
+        "cost" => Some(4),
+        "translation" => Some(5),
+        "translation-cost" => Some(6),
+        name if name.starts_with("language-") => Some(0),
+        _ => None, // not a result file
+    };
+    let mut found: Vec<(u8, String)> = names.into_iter().filter_map(|name| Some((rank(&name)?, name))).collect();
+    found.sort();
+    Ok(found.into_iter().map(|(_, name)| name).collect())
+}
+
+/// Reads one file; `interpret` makes its section, and takes the path for errors.
+fn section<R: DeserializeOwned + serde::Serialize>(
+    path: &Path,
+    experiment: &str,
+    interpret: impl FnOnce(&Path, &Record<R>) -> Result<Section, RecordError>,
+) -> Result<(Section, String), RecordError> {
+    let record = Record::read(path, experiment)?;
+    Ok((interpret(path, &record)?, origin(&record)))
+}
+
+/// Settings, command, machine and date.
+fn origin<R>(record: &Record<R>) -> String {
+    let value = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string().replace(',', ", "),
+    };
+    let settings: Vec<String> = record
+        .settings
+        .iter()
+        .map(|(key, setting)| format!("- {}: {}", key.replace('_', " "), value(setting)))
+        .collect();
+    let settings = if settings.is_empty() { String::new() } else { settings.join("\n") + "\n\n" };
+    format!("{settings}`{}`, on {}, {}.\n", record.command, record.machine, record.date)
+}

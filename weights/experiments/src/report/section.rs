@@ -1,0 +1,86 @@
+//! What the reports of all experiments share: checks of rows, tables, colours and statistics.
+
+use std::path::Path;
+
+use crate::record::RecordError;
+use crate::svg::Picture;
+
+/// The report on one file.
+pub(super) struct Section {
+    pub(super) title: String,
+    pub(super) picture: Picture,
+    /// Markdown: tables and notes.
+    pub(super) text: String,
+}
+
+/// A Markdown table, the first column left-aligned and the others right-aligned.
+pub(super) fn table(headings: &[String], rows: &[Vec<String>]) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let rule: Vec<String> = (0..headings.len()).map(|i| if i == 0 { "---" } else { "---:" }.into()).collect();
+    line(headings) + &line(&rule) + &rows.iter().map(|row| line(row)).collect::<String>()
+}
+
+/// Refuses a mixer that appears twice or has no seeds. rows: each mixer's name and number of seeds
+pub(super) fn each_once<'a>(path: &Path, rows: impl Iterator<Item = (&'a str, usize)>) -> Result<(), RecordError> {
+    let mut names = Vec::new();
+    for (at, (mixer, seeds)) in rows.enumerate() {
+        if names.contains(&mixer) {
+            return Err(RecordError::malformed(path, format!("rows[{at}].mixer"), format!("{mixer} appears twice")));
+        }
+        if seeds == 0 {
+            return Err(RecordError::malformed(path, format!("rows[{at}].seeds"), "must not be empty"));
+        }
+        names.push(mixer);
+    }
+    Ok(())
+}
+
+/// Returns `value` if it is finite and allowed.
+pub(super) fn checked(path: &Path, field: &str, value: f64, allowed: impl Fn(f64) -> bool) -> Result<f64, RecordError> {
+    if value.is_finite() && allowed(value) {
+        Ok(value)
+    } else {
+        Err(RecordError::malformed(path, field, format!("{value} cannot have been measured")))
+    }
+}
+
+/// A mixer or estimator has the same colour in every plot.
+pub(super) fn color(name: &str) -> &'static str {
+    match name {
+        "softmax" => "#24292f",
+        "rfa-gate" => "#0969da",
+        "rfa-gate-stateful" | "lara" => "#cf222e",
+        "hybrid" | "ra" => "#8250df",
+        "rfa" => "#4a9bd9",
+        "rfa-gate-no-positions" => "#1b7c83",
+        "rfa-arccos" => "#d4a72c",
+        "rfa-arccos-gate" => "#9a6700",
+        "elu" => "#e08855",
+        "elu-gate" => "#bc4c00",
+        "favor" => "#4ac26b",
+        "favor-gate" => "#1a7f37",
+        "lara-balance" => "#bf3989",
+        _ => "#57606a",
+    }
+}
+
+/// The mean, the least and the greatest value; none of an empty slice.
+pub(super) fn spread(values: &[f64]) -> Option<(f64, f64, f64)> {
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    (!values.is_empty()).then(|| (values.iter().sum::<f64>() / values.len() as f64, low, high))
+}
+
+/// The mean; none of an empty slice.
+pub(super) fn mean(values: &[f64]) -> Option<f64> {
+    spread(values).map(|(mean, ..)| mean)
+}
+
+/// `1.780 (1.771 to 1.790)`, or the value itself if there is one.
+pub(super) fn with_spread(values: &[f64], places: usize) -> String {
+    match spread(values) {
+        None => "-".into(),
+        Some((mean, ..)) if values.len() == 1 => format!("{mean:.places$}"),
+        Some((mean, low, high)) => format!("{mean:.places$} ({low:.places$} to {high:.places$})"),
+    }
+}

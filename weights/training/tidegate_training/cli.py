@@ -1,0 +1,41 @@
+"""What the command lines of the trainer and of the experiments share: options, and errors as exit status and one line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="override one setting (TOML value)")
+
+
+def add_prepare(commands, name: str, text: str) -> None:
+    """A command that encodes the texts of a configuration; commands: from `add_subparsers`."""
+    p = commands.add_parser(name, help=text, description=text)
+    p.add_argument("config", type=Path)
+    p.add_argument("--texts", type=Path, default=Path("."), help="folder that the files of [data] are relative to")
+    p.add_argument("--data", type=Path, required=True, help="folder to write")
+    add_overrides(p)
+
+
+def status(prog: str, action: Callable[[], None]) -> int:
+    """0, 1 if a loss diverged, 2 if the command or a configuration is wrong, which one line on stderr explains."""
+    try:
+        action()
+    except (ValueError, OSError) as e:
+        if isinstance(e, ValueError) and type(e) is not ValueError and not isinstance(e, (UnicodeError, json.JSONDecodeError)):
+            raise  # a library's error, not a complaint about the input
+        print(f"{prog}: {' '.join(str(e).split())}", file=sys.stderr)
+        return 2
+    except RuntimeError as e:
+        from .train import Diverged  # here, so that `--help` need not load PyTorch
+
+        if not isinstance(e, Diverged):
+            raise
+        print(f"stopped: {e}", file=sys.stderr)
+        return 1
+    return 0
