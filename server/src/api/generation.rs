@@ -60,7 +60,12 @@ type LlamaEvents = Events<schemas::LlamaCompletion, LlamaError>;
         Error<507>
     )
 )]
-pub(super) async fn completions(state: State<AppState>, caller: Caller, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn completions(
+    state: State<AppState>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
     generate::<formats::completions::CompletionRequest>(state, caller, headers, body).await
 }
 
@@ -119,7 +124,12 @@ pub(super) async fn completions(state: State<AppState>, caller: Caller, headers:
         Error<507>
     )
 )]
-pub(super) async fn chat(state: State<AppState>, caller: Caller, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn chat(
+    state: State<AppState>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
     generate::<formats::chat::ChatRequest>(state, caller, headers, body).await
 }
 
@@ -151,7 +161,12 @@ pub(super) async fn chat(state: State<AppState>, caller: Caller, headers: Header
         Error<507>
     )
 )]
-pub(super) async fn create_response(state: State<AppState>, caller: Caller, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn create_response(
+    state: State<AppState>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
     generate::<formats::responses::ResponseRequest>(state, caller, headers, body).await
 }
 
@@ -185,7 +200,12 @@ pub(super) async fn create_response(state: State<AppState>, caller: Caller, head
         GenerationErrors<AnthropicError>
     )
 )]
-pub(super) async fn create_message(state: State<AppState>, caller: Caller, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn create_message(
+    state: State<AppState>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
     generate::<formats::anthropic::MessagesRequest>(state, caller, headers, body).await
 }
 
@@ -209,6 +229,11 @@ pub(super) async fn create_message(state: State<AppState>, caller: Caller, heade
         GenerationErrors<LlamaError>
     )
 )]
-pub(super) async fn llama_completion(state: State<AppState>, caller: Caller, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn llama_completion(
+    state: State<AppState>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
     generate::<formats::llamacpp::LlamaRequest>(state, caller, headers, body).await
 }

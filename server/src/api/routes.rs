@@ -8,11 +8,11 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
 use super::auth::scope::{Access, Scope};
-use super::formats::{anthropic, llamacpp, openai, responses, tokens};
+use super::formats::{anthropic, llamacpp, responses, tokens};
 use super::openapi::document::{self, Description};
-use super::run::streams;
+use super::run::resume;
 use super::state::AppState;
-use super::{metrics, pages, service, sessions};
+use super::{generation, metrics, pages, service, sessions};
 
 /// The routes, and the access to each path.
 pub(super) struct Routes {
@@ -33,10 +33,10 @@ pub(super) fn all() -> Routes {
         .routes(routes!(service::health))
         .routes(routes!(service::ready));
     let generate = OpenApiRouter::new()
-        .routes(routes!(openai::completions))
-        .routes(routes!(openai::chat))
-        .routes(routes!(responses::create))
-        .routes(routes!(anthropic::create))
+        .routes(routes!(generation::completions))
+        .routes(routes!(generation::chat))
+        .routes(routes!(generation::create_response))
+        .routes(routes!(generation::create_message))
         .routes(routes!(anthropic::count_tokens))
         .routes(routes!(tokens::tokenize))
         .routes(routes!(tokens::detokenize))
@@ -44,15 +44,15 @@ pub(super) fn all() -> Routes {
         .routes(routes!(tokens::embeddings))
         .routes(alias("/embeddings", "llamaEmbeddings", routes!(tokens::embeddings)))
         .routes(alias("/embedding", "embedding", routes!(tokens::embeddings)))
-        .routes(routes!(llamacpp::completion))
-        .routes(alias("/completions", "llamaCompletions", routes!(llamacpp::completion)))
+        .routes(routes!(generation::llama_completion))
+        .routes(alias("/completions", "llamaCompletions", routes!(generation::llama_completion)))
         .routes(routes!(llamacpp::infill))
         .routes(routes!(llamacpp::props))
         .routes(routes!(llamacpp::slots))
         .routes(routes!(service::models))
         .routes(routes!(service::one_model));
     let sessions =
-        sessions::routes().routes(routes!(responses::retrieve, responses::delete)).routes(routes!(streams::follow));
+        sessions::routes().routes(routes!(responses::retrieve, responses::delete)).routes(routes!(resume::resume));
     let metrics = OpenApiRouter::new().routes(routes!(metrics::scrape));
 
     let groups = [

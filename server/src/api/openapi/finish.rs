@@ -69,7 +69,6 @@ fn above_zero(value: &mut Value) {
 pub(super) fn finish(document: &mut Value, bounds: Bounds<'_>) {
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };
     merge(schemas);
-    split_requests(schemas);
     for (name, schema) in fragments(bounds) {
         schemas.insert(name.to_owned(), schema);
     }
@@ -97,30 +96,6 @@ fn name_model(value: &mut Value, model: &str) {
         Value::Object(fields) => fields.values_mut().for_each(|field| name_model(field, model)),
         _ => {}
     }
-}
-
-/// Completions, chat and responses share Rust types; each has some fields alone.
-fn split_requests(schemas: &mut Map<String, Value>) {
-    let absent: [(&str, &[&str]); 3] = [
-        (
-            "CompletionRequest",
-            &["messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"],
-        ),
-        ("ChatRequest", &["prompt", "best_of", "echo", "add_special_tokens"]),
-        ("ResponseRequest", &["response_format"]),
-    ];
-    for (name, fields) in absent {
-        if let Some(properties) = schemas[name]["properties"].as_object_mut() {
-            properties.retain(|field, _| !fields.contains(&field.as_str()));
-        }
-    }
-    schemas["CompletionRequest"]["properties"]["logprobs"] = json!({
-        "description": "The number of log probabilities per token.",
-        "type": ["integer", "null"], "minimum": 0, "maximum": 20,
-    });
-    schemas["ChatRequest"]["properties"]["logprobs"] = json!({
-        "description": "Whether to return log probabilities.", "type": ["boolean", "null"],
-    });
 }
 
 /// Merges the parts of schemas with flattened fields (`allOf`) into one object.

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, SchemaType, Type};
-use utoipa::openapi::{Object, Ref, RefOr, Schema};
+use utoipa::openapi::{Object, Ref, Schema};
 
 use super::finish::Bounds;
 
@@ -84,10 +84,6 @@ pub(in crate::api) fn llama_biases() -> Schema {
     or_null("LlamaBiases")
 }
 
-pub(in crate::api) fn required_max_tokens() -> Ref {
-    Ref::from_schema_name("MaxTokens")
-}
-
 pub(in crate::api) fn dialect_messages() -> Ref {
     Ref::from_schema_name("DialectMessages")
 }
@@ -129,14 +125,6 @@ pub(in crate::api) fn no_reasoning() -> Schema {
     let object =
         ObjectBuilder::new().property("effort", effort).additional_properties(Some(Schema::from(nothing()))).build();
     OneOfBuilder::new().item(nothing()).item(object).build().into()
-}
-
-/// The schema of an object without some of its fields.
-pub(in crate::api) fn without(schema: RefOr<Schema>, fields: &[&str]) -> RefOr<Schema> {
-    let RefOr::T(Schema::Object(mut object)) = schema else { return schema };
-    object.properties.retain(|name, _| !fields.contains(&name.as_str()));
-    object.required.retain(|name| !fields.contains(&name.as_str()));
-    object.into()
 }
 
 /// The fragments by name.

@@ -6,9 +6,9 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 
 use super::sink;
+use crate::api::auth::owner::Caller;
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::openapi::{Error, Events, Id, LastEventId, schemas};
-use crate::api::auth::owner::Caller;
 use crate::api::state::AppState;
 
 type StreamEvents = Events<schemas::CompletionChunk, ErrorBody>;

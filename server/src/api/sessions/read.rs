@@ -20,9 +20,9 @@ use crate::api::formats::json::parse;
 use crate::api::formats::openai::answer::now;
 use crate::api::formats::openai::wire::{ChatMessage, Seed, messages};
 use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
-use crate::api::request::continuation::{if_match, version_id, wait};
 use crate::api::request::ParameterNames;
 use crate::api::request::blocking::run_blocking;
+use crate::api::request::continuation::{if_match, version_id, wait};
 use crate::api::request::prompt::{encode_closed_messages, encode_text};
 use crate::api::run::retry::{Attempt, attempt};
 use crate::api::state::{AppState, Served};
@@ -259,8 +259,12 @@ async fn read(
         run_blocking(state, move || {
             let prompt = input.ids(&served, &base)?;
             let snapshots = Snapshots { prompt: false, end: true };
-            let parameters =
-                RequestParameters { start: engine::Start::Session(base), prompt, snapshots, ..RequestParameters::default() };
+            let parameters = RequestParameters {
+                start: engine::Start::Session(base),
+                prompt,
+                snapshots,
+                ..RequestParameters::default()
+            };
             let names = ParameterNames::openai(param, "max_tokens");
             Request::new(parameters, &served.limits).map_err(|error| names.error(&error))
         })

@@ -13,8 +13,8 @@ use super::{path_id, respond, tagged};
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
 use crate::api::openapi::{BodyErrors, Bytes, Error, Id, StoreErrors};
-use crate::api::request::continuation::version_id;
 use crate::api::request::blocking::run_blocking;
+use crate::api::request::continuation::version_id;
 use crate::api::state::AppState;
 use crate::session::{Metadata, NewSession, Start};
 

@@ -16,18 +16,21 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use rand::Rng;
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use self::encoder::{Context, ResponseEncoder, replay};
+use self::object::Object as ResponseObject;
 use self::object::{Kind, Reasoning, ServiceTier, Status, TextFormat, TextOptions};
 pub(in crate::api) use self::object::{Message, Object, TextPart};
 pub(in crate::api) use self::wire::ResponseRequest;
 use super::format::{Converted, Format};
 use super::openai::answer::now;
 use crate::api::auth::context;
-use crate::api::error::ApiError;
-use crate::api::openapi::{Id, StoreErrors, schemas};
 use crate::api::auth::owner::Caller;
+use crate::api::error::ApiError;
+use crate::api::openapi::literals::literals;
+use crate::api::openapi::{Id, StoreErrors};
 use crate::api::request::ValidRequest;
 use crate::api::request::continuation::{CommitPlan, Continuation, SessionParameters};
 use crate::api::run::encoder::{EventEncoder, StreamEvent};
@@ -179,6 +182,17 @@ pub(in crate::api) async fn retrieve(
     Ok(whole(body))
 }
 
+literals!(ResponseKind = "response");
+
+/// A response that was deleted.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct DeletedResponse {
+    id: String,
+    #[schema(inline)]
+    object: ResponseKind,
+    deleted: bool,
+}
+
 /// Delete a stored response
 #[utoipa::path(
     delete,
@@ -186,16 +200,16 @@ pub(in crate::api) async fn retrieve(
     operation_id = "deleteResponse",
     tag = "text",
     params(Id),
-    responses((status = 200, description = "The response is deleted.", body = schemas::Deleted), StoreErrors)
+    responses((status = 200, description = "The response is deleted.", body = DeletedResponse), StoreErrors)
 )]
 pub(in crate::api) async fn delete(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<DeletedResponse>, ApiError> {
     let id = path_id(id)?;
     state.store()?.delete_response(owner, &id).await.map_err(|error| not_found(error, "id"))?;
-    Ok(Json(json!({"id": id.as_str(), "object": "response", "deleted": true})))
+    Ok(Json(DeletedResponse { id: id.to_string(), object: ResponseKind, deleted: true }))
 }
 
 fn whole(body: impl IntoResponse) -> Response {
