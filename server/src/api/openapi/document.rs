@@ -129,7 +129,9 @@ fn complete_operation(operation: &mut Value, shared: &[u16]) {
 /// An optional body may be absent, but not `null`, which utoipa assumes of an `Option`.
 fn not_null(body: &mut Value) {
     for content in body["content"].as_object_mut().into_iter().flat_map(Map::values_mut) {
-        if let Some(schema) = content["schema"]["oneOf"].as_array().and_then(|options| options.last()).cloned() {
+        let options = content["schema"]["oneOf"].as_array();
+        let not_null = options.and_then(|options| options.iter().find(|option| !option["$ref"].is_null()));
+        if let Some(schema) = not_null.cloned() {
             content["schema"] = schema;
         }
     }
