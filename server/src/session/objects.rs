@@ -209,17 +209,17 @@ fn lock(ids: &Mutex<HashSet<VersionId>>) -> MutexGuard<'_, HashSet<VersionId>> {
 
 /// Creates a folder and its missing ancestors; with `sync`, syncs them to disk.
 pub(crate) fn make_folder(folder: &FilePath, sync: bool) -> std::io::Result<()> {
-    let there = folder.ancestors().find(|above| !above.as_os_str().is_empty() && above.exists());
+    let existing = folder.ancestors().find(|above| !above.as_os_str().is_empty() && above.exists());
     std::fs::create_dir_all(folder)?;
     if !sync {
         return Ok(());
     }
     // A folder's name is on disk once its parent is synced. Ancestors that already existed may be newly created by another
     // process, so they are synced as well, if they can be opened.
-    for made in folder.ancestors() {
-        let here = if made.as_os_str().is_empty() { FilePath::new(".") } else { made };
-        let synced = sync_folder(here);
-        if there.is_none_or(|there| made.starts_with(there)) {
+    for ancestor in folder.ancestors() {
+        let path = if ancestor.as_os_str().is_empty() { FilePath::new(".") } else { ancestor };
+        let synced = sync_folder(path);
+        if existing.is_none_or(|existing| ancestor.starts_with(existing)) {
             synced?;
         }
     }

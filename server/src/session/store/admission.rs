@@ -30,7 +30,7 @@ impl Inner {
             Ok(reservation) => return Ok(reservation),
             Err(shortfall) => shortfall,
         };
-        let _alone = self.evicting.lock().await;
+        let _guard = self.evicting.lock().await;
         for _ in 0..TRIES {
             match reserve() {
                 Ok(reservation) => return Ok(reservation),
@@ -120,12 +120,12 @@ impl Inner {
     /// Restores the ballast file if it was removed, once the task that needed its space has finished. Refuses if the disk
     /// has no space for it.
     pub(super) async fn ensure_ballast(&self) -> Result<(), StoreError> {
-        if !self.ballast.gone.load(Ordering::SeqCst) {
+        if !self.ballast.missing.load(Ordering::SeqCst) {
             return Ok(());
         }
         // Another task may have restored it while this one waited.
-        let _alone = self.ballast.in_use.lock().await;
-        if !self.ballast.gone.load(Ordering::SeqCst) {
+        let _guard = self.ballast.in_use.lock().await;
+        if !self.ballast.missing.load(Ordering::SeqCst) {
             return Ok(());
         }
         let ballast = self.ballast.clone();
@@ -140,7 +140,7 @@ impl Inner {
         match self.writer.run_to_disk(work.clone()).await {
             Err(StoreError::Full { .. }) => {
                 // Holding the lock keeps others from restoring the ballast before this transaction has used its space.
-                let _alone = self.ballast.in_use.lock().await;
+                let _guard = self.ballast.in_use.lock().await;
                 self.ballast.release();
                 self.writer.run_to_disk(work).await
             }

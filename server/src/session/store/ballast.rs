@@ -18,7 +18,7 @@ const BYTES: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub(super) struct Ballast {
     path: Option<PathBuf>,
-    pub(super) gone: Arc<AtomicBool>,
+    pub(super) missing: Arc<AtomicBool>,
     /// Held while its space is in use, or while it is restored.
     pub(super) in_use: Arc<tokio::sync::Mutex<()>>,
 }
@@ -27,7 +27,7 @@ impl Ballast {
     /// `path` is `None` for a store in memory.
     pub(super) fn new(path: Option<PathBuf>) -> Self {
         let exists = path.as_ref().is_none_or(|path| fs::metadata(path).is_ok_and(|file| file.len() == BYTES as u64));
-        Self { path, gone: Arc::new(AtomicBool::new(!exists)), in_use: Arc::default() }
+        Self { path, missing: Arc::new(AtomicBool::new(!exists)), in_use: Arc::default() }
     }
 
     /// Writes the file again. Until there is space for it, nothing else may be stored.
@@ -42,12 +42,14 @@ impl Ballast {
             drop(fs::remove_file(path));
             return Err(StoreError::from_io("writing the ballast file failed", &error));
         }
-        self.gone.store(false, Ordering::SeqCst);
+        self.missing.store(false, Ordering::SeqCst);
         Ok(())
     }
 
     /// Removes the file to free its space; false if there is none.
     pub(super) fn release(&self) -> bool {
-        self.path.as_ref().is_some_and(|path| !self.gone.swap(true, Ordering::SeqCst) && fs::remove_file(path).is_ok())
+        self.path
+            .as_ref()
+            .is_some_and(|path| !self.missing.swap(true, Ordering::SeqCst) && fs::remove_file(path).is_ok())
     }
 }

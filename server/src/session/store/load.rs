@@ -195,7 +195,7 @@ impl Inner {
     }
 
     async fn evict_for_full_disk(self: &Arc<Self>, owner: Owner, missing: u64) -> Result<bool, StoreError> {
-        let _alone = self.evicting.lock().await;
+        let _guard = self.evicting.lock().await;
         self.evict_versions(owner, Shortfall::Disk { missing }).await
     }
 

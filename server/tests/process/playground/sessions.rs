@@ -136,7 +136,7 @@ async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
         page.until(&format!("location.hash !== '#{fork}' && document.querySelector('#tree .head')")).await;
         assert_eq!((tokens(page).await, page.js(EXACT_STATE).await), (here, state.clone()));
         assert!(!page.js("return document.getElementById('missing').hidden").await.as_bool().unwrap());
-        assert!(page.text("turn-text").await.contains("not kept on the server"));
+        assert!(page.text("turn-text").await.contains("the server does not store its text"));
         assert_eq!(page.js("return document.getElementById('session-name').value").await, json!("brought"));
         turn(page, " Then", 6).await;
         assert!(tokens(page).await > here);
@@ -157,7 +157,7 @@ async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
         let chosen = page.client.find(Locator::Id("upload-file")).await.expect("the field is there");
         chosen.send_keys(file.to_str().expect("a plain path")).await.expect("the file is chosen");
         page.until("!document.getElementById('error').hidden").await;
-        assert!(page.text("error").await.contains("is no snapshot for this model"), "{}", page.text("error").await);
+        assert!(page.text("error").await.contains("is not a snapshot of this model"), "{}", page.text("error").await);
     })
     .await;
 }
@@ -211,7 +211,7 @@ async fn a_conversation_continued_elsewhere_is_explained() {
         page.click("generate").await;
         page.until("!document.getElementById('error').hidden").await;
         page.rest().await;
-        assert!(page.text("error").await.contains("moved on elsewhere"), "{}", page.text("error").await);
+        assert!(page.text("error").await.contains("continued elsewhere"), "{}", page.text("error").await);
         assert_eq!(tree(page).await.len(), 3, "the page shows the current tree");
         turn(page, " It was", 2).await;
 
@@ -225,7 +225,7 @@ async fn a_conversation_continued_elsewhere_is_explained() {
         page.until("location.hash === '#conversation' && !document.querySelector('#sessions li')").await;
         open(page, &id).await;
         page.until("!document.getElementById('error').hidden").await;
-        assert!(page.text("error").await.contains("not on the server any more"), "{}", page.text("error").await);
+        assert!(page.text("error").await.contains("no longer exists"), "{}", page.text("error").await);
     })
     .await;
 }
