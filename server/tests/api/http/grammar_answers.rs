@@ -186,7 +186,7 @@ async fn an_invalid_grammar_is_refused_under_its_parameter() {
         (
             "response_format",
             in_schema(&json!({"type": "strange"})),
-            "response_format.json_schema.schema must be a grammar",
+            "response_format.json_schema.schema must be a valid and supported grammar",
         ),
         ("response_format", in_schema(&json!({"uniqueItems": true, "type": "array"})), "uniqueItems"),
         ("response_format", in_schema(&json!({"$ref": "https://127.0.0.1:9/x"})), "another document"),
