@@ -1,21 +1,21 @@
-//! What was aimed at, and whether it was met.
+//! The performance targets, and whether they were met.
 
 use serde_json::Value;
 
 use super::lines::{Lines, digits, number, percent, with_ends};
 
-/// Operations a second of a large bf16 product on the device that the aims are of (H200, by cuBLAS on random numbers).
+/// Operations per second of a large bf16 product on the device of the targets (H200, by cuBLAS on random numbers).
 const PRODUCTS: f64 = 790e12;
-/// How far a step after a million tokens may be from one of an empty text.
+/// The greatest relative difference between steps after a million tokens and of an empty text.
 const FLAT: f64 = 0.03;
 const NOT_MEASURED: &str = "not measured";
 
-/// Something that was aimed at.
+/// A target and its result.
 pub(super) struct Aim {
     pub(super) name: &'static str,
     pub(super) wanted: String,
     pub(super) measured: String,
-    /// None of what was not measured, or is reported without a bound.
+    /// `None` if it was not measured, or has no bound.
     pub(super) met: Option<bool>,
 }
 
@@ -25,7 +25,7 @@ impl Aim {
         Self { name, wanted: wanted.into(), measured, met }
     }
 
-    /// A number that nothing was aimed at for.
+    /// A result without a target.
     fn reported(name: &'static str, found: Option<String>) -> Self {
         let measured = found.unwrap_or_else(|| NOT_MEASURED.into());
         Self { name, wanted: "reported".into(), measured, met: None }
@@ -40,7 +40,7 @@ impl Aim {
     }
 }
 
-/// All of them; none is met or missed where there was no GPU.
+/// All targets; without a GPU none is met or missed.
 pub(super) fn aims(lines: &Lines) -> Vec<Aim> {
     let mut aims = found(lines);
     let device = lines.of("device").next().and_then(|line| line["device"].as_str());
@@ -71,7 +71,7 @@ fn found(lines: &Lines) -> Vec<Aim> {
         };
         let bytes = number(kernel("recurrence_").next()?, "bytes");
         let roof = number(lines.of("copy").next()?, "bytes_per_second");
-        // Of so many rows the features are made by a kernel of their own, which a step of few has within.
+        // With so many rows the features have a kernel of their own; with few, the recurrence computes them.
         let [own, features] =
             ["recurrence_", "features"].map(|start| kernel(start).map(|line| number(line, "ms")).sum::<f64>());
         let share = bytes / ((own + features) / 1e3) / roof;
@@ -131,7 +131,7 @@ fn found(lines: &Lines) -> Vec<Aim> {
     let part = |name: &str| {
         let line = lines.0.iter().rev().find(|line| line["what"] == "part" && line["part"] == name)?;
         let (outcome, note) = (line["outcome"].as_str().unwrap_or("?"), line["note"].as_str().unwrap_or(""));
-        // A tool that is not there says nothing about the code.
+        // A missing tool says nothing about the code.
         (outcome != "absent").then(|| (format!("{outcome}; {note}"), outcome == "passed"))
     };
     vec![

@@ -1,5 +1,5 @@
-//! Beside softmax attention: a decoder of the same shape in PyTorch, a process of its own that is told what to do line by
-//! line, in turn with ours.
+//! Comparison with softmax attention: a decoder of the same shape in PyTorch, in a process of its own that takes one
+//! command per line, in turn with ours.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -17,7 +17,7 @@ use super::decode::{Step, deepen, pool, step_bytes};
 use super::subject::Subject;
 use super::{Bench, Result, failed, say};
 
-/// How long it may take to start, and to answer.
+/// Time limits of its start and of an answer.
 const START: Duration = Duration::from_secs(150);
 const ANSWER: Duration = Duration::from_mins(1);
 
@@ -49,8 +49,7 @@ impl Child {
         Ok(Self { process, lines })
     }
 
-    /// The answer to what was asked last. One that does not come ends it: what came later would be taken for the next one,
-    /// and would be measured beside ours.
+    /// The answer to the last command. If none comes, the process is ended: a late answer would count as the next one.
     fn answer(&mut self, within: Duration) -> Result<Value> {
         let end = Instant::now() + within;
         loop {
@@ -61,7 +60,7 @@ impl Child {
                     return Err(format!("softmax.py: no answer, so it was ended: {error}").into());
                 }
             };
-            // What a library prints is no answer.
+            // Libraries print other lines.
             let Some(answer) = serde_json::from_str(&line).ok().filter(Value::is_object) else {
                 say(&format!("softmax.py: {line}"));
                 continue;
@@ -105,14 +104,14 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // It ends with its input; one that hangs does not hold up the rest.
+        // It ends when its input does; one that hangs does not delay the rest.
         drop(self.process.stdin.take());
         std::thread::sleep(Duration::from_millis(200));
         self.end();
     }
 }
 
-/// One length, and the rounds of both.
+/// One length, and the rounds of both decoders.
 struct Case {
     length: u64,
     step: Step,
@@ -127,7 +126,7 @@ pub(super) fn beside(bench: &Bench, decoder: &CudaDecoder, child: &mut Child) ->
     roof["rounds"] = bench.subject.rounds.into();
     bench.line("torch", roof);
     let outcome = decode(bench, decoder, child);
-    // Prompts are measured whatever came of the steps.
+    // Prompts are measured even if the steps failed.
     if let Err(error) = outcome {
         failed("beside", &error);
     }
@@ -169,7 +168,7 @@ fn decode(bench: &Bench, decoder: &CudaDecoder, child: &mut Child) -> Result<()>
             }
         }
     }
-    // What was measured before a failure counts.
+    // Measurements before a failure count.
     for case in cases.into_iter().filter(|case| !case.rounds.is_empty()) {
         let of = |i: usize| Times::one(&case.rounds.iter().map(|round| round[i]).collect::<Vec<_>>()).ms();
         let ratios = Times::one(&case.rounds.iter().map(|[device, _, softmax]| softmax / device).collect::<Vec<_>>());

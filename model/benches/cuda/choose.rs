@@ -1,5 +1,4 @@
-//! The choice of tokens as the server makes it: each row's own sampler plans it while the step is under way, the device
-//! chooses, ids come back.
+//! Sampling as the server does it: each row's own sampler plans while the step runs, the device samples, ids come back.
 
 use std::ops::Range;
 
@@ -9,7 +8,7 @@ use tidegate_model::sampling::{Permitted, Plans, Sampled, Sampler, SamplingParam
 
 use super::Result;
 
-/// The rows' samplers, and what a step brings.
+/// The rows' samplers, and the outcome of a step.
 pub(super) struct Chooser {
     samplers: Vec<Sampler>,
     sampled: Vec<Sampled>,
@@ -17,7 +16,7 @@ pub(super) struct Chooser {
 }
 
 impl Chooser {
-    /// For so many rows of a vocabulary, with what many ask for: a temperature of 0.8 and a nucleus of 0.95.
+    /// For so many rows, with common parameters: a temperature of 0.8 and a top_p of 0.95.
     pub(super) fn new(rows: usize, vocab: usize) -> Result<Self> {
         let params = |row: usize| SamplingParams {
             temperature: 0.8,
@@ -29,7 +28,7 @@ impl Chooser {
         Ok(Self { samplers, sampled: Vec::new(), logits: Vec::new() })
     }
 
-    /// Takes the slots a token further, and chooses the next of each.
+    /// Makes a step of the slots, and samples the next token of each.
     pub(super) fn step(
         &mut self,
         decoder: &CudaDecoder,
@@ -46,7 +45,7 @@ impl Chooser {
         decoder.decode_and_sample(ids, pool, slots, &mut plan, (sampled, logits))?;
         for (sampler, sampled) in samplers.iter_mut().zip(sampled) {
             let Sampled::Token(token) = *sampled else { return Err("a step chose no token".into()) };
-            // As many different tokens as a text of some length has, not as many as steps.
+            // Forgets tokens, so that the penalties see a text of some length and not all steps.
             sampler.take(token);
             sampler.take_back(token);
         }

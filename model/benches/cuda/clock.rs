@@ -1,10 +1,10 @@
-//! Times: how often a thing is done so that the clock sees it, medians of rounds, and what is left of the whole.
+//! Times: repetitions long enough to measure, medians of rounds, and the time left of the whole run.
 
 use std::time::{Duration, Instant};
 
 use super::Result;
 
-/// A median of rounds, and their ends; in seconds of one time that a thing is done.
+/// The median, least and greatest of rounds, in seconds of one repetition.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     pub(super) median: f64,
@@ -13,7 +13,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Of each list of rounds.
+    /// One for each list of rounds.
     pub(super) fn of(all: &[Vec<f64>]) -> Vec<Self> {
         all.iter().map(|rounds| Self::one(rounds)).collect()
     }
@@ -24,13 +24,13 @@ impl Times {
         Self { median: quantile(&sorted, 0.5), least: quantile(&sorted, 0.0), most: quantile(&sorted, 1.0) }
     }
 
-    /// In milliseconds.
+    /// The same in milliseconds.
     pub(super) fn ms(self) -> [f64; 3] {
         [self.median, self.least, self.most].map(|seconds| seconds * 1e3)
     }
 }
 
-/// The value below which a share of sorted ones lies, between two of them in proportion; none of nothing.
+/// A quantile of sorted values, interpolated; NaN if there are none.
 pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let at = share * last as f64;
@@ -38,10 +38,10 @@ pub(super) fn quantile(sorted: &[f64], share: f64) -> f64 {
     low + (high - low) * at.fract()
 }
 
-/// When all must be over, and how long one measurement is.
+/// The deadline of the whole run, and the length of one measurement.
 pub(super) struct Budget {
     end: Option<Instant>,
-    /// Seconds of one measurement, about.
+    /// Approximate seconds of one measurement.
     one: f64,
 }
 
@@ -54,7 +54,7 @@ impl Budget {
         self.end.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// Does a thing until a device that was idle has its full clock.
+    /// Repeats work until an idle device has reached its full clock rate.
     pub(super) fn warm(&self, mut run: impl FnMut(usize) -> Result<()>) -> Result<()> {
         let clock = Instant::now();
         while clock.elapsed().as_secs_f64() < 20.0 * self.one {
@@ -63,21 +63,21 @@ impl Budget {
         Ok(())
     }
 
-    /// How often a thing is done for one measurement; it was done once before that counts. `run` does it so many times.
+    /// The repetitions of one measurement, after a first one that does not count. `run` repeats the work so many times.
     pub(super) fn pace(&self, mut run: impl FnMut(usize) -> Result<()>) -> Result<usize> {
         run(1)?;
         let seconds = once(&mut run, 2)?;
         Ok(((self.one / seconds) as usize).clamp(2, 2000))
     }
 
-    /// Seconds of one time in each of some rounds, of a thing that stands beside no other.
+    /// Seconds of one repetition in each of some rounds.
     pub(super) fn repeated(&self, mut run: impl FnMut(usize) -> Result<()>, rounds: usize) -> Result<Vec<f64>> {
         let times = self.pace(&mut run)?;
         (0..rounds).map(|_| once(&mut run, times)).collect()
     }
 }
 
-/// Seconds of one of so many times.
+/// Seconds of one of so many repetitions.
 pub(super) fn once(mut run: impl FnMut(usize) -> Result<()>, times: usize) -> Result<f64> {
     let clock = Instant::now();
     run(times)?;

@@ -1,4 +1,4 @@
-//! Steps: whole ones at two depths and many batches, and their kernels one by one.
+//! Decode steps: whole steps at two depths and many batch sizes, and their kernels one by one.
 
 use serde_json::json;
 use tidegate_model::cuda::measure::{Kernel, Recording, Task, spread};
@@ -9,13 +9,13 @@ use super::choose::Chooser;
 use super::clock::{Times, once};
 use super::{Bench, Result, say};
 
-/// Tokens of a prompt that only makes a state to go on from.
+/// Tokens of a prompt that only prepares a state.
 const BEFORE: usize = 32;
-/// Bytes that a device's cache may hold from one time to the next (H200's L2): a kernel that goes over no more says nothing
-/// of the memory, and gets no share of a copy's bandwidth.
+/// Bytes that a device's cache may keep between repetitions (the L2 of an H200): a kernel that reads fewer says nothing
+/// about the memory, and gets no share of a copy's bandwidth.
 const CACHE: usize = 50 << 20;
 
-/// A pool, and the state that a few tokens leave, as the first slot exports it.
+/// A pool, and the state of its first slot after a few tokens.
 pub(super) fn pool(bench: &Bench, decoder: &CudaDecoder, slots: usize) -> Result<(CudaPool, Vec<f32>)> {
     let mut pool = decoder.new_pool(slots, StateType::Bf16)?;
     decoder.absorb(&bench.subject.ids(0, BEFORE), &mut pool, 0)?;
@@ -23,19 +23,19 @@ pub(super) fn pool(bench: &Bench, decoder: &CudaDecoder, slots: usize) -> Result
     Ok((pool, state))
 }
 
-/// Puts a state into all slots, which are told that it has read so many tokens.
+/// Imports a state that has read so many tokens into all slots.
 pub(super) fn deepen(pool: &mut CudaPool, state: &[f32], tokens: u64) -> Result<()> {
     pool.import(0, state, tokens)?;
     Ok(spread(pool, 0)?)
 }
 
-/// Bytes that a step must move: the weights, and each row's state in and out.
+/// Bytes that a step must move: the weights, and each row's state twice.
 pub(super) fn step_bytes(decoder: &CudaDecoder, pool: &CudaPool, rows: usize) -> usize {
     decoder.weight_bytes() + 2 * rows * pool.state_bytes()
 }
 
-/// A step of the first `rows` slots: recorded, called with its tokens chosen on the device, and called for its logits; and
-/// how often each is done for one measurement.
+/// A step of the first `rows` slots in three forms (recorded, called with sampling on the device, and called for its
+/// logits), and the repetitions of each.
 pub(super) struct Step {
     ids: Vec<u32>,
     slots: Vec<usize>,
@@ -72,7 +72,7 @@ impl Step {
         (0..times).try_for_each(|_| Ok(decoder.decode_into(&self.ids, pool, &self.slots, logits)?))
     }
 
-    /// Seconds of a step on the device alone, and of a call whose tokens are chosen there.
+    /// Seconds of a step on the device alone, and of a call that samples there.
     pub(super) fn measure(&mut self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<(f64, f64)> {
         let times = self.times;
         let device = once(|times| Ok(self.recording.run(decoder, pool, times)?), times[0])?;
@@ -80,10 +80,10 @@ impl Step {
         Ok((device, call))
     }
 
-    /// Seconds of a call that brings its logits to the host, from which nothing is chosen.
+    /// Seconds of a call that copies its logits to the host, without sampling.
     pub(super) fn measure_logits(&self, decoder: &CudaDecoder, pool: &mut CudaPool) -> Result<f64> {
         let mut logits = Vec::with_capacity(self.ids.len() * decoder.config().vocab_size);
-        self.for_logits(decoder, pool, &mut logits, 1)?; // whose memory is new
+        self.for_logits(decoder, pool, &mut logits, 1)?; // allocates the buffer
         let seconds = once(|times| self.for_logits(decoder, pool, &mut logits, times), self.times[2])?;
         if !logits.iter().all(|v| v.is_finite()) {
             return Err("a step gave logits that are no numbers".into());
@@ -92,7 +92,7 @@ impl Step {
     }
 }
 
-/// Steps of all batches, of slots that nothing was read into and of such that count a million tokens.
+/// Steps of all batch sizes, with empty slots and with slots that have read a million tokens.
 pub(super) fn decode(bench: &Bench, decoder: &CudaDecoder) -> Result<()> {
     let (batches, deep) = (bench.subject.batches, bench.subject.deep);
     let fresh = decoder.new_pool(bench.subject.rows(), StateType::Bf16)?;
@@ -131,7 +131,7 @@ pub(super) fn decode(bench: &Bench, decoder: &CudaDecoder) -> Result<()> {
     Ok(())
 }
 
-/// The kernels of a task one by one: each alone, as often as it comes in the whole. `state`: bytes that a recurrence of
+/// Measures the kernels of a task one by one, each as often as the task launches it. `state`: bytes that a recurrence of
 /// the task must move.
 pub(super) fn apart(
     bench: &Bench,
@@ -178,8 +178,8 @@ pub(super) fn apart(
     Ok(())
 }
 
-/// Bytes that all launches of a kernel must move, of a product its weights, of a recurrence the states in and out; and
-/// bytes of the memory that they go over.
+/// Bytes that all launches of a kernel must move (a product's weights, a recurrence's states twice), and bytes of the memory
+/// that they touch.
 fn moved(kernel: &Kernel, state: usize) -> Option<(usize, usize)> {
     if kernel.name.starts_with("recurrence_") {
         return Some((state, state / 2));
@@ -193,8 +193,8 @@ fn operations(kernel: &Kernel) -> Option<usize> {
     kernel.product.map(|[rows, ins, outs]| kernel.times * 2 * rows * ins * outs)
 }
 
-/// The kernels of a step, one by one: the recurrence alone goes over the states of all layers, of many rows far more than
-/// any cache holds.
+/// Measures the kernels of a step one by one. With many rows, the recurrence alone touches far more states than any cache
+/// holds.
 pub(super) fn kernels(bench: &Bench, decoder: &CudaDecoder) -> Result<()> {
     let (mut pool, state) = pool(bench, decoder, bench.subject.rows())?;
     deepen(&mut pool, &state, BEFORE as u64)?;

@@ -1,14 +1,13 @@
-//! The decoder on CUDA, measured on one device: decode, its kernels one by one, prefill, many sessions, and beside it a
-//! softmax decoder of the same shape in PyTorch (`softmax.py`). `run.sh` runs it with the tests, and says how.
+//! Measures the decoder on one CUDA device: decode, its kernels one by one, prefill, many sessions, and a softmax decoder of
+//! the same shape in PyTorch (`softmax.py`) for comparison. `run.sh` runs it with the tests, and explains how.
 //!
 //!     cargo bench --locked --workspace --features tidegate-model/cuda --bench cuda -- measure
 //!     cargo bench --locked --workspace --features tidegate-model/cuda-emulator --bench cuda -- measure --emulated
 //!
-//! `measure` writes a line of JSON for each number, as it is found, and progress beside; `table` makes of those lines the
-//! table of what was aimed at. A time is the median of rounds, in each of which everything of a part comes once, with the
-//! least and the most; of a step it is that of many in a row without anything's way to the host, as `call_ms` that of one
-//! call that chooses its tokens on the device, as the server makes it, and as `logits_ms` that of one whose logits come to
-//! the host instead.
+//! `measure` writes a line of JSON for each result, and progress to standard error; `table` compares those lines with the
+//! targets. A time is the median of rounds, with the least and the greatest; a round measures everything of a part once.
+//! The time of a step is that of many in a row without copies to the host; `call_ms` is that of one call that samples on
+//! the device, as the server makes it, and `logits_ms` that of one call that copies its logits to the host.
 
 mod aims;
 mod beside;
@@ -42,7 +41,7 @@ table FILE --out FOLDER [--date YYYY-MM-DD]
 PARTS: some of decode,kernels,prefill,sessions,beside, with commas; all where it is absent.
 --softmax is softmax.py, run by $PYTHON (python3); without it nothing is measured beside.";
 
-/// What the command line says.
+/// The command line.
 #[derive(Default)]
 struct Args {
     words: Vec<String>,
@@ -63,7 +62,7 @@ impl Args {
         while let Some(word) = given.next() {
             let mut value = || given.next().ok_or_else(|| format!("{word}: a value is missing"));
             match word.as_str() {
-                "--bench" => {} // cargo's own
+                "--bench" => {} // cargo adds it
                 "--emulated" => args.emulated = true,
                 "--device" => args.device = value()?.parse()?,
                 "--checkpoint" => args.checkpoint = Some(value()?.into()),
@@ -95,35 +94,35 @@ impl Args {
     }
 }
 
-/// A line of progress.
+/// Writes a line of progress.
 fn say(text: &str) {
     eprintln!("cuda: {text}");
 }
 
-/// What all parts measure with.
+/// What all parts use.
 struct Bench {
     device: CudaDevice,
     subject: Subject,
     budget: Budget,
-    /// Bytes a second, read and written, of a copy on the device.
+    /// Bytes per second that a copy on the device reads and writes.
     roof: f64,
 }
 
 impl Bench {
-    /// A line of what was measured.
+    /// Writes a line of results.
     fn line(&self, what: &str, mut fields: Value) {
         fields["what"] = what.into();
         fields["shape"] = self.subject.name.into();
         println!("{fields}");
     }
 
-    /// Of the bytes that could have been copied in this time, how many had to be moved.
+    /// The bytes that had to be moved, as a share of those that a copy moves in this time.
     fn share(&self, bytes: usize, seconds: f64) -> f64 {
         bytes as f64 / seconds / self.roof
     }
 }
 
-/// Opens the device, which has the driver make its code of the kernels' once.
+/// Opens the device, for which the driver compiles the kernels.
 fn open(args: &Args) -> Result<CudaDevice> {
     let clock = Instant::now();
     let device = args.open()?;
@@ -152,7 +151,7 @@ fn roof(device: &CudaDevice, subject: &Subject, budget: &Budget) -> Result<f64> 
 
 fn measure(args: &Args) -> Result<()> {
     let budget = Budget::new(args.seconds, if args.emulated { 0.0 } else { 0.06 });
-    // PyTorch starts while the weights are drawn.
+    // PyTorch starts while the random weights are made.
     let subject = Subject::new(args.emulated)?;
     let mut child = match &args.softmax {
         Some(file) if args.wants("beside") => match beside::Child::start(file, &subject) {
@@ -169,7 +168,7 @@ fn measure(args: &Args) -> Result<()> {
     say(&format!("drawing the weights of {}", subject.name));
     let decoder = CudaDecoder::random(subject.config.clone(), WeightType::Bf16, 1, &device)?;
     say(&format!("{} bytes of weights in {:.1} s", decoder.weight_bytes(), clock.elapsed().as_secs_f64()));
-    // What PyTorch does on its way would be measured too.
+    // PyTorch's start would disturb the measurements.
     let ready = child.as_mut().map(beside::Child::ready);
     if let Some(Err(error)) = ready {
         failed("beside", &error);
@@ -204,7 +203,7 @@ fn measure(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A part that did not come to its end: the others go on.
+/// Reports a part that failed; the others continue.
 fn failed(part: &str, why: &dyn std::fmt::Display) {
     let why = why.to_string();
     say(&format!("{part}: {why}"));

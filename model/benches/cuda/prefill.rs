@@ -1,4 +1,4 @@
-//! A prompt: its time as a whole, and the kernels of one of its pieces.
+//! A prompt: its time as a whole, and the kernels of one chunk.
 
 use serde_json::json;
 use tidegate_model::cuda::CudaDecoder;
@@ -13,7 +13,7 @@ pub(super) fn prefill(bench: &Bench, decoder: &CudaDecoder) -> Result<()> {
     let prompt = bench.subject.ids(0, tokens);
     let mut pool = decoder.new_pool(1, StateType::Bf16)?;
     let mut seconds = Vec::new();
-    // The first does not count.
+    // A warm-up.
     for round in 0..=bench.subject.rounds {
         pool.reset(0)?;
         wait(&mut pool)?;
@@ -36,7 +36,7 @@ pub(super) fn prefill(bench: &Bench, decoder: &CudaDecoder) -> Result<()> {
     );
     say(&format!("prefill: a piece of {piece} tokens"));
     let task = Task::piece(&pool, &bench.subject.ids(tokens, piece), 0);
-    // Of a scan the states are no measure: each is read once and written once.
+    // A scan reads and writes each state only once: its bytes say little.
     let state = 2 * pool.state_bytes();
     decode::apart(bench, decoder, &mut pool, (&format!("prefill {piece}"), &task), state)
 }

@@ -1,4 +1,4 @@
-//! Many conversations of a checkpoint at once, stepped in batches in turn; the tokens are chosen on the device.
+//! Many conversations of a checkpoint at once, stepped in batches in turn; the device samples.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,9 +15,9 @@ use super::{Bench, Result, decode, say};
 
 /// Tokens that each conversation has read before.
 const PROMPT: usize = 4;
-/// Least seconds of one batch size, and least times that each conversation's next token is waited for.
+/// Least seconds for one batch size, and least turns of each conversation.
 const LEAST: (f64, usize) = (3.0, 30);
-/// Seconds of one batch size after which that is given up.
+/// Seconds for one batch size after which it is given up.
 const MOST: f64 = 20.0;
 
 pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
@@ -42,10 +42,10 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
         let mut choosers =
             slots.chunks(batch).map(|slots| Chooser::new(slots.len(), vocab)).collect::<Result<Vec<_>>>()?;
         let (mut steps, mut gaps) = (Vec::new(), Vec::new());
-        // When each batch had its last tokens; none of the turn that does not count.
+        // When each batch got its last tokens; empty in the warm-up turn.
         let mut done = vec![None; count.div_ceil(batch)];
         let (mut clock, mut turns) = (Instant::now(), 0);
-        // The first turn does not count: a batch of a new size is recorded then.
+        // The first turn is a warm-up: it records the step of a new batch size.
         for turn in 0.. {
             if turn == 1 {
                 clock = Instant::now();
@@ -53,7 +53,7 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
             }
             turns = usize::saturating_sub(turn, 1);
             let so_far = clock.elapsed().as_secs_f64();
-            // A turn's tokens are waited for from those of the turn before.
+            // A conversation waits from the tokens of one turn to those of the next.
             let enough = turns > least.1 && so_far > least.0;
             if enough || (turns > 1 && (so_far > MOST || bench.budget.is_spent())) {
                 break;
@@ -86,7 +86,7 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
                 "pool_seconds": pool_seconds, "prompt_tokens_per_second": (count * PROMPT) as f64 / prompts}),
         );
     }
-    // What of a step is the device's, and what the call's.
+    // The device's share of a step, and the call's.
     let rows = batches[0];
     let task = Task::step(&pool, &ids(0, rows, vocab), &slots[..rows]);
     let state = 2 * rows * pool.state_bytes();

@@ -1,4 +1,4 @@
-//! What is measured: the decoder of 1.3 billion weights, or one that the emulator can do.
+//! What is measured: a decoder of 1.3 billion weights, or one small enough for the emulator.
 
 use serde_json::{Value, json};
 use tidegate_model::DecoderConfig;
@@ -8,17 +8,17 @@ use super::Result;
 pub(super) struct Subject {
     pub(super) name: &'static str,
     pub(super) config: DecoderConfig,
-    /// Rows of a decode step, rising.
+    /// Rows of a decode step, in ascending order.
     pub(super) batches: &'static [usize],
     /// Batches whose kernels are measured one by one.
     pub(super) taken_apart: &'static [usize],
-    /// Tokens of a prompt, and of one of its pieces.
+    /// Tokens of a prompt, and of one chunk.
     pub(super) prompt: (usize, usize),
-    /// A depth that nobody decodes up to.
+    /// A great depth, set without reading a text.
     pub(super) deep: u64,
-    /// Beside softmax attention: rows, and tokens that each has read.
+    /// The comparison with softmax attention: rows, and tokens that each has read.
     pub(super) beside: (usize, &'static [u64]),
-    /// Conversations at once, and how many of them a step takes.
+    /// Conversations at once, and how many of them are in a step.
     pub(super) sessions: (usize, &'static [usize]),
     /// Bytes of a copy.
     pub(super) copied: usize,
@@ -28,7 +28,7 @@ pub(super) struct Subject {
 impl Subject {
     pub(super) fn new(emulated: bool) -> Result<Self> {
         let config = |layers: usize, hidden: usize, heads: usize, intermediate: usize, vocab: usize| {
-            // As `tidegate bench --shape` has them: an embedding that is the head too.
+            // As in `tidegate bench --shape`: the embedding is tied to the head.
             let config = json!({"model_type": "rfa_gate", "vocab_size": vocab, "hidden_size": hidden,
                 "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
                 "head_dim": hidden / heads, "proj_dim": hidden / heads, "tie_word_embeddings": true});
@@ -68,7 +68,7 @@ impl Subject {
         self.batches.iter().copied().max().unwrap_or(1)
     }
 
-    /// Products' operations of one token in the blocks: two for each of their weights.
+    /// Operations of one token's products in the blocks: two for each weight.
     pub(super) fn operations(&self) -> usize {
         let of = &self.config;
         let (hidden, inner) = (of.hidden_size, of.inner_size());
@@ -76,7 +76,7 @@ impl Subject {
             * (4 * hidden * inner + 3 * hidden * of.intermediate_size + hidden * of.num_attention_heads)
     }
 
-    /// The shape, as softmax.py is told it.
+    /// The shape, in the format of softmax.py.
     pub(super) fn of_softmax(&self) -> Value {
         let of = &self.config;
         let (batch, lengths) = self.beside;
@@ -85,13 +85,13 @@ impl Subject {
             "prompt": self.prompt.0, "device": if self.name == "emulated" { "cpu" } else { "cuda" }})
     }
 
-    /// Token ids of a text that repeats no pattern a model could be fast on, from one of its places on.
+    /// Token ids of a text without a pattern, from a position on.
     pub(super) fn ids(&self, from: usize, count: usize) -> Vec<u32> {
         ids(from, count, self.config.vocab_size)
     }
 }
 
-/// As [`Subject::ids`], of any vocabulary.
+/// As [`Subject::ids`], for any vocabulary.
 pub(super) fn ids(from: usize, count: usize, vocab: usize) -> Vec<u32> {
     let id = |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab as u64;
     (from..from + count).map(|i| id(i) as u32).collect()

@@ -1,5 +1,5 @@
-//! What was aimed at and what was measured, of the lines that `measure` and `run.sh` wrote: a Markdown table, JSON, and the
-//! curve against length as `tidegate-weights cost` takes it.
+//! Targets and results, from the lines that `measure` and `run.sh` have written: a Markdown table, JSON, and the curve
+//! against length in the format of `tidegate-weights cost`.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,23 +10,23 @@ use super::Result;
 use super::aims::{Aim, aims};
 use super::lines::{Lines, digits, number, percent, with_ends};
 
-/// A field with its ends.
+/// A field with its least and greatest value.
 fn spread(line: &Value, field: &str) -> String {
     with_ends(number(line, field), number(line, "least"), number(line, "most"))
 }
 
-/// A table of markdown.
+/// A Markdown table.
 fn rows(headings: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let mut text = format!("| {} |\n|{}\n", headings.join(" | "), " --- |".repeat(headings.len()));
     let before = text.len();
     for row in rows {
-        // A string takes everything: no write to it fails.
+        // Writing to a string does not fail.
         let _ = writeln!(text, "| {} |", row.join(" | "));
     }
     if text.len() == before { String::new() } else { text + "\n" }
 }
 
-/// The device, and what bounds a step and a prompt on it.
+/// The device and its limits.
 fn roofs(lines: &Lines) -> String {
     let mut text = String::new();
     for line in lines.of("device").take(1) {
@@ -157,7 +157,7 @@ fn parts(lines: &Lines) -> String {
     text + &rows(&["part", "outcome", "seconds", "note"], lines.of("part").map(row))
 }
 
-/// The aims come last: of a long output the end is what is seen.
+/// The targets come last, where a terminal shows them.
 fn markdown(lines: &Lines, aims: &[Aim]) -> String {
     let row = |aim: &Aim| vec![aim.name.into(), aim.wanted.clone(), aim.measured.clone(), aim.outcome().into()];
     let aims = rows(&["aim", "wanted", "measured", "outcome"], aims.iter().map(row));
@@ -180,7 +180,7 @@ fn kernel(line: &Value) -> Vec<String> {
     vec![format!("{name}{product}"), line["times"].to_string(), grid, spread(line, "ms"), digits(one), share, rate]
 }
 
-/// Lines as `tidegate bench --output json` has them, of both, for `tidegate-weights cost`.
+/// Lines in the format of `tidegate bench --output json`, for both decoders.
 fn curve(lines: &Lines, date: Option<&str>) -> String {
     let device = lines.of("device").next().and_then(|line| line["device"].as_str()).unwrap_or("?");
     let mut text = String::new();

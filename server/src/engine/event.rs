@@ -14,7 +14,7 @@ use crate::session::Snapshot;
 pub enum FinishReason {
     /// An end-of-text token or a stop string.
     Stop,
-    /// As many tokens as were asked for.
+    /// It has `max_tokens` tokens.
     Length,
     /// The client interrupted it.
     Interrupted,

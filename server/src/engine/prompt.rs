@@ -164,7 +164,7 @@ impl Opening {
     }
 
     /// The prompt is what a turn adds. If it is not empty, a new answer begins, as if the whole text had been sent as one
-    /// prompt; if it is empty, the answer continues, as if more of it had been asked for at once.
+    /// prompt; if it is empty, the answer continues, as if the request before had asked for more.
     fn turn(
         snapshot: Arc<Snapshot>,
         prompt: Vec<u32>,

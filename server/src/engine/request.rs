@@ -162,7 +162,7 @@ fn check_logprobs(parameters: &RequestParameters, limits: &Limits) -> Result<(),
         return refused("absent where a conversation continues");
     }
     if prompt.len() > MAX_SCORED_PROMPT {
-        let bound = format!("at most {MAX_SCORED_PROMPT} tokens long where its log probabilities are asked for");
+        let bound = format!("at most {MAX_SCORED_PROMPT} tokens long if its log probabilities are requested");
         return Err(RequestError::bound("prompt", bound, format!("{} tokens", prompt.len())));
     }
     Ok(())

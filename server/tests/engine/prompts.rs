@@ -245,7 +245,7 @@ fn bounds_of_scored_prompts_are_named() {
         Request::new(parameters, &LIMITS).unwrap_err().to_string()
     };
     assert_eq!(refused(&|p| p.prompt_logprobs = Some(21)), "prompt_logprobs must be from 0 to 20, found 21");
-    let words = "prompt must be at most 32768 tokens long where its log probabilities are asked for, found";
+    let words = "prompt must be at most 32768 tokens long if its log probabilities are requested, found";
     assert_eq!(refused(&|p| p.prompt = vec![1; 32_769]), format!("{words} 32769 tokens"));
     assert!(refused(&|p| p.start = Start::Session(Arc::new(Snapshot::empty(0)))).starts_with("prompt_logprobs must"));
     assert!(refused(&|p| (p.max_tokens, p.prompt_logprobs) = (0, None)).starts_with("max_tokens must be from 1"));
