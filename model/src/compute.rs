@@ -1,4 +1,4 @@
-//! What every layer computes with, and the buffers that steps share: made once, so that a token allocates nothing.
+//! The instruction set, the threads and the buffers that all layers share. They are made once: a token allocates nothing.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use crate::kernels::threads::Threads;
 pub(crate) struct Compute {
     pub(crate) isa: Isa,
     pub(crate) threads: Arc<Threads>,
-    /// For the parts of the states.
+    /// Marks of the parts that pieces of work have taken.
     pub(crate) marks: [Marks; 3],
-    /// A quantised layer's input.
+    /// The input of a quantised layer.
     pub(crate) activations: Activations,
 }
 
-/// Numbers that one piece of element-wise work has at least: some microseconds.
+/// The fewest numbers in one piece of element-wise work: some microseconds.
 const PIECE: usize = 1 << 14;
 
 impl Compute {
@@ -26,7 +26,7 @@ impl Compute {
         Self { isa: Isa::detect(), threads, marks: Default::default(), activations: Activations::default() }
     }
 
-    /// Calls `work(first row, rows of out)` for blocks of rows of `out`, on several threads where there is enough to do.
+    /// Calls `work(first row, rows of out)` for blocks of rows of `out`, on several threads if `out` is large.
     pub(crate) fn each(&mut self, out: &mut [f32], stride: usize, work: &(dyn Fn(usize, &mut [f32]) + Sync)) {
         let rows = out.len() / stride;
         let block = PIECE.div_ceil(stride);
@@ -43,7 +43,7 @@ impl Compute {
     }
 }
 
-/// The first `len` numbers of a buffer, which grows where it must; what they are is anybody's guess.
+/// The first `len` numbers of a buffer, which grows if needed. Their values are unspecified.
 pub(crate) fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if buffer.len() < len {
         buffer.resize(len, 0.0);

@@ -1,26 +1,26 @@
-//! The decoder: token ids in, logits out, states of constant size taken forward.
+//! The decoder: takes token ids, advances states of constant size, and returns logits.
 
-use candle_core::{Device, Result, Tensor, bail};
+use candle_core::{Device, Tensor};
 
-use crate::attention::Rows;
-use crate::block::Block;
 use crate::compute::sized;
 use crate::config::{DecoderConfig, PositionEmbedding};
 use crate::encoder::Encoder;
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
+use crate::mixers::family;
+use crate::mixers::layer::{Layers, Rows, Step};
 use crate::nn::{Linear, RmsNorm, Table};
 use crate::probe::Probe;
 use crate::runner::Backend;
-use crate::state::{HostStates, PoolOptions, StatePool, Workspace, could_be_had};
+use crate::state::{HostStates, PoolOptions, StatePool, Workspace, can_allocate};
 use crate::weights::{LoadError, Source, WeightType, Weights};
 
-/// A decoder of pre-norm blocks. Its weights are read-only: one decoder serves any number of pools.
+/// A decoder. Its weights are read-only: one decoder serves any number of pools.
 #[derive(Debug)]
 pub struct Decoder {
     config: DecoderConfig,
-    embedding: Option<Table>, // (vocab, hidden); none where the head's rows are it
+    embedding: Option<Table>, // (vocab, hidden); none if the head's rows are the embedding
     encoder: Option<Encoder>,
-    blocks: Vec<Block>,
+    layers: Box<dyn Layers>,
     norm: RmsNorm, // (hidden)
     head: Linear,  // (vocab, hidden)
     weight_type: WeightType,
@@ -37,84 +37,82 @@ impl Decoder {
             (Some(Table::new(&model, "embed_tokens.weight", vocab, hidden)?), head)
         };
         let (weight_type, head) = (head.kind, Linear::new(&head, None)?);
-        let encoder = config.source().map(|source| Encoder::new(&config, source.layers, &weights.pp("encoder")));
+        let encoder = config.source().map(|source| Encoder::load(&config, source.layers, &weights.pp("encoder")));
         let encoder = encoder.transpose()?;
-        let blocks = (0..config.num_hidden_layers)
-            .map(|i| Block::new(&config, &model.pp(&format!("layers.{i}"))))
-            .collect::<std::result::Result<_, _>>()?;
-        let norm = RmsNorm::new(model.numbers("norm.weight", &[hidden])?, config.rms_norm_eps);
-        Ok(Self { config, embedding, encoder, blocks, norm, head, weight_type })
+        let layers = (family(config.attention).load)(&config, &model)?;
+        let norm = RmsNorm::load(&model, "norm", hidden, config.rms_norm_eps)?;
+        Ok(Self { config, embedding, encoder, layers, norm, head, weight_type })
     }
 
-    /// A decoder of random weights, for measurements: matrices in `weights`, or in f16 where their rows are not whole
-    /// blocks of it.
+    /// A decoder of random weights, for measurements: matrices are of type `weights`, or f16 where their rows are not
+    /// whole blocks of it.
     ///
     /// # Errors
-    /// The config is out of its bounds.
+    /// [`LoadError::Config`] when the config is out of its bounds.
     pub fn random(config: DecoderConfig, weights: WeightType, seed: u64) -> std::result::Result<Self, LoadError> {
         config.validate()?;
         Self::new(config, &Weights::new(&Source::Random(weights, seed)))
     }
 
-    /// What the decoder is made of.
+    /// The config of the decoder.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// How the weights of the output head are held; those of the layers too, but for matrices whose rows are not whole
-    /// blocks of it.
+    /// The type of the output head's weights, and of the layers' weights except matrices whose rows are not whole blocks
+    /// of it.
     pub fn weight_type(&self) -> WeightType {
         self.weight_type
     }
 
-    /// Bytes of the matrices that a token reads as they lie in memory, each counted once; but for an embedding of its own, of
-    /// which it reads a row.
+    /// Bytes in memory of the matrices that a token reads. A separate embedding is not counted: a token reads one row of
+    /// it.
     pub fn weight_bytes(&self) -> usize {
-        self.blocks.iter().map(Block::bytes).sum::<usize>() + self.head.bytes()
+        self.layers.bytes() + self.head.bytes()
     }
 
-    /// What no maximum in a state is above, whatever was read: (layers, heads), or empty where heads remember none.
+    /// The largest maximum that a key of each head can have: (layers, heads), or empty if states have no maxima.
     ///
-    /// One that is above it came from no text, and would outweigh every key to come.
+    /// A larger one in a state came from no text, and would outweigh every key to come.
     pub fn greatest_maxima(&self) -> Vec<f32> {
-        self.blocks.iter().flat_map(Block::greatest).copied().collect()
+        self.layers.greatest_maxima()
     }
 
     /// A pool of `slots` empty conversations for this decoder, states in f32.
     ///
     /// # Errors
     /// As for [`Self::new_pool_with`].
-    pub fn new_pool(&self, slots: usize) -> std::result::Result<StatePool, ModelError> {
+    pub fn new_pool(&self, slots: usize) -> Result<StatePool> {
         self.new_pool_with(PoolOptions::new(slots))
     }
 
     /// A pool of empty conversations for this decoder.
     ///
     /// # Errors
-    /// When there are no slots, or the system has not as much memory as they would take.
-    pub fn new_pool_with(&self, options: PoolOptions) -> std::result::Result<StatePool, ModelError> {
-        StatePool::new(&self.config, self.greatest_maxima(), options)
+    /// [`ModelError::Argument`] when there are no slots, or the system does not have enough memory.
+    pub fn new_pool_with(&self, options: PoolOptions) -> Result<StatePool> {
+        StatePool::new(&self.config, &*self.layers, options)
     }
 
     /// All logits of some new tokens of each row.
     ///
-    /// ids: (batch, time) u32; slots: one for each row, all different, their states taken `time` tokens forward.
+    /// ids: (batch, time) u32; slots: one for each row, all different, whose states advance by `time` tokens.
     /// -> (batch, time, vocab) f32
     ///
-    /// Where a text is cut into calls changes no bit of its logits and states (on the CPU), nor does what else is in
-    /// the batch: a token after a prompt, after a restored state and after decoding is one and the same.
+    /// The bits of logits and states depend on the text alone: not on how it is cut into calls, nor on the other rows of
+    /// the batch.
     ///
     /// # Errors
-    /// When an id is outside the vocabulary, a slot is out of range, named twice or without the source that the texts of
-    /// an encoder-decoder begin with, `ids` is empty, or the pool is another decoder's: then nothing has changed. After any other error the slots are part way, and are refused until
-    /// they are reset.
+    /// When an id is outside the vocabulary, a slot is out of range, named twice, incomplete or without the source that a
+    /// text of an encoder-decoder begins with, `ids` is empty, or the pool belongs to another decoder: then nothing has
+    /// changed. After any other error the slots are incomplete, and are refused until they are reset.
     pub fn forward(&self, ids: &Tensor, pool: &mut StatePool, slots: &[usize]) -> Result<Tensor> {
         self.all_logits(ids, pool, slots, None)
     }
 
-    /// [`Self::forward`] by the chunked form of the recurrence, with every layer's denominators and gates counted in
-    /// `probe`; equal to it but for rounding (under 1e-4; a state in bf16 is rounded to the nearest at every call's end).
-    /// Softmax and the hybrid have one form alone, and the same bits; so has cross attention, of which nothing is counted.
+    /// [`Self::forward`] by the chunked form of the recurrence, which counts the denominators and gates of every layer in
+    /// `probe`. Logits differ by rounding (under 1e-4; a state in bf16 is rounded to the nearest at the end of each call).
+    /// Softmax, the hybrid and cross attention have one form and the same bits; cross attention is not counted.
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -125,11 +123,11 @@ impl Decoder {
         slots: &[usize],
         probe: &mut Probe,
     ) -> Result<Tensor> {
-        probe.resize_with(self.blocks.len(), Default::default);
+        probe.resize_with(self.config.num_hidden_layers, Default::default);
         self.all_logits(ids, pool, slots, Some(probe))
     }
 
-    /// Takes in some tokens of one conversation -> the logits after the last of them (vocab).
+    /// Reads some tokens of one conversation -> the logits after the last one (vocab)
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -140,7 +138,7 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// Takes in some tokens of one conversation and makes no logits.
+    /// Reads some tokens of one conversation without computing logits.
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -148,44 +146,41 @@ impl Decoder {
         self.hidden(ids, pool, &[slot], None)
     }
 
-    /// Reads the source of an encoder-decoder into a slot, which is emptied before: its cross attention's sums (or keys
-    /// and values) are the first state of the text that [`Self::decode`] of the decoder's start token begins.
+    /// Empties a slot and reads the source of an encoder-decoder into it. The text then begins with the decoder's start
+    /// token.
     ///
     /// # Errors
-    /// When the model has no encoder, `ids` are none or more than the config's `max_source_positions`, an id is outside
-    /// the vocabulary, the slot is out of range, the pool is another decoder's, or the system has not as much memory as
-    /// reading takes: then nothing has changed. After any other error the slot is refused until it is reset or has read
-    /// another source.
+    /// When the model has no encoder, `ids` is empty or longer than the config's `max_source_positions`, an id is outside
+    /// the vocabulary, the slot is out of range, the pool belongs to another decoder, or the system does not have enough
+    /// memory: then nothing has changed. After any other error the slot is refused until it is reset or reads another
+    /// source.
     pub fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
         let (Some(encoder), Some(source)) = (&self.encoder, self.config.source()) else {
-            bail!("the model reads no source: it is a decoder alone")
+            return Err(ModelError::NoEncoder);
         };
         if ids.is_empty() || ids.len() > source.max_positions {
-            bail!("a source must have 1 to {} tokens, found {}", source.max_positions, ids.len());
+            let bound = format!("1 to {} tokens long", source.max_positions);
+            return Err(ModelError::argument("a source", bound, ids.len()));
         }
         self.check_ids(ids)?;
         self.check_pool(pool)?;
         let hidden = self.config.hidden_size;
         let bytes = encoder.working_bytes(ids.len(), hidden);
-        if !could_be_had(bytes) {
-            bail!(
-                "a source of {} tokens takes {bytes} bytes while it is read, which the system does not have",
-                ids.len()
-            );
+        if !can_allocate(bytes) {
+            let bound = format!("so short that the system has the {bytes} bytes that reading it needs");
+            return Err(ModelError::argument("a source", bound, format!("{} tokens", ids.len())));
         }
         pool.begin_source(slot)?;
-        let (layers, Workspace { cx, .. }) = pool.parts();
+        let (states, Workspace { cx, .. }) = pool.parts();
         let mut x = vec![0.0; ids.len() * hidden];
         self.embed(ids, &mut x);
         encoder.forward(cx, &mut x, hidden)?;
-        for (block, state) in self.blocks.iter().zip(layers) {
-            block.keep(cx, &x, state, slot)?;
-        }
+        self.layers.keep_source(cx, &x, states, slot)?;
         pool.source_was_read(slot, ids.len());
         Ok(())
     }
 
-    /// Takes every row one token further -> logits (rows, vocab), row after row.
+    /// Reads one token of each row -> logits (rows, vocab), row after row
     ///
     /// # Errors
     /// As for [`Self::forward`].
@@ -195,15 +190,13 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// [`Self::decode`] into a buffer that is kept: from the second step of so many rows on, nothing is allocated.
-    ///
-    /// A row's logits are the same bits whatever the other rows and slots are (on the CPU).
+    /// [`Self::decode`] into a buffer that the caller keeps. After the first step of as many rows, nothing is allocated.
     ///
     /// # Errors
     /// As for [`Self::forward`].
     pub fn decode_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
         if ids.len() != slots.len() {
-            bail!("every row needs a token and a slot, found {} ids and {} slots", ids.len(), slots.len());
+            return Err(ModelError::Rows { ids: ids.len(), rows: slots.len() });
         }
         self.hidden(ids, pool, slots, None)?;
         self.logits(pool, ids.len(), 0..1, logits);
@@ -219,15 +212,15 @@ impl Decoder {
     ) -> Result<Tensor> {
         let (batch, time) = ids.dims2()?;
         if batch != slots.len() {
-            bail!("ids must be (rows, tokens) with a slot for each row, found {batch} rows and {} slots", slots.len());
+            return Err(ModelError::Rows { ids: batch * time, rows: slots.len() });
         }
         self.hidden(&ids.flatten_all()?.to_vec1()?, pool, slots, probe)?;
         let mut logits = Vec::new();
         self.logits(pool, batch, 0..time, &mut logits);
-        Tensor::from_vec(logits, (batch, time, self.config.vocab_size), &Device::Cpu)
+        Ok(Tensor::from_vec(logits, (batch, time, self.config.vocab_size), &Device::Cpu)?)
     }
 
-    /// The logits of some of the tokens of each row that [`Self::hidden`] has just taken in.
+    /// The logits of some tokens of each row, after [`Self::hidden`].
     fn logits(&self, pool: &mut StatePool, rows: usize, tokens: std::ops::Range<usize>, logits: &mut Vec<f32>) {
         let hidden = self.config.hidden_size;
         let Workspace { cx, x, last, .. } = pool.parts().1;
@@ -240,44 +233,39 @@ impl Decoder {
         self.head.forward(cx, last, logits);
     }
 
-    /// Takes the rows forward; the residual stream (rows, time, hidden) is left in the pool.
-    fn hidden(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], mut probe: Option<&mut Probe>) -> Result<()> {
-        let (batch, hidden) = (slots.len(), self.config.hidden_size);
-        if ids.is_empty() || batch == 0 || !ids.len().is_multiple_of(batch) {
-            bail!("there must be at least one row and one token, found {} ids and {batch} slots", ids.len());
+    /// Takes the rows forward; leaves the residual stream (rows, time, hidden) in the pool.
+    fn hidden(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], probe: Option<&mut Probe>) -> Result<()> {
+        let (rows, hidden) = (slots.len(), self.config.hidden_size);
+        if ids.is_empty() || rows == 0 || !ids.len().is_multiple_of(rows) {
+            return Err(ModelError::Rows { ids: ids.len(), rows });
         }
         self.check_ids(ids)?;
         self.check_pool(pool)?;
         pool.begin(slots)?;
-        let time = ids.len() / batch;
-        pool.place(slots);
-        let (layers, Workspace { cx, x, positions, blocks, angles, .. }) = pool.parts();
+        pool.set_positions(slots);
+        let time = ids.len() / rows;
+        let (states, Workspace { cx, x, positions, angles, denominators, .. }) = pool.parts();
         x.resize(ids.len() * hidden, 0.0);
         self.embed(ids, x);
         let rope = self.config.position_embedding == PositionEmbedding::Rope;
         if rope {
             angles.turn(positions, time);
         }
-        let angles = rope.then_some(&*angles);
-        for (layer, (block, state)) in self.blocks.iter().zip(layers).enumerate() {
-            let rows = Rows { slots, positions, time, angles, layer };
-            block.forward(cx, x, state, rows, blocks, probe.as_deref_mut().map(|p| &mut p[layer]))?;
-        }
+        let rows = Rows { slots, positions, time, angles: rope.then_some(&*angles), layer: 0 };
+        self.layers.forward(&mut Step { cx, rows, denominators, probe }, x, states)?;
         pool.advance(slots, time);
         Ok(())
     }
 
     fn check_pool(&self, pool: &StatePool) -> Result<()> {
-        let (own, found) = (self.config.state_layout(), pool.layout());
-        if own == found {
-            return Ok(());
-        }
-        bail!("the pool must be of this decoder: its states are {found:?}, the decoder's {own:?}")
+        let (expected, found) = (self.config.state_layout(), pool.layout());
+        if expected == found { Ok(()) } else { Err(ModelError::ForeignPool { expected, found }) }
     }
 
     fn check_ids(&self, ids: &[u32]) -> Result<()> {
-        match ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
-            Some(id) => bail!("token id {id} is outside the vocabulary of {}", self.config.vocab_size),
+        let vocab_size = self.config.vocab_size;
+        match ids.iter().find(|&&id| id as usize >= vocab_size) {
+            Some(&id) => Err(ModelError::TokenOutOfRange { id, vocab_size }),
             None => Ok(()),
         }
     }
@@ -308,32 +296,20 @@ impl Backend for Decoder {
         Self::greatest_maxima(self)
     }
 
-    fn absorb(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> std::result::Result<(), ModelError> {
-        Ok(Self::absorb(self, ids, pool, slot)?)
+    fn absorb(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
+        Self::absorb(self, ids, pool, slot)
     }
 
-    fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> std::result::Result<(), ModelError> {
-        Ok(Self::read_source(self, ids, pool, slot)?)
+    fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
+        Self::read_source(self, ids, pool, slot)
     }
 
-    fn prefill(
-        &self,
-        ids: &[u32],
-        pool: &mut StatePool,
-        slot: usize,
-        logits: &mut Vec<f32>,
-    ) -> std::result::Result<(), ModelError> {
+    fn prefill(&self, ids: &[u32], pool: &mut StatePool, slot: usize, logits: &mut Vec<f32>) -> Result<()> {
         *logits = Self::prefill(self, ids, pool, slot)?;
         Ok(())
     }
 
-    fn decode_into(
-        &self,
-        ids: &[u32],
-        pool: &mut StatePool,
-        slots: &[usize],
-        logits: &mut Vec<f32>,
-    ) -> std::result::Result<(), ModelError> {
-        Ok(Self::decode_into(self, ids, pool, slots, logits)?)
+    fn decode_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
+        Self::decode_into(self, ids, pool, slots, logits)
     }
 }

@@ -1,23 +1,22 @@
-//! The encoder: a source's tokens, each of which sees all others by softmax attention, before the decoder's cross
-//! attention makes a state of constant size of them.
+//! The encoder of a source: softmax attention between all its tokens. Cross attention of the decoder keeps the result.
 
-use candle_core::Result;
-
-use crate::attention::rotary::Angles;
 use crate::compute::Compute;
 use crate::config::DecoderConfig;
+use crate::error;
 use crate::kernels::norm;
-use crate::memory::{Cache, StateType};
+use crate::memory::StateType;
+use crate::mixers::cross::read::{Queries, read_cache};
+use crate::mixers::rotary::Angles;
+use crate::mixers::softmax::Cache;
 use crate::nn::{Linear, Mlp, MlpBuffers, RmsNorm};
-use crate::ops::cross::{self, Queries};
-use crate::weights::{LoadError, Weights};
+use crate::weights::{LoadError, TensorList, Weights};
 
-/// Tokens that go through a block together: what all of them need at once is q, k and v alone.
+/// Tokens that go through a layer together. Only q, k and v are held for all tokens at once.
 const TOKENS: usize = 512;
 
-/// A pre-norm block of attention both ways.
+/// A pre-norm layer of attention in both directions.
 #[derive(Debug)]
-struct EncoderBlock {
+struct EncoderLayer {
     input_norm: RmsNorm, // (hidden)
     qkv: Linear,         // (3 heads d, hidden)
     out: Linear,         // (hidden, heads d)
@@ -25,18 +24,18 @@ struct EncoderBlock {
     mlp: Mlp,
 }
 
-/// Blocks, and a norm.
+/// Layers and a norm.
 #[derive(Debug)]
 pub(crate) struct Encoder {
     heads: usize,
     head_dim: usize,
     rope_theta: f64,
-    blocks: Vec<EncoderBlock>,
+    layers: Vec<EncoderLayer>,
     norm: RmsNorm, // (hidden)
 }
 
-impl EncoderBlock {
-    fn new(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
+impl EncoderLayer {
+    fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.inner_size());
         let attention = weights.pp("self_attn");
         let projection = |name: &str| attention.matrix(&format!("{name}_proj.weight"), inner, hidden);
@@ -52,31 +51,44 @@ impl EncoderBlock {
 }
 
 impl Encoder {
+    /// The tensors that [`Self::load`] reads.
+    pub(crate) fn tensors(config: &DecoderConfig, layers: usize, list: &mut TensorList) {
+        let (hidden, inner) = (config.hidden_size, config.inner_size());
+        for layer in 0..layers {
+            list.at(&format!("layers.{layer}"), |list| {
+                list.floats("input_layernorm.weight", &[hidden]);
+                list.at("self_attn", |list| {
+                    list.stack(&["q_proj.weight", "k_proj.weight", "v_proj.weight"], inner, hidden);
+                    list.matrix("o_proj.weight", hidden, inner);
+                });
+                list.floats("post_attention_layernorm.weight", &[hidden]);
+                list.at("mlp", |list| Mlp::tensors(list, hidden, config.intermediate_size));
+            });
+        }
+        list.floats("norm.weight", &[hidden]);
+    }
+
     /// Reads the tensors of `encoder`.
-    pub(crate) fn new(
-        config: &DecoderConfig,
-        layers: usize,
-        weights: &Weights<'_>,
-    ) -> std::result::Result<Self, LoadError> {
-        let blocks = (0..layers).map(|i| EncoderBlock::new(config, &weights.pp(&format!("layers.{i}"))));
+    pub(crate) fn load(config: &DecoderConfig, layers: usize, weights: &Weights<'_>) -> Result<Self, LoadError> {
+        let layers = (0..layers).map(|i| EncoderLayer::load(config, &weights.pp(&format!("layers.{i}"))));
         Ok(Self {
             heads: config.num_attention_heads,
             head_dim: config.head_dim,
             rope_theta: config.rope_theta,
-            blocks: blocks.collect::<std::result::Result<_, _>>()?,
+            layers: layers.collect::<Result<_, _>>()?,
             norm: RmsNorm::load(weights, "norm", config.hidden_size, config.rms_norm_eps)?,
         })
     }
 
-    /// Bytes that a source of so many tokens takes while it is read, most of all: the residual stream and what is made of
-    /// it, q, k and v with their cache, and cross attention's keys and values.
+    /// Bytes that reading a source of `tokens` tokens needs: the residual stream, q, k and v with their cache, and the keys
+    /// and values of cross attention.
     pub(crate) fn working_bytes(&self, tokens: usize, hidden: usize) -> usize {
         let inner = self.heads * self.head_dim;
         tokens.saturating_mul(2 * hidden + 7 * inner).saturating_mul(size_of::<f32>())
     }
 
-    /// x: (tokens, hidden), the embedded source, which becomes what cross attention reads.
-    pub(crate) fn forward(&self, cx: &mut Compute, x: &mut [f32], hidden: usize) -> Result<()> {
+    /// x: (tokens, hidden), the embedded source, replaced by the input of cross attention.
+    pub(crate) fn forward(&self, cx: &mut Compute, x: &mut [f32], hidden: usize) -> error::Result<()> {
         let (tokens, inner) = (x.len() / hidden, self.heads * self.head_dim);
         let mut angles = Angles::new(self.head_dim, self.rope_theta);
         angles.turn(&[0], tokens);
@@ -85,23 +97,23 @@ impl Encoder {
         let some = TOKENS.min(tokens);
         let (mut normed, mut delta) = (vec![0.0; some * hidden], vec![0.0; some * hidden]);
         let (mut h, mut buffer, mut mlp) = (vec![0.0; some * inner], Vec::new(), MlpBuffers::default());
-        for block in &self.blocks {
+        for layer in &self.layers {
             for (x, qkv) in x.chunks(some * hidden).zip(qkv.chunks_mut(some * 3 * inner)) {
                 let normed = &mut normed[..x.len()];
-                block.input_norm.forward(cx, x, normed);
-                block.qkv.forward(cx, normed, qkv);
+                layer.input_norm.forward(cx, x, normed);
+                layer.qkv.forward(cx, normed, qkv);
             }
             angles.rotate(&mut qkv, 3 * inner, 2 * inner);
-            // Every token's key and value first, then all queries over all of them.
+            // All keys and values come before the first query.
             cache.fill(0, &qkv, 3 * inner, inner);
             for (x, q) in x.chunks_mut(some * hidden).zip(qkv.chunks(some * 3 * inner)) {
                 let (normed, delta) = (&mut normed[..x.len()], &mut delta[..x.len()]);
                 let h = &mut h[..x.len() / hidden * inner];
-                cross::read_cache(&cache, Queries { q, stride: 3 * inner, slots: &[0] }, (cx, &mut buffer), h)?;
-                block.out.forward(cx, h, delta);
+                read_cache(&cache, Queries { q, stride: 3 * inner, slots: &[0] }, (cx, &mut buffer), h)?;
+                layer.out.forward(cx, h, delta);
                 norm::add(cx.isa, x, delta);
-                block.mlp_norm.forward(cx, x, normed);
-                block.mlp.forward(cx, normed, &mut mlp, delta);
+                layer.mlp_norm.forward(cx, x, normed);
+                layer.mlp.forward(cx, normed, &mut mlp, delta);
                 norm::add(cx.isa, x, delta);
             }
         }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 #[cfg(feature = "cuda")]
 use crate::cuda_error::CudaError;
+use crate::layout::StateLayout;
 
 /// Why a model refused a call, or failed in it.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,55 @@ pub enum ModelError {
         /// The value that was given.
         found: String,
     },
+    /// The layer is out of range.
+    #[error("layer {layer} is out of range: the decoder has {layers}")]
+    LayerOutOfRange {
+        /// The layer in the call.
+        layer: usize,
+        /// Layers of the decoder.
+        layers: usize,
+    },
+    /// The pool was made by a decoder of another shape; nothing has changed.
+    #[error("the pool must be of this decoder: its states are {found:?}, the decoder's {expected:?}")]
+    ForeignPool {
+        /// The decoder's layout.
+        expected: StateLayout,
+        /// The pool's layout.
+        found: StateLayout,
+    },
+    /// The pool was made by a decoder of another family, whose states have as many numbers.
+    #[error("the pool must be of this decoder: its states are those of another family")]
+    ForeignFamily,
+    /// A token id past the vocabulary; nothing has changed.
+    #[error("token id {id} is outside the vocabulary of {vocab_size}")]
+    TokenOutOfRange {
+        /// The id in the call.
+        id: u32,
+        /// Tokens in the vocabulary.
+        vocab_size: usize,
+    },
+    /// A step takes the same number of tokens, at least one, for each of its rows; nothing has changed.
+    #[error(
+        "each row must have a slot and as many tokens as the others, at least one: found {ids} ids and {rows} slots"
+    )]
+    Rows {
+        /// Token ids in the call.
+        ids: usize,
+        /// Slots in the call.
+        rows: usize,
+    },
+    /// Slices or tensors whose sizes do not fit together.
+    #[error("{op}: {what} do not fit: expected {expected}, found {found}")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// The inputs.
+        what: &'static str,
+        /// The sizes that fit.
+        expected: String,
+        /// The sizes in the call.
+        found: String,
+    },
     /// The model is a decoder without an encoder.
     #[error("the model reads no source: it is a decoder alone")]
     NoEncoder,
@@ -44,6 +94,9 @@ pub enum ModelError {
     Other(String),
 }
 
+/// The result of a call to a decoder, a pool or a mixer.
+pub(crate) type Result<T> = std::result::Result<T, ModelError>;
+
 impl ModelError {
     /// An argument out of its bounds.
     pub(crate) fn argument(
@@ -52,6 +105,28 @@ impl ModelError {
         found: impl std::fmt::Display,
     ) -> Self {
         Self::Argument { parameter: parameter.into(), bound: bound.into(), found: found.to_string() }
+    }
+
+    /// Sizes that do not fit.
+    pub(crate) fn shape(
+        op: &'static str,
+        what: &'static str,
+        expected: impl std::fmt::Debug,
+        found: impl std::fmt::Debug,
+    ) -> Self {
+        Self::Shape { op, what, expected: format!("{expected:?}"), found: format!("{found:?}") }
+    }
+
+    /// Slots of which one is named twice.
+    pub(crate) fn repeated(slots: &[usize]) -> Self {
+        let again = slots.iter().enumerate().find(|(i, slot)| slots[..*i].contains(slot));
+        Self::Slot { slot: again.map_or(0, |(_, &slot)| slot), reason: SlotError::Duplicate }
+    }
+
+    /// Refuses a slot that is out of range.
+    pub(crate) fn check_slot(slot: usize, slots: usize) -> Result<()> {
+        let reason = SlotError::OutOfRange(slots);
+        if slot < slots { Ok(()) } else { Err(Self::Slot { slot, reason }) }
     }
 
     /// An error of another implementation of [`crate::LanguageModel`].

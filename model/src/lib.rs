@@ -1,10 +1,9 @@
-//! RFA-Gate decoders: token ids in, logits out, with a state of constant size.
+//! Decoders with a memory of constant size: token ids in, logits out.
 //!
-//! A decoder's layers are Random Feature Attention with a learned gate (Peng et al., ICLR 2021): each keeps a
-//! matrix S and a vector z, however long the text. The family around it is here too: other feature maps (arc-cosine,
-//! elu, FAVOR+), no gate, softmax attention to a window, and the hybrid of such a window with random features for what
-//! was before it; and the encoder-decoder, whose cross attention keeps a source as one more S and z. Knows no text, HTTP
-//! or global random numbers, and a clock only to share work between threads and to measure the machine.
+//! The main family is RFA-Gate: layers of Random Feature Attention with a learned gate (Peng et al., ICLR 2021), which
+//! keep a matrix S and a vector z however long the text. Others are here too: further feature maps (arc-cosine, elu,
+//! FAVOR+), no gate, softmax attention to a window, the hybrid of both, and the encoder-decoder, whose cross attention
+//! keeps a source as one more S and z. The crate knows no text, HTTP or global random numbers.
 //!
 //! ```no_run
 //! use tidegate_model::{Device, checkpoint};
@@ -18,11 +17,9 @@
 //! # }
 //! ```
 //!
-//! kernels -> compute; layout, config, random, weights, memory, nn, feature_map -> ops -> attention -> block, encoder
-//! -> state -> decoder; `checkpoint` loads one, `probe` watches one; `sampling` uses the kernels alone.
+//! kernels -> compute; layout, config, error, random, weights, memory, nn, feature_map -> mixers -> encoder -> schema ->
+//! state -> decoder -> checkpoint; `sampling` uses only the kernels.
 
-mod attention;
-mod block;
 pub mod checkpoint;
 mod compute;
 pub mod config;
@@ -40,13 +37,14 @@ mod layout;
 #[doc(hidden)]
 pub mod measure;
 mod memory;
+pub mod mixers;
 mod nn;
-pub mod ops;
 mod pool;
 pub mod probe;
 pub mod random;
 mod runner;
 pub mod sampling;
+mod schema;
 mod state;
 mod weights;
 

@@ -1,4 +1,4 @@
-//! Kernels as `cargo bench` runs them: one product, one step of the recurrence. Not for anything else.
+//! Kernels for `cargo bench`: one product, one step of the recurrence.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ pub struct Product {
 }
 
 impl Product {
-    /// Weights (n, k) of `kind`, and so many rows of x.
+    /// Weights (n, k) of `kind`, and `rows` rows of x.
     ///
     /// # Errors
-    /// The matrix cannot be made.
+    /// [`LoadError::Matrix`] when rows of k are not whole blocks of `kind`.
     pub fn new(kind: WeightType, (n, k): (usize, usize), rows: usize, threads: usize) -> Result<Self, LoadError> {
         let source = Source::Random(kind, 1);
         let weight = Linear::new(&Weights::new(&source).matrix("weight", n, k)?, None)?;
@@ -37,7 +37,7 @@ impl Product {
         self.weight.bytes()
     }
 
-    /// The product, once.
+    /// Computes the product.
     pub fn run(&mut self) {
         self.weight.forward(&mut self.cx, &self.x, &mut self.out);
     }
@@ -59,7 +59,7 @@ pub struct Heads {
 const SIDE: usize = 64;
 
 impl Heads {
-    /// So many heads.
+    /// `count` heads.
     pub fn new(count: usize, state: StateType) -> Self {
         let numbers = |kind| if kind == state { count * 2 * SIDE * SIDE } else { 0 };
         let wave = |len: usize| (0..len).map(|i| (i as f32 * 0.9).sin() * 0.1).collect();
@@ -79,7 +79,7 @@ impl Heads {
         2 * (size_of_val(&*self.full) + size_of_val(&*self.half))
     }
 
-    /// Takes all of them one token further.
+    /// Takes all heads one token further.
     pub fn run(&mut self) {
         let Self { full, half, sums, phi, v, out, cx } = self;
         let token =

@@ -1,23 +1,12 @@
-//! Layers without memory: linear, RMSNorm, SwiGLU. Weights stay in their stored type; sums are f32.
+//! Layers without a state: linear, RMSNorm, SwiGLU. Weights stay in their stored type; sums are f32.
 
 use std::borrow::Cow;
 
-use candle_core::{CpuStorage, Layout, Result, bail};
-
 use crate::compute::{Compute, sized};
 use crate::kernels::{activation, float, norm, quantized, threads::Threads};
-use crate::weights::{LoadError, Mapped, Matrix, WeightType, Weights};
+use crate::weights::{LoadError, Mapped, Matrix, TensorList, WeightType, Weights};
 
-/// The elements of a contiguous f32 tensor on the CPU.
-pub(crate) fn floats<'a>(storage: &'a CpuStorage, layout: &Layout, what: &str) -> Result<&'a [f32]> {
-    let all = storage.as_slice::<f32>()?;
-    match layout.contiguous_offsets() {
-        Some((start, end)) => Ok(&all[start..end]),
-        None => bail!("{what} must be contiguous"),
-    }
-}
-
-/// Weights (out, in) as the kernels read them.
+/// Weights (out, in) in the layout of the kernels.
 #[derive(Debug)]
 enum Packed {
     Float(float::Packed),
@@ -33,48 +22,51 @@ pub(crate) struct Linear {
 
 impl Linear {
     /// weight: (out, in); bias: (out).
-    pub(crate) fn new(weight: &Matrix<'_>, bias: Option<Vec<f32>>) -> Result<Self> {
+    pub(crate) fn new(weight: &Matrix<'_>, bias: Option<Vec<f32>>) -> Result<Self, LoadError> {
         Ok(Self { bias, ..Self::stack(std::slice::from_ref(weight))? })
     }
 
-    /// Several layers of one input as one: their weights one under another. Floats of different types become f32;
-    /// quantised ones must be of one type.
-    pub(crate) fn stack(weights: &[Matrix<'_>]) -> Result<Self> {
-        let (Some(first), true) = (weights.first(), weights.iter().all(Matrix::is_whole)) else {
-            bail!("linear: weights must be whole");
-        };
-        let k = first.columns;
-        if weights.iter().any(|w| w.columns != k || (first.kind.is_quantised() && w.kind != first.kind)) {
-            bail!("linear: weights of one input must have as many columns, and one type where they are quantised");
+    /// Several matrices of one input (out, in), one under another. Floats of different types become f32;
+    /// quantised matrices must have one type.
+    pub(crate) fn stack(weights: &[Matrix<'_>]) -> Result<Self, LoadError> {
+        if let Some(Matrix { kind, rows, columns, .. }) = weights.iter().find(|w| !w.is_whole()) {
+            let (kind, reason) = (*kind, "its bytes are not those of its shape".into());
+            return Err(LoadError::Matrix { kind, rows: *rows, columns: *columns, reason });
         }
-        let weight = match first.kind {
+        let float = |w: &Matrix<'_>| match w.kind {
+            WeightType::F32 => Some(float::Type::F32),
+            WeightType::Bf16 => Some(float::Type::Bf16),
+            WeightType::F16 => Some(float::Type::F16),
+            WeightType::Q8_0 | WeightType::Q4_0 | WeightType::Q4K => None,
+        };
+        let refused = || {
+            let shapes = weights.iter().map(|w| format!("{} {} x {}", w.kind, w.rows, w.columns));
+            LoadError::Stack(shapes.collect::<Vec<_>>().join(", "))
+        };
+        let Some(&Matrix { kind, columns, .. }) = weights.first() else { return Err(refused()) };
+        if weights.iter().any(|w| w.columns != columns || (kind.is_quantised() && w.kind != kind)) {
+            return Err(refused());
+        }
+        let weight = match kind {
             WeightType::Q8_0 => Self::quantised(quantized::Kind::Q8_0, weights)?,
             WeightType::Q4_0 => Self::quantised(quantized::Kind::Q4_0, weights)?,
             WeightType::Q4K => Self::quantised(quantized::Kind::Q4K, weights)?,
             WeightType::F32 | WeightType::Bf16 | WeightType::F16 => {
-                let parts = weights.iter().map(|w| {
-                    let kind = match w.kind {
-                        WeightType::F32 => float::Type::F32,
-                        WeightType::Bf16 => float::Type::Bf16,
-                        WeightType::F16 => float::Type::F16,
-                        other => bail!("linear: {other} beside {}", first.kind),
-                    };
-                    Ok(float::Rows { kind, bytes: &w.bytes })
-                });
-                Packed::Float(float::Packed::pack(&parts.collect::<Result<Vec<_>>>()?, k))
+                let parts = weights.iter().map(|w| Some(float::Rows { kind: float(w)?, bytes: &w.bytes }));
+                Packed::Float(float::Packed::pack(&parts.collect::<Option<Vec<_>>>().ok_or_else(refused)?, columns))
             }
         };
         Ok(Self { weight, bias: None })
     }
 
-    fn quantised(kind: quantized::Kind, weights: &[Matrix<'_>]) -> Result<Packed> {
-        let rows = weights.iter().map(|w| w.rows).sum();
+    fn quantised(kind: quantized::Kind, weights: &[Matrix<'_>]) -> Result<Packed, LoadError> {
+        let (rows, columns) = (weights.iter().map(|w| w.rows).sum(), weights[0].columns);
         let bytes = match weights {
             [one] => Cow::Borrowed(&*one.bytes),
             all => Cow::Owned(all.iter().map(|w| &*w.bytes).collect::<Vec<_>>().concat()),
         };
-        let packed = quantized::Packed::pack(kind, &bytes, rows, weights[0].columns, Threads::global());
-        packed.map(Packed::Quantised).map_err(candle_core::Error::msg)
+        let refused = |reason| LoadError::Matrix { kind: weights[0].kind, rows, columns, reason };
+        quantized::Packed::pack(kind, &bytes, rows, columns, Threads::global()).map(Packed::Quantised).map_err(refused)
     }
 
     /// Outputs of a row.
@@ -94,7 +86,7 @@ impl Linear {
         weight + self.bias.as_ref().map_or(0, |bias| bias.len() * size_of::<f32>())
     }
 
-    /// One row of the weights, widened. out: (in)
+    /// One row of the weights in f32. out: (in)
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         match &self.weight {
             Packed::Float(w) => w.row(row, out),
@@ -117,7 +109,7 @@ impl Linear {
     }
 }
 
-/// A matrix that is read row by row: an embedding that is not also the head.
+/// A matrix that is read row by row: an embedding that is not also the output head.
 #[derive(Debug)]
 pub(crate) enum Table {
     /// In the checkpoint's file.
@@ -128,19 +120,14 @@ pub(crate) enum Table {
 
 impl Table {
     /// Reads a matrix (rows, columns) of the checkpoint.
-    pub(crate) fn new(
-        weights: &Weights<'_>,
-        name: &str,
-        rows: usize,
-        columns: usize,
-    ) -> std::result::Result<Self, LoadError> {
+    pub(crate) fn new(weights: &Weights<'_>, name: &str, rows: usize, columns: usize) -> Result<Self, LoadError> {
         Ok(match weights.mapped(name, rows, columns)? {
             Some(mapped) => Self::Mapped(mapped),
             None => Self::Packed(Linear::new(&weights.matrix(name, rows, columns)?, None)?),
         })
     }
 
-    /// One row, widened. out: (columns)
+    /// One row in f32. out: (columns)
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         match self {
             Self::Mapped(mapped) => mapped.row(row, out),
@@ -163,12 +150,7 @@ impl RmsNorm {
     }
 
     /// Reads `name.weight` (dim).
-    pub(crate) fn load(
-        weights: &Weights<'_>,
-        name: &str,
-        dim: usize,
-        eps: f64,
-    ) -> std::result::Result<Self, LoadError> {
+    pub(crate) fn load(weights: &Weights<'_>, name: &str, dim: usize, eps: f64) -> Result<Self, LoadError> {
         Ok(Self::new(weights.numbers(&format!("{name}.weight"), &[dim])?, eps))
     }
 
@@ -186,7 +168,7 @@ pub(crate) struct Mlp {
     down: Linear,    // (hidden, intermediate)
 }
 
-/// What an [`Mlp`] holds on the way.
+/// Intermediate results of an [`Mlp`], kept from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct MlpBuffers {
     gate_up: Vec<f32>, // (rows, 2 intermediate)
@@ -195,17 +177,23 @@ pub(crate) struct MlpBuffers {
 
 impl Mlp {
     /// gate, up: (intermediate, hidden); down: (hidden, intermediate).
-    pub(crate) fn new(gate: Matrix<'_>, up: Matrix<'_>, down: &Matrix<'_>) -> Result<Self> {
+    pub(crate) fn new(gate: Matrix<'_>, up: Matrix<'_>, down: &Matrix<'_>) -> Result<Self, LoadError> {
         Ok(Self { gate_up: Linear::stack(&[gate, up])?, down: Linear::new(down, None)? })
     }
 
+    /// The tensors that [`Self::load`] reads.
+    pub(crate) fn tensors(list: &mut TensorList, hidden: usize, inner: usize) {
+        list.stack(&["gate_proj.weight", "up_proj.weight"], inner, hidden);
+        list.matrix("down_proj.weight", hidden, inner);
+    }
+
     /// Reads `{gate,up,down}_proj.weight`.
-    pub(crate) fn load(weights: &Weights<'_>, hidden: usize, inner: usize) -> std::result::Result<Self, LoadError> {
-        Ok(Self::new(
+    pub(crate) fn load(weights: &Weights<'_>, hidden: usize, inner: usize) -> Result<Self, LoadError> {
+        Self::new(
             weights.matrix("gate_proj.weight", inner, hidden)?,
             weights.matrix("up_proj.weight", inner, hidden)?,
             &weights.matrix("down_proj.weight", hidden, inner)?,
-        )?)
+        )
     }
 
     /// Bytes of the weights.
@@ -230,7 +218,9 @@ impl Mlp {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device, Tensor};
+    use std::error::Error;
+
+    use candle_core::{Device, Result, Tensor};
 
     use super::*;
 
@@ -250,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linear_layer_agrees_with_candle() -> Result<()> {
+    fn a_linear_layer_agrees_with_candle() -> std::result::Result<(), Box<dyn Error>> {
         let device = Device::Cpu;
         let x = Tensor::randn(0f32, 1.0, (6, 40), &device)?;
         let w = Tensor::randn(0f32, 1.0, (50, 40), &device)?;
@@ -264,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_feed_forward_part_and_the_norm_agree_with_candle() -> Result<()> {
+    fn the_feed_forward_part_and_the_norm_agree_with_candle() -> std::result::Result<(), Box<dyn Error>> {
         let random = |shape: (usize, usize)| Tensor::randn(0f32, 1.0, shape, &Device::Cpu);
         let (x, gate, up, down) = (random((700, 24))?, random((34, 24))?, random((34, 24))?, random((24, 34))?);
         let mut cx = Compute::new(Threads::new(3).into());

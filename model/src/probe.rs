@@ -1,17 +1,19 @@
-//! What `inspect` looks at while a text passes: clamped denominators and how fast each head forgets.
+//! Counts for `inspect`: clamped denominators, and how fast each head forgets.
 
-use candle_core::{Result, Tensor};
+use candle_core::Tensor;
+
+use crate::error::Result;
 
 /// Counts of one layer, one entry a head.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerProbe {
-    /// Tokens that passed.
+    /// Tokens.
     pub tokens: u64,
-    /// Denominators of each head: one a token; of the hybrid one a token that has others before its window.
+    /// Denominators of each head: one for each token; for the hybrid, for each token that has others before its window.
     pub denominators: u64,
-    /// Those of them that the clamp held.
+    /// Denominators that were clamped: (heads)
     pub clamped: Vec<u64>,
-    /// Sum of log g; empty without a gate. A head's mean half-life is `tokens * ln(1/2) / log_gate`.
+    /// Sums of log g: (heads), or empty without a gate. The mean half-life of a head is `tokens * ln(1/2) / log_gate`.
     pub log_gate: Vec<f64>,
 }
 

@@ -1,7 +1,6 @@
-//! Normal numbers, and matrices of them with orthogonal rows, from a seed: what random features are drawn by where no
-//! checkpoint has them.
+//! Normal numbers, and matrices with orthogonal rows, from a seed: random features without a checkpoint.
 
-/// Numbers of a standard normal distribution, the same for the same seed.
+/// Standard normal numbers, the same for the same seed.
 #[derive(Clone, Debug)]
 pub struct Normals {
     state: u64,
@@ -9,7 +8,7 @@ pub struct Normals {
 }
 
 impl Normals {
-    /// From any seed.
+    /// Starts the stream of a seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed, spare: None }
     }
@@ -23,12 +22,12 @@ impl Normals {
         x ^ (x >> 31)
     }
 
-    /// Uniform in (0, 1]: a logarithm of it is a number.
+    /// Uniform in (0, 1]: its logarithm is finite.
     pub fn uniform(&mut self) -> f64 {
         ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// One number, by Box and Muller (1958): they come in pairs.
+    /// One number (Box and Muller, 1958), which come in pairs.
     pub fn normal(&mut self) -> f64 {
         if let Some(spare) = self.spare.take() {
             return spare;
@@ -39,15 +38,14 @@ impl Normals {
         radius * cos
     }
 
-    /// So many.
+    /// `len` numbers.
     pub fn vec(&mut self, len: usize) -> Vec<f64> {
         (0..len).map(|_| self.normal()).collect()
     }
 
-    /// Rows (rows, columns), row by row, orthogonal in blocks of `columns`: of each block the directions of normal
-    /// vectors made orthogonal one after another (uniform over all such, as the Q of a QR decomposition), the norms
-    /// distributed as chi(columns), those of normal vectors; so each row by itself is a normal vector (Yu et al., 2016;
-    /// Choromanski et al., 2021, section 3.2). Empty where `columns` is 0.
+    /// Rows (rows, columns), row by row, orthogonal in blocks of `columns` rows (Yu et al., 2016; Choromanski et al., 2021,
+    /// section 3.2). Directions are those of normal vectors after Gram-Schmidt, and norms are distributed as chi(columns),
+    /// so that each row alone is a normal vector. Empty if `columns` is 0.
     pub fn orthogonal_rows(&mut self, rows: usize, columns: usize) -> Vec<f64> {
         let mut out: Vec<f64> = Vec::with_capacity(rows * columns);
         if columns == 0 {
@@ -58,7 +56,7 @@ impl Normals {
             let norm = length(&self.vec(columns));
             let direction = loop {
                 let mut x = self.vec(columns);
-                // Twice: what rounding leaves of the others after once is as small as rounding after twice.
+                // Twice: one pass leaves rounding errors, the second removes them.
                 for _ in 0..2 {
                     for other in out[before * columns..].chunks_exact(columns) {
                         let square: f64 = other.iter().map(|v| v * v).sum();
@@ -66,7 +64,7 @@ impl Normals {
                         x.iter_mut().zip(other).for_each(|(a, b)| *a -= share * b);
                     }
                 }
-                // A vector in the span of those before, which has no direction of its own, is drawn again.
+                // A vector in the span of the rows before has no direction of its own: draw again.
                 if length(&x) > 1e-6 {
                     break x;
                 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use serde::Serialize;
-use tidegate_model::{Decoder, Device, PoolOptions, StatePool, StateType};
+use tidegate_model::{Decoder, Device, ModelError, PoolOptions, StatePool, StateType};
 use tokenizers::Tokenizer;
 
 use crate::text::{Documents, TextError, TokenStream, load_tokenizer};
@@ -25,7 +25,7 @@ pub enum EvalError {
     Load(#[from] tidegate_model::checkpoint::LoadError),
     /// A tensor operation failed.
     #[error("model: {0}")]
-    Model(#[from] candle_core::Error),
+    Model(#[from] ModelError),
     /// The tokenizer does not match the model.
     #[error("tokenizer.json: must have ids below the model's {vocab_size}, has {highest}")]
     Vocabulary {
@@ -131,7 +131,7 @@ pub(crate) struct Totals {
 
 impl<'a, F> StreamScorer<'a, F>
 where
-    F: FnMut(&Tensor, &mut StatePool) -> candle_core::Result<Tensor>,
+    F: FnMut(&Tensor, &mut StatePool) -> Result<Tensor, ModelError>,
 {
     pub(crate) fn new(checkpoint: &'a Checkpoint, limit: Option<u64>, forward: F) -> Result<Self, EvalError> {
         if limit == Some(0) {
@@ -142,8 +142,7 @@ where
         }
         let segment = (LOGITS / checkpoint.decoder.config().vocab_size).clamp(1, 512);
         let options = PoolOptions { state: checkpoint.state, ..PoolOptions::new(1) };
-        let (pool, limit) =
-            (checkpoint.decoder.new_pool_with(options).map_err(candle_core::Error::from)?, limit.unwrap_or(u64::MAX));
+        let (pool, limit) = (checkpoint.decoder.new_pool_with(options)?, limit.unwrap_or(u64::MAX));
         Ok(Self { checkpoint, forward, pool, segment, limit, last: None, totals: Totals::default() })
     }
 
@@ -168,7 +167,7 @@ where
         Ok(self.totals)
     }
 
-    fn feed(&mut self, ids: &[u32], first: bool, progress: &mut dyn FnMut(&Totals)) -> candle_core::Result<()> {
+    fn feed(&mut self, ids: &[u32], first: bool, progress: &mut dyn FnMut(&Totals)) -> Result<(), ModelError> {
         let vocab = self.checkpoint.decoder.config().vocab_size;
         for (n, segment) in ids.chunks(self.segment).enumerate() {
             if let Some(logits) = &self.last {

@@ -6,7 +6,6 @@ use std::path::Path;
 use candle_core::Tensor;
 use serde::Serialize;
 use tidegate_model::checkpoint::{LoadError, Stored};
-use tidegate_model::config::Attention;
 use tidegate_model::probe::Probe;
 
 use crate::eval::{Checkpoint, EvalError, Progress, StreamScorer};
@@ -185,7 +184,7 @@ pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
     let config = stored.config();
     let mut heads = Vec::new();
     // Heads of softmax attention have neither sigma nor gate.
-    let layers = if config.attention == Attention::Softmax { 0 } else { config.num_hidden_layers };
+    let layers = if config.features() == 0 { 0 } else { config.num_hidden_layers };
     for layer in 0..layers {
         let at = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
         let sigma = config.feature_map.has_sigma().then(|| stored.floats(&at("sigma"))).transpose()?;

@@ -161,10 +161,9 @@ impl Draft {
             kinds().map(|name| GroupBytes { name, tensors: 0, before: 0, after: 0 }).collect();
         let (mut errors, mut bytes, mut all) = (Errors::default(), 0, Vec::new());
         for tensor in stored.tensors() {
-            let StoredTensor { name, kind: stored_as, shape, bytes: before } = tensor;
+            let StoredTensor { name, kind: stored_as, shape, bytes: before, quantised: changes } = tensor;
             let numbers = Tensor::from_vec(stored.floats(name)?, shape, &Device::Cpu)?;
             let columns = shape.last().copied().unwrap_or(1);
-            let changes = checkpoint::is_quantised(name, shape);
             let becomes = if changes { to.for_rows_of(columns) } else { stored_as };
             let quantised = QTensor::quantize(&numbers, ggml(becomes))?;
             if changes {

@@ -39,7 +39,7 @@ pub enum TranslateError {
     },
     /// A tensor operation failed.
     #[error("model: {0}")]
-    Model(#[from] candle_core::Error),
+    Model(#[from] tidegate_model::ModelError),
     /// The output cannot be written.
     #[error("out: {0}")]
     Write(#[from] std::io::Error),
@@ -143,7 +143,7 @@ pub fn translate(
 ) -> Result<TranslationStats, TranslateError> {
     let slots = options.batch.clamp(1, sources.len().max(1));
     let options_of_pool = PoolOptions { state: checkpoint.state, ..PoolOptions::new(slots) };
-    let mut pool = checkpoint.decoder.new_pool_with(options_of_pool).map_err(candle_core::Error::from)?;
+    let mut pool = checkpoint.decoder.new_pool_with(options_of_pool)?;
     let (mut rows, mut free) = (Vec::with_capacity(slots), (0..slots).rev().collect::<Vec<_>>());
     let mut waiting = sources.ids.iter().enumerate();
     let mut done = TranslationStats::default();

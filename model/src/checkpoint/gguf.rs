@@ -1,20 +1,19 @@
-//! The header of a GGUF file: each tensor's name, shape, type and place. Metadata is stepped over and nothing of it is
-//! kept, so that no header, however hostile, takes more memory than its tensors' names; and every complaint about a
-//! tensor names it.
+//! The header of a GGUF file: the name, shape, type and offset of each tensor. Metadata is skipped and not kept, so that
+//! a hostile header cannot take more memory than the names of its tensors. Every error about a tensor names it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::weights::{Entry, WeightType};
 
-/// Where a header gives no `general.alignment`.
+/// The default of `general.alignment`.
 const ALIGNMENT: usize = 32;
-/// ggml has no tensors of more.
+/// The maximum number of dimensions in ggml.
 const DIMENSIONS: u32 = 4;
-/// Arrays of arrays of arrays …: nobody writes even two.
+/// The maximum depth of nested arrays; real files have one level.
 const DEPTH: u32 = 16;
 
-/// The numbers of ggml's types. Sizes are known of those that a layer can hold; no other is read.
+/// The type of one of ggml's numbers; `None` for a type that no layer supports.
 fn kind(number: u32) -> (Option<WeightType>, String) {
     let kind = match number {
         0 => WeightType::F32,
@@ -61,7 +60,7 @@ pub(super) fn entries(bytes: &[u8]) -> Result<BTreeMap<String, Entry>, String> {
     let data = header.at.checked_next_multiple_of(alignment).ok_or("general.alignment is past all bounds")?;
     let mut entries = BTreeMap::new();
     for tensor in described {
-        let (name, entry) = place(tensor, data, alignment, bytes.len())?;
+        let (name, entry) = locate(tensor, data, alignment, bytes.len())?;
         if entries.contains_key(&name) {
             return Err(format!("{name} is described twice"));
         }
@@ -71,7 +70,7 @@ pub(super) fn entries(bytes: &[u8]) -> Result<BTreeMap<String, Entry>, String> {
     Ok(entries)
 }
 
-/// A tensor as its description has it.
+/// The description of a tensor in the header.
 struct Described {
     name: String,
     shape: Vec<u64>,
@@ -79,8 +78,8 @@ struct Described {
     offset: u64,
 }
 
-/// Finds a tensor's bytes in the file.
-fn place(tensor: Described, data: usize, alignment: usize, length: usize) -> Result<(String, Entry), String> {
+/// Finds the bytes of a tensor in the file.
+fn locate(tensor: Described, data: usize, alignment: usize, length: usize) -> Result<(String, Entry), String> {
     let Described { name, shape, number, offset } = tensor;
     let (kind, stored) = kind(number);
     let outside = || format!("{name} lies outside of the file, which has {length} bytes");
@@ -105,7 +104,7 @@ fn place(tensor: Described, data: usize, alignment: usize, length: usize) -> Res
     Ok((name, Entry { kind, stored, shape, range: start..end }))
 }
 
-/// A wrong offset may still lie in the file; then it lies in another tensor.
+/// Refuses tensors that overlap: a wrong offset inside the file points into another tensor.
 fn apart(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
     let mut ranges: Vec<(&Range<usize>, &String)> = entries.iter().map(|(name, entry)| (&entry.range, name)).collect();
     ranges.sort_by_key(|(range, _)| (range.start, range.end));
@@ -119,7 +118,7 @@ fn apart(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
 struct Header<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// What is being read, for the message where the file ends in it.
+    /// The section being read, for the error if the file ends in it.
     what: &'static str,
 }
 
@@ -150,7 +149,7 @@ impl<'a> Header<'a> {
         self.take(length)
     }
 
-    /// Steps over a value of the metadata.
+    /// Skips a value of the metadata.
     fn skip(&mut self, kind: u32, depth: u32) -> Result<(), String> {
         let size = match kind {
             0 | 1 | 7 => 1,
@@ -167,7 +166,7 @@ impl<'a> Header<'a> {
 
     fn skip_array(&mut self, depth: u32) -> Result<(), String> {
         let (kind, count) = (self.u32()?, self.u64()?);
-        // Every value has a byte or more, so that a count past the file's end is found before that many were read.
+        // Every value has at least one byte, so that a count past the end of the file fails early.
         for _ in 0..count {
             self.skip(kind, depth)?;
         }
@@ -180,7 +179,7 @@ impl<'a> Header<'a> {
         if dimensions > DIMENSIONS {
             return Err(format!("{name} must have at most {DIMENSIONS} dimensions, found {dimensions}"));
         }
-        // The first dimension of ggml is the one that lies closest.
+        // ggml's first dimension is the innermost.
         let mut shape = (0..dimensions).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
         shape.reverse();
         Ok(Described { name, shape, number: self.u32()?, offset: self.u64()? })

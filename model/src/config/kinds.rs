@@ -1,22 +1,22 @@
-//! The choices that a `config.json` has words for.
+//! The enumerations of `config.json`.
 
 use serde::{Deserialize, Serialize};
 
-/// The family of the attention layers.
+/// The mixer of every layer: [`crate::mixers`] has a folder for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Attention {
     /// Random feature attention (Peng et al., ICLR 2021), with or without the gate.
     Rfa,
-    /// Softmax attention to the last `sliding_window` tokens, whose keys and values are the state. Of the keys below,
-    /// `feature_map`, `gate`, `proj_dim` and `denominator_eps` say nothing to it.
+    /// Softmax attention to the last `sliding_window` tokens, whose keys and values are the state. It ignores
+    /// `feature_map`, `gate`, `proj_dim` and `denominator_eps`.
     Softmax,
-    /// Both in one normaliser: softmax attention to the last `sliding_window` tokens, random feature attention to all
-    /// that were before them.
+    /// Softmax attention to the last `sliding_window` tokens and random feature attention to all older ones, in one
+    /// normaliser.
     Hybrid,
 }
 
-/// How queries and keys become features.
+/// The map from queries and keys to features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureMap {
@@ -32,7 +32,7 @@ pub enum FeatureMap {
 }
 
 impl FeatureMap {
-    /// Its name in `config.json`.
+    /// The name in `config.json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gaussian => "gaussian",
@@ -42,41 +42,50 @@ impl FeatureMap {
         }
     }
 
-    /// Whether `x` is made unit length and `W = sigma . W~`, with a learned sigma: elsewhere there is none.
+    /// Whether `x` is made unit length and `W = sigma . W~` with a learned sigma.
     pub fn has_sigma(self) -> bool {
         matches!(self, Self::Gaussian | Self::ArcCosine)
     }
 
-    /// Whether there are random vectors, which the checkpoint keeps.
+    /// Features of a head (F), from its random vectors (D) and the length of its queries and keys (d).
+    pub fn features(self, proj_dim: usize, head_dim: usize) -> usize {
+        match self {
+            Self::Gaussian => 2 * proj_dim,
+            Self::ArcCosine | Self::Favor => proj_dim,
+            Self::Elu => head_dim,
+        }
+    }
+
+    /// Whether the checkpoint has random vectors.
     pub fn has_random_matrices(self) -> bool {
         self != Self::Elu
     }
 
-    /// Whether products of features may be negative, and the denominator near 0 or below it while values are added:
-    /// then it has a floor, a share of the weight seen. Where no feature is negative the output is a mean of values,
-    /// however small the denominator, and the least normal number is floor enough.
+    /// Whether products of features may be negative, so that the denominator may be 0 or below while values are added.
+    /// It then has a floor, a share of the weight seen. Where no feature is negative the output is a mean of values,
+    /// however small the denominator, and the smallest normal number is floor enough.
     pub fn has_floor(self) -> bool {
         self == Self::Gaussian
     }
 
-    /// Whether a head remembers the maximum of its keys: the logarithm of their greatest feature, which S and z are
+    /// Whether a head remembers the maximum of its keys: the logarithm of their largest feature, which S and z are
     /// relative to.
     pub fn has_maximum(self) -> bool {
         self == Self::Favor
     }
 }
 
-/// Where a token's position enters.
+/// How a token's position is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PositionEmbedding {
-    /// Nowhere: the recurrence and the gate know the order.
+    /// Not at all: the recurrence and the gate depend on the order.
     None,
-    /// Rotary angles on `q` and `k`, which keep their length.
+    /// Rotary angles on `q` and `k`.
     Rope,
 }
 
-/// One token id or several: Hugging Face writes `eos_token_id` either way.
+/// One token id or several: Hugging Face writes `eos_token_id` both ways.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum TokenIds {

@@ -1,8 +1,9 @@
 //! Rectified random projections: the arc-cosine kernel.
 
-use candle_core::{Result, Tensor};
+use candle_core::Tensor;
 
 use super::matrices::RandomMatrices;
+use crate::error::Result;
 use crate::kernels::{Isa, positive, trigonometry};
 
 /// The arc-cosine map of every head (Peng et al., 2021, appendix A; the kernel of order 1 of Cho and Saul, 2009):

@@ -1,4 +1,4 @@
-//! `elu(x) + 1`: features with nothing random in them.
+//! `elu(x) + 1`: features without random vectors.
 
 use crate::kernels::{Isa, positive};
 
@@ -11,7 +11,7 @@ pub struct EluFeatures {
 }
 
 impl EluFeatures {
-    /// Of so many heads, with queries and keys of `head_dim` (d) numbers.
+    /// `heads` heads, with queries and keys of `head_dim` (d) numbers.
     pub fn new(heads: usize, head_dim: usize) -> Self {
         Self { heads, head_dim }
     }

@@ -1,24 +1,25 @@
 //! FAVOR+: exponentials of random projections, the kernel of softmax attention.
 
-use candle_core::{Result, Tensor};
+use candle_core::Tensor;
 
 use super::matrices::RandomMatrices;
+use crate::error::Result;
 use crate::kernels::Isa;
 use crate::kernels::positive;
 
 /// The positive map of every head (Choromanski et al., 2021, equation 7): `y = x d^(-1/4)`,
 /// `phi(x) = sqrt(1/D) exp(W y - |y|^2 / 2 - m)`; F = D.
 ///
-/// Without m `phi(q) . phi(k)` estimates `exp(q . k / sqrt(d))`. Here m is each row's own greatest exponent, `max(W y) -
-/// |y|^2 / 2`, so that the greatest feature of every row is `sqrt(1/D)`: a query's cancels in the normaliser, a key's is
-/// handed on to whoever adds keys together. Published FAVOR+ takes the maximum over `W y` alone, which of a long key is
-/// far above its exponents: its features vanish, and those of all keys with the same maximum. It adds 1e-6 to every
-/// feature for that reason; here nothing is added.
+/// Without m, `phi(q) . phi(k)` estimates `exp(q . k / sqrt(d))`. Here m is the largest exponent of each row, `max(W y) -
+/// |y|^2 / 2`, so that the largest feature of every row is `sqrt(1/D)`. The m of a query cancels in the normaliser; the m
+/// of a key is returned, because sums over keys need it. Published FAVOR+ takes the maximum over `W y` alone, which for a
+/// long key is far above its exponents: its features vanish, so that 1e-6 is added to every feature. Here nothing is
+/// added.
 #[derive(Debug)]
 pub struct FavorFeatures {
-    w: RandomMatrices,  // (heads, D, d)
-    scale: f32,         // d^(-1/4)
-    greatest: Vec<f32>, // what no maximum is above: (heads)
+    w: RandomMatrices,         // (heads, D, d)
+    scale: f32,                // d^(-1/4)
+    greatest_maxima: Vec<f32>, // (heads)
 }
 
 impl FavorFeatures {
@@ -31,15 +32,15 @@ impl FavorFeatures {
         let w = RandomMatrices::new(random_matrices)?;
         let scale = (w.dims().2 as f32).sqrt().sqrt().recip();
         let halves = (random_matrices.sqr()?.sum(2)? * 0.5)?;
-        // What projections in f32 may be off by is far less.
-        let greatest = halves.max(1)?.affine(1.001, 0.001)?.to_vec1()?;
-        Ok(Self { w, scale, greatest })
+        // The error of projections in f32 is far smaller.
+        let greatest_maxima = halves.max(1)?.affine(1.001, 0.001)?.to_vec1()?;
+        Ok(Self { w, scale, greatest_maxima })
     }
 
-    /// What no key's maximum is above, whatever the key, with room for rounding: `w . y - |y|^2 / 2` is at most
+    /// The largest maximum that a key of each head can have, with room for rounding: `w . y - |y|^2 / 2` is at most
     /// `|w|^2 / 2`. (heads)
-    pub(super) fn greatest(&self) -> &[f32] {
-        &self.greatest
+    pub(super) fn greatest_maxima(&self) -> &[f32] {
+        &self.greatest_maxima
     }
 
     /// (heads, F, d)

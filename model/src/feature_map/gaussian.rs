@@ -1,8 +1,9 @@
 //! Sine and cosine of random projections: the Gaussian kernel.
 
-use candle_core::{Result, Tensor};
+use candle_core::Tensor;
 
 use super::matrices::RandomMatrices;
+use crate::error::Result;
 use crate::kernels::{Isa, trigonometry};
 
 /// The Gaussian map of every head (equation 2 of Peng et al., 2021):

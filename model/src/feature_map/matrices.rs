@@ -1,7 +1,8 @@
 //! The random matrices of a layer's heads, and the product of rows with one of them.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::Tensor;
 
+use crate::error::{ModelError, Result};
 use crate::kernels::{Isa, float};
 
 /// W of each head: (D, d), f32.
@@ -9,18 +10,18 @@ use crate::kernels::{Isa, float};
 pub(super) struct RandomMatrices(Vec<float::Packed>);
 
 impl RandomMatrices {
-    /// w: (heads, D, d), none of them 0.
+    /// w: (heads, D, d), each at least 1.
     pub(super) fn new(w: &Tensor) -> Result<Self> {
         let (heads, proj_dim, d) = w.dims3()?;
         if heads * proj_dim * d == 0 {
-            bail!("random matrices: heads, vectors and their length must be at least 1, found {:?}", w.dims());
+            return Err(ModelError::shape("random matrices", "heads, D and d", "at least 1", w.dims()));
         }
         let w: Vec<f32> = w.flatten_all()?.to_vec1()?;
         let pack = |w| float::Packed::of_f32(w, d);
         Ok(Self(w.chunks_exact(proj_dim * d).map(pack).collect()))
     }
 
-    /// The same with a sharpness for every number of a query or key. sigma: (heads, d)
+    /// [`Self::new`] of `sigma . w`. sigma: (heads, d)
     pub(super) fn with_sigma(w: &Tensor, sigma: &Tensor) -> Result<Self> {
         Self::new(&w.broadcast_mul(&sigma.unsqueeze(1)?)?)
     }

@@ -1,25 +1,24 @@
-//! Weights of a row's tokens, and sums over rows, as loops of independent lanes of which the compiler makes vectors.
+//! Weights of a row's tokens, and sums over rows, as loops of independent lanes that the compiler vectorises.
 //!
-//! All is rounded in a fixed order: the bits are the same on every machine, which those of a system's own exponential
-//! are not.
+//! The order of rounding is fixed: the bits are the same on every machine, unlike those of the system's exponential.
 
 use crate::kernels::{Isa, exponentials};
 
-/// The unlikeliest candidate, in powers of e under the likeliest one: 60 ln 2. What lies further below has a
-/// probability under 2^-60 of the best one's and is no candidate, so that a vocabulary of 2^15 tokens loses less than
-/// 2^-45 of its probability.
+/// The largest distance of a candidate below the likeliest token, in powers of e: 60 ln 2. A token further below has less
+/// than 2^-60 of the best probability and is not a candidate; a vocabulary of 2^15 tokens loses less than 2^-45 of its
+/// probability.
 pub(super) const FURTHEST: f32 = 41.588_83;
 
-/// Candidates that are weighed and summed up together.
+/// Candidates that are weighted and summed together.
 pub(super) const BLOCK: usize = 256;
 
 /// Lanes of a sum in f64.
 const LANES: usize = 8;
 
-/// Appends the distances and the weights of `logits`, of which `best`, a finite number, is the highest; whole blocks,
-/// of which the last is filled up with what is no candidate.
+/// Appends the distances and the weights of `logits`, whose highest, `best`, is finite. The last block is padded with
+/// entries that are not candidates.
 pub(super) fn weigh_all(logits: &[f32], best: f32, temperature: f32, distances: &mut Vec<f32>, weights: &mut Vec<f32>) {
-    // Finite, so that the best one's distance is 0.
+    // Finite, so that the distance of the best token is 0.
     let inverse = 1.0 / temperature.max(f32::MIN_POSITIVE);
     let (blocks, rest) = logits.as_chunks::<BLOCK>();
     let mut last = [f32::NEG_INFINITY; BLOCK];
@@ -48,7 +47,7 @@ pub(super) fn sum(row: &[f32], term: impl Fn(f32) -> f64) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|value| term(*value)).sum::<f64>()
 }
 
-/// The sum of the products of two rows, likewise.
+/// The sum of the products of two rows, in lanes.
 pub(super) fn sum_of_products(a: &[f32], b: &[f32]) -> f64 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     let product = |(a, b): (&f32, &f32)| f64::from(*a) * f64::from(*b);

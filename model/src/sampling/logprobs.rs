@@ -1,24 +1,24 @@
-//! Log probabilities of the model's own distribution. They choose no token: sampling has its own arithmetic.
+//! Log probabilities of the model's own distribution, for reports. Sampling does not use them.
 
 use super::select::{by_logit, highest, likeliest};
 use crate::kernels::{Isa, exponentials};
 
-/// What stands for less than can happen: no log probability is lower, so that each is a number.
+/// The lowest log probability that is reported: it replaces minus infinity, which JSON cannot express.
 pub const LEAST_LOGPROB: f64 = -9999.0;
 
 /// The log-softmax of a row of logits, in f64: log p(token) = logit(token) - ln sum exp(logits).
 ///
-/// A logit that is no number has no probability.
+/// A NaN logit has no probability.
 #[derive(Clone, Copy, Debug)]
 pub struct LogSoftmax<'a> {
     logits: &'a [f32], // (vocab)
-    /// The highest logit, and the logarithm of what all sum up to where it is taken from each.
+    /// The highest logit, and the logarithm of the sum of all exponentials relative to it.
     highest: f64,
     log_sum: f64,
 }
 
 impl<'a> LogSoftmax<'a> {
-    /// Of a row of logits (vocab), before anything is done to them.
+    /// The log-softmax of a row of unmodified logits (vocab).
     pub fn new(logits: &'a [f32]) -> Self {
         let highest = highest(logits);
         let mut sum = 0.0;
@@ -27,16 +27,16 @@ impl<'a> LogSoftmax<'a> {
         Self { logits, highest, log_sum: sum.ln() }
     }
 
-    /// The natural logarithm of a token's probability; [`LEAST_LOGPROB`] for one that cannot be.
+    /// The natural logarithm of a token's probability; [`LEAST_LOGPROB`] if it is 0.
     pub fn logprob(&self, token: u32) -> f64 {
         let logit = self.logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
         let logprob = distance(logit, self.highest) - self.log_sum;
         if logprob.is_nan() { LEAST_LOGPROB } else { logprob.clamp(LEAST_LOGPROB, 0.0) }
     }
 
-    /// The `count` likeliest tokens, the likeliest first, of equals the lower token: fewer where there are no more.
+    /// The `count` likeliest tokens, or all if there are fewer. The likeliest comes first; of equals, the lower id.
     ///
-    /// One pass with a short list beside it: the vocabulary is not sorted.
+    /// One pass over the logits; the vocabulary is not sorted.
     pub fn likeliest(&self, count: usize) -> Vec<u32> {
         let mut best = Vec::new();
         likeliest(self.logits, count, &mut best);
@@ -45,7 +45,7 @@ impl<'a> LogSoftmax<'a> {
     }
 }
 
-/// How far a logit lies from the highest; an infinite one does not lie far from itself.
+/// The difference between a logit and the highest; 0 between equal infinities.
 fn distance(logit: f32, highest: f64) -> f64 {
     let logit = f64::from(logit);
     if logit == highest { 0.0 } else { logit - highest }
@@ -57,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// The definition: every probability, all of them sorted.
+    /// The definition: every probability, sorted.
     fn plain(logits: &[f32]) -> Vec<(u32, f64)> {
         let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
         let all = logits.iter().enumerate().map(|(token, logit)| (token as u32, (f64::from(*logit).exp() / sum).ln()));

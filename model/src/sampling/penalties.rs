@@ -1,27 +1,27 @@
-//! Penalties on tokens that the text has already.
+//! Penalties on tokens that are already in the text.
 
-use super::SamplingParams;
+use super::params::SamplingParams;
 
-/// Marks a token in [`super::SamplerState::counts`] that the text before the answer has.
+/// Marks a token in [`super::SamplerState::counts`] that is in the text before the answer.
 const BEFORE: u32 = 1 << 31;
 
-/// What one sequence's text holds.
+/// The tokens of one sequence.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
-    /// Each token of the text once, in ascending order, with how often the answer has it (under 2^31) and perhaps
-    /// [`BEFORE`]: a list, which is quick to go through for every token and grows by doubling.
+    /// Each token of the text once, in ascending order, with the number of times that the answer has it (under 2^31) and
+    /// [`BEFORE`] if the text before the answer has it. A list is fast to scan for every token, and grows by doubling.
     seen: Vec<(u32, u32)>,
 }
 
 impl Counts {
-    fn place(&self, token: u32) -> Result<usize, usize> {
+    fn find(&self, token: u32) -> Result<usize, usize> {
         self.seen.binary_search_by_key(&token, |(token, _)| *token)
     }
 
     pub(super) fn prompt(&mut self, tokens: &[u32]) {
         let mut new: Vec<u32> = Vec::new();
         for &token in tokens {
-            match self.place(token) {
+            match self.find(token) {
                 Ok(place) => self.seen[place].1 |= BEFORE,
                 Err(_) => new.push(token),
             }
@@ -34,16 +34,16 @@ impl Counts {
     }
 
     pub(super) fn answer(&mut self, token: u32) {
-        match self.place(token) {
+        match self.find(token) {
             Ok(place) if self.seen[place].1 & !BEFORE < BEFORE - 1 => self.seen[place].1 += 1,
             Ok(_) => {}
             Err(place) => self.seen.insert(place, (token, 1)),
         }
     }
 
-    /// Takes back one [`Self::answer`] of `token`.
+    /// Reverts one [`Self::answer`] of `token`.
     pub(super) fn take_back(&mut self, token: u32) {
-        let Ok(place) = self.place(token) else { return };
+        let Ok(place) = self.find(token) else { return };
         let mark = &mut self.seen[place].1;
         if *mark & !BEFORE > 0 {
             *mark -= 1;
@@ -53,7 +53,7 @@ impl Counts {
         }
     }
 
-    /// Makes the answer a part of the text before.
+    /// Makes the answer a part of the text before it.
     pub(super) fn close_answer(&mut self) {
         self.seen.iter_mut().for_each(|(_, mark)| *mark = BEFORE);
     }
@@ -68,7 +68,7 @@ impl Counts {
         Self { seen }
     }
 
-    /// Repetition penalty on all that was seen, frequency and presence penalties on what the answer has.
+    /// The repetition penalty applies to all tokens of the text, frequency and presence penalties to those of the answer.
     pub(super) fn apply(&self, params: &SamplingParams, logits: &mut [f32]) {
         let repetition_penalty = params.repetition_penalty;
         for (token, taken) in self.penalties(params) {
@@ -82,7 +82,7 @@ impl Counts {
         }
     }
 
-    /// The tokens whose logits the penalties change, in ascending order, with what is taken from each after the
+    /// The tokens whose logits the penalties change, in ascending order, with the number subtracted from each after the
     /// repetition penalty.
     pub(super) fn penalties(&self, params: &SamplingParams) -> impl Iterator<Item = (u32, f32)> {
         let SamplingParams { repetition_penalty, frequency_penalty, presence_penalty, .. } = *params;

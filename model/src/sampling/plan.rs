@@ -1,102 +1,102 @@
-//! How the tokens of a step's rows are chosen by who has the logits but no sampler: a device. Numbers alone, laid out as
-//! its kernel (model/cuda/choose.cuh) takes them.
+//! Plans by which a device chooses the tokens of a step's rows: it has the logits but no sampler. Plans are numbers in the
+//! layout of its kernel (model/cuda/choose.cuh).
 
 use super::{Sampler, SamplingParams, TokenSet};
 
-/// 32-bit words of a row.
+/// 32-bit words of one row.
 pub(crate) const ROW_WORDS: usize = 16;
 
-/// What stands for no place, and for no token.
+/// The number for no offset and no token.
 pub(crate) const NOBODY: u32 = u32::MAX;
 
-/// What is done with a row; as `Choosing` in model/cuda/choose.cuh.
+/// The operation on a row; as `Choosing` in model/cuda/choose.cuh.
 const NOT: u32 = 0;
 const BEST: u32 = 1;
 const DRAW: u32 = 2;
 
-/// The choices of a step's rows.
+/// The plans of a step's rows.
 #[derive(Debug, Default)]
 pub struct Plans {
     vocab_size: usize,
-    /// Words of all rows' lists at most.
+    /// The maximum number of words of all lists.
     room: usize,
     rows: Vec<[u32; ROW_WORDS]>,
-    /// The rows' lists: biases, penalties, ends, masks.
+    /// The lists of all rows: biases, penalties, ends, masks.
     words: Vec<u32>,
-    /// Memory for one row's.
+    /// The buffer for one row.
     biases: Vec<(u32, f32)>,
 }
 
-/// What one row's token may be, beside what its sampler says.
+/// Limits on the token of one row, besides those of its sampler.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permitted<'a> {
-    /// The tokens that may come; all where there is none.
+    /// The tokens that are allowed; `None` for all.
     pub allowed: Option<&'a TokenSet>,
-    /// Tokens that must not come where any other can.
+    /// Tokens that are chosen only if no other is possible.
     pub last_resort: &'a [u32],
 }
 
-/// What a step has brought for a row.
+/// The outcome of a step for one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sampled {
     /// The token, which goes to [`Sampler::take`].
     Token(u32),
-    /// No token, since no logit is a number above minus infinity.
+    /// No token: every logit is NaN or minus infinity.
     Nothing {
-        /// Whether one was, before what may not come was made impossible.
+        /// Whether a token was possible before the limits applied.
         possible: bool,
     },
-    /// The row's logits, after those of the rows before it.
+    /// The logits of the row, which follow those of the rows before it.
     Logits,
 }
 
 impl Plans {
-    /// Room for the choices of rows of `vocab_size` logits, with lists of `room` words in all.
+    /// Plans for rows of `vocab_size` logits, with at most `room` words of lists.
     pub fn new(vocab_size: usize, room: usize) -> Self {
         Self { vocab_size, room, ..Self::default() }
     }
 
-    /// Rows so far.
+    /// The number of rows.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Adds rows whose logits are wanted, up to so many rows in all.
+    /// Adds rows that return their logits, up to `rows` rows.
     pub fn skip_to(&mut self, rows: usize) {
         let mut row = [0; ROW_WORDS];
         row[2] = NOT;
         self.rows.resize(rows.max(self.len()), row);
     }
 
-    /// Forgets all rows.
+    /// Removes all rows.
     pub fn clear(&mut self) {
         self.rows.clear();
         self.words.clear();
     }
 
-    /// Whether a row's logits are wanted, since nothing is chosen for it.
+    /// Whether a row returns its logits in place of a token.
     pub fn wants_logits(&self, row: usize) -> bool {
         self.rows[row][2] == NOT
     }
 
-    /// All rows, sixteen words each, and their lists, as the kernel takes them.
+    /// All rows, sixteen words each, and their lists, in the layout of the kernel.
     pub fn words(&self) -> [&[u32]; 2] {
         [self.rows.as_flattened(), &self.words]
     }
 
-    /// Adds a list -> its place; none where there is no room for it.
+    /// Adds a list -> its offset; `None` if it does not fit.
     fn list(&mut self, words: impl Iterator<Item = u32>) -> Option<u32> {
         let place = self.words.len();
         self.words.extend(words.take(self.room.saturating_sub(place) + 1));
         (self.words.len() <= self.room).then_some(place as u32)
     }
 
-    /// Adds a list of tokens, each with a number -> its place, and how many there are.
+    /// Adds a list of tokens, each with a number -> its offset and its length.
     fn numbers(&mut self, of: impl Iterator<Item = (u32, f32)>) -> Option<[u32; 2]> {
         let vocab = self.vocab_size;
         let inside = of.filter(|(token, _)| (*token as usize) < vocab);
@@ -111,7 +111,7 @@ impl Plans {
         }
         let mut biases = std::mem::take(&mut self.biases);
         biases.clone_from(&sampler.params.logit_bias);
-        // Stable: what is added to one token stays in its order.
+        // Stable: biases of one token stay in order.
         biases.sort_by_key(|(token, _)| *token);
         let places = self.numbers(biases.iter().copied());
         self.biases = biases;
@@ -151,10 +151,10 @@ impl Plans {
 }
 
 impl Sampler {
-    /// Adds a row to `plans`: how the next token is chosen, or, where a device cannot do it, that the row's logits are
-    /// wanted, from which [`Self::sample`] chooses the same token. Whether the former.
+    /// Adds a row to `plans` -> whether the device can choose its token. If not, the row returns its logits, from which
+    /// [`Self::sample`] chooses the same token.
     ///
-    /// It cannot where `typical_p` narrows, or where there is no room for all biases and penalties.
+    /// The device does not support `typical_p`, nor more biases and penalties than fit into the lists.
     pub fn plan(&mut self, permitted: Permitted<'_>, plans: &mut Plans) -> bool {
         let start = plans.words.len();
         let Some(row) = plans.row(self, permitted) else {
@@ -166,10 +166,10 @@ impl Sampler {
         true
     }
 
-    /// Takes the token that was chosen by the last [`Self::plan`], and counts it.
+    /// Counts the token that the device chose by the last [`Self::plan`].
     pub fn take(&mut self, token: u32) {
         if self.params.temperature > 0.0 {
-            // Its number is used up, whether it was asked for or not.
+            // The draw is used up, whether it was needed or not.
             self.uniform();
             self.drawn = None;
             self.draws += 1;
@@ -180,7 +180,7 @@ impl Sampler {
 
 #[cfg(all(test, feature = "cuda-emulator"))]
 impl Sampler {
-    /// Has the next draw take this number of 53 bits.
+    /// Makes the next draw use this number of 53 bits.
     pub(crate) fn draw_next(&mut self, uniform: u64) {
         self.drawn = Some(uniform);
     }

@@ -1,71 +1,70 @@
-//! Candidates for the next token, narrowed by one processor after another.
+//! The candidates for the next token, narrowed by one processor after another.
 //!
-//! A candidate is a token whose logit lies at most [`FURTHEST`] temperatures under the highest: all that follows is
-//! done with that distance and with the weight e^-distance, of which the likeliest token has 1. Weights are rounded to
-//! f32, their sums are in f64.
+//! A candidate is a token whose logit is at most [`FURTHEST`] temperatures below the highest. Processors use that distance
+//! and the weight e^-distance, which is 1 for the likeliest token. Weights are rounded to f32, their sums are in f64.
 
 use super::exponential::{BLOCK, FURTHEST, sum, sum_of_products, weigh_all};
 use super::select::{Scored, greedy, highest, likeliest};
 
-/// So few candidates are sorted at once.
+/// Up to this many candidates are sorted at once.
 const FEW: usize = 128;
 
-/// More are told apart by the buckets that their keys fall into before those in one of them are sorted.
+/// More candidates are divided into buckets by their keys; then one bucket is sorted.
 const BUCKETS: usize = 2048;
 
-/// Candidates that are looked at together.
+/// Candidates that are examined together.
 const LANES: usize = 16;
 
-/// The order in which the probabilities are laid out for the draw.
+/// The order of the probabilities for the draw.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Order {
     /// By token.
     #[default]
     Tokens,
-    /// By the candidate's key: how far its distance is from this one; of equals the lower token first.
+    /// By key, the difference between a candidate's distance and this one; of equals, the lower token first.
     Around(f32),
 }
 
-/// The tokens still in question, by token. Kept from row to row for its memory.
+/// The candidates, by token. The buffers are kept from row to row.
 ///
-/// The lists are filled up to whole chunks of [`LANES`] with what is no candidate.
+/// The lists are padded to whole chunks of [`LANES`] with entries that are not candidates.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
-    /// Empty where each token of the vocabulary has its place in the lists.
+    /// The tokens of the entries; empty if the lists have one entry for each token of the vocabulary.
     tokens: Vec<u32>,
-    /// How far each logit lies under the highest, over the temperature; from 0 to [`FURTHEST`].
+    /// The distance of each logit below the highest, divided by the temperature; from 0 to [`FURTHEST`].
     distances: Vec<f32>,
-    /// What each probability is proportional to; 0 for a token that is no candidate.
+    /// The weight of each token, proportional to its probability; 0 for a token that is not a candidate.
     weights: Vec<f32>,
-    /// Sums of [`BLOCK`] weights each, and of all.
+    /// Sums of [`BLOCK`] weights each, and the sum of all.
     sums: Vec<f64>,
     total: f64,
     order: Order,
     best: Vec<Scored>,
     best_logits: Vec<f32>,
-    /// What the candidates weigh whose keys fall into each bucket, and the distance that the keys are of, while it holds.
+    /// The weight in each bucket of keys, and the distance that the keys are relative to, while they are valid.
     buckets: Vec<f64>,
     counted_around: Option<f32>,
-    /// Keys and places of some candidates.
+    /// Keys and indices of some candidates.
     some: Vec<u64>,
 }
 
-/// How far a distance is from `center`.
+/// The key of a distance: its difference from `center`.
 #[inline]
 fn key(distance: f32, center: f32) -> f32 {
     (distance - center).abs()
 }
 
-/// The bucket of a key from 0 to [`FURTHEST`]; of two keys, the greater one's is not the lower.
+/// The bucket of a key from 0 to [`FURTHEST`]; it never decreases as the key grows.
 #[inline]
 fn bucket(key: f32) -> usize {
-    // Adding it leaves no place for a fraction: the whole number is the lowest bits of the sum.
+    // Adding it pushes the fraction out: the whole number is in the lowest bits of the sum.
     const WHOLE: f32 = 8_388_608.0; // 2^23
     let shifted = key * ((BUCKETS - 1) as f32 / FURTHEST) + WHOLE;
     shifted.to_bits() as usize % BUCKETS
 }
 
-/// A bit for each lane of which `is` holds. Whether there is any is a matter of a few instructions for all lanes.
+/// A bit for each lane for which `is` holds, in a few instructions for all lanes.
 #[inline]
 fn bits(is: impl Fn(usize) -> bool) -> u32 {
     if (0..LANES).fold(false, |any, lane| any | is(lane)) {
@@ -75,9 +74,9 @@ fn bits(is: impl Fn(usize) -> bool) -> u32 {
     }
 }
 
-/// Calls `with(place, distance, weight)` for those of whom `is(distance, weight)` holds.
+/// Calls `with(index, distance, weight)` for the entries for which `is(distance, weight)` holds.
 ///
-/// A chunk is looked at as a whole before any of its candidates is: in most there is none.
+/// It tests a whole chunk first, because most chunks have none.
 #[inline]
 fn each(distances: &[f32], weights: &[f32], is: impl Fn(f32, f32) -> bool, mut with: impl FnMut(usize, f32, f32)) {
     let chunks = distances.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0);
@@ -92,9 +91,9 @@ fn each(distances: &[f32], weights: &[f32], is: impl Fn(f32, f32) -> bool, mut w
 }
 
 impl Candidates {
-    /// Weighs the tokens of a row of logits, the `top_k` most likely only (0 for all).
+    /// Weights the tokens of a row of logits, or only the `top_k` likeliest (0 for all).
     ///
-    /// None where no logit is a number above minus infinity.
+    /// `None` if every logit is NaN or minus infinity.
     pub(super) fn fill(&mut self, logits: &[f32], temperature: f32, top_k: usize) -> Option<()> {
         self.tokens.clear();
         self.distances.clear();
@@ -115,7 +114,7 @@ impl Candidates {
             return None;
         }
         if best == f32::INFINITY {
-            // An infinite logit leaves nothing beside it.
+            // An infinite logit excludes all finite ones.
             let place = greedy(logits)?;
             let token = self.tokens.get(place as usize).copied().unwrap_or(place);
             self.tokens.clear();
@@ -141,7 +140,7 @@ impl Candidates {
         self.tokens.get(place).copied().unwrap_or(place as u32)
     }
 
-    /// Keeps those of whom `keep(place, distance, weight)` holds and who have weight. The sums stay as they were.
+    /// Keeps the candidates for which `keep(index, distance, weight)` holds. Does not update the sums.
     fn retain(&mut self, keep: impl Fn(usize, f32, f32) -> bool) {
         let whole = self.tokens.is_empty();
         let mut kept = 0;
@@ -175,13 +174,13 @@ impl Candidates {
         self.weights.resize(kept.next_multiple_of(LANES), 0.0);
     }
 
-    /// The key and the place of the candidate with which the sum of weights is `enough`, by keys around `center`; of
-    /// the last where it never is. There must be a candidate. Those that weigh `floor` or less are passed over.
+    /// The key and the index of the candidate at which the sum of weights, in the order of keys around `center`, reaches
+    /// `enough`, or of the last candidate. There must be one. Weights of `floor` or less are skipped.
     fn reach(&mut self, center: f32, floor: f32, enough: impl Fn(f64) -> bool) -> (f32, usize) {
         self.some.clear();
         let (some, weights) = (&mut self.some, &self.weights);
         let mut before = 0.0;
-        // Keys are not negative: as whole numbers, their bits are in the same order.
+        // Keys are not negative, so their bits are in the same order as whole numbers.
         let packed = |distance, place| u64::from(key(distance, center).to_bits()) << 32 | place as u64;
         if weights.len() <= FEW {
             each(&self.distances, weights, |_, w| w > floor, |place, d, _| some.push(packed(d, place)));
@@ -220,8 +219,8 @@ impl Candidates {
         (f32::from_bits((packed >> 32) as u32), packed as u32 as usize)
     }
 
-    /// Keeps the fewest candidates, by keys around `center`, that together weigh `target`; none of them may weigh
-    /// `floor` or less.
+    /// Keeps the fewest candidates, in the order of keys around `center`, whose weights reach `target`; none of them may
+    /// have a weight of `floor` or less.
     fn keep_around(&mut self, center: f32, floor: f32, target: f64) {
         let (furthest, last) = self.reach(center, floor, |sum| sum >= target);
         #[allow(clippy::needless_bitwise_bool, reason = "no branches: lanes are looked at together")]
@@ -229,7 +228,7 @@ impl Candidates {
             let key = key(distance, center);
             (key < furthest) | ((key == furthest) & (place <= last))
         });
-        // The buckets still hold up to the last that something is left in.
+        // The buckets stay valid up to the last one with a candidate.
         self.buckets.truncate(bucket(furthest) + 1);
         self.order = Order::Around(center);
         self.add_up();
@@ -239,16 +238,16 @@ impl Candidates {
     pub(super) fn top_p(&mut self, share: f32) {
         if share < 1.0 {
             let target = self.total * f64::from(share);
-            // All that weigh less than this make less than what may be missing, even together: the nucleus has none.
+            // All smaller weights together are below the share that may be missing: none is in the nucleus.
             let floor = (self.total - target) / self.weights.len() as f64 * 0.999;
             self.keep_around(0.0, floor as f32, target);
         }
     }
 
-    /// Locally typical sampling (Meister et al., 2022): tokens whose surprise is nearest the entropy first.
+    /// Locally typical sampling (Meister et al., 2022): tokens whose surprise is nearest to the entropy come first.
     ///
-    /// A surprise is the distance and the logarithm of all weights; the entropy is the mean of the surprises, so that
-    /// the two differ by as much as the distance does from the mean distance.
+    /// A surprise is the distance plus the logarithm of the sum of weights, and the entropy is the mean of the surprises. So
+    /// they differ by the difference between the distance and the mean distance.
     pub(super) fn typical(&mut self, share: f32) {
         if share < 1.0 {
             let mean = sum_of_products(&self.weights, &self.distances) / self.total;
@@ -256,7 +255,7 @@ impl Candidates {
         }
     }
 
-    /// Only candidates with at least `share` of the most likely one's probability.
+    /// Keeps candidates with at least `share` of the highest probability.
     pub(super) fn min_p(&mut self, share: f32) {
         if share > 0.0 {
             let least = highest(&self.weights) * share;
@@ -266,7 +265,7 @@ impl Candidates {
         }
     }
 
-    /// The token under whose share `uniform` in [0, 1) falls.
+    /// The token whose share of the weights contains `uniform`, in [0, 1).
     pub(super) fn draw(&mut self, uniform: f64) -> u32 {
         let target = uniform * self.total;
         if let Order::Around(center) = self.order {
@@ -289,7 +288,7 @@ impl Candidates {
             }
             return self.token(last);
         }
-        // Rounding may leave the sum a little under the total.
+        // Rounding may leave the sum slightly below the total.
         let last = self.weights.iter().rposition(|weight| *weight > 0.0);
         self.token(last.unwrap_or(0))
     }

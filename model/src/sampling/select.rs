@@ -2,10 +2,10 @@
 
 use std::cmp::Ordering;
 
-/// Logits that are looked at together.
+/// Logits that are examined together.
 const LANES: usize = 16;
 
-/// The highest logit, passing over what is no number; minus infinity where there is none.
+/// The highest logit, ignoring NaN; minus infinity if there is none.
 pub(super) fn highest(logits: &[f32]) -> f32 {
     let higher = |best: f32, logit: f32| if logit > best { logit } else { best };
     let (chunks, rest) = logits.as_chunks::<LANES>();
@@ -18,7 +18,7 @@ pub(super) fn highest(logits: &[f32]) -> f32 {
     best.iter().chain(rest).copied().fold(f32::NEG_INFINITY, higher)
 }
 
-/// The most likely token; of equals the first. None where no logit is a number above minus infinity.
+/// The likeliest token; of equals, the first. `None` if every logit is NaN or minus infinity.
 pub(super) fn greedy(logits: &[f32]) -> Option<u32> {
     let best = highest(logits);
     if best == f32::NEG_INFINITY {
@@ -29,7 +29,7 @@ pub(super) fn greedy(logits: &[f32]) -> Option<u32> {
     logits[chunk..].iter().position(|logit| *logit == best).map(|lane| (chunk + lane) as u32)
 }
 
-/// Whether `is` holds for any of a few logits: all are looked at, which is quicker than to stop.
+/// Whether `is` holds for any of a few logits. Examining all is faster than stopping early.
 #[inline]
 pub(super) fn any(logits: &[f32], is: impl Fn(f32) -> bool) -> bool {
     logits.iter().fold(false, |any, logit| any | is(*logit))
@@ -38,15 +38,15 @@ pub(super) fn any(logits: &[f32], is: impl Fn(f32) -> bool) -> bool {
 /// A token and its logit.
 pub(super) type Scored = (u32, f32);
 
-/// Likelier first, of equals the lower token.
+/// The likelier first; of equals, the lower token.
 pub(super) fn by_logit(a: Scored, b: Scored) -> Ordering {
-    // No logit here is no number, and the two zeros are equal.
+    // No logit here is NaN, and the two zeros are equal.
     b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0))
 }
 
-/// Makes `best` the `count` likeliest tokens, in no order; fewer where fewer logits are numbers.
+/// Sets `best` to the `count` likeliest tokens, in no order, or to all that are not NaN if there are fewer.
 ///
-/// One pass: what does not come up to the worst of those found so far is passed over a chunk at a time.
+/// One pass, which skips chunks whose logits are all below the worst found so far.
 pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
     best.clear();
     let count = count.min(logits.len());
@@ -55,7 +55,7 @@ pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
     }
     let most = 2 * count + LANES;
     best.reserve(logits.len().min(most + LANES));
-    // The least of `count` tokens found: later ones have to be above it, for of equals the first counts.
+    // The lowest of the `count` logits found: later ones must be higher, because of equals the first counts.
     let mut least = None;
     for (at, chunk) in logits.chunks(LANES).enumerate() {
         if least.is_some_and(|least| !any(chunk, |logit| logit > least)) {
@@ -75,7 +75,7 @@ pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
     }
 }
 
-/// Keeps the `count` likeliest of more, and returns the least of their logits.
+/// Keeps the `count` likeliest of more -> the lowest of their logits
 fn narrow(best: &mut Vec<Scored>, count: usize) -> f32 {
     best.select_nth_unstable_by(count - 1, |a, b| by_logit(*a, *b));
     best.truncate(count);

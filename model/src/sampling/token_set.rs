@@ -1,6 +1,6 @@
 //! A set of tokens of the vocabulary, one bit each.
 
-/// Tokens that may be chosen, or may not.
+/// A set of tokens, such as those that are allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenSet {
     words: Vec<u32>,
@@ -18,7 +18,7 @@ impl TokenSet {
         self.words.fill(0);
     }
 
-    /// Adds a token; one outside the vocabulary is none.
+    /// Adds a token; ignores one outside the vocabulary.
     pub fn insert(&mut self, token: u32) {
         if (token as usize) < self.vocab_size {
             self.words[token as usize / 32] |= 1 << (token % 32);
@@ -32,8 +32,8 @@ impl TokenSet {
         }
     }
 
-    /// Makes this the set whose bits are `words`, token 0 the lowest bit of the first; what is missing is not in it,
-    /// and what lies outside the vocabulary neither.
+    /// Sets the bits to `words`, token 0 in the lowest bit of the first. Missing words are 0; bits outside the vocabulary
+    /// are ignored.
     pub fn copy_from(&mut self, words: &[u32]) {
         let count = self.words.len().min(words.len());
         self.words[..count].copy_from_slice(&words[..count]);
@@ -50,17 +50,17 @@ impl TokenSet {
         self.words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// A bit for each token, token 0 the lowest of the first.
+    /// One bit for each token, token 0 in the lowest bit of the first.
     pub(super) fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Whether no token is.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
     }
 
-    /// Makes every logit outside the set minus infinity, a word at a time. logits: (vocab).
+    /// Sets every logit outside the set to minus infinity. logits: (vocab)
     pub fn apply(&self, logits: &mut [f32]) {
         let (chunks, rest) = logits.as_chunks_mut::<32>();
         for (chunk, word) in chunks.iter_mut().zip(&self.words) {
@@ -76,7 +76,7 @@ impl TokenSet {
     }
 }
 
-/// Makes the logits minus infinity whose bits in `word` are not set.
+/// Sets the logits to minus infinity whose bits in `word` are 0.
 #[inline]
 fn mask(logits: &mut [f32], word: u32) {
     for (bit, logit) in logits.iter_mut().enumerate() {

@@ -1,19 +1,20 @@
-//! Numbers from and into the types that weights are stored in. candle's library does the quantising.
+//! Conversion between the types of weights. candle quantises.
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 
-use super::{LoadError, Matrix, WeightType};
+use super::error::LoadError;
+use super::matrix::{Matrix, WeightType};
 
-/// Floats, widened; none where they are quantised.
+/// Floats in f32; `None` for quantised numbers.
 pub(crate) fn widen(kind: WeightType, bytes: &[u8]) -> Option<Vec<f32>> {
     let mut out = vec![0.0; bytes.len() / kind.block().1];
     (!kind.is_quantised()).then(|| widen_into(kind, bytes, &mut out))?;
     Some(out)
 }
 
-/// Floats, widened; quantised weights are none.
+/// Floats in f32; does nothing for quantised numbers.
 pub(super) fn widen_into(kind: WeightType, bytes: &[u8], out: &mut [f32]) {
     match kind {
         WeightType::F32 => each(bytes, out, f32::from_le_bytes),

@@ -1,20 +1,21 @@
-//! Random weights for measurements: of a trained model's scale, so that nothing grows or dies on the way.
+//! Random weights for measurements, of the scale of a trained model, so that activations neither grow nor vanish.
 
-use super::{LoadError, Matrix, WeightType};
+use super::error::LoadError;
+use super::matrix::{Matrix, WeightType};
 use crate::random::Normals;
 
-/// What the numbers of a name begin from.
+/// The seed of the numbers of a name.
 fn start(seed: u64, name: &str) -> u64 {
     name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Matrices (heads, rows, columns) as FAVOR+ wants them, the same for the same seed and name.
+/// Matrices (heads, rows, columns) with orthogonal rows for FAVOR+, the same for the same seed and name.
 pub(super) fn orthogonal(seed: u64, name: &str, [heads, rows, columns]: [usize; 3]) -> Vec<f32> {
     let mut normals = Normals::new(start(seed, name));
     (0..heads).flat_map(|_| normals.orthogonal_rows(rows, columns)).map(|v| v as f32).collect()
 }
 
-/// Numbers about normal, the same for the same seed and name.
+/// Approximately normal numbers, the same for the same seed and name.
 fn normals(seed: u64, name: &str, len: usize, scale: f32) -> Vec<f32> {
     let mut state = start(seed, name);
     let mut uniform = || {
@@ -25,7 +26,7 @@ fn normals(seed: u64, name: &str, len: usize, scale: f32) -> Vec<f32> {
     (0..len).map(|_| (uniform() + uniform() + uniform()) * scale).collect()
 }
 
-/// What a trained tensor of this name and shape is about.
+/// Numbers of the mean and scale that a trained tensor of this name and shape has.
 pub(super) fn numbers(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
     let len = shape.iter().product();
     let fan_in = shape.last().copied().unwrap_or(1) as f32;

@@ -1,8 +1,6 @@
 //! What the model's integration tests share: a plain generator, tensors from it, tiny checkpoints on disk.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses a part")]
 
-pub mod promises;
-
 use std::path::{Path, PathBuf};
 
 use tidegate_model::checkpoint;

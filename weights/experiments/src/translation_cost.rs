@@ -97,7 +97,7 @@ pub enum CostError {
     Load(#[from] LoadError),
     /// A step failed.
     #[error("model: {0}")]
-    Model(#[from] candle_core::Error),
+    Model(#[from] tidegate_model::ModelError),
 }
 
 /// Untimed steps before each measurement, which fill the processor's caches.
@@ -171,7 +171,7 @@ pub fn measure(options: &Options, tick: &mut dyn FnMut(&str)) -> Result<Vec<Row>
             )));
         }
         let decoder = Decoder::random(config, shape.weights, SEED)?;
-        let pool = decoder.new_pool(*batch).map_err(candle_core::Error::from)?;
+        let pool = decoder.new_pool(*batch)?;
         let none = vec![Vec::with_capacity(*rounds); lengths.len()];
         subjects.push(Subject { mixer, decoder, pool, rates: none.clone(), reads: none });
     }
@@ -205,9 +205,9 @@ impl Subject {
         decoder.read_source(&ids(length, vocabulary), pool, 0)?;
         let read = clock.elapsed().as_secs_f64() * 1e3;
         if batch > 1 {
-            let state = pool.export(0).map_err(candle_core::Error::from)?;
+            let state = pool.export(0)?;
             for slot in 1..batch {
-                pool.import(slot, &state, length as u64).map_err(candle_core::Error::from)?;
+                pool.import(slot, &state, length as u64)?;
             }
         }
         // Rows differ from the first token.

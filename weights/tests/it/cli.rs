@@ -1,11 +1,8 @@
 //! The binary: tables for people, JSON for machines, and errors on stderr with a failing status.
 
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
-}
+use crate::common::fixture;
 
 fn weights(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate-weights"));

@@ -1,5 +1,4 @@
-//! What the tests of encoder-decoders share: a checkpoint of random weights with the fixture's tokenizer.
-#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses a part")]
+//! What the tests share: the fixture, a random encoder-decoder with its tokenizer, and the binary.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -10,19 +9,19 @@ use tidegate_model::checkpoint::tensors;
 use tidegate_model::random::Normals;
 use tidegate_model::{DecoderConfig, Device};
 
-/// The decoder whose tokenizer has the 300 tokens.
-pub fn fixture() -> PathBuf {
+/// A tiny decoder whose tokenizer has 300 tokens.
+pub(crate) fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
 }
 
-/// Every so-manieth token ends a translation of [`seq2seq`], from the first on.
-pub const ENDS: usize = 6;
-/// Most tokens of a source of it.
-pub const MOST: usize = 24;
+/// Every token id divisible by this ends a translation of [`seq2seq`].
+pub(crate) const ENDS: usize = 6;
+/// Maximum tokens of a source of [`seq2seq`].
+pub(crate) const MOST: usize = 24;
 
-/// A checkpoint folder of an encoder-decoder; `keys` beside its own, or in their place. One token of six ends a
-/// translation, and embeddings are large, so that texts do not repeat one token: there are long ones and short ones.
-pub fn seq2seq(keys: &Value) -> tempfile::TempDir {
+/// A checkpoint folder of an encoder-decoder whose config is changed by `keys`. One token in six ends a translation, and
+/// embeddings are large enough to avoid repeated tokens, so there are long and short translations.
+pub(crate) fn seq2seq(keys: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut config = json!({
         "model_type": "rfa_seq2seq", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64,
@@ -53,12 +52,12 @@ pub fn seq2seq(keys: &Value) -> tempfile::TempDir {
 }
 
 /// The softmax twin's keys.
-pub fn softmax() -> Value {
+pub(crate) fn softmax() -> Value {
     json!({"attention": "softmax", "sliding_window": 20})
 }
 
 /// Runs the binary.
-pub fn weights(arguments: &[&str]) -> Output {
+pub(crate) fn weights(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tidegate-weights"))
         .args(arguments)
         .env_remove("TIDEGATE_MODEL")

@@ -1,15 +1,13 @@
 //! Evaluation agrees with the trainer's (golden values that Python computed), and its memory does not grow.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
 use tidegate_model::Device;
 use tidegate_weights::eval::{Checkpoint, EvalError, EvalReport, evaluate};
 
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
-}
+use crate::common::fixture;
 
 fn run(checkpoint: &Checkpoint, path: &Path, limit: Option<u64>) -> Result<EvalReport, EvalError> {
     evaluate(checkpoint, path, limit, &mut |_| ())

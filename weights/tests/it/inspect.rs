@@ -1,7 +1,5 @@
 //! Inspection: totals agree with the config, values with the tensors, and a text moves the gates.
 
-use std::path::{Path, PathBuf};
-
 use candle_core::Tensor;
 use serde_json::json;
 use tidegate_model::checkpoint::{Stored, tensors};
@@ -10,9 +8,7 @@ use tidegate_model::{DecoderConfig, Device};
 use tidegate_weights::eval::{Checkpoint, evaluate};
 use tidegate_weights::inspect::{inspect, observe};
 
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
-}
+use crate::common::fixture;
 
 /// A copy of the fixture that a test may spoil.
 fn copy() -> tempfile::TempDir {

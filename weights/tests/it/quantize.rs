@@ -44,7 +44,7 @@ fn every_type_gives_the_model_that_loading_as_it_gives() {
         let (old, new) = (Stored::open(&fixture("tiny")).unwrap(), Stored::open(&out).unwrap());
         for (old_tensor, new_tensor) in old.tensors().zip(new.tensors()) {
             assert_eq!((old_tensor.name, old_tensor.shape), (new_tensor.name, new_tensor.shape));
-            if !checkpoint::is_quantised(old_tensor.name, old_tensor.shape) {
+            if !old_tensor.quantised {
                 assert_eq!(old_tensor, new_tensor);
                 assert_eq!(old.floats(old_tensor.name).unwrap(), new.floats(new_tensor.name).unwrap());
             }

@@ -1,14 +1,11 @@
 //! Documents and tokens: pieces join to the documents that a plain split gives, and tokenize as the whole does.
 
 use std::io::{Cursor, Read};
-use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use tidegate_weights::text::{Documents, END_OF_TEXT, PIECE, Piece, TextError, TokenStream, load_tokenizer};
 
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny")
-}
+use crate::common::fixture;
 
 fn pieces(text: &[u8], piece: usize) -> Result<Vec<Piece>, TextError> {
     Documents::new(Cursor::new(text), piece).collect()

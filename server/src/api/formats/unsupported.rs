@@ -17,8 +17,12 @@ pub(super) fn refuse(
     for (name, neutral) in fields {
         let Some(value) = rest.get(name).filter(|value| !value.is_null()) else { continue };
         if !neutral.iter().any(|neutral| is_same(value, neutral)) {
-            let allowed: Vec<String> = neutral.iter().chain([&Value::Null]).map(ToString::to_string).collect();
-            let message = format!("{name} must be absent or {}: it is not supported", allowed.join(" or "));
+            let message = if neutral.is_empty() {
+                format!("{name} is not supported and must be absent or null")
+            } else {
+                let allowed: Vec<String> = neutral.iter().map(ToString::to_string).collect();
+                format!("{name} must be absent, null or {}: nothing else is supported", allowed.join(" or "))
+            };
             return Err(ApiError::invalid(Some(name), message));
         }
     }

@@ -186,14 +186,18 @@ async fn an_invalid_grammar_is_refused_under_its_parameter() {
         (
             "response_format",
             in_schema(&json!({"type": "strange"})),
-            "response_format.json_schema.schema must be a grammar",
+            "response_format.json_schema.schema must be a valid and supported grammar",
         ),
         ("response_format", in_schema(&json!({"uniqueItems": true, "type": "array"})), "uniqueItems"),
         ("response_format", in_schema(&json!({"$ref": "https://127.0.0.1:9/x"})), "another document"),
         ("response_format", in_schema(&json!([])), "must be a valid and supported grammar"),
         ("response_format", json!({"type": "json_object", "shape": {}}), "response_format.shape must be absent"),
         ("response_format", json!({"type": "json_object", "schema": {}, "value": {}}), "value must be absent beside"),
-        ("response_format", json!({"type": "json_object", "schema": 7}), "response_format.schema must be a grammar"),
+        (
+            "response_format",
+            json!({"type": "json_object", "schema": 7}),
+            "response_format.schema must be a valid and supported grammar",
+        ),
         ("response_format", json!({"type": "text", "schema": {}}), "response_format.schema must be absent"),
         (
             "response_format",

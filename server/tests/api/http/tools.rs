@@ -226,7 +226,7 @@ async fn invalid_tools_are_refused_by_name() {
         (
             "tools",
             function(json!({"name": "a", "parameters": {"properties": {"x": {"not": {}}}}})),
-            "tools must be a grammar",
+            "tools must be a valid and supported grammar",
         ),
         ("tool_choice", json!({"tool_choice": "always"}), "must be none, auto, required or a function"),
         ("tool_choice", json!({"tool_choice": {"type": "function", "function": {"name": "h"}}}), "found \"h\""),

@@ -231,8 +231,8 @@ def test_a_pool_is_not_judged(folder, tmp_path, toml):
     model, _ = export.load_folder(tmp_path / "out" / "checkpoints" / "rfa-1")
     assert run["loss"] == pytest.approx(blocks_by_hand(model, folder, 32), rel=1e-5)
     stream = np.fromfile(folder / "valid_stories.bin", dtype=np.uint16)
-    judge = compare.Judge(compare.configured(compare.load(toml), "rfa", 1, 1), folder)
-    assert run["curve"][-1][1] == pytest.approx(judge.in_unit(judge.blocks(model, 128)), rel=1e-5)
+    validation = compare.Validation(compare.configured(compare.load(toml), "rfa", 1, 1), folder)
+    assert run["curve"][-1][1] == pytest.approx(validation.in_unit(validation.blocks(model, 128)), rel=1e-5)
     assert stream.size > 128
 
 

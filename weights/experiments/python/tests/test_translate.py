@@ -88,7 +88,7 @@ def test_texts_that_are_no_pairs_are_refused(made, tmp_path):
     with pytest.raises(ValueError, match="must have as many lines"):
         pairs.both(tmp_path / "a", tmp_path / "b")
     (tmp_path / "b").write_text("eins\nzwei <|endoftext|>\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="must not hold the mark"):
+    with pytest.raises(ValueError, match="must not contain the mark"):
         pairs.both(tmp_path / "a", tmp_path / "b")
     with pytest.raises(ValueError, match="data.held_out: must be 1 or more, found 0"):
         pairs.PairsConfig(held_out=0)

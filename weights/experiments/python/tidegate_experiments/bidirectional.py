@@ -1,8 +1,7 @@
-"""Attention that looks both ways, or across to another sequence: softmax, RFA with any feature map, RA, LARA, one interface.
+"""Attention over a whole sequence, or to another one: softmax, RFA with any feature map, RA and LARA behind one interface.
 
-All over (batch, heads, time, head_dim) with a mask of the keys. Softmax and RA cost queries x keys; RFA and LARA are linear
-in both.
-`plain_attend` is the truth for one head of one sequence: loops, no padding, no maxima.
+Shapes are (batch, heads, time, head_dim), with a mask of the keys. Softmax and RA cost queries x keys; RFA and LARA are linear
+in both. `plain_attend` is the reference for one head of one sequence: loops, no padding, no maxima.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ ATTENTIONS = ("softmax", "rfa", "ra", "lara")
 
 @dataclass(frozen=True)
 class MixerConfig:
-    """Which attention, and what it needs.
+    """An attention and its sizes.
 
-    proj_dim: random vectors of rfa; denominator_eps: floor of gaussian's denominators, which may be negative, a share of
-    the keys; those of the other maps are sums of nothing negative, and need none
+    proj_dim: random vectors of rfa; denominator_eps: floor of gaussian's denominators, which may be negative, as a share of
+    the keys; the other maps have positive denominators and need none
     samples: draws of ra, averaged; landmarks: proposals of lara, one sample each; lara_weights: one of `randomized.WEIGHTS`
     """
 
@@ -50,9 +49,9 @@ class MixerConfig:
 
 @dataclass(frozen=True)
 class Random:
-    """The random numbers that an attention uses; only those that it names are there.
+    """The random numbers of an attention; None for those it does not use.
 
-    w: rfa but elu, sigma and random matrices multiplied (heads, proj_dim, head_dim)
+    w: rfa except elu, random matrices times sigma (heads, proj_dim, head_dim)
     uniform: ra (samples, batch, heads, queries); noise: ra (samples, batch, heads, queries, head_dim),
     lara (batch or 1, heads or 1, samples a landmark, landmarks, head_dim)
     """
@@ -78,7 +77,7 @@ def linear_attention(phi_q: Tensor, phi_k: Tensor, v: Tensor, eps: float, key_ma
 
 
 def feature_pair(feature_map: str, q: Tensor, k: Tensor, w: Tensor | None, key_mask: Tensor | None = None):
-    """phi(q) and phi(k); favor's are relative to the greatest feature of all keys that the mask leaves in."""
+    """phi(q) and phi(k); favor's are relative to the greatest feature of all unmasked keys."""
     if feature_map == "elu":
         return features.elu_features(q), features.elu_features(k)
     if feature_map == "favor":
@@ -95,8 +94,8 @@ def attend(cfg: MixerConfig, q: Tensor, k: Tensor, v: Tensor, random: Random, ke
     """Every query over every key, by the attention of `cfg`.
 
     q: (batch, heads, queries, head_dim); k, v: (batch, heads, keys, head_dim)
-    key_mask: bool (batch, keys), false for padding, at least one key a row; query_mask: bool (batch, queries), which only
-    lara reads (its landmarks are means of real queries); what stands at a padded query is finite and means nothing
+    key_mask: bool (batch, keys), false for padding, at least one key a row; query_mask: bool (batch, queries), used only
+    by lara, whose landmarks are means of real queries; outputs at padded queries are finite and meaningless
     -> (batch, heads, queries, head_dim)
     """
     if cfg.attention == "softmax":
@@ -114,10 +113,10 @@ def attend(cfg: MixerConfig, q: Tensor, k: Tensor, v: Tensor, random: Random, ke
 
 
 class Mixer(nn.Module):
-    """`attend` with what it must keep: sigma (learned) and random matrices (fixed) of rfa.
+    """`attend` with its tensors: rfa's sigma (learned) and random matrices (fixed).
 
-    RA and LARA draw anew in training. In evaluation LARA's samples are at the means of their proposals, and RA's come from
-    a fixed seed, so that the same input has the same output.
+    RA and LARA draw new samples in training. In evaluation, LARA's samples are the means of their proposals and RA's come
+    from a fixed seed, so that equal inputs have equal outputs.
     """
 
     def __init__(self, cfg: MixerConfig, heads: int, head_dim: int):
@@ -152,7 +151,7 @@ class Mixer(nn.Module):
 
 
 def plain_kernel(feature_map: str, q: Tensor, k: Tensor, w: Tensor | None) -> Tensor:
-    """phi(q) . phi(k) of two vectors (d), written as what it estimates. w: (proj_dim, d)"""
+    """phi(q) . phi(k) of two vectors (d), by the kernel it estimates. w: (proj_dim, d)"""
     if feature_map == "elu":
         positive = lambda x: torch.stack([x_i + 1 if x_i > 0 else x_i.exp() for x_i in x])
         return (positive(q) * positive(k)).sum()

@@ -1,8 +1,7 @@
 """The ListOps experiment: one encoder with each mixer in turn, trained on the same sequences, and the report.
 
-One run is one mixer with one seed. It leaves `runs/<mixer>-<seed>.json` when it is done; a run whose file is there is not
-made again, and the report `listops.json` is written anew after each from all that are there, so that several processes may
-share a folder.
+A run is one mixer with one seed. It leaves `runs/<mixer>-<seed>.json`; a finished run is not repeated, and the report
+`listops.json` is rewritten after each run from all of them, so that several processes may share a folder.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from . import compare, listops
 from .encoder import Encoder, EncoderConfig
 from .listops import ListOpsConfig, Sequences
 
-# What each name of the reports means; the sizes are those of `[model]`. D random vectors give 2 D features of sine and
-# cosine: the other maps have 2 D of their own.
+# The mixers by their names in reports. D random vectors give 2 D features of sine and cosine; the other maps get 2 D vectors.
 MIXERS = {
     "softmax": {"attention": "softmax"},
     "rfa": {"attention": "rfa", "feature_map": "gaussian"},
@@ -47,7 +45,7 @@ BANDS = 3
 
 @dataclass(frozen=True)
 class ClassifyConfig:
-    """How each run is trained: `batch` sequences a step. `optim.py` reads the names that it shares with `TrainConfig`."""
+    """How each run is trained: `batch` sequences a step. `optim.py` reads the fields shared with `TrainConfig`."""
 
     mixers: list[str] = field(default_factory=lambda: ["softmax", "rfa", "lara"])
     seeds: list[int] = field(default_factory=lambda: [1])
@@ -83,7 +81,7 @@ class Experiment:
     train: ClassifyConfig
 
     def settings(self) -> dict:
-        """What a run depends on besides its mixer and seed, as plain JSON."""
+        """The settings of a run besides its mixer and seed, as plain JSON."""
         model, train = dataclasses.asdict(self.model), dataclasses.asdict(self.train)
         for key in ("attention", "feature_map", "lara_weights"):
             del model[key]
@@ -102,7 +100,7 @@ def load(path: Path, overrides: list[str] = ()) -> Experiment:
 
 
 def band(length: int, data: ListOpsConfig) -> int:
-    """Which third of the range of lengths a batch is in."""
+    """The third of the range of lengths that a batch is in."""
     return min(BANDS - 1, BANDS * (length - data.min_length) // max(1, data.max_length - data.min_length))
 
 
@@ -139,7 +137,7 @@ def configured(base: EncoderConfig, mixer: str) -> EncoderConfig:
 
 
 def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Sequences, device: str = "cpu") -> dict:
-    """Trains the encoder with one mixer and measures it on `test`. The batches depend on the seed alone."""
+    """Trains the encoder with one mixer and measures it on `test`. The batches depend only on the seed."""
     t = exp.train
     model = Encoder(configured(exp.model, mixer))
     model.init_weights(seed)
@@ -171,7 +169,7 @@ def train_one(exp: Experiment, mixer: str, seed: int, train: Sequences, test: Se
         with torch.no_grad():
             for layer in model.layers:
                 if layer.self_attn.mixer.sigma is not None:
-                    # What arc-cosine features give does not depend on sigma's scale, and nothing in them can vanish by it.
+                    # Arc-cosine features do not depend on sigma's scale, so it needs no upper bound.
                     layer.self_attn.mixer.sigma.clamp_(0.05, t.sigma_max if model.cfg.feature_map == "gaussian" else None)
         recent.append(loss.item())
         which = band(ids.shape[1], exp.data)
@@ -207,7 +205,7 @@ def machine(device: str) -> str:
 
 
 def read_runs(folder: Path, settings: dict) -> dict[tuple[str, int], dict]:
-    """The finished runs of a folder by mixer and seed; ValueError where one had other settings."""
+    """The finished runs of a folder by mixer and seed; ValueError if one had other settings."""
     found = {}
     for file in sorted(folder.glob("*.json")):
         run = json.loads(file.read_text(encoding="utf-8"))
@@ -232,10 +230,10 @@ def report(exp: Experiment, runs: dict[tuple[str, int], dict], facts: dict) -> d
 
 
 def run_all(exp: Experiment, out: Path, only: list[str], seeds: list[int], device: str, command: str) -> dict:
-    """Every run that is not there yet; returns the report, which is also `out/listops.json`.
+    """Makes the missing runs; returns the report, which is also `out/listops.json`.
 
-    command: what was asked for, as the report states it. Where a run diverges the others are made, and then `Diverged` is
-    raised; called again, it is tried again.
+    command: as the report states it. If a run diverges, the others continue and then `Diverged` is raised; the next call tries
+    it again.
     """
     mixers = only or exp.train.mixers
     unknown = sorted(set(mixers) - set(MIXERS))

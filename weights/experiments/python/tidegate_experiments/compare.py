@@ -1,8 +1,8 @@
-"""The family of mixers on equal terms: one decoder, one text in one order, one schedule, and only the mixer differs.
+"""The mixers on equal terms: one decoder, one text in one order, one schedule; only the mixer differs.
 
-Each mixer and seed is a run of its own: `work/` holds it while it trains, `checkpoints/<mixer>-<seed>` is what Rust
-evaluates and serves, `runs/<mixer>-<seed>.json` what it measured, and the report merges all of those. A run that is there
-is not made again, so that several processes may each take some of the mixers.
+A run is one mixer with one seed: `work/` holds it during training, `checkpoints/<mixer>-<seed>` its checkpoint folder and
+`runs/<mixer>-<seed>.json` its results, which the report merges. A finished run is not repeated, so that several processes
+may share the mixers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ UNITS = ("nats per character", "bits per byte")
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """What `compare` reports: its name, the corpus in words, the unit of the losses, which validation text of `[data]`
-    they are measured on (its first `eval_tokens`, 0 for all), and the tokens in the hybrid's window."""
+    """The report's name, its corpus in words, the unit of the losses, the validation text of `[data]` they are measured on (its
+    first `eval_tokens`, 0 for all), and the tokens in the hybrid's window."""
 
     experiment: str = "language"
     corpus: str = ""
@@ -61,8 +61,8 @@ def load(path: Path, overrides: list[str] = ()) -> CompareRun:
     return CompareRun(**config.build_run(raw), compare=config.build(CompareConfig, raw.get("compare", {}), "compare"))
 
 
-# What each mixer changes in `[model]`. D random vectors give 2 D features of sine and cosine: the other maps have 2 D of
-# their own. A window of `context` is all of a segment, that of `window` the hybrid's part of it.
+# Each mixer's changes of `[model]`. D random vectors give 2 D features of sine and cosine; the other maps get 2 D vectors. A
+# window of `context` is a whole segment, one of `window` the hybrid's part of it.
 PLAIN = {"attention": "rfa", "feature_map": "gaussian", "gate": True, "sliding_window": None}
 MIXERS: dict[str, dict] = {
     "softmax": {"attention": "softmax", "gate": False, "sliding_window": "context"},
@@ -78,10 +78,9 @@ MIXERS: dict[str, dict] = {
     "rfa-arccos-gate": {"feature_map": "arc_cosine"},
     "hybrid": {"attention": "hybrid", "sliding_window": "window"},
 }
-# Trained with the state carried from segment to segment, which its half-lives are for: those of the others are fitted to a
-# block of a context.
+# Trained with the state carried from segment to segment, with half-lives to match; those of the others fit a block.
 STATEFUL = {"rfa-gate-stateful": {"carry_state": True, "half_life_min": 1.0, "half_life_max": 1024.0}}
-# What the settings of a report do not hold of `[model]` and `[train]`: a mixer's own, the seed, and what changes no number.
+# Settings of `[model]` and `[train]` that runs of a report need not share: a mixer's own, the seed, and threads.
 OWN = {"model": tuple(PLAIN), "train": ("seed", "threads", "carry_state")}
 NOTES = {
     "parameters": "the same weights in all; only gates (heads * (hidden + 1) numbers a layer), sigma (heads * head_dim) and the "
@@ -94,7 +93,7 @@ NOTES = {
 
 
 def notes(cfg: CompareRun) -> dict[str, str]:
-    """What a reader of the report has to know of its numbers."""
+    """Notes for readers of the report."""
     m, t = cfg.model, cfg.train
     (stateful,) = STATEFUL.values()
     return {
@@ -124,9 +123,7 @@ def configured(base: CompareRun, mixer: str, seed: int, threads: int) -> Compare
 @torch.no_grad()
 def block_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, context: int, limit: int | None = None,
                rows: int = 32, device: str = "cpu") -> Score:
-    """The text in blocks of `context` tokens, each read from an empty state: what a model without a memory can know.
-
-    The first token of a block has only itself to go by; an end of fewer than `context` tokens is left out.
+    """The text in blocks of `context` tokens, each read from an empty state. An end of fewer than `context` tokens is omitted.
     """
     blocks = min(stream.size - 1, limit or stream.size) // context
     if blocks == 0:
@@ -146,7 +143,7 @@ def block_loss(model: Decoder, stream: np.ndarray, text_bytes: int | None, conte
     return score(total, blocks * context, stream.size - 1, text_bytes)
 
 
-class Judge:
+class Validation:
     """Measures a model on the validation text, in the unit of the report."""
 
     def __init__(self, cfg: CompareRun, data: Path):
@@ -162,8 +159,7 @@ class Judge:
                              f"{self.stream.size} tokens of {self.bytes} bytes and {marks} marks")
 
     def in_unit(self, score: Score) -> float:
-        """A score as the report states it. A nat of a token is one of a character where every token is a byte; that every
-        character is one is the text's affair (a corpus of ASCII)."""
+        """A score in the report's unit. Nats per token are nats per character if every token is a byte and the text is ASCII."""
         return score.nats if self.cfg.compare.unit == "nats per character" else score.bits_per_byte
 
     def blocks(self, model, limit: int) -> Score:
@@ -176,22 +172,22 @@ class Judge:
 
 
 class ComparedTrainer(Trainer):
-    """A run whose curve is the loss that it is judged by, on the first `train.eval_tokens` of the text."""
+    """A run whose curve is the loss it is judged by, on the first `train.eval_tokens` of the text."""
 
     MAY_DIFFER = ("threads",)
 
     def evaluate(self) -> dict[str, dict]:
         self.fixed_matrices()
-        judge, limit = Judge(self.cfg, self.data), self.cfg.train.eval_tokens
-        score = judge.carried(self.model, limit, lanes=4) if self.cfg.train.carry_state else judge.blocks(self.model, limit)
+        validation, limit = Validation(self.cfg, self.data), self.cfg.train.eval_tokens
+        score = validation.carried(self.model, limit, lanes=4) if self.cfg.train.carry_state else validation.blocks(self.model, limit)
         return {self.cfg.compare.valid: dataclasses.asdict(score)}
 
 
 def run_one(base: CompareRun, mixer: str, seed: int, data: Path, out: Path, threads: int, command: str = "") -> None:
-    """Trains, measures and exports one mixer with one seed; goes on where a run that was killed stood."""
+    """Trains, measures and exports one mixer with one seed; resumes a killed run."""
     name = f"{mixer}-{seed}"
     cfg, work = configured(base, mixer, seed, threads), out / "work" / name
-    judge, limit = Judge(cfg, data), cfg.compare.eval_tokens
+    validation, limit = Validation(cfg, data), cfg.compare.eval_tokens
     trainer = ComparedTrainer(cfg, data, work, "cpu")
     trainer.run()
     trainer.fixed_matrices()
@@ -200,10 +196,10 @@ def run_one(base: CompareRun, mixer: str, seed: int, data: Path, out: Path, thre
     result = {
         "mixer": mixer, "seed": seed, "parameters": parameters(trainer.model), "state_bytes": 4 * cfg.model.state_numbers,
         "judged": "stream_loss" if cfg.train.carry_state else "loss",
-        "loss": judge.in_unit(judge.blocks(trainer.model, limit)),
-        "stream_loss": judge.in_unit(judge.carried(trainer.model, limit)),
+        "loss": validation.in_unit(validation.blocks(trainer.model, limit)),
+        "stream_loss": validation.in_unit(validation.carried(trainer.model, limit)),
         "seconds": sum(line["seconds"] for line in log),
-        "curve": [[line["step"], judge.in_unit(Score(**line["valid"][cfg.compare.valid]))] for line in log if "valid" in line],
+        "curve": [[line["step"], validation.in_unit(Score(**line["valid"][cfg.compare.valid]))] for line in log if "valid" in line],
         "train_curve": train_curve(log, cfg.train.eval_every // 5 or 1),
         "machine": machine(), "command": command, "settings": settings(base, data),
     }
@@ -212,13 +208,13 @@ def run_one(base: CompareRun, mixer: str, seed: int, data: Path, out: Path, thre
 
 
 def train_curve(log: list[dict], every: int) -> list[list]:
-    """Steps and the mean training loss (nats per token) of the `every` steps up to each."""
+    """Every `every` steps, the step and the mean training loss since the last, in nats per token."""
     return [[log[i + every - 1]["step"], sum(x["loss"] for x in log[i : i + every]) / every]
             for i in range(0, len(log) - every + 1, every)]
 
 
 def settings(base: CompareRun, data: Path) -> dict:
-    """What all runs of a report share: a run with others is another experiment's."""
+    """The settings that all runs of a report share."""
     m, t, c = base.model, base.train, base.compare
     tables = {name: {k: v for k, v in dataclasses.asdict(getattr(base, name)).items() if k not in OWN[name]} for name in OWN}
     return {"corpus": c.corpus, "unit": c.unit, "layers": m.num_hidden_layers, "hidden": m.hidden_size, "context": t.segment,
@@ -228,7 +224,7 @@ def settings(base: CompareRun, data: Path) -> dict:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Whole or not at all, also beside another process that writes the same."""
+    """Writes atomically, also if another process writes the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
@@ -236,14 +232,14 @@ def write_json(path: Path, value: dict) -> None:
 
 
 def machine() -> str:
-    """The processor, how many of its cores there are, and the numbers' type."""
+    """The processor, its number of cores, the number type and PyTorch's version."""
     info = Path("/proc/cpuinfo")
     names = [x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")] if info.exists() else []
     return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores, f32, PyTorch {torch.__version__}"
 
 
 def read_runs(folder: Path, want: dict) -> list[dict]:
-    """The finished runs of a folder, or those that diverged; one with other settings than the experiment's is refused."""
+    """The runs of a folder; ValueError if one has other settings than `want`."""
     found = []
     for path in sorted(folder.glob("*.json")):
         run = json.loads(path.read_text(encoding="utf-8"))
@@ -256,7 +252,7 @@ def read_runs(folder: Path, want: dict) -> list[dict]:
 
 
 def distinct(runs: list[dict], key: str) -> str:
-    """What runs say of a key, each text once."""
+    """The distinct values of a key, joined."""
     return "; ".join(dict.fromkeys(run[key] for run in runs))
 
 
@@ -283,7 +279,7 @@ def report(base: CompareRun, data: Path, out: Path) -> Path:
 
 
 def remove_leftovers(out: Path) -> None:
-    """What processes that were killed left behind: parts of files, and the work of runs that are finished."""
+    """Removes what killed processes left behind: partial files, and the work of finished runs."""
     for part in [*out.glob(".*.json.*"), *(out / "runs").glob(".*.json.*"), *(out / "diverged").glob(".*.json.*")]:
         owner = part.suffix.removeprefix(".")
         if not owner.isdecimal() or not Path(f"/proc/{owner}").exists():
@@ -294,10 +290,10 @@ def remove_leftovers(out: Path) -> None:
 
 def compare(path: Path, data: Path, out: Path, only: list[str], seeds: list[int], threads: int, overrides: list[str],
             command: str = "") -> Path:
-    """Makes the runs that are not there yet, the first seed of every mixer before the second; returns the report.
+    """Makes the missing runs, the first seed of every mixer before the second; returns the report.
 
-    command: what was asked for, as the report states it. A run that diverges is noted in `diverged/` and the others are made;
-    then `Diverged` is raised. To try one again, its note has to be deleted.
+    command: as the report states it. A diverged run is noted in `diverged/` and the others continue; then `Diverged` is raised.
+    Delete the note to try the run again.
     """
     base = load(path, overrides)
     unknown = sorted(set(only) - set(MIXERS))

@@ -1,12 +1,12 @@
 """ListOps: nested lists of digits and operators, classified by their value (Nangia and Bowman 2018, arXiv 1804.06028).
 
-`[MAX 2 9 [MIN 4 7 ] 0 ]` is 9. MIN, MAX; MED, the median, of an even number the two middle ones' mean rounded down; SM, the
-sum modulo 10. A length in tokens is drawn evenly from a range and met exactly: an operator's tokens are shared out among
-its arguments at random.
+`[MAX 2 9 [MIN 4 7 ] 0 ]` is 9. Operators are MIN, MAX, MED (the median; for an even count the mean of the middle two,
+rounded down) and SM (the sum modulo 10). The length in tokens is drawn uniformly from a range and met exactly: an operator's
+tokens are divided among its arguments at random.
 
-Lengths, depth, operators and classes are those of the Long Range Arena (Tay et al. 2020, arXiv 2011.04006), the distribution
-of the numbers of arguments, and so of depths and of values, is not: there an expression is grown argument by argument and
-thrown away where it is too short or too long. Accuracies are therefore not comparable with those published for that task.
+Lengths, depth, operators and classes are those of the Long Range Arena (Tay et al. 2020, arXiv 2011.04006). The distribution
+of the numbers of arguments, and so of depths and values, differs: there an expression grows argument by argument and is
+rejected if too short or too long. Accuracies are therefore not comparable with those published for that task.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ListOpsConfig:
     seed: int = 1
 
     def __post_init__(self):
-        # Below 5 some lengths cannot be met: operators take 2 tokens, and arguments 1, or 4 and more.
+        # Below 5 some lengths are impossible: an operator takes 2 tokens, and an argument 1, or 4 and more.
         if self.max_arguments < 5:
             raise ValueError(f"max_arguments: expected at least 5, found {self.max_arguments}")
         if self.max_depth < 1:
@@ -64,7 +64,7 @@ def share(rng: random.Random, total: int, most: int, arguments: int) -> list[int
     over = total - n
     if not over:
         return [1] * n
-    # Some arguments are nested: each has 3 tokens above a digit's one, and the rest goes by random proportions.
+    # Each nested argument has at least 3 tokens more than a digit; the rest is divided in random proportions.
     nested = rng.randint(-(-over // (most - 1)), min(n, over // 3))
     sizes, rest = [4] * nested, over - 3 * nested
     weight = [rng.expovariate(1.0) for _ in sizes]
@@ -104,7 +104,7 @@ def apply(operator: int, values: list[int]) -> int:
 
 
 def evaluate(tokens: list[int]) -> tuple[int, int]:
-    """The value of an expression and its depth; `ValueError` where the tokens are none."""
+    """The value of an expression and its depth; `ValueError` for anything else."""
     if not tokens:
         raise ValueError("an expression has no tokens")
     stack: list[tuple[int, list[int]]] = []
@@ -116,7 +116,7 @@ def evaluate(tokens: list[int]) -> tuple[int, int]:
             continue
         if token == CLOSE:
             if not stack or not stack[-1][1]:
-                raise ValueError(f"token {place}: a bracket closes nothing")
+                raise ValueError(f"token {place}: the bracket closes nothing")
             value = apply(*stack.pop())
         elif DIGIT <= token < DIGIT + 10:
             value = token - DIGIT
@@ -125,19 +125,19 @@ def evaluate(tokens: list[int]) -> tuple[int, int]:
         if stack:
             stack[-1][1].append(value)
         elif place + 1 < len(tokens):
-            raise ValueError(f"token {place + 1}: the expression has ended before")
+            raise ValueError(f"token {place + 1}: the expression has already ended")
         else:
             return value, deepest
     raise ValueError("a bracket is not closed")
 
 
 def to_text(tokens: list[int]) -> str:
-    """`[MAX 2 9 ]` of its tokens."""
+    """The text of an expression, such as `[MAX 2 9 ]`."""
     return " ".join(NAMES[t] for t in tokens)
 
 
 def from_text(text: str) -> list[int]:
-    """Tokens of an expression's text, blanks between them."""
+    """The tokens of an expression's text."""
     unknown = [word for word in text.split() if word not in TOKENS]
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not in the language")
@@ -157,7 +157,7 @@ class Sequences:
 
 
 def generate(cfg: ListOpsConfig, part: str) -> Sequences:
-    """The `train` or `test` sequences of a configuration; each part has a stream of random numbers of its own."""
+    """The `train` or `test` sequences of a configuration; each part has its own stream of random numbers."""
     rng = random.Random(f"{part} {cfg.seed}")
     tokens, labels, depths = [], [], []
     for _ in range({"train": cfg.train_sequences, "test": cfg.test_sequences}[part]):
@@ -170,10 +170,10 @@ def generate(cfg: ListOpsConfig, part: str) -> Sequences:
 
 
 def batches(data: Sequences, size: int, rng: random.Random | None = None) -> list[np.ndarray]:
-    """Indices of sequences of nearly one length, `size` a batch, so that little is padding: once through all.
+    """Batches of indices of sequences of similar length, `size` each, so that there is little padding.
 
-    With `rng` the order of the batches, and which of equal lengths come together, is random, and sequences that fill no batch
-    are left out. Without, all are there, the longest last.
+    With `rng`, batches are in random order, equal lengths are grouped at random, and an incomplete batch is omitted. Without,
+    all sequences are included, the longest last.
     """
     order = list(range(len(data)))
     if rng is not None:
@@ -196,7 +196,7 @@ def collate(data: Sequences, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def describe(data: Sequences) -> dict:
-    """Lengths, depths and classes: what a classifier is up against."""
+    """The distributions of lengths, depths and classes."""
     lengths = np.array([len(t) for t in data.tokens])
     depths, classes = Counter(data.depths.tolist()), Counter(data.labels.tolist())
     return {
@@ -209,7 +209,7 @@ def describe(data: Sequences) -> dict:
 
 
 def nearest(tokens: np.ndarray) -> tuple[int, int]:
-    """The outermost operator and its value over those of its arguments that are digits, -1 where none is; of a digit, 0 and it."""
+    """The outermost operator and its value over those of its arguments that are digits, -1 without any; for a digit, 0 and the digit."""
     if tokens[0] not in OPERATORS:
         return 0, int(tokens[0]) - DIGIT
     depth, digits = 0, []
@@ -221,7 +221,7 @@ def nearest(tokens: np.ndarray) -> tuple[int, int]:
 
 
 def baselines(train: Sequences, test: Sequences) -> dict[str, float]:
-    """Accuracies on `test` of three guesses that compute next to nothing, all learned from `train`.
+    """Accuracies on `test` of three simple guesses, learned from `train`.
 
     majority_class: always the commonest class; first_operator: the commonest class under the outermost operator;
     first_level: the commonest under the outermost operator and its value over its own digits, without what is nested

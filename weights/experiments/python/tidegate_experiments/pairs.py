@@ -1,7 +1,7 @@
-"""Sentence pairs: two text files, line by line, to token streams with one tokenizer for both sides, and batches of them.
+"""Sentence pairs: from two text files with a sentence a line to token streams with one tokenizer, and batches.
 
-A stream is as `data.py` has it, `0 text 0 text 0`. A source is the tokenizer's ids of a text, 0 first; a target is read by
-the decoder from its start token on, and what it has to say is the text's tokens and a last 0.
+A stream is `0 text 0 text 0`, as in the trainer's `data.py`. A source is a text's ids after a 0. The decoder reads its start
+token and a target's ids, and predicts those ids and a final 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIDES = ("source", "target")
 class PairsConfig:
     """Text files with a sentence a line; `held_out`: the last pairs of the training files, which only validate.
 
-    max_target: most tokens of a target with its last; prepared data that has a longer one is refused
+    max_target: maximum tokens of a target including the final 0; longer ones are refused
     """
 
     source: str = "train.en"
@@ -44,16 +44,16 @@ class PairsConfig:
 
 
 def lines(path: Path) -> list[str]:
-    """The sentences of a file, without blanks around them. Only a line feed ends a line: the two files have as many."""
-    with open(path, encoding="utf-8", newline="\n") as file:  # a carriage return is a blank, not another end
+    """The sentences of a file, without blanks around them. Only a line feed ends a line."""
+    with open(path, encoding="utf-8", newline="\n") as file:  # a carriage return is a blank, not a line end
         text = file.read()
     if EOT in text:
-        raise ValueError(f"{path}: must not hold the mark {EOT}")
+        raise ValueError(f"{path}: must not contain the mark {EOT}")
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
 
 def both(source: Path, target: Path) -> tuple[list[str], list[str]]:
-    """The sentences of two files that translate each other."""
+    """The sentences of two parallel files."""
     a, b = lines(source), lines(target)
     if len(a) != len(b):
         raise ValueError(f"{target}: must have as many lines as {source}, {len(a)}, found {len(b)}")
@@ -63,7 +63,7 @@ def both(source: Path, target: Path) -> tuple[list[str], list[str]]:
 def prepare(cfg: PairsConfig, texts: Path, vocab_size: int, out: Path) -> dict:
     """Writes `tokenizer.json`, `<part>_<side>.bin` (uint16), `test_target.txt` (the references) and `data.json` into `out`.
 
-    The tokenizer learns from what is trained on alone, both sides.
+    The tokenizer learns from both sides of the training part only.
     """
     out.mkdir(parents=True, exist_ok=True)
     known = both(texts / cfg.source, texts / cfg.target)
@@ -81,7 +81,7 @@ def prepare(cfg: PairsConfig, texts: Path, vocab_size: int, out: Path) -> dict:
             stream.tofile(out / f"{part}_{side}.bin")
             longest = int(np.diff(np.flatnonzero(stream == EOT_ID)).max())
             info[part] |= {f"{side}_tokens": int(stream.size - 1), f"longest_{side}": longest}
-    # Of what is not in the streams of training and validation, so that the fingerprint holds the test too.
+    # Covers the test, which is not in the streams of training and validation, in the fingerprint.
     info["test"]["sha256"] = hashlib.sha256("\n".join([*test[0], *test[1]]).encode()).hexdigest()[:16]
     (out / "test_target.txt").write_text("".join(line + "\n" for line in test[1]), encoding="utf-8")
     (out / "data.json").write_text(json.dumps(info, indent=2) + "\n")
@@ -95,7 +95,7 @@ def fingerprint_of(data: Path) -> str:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The tokens of each text, without any 0."""
+    """The tokens of each text, without the marks."""
 
     source: list[np.ndarray]
     target: list[np.ndarray]
@@ -116,10 +116,9 @@ def read(data: Path, part: str) -> Pairs:
 
 
 def batches(pairs: Pairs, tokens: int, rng: np.random.Generator | None = None) -> list[np.ndarray]:
-    """Which pairs stand in which batch: of nearly equal lengths, at most `tokens` target places each, padding counted; or one
-    pair, where its target alone is longer.
+    """Batches of pairs of similar length with at most `tokens` target places, padding included; a longer target is alone.
 
-    With `rng` in random order, and pairs of equal lengths in other company each time; there are always as many batches.
+    With `rng`, batches are in random order and equal lengths are grouped at random; the number of batches is the same.
     """
     long = np.array([len(x) + 1 for x in pairs.target])
     source = np.array([len(x) + 1 for x in pairs.source], dtype=np.float64)
@@ -145,14 +144,13 @@ def padded(rows: list[np.ndarray], fill: int) -> Tensor:
 
 
 def sources(pairs: Pairs, index: np.ndarray) -> tuple[Tensor, Tensor | None]:
-    """Source ids (batch, source), the first of each 0, and their mask: bool, false for padding, or None where there is none."""
+    """Source ids (batch, source), the first of each 0, and their mask: bool, false for padding, or None without padding."""
     rows = [np.concatenate([[EOT_ID], pairs.source[i]]) for i in index]
     mask = padded([np.ones(len(row)) for row in rows], 0).bool()
     return padded(rows, EOT_ID), None if bool(mask.all()) else mask
 
 
 def targets(pairs: Pairs, index: np.ndarray, start: int) -> tuple[Tensor, Tensor]:
-    """What the decoder reads, `start` and the text, and what it has to say, the text and 0: both (batch, time), the second
-    `IGNORED` where the first is padding."""
+    """The decoder's inputs, `start` and the text, and its labels, the text and 0, `IGNORED` for padding: both (batch, time)."""
     read_ids = padded([np.concatenate([[start], pairs.target[i]]) for i in index], EOT_ID)
     return read_ids, padded([np.concatenate([pairs.target[i], [EOT_ID]]) for i in index], IGNORED)

@@ -7,15 +7,14 @@ Softmax attention is an expectation. With q and k scaled by d^(-1/4) and xi(x, w
 
 RA samples p_n itself, which is unbiased and costs queries x keys. LARA shares its samples among the queries: sample c comes
 from a proposal N(mu_c, I) and is weighted for query n by alpha_nc p_n(w_c) / N(w_c; mu_c, I), self-normalised; the sums over
-the keys are taken once a sample, so the cost is linear. It stands between two others (tests/test_randomized.py shows both):
+the keys are computed once per sample, so the cost is linear. Two other estimators are special cases (tests/test_randomized.py):
 
 - proposals N(0, I) and constant weights alpha: RFA with positive features, the samples being its random vectors;
 - a proposal for each query that is the query's own mixture p_n, and alpha_nc = 1 for c = n, else 0: RA, sample by sample.
   (With all proposals equal to p_n, the balance heuristic gives RA too, averaged over the samples.)
 
-Samples are arguments everywhere: standard normal numbers, and for RA uniform ones that choose a key. Here are the mixers
-over (batch, heads, time, head_dim) and, named `plain_*`, the truth they are tested against: one head of one sequence,
-loops, no logarithms.
+Samples are arguments everywhere: standard normal numbers, and for RA uniform ones that choose a key. The mixers work on
+(batch, heads, time, head_dim). The `plain_*` functions are their references: one head of one sequence, loops, no logarithms.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 WEIGHTS = ("query-specific", "balance")
-# Query-specific weights may be negative; they are held here, as log weights need positive ones.
+# Query-specific weights may be negative and are clamped here, because their logarithm is taken.
 SMALLEST_WEIGHT = 1e-8
 
 
@@ -46,7 +45,7 @@ def log_xi(x: Tensor, w: Tensor) -> Tensor:
 
 
 def choose_keys(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None) -> Tensor:
-    """For each query a key, drawn from softmax(q.k) by inverting its distribution function. No gradient.
+    """Draws a key for each query from softmax(q.k) by inverting its distribution function. No gradient.
 
     q: (batch, heads, queries, d), k: (batch, heads, keys, d), both scaled; uniform: (batch, heads, queries) in [0, 1)
     -> indices (batch, heads, queries)
@@ -65,7 +64,7 @@ def choose_keys(q: Tensor, k: Tensor, uniform: Tensor, key_mask: Tensor | None) 
 def ra(q: Tensor, k: Tensor, v: Tensor, uniform: Tensor, noise: Tensor, key_mask: Tensor | None = None) -> Tensor:
     """Randomized attention (equations 9 to 11), the mean of its samples: unbiased; time and memory grow with queries x keys.
 
-    q: (batch, heads, queries, d); k, v: (batch, heads, keys, d); key_mask: bool (batch, keys), false where there is no key
+    q: (batch, heads, queries, d); k, v: (batch, heads, keys, d); key_mask: bool (batch, keys), false for padding
     uniform: (samples, batch, heads, queries) in [0, 1); noise: (samples, batch, heads, queries, d), standard normal
     -> (batch, heads, queries, d)
     """
@@ -83,7 +82,7 @@ def ra(q: Tensor, k: Tensor, v: Tensor, uniform: Tensor, noise: Tensor, key_mask
 
 
 def count_landmarks(landmarks: int, queries: Tensor, keys: Tensor) -> Tensor:
-    """How many landmarks a sequence has: no more than it has queries or keys. queries, keys: (batch) -> (batch)"""
+    """The number of landmarks of each sequence, at most its queries or keys. queries, keys: (batch) -> (batch)"""
     return torch.minimum(queries, keys).clamp(max=landmarks)
 
 
@@ -100,7 +99,7 @@ def segment_means(x: Tensor, mask: Tensor, count: Tensor, landmarks: int) -> Ten
 
 
 def importance(q: Tensor, k: Tensor, v: Tensor, w: Tensor, log_ratio: Tensor, key_mask: Tensor | None = None) -> Tensor:
-    """The self-normalised estimator that LARA, RFA with positive features and RA are cases of; time linear in the tokens.
+    """The self-normalised estimator behind LARA, RFA with positive features and RA; time linear in the tokens.
 
     q: (batch, heads, queries, d), k: (batch, heads, keys, d), both scaled; v: (batch, heads, keys, d)
     w: (batch, heads, samples, d)
@@ -144,7 +143,7 @@ def lara(q: Tensor, k: Tensor, v: Tensor, noise: Tensor, weights: str = "query-s
     absent = (torch.arange(landmarks, device=q.device) >= count[:, None])[:, None, :]  # (batch, 1, landmarks)
     w = (mu.unsqueeze(2) + noise).flatten(2, 3)  # (batch, heads, samples * landmarks, d)
 
-    # Of every sample under every proposal, relative to N(0, I): (..., samples * landmarks, landmarks)
+    # The density of every sample under every proposal, relative to N(0, I): (..., samples * landmarks, landmarks)
     log_proposals = log_xi(mu, w).masked_fill(absent.unsqueeze(2), float("-inf"))
     log_mixture = log_proposals.logsumexp(-1, keepdim=True)
     if weights == "balance":

@@ -1,8 +1,8 @@
 """The translation experiment: one encoder-decoder with each mixer in turn, trained on the same sentence pairs, and BLEU.
 
-One run is one mixer with one seed. `work/` holds it while it trains and it goes on from there when it was killed;
-`checkpoints/<mixer>-<seed>` is what Rust serves, `runs/<mixer>-<seed>.json` what was measured, `hypotheses/` what it wrote.
-The report `translation.json` merges all runs that are there; none is made again, so that several processes may share a folder.
+A run is one mixer with one seed. `work/` holds it during training and resumes it after a kill; `checkpoints/<mixer>-<seed>` is
+its checkpoint folder, `runs/<mixer>-<seed>.json` has its results and `hypotheses/` its translations. The report
+`translation.json` merges all runs; a finished run is not repeated, so that several processes may share a folder.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NOTES = {
 
 @dataclass(frozen=True)
 class TranslateConfig:
-    """How each run is trained: batches of at most `batch_tokens` target places. `optim.py` reads the names that it shares with
+    """How each run is trained: batches of at most `batch_tokens` target places. `optim.py` reads the fields shared with
     `TrainConfig`."""
 
     mixers: list[str] = field(default_factory=lambda: list(MIXERS))
@@ -99,12 +99,12 @@ class Experiment:
     train: TranslateConfig
 
     def configured(self, mixer: str) -> Seq2SeqConfig:
-        """The model of one mixer; softmax sees all of a target."""
+        """The model of one mixer; softmax sees the whole target."""
         window = self.data.max_target if mixer == "softmax" else None
         return dataclasses.replace(self.model, sliding_window=window, **MIXERS[mixer])
 
     def settings(self, data: Path) -> dict:
-        """What all runs of a report share, as plain JSON."""
+        """The settings that all runs of a report share, as plain JSON."""
         without = lambda table, keys: {k: v for k, v in dataclasses.asdict(table).items() if k not in keys}
         info = json.loads((data / "data.json").read_text(encoding="utf-8"))
         tables = {"model": without(self.model, OWN), "data": dataclasses.asdict(self.data),
@@ -122,7 +122,7 @@ def load(path: Path, overrides: list[str] = ()) -> Experiment:
 
 
 def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
-    """BLEU of a corpus, 0 to 100, and sacrebleu's signature, which says how it was counted."""
+    """BLEU of a corpus, 0 to 100, and sacrebleu's signature."""
     from sacrebleu.metrics import BLEU  # slow to import
 
     metric = BLEU()
@@ -131,7 +131,7 @@ def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str]:
 
 @torch.no_grad()
 def mean_loss(model: Seq2Seq, given: Pairs, batch_tokens: int) -> float:
-    """Nats per target token, its end counted, without smoothing."""
+    """Nats per target token including the end, without smoothing."""
     model.eval()
     total = 0.0
     for index in pairs.batches(given, batch_tokens):
@@ -141,8 +141,8 @@ def mean_loss(model: Seq2Seq, given: Pairs, batch_tokens: int) -> float:
 
 
 def translations(model: Seq2Seq, given: Pairs, tok: Tokenizer, limit: int, rows: int = 64) -> tuple[list[str], int, float]:
-    """The sources' translations by greedy decoding, how many tokens those are (ends counted), and the seconds of processor
-    time that they took. Sources of nearly one length stand in one batch, which changes no translation."""
+    """Greedy translations of the sources, their number of tokens including ends, and the processor time in seconds. Batches hold
+    sources of similar length, which changes no translation."""
     model.eval()
     order = sorted(range(len(given)), key=lambda i: len(given.source[i]))
     found, tokens, clock = [""] * len(given), 0, time.process_time()
@@ -151,13 +151,13 @@ def translations(model: Seq2Seq, given: Pairs, tok: Tokenizer, limit: int, rows:
         written = model.greedy(*pairs.sources(given, index), limit, EOT_ID)
         tokens += sum(min(len(ids) + 1, limit) for ids in written)
         for i, ids in zip(index, written):
-            found[i] = " ".join(tok.decode(ids).splitlines()).strip()  # one line each, whatever it says
+            found[i] = " ".join(tok.decode(ids).splitlines()).strip()  # always one line
     model.train()
     return found, tokens, time.process_time() - clock
 
 
 class Run:
-    """One mixer and seed in a folder of its own: `state.pt`, all that resuming needs, replaced whole or not at all."""
+    """One mixer and seed in a folder of its own: `state.pt` has all that resuming needs and is replaced atomically."""
 
     def __init__(self, exp: Experiment, mixer: str, seed: int, data: Path, out: Path):
         self.exp, self.name, self.seed, self.out = exp, f"{mixer}, seed {seed}", seed, out
@@ -180,7 +180,7 @@ class Run:
     COUNTED = ("step", "seconds", "cpu_seconds", "curve", "train_curve", "recent")
 
     def save(self) -> None:
-        """Writes to a temporary name and renames, so that a kill leaves the last whole file."""
+        """Writes to a temporary name and renames, so that a kill leaves the last complete file."""
         blob = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers], "of": self.kept}
         torch.save(blob | {key: getattr(self, key) for key in self.COUNTED}, self.out / "state.tmp")
         os.replace(self.out / "state.tmp", self.out / "state.pt")
@@ -196,7 +196,7 @@ class Run:
             setattr(self, key, blob[key])
 
     def batch(self) -> np.ndarray:
-        """The pairs of this step: a function of the step and the seed, so a resumed run reads what it would have read."""
+        """The pairs of this step: they depend only on the step and the seed, so a resumed run reads the same ones."""
         deal = lambda epoch: pairs.batches(self.train, self.exp.train.batch_tokens, np.random.default_rng([self.seed, epoch]))
         if self.epoch is None:
             self.epoch = (0, deal(0))
@@ -252,7 +252,7 @@ class Run:
 
 
 def filled(cfg: Seq2SeqConfig, given: Pairs) -> int:
-    """Bytes of the state that hold something after a pair of mean length."""
+    """Bytes of the state in use after a pair of mean length."""
     if cfg.attention == "rfa":
         return 4 * cfg.state_numbers
     tokens = sum(len(x) + 1 for x in [*given.source, *given.target]) / len(given)
@@ -260,7 +260,7 @@ def filled(cfg: Seq2SeqConfig, given: Pairs) -> int:
 
 
 def run_one(exp: Experiment, mixer: str, seed: int, data: Path, out: Path, command: str) -> None:
-    """Trains, exports and measures one mixer with one seed; goes on where a run that was killed stood."""
+    """Trains, exports and measures one mixer with one seed; resumes a killed run."""
     name = f"{mixer}-{seed}"
     run = Run(exp, mixer, seed, data, out / "work" / name)
     run.run()
@@ -304,9 +304,9 @@ def report(exp: Experiment, data: Path, out: Path) -> Path:
 
 
 def run_all(exp: Experiment, data: Path, out: Path, only: list[str], seeds: list[int], command: str) -> Path:
-    """Every run that is not there yet, the first seed of every mixer before the second; returns the report.
+    """Makes the missing runs, the first seed of every mixer before the second; returns the report.
 
-    command: what the report states. A run that diverges ends it, its last good state kept.
+    command: as the report states it. A diverging run raises `Diverged`; its last good state is kept.
     """
     mixers = only or exp.train.mixers
     unknown = sorted(set(mixers) - set(MIXERS))

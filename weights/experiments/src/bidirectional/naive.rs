@@ -3,7 +3,7 @@
 //!
 //! Queries, keys and values are slices of rows; a row of q and k has `d` numbers. RA and LARA scale q and k by d^(-1/4).
 
-use tidegate_model::ops::naive::Float;
+use tidegate_model::mixers::rfa::naive::Float;
 
 /// Rows of numbers of one head.
 #[derive(Clone, Copy, Debug)]

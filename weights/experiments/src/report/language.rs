@@ -161,7 +161,7 @@ fn markdown(rows: &[&Row], unit: &str) -> String {
     };
     let table = table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>());
     format!(
-        "{table}\nThe mean of {} seeds (least to most); in bold the loss that a mixer is judged and sorted by, and compared with \
+        "{table}\nThe mean of {} (least to most); in bold the loss that a mixer is judged and sorted by, and compared with \
          softmax in.\n",
         seeds(rows)
     )

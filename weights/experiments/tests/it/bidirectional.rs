@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor, Var};
 use tidegate_experiments::bidirectional::naive::{self, Head};
 use tidegate_experiments::bidirectional::{Attention, DENOMINATOR_EPS, Draws, Generator, Inputs, Weighting, lara, ra};
-use tidegate_model::ops::naive as reference;
+use tidegate_model::mixers::rfa::naive as reference;
 
 const BATCH: usize = 2;
 const HEADS: usize = 3;

@@ -161,6 +161,7 @@ fn every_experiment_has_a_picture_and_a_table() {
         "![Language models on Tiny Shakespeare](language-shakespeare.svg)",
         "| rfa-gate-stateful | 1.770 (1.760 to 1.780) | **1.720 (1.710 to 1.730)** | -0.180 | 800,005 | 66,000 | 2.0 |",
         "| rfa-gate | **1.800 (1.790 to 1.810)** | 1.750 (1.740 to 1.760) | -0.120 |",
+        "The mean of 3 seeds (least to most)",
         "`measure language`, on 2 cores of a <machine>, 2026-02-03.",
         "- corpus: Tiny Shakespeare",
         "| ra | 0.0600 | 0.0300 | 0.0150 | 0.00750 | 0.00375 | 30 % |",

@@ -1,0 +1,254 @@
+//! The interface between a decoder and its layers: what a layer keeps for each slot, what a step lends it, and how layers
+//! of any family are stacked.
+//!
+//! A layer and its state are paired by type ([`Layer::State`]). [`Stack`] and [`States`] hide the types from the decoder
+//! and the pool; they meet again in one place, [`Stack::forward`].
+
+use std::any::Any;
+use std::fmt::Debug;
+
+use super::rotary::Angles;
+use crate::compute::Compute;
+use crate::config::{ConfigError, DecoderConfig, GivenKeys};
+use crate::error::{ModelError, Result};
+use crate::layout::StateLayout;
+use crate::memory::{Denominators, StateType};
+use crate::probe::{LayerProbe, Probe};
+use crate::weights::{LoadError, TensorList, Weights};
+
+/// The rows of a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows<'a> {
+    /// One slot for each row, all different.
+    pub(crate) slots: &'a [usize],
+    /// The position of each row's first new token.
+    pub(crate) positions: &'a [u64],
+    /// New tokens of each row.
+    pub(crate) time: usize,
+    /// The angles of those tokens, for rotary positions.
+    pub(crate) angles: Option<&'a Angles>,
+    /// The number of the layer.
+    pub(crate) layer: usize,
+}
+
+/// One step of some rows.
+#[derive(Debug)]
+pub(crate) struct Step<'a> {
+    pub(crate) cx: &'a mut Compute,
+    pub(crate) rows: Rows<'a>,
+    pub(crate) denominators: &'a mut Denominators,
+    /// Counts denominators and gates in place of `denominators`: evaluation.
+    pub(crate) probe: Option<&'a mut Probe>,
+}
+
+impl Step<'_> {
+    /// The probe of the current layer.
+    pub(crate) fn layer_probe(&mut self) -> Option<&mut LayerProbe> {
+        self.probe.as_deref_mut().map(|probe| &mut probe[self.rows.layer])
+    }
+}
+
+/// One part of what a layer keeps for every slot of a pool.
+pub trait SlotState: Debug + Send + Sync {
+    /// Bytes of one slot.
+    fn bytes(&self) -> usize;
+
+    /// Makes a slot an empty text.
+    fn reset(&mut self, slot: usize);
+
+    /// Appends the numbers of a slot to `out`, in the order of [`StateLayout`].
+    fn read(&self, slot: usize, out: &mut Vec<f32>);
+
+    /// Checks numbers from outside that [`Self::write`] is to put into a slot of a text of `tokens` tokens.
+    fn check(&self, _layer: usize, _numbers: &[f32], _tokens: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Sets the numbers of a slot of a text of `tokens` tokens.
+    fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64);
+}
+
+/// What a layer keeps, in the three parts of a [`StateLayout`]: memory, inputs of convolutions, source.
+pub(crate) trait LayerState: Debug + Send + Sync {
+    /// The parts that there are.
+    fn parts(&self) -> [Option<&dyn SlotState>; 3];
+
+    /// The same, to be changed.
+    fn parts_mut(&mut self) -> [Option<&mut dyn SlotState>; 3];
+}
+
+/// One layer of a decoder, its residual connections included. A family of models implements it once.
+pub(crate) trait Layer: Debug + Send + Sync + Sized + 'static {
+    /// What the layer keeps for the slots of a pool.
+    type State: LayerState + 'static;
+    /// Intermediate results, kept from step to step and shared by all layers of a decoder.
+    type Buffers: Debug + Default + Send + Sync + 'static;
+
+    /// The name of the mixer in reports.
+    fn name(config: &DecoderConfig) -> &'static str;
+
+    /// Sets the defaults that depend on the family.
+    fn complete(config: &mut DecoderConfig, given: &GivenKeys) -> std::result::Result<(), ConfigError>;
+
+    /// Checks the bounds that depend on the family.
+    fn validate(config: &DecoderConfig) -> std::result::Result<(), ConfigError>;
+
+    /// Features of a head (F); 0 without a feature map.
+    fn features(config: &DecoderConfig) -> usize;
+
+    /// The numbers of one slot.
+    fn layout(config: &DecoderConfig) -> StateLayout;
+
+    /// The tensors that [`Self::load`] reads.
+    fn tensors(config: &DecoderConfig, list: &mut TensorList);
+
+    /// Reads the tensors of one layer.
+    fn load(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError>;
+
+    /// Bytes of the matrices that a token reads.
+    fn bytes(&self) -> usize;
+
+    /// The largest maximum that a key of each head can have: (heads), or empty if the state has no maxima.
+    fn greatest_maxima(&self) -> &[f32] {
+        &[]
+    }
+
+    /// The state of `slots` empty texts.
+    fn new_state(&self, slots: usize, state: StateType) -> Self::State;
+
+    /// Takes the rows of a step through the layer. x: (rows, time, hidden), changed in place
+    fn forward(
+        &self,
+        step: &mut Step<'_>,
+        x: &mut [f32],
+        state: &mut Self::State,
+        buffers: &mut Self::Buffers,
+    ) -> Result<()>;
+
+    /// Keeps what cross attention needs of a source. source: (tokens, hidden), the output of the encoder
+    fn keep_source(&self, _cx: &mut Compute, _source: &[f32], _state: &mut Self::State, _slot: usize) -> Result<()> {
+        Err(ModelError::NoEncoder)
+    }
+}
+
+/// All layers of a decoder, whatever their family.
+pub(crate) trait Layers: Debug + Send + Sync {
+    /// [`Layer::bytes`] of all layers.
+    fn bytes(&self) -> usize;
+
+    /// [`Layer::greatest_maxima`] of all layers: (layers, heads), or empty.
+    fn greatest_maxima(&self) -> Vec<f32>;
+
+    /// The states of `slots` empty texts.
+    fn new_states(&self, slots: usize, state: StateType) -> Box<dyn LayerStates>;
+
+    /// [`Layer::forward`] of one layer after another.
+    fn forward(&self, step: &mut Step<'_>, x: &mut [f32], states: &mut dyn LayerStates) -> Result<()>;
+
+    /// [`Layer::keep_source`] of every layer.
+    fn keep_source(&self, cx: &mut Compute, source: &[f32], states: &mut dyn LayerStates, slot: usize) -> Result<()>;
+}
+
+/// The states of all layers.
+pub(crate) trait LayerStates: Any + Debug + Send + Sync {
+    /// Layers.
+    fn len(&self) -> usize;
+
+    /// The state of one layer.
+    fn layer(&self, layer: usize) -> &dyn LayerState;
+
+    /// The same, to be changed.
+    fn layer_mut(&mut self, layer: usize) -> &mut dyn LayerState;
+}
+
+/// Layers of one family.
+#[derive(Debug)]
+struct Stack<L>(Vec<L>);
+
+/// The states of layers of one family, and their buffers.
+#[derive(Debug)]
+struct States<L: Layer> {
+    layers: Vec<L::State>,
+    buffers: L::Buffers,
+}
+
+impl<L: Layer> LayerStates for States<L> {
+    fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn layer(&self, layer: usize) -> &dyn LayerState {
+        &self.layers[layer]
+    }
+
+    fn layer_mut(&mut self, layer: usize) -> &mut dyn LayerState {
+        &mut self.layers[layer]
+    }
+}
+
+impl<L: Layer> Stack<L> {
+    /// The states, if they are those of layers of this family.
+    fn own(states: &mut dyn LayerStates) -> Result<&mut States<L>> {
+        (states as &mut dyn Any).downcast_mut().ok_or(ModelError::ForeignFamily)
+    }
+}
+
+impl<L: Layer> Layers for Stack<L> {
+    fn bytes(&self) -> usize {
+        self.0.iter().map(L::bytes).sum()
+    }
+
+    fn greatest_maxima(&self) -> Vec<f32> {
+        self.0.iter().flat_map(L::greatest_maxima).copied().collect()
+    }
+
+    fn new_states(&self, slots: usize, state: StateType) -> Box<dyn LayerStates> {
+        let layers = self.0.iter().map(|layer| layer.new_state(slots, state)).collect();
+        Box::new(States::<L> { layers, buffers: L::Buffers::default() })
+    }
+
+    fn forward(&self, step: &mut Step<'_>, x: &mut [f32], states: &mut dyn LayerStates) -> Result<()> {
+        let States { layers, buffers } = Self::own(states)?;
+        for (i, (layer, state)) in self.0.iter().zip(layers).enumerate() {
+            step.rows.layer = i;
+            layer.forward(step, x, state, buffers)?;
+        }
+        Ok(())
+    }
+
+    fn keep_source(&self, cx: &mut Compute, source: &[f32], states: &mut dyn LayerStates, slot: usize) -> Result<()> {
+        let states = Self::own(states)?;
+        self.0.iter().zip(&mut states.layers).try_for_each(|(layer, state)| layer.keep_source(cx, source, state, slot))
+    }
+}
+
+/// What a config asks of a family before any weights are read: the associated functions of a [`Layer`].
+#[derive(Debug)]
+pub(crate) struct Family {
+    pub(crate) name: fn(&DecoderConfig) -> &'static str,
+    pub(crate) complete: fn(&mut DecoderConfig, &GivenKeys) -> std::result::Result<(), ConfigError>,
+    pub(crate) validate: fn(&DecoderConfig) -> std::result::Result<(), ConfigError>,
+    pub(crate) features: fn(&DecoderConfig) -> usize,
+    pub(crate) layout: fn(&DecoderConfig) -> StateLayout,
+    pub(crate) tensors: fn(&DecoderConfig, &mut TensorList),
+    pub(crate) load: fn(&DecoderConfig, &Weights<'_>) -> std::result::Result<Box<dyn Layers>, LoadError>,
+}
+
+impl Family {
+    /// The family whose layers are `L`.
+    pub(crate) const fn of<L: Layer>() -> Self {
+        Self {
+            name: L::name,
+            complete: L::complete,
+            validate: L::validate,
+            features: L::features,
+            layout: L::layout,
+            tensors: L::tensors,
+            load: |config, weights| {
+                let layer = |i| L::load(config, &weights.pp(&format!("layers.{i}")));
+                let layers = (0..config.num_hidden_layers).map(layer).collect::<std::result::Result<_, _>>()?;
+                Ok(Box::new(Stack::<L>(layers)))
+            },
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The interface of a mixer: the part of an [`super::attention_layer::AttentionLayer`] between its projections.
+
+use std::fmt::Debug;
+
+use super::cross::SourceReader;
+use super::layer::{SlotState, Step};
+use crate::config::{ConfigError, DecoderConfig, GivenKeys};
+use crate::error;
+use crate::memory::StateType;
+use crate::weights::{LoadError, TensorList, Weights};
+
+/// The inputs of a mixer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Projected<'a> {
+    /// The normed input of the layer: (rows, time, hidden)
+    pub(crate) x: &'a [f32],
+    /// q, k and v of each token, convolved and rotated as the config asks: (rows, time, 3 heads d)
+    pub(crate) qkv: &'a [f32],
+}
+
+/// Mixes heads along time, with a state of constant size.
+pub(crate) trait Mixer: Debug + Send + Sync + Sized + 'static {
+    /// What the heads remember for the slots of a pool.
+    type State: SlotState + 'static;
+    /// Intermediate results, kept from step to step.
+    type Buffers: Debug + Default + Send + Sync + 'static;
+    /// How cross attention in layers of this mixer reads a source.
+    type Source: SourceReader;
+
+    /// The name in reports.
+    fn name(config: &DecoderConfig) -> &'static str;
+
+    /// Sets the defaults that depend on the mixer.
+    fn complete(config: &mut DecoderConfig, given: &GivenKeys) -> Result<(), ConfigError>;
+
+    /// Checks the bounds that depend on the mixer.
+    fn validate(config: &DecoderConfig) -> Result<(), ConfigError>;
+
+    /// Features of a head (F); 0 without a feature map.
+    fn features(config: &DecoderConfig) -> usize;
+
+    /// Numbers that one head remembers.
+    fn head_numbers(config: &DecoderConfig) -> usize;
+
+    /// The tensors that [`Self::load`] reads, below `self_attn`.
+    fn tensors(config: &DecoderConfig, list: &mut TensorList);
+
+    /// Reads the tensors of one layer.
+    fn load(config: &DecoderConfig, weights: &Weights<'_>) -> Result<Self, LoadError>;
+
+    /// Bytes of the matrices that a token reads.
+    fn bytes(&self) -> usize;
+
+    /// The largest maximum that a key of each head can have: (heads), or empty if the state has no maxima.
+    fn greatest_maxima(&self) -> &[f32] {
+        &[]
+    }
+
+    /// The state of `slots` empty texts.
+    fn new_state(&self, slots: usize, state: StateType) -> Self::State;
+
+    /// Takes the rows of a step forward. h: (rows, time, heads d)
+    fn mix(
+        &self,
+        step: &mut Step<'_>,
+        projected: Projected<'_>,
+        state: &mut Self::State,
+        buffers: &mut Self::Buffers,
+        h: &mut [f32],
+    ) -> error::Result<()>;
+}

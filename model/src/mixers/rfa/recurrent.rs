@@ -1,0 +1,279 @@
+//! The recurrence token by token, in place: the form that serves.
+//!
+//! Prompts and generated tokens go through the same kernel, one token after the other, while a head's sums stay in the
+//! nearest cache. So a state has the same bits whether its text was a prompt or an answer, and wherever it was cut.
+
+use std::cell::RefCell;
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::sums::{Matrices, Sums, SumsShape};
+use crate::compute::{Compute, sized};
+use crate::error::{ModelError, Result};
+use crate::feature_map::{FeatureRows, Features};
+use crate::kernels::parts::Parts;
+use crate::kernels::recurrence::{self, Number, Token};
+use crate::kernels::{Isa, threads::Threads};
+
+/// Tokens whose features are computed together: two rows each fill a tile of the product with W, and S still fits into
+/// the nearest cache.
+pub(in crate::mixers) const BLOCK: usize = 12;
+
+/// A step that touches fewer numbers of state than this runs on one thread.
+const SERIAL: usize = 1 << 15;
+
+/// The heads' shape and the constants of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Heads.
+    pub heads: usize,
+    /// Length of a head's q, k and v (d).
+    pub head_dim: usize,
+    /// Features of a head (F).
+    pub features: usize,
+    /// The denominator is held at or above this share of c; 0 where no feature is negative.
+    pub eps: f64,
+}
+
+/// The inputs of some slots.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// (rows, time, 3 heads d): q then k then v of each token
+    pub qkv: &'a [f32],
+    /// Logits (rows, time, heads); `None` without a gate.
+    pub gate: Option<&'a [f32]>,
+    /// One slot for each row, all different.
+    pub slots: &'a [usize],
+    /// The position of each row's first token in its text.
+    pub positions: &'a [u64],
+    /// The number of the layer: it seeds the rounding of a 16-bit state, with the position and the head.
+    pub layer: usize,
+}
+
+impl Inputs<'_> {
+    /// The seed of the rounding of a 16-bit state: it depends on position, layer and head alone.
+    pub(in crate::mixers) fn seed(&self, position: u64, head: usize, heads: usize) -> u64 {
+        position ^ ((self.layer * heads + head) as u64) << 40
+    }
+}
+
+/// q and k of some tokens of a head, which are the rows of one product with W, and their features.
+pub(in crate::mixers) struct Pairs<'a> {
+    /// (tokens, 2, d)
+    pub(in crate::mixers) x: &'a mut [f32],
+    scratch: &'a mut [f32], // (tokens, 2, Features::scratch)
+    phi: &'a mut [f32],     // (tokens, 2, F)
+    maxima: &'a mut [f32],  // (tokens, 2)
+}
+
+impl<'a> Pairs<'a> {
+    /// Numbers of one token.
+    pub(in crate::mixers) fn numbers(map: &Features) -> usize {
+        let (_, features, d) = map.dims();
+        2 * (d + map.scratch() + features + 1)
+    }
+
+    /// room: (tokens, [`Self::numbers`])
+    pub(in crate::mixers) fn new(map: &Features, tokens: usize, room: &'a mut [f32]) -> Self {
+        let (_, features, d) = map.dims();
+        let (x, room) = room.split_at_mut(tokens * 2 * d);
+        let (scratch, room) = room.split_at_mut(tokens * 2 * map.scratch());
+        let (phi, maxima) = room.split_at_mut(tokens * 2 * features);
+        Self { x, scratch, phi, maxima }
+    }
+
+    /// The features (tokens, 2, F) and maxima (tokens, 2) of the first `tokens` tokens, whose `x` is set.
+    pub(in crate::mixers) fn features(
+        &mut self,
+        map: &Features,
+        (isa, head): (Isa, usize),
+        tokens: usize,
+    ) -> (&[f32], &[f32]) {
+        let (_, features, d) = map.dims();
+        let (x, scratch) = (&mut self.x[..tokens * 2 * d], &mut self.scratch[..tokens * 2 * map.scratch()]);
+        let (phi, maxima) = (&mut self.phi[..tokens * 2 * features], &mut self.maxima[..tokens * 2]);
+        map.rows(isa, head, FeatureRows { x, scratch, phi, maxima });
+        (&self.phi[..tokens * 2 * features], &self.maxima[..tokens * 2])
+    }
+}
+
+/// [`scan`] outside of a decoder, on the threads of the process.
+///
+/// # Errors
+/// [`ModelError`] when the shapes do not fit, or a slot is out of range or named twice.
+pub fn scan_alone(
+    shape: Shape,
+    features: &Features,
+    sums: &mut Sums,
+    inputs: Inputs<'_>,
+    out: &mut [f32],
+) -> Result<u64> {
+    let mut cx = Compute::new(Threads::global().clone());
+    scan(shape, features, sums, inputs, (&mut cx, &mut Vec::new()), out)
+}
+
+/// Takes the given slots some tokens further -> how many of the `rows x time x heads` denominators were clamped to their
+/// floor. out: (rows, time, heads d)
+///
+/// # Errors
+/// When the shapes do not fit, or a slot is out of range or named twice.
+pub(crate) fn scan(
+    shape: Shape,
+    features: &Features,
+    sums: &mut Sums,
+    inputs: Inputs<'_>,
+    (cx, heads_first): (&mut Compute, &mut Vec<f32>),
+    out: &mut [f32],
+) -> Result<u64> {
+    let Shape { heads, head_dim: d, .. } = shape;
+    let (rows, inner) = (inputs.slots.len(), heads * d);
+    let time = inputs.qkv.len().checked_div(rows * 3 * inner).unwrap_or(0);
+    let refused =
+        |what, expected: &dyn Debug, found: &dyn Debug| Err(ModelError::shape("recurrence", what, expected, found));
+    let fits = inputs.qkv.len() == rows * time * 3 * inner
+        && out.len() == rows * time * inner
+        && inputs.positions.len() == rows
+        && inputs.gate.is_none_or(|gate| gate.len() == rows * time * heads);
+    if !fits || rows == 0 {
+        return refused("slots and qkv", &"a slot and a position for each row", &(rows, inputs.qkv.len()));
+    }
+    let own = SumsShape { heads, features: shape.features, head_dim: d, maximum: features.has_maximum() };
+    if features.dims() != (heads, own.features, d) {
+        return refused("features", &(heads, own.features, d), &features.dims());
+    }
+    let (slots, found) = sums.dims();
+    if found != own {
+        return refused("sums", &own, &found);
+    }
+    inputs.slots.iter().try_for_each(|&slot| ModelError::check_slot(slot, slots))?;
+    let scan = Scan { shape, features, own, inputs, time, isa: cx.isa };
+    let mut run = |target: &mut [f32]| match &mut sums.s {
+        Matrices::F32(s) => scan.run(s, &mut sums.beside, target, cx, recurrence::step),
+        Matrices::Bf16(s) => scan.run(s, &mut sums.beside, target, cx, recurrence::step),
+    };
+    if time == 1 {
+        // Heads first and tokens first are the same.
+        return run(out);
+    }
+    let target = sized(heads_first, out.len());
+    let clamped = run(target)?;
+    time_first(target, heads, time, d, out);
+    Ok(clamped)
+}
+
+/// (rows, heads, time, d) -> (rows, time, heads, d)
+pub(in crate::mixers) fn time_first(from: &[f32], heads: usize, time: usize, d: usize, out: &mut [f32]) {
+    let rows = from.chunks_exact(heads * time * d).zip(out.chunks_exact_mut(heads * time * d));
+    for (from, out) in rows {
+        for (head, from) in from.chunks_exact(time * d).enumerate() {
+            for (from, out) in from.chunks_exact(d).zip(out.chunks_exact_mut(heads * d)) {
+                out[head * d..][..d].copy_from_slice(from);
+            }
+        }
+    }
+}
+
+/// One step of the recurrence on an S of `S`.
+type Step<S> = fn(Isa, &mut [S], &mut [f32], &Token<'_>, &mut [f32], &mut u64);
+
+struct Scan<'a> {
+    shape: Shape,
+    features: &'a Features,
+    own: SumsShape,
+    inputs: Inputs<'a>,
+    time: usize,
+    isa: Isa,
+}
+
+/// One head of one row.
+struct Head<'a, S> {
+    row: usize,
+    index: usize,
+    s: &'a mut [S],      // (F, d)
+    sums: &'a mut [f32], // z (F), c, and for FAVOR+ the maximum
+    out: &'a mut [f32],  // (time, d)
+}
+
+impl Scan<'_> {
+    fn run<S: Number>(
+        &self,
+        s: &mut [S],
+        sums: &mut [f32],
+        out: &mut [f32],
+        cx: &mut Compute,
+        step: Step<S>,
+    ) -> Result<u64> {
+        let Shape { heads, head_dim: d, .. } = self.shape;
+        let (rows, matrix) = (self.inputs.slots.len(), self.own.matrix());
+        let [a, b, c] = &mut cx.marks;
+        let matrices = Parts::new(s, matrix, a);
+        let sums = Parts::new(sums, self.own.beside(), b);
+        let outs = Parts::new(out, self.time * d, c);
+        let (clamped, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        // All rows of one head, then those of the next: the rows of a head share its random matrix.
+        let piece = |i: usize| {
+            let (index, row) = (i / rows, i % rows);
+            let part = self.inputs.slots[row] * heads + index;
+            let parts = (matrices.take(part), sums.take(part), outs.take(row * heads + index));
+            if let (Some(s), Some(sums), Some(out)) = parts {
+                clamped.fetch_add(self.head(Head { row, index, s, sums, out }, step), Ordering::Relaxed);
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let pieces = rows * heads;
+        if pieces * self.time * matrix < SERIAL {
+            (0..pieces).for_each(piece);
+        } else {
+            cx.threads.run(pieces, &piece);
+        }
+        if done.into_inner() != pieces as u64 {
+            return Err(ModelError::repeated(self.inputs.slots));
+        }
+        Ok(clamped.into_inner())
+    }
+
+    /// All tokens of one head -> how many denominators were clamped.
+    fn head<S: Number>(&self, head: Head<'_, S>, step: Step<S>) -> u64 {
+        thread_local! {
+            static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
+        let Shape { heads, head_dim: d, features, eps } = self.shape;
+        let Head { row, index, s, sums, out } = head;
+        let (block, inner) = (BLOCK.min(self.time), heads * d);
+        let qkv = &self.inputs.qkv[row * self.time * 3 * inner..];
+        let of = |t: usize, which: usize| &qkv[(t * 3 + which) * inner + index * d..][..d];
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut pairs = Pairs::new(self.features, block, sized(scratch, block * Pairs::numbers(self.features)));
+            let mut clamped = 0;
+            for (first, outs) in (0..self.time).step_by(block).zip(out.chunks_mut(block * d)) {
+                let len = outs.len() / d;
+                for (t, pair) in pairs.x.chunks_exact_mut(2 * d).take(len).enumerate() {
+                    pair[..d].copy_from_slice(of(first + t, 0));
+                    pair[d..].copy_from_slice(of(first + t, 1));
+                }
+                let (phi, maxima) = pairs.features(self.features, (self.isa, index), len);
+                for ((t, out), phi) in outs.chunks_exact_mut(d).enumerate().zip(phi.chunks_exact(2 * features)) {
+                    let (phi_q, phi_k) = phi.split_at(features);
+                    let gate = self.inputs.gate.map(|gate| gate[(row * self.time + first + t) * heads + index]);
+                    let counted = recurrence::gate_weights(gate);
+                    let weights = match &mut sums[features..] {
+                        [c, maximum] => recurrence::raise(maximum, *c, maxima[2 * t + 1], counted),
+                        _ => counted,
+                    };
+                    let position = self.inputs.positions[row] + (first + t) as u64;
+                    let token = Token {
+                        phi_q,
+                        phi_k,
+                        v: of(first + t, 2),
+                        weights,
+                        counted,
+                        eps: eps as f32,
+                        seed: self.inputs.seed(position, index, heads),
+                    };
+                    step(self.isa, s, sums, &token, out, &mut clamped);
+                }
+            }
+            clamped
+        })
+    }
+}

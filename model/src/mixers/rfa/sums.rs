@@ -1,0 +1,159 @@
+//! The state of random feature attention: S in f32 or bf16; z, c and FAVOR+'s maximum in f32.
+
+use half::bf16;
+use half::vec::HalfBitsVecExt;
+
+use crate::config::DecoderConfig;
+use crate::error::{ModelError, Result};
+use crate::feature_map::Features;
+use crate::kernels::{element::Element, nearest};
+use crate::memory::StateType;
+use crate::mixers::layer::SlotState;
+
+/// The sizes of the sums of a layer's heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SumsShape {
+    /// Heads.
+    pub heads: usize,
+    /// Features of a head (F).
+    pub features: usize,
+    /// Length of its values (d).
+    pub head_dim: usize,
+    /// Whether S and z are relative to the largest feature of the head's keys, whose logarithm is then remembered too.
+    pub maximum: bool,
+}
+
+impl SumsShape {
+    /// The shape that a config asks for.
+    pub(crate) fn of(config: &DecoderConfig, maximum: bool) -> Self {
+        let (heads, features) = (config.num_attention_heads, super::features::count(config));
+        Self { heads, features, head_dim: config.head_dim, maximum }
+    }
+
+    /// Numbers of S: (F, d).
+    pub(crate) fn matrix(self) -> usize {
+        self.features * self.head_dim
+    }
+
+    /// Numbers beside it: z (F), c, and the maximum.
+    pub(crate) fn beside(self) -> usize {
+        self.features + 1 + usize::from(self.maximum)
+    }
+
+    /// Numbers of one head of a slot.
+    pub(crate) fn head_numbers(self) -> usize {
+        self.matrix() + self.beside()
+    }
+}
+
+/// All S of a layer: (slots, heads, F, d)
+#[derive(Debug)]
+pub(crate) enum Matrices {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+/// The sums of one layer's heads.
+#[derive(Debug)]
+pub struct Sums {
+    pub(crate) s: Matrices,
+    /// z (F), c and, for FAVOR+, the maximum of every head: (slots, heads, [`SumsShape::beside`])
+    pub(crate) beside: Vec<f32>,
+    slots: usize,
+    shape: SumsShape,
+    /// The largest maximum that a key can have: (heads), or empty without maxima.
+    greatest_maxima: Vec<f32>,
+}
+
+impl Sums {
+    /// The sums of empty texts.
+    pub fn zeros(slots: usize, shape: SumsShape, state: StateType) -> Self {
+        let len = slots * shape.heads * shape.matrix();
+        let s = match state {
+            StateType::F32 => Matrices::F32(vec![0.0; len]),
+            // Integers come zeroed from the system, page by page when they are touched.
+            StateType::Bf16 => Matrices::Bf16(vec![0u16; len].reinterpret_into()),
+        };
+        Self { s, beside: vec![0.0; slots * shape.heads * shape.beside()], slots, shape, greatest_maxima: Vec::new() }
+    }
+
+    /// The sums of empty texts, of features of this map.
+    pub(crate) fn of_features(slots: usize, map: &Features, state: StateType) -> Self {
+        let (heads, features, head_dim) = map.dims();
+        let shape = SumsShape { heads, features, head_dim, maximum: map.has_maximum() };
+        Self { greatest_maxima: map.greatest_maxima().to_vec(), ..Self::zeros(slots, shape, state) }
+    }
+
+    /// Slots, and the shape of each.
+    pub(crate) fn dims(&self) -> (usize, SumsShape) {
+        (self.slots, self.shape)
+    }
+
+    /// Numbers of one slot.
+    pub(crate) fn numbers(&self) -> usize {
+        self.shape.heads * self.shape.head_numbers()
+    }
+
+    /// Appends the numbers of one head: S row by row, z, c, and the maximum.
+    pub(crate) fn read_head(&self, slot: usize, head: usize, out: &mut Vec<f32>) {
+        let (matrix, beside, head) = (self.shape.matrix(), self.shape.beside(), slot * self.shape.heads + head);
+        let own = head * matrix..(head + 1) * matrix;
+        match &self.s {
+            Matrices::F32(s) => out.extend_from_slice(&s[own]),
+            Matrices::Bf16(s) => out.extend(s[own].iter().map(|v| v.widen())),
+        }
+        out.extend_from_slice(&self.beside[head * beside..][..beside]);
+    }
+
+    /// Sets the numbers of one head; an S in bf16 takes the nearest, which leaves its own numbers as they are.
+    pub(crate) fn write_head(&mut self, slot: usize, head: usize, numbers: &[f32]) {
+        let (matrix, beside, head) = (self.shape.matrix(), self.shape.beside(), slot * self.shape.heads + head);
+        let (from, sums) = numbers.split_at(matrix);
+        let own = head * matrix..(head + 1) * matrix;
+        match &mut self.s {
+            Matrices::F32(s) => s[own].copy_from_slice(from),
+            Matrices::Bf16(s) => {
+                s[own].iter_mut().zip(from).for_each(|(s, &number)| *s = nearest(number));
+            }
+        }
+        self.beside[head * beside..][..beside].copy_from_slice(sums);
+    }
+}
+
+impl SlotState for Sums {
+    fn bytes(&self) -> usize {
+        let width = if matches!(self.s, Matrices::F32(_)) { size_of::<f32>() } else { size_of::<bf16>() };
+        self.shape.heads * (self.shape.matrix() * width + self.shape.beside() * size_of::<f32>())
+    }
+
+    fn reset(&mut self, slot: usize) {
+        let (own, beside) = (self.shape.heads * self.shape.matrix(), self.shape.heads * self.shape.beside());
+        match &mut self.s {
+            Matrices::F32(s) => s[slot * own..][..own].fill(0.0),
+            Matrices::Bf16(s) => s[slot * own..][..own].fill(bf16::ZERO),
+        }
+        self.beside[slot * beside..][..beside].fill(0.0);
+    }
+
+    fn read(&self, slot: usize, out: &mut Vec<f32>) {
+        (0..self.shape.heads).for_each(|head| self.read_head(slot, head, out));
+    }
+
+    /// A maximum that is too low passes: the next key takes its place, and older tokens are forgotten.
+    fn check(&self, layer: usize, numbers: &[f32], _: u64) -> Result<()> {
+        let heads = numbers.chunks_exact(self.shape.head_numbers()).map(|head| head[head.len() - 1]);
+        match heads.zip(&self.greatest_maxima).enumerate().find(|(_, (found, max))| found > max) {
+            Some((head, (found, max))) => {
+                let parameter = format!("the maximum of layer {layer}, head {head}");
+                Err(ModelError::argument(parameter, format!("at most {max}"), found))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn write(&mut self, slot: usize, numbers: &[f32], _: u64) {
+        for (head, numbers) in numbers.chunks_exact(self.shape.head_numbers()).enumerate() {
+            self.write_head(slot, head, numbers);
+        }
+    }
+}

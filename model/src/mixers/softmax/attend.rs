@@ -1,0 +1,369 @@
+//! Softmax attention to the last tokens of each slot, whose keys and values are in a ring: the form that serves.
+//!
+//! A query is summed over each block of the ring separately, then over the blocks in the order of the ring. So threads
+//! can share the blocks of one query, all queries of a prompt can read a block at once, and a text has the same bits
+//! however it is cut.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::cache::{Blocks, Cache, CacheShape};
+use crate::compute::{Compute, sized};
+use crate::error::{ModelError, Result};
+use crate::kernels::parts::Parts;
+use crate::kernels::softmax::{self, BLOCK, Block, Cached};
+use crate::kernels::{Isa, threads::Threads};
+use crate::mixers::rfa::recurrent::time_first;
+
+/// Queries whose partial sums over a block are computed together: some tiles of the kernel.
+const QUERIES: usize = 24;
+
+/// A step that touches fewer numbers of the cache than this runs on one thread.
+const SERIAL: usize = 1 << 15;
+
+/// The heads' shape.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Heads.
+    pub heads: usize,
+    /// Length of a head's q, k and v (d).
+    pub head_dim: usize,
+}
+
+/// The inputs of some slots.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// (rows, time, 3 heads d): q then k then v of each token
+    pub qkv: &'a [f32],
+    /// One slot for each row, all different.
+    pub slots: &'a [usize],
+    /// The position of each row's first token in its text.
+    pub positions: &'a [u64],
+}
+
+/// What a query reads besides its window: nothing, or a summary of the tokens that have left it.
+pub(in crate::mixers) trait Older: Sync {
+    /// The part for one head of one row.
+    type Head;
+
+    /// Numbers that one token reads; 0 for nothing.
+    fn numbers(&self) -> usize;
+
+    /// The part for one head of one row; the first caller gets it.
+    fn head(&self, row: usize, head: usize) -> Option<Self::Head>;
+
+    /// Adds the tokens that leave the window as others enter, each before its query reads. A partial sum whose largest
+    /// score is minus infinity has no weight. out: (tokens, [`Block::taken`])
+    fn take<S: Cached>(&self, own: &mut Self::Head, entering: Entering<'_, S>, out: &mut [f32]);
+}
+
+/// Tokens of a head that are about to enter neighbouring places of one block.
+#[derive(Clone, Copy)]
+pub(in crate::mixers) struct Entering<'a, S> {
+    pub(in crate::mixers) row: usize,
+    pub(in crate::mixers) head: usize,
+    /// The first of them, counted from the start of the step.
+    pub(in crate::mixers) first: usize,
+    /// The place of the ring that it enters.
+    pub(in crate::mixers) place: usize,
+    /// The block before they enter: if the ring is full, with the tokens that leave.
+    pub(in crate::mixers) block: &'a [S],
+    pub(in crate::mixers) shape: Block,
+}
+
+/// Softmax attention forgets the tokens that leave.
+impl Older for () {
+    type Head = ();
+
+    fn numbers(&self) -> usize {
+        0
+    }
+
+    fn head(&self, _: usize, _: usize) -> Option<()> {
+        Some(())
+    }
+
+    fn take<S: Cached>(&self, (): &mut (), _: Entering<'_, S>, _: &mut [f32]) {}
+}
+
+/// Intermediate results of [`attend`], kept from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct AttendBuffers {
+    /// Partial sums of each query over each block: (rows, blocks, heads, taken); then over older tokens: (rows, heads,
+    /// taken)
+    taken: Vec<f32>,
+    heads_first: Vec<f32>, // (rows, heads, time, d)
+}
+
+/// [`attend`] outside of a decoder, on the threads of the process.
+///
+/// # Errors
+/// [`ModelError`] when the shapes do not fit, or a slot is out of range or named twice.
+pub fn attend_alone(shape: Shape, cache: &mut Cache, inputs: Inputs<'_>, out: &mut [f32]) -> Result<()> {
+    let mut cx = Compute::new(Threads::global().clone());
+    attend(shape, cache, inputs, (&mut cx, &mut AttendBuffers::default()), out)
+}
+
+/// Takes the given slots some tokens further: each token's key and value enter the cache, then its query reads it.
+/// out: (rows, time, heads d)
+///
+/// # Errors
+/// When the shapes do not fit, or a slot is out of range or named twice.
+pub(crate) fn attend(
+    shape: Shape,
+    cache: &mut Cache,
+    inputs: Inputs<'_>,
+    with: (&mut Compute, &mut AttendBuffers),
+    out: &mut [f32],
+) -> Result<()> {
+    attend_with(shape, cache, inputs, (), with, out)
+}
+
+/// [`attend`] where each query also reads older tokens.
+///
+/// # Errors
+/// As for [`attend`].
+pub(in crate::mixers) fn attend_with<O: Older>(
+    shape: Shape,
+    cache: &mut Cache,
+    inputs: Inputs<'_>,
+    older: O,
+    (cx, buffers): (&mut Compute, &mut AttendBuffers),
+    out: &mut [f32],
+) -> Result<()> {
+    let (rows, inner) = (inputs.slots.len(), shape.heads * shape.head_dim);
+    let time = inputs.qkv.len().checked_div(rows * 3 * inner).unwrap_or(0);
+    let fits = inputs.qkv.len() == rows * time * 3 * inner
+        && out.len() == rows * time * inner
+        && inputs.positions.len() == rows;
+    let ring = cache.shape();
+    let found = (ring.heads, ring.block.d, rows, inputs.qkv.len());
+    if !fits || time == 0 || (ring.heads, ring.block.d) != (shape.heads, shape.head_dim) {
+        return Err(ModelError::shape("softmax attention", "heads, d, slots and qkv", shape, found));
+    }
+    inputs.slots.iter().try_for_each(|&slot| ModelError::check_slot(slot, ring.slots))?;
+    for (&slot, &position) in inputs.slots.iter().zip(inputs.positions) {
+        cache.reach(slot, position + time as u64);
+    }
+    let step = Step { ring, inputs, older, time, isa: cx.isa };
+    match &mut cache.blocks {
+        Blocks::F32(all) => step.run(all.all_mut(), (cx, buffers), out),
+        Blocks::Bf16(all) => step.run(all.all_mut(), (cx, buffers), out),
+    }
+}
+
+struct Step<'a, O> {
+    ring: CacheShape,
+    inputs: Inputs<'a>,
+    older: O,
+    time: usize,
+    isa: Isa,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+impl<O: Older> Step<'_, O> {
+    fn run<S: Cached>(
+        &self,
+        all: &mut [S],
+        (cx, buffers): (&mut Compute, &mut AttendBuffers),
+        out: &mut [f32],
+    ) -> Result<()> {
+        let whole = if self.time == 1 {
+            self.one(all, (cx, &mut buffers.taken), out)
+        } else {
+            let target = sized(&mut buffers.heads_first, out.len());
+            let whole = self.many(all, cx, target);
+            time_first(target, self.ring.heads, self.time, self.ring.block.d, out);
+            whole
+        };
+        if !whole {
+            return Err(ModelError::repeated(self.inputs.slots));
+        }
+        Ok(())
+    }
+
+    /// q, k or v of a token of a row's head.
+    fn part(&self, row: usize, t: usize, which: usize, head: usize) -> &[f32] {
+        let CacheShape { heads, block: Block { d, .. }, .. } = self.ring;
+        &self.inputs.qkv[(((row * self.time + t) * 3 + which) * heads + head) * d..][..d]
+    }
+
+    /// A query, scaled by 1 / sqrt(d).
+    fn query(&self, row: usize, t: usize, head: usize, out: &mut [f32]) {
+        let scale = 1.0 / (self.ring.block.d as f32).sqrt();
+        out.iter_mut().zip(self.part(row, t, 0, head)).for_each(|(out, q)| *out = q * scale);
+    }
+
+    /// The place of a row's token in the ring.
+    fn place(&self, row: usize, t: usize) -> usize {
+        ((self.inputs.positions[row] + t as u64) % self.ring.window as u64) as usize
+    }
+
+    /// Places of a block that hold a token after a row's token has entered.
+    fn held(&self, row: usize, t: usize, block: usize) -> usize {
+        let held = self.ring.held(self.inputs.positions[row] + t as u64 + 1);
+        held.saturating_sub(block * self.ring.block.places).min(self.ring.block.places)
+    }
+
+    /// Finishes a query: adds the older tokens and divides. out: (d)
+    fn finish(&self, sum: &mut [f32], older: Option<&[f32]>, out: &mut [f32]) {
+        if let Some(older) = older.filter(|older| older[self.ring.block.columns()] != f32::NEG_INFINITY) {
+            softmax::add(self.isa, sum, older);
+        }
+        softmax::mean(sum, out);
+    }
+
+    /// One token of each row: a piece of work is one block of one head. -> whether no slot was named twice
+    fn one<S: Cached>(&self, all: &mut [S], (cx, taken): (&mut Compute, &mut Vec<f32>), out: &mut [f32]) -> bool {
+        let CacheShape { heads, block: shape @ Block { d, .. }, .. } = self.ring;
+        let (rows, stride, older) = (self.inputs.slots.len(), shape.taken(), self.older.numbers());
+        let used = |row: usize| self.ring.held(self.inputs.positions[row] + 1).div_ceil(shape.places);
+        let most = (0..rows).map(used).max().unwrap_or(0);
+        let pieces = rows * most * heads;
+        let taken = sized(taken, (pieces + if older > 0 { rows * heads } else { 0 }) * stride);
+        let [a, b, _] = &mut cx.marks;
+        let blocks = Parts::new(all, shape.numbers(), a);
+        let takings = Parts::new(taken, stride, b);
+        let missed = AtomicUsize::new(0);
+        let piece = |i: usize| {
+            let (row, block, head) = (i / heads / most, i / heads % most, i % heads);
+            if block >= used(row) {
+                return;
+            }
+            let part = blocks.take(self.ring.at(self.inputs.slots[row], block, head));
+            let (Some(numbers), Some(out)) = (part, takings.take(i)) else {
+                missed.fetch_add(1, Ordering::Relaxed);
+                return;
+            };
+            let place = self.place(row, 0);
+            if place / shape.places == block {
+                let part = self.older.head(row, head).zip(takings.take(pieces + row * heads + head));
+                if let Some((mut own, out)) = part {
+                    let entering = Entering { row, head, first: 0, place, block: numbers, shape };
+                    self.older.take(&mut own, entering, out);
+                } else if older > 0 {
+                    missed.fetch_add(1, Ordering::Relaxed);
+                }
+                let (k, v) = (self.part(row, 0, 1, head), self.part(row, 0, 2, head));
+                shape.write(numbers, place % shape.places, k, v);
+            }
+            SCRATCH.with_borrow_mut(|scratch| {
+                let q = sized(scratch, d);
+                self.query(row, 0, head, q);
+                softmax::take(self.isa, numbers, shape, self.held(row, 0, block), q, out);
+            });
+        };
+        if pieces * shape.numbers() + rows * heads * older < SERIAL {
+            (0..pieces).for_each(piece);
+        } else {
+            cx.threads.run(pieces, &piece);
+        }
+        let (taken, far) = taken.split_at_mut(pieces * stride);
+        for (row, taken) in taken.chunks_exact_mut(most * heads * stride).enumerate() {
+            let (sums, rest) = taken.split_at_mut(heads * stride);
+            for next in rest.chunks_exact(heads * stride).take(used(row) - 1) {
+                for (sum, next) in sums.chunks_exact_mut(stride).zip(next.chunks_exact(stride)) {
+                    softmax::add(self.isa, sum, next);
+                }
+            }
+            for (head, sum) in sums.chunks_exact_mut(stride).enumerate() {
+                let at = row * heads + head;
+                self.finish(sum, far.get(at * stride..(at + 1) * stride), &mut out[at * d..][..d]);
+            }
+        }
+        missed.into_inner() == 0
+    }
+
+    /// Many tokens of each row: a piece of work is one head of one row. out: (rows, heads, time, d)
+    /// -> whether no slot was named twice
+    fn many<S: Cached>(&self, all: &mut [S], cx: &mut Compute, out: &mut [f32]) -> bool {
+        let CacheShape { heads, block: shape, .. } = self.ring;
+        let rows = self.inputs.slots.len();
+        let [a, b, _] = &mut cx.marks;
+        let blocks = Parts::new(all, shape.numbers(), a);
+        let outs = Parts::new(out, self.time * shape.d, b);
+        let missed = AtomicUsize::new(0);
+        let piece = |i: usize| {
+            let (row, head) = (i / heads, i % heads);
+            let used = self.ring.held(self.inputs.positions[row] + self.time as u64).div_ceil(shape.places);
+            let own = (0..used).map_while(|block| blocks.take(self.ring.at(self.inputs.slots[row], block, head)));
+            let mut own: Vec<&mut [S]> = own.collect();
+            match outs.take(i).zip(self.older.head(row, head)) {
+                Some((out, mut older)) if own.len() == used => self.head((row, head), &mut own, &mut older, out),
+                _ => drop(missed.fetch_add(1, Ordering::Relaxed)),
+            }
+        };
+        if rows * heads * self.time * (shape.numbers() + self.older.numbers()) < SERIAL {
+            (0..rows * heads).for_each(piece);
+        } else {
+            cx.threads.run(rows * heads, &piece);
+        }
+        missed.into_inner() == 0
+    }
+
+    /// All tokens of one head, as many at a time as enter one block: the other blocks do not change meanwhile, so all
+    /// these queries read them together.
+    fn head<S: Cached>(
+        &self,
+        (row, head): (usize, usize),
+        blocks: &mut [&mut [S]],
+        older: &mut O::Head,
+        out: &mut [f32],
+    ) {
+        let shape @ Block { d, places, .. } = self.ring.block;
+        let stride = shape.taken();
+        SCRATCH.with_borrow_mut(|scratch| {
+            let far = if self.older.numbers() > 0 { BLOCK * stride } else { 0 };
+            let scratch = sized(scratch, BLOCK * (d + stride) + far + QUERIES * stride);
+            let (queries, scratch) = scratch.split_at_mut(BLOCK * d);
+            let (sums, scratch) = scratch.split_at_mut(BLOCK * stride);
+            let (far, next) = scratch.split_at_mut(far);
+            let mut first = 0;
+            while first < self.time {
+                let place = self.place(row, first);
+                let (entered, within) = (place / places, place % places);
+                let room = (places - within).min(self.ring.window - place);
+                let len = room.min(self.time - first);
+                for (t, q) in queries.chunks_exact_mut(d).take(len).enumerate() {
+                    self.query(row, first + t, head, q);
+                }
+                if let Some(far) = far.get_mut(..len * stride) {
+                    let entering = Entering { row, head, first, place, block: &*blocks[entered], shape };
+                    self.older.take(older, entering, far);
+                }
+                let used = self.ring.held(self.inputs.positions[row] + first as u64 + 1).div_ceil(places);
+                for (at, block) in blocks.iter_mut().take(used).enumerate() {
+                    // Queries read a block together, but one by one the block that their own tokens enter.
+                    let group = if at == entered { 1 } else { QUERIES };
+                    let groups = queries[..len * d].chunks(group * d).zip(sums.chunks_mut(group * stride));
+                    for (i, (q, sums)) in groups.enumerate() {
+                        let t = first + i * group;
+                        if at == entered {
+                            let (k, v) = (self.part(row, t, 1, head), self.part(row, t, 2, head));
+                            shape.write(block, within + i, k, v);
+                        }
+                        let held = self.held(row, t, at);
+                        let all = &mut sums[..q.len() / d * stride];
+                        if at == 0 {
+                            softmax::take(self.isa, block, shape, held, q, all);
+                            continue;
+                        }
+                        let next = &mut next[..all.len()];
+                        softmax::take(self.isa, block, shape, held, q, next);
+                        for (all, next) in all.chunks_exact_mut(stride).zip(next.chunks_exact(stride)) {
+                            softmax::add(self.isa, all, next);
+                        }
+                    }
+                }
+                let outs = out[first * d..].chunks_exact_mut(d).zip(sums.chunks_exact_mut(stride));
+                for (i, (out, sum)) in outs.take(len).enumerate() {
+                    self.finish(sum, far.get(i * stride..(i + 1) * stride), out);
+                }
+                first += len;
+            }
+        });
+    }
+}

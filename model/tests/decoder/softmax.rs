@@ -1,0 +1,45 @@
+//! Decoders of softmax attention: the window, the probe, and the tensors.
+
+use tidegate_model::probe::{LayerProbe, Probe};
+use tidegate_model::{DecoderConfig, Denominators, checkpoint};
+
+use crate::common::{Numbers, bits, config, decoder, distance, flat, row, written};
+use crate::table::MIXERS;
+
+#[test]
+fn a_text_longer_than_the_window_is_its_last_tokens() {
+    // One layer: the inputs of a deeper one have seen more than its window.
+    let config = DecoderConfig { num_hidden_layers: 1, ..config(r#", "attention": "softmax", "sliding_window": 40"#) };
+    let decoder = written(&config, 5);
+    let ids = Numbers::new(6).ids(333, 61);
+    let mut pool = decoder.new_pool(2).unwrap();
+    let long = decoder.prefill(&ids, &mut pool, 0).unwrap();
+    let last = decoder.prefill(&ids[333 - 40..], &mut pool, 1).unwrap();
+    let error = distance(&long, &last);
+    // Products of rotated queries and keys depend on distances, but other positions round differently.
+    assert!(error < 1e-4, "{error}");
+    pool.reset(1).unwrap();
+    let other = decoder.prefill(&ids[333 - 39..], &mut pool, 1).unwrap();
+    assert!(distance(&long, &other) > 1e-3, "the first token of the window has no weight: the test shows nothing");
+}
+
+#[test]
+fn the_probe_stays_empty_and_nothing_is_clamped() {
+    let decoder = decoder(MIXERS[1].configs[1], 17);
+    let ids = Numbers::new(18).ids(80, 61);
+    let mut pool = decoder.new_pool(2).unwrap();
+    let mut probe = Probe::new();
+    let probed = flat(&decoder.forward_probed(&row(&ids), &mut pool, &[1], &mut probe).unwrap());
+    assert_eq!(probe, vec![LayerProbe::default(); 2]);
+    assert_eq!(pool.denominators(), Denominators::default());
+    assert_eq!(bits(&probed), bits(&flat(&decoder.forward(&row(&ids), &mut pool, &[0]).unwrap())));
+}
+
+#[test]
+fn a_checkpoint_of_softmax_has_no_tensors_of_the_others() {
+    let names: Vec<String> = checkpoint::tensors(&config(MIXERS[1].configs[0])).into_keys().collect();
+    assert!(names.iter().any(|name| name.ends_with("self_attn.o_proj.weight")));
+    for part in ["gate.weight", "gate.bias", "sigma", "random_matrices"] {
+        assert!(!names.iter().any(|name| name.ends_with(&format!("self_attn.{part}"))), "{part}");
+    }
+}
