@@ -2,8 +2,8 @@
 
 mod bench;
 mod cli;
-mod door;
-mod sessions;
+mod http;
+mod store;
 mod telemetry;
 
 use std::error::Error;
@@ -120,7 +120,7 @@ fn start_server(args: &ServeArgs) -> Result<()> {
     start_log(&args.log, "info")?;
     start_threads(&args.model)?;
     let folder = model_folder(&args.model)?;
-    let data = sessions::data_folder(args)?;
+    let data = store::data_folder(args)?;
     debug!(
         version = env!("CARGO_PKG_VERSION"),
         host = args.host,
@@ -136,13 +136,13 @@ fn start_server(args: &ServeArgs) -> Result<()> {
         max_body_bytes = args.max_body_bytes,
         stall_seconds = args.stall_seconds,
         drain_seconds = args.drain_seconds,
-        api_keys_file = args.door.api_keys_file.as_deref().map(|file| tracing::field::display(file.display())),
-        api_keys_given = args.door.api_key.len(),
-        cors_origins = ?args.door.cors_origin,
-        tls_cert = args.door.tls_cert.as_deref().map(|file| tracing::field::display(file.display())),
-        max_connections = args.door.max_connections,
-        body_seconds = args.door.body_seconds,
-        max_seconds = args.door.max_seconds,
+        api_keys_file = args.http.api_keys_file.as_deref().map(|file| tracing::field::display(file.display())),
+        api_keys_given = args.http.api_key.len(),
+        cors_origins = ?args.http.cors_origin,
+        tls_cert = args.http.tls_cert.as_deref().map(|file| tracing::field::display(file.display())),
+        max_connections = args.http.max_connections,
+        body_seconds = args.http.body_seconds,
+        max_seconds = args.http.max_seconds,
         log = args.log.log.as_deref().unwrap_or("info"),
         log_format = ?args.log.log_format,
         "settings"
@@ -161,11 +161,11 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
         .await
         .with_context(|| format!("cannot listen on {}:{}", args.host, args.port))?;
     let address = listener.local_addr()?;
-    let state = AppState::new(door::options(args));
-    door::lock(&state, &args.door, address)?;
-    let options = door::serving(&args.door)?;
+    let state = AppState::new(http::api_options(args));
+    http::set_api_keys(&state, &args.http, address)?;
+    let options = http::serve_options(&args.http)?;
     let scheme = if options.tls.is_some() { "https" } else { "http" };
-    door::reload(state.clone(), options.tls.clone(), args.door.clone())?;
+    http::reload_on_sighup(state.clone(), options.tls.clone(), args.http.clone())?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = tokio::spawn(serve_with(options, listener, app(state.clone()), async {
         // A dropped sender stops the server as well.
@@ -187,7 +187,7 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
         },
         prefix_bytes: args.sessions.prefix_budget as usize,
         prefixes_per_owner: args.sessions.owner_prefixes,
-        secret: sessions::secret(&args.sessions)?,
+        secret: store::secret(&args.sessions)?,
     };
     let loading = spawn_blocking(move || checkpoint::open(&folder, &options));
     let (served, engine) = tokio::select! {
@@ -199,9 +199,9 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
         }
     };
     log_model(&served);
-    let store = sessions::open(&args.sessions, data, &served.codec).await.context("cannot open the session store")?;
+    let store = store::open(&args.sessions, data, &served.codec).await.context("cannot open the session store")?;
     log_sessions(&store.stats(), args.sessions.store.as_deref(), data);
-    state.keep(store);
+    state.set_store(store);
     state.serve(served);
     let origin = format!("{scheme}://{address}");
     let local =

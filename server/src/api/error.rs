@@ -1,115 +1,163 @@
-//! Errors in the OpenAI shape: `{"error": {"message", "type", "param", "code"}}`.
+//! Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use tracing::{error, info, warn};
+use utoipa::ToSchema;
 
 use crate::engine::{Failure, RequestError, SubmitError};
 use crate::session::StoreError;
 
-/// Longest message that the log repeats, in characters.
+/// Longest message in the log, in characters.
 const LOGGED_CHARACTERS: usize = 500;
 
-/// An answer that says why not.
+/// An error response.
 #[derive(Clone, Debug)]
 pub struct ApiError {
     status: StatusCode,
+    error: ErrorDetails,
+}
+
+/// The body of an error response.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Error)]
+pub(super) struct ErrorBody {
+    error: ErrorDetails,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct ErrorDetails {
+    /// What is wrong, for people.
     message: String,
-    kind: &'static str,
+    #[serde(rename = "type")]
+    kind: ErrorKind,
+    /// The parameter at fault, if it is one.
+    #[schema(required)]
     param: Option<String>,
+    /// What is wrong, for programs.
+    #[schema(required)]
     code: Option<&'static str>,
 }
 
+/// What is at fault: the request, the rate of requests, or the server.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ErrorKind {
+    InvalidRequestError,
+    RateLimitError,
+    ServerError,
+}
+
 impl ApiError {
-    /// A request that cannot be right, whoever gets it.
+    fn new(
+        status: StatusCode,
+        kind: ErrorKind,
+        param: Option<&str>,
+        code: Option<&'static str>,
+        message: impl Into<String>,
+    ) -> Self {
+        let (message, param) = (message.into(), param.map(str::to_owned));
+        Self { status, error: ErrorDetails { message, kind, param, code } }
+    }
+
+    /// An invalid request, answered with 400.
     pub(super) fn invalid(param: Option<&str>, message: impl Into<String>) -> Self {
         Self::request(StatusCode::BAD_REQUEST, param, None, message)
     }
 
-    /// A request that is refused with `status`.
+    /// A refused request.
     pub(super) fn request(
         status: StatusCode,
         param: Option<&str>,
         code: Option<&'static str>,
         message: impl Into<String>,
     ) -> Self {
-        let (message, param) = (message.into(), param.map(str::to_owned));
-        Self { status, message, kind: "invalid_request_error", param, code }
+        Self::new(status, ErrorKind::InvalidRequestError, param, code, message)
     }
 
-    /// A fault of the server's.
+    /// A failure of the server.
     pub(super) fn server(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), kind: "server_error", param: None, code: Some(code) }
+        Self::new(status, ErrorKind::ServerError, None, Some(code), message)
     }
 
-    /// A key that has had enough for now.
-    pub(super) fn limited(message: impl Into<String>) -> Self {
-        let (status, message) = (StatusCode::TOO_MANY_REQUESTS, message.into());
-        Self { status, message, kind: "rate_limit_error", param: None, code: Some("rate_limit_exceeded") }
+    /// Too many requests, answered with 429.
+    pub(super) fn rate_limit(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, ErrorKind::RateLimitError, None, Some(code), message)
     }
 
-    /// The same refusal where the parameter is called `name`.
+    /// The same error about the parameter `name` instead of `from`.
     pub(super) fn renamed(mut self, from: &str, name: &str) -> Self {
-        if self.param.as_deref() == Some(from) {
-            if let Some(rest) = self.message.strip_prefix(from) {
-                self.message = format!("{name}{rest}");
+        if self.error.param.as_deref() == Some(from) {
+            if let Some(rest) = self.error.message.strip_prefix(from) {
+                self.error.message = format!("{name}{rest}");
             }
-            self.param = Some(name.to_owned());
+            self.error.param = Some(name.to_owned());
         }
         self
     }
 
-    /// A thing that is not there, or that is another owner's.
+    /// An object that does not exist or belongs to another owner.
     pub(super) fn missing(param: &str, what: &str) -> Self {
         let message = format!("no {what} has this id");
         Self::request(StatusCode::NOT_FOUND, Some(param), Some("not_found"), message)
     }
 
-    /// In one word, from a set that does not grow: the code, or the type where there is none.
-    pub(super) fn word(&self) -> &'static str {
-        self.code.unwrap_or(self.kind)
+    /// The code, or the type if there is none. The set of values is bounded, so it can label a metric.
+    pub(super) fn label(&self) -> &'static str {
+        self.error.code.unwrap_or(match self.error.kind {
+            ErrorKind::InvalidRequestError => "invalid_request_error",
+            ErrorKind::RateLimitError => "rate_limit_error",
+            ErrorKind::ServerError => "server_error",
+        })
     }
 
-    /// The status that it is answered with.
+    /// The HTTP status.
     pub(super) fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// In words.
+    /// What is wrong, for people.
     pub(super) fn message(&self) -> &str {
-        &self.message
+        &self.error.message
     }
 
-    /// A panic. Its words are for the log alone.
+    /// The parameter at fault, if it is one.
+    pub(super) fn param(&self) -> Option<&str> {
+        self.error.param.as_deref()
+    }
+
+    /// A panic or a bug. The reason is only in the log.
     pub(super) fn internal() -> Self {
-        let message = "the server failed on this request; its log has the reason under the request's id";
+        let message = "internal error; the server's log has the reason under the request's id";
         Self::server(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
-    /// The error as a JSON object, also for the middle of a stream.
+    /// The body of the response; an error inside a stream has the same.
     pub(super) fn body(&self) -> Value {
-        json!({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}})
+        let body = ErrorBody { error: self.error.clone() };
+        serde_json::to_value(body).expect("a struct of strings becomes JSON")
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        // A message may quote the client, who must not be able to forge a log line, nor to write a long one.
-        let message: String = self.message.escape_debug().take(LOGGED_CHARACTERS).collect();
-        let (status, param) = (self.status.as_u16(), &self.param);
+        // A message may quote the client, which must not be able to forge log lines or fill the log.
+        let message: String = self.error.message.escape_debug().take(LOGGED_CHARACTERS).collect();
+        let (status, param) = (self.status.as_u16(), self.param());
         match status {
             500 => error!(status, "failed: {message}"),
             501.. => warn!(status, "not served: {message}"),
             _ => info!(status, param, "refused: {message}"),
         }
         let mut response = (self.status, Json(self.body())).into_response();
-        let passing = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE, StatusCode::CONFLICT];
-        if passing.contains(&self.status) {
+        let temporary = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE, StatusCode::CONFLICT];
+        if temporary.contains(&self.status) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        // For the formats that say it in another shape, and for who counts it.
+        // For formats with errors of their own, and for metrics.
         response.extensions_mut().insert(self);
         response
     }
@@ -135,7 +183,7 @@ impl From<StoreError> for ApiError {
             StoreError::TooManyForks { .. } => Self::invalid(Some("n"), message),
             StoreError::Unstorable { .. } => Self::server(StatusCode::INTERNAL_SERVER_ERROR, "state_unfit", message),
             StoreError::Index { .. } | StoreError::Option { .. } => {
-                // These are said at the start, before any request.
+                // Only opening a store reports these.
                 Self::internal()
             }
         }
@@ -151,13 +199,7 @@ impl From<RequestError> for ApiError {
 impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         match error {
-            SubmitError::QueueFull => Self {
-                status: StatusCode::TOO_MANY_REQUESTS,
-                message: error.to_string(),
-                kind: "rate_limit_error",
-                param: None,
-                code: Some("queue_full"),
-            },
+            SubmitError::QueueFull => Self::rate_limit("queue_full", error.to_string()),
             SubmitError::Closed => Self::server(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", error.to_string()),
         }
     }
@@ -185,9 +227,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_grammar_past_its_limits_is_the_requests_doing() {
+    fn a_grammar_over_its_limits_is_an_invalid_request() {
         let error = ApiError::from(Failure::Grammar);
-        assert_eq!((error.status(), error.word()), (StatusCode::BAD_REQUEST, "grammar_limit"));
+        assert_eq!((error.status(), error.label()), (StatusCode::BAD_REQUEST, "grammar_limit"));
         assert_eq!(error.body()["error"]["type"], "invalid_request_error");
         assert_eq!(ApiError::from(Failure::Internal).status(), StatusCode::INTERNAL_SERVER_ERROR);
     }

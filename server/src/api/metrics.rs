@@ -1,4 +1,4 @@
-//! `GET /metrics`, and the layer that counts every answer.
+//! `GET /metrics`, and the middleware that counts responses.
 
 use std::time::Instant;
 
@@ -12,16 +12,22 @@ use super::state::AppState;
 use crate::metrics::{CLASSIC, ErrorLabels, HttpLabels, Model, OPEN_METRICS, Sources};
 
 tokio::task_local! {
-    /// When the request that this task answers arrived.
     static ARRIVED: Instant;
 }
 
-/// When the request that is being answered arrived: now, where no request is.
+/// When the current request arrived; now, outside of a request.
 pub(super) fn arrived() -> Instant {
     ARRIVED.try_with(|arrived| *arrived).unwrap_or_else(|_| Instant::now())
 }
 
-/// `GET /metrics`
+/// Metrics for Prometheus
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    operation_id = "metrics",
+    tag = "service",
+    responses((status = 200, description = "The metrics.", content((String = CLASSIC), (String = OPEN_METRICS))))
+)]
 pub(super) async fn scrape(State(state): State<AppState>, headers: HeaderMap) -> Response {
     let served = state.loaded().ok();
     let model = served.map(|served| Model {
@@ -38,23 +44,23 @@ pub(super) async fn scrape(State(state): State<AppState>, headers: HeaderMap) ->
     ([(header::CONTENT_TYPE, kind)], state.metrics().text(&sources, open)).into_response()
 }
 
-/// Counts the answer to a request, whatever answers it.
+/// Counts the response to a request.
 pub(super) async fn count(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = method(request.method());
     let response = ARRIVED.scope(Instant::now(), next.run(request)).await;
     let status = response.status();
-    // A path is whatever a client writes, a pattern is one of ours.
+    // Clients choose paths, so only the patterns of routes are labels.
     let route = route.as_ref().map_or("other", MatchedPath::as_str).to_owned();
     state.metrics().count_response(&HttpLabels { route, method, status: status.as_u16() });
     if status.is_client_error() || status.is_server_error() {
-        let code = response.extensions().get::<ApiError>().map_or("other", ApiError::word);
+        let code = response.extensions().get::<ApiError>().map_or("other", ApiError::label);
         state.metrics().count_error(&ErrorLabels { status: status.as_u16(), code });
     }
     response
 }
 
-/// The method's name, for those that HTTP defines: a client may send any word.
+/// The method's name; `other` for methods that HTTP does not define, which clients may invent.
 fn method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

@@ -1,101 +1,58 @@
 //! HTTP: requests in, JSON and server-sent events out. Only this module serialises.
 
-mod door;
+mod auth;
 mod error;
 mod formats;
+mod generation;
 mod metrics;
+mod middleware;
 mod openapi;
-mod owner;
 mod pages;
-mod panics;
-mod playground;
 mod request;
+mod routes;
 mod run;
 mod service;
 mod sessions;
 mod state;
-mod trace;
 
-use axum::Router;
+use std::sync::Arc;
+
 use axum::extract::DefaultBodyLimit;
-use axum::http::Method;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::routing::{get, post};
+use axum::{Extension, Router};
 
-use door::Routes;
-use formats::anthropic::MessagesRequest;
-use formats::chat::ChatRequest;
-use formats::completions::CompletionRequest;
-use formats::format::generate;
-use formats::llamacpp::LlamaRequest;
-use formats::responses::ResponseRequest;
-use formats::{anthropic, errors, llamacpp, responses, tokens};
-use run::resume;
+use auth::middleware::{Auth, authorize};
+use middleware::body_timeout::body_timeout;
+use middleware::cors::cors;
+use middleware::panics::catch_panic;
+use middleware::trace::trace;
+use routes::Routes;
 
-pub use door::{Access, Keys, KeysError, Origin, OriginError, Scope};
+pub use auth::keys::{Keys, KeysError};
+pub use auth::scope::{Access, Scope};
 pub use error::ApiError;
+pub use middleware::cors::{Origin, OriginError};
 pub use state::{ApiOptions, AppState, Served};
 
-/// Every route. What each needs of a key is said in [`door`]; a new one needs a key that may generate.
-fn routes() -> Routes {
-    Routes::default()
-        .route("/", get(playground::index))
-        .route("/playground/{file}", get(playground::file))
-        .route("/favicon.ico", get(playground::favicon))
-        .route("/docs", get(openapi::page))
-        .route("/docs/{file}", get(openapi::file))
-        .route("/openapi.json", openapi::description())
-        .route("/v1/completions", post(generate::<CompletionRequest>))
-        .route("/v1/chat/completions", post(generate::<ChatRequest>))
-        .route("/v1/responses", post(generate::<ResponseRequest>))
-        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::delete))
-        .route("/v1/messages", post(generate::<MessagesRequest>))
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/v1/streams/{id}", get(resume::resume))
-        .route("/v1/sessions", get(sessions::list).post(sessions::create))
-        .route("/v1/sessions/{id}", get(sessions::get).patch(sessions::patch).delete(sessions::delete))
-        .route("/v1/sessions/{id}/append", post(sessions::append))
-        .route("/v1/sessions/{id}/fork", post(sessions::fork))
-        .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
-        .route("/v1/sessions/{id}/turns", get(sessions::turns))
-        .route("/v1/sessions/{id}/snapshot", get(sessions::download))
-        .route("/v1/snapshots", post(sessions::upload))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/apply-template", post(tokens::apply_template))
-        .route("/completion", post(generate::<LlamaRequest>))
-        .route("/completions", post(generate::<LlamaRequest>))
-        .route("/infill", post(llamacpp::infill))
-        .route("/props", get(llamacpp::props))
-        .route("/slots", get(llamacpp::slots))
-        .route("/v1/embeddings", post(tokens::embeddings))
-        .route("/embeddings", post(tokens::embeddings))
-        .route("/embedding", post(tokens::embeddings))
-        .route("/v1/models", get(service::models))
-        // A model's name may hold slashes.
-        .route("/v1/models/{*id}", get(service::one_model))
-        .route("/health", get(service::health))
-        .route("/ready", get(service::ready))
-        .route("/metrics", get(metrics::scrape))
+/// The pattern of every path, and the access that it needs.
+pub fn paths() -> Vec<(String, Access)> {
+    routes::all().access.into_iter().collect()
 }
 
-/// The path of every route, as the router takes it, and what reading it needs where the server has keys.
-pub fn paths() -> Vec<(&'static str, Access)> {
-    routes().paths().iter().map(|path| (*path, Access::of(Some(path), &Method::GET))).collect()
-}
-
-/// Every route, over `state`, behind the door. Each layer is around those before it.
+/// Every route, with its middleware. Each layer wraps those before it.
 pub(crate) fn router(state: AppState) -> Router {
     let options = state.options();
-    let router = routes()
-        .into_router()
+    let Routes { router, access, description } = routes::all();
+    let auth = Auth { state: state.clone(), access: Arc::new(access) };
+    let router = router
+        .layer(Extension(Arc::new(description)))
         .fallback(service::not_found)
         .method_not_allowed_fallback(service::method_not_allowed)
         .layer(DefaultBodyLimit::max(options.max_body_bytes))
-        .layer(from_fn_with_state(state.clone(), door::in_time))
-        .layer(from_fn_with_state(state.clone(), door::guard))
-        .layer(from_fn(panics::catch));
-    let router = if options.cors.is_empty() { router } else { router.layer(door::cors(&options.cors)) };
-    let router = router.layer(from_fn(trace::trace)).layer(from_fn_with_state(state.clone(), metrics::count));
-    router.layer(from_fn(errors::in_format_of_path)).with_state(state)
+        .layer(from_fn_with_state(state.clone(), body_timeout))
+        .layer(from_fn_with_state(auth, authorize))
+        .layer(from_fn(catch_panic));
+    let router = if options.cors.is_empty() { router } else { router.layer(cors(&options.cors)) };
+    let router = router.layer(from_fn(trace)).layer(from_fn_with_state(state.clone(), metrics::count));
+    router.layer(from_fn(formats::errors::in_format_of_path)).with_state(state)
 }

@@ -1,22 +1,129 @@
-//! The server's own pages as they go out: what a browser is told of each.
+//! The server's own pages, embedded in the binary: the playground at `/` and the API page at `/docs`.
 
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 
-/// A file of a page, of the media type `kind`, which may load and do what `policy` says.
-pub(super) fn page(kind: &'static str, policy: &'static str, contents: impl IntoResponse) -> Response {
+use super::openapi::Error;
+use super::service::not_found;
+
+/// The pages may load their own files and connect to this server, and nothing else.
+const POLICY: &str =
+    "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// A file's name, media type and contents.
+type File = (&'static str, &'static str, &'static str);
+
+const PLAYGROUND: [File; 14] = [
+    ("style.css", CSS, include_str!("../playground/style.css")),
+    ("sessions.css", CSS, include_str!("../playground/sessions.css")),
+    ("theme.js", JAVASCRIPT, include_str!("../playground/theme.js")),
+    ("app.js", JAVASCRIPT, include_str!("../playground/app.js")),
+    ("conversation.js", JAVASCRIPT, include_str!("../playground/conversation.js")),
+    ("gauge.js", JAVASCRIPT, include_str!("../playground/gauge.js")),
+    ("key.js", JAVASCRIPT, include_str!("../playground/key.js")),
+    ("level.js", JAVASCRIPT, include_str!("../playground/level.js")),
+    ("sessions.js", JAVASCRIPT, include_str!("../playground/sessions.js")),
+    ("sheet.js", JAVASCRIPT, include_str!("../playground/sheet.js")),
+    ("shelf.js", JAVASCRIPT, include_str!("../playground/shelf.js")),
+    ("sse.js", JAVASCRIPT, include_str!("../playground/sse.js")),
+    ("texts.js", JAVASCRIPT, include_str!("../playground/texts.js")),
+    ("tree.js", JAVASCRIPT, include_str!("../playground/tree.js")),
+];
+
+const DOCS: [File; 2] =
+    [("docs.css", CSS, include_str!("../docs/docs.css")), ("docs.js", JAVASCRIPT, include_str!("../docs/docs.js"))];
+
+fn respond(kind: &'static str, contents: &'static str) -> Response {
     let headers = [
         (header::CONTENT_TYPE, kind),
-        // The page belongs to this build: a newer server must not be met with an older page.
+        // A cached page of an older build may not fit this server.
         (header::CACHE_CONTROL, "no-cache"),
-        (header::CONTENT_SECURITY_POLICY, policy),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-    ]
-    .map(|(name, value): (HeaderName, &'static str)| (name, HeaderValue::from_static(value)));
-    let mut response = contents.into_response();
-    for (name, value) in headers {
-        response.headers_mut().insert(name, value);
+    ];
+    (headers.map(|(name, value)| (name, HeaderValue::from_static(value))), contents).into_response()
+}
+
+async fn respond_file(files: &[File], name: Result<Path<String>, PathRejection>, uri: Uri) -> Response {
+    match files.iter().find(|(file, ..)| name.as_ref().is_ok_and(|Path(name)| name == file)) {
+        Some((_, kind, contents)) => respond(kind, contents),
+        None => not_found(uri).await.into_response(),
     }
-    response
+}
+
+/// The playground
+#[utoipa::path(
+    get,
+    path = "/",
+    operation_id = "playground",
+    tag = "pages",
+    responses((status = 200, description = "The page.", body = String, content_type = HTML))
+)]
+pub(super) async fn playground() -> Response {
+    respond(HTML, include_str!("../playground/index.html"))
+}
+
+/// A file of the playground
+#[utoipa::path(
+    get,
+    path = "/playground/{file}",
+    operation_id = "playgroundFile",
+    tag = "pages",
+    params(("file" = String, Path, min_length = 1, description = "The file's name.")),
+    responses(
+        (status = 200, description = "The file.", content((String = CSS), (String = JAVASCRIPT))),
+        Error<404>
+    )
+)]
+pub(super) async fn playground_file(name: Result<Path<String>, PathRejection>, uri: Uri) -> Response {
+    respond_file(&PLAYGROUND, name, uri).await
+}
+
+/// The API page
+#[utoipa::path(
+    get,
+    path = "/docs",
+    operation_id = "docs",
+    tag = "pages",
+    responses((status = 200, description = "The page.", body = String, content_type = HTML))
+)]
+pub(super) async fn docs() -> Response {
+    respond(HTML, include_str!("../docs/index.html"))
+}
+
+/// A file of the API page
+#[utoipa::path(
+    get,
+    path = "/docs/{file}",
+    operation_id = "docsFile",
+    tag = "pages",
+    params(("file" = String, Path, min_length = 1, description = "The file's name.")),
+    responses(
+        (status = 200, description = "The file.", content((String = CSS), (String = JAVASCRIPT))),
+        Error<404>
+    )
+)]
+pub(super) async fn docs_file(name: Result<Path<String>, PathRejection>, uri: Uri) -> Response {
+    respond_file(&DOCS, name, uri).await
+}
+
+/// The icon of the pages: none
+///
+/// Browsers always request it, and an empty response avoids an error in their console.
+#[utoipa::path(
+    get,
+    path = "/favicon.ico",
+    operation_id = "icon",
+    tag = "pages",
+    responses((status = 204, description = "There is no icon."))
+)]
+pub(super) async fn favicon() -> StatusCode {
+    StatusCode::NO_CONTENT
 }

@@ -1,4 +1,4 @@
-//! What the handlers share: the served model, once there is one.
+//! The state that all handlers share: options, keys, metrics, and the model and the store once they are open.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +9,9 @@ use axum::http::StatusCode;
 use tidegate_model::SamplingParams;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use super::door::{self, Door, Keys};
+use super::auth::keys::{ActiveKeys, Keys};
 use super::error::ApiError;
+use super::middleware::cors::Origin;
 use crate::api::run::idempotency::InFlight;
 use crate::api::run::streams::Streams;
 use crate::engine::{EngineHandle, Limits};
@@ -24,37 +25,37 @@ pub struct Served {
     pub name: String,
     /// When it was loaded, in seconds since 1970.
     pub created: u64,
-    /// Changes when the weights, the server or the kind of device do; OpenAI's `system_fingerprint`.
+    /// OpenAI's `system_fingerprint`: changes with the weights, the server's version and the kind of device.
     pub fingerprint: String,
-    /// Where the model computes, by its name.
+    /// The name of the device.
     pub device: String,
     /// The model's tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// The bounds on each request.
+    /// The limits of each request.
     pub limits: Limits,
-    /// What holds where a request says nothing.
+    /// The sampling parameters of requests that set none.
     pub sampling: SamplingParams,
-    /// How messages become a text; none where the checkpoint has no template, or translates.
+    /// The chat template; `None` if the checkpoint has none or is a translator.
     pub template: Option<Arc<ChatTemplate>>,
-    /// Makes the grammars that answers follow.
+    /// Compiles grammars.
     pub grammars: Arc<Grammars>,
-    /// How snapshots become bytes.
+    /// Encodes and decodes snapshots.
     pub codec: Arc<Codec>,
-    /// Bytes of one conversation's state.
+    /// Size of one sequence's state in bytes.
     pub state_bytes: u64,
-    /// Beginnings of texts that need not be computed again.
+    /// The prefix cache.
     pub prefixes: Arc<PrefixIndex>,
-    /// Where requests go.
+    /// The engine.
     pub engine: EngineHandle,
 }
 
 impl Served {
-    /// Whether a prompt is a source, which is translated, and not the beginning of a text.
+    /// Whether the model is an encoder-decoder, whose prompts are sources to translate.
     pub(super) fn reads_sources(&self) -> bool {
         self.limits.sources.is_some()
     }
 
-    /// Refuses a model of any other name.
+    /// Refuses requests for another model.
     pub(super) fn check_name(&self, name: &str, param: Option<&str>) -> Result<(), ApiError> {
         if name == self.name {
             return Ok(());
@@ -64,23 +65,23 @@ impl Served {
     }
 }
 
-/// Requests that may wait for sessions in use at once; each keeps its body in memory meanwhile.
-const MOST_WAITERS: usize = 256;
+/// Requests that may wait for sessions in use; each holds its body in memory.
+const MAX_WAITERS: usize = 256;
 
-/// Settings of the HTTP side.
+/// Options of the API.
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
-    /// Longest body that is read.
+    /// Largest request body in bytes.
     pub max_body_bytes: usize,
-    /// Pause in a stream after which a comment shows that it is alive.
+    /// Pause in a stream after which a comment keeps the connection alive.
     pub keep_alive: Duration,
-    /// Time that a request's body may take to come.
+    /// Time limit for receiving a request body.
     pub body_limit: Duration,
-    /// Time that a request may make text, its wait for a slot included; then it ends with what there is. A turn of a
-    /// conversation has its prompt read first.
+    /// Time limit for generating, including the wait for a slot; the text then ends early. A turn of a session always
+    /// reads its whole prompt.
     pub max_time: Option<Duration>,
-    /// The origins of other pages that may read answers in a browser.
-    pub cors: Vec<door::Origin>,
+    /// Origins whose pages may read responses (CORS).
+    pub cors: Vec<Origin>,
 }
 
 impl Default for ApiOptions {
@@ -95,7 +96,7 @@ impl Default for ApiOptions {
     }
 }
 
-/// The state of the application; cheap to clone.
+/// The state that all handlers share; cheap to clone.
 #[derive(Clone)]
 pub struct AppState {
     inner: Arc<Inner>,
@@ -103,22 +104,22 @@ pub struct AppState {
 
 struct Inner {
     options: ApiOptions,
-    door: Door,
+    api_keys: ActiveKeys,
     served: OnceLock<Arc<Served>>,
     store: OnceLock<Store>,
     draining: AtomicBool,
-    /// One permit for each core: reading many long requests at once makes none of them faster.
+    /// One permit per core, for parsing and tokenizing long requests.
     readers: Arc<Semaphore>,
-    /// Requests that may wait for sessions that are in use.
+    /// Permits to wait for sessions in use.
     waiters: Arc<Semaphore>,
     streams: Streams,
     in_flight: InFlight,
-    /// Counts the runs that have not ended.
+    /// The number of active runs.
     runs: watch::Sender<usize>,
     metrics: Arc<Metrics>,
 }
 
-/// A run that has not ended; dropped when it has.
+/// Counts an active run until it is dropped.
 pub(super) struct RunGuard(AppState);
 
 impl Drop for RunGuard {
@@ -128,26 +129,26 @@ impl Drop for RunGuard {
 }
 
 impl AppState {
-    /// A server without a model yet: alive, but not ready.
+    /// The state of a server that has no model yet: alive, but not ready.
     pub fn new(options: ApiOptions) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let (readers, waiters) = (Arc::new(Semaphore::new(cores)), Arc::new(Semaphore::new(MOST_WAITERS)));
+        let (readers, waiters) = (Arc::new(Semaphore::new(cores)), Arc::new(Semaphore::new(MAX_WAITERS)));
         let (streams, in_flight, runs) = (Streams::default(), InFlight::default(), watch::Sender::new(0));
         let (served, store, draining) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
-        let (door, metrics) = (Door::default(), Arc::new(Metrics::new()));
+        let (api_keys, metrics) = (ActiveKeys::default(), Arc::new(Metrics::new()));
         let inner =
-            Inner { options, door, served, store, draining, readers, waiters, streams, in_flight, runs, metrics };
+            Inner { options, api_keys, served, store, draining, readers, waiters, streams, in_flight, runs, metrics };
         Self { inner: Arc::new(inner) }
     }
 
-    /// Lets in nobody without one of `keys` from now on, in place of those before. To be called before serving: without
-    /// keys everybody is let in.
-    pub fn lock(&self, keys: Keys) {
-        self.inner.door.set(keys);
+    /// Requires one of `keys` from now on, in place of earlier ones. Call it before serving: without keys, every request
+    /// is allowed.
+    pub fn set_api_keys(&self, keys: Keys) {
+        self.inner.api_keys.set(keys);
     }
 
-    pub(super) fn door(&self) -> &Door {
-        &self.inner.door
+    pub(super) fn api_keys(&self) -> &ActiveKeys {
+        &self.inner.api_keys
     }
 
     /// Counts a run until the guard is dropped.
@@ -156,37 +157,37 @@ impl AppState {
         RunGuard(self.clone())
     }
 
-    /// Waits until every run has ended, those without a client too. To be called after [`Self::drain`].
+    /// Waits until every run has ended, including those whose client has disconnected. Call [`Self::drain`] first.
     pub async fn settle(&self) {
         // The sender lives as long as `self`.
         let _ = self.inner.runs.subscribe().wait_for(|runs| *runs == 0).await;
     }
 
-    /// Makes durable what is kept.
+    /// Writes all sessions to disk.
     pub async fn close(&self) {
         if let Some(store) = self.inner.store.get()
             && let Err(error) = store.close().await
         {
-            tracing::error!("what was in memory alone is lost: {error}");
+            tracing::error!("lost the sessions that were only in memory: {error}");
         }
     }
 
-    /// Keeps sessions in `store`; the first stays. To be called before [`Self::serve`].
-    pub fn keep(&self, store: Store) {
+    /// Sets the session store; later calls have no effect. Call it before [`Self::serve`].
+    pub fn set_store(&self, store: Store) {
         self.inner.store.get_or_init(|| store);
     }
 
-    /// Begins to serve a model; the first stays. Returns the one that is served.
+    /// Starts serving a model and returns it; later calls have no effect and return the first model.
     pub fn serve(&self, served: Served) -> &Served {
         let served = self.inner.served.get_or_init(|| Arc::new(served));
-        // Whichever of this and `drain` comes second sees what the other did.
+        // Of this and `drain`, the later one sees the effect of the earlier.
         if self.inner.draining.load(Ordering::SeqCst) {
             served.engine.drain();
         }
         served
     }
 
-    /// Takes no more requests; those that run are finished.
+    /// Refuses new requests; running ones finish.
     pub fn drain(&self) {
         self.inner.draining.store(true, Ordering::SeqCst);
         if let Some(served) = self.inner.served.get() {
@@ -194,7 +195,7 @@ impl AppState {
         }
     }
 
-    /// Ends what still runs.
+    /// Ends all running requests.
     pub fn abort(&self) {
         if let Some(served) = self.inner.served.get() {
             served.engine.abort();
@@ -213,9 +214,9 @@ impl AppState {
         &self.inner.in_flight
     }
 
-    /// Where sessions are kept.
+    /// The session store, if there is one.
     pub(super) fn store(&self) -> Result<&Store, ApiError> {
-        let message = "this server keeps no sessions";
+        let message = "this server has no session store";
         self.inner.store.get().ok_or_else(|| ApiError::server(StatusCode::NOT_IMPLEMENTED, "no_store", message))
     }
 
@@ -223,20 +224,20 @@ impl AppState {
         &self.inner.options
     }
 
-    /// A place among those that wait for sessions in use.
+    /// A permit to wait for a session in use.
     pub(super) fn waiter(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         Arc::clone(&self.inner.waiters).try_acquire_owned().map_err(|_| {
-            let message = format!("{MOST_WAITERS} requests wait for sessions in use already");
+            let message = format!("{MAX_WAITERS} requests already wait for sessions in use");
             ApiError::request(StatusCode::TOO_MANY_REQUESTS, Some("prefer"), Some("too_many_waiting"), message)
         })
     }
 
-    /// Waits for the leave to read a request. `None` never comes: nobody closes the semaphore.
+    /// Waits for a permit to parse a request. Never `None`: the semaphore is never closed.
     pub(super) async fn reader(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.inner.readers).acquire_owned().await.ok()
     }
 
-    /// The model, whether or not it takes requests.
+    /// The model, even while it takes no requests.
     pub(super) fn loaded(&self) -> Result<&Arc<Served>, ApiError> {
         match self.inner.served.get() {
             Some(served) => Ok(served),
@@ -244,16 +245,16 @@ impl AppState {
         }
     }
 
-    /// The model, where it can take requests.
+    /// The model, if it takes requests.
     pub(super) fn ready(&self) -> Result<&Arc<Served>, ApiError> {
         let unavailable = |code, message| Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, code, message));
         if self.inner.draining.load(Ordering::SeqCst) {
             return unavailable("shutting_down", "the server is shutting down");
         }
         match self.inner.served.get() {
-            None => unavailable("loading", "the model is being loaded, try again soon"),
+            None => unavailable("loading", "the model is loading, try again soon"),
             Some(served) if served.engine.is_ready() => Ok(served),
-            Some(_) => unavailable("engine_stopped", "the engine does not step"),
+            Some(_) => unavailable("engine_stopped", "the engine has stopped"),
         }
     }
 }

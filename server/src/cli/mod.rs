@@ -1,7 +1,7 @@
 //! The command line: every flag, its environment variable, and its help.
 
 mod bench;
-mod door;
+mod http;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use tidegate_server::checkpoint::DeviceChoice;
 
 pub(crate) use bench::{BenchArgs, BenchOutput, MixerArg, ShapeArg, StateArg, word};
-pub(crate) use door::DoorArgs;
+pub(crate) use http::HttpArgs;
 
 const DEFAULT_PORT: u16 = 8080;
 
@@ -109,7 +109,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "TIDEGATE_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = 4 << 20, value_parser = positive, help_heading = "Limits")]
     pub(crate) max_body_bytes: usize,
     #[command(flatten)]
-    pub(crate) door: DoorArgs,
+    pub(crate) http: HttpArgs,
     #[command(flatten)]
     pub(crate) log: LogArgs,
     /// OpenTelemetry collector, such as http://localhost:4318 (needs the feature `otlp`)

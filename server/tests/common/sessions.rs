@@ -40,7 +40,7 @@ pub(crate) async fn app_on(checkpoint: &Path, options: OpenOptions, location: Lo
 pub(crate) async fn app_of(served: Served, location: Location) -> App {
     let store = Store::open(StoreOptions::new(location), served.codec.clone()).await.unwrap();
     let (state, engine) = (AppState::new(ApiOptions::default()), served.engine.clone());
-    state.keep(store.clone());
+    state.set_store(store.clone());
     state.serve(served);
     App { state, engine, store }
 }

@@ -82,8 +82,8 @@ const SERVER: Layers = &[
     ("checkpoint", &["api", "engine", "session", "text"]),
     ("cli", &[]),
     ("bench", &["cli"]),
-    ("door", &["cli"]),
-    ("sessions", &["cli"]),
+    ("http", &["cli"]),
+    ("store", &["cli"]),
     ("telemetry", &[]),
 ];
 

@@ -10,8 +10,8 @@ use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 
 use super::json;
+use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
-use crate::api::owner::Caller;
 use crate::api::request::blocking::run_blocking;
 use crate::api::request::continuation::{Continuation, SessionParameters};
 use crate::api::request::{TextRequest, ValidRequest};

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 
 use super::json::{body as json_body, parse};
 use super::openai::wire::{ChatMessage, messages};
-use crate::api::error::ApiError;
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::openapi::{GenerationErrors, schemas};
 use crate::api::request::blocking::run_blocking;
 use crate::api::request::prompt::render_messages;
 use crate::api::run::encoder::to_json;
@@ -86,7 +87,18 @@ struct Tokenized<'a> {
     token_strs: Option<Vec<String>>,
 }
 
-/// `POST /tokenize`
+/// Tokenize a text
+#[utoipa::path(
+    post,
+    path = "/tokenize",
+    operation_id = "tokenize",
+    tag = "other formats",
+    request_body(content = schemas::TokenizeRequest, examples(
+        ("llama.cpp" = (value = json!({"content": "Once upon a time", "with_pieces": true}))),
+        ("vLLM" = (value = json!({"prompt": "Once upon a time", "return_token_strs": true})))
+    )),
+    responses((status = 200, description = "The tokens.", body = schemas::Tokenized), GenerationErrors)
+)]
 pub(in crate::api) async fn tokenize(
     State(state): State<AppState>,
     headers: HeaderMap,
@@ -119,7 +131,15 @@ pub(in crate::api) async fn tokenize(
     .await
 }
 
-/// `POST /detokenize`
+/// Turn tokens into text
+#[utoipa::path(
+    post,
+    path = "/detokenize",
+    operation_id = "detokenize",
+    tag = "other formats",
+    request_body(content = schemas::DetokenizeRequest, examples(("ids" = (value = json!({"tokens": [5, 6, 7]}))))),
+    responses((status = 200, description = "The text.", body = schemas::Detokenized), GenerationErrors)
+)]
 pub(in crate::api) async fn detokenize(
     State(state): State<AppState>,
     headers: HeaderMap,
@@ -138,7 +158,17 @@ pub(in crate::api) async fn detokenize(
     .await
 }
 
-/// `POST /apply-template`
+/// Apply the chat template to messages
+#[utoipa::path(
+    post,
+    path = "/apply-template",
+    operation_id = "applyTemplate",
+    tag = "other formats",
+    request_body(content = schemas::TemplateRequest, examples(
+        ("a message" = (value = json!({"messages": [{"role": "user", "content": "Tell me of a fox."}]})))
+    )),
+    responses((status = 200, description = "The prompt.", body = schemas::Rendered), GenerationErrors)
+)]
 pub(in crate::api) async fn apply_template(
     State(state): State<AppState>,
     headers: HeaderMap,
@@ -153,7 +183,14 @@ pub(in crate::api) async fn apply_template(
     .await
 }
 
-/// `POST /v1/embeddings` and the paths that llama.cpp has for it.
+/// Embeddings: not supported
+#[utoipa::path(
+    post,
+    path = "/v1/embeddings",
+    operation_id = "embeddings",
+    tag = "other formats",
+    responses((status = 501, description = "Not supported.", body = ErrorBody))
+)]
 pub(in crate::api) async fn embeddings() -> ApiError {
     let message = "embeddings are not supported: the model has not been trained for them";
     ApiError::request(StatusCode::NOT_IMPLEMENTED, None, Some("not_supported"), message)

@@ -1,13 +1,13 @@
-//! What the derived schemas cannot say: the bounds of this server, alternatives and conditions, and that answers have
-//! no fields but those described.
+//! Completes the derived schemas: this server's limits, conditions between fields, and that responses have no
+//! undescribed fields.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::written::written;
+use super::fragments::fragments;
 
-/// What differs from server to server.
+/// The limits of this server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds<'a> {
     pub(super) model: &'a str,
@@ -17,7 +17,7 @@ pub(super) struct Bounds<'a> {
     pub(super) max_prompt_tokens: usize,
 }
 
-/// What a request must be beside its fields.
+/// Conditions between the fields of requests.
 fn conditions() -> [(&'static str, Value); 6] {
     let given = |name: &str| json!({"required": [name], "properties": {name: {"not": {"type": "null"}}}});
     let streamed = json!({
@@ -48,16 +48,16 @@ fn conditions() -> [(&'static str, Value); 6] {
     ]
 }
 
-/// Half of the smallest number that 32 bits hold: what is not above it counts as 0.
-const NOTHING: f64 = 7.006_492_321_624_085e-46;
+/// Half of the smallest positive f32: what is not above it is rounded to 0.
+const SMALLEST: f64 = 7.006_492_321_624_085e-46;
 
-/// Says of what must be above 0 how much above it must be.
+/// Replaces the bound 0 of positive numbers by the smallest number that the server does not round to 0.
 fn above_zero(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(above_zero),
         Value::Object(fields) => {
             if fields.get("exclusiveMinimum").is_some_and(|bound| bound.as_f64() == Some(0.0)) {
-                fields.insert("exclusiveMinimum".to_owned(), NOTHING.into());
+                fields.insert("exclusiveMinimum".to_owned(), SMALLEST.into());
             }
             fields.values_mut().for_each(above_zero);
         }
@@ -65,11 +65,11 @@ fn above_zero(value: &mut Value) {
     }
 }
 
-/// Completes `document`.
+/// Completes the document.
 pub(super) fn finish(document: &mut Value, bounds: Bounds<'_>) {
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };
     merge(schemas);
-    for (name, schema) in written(bounds) {
+    for (name, schema) in fragments(bounds) {
         schemas.insert(name.to_owned(), schema);
     }
     for (name, all) in conditions() {
@@ -77,18 +77,18 @@ pub(super) fn finish(document: &mut Value, bounds: Bounds<'_>) {
     }
     name_model(document, bounds.model);
     above_zero(document);
-    let wanted = reached(document, |operation| vec![operation.get("requestBody")]);
-    let given = reached(document, |operation| vec![operation.get("responses")]);
+    let requests = reached(document, |operation| vec![operation.get("requestBody")]);
+    let responses = reached(document, |operation| vec![operation.get("responses")]);
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };
-    schemas.retain(|name, _| wanted.contains(name) || given.contains(name));
+    schemas.retain(|name, _| requests.contains(name) || responses.contains(name));
     for (name, schema) in schemas.iter_mut() {
-        if !wanted.contains(name) && schema.get("properties").is_some() {
+        if !requests.contains(name) && schema.get("properties").is_some() {
             schema["additionalProperties"] = Value::Bool(false);
         }
     }
 }
 
-/// Puts the model's name into the examples that need one.
+/// Replaces `MODEL` in examples by the model's name.
 fn name_model(value: &mut Value, model: &str) {
     match value {
         Value::String(text) if text == "MODEL" => model.clone_into(text),
@@ -98,30 +98,31 @@ fn name_model(value: &mut Value, model: &str) {
     }
 }
 
-/// Makes one object of each that was put together from several.
+/// Merges the parts of schemas with flattened fields (`allOf`) into one object.
 fn merge(schemas: &mut Map<String, Value>) {
-    let names: Vec<String> = schemas.keys().cloned().collect();
-    for name in names {
-        let Some(Value::Array(parts)) = schemas[&name].get("allOf").cloned() else { continue };
-        let mut whole = schemas[&name].clone();
-        if let Some(whole) = whole.as_object_mut() {
-            whole.remove("allOf");
-        }
-        for part in parts {
-            let found = part["$ref"].as_str().and_then(|path| path.rsplit('/').next());
-            let part = found.map_or(part.clone(), |found| schemas[found].clone());
-            whole["type"] = "object".into();
-            for (field, schema) in part["properties"].as_object().into_iter().flatten() {
-                whole["properties"][field] = schema.clone();
-            }
-            let required = whole["required"].as_array().into_iter().chain(part["required"].as_array());
-            whole["required"] = required.flatten().cloned().collect();
-        }
-        schemas.insert(name, whole);
-    }
+    let merged = schemas.iter().map(|(name, schema)| (name.clone(), merged(schema, schemas))).collect();
+    *schemas = merged;
 }
 
-/// The names of the schemas that are reached from some part of each operation.
+fn merged(schema: &Value, schemas: &Map<String, Value>) -> Value {
+    let Some(parts) = schema["allOf"].as_array() else { return schema.clone() };
+    let mut whole = json!({"type": "object", "properties": {}, "required": []});
+    if !schema["description"].is_null() {
+        whole["description"] = schema["description"].clone();
+    }
+    for part in parts {
+        let named = part["$ref"].as_str().and_then(|path| schemas.get(path.rsplit('/').next()?));
+        let part = merged(named.unwrap_or(part), schemas);
+        for (field, schema) in part["properties"].as_object().into_iter().flatten() {
+            whole["properties"][field] = schema.clone();
+        }
+        let required = whole["required"].as_array().into_iter().chain(part["required"].as_array());
+        whole["required"] = required.flatten().cloned().collect();
+    }
+    whole
+}
+
+/// The names of the schemas that a part of any operation refers to.
 fn reached<'a>(document: &'a Value, from: impl Fn(&'a Value) -> Vec<Option<&'a Value>>) -> BTreeSet<String> {
     let items = document["paths"].as_object().into_iter().flat_map(Map::values);
     let operations = items.filter_map(Value::as_object).flat_map(Map::values);

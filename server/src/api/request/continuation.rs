@@ -11,7 +11,7 @@ use rand::Rng;
 use serde::Deserialize;
 
 use super::blocking::run_blocking;
-use crate::api::door;
+use crate::api::auth::context;
 use crate::api::error::ApiError;
 use crate::api::state::{AppState, Served};
 use crate::engine::{Snapshots, Start};
@@ -130,7 +130,7 @@ impl Continuation {
             let message = "state and return_state must be absent with a session, which the server keeps";
             return Err(ApiError::invalid(Some("state"), message));
         }
-        door::check_keep("session")?;
+        context::check_may_store("session")?;
         let id = session_id(&id, "session")?;
         let wait = wait(headers)?;
         let _permit = if wait.is_zero() { None } else { Some(state.waiter()?) };

@@ -171,7 +171,7 @@ impl Run {
         let last = match outcome {
             Ok(()) => Ok(if sink.wants_body() { self.encoder.body() } else { String::new() }),
             Err(error) => {
-                meter.failed(error.word());
+                meter.failed(error.label());
                 out.clear();
                 self.encoder.fail(&error, &mut out);
                 Err(error)

@@ -6,11 +6,30 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 
 use super::sink;
-use crate::api::error::ApiError;
-use crate::api::owner::Caller;
+use crate::api::auth::owner::Caller;
+use crate::api::error::{ApiError, ErrorBody};
+use crate::api::openapi::{Error, Events, Id, LastEventId, schemas};
 use crate::api::state::AppState;
 
-/// Streams the events after `Last-Event-ID`, or all events without that header.
+type StreamEvents = Events<schemas::CompletionChunk, ErrorBody>;
+
+/// Resume a stream after a disconnect
+///
+/// The stream of a turn with `"on_disconnect": "continue"`, from the event after `last-event-id`, or from the first.
+#[utoipa::path(
+    get,
+    path = "/v1/streams/{id}",
+    operation_id = "followStream",
+    tag = "text",
+    params(Id, LastEventId),
+    responses(
+        (status = 200, description = "The events of the stream, each with its number as `id`.",
+            content((inline(StreamEvents) = "text/event-stream"))),
+        Error<400>,
+        Error<404>,
+        Error<410>
+    )
+)]
 pub(in crate::api) async fn resume(
     State(state): State<AppState>,
     Caller(owner): Caller,

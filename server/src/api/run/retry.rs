@@ -3,7 +3,7 @@
 use axum::http::HeaderMap;
 
 use super::idempotency::Ticket;
-use crate::api::door;
+use crate::api::auth::context;
 use crate::api::error::ApiError;
 use crate::api::state::AppState;
 use crate::session::Owner;
@@ -31,7 +31,7 @@ pub(in crate::api) async fn attempt(
 ) -> Result<Attempt, ApiError> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(Attempt::Unmarked) };
     // A receipt keeps the text of the answer.
-    door::check_keep("idempotency-key")?;
+    context::check_may_store("idempotency-key")?;
     let plain = |key: &&str| (1..=MAX_KEY_BYTES).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic());
     let Some(key) = key.to_str().ok().filter(plain) else {
         let message = format!("idempotency-key must be 1 to {MAX_KEY_BYTES} printable ASCII characters");

@@ -8,7 +8,7 @@ use tracing::{Span, info, warn};
 
 use super::encoder::TokenUsage;
 use super::spans;
-use crate::api::door::{self, Visit};
+use crate::api::auth::context::{self, AuthContext};
 use crate::engine::{Failure, Finish, Timings};
 
 /// Adds up a request's tokens and times, and logs them when it is dropped.
@@ -16,7 +16,7 @@ pub(in crate::api) struct UsageRecorder {
     span: Span,
     context: Context,
     /// The request's key, which is charged for the tokens; none if the server has no keys.
-    visit: Option<Arc<Visit>>,
+    auth: Option<Arc<AuthContext>>,
     started: Instant,
     pub(in crate::api) usage: TokenUsage,
     longest: Timings,
@@ -31,7 +31,7 @@ impl UsageRecorder {
         let recorder = Self {
             span: Span::current(),
             context: Context::current(),
-            visit: door::current(),
+            auth: context::current(),
             started: Instant::now(),
             usage,
             longest: Timings::default(),
@@ -43,8 +43,8 @@ impl UsageRecorder {
     }
 
     fn charge(&self, tokens: usize) {
-        if let Some(visit) = &self.visit {
-            visit.charge(tokens);
+        if let Some(auth) = &self.auth {
+            auth.charge(tokens);
         }
     }
 

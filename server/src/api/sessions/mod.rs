@@ -1,5 +1,5 @@
-//! `/v1/sessions` and `/v1/snapshots`: conversations as things to make, list, fork, rewind, read into, take away and
-//! bring back.
+//! `/v1/sessions` and `/v1/snapshots`: creating, listing, forking, rewinding, extending, downloading and uploading
+//! sessions.
 
 mod read;
 mod snapshots;
@@ -13,52 +13,48 @@ use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use tracing::Instrument;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
+use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
 use crate::api::formats::json::{body, parse};
-use crate::api::owner::Caller;
+use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
 use crate::api::request::continuation::{if_match, session_id, version_id, wait};
 use crate::api::run::retry::{Attempt, attempt};
 use crate::api::state::{AppState, Served};
-use crate::session::{Fork, Patch, Session, SessionId, Version, VersionId};
-use wire::{Change, ListQuery, ttl};
+use crate::session::{self, Fork, Patch, SessionId};
+use wire::{
+    Change, DeletedKind, DeletedSession, ForkRequest, ForkedSessions, ListKind, ListQuery, PatchRequest, RewindRequest,
+    Session, Sessions, Turns, Version, ttl,
+};
 
-pub(super) use read::{append, create};
-pub(super) use snapshots::{download, upload};
-pub(super) use wire::{AppendRequest, CreateRequest, ForkRequest, PatchRequest, RewindRequest, label, metadata};
+pub(super) use wire::{label, metadata};
 
-/// Most sessions that one fork makes.
+/// Most forks in one request.
 const MAX_FORKS: u64 = 1000;
 
-/// Most sessions of one page.
+/// Most sessions in one page.
 const MAX_PAGE: u64 = 100;
 
-/// A session as the API shows it.
-fn json_of(session: &Session, state_bytes: u64) -> Value {
-    let head = &session.head;
-    let from = session.forked_from.as_ref();
-    json!({
-        "id": session.id.as_str(),
-        "object": "session",
-        "created": session.created,
-        "updated": session.updated,
-        "expires": session.expires,
-        "ttl_seconds": session.ttl,
-        "metadata": session.metadata,
-        "version": head.id.as_str(),
-        "parent": head.parent.as_ref().map(VersionId::as_str),
-        "label": head.label,
-        "tokens": head.tokens,
-        "state_bytes": state_bytes,
-        "in_use": session.in_use,
-        "forked_from": from.map(|(id, version)| json!({"session": id.as_str(), "version": version.as_str()})),
-    })
+/// The routes of sessions and snapshots.
+pub(super) fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(list, read::create))
+        .routes(routes!(get, patch, delete))
+        .routes(routes!(read::append))
+        .routes(routes!(fork))
+        .routes(routes!(rewind))
+        .routes(routes!(turns))
+        .routes(routes!(snapshots::download))
+        .routes(routes!(snapshots::upload))
 }
 
-/// An answer that has one session, with its version as the entity tag.
-fn one(status: StatusCode, version: &str, body: impl IntoResponse) -> Response {
+/// A response with the session's version as its entity tag.
+fn tagged(status: StatusCode, version: &str, body: impl IntoResponse) -> Response {
     let mut response = (status, body).into_response();
     if let Ok(tag) = HeaderValue::try_from(format!("\"{version}\"")) {
         response.headers_mut().insert(header::ETAG, tag);
@@ -66,12 +62,17 @@ fn one(status: StatusCode, version: &str, body: impl IntoResponse) -> Response {
     response
 }
 
-fn answer(served: &Served, status: StatusCode, session: &Session) -> Response {
-    one(status, session.head.id.as_str(), Json(json_of(session, served.state_bytes)))
+fn respond(served: &Served, status: StatusCode, session: &session::Session) -> Response {
+    tagged(status, session.head.id.as_str(), Json(Session::new(session, served.state_bytes)))
 }
 
-/// Runs what must not be cut off half way, also where the client leaves: a change and the note that it was made.
-async fn unbroken<T: Send + 'static>(
+/// A body that is stored in a receipt before it is sent.
+fn to_json(body: &impl Serialize) -> String {
+    serde_json::to_string(body).expect("strings, numbers and maps with string keys become JSON")
+}
+
+/// Completes a change and its receipt even if the client disconnects.
+async fn to_completion<T: Send + 'static>(
     state: &AppState,
     change: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -84,23 +85,23 @@ async fn unbroken<T: Send + 'static>(
     tokio::spawn(change.in_current_span()).await.unwrap_or_else(|_| Err(ApiError::internal()))
 }
 
-/// A body that was made before, as the answer that it was then.
-fn again(status: StatusCode, body: String) -> Response {
+/// A stored body as the response that it was the first time.
+fn replay(status: StatusCode, body: String) -> Response {
     let version = serde_json::from_str(&body).ok().and_then(|body: Value| Some(body["version"].as_str()?.to_owned()));
     let body = ([(header::CONTENT_TYPE, "application/json")], body);
     match version {
-        Some(version) => one(status, &version, body),
+        Some(version) => tagged(status, &version, body),
         None => (status, body).into_response(),
     }
 }
 
-/// The session that a path names.
-fn named(path: Result<Path<String>, PathRejection>) -> Result<SessionId, ApiError> {
+/// The session id in a path.
+fn path_id(path: Result<Path<String>, PathRejection>) -> Result<SessionId, ApiError> {
     let Path(id) = path.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
     session_id(&id, "session")
 }
 
-/// A body of JSON, or none at all, which asks for nothing.
+/// A JSON body; an empty body counts as `{}`.
 fn json_body(state: &AppState, headers: &HeaderMap, bytes: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     match bytes {
         Ok(bytes) if bytes.is_empty() => Ok(Bytes::from_static(b"{}")),
@@ -108,12 +109,20 @@ fn json_body(state: &AppState, headers: &HeaderMap, bytes: Result<Bytes, BytesRe
     }
 }
 
-/// `GET /v1/sessions`
-pub(super) async fn list(
+/// List your sessions
+#[utoipa::path(
+    get,
+    path = "/v1/sessions",
+    operation_id = "listSessions",
+    tag = "sessions",
+    params(ListQuery),
+    responses((status = 200, description = "A page of sessions.", body = Sessions), StoreErrors)
+)]
+async fn list(
     State(state): State<AppState>,
     Caller(owner): Caller,
     query: Result<Query<ListQuery>, QueryRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Sessions>, ApiError> {
     let Query(query) = query.map_err(|rejection| ApiError::invalid(None, rejection.body_text()))?;
     let limit = query.limit.unwrap_or(20);
     if !(1..=MAX_PAGE).contains(&limit) {
@@ -131,25 +140,52 @@ pub(super) async fn list(
     let after = query.after.map(|id| session_id(&id, "after")).transpose()?;
     let page = state.store()?.list(owner, after, limit as usize, newest_first).await;
     let (sessions, more) = page.map_err(|error| ApiError::from(error).renamed("session", "after"))?;
-    let data: Vec<Value> = sessions.iter().map(|session| json_of(session, served.state_bytes)).collect();
-    let id = |session: Option<&Session>| session.map(|session| session.id.as_str().to_owned());
-    let (first, last) = (id(sessions.first()), id(sessions.last()));
-    Ok(Json(json!({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more})))
+    let data = sessions.iter().map(|session| Session::new(session, served.state_bytes)).collect();
+    Ok(Json(Sessions::new(data, more)))
 }
 
-/// `GET /v1/sessions/{id}`
-pub(super) async fn get(
+/// Retrieve a session
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{id}",
+    operation_id = "readSession",
+    tag = "sessions",
+    params(Id),
+    responses(
+        (status = 200, description = "The session.", body = Session,
+            headers(("etag" = String, description = "The session's version."))),
+        StoreErrors
+    )
+)]
+async fn get(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let served = state.loaded()?;
-    let session = state.store()?.get(owner, &named(id)?).await?;
-    Ok(answer(served, StatusCode::OK, &session))
+    let session = state.store()?.get(owner, &path_id(id)?).await?;
+    Ok(respond(served, StatusCode::OK, &session))
 }
 
-/// `PATCH /v1/sessions/{id}`
-pub(super) async fn patch(
+/// Change a session's metadata or lifetime
+#[utoipa::path(
+    patch,
+    path = "/v1/sessions/{id}",
+    operation_id = "changeSession",
+    tag = "sessions",
+    params(Id),
+    request_body(content = Option<PatchRequest>, examples(
+        ("metadata" = (value = json!({"metadata": {"tale": "crow"}}))),
+        ("no expiry" = (value = json!({"ttl_seconds": null})))
+    )),
+    responses(
+        (status = 200, description = "The session.", body = Session,
+            headers(("etag" = String, description = "The session's version."))),
+        StoreErrors,
+        BodyErrors
+    )
+)]
+async fn patch(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
@@ -160,39 +196,67 @@ pub(super) async fn patch(
     let patch = Patch {
         metadata: request.metadata.map(metadata).transpose()?,
         ttl: match request.ttl_seconds {
-            Change::None => None,
-            Change::Away => Some(None),
-            Change::To(seconds) => Some(Some(ttl(seconds)?)),
+            Change::Keep => None,
+            Change::Clear => Some(None),
+            Change::Set(seconds) => Some(Some(ttl(seconds)?)),
         },
     };
     let served = state.ready()?;
-    let session = state.store()?.update(owner, &named(id)?, patch).await?;
-    Ok(answer(served, StatusCode::OK, &session))
+    let session = state.store()?.update(owner, &path_id(id)?, patch).await?;
+    Ok(respond(served, StatusCode::OK, &session))
 }
 
-/// `DELETE /v1/sessions/{id}`
-pub(super) async fn delete(
+/// Delete a session
+#[utoipa::path(
+    delete,
+    path = "/v1/sessions/{id}",
+    operation_id = "deleteSession",
+    tag = "sessions",
+    params(Id),
+    responses((status = 200, description = "The session is deleted.", body = DeletedSession), StoreErrors, Error<409>)
+)]
+async fn delete(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let id = named(id)?;
+) -> Result<Json<DeletedSession>, ApiError> {
+    let id = path_id(id)?;
     state.store()?.delete(owner, &id).await?;
-    Ok(Json(json!({"id": id.as_str(), "object": "session.deleted", "deleted": true})))
+    Ok(Json(DeletedSession { id: id.to_string(), object: DeletedKind, deleted: true }))
 }
 
-/// `POST /v1/sessions/{id}/fork`
-pub(super) async fn fork(
+/// Fork a session
+///
+/// Also works while the session is in use, from its last commit.
+#[utoipa::path(
+    post,
+    path = "/v1/sessions/{id}/fork",
+    operation_id = "forkSession",
+    tag = "sessions",
+    params(Id, IdempotencyKey),
+    request_body(content = Option<ForkRequest>, examples(
+        ("one" = (value = json!({}))),
+        ("three" = (value = json!({"n": 3, "metadata": {"tale": "fox"}})))
+    )),
+    responses(
+        (status = 201, description = "The new sessions.", body = ForkedSessions),
+        StoreErrors,
+        BodyErrors,
+        IdempotencyErrors,
+        Error<507>
+    )
+)]
+async fn fork(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let (id, bytes) = (named(id)?, json_body(&state, &headers, bytes)?);
+    let (id, bytes) = (path_id(id)?, json_body(&state, &headers, bytes)?);
     let path = format!("/v1/sessions/{id}/fork");
     let ticket = match attempt(&state, owner, &headers, &path, &bytes).await? {
-        Attempt::Retry(body) => return Ok(again(StatusCode::CREATED, body)),
+        Attempt::Retry(body) => return Ok(replay(StatusCode::CREATED, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
@@ -204,62 +268,74 @@ pub(super) async fn fork(
     let from = request.version.map(|id| version_id(&id, "version")).transpose()?;
     let (metadata, ttl) = (request.metadata.map(metadata).transpose()?, request.ttl_seconds.map(ttl).transpose()?);
     let (served, store) = (Arc::clone(state.ready()?), state.store()?.clone());
-    let body = move |sessions: &[Session]| {
-        let data: Vec<Value> = sessions.iter().map(|session| json_of(session, served.state_bytes)).collect();
-        json!({"object": "list", "data": data}).to_string()
+    let body = move |sessions: &[session::Session]| {
+        let data = sessions.iter().map(|session| Session::new(session, served.state_bytes)).collect();
+        to_json(&ForkedSessions { object: ListKind, data })
     };
     let fork = Fork { from, n: n as usize, metadata, ttl };
     let forking = async move {
         let promise = ticket.as_ref().map(|ticket| ticket.promise(body.clone()));
         let sessions = store.fork(owner, &id, fork, promise).await?;
-        Ok(again(StatusCode::CREATED, body(&sessions)))
+        Ok(replay(StatusCode::CREATED, body(&sessions)))
     };
-    unbroken(&state, forking).await
+    to_completion(&state, forking).await
 }
 
-/// `POST /v1/sessions/{id}/rewind`
-pub(super) async fn rewind(
+/// Rewind to an earlier version, or switch to another branch
+#[utoipa::path(
+    post,
+    path = "/v1/sessions/{id}/rewind",
+    operation_id = "rewindSession",
+    tag = "sessions",
+    params(Id, IfMatch, Prefer),
+    request_body = RewindRequest,
+    responses(
+        (status = 200, description = "The session.", body = Session,
+            headers(("etag" = String, description = "The session's version."))),
+        StoreErrors,
+        BodyErrors,
+        Error<409>,
+        Error<412>,
+        Error<507>
+    )
+)]
+async fn rewind(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let id = named(id)?;
+    let id = path_id(id)?;
     let request: RewindRequest = parse(&json_body(&state, &headers, bytes)?)?;
     let to = version_id(&request.version, "version")?;
     let (served, wait) = (state.ready()?, wait(&headers)?);
-    let _place = if wait.is_zero() { None } else { Some(state.waiter()?) };
+    let _permit = if wait.is_zero() { None } else { Some(state.waiter()?) };
     let session = state.store()?.rewind(owner, &id, &to, if_match(&headers)?, wait).await?;
-    Ok(answer(served, StatusCode::OK, &session))
+    Ok(respond(served, StatusCode::OK, &session))
 }
 
-/// `GET /v1/sessions/{id}/turns`
-pub(super) async fn turns(
+/// List the versions of a session
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{id}/turns",
+    operation_id = "listTurns",
+    tag = "sessions",
+    params(Id),
+    responses(
+        (status = 200, description = "The versions, oldest first, including those that a rewind left.", body = Turns),
+        StoreErrors
+    )
+)]
+async fn turns(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let (id, store) = (named(id)?, state.store()?);
+) -> Result<Json<Turns>, ApiError> {
+    let (id, store) = (path_id(id)?, state.store()?);
     let versions = store.versions(owner, &id).await?;
-    // Asked for after the versions: a turn that ends meanwhile leaves them without a head, never with a wrong one.
+    // Read after the versions: if a turn ends in between, the list has no head instead of a wrong one.
     let head = store.get(owner, &id).await?.head.id;
-    let turn = |version: &Version| {
-        json!({
-            "object": "turn",
-            "version": version.id.as_str(),
-            "parent": version.parent.as_ref().map(VersionId::as_str),
-            "tokens": version.tokens,
-            "time": version.time,
-            "label": version.label,
-            "kind": version.kind,
-            "prompt_tokens": version.prompt_tokens,
-            "completion_tokens": version.completion_tokens,
-            "bytes": version.bytes,
-            "kept": version.kept,
-            "head": version.id == head,
-        })
-    };
-    let data: Vec<Value> = versions.iter().map(turn).collect();
-    Ok(Json(json!({"object": "list", "data": data, "has_more": false})))
+    let data = versions.into_iter().map(|version| Version::new(version, &head)).collect();
+    Ok(Json(Turns { object: ListKind, data, has_more: false }))
 }

@@ -1,4 +1,4 @@
-//! Text that is read into a conversation without an answer: new sessions, and more for those that are there.
+//! New sessions and appends: text that the model reads without generating.
 
 use std::sync::Arc;
 
@@ -10,42 +10,42 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use rand::Rng;
-use serde_json::Value;
 
-use super::wire::{AppendRequest, CreateRequest, label, metadata, ttl};
-use super::{again, json_body, json_of, named, unbroken};
-use crate::api::door;
+use super::wire::{AppendRequest, Appended, CreateRequest, Session, label, metadata, ttl};
+use super::{json_body, path_id, replay, to_completion, to_json};
+use crate::api::auth::context;
+use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
 use crate::api::formats::json::parse;
 use crate::api::formats::openai::answer::now;
 use crate::api::formats::openai::wire::{ChatMessage, Seed, messages};
-use crate::api::owner::Caller;
+use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
 use crate::api::request::ParameterNames;
 use crate::api::request::blocking::run_blocking;
 use crate::api::request::continuation::{if_match, version_id, wait};
 use crate::api::request::prompt::{encode_closed_messages, encode_text};
 use crate::api::run::retry::{Attempt, attempt};
 use crate::api::state::{AppState, Served};
-use crate::engine::{Event, Failure, Request, RequestParameters, Snapshots, Start as Origin};
-use crate::session::{NewSession, Session, Snapshot, Start, TurnNote, Version, VersionId};
+use crate::engine::{self, Event, Failure, Request, RequestParameters, Snapshots};
+use crate::session::{self, NewSession, Snapshot, Start, TurnNote, VersionId};
 
-/// The text of a request, in the one form that it has.
-enum Text {
-    Plain(String),
+/// The text of a request, in one of its three forms.
+enum Input {
+    Text(String),
     Ids(Vec<u32>),
     Messages(Vec<ChatMessage>),
 }
 
-impl Text {
-    /// The one form that is there.
-    fn only(
+impl Input {
+    /// The form that is given; `None` without any.
+    fn new(
         text: Option<String>,
         tokens: Option<Vec<u32>>,
         messages: Option<Vec<ChatMessage>>,
     ) -> Result<Option<Self>, ApiError> {
         match (text, tokens, messages) {
             (None, None, None) => Ok(None),
-            (Some(text), None, None) => Ok(Some(Self::Plain(text))),
+            (Some(text), None, None) => Ok(Some(Self::Text(text))),
             (None, Some(ids), None) => Ok(Some(Self::Ids(ids))),
             (None, None, Some(messages)) => Ok(Some(Self::Messages(messages))),
             _ => Err(ApiError::invalid(Some("text"), "text, tokens and messages must not be given together")),
@@ -54,7 +54,7 @@ impl Text {
 
     fn param(&self) -> &'static str {
         match self {
-            Self::Plain(_) => "text",
+            Self::Text(_) => "text",
             Self::Ids(_) => "tokens",
             Self::Messages(_) => "messages",
         }
@@ -63,7 +63,7 @@ impl Text {
     fn ids(self, served: &Served, base: &Snapshot) -> Result<Vec<u32>, ApiError> {
         let param = self.param();
         let ids = match self {
-            Self::Plain(text) => encode_text(&text, param, served, Some(base))?,
+            Self::Text(text) => encode_text(&text, param, served, Some(base))?,
             Self::Ids(ids) => ids,
             Self::Messages(given) => encode_closed_messages(&messages(given, param)?, param, served, base)?,
         };
@@ -74,8 +74,31 @@ impl Text {
     }
 }
 
-/// `POST /v1/sessions`
-pub(in crate::api) async fn create(
+/// Create a session
+///
+/// With at most one of `text`, `tokens`, `messages`, `version` and `snapshot`; without any, the session is empty.
+#[utoipa::path(
+    post,
+    path = "/v1/sessions",
+    operation_id = "createSession",
+    tag = "sessions",
+    params(IdempotencyKey),
+    request_body(content = Option<CreateRequest>, examples(
+        ("empty" = (value = json!({}))),
+        ("with a text" = (value = json!({
+            "text": "Once upon a time there was", "metadata": {"tale": "fox"}, "ttl_seconds": 3600
+        })))
+    )),
+    responses(
+        (status = 201, description = "The session.", body = Session,
+            headers(("etag" = String, description = "The session's version."))),
+        StoreErrors,
+        BodyErrors,
+        IdempotencyErrors,
+        Error<507>
+    )
+)]
+pub(super) async fn create(
     State(state): State<AppState>,
     Caller(owner): Caller,
     headers: HeaderMap,
@@ -84,7 +107,7 @@ pub(in crate::api) async fn create(
     let served = Arc::clone(state.ready()?);
     let bytes = json_body(&state, &headers, bytes)?;
     let ticket = match attempt(&state, owner, &headers, "/v1/sessions", &bytes).await? {
-        Attempt::Retry(body) => return Ok(again(StatusCode::CREATED, body)),
+        Attempt::Retry(body) => return Ok(replay(StatusCode::CREATED, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
@@ -94,31 +117,31 @@ pub(in crate::api) async fn create(
     let label = label(request.label.take())?;
     let store = state.store()?.clone();
     if request.text.is_some() || request.tokens.is_some() || request.messages.is_some() || request.snapshot.is_some() {
-        // Before anything is computed for it.
+        // Refuse before computing anything.
         store.admit(owner).await?;
     }
     let start = start(&state, &served, request).await?;
     let new = NewSession { start, metadata: metadata.unwrap_or_default(), ttl, label };
     let state_bytes = served.state_bytes;
-    let body = move |session: &Session| json_of(session, state_bytes).to_string();
-    let making = async move {
+    let body = move |session: &session::Session| to_json(&Session::new(session, state_bytes));
+    let creating = async move {
         let session = store.create_once(owner, new, ticket.as_ref().map(|ticket| ticket.promise(body))).await?;
-        Ok(again(StatusCode::CREATED, body(&session)))
+        Ok(replay(StatusCode::CREATED, body(&session)))
     };
-    unbroken(&state, making).await
+    to_completion(&state, creating).await
 }
 
-/// What a new session begins with: at most one of text, tokens, messages, version and snapshot.
+/// What a new session starts from: at most one of text, tokens, messages, version and snapshot.
 async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -> Result<Start, ApiError> {
     let CreateRequest { text, tokens, messages, version, snapshot, seed, .. } = request;
-    let text = Text::only(text, tokens, messages)?;
-    let given = usize::from(text.is_some()) + usize::from(version.is_some()) + usize::from(snapshot.is_some());
+    let input = Input::new(text, tokens, messages)?;
+    let given = usize::from(input.is_some()) + usize::from(version.is_some()) + usize::from(snapshot.is_some());
     if given > 1 {
         let message = "text, tokens, messages, version and snapshot must not be given together";
         return Err(ApiError::invalid(Some("version"), message));
     }
     if seed.is_some() && (version.is_some() || snapshot.is_some()) {
-        let message = "seed must be absent where a version or a snapshot is given: they have theirs";
+        let message = "seed must be absent with version or snapshot, which have their own";
         return Err(ApiError::invalid(Some("seed"), message));
     }
     if let Some(id) = version {
@@ -135,13 +158,35 @@ async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -
         .await;
     }
     let seed = seed.map_or_else(|| rand::rng().random(), Seed::bits);
-    let Some(text) = text else { return Ok(Start::Empty { seed }) };
-    let (_, snapshot) = read(state, served, Arc::new(Snapshot::empty(seed)), text).await?;
+    let Some(input) = input else { return Ok(Start::Empty { seed }) };
+    let (_, snapshot) = read(state, served, Arc::new(Snapshot::empty(seed)), input).await?;
     Ok(Start::Snapshot(snapshot))
 }
 
-/// `POST /v1/sessions/{id}/append`
-pub(in crate::api) async fn append(
+/// Append to a session
+///
+/// The model reads one of `text`, `tokens` and `messages`; it generates nothing.
+#[utoipa::path(
+    post,
+    path = "/v1/sessions/{id}/append",
+    operation_id = "appendToSession",
+    tag = "sessions",
+    params(Id, IdempotencyKey, IfMatch, Prefer),
+    request_body(content = AppendRequest, examples(
+        ("text" = (value = json!({"text": " And then", "label": "more"}))),
+        ("token ids" = (value = json!({"tokens": [5, 6]})))
+    )),
+    responses(
+        (status = 200, description = "The session.", body = Appended,
+            headers(("etag" = String, description = "The session's version."))),
+        StoreErrors,
+        BodyErrors,
+        IdempotencyErrors,
+        Error<412>,
+        Error<507>
+    )
+)]
+pub(super) async fn append(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
@@ -149,39 +194,38 @@ pub(in crate::api) async fn append(
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let served = Arc::clone(state.ready()?);
-    let (id, bytes) = (named(id)?, json_body(&state, &headers, bytes)?);
+    let (id, bytes) = (path_id(id)?, json_body(&state, &headers, bytes)?);
     let path = format!("/v1/sessions/{id}/append");
     let ticket = match attempt(&state, owner, &headers, &path, &bytes).await? {
-        Attempt::Retry(body) => return Ok(again(StatusCode::OK, body)),
+        Attempt::Retry(body) => return Ok(replay(StatusCode::OK, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
     let request: AppendRequest = run_blocking(&state, move || parse(&bytes)).await?;
     let label = label(request.label)?;
     let missing = || ApiError::invalid(Some("text"), "one of text, tokens and messages must be given");
-    let text = Text::only(request.text, request.tokens, request.messages)?.ok_or_else(missing)?;
+    let input = Input::new(request.text, request.tokens, request.messages)?.ok_or_else(missing)?;
 
-    // Dropped on any way out of here but the commit, and where the client leaves before it: then the session is as it
-    // was.
     let wait = wait(&headers)?;
-    let place = if wait.is_zero() { None } else { Some(state.waiter()?) };
+    let permit = if wait.is_zero() { None } else { Some(state.waiter()?) };
+    // Dropping the turn before its commit, on an error or a disconnect, leaves the session unchanged.
     let turn = state.store()?.begin(owner, &id, if_match(&headers)?, wait).await?;
-    drop(place);
-    let (appended, snapshot) = read(&state, &served, Arc::clone(turn.head()), text).await?;
+    drop(permit);
+    let (appended, snapshot) = read(&state, &served, Arc::clone(turn.head()), input).await?;
     let version = VersionId::new();
     let body = body(turn.session(), &version, &snapshot, label.clone(), appended, &served);
     let (prompt_tokens, kind) = (appended as u64, "append".to_owned());
     let note = TurnNote { label, prompt_tokens, completion_tokens: 0, kind };
     let committing = async move {
         turn.commit(snapshot, note, ticket.as_ref().map(|ticket| ticket.receipt(&body)), version).await?;
-        Ok(again(StatusCode::OK, body))
+        Ok(replay(StatusCode::OK, body))
     };
-    unbroken(&state, committing).await
+    to_completion(&state, committing).await
 }
 
-/// The answer to an append, made before its commit, which keeps it.
+/// The response to an append. It is created before the commit, which stores it in the receipt.
 fn body(
-    before: &Session,
+    before: &session::Session,
     version: &VersionId,
     snapshot: &Snapshot,
     label: Option<String>,
@@ -189,7 +233,7 @@ fn body(
     served: &Served,
 ) -> String {
     let now = now();
-    let head = Version {
+    let head = session::Version {
         id: version.clone(),
         parent: Some(before.head.id.clone()),
         tokens: snapshot.tokens(),
@@ -197,27 +241,30 @@ fn body(
         ..before.head.clone()
     };
     let expires = before.ttl.map(|ttl| now + ttl);
-    let session = Session { head, updated: now, expires, in_use: false, ..before.clone() };
-    let mut json = json_of(&session, served.state_bytes);
-    json["appended_tokens"] = Value::from(appended);
-    json.to_string()
+    let session = session::Session { head, updated: now, expires, in_use: false, ..before.clone() };
+    let appended_tokens = appended as u64;
+    to_json(&Appended { appended_tokens, session: Session::new(&session, served.state_bytes) })
 }
 
-/// Reads `text` after `base`: how many tokens it has, and the conversation with it.
+/// Reads `input` after `base`; returns its number of tokens and the new snapshot.
 async fn read(
     state: &AppState,
     served: &Arc<Served>,
     base: Arc<Snapshot>,
-    text: Text,
+    input: Input,
 ) -> Result<(usize, Arc<Snapshot>), ApiError> {
-    let param = text.param();
+    let param = input.param();
     let request = {
         let (served, base) = (Arc::clone(served), Arc::clone(&base));
         run_blocking(state, move || {
-            let prompt = text.ids(&served, &base)?;
+            let prompt = input.ids(&served, &base)?;
             let snapshots = Snapshots { prompt: false, end: true };
-            let parameters =
-                RequestParameters { start: Origin::Session(base), prompt, snapshots, ..RequestParameters::default() };
+            let parameters = RequestParameters {
+                start: engine::Start::Session(base),
+                prompt,
+                snapshots,
+                ..RequestParameters::default()
+            };
             let names = ParameterNames::openai(param, "max_tokens");
             Request::new(parameters, &served.limits).map_err(|error| names.error(&error))
         })
@@ -225,8 +272,8 @@ async fn read(
     };
     let tokens = request.prompt_tokens();
     let mut events = served.engine.submit(request)?;
-    if let Some(visit) = door::current() {
-        visit.charge(tokens);
+    if let Some(auth) = context::current() {
+        auth.charge(tokens);
     }
     loop {
         match events.next().await.unwrap_or(Event::Failed(Failure::Internal)) {

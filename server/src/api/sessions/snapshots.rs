@@ -1,4 +1,4 @@
-//! Snapshots as files: taken away from one server, brought to another.
+//! Snapshots as files: downloaded from one server, uploaded to another.
 
 use std::sync::Arc;
 
@@ -8,33 +8,66 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
 
-use super::wire::SnapshotQuery;
-use super::{answer, named, one};
+use super::wire::{Session, SnapshotQuery};
+use super::{path_id, respond, tagged};
+use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
-use crate::api::owner::Caller;
+use crate::api::openapi::{BodyErrors, Bytes, Error, Id, StoreErrors};
 use crate::api::request::blocking::run_blocking;
 use crate::api::request::continuation::version_id;
 use crate::api::state::AppState;
 use crate::session::{Metadata, NewSession, Start};
 
-/// `GET /v1/sessions/{id}/snapshot`
-pub(in crate::api) async fn download(
+/// Download a conversation as a file
+#[utoipa::path(
+    get,
+    path = "/v1/sessions/{id}/snapshot",
+    operation_id = "downloadSnapshot",
+    tag = "sessions",
+    params(Id, SnapshotQuery),
+    responses(
+        (status = 200, description = "The snapshot.", body = inline(Bytes), content_type = "application/octet-stream",
+            headers(
+                ("etag" = String, description = "The session's version."),
+                ("content-disposition" = String, description = "A file name.")
+            )),
+        StoreErrors
+    )
+)]
+pub(super) async fn download(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<SnapshotQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
-    let id = named(id)?;
+    let id = path_id(id)?;
     let Query(query) = query.map_err(|rejection| ApiError::invalid(None, rejection.body_text()))?;
     let version = query.version.map(|id| version_id(&id, "version")).transpose()?;
     let (version, bytes) = state.store()?.bytes(owner, &id, version.as_ref()).await?;
     let name = format!("attachment; filename=\"{}.tidegate\"", version.id);
     let headers = [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_DISPOSITION, name)];
-    Ok(one(StatusCode::OK, version.id.as_str(), (headers, bytes)))
+    Ok(tagged(StatusCode::OK, version.id.as_str(), (headers, bytes)))
 }
 
-/// `POST /v1/snapshots`
-pub(in crate::api) async fn upload(
+/// Upload a conversation
+///
+/// Creates a session from a snapshot of the same model, from this or another server.
+#[utoipa::path(
+    post,
+    path = "/v1/snapshots",
+    operation_id = "uploadSnapshot",
+    tag = "sessions",
+    request_body(content = inline(Bytes), content_type = "application/octet-stream"),
+    responses(
+        (status = 201, description = "The new session.", body = Session,
+            headers(("etag" = String, description = "The session's version."))),
+        BodyErrors,
+        Error<501>,
+        Error<503>,
+        Error<507>
+    )
+)]
+pub(super) async fn upload(
     State(state): State<AppState>,
     Caller(owner): Caller,
     headers: HeaderMap,
@@ -48,11 +81,11 @@ pub(in crate::api) async fn upload(
     }
     let most = served.codec.max_encoded_bytes();
     let long = || {
-        let message = format!("the body must be at most {most} bytes long, as every snapshot of this model is");
+        let message = format!("the body must be at most {most} bytes long, the size of this model's snapshots");
         ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)
     };
-    let said = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if said.is_some_and(|said| said > most) {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|length| length > most) {
         return Err(long());
     }
     let store = state.store()?;
@@ -65,5 +98,5 @@ pub(in crate::api) async fn upload(
     let start = Start::Snapshot(Arc::new(snapshot.await?));
     let new = NewSession { start, metadata: Metadata::new(), ttl: None, label: None };
     let session = store.create(owner, new).await?;
-    Ok(answer(&served, StatusCode::CREATED, &session))
+    Ok(respond(&served, StatusCode::CREATED, &session))
 }

@@ -1,17 +1,18 @@
-//! What the routes of sessions take, and the bounds of what clients write to a session for themselves.
+//! The wire types of sessions, and the limits of the metadata, labels and lifetimes that clients set.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
-use utoipa::ToSchema;
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use crate::api::error::ApiError;
 use crate::api::formats::openai::wire::{ChatMessage, Seed};
-use crate::api::openapi::{messages, metadata as described_metadata, seed, token_ids};
-use crate::session::Metadata;
+use crate::api::openapi::fragments;
+use crate::api::openapi::literals::literals;
+use crate::session::{self, Metadata, VersionId};
 
-/// OpenAI's bounds.
+/// OpenAI's limits on metadata.
 const MAX_PAIRS: usize = 16;
 const MAX_KEY: usize = 64;
 const MAX_VALUE: usize = 512;
@@ -19,120 +20,293 @@ const MAX_VALUE: usize = 512;
 /// Longest label of a turn, in characters.
 const MAX_LABEL: usize = 256;
 
-/// Longest time to live: ten years.
+/// Longest time to live in seconds: ten years.
 const MAX_TTL: u64 = 10 * 366 * 24 * 3600;
 
-/// A text to be read, in one of three forms.
+/// Text to append, in one of three forms.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(in crate::api) struct AppendRequest {
-    /// A text to be read.
+pub(super) struct AppendRequest {
+    /// The text to read.
     pub(super) text: Option<String>,
-    #[schema(schema_with = token_ids)]
+    #[schema(schema_with = fragments::token_ids)]
     pub(super) tokens: Option<Vec<u32>>,
-    #[schema(schema_with = messages)]
+    #[schema(schema_with = fragments::messages)]
     pub(super) messages: Option<Vec<ChatMessage>>,
-    /// A name for the version that is made.
+    /// A name for the new version.
     #[schema(max_length = 256)]
     pub(super) label: Option<String>,
 }
 
-/// A session to be made.
+/// A new session.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(in crate::api) struct CreateRequest {
-    /// A text to be read.
+pub(super) struct CreateRequest {
+    /// The text to read.
     pub(super) text: Option<String>,
-    #[schema(schema_with = token_ids)]
+    #[schema(schema_with = fragments::token_ids)]
     pub(super) tokens: Option<Vec<u32>>,
-    #[schema(schema_with = messages)]
+    #[schema(schema_with = fragments::messages)]
     pub(super) messages: Option<Vec<ChatMessage>>,
-    /// A version that the caller has, of any session.
+    /// The version to start from: of any session of the caller.
     pub(super) version: Option<String>,
-    /// The bytes of a snapshot, in base64.
+    /// A snapshot, in base64.
     #[schema(content_encoding = "base64")]
     pub(super) snapshot: Option<String>,
-    #[schema(schema_with = seed)]
+    #[schema(schema_with = fragments::seed)]
     pub(super) seed: Option<Seed>,
-    #[schema(schema_with = described_metadata)]
+    #[schema(schema_with = fragments::metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
-    /// How long it is kept after its last use; for ever where it is absent.
+    /// Seconds until an unused session is deleted. Default: never.
     #[schema(minimum = 1, maximum = 316_224_000)]
     pub(super) ttl_seconds: Option<u64>,
-    /// A name for the version that is made.
+    /// A name for the new version.
     #[schema(max_length = 256)]
     pub(super) label: Option<String>,
 }
 
-/// What is to be noted of a session; what is absent stays.
+/// Changes to a session. Absent fields stay as they are.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(in crate::api) struct PatchRequest {
-    #[schema(schema_with = described_metadata)]
+pub(super) struct PatchRequest {
+    #[schema(schema_with = fragments::metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
-    /// How long it is kept after its last use; null for ever.
+    /// Seconds until an unused session is deleted; null for never.
     #[serde(default)]
     #[schema(value_type = Option<u64>, minimum = 1, maximum = 316_224_000)]
     pub(super) ttl_seconds: Change<u64>,
 }
 
-/// Sessions to be made from one.
+/// Forks of a session.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(in crate::api) struct ForkRequest {
-    /// How many; 1 where it is absent.
+pub(super) struct ForkRequest {
+    /// The number of forks. Default: 1.
     #[schema(minimum = 1, maximum = 1000)]
     pub(super) n: Option<u64>,
-    /// The version that they begin at; the head where it is absent.
+    /// The version to fork from. Default: the head.
     pub(super) version: Option<String>,
-    #[schema(schema_with = described_metadata)]
+    #[schema(schema_with = fragments::metadata)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
-    /// How long it is kept after its last use; for ever where it is absent.
+    /// Seconds until an unused session is deleted. Default: never.
     #[schema(minimum = 1, maximum = 316_224_000)]
     pub(super) ttl_seconds: Option<u64>,
 }
 
-/// Where to go back to.
+/// The target of a rewind.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(in crate::api) struct RewindRequest {
-    /// The version to go to, of this session.
+pub(super) struct RewindRequest {
+    /// A version of this session.
     pub(super) version: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
-pub(in crate::api) struct ListQuery {
-    pub(in crate::api) limit: Option<u64>,
-    pub(in crate::api) after: Option<String>,
-    pub(in crate::api) order: Option<String>,
+#[into_params(parameter_in = Query)]
+pub(super) struct ListQuery {
+    /// Sessions per page. Default: 20.
+    #[param(nullable = false, minimum = 1, maximum = 100)]
+    pub(super) limit: Option<u64>,
+    /// The last session of the previous page.
+    #[param(nullable = false)]
+    pub(super) after: Option<String>,
+    /// The order by creation time. Default: `desc`, the newest first.
+    #[param(nullable = false, pattern = "^(asc|desc)$")]
+    pub(super) order: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
-pub(in crate::api) struct SnapshotQuery {
-    pub(in crate::api) version: Option<String>,
+#[into_params(parameter_in = Query)]
+pub(super) struct SnapshotQuery {
+    /// A version of this session. Default: the head.
+    #[param(nullable = false)]
+    pub(super) version: Option<String>,
 }
 
-/// What is to become of a value: absent in the body, null, or there.
+literals!(SessionKind = "session", ListKind = "list", TurnKind = "turn", DeletedKind = "session.deleted");
+
+/// A session.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Session {
+    id: String,
+    object: SessionKind,
+    /// When it was created, in seconds since 1970.
+    created: u64,
+    /// When it was last changed, in seconds since 1970.
+    updated: u64,
+    /// When it is deleted if it is not used before, in seconds since 1970; null for never.
+    #[schema(required)]
+    expires: Option<u64>,
+    /// Seconds until an unused session is deleted; null for never.
+    #[schema(required)]
+    ttl_seconds: Option<u64>,
+    metadata: Metadata,
+    /// The head: the version that the next turn starts from.
+    version: String,
+    /// The version before the head.
+    #[schema(required)]
+    parent: Option<String>,
+    /// The head's label.
+    #[schema(required)]
+    label: Option<String>,
+    /// Tokens of the whole conversation; for translations, of the last source and its translation.
+    tokens: u64,
+    /// Size of the state in bytes, which does not depend on the number of tokens.
+    state_bytes: u64,
+    /// Whether a turn is running.
+    in_use: bool,
+    #[schema(required)]
+    forked_from: Option<ForkedFrom>,
+}
+
+/// The session and version that a session was forked from.
+#[derive(Serialize, ToSchema)]
+struct ForkedFrom {
+    session: String,
+    version: String,
+}
+
+impl Session {
+    pub(super) fn new(session: &session::Session, state_bytes: u64) -> Self {
+        let head = &session.head;
+        let forked_from = session.forked_from.as_ref();
+        Self {
+            id: session.id.to_string(),
+            object: SessionKind,
+            created: session.created,
+            updated: session.updated,
+            expires: session.expires,
+            ttl_seconds: session.ttl,
+            metadata: session.metadata.clone(),
+            version: head.id.to_string(),
+            parent: head.parent.as_ref().map(ToString::to_string),
+            label: head.label.clone(),
+            tokens: head.tokens,
+            state_bytes,
+            in_use: session.in_use,
+            forked_from: forked_from
+                .map(|(session, version)| ForkedFrom { session: session.to_string(), version: version.to_string() }),
+        }
+    }
+}
+
+/// A session after an append.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Appended {
+    /// The number of tokens read.
+    pub(super) appended_tokens: u64,
+    #[serde(flatten)]
+    pub(super) session: Session,
+}
+
+/// A page of sessions.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Sessions {
+    object: ListKind,
+    data: Vec<Session>,
+    #[schema(required)]
+    first_id: Option<String>,
+    /// The `after` of the next page.
+    #[schema(required)]
+    last_id: Option<String>,
+    has_more: bool,
+}
+
+impl Sessions {
+    pub(super) fn new(data: Vec<Session>, has_more: bool) -> Self {
+        let id = |session: Option<&Session>| session.map(|session| session.id.clone());
+        Self { object: ListKind, first_id: id(data.first()), last_id: id(data.last()), data, has_more }
+    }
+}
+
+/// The new sessions of a fork.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ForkedSessions {
+    pub(super) object: ListKind,
+    pub(super) data: Vec<Session>,
+}
+
+/// The versions of a session, oldest first.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Turns {
+    pub(super) object: ListKind,
+    pub(super) data: Vec<Version>,
+    /// Always false: the list is complete.
+    pub(super) has_more: bool,
+}
+
+/// A version of a session, and the turn that created it.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Version {
+    object: TurnKind,
+    version: String,
+    #[schema(required)]
+    parent: Option<String>,
+    /// Tokens of the conversation at this version.
+    tokens: u64,
+    /// When it was created, in milliseconds since 1970.
+    time: u64,
+    #[schema(required)]
+    label: Option<String>,
+    /// What created it: `turn`, `append`, `interrupted`, …
+    kind: String,
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    /// Size of the snapshot in bytes.
+    bytes: u64,
+    /// Whether the snapshot still exists, so that the session can be rewound to it.
+    kept: bool,
+    /// Whether the next turn starts from it.
+    head: bool,
+}
+
+impl Version {
+    pub(super) fn new(version: session::Version, head: &VersionId) -> Self {
+        Self {
+            object: TurnKind,
+            version: version.id.to_string(),
+            parent: version.parent.as_ref().map(ToString::to_string),
+            tokens: version.tokens,
+            time: version.time,
+            label: version.label,
+            kind: version.kind,
+            prompt_tokens: version.prompt_tokens,
+            completion_tokens: version.completion_tokens,
+            bytes: version.bytes,
+            kept: version.kept,
+            head: version.id == *head,
+        }
+    }
+}
+
+/// A session that was deleted.
+#[derive(Serialize, ToSchema)]
+pub(super) struct DeletedSession {
+    pub(super) id: String,
+    pub(super) object: DeletedKind,
+    pub(super) deleted: bool,
+}
+
+/// A field of a patch.
 #[derive(Debug, Default)]
 pub(super) enum Change<T> {
-    /// It stays.
+    /// The field is absent: the value stays.
     #[default]
-    None,
-    /// There is none any more.
-    Away,
-    /// It is this.
-    To(T),
+    Keep,
+    /// The field is null: the value is removed.
+    Clear,
+    Set(T),
 }
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Change<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Option::deserialize(deserializer)?.map_or(Self::Away, Self::To))
+        Ok(Option::deserialize(deserializer)?.map_or(Self::Clear, Self::Set))
     }
 }
 
-/// What a client writes to a session, within its bounds.
+/// Checks the limits of metadata.
 pub(in crate::api) fn metadata(pairs: BTreeMap<String, String>) -> Result<Metadata, ApiError> {
     let invalid = |message| Err(ApiError::invalid(Some("metadata"), message));
     if pairs.len() > MAX_PAIRS {
@@ -149,7 +323,7 @@ pub(in crate::api) fn metadata(pairs: BTreeMap<String, String>) -> Result<Metada
     Ok(pairs)
 }
 
-/// How long a session is kept after its last use.
+/// The lifetime of an unused session.
 pub(super) fn ttl(seconds: u64) -> Result<Duration, ApiError> {
     if (1..=MAX_TTL).contains(&seconds) {
         return Ok(Duration::from_secs(seconds));
@@ -158,7 +332,7 @@ pub(super) fn ttl(seconds: u64) -> Result<Duration, ApiError> {
     Err(ApiError::invalid(Some("ttl_seconds"), message))
 }
 
-/// A turn's label.
+/// Checks the length of a turn's label.
 pub(in crate::api) fn label(label: Option<String>) -> Result<Option<String>, ApiError> {
     match label {
         Some(label) if label.chars().count() > MAX_LABEL => {

@@ -219,7 +219,7 @@ async fn a_response_without_space_is_refused_before_it_is_computed() {
     let (served, _thread) = open(&crate::common::checkpoint(), &OpenOptions::default()).unwrap();
     let state = AppState::new(ApiOptions::default());
     let options = StoreOptions { owner_bytes: 1000, ..StoreOptions::new(Location::Memory) };
-    state.keep(Store::open(options, served.codec.clone()).await.unwrap());
+    state.set_store(Store::open(options, served.codec.clone()).await.unwrap());
     state.serve(served);
     for stream in [false, true] {
         let body = asking("Once", json!({"stream": stream})).to_string();
@@ -239,7 +239,7 @@ async fn a_response_that_cannot_be_stored_fails() {
     std::fs::write(folder.path().join("objects"), "not a folder").unwrap();
     let objects = object_store::local::LocalFileSystem::new_with_prefix(folder.path()).unwrap();
     let options = StoreOptions::new(Location::Memory);
-    state.keep(Store::open_with(std::sync::Arc::new(objects), options, served.codec.clone()).await.unwrap());
+    state.set_store(Store::open_with(std::sync::Arc::new(objects), options, served.codec.clone()).await.unwrap());
     state.serve(served);
     let ask = |stream: bool| {
         let body = asking("Once", json!({"stream": stream, "ignore_eos": true})).to_string();

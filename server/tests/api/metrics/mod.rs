@@ -245,7 +245,7 @@ async fn with_store(ram_bytes: u64) -> AppState {
     let options = StoreOptions { ram_bytes, ..StoreOptions::new(Location::Memory) };
     let store = Store::open(options, served.codec.clone()).await.unwrap();
     let state = AppState::new(ApiOptions::default());
-    state.keep(store);
+    state.set_store(store);
     state.serve(served);
     state
 }

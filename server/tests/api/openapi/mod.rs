@@ -1,5 +1,4 @@
-//! Holds `/openapi.json` to the server: the routes, the fields of the types that are read, and that every example is
-//! answered as described.
+//! Holds `/openapi.json` to the server: every route is described, and answers every example as described.
 
 mod schema;
 mod sources;
@@ -8,17 +7,6 @@ mod walk;
 use crate::common::sessions::app;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
-
-#[tokio::test]
-async fn every_route_is_described_and_every_description_is_a_route() {
-    let document = walk::document(&app().await.state).await;
-    let mut described: Vec<String> = Vec::new();
-    for (path, item) in document["paths"].as_object().unwrap() {
-        described.extend(item.as_object().unwrap().keys().map(|method| format!("{method} {path}")));
-    }
-    described.sort();
-    assert_eq!(described, sources::routes());
-}
 
 #[tokio::test]
 async fn what_is_read_is_described_and_what_is_described_is_read() {
@@ -56,11 +44,9 @@ async fn what_is_read_is_described_and_what_is_described_is_read() {
 async fn every_example_is_answered_as_described() {
     let app = app().await;
     let tried = walk::all(&app.state).await;
-    let document = walk::document(&app.state).await;
-    for (path, item) in document["paths"].as_object().unwrap() {
-        for (method, _) in item.as_object().unwrap() {
-            assert!(tried.contains(&format!("{method} {path}")), "{method} {path} has not been tried");
-        }
+    for (path, _) in tidegate_server::api::paths() {
+        let path = path.replace("{*", "{");
+        assert!(tried.iter().any(|operation| operation.ends_with(&format!(" {path}"))), "{path} is not described");
     }
 }
 
@@ -86,11 +72,11 @@ async fn refusals_are_as_described() {
 }
 
 #[tokio::test]
-async fn the_page_that_shows_it_needs_nothing_from_elsewhere() {
+async fn the_api_page_loads_only_files_of_this_server() {
     let app = app().await;
     let page = walk::send(&app.state, "get", "/docs", None).await.text();
     assert!(!page.contains("://") && !page.contains("=\"/"), "{page}");
-    for name in page.split('"').filter(|word| word.starts_with("docs/")) {
+    for name in page.split('"').filter(|word| word.starts_with("docs/") || word.starts_with("playground/")) {
         let file = walk::send(&app.state, "get", &format!("/{name}"), None).await;
         assert_eq!((file.status, file.body.is_empty()), (StatusCode::OK, false), "{name}");
         assert!(file.header("content-security-policy").starts_with("default-src 'self'"));

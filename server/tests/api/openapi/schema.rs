@@ -1,13 +1,13 @@
-//! As much of JSON Schema as the description uses: whether a value is as a schema says. A keyword that it does not know
-//! is a panic, so that nothing is checked by half.
+//! Validates values against as much of JSON Schema as the description uses. It panics on a keyword that it does not
+//! know, so that nothing goes unchecked.
 
 use serde_json::{Map, Value};
 
-/// What is only said, and what only the server can judge.
-const SAID: [&str; 8] =
+/// Annotations, and what only the server can check.
+const ANNOTATIONS: [&str; 8] =
     ["description", "format", "examples", "title", "contentEncoding", "contentMediaType", "default", "pattern"];
 
-/// Where `value` is not as `schema` says; `document` has what references name.
+/// Where `value` violates `schema`; references point into `document`.
 pub(crate) fn complaints(document: &Value, schema: &Value, value: &Value) -> Vec<String> {
     let mut found = Vec::new();
     Checker { document, found: &mut found }.check(schema, value, "$");
@@ -60,13 +60,13 @@ impl Checker<'_> {
                     };
                     self.expect(right, at, &format!("{value} is not of type {bound}"));
                 }
-                keyword if SAID.contains(&keyword) => {}
+                keyword if ANNOTATIONS.contains(&keyword) => {}
                 keyword => self.check_parts(keyword, bound, keywords, value, at),
             }
         }
     }
 
-    /// Keywords that say something of values of one type alone.
+    /// Keywords that apply to values of one type.
     fn check_parts(&mut self, keyword: &str, bound: &Value, keywords: &Map<String, Value>, value: &Value, at: &str) {
         let number = |at_least: bool, found: f64| {
             let bound = bound.as_f64().unwrap();
@@ -155,7 +155,7 @@ fn is(kind: &Value, value: &Value) -> bool {
 }
 
 #[test]
-fn what_does_not_fit_is_seen() {
+fn violations_are_found() {
     let document = serde_json::json!({"a": {"type": "object", "required": ["x"], "additionalProperties": false,
         "properties": {"x": {"oneOf": [{"type": "null"}, {"type": "integer", "minimum": 1}]}}}});
     let fits = |value| complaints(&document, &serde_json::json!({"$ref": "#/a"}), &value).is_empty();

@@ -9,29 +9,6 @@ fn source(file: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// `method path` of each route, sorted.
-pub(crate) fn routes() -> Vec<String> {
-    let text = source("mod.rs");
-    let calls = text.split(".route(").skip(1).map(|rest| rest.split('\n').next().unwrap());
-    let mut routes = Vec::new();
-    for call in calls {
-        let (path, handlers) = call.trim_start_matches('"').split_once('"').unwrap();
-        let before = routes.len();
-        for method in ["get", "post", "put", "patch", "delete"] {
-            let named = format!("{method}(");
-            let found = handlers.match_indices(&named).any(|(at, _)| handlers[..at].ends_with([' ', '.']));
-            // The one handler that makes its own method.
-            if found || (method == "get" && handlers.contains("openapi::description()")) {
-                routes.push(format!("{method} {}", path.replace("{*", "{")));
-            }
-        }
-        assert!(routes.len() > before, "no method for {path} in {handlers}");
-    }
-    routes.sort();
-    assert!(routes.len() > 20 && routes.len() >= tidegate_server::api::paths().len(), "{routes:?}");
-    routes
-}
-
 /// The names of the fields of a structure, as they are on the wire, sorted.
 pub(crate) fn fields(file: &str, name: &str) -> Vec<String> {
     let text = source(file);

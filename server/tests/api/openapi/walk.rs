@@ -1,4 +1,4 @@
-//! Sends every example of the description, and what else each operation needs to succeed; checks every answer.
+//! Sends every example in the description, and what else an operation needs to succeed; checks every response.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use tidegate_server::AppState;
 
 use super::schema::complaints;
 
-/// An answer that has been read.
+/// A response with its whole body.
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     headers: HeaderMap,
@@ -53,7 +53,7 @@ pub(crate) async fn document(state: &AppState) -> Value {
     send(state, "get", "/openapi.json", None).await.json()
 }
 
-/// That an answer has a status, a type, headers and a body that are described.
+/// Checks that status, headers, media type and body of a response are as described.
 pub(crate) fn check(document: &Value, method: &str, path: &str, answer: &Answer) {
     let operation = &document["paths"][path][method];
     let described = &operation["responses"][answer.status.as_str()];
@@ -77,23 +77,31 @@ pub(crate) fn check(document: &Value, method: &str, path: &str, answer: &Answer)
     assert!(found.is_empty(), "{method} {path}: {found:#?} in {}", answer.text());
 }
 
-/// Where the data of a stream's events are not as described.
+/// The differences between the data of a stream's events and their description.
 fn stream_complaints(document: &Value, schema: &Value, path: &str, stream: &str) -> Vec<String> {
     let mut data: Vec<&str> = stream.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     if (path.contains("completions") && path.starts_with("/v1")) || path == "/v1/streams/{id}" {
         assert_eq!(data.pop(), Some("[DONE]"), "{stream}");
     }
     assert!(data.len() > 1, "{stream}");
-    let schema = &schema["properties"]["data"]["anyOf"][0]["contentSchema"];
-    data.iter().flat_map(|data| complaints(document, schema, &serde_json::from_str(data).unwrap())).collect()
+    // The first option is the format of events; the last event may have the second.
+    let option = |at: usize| &schema["properties"]["data"]["anyOf"][at]["contentSchema"];
+    let last = data.pop().map(|data| serde_json::from_str(data).unwrap()).unwrap();
+    let events = data.iter().flat_map(|data| complaints(document, option(0), &serde_json::from_str(data).unwrap()));
+    let mut found: Vec<String> = events.collect();
+    let of_last = complaints(document, option(0), &last);
+    if !of_last.is_empty() && !complaints(document, option(1), &last).is_empty() {
+        found.extend(of_last);
+    }
+    found
 }
 
-/// A session with a text, for the routes that need one.
+/// Creates a session.
 async fn session(state: &AppState) -> Value {
     send(state, "post", "/v1/sessions", Some(&json!({"text": "Once upon a time there was"}))).await.json()
 }
 
-/// What `{id}` and `{file}` are to be in a path.
+/// Fills in `{id}` and `{file}` in a path.
 async fn filled(state: &AppState, path: &str) -> String {
     let id = if path.starts_with("/v1/sessions/{id}") {
         session(state).await["id"].clone()
@@ -107,11 +115,11 @@ async fn filled(state: &AppState, path: &str) -> String {
     } else {
         "tidegate-tiny".into()
     };
-    let file = if path.starts_with("/docs") { "start.js" } else { "app.js" };
+    let file = if path.starts_with("/docs") { "docs.js" } else { "app.js" };
     path.replace("{id}", id.as_str().unwrap()).replace("{file}", file)
 }
 
-/// Tries every operation until it succeeds; which were tried.
+/// Sends every example of every operation and checks the responses; returns the operations.
 pub(crate) async fn all(state: &AppState) -> BTreeSet<String> {
     let document = document(state).await;
     let mut tried = BTreeSet::new();

@@ -18,10 +18,27 @@ pub(in crate::api) use self::encoder::error_body;
 pub(in crate::api) use self::wire::MessagesRequest;
 use super::json::{body as json_body, parse};
 use crate::api::error::ApiError;
+use crate::api::openapi::{GenerationErrors, schemas};
 use crate::api::request::blocking::run_blocking;
 use crate::api::state::AppState;
 
-/// `POST /v1/messages/count_tokens`
+/// Count the tokens of messages in Anthropic's format
+#[utoipa::path(
+    post,
+    path = "/v1/messages/count_tokens",
+    operation_id = "countTokens",
+    tag = "other formats",
+    request_body(content = schemas::CountRequest, examples(
+        ("a message" = (value = json!({
+            "model": "MODEL", "messages": [{"role": "user", "content": "Tell me of a fox."}]
+        })))
+    )),
+    responses(
+        (status = 200, description = "The number of tokens.", body = schemas::TokenCount,
+            headers(("request-id" = String, description = "The same as `x-request-id`."))),
+        GenerationErrors<schemas::AnthropicError>
+    )
+)]
 pub(in crate::api) async fn count_tokens(
     State(state): State<AppState>,
     headers: HeaderMap,

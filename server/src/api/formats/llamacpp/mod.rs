@@ -16,9 +16,17 @@ use serde_json::{Value, json};
 use self::settings::Settings;
 pub(in crate::api) use self::wire::LlamaRequest;
 use crate::api::error::ApiError;
+use crate::api::openapi::{Error, schemas};
 use crate::api::state::{AppState, Served};
 
-/// `GET /props`
+/// Properties of the server in llama.cpp's format
+#[utoipa::path(
+    get,
+    path = "/props",
+    operation_id = "props",
+    tag = "other formats",
+    responses((status = 200, description = "The properties.", body = schemas::Props), Error<503, schemas::LlamaError>)
+)]
 pub(in crate::api) async fn props(State(state): State<AppState>) -> Result<Json<Value>, ApiError> {
     let served = Arc::clone(state.ready()?);
     let token = |id: Option<&u32>| id.and_then(|id| served.tokenizer.special(*id)).unwrap_or_default().to_owned();
@@ -40,7 +48,15 @@ pub(in crate::api) async fn props(State(state): State<AppState>) -> Result<Json<
     })))
 }
 
-/// `GET /slots`: which slots are in use. Their contents belong to the owners of the requests.
+/// The slots in llama.cpp's format, without the requests in them
+#[utoipa::path(
+    get,
+    path = "/slots",
+    operation_id = "slots",
+    tag = "other formats",
+    params(("fail_on_no_slot" = inline(Value), Query, description = "`1`: respond with 503 if no slot is free.")),
+    responses((status = 200, description = "The slots.", body = schemas::Slots), Error<503, schemas::LlamaError>)
+)]
 pub(in crate::api) async fn slots(
     State(state): State<AppState>,
     RawQuery(query): RawQuery,
@@ -65,7 +81,14 @@ fn slot(id: usize, is_processing: bool, served: &Served) -> Value {
     })
 }
 
-/// `POST /infill`
+/// Infilling: not supported
+#[utoipa::path(
+    post,
+    path = "/infill",
+    operation_id = "infill",
+    tag = "other formats",
+    responses((status = 501, description = "Not supported.", body = schemas::LlamaError))
+)]
 pub(in crate::api) async fn infill() -> ApiError {
     let message = "infill is not supported: the model has no tokens that mark a prefix and a suffix";
     ApiError::request(StatusCode::NOT_IMPLEMENTED, None, Some("not_supported"), message)

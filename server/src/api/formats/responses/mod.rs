@@ -16,17 +16,21 @@ use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use rand::Rng;
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use self::encoder::{Context, ResponseEncoder, replay};
+use self::object::Object as ResponseObject;
 use self::object::{Kind, Reasoning, ServiceTier, Status, TextFormat, TextOptions};
 pub(in crate::api) use self::object::{Message, Object, TextPart};
 pub(in crate::api) use self::wire::ResponseRequest;
 use super::format::{Converted, Format};
 use super::openai::answer::now;
-use crate::api::door;
+use crate::api::auth::context;
+use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
-use crate::api::owner::Caller;
+use crate::api::openapi::literals::literals;
+use crate::api::openapi::{Id, StoreErrors};
 use crate::api::request::ValidRequest;
 use crate::api::request::continuation::{CommitPlan, Continuation, SessionParameters};
 use crate::api::run::encoder::{EventEncoder, StreamEvent};
@@ -80,12 +84,12 @@ impl Format for ResponseRequest {
 async fn continuation(options: &mut Options, state: &AppState, owner: Owner) -> Result<Continuation, ApiError> {
     let object = &mut options.object;
     if object.previous_response_id.is_some() {
-        door::check_keep("previous_response_id")?;
+        context::check_may_store("previous_response_id")?;
     }
     let store = match options.store {
-        Some(true) => door::check_keep("store").map(|()| true)?,
+        Some(true) => context::check_may_store("store").map(|()| true)?,
         Some(false) => false,
-        None => door::may_keep(),
+        None => context::may_store(),
     };
     object.store = store;
     let previous = match &object.previous_response_id {
@@ -151,7 +155,15 @@ fn new_object(wire: &ResponseRequest, format: TextFormat, served: &Served) -> Ob
     }
 }
 
-/// `GET /v1/responses/{id}`
+/// Retrieve a stored response
+#[utoipa::path(
+    get,
+    path = "/v1/responses/{id}",
+    operation_id = "retrieveResponse",
+    tag = "text",
+    params(Id, ("stream" = Option<String>, Query, nullable = false, pattern = "^false$", description = "Not supported: must be false.")),
+    responses((status = 200, description = "The response.", body = ResponseObject), StoreErrors)
+)]
 pub(in crate::api) async fn retrieve(
     State(state): State<AppState>,
     Caller(owner): Caller,
@@ -170,15 +182,34 @@ pub(in crate::api) async fn retrieve(
     Ok(whole(body))
 }
 
-/// `DELETE /v1/responses/{id}`
+literals!(ResponseKind = "response");
+
+/// A response that was deleted.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct DeletedResponse {
+    id: String,
+    #[schema(inline)]
+    object: ResponseKind,
+    deleted: bool,
+}
+
+/// Delete a stored response
+#[utoipa::path(
+    delete,
+    path = "/v1/responses/{id}",
+    operation_id = "deleteResponse",
+    tag = "text",
+    params(Id),
+    responses((status = 200, description = "The response is deleted.", body = DeletedResponse), StoreErrors)
+)]
 pub(in crate::api) async fn delete(
     State(state): State<AppState>,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<DeletedResponse>, ApiError> {
     let id = path_id(id)?;
     state.store()?.delete_response(owner, &id).await.map_err(|error| not_found(error, "id"))?;
-    Ok(Json(json!({"id": id.as_str(), "object": "response", "deleted": true})))
+    Ok(Json(DeletedResponse { id: id.to_string(), object: ResponseKind, deleted: true }))
 }
 
 fn whole(body: impl IntoResponse) -> Response {

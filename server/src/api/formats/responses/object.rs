@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::api::openapi::{anything, nothing};
+use crate::api::openapi::fragments::{anything, nothing};
 
 /// A response, finished or not.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::api::formats::openai::answer::{TimingsMs, Usage};
 use crate::api::formats::responses::{Message, Object, TextPart};
-use crate::api::openapi::written::{nothing, stop_reason};
+use crate::api::openapi::fragments::{nothing, stop_reason};
 use crate::api::run::encoder::SessionInfo;
 
 #[derive(ToSchema)]
@@ -67,7 +67,7 @@ struct Kept {
 
 /// A text, or several.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct Completion {
+pub(in crate::api) struct Completion {
     object: TextCompletion,
     choices: Vec<CompletionChoice>,
     usage: Usage,
@@ -79,7 +79,7 @@ pub(in crate::api::openapi) struct Completion {
 
 /// One event of a streamed completion.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct CompletionChunk {
+pub(in crate::api) struct CompletionChunk {
     object: TextCompletion,
     choices: Vec<CompletionChoice>,
     /// Where `stream_options.include_usage` is true: null, and in the last chunk, which has no choices, the usage.
@@ -117,7 +117,7 @@ struct CompletionChoice {
 
 /// An answer to messages.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct Chat {
+pub(in crate::api) struct Chat {
     object: ChatCompletion,
     choices: Vec<ChatChoice>,
     usage: Usage,
@@ -129,7 +129,7 @@ pub(in crate::api::openapi) struct Chat {
 
 /// One event of a streamed answer.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct ChatChunk {
+pub(in crate::api) struct ChatChunk {
     object: ChatCompletionChunk,
     choices: Vec<ChatDelta>,
     /// Where `stream_options.include_usage` is true: null, and in the last chunk, which has no choices, the usage.
@@ -274,7 +274,7 @@ enum ChatFinishReason {
 
 /// One event of a streamed response: its name, its place, and what it is about.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct ResponseEvent {
+pub(in crate::api) struct ResponseEvent {
     /// Its name, as the event has it too.
     r#type: String,
     /// From 0 on.

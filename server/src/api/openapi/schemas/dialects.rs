@@ -3,7 +3,7 @@
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::api::openapi::written::{
+use crate::api::openapi::fragments::{
     anything, dialect_messages, llama_biases, llama_prompt, llama_tokens, seed, stop, system,
 };
 
@@ -28,7 +28,7 @@ enum Speaker {
 
 /// Messages to be answered, in Anthropic's format.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct MessagesRequest {
+pub(in crate::api) struct MessagesRequest {
     /// The model's name, as `/v1/models` has it; any other is 404.
     #[schema(nullable = false, required)]
     model: Option<String>,
@@ -59,7 +59,7 @@ pub(in crate::api::openapi) struct MessagesRequest {
 
 /// Messages whose tokens are to be counted.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct CountRequest {
+pub(in crate::api) struct CountRequest {
     /// The model's name, as `/v1/models` has it; any other is 404.
     #[schema(nullable = false, required)]
     model: Option<String>,
@@ -81,7 +81,7 @@ fn required_max_tokens() -> utoipa::openapi::Ref {
 
 /// An answer in Anthropic's format.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct AnthropicMessage {
+pub(in crate::api) struct AnthropicMessage {
     id: String,
     r#type: MessageKind,
     role: Speaker,
@@ -121,7 +121,7 @@ struct AnthropicUsage {
 /// One event of a streamed answer: `message_start`, `content_block_start`, `ping`, `content_block_delta`,
 /// `content_block_stop`, `message_delta`, `message_stop`, or `error`.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct AnthropicEvent {
+pub(in crate::api) struct AnthropicEvent {
     r#type: String,
     #[schema(nullable = false)]
     index: Option<u64>,
@@ -140,7 +140,7 @@ pub(in crate::api::openapi) struct AnthropicEvent {
 
 /// How many tokens a request would read.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct TokenCount {
+pub(in crate::api) struct TokenCount {
     input_tokens: u64,
 }
 
@@ -152,7 +152,7 @@ enum AnthropicErrorType {
 
 /// Why a request was refused, in Anthropic's format.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct AnthropicError {
+pub(in crate::api) struct AnthropicError {
     r#type: AnthropicErrorType,
     error: AnthropicErrorDetails,
     #[schema(required)]
@@ -168,7 +168,7 @@ struct AnthropicErrorDetails {
 
 /// A text to go on with, in llama.cpp's format.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct LlamaRequest {
+pub(in crate::api) struct LlamaRequest {
     model: Option<String>,
     #[schema(required, schema_with = llama_prompt)]
     prompt: Value,
@@ -216,7 +216,7 @@ pub(in crate::api::openapi) struct LlamaRequest {
 
 /// A completion in llama.cpp's format, or the last chunk of a stream; the chunks before have the first fields alone.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct LlamaCompletion {
+pub(in crate::api) struct LlamaCompletion {
     index: u64,
     content: String,
     tokens: Vec<u32>,
@@ -251,14 +251,14 @@ pub(in crate::api::openapi) struct LlamaCompletion {
 /// One completion, or as many as there were prompts.
 #[derive(ToSchema)]
 #[serde(untagged)]
-pub(in crate::api::openapi) enum LlamaCompletions {
+pub(in crate::api) enum LlamaCompletions {
     One(LlamaCompletion),
     Several(Vec<LlamaCompletion>),
 }
 
 /// What a client of llama.cpp wants to know of its server.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct Props {
+pub(in crate::api) struct Props {
     #[schema(schema_with = anything)]
     default_generation_settings: Value,
     total_slots: u64,
@@ -275,7 +275,7 @@ pub(in crate::api::openapi) struct Props {
 
 /// The slots.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct Slots(Vec<Slot>);
+pub(in crate::api) struct Slots(Vec<Slot>);
 
 /// A place for a request that runs.
 #[derive(ToSchema)]
@@ -289,7 +289,7 @@ struct Slot {
 
 /// Why a request was refused, in llama.cpp's format.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct LlamaError {
+pub(in crate::api) struct LlamaError {
     error: LlamaErrorDetails,
 }
 
@@ -307,14 +307,14 @@ struct LlamaErrorDetails {
 /// A text to be made into tokens; its field says in whose words: `content` in llama.cpp's, `prompt` or `messages` in
 /// vLLM's. One of them.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct TokenizeRequest {
+pub(in crate::api) struct TokenizeRequest {
     model: Option<String>,
     content: Option<String>,
     add_special: Option<bool>,
     parse_special: Option<bool>,
     with_pieces: Option<bool>,
     prompt: Option<String>,
-    #[schema(schema_with = crate::api::openapi::written::messages)]
+    #[schema(schema_with = crate::api::openapi::fragments::messages)]
     messages: Option<Value>,
     add_special_tokens: Option<bool>,
     add_generation_prompt: Option<bool>,
@@ -323,7 +323,7 @@ pub(in crate::api::openapi) struct TokenizeRequest {
 
 /// Tokens, in llama.cpp's words and in vLLM's.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct Tokenized {
+pub(in crate::api) struct Tokenized {
     count: u64,
     max_model_len: u64,
     /// Ids; with `with_pieces` objects of `id` and `piece`.
@@ -335,30 +335,30 @@ pub(in crate::api::openapi) struct Tokenized {
 
 /// Tokens whose text is wanted.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct DetokenizeRequest {
+pub(in crate::api) struct DetokenizeRequest {
     model: Option<String>,
-    #[schema(required, schema_with = crate::api::openapi::written::some_ids)]
+    #[schema(required, schema_with = crate::api::openapi::fragments::some_ids)]
     tokens: Value,
 }
 
 /// A text, in llama.cpp's words and in vLLM's.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct Detokenized {
+pub(in crate::api) struct Detokenized {
     content: String,
     prompt: String,
 }
 
 /// Messages whose text is wanted.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct TemplateRequest {
+pub(in crate::api) struct TemplateRequest {
     model: Option<String>,
-    #[schema(required, schema_with = crate::api::openapi::written::some_messages)]
+    #[schema(required, schema_with = crate::api::openapi::fragments::some_messages)]
     messages: Value,
     add_generation_prompt: Option<bool>,
 }
 
 /// The text that the model reads.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct Rendered {
+pub(in crate::api) struct Rendered {
     prompt: String,
 }

@@ -6,15 +6,11 @@
 mod answers;
 mod dialects;
 mod requests;
-mod service;
-mod sessions;
 
-pub(super) use answers::{Chat, ChatChunk, Completion, CompletionChunk, ResponseEvent};
-pub(super) use dialects::{
+pub(in crate::api) use answers::{Chat, ChatChunk, Completion, CompletionChunk, ResponseEvent};
+pub(in crate::api) use dialects::{
     AnthropicError, AnthropicEvent, AnthropicMessage, CountRequest, DetokenizeRequest, Detokenized, LlamaCompletion,
     LlamaCompletions, LlamaError, LlamaRequest, MessagesRequest, Props, Rendered, Slots, TemplateRequest, TokenCount,
     TokenizeRequest, Tokenized,
 };
-pub(super) use requests::{ChatRequest, CompletionRequest, ResponseRequest};
-pub(super) use service::{Description, Error, Health, Model, Models};
-pub(super) use sessions::{Appended, Deleted, ForkedSessions, Session, Sessions, Turns};
+pub(in crate::api) use requests::{ChatRequest, CompletionRequest, ResponseRequest};

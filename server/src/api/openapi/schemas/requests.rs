@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::api::openapi::written::{
+use crate::api::openapi::fragments::{
     anything, input, logit_bias, max_tokens, messages, metadata, never, no_reasoning, prompt, response_format, seed,
     some_token_ids, stop, text_format, tool_choice, tools,
 };
@@ -168,7 +168,7 @@ struct StreamOptions {
 
 /// A text to go on with.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct CompletionRequest {
+pub(in crate::api) struct CompletionRequest {
     #[schema(schema_with = prompt)]
     prompt: Option<Value>,
     #[schema(schema_with = max_tokens)]
@@ -187,7 +187,7 @@ pub(in crate::api::openapi) struct CompletionRequest {
 
 /// Messages to be answered.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct ChatRequest {
+pub(in crate::api) struct ChatRequest {
     #[schema(schema_with = messages)]
     messages: Option<Value>,
     #[schema(schema_with = max_tokens)]
@@ -208,7 +208,7 @@ pub(in crate::api::openapi) struct ChatRequest {
 
 /// Something to be answered, alone or after an earlier response.
 #[derive(ToSchema)]
-pub(in crate::api::openapi) struct ResponseRequest {
+pub(in crate::api) struct ResponseRequest {
     #[schema(schema_with = input)]
     input: Option<Value>,
     /// Read before the input, as the system's.

@@ -1,4 +1,4 @@
-//! Which other pages may read the answers in a browser: none, unless they are named.
+//! CORS: which web pages may read responses in a browser. None by default.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-/// How long a browser may remember what it was told.
-const REMEMBERED: Duration = Duration::from_mins(10);
+/// How long a browser may cache a preflight response.
+const MAX_AGE: Duration = Duration::from_mins(10);
 
-/// What pages may read of an answer's head, beside what every page may.
-const EXPOSED: [&str; 11] = [
+/// Response headers that pages may read besides the safelisted ones.
+const EXPOSED_HEADERS: [&str; 11] = [
     "etag",
     "location",
     "retry-after",
@@ -24,11 +24,11 @@ const EXPOSED: [&str; 11] = [
     "x-stream-id",
 ];
 
-/// An origin of pages, as browsers send it: `https://example.org`, with a port where it is not the usual; or `*`.
+/// An origin as browsers send it, `https://example.org`, with a port if it is not the default; or `*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin(HeaderValue);
 
-/// A text that is no origin.
+/// The text is not an origin.
 #[derive(Debug, thiserror::Error)]
 #[error("must be * or an origin as browsers send it, such as https://example.org:8443, without a path")]
 pub struct OriginError;
@@ -44,14 +44,14 @@ impl FromStr for Origin {
         };
         let scheme = |scheme: &str| !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
         let whole = text.split_once("://").is_some_and(|(name, rest)| scheme(name) && host(rest));
-        // Browsers send it in lower case, and it is compared byte by byte.
+        // Browsers send lower case, and origins are compared byte by byte.
         let value = HeaderValue::from_str(&text.to_ascii_lowercase()).map_err(|_| OriginError)?;
         (text == "*" || whole).then_some(Self(value)).ok_or(OriginError)
     }
 }
 
-/// Lets pages of `origins` read answers. Cookies and the browser's own passwords are never allowed for: who calls
-/// from a page brings a key.
+/// Allows pages of `origins` to read responses. Cookies and HTTP authentication by the browser stay disallowed: a page
+/// sends an API key.
 pub(in crate::api) fn cors(origins: &[Origin]) -> CorsLayer {
     let any = origins.iter().any(|origin| origin.0 == "*");
     let allowed =
@@ -61,8 +61,8 @@ pub(in crate::api) fn cors(origins: &[Origin]) -> CorsLayer {
         .allow_methods([Method::GET, Method::POST, Method::PATCH, Method::DELETE])
         // A wildcard would not cover `Authorization`.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers(EXPOSED.map(HeaderName::from_static))
-        .max_age(REMEMBERED)
+        .expose_headers(EXPOSED_HEADERS.map(HeaderName::from_static))
+        .max_age(MAX_AGE)
         .vary([header::ORIGIN, header::ACCESS_CONTROL_REQUEST_HEADERS])
 }
 
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origins_are_told_from_other_texts() {
+    fn only_origins_parse() {
         for origin in ["*", "https://example.org", "http://localhost:3000", "HTTP://[::1]:80", "tauri://localhost"] {
             assert!(origin.parse::<Origin>().is_ok(), "{origin}");
         }

@@ -1,4 +1,4 @@
-//! Where the command line wants conversations kept.
+//! The data folder, the secret, and the session store that the command line asks for.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use url::Url;
 
 use crate::cli::{DurabilityArg, ServeArgs, SessionArgs};
 
-/// The data folder, made and checked: better a clear word now than a lost session later. One that was asked for must
-/// be writable; without the default one, sessions end with the server.
+/// Creates the data folder and checks that it is writable, so that a mistake shows now and not as a lost session later.
+/// A folder given by `--data-dir` must be writable; if the default one is not, sessions are kept in memory only.
 pub(crate) fn data_folder(args: &ServeArgs) -> Result<Option<PathBuf>> {
     if let Some(folder) = &args.sessions.data_dir {
         check_writable(folder).with_context(|| format!("--data-dir {} must be a writable folder", folder.display()))?;
@@ -27,7 +27,7 @@ pub(crate) fn data_folder(args: &ServeArgs) -> Result<Option<PathBuf>> {
     if let Err(error) = check_writable(&folder) {
         warn!(
             %error,
-            "nothing can be kept in the default data folder {}: sessions end with the server; --data-dir names another",
+            "cannot write to the default data folder {}: sessions end with the server; set --data-dir to keep them",
             folder.display()
         );
         return Ok(None);
@@ -42,15 +42,15 @@ fn check_writable(folder: &Path) -> std::io::Result<()> {
     std::fs::remove_file(probe)
 }
 
-/// What snapshots are signed and sealed with: the contents of a file, or none.
+/// The secret that signs snapshots and seals states: the contents of `--secret-file`.
 pub(crate) fn secret(args: &SessionArgs) -> Result<Option<Vec<u8>>> {
     let Some(path) = &args.secret_file else { return Ok(None) };
     let secret = std::fs::read(path).with_context(|| format!("--secret-file: {}", path.display()))?;
-    // Text has line ends that nobody means; of random bytes each counts.
+    // A text file usually ends with a line break that is not part of the secret; in a binary file every byte counts.
     Ok(Some(if secret.is_ascii() { secret.trim_ascii().to_vec() } else { secret }))
 }
 
-/// The store of the conversations of one model: in the data folder, or with the snapshots in an object store.
+/// Opens the session store of one model: in the data folder, or with snapshots in an object store.
 pub(crate) async fn open(args: &SessionArgs, data: Option<&Path>, codec: &Arc<Codec>) -> Result<Store> {
     let folder = data.map(|data| sessions_folder(data, &codec.fingerprint));
     let location = folder.clone().map_or(Location::Memory, Location::Folder);
@@ -74,7 +74,7 @@ pub(crate) async fn open(args: &SessionArgs, data: Option<&Path>, codec: &Arc<Co
         .map_err(anyhow::Error::from)
         .and_then(|url| Ok(object_store::parse_url_opts(&url, std::env::vars())?))
         .with_context(|| format!("--store {url}"))?;
-    // Of one model each, as the folders are.
+    // One prefix per model, like the folders.
     let model = folder.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
     let objects = PrefixStore::new(objects, path.join(model));
     Ok(Store::open_with(Arc::new(objects), options, codec).await?)

@@ -12,7 +12,7 @@ use tidegate_server::api::{Keys, Origin};
 use tidegate_server::engine::{EngineHandle, EngineThread};
 use tidegate_server::{ApiOptions, AppState};
 
-const KEY: &str = "sk-door-0123456789";
+const KEY: &str = "sk-quota-0123456789";
 const OTHER: &str = "sk-other-0123456789";
 
 /// A scripted model behind a key with this quota, and another key without any.
@@ -22,7 +22,7 @@ fn limited(quota: &Value, step: Duration) -> (AppState, EngineHandle, EngineThre
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let keys = json!({"keys": [key, {"name": "other", "key": OTHER}]});
     file.write_all(keys.to_string().as_bytes()).unwrap();
-    state.lock(Keys::load(Some(file.path()), &[]).unwrap().unwrap());
+    state.set_api_keys(Keys::load(Some(file.path()), &[]).unwrap().unwrap());
     (state, engine, thread)
 }
 
@@ -67,7 +67,7 @@ async fn requests_are_counted_by_the_minute() {
         assert_eq!(number(response.headers(), "x-ratelimit-remaining-requests"), left);
         assert!(response.headers()["x-ratelimit-reset-requests"].to_str().unwrap().ends_with('s'));
     }
-    let (headers, wait) = too_many(send(&state, models(KEY)).await, "3 requests a minute").await;
+    let (headers, wait) = too_many(send(&state, models(KEY)).await, "3 requests per minute").await;
     assert!((15..=20).contains(&wait), "{wait}");
     assert_eq!(number(&headers, "x-ratelimit-remaining-requests"), 0);
     assert_eq!(headers["x-ratelimit-reset-requests"], "1m0s");
@@ -93,7 +93,7 @@ async fn tokens_are_charged_as_they_are_read_and_made() {
         completion(KEY, &json!({"prompt": [1, 2, 3], "max_tokens": 77, "ignore_eos": true, "stream": true})),
     );
     assert!(text(second.await).await.contains("[DONE]"));
-    let (headers, wait) = too_many(send(&state, completion(KEY, &short(1))).await, "60 tokens a minute").await;
+    let (headers, wait) = too_many(send(&state, completion(KEY, &short(1))).await, "60 tokens per minute").await;
     assert!((38..=41).contains(&wait), "40 are owed, and one has to be there: {wait}");
     assert_eq!(number(&headers, "x-ratelimit-remaining-tokens"), 0);
     assert_eq!(send(&state, models(KEY)).await.status(), StatusCode::OK, "what takes no tokens is not refused");
@@ -106,7 +106,7 @@ async fn requests_at_once_are_counted_to_the_end_of_their_texts() {
     let endless = crate::common::with(short(100_000), json!({"stream": true}));
     let running = [send(&state, completion(KEY, &endless)).await, send(&state, completion(KEY, &endless)).await];
     assert!(running.iter().all(|response| response.status() == StatusCode::OK));
-    too_many(send(&state, completion(KEY, &short(1))).await, "2 requests running").await;
+    too_many(send(&state, completion(KEY, &short(1))).await, "2 running requests").await;
     assert_eq!(send(&state, completion(OTHER, &short(1))).await.status(), StatusCode::OK);
     drop(running);
     let start = Instant::now();
@@ -131,7 +131,7 @@ fn from(page: &str, method: &Method) -> Request<Body> {
 fn pages(origins: &[&str]) -> AppState {
     let cors: Vec<Origin> = origins.iter().map(|origin| origin.parse().unwrap()).collect();
     let state = AppState::new(ApiOptions { cors, ..ApiOptions::default() });
-    state.lock(Keys::load(None, &[KEY.into()]).unwrap().unwrap());
+    state.set_api_keys(Keys::load(None, &[KEY.into()]).unwrap().unwrap());
     state
 }
 

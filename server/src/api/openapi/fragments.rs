@@ -1,5 +1,5 @@
-//! Schemas that are written out: alternatives, maps with rules for their keys, and what the bounds of this server are
-//! part of; and how a field of a type refers to one.
+//! Schemas that cannot be derived: alternatives, maps with rules for their keys, and those with limits of this server;
+//! and the functions by which fields refer to them (`schema_with`).
 
 use serde_json::{Value, json};
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, SchemaType, Type};
@@ -7,7 +7,7 @@ use utoipa::openapi::{Object, Ref, Schema};
 
 use super::finish::Bounds;
 
-/// A reference to one of the schemas below, or null.
+/// A reference to one of the fragments, or null.
 fn or_null(name: &str) -> Schema {
     OneOfBuilder::new().item(nothing()).item(Ref::from_schema_name(name)).build().into()
 }
@@ -96,52 +96,47 @@ pub(in crate::api) fn some_ids() -> Ref {
     Ref::from_schema_name("SomeTokenIds")
 }
 
-/// What has ended a text by itself.
+/// The `stop_reason` of a text.
 pub(in crate::api) fn stop_reason() -> Object {
     let types = SchemaType::from_iter([Type::String, Type::Integer, Type::Null]);
-    let about = "The stop string, or the token of `stop_token_ids`, that has ended the text; null where neither has.";
+    let about = "The stop string or the token of `stop_token_ids` that ended the text; otherwise null.";
     ObjectBuilder::new().schema_type(types).description(Some(about)).build()
 }
 
-/// What only the server can judge.
+/// Any value; the server checks it.
 pub(in crate::api) fn anything() -> Object {
     ObjectBuilder::new().schema_type(SchemaType::AnyValue).build()
 }
 
-/// What is always null.
+/// Always null.
 pub(in crate::api) fn nothing() -> Object {
     ObjectBuilder::new().schema_type(Type::Null).build()
 }
 
-/// A switch that must not be on.
-pub(super) fn never() -> Object {
+/// A switch that must be off.
+pub(in crate::api) fn never() -> Object {
     let types = SchemaType::from_iter([Type::Boolean, Type::Null]);
     ObjectBuilder::new().schema_type(types).enum_values(Some([Value::Bool(false), Value::Null])).build()
 }
 
-/// The one word that is allowed.
-pub(super) fn word(word: &str) -> Object {
-    ObjectBuilder::new().schema_type(Type::String).enum_values(Some([word])).build()
-}
-
-/// An object that asks for nothing.
-pub(super) fn no_reasoning() -> Schema {
+/// Null, or reasoning that is off.
+pub(in crate::api) fn no_reasoning() -> Schema {
     let effort = ObjectBuilder::new().enum_values(Some([Value::Null, "none".into()])).build();
     let object =
         ObjectBuilder::new().property("effort", effort).additional_properties(Some(Schema::from(nothing()))).build();
     OneOfBuilder::new().item(nothing()).item(object).build().into()
 }
 
-/// The schemas that are written out, by name.
-#[expect(clippy::too_many_lines, reason = "a table of schemas, each of which stands for itself")]
-pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
+/// The fragments by name.
+#[expect(clippy::too_many_lines, reason = "a table of independent schemas")]
+pub(super) fn fragments(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
     let word = json!({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"});
     let text_part = json!({
         "type": "object", "required": ["type", "text"],
         "properties": {"type": {"enum": ["text", "input_text", "output_text"]}, "text": {"type": "string"}},
     });
     let content = json!({
-        "description": "A text, or parts of text.",
+        "description": "A string, or text parts.",
         "oneOf": [{"type": "string"}, {"type": "array", "items": text_part}],
     });
     let block = json!({
@@ -149,18 +144,18 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     });
     let dialect_content = json!({
-        "description": "A text, or blocks of text. Where tools are called, blocks of calls and of their results too.",
+        "description": "A string, or blocks of text, tool calls and tool results.",
         "oneOf": [{"type": "string"}, {"type": "array", "items": block}],
     });
     let message = json!({
-        "description": "One message. Which roles there are is up to the checkpoint's chat template.",
+        "description": "One message. The checkpoint's chat template decides which roles exist.",
         "type": "object", "required": ["role"],
         "properties": {
             "role": {"type": "string"},
             "content": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/DialectContent"}]},
-            "name": {"description": "Whose message it is among those of its role.", "type": ["string", "null"]},
+            "name": {"description": "Tells participants of the same role apart.", "type": ["string", "null"]},
             "tool_calls": {"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/MessageCalls"}]},
-            "tool_call_id": {"description": "Which call this answers.", "type": ["string", "null"]},
+            "tool_call_id": {"description": "The id of the call that this message answers.", "type": ["string", "null"]},
         },
         "anyOf": [
             {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
@@ -186,7 +181,7 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "TokenIds",
             json!({
-                "description": "Token ids, as the model's tokenizer has them.",
+                "description": "Token ids of the model's tokenizer.",
                 "type": "array", "minItems": 1, "maxItems": bounds.max_prompt_tokens,
                 "items": {"$ref": "#/components/schemas/TokenId"},
             }),
@@ -194,14 +189,14 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "SomeTokenIds",
             json!({
-                "description": "Token ids; those of `stop_token_ids` end a text.",
+                "description": "Token ids.",
                 "type": "array", "items": {"$ref": "#/components/schemas/TokenId"},
             }),
         ),
         (
             "ResponseFormat",
             json!({
-                "description": "The form that the answer must have: plain text, some JSON object, or JSON after a schema.",
+                "description": "The format of the answer: plain text, any JSON object, or JSON with a schema.",
                 "oneOf": [
                     {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}},
                     {"type": "object", "required": ["type"], "properties": {
@@ -236,7 +231,7 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "ChatToolChoice",
             json!({
-                "description": "Whether and what to call: `auto` where there are tools and nothing is said.",
+                "description": "Whether and which function to call. Default: `auto` if there are tools.",
                 "oneOf": [
                     {"enum": ["none", "auto", "required"]},
                     {"type": "object", "required": ["type", "function"], "properties": {
@@ -249,7 +244,7 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "MessageCalls",
             json!({
-                "description": "Calls that an earlier answer has made.",
+                "description": "Calls of an earlier answer.",
                 "type": "array", "items": {
                     "type": "object", "required": ["function"], "properties": {
                         "id": {"type": ["string", "null"]},
@@ -264,14 +259,14 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "Seed",
             json!({
-                "description": "The same seed and prompt give the same text. Random where it is absent.",
+                "description": "The same seed and prompt give the same text. Default: random.",
                 "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX,
             }),
         ),
         (
             "Metadata",
             json!({
-                "description": "What the client notes for itself.",
+                "description": "The client's own notes.",
                 "type": "object", "maxProperties": 16, "propertyNames": {"minLength": 1, "maxLength": 64},
                 "additionalProperties": {"type": "string", "maxLength": 512},
             }),
@@ -279,22 +274,22 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "MaxTokens",
             json!({
-                "description": "Tokens to generate at most.",
+                "description": "Maximum tokens to generate.",
                 "type": "integer", "minimum": 1, "maximum": bounds.max_tokens,
             }),
         ),
         (
             "Prompt",
             json!({
-                "description": "A text, several, token ids, or several lists of them; absent only where the conversation \
-                                that `session` or `state` names goes on by itself. An encoder-decoder translates it.",
+                "description": "A string, token ids, or a list of either. It may be absent with `session` or `state`: then \
+                                the conversation continues without new text. An encoder-decoder translates it.",
                 "oneOf": [{"type": "string"}, prompts(json!({"type": "string"})), ids, prompts(ids.clone())],
             }),
         ),
         (
             "Stop",
             json!({
-                "description": "Texts that end the answer, which does not have them: up to 16, each of up to 1,024 bytes.",
+                "description": "Up to 16 strings of up to 1,024 bytes that end the text; they are not part of it.",
                 "oneOf": [
                     {"type": "string", "minLength": 1, "maxLength": 1024},
                     {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1, "maxLength": 1024}},
@@ -304,7 +299,7 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "LogitBias",
             json!({
-                "description": "Added to the logits of tokens, by their ids.",
+                "description": "Values added to the logits, by token id.",
                 "type": "object", "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
                 "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
             }),
@@ -315,14 +310,14 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "Messages",
             json!({
-                "description": "The conversation; only what is new where `session` or `state` names one.",
+                "description": "The conversation; only the new messages with `session` or `state`.",
                 "type": "array", "minItems": 1, "maxItems": 10_000, "items": {"$ref": "#/components/schemas/Message"},
             }),
         ),
         (
             "LlamaPrompt",
             json!({
-                "description": "A text, or a list: texts alone are several prompts, ids among them make it one.",
+                "description": "A string, or a list: strings only are several prompts, a list with token ids is one.",
                 "anyOf": [
                     {"type": "string"},
                     {"type": "array", "minItems": 1, "maxItems": bounds.max_prompts, "items": {"type": "string"}},
@@ -334,14 +329,15 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "LlamaTokens",
             json!({
-                "description": "Tokens to generate at most; -1 as many as this server allows.",
+                "description": "Maximum tokens to generate; -1 for the server's limit.",
                 "oneOf": [{"const": -1}, {"$ref": "#/components/schemas/MaxTokens"}],
             }),
         ),
         (
             "LlamaBiases",
             json!({
-                "description": "What is added to the logits of tokens: pairs of a token id or a text and a number, or an                             object of the same; false means never.",
+                "description": "Values added to the logits: pairs of a token id or string and a number, or an object of \
+                                them; `false` bans the token.",
                 "oneOf": [
                     {"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 2, "prefixItems": [
                         {"oneOf": [{"type": "string"}, {"$ref": "#/components/schemas/TokenId"}]}, bias,
@@ -353,7 +349,7 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "DialectMessages",
             json!({
-                "description": "The conversation; where the last message is the assistant's, the answer goes on with it.",
+                "description": "The conversation; if the last message is the assistant's, the answer continues it.",
                 "type": "array", "minItems": 1, "maxItems": 10_000, "items": {
                     "type": "object", "required": ["role", "content"], "properties": {
                         "role": {"enum": ["user", "assistant"]}, "content": {"$ref": "#/components/schemas/Content"},
@@ -364,7 +360,7 @@ pub(super) fn written(bounds: Bounds<'_>) -> [(&'static str, Value); 22] {
         (
             "Input",
             json!({
-                "description": "What is to be answered; absent only where a response that was cut off goes on.",
+                "description": "The input; it may be absent to continue a response that was cut off.",
                 "oneOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": item}],
             }),
         ),

@@ -1,26 +1,26 @@
-//! API keys as they are configured, and as they are kept: by their digests alone.
+//! API keys: how they are configured, and how the server keeps them, by their digests alone.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
-use super::quota::{Limits, Quota};
+use super::quota::{Quota, QuotaState};
 use super::scope::Scope;
 
-/// Shortest key that is taken: a shorter one can be guessed.
+/// Shortest key in bytes; shorter ones can be guessed.
 const SHORTEST: usize = 16;
 
-/// Longest name of a key.
+/// Longest name of a key in bytes.
 const LONGEST_NAME: usize = 64;
 
-/// Most keys: each is looked at for each request.
+/// Most keys: every request compares with each of them.
 const MOST: usize = 10_000;
 
-/// Why keys cannot be used. No message says anything of a key itself.
+/// Why keys cannot be used. No message repeats any part of a key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// The file cannot be read.
@@ -28,21 +28,21 @@ pub enum KeysError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The system's reason.
         error: std::io::Error,
     },
-    /// The file is not what it has to be.
+    /// The file is not valid.
     #[error("keys file: {message} (line {line})")]
     File {
-        /// What is wrong, and with which field.
+        /// The field, and what is wrong with it.
         message: String,
-        /// Where.
+        /// Line in the file, from 1.
         line: usize,
     },
-    /// A key is not what it has to be.
+    /// A key is not valid.
     #[error("{place}: {message}")]
     Key {
-        /// Which.
+        /// Where the key stands: an entry of the file, or a flag.
         place: String,
         /// What is wrong with it.
         message: String,
@@ -51,14 +51,15 @@ pub enum KeysError {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FileForm {
-    keys: Vec<KeyForm>,
+struct KeysFile {
+    keys: Vec<KeyEntry>,
 }
 
-/// A key as it is written down. The quota's fields stand here too: serde knows no unknown fields beside flattened ones.
+/// A key in the file. The fields of the quota are repeated here because serde cannot refuse unknown fields beside
+/// flattened ones.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct KeyForm {
+struct KeyEntry {
     name: String,
     key: Option<String>,
     sha256: Option<String>,
@@ -68,12 +69,12 @@ struct KeyForm {
     concurrent_requests: Option<std::num::NonZeroU32>,
 }
 
-/// A key that opens the door.
+/// An API key.
 pub(super) struct Key {
     name: String,
     digest: [u8; 32],
     scopes: Vec<Scope>,
-    limits: Arc<Limits>,
+    quota: Arc<QuotaState>,
 }
 
 impl Key {
@@ -85,20 +86,39 @@ impl Key {
         self.scopes.contains(&scope)
     }
 
-    pub(super) fn limits(&self) -> &Limits {
-        &self.limits
+    pub(super) fn quota(&self) -> &QuotaState {
+        &self.quota
     }
 }
 
-/// The keys that open the door.
+/// The API keys of a server, at least one.
 pub struct Keys(Vec<Arc<Key>>);
 
+/// The keys in force. Without any, all requests are allowed.
+#[derive(Default)]
+pub(in crate::api) struct ActiveKeys(RwLock<Option<Arc<Keys>>>);
+
+impl ActiveKeys {
+    /// Replaces the keys; those whose name and quota stay the same keep their counts.
+    pub(in crate::api) fn set(&self, keys: Keys) {
+        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let keys = match current.as_deref() {
+            Some(old) => keys.keeping_counts(old),
+            None => keys,
+        };
+        *current = Some(Arc::new(keys));
+    }
+
+    pub(super) fn get(&self) -> Option<Arc<Keys>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 impl Keys {
-    /// The keys of a file, as JSON, and keys without a file, which have every scope and no quota; none where neither
-    /// is given.
+    /// The keys of a JSON file, and the keys in `given`, which have every scope and no quota; `None` without either.
     ///
     /// # Errors
-    /// The file cannot be read, or one of the keys is not what it has to be.
+    /// The file cannot be read, or one of the keys is not valid.
     pub fn load(file: Option<&Path>, given: &[String]) -> Result<Option<Self>, KeysError> {
         if file.is_none() && given.is_empty() {
             return Ok(None);
@@ -114,55 +134,55 @@ impl Keys {
         for (at, key) in given.iter().enumerate() {
             let (name, place) = (format!("api-key-{}", at + 1), format!("--api-key (number {})", at + 1));
             let digest = digest(Some(key), None).map_err(|message| KeysError::Key { place, message })?;
-            let (scopes, limits) =
-                (vec![Scope::Generate, Scope::Sessions, Scope::Metrics], Limits::new(Quota::default()));
-            keys.push(Key { name, digest, scopes, limits: Arc::new(limits) });
+            let (scopes, quota) =
+                (vec![Scope::Generate, Scope::Sessions, Scope::Metrics], QuotaState::new(Quota::default()));
+            keys.push(Key { name, digest, scopes, quota: Arc::new(quota) });
         }
         for (at, form) in file.map(parse).transpose()?.unwrap_or_default().into_iter().enumerate() {
             let place = format!("keys[{at}]");
             keys.push(form.key().map_err(|message| KeysError::Key { place, message })?);
         }
         let refuse = |place: &str, message: String| Err(KeysError::Key { place: place.into(), message });
-        // A file without keys is a mistake, also beside keys that are given.
+        // A file without keys is a mistake even when `given` has some.
         if (keys.len() == given.len() && file.is_some()) || keys.len() > MOST {
-            return refuse("keys", format!("there must be from 1 to {MOST} keys, found {}", keys.len() - given.len()));
+            return refuse("keys", format!("there must be 1 to {MOST} keys, found {}", keys.len() - given.len()));
         }
         let (mut names, mut digests) = (HashSet::new(), HashSet::new());
         for key in &keys {
             if !names.insert(key.name.as_str()) {
-                return refuse(&key.name, "the name is used twice".into());
+                return refuse(&key.name, "duplicate name".into());
             }
             if !digests.insert(key.digest) {
-                return refuse(&key.name, "the key is another one's too".into());
+                return refuse(&key.name, "duplicate key".into());
             }
         }
         Ok(Self(keys.into_iter().map(Arc::new).collect()))
     }
 
-    /// How many there are.
-    #[expect(clippy::len_without_is_empty, reason = "there is always one")]
+    /// The number of keys.
+    #[expect(clippy::len_without_is_empty, reason = "there is at least one")]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// These keys, where those of `old` that may have as much as before go on with their counts.
-    pub(super) fn counting_on(self, old: &Self) -> Self {
+    /// These keys, with the counts of the keys in `old` that have the same name and quota.
+    pub(super) fn keeping_counts(self, old: &Self) -> Self {
         let known: HashMap<&str, &Arc<Key>> = old.0.iter().map(|key| (key.name.as_str(), key)).collect();
         let same = |key: &Arc<Key>| {
             let before = known.get(key.name.as_str())?;
-            (before.limits.quota() == key.limits.quota()).then(|| Arc::clone(&before.limits))
+            (before.quota.limits() == key.quota.limits()).then(|| Arc::clone(&before.quota))
         };
         let keep = |key: Arc<Key>| match same(&key) {
             None => key,
-            Some(limits) => {
+            Some(quota) => {
                 let (name, digest, scopes) = (key.name.clone(), key.digest, key.scopes.clone());
-                Arc::new(Key { name, digest, scopes, limits })
+                Arc::new(Key { name, digest, scopes, quota })
             }
         };
         Self(self.0.into_iter().map(keep).collect())
     }
 
-    /// The key that was `given`. How long it takes says nothing of the keys: all are compared, each to its end.
+    /// Finds the key `given`, comparing with all keys in constant time.
     pub(super) fn find(&self, given: &[u8]) -> Option<&Arc<Key>> {
         let given: [u8; 32] = Sha256::digest(given).into();
         let (mut known, mut found) = (Choice::from(0), 0u64);
@@ -175,7 +195,7 @@ impl Keys {
     }
 }
 
-impl KeyForm {
+impl KeyEntry {
     fn key(self) -> Result<Key, String> {
         let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
         if !(1..=LONGEST_NAME).contains(&self.name.len()) || !self.name.bytes().all(plain) {
@@ -191,11 +211,11 @@ impl KeyForm {
             concurrent_requests: self.concurrent_requests,
         };
         let digest = digest(self.key.as_deref(), self.sha256.as_deref())?;
-        Ok(Key { name: self.name, digest, scopes, limits: Arc::new(Limits::new(quota)) })
+        Ok(Key { name: self.name, digest, scopes, quota: Arc::new(QuotaState::new(quota)) })
     }
 }
 
-/// The digest of a key that is given as it is, or by its digest.
+/// The digest of a key that is given in plain text or as a digest.
 fn digest(key: Option<&str>, sha256: Option<&str>) -> Result<[u8; 32], String> {
     match (key, sha256) {
         (Some(key), None) if key.len() < SHORTEST => {
@@ -215,25 +235,25 @@ fn digest(key: Option<&str>, sha256: Option<&str>) -> Result<[u8; 32], String> {
     }
 }
 
-fn parse(text: &[u8]) -> Result<Vec<KeyForm>, KeysError> {
+fn parse(text: &[u8]) -> Result<Vec<KeyEntry>, KeysError> {
     let mut json = serde_json::Deserializer::from_slice(text);
-    let form: FileForm = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let form: KeysFile = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let (path, line) = (error.path().to_string(), error.inner().line());
-        // The library's words may quote the value.
+        // serde's message may quote the value.
         let secret = error.path().iter().any(|segment| match segment {
             serde_path_to_error::Segment::Map { key } => key == "key" || key == "sha256",
             _ => false,
         });
-        let words = if secret { "must be a string".into() } else { without_place(error.inner()) };
+        let words = if secret { "must be a string".into() } else { without_position(error.inner()) };
         let message = if path == "." { words } else { format!("{path}: {words}") };
         KeysError::File { message, line }
     })?;
-    json.end().map_err(|error| KeysError::File { message: without_place(&error), line: error.line() })?;
+    json.end().map_err(|error| KeysError::File { message: without_position(&error), line: error.line() })?;
     Ok(form.keys)
 }
 
-/// The words of an error without its place, which is said apart.
-fn without_place(error: &serde_json::Error) -> String {
+/// An error's message without its line and column.
+fn without_position(error: &serde_json::Error) -> String {
     let words = error.to_string();
     words.rsplit_once(" at line ").map_or(words.as_str(), |(words, _)| words).to_owned()
 }
@@ -288,7 +308,7 @@ mod tests {
     fn keys_that_cannot_be_used_are_refused_without_a_word_of_them() {
         for (file, words) in [
             (r"{}", "missing field `keys`"),
-            (r#"{"keys": []}"#, "from 1 to"),
+            (r#"{"keys": []}"#, "1 to 10000 keys"),
             (
                 "{\"keys\": [\n{\"name\": \"a\", \"key\": \"sk-0123456789abcdef\", \"colour\": 1}]}",
                 "keys[0].colour: unknown field `colour`",
@@ -314,11 +334,11 @@ mod tests {
             ),
             (
                 r#"{"keys": [{"name": "a", "key": "sk-0123456789abcdef"}, {"name": "a", "key": "sk-0123456789abcdeg"}]}"#,
-                "a: the name is used twice",
+                "a: duplicate name",
             ),
             (
                 r#"{"keys": [{"name": "a", "key": "sk-0123456789abcdef"}, {"name": "b", "key": "sk-0123456789abcdef"}]}"#,
-                "b: the key is another one's too",
+                "b: duplicate key",
             ),
             (r#"{"keys": [{"name": "a", "key": "sk-0123456789abcdef"}]} more"#, "trailing characters"),
         ] {
@@ -337,10 +357,10 @@ mod tests {
             Keys::read(Some(file.as_bytes()), &[]).unwrap()
         };
         let old = file(r#""requests_per_minute": 1"#);
-        assert!(old.0[0].limits.enter(false).is_ok());
-        let same = file(r#""requests_per_minute": 1"#).counting_on(&old);
-        assert!(same.0[0].limits.enter(false).is_err());
-        let other = file(r#""requests_per_minute": 2"#).counting_on(&old);
-        assert!(other.0[0].limits.enter(false).is_ok());
+        assert!(old.0[0].quota.admit(false).is_ok());
+        let same = file(r#""requests_per_minute": 1"#).keeping_counts(&old);
+        assert!(same.0[0].quota.admit(false).is_err());
+        let other = file(r#""requests_per_minute": 2"#).keeping_counts(&old);
+        assert!(other.0[0].quota.admit(false).is_ok());
     }
 }

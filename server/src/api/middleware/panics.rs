@@ -1,4 +1,4 @@
-//! A panic in a handler becomes an answer: in the OpenAI shape, with the request's id, and without the panic's words.
+//! Turns a panic in a handler into a 500 in OpenAI's format, without the panic's message.
 
 use std::panic::AssertUnwindSafe;
 
@@ -7,11 +7,11 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
-use super::error::ApiError;
+use crate::api::error::ApiError;
 
-/// Runs a request; a panic, whose words the panic hook has printed, is a 500.
-pub(super) async fn catch(request: Request, next: Next) -> Response {
-    // What a handler shares with others is behind locks and channels of its own; the rest is dropped with it.
+/// Answers 500 when the handler panics; the panic hook logs the message.
+pub(in crate::api) async fn catch_panic(request: Request, next: Next) -> Response {
+    // State shared with other requests is behind locks and channels; everything else is dropped here.
     let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
     answer.unwrap_or_else(|_| ApiError::internal().into_response())
 }
@@ -32,8 +32,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_is_answered_without_its_words() {
-        let app = Router::new().route("/", get(broken)).layer(from_fn(catch));
+    async fn a_panic_is_answered_without_its_message() {
+        let app = Router::new().route("/", get(broken)).layer(from_fn(catch_panic));
         let response = app.oneshot(Request::new(Body::empty())).await.unwrap();
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();

@@ -1,4 +1,4 @@
-//! Whose a request is: who comes with the same key, or knows the same bearer token, owns the same things.
+//! The owner of what a request creates: requests with the same key, or the same bearer token, share it.
 
 use std::convert::Infallible;
 
@@ -8,21 +8,20 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 use sha2::{Digest, Sha256};
 
-use super::door;
-use super::state::AppState;
+use super::context;
 use crate::session::Owner;
 
-/// The owner that a request acts for: where the server has keys, the name of the request's; where it has none, a digest
-/// of its credential, which is nowhere kept, and everybody without one is one and the same.
+/// Extracts the owner. With API keys it follows from the key's name. Without them it is a digest of the credential,
+/// which is not stored, and all requests without a credential share one owner.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Caller(pub(super) Owner);
+pub(in crate::api) struct Caller(pub(in crate::api) Owner);
 
-impl FromRequestParts<AppState> for Caller {
+impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self, Infallible> {
-        if let Some(visit) = door::current() {
-            return Ok(Self(visit.owner()));
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        if let Some(context) = context::current() {
+            return Ok(Self(context.owner()));
         }
         let Some(token) = credential(&parts.headers) else { return Ok(Self(Owner::default())) };
         let digest = Sha256::new().chain_update("tidegate owner\0").chain_update(token).finalize();
@@ -32,8 +31,8 @@ impl FromRequestParts<AppState> for Caller {
     }
 }
 
-/// What a request shows of itself: its bearer token, whatever else its `Authorization` says, or, where it has none, its
-/// `x-api-key`, as Anthropic's clients send it.
+/// The credential of a request: the bearer token or other content of `Authorization`, or else `x-api-key`, which
+/// Anthropic's clients send.
 pub(super) fn credential(headers: &HeaderMap) -> Option<&[u8]> {
     let Some(value) = headers.get(AUTHORIZATION) else { return headers.get("x-api-key").map(HeaderValue::as_bytes) };
     let value = value.as_bytes();

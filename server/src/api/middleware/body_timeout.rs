@@ -1,4 +1,4 @@
-//! The time that a request's body has: one that trickles in holds nothing for longer.
+//! The time limit of a request's body, so that a slow sender cannot hold a connection for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +14,14 @@ use tokio::time::{Instant, timeout_at};
 use crate::api::error::ApiError;
 use crate::api::state::AppState;
 
-/// Answers 408 where a body has not come whole in its time, whichever handler reads it and however.
-pub(in crate::api) async fn in_time(State(state): State<AppState>, request: Request, next: Next) -> Response {
+/// Answers 408 when the body does not arrive in time, whichever handler reads it.
+pub(in crate::api) async fn body_timeout(State(state): State<AppState>, request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
     }
     let limit = state.options().body_limit;
     let late = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&late);
+    let timed_out = Arc::clone(&late);
     let end = Instant::now() + limit;
     let request = request.map(|body| {
         let parts = stream::unfold(Some((body.into_data_stream(), late)), move |reading| async move {
@@ -37,13 +37,13 @@ pub(in crate::api) async fn in_time(State(state): State<AppState>, request: Requ
         Body::from_stream(parts)
     });
     let response = next.run(request).await;
-    if !seen.load(Ordering::Relaxed) {
+    if !timed_out.load(Ordering::Relaxed) {
         return response;
     }
-    let message = format!("the body must come within {} s", limit.as_secs_f32());
+    let message = format!("the request body must arrive within {} s", limit.as_secs_f32());
     let mut response =
         ApiError::request(StatusCode::REQUEST_TIMEOUT, None, Some("body_timeout"), message).into_response();
-    // The rest of the body may still come, and is no next request.
+    // The rest of the body may still arrive and must not be read as the next request.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }

@@ -1,4 +1,4 @@
-//! A span for each request, and the id that names it in the log and in the response.
+//! A tracing span per request, and the request id in the log and in the response.
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
@@ -12,12 +12,12 @@ use crate::api::run::spans;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longest id that is taken over from a client.
+/// Longest request id in bytes that a client may set.
 const MAX_ID_BYTES: usize = 128;
 
-/// Runs a request in its span and returns its id as `x-request-id`: the client's own where it is a plain word.
-pub(super) async fn trace(request: Request, next: Next) -> Response {
-    let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(|id| is_plain(id));
+/// Runs the request in its span and returns the id as `x-request-id`: the client's, if it is valid, or a new one.
+pub(in crate::api) async fn trace(request: Request, next: Next) -> Response {
+    let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(|id| is_valid(id));
     let id = given.map_or_else(|| format!("req-{:032x}", rand::rng().random::<u128>()), str::to_owned);
     let span = info_span!(
         "request",
@@ -47,8 +47,8 @@ pub(super) async fn trace(request: Request, next: Next) -> Response {
     .await
 }
 
-/// Letters, digits and a few marks: an id goes into log lines and must not be able to forge one.
-fn is_plain(id: &str) -> bool {
+/// Letters, digits, `-`, `_` and `.` only, so that an id cannot forge a log line.
+fn is_valid(id: &str) -> bool {
     (1..=MAX_ID_BYTES).contains(&id.len())
         && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }

@@ -1,0 +1,88 @@
+//! Every route, with the access that it needs. A handler declares its path, method and schemas itself.
+
+use std::collections::BTreeMap;
+
+use axum::Router;
+use utoipa::openapi::path::Paths;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
+use utoipa_axum::routes;
+
+use super::auth::scope::{Access, Scope};
+use super::formats::{anthropic, llamacpp, responses, tokens};
+use super::openapi::document::{self, Description};
+use super::run::resume;
+use super::state::AppState;
+use super::{generation, metrics, pages, service, sessions};
+
+/// The routes, and the access to each path.
+pub(super) struct Routes {
+    pub(super) router: Router<AppState>,
+    pub(super) access: BTreeMap<String, Access>,
+    pub(super) description: Description,
+}
+
+/// Every route.
+pub(super) fn all() -> Routes {
+    let public = OpenApiRouter::new()
+        .routes(routes!(pages::playground))
+        .routes(routes!(pages::playground_file))
+        .routes(routes!(pages::favicon))
+        .routes(routes!(pages::docs))
+        .routes(routes!(pages::docs_file))
+        .routes(routes!(document::description))
+        .routes(routes!(service::health))
+        .routes(routes!(service::ready));
+    let generate = OpenApiRouter::new()
+        .routes(routes!(generation::completions))
+        .routes(routes!(generation::chat))
+        .routes(routes!(generation::create_response))
+        .routes(routes!(generation::create_message))
+        .routes(routes!(anthropic::count_tokens))
+        .routes(routes!(tokens::tokenize))
+        .routes(routes!(tokens::detokenize))
+        .routes(routes!(tokens::apply_template))
+        .routes(routes!(tokens::embeddings))
+        .routes(alias("/embeddings", "llamaEmbeddings", routes!(tokens::embeddings)))
+        .routes(alias("/embedding", "embedding", routes!(tokens::embeddings)))
+        .routes(routes!(generation::llama_completion))
+        .routes(alias("/completions", "llamaCompletions", routes!(generation::llama_completion)))
+        .routes(routes!(llamacpp::infill))
+        .routes(routes!(llamacpp::props))
+        .routes(routes!(llamacpp::slots))
+        .routes(routes!(service::models))
+        .routes(routes!(service::one_model));
+    let sessions =
+        sessions::routes().routes(routes!(responses::retrieve, responses::delete)).routes(routes!(resume::resume));
+    let metrics = OpenApiRouter::new().routes(routes!(metrics::scrape));
+
+    let groups = [
+        (Access::Public, public),
+        (Access::Scope(Scope::Generate), generate),
+        (Access::Scope(Scope::Sessions), sessions),
+        (Access::Scope(Scope::Metrics), metrics),
+    ];
+    let (mut router, mut access) = (OpenApiRouter::default(), BTreeMap::new());
+    for (needed, group) in groups {
+        access.extend(group.get_openapi().paths.paths.keys().map(|path| (path.clone(), needed)));
+        router = router.merge(group);
+    }
+    let (router, openapi) = router.split_for_parts();
+    let description = Description::new(openapi, |path| access.get(path) == Some(&Access::Public));
+    Routes { router, access, description }
+}
+
+/// A route under another path, with another operation id.
+fn alias(
+    path: &str,
+    id: &str,
+    (schemas, paths, handlers): UtoipaMethodRouter<AppState>,
+) -> UtoipaMethodRouter<AppState> {
+    let mut aliases = Paths::new();
+    for (_, mut item) in paths.paths {
+        for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
+            operation.operation_id = Some(id.to_owned());
+        }
+        aliases.paths.insert(path.to_owned(), item);
+    }
+    (schemas, aliases, handlers)
+}
