@@ -131,7 +131,7 @@ fn invalid_keys_and_certificates_are_reported_without_revealing_them() {
     }
     let help = tidegate(&["serve", "--help"]).env("TIDEGATE_API_KEY", OLD).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
-    assert!(help.contains("TIDEGATE_API_KEY") && !help.contains(OLD));
+    assert!(help.contains("--api-key") && !help.contains(OLD));
 }
 
 #[test]

@@ -47,7 +47,7 @@ async fn a_killed_process_loses_no_turn_that_it_acknowledged() {
     let mut acknowledged = 0;
     for round in 0..12u64 {
         let mut child = Command::new(std::env::current_exe().expect("this program"));
-        child.args(["crash::child_that_is_killed", "--exact", "--nocapture", "--test-threads=1"]);
+        child.args(["crash::child_to_be_killed", "--exact", "--nocapture", "--test-threads=1"]);
         let mut child =
             child.env(FOLDER, folder.path()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a child");
         let output = child.stdout.take().expect("its output");
