@@ -1,8 +1,10 @@
 //! Loads a checkpoint folder and starts its engine, on the CPU or on a CUDA device.
 
+mod choice;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
+mod error;
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -11,22 +13,22 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
+#[cfg(feature = "cuda")]
 use tidegate_model::checkpoint::LoadError;
 #[cfg(feature = "cuda")]
 use tidegate_model::cuda::CudaDecoder;
-use tidegate_model::sampling::SamplingError;
-use tidegate_model::{Backend, Decoder, Device, ModelError, ModelRunner, Pool, PoolOptions, StateType, checkpoint};
+use tidegate_model::{Backend, Decoder, Device, ModelRunner, Pool, PoolOptions, StateType, checkpoint};
 
 use crate::api::Served;
-use crate::engine::{
-    EngineError, EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn,
-};
-use crate::session::{Codec, Fingerprint, KeyError, Keys, PrefixIndex, hex};
-use crate::text::{ChatTemplate, GrammarError, Grammars, TextError, Tokenizer};
+use crate::engine::{EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn};
+use crate::session::{Codec, Fingerprint, Keys, PrefixIndex, hex};
+use crate::text::{ChatTemplate, Grammars, Tokenizer};
 
+pub use choice::{DeviceChoice, DeviceChoiceError};
 #[cfg(feature = "cuda")]
 pub use cuda::OpenCuda;
-pub use device::{DeviceChoice, DeviceChoiceError, DeviceError, OpenDevice};
+pub use device::OpenDevice;
+pub use error::{DeviceError, OpenError};
 
 /// Default number of conversations that run at once on a CPU: more of them slow each other down.
 const SLOTS: usize = 64;
@@ -37,55 +39,6 @@ const MOST_SLOTS: usize = 1 << 14;
 
 /// The shipped checkpoint, relative to the top of the source tree.
 const SHIPPED: &str = "weights/checkpoints/tidegate-tiny";
-
-/// Why a checkpoint cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// None was named, and the shipped one was not found.
-    #[error("no checkpoint found, looked for {}; name a folder with --model", places(.0))]
-    NotFound(Vec<PathBuf>),
-    /// The requested device.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// The weights.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// The tokenizer.
-    #[error(transparent)]
-    Text(#[from] TextError),
-    /// The recommended sampling parameters.
-    #[error("generation_config.json: {0}")]
-    Sampling(#[from] SamplingError),
-    /// The vocabulary, for grammars.
-    #[error(transparent)]
-    Grammar(#[from] GrammarError),
-    /// The slots.
-    #[error("the states of {slots} slots cannot be allocated: {source}")]
-    Slots {
-        /// How many were requested.
-        slots: usize,
-        /// Why not.
-        source: ModelError,
-    },
-    /// The engine.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The secret.
-    #[error(transparent)]
-    Secret(#[from] KeyError),
-    /// A file could not be read for the fingerprint.
-    #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-}
-
-fn places(folders: &[PathBuf]) -> String {
-    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
-}
 
 /// How a checkpoint is served.
 #[derive(Clone, Debug)]

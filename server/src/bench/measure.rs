@@ -1,5 +1,6 @@
 //! Models at their depths, and the time that a case takes.
 
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +14,6 @@ use tidegate_server::checkpoint::OpenDevice;
 use super::past::{Past, Room};
 use super::plan::{Case, Kind, Plan, Subject};
 use super::runner::{self, Runner};
-use super::say;
 use crate::cli::word;
 
 /// Tokens read at a time on the way to a depth.
@@ -156,4 +156,13 @@ fn name_of(folder: &Path) -> String {
 fn ids(from: usize, count: usize, vocab: usize) -> Vec<u32> {
     let id = |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab as u64;
     (from..from + count).map(|i| id(i) as u32).collect()
+}
+
+/// Shows progress on a terminal, and nothing in a log file.
+pub(super) fn say(text: &str) {
+    let mut out = std::io::stderr().lock();
+    if out.is_terminal() {
+        // Progress that cannot be shown does not matter.
+        let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
+    }
 }

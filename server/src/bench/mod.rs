@@ -10,7 +10,6 @@ mod report;
 mod roof;
 mod runner;
 
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ use anyhow::{Result, ensure};
 use tidegate_model::Threads;
 
 use crate::cli::BenchArgs;
-use measure::Model;
+use measure::{Model, say};
 use past::Room;
 use plan::Plan;
 use report::Row;
@@ -58,13 +57,4 @@ fn threads(count: usize) -> Result<Arc<Threads>> {
     let threads = Threads::new(count);
     ensure!(threads.count() == count, "--threads: the system does not provide so many");
     Ok(Arc::new(threads))
-}
-
-/// Shows progress on a terminal, and nothing in a log file.
-fn say(text: &str) {
-    let mut out = std::io::stderr().lock();
-    if out.is_terminal() {
-        // Progress that cannot be shown does not matter.
-        let _ = write!(out, "\r\x1b[K{text}").and_then(|()| out.flush());
-    }
 }

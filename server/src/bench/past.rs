@@ -4,8 +4,6 @@
 use anyhow::{Result, bail};
 use tidegate_model::{DecoderConfig, StateType};
 
-use super::report::grouped;
-
 /// States by depth.
 pub(super) enum Past {
     /// The model's own, one for each depth.
@@ -81,6 +79,19 @@ fn free() -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kilobytes * 1024)
+}
+
+/// `1234567` as `1,234,567`.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 #[cfg(test)]

@@ -292,7 +292,7 @@ mod tests {
             ("--prompt 1000001", "must be at most 1000000"),
             ("--steps 1000001", "must be at most 1000000"),
             ("--rounds 1001", "must be at most 1000"),
-            ("--shape 12m --mixer softmax --depths 99999999", "--depths, --prompt and --steps make the window"),
+            ("--shape 12m --mixer softmax --depths 99999999", "--depths, --prompt and --steps determine the window"),
             ("--depths 1,-1", "invalid"),
         ] {
             let error = plan(line).unwrap_err().to_string();

@@ -8,26 +8,10 @@ use serde::Serialize;
 use tidegate_model::StateType;
 
 use super::measure::Model;
+use super::past::grouped;
 use super::plan::{Case, Kind, Plan};
-use super::roof::{Roofs, prompt_operations, row_bytes, step_bytes};
+use super::roof::{Roofs, Spread, prompt_operations, row_bytes, step_bytes};
 use crate::cli::BenchOutput;
-
-/// The middle and the ends of some numbers.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Spread {
-    pub(super) least: f64,
-    pub(super) median: f64,
-    pub(super) most: f64,
-}
-
-impl Spread {
-    /// The spread of at least one number.
-    pub(super) fn of(mut numbers: Vec<f64>) -> Self {
-        numbers.sort_by(f64::total_cmp);
-        let (last, middle) = (numbers.len() - 1, numbers.len() / 2);
-        Self { least: numbers[0], median: f64::midpoint(numbers[last - middle], numbers[middle]), most: numbers[last] }
-    }
-}
 
 /// One case and its results.
 #[derive(Clone, Debug, Serialize)]
@@ -199,29 +183,9 @@ fn rate(value: f64) -> String {
     }
 }
 
-/// `1234567` as `1,234,567`.
-pub(super) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_median_is_the_middle_or_between_the_two() {
-        assert_eq!(Spread::of(vec![5.0]), Spread { least: 5.0, median: 5.0, most: 5.0 });
-        assert_eq!(Spread::of(vec![9.0, 1.0, 2.0]), Spread { least: 1.0, median: 2.0, most: 9.0 });
-        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 9.0]).median, 3.0);
-    }
 
     #[test]
     fn rates_have_three_digits() {

@@ -5,7 +5,22 @@ use std::sync::Arc;
 use tidegate_model::config::Attention;
 use tidegate_model::{DecoderConfig, Threads, roof};
 
-use super::report::Spread;
+/// The middle and the ends of some numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Spread {
+    pub(super) least: f64,
+    pub(super) median: f64,
+    pub(super) most: f64,
+}
+
+impl Spread {
+    /// The spread of at least one number.
+    pub(super) fn of(mut numbers: Vec<f64>) -> Self {
+        numbers.sort_by(f64::total_cmp);
+        let (last, middle) = (numbers.len() - 1, numbers.len() / 2);
+        Self { least: numbers[0], median: f64::midpoint(numbers[last - middle], numbers[middle]), most: numbers[last] }
+    }
+}
 
 /// The machine's limits by number of threads.
 pub(super) struct Roofs {
@@ -72,6 +87,13 @@ pub(super) fn prompt_operations(config: &DecoderConfig, tokens: usize, depth: us
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_or_between_the_two() {
+        assert_eq!(Spread::of(vec![5.0]), Spread { least: 5.0, median: 5.0, most: 5.0 });
+        assert_eq!(Spread::of(vec![9.0, 1.0, 2.0]), Spread { least: 1.0, median: 2.0, most: 9.0 });
+        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 9.0]).median, 3.0);
+    }
 
     #[test]
     fn a_step_moves_the_weights_once_and_every_rows_state_twice() {

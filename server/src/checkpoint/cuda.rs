@@ -7,7 +7,7 @@ use tidegate_model::checkpoint::{LoadError, Stored};
 use tidegate_model::cuda::{self, CudaDecoder, CudaDevice, CudaError};
 use tidegate_model::{DecoderConfig, WeightType};
 
-use super::{DeviceError, OpenError};
+use super::error::{DeviceError, OpenError};
 use crate::engine::EngineError;
 
 /// An open CUDA device.

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use tidegate_model::WeightType;
 use tidegate_server::checkpoint::DeviceChoice;
 
-use super::positive;
+use super::parse::{positive, within};
 
 /// Shown below the flags by `bench --help`.
 const NOTES: &str = "\
@@ -74,20 +74,6 @@ pub(crate) struct BenchArgs {
     /// A table, one JSON object per line, or a picture of tokens per second
     #[arg(long, value_enum, default_value_t = BenchOutput::Markdown)]
     pub(crate) output: BenchOutput,
-}
-
-/// A parser of numbers from `least` to `most`.
-fn within(least: usize, most: usize) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
-    move |text: &str| {
-        let number = text.parse::<usize>().map_err(|error| error.to_string())?;
-        if number < least {
-            return Err(format!("must be at least {least}"));
-        }
-        if number > most {
-            return Err(format!("must be at most {most}"));
-        }
-        Ok(number)
-    }
 }
 
 // The variants below carry no doc comments: clap would list each value on lines of its own.

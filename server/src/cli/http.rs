@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 use tidegate_server::api::Origin;
 
-use super::positive;
+use super::parse::positive;
 
 /// A string that `Debug` does not print.
 #[derive(Clone)]

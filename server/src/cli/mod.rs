@@ -2,6 +2,7 @@
 
 mod bench;
 mod http;
+mod parse;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,8 +12,7 @@ use tidegate_server::checkpoint::DeviceChoice;
 
 pub(crate) use bench::{BenchArgs, BenchOutput, MixerArg, ShapeArg, StateArg, word};
 pub(crate) use http::HttpArgs;
-
-const DEFAULT_PORT: u16 = 8080;
+use parse::{DEFAULT_PORT, port, positive, size, slots, within};
 
 const NOTES: &str = "\
 Without a command, flags are those of `serve`: `tidegate --port 9000`.
@@ -234,7 +234,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
     pub(crate) device: DeviceChoice,
     /// Compute threads [default: one per core]
-    #[arg(long, env = "TIDEGATE_THREADS", value_name = "COUNT", value_parser = threads)]
+    #[arg(long, env = "TIDEGATE_THREADS", value_name = "COUNT", value_parser = within(1, 1024))]
     pub(crate) threads: Option<usize>,
     /// Type of states in memory; bf16 is faster in large batches
     #[arg(long, env = "TIDEGATE_STATE", value_enum, default_value_t = StateArg::F32)]
@@ -258,45 +258,6 @@ pub(crate) struct LogArgs {
 pub(crate) enum LogFormat {
     Human,
     Json,
-}
-
-fn port(text: &str) -> Result<u16, String> {
-    // Kubernetes sets TIDEGATE_PORT=tcp://ADDRESS:PORT in pods beside a service named tidegate.
-    if text.starts_with("tcp://") {
-        return Ok(DEFAULT_PORT);
-    }
-    text.parse().map_err(|_| "must be a number from 0 to 65535".into())
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(number) => Ok(number),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// A count, or 0 for `auto`.
-fn slots(text: &str) -> Result<usize, String> {
-    if text == "auto" {
-        return Ok(0);
-    }
-    positive(text).map_err(|reason| format!("{reason} (or be `auto`)"))
-}
-
-fn threads(text: &str) -> Result<usize, String> {
-    match positive(text)? {
-        count if count > 1024 => Err("must be at most 1024".into()),
-        count => Ok(count),
-    }
-}
-
-/// A number of bytes, with or without a unit.
-fn size(text: &str) -> Result<u64, String> {
-    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("", 0)];
-    let found = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim(), *shift)));
-    let bytes = found.and_then(|(number, shift)| number.parse::<u64>().ok()?.checked_mul(1 << shift));
-    bytes.ok_or_else(|| "must be a whole number of bytes, or of KiB, MiB, GiB or TiB".into())
 }
 
 #[cfg(test)]

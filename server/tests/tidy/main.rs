@@ -113,9 +113,6 @@ const NOT_NEEDED: [(&str, &[&str]); 4] = [
     ("weights/experiments", &["tidegate-server", "axum", "tokio"]),
 ];
 
-/// Folders, and files with their folders, that still have import cycles. The list only shrinks.
-const CYCLIC: &[&str] = &["server/src/api/", "server/src/bench/", "server/src/checkpoint", "server/src/cli/"];
-
 // ---- The rules
 
 fn head(name: &str, text: &str) -> Option<String> {
@@ -186,18 +183,12 @@ fn manifest(folder: &str, text: &str) -> Vec<String> {
     complaints
 }
 
-/// Import cycles between the files below `folder`, and folders that are listed in [`CYCLIC`] for no reason.
+/// Import cycles between the files below `folder`.
 fn cyclic(folder: &str, library: &str, sources: &[(String, String)]) -> Vec<String> {
     let files = Crate::new(folder, library, sources);
     let found = cycles::cycles(&files.imports());
-    let inside = |cycle: &[&str], known: &str| cycle.iter().all(|file| file.starts_with(known));
-    let stale = CYCLIC.iter().filter(|known| known.starts_with(folder));
-    let stale = stale.filter(|known| !found.iter().any(|(cycle, _)| inside(cycle, known)));
-    let new = found.iter().filter(|(cycle, _)| !CYCLIC.iter().any(|known| inside(cycle, known)));
-    let mut complaints: Vec<String> =
-        stale.map(|known| format!("{known}: no cycle here, take it off the list")).collect();
-    complaints.extend(new.map(|(cycle, files)| format!("import cycle, of {files} files: {}", cycle.join(" -> "))));
-    complaints
+    let complaint = |(cycle, files): (Vec<_>, _)| format!("import cycle, of {files} files: {}", cycle.join(" -> "));
+    found.into_iter().map(complaint).collect()
 }
 
 // ---- Reading Rust

@@ -15,7 +15,8 @@ use utoipa::openapi::{
 };
 
 use super::errors::{Error, meaning};
-use super::finish::{Bounds, finish};
+use super::finish::finish;
+use super::fragments::Bounds;
 use super::params;
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::state::{AppState, Served};
@@ -43,7 +44,7 @@ impl Description {
         let mut document = serde_json::to_value(frame().merge_from(routes)).expect("a description becomes JSON");
         if let Some(paths) = document["paths"].as_object_mut() {
             *paths =
-                std::mem::take(paths).into_iter().map(|(path, item)| complete_path(path, item, &is_public)).collect();
+                std::mem::take(paths).into_iter().map(|(path, item)| complete_path(&path, item, &is_public)).collect();
         }
         Self { routes: document, json: OnceLock::new() }
     }
@@ -86,8 +87,8 @@ fn frame() -> OpenApi {
 }
 
 /// Adds the parameters, errors and headers that all routes share.
-fn complete_path(path: String, mut item: Value, is_public: impl Fn(&str) -> bool) -> (String, Value) {
-    let shared: &[u16] = if is_public(&path) { &[500] } else { &[401, 403, 429, 500] };
+fn complete_path(path: &str, mut item: Value, is_public: impl Fn(&str) -> bool) -> (String, Value) {
+    let shared: &[u16] = if is_public(path) { &[500] } else { &[401, 403, 429, 500] };
     for operation in item.as_object_mut().into_iter().flat_map(Map::values_mut) {
         complete_operation(operation, shared);
     }

@@ -5,17 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::fragments::fragments;
-
-/// The limits of this server.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds<'a> {
-    pub(super) model: &'a str,
-    pub(super) vocab_size: usize,
-    pub(super) max_tokens: usize,
-    pub(super) max_prompts: usize,
-    pub(super) max_prompt_tokens: usize,
-}
+use super::fragments::{Bounds, fragments};
 
 /// Conditions between the fields of requests.
 fn conditions() -> [(&'static str, Value); 6] {

@@ -5,7 +5,15 @@ use serde_json::{Value, json};
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, SchemaType, Type};
 use utoipa::openapi::{Object, Ref, Schema};
 
-use super::finish::Bounds;
+/// The limits of this server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds<'a> {
+    pub(super) model: &'a str,
+    pub(super) vocab_size: usize,
+    pub(super) max_tokens: usize,
+    pub(super) max_prompts: usize,
+    pub(super) max_prompt_tokens: usize,
+}
 
 /// A reference to one of the fragments, or null.
 fn or_null(name: &str) -> Schema {

@@ -11,8 +11,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use rand::Rng;
 
+use super::http::{json_body, path_id, replay, to_completion, to_json};
 use super::wire::{AppendRequest, Appended, CreateRequest, Session, label, metadata, ttl};
-use super::{json_body, path_id, replay, to_completion, to_json};
 use crate::api::auth::context;
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;

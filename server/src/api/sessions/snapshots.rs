@@ -8,8 +8,8 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
 
+use super::http::{path_id, respond, tagged};
 use super::wire::{Session, SnapshotQuery};
-use super::{path_id, respond, tagged};
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
 use crate::api::openapi::{BodyErrors, Bytes, Error, Id, StoreErrors};

@@ -1,0 +1,96 @@
+//! Why a checkpoint cannot be served, or a device not be used.
+
+use std::path::PathBuf;
+
+use tidegate_model::ModelError;
+use tidegate_model::checkpoint::LoadError;
+use tidegate_model::sampling::SamplingError;
+
+use super::choice::DeviceChoice;
+use crate::engine::EngineError;
+use crate::session::KeyError;
+use crate::text::{GrammarError, TextError};
+
+/// Why a checkpoint cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// None was named, and the shipped one was not found.
+    #[error("no checkpoint found, looked for {}; name a folder with --model", places(.0))]
+    NotFound(Vec<PathBuf>),
+    /// The requested device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The weights.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The tokenizer.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The recommended sampling parameters.
+    #[error("generation_config.json: {0}")]
+    Sampling(#[from] SamplingError),
+    /// The vocabulary, for grammars.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
+    /// The slots.
+    #[error("the states of {slots} slots cannot be allocated: {source}")]
+    Slots {
+        /// How many were requested.
+        slots: usize,
+        /// Why not.
+        source: ModelError,
+    },
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The secret.
+    #[error(transparent)]
+    Secret(#[from] KeyError),
+    /// A file could not be read for the fingerprint.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+fn places(folders: &[PathBuf]) -> String {
+    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Why the requested device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The build supports the CPU alone.
+    #[error(
+        "--device {0}: this build does not support CUDA; choose cpu or auto, or build with \
+         cargo build --release --features tidegate-server/cuda"
+    )]
+    NotBuilt(DeviceChoice),
+    /// The machine has no such device, or it is not available.
+    #[error("--device {choice}: {reason}; choose cpu or auto, or one of the devices that nvidia-smi lists")]
+    Absent {
+        /// The request.
+        choice: DeviceChoice,
+        /// The reason.
+        reason: String,
+    },
+    /// The device has too little memory, or has failed.
+    #[error("{device} cannot serve this model: {reason}")]
+    Unable {
+        /// The device.
+        device: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The device has no kernels for the model.
+    #[error("{device} does not support this model: {reason}; --device cpu does")]
+    Refused {
+        /// The device.
+        device: String,
+        /// What is not supported.
+        reason: String,
+    },
+}

@@ -1,0 +1,52 @@
+//! Parsers of the values of flags.
+
+pub(super) const DEFAULT_PORT: u16 = 8080;
+
+pub(super) fn port(text: &str) -> Result<u16, String> {
+    // Kubernetes sets TIDEGATE_PORT=tcp://ADDRESS:PORT in pods beside a service named tidegate.
+    if text.starts_with("tcp://") {
+        return Ok(DEFAULT_PORT);
+    }
+    text.parse().map_err(|_| "must be a number from 0 to 65535".into())
+}
+
+pub(super) fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A count, or 0 for `auto`.
+pub(super) fn slots(text: &str) -> Result<usize, String> {
+    if text == "auto" {
+        return Ok(0);
+    }
+    positive(text).map_err(|reason| format!("{reason} (or be `auto`)"))
+}
+
+/// A number of bytes, with or without a unit.
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("", 0)];
+    let found = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim(), *shift)));
+    let bytes = found.and_then(|(number, shift)| number.parse::<u64>().ok()?.checked_mul(1 << shift));
+    bytes.ok_or_else(|| "must be a whole number of bytes, or of KiB, MiB, GiB or TiB".into())
+}
+
+/// A parser of numbers from `least` to `most`.
+pub(super) fn within(
+    least: usize,
+    most: usize,
+) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text: &str| {
+        let number = text.parse::<usize>().map_err(|error| error.to_string())?;
+        if number < least {
+            return Err(format!("must be at least {least}"));
+        }
+        if number > most {
+            return Err(format!("must be at most {most}"));
+        }
+        Ok(number)
+    }
+}
