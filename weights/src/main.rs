@@ -96,7 +96,7 @@ fn main() -> Result<()> {
             let mut checkpoint = Checkpoint::load(&common.model, &Device::Cpu)?;
             checkpoint.state = state;
             let start = Instant::now();
-            let report = with_bar(&text, common.limit, |tick| evaluate(&checkpoint, &text, common.limit, tick))??;
+            let report = with_bar(&text, common.limit, |tick| evaluate(&checkpoint, &text, common.limit, tick))?;
             let seconds = start.elapsed().as_secs_f64();
             if common.json {
                 println!("{}", serde_json::to_string_pretty(&report)?);
@@ -108,7 +108,7 @@ fn main() -> Result<()> {
             let mut report = inspect(&common.model)?;
             if let Some(text) = text {
                 let checkpoint = Checkpoint::load(&common.model, &Device::Cpu)?;
-                with_bar(&text, common.limit, |tick| observe(&mut report, &checkpoint, &text, common.limit, tick))??;
+                with_bar(&text, common.limit, |tick| observe(&mut report, &checkpoint, &text, common.limit, tick))?;
             }
             if common.json {
                 println!("{}", serde_json::to_string_pretty(&report)?);
@@ -132,7 +132,7 @@ fn main() -> Result<()> {
 fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) -> Result<QuantizeReport> {
     let measured = |folder: &Path, text: &Path| -> Result<EvalReport> {
         let checkpoint = Checkpoint::load(folder, &Device::Cpu)?;
-        Ok(with_bar(text, common.limit, |tick| evaluate(&checkpoint, text, common.limit, tick))??)
+        Ok(with_bar(text, common.limit, |tick| evaluate(&checkpoint, text, common.limit, tick))?)
     };
     let options = QuantizeOptions { model: &common.model, to, out };
     options.check()?;
@@ -153,7 +153,7 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
 }
 
 /// Runs `work` with a progress bar on stderr, by tokens up to the limit or else by bytes of the file.
-fn with_bar<T>(text: &Path, limit: Option<u64>, work: impl FnOnce(&mut dyn FnMut(Progress)) -> T) -> Result<T> {
+fn with_bar<T>(text: &Path, limit: Option<u64>, work: impl FnOnce(&mut dyn FnMut(Progress)) -> T) -> T {
     // `work` reports an unreadable file.
     let length = limit.or_else(|| std::fs::metadata(text).ok().map(|m| m.len())).unwrap_or(0);
     let bar = progress_bar(length);
@@ -165,7 +165,7 @@ fn with_bar<T>(text: &Path, limit: Option<u64>, work: impl FnOnce(&mut dyn FnMut
         bar.set_message(format!("{} tokens, {speed:.0} tokens/s, {nats:.4} nats", grouped(p.tokens)));
     });
     bar.finish_and_clear();
-    Ok(result)
+    result
 }
 
 fn eval_table(report: &EvalReport, seconds: f64) -> Table {

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub fn progress_bar(length: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr_with_hz(5));
     let style = ProgressStyle::with_template("{bar:30} {percent:>3}% {elapsed_precise} {msg}");
-    bar.with_style(style.expect("the template is a constant"))
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// A table under one line of headings; the first column is left-aligned, the others right.

@@ -199,18 +199,12 @@ fn a_slot_of_random_features_has_one_size_whatever_the_source() {
 
 #[test]
 fn what_cannot_be_read_is_refused_and_changes_nothing() {
-    let ((_, decoder), alone) = (
-        {
-            let [rfa, _] = both();
-            rfa
-        },
-        crate::common::decoder("", 3),
-    );
-    let mut pool = decoder.new_pool(2).unwrap();
     fn refused<E: std::fmt::Display>(outcome: Result<(), E>, words: &[&str]) {
         let error = outcome.err().unwrap().to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}: {words:?}");
     }
+    let ([(_, decoder), _], alone) = (both(), crate::common::decoder("", 3));
+    let mut pool = decoder.new_pool(2).unwrap();
     refused(decoder.absorb(&[3], &mut pool, 0), &["slot 0", "no source"]);
     decoder.read_source(&[4, 5], &mut pool, 0).unwrap();
     decoder.absorb(&[1, 6], &mut pool, 0).unwrap();

@@ -44,11 +44,13 @@ pub(super) struct ErrorDetails {
 
 /// What is at fault: the request, the rate of requests, or the server.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
 enum ErrorKind {
-    InvalidRequestError,
-    RateLimitError,
-    ServerError,
+    #[serde(rename = "invalid_request_error")]
+    InvalidRequest,
+    #[serde(rename = "rate_limit_error")]
+    RateLimit,
+    #[serde(rename = "server_error")]
+    Server,
 }
 
 impl ApiError {
@@ -75,17 +77,17 @@ impl ApiError {
         code: Option<&'static str>,
         message: impl Into<String>,
     ) -> Self {
-        Self::new(status, ErrorKind::InvalidRequestError, param, code, message)
+        Self::new(status, ErrorKind::InvalidRequest, param, code, message)
     }
 
     /// A failure of the server.
     pub(super) fn server(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self::new(status, ErrorKind::ServerError, None, Some(code), message)
+        Self::new(status, ErrorKind::Server, None, Some(code), message)
     }
 
     /// Too many requests, answered with 429.
     pub(super) fn rate_limit(code: &'static str, message: impl Into<String>) -> Self {
-        Self::new(StatusCode::TOO_MANY_REQUESTS, ErrorKind::RateLimitError, None, Some(code), message)
+        Self::new(StatusCode::TOO_MANY_REQUESTS, ErrorKind::RateLimit, None, Some(code), message)
     }
 
     /// The same error about the parameter `name` instead of `from`.
@@ -108,9 +110,9 @@ impl ApiError {
     /// The code, or the type if there is none. The set of values is bounded, so it can label a metric.
     pub(super) fn label(&self) -> &'static str {
         self.error.code.unwrap_or(match self.error.kind {
-            ErrorKind::InvalidRequestError => "invalid_request_error",
-            ErrorKind::RateLimitError => "rate_limit_error",
-            ErrorKind::ServerError => "server_error",
+            ErrorKind::InvalidRequest => "invalid_request_error",
+            ErrorKind::RateLimit => "rate_limit_error",
+            ErrorKind::Server => "server_error",
         })
     }
 

@@ -143,7 +143,7 @@ pub enum RequestError {
 
 impl RequestError {
     /// A value out of its bounds.
-    pub(super) fn bound(parameter: &'static str, bound: impl Into<String>, found: impl ToString) -> Self {
+    pub(super) fn bound(parameter: &'static str, bound: impl Into<String>, found: &(impl ToString + ?Sized)) -> Self {
         Self::Bound { parameter, bound: bound.into(), found: found.to_string() }
     }
 

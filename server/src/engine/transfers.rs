@@ -20,10 +20,20 @@ pub(super) enum Purpose {
     End(Ending, bool),
 }
 
+/// The transfer of one slot.
+#[derive(Clone)]
+enum SlotTransfer {
+    /// None.
+    Idle,
+    /// A request waits for it.
+    Awaited(Purpose),
+    /// Its request has ended: the slot is free when the transfer ends.
+    Abandoned,
+}
+
 /// The pending transfers, at most one for each slot.
 pub(super) struct Transfers {
-    /// By slot; the purpose is `None` once its request has ended: the slot is free when the transfer ends.
-    slots: Vec<Option<Option<Purpose>>>,
+    slots: Vec<SlotTransfer>,
     /// The slots in transfer, in the order in which they started.
     pending: Vec<usize>,
     /// When the first of them started, or the last to end did so.
@@ -32,11 +42,11 @@ pub(super) struct Transfers {
 
 impl Transfers {
     pub(super) fn new(slots: usize) -> Self {
-        Self { slots: vec![None; slots], pending: Vec::new(), since: Instant::now() }
+        Self { slots: vec![SlotTransfer::Idle; slots], pending: Vec::new(), since: Instant::now() }
     }
 
     pub(super) fn contains(&self, slot: usize) -> bool {
-        self.slots[slot].is_some()
+        !matches!(self.slots[slot], SlotTransfer::Idle)
     }
 
     /// The slots in transfer.
@@ -50,22 +60,31 @@ impl Transfers {
     }
 
     pub(super) fn start(&mut self, slot: usize, purpose: Purpose) {
-        if self.slots[slot].replace(Some(purpose)).is_none() {
+        if !self.contains(slot) {
             if self.pending.is_empty() {
                 self.since = Instant::now();
             }
             self.pending.push(slot);
         }
+        self.slots[slot] = SlotTransfer::Awaited(purpose);
     }
 
     /// Notes that no request waits for `slot` any more; whether it is in transfer.
     pub(super) fn abandon(&mut self, slot: usize) -> bool {
-        self.slots[slot].as_mut().map(|purpose| *purpose = None).is_some()
+        let pending = self.contains(slot);
+        if pending {
+            self.slots[slot] = SlotTransfer::Abandoned;
+        }
+        pending
     }
 
     /// Ends the transfer of `slot`; its purpose, if a request still waits for it.
     pub(super) fn end(&mut self, slot: usize) -> Option<Purpose> {
-        let purpose = self.slots[slot].take()?;
+        let purpose = match std::mem::replace(&mut self.slots[slot], SlotTransfer::Idle) {
+            SlotTransfer::Idle => return None,
+            SlotTransfer::Awaited(purpose) => Some(purpose),
+            SlotTransfer::Abandoned => None,
+        };
         self.pending.retain(|other| *other != slot);
         self.since = Instant::now();
         purpose

@@ -53,7 +53,7 @@ impl<M: LanguageModel> Worker<M> {
     /// Continues a request if its transfer has ended, else notes that it is pending.
     pub(super) fn continue_after(&mut self, slot: usize, purpose: Purpose, transfer: Result<Transfer, SequenceError>) {
         match transfer {
-            Ok(Transfer::Done(state)) => self.transferred(slot, purpose, state),
+            Ok(Transfer::Done(state)) => self.transferred(slot, &purpose, state),
             Ok(Transfer::Pending) => {
                 self.scheduler.start_transfer(slot, purpose);
                 if let Some(sequence) = self.scheduler.sequence_mut(slot) {
@@ -79,10 +79,10 @@ impl<M: LanguageModel> Worker<M> {
     }
 
     /// Continues a request whose transfer has ended; an export gave `state`.
-    fn transferred(&mut self, slot: usize, purpose: Purpose, state: Vec<f32>) {
+    fn transferred(&mut self, slot: usize, purpose: &Purpose, state: Vec<f32>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let outcome = catch_panic(|| {
-            match &purpose {
+            match purpose {
                 Purpose::Start => {}
                 Purpose::SharedPrompt => sequence.take_over_prompt(),
                 Purpose::PromptEnd => sequence.hand_over_prompt(snapshots::after_prompt(state, sequence)),
@@ -101,8 +101,8 @@ impl<M: LanguageModel> Worker<M> {
             Purpose::Start if !sequence.has_read_prompt() => {}
             Purpose::Start | Purpose::SharedPrompt => self.prompt_was_read(slot),
             Purpose::PromptEnd => self.prompt_ended(slot),
-            Purpose::Rollback(_, ending) => self.continue_text(slot, ending),
-            Purpose::End(ending, _) => self.end(slot, ending, snapshot),
+            Purpose::Rollback(_, ending) => self.continue_text(slot, *ending),
+            Purpose::End(ending, _) => self.end(slot, *ending, snapshot),
         }
     }
 

@@ -241,7 +241,8 @@ pub(super) struct Turns {
 #[derive(Serialize, ToSchema)]
 pub(super) struct Version {
     object: TurnKind,
-    version: String,
+    #[serde(rename = "version")]
+    id: String,
     #[schema(required)]
     parent: Option<String>,
     /// Tokens of the conversation at this version.
@@ -266,7 +267,7 @@ impl Version {
     pub(super) fn new(version: session::Version, head: &VersionId) -> Self {
         Self {
             object: TurnKind,
-            version: version.id.to_string(),
+            id: version.id.to_string(),
             parent: version.parent.as_ref().map(ToString::to_string),
             tokens: version.tokens,
             time: version.time,

@@ -16,7 +16,7 @@ fn line(weights: &str, threads: u64, kind: &str, batch: u64, depth: u64) -> Valu
 
 fn file(folder: &tempfile::TempDir, lines: &[Value]) -> PathBuf {
     let path = folder.path().join("lines.jsonl");
-    std::fs::write(&path, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    std::fs::write(&path, lines.iter().map(Value::to_string).collect::<Vec<_>>().join("\n")).unwrap();
     path
 }
 

@@ -34,7 +34,7 @@ pub(super) enum Change {
 pub(super) struct Blocks {
     /// Separates calls from text, if there may be calls.
     parser: Option<ToolCallParser>,
-    blocks: Vec<Block>,
+    all: Vec<Block>,
     /// The text of the input of the last block, if that is a call.
     input: String,
     open: bool,
@@ -42,7 +42,7 @@ pub(super) struct Blocks {
 
 impl Blocks {
     pub(super) fn new(parser: Option<ToolCallParser>) -> Self {
-        Self { parser, blocks: Vec::new(), input: String::new(), open: false }
+        Self { parser, all: Vec::new(), input: String::new(), open: false }
     }
 
     /// The beginning of the message. If there can be no calls, its text block starts at once.
@@ -80,25 +80,25 @@ impl Blocks {
 
     /// All blocks, after [`Self::finish`].
     pub(super) fn all(&self) -> &[Block] {
-        &self.blocks
+        &self.all
     }
 
     fn take(&mut self, pieces: Vec<Piece>, out: &mut Vec<Change>) {
         for piece in pieces {
             match piece {
                 Piece::Text(text) => {
-                    if !matches!(self.blocks.last(), Some(Block::Text { .. })) {
+                    if !matches!(self.all.last(), Some(Block::Text { .. })) {
                         self.start(Block::Text { text: String::new() }, out);
                     }
-                    if let Some(Block::Text { text: whole }) = self.blocks.last_mut() {
+                    if let Some(Block::Text { text: whole }) = self.all.last_mut() {
                         whole.push_str(&text);
                     }
-                    out.push(Change::Delta(self.blocks.len() - 1, BlockDelta::TextDelta { text }));
+                    out.push(Change::Delta(self.all.len() - 1, BlockDelta::TextDelta { text }));
                 }
                 Piece::CallStart { id, name, .. } => self.start(Block::ToolUse { id, name, input: Map::new() }, out),
                 Piece::Arguments { text: partial_json, .. } => {
                     self.input.push_str(&partial_json);
-                    out.push(Change::Delta(self.blocks.len() - 1, BlockDelta::InputJsonDelta { partial_json }));
+                    out.push(Change::Delta(self.all.len() - 1, BlockDelta::InputJsonDelta { partial_json }));
                 }
             }
         }
@@ -106,8 +106,8 @@ impl Blocks {
 
     fn start(&mut self, block: Block, out: &mut Vec<Change>) {
         self.stop(out);
-        out.push(Change::Start(self.blocks.len(), block.clone()));
-        self.blocks.push(block);
+        out.push(Change::Start(self.all.len(), block.clone()));
+        self.all.push(block);
         self.open = true;
     }
 
@@ -116,10 +116,10 @@ impl Blocks {
             return;
         }
         let text = std::mem::take(&mut self.input);
-        if let Some(Block::ToolUse { input, .. }) = self.blocks.last_mut() {
+        if let Some(Block::ToolUse { input, .. }) = self.all.last_mut() {
             // The input of a call that was cut off is not an object, and is left empty.
             *input = serde_json::from_str(&text).unwrap_or_default();
         }
-        out.push(Change::Stop(self.blocks.len() - 1));
+        out.push(Change::Stop(self.all.len() - 1));
     }
 }
