@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::common::fake::{Fake, POISON};
-use crate::common::{checkpoint, completion, get, post, send, shipped, stream, text, with};
+use crate::common::{checkpoint, completion, get, post, send, stream, text, with};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode, header};
 use futures_util::StreamExt;
