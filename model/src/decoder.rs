@@ -259,7 +259,11 @@ impl Decoder {
 
     fn check_pool(&self, pool: &StatePool) -> Result<()> {
         let (expected, found) = (self.config.state_layout(), pool.layout());
-        if expected == found { Ok(()) } else { Err(ModelError::ForeignPool { expected, found }) }
+        if expected == found {
+            Ok(())
+        } else {
+            Err(ModelError::ForeignPool { expected: Box::new(expected), found: Box::new(found) })
+        }
     }
 
     fn check_ids(&self, ids: &[u32]) -> Result<()> {

@@ -39,9 +39,9 @@ pub enum ModelError {
     #[error("the pool must be of this decoder: its states are {found:?}, the decoder's {expected:?}")]
     ForeignPool {
         /// The decoder's layout.
-        expected: StateLayout,
+        expected: Box<StateLayout>,
         /// The pool's layout.
-        found: StateLayout,
+        found: Box<StateLayout>,
     },
     /// The pool was made by a decoder of another family, whose states have as many numbers.
     #[error("the pool must be of this decoder: its states are those of another family")]

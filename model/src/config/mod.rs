@@ -4,6 +4,8 @@
 //! Keys that Llama has too have Hugging Face's names. Unknown keys are refused: a misspelt key must not silently mean
 //! its default.
 
+use std::fmt::Display;
+
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +38,8 @@ pub enum ConfigError {
 
 impl ConfigError {
     /// A value out of its bounds.
-    pub(crate) fn bound(field: &'static str, bound: impl Into<String>, found: impl ToString) -> Self {
-        Self::Bound { field, bound: bound.into(), found: found.to_string() }
+    pub(crate) fn bound(field: &'static str, bound: impl Into<String>, found: impl Display) -> Self {
+        Self::Bound { field, bound: bound.into(), found: format!("{found}") }
     }
 }
 
@@ -156,7 +158,7 @@ fn rope_theta() -> f64 {
 }
 
 /// Refuses a value outside `low..=high`.
-pub(crate) fn within<T: Copy + PartialOrd + std::fmt::Display>(
+pub(crate) fn within<T: Copy + PartialOrd + Display>(
     field: &'static str,
     value: T,
     low: T,

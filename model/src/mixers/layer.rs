@@ -60,6 +60,9 @@ pub trait SlotState: Debug + Send + Sync {
     fn read(&self, slot: usize, out: &mut Vec<f32>);
 
     /// Checks numbers from outside that [`Self::write`] is to put into a slot of a text of `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::Argument`] for numbers that no text of this model has.
     fn check(&self, _layer: usize, _numbers: &[f32], _tokens: u64) -> Result<()> {
         Ok(())
     }
@@ -222,6 +225,9 @@ impl<L: Layer> Layers for Stack<L> {
     }
 }
 
+/// Reads all layers of a decoder.
+type Load = fn(&DecoderConfig, &Weights<'_>) -> std::result::Result<Box<dyn Layers>, LoadError>;
+
 /// What a config asks of a family before any weights are read: the associated functions of a [`Layer`].
 #[derive(Debug)]
 pub(crate) struct Family {
@@ -231,7 +237,7 @@ pub(crate) struct Family {
     pub(crate) features: fn(&DecoderConfig) -> usize,
     pub(crate) layout: fn(&DecoderConfig) -> StateLayout,
     pub(crate) tensors: fn(&DecoderConfig, &mut TensorList),
-    pub(crate) load: fn(&DecoderConfig, &Weights<'_>) -> std::result::Result<Box<dyn Layers>, LoadError>,
+    pub(crate) load: Load,
 }
 
 impl Family {

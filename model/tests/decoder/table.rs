@@ -70,8 +70,8 @@ pub(crate) const MIXERS: [Row; 3] = [
         hostile: &[
             ("c is negative", |head| head[24 * 9] = -1e30),
             ("c is 0", |head| head[24 * 9] = 0.0),
-            ("sums are 0", |head| head[..24 * 9 + 1].fill(0.0)),
-            ("sums are a ramp", |head| (0..24 * 9 + 1).for_each(|i| head[i] = i as f32 - 100.0)),
+            ("sums are 0", |head| head[..=24 * 9].fill(0.0)),
+            ("sums are a ramp", |head| (0..=24 * 9).for_each(|i| head[i] = i as f32 - 100.0)),
         ],
     },
 ];
