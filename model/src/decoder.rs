@@ -262,7 +262,7 @@ impl Decoder {
         if expected == found {
             Ok(())
         } else {
-            Err(ModelError::ForeignPool { expected: expected.into(), found: found.into() })
+            Err(ModelError::ForeignPool { expected: Box::new(expected), found: Box::new(found) })
         }
     }
 

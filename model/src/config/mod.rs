@@ -4,6 +4,8 @@
 //! Keys that Llama has too have Hugging Face's names. Unknown keys are refused: a misspelt key must not silently mean
 //! its default.
 
+use std::fmt::Display;
+
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +38,8 @@ pub enum ConfigError {
 
 impl ConfigError {
     /// A value out of its bounds.
-    pub(crate) fn bound(field: &'static str, bound: impl Into<String>, found: &(impl ToString + ?Sized)) -> Self {
-        Self::Bound { field, bound: bound.into(), found: found.to_string() }
+    pub(crate) fn bound(field: &'static str, bound: impl Into<String>, found: impl Display) -> Self {
+        Self::Bound { field, bound: bound.into(), found: format!("{found}") }
     }
 }
 
@@ -156,14 +158,14 @@ fn rope_theta() -> f64 {
 }
 
 /// Refuses a value outside `low..=high`.
-pub(crate) fn within<T: Copy + PartialOrd + std::fmt::Display>(
+pub(crate) fn within<T: Copy + PartialOrd + Display>(
     field: &'static str,
     value: T,
     low: T,
     high: T,
 ) -> Result<(), ConfigError> {
     let inside = value >= low && value <= high;
-    inside.then_some(()).ok_or_else(|| ConfigError::bound(field, format!("between {low} and {high}"), &value))
+    inside.then_some(()).ok_or_else(|| ConfigError::bound(field, format!("between {low} and {high}"), value))
 }
 
 /// Maximum of `sliding_window`.
@@ -214,10 +216,10 @@ impl DecoderConfig {
         within("denominator_eps", self.denominator_eps, 1e-6, 1.0)?;
         within("rope_theta", self.rope_theta, 1.0, 1e9)?;
         if self.conv_kernel == 1 {
-            return Err(ConfigError::bound("conv_kernel", "0 for none, or between 2 and 16", "1"));
+            return Err(ConfigError::bound("conv_kernel", "0 for none, or between 2 and 16", 1));
         }
         if self.position_embedding == PositionEmbedding::Rope && !self.head_dim.is_multiple_of(2) {
-            return Err(ConfigError::bound("head_dim", "even for rope", &self.head_dim));
+            return Err(ConfigError::bound("head_dim", "even for rope", self.head_dim));
         }
         let ends = self.eos_token_id.as_slice().iter().map(|&id| ("eos_token_id", id));
         for (field, id) in self.bos_token_id.map(|id| ("bos_token_id", id)).into_iter().chain(ends) {

@@ -38,7 +38,7 @@ impl DecoderConfig {
             DECODER => match given.into_iter().find_map(|(field, value, _)| Some((field, value?))) {
                 None => Ok(()),
                 Some((field, value)) => {
-                    Err(ConfigError::bound(field, format!("absent where model_type is {DECODER}"), &value))
+                    Err(ConfigError::bound(field, format!("absent where model_type is {DECODER}"), value))
                 }
             },
             ENCODER_DECODER => {

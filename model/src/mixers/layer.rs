@@ -62,7 +62,7 @@ pub trait SlotState: Debug + Send + Sync {
     /// Checks numbers from outside that [`Self::write`] is to put into a slot of a text of `tokens` tokens.
     ///
     /// # Errors
-    /// A number that the layer cannot continue from.
+    /// [`ModelError::Argument`] for numbers that no text of this model has.
     fn check(&self, _layer: usize, _numbers: &[f32], _tokens: u64) -> Result<()> {
         Ok(())
     }
@@ -225,7 +225,7 @@ impl<L: Layer> Layers for Stack<L> {
     }
 }
 
-/// Reads the layers of a family.
+/// Reads all layers of a decoder.
 type Load = fn(&DecoderConfig, &Weights<'_>) -> std::result::Result<Box<dyn Layers>, LoadError>;
 
 /// What a config asks of a family before any weights are read: the associated functions of a [`Layer`].

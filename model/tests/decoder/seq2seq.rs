@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::common::{Numbers, bits, config, distance, flat, row, written};
 use crate::promises::{pool, state};
-use tidegate_model::{Decoder, DecoderConfig, Device, PoolOptions, StateType, Tensor, Threads, checkpoint};
+use tidegate_model::{Decoder, DecoderConfig, Device, ModelError, PoolOptions, StateType, Tensor, Threads, checkpoint};
 
 const TOLERANCE: f32 = 1e-4;
 const SOURCE: &str = r#", "model_type": "rfa_seq2seq", "encoder_layers": 2, "max_source_positions": 300,
@@ -199,12 +199,18 @@ fn a_slot_of_random_features_has_one_size_whatever_the_source() {
 
 #[test]
 fn what_cannot_be_read_is_refused_and_changes_nothing() {
-    fn refused<E: std::fmt::Display>(outcome: Result<(), E>, words: &[&str]) {
-        let error = outcome.err().unwrap().to_string();
-        assert!(words.iter().all(|word| error.contains(word)), "{error}: {words:?}");
-    }
-    let ([(_, decoder), _], alone) = (both(), crate::common::decoder("", 3));
+    let ((_, decoder), alone) = (
+        {
+            let [rfa, _] = both();
+            rfa
+        },
+        crate::common::decoder("", 3),
+    );
     let mut pool = decoder.new_pool(2).unwrap();
+    let refused = |outcome: Result<(), ModelError>, words: &[&str]| {
+        let error = outcome.unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{error}: {words:?}");
+    };
     refused(decoder.absorb(&[3], &mut pool, 0), &["slot 0", "no source"]);
     decoder.read_source(&[4, 5], &mut pool, 0).unwrap();
     decoder.absorb(&[1, 6], &mut pool, 0).unwrap();

@@ -143,8 +143,8 @@ pub enum RequestError {
 
 impl RequestError {
     /// A value out of its bounds.
-    pub(super) fn bound(parameter: &'static str, bound: impl Into<String>, found: &(impl ToString + ?Sized)) -> Self {
-        Self::Bound { parameter, bound: bound.into(), found: found.to_string() }
+    pub(super) fn bound(parameter: &'static str, bound: impl Into<String>, found: impl std::fmt::Display) -> Self {
+        Self::Bound { parameter, bound: bound.into(), found: format!("{found}") }
     }
 
     /// The parameter at fault.

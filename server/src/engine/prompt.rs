@@ -155,7 +155,7 @@ impl Opening {
         let read = usize::try_from(read).ok().filter(|read| *read == 0 || *read < prompt.len());
         let Some(read) = read else {
             let found = format!("{} tokens", prompt.len());
-            return Err(RequestError::bound("prompt", "longer than its known prefix", &found));
+            return Err(RequestError::bound("prompt", "longer than its known prefix", found));
         };
         let last_tokens = last_tokens(&[], &prompt);
         prompt.drain(..read);

@@ -106,7 +106,7 @@ fn check_prompt(parameters: &RequestParameters, limits: &Limits) -> Result<(), R
     let (least, most) = (usize::from(!matches!(start, Start::Session(_))), limits.longest_prompt());
     if prompt.len() < least || prompt.len() > most {
         let found = format!("{} tokens", prompt.len());
-        return Err(RequestError::bound("prompt", format!("{least} to {most} tokens long"), &found));
+        return Err(RequestError::bound("prompt", format!("{least} to {most} tokens long"), found));
     }
     check_ids("prompt", prompt, limits)
 }
@@ -122,11 +122,11 @@ fn check_max_tokens(parameters: &RequestParameters, limits: &Limits) -> Result<(
     let RequestParameters { max_tokens, min_tokens, snapshots, prompt_logprobs, .. } = *parameters;
     let (least, most) = (usize::from(!snapshots.end && prompt_logprobs.is_none()), limits.max_tokens);
     if max_tokens < least || max_tokens > most {
-        return Err(RequestError::bound("max_tokens", format!("from {least} to {most}"), &max_tokens));
+        return Err(RequestError::bound("max_tokens", format!("from {least} to {most}"), max_tokens));
     }
     if min_tokens > max_tokens {
         let bound = format!("from 0 to max_tokens, which is {max_tokens}");
-        return Err(RequestError::bound("min_tokens", bound, &min_tokens));
+        return Err(RequestError::bound("min_tokens", bound, min_tokens));
     }
     Ok(())
 }
@@ -139,7 +139,7 @@ fn check_stop(parameters: &RequestParameters, limits: &Limits) -> Result<(), Req
     }
     if stop_token_ids.len() > MAX_STOP_TOKENS {
         let bound = format!("at most {MAX_STOP_TOKENS} token ids");
-        return Err(RequestError::bound("stop_token_ids", bound, &stop_token_ids.len()));
+        return Err(RequestError::bound("stop_token_ids", bound, stop_token_ids.len()));
     }
     check_ids("stop_token_ids", stop_token_ids, limits)
 }
@@ -148,7 +148,7 @@ fn check_logprobs(parameters: &RequestParameters, limits: &Limits) -> Result<(),
     let RequestParameters { logprobs, prompt_logprobs, prompt, start, .. } = parameters;
     for (parameter, count) in [("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)] {
         if let Some(count) = count.filter(|count| *count > MAX_LOGPROBS) {
-            return Err(RequestError::bound(parameter, format!("from 0 to {MAX_LOGPROBS}"), &count));
+            return Err(RequestError::bound(parameter, format!("from 0 to {MAX_LOGPROBS}"), count));
         }
     }
     if prompt_logprobs.is_none() {
@@ -163,7 +163,7 @@ fn check_logprobs(parameters: &RequestParameters, limits: &Limits) -> Result<(),
     }
     if prompt.len() > MAX_SCORED_PROMPT {
         let bound = format!("at most {MAX_SCORED_PROMPT} tokens long if its log probabilities are requested");
-        return Err(RequestError::bound("prompt", bound, &format!("{} tokens", prompt.len())));
+        return Err(RequestError::bound("prompt", bound, format!("{} tokens", prompt.len())));
     }
     Ok(())
 }

@@ -69,7 +69,7 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
     }
     if config.proj_dim > 0 {
         let bound = format!("0 or absent where feature_map is {}", config.feature_map.name());
-        return Err(ConfigError::bound("proj_dim", bound, &config.proj_dim));
+        return Err(ConfigError::bound("proj_dim", bound, config.proj_dim));
     }
     Ok(())
 }

@@ -57,7 +57,7 @@ impl Mixer for Rfa {
 
     fn validate(config: &DecoderConfig) -> Result<(), ConfigError> {
         if let Some(window) = config.sliding_window {
-            return Err(ConfigError::bound("sliding_window", "absent where attention is rfa", &window));
+            return Err(ConfigError::bound("sliding_window", "absent where attention is rfa", window));
         }
         features::validate(config)
     }
