@@ -51,7 +51,7 @@ impl HybridAttendBuffers {
     }
 }
 
-/// [`attend`] outside of a decoder, on the threads of the process -> how many far denominators were clamped.
+/// `attend` outside of a decoder, on the threads of the process -> how many far denominators were clamped.
 ///
 /// # Errors
 /// [`ModelError`] when the shapes do not fit, or a slot is out of range or named twice.

@@ -97,7 +97,7 @@ impl<'a> Pairs<'a> {
     }
 }
 
-/// [`scan`] outside of a decoder, on the threads of the process.
+/// `scan` outside of a decoder, on the threads of the process.
 ///
 /// # Errors
 /// [`ModelError`] when the shapes do not fit, or a slot is out of range or named twice.

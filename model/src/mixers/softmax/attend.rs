@@ -95,7 +95,7 @@ pub(crate) struct AttendBuffers {
     heads_first: Vec<f32>, // (rows, heads, time, d)
 }
 
-/// [`attend`] outside of a decoder, on the threads of the process.
+/// `attend` outside of a decoder, on the threads of the process.
 ///
 /// # Errors
 /// [`ModelError`] when the shapes do not fit, or a slot is out of range or named twice.
