@@ -124,7 +124,7 @@ fn a_message_that_would_be_lost_is_refused() {
     assert_eq!(error, ChatError::Hidden { at: 0, role: "system".into() });
     assert_eq!(
         error.to_string(),
-        "messages[0] (role system): the chat template shows it only together with other messages"
+        "messages[0] (role system): the chat template shows this message only together with others"
     );
 
     let first = "{% for m in messages if m.role == 'system' %}{{ m.content }}|{% endfor %}";
