@@ -88,9 +88,14 @@ pub(in crate::api) async fn generate<F: Format>(
     };
     let on_disconnect = session.on_disconnect()?;
     let continuation = F::continuation(&mut options, session, &state, &served, owner, &headers).await?;
-    let validating = run_blocking(&state, move || Ok((request.validate(&served, &continuation)?, continuation)));
-    let (request, continuation) = validating.await?;
-    let encoder = F::encoder(options, &request, !stream || ticket.is_some());
+    let collect = !stream || ticket.is_some();
+    // The encoder too: it may turn a long prompt of ids into text.
+    let validating = run_blocking(&state, move || {
+        let request = request.validate(&served, &continuation)?;
+        let encoder = F::encoder(options, &request, collect);
+        Ok((request, encoder, continuation))
+    });
+    let (request, encoder, continuation) = validating.await?;
     run::start(state, request, encoder, RunOptions { stream, plan: continuation.into_plan(), on_disconnect, ticket })
         .await
 }
