@@ -1,7 +1,7 @@
-// The Vercel `ai` package with its OpenAI-compatible provider against a running server: text whole and streamed, by
-// chat and by completions, and errors.
+// The Vercel `ai` package with its OpenAI-compatible provider against a running server: text with and without streaming,
+// from chat and from completions, structured outputs, and errors.
 //
-//     node ai_sdk_client.mjs http://127.0.0.1:8080/v1       (where `ai` is installed beside this file)
+//     node ai_sdk_client.mjs http://127.0.0.1:8080/v1       (with `ai` installed next to this file)
 
 import assert from 'node:assert/strict';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
@@ -12,13 +12,13 @@ const provider = createOpenAICompatible({ name: 'tidegate', baseURL, apiKey: 'no
 const name = (await (await fetch(`${baseURL}/models`)).json()).data[0].id;
 
 for (const [kind, model] of Object.entries({ chat: provider(name), completion: provider.completionModel(name) })) {
-  const asked = { model, prompt: 'Tell me of a fox.', maxOutputTokens: 24, temperature: 0, maxRetries: 0 };
-  const whole = await generateText(asked);
+  const request = { model, prompt: 'Tell me of a fox.', maxOutputTokens: 24, temperature: 0, maxRetries: 0 };
+  const whole = await generateText(request);
   assert.ok(whole.text.trim(), kind);
   assert.ok(['length', 'stop'].includes(whole.finishReason), whole.finishReason);
   assert.ok(whole.usage.inputTokens > 0 && whole.usage.outputTokens > 0, JSON.stringify(whole.usage));
 
-  const stream = streamText(asked);
+  const stream = streamText(request);
   let pieces = 0;
   let text = '';
   for await (const piece of stream.textStream) {
@@ -30,7 +30,7 @@ for (const [kind, model] of Object.entries({ chat: provider(name), completion: p
   assert.equal(await stream.finishReason, whole.finishReason);
   assert.equal((await stream.usage).outputTokens, whole.usage.outputTokens);
 
-  await assert.rejects(generateText({ ...asked, temperature: 9 }), (error) => {
+  await assert.rejects(generateText({ ...request, temperature: 9 }), (error) => {
     assert.ok(APICallError.isInstance(error), `${error}`);
     assert.equal(error.statusCode, 400);
     assert.match(error.message, /temperature/);
@@ -43,8 +43,8 @@ const schema = jsonSchema({
   required: ['size'],
   additionalProperties: false,
 });
-const formed = createOpenAICompatible({ name: 'tidegate', baseURL, apiKey: 'none', supportsStructuredOutputs: true });
-const { object } = await generateObject({ model: formed(name), schema, prompt: 'How large is a fox?', maxRetries: 0 });
+const structured = createOpenAICompatible({ name: 'tidegate', baseURL, apiKey: 'none', supportsStructuredOutputs: true });
+const { object } = await generateObject({ model: structured(name), schema, prompt: 'How large is a fox?', maxRetries: 0 });
 assert.ok(['small', 'large'].includes(object.size), JSON.stringify(object));
 
-console.log('Vercel ai: an object after a schema; chat and completion, generated and streamed alike, errors as the package expects them');
+console.log('Vercel ai: chat and completions, the same with and without streaming; a structured output; errors');

@@ -1,4 +1,4 @@
-"""The official `anthropic` package against a running server: messages whole and streamed, counted and refused.
+"""The official `anthropic` package against a running server: messages with and without streaming, token counts, and errors.
 
     python .ci/anthropic_client.py http://127.0.0.1:8080
 """
@@ -9,19 +9,19 @@ import anthropic
 
 
 def main(url: str) -> None:
-    """Runs all, prints a line."""
+    """Runs all checks and prints a line."""
     client = anthropic.Anthropic(base_url=url, api_key="none", timeout=120, max_retries=0)
-    asked = {
+    request = {
         "model": client.models.list().data[0].id,
         "system": "You tell tales.",
         "messages": [{"role": "user", "content": "Tell me of a fox."}],
     }
-    # The package leaves sampling to the body.
-    sampled = {**asked, "max_tokens": 24, "extra_body": {"temperature": 0}}
+    # The package has no parameter for the temperature.
+    sampled = {**request, "max_tokens": 24, "extra_body": {"temperature": 0}}
     whole = client.messages.create(**sampled)
     assert whole.role == "assistant" and whole.content[0].text.strip(), whole
     assert whole.stop_reason in ("end_turn", "max_tokens"), whole
-    counted = client.messages.count_tokens(**asked).input_tokens
+    counted = client.messages.count_tokens(**request).input_tokens
     assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens, (counted, whole.usage)
 
     with client.messages.stream(**sampled) as stream:
@@ -38,7 +38,7 @@ def main(url: str) -> None:
         assert error.body["error"]["type"] == "invalid_request_error" and "temperature" in str(error), error.body
     else:
         raise AssertionError("temperature 7 was accepted")
-    print(f"anthropic {anthropic.__version__}: messages, whole and streamed alike, counted, stopped and refused")
+    print(f"anthropic {anthropic.__version__}: messages, the same with and without streaming; token counts, stop sequences, errors")
 
 
 if __name__ == "__main__":

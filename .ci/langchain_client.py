@@ -1,4 +1,4 @@
-"""LangChain's `langchain-openai` against a running server: chat and completions, whole, streamed and in batches.
+"""LangChain's `langchain-openai` against a running server: chat and completions, with and without streaming, and in batches.
 
     python .ci/langchain_client.py http://127.0.0.1:8080/v1
 """
@@ -12,7 +12,7 @@ from langchain_openai import ChatOpenAI, OpenAI
 
 
 def main(base_url: str) -> None:
-    """Runs all, prints a line for each."""
+    """Runs all checks and prints a line for each."""
     served = openai.OpenAI(base_url=base_url, api_key="none")
     model = served.models.list().data[0].id
     options = {"base_url": base_url, "api_key": "none", "model": model, "temperature": 0, "max_retries": 0, "timeout": 120}
@@ -47,8 +47,8 @@ def main(base_url: str) -> None:
         "additionalProperties": False,
     }
     for method in ("json_schema", "function_calling"):
-        formed = ChatOpenAI(max_tokens=200, **options).with_structured_output(shape, method=method)
-        assert formed.invoke("How large is a fox?")["size"] in ("small", "large"), method
+        structured = ChatOpenAI(max_tokens=200, **options).with_structured_output(shape, method=method)
+        assert structured.invoke("How large is a fox?")["size"] in ("small", "large"), method
     print("langchain-openai: structured output, by schemas and by tools")
 
     complete = OpenAI(max_tokens=24, **options)

@@ -1,7 +1,7 @@
-// The official `openai` package for Node against a running server: completing, chatting, streaming, failing, and
+// The official `openai` package for Node against a running server: completions, chat, streaming, errors, and
 // responses.
 //
-//     node openai_client.mjs http://127.0.0.1:8080/v1       (where `openai` is installed beside this file)
+//     node openai_client.mjs http://127.0.0.1:8080/v1       (with `openai` installed next to this file)
 
 import assert from 'node:assert/strict';
 import OpenAI from 'openai';
@@ -18,15 +18,15 @@ for await (const chunk of await client.completions.create({ ...prompt, stream: t
 assert.equal(text, whole.choices[0].text);
 
 const chat = { model, messages: [{ role: 'user', content: 'Tell me of a fox.' }], max_tokens: 24, temperature: 0 };
-const said = await client.chat.completions.create(chat);
-assert.equal(said.choices[0].message.role, 'assistant');
+const answer = await client.chat.completions.create(chat);
+assert.equal(answer.choices[0].message.role, 'assistant');
 const runner = client.chat.completions.stream({ ...chat, stream_options: { include_usage: true } });
 const pieces = [];
 runner.on('content', (piece) => pieces.push(piece));
 const streamed = await runner.finalChatCompletion();
-assert.equal(streamed.choices[0].message.content, said.choices[0].message.content);
-assert.equal(pieces.join(''), said.choices[0].message.content);
-assert.equal(streamed.usage.completion_tokens, said.usage.completion_tokens);
+assert.equal(streamed.choices[0].message.content, answer.choices[0].message.content);
+assert.equal(pieces.join(''), answer.choices[0].message.content);
+assert.equal(streamed.usage.completion_tokens, answer.usage.completion_tokens);
 
 await assert.rejects(client.completions.create({ ...prompt, temperature: 9 }), (error) => {
   assert.ok(error instanceof OpenAI.BadRequestError);
@@ -37,25 +37,25 @@ await assert.rejects(client.completions.create({ ...prompt, temperature: 9 }), (
 await assert.rejects(client.completions.create({ ...prompt, model: 'gpt-x' }), OpenAI.NotFoundError);
 const long = { model, prompt: 'On and on', max_tokens: 1_000_000, ignore_eos: true };
 await assert.rejects(client.completions.create(long, { timeout: 300, maxRetries: 0 }), OpenAI.APIConnectionTimeoutError);
-const leaving = await client.completions.create({ ...long, stream: true });
-for await (const chunk of leaving) {
+const abandoned = await client.completions.create({ ...long, stream: true });
+for await (const chunk of abandoned) {
   if (chunk.choices.length) break; // ends the request, and the server frees its slot
 }
 
-const asked = { model, max_output_tokens: 24, temperature: 0 };
-const first = await client.responses.create({ input: 'Tell me of a fox.', instructions: 'Be brief.', ...asked });
+const fields = { model, max_output_tokens: 24, temperature: 0 };
+const first = await client.responses.create({ input: 'Tell me of a fox.', instructions: 'Be brief.', ...fields });
 assert.ok(first.output_text.trim());
 assert.equal(first.usage.total_tokens, first.usage.input_tokens + first.usage.output_tokens);
 
-const goingOn = { input: 'And then?', previous_response_id: first.id, ...asked };
-const second = await client.responses.create(goingOn);
+const followUp = { input: 'And then?', previous_response_id: first.id, ...fields };
+const second = await client.responses.create(followUp);
 assert.ok(second.usage.input_tokens > first.usage.total_tokens);
 assert.ok(second.usage.input_tokens - second.usage.input_tokens_details.cached_tokens < 12);
 
 let number = 0;
 let last;
 text = '';
-for await (const event of await client.responses.create({ ...goingOn, stream: true })) {
+for await (const event of await client.responses.create({ ...followUp, stream: true })) {
   assert.equal(event.sequence_number, number++);
   if (event.type === 'response.output_text.delta') text += event.delta;
   last = event;
@@ -64,7 +64,7 @@ assert.equal(text, second.output_text);
 assert.ok(['response.completed', 'response.incomplete'].includes(last.type));
 assert.equal(last.response.output[0].content[0].text, text);
 
-const final = await client.responses.stream(goingOn).finalResponse();
+const final = await client.responses.stream(followUp).finalResponse();
 assert.equal(final.output[0].content[0].text, text);
 
 const read = await client.responses.retrieve(second.id);
@@ -72,10 +72,10 @@ assert.deepEqual(read.output, second.output);
 assert.equal(read.previous_response_id, first.id);
 await client.responses.delete(first.id);
 await assert.rejects(client.responses.retrieve(first.id), OpenAI.NotFoundError);
-await assert.rejects(client.responses.create(goingOn), { status: 404, param: 'previous_response_id' });
-await assert.rejects(client.responses.create({ ...asked, input: 'x', tools: [{ type: 'web_search' }] }), {
+await assert.rejects(client.responses.create(followUp), { status: 404, param: 'previous_response_id' });
+await assert.rejects(client.responses.create({ ...fields, input: 'x', tools: [{ type: 'web_search' }] }), {
   status: 400,
   param: 'tools',
 });
 
-console.log('openai for Node: chat, errors, timeouts; completions and responses, whole, streamed, gone on with, read again and deleted');
+console.log('openai for Node: completions, chat, errors, timeouts; responses created, streamed, continued, retrieved and deleted');

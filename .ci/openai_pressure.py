@@ -1,9 +1,9 @@
-"""The official `openai` package against a server that is full, too slow for its client, or closing: which errors it
-raises, and that its own retries get through.
+"""The official `openai` package against a server that is full, too slow for its client, or shutting down: which errors
+it raises, and that its retries succeed.
 
     python .ci/openai_pressure.py http://127.0.0.1:8080/v1 PROCESS
 
-The server must have been started with `--slots 1 --queue 1`; at the end it is asked to stop (SIGTERM to PROCESS).
+The server must have been started with `--slots 1 --queue 1`; at the end it gets a SIGTERM (PROCESS is its id).
 """
 
 import asyncio
@@ -18,28 +18,28 @@ CLIENTS = 6
 
 
 def client(base_url: str, **options) -> openai.AsyncOpenAI:
-    """A client that does not try again unless it is told to."""
+    """A client without retries, unless `options` say otherwise."""
     return openai.AsyncOpenAI(base_url=base_url, api_key="none", **{"timeout": 60, "max_retries": 0, **options})
 
 
 async def endless(caller: openai.AsyncOpenAI, model: str):
-    """A stream that has begun and would go on for very long."""
-    asked = {"model": model, "prompt": "On and on", "max_tokens": 1_000_000, "extra_body": {"ignore_eos": True}}
-    stream = await caller.completions.create(stream=True, **asked)
+    """A stream that has started and continues until it is closed."""
+    request = {"model": model, "prompt": "On and on", "max_tokens": 1_000_000, "extra_body": {"ignore_eos": True}}
+    stream = await caller.completions.create(stream=True, **request)
     await anext(stream)
     return stream
 
 
 async def full(base_url: str, model: str) -> None:
-    """One runs, one waits, the third is refused; those that try again all get their text."""
+    """One request runs, one waits, the third is refused; clients that retry all get their text."""
     caller = client(base_url)
     running = await endless(caller, model)
-    # Where one of those below comes first, this one tries again.
+    # Retries in case one of the requests below takes its place in the queue.
     keen = client(base_url, max_retries=20)
     waiting = asyncio.create_task(keen.completions.create(model=model, prompt="x", max_tokens=2))
     refused = None
     for _ in range(100):
-        # Until the second has come in, this one waits instead of it.
+        # Times out as long as the second request has not arrived, because this one waits in its place.
         try:
             await client(base_url, timeout=0.2).completions.create(model=model, prompt="x", max_tokens=2)
         except openai.APITimeoutError:
@@ -47,31 +47,31 @@ async def full(base_url: str, model: str) -> None:
         except openai.RateLimitError as error:
             refused = error
             break
-    assert refused is not None, "a full queue refused nobody"
+    assert refused is not None, "a full queue refused no request"
     assert (refused.code, refused.type) == ("queue_full", "rate_limit_error"), refused.body
     assert int(refused.response.headers["retry-after"]) >= 1, refused.response.headers
 
     patient = client(base_url, max_retries=20)
-    began = time.perf_counter()
-    asked = {"model": model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-    tries = [asyncio.create_task(patient.completions.create(**asked)) for _ in range(CLIENTS)]
+    start = time.perf_counter()
+    request = {"model": model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+    tries = [asyncio.create_task(patient.completions.create(**request)) for _ in range(CLIENTS)]
     await asyncio.sleep(1)
     await running.close()
     texts = {answer.choices[0].text for answer in await asyncio.gather(*tries)}
     await waiting
     assert len(texts) == 1, texts
-    print(f"openai: a full queue is a RateLimitError; {CLIENTS} clients that try again all got their text "
-          f"in {time.perf_counter() - began:.1f} s")
+    print(f"openai: a full queue is a RateLimitError; {CLIENTS} clients with retries all got their text "
+          f"in {time.perf_counter() - start:.1f} s")
 
 
 async def late(base_url: str, model: str) -> None:
-    """A client that gives up is told so by its package, and leaves its slot to the next."""
-    asked = {"model": model, "prompt": "On and on", "max_tokens": 1_000_000, "extra_body": {"ignore_eos": True}}
-    began = time.perf_counter()
+    """A client that times out gets its package's error, and its slot becomes free."""
+    request = {"model": model, "prompt": "On and on", "max_tokens": 1_000_000, "extra_body": {"ignore_eos": True}}
+    start = time.perf_counter()
     try:
-        await client(base_url, timeout=0.5).completions.create(**asked)
+        await client(base_url, timeout=0.5).completions.create(**request)
     except openai.APITimeoutError:
-        waited = time.perf_counter() - began
+        waited = time.perf_counter() - start
     else:
         raise AssertionError("a million tokens came in half a second")
     answer = await client(base_url, timeout=20).completions.create(model=model, prompt="x", max_tokens=2)
@@ -80,15 +80,15 @@ async def late(base_url: str, model: str) -> None:
 
 
 async def closing(base_url: str, model: str, process: int) -> None:
-    """A server that has been asked to stop finishes what runs and refuses what comes."""
+    """A server that shuts down finishes running requests and refuses new ones."""
     caller = client(base_url)
-    asked = {"model": model, "prompt": "On and on", "max_tokens": 4_000, "extra_body": {"ignore_eos": True}}
-    running = await caller.completions.create(stream=True, **asked)
+    request = {"model": model, "prompt": "On and on", "max_tokens": 4_000, "extra_body": {"ignore_eos": True}}
+    running = await caller.completions.create(stream=True, **request)
     await anext(running)
     os.kill(process, signal.SIGTERM)
     for _ in range(200):
         try:
-            # It has a connection already; a closing server takes no new ones.
+            # Reuses its connection: a server that shuts down accepts no new ones.
             await caller.completions.create(model=model, prompt="x", max_tokens=1, timeout=10)
         except openai.InternalServerError as error:
             assert (error.status_code, error.code) == (503, "shutting_down"), error.body
@@ -97,16 +97,16 @@ async def closing(base_url: str, model: str, process: int) -> None:
         except openai.RateLimitError:
             await asyncio.sleep(0.01)
     else:
-        raise AssertionError("a closing server refused nobody")
+        raise AssertionError("a server that shuts down refused no request")
     reason = None
     async for chunk in running:
         reason = chunk.choices[0].finish_reason if chunk.choices else reason
     assert reason == "length", reason
-    print("openai: a closing server is an InternalServerError of status 503, and what ran came to its end")
+    print("openai: shutting down is an InternalServerError of status 503, and running requests finish")
 
 
 async def main(base_url: str, process: int) -> None:
-    """Runs all, prints a line for each."""
+    """Runs all checks and prints a line for each."""
     model = (await client(base_url).models.list()).data[0].id
     await full(base_url, model)
     await late(base_url, model)

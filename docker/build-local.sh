@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
 # Builds docker/Dockerfile and tests the image on a machine without a container engine and an image
-# registry. It creates both base images itself: the final one from Debian's packages (debootstrap), the
-# builder's from that and this machine's Rust toolchain. Then it starts the image, runs its health
-# check and requests a completion.
+# registry. It creates the builder's image itself, from Debian's packages (debootstrap) and this machine's
+# Rust toolchain. Then it starts the image, runs its health check and requests a completion.
 #
 #     docker/build-local.sh            build, test, print the sizes
-#     docker/build-local.sh bases      create the two base images only
+#     docker/build-local.sh builder    create the builder's image only
 #
 # Needs root on Debian, python3, and Debian's and Rust's package servers. The images stay in
-# target/image (TIDEGATE_IMAGE_DIR), and a second run uses the base images again.
+# target/image (TIDEGATE_IMAGE_DIR), and a second run uses the builder's image again.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -19,9 +18,9 @@ suite=bookworm
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf 'build-local.sh: %s\n' "$*" >&2; exit 1; }
 
-# The default of an ARG in the Dockerfile, which is the only place that names the base images.
-default_of() { sed -n "s/^ARG $1=//p" docker/Dockerfile; }
-base_image=$(default_of BASE_IMAGE)
+# The default of an ARG in the Dockerfile, which is the only place that names the base images; without the digest, which
+# an image that this script makes cannot have.
+default_of() { sed -n "s/^ARG $1=\([^@]*\).*/\1/p" docker/Dockerfile; }
 rust_image=$(default_of RUST_IMAGE)
 
 # vfs and chroot work without a kernel module, a user namespace and a container network.
@@ -67,9 +66,10 @@ bootstrap() {
     container=''
 }
 
-# Like the official Rust image: cargo and rustc on the path, and CARGO_HOME.
+# Like the official Rust image: cargo and rustc on the path, and CARGO_HOME; with the target of the static program.
 add_rust() {
     local folder=$1 sysroot settings
+    rustup target add "$(uname -m)-unknown-linux-musl"
     sysroot=$(rustc --print sysroot)
     cp -a "$sysroot/bin" "$sysroot/lib" "$folder/usr/local/"
     mkdir -p "$folder/usr/local/cargo"
@@ -79,44 +79,45 @@ add_rust() {
     cp -L /etc/ssl/certs/ca-certificates.crt "$folder/etc/ssl/certs/ca-certificates.crt"
 }
 
-if ! have_image "$base_image"; then
-    say "base image $base_image"
-    bootstrap "$base_image" ca-certificates
-fi
 if ! have_image "$rust_image"; then
     say "builder image $rust_image, with $(rustc --version)"
     bootstrap "$rust_image" ca-certificates,gcc,libc6-dev add_rust --env CARGO_HOME=/usr/local/cargo \
         --env PATH=/usr/local/cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 fi
-[ "${1:-}" != bases ] || exit 0
+[ "${1:-}" != builder ] || exit 0
 
 say 'building'
 started=$SECONDS
 # --format docker: the OCI format has no health check. --layers: the next build reuses the layer of the
 # dependencies unless a manifest has changed.
 b bud --isolation chroot --network host --pull-never --format docker --layers --quiet \
-    --file docker/Dockerfile --tag "$image" .
+    --build-arg RUST_IMAGE="$rust_image" --file docker/Dockerfile --tag "$image" .
 say "built in $((SECONDS - started)) s"
 
 say 'running'
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+free_port() {
+    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+port=$(free_port)
+admin_port=$(free_port)
 container=$(b from --pull-never "$image")
 folder=$(b mount "$container")
 # The container shares this machine's network, so the server listens on the loopback address only. In a
-# chroot it is an ordinary process of this machine; it writes its process id to the container's /tmp.
+# chroot it is an ordinary process of this machine, known by its port.
 in_image() {
     b run --isolation chroot --network host --env TIDEGATE_HOST=127.0.0.1 --env TIDEGATE_PORT="$port" \
-        "$container" -- "$@"
+        --env TIDEGATE_ADMIN_ADDR="127.0.0.1:$admin_port" "$container" -- "$@"
 }
-# shellcheck disable=SC2016 # expanded inside
-in_image sh -c 'echo $$ >/tmp/server.pid; exec tidegate serve' >"$work/server.log" 2>&1 &
+in_image tidegate serve >"$work/server.log" 2>&1 &
 launcher=$!
 for _ in $(seq 120); do
     curl -sf "http://127.0.0.1:$port/ready" >/dev/null && break
     kill -0 "$launcher" 2>/dev/null || { cat "$work/server.log" >&2; fail 'the server exited during startup'; }
     sleep 0.5
 done
-server=$(cat "$folder/tmp/server.pid")
+server=$(for pid in $(pgrep -x tidegate); do
+    ! grep -qzx "TIDEGATE_PORT=$port" "/proc/$pid/environ" || echo "$pid"
+done | head -n 1)
 printf 'running as user %s\n' "$(stat -c %u "/proc/$server")"
 [ "$(stat -c %u "/proc/$server")" != 0 ] || fail 'the server runs as root'
 
@@ -143,5 +144,5 @@ server=''
 
 say 'sizes'
 size() { b images --format '{{.Size}}' "$1"; }
-printf 'image %s, of which Debian %s, the binary %s, the checkpoint %s\n' "$(size "$image")" "$(size "$base_image")" \
-    "$(du -h "$folder/usr/local/bin/tidegate" | cut -f1)" "$(du -sh "$folder/usr/share/tidegate/model" | cut -f1)"
+printf 'image %s, of which the program, with the shipped model, %s\n' "$(size "$image")" \
+    "$(du -h "$folder/usr/local/bin/tidegate" | cut -f1)"

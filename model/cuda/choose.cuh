@@ -1,34 +1,34 @@
-// The next token of each row, chosen where its logits are: grammar's mask, ends, biases and penalties, temperature,
-// top-k, top-p, min-p, draw, in the order and by the definitions of the CPU's sampler (model/src/sampling).
+// Samples the next token of each row on the device: the grammar's mask, ends, biases and penalties, temperature, top-k,
+// top-p, min-p, draw, in the order and by the definitions of the CPU's sampler (model/src/sampling).
 //
-// Weights are whole numbers of 64 bits, so that a sum is the same in whichever order its terms come. Whatever is looked
-// for is the candidate with which a sum of weights reaches a goal, in an order of unique keys: first by buckets of near
-// keys, then, of those in the bucket, by comparing each with each.
+// Weights are 64-bit integers, so that a sum does not depend on the order of its terms. Every search is for the candidate
+// at which the sum of weights, in the order of unique keys, reaches a goal. It first finds the bucket of near keys, then
+// compares all candidates in the bucket with each other.
 #pragma once
 #include "maths.cuh"
 
 #define CHOOSE_THREADS 1024
 // Two for each thread.
 #define CHOOSE_BUCKETS 2048
-// Candidates of a bucket that are compared each with each; more are told apart by further bits of their keys first.
+// Most candidates of a bucket that are compared with each other; more are first split by further bits of their keys.
 #define CHOOSE_LIST 512
-// As in model/src/sampling/exponential.rs: what lies further below the best, in temperatures, is no candidate.
+// As in model/src/sampling/exponential.rs: a token further below the best, in temperatures, is not a candidate.
 #define CHOOSE_FURTHEST 41.58883f
-#define CHOOSE_NOBODY 0xffffffffu
+#define CHOOSE_NONE 0xffffffffu
 
 typedef unsigned long long Wide;
 
-// How one row's token is chosen; lies as in model/src/sampling/plan.rs. Places are those of 32-bit words after all rows.
+// How to sample one row; the layout of model/src/sampling/plan.rs. Offsets count 32-bit words after all rows.
 struct Choice {
-    Wide uniform;                       // of the draw: 53 bits, the highest
+    Wide uniform;                       // the random number of the draw, in the highest 53 bits
     unsigned kind;                      // as Choosing
     unsigned top_k;                     // 0 for all
-    float inverse, top_p, min_p;        // of the temperature; 1 and 0 for none
-    float repeat;                       // what divides or multiplies the logits of `penalties`
-    unsigned biases, bias_count;        // token, what is added; those of one token lie together
-    unsigned penalties, penalty_count;  // token, what is taken away in the end; each token once
-    unsigned ends, end_count;           // tokens that must not come if any other can; each once
-    unsigned mask;                      // a bit for each token that may come; nobody for all
+    float inverse, top_p, min_p;        // 1 / temperature; 1 and 0 for no top_p and min_p
+    float repeat;                       // repetition penalty of the tokens in `penalties`
+    unsigned biases, bias_count;        // (token, added number); biases of one token are adjacent
+    unsigned penalties, penalty_count;  // (token, subtracted number); each token once
+    unsigned ends, end_count;           // tokens that are chosen only if no other is possible; each once
+    unsigned mask;                      // a bit for each allowed token; CHOOSE_NONE for all
     unsigned nothing;
 };
 enum Choosing { CHOOSE_NOT = 0, CHOOSE_BEST = 1, CHOOSE_DRAW = 2 };
@@ -46,14 +46,14 @@ __device__ __forceinline__ Wide lane_of(Wide v, int lane) {
     return static_cast<Wide>(high) << 32 | low;
 }
 
-// The sum, or the greatest, over all threads, the same in each.
+// The sum, or the maximum, over all threads; every thread gets it.
 template <bool GREATEST> __device__ __forceinline__ Wide over_block(Wide v, Wide *totals) {
     const int lane = threadIdx.x % 32;
     for (int step = 1; step < 32; step *= 2) {
         const Wide other = lane_of(v, lane ^ step);
         v = GREATEST ? (other > v ? other : v) : v + other;
     }
-    __syncthreads(); // those of the time before have been read
+    __syncthreads(); // earlier totals have been read
     if (lane == 0) totals[threadIdx.x / 32] = v;
     __syncthreads();
     v = totals[0];
@@ -62,39 +62,39 @@ template <bool GREATEST> __device__ __forceinline__ Wide over_block(Wide v, Wide
     return v;
 }
 
-// The greater the number, the greater; the two zeros are equal. Not of what is no number.
+// An integer in the order of the floats; the two zeros are equal. Not for NaN.
 __device__ __forceinline__ unsigned in_order(float v) {
     const unsigned bits = __float_as_uint(v + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// A row's tokens, as far as they have been narrowed; in shared memory.
+// The remaining candidates of a row; in shared memory.
 struct Candidates {
     const float *logits;
     unsigned vocab;
     float best, inverse, scale, least;
-    Wide by_logit, by_distance; // the last keys that are kept
-    unsigned shift;             // tokens of a bucket, where they go by token: 2^shift, whole warps
+    Wide by_logit, by_distance; // the last keys that remain
+    unsigned shift;             // by token, a bucket has 2^shift tokens, whole warps
 };
 
-// What they can be laid out by: likelier first, of equals the lower token; or by token.
+// The order of candidates: the likelier first, of equals the lower token; or by token.
 enum Order { BY_LOGIT, BY_DISTANCE, BY_TOKEN };
 
 struct Candidate {
     Wide key, weight;
-    unsigned bucket; // of two keys, the greater one's is not the lower
+    unsigned bucket; // does not decrease as the key grows
 };
 
-#define CHOOSE_ANY CHOOSE_NOBODY
+#define CHOOSE_ANY CHOOSE_NONE
 
-// Whether a token is a candidate still, and in this bucket; by its logit each counts 1. Buckets by logit are those by
-// distance, which never falls where the logit does not rise: it is rounded, and rounding keeps the order.
+// Whether a token is still a candidate and in this bucket. By logit each token weighs 1. Buckets by logit are those by
+// distance: rounding keeps the order, so the distance never decreases as the logit falls.
 __device__ __forceinline__ bool candidate(const Candidates &of, Order order, unsigned token, unsigned bucket,
                                           Candidate &to) {
     if (token >= of.vocab) return false;
     const float logit = of.logits[token], distance = (of.best - logit) * of.inverse;
-    if (!(distance <= CHOOSE_FURTHEST)) return false; // nor what is no number
-    // Adding 2^23 leaves no place for a fraction: the whole number is the lowest bits of the sum.
+    if (!(distance <= CHOOSE_FURTHEST)) return false; // false for NaN too
+    // Adding 2^23 drops the fraction: the integer is in the lowest bits of the sum.
     const float shifted = distance * ((CHOOSE_BUCKETS - 1) / CHOOSE_FURTHEST) + 8388608.0f;
     to.bucket = order == BY_TOKEN ? token >> of.shift : __float_as_uint(shifted) % CHOOSE_BUCKETS;
     if (bucket != CHOOSE_ANY && bucket != to.bucket) return false;
@@ -108,8 +108,8 @@ __device__ __forceinline__ bool candidate(const Candidates &of, Order order, uns
     return true;
 }
 
-// Adds each lane's weight, which may be 0, to its bucket; all lanes of a warp come here together. Where they have one
-// bucket, as they do by token and where logits are equal, one of them adds: shared memory takes one at a time.
+// Adds each lane's weight, which may be 0, to its bucket; all lanes of a warp must call it together. If they share a
+// bucket, as they do by token and for equal logits, one lane adds for all: atomics on one address run one by one.
 __device__ __forceinline__ void add(Wide *buckets, unsigned bucket, Wide weight) {
     const unsigned first = __shfl_sync(0xffffffffu, bucket, 0);
     if (__all_sync(0xffffffffu, weight == 0 || bucket == first)) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void add(Wide *buckets, unsigned bucket, Wide weight)
     }
 }
 
-// Tokens of whole warps: the last of them may have none. One at a time: more would want registers that there are not.
+// Whole warps, so the last lanes may have no token. One token at a time: more would spill registers.
 #define CHOOSE_EACH(token, of)                                                                                         \
     _Pragma("unroll 1") for (unsigned token = threadIdx.x; token / 32 * 32 < (of).vocab; token += CHOOSE_THREADS)
 
@@ -137,7 +137,7 @@ __device__ __forceinline__ void clear(const ChooseRoom &room) {
     __syncthreads();
 }
 
-// Weighs what falls into each bucket -> what all weigh.
+// Sums the weights of each bucket -> the sum of all.
 __device__ Wide spread(const Candidates &of, Order order, const ChooseRoom &room) {
     clear(room);
     Wide own = 0;
@@ -153,20 +153,21 @@ __device__ Wide spread(const Candidates &of, Order order, const ChooseRoom &room
     return over_block<false>(own, room.totals);
 }
 
-// Makes the scale of weights as great as lets a sum of all stay below 2^63: a token far below the best weighs something.
+// Sets the scale of weights to the greatest at which the sum of all stays below 2^63, so that unlikely tokens do not
+// round to 0.
 __device__ void weigh_finely(Candidates &of, const ChooseRoom &room) {
     Wide own = 0;
     Candidate c;
     CHOOSE_EACH(token, of)
         if (candidate(of, BY_TOKEN, token, CHOOSE_ANY, c)) own += c.weight;
-    // What each lost by rounding down is less than 1.
+    // Each weight lost less than 1 by rounding down.
     Wide most = over_block<false>(own, room.totals) + of.vocab;
     float scale = of.scale;
     for (; most < 1ull << 61; most *= 2) scale *= 2.0f;
     set(of.scale, scale);
 }
 
-// The bucket with which the sum reaches `goal` -> it, and the sum before it. The goal is from 1 to the sum of all.
+// The bucket at which the sum reaches `goal`, and the sum before it. goal: 1 to the sum of all
 __device__ unsigned bucket_of(const ChooseRoom &room, Wide goal, Wide &before) {
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Wide first = room.buckets[2 * threadIdx.x], own = first + room.buckets[2 * threadIdx.x + 1];
@@ -191,8 +192,8 @@ __device__ unsigned bucket_of(const ChooseRoom &room, Wide goal, Wide &before) {
     return static_cast<unsigned>(room.found[0]);
 }
 
-// The candidate with which the sum of weights reaches `goal` -> its key. The buckets have to be spread in the same order;
-// they may be other ones after.
+// The key of the candidate at which the sum of weights reaches `goal`. The buckets must be in the same order; the call may
+// change them.
 __device__ Wide reach(const Candidates &of, Order order, const ChooseRoom &room, Wide goal) {
     Wide before, known = 0;
     const unsigned bucket = bucket_of(room, goal, before);
@@ -214,7 +215,7 @@ __device__ Wide reach(const Candidates &of, Order order, const ChooseRoom &room,
         __syncthreads();
         count = *room.count;
         if (count <= CHOOSE_LIST) break;
-        // Too many: by the next bits of their keys. Keys are unique, so that they end.
+        // Too many: split by the next bits of the keys. Keys are unique, so this ends.
         const unsigned bits = unknown < 11 ? unknown : 11, next = unknown - bits;
         clear(room);
         CHOOSE_EACH(token, of) {
@@ -228,7 +229,7 @@ __device__ Wide reach(const Candidates &of, Order order, const ChooseRoom &room,
         known = known << bits | digit;
         unknown = next;
     }
-    // In no order, but each is compared with all.
+    // The list has no order, so each is compared with all.
     if (threadIdx.x < count) {
         const Wide key = room.keys[threadIdx.x], upto = before + room.weights[threadIdx.x];
         Wide start = 0;
@@ -240,16 +241,15 @@ __device__ Wide reach(const Candidates &of, Order order, const ChooseRoom &room,
     return room.found[0];
 }
 
-// The draw among the candidates of a row whose best logit is a finite number: top-k, top-p, min-p, then the draw, each of
-// which looks for a candidate.
+// Top-k, top-p, min-p and the draw for a row with a finite best logit. Each stage searches one candidate.
 __device__ unsigned draw(Candidates &of, const ChooseRoom &room, const Choice &how) {
     Wide total = 0, key = 0;
     const bool nucleus = how.top_p < 1.0f;
     for (unsigned stage = 0; stage < 3; stage++) {
         if ((stage == 0 && (how.top_k == 0 || how.top_k >= of.vocab)) || (stage == 1 && !nucleus)) continue;
-        // A nucleus is laid out for the draw by likelihood, as it was found; all else by token.
+        // The draw goes by likelihood after top-p, as the nucleus was found, else by token.
         const Order order = stage == 0 ? BY_LOGIT : nucleus ? BY_DISTANCE : BY_TOKEN;
-        if (stage == 2) set(of.least, how.min_p); // the likeliest one weighs 1
+        if (stage == 2) set(of.least, how.min_p); // the likeliest token weighs 1
         if (stage == 1 || (stage == 2 && !nucleus)) weigh_finely(of, room);
         total = spread(of, order, room);
         Wide goal = how.top_k;
@@ -270,11 +270,11 @@ __device__ unsigned draw(Candidates &of, const ChooseRoom &room, const Choice &h
     return static_cast<unsigned>(key);
 }
 
-// Makes impossible what may not come, and adds biases and penalties; whether any logit was above minus infinity before.
+// Applies mask, ends, biases and penalties to the logits -> whether any logit was above minus infinity before.
 __device__ bool edit(float *logits, unsigned vocab, const Choice &how, const unsigned *words, Wide *totals) {
     const float impossible = __uint_as_float(0xff800000u);
     bool possible = true;
-    if (how.mask != CHOOSE_NOBODY) {
+    if (how.mask != CHOOSE_NONE) {
         Wide any = 0;
         for (unsigned token = threadIdx.x; token < vocab; token += CHOOSE_THREADS) {
             any |= logits[token] > impossible;
@@ -286,8 +286,7 @@ __device__ bool edit(float *logits, unsigned vocab, const Choice &how, const uns
         Wide others = 0;
         for (unsigned token = threadIdx.x; token < vocab; token += CHOOSE_THREADS)
             others += logits[token] > impossible;
-        // Those that end the text are taken away again, each once. In a thread that may wrap around below 0; the sum over
-        // the block, which is what counts, comes out right.
+        // Subtracts the ends, each once. A thread's count may wrap around below 0; the sum over the block is right.
         for (unsigned i = threadIdx.x; i < how.end_count; i += CHOOSE_THREADS)
             others -= logits[words[how.ends + i]] > impossible;
         if (over_block<false>(others, totals) > 0)
@@ -295,7 +294,7 @@ __device__ bool edit(float *logits, unsigned vocab, const Choice &how, const uns
                 logits[words[how.ends + i]] = impossible;
         __syncthreads();
     }
-    // Those of one token are done by one thread, one after the other.
+    // One thread applies all biases of one token, in order.
     const unsigned *biases = words + how.biases, *penalties = words + how.penalties;
     for (unsigned i = threadIdx.x; i < how.bias_count; i += CHOOSE_THREADS) {
         const unsigned token = biases[2 * i];
@@ -315,9 +314,9 @@ __device__ bool edit(float *logits, unsigned vocab, const Choice &how, const uns
     return possible;
 }
 
-// logits: (rows, vocab), left changed; choices: (rows), then words -> to: (rows, 2), the token, or nobody where no logit
-// is above minus infinity, and whether one was before the mask. scale: 2^n by which a sum of all weights stays below 2^63.
-// grid: (rows), 1024 threads. A row that is not to be chosen for is left as it is.
+// logits: (rows, vocab), changed in place; choices: (rows), then words -> to: (rows, 2), the token, or CHOOSE_NONE if no
+// logit is above minus infinity, and whether one was before the mask. scale: 2^n at which the sum of all weights stays
+// below 2^63. grid: (rows), 1024 threads. Rows that return their logits are not changed.
 extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS, 1)
     choose(float *logits, const Choice *choices, const unsigned *words, unsigned *to, unsigned vocab, float scale,
            unsigned shift) {
@@ -329,11 +328,11 @@ extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS, 1)
     SHARED(unsigned, count, 1);
     SHARED(Candidates, narrowed, 1);
     const ChooseRoom room = {buckets, keys, weights, totals, found, count};
-    const Choice &how = choices[blockIdx.x]; // read where it is wanted: it would take the registers of sixteen numbers
+    const Choice &how = choices[blockIdx.x]; // read at each use: a copy would take sixteen registers
     if (how.kind == CHOOSE_NOT) return;
     float *row = logits + static_cast<size_t>(blockIdx.x) * vocab;
     const bool possible = edit(row, vocab, how, words, totals);
-    // The highest, of equals the lowest token.
+    // The highest logit; of equals, the lowest token.
     const float impossible = __uint_as_float(0xff800000u), infinite = __uint_as_float(0x7f800000u);
     Wide best = 0;
     for (unsigned token = threadIdx.x; token < vocab; token += CHOOSE_THREADS) {
@@ -342,8 +341,8 @@ extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS, 1)
         best = packed > best ? packed : best;
     }
     best = over_block<true>(best, totals);
-    unsigned token = best == 0 ? CHOOSE_NOBODY : ~static_cast<unsigned>(best);
-    // An infinite logit leaves nothing beside it.
+    unsigned token = best == 0 ? CHOOSE_NONE : ~static_cast<unsigned>(best);
+    // An infinite logit excludes all finite ones.
     if (how.kind == CHOOSE_DRAW && best != 0 && row[token] < infinite) {
         if (threadIdx.x == 0) narrowed[0] = {row, vocab, row[token], how.inverse, scale, 0.0f, ~0ull, ~0ull, shift};
         __syncthreads();

@@ -1,5 +1,5 @@
-// What the kernels ask of the machine: the one place where a GPU and the host's emulator differ.
-// On a GPU it is PTX, inline; no header of CUDA's is included, so that NVRTC compiles this with nothing beside it.
+// The machine instructions that kernels use: the one place where a GPU and the host's emulator differ.
+// On a GPU they are inline PTX. No CUDA header is included, so that NVRTC compiles this without the toolkit.
 #pragma once
 
 #if !defined(__CUDACC__)
@@ -23,18 +23,18 @@ TIDEGATE_MMA(mma_bf16, "bf16")
 TIDEGATE_MMA(mma_f16, "f16")
 #undef TIDEGATE_MMA
 
-// Sixteen bytes from global into shared memory, past the registers; there once its group was waited for.
+// Copies sixteen bytes from global to shared memory without registers; complete after the wait for their group.
 __device__ __forceinline__ void cp_async16(void *shared, const void *global) {
     unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most N groups are on their way.
+// Waits until at most N groups are pending.
 template <int N> __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Weights are read once a step: they need no place in the nearest cache.
+// Weights are read once per step, so they need no place in the L1 cache.
 __device__ __forceinline__ uint4 load_stream(const uint4 *from) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"

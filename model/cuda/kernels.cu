@@ -1,4 +1,4 @@
-// All kernels of a decoder on CUDA, in one piece: what build.rs compiles, and the host's emulator.
+// All kernels of a decoder on CUDA, in one unit, which build.rs and the host's emulator compile.
 #include "choose.cuh"
 #include "linear.cuh"
 #include "recurrence.cuh"

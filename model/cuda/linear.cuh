@@ -1,28 +1,28 @@
-// y = x W^T on tensor cores, and in plain f32. What comes of it is stored, added to the residual stream, or passed
-// through SwiGLU.
+// y = x W^T on tensor cores, and in plain f32. The result is stored, added to the residual stream, or passed through
+// SwiGLU.
 //
-// The sums of a row of x have one order, whatever other rows there are: the inner dimension is cut into eight slices,
-// each summed tile by tile, then the slices one after the other. Whether eight warps take a slice each (few rows: bound
-// by the bytes of W) or one warp takes all (many rows: bound by the products) is then a matter of speed alone.
+// The sums of a row of x have one order, whatever the other rows: the inner dimension is cut into eight slices, each
+// summed tile by tile, then the slices are added in order. So eight warps with a slice each (few rows, bound by the bytes
+// of W) and one warp with all slices (many rows, bound by the products) give the same bits.
 //
-// W lies in tiles of 16 rows by 32 columns, each as its fragments lie in registers: 2 halves x 32 lanes x 16 bytes.
-// Lane 4 g + t holds of rows g and g + 8 the columns 8 t .. 8 t + 7: a permutation of the columns within a tile, under
-// which a lane's part of x is sixteen bytes in one piece. model/src/cuda/weights.rs packs it so.
+// W is stored in tiles of 16 rows by 32 columns, in the order of the fragments' registers: 2 halves x 32 lanes x 16 bytes.
+// Lane 4 g + t has columns 8 t .. 8 t + 7 of rows g and g + 8. With this permutation of the columns in a tile, a lane's
+// part of x is sixteen contiguous bytes. model/src/cuda/weights.rs packs it.
 #pragma once
 #include "maths.cuh"
 
-// What becomes of a product; as in model/src/cuda/ops.rs.
+// How a product is stored; as in model/src/cuda/ops.rs.
 enum Mode {
     STORE = 0,  // y = x W^T (f32)
     ADD = 1,    // y += x W^T (f32)
-    SWIGLU = 2, // y = silu(gate) * up, rows 0-7 of a tile being gates, 8-15 the ups beside them; y is of x's type
+    SWIGLU = 2, // y = silu(gate) * up; rows 0-7 of a tile are gates, 8-15 their ups; y has the type of x
 };
 
-// The one struct that the kernels here are given. Widths are numbers, not bytes.
+// The argument of the kernels below. Widths count numbers, not bytes.
 struct Linear {
     const void *w;      // packed, or for f32 (outs, ins) row by row
     const float *bias;  // (outs) of f32 weights, or null
-    const void *x;      // (rows, x_stride), what lies past `ins` is 0
+    const void *x;      // (rows, x_stride), 0 after `ins`
     void *y;            // (rows, y_stride)
     unsigned rows, ins, outs;
     unsigned x_stride, y_stride;
@@ -56,7 +56,7 @@ template <class T, int N> __device__ __forceinline__ void linear_few(const Linea
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) sums[n][i] = 0.0f;
-    // Four tiles of W are asked for before the first is used.
+    // Four tiles of W are loaded before the first is used.
     for (unsigned at = begin; at < end; at += 4) {
         uint4 a[4][2];
 #pragma unroll
@@ -115,7 +115,7 @@ template <class T, int D, int A, int M, int N> struct Tiles {
     uint4 *w, *x; // (STAGES, W), (STAGES, X)
     unsigned tiles;
 
-    // Asks for one step's tiles of W and pieces of x; what is outside of both is 0.
+    // Starts to copy one step's tiles of W and pieces of x, with 0 out of bounds.
     __device__ __forceinline__ void fetch(unsigned at) const {
         if (at < tiles) {
             const unsigned stage = at % STAGES, out_tiles = (of.outs + 15) / 16;
@@ -153,7 +153,7 @@ template <class T, int D, int A, int M, int N> __device__ __forceinline__ void l
     for (unsigned at = 0; at < STAGES - 1; at++) of_step.fetch(at);
     for (unsigned at = 0; at < tiles; at++) {
         cp_async_wait<STAGES - 2>();
-        // Everybody's pieces are there, and everybody has left the stage that is filled next.
+        // All threads' pieces have arrived, and no thread still reads the stage that is filled next.
         __syncthreads();
         of_step.fetch(at + STAGES - 1);
         const uint4 *from_w = w + at % STAGES * Stage::W + down * M * 64 + lane;
@@ -161,7 +161,7 @@ template <class T, int D, int A, int M, int N> __device__ __forceinline__ void l
         uint4 b[N];
 #pragma unroll
         for (int n = 0; n < N; n++) b[n] = from_x[n * 32];
-        // A slice may be empty where there are few tiles: each that is passed is added.
+        // With few tiles a slice may be empty: it is added all the same.
         while (at >= end) {
 #pragma unroll
             for (int i = 0; i < M * N * 4; i++) {
@@ -203,8 +203,8 @@ template <class T, int D, int A, int M, int N> __device__ __forceinline__ void l
     }
 }
 
-// f32 weights, on the plain units: gates, which decide what is remembered, and checkpoints of f32. A warp an output (for
-// SwiGLU a pair of them), eight rows at a time. grid: (outs / 8, rows / 8), 256 threads.
+// f32 weights, without tensor cores: gates, which need the precision, and checkpoints in f32. One warp per output (for
+// SwiGLU a pair), eight rows at a time. grid: (outs / 8, rows / 8), 256 threads.
 __device__ __forceinline__ void linear_f32_rows(const Linear &of) {
     const unsigned out = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.y * 8;
     const bool pair = of.mode == SWIGLU;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void linear_f32_rows(const Linear &of) {
     float sums[8], ups[8];
 #pragma unroll
     for (int r = 0; r < 8; r++) sums[r] = ups[r] = 0.0f;
-    // Many numbers are asked for at a time: there are few warps to wait in turns.
+    // Many loads at a time: there are too few warps to hide the latency.
 #pragma unroll 4
     for (unsigned i = lane; i < of.ins; i += 32) {
         const float weight = w[i], other = pair ? up[i] : 0.0f;

@@ -1,14 +1,14 @@
 // Functions of one number, and sums over a warp. The polynomials are those of the CPU's kernels: neither the toolkit's
-// version nor its flags change a bit of what they give, and the emulator gives nearly the GPU's numbers.
+// version nor its flags change a bit, and the emulator's results are nearly those of a GPU.
 #pragma once
 #include "intrinsics.cuh"
 
-// The nearest number of f16, the greatest where that would be infinite; what is no number stays none.
+// The nearest f16, or the largest finite one in place of infinity; NaN stays NaN.
 __device__ __forceinline__ unsigned short saturated_f16(float v) {
     return f32_to_f16(v > 65504.0f ? 65504.0f : (v < -65504.0f ? -65504.0f : v));
 }
 
-// Number types of weights and of what is multiplied with them.
+// Number types of weights and of their inputs.
 struct F32 {
     typedef float Stored;
     static __device__ __forceinline__ float widen(float v) { return v; }
@@ -31,10 +31,10 @@ struct F16 {
     }
 };
 
-// Of what type a product's input is; as in model/src/cuda/weights.rs.
+// The type of a product's input; as in model/src/cuda/weights.rs.
 enum Kind { KIND_F32 = 0, KIND_BF16 = 1, KIND_F16 = 2 };
 
-// Stores one number as what `kind` says.
+// Stores one number as `kind`.
 __device__ __forceinline__ void store_as(void *to, size_t at, unsigned kind, float v) {
     if (kind == KIND_F32) static_cast<float *>(to)[at] = v;
     else if (kind == KIND_BF16) static_cast<unsigned short *>(to)[at] = f32_to_bf16(v);
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_as(void *to, size_t at, unsigned kind, flo
 
 // e^x, relative error about 1e-7; clamped where f32 would over- or underflow (Cephes `expf`).
 __device__ __forceinline__ float exp_of(float x) {
-    float in = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x); // what is no number stays none
+    float in = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x); // NaN stays NaN
     float shifted = fmaf(in, 1.44269504f, TIDEGATE_ROUND);
     float n = shifted - TIDEGATE_ROUND;
     float r = fmaf(-n, -2.1219444e-4f, fmaf(-n, 0.693359375f, in));
@@ -59,7 +59,7 @@ __device__ __forceinline__ float exp_of(float x) {
     return __uint_as_float(__float_as_uint(y) + (__float_as_uint(shifted) << 23));
 }
 
-// By the exponential of a negative number only, so that nothing overflows.
+// Uses only the exponential of a negative number, so that nothing overflows.
 __device__ __forceinline__ float sigmoid(float v) {
     float e = exp_of(-fabsf(v));
     return v >= 0.0f ? 1.0f / (1.0f + e) : e / (1.0f + e);

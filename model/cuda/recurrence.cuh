@@ -1,36 +1,36 @@
 // Random feature attention, token by token (Peng et al., 2021, equations 5 to 7): features, gate, decay, rank-1 update,
 // readout and normaliser, in one pass over a head's S.
 //
-// A head's S lies column by column, each of 16 R numbers: those of its F features, and zeros. One step and many are the
-// same sums in the same order: thread (ty, tx) holds R rows of S, from ty R on, of some columns; a column's readout is summed over the rows of a thread, then over the sixteen ty by shuffles. How many columns
-// a thread has, and how many threads a block, changes nothing. So a prompt read in one piece, in many, or by decode
-// steps leaves the same bits.
+// A head's S is stored column by column, each of 16 R numbers: its F features, then zeros. Thread (ty, tx) has R rows of
+// S, from ty R on, of some columns; a column's readout is summed over the rows of a thread, then over the sixteen ty by
+// shuffles. The columns per thread and the threads per block change no order of sums, so a prompt gives the same bits in
+// one piece, in many, and by decode steps.
 #pragma once
 #include "maths.cuh"
 
 enum Map { GAUSSIAN = 0, ARC_COSINE = 1, ELU = 2 }; // as in model/src/cuda/mixer.rs
 
-// The one struct that the kernels here are given.
+// The argument of the kernels below.
 struct Recurrence {
-    void *s;                            // S of all slots: slot s_stride numbers, then this layer's (heads, d, 16 R)
-    float *sums;                        // z (F) and c of each: slot sums_stride numbers, then (heads, F + 1)
-    float *sums_after;                  // where they go to: (heads, F + 1), or null for where they are
+    void *s;                            // S of all slots, s_stride numbers apart; of this layer (heads, d, 16 R)
+    float *sums;                        // z (F) and c of all slots, sums_stride numbers apart; (heads, F + 1)
+    float *sums_after;                  // where the new ones are written: (heads, F + 1), or null for in place
     const float *qkv;                   // (rows, time, 3 heads d)
     const float *gate;                  // logits (rows, time, heads), or null
-    const float *w;                     // sigma in them, a head's columns first: (heads, d, D); null for elu
-    float *phi;                         // of queries, then of keys: (rows time, heads, 2, F); unused where a step makes them
-    const unsigned *slots;              // (rows); 0xffffffff for a row that is none
-    const unsigned long long *places;   // of each row's first token in its text: (rows)
+    const float *w;                     // W times sigma, column by column: (heads, d, D); null for elu
+    float *phi;                         // of queries, then of keys: (rows time, heads, 2, F); unused if the step computes them
+    const unsigned *slots;              // (rows); 0xffffffff for a padding row
+    const unsigned long long *places;   // position of each row's first token in its text: (rows)
     void *out;                          // (rows, time, out_stride) as out_kind
-    unsigned long long *clamped;        // how many denominators were held at their floor
+    unsigned long long *clamped;        // counts denominators clamped to their floor
     unsigned long long s_stride, sums_stride;
     unsigned heads, d, features, proj_dim, time, map, layer, out_kind, out_stride;
     float eps;
 };
 
-// Features of V vectors of a head, V / 2 queries and as many keys. Everybody in the block comes here.
+// Features of V vectors of a head, V / 2 queries and as many keys. All threads of the block must call it.
 // x: the first query, its key `inner` on, the next token's `stride` on; units: room for (V, d); phi: (V / 2, 2, F), `between`
-// two tokens. count: tokens that are there.
+// two tokens. count: valid tokens.
 template <int V>
 __device__ __forceinline__ void features_of(const Recurrence &of, unsigned head, const float *x, size_t stride,
                                             unsigned count, float *units, float *phi, size_t between) {
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(128) features(Recurrence of, unsign
     features_of<2 * FEATURE_TOKENS>(of, head, x, 3 * static_cast<size_t>(inner), count, reinterpret_cast<float *>(memory), phi, between);
 }
 
-// Random bits of a step's place: those of a token's place in its text, of its layer and head alone.
+// The seed of the rounding: depends only on the token's position in its text, the layer and the head.
 __device__ __forceinline__ unsigned noise_of(unsigned long long place, unsigned layer_head) {
     unsigned long long x = (place ^ static_cast<unsigned long long>(layer_head) << 40) * 0x9e3779b97f4a7c15ull;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
@@ -109,14 +109,14 @@ __device__ __forceinline__ unsigned noise_at(unsigned noise, unsigned pair) {
     return h ^ h >> 16;
 }
 
-// S as it is held: its numbers two by two.
+// The stored type of S; numbers are accessed in pairs.
 struct StateF32 {
     typedef float2 Pair;
     static __device__ __forceinline__ float2 widen(float2 v) { return v; }
     static __device__ __forceinline__ float2 narrow(float2 v) { return v; }
     static __device__ __forceinline__ void round(float &, float &, unsigned, unsigned) {}
 };
-// Rounded by chance: what a slow gate adds is often less than half a step of bf16, and the nearest would lose it.
+// Stochastic rounding: a slow gate often adds less than half a step of bf16, which rounding to the nearest would lose.
 struct StateBf16 {
     typedef unsigned Pair;
     static __device__ __forceinline__ float2 widen(unsigned v) {
@@ -125,7 +125,7 @@ struct StateBf16 {
     static __device__ __forceinline__ unsigned narrow(float2 v) {
         return __float_as_uint(v.x) >> 16 | (__float_as_uint(v.y) & 0xffff0000u);
     }
-    // A number that is then one of bf16, exactly; what is no number need not stay so.
+    // The result is exactly a bf16; NaN need not stay NaN.
     static __device__ __forceinline__ void round(float &a, float &b, unsigned noise, unsigned pair) {
         const unsigned bits = noise_at(noise, pair);
         a = __uint_as_float((__float_as_uint(a) + (bits & 0xffffu)) & 0xffff0000u);
@@ -133,18 +133,18 @@ struct StateBf16 {
     }
 };
 
-// The rows that a thread has of one column of S: read and written in one piece.
+// A thread's rows of one column of S, read and written in one access.
 template <class P, int N> struct __align__(sizeof(P) * N > 16 ? 16 : sizeof(P) * N) Pieces {
     P pairs[N];
 };
 
-// What a thread takes of one token.
+// A thread's inputs from one token.
 template <int R, int C> struct Token {
     float q[R], k[R], v[C], keep, take;
 };
 
 // grid: (heads, rows, columns of blocks); 16 threads for every C columns, in whole warps: see
-// model/src/cuda/recurrence.rs. ONE: one token. FUSED: its features are made here, in 2 (d + F) numbers of shared memory.
+// model/src/cuda/recurrence.rs. ONE: one token. FUSED: its features are computed here, in 2 (d + F) numbers of shared memory.
 template <class S, int R, int C, bool ONE, bool FUSED> __device__ __forceinline__ void advance(const Recurrence &of) {
     DYNAMIC_SHARED(memory);
     const unsigned head = blockIdx.x, row = blockIdx.y, slot = of.slots[row];
@@ -154,19 +154,19 @@ template <class S, int R, int C, bool ONE, bool FUSED> __device__ __forceinline_
     const unsigned first = ty * R, rows = first >= features ? 0 : (features - first < R ? features - first : R);
     const bool there = column < d;
     typedef Pieces<typename S::Pair, R / 2> Own;
-    // In pieces, of which sixteen are a column.
+    // In pieces; a column has sixteen.
     Own *s = static_cast<Own *>(of.s) + slot * of.s_stride / R + (static_cast<size_t>(head) * d + column) * 16 + ty;
     float *sums = of.sums + slot * of.sums_stride + static_cast<size_t>(head) * (features + 1);
     const float *x = of.qkv + static_cast<size_t>(row) * of.time * 3 * inner + head * d;
 
-    // The state is asked for first: the features are made while it comes.
+    // Loads the state first, so that the features are computed meanwhile.
     Own held[C];
     float z[R], c = sums[features];
 #pragma unroll
     for (int i = 0; i < C; i++) held[i] = there ? s[i * 16] : Own();
 #pragma unroll
     for (int r = 0; r < R; r++) z[r] = static_cast<unsigned>(r) < rows ? sums[first + r] : 0.0f;
-    // Nobody may still be reading z and c when somebody is done: who makes features waits for them anyway.
+    // No thread may write z and c while another still reads them. Computing the features has a barrier already.
     if (!FUSED) __syncthreads();
     const float *phi;
     if (FUSED) {
@@ -213,7 +213,7 @@ template <class S, int R, int C, bool ONE, bool FUSED> __device__ __forceinline_
     load(0);
     for (unsigned at = 0; at < time; at++) {
         const Token<R, C> token = next;
-        // The next token's numbers are on their way while this one's are used.
+        // Loads the next token's numbers while this one's are used.
         if (!ONE && at + 1 < time) load(at + 1);
         const unsigned noise = noise_of(of.places[row] + at, of.layer * of.heads + head);
         float read[C], denominator = 0.0f;
@@ -230,7 +230,7 @@ template <class S, int R, int C, bool ONE, bool FUSED> __device__ __forceinline_
             z[r] = fmaf(token.take, token.k[r], token.keep * z[r]);
             denominator = fmaf(token.q[r], z[r], denominator);
         }
-        // It is read before it is rounded.
+        // The readout uses S before it is rounded.
 #pragma unroll
         for (int i = 0; i < C; i++)
 #pragma unroll
@@ -238,7 +238,7 @@ template <class S, int R, int C, bool ONE, bool FUSED> __device__ __forceinline_
                 S::round(state[r][i], state[r + 1][i], noise, ((column + i) * 16 * R + first + r) / 2);
         denominator = lane_sum(denominator, 16);
         c = fmaf(token.keep, c, token.take);
-        // A gate so near 1 that nothing was ever taken in leaves 0 / 0, or a subnormal whose reciprocal overflows.
+        // A gate so near 1 that nothing was ever added leaves 0 / 0, or a subnormal whose reciprocal overflows.
         const float least = of.eps * c, floor = least > 1.17549435e-38f ? least : 1.17549435e-38f;
         if (denominator < floor && column == 0 && ty == 0) atomicAdd(of.clamped, 1ull);
         const float scale = 1.0f / (denominator < floor ? floor : denominator);
@@ -249,7 +249,7 @@ template <class S, int R, int C, bool ONE, bool FUSED> __device__ __forceinline_
             if (ty == static_cast<unsigned>(i) && there) store_as(of.out, to + i, of.out_kind, sum * scale);
         }
     }
-    // Blocks of other columns may still have to read them.
+    // Blocks of other columns may not have read them yet.
     float *after = of.sums_after ? of.sums_after + static_cast<size_t>(head) * (features + 1) : sums;
 #pragma unroll
     for (int r = 0; r < R; r++)
@@ -264,7 +264,7 @@ template <class S, int R, int C, bool ONE, bool FUSED> __device__ __forceinline_
     if (column == 0 && ty == 0) after[features] = c;
 }
 
-// A step makes its features; those of `row` are there, for of many rows they are made with a head's W read once for eight.
+// A step computes its features itself; `row` gets them from a kernel that reads a head's W once for eight rows.
 #define TIDEGATE_RECURRENCE(S, name, R, C)                                                                         \
     extern "C" __global__ void __launch_bounds__(256, 1) recurrence_##name##_##R##_step(Recurrence of) {           \
         advance<S, R, C, true, true>(of);                                                                          \

@@ -1,4 +1,4 @@
-// What is done to each token's row alone: embedding, RMSNorm, the short convolution, rotary positions.
+// Operations on each token's row alone: embedding, RMSNorm, the short convolution, rotary positions.
 #pragma once
 #include "maths.cuh"
 
@@ -22,7 +22,7 @@ extern "C" __global__ void embed(const void *table, const unsigned *ids, float *
     }
 }
 
-// The sum over a block of 256 threads, in one order, the same bits in each. room: 8 numbers of shared memory.
+// The sum over a block of 256 threads in a fixed order; every thread gets the same bits. room: 8 numbers of shared memory
 __device__ __forceinline__ float block_sum(float v, float *room) {
     const float own = lane_sum(v, 32);
     if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = own;
@@ -32,7 +32,7 @@ __device__ __forceinline__ float block_sum(float v, float *room) {
     return sum;
 }
 
-// x / sqrt(mean(x^2) + eps) * weight of each row, as `kind`, and where `plain` is no null as f32 too.
+// x / sqrt(mean(x^2) + eps) * weight of each row, as `kind`, and as f32 too if `plain` is not null.
 // x: (rows, dim); y, plain: (rows, stride). grid: (rows), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     rms_norm(const float *x, const float *weight, void *y, float *plain, unsigned dim, unsigned stride, float eps,
@@ -63,9 +63,9 @@ extern "C" __global__ void __launch_bounds__(32)
         store_as(y, static_cast<size_t>(row) * y_stride + head * d + i, kind, from[i] * scale * weight[i]);
 }
 
-// Depthwise causal convolution and SiLU over the tokens of each row; the slot's last inputs are moved on.
+// Depthwise causal convolution and SiLU over the tokens of each row; updates the slot's last inputs.
 // x, y: (rows, time, channels); weight: (taps, channels); tails: (slots, tail_stride), of which (taps - 1, channels) are
-// this layer's, oldest first. grid: (channels / 256, rows), 256 threads. A slot that is none is passed by.
+// this layer's, oldest first. grid: (channels / 256, rows), 256 threads. Padding rows are skipped.
 extern "C" __global__ void __launch_bounds__(256)
     conv_silu(const float *x, const float *weight, float *tails, const unsigned *slots, float *y, unsigned channels,
               unsigned taps, unsigned time, size_t tail_stride) {

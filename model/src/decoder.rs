@@ -8,7 +8,7 @@ use crate::encoder::Encoder;
 use crate::error::{ModelError, Result};
 use crate::mixers::family;
 use crate::mixers::layer::{Layers, Rows, Step};
-use crate::nn::{Linear, RmsNorm, Table};
+use crate::nn::{Linear, Norm, Table};
 use crate::probe::Probe;
 use crate::runner::Backend;
 use crate::state::{HostStates, PoolOptions, StatePool, Workspace, can_allocate};
@@ -21,26 +21,27 @@ pub struct Decoder {
     embedding: Option<Table>, // (vocab, hidden); none if the head's rows are the embedding
     encoder: Option<Encoder>,
     layers: Box<dyn Layers>,
-    norm: RmsNorm, // (hidden)
-    head: Linear,  // (vocab, hidden)
+    norm: Norm,   // (hidden)
+    head: Linear, // (vocab, hidden)
     weight_type: WeightType,
 }
 
 impl Decoder {
     pub(crate) fn new(config: DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
-        let model = weights.pp("model");
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let (family, frame) = (family(config.attention), family(config.attention).frame);
+        let model = weights.pp(frame.body);
         let (embedding, head) = if config.tie_word_embeddings {
-            (None, model.matrix("embed_tokens.weight", vocab, hidden)?)
+            (None, model.matrix(frame.embedding, vocab, hidden)?)
         } else {
             let head = weights.matrix("lm_head.weight", vocab, hidden)?;
-            (Some(Table::new(&model, "embed_tokens.weight", vocab, hidden)?), head)
+            (Some(Table::new(&model, frame.embedding, vocab, hidden)?), head)
         };
         let (weight_type, head) = (head.kind, Linear::new(&head, None)?);
         let encoder = config.source().map(|source| Encoder::load(&config, source.layers, &weights.pp("encoder")));
         let encoder = encoder.transpose()?;
-        let layers = (family(config.attention).load)(&config, &model)?;
-        let norm = RmsNorm::load(&model, "norm", hidden, config.rms_norm_eps)?;
+        let layers = (family.load)(&config, &model)?;
+        let norm = Norm::load(frame.norm, &model, frame.norm_name, hidden, config.rms_norm_eps)?;
         Ok(Self { config, embedding, encoder, layers, norm, head, weight_type })
     }
 
@@ -131,7 +132,7 @@ impl Decoder {
     ///
     /// # Errors
     /// As for [`Self::forward`].
-    pub fn prefill(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<Vec<f32>> {
+    pub fn prefill_logits(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<Vec<f32>> {
         self.hidden(ids, pool, &[slot], None)?;
         let mut logits = Vec::new();
         self.logits(pool, 1, ids.len() - 1..ids.len(), &mut logits);
@@ -142,7 +143,7 @@ impl Decoder {
     ///
     /// # Errors
     /// As for [`Self::forward`].
-    pub fn absorb(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
+    pub fn prefill(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
         self.hidden(ids, pool, &[slot], None)
     }
 
@@ -300,16 +301,16 @@ impl Backend for Decoder {
         Self::greatest_maxima(self)
     }
 
-    fn absorb(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
-        Self::absorb(self, ids, pool, slot)
+    fn prefill(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
+        Self::prefill(self, ids, pool, slot)
     }
 
     fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
         Self::read_source(self, ids, pool, slot)
     }
 
-    fn prefill(&self, ids: &[u32], pool: &mut StatePool, slot: usize, logits: &mut Vec<f32>) -> Result<()> {
-        *logits = Self::prefill(self, ids, pool, slot)?;
+    fn prefill_logits(&self, ids: &[u32], pool: &mut StatePool, slot: usize, logits: &mut Vec<f32>) -> Result<()> {
+        *logits = Self::prefill_logits(self, ids, pool, slot)?;
         Ok(())
     }
 

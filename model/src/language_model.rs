@@ -108,7 +108,7 @@ pub trait LanguageModel: Send {
     ///
     /// # Errors
     /// The device failed.
-    fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError>;
+    fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError>;
 
     /// Reads one token into each of `slots`, which are distinct and ascend. Replaces `logits` by (rows, vocab), row by
     /// row; the caller keeps the buffer from step to step to reuse its memory.

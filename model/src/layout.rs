@@ -11,11 +11,14 @@ pub struct StateLayout {
     /// Numbers that a head remembers. Random features: S (F, d) row by row, z (F), c, and for FAVOR+ the maximum of its keys
     /// (the logarithm of their largest feature, which S and z are relative to; 0 for an empty text). Softmax: the keys
     /// (window, d), then the values; the token at position p is in row p mod window. Hybrid: the sums, then the cache, then
-    /// with a gate the logits of the window's tokens, in the order of the keys.
+    /// with a gate the logits of the window's tokens, in the order of the keys. RWKV-7: S (d, d), a row for each number of
+    /// a key. Mamba-2: S (N, d), a row for each number of B.
     pub head: usize,
-    /// Inputs that a layer's convolutions remember: kernel - 1, oldest first; 0 without convolutions.
+    /// Inputs that a layer remembers for its convolutions: kernel - 1, oldest first; in RWKV-7 the last input of the time
+    /// mix and that of the channel mix; 0 without either.
     pub taps: usize,
-    /// Channels of each input: 3 heads d; 0 without convolutions.
+    /// Channels of each input: of convolutions 3 heads d, in Mamba-2 those of x, B and C; in RWKV-7 `hidden_size`;
+    /// 0 without either.
     pub channels: usize,
     /// Numbers that a head of cross attention keeps of the source: S (F, d) row by row, z (F) and c; for softmax the keys
     /// (maximum number of source tokens, d), then the values. 0 for a decoder alone.

@@ -2,8 +2,10 @@
 //!
 //! The main family is RFA-Gate: layers of Random Feature Attention with a learned gate (Peng et al., ICLR 2021), which
 //! keep a matrix S and a vector z however long the text. Others are here too: further feature maps (arc-cosine, elu,
-//! FAVOR+), no gate, softmax attention to a window, the hybrid of both, and the encoder-decoder, whose cross attention
-//! keeps a source as one more S and z. The crate knows no text, HTTP or global random numbers.
+//! FAVOR+), no gate, softmax attention to a window, the hybrid of both, the encoder-decoder, whose cross attention keeps a
+//! source as one more S and z, RWKV-7, and Mamba-2. The crate knows no text, HTTP or global random numbers.
+//!
+//! [`portable`] is the RFA-Gate decoder in one readable file of candle tensors.
 //!
 //! ```no_run
 //! use tidegate_model::{Device, checkpoint};
@@ -11,14 +13,14 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let decoder = checkpoint::load("weights/checkpoints/tidegate-tiny".as_ref(), &Device::Cpu)?;
 //! let mut pool = decoder.new_pool(1)?;
-//! let logits = decoder.prefill(&[0, 42, 7], &mut pool, 0)?;
+//! let logits = decoder.prefill_logits(&[0, 42, 7], &mut pool, 0)?;
 //! assert_eq!(logits.len(), decoder.config().vocab_size);
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! kernels -> compute; layout, config, error, random, weights, memory, nn, feature_map -> mixers -> encoder -> schema ->
-//! state -> decoder -> checkpoint; `sampling` uses only the kernels.
+//! state -> decoder -> checkpoint; `sampling` uses only the kernels, `portable` only the config.
 
 pub mod checkpoint;
 mod compute;
@@ -40,6 +42,7 @@ mod memory;
 pub mod mixers;
 mod nn;
 mod pool;
+pub mod portable;
 pub mod probe;
 pub mod random;
 mod runner;
@@ -52,7 +55,7 @@ pub use candle_core::{DType, Device, Tensor};
 pub use config::{DecoderConfig, SourceConfig};
 pub use decoder::Decoder;
 pub use error::{ModelError, SlotError};
-pub use kernels::roof;
+pub use kernels::roofline;
 pub use kernels::threads::Threads;
 pub use language_model::{LanguageModel, SharedState, Transfer};
 pub use layout::StateLayout;

@@ -1,4 +1,4 @@
-//! Layers without a state: linear, RMSNorm, SwiGLU. Weights stay in their stored type; sums are f32.
+//! Layers without a state: linear, norms, SwiGLU. Weights stay in their stored type; sums are f32.
 
 use std::borrow::Cow;
 
@@ -158,6 +158,91 @@ impl RmsNorm {
     pub(crate) fn forward(&self, cx: &mut Compute, x: &[f32], out: &mut [f32]) {
         let (isa, dim) = (cx.isa, self.weight.len());
         cx.each(out, dim, &|row, out| norm::rms(isa, &x[row * dim..][..out.len()], &self.weight, self.eps, out));
+    }
+}
+
+/// `(x - mean) / sqrt(variance + eps) * weight + bias` over groups of `width` numbers: all of a row, or each head of it.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerNorm {
+    weight: Vec<f32>, // (dim)
+    bias: Vec<f32>,   // (dim)
+    width: usize,
+    eps: f32,
+}
+
+impl LayerNorm {
+    /// The tensors that [`Self::load`] reads.
+    pub(crate) fn tensors(list: &mut TensorList, name: &str, dim: usize) {
+        list.floats(&format!("{name}.weight"), &[dim]);
+        list.floats(&format!("{name}.bias"), &[dim]);
+    }
+
+    /// Reads `name.weight` and `name.bias` (dim).
+    pub(crate) fn load(weights: &Weights<'_>, name: &str, dim: usize, eps: f64) -> Result<Self, LoadError> {
+        let read = |part: &str| weights.numbers(&format!("{name}.{part}"), &[dim]);
+        Ok(Self { weight: read("weight")?, bias: read("bias")?, width: dim, eps: eps as f32 })
+    }
+
+    /// The same over groups of `width` numbers, which divides `dim`: a group norm.
+    pub(crate) fn of_groups(self, width: usize) -> Self {
+        Self { width, ..self }
+    }
+
+    /// x: (rows, dim) -> out: the same shape.
+    pub(crate) fn forward(&self, cx: &mut Compute, x: &[f32], out: &mut [f32]) {
+        let (isa, dim) = (cx.isa, self.weight.len());
+        cx.each(out, dim, &|row, out| {
+            let x = &x[row * dim..][..out.len()];
+            norm::groups(isa, x, self.width, &self.weight, &self.bias, self.eps, out);
+        });
+    }
+}
+
+/// The norm that a family uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NormKind {
+    /// [`RmsNorm`].
+    Rms,
+    /// [`LayerNorm`].
+    Layer,
+}
+
+/// A norm of either kind.
+#[derive(Clone, Debug)]
+pub(crate) enum Norm {
+    Rms(RmsNorm),
+    Layer(LayerNorm),
+}
+
+impl Norm {
+    /// The tensors that [`Self::load`] reads.
+    pub(crate) fn tensors(kind: NormKind, list: &mut TensorList, name: &str, dim: usize) {
+        match kind {
+            NormKind::Rms => list.floats(&format!("{name}.weight"), &[dim]),
+            NormKind::Layer => LayerNorm::tensors(list, name, dim),
+        }
+    }
+
+    /// Reads the tensors of `name`.
+    pub(crate) fn load(
+        kind: NormKind,
+        weights: &Weights<'_>,
+        name: &str,
+        dim: usize,
+        eps: f64,
+    ) -> Result<Self, LoadError> {
+        Ok(match kind {
+            NormKind::Rms => Self::Rms(RmsNorm::load(weights, name, dim, eps)?),
+            NormKind::Layer => Self::Layer(LayerNorm::load(weights, name, dim, eps)?),
+        })
+    }
+
+    /// x: (rows, dim) -> out: the same shape.
+    pub(crate) fn forward(&self, cx: &mut Compute, x: &[f32], out: &mut [f32]) {
+        match self {
+            Self::Rms(norm) => norm.forward(cx, x, out),
+            Self::Layer(norm) => norm.forward(cx, x, out),
+        }
     }
 }
 

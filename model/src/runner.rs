@@ -35,7 +35,7 @@ pub trait Backend: Send {
     ///
     /// # Errors
     /// As for all methods that read tokens.
-    fn absorb(&self, ids: &[u32], pool: &mut Pool<Self::States>, slot: usize) -> Result<()>;
+    fn prefill(&self, ids: &[u32], pool: &mut Pool<Self::States>, slot: usize) -> Result<()>;
 
     /// Reads the source of an encoder-decoder into a slot.
     ///
@@ -49,11 +49,17 @@ pub trait Backend: Send {
     ///
     /// # Errors
     /// As for all methods that read tokens.
-    fn prefill(&self, ids: &[u32], pool: &mut Pool<Self::States>, slot: usize, logits: &mut Vec<f32>) -> Result<()> {
+    fn prefill_logits(
+        &self,
+        ids: &[u32],
+        pool: &mut Pool<Self::States>,
+        slot: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<()> {
         if let [before @ .., _] = ids
             && !before.is_empty()
         {
-            self.absorb(before, pool, slot)?;
+            self.prefill(before, pool, slot)?;
         }
         self.decode_into(&ids[ids.len().saturating_sub(1)..], pool, &[slot], logits)
     }
@@ -162,8 +168,8 @@ impl<B: Backend> LanguageModel for ModelRunner<B> {
         self.decoder.read_source(ids, &mut self.pool, slot)
     }
 
-    fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<()> {
-        self.decoder.absorb(ids, &mut self.pool, slot)
+    fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<()> {
+        self.decoder.prefill(ids, &mut self.pool, slot)
     }
 
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {

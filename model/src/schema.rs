@@ -1,10 +1,13 @@
 //! What a config means to its family: its checks, the size of its states, and the tensors of its checkpoint.
 
+use std::collections::BTreeMap;
+
 use crate::config::{ConfigError, DecoderConfig, GivenKeys, parse};
 use crate::encoder::Encoder;
 use crate::layout::StateLayout;
-use crate::mixers::family;
-use crate::weights::TensorList;
+pub(crate) use crate::mixers::{GGUF_FAMILIES, GgufFamily};
+use crate::mixers::{family, translated};
+use crate::weights::{Entry, TensorList};
 
 impl DecoderConfig {
     /// Reads and checks the text of a `config.json`.
@@ -12,6 +15,7 @@ impl DecoderConfig {
     /// # Errors
     /// [`ConfigError`] names the first key that is unknown, missing, of the wrong type or out of bounds.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        let text = &*translated(text)?;
         let (mut config, given): (Self, GivenKeys) = (parse(text)?, parse(text)?);
         (family(config.attention).complete)(&mut config, &given)?;
         if config.head_dim == 0 {
@@ -31,9 +35,20 @@ impl DecoderConfig {
     /// # Errors
     /// [`ConfigError::Bound`] for the first field out of its bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        let family = family(self.attention);
         self.check_shared()?;
-        self.check_source()?;
-        (family(self.attention).validate)(self)
+        self.check_source(family.frame.model_type)?;
+        let act = family.frame.hidden_act;
+        if self.hidden_act != act {
+            return Err(ConfigError::bound("hidden_act", format!("{act:?}"), &self.hidden_act));
+        }
+        for (key, given) in [("low_ranks", self.low_ranks.is_some()), ("state_space", self.state_space.is_some())] {
+            if given && family.frame.own_key != Some(key) {
+                let bound = format!("absent where model_type is {}", self.model_type);
+                return Err(ConfigError::bound(key, bound, "some"));
+            }
+        }
+        (family.validate)(self)
     }
 
     /// Features of a head (F), the output of its feature map; 0 without a feature map.
@@ -56,6 +71,16 @@ impl DecoderConfig {
         self.state_layout().numbers() * size_of::<f32>()
     }
 
+    /// Numbers of a state that each token in the `sliding_window` fills, in all layers; 0 without a cache.
+    pub fn cached_numbers(&self) -> usize {
+        self.num_hidden_layers * self.num_attention_heads * (family(self.attention).cached_numbers)(self)
+    }
+
+    /// Whether a cache is all that the heads remember.
+    pub fn only_caches(&self) -> bool {
+        self.cached_numbers() * self.window() == self.state_layout().memory()
+    }
+
     /// Trained numbers; the fixed random matrices are not counted.
     pub fn parameters(&self) -> u64 {
         let trained = tensors(self).all.into_values().filter(|tensor| tensor.trained);
@@ -63,11 +88,16 @@ impl DecoderConfig {
     }
 }
 
+/// Gives tensors that others publish in another form the names and shapes of [`tensors`].
+pub(crate) fn unpack(config: &DecoderConfig, entries: &mut BTreeMap<String, Entry>) {
+    (family(config.attention).unpack)(config, entries);
+}
+
 /// The tensors that a config asks for.
 pub(crate) fn tensors(config: &DecoderConfig) -> TensorList {
     let (mut list, hidden) = (TensorList::default(), config.hidden_size);
-    list.matrix("model.embed_tokens.weight", config.vocab_size, hidden);
-    list.floats("model.norm.weight", &[hidden]);
+    let family = family(config.attention);
+    list.at(family.frame.body, |list| family.frame.tensors(config, list));
     if !config.tie_word_embeddings {
         list.matrix("lm_head.weight", config.vocab_size, hidden);
     }
@@ -75,7 +105,7 @@ pub(crate) fn tensors(config: &DecoderConfig) -> TensorList {
         list.at("encoder", |list| Encoder::tensors(config, source.layers, list));
     }
     for layer in 0..config.num_hidden_layers {
-        list.at(&format!("model.layers.{layer}"), |list| (family(config.attention).tensors)(config, list));
+        list.at(&format!("{}.layers.{layer}", family.frame.body), |list| (family.tensors)(config, layer, list));
     }
     list
 }

@@ -17,6 +17,7 @@ fn a_token_allocates_nothing() {
         "num_hidden_layers": 2, "num_attention_heads": 4, "proj_dim": 64, "position_embedding": "rope""#;
     let around = r#""conv_kernel": 4, "output_norm": true"#;
     let source = r#""encoder_layers": 1, "max_source_positions": 64, "decoder_start_token_id": 0"#;
+    let ranks = r#""low_ranks": {"decay": 32, "a": 32, "v": 16, "gate": 64}"#;
     for (kind, more) in [
         (WeightType::Bf16, format!(r#"{around}, "tie_word_embeddings": true"#)),
         (WeightType::Q8_0, around.into()),
@@ -24,8 +25,18 @@ fn a_token_allocates_nothing() {
         (WeightType::Bf16, format!(r#"{around}, "attention": "hybrid", "sliding_window": 64"#)),
         (WeightType::Bf16, source.into()),
         (WeightType::Q8_0, format!(r#"{source}, "attention": "softmax", "sliding_window": 64"#)),
+        (WeightType::Q8_0, ranks.into()),
+        (WeightType::Q8_0, r#""state_size": 64, "n_groups": 2"#.into()),
     ] {
         let text = if more.contains("encoder") { text.replace("rfa_gate", "rfa_seq2seq") } else { text.into() };
+        let text = if more.contains("rank") { text.replace("rfa_gate", "rwkv7").replace("rope", "none") } else { text };
+        let text = if more.contains("state_size") {
+            text.replace("rfa_gate", "mamba2")
+                .replace("rope", "none")
+                .replace(r#""num_attention_heads": 4"#, r#""num_attention_heads": 8"#)
+        } else {
+            text
+        };
         let config = tidegate_model::DecoderConfig::from_json(&format!("{text}, {more}}}")).unwrap();
         let decoder = Decoder::random(config, kind, 1).unwrap();
         for (rows, state) in [(1, StateType::F32), (16, StateType::F32), (16, StateType::Bf16)] {

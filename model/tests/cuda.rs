@@ -1,6 +1,6 @@
-//! The decoder on CUDA, its kernels on the emulator: what it gives is what the CPU's decoder gives, and what it promises
-//! holds to the bit. `cargo test --workspace --features tidegate-model/cuda-emulator --test cuda`; on a GPU where
-//! TIDEGATE_TEST_DEVICE names one.
+//! The decoder on CUDA: it agrees with the CPU's decoder, and its bits depend on the text alone. Runs on the emulator by
+//! `cargo test --workspace --features tidegate-model/cuda-emulator --test cuda`, or on the GPU that TIDEGATE_TEST_DEVICE
+//! names.
 #![cfg(feature = "cuda-emulator")]
 
 mod common;
@@ -9,7 +9,7 @@ use common::{Numbers, bits, config, distance, write_checkpoint};
 use tidegate_model::cuda::{self, CudaDecoder, CudaDevice, CudaPool};
 use tidegate_model::{Backend, Decoder, DecoderConfig, Device, StateType, WeightType, checkpoint};
 
-/// Mixers, shapes and what is around them; every path of the kernels is taken by one of them.
+/// Configs that together use every path of the kernels.
 const KINDS: [&str; 9] = [
     "",
     r#", "gate": false"#,
@@ -18,7 +18,7 @@ const KINDS: [&str; 9] = [
     r#", "position_embedding": "rope""#,
     r#", "feature_map": "arc_cosine", "proj_dim": 40"#,
     r#", "feature_map": "elu", "proj_dim": 0, "head_dim": 24"#,
-    // S has whole rows for every thread, and blocks of a scan share a head.
+    // Every thread has full rows of S, and blocks of a scan share a head.
     r#", "head_dim": 64, "proj_dim": 64"#,
     r#", "head_dim": 40, "proj_dim": 100, "output_norm": true"#,
 ];
@@ -31,7 +31,7 @@ fn device() -> CudaDevice {
     }
 }
 
-/// One checkpoint on both.
+/// One checkpoint on both devices.
 fn both(config: &DecoderConfig, seed: u64) -> (Decoder, CudaDecoder) {
     let folder = tempfile::tempdir().unwrap();
     write_checkpoint(folder.path(), config, seed);
@@ -40,24 +40,24 @@ fn both(config: &DecoderConfig, seed: u64) -> (Decoder, CudaDecoder) {
 }
 
 fn step(decoder: &CudaDecoder, pool: &mut CudaPool, ids: &[u32], slots: &[usize]) -> Vec<f32> {
-    // What was in the buffer must not show.
+    // Old contents of the buffer must not show.
     let mut logits = vec![f32::NAN; 3];
     decoder.decode_into(ids, pool, slots, &mut logits).unwrap();
     logits
 }
 
 #[test]
-fn logits_and_states_are_those_of_the_cpu() {
+fn logits_and_states_agree_with_the_cpu() {
     for (seed, extra) in KINDS.iter().enumerate() {
         let config = config(extra);
         let (cpu, gpu) = both(&config, seed as u64);
         let ids = Numbers::new(3).ids(21, config.vocab_size);
         let (mut ours, mut theirs) = (gpu.new_pool(3, StateType::F32).unwrap(), cpu.new_pool(3).unwrap());
         // A prompt, then steps of two slots.
-        gpu.absorb(&ids[..11], &mut ours, 1).unwrap();
-        cpu.absorb(&ids[..11], &mut theirs, 1).unwrap();
-        gpu.absorb(&ids[..3], &mut ours, 2).unwrap();
-        cpu.absorb(&ids[..3], &mut theirs, 2).unwrap();
+        gpu.prefill(&ids[..11], &mut ours, 1).unwrap();
+        cpu.prefill(&ids[..11], &mut theirs, 1).unwrap();
+        gpu.prefill(&ids[..3], &mut ours, 2).unwrap();
+        cpu.prefill(&ids[..3], &mut theirs, 2).unwrap();
         for pair in ids[11..].chunks_exact(2) {
             let want = cpu.decode(pair, &mut theirs, &[1, 2]).unwrap();
             let got = step(&gpu, &mut ours, pair, &[1, 2]);
@@ -68,22 +68,22 @@ fn logits_and_states_are_those_of_the_cpu() {
         assert!(distance(&got, &want) < 1e-4, "{extra}: states differ by {}", distance(&got, &want));
         let (counted, all) = (ours.denominators(), theirs.denominators());
         assert_eq!(counted.all, all.all, "{extra}");
-        // One at the very floor may fall on either side.
+        // A denominator at its floor may fall on either side.
         assert!(counted.clamped.abs_diff(all.clamped) <= 1, "{extra}: {counted:?} {all:?}");
     }
 }
 
 #[test]
-fn half_weights_are_those_of_the_cpu_but_for_the_rounding_of_their_inputs() {
-    // Of quantised weights the CPU rounds the inputs to eight bits; here they are f16, as those weights become.
+fn sixteen_bit_weights_agree_with_the_cpu_up_to_the_rounding_of_their_inputs() {
+    // With quantised weights the CPU rounds inputs to eight bits; here inputs and weights are f16.
     for (kind, bound) in [(WeightType::Bf16, 3e-2), (WeightType::F16, 4e-3), (WeightType::Q8_0, 5e-2)] {
         let config = config(r#", "hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "proj_dim": 16"#);
         let cpu = Decoder::random(config.clone(), kind, 5).unwrap();
         let gpu = CudaDecoder::random(config.clone(), kind, 5, &device()).unwrap();
         let ids = Numbers::new(4).ids(40, config.vocab_size);
         let (mut ours, mut theirs) = (gpu.new_pool(40, StateType::F32).unwrap(), cpu.new_pool(40).unwrap());
-        gpu.absorb(&ids[..9], &mut ours, 0).unwrap();
-        cpu.absorb(&ids[..9], &mut theirs, 0).unwrap();
+        gpu.prefill(&ids[..9], &mut ours, 0).unwrap();
+        cpu.prefill(&ids[..9], &mut theirs, 0).unwrap();
         let got = step(&gpu, &mut ours, &ids[9..10], &[0]);
         let want = cpu.decode(&ids[9..10], &mut theirs, &[0]).unwrap();
         let most = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
@@ -91,21 +91,21 @@ fn half_weights_are_those_of_the_cpu_but_for_the_rounding_of_their_inputs() {
     }
 }
 
-/// All that a text's bits must not depend on. `rows`: as many that the products of many rows are taken too.
+/// Checks everything that a text's bits must not depend on. rows: enough to use the products of many rows too
 fn promises(decoder: &CudaDecoder, state: StateType, rows: usize) {
     let vocab = decoder.config().vocab_size;
     let ids = Numbers::new(11).ids(rows.max(12), vocab);
     let text = &ids[..12];
     let mut pool = decoder.new_pool(rows, state).unwrap();
-    decoder.absorb(&text[..11], &mut pool, 0).unwrap();
+    decoder.prefill(&text[..11], &mut pool, 0).unwrap();
     let want = (bits(&step(decoder, &mut pool, &text[11..], &[0])), bits(&pool.export(0).unwrap()));
-    // Cut elsewhere, in another slot; by steps alone.
+    // Divided differently, in another slot; by steps only.
     for cuts in [&[5usize, 11][..], &[1, 2, 11], &[]] {
         let slot = rows - 1;
         pool.reset(slot).unwrap();
         let mut start = 0;
         for &cut in cuts {
-            decoder.absorb(&text[start..cut], &mut pool, slot).unwrap();
+            decoder.prefill(&text[start..cut], &mut pool, slot).unwrap();
             start = cut;
         }
         let mut logits = Vec::new();
@@ -114,14 +114,14 @@ fn promises(decoder: &CudaDecoder, state: StateType, rows: usize) {
         }
         assert_eq!((bits(&logits), bits(&pool.export(slot).unwrap())), want, "cut at {cuts:?}");
     }
-    // Among others, moved by its bytes.
+    // In a batch, after an export and an import.
     pool.reset(0).unwrap();
-    decoder.absorb(&text[..11], &mut pool, 0).unwrap();
+    decoder.prefill(&text[..11], &mut pool, 0).unwrap();
     let moved = pool.export(0).unwrap();
     for slot in 0..rows {
         pool.import(slot, &moved, 11).unwrap();
         if slot % 2 == 1 {
-            decoder.absorb(&ids[slot..=slot], &mut pool, slot).unwrap();
+            decoder.prefill(&ids[slot..=slot], &mut pool, slot).unwrap();
         }
     }
     let slots: Vec<usize> = (0..rows).collect();
@@ -134,7 +134,7 @@ fn promises(decoder: &CudaDecoder, state: StateType, rows: usize) {
 }
 
 #[test]
-fn cut_anywhere_in_any_slot_and_batch_the_same_bits() {
+fn bits_do_not_depend_on_calls_slots_or_batch() {
     for (seed, extra) in KINDS.iter().enumerate() {
         let (_, decoder) = both(&config(extra), seed as u64);
         for state in [StateType::F32, StateType::Bf16] {
@@ -145,7 +145,7 @@ fn cut_anywhere_in_any_slot_and_batch_the_same_bits() {
 
 #[test]
 fn products_of_few_and_of_many_rows_have_the_same_bits() {
-    // Inner widths of 3, 5 and 9 tiles: slices are empty, uneven, and more than one tile.
+    // Inner widths of 3, 5 and 9 tiles: slices that are empty, uneven, and longer than one tile.
     for (hidden, inner) in [(72, 130), (264, 88)] {
         let extra =
             format!(r#", "hidden_size": {hidden}, "intermediate_size": {inner}, "head_dim": 16, "proj_dim": 8"#);
@@ -160,13 +160,13 @@ fn products_of_few_and_of_many_rows_have_the_same_bits() {
 
 #[test]
 fn a_bf16_state_is_rounded_fairly_by_chance() {
-    // Held exactly, a slow gate's sums grow where rounding to the nearest would hold them: after many tokens both states
-    // are near, and the sum of all differences is small beside their size.
+    // With a slow gate, rounding to the nearest would keep sums from growing. Stochastic rounding keeps both states near,
+    // and the differences cancel out.
     let (_, decoder) = both(&config(r#", "head_dim": 16, "num_hidden_layers": 1"#), 2);
     let ids = Numbers::new(8).ids(400, decoder.config().vocab_size);
     let read = |state| {
         let mut pool = decoder.new_pool(1, state).unwrap();
-        decoder.absorb(&ids, &mut pool, 0).unwrap();
+        decoder.prefill(&ids, &mut pool, 0).unwrap();
         pool.export(0).unwrap()
     };
     let (exact, rounded) = (read(StateType::F32), read(StateType::Bf16));
@@ -178,37 +178,37 @@ fn a_bf16_state_is_rounded_fairly_by_chance() {
 }
 
 #[test]
-fn a_state_goes_on_on_the_other_device() {
+fn a_state_continues_on_the_other_device() {
     let (cpu, gpu) = both(&config(r#", "conv_kernel": 3"#), 6);
     let ids = Numbers::new(5).ids(12, cpu.config().vocab_size);
     let (mut ours, mut theirs) = (gpu.new_pool(1, StateType::F32).unwrap(), cpu.new_pool(2).unwrap());
-    cpu.absorb(&ids[..11], &mut theirs, 0).unwrap();
+    cpu.prefill(&ids[..11], &mut theirs, 0).unwrap();
     ours.import(0, &theirs.export(0).unwrap(), 11).unwrap();
     assert_eq!(ours.tokens(0), 11);
-    // What went over comes back unchanged.
+    // A state that is imported and exported again has the same bits.
     assert_eq!(bits(&ours.export(0).unwrap()), bits(&theirs.export(0).unwrap()));
     let want = cpu.decode(&ids[11..], &mut theirs, &[0]).unwrap();
     let got = step(&gpu, &mut ours, &ids[11..], &[0]);
     assert!(distance(&got, &want) < 1e-4);
     theirs.import(1, &ours.export(0).unwrap(), 12).unwrap();
-    // The device fills columns of 24 numbers up to 32.
+    // The device pads columns of 24 numbers to 32.
     assert_eq!(ours.state_bytes() - theirs.state_bytes(), 2 * 2 * 8 * 8 * 4);
 }
 
 #[test]
-fn a_prompt_longer_than_what_is_taken_in_at_a_time() {
-    // A layer whose blocks share a head, and one whose threads have all the columns that they may.
+fn a_prompt_longer_than_a_prefill_step() {
+    // A layer whose blocks share a head, and one whose threads have the most columns.
     for extra in
         [r#", "num_hidden_layers": 1, "head_dim": 64, "proj_dim": 4"#, r#", "num_hidden_layers": 1, "head_dim": 128"#]
     {
         let (cpu, gpu) = both(&config(extra), 4);
         let ids = Numbers::new(2).ids(1026, cpu.config().vocab_size);
         let (mut ours, mut theirs) = (gpu.new_pool(2, StateType::F32).unwrap(), cpu.new_pool(1).unwrap());
-        // A last piece of one token; the same in other pieces; and on the CPU.
-        gpu.absorb(&ids[..1025], &mut ours, 0).unwrap();
-        gpu.absorb(&ids[..700], &mut ours, 1).unwrap();
-        gpu.absorb(&ids[700..1025], &mut ours, 1).unwrap();
-        cpu.absorb(&ids[..1025], &mut theirs, 0).unwrap();
+        // The last piece has one token; then other pieces; then the CPU.
+        gpu.prefill(&ids[..1025], &mut ours, 0).unwrap();
+        gpu.prefill(&ids[..700], &mut ours, 1).unwrap();
+        gpu.prefill(&ids[700..1025], &mut ours, 1).unwrap();
+        cpu.prefill(&ids[..1025], &mut theirs, 0).unwrap();
         assert_eq!(bits(&ours.export(0).unwrap()), bits(&ours.export(1).unwrap()));
         assert!(distance(&ours.export(0).unwrap(), &theirs.export(0).unwrap()) < 2e-4);
         let want = cpu.decode(&ids[1025..], &mut theirs, &[0]).unwrap();
@@ -224,15 +224,15 @@ fn a_pool_of_another_decoder_is_refused() {
     step(&one, &mut pool, &[1], &[0]);
     let error = other.decode_into(&[1], &mut pool, &[0], &mut Vec::new()).unwrap_err().to_string();
     assert!(error.contains("another's"), "{error}");
-    assert!(other.absorb(&[1], &mut pool, 0).is_err());
+    assert!(other.prefill(&[1], &mut pool, 0).is_err());
     step(&one, &mut pool, &[1], &[0]);
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_calls_are_refused_and_change_nothing() {
     let (_, decoder) = both(&config(""), 1);
     let mut pool = decoder.new_pool(2, StateType::F32).unwrap();
-    decoder.absorb(&[1, 2], &mut pool, 0).unwrap();
+    decoder.prefill(&[1, 2], &mut pool, 0).unwrap();
     let before = bits(&pool.export(0).unwrap());
     let mut refused = |ids: &[u32], slots: &[usize]| {
         decoder.decode_into(ids, &mut pool, slots, &mut Vec::new()).unwrap_err().to_string()
@@ -242,10 +242,10 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert!(refused(&[1], &[2]).contains("out of range"));
     assert!(refused(&[1, 2], &[0]).contains("one token for each slot"));
     assert!(refused(&[], &[]).contains("at least one"));
-    assert!(decoder.absorb(&[], &mut pool, 0).is_err());
+    assert!(decoder.prefill(&[], &mut pool, 0).is_err());
     assert!(pool.import(0, &[1.0], 1).unwrap_err().to_string().contains("numbers"));
     assert_eq!(bits(&pool.export(0).unwrap()), before);
-    // After a refusal of a step, its slots still go on.
+    // After a refused step, its slots still work.
     step(&decoder, &mut pool, &[5, 6], &[0, 1]);
     assert!(decoder.new_pool(0, StateType::F32).is_err());
     let error = decoder.new_pool(1 << 30, StateType::F32).unwrap_err().to_string();
@@ -253,7 +253,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn as_many_slots_as_there_is_room_for() {
+fn slots_are_limited_by_free_memory() {
     let (_, decoder) = both(&config(r#", "num_hidden_layers": 1"#), 1);
     for state in [StateType::F32, StateType::Bf16] {
         assert_eq!(decoder.room(state, 700).unwrap(), 700);
@@ -277,7 +277,7 @@ fn a_mixer_without_kernels_is_refused_by_name() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_said_to_be() {
+fn the_error_names_a_missing_device() {
     // A machine with a driver has no thousandth device either.
     let error = CudaDevice::open(1000).unwrap_err().to_string();
     assert!(error.contains("CUDA device 1000 is not available"), "{error}");

@@ -1,11 +1,14 @@
-//! Loads a checkpoint folder and starts its engine, on the CPU or on a CUDA device.
+//! Loads a checkpoint folder, or a GGUF file that is a whole model, and starts its engine, on the CPU or on a CUDA device.
 
 mod choice;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
 mod error;
+mod supported;
+mod whole;
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -21,8 +24,9 @@ use tidegate_model::{Backend, Decoder, Device, ModelRunner, Pool, PoolOptions, S
 
 use crate::api::Served;
 use crate::engine::{EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn};
+use crate::ram::ModelMemory;
 use crate::session::{Codec, Fingerprint, Keys, PrefixIndex, hex};
-use crate::text::{ChatTemplate, Grammars, Tokenizer};
+use crate::text::{ChatTemplate, Grammars, HelperCommand, Tokenizer, tokenizer_file};
 
 pub use choice::{DeviceChoice, DeviceChoiceError};
 #[cfg(feature = "cuda")]
@@ -31,20 +35,18 @@ pub use device::OpenDevice;
 pub use error::{DeviceError, OpenError};
 
 /// Default number of conversations that run at once on a CPU: more of them slow each other down.
-const SLOTS: usize = 64;
+pub const CPU_SLOTS: usize = 64;
 
 /// Most slots that a CUDA device gets by default: with more, each token takes the time of several steps.
-#[cfg(feature = "cuda")]
-const MOST_SLOTS: usize = 1 << 14;
-
-/// The shipped checkpoint, relative to the top of the source tree.
-const SHIPPED: &str = "weights/checkpoints/tidegate-tiny";
+pub const MOST_GPU_SLOTS: usize = 1 << 14;
 
 /// How a checkpoint is served.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// The model name of requests; the folder's name by default.
+    /// The model name of requests; [`model_name`] by default.
     pub name: Option<String>,
+    /// Whether it answers to every other name as well.
+    pub any_name: bool,
     /// The device that computes.
     pub device: DeviceChoice,
     /// Conversations that run at once; 0 means 64 on the CPU, and as many as fit into a CUDA device's memory.
@@ -61,6 +63,8 @@ pub struct OpenOptions {
     pub prefixes_per_owner: usize,
     /// The secret that snapshots are signed and encrypted with, if any.
     pub secret: Option<Vec<u8>>,
+    /// The process that tries grammars before the server compiles them; without one, they are compiled at once.
+    pub grammar_helper: Option<HelperCommand>,
     /// The engine's settings.
     pub engine: EngineOptions,
 }
@@ -69,6 +73,7 @@ impl Default for OpenOptions {
     fn default() -> Self {
         Self {
             name: None,
+            any_name: false,
             device: DeviceChoice::default(),
             slots: 0,
             state: StateType::F32,
@@ -77,6 +82,7 @@ impl Default for OpenOptions {
             prefix_bytes: 256 << 20,
             prefixes_per_owner: 64,
             secret: None,
+            grammar_helper: None,
             engine: EngineOptions::default(),
         }
     }
@@ -89,26 +95,37 @@ pub fn sessions_folder(data: &Path, fingerprint: &Fingerprint) -> PathBuf {
     data.join("sessions").join(&hex(&digest)[..16])
 }
 
-/// Finds the shipped checkpoint: in the current folder, beside the executable, or in the source tree of the build.
-///
-/// # Errors
-/// It is in none of these places.
-pub fn locate() -> Result<PathBuf, OpenError> {
-    let beside = std::env::current_exe().ok().and_then(|file| Some(file.parent()?.join(SHIPPED)));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(|top| top.join(SHIPPED));
-    let places: Vec<PathBuf> = [Some(SHIPPED.into()), beside, source].into_iter().flatten().collect();
-    match places.iter().find(|folder| folder.join("config.json").is_file()) {
-        Some(folder) => Ok(folder.clone()),
-        None => Err(OpenError::NotFound(places)),
-    }
-}
-
 /// Loads the checkpoint in `folder` and starts its engine; returns once the model has made its first steps.
 ///
 /// # Errors
 /// The device is not available, a file is missing or wrong, there is too little memory, or the model fails.
 pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
+    // Opening a GPU takes longer.
+    supported::check(folder)?;
     open_on(folder, &options.device.open()?, options)
+}
+
+/// What the checkpoint in `folder` is going to take of the process's memory; zeros if it runs on another device.
+///
+/// # Errors
+/// The folder has no checkpoint of ours.
+pub fn size(folder: &Path, options: &OpenOptions) -> Result<ModelMemory, OpenError> {
+    let config = supported::config(folder)?;
+    if !matches!(options.device.open(), Ok(OpenDevice::Cpu)) {
+        return Ok(ModelMemory::default());
+    }
+    let files = checkpoint::weights_files(folder)?;
+    let bytes = |path: PathBuf| match std::fs::metadata(&path) {
+        Ok(file) => Ok(file.len()),
+        Err(source) => Err(OpenError::Read { path, source }),
+    };
+    let weights = files.into_iter().map(bytes).sum::<Result<_, _>>()?;
+    let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
+    let state = match options.state {
+        StateType::F32 => config.state_bytes(),
+        StateType::Bf16 => config.state_bytes() / 2,
+    };
+    Ok(ModelMemory { weights, slots: (slots * state) as u64 })
 }
 
 /// [`open`] on a device that has been opened; with `auto`, on the CPU if that device lacks kernels or memory.
@@ -138,7 +155,7 @@ type Loaded<B> = (B, Pool<<B as Backend>::States>);
 
 fn on_cpu(folder: &Path, options: &OpenOptions) -> Result<Loaded<Decoder>, OpenError> {
     let decoder = checkpoint::load(folder, &Device::Cpu)?;
-    let slots = if options.slots == 0 { SLOTS } else { options.slots };
+    let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
     let pool = decoder.new_pool_with(PoolOptions { state: options.state, ..PoolOptions::new(slots) });
     Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
 }
@@ -147,7 +164,7 @@ fn on_cpu(folder: &Path, options: &OpenOptions) -> Result<Loaded<Decoder>, OpenE
 fn on_cuda(folder: &Path, device: &OpenCuda, options: &OpenOptions) -> Result<Loaded<CudaDecoder>, OpenError> {
     let decoder = device.load(folder)?;
     let slots = match options.slots {
-        0 => decoder.room(options.state, MOST_SLOTS).map_err(LoadError::from)?,
+        0 => decoder.room(options.state, MOST_GPU_SLOTS).map_err(LoadError::from)?,
         slots => slots,
     };
     let pool = decoder.new_pool(slots, options.state).map_err(|source| OpenError::Slots { slots, source })?;
@@ -164,11 +181,18 @@ fn serve<B: Backend + 'static>(
     let (config, greatest) = (decoder.config().clone(), decoder.greatest_maxima());
     let longest_source = config.source().map_or(0, |source| source.max_positions);
     let (vocab_size, layout, state_bytes) = (config.vocab_size, config.state_layout(), config.state_bytes() as u64);
-    let tokenizer = Tokenizer::load(folder, vocab_size, config.eos_token_id.as_slice())?;
+    let eos = config.eos_token_id.as_slice();
+    let (tokenizer, template) = if folder.is_file() {
+        whole::text(folder, vocab_size, eos)?
+    } else {
+        let tokenizer = Tokenizer::load(folder, vocab_size, eos)?;
+        let template = ChatTemplate::load_for(folder, &tokenizer)?;
+        (tokenizer, template)
+    };
     let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
     let sources = config.source().map(|source| Sources { longest: source.max_positions, start: source.start });
     // A source is not a conversation, even if the checkpoint has a chat template.
-    let template = if sources.is_some() { None } else { ChatTemplate::load(folder)?.map(Arc::new) };
+    let template = if sources.is_some() { None } else { template.map(Arc::new) };
     let fingerprint = model_fingerprint(folder, options.state)?;
     let system_fingerprint = system_fingerprint(folder, &fingerprint, &device.class())?;
     let keys = options.secret.as_deref().map(Keys::new).transpose()?;
@@ -180,10 +204,22 @@ fn serve<B: Backend + 'static>(
         Arc::new(move |text: &str| tokenizer.encode_more(text).unwrap_or_default())
     };
     let rules = TextRules { vocabulary: Arc::clone(tokenizer.vocabulary()), eos: Arc::clone(tokenizer.eos()), encode };
-    let grammars = Arc::new(Grammars::new(tokenizer.vocabulary(), tokenizer.eos())?);
+    let (vocabulary, eos) = (tokenizer.vocabulary(), tokenizer.eos());
+    let grammars = Arc::new(match &options.grammar_helper {
+        Some(helper) => Grammars::with_helper(vocabulary, eos, helper.clone())?,
+        None => Grammars::new(vocabulary, eos)?,
+    });
+    let weights = resident_weights(folder, &decoder);
     let (engine, thread) = spawn(ModelRunner::new(decoder, pool), rules, options.engine)?;
+    let stats = engine.stats();
+    let memory = match device {
+        OpenDevice::Cpu => ModelMemory { weights, slots: stats.slots * stats.slot_bytes },
+        #[cfg(feature = "cuda")]
+        OpenDevice::Cuda(_) => ModelMemory::default(),
+    };
     let served = Served {
-        name: options.name.clone().unwrap_or_else(|| folder_name(folder)),
+        name: options.name.clone().unwrap_or_else(|| model_name(folder)),
+        any_name: options.any_name,
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         fingerprint: system_fingerprint,
         device: device.to_string(),
@@ -199,6 +235,7 @@ fn serve<B: Backend + 'static>(
         grammars,
         codec: Arc::new(codec),
         state_bytes,
+        memory,
         // The encoding of a source cannot start from a prefix's.
         prefixes: Arc::new(PrefixIndex::new(
             if sources.is_some() { 0 } else { options.prefix_bytes },
@@ -209,9 +246,22 @@ fn serve<B: Backend + 'static>(
     Ok((served, thread))
 }
 
-fn folder_name(folder: &Path) -> String {
-    let whole = folder.canonicalize().unwrap_or_else(|_| folder.into());
-    whole.file_name().map_or_else(|| "tidegate".into(), |name| name.to_string_lossy().into_owned())
+/// Bytes of a model's weights on the CPU. A decoder counts what a token reads, which may be less than the file has.
+fn resident_weights(folder: &Path, decoder: &impl Backend) -> u64 {
+    let files = checkpoint::weights_files(folder).unwrap_or_default();
+    let stored = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum::<u64>();
+    stored.max(decoder.weight_bytes() as u64)
+}
+
+/// The name of a model that is given none: its folder's; of a GGUF file the one that it has, or else the file's.
+pub fn model_name(model: &Path) -> String {
+    let text = |name: &OsStr| name.to_string_lossy().into_owned();
+    let name = if model.is_file() {
+        whole::name(model).or_else(|| model.file_stem().map(text))
+    } else {
+        model.canonicalize().unwrap_or_else(|_| model.into()).file_name().map(text)
+    };
+    name.unwrap_or_else(|| "tidegate".into())
 }
 
 /// What a snapshot must match to continue here.
@@ -220,14 +270,23 @@ fn folder_name(folder: &Path) -> String {
 /// The device is not: a session can move between the CPU and CUDA.
 fn model_fingerprint(folder: &Path, state: StateType) -> Result<Fingerprint, OpenError> {
     // The checkpoint has been loaded: a missing file is not needed.
-    let files = [folder.join("config.json"), checkpoint::weights_file(folder), folder.join("tokenizer.json")];
-    let [architecture, weights, tokenizer] =
-        files.map(|path| -> Result<_, OpenError> { Ok(digest(&path)?.unwrap_or_default()) });
-    let mut architecture = architecture?;
+    let of = |path: &Path| -> Result<_, OpenError> { Ok(digest(path)?.unwrap_or_default()) };
+    let [mut architecture, weights, tokenizer] = if folder.is_file() {
+        // The file has all three.
+        [of(folder)?; 3]
+    } else {
+        let weights = checkpoint::weights_files(folder)?;
+        let digests: Vec<[u8; 32]> = weights.iter().map(|path| of(path)).collect::<Result<_, _>>()?;
+        let weights = match digests.as_slice() {
+            [one] => *one,
+            all => Sha256::digest(all.concat()).into(),
+        };
+        [of(&folder.join("config.json"))?, weights, of(&tokenizer_file(folder))?]
+    };
     if state == StateType::Bf16 {
         architecture = Sha256::new().chain_update(architecture).chain_update("states in bf16").finalize().into();
     }
-    Ok(Fingerprint { architecture: hex(&architecture), weights: hex(&weights?), tokenizer: hex(&tokenizer?) })
+    Ok(Fingerprint { architecture: hex(&architecture), weights: hex(&weights), tokenizer: hex(&tokenizer) })
 }
 
 /// A short name for the weights, the tokenizer, the recommended settings, the server's version and the class of device: if
@@ -249,7 +308,7 @@ fn digest(path: &Path) -> Result<Option<[u8; 32]>, OpenError> {
     let failed = |source| OpenError::Read { path: path.into(), source };
     let mut file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         Err(error) => return Err(failed(error)),
     };
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
@@ -297,6 +356,16 @@ mod tests {
         assert_ne!(system(&quantised, "cpu"), system(&otherwise, "cpu"));
         // Another device gives another text, and continues the same sessions.
         assert_ne!(system(&quantised, "cpu"), system(&quantised, "cuda NVIDIA H200"));
+    }
+
+    #[test]
+    fn the_fingerprint_covers_a_vocabulary_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |text: &str| {
+            std::fs::write(folder.path().join("rwkv_vocab_v20230424.txt"), text).unwrap();
+            model_fingerprint(folder.path(), StateType::F32).unwrap().tokenizer
+        };
+        assert_ne!(of("1 'a' 1"), of("1 'b' 1"));
     }
 
     #[test]

@@ -1,35 +1,63 @@
-//! The HTTP settings of the command line: limits, TLS and API keys. Certificate and keys are read again on SIGHUP; a
-//! server without keys on a public address logs a warning.
+//! The HTTP settings of the command line: limits, TLS, API keys and the admin address. What SIGHUP reads again is read here;
+//! a server without keys on a public address logs a warning.
 
+use std::future::pending;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tidegate_server::api::{Keys, KeysError};
-use tidegate_server::{ApiOptions, AppState, ServeOptions, Tls};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tidegate_server::api::{AllowedHosts, Keys, KeysError};
+use tidegate_server::{ApiOptions, AppState, ServeOptions, Tls, admin_app, serve_with};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{debug, error, info, warn};
 
 use crate::cli::{HttpArgs, ServeArgs};
+use crate::models;
 
 /// File descriptors reserved for the index, snapshots and the log.
 const RESERVED_FILES: usize = 256;
 
+/// Connections of probes and scrapers. Idle ones are closed for new ones.
+const ADMIN_CONNECTIONS: usize = 64;
+
+/// Logs the settings in force.
+pub(crate) fn log_settings(args: &HttpArgs) {
+    debug!(
+        api_keys_file = args.api_keys_file.as_deref().map(|file| tracing::field::display(file.display())),
+        api_keys_given = args.api_key.len(),
+        cors_origins = ?args.cors_origin,
+        allowed_hosts = ?args.allowed_host,
+        tls_cert = args.tls_cert.as_deref().map(|file| tracing::field::display(file.display())),
+        admin_addr = args.admin_addr,
+        max_connections = args.max_connections,
+        max_connections_per_peer = args.max_connections_per_peer,
+        body_seconds = args.body_seconds,
+        max_seconds = args.max_seconds,
+        "HTTP settings"
+    );
+}
+
 /// The options of the API.
-pub(crate) fn api_options(args: &ServeArgs) -> ApiOptions {
+pub(crate) fn api_options(args: &ServeArgs, address: SocketAddr) -> ApiOptions {
     ApiOptions {
         max_body_bytes: args.max_body_bytes,
         body_limit: Duration::from_secs(args.http.body_seconds as u64),
-        max_time: args.http.max_seconds.map(|seconds| Duration::from_secs(seconds as u64)),
+        max_time: (args.http.max_seconds > 0).then(|| Duration::from_secs(args.http.max_seconds)),
         cors: args.http.cors_origin.clone(),
+        hosts: AllowedHosts::new(args.http.allowed_host.clone(), address.ip()),
+        metrics_at_admin: args.http.admin().is_some(),
         ..ApiOptions::default()
     }
 }
 
-/// The limit on open files, where the system has one.
-fn max_open_files() -> Option<usize> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next()?.parse().ok())
+/// Raises this process's limit on open files to the highest that it may have, and returns it; `None` without a limit.
+fn raise_open_files() -> Option<usize> {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
+    let limit = if raised { maximum } else { current };
+    limit.map(|files| usize::try_from(files).unwrap_or(usize::MAX))
 }
 
 /// The options of the listener.
@@ -40,20 +68,45 @@ pub(crate) fn serve_options(args: &HttpArgs) -> Result<ServeOptions> {
     };
     let mut max_connections = args.max_connections;
     // If connections used up all descriptors, sessions could not be read.
-    if let Some(files) = max_open_files()
+    if let Some(files) = raise_open_files()
         && max_connections > files.saturating_sub(RESERVED_FILES)
     {
         max_connections = files.saturating_sub(RESERVED_FILES).max(1);
-        debug!(max_connections, "--max-connections is lowered: the limit on open files is {files} (ulimit -n)");
+        warn!(max_connections, "--max-connections is lowered: the limit on open files is {files} (ulimit -Hn)");
     }
-    Ok(ServeOptions { max_connections, tls, ..ServeOptions::default() })
+    let max_connections_per_peer = args.max_connections_per_peer;
+    Ok(ServeOptions { max_connections, max_connections_per_peer, tls, ..ServeOptions::default() })
 }
 
-/// Sets the API keys, if there are any. Call it before serving.
-pub(crate) fn set_api_keys(state: &AppState, args: &HttpArgs, address: SocketAddr) -> Result<()> {
-    match keys(args).context("the API keys")? {
+/// Serves health, readiness and metrics at `--admin-addr`, if it is given. It has a thread and connections of its own, so
+/// that it answers whatever clients do to the API.
+pub(crate) fn serve_admin(args: &HttpArgs, state: &AppState) -> Result<()> {
+    let Some(address) = args.admin() else { return Ok(()) };
+    let what = || format!("--admin-addr {address}: cannot listen there");
+    let listener = std::net::TcpListener::bind(address).with_context(what)?;
+    listener.set_nonblocking(true).with_context(what)?;
+    let bound = listener.local_addr().with_context(what)?;
+    let app = admin_app(state.clone(), bound.ip());
+    let options = ServeOptions { max_connections: ADMIN_CONNECTIONS, ..ServeOptions::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let serving = async move { serve_with(options, TcpListener::from_std(listener)?, app, pending()).await };
+    let run = move || {
+        if let Err(error) = runtime.block_on(serving) {
+            error!("the admin address stopped answering: {error}");
+        }
+    };
+    std::thread::Builder::new().name("admin".to_owned()).spawn(run).context("cannot start the admin thread")?;
+    info!("health and metrics at http://{bound}, without API keys");
+    Ok(())
+}
+
+/// Sets the API keys, if there are any, and returns how many there are. Call it before serving.
+pub(crate) fn set_api_keys(state: &AppState, args: &HttpArgs, address: SocketAddr) -> Result<usize> {
+    let keys = keys(args).context("the API keys")?;
+    let count = keys.as_ref().map_or(0, Keys::len);
+    match keys {
         Some(keys) => {
-            debug!(keys = keys.len(), "requests require an API key");
+            debug!(keys = count, "requests require an API key");
             state.set_api_keys(keys);
         }
         None if !address.ip().is_loopback() => {
@@ -63,25 +116,40 @@ pub(crate) fn set_api_keys(state: &AppState, args: &HttpArgs, address: SocketAdd
         }
         None => {}
     }
-    Ok(())
+    Ok(count)
 }
 
-/// Reloads the API keys and the certificate on each SIGHUP.
-pub(crate) fn reload_on_sighup(state: AppState, tls: Option<Tls>, args: HttpArgs) -> Result<()> {
-    if tls.is_none() && args.api_keys_file.is_none() {
-        // Without either file, SIGHUP keeps its usual meaning: the terminal is closed.
+/// Reloads the API keys, the certificate and the list of several models on each SIGHUP.
+pub(crate) fn reload_on_sighup(state: AppState, tls: Option<Tls>, args: ServeArgs, several: bool) -> Result<()> {
+    if tls.is_none() && args.http.api_keys_file.is_none() && !several {
+        // Without any of them, SIGHUP keeps its usual meaning: the terminal is closed.
         return Ok(());
     }
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     tokio::spawn(async move {
         while hangups.recv().await.is_some() {
             // Reading files may block.
-            let (state, tls, args) = (state.clone(), tls.clone(), args.clone());
+            let (reloaded, tls, http) = (state.clone(), tls.clone(), args.http.clone());
             // A panic is logged by its hook and changes nothing.
-            let _ = tokio::task::spawn_blocking(move || reload(&state, tls.as_ref(), &args)).await;
+            let _ = tokio::task::spawn_blocking(move || reload(&reloaded, tls.as_ref(), &http)).await;
+            if several {
+                reload_models(&state, args.clone()).await;
+            }
         }
     });
     Ok(())
+}
+
+async fn reload_models(state: &AppState, args: ServeArgs) {
+    let listed = tokio::task::spawn_blocking(move || models::sources(&args)).await;
+    match listed.map_err(anyhow::Error::from).flatten() {
+        Ok(sources) => {
+            let count = sources.len();
+            let loaded = state.reload_models(sources).await;
+            info!(models = count, ?loaded, "SIGHUP: reloaded the list of models");
+        }
+        Err(error) => error!("SIGHUP: kept the previous models: {error:#}"),
+    }
 }
 
 fn reload(state: &AppState, tls: Option<&Tls>, args: &HttpArgs) {

@@ -2,15 +2,22 @@
 //!
 //! Layers, each of which uses only those before it: [`text`] (characters and token ids), [`session`] (stored
 //! conversations), [`engine`] (continuous batching on a thread of its own), `metrics`, [`api`] (routes and wire formats),
-//! [`checkpoint`] (loading a model) and `serving` (listening on a socket).
+//! [`checkpoint`] (loading a model) and `serving` (listening on a socket). [`ram`] divides the process's memory. [`nearest`] guesses what a wrong name meant.
+//! `priority` makes threads give way to others. `sync` has the locks of the code that is checked under a model of concurrency.
 
 pub mod api;
 pub mod checkpoint;
 pub mod engine;
 mod metrics;
+pub mod nearest;
+mod priority;
+pub mod ram;
 mod serving;
 pub mod session;
+mod sync;
 pub mod text;
+
+use std::net::IpAddr;
 
 use axum::Router;
 
@@ -20,4 +27,9 @@ pub use serving::{ServeOptions, Tls, TlsError, serve, serve_with};
 /// The router with every route of the application.
 pub fn app(state: AppState) -> Router {
     api::router(state)
+}
+
+/// The router of the admin address, for a listener bound to `address`: health, readiness and metrics.
+pub fn admin_app(state: AppState, address: IpAddr) -> Router {
+    api::admin::router(state, address)
 }

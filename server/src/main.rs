@@ -1,35 +1,45 @@
-//! The `tidegate` command: `serve`, `generate` and `bench`.
+//! The `tidegate` command: `serve`, `generate`, `chat`, `bench` and `sessions`, and what its command line prints about itself.
 
 mod bench;
+mod chat;
 mod cli;
+mod generate;
+mod health;
 mod http;
+mod log;
+mod models;
+mod sessions_command;
+mod shipped;
 mod store;
 mod telemetry;
 
 use std::error::Error;
-use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::future::pending;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use rand::Rng;
+use anyhow::{Context, Result, ensure};
+use rustix::fs::Mode;
 use tidegate_model::Threads;
-use tidegate_server::checkpoint::{self, DeviceError, OpenError, OpenOptions};
-use tidegate_server::engine::{EngineOptions, Event, EventStream, Finish, Request, RequestParameters};
-use tidegate_server::session::StoreStats;
+use tidegate_server::api::ModelOptions;
+use tidegate_server::checkpoint::{self, CPU_SLOTS, DeviceChoice, DeviceError, OpenError, OpenOptions};
+use tidegate_server::engine::EngineOptions;
+use tidegate_server::ram::SharedRam;
+use tidegate_server::text::{HelperCommand, compile_grammars};
 use tidegate_server::{AppState, Served, app, serve_with};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, error, info, warn};
-use tracing_subscriber::EnvFilter;
 
-use cli::{Cli, Command, GenerateArgs, LogArgs, LogFormat, ModelArgs, ServeArgs};
+use cli::{Cli, Command, LogArgs, LogFormat, ModelArgs, ServeArgs, Switch};
+use models::{CheckpointLoader, Given};
 use telemetry::Telemetry;
 
-/// Minimum time for open connections to close after the last request, and the time an aborted engine has for its last step.
+/// Time for turns to end as they are after `--drain-seconds`, for connections to close, and for an aborted engine's last step.
 const CLOSING: Duration = Duration::from_secs(5);
 
 /// The exit code where the device named by `--device` is missing or cannot run the model; `--help` documents it.
@@ -37,7 +47,7 @@ const NO_DEVICE: u8 = 3;
 
 fn main() -> ExitCode {
     match run(Cli::read()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {}", chain(&error));
             if is_device_error(&error) { NO_DEVICE.into() } else { ExitCode::FAILURE }
@@ -63,40 +73,52 @@ fn chain(error: &anyhow::Error) -> String {
     })
 }
 
-fn run(cli: Cli) -> Result<()> {
+fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Generate(args) => {
-            start_log(&args.log, "warn")?;
+            log::start(&args.log, "warn")?;
             start_threads(&args.model)?;
-            generate(args)
+            let (folder, _) = models::one(&args.model)?;
+            generate::generate(args, &folder)?;
         }
-        Command::Serve(args) => start_server(&args),
+        Command::Chat(args) => {
+            keep_files_private();
+            log::start(&args.log, "warn")?;
+            start_threads(&args.model)?;
+            if !chat::run(&args, &models::one(&args.model)?.0)? {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Command::Serve(args) => {
+            keep_files_private();
+            start_server(&args)?;
+        }
+        Command::CompileGrammars => compile_grammars()?,
+        Command::Health(args) => health::check(&args)?,
+        Command::Completions { shell } => cli::print_completions(Cli::definition(), shell)?,
+        Command::Man { command } => cli::print_man_page(Cli::definition(), command.as_deref())?,
         // If clap read TIDEGATE_MODEL here, it would conflict with `--shape`.
         Command::Bench(args) => {
-            start_log(&LogArgs { log_format: LogFormat::Human, log: None }, "warn")?;
+            log::start(&LogArgs { log_format: LogFormat::Human, log: None }, "warn")?;
             bench::run(&args, || match std::env::var_os("TIDEGATE_MODEL") {
                 Some(folder) if !folder.is_empty() => Ok(folder.into()),
-                _ => Ok(checkpoint::locate()?),
-            })
+                _ => shipped::folder(),
+            })?;
+        }
+        Command::Sessions(args) => {
+            keep_files_private();
+            log::start(&LogArgs { log_format: LogFormat::Human, log: None }, "warn")?;
+            if !sessions_command::run(&args)? {
+                return Ok(ExitCode::FAILURE);
+            }
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
-fn start_log(args: &LogArgs, default: &str) -> Result<()> {
-    let filter = args.log.as_deref().unwrap_or(default);
-    let filter: EnvFilter = filter.parse().with_context(|| format!("--log: invalid filter `{filter}`"))?;
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal())
-        // They go to standard error, and writing there panics where it is a file on a full disk.
-        .log_internal_errors(false);
-    match args.log_format {
-        LogFormat::Human => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).with_span_list(false).init(),
-    }
-    Ok(())
+/// Conversations are their owners': what this process creates is readable by its own user alone.
+fn keep_files_private() {
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
 fn start_threads(args: &ModelArgs) -> Result<()> {
@@ -109,23 +131,18 @@ fn start_threads(args: &ModelArgs) -> Result<()> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("cannot start the compute threads")
 }
 
-fn model_folder(args: &ModelArgs) -> Result<PathBuf> {
-    Ok(match &args.model {
-        Some(folder) => folder.clone(),
-        None => checkpoint::locate()?,
-    })
-}
-
 fn start_server(args: &ServeArgs) -> Result<()> {
-    start_log(&args.log, "info")?;
+    log::start(&args.log, "info")?;
     start_threads(&args.model)?;
-    let folder = model_folder(&args.model)?;
-    let data = store::data_folder(args)?;
+    let given = Given::new(args)?;
+    let data = store::data_folder(&args.sessions)?;
     debug!(
         version = env!("CARGO_PKG_VERSION"),
+        config = args.config.as_deref().map(|file| tracing::field::display(file.display())),
         host = args.host,
         port = args.port,
-        model = %folder.display(),
+        models = ?given,
+        any_model_name = ?args.any_model_name,
         data_dir = data.as_deref().map(|folder| tracing::field::display(folder.display())),
         queue = args.queue,
         device = %args.model.device,
@@ -136,36 +153,28 @@ fn start_server(args: &ServeArgs) -> Result<()> {
         max_body_bytes = args.max_body_bytes,
         stall_seconds = args.stall_seconds,
         drain_seconds = args.drain_seconds,
-        api_keys_file = args.http.api_keys_file.as_deref().map(|file| tracing::field::display(file.display())),
-        api_keys_given = args.http.api_key.len(),
-        cors_origins = ?args.http.cors_origin,
-        tls_cert = args.http.tls_cert.as_deref().map(|file| tracing::field::display(file.display())),
-        max_connections = args.http.max_connections,
-        body_seconds = args.http.body_seconds,
-        max_seconds = args.http.max_seconds,
         log = args.log.log.as_deref().unwrap_or("info"),
         log_format = ?args.log.log_format,
         "settings"
     );
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run_server(
-        args,
-        folder,
-        data.as_deref(),
-    ))
+    http::log_settings(&args.http);
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run_server(args, given, data.as_deref()))
 }
 
-async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> Result<()> {
+async fn run_server(args: &ServeArgs, given: Given, data: Option<&Path>) -> Result<()> {
     let mut signals = Signals::new()?;
     let telemetry = Telemetry::start(args.otlp_endpoint.as_deref())?;
     let listener = TcpListener::bind((args.host.as_str(), args.port))
         .await
         .with_context(|| format!("cannot listen on {}:{}", args.host, args.port))?;
     let address = listener.local_addr()?;
-    let state = AppState::new(http::api_options(args));
-    http::set_api_keys(&state, &args.http, address)?;
+    let state = AppState::new(http::api_options(args, address));
+    let keys = http::set_api_keys(&state, &args.http, address)?;
+    http::serve_admin(&args.http, &state)?;
     let options = http::serve_options(&args.http)?;
     let scheme = if options.tls.is_some() { "https" } else { "http" };
-    http::reload_on_sighup(state.clone(), options.tls.clone(), args.http.clone())?;
+    let several = matches!(given, Given::Several(_));
+    http::reload_on_sighup(state.clone(), options.tls.clone(), args.clone(), several)?;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = tokio::spawn(serve_with(options, listener, app(state.clone()), async {
         // A dropped sender stops the server as well.
@@ -174,7 +183,8 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
     debug!("bound to {address}; loading the model");
 
     let options = OpenOptions {
-        name: args.model_name.clone(),
+        name: None,
+        any_name: args.any_model_name == Switch::On,
         device: args.model.device,
         slots: args.slots,
         state: args.model.state.into(),
@@ -188,32 +198,30 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
         prefix_bytes: args.sessions.prefix_budget as usize,
         prefixes_per_owner: args.sessions.owner_prefixes,
         secret: store::secret(&args.sessions)?,
+        grammar_helper: Some(grammar_helper()?),
     };
-    let loading = spawn_blocking(move || checkpoint::open(&folder, &options));
-    let (served, engine) = tokio::select! {
-        loaded = loading => loaded??,
+    let mut engine = tokio::select! {
+        engine = load(&state, args, options, (given, keys, data)) => engine?,
         name = signals.next() => {
             info!("received {name} while loading the model, exiting");
             // The loading thread cannot be interrupted; nothing depends on it.
             std::process::exit(0);
         }
     };
-    log_model(&served);
-    let store = store::open(&args.sessions, data, &served.codec).await.context("cannot open the session store")?;
-    log_sessions(&store.stats(), args.sessions.store.as_deref(), data);
-    state.set_store(store);
-    state.serve(served);
     let origin = format!("{scheme}://{address}");
     let local =
         if address.ip().is_unspecified() { format!("{scheme}://localhost:{}", address.port()) } else { origin.clone() };
     info!("listening on {origin}, playground {local}/, API reference {local}/docs");
 
-    let mut engine = spawn_blocking(|| engine.join());
     let requested = tokio::select! {
         _ = &mut engine => None,
         name = signals.next() => Some(name),
     };
     state.drain();
+    if several {
+        let state = state.clone();
+        engine = tokio::spawn(async move { state.engines_ended().await });
+    }
     let mut left = Duration::ZERO;
     if let Some(name) = requested {
         info!("received {name}: finishing running requests, accepting no new ones");
@@ -243,6 +251,56 @@ async fn run_server(args: &ServeArgs, folder: PathBuf, data: Option<&Path>) -> R
     Ok(())
 }
 
+/// Loads the models and serves them. Returns a task that ends with the engine of the only model; several go on if one of
+/// their engines stops.
+async fn load(
+    state: &AppState,
+    args: &ServeArgs,
+    options: OpenOptions,
+    (given, keys, data): (Given, usize, Option<&Path>),
+) -> Result<JoinHandle<()>> {
+    let sources = match given {
+        Given::One { folder, name } => {
+            let options = OpenOptions { name, ..options };
+            let (served, engine) = spawn_blocking(move || checkpoint::open(&folder, &options)).await??;
+            log_model(&served);
+            let store = store::open(&args.sessions, keys, data, &served).await;
+            state.set_store(store.context("cannot open the session store")?);
+            state.serve(served);
+            return Ok(spawn_blocking(|| engine.join()));
+        }
+        Given::Several(sources) => sources,
+    };
+    let device = options.device;
+    if !matches!(device, DeviceChoice::Auto | DeviceChoice::Cpu) {
+        // A device that is missing has an exit code of its own.
+        spawn_blocking(move || device.open().map(drop)).await??;
+    }
+    let ram = SharedRam::new(args.sessions.ram_budget, sources.len(), args.sessions.prefix_budget);
+    let prefix_bytes = usize::try_from(ram.prefixes).unwrap_or(usize::MAX);
+    // Each would otherwise take all of a GPU's memory.
+    let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
+    let loader = CheckpointLoader {
+        args: args.clone(),
+        options: OpenOptions { slots, prefix_bytes, ..options },
+        keys,
+        models: sources.len(),
+        data: data.map(Path::to_owned),
+    };
+    info!(models = sources.len(), models_mib = ram.models >> 20, "the first of several models is {}", sources[0].name);
+    let shared = ModelOptions { budget: ram.models, any_name: args.any_model_name == Switch::On };
+    state.serve_models(sources, shared, Arc::new(loader)).await.map_err(anyhow::Error::msg)?;
+    Ok(tokio::spawn(pending()))
+}
+
+/// This program, as the process that tries grammars.
+fn grammar_helper() -> Result<HelperCommand> {
+    // On Linux, the running program even if its file has been replaced.
+    let own = Path::new("/proc/self/exe");
+    let program = if own.exists() { own.into() } else { std::env::current_exe()? };
+    Ok(HelperCommand { program: program.into(), args: vec!["compile-grammars".into()] })
+}
+
 fn log_model(served: &Served) {
     info!(
         threads = Threads::global().count(),
@@ -257,19 +315,18 @@ fn log_model(served: &Served) {
         fingerprint = served.fingerprint,
         vocab_size = served.limits.vocab_size,
         eos = ?served.tokenizer.eos(),
-        temperature = %sampling.temperature,
-        top_p = %sampling.top_p,
+        temperature = decimal(sampling.temperature),
+        top_p = decimal(sampling.top_p),
         top_k = sampling.top_k,
-        min_p = %sampling.min_p,
-        repetition_penalty = %sampling.repetition_penalty,
+        min_p = decimal(sampling.min_p),
+        repetition_penalty = decimal(sampling.repetition_penalty),
         "model defaults"
     );
 }
 
-fn log_sessions(stats: &StoreStats, store: Option<&str>, data: Option<&Path>) {
-    let folder = || data.map_or_else(|| "memory".into(), |folder| folder.display().to_string());
-    let place = store.map_or_else(folder, str::to_owned);
-    info!(sessions = stats.sessions, versions = stats.versions, disk_bytes = stats.disk_bytes, "sessions in {place}");
+/// A number as people write it: 0.8, where a plain conversion gives 0.800000011920929.
+fn decimal(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or_else(|_| number.into())
 }
 
 /// Waits up to `limit` for the engine to finish its requests, and returns the time that is left.
@@ -277,7 +334,15 @@ async fn drain(state: &AppState, mut engine: JoinHandle<()>, signals: &mut Signa
     let began = Instant::now();
     tokio::select! {
         _ = &mut engine => return limit.saturating_sub(began.elapsed()),
-        () = sleep(limit) => warn!("some requests did not finish within {} s", limit.as_secs()),
+        () = sleep(limit) => {
+            warn!("some requests did not finish within {} s: ending them", limit.as_secs());
+            state.finish_turns();
+            tokio::select! {
+                _ = &mut engine => return Duration::ZERO,
+                () = sleep(CLOSING) => warn!("some turns could not be ended in time; their sessions are unchanged"),
+                name = signals.next() => warn!("received {name} again: cancelling running requests"),
+            }
+        }
         name = signals.next() => warn!("received {name} again: cancelling running requests"),
     }
     state.abort();
@@ -307,74 +372,4 @@ impl Signals {
             _ = self.interrupt.recv() => "SIGINT",
         }
     }
-}
-
-fn generate(args: GenerateArgs) -> Result<()> {
-    let folder = model_folder(&args.model)?;
-    let (device, state) = (args.model.device, args.model.state.into());
-    let options = OpenOptions { device, slots: 1, state, ..OpenOptions::default() };
-    let (served, _engine) = checkpoint::open(&folder, &options)?;
-    let mut sampling = served.sampling.clone();
-    let set = |target: &mut f32, value: Option<f32>| *target = value.unwrap_or(*target);
-    let given = args.sampling;
-    set(&mut sampling.temperature, given.temperature);
-    set(&mut sampling.top_p, given.top_p);
-    set(&mut sampling.min_p, given.min_p);
-    set(&mut sampling.typical_p, given.typical_p);
-    set(&mut sampling.repetition_penalty, given.repetition_penalty);
-    set(&mut sampling.frequency_penalty, given.frequency_penalty);
-    set(&mut sampling.presence_penalty, given.presence_penalty);
-    sampling.top_k = given.top_k.unwrap_or(sampling.top_k);
-    sampling.seed = given.seed.unwrap_or_else(|| rand::rng().random());
-    let seed = sampling.seed;
-    let parameters = RequestParameters {
-        prompt: served.tokenizer.encode(&args.prompt)?,
-        max_tokens: given.max_tokens,
-        stop: given.stop,
-        sampling,
-        ignore_eos: given.ignore_eos,
-        ..RequestParameters::default()
-    };
-    let events = served.engine.submit(Request::new(parameters, &served.limits)?)?;
-    // A translation does not repeat its source.
-    let before = if served.limits.sources.is_some() { "" } else { args.prompt.as_str() };
-    let finish = match print(before, events) {
-        // The reader closed the pipe on purpose, as `head` does.
-        Err(error) if is_broken_pipe(&error) => return Ok(()),
-        finish => finish?,
-    };
-    let (prompt, answer) = (finish.prompt_tokens, finish.completion_tokens);
-    let first = finish.timings.prefill.as_secs_f64() * 1e3;
-    // Prefill yields the first token.
-    let rate = (answer - 1) as f64 / finish.timings.decode.as_secs_f64().max(1e-9);
-    eprintln!(
-        "prompt: {prompt} tokens in {first:.0} ms; generated: {answer} tokens at {rate:.1} tokens/s; seed {seed}"
-    );
-    Ok(())
-}
-
-/// Prints `before`, then the text as it arrives.
-fn print(before: &str, mut events: EventStream) -> Result<Finish> {
-    let mut out = std::io::stdout().lock();
-    write!(out, "{before}")?;
-    out.flush()?;
-    while let Some(event) = events.blocking_next() {
-        match event {
-            Event::Read(_) | Event::PromptLogprobs(_) => {}
-            Event::Delta(delta) => {
-                write!(out, "{}", delta.text)?;
-                out.flush()?;
-            }
-            Event::Finished(finish) => {
-                writeln!(out)?;
-                return Ok(finish);
-            }
-            Event::Failed(failure) => bail!(failure),
-        }
-    }
-    bail!("the engine stopped")
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }

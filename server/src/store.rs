@@ -6,24 +6,23 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use object_store::prefix::PrefixStore;
+use tidegate_server::Served;
 use tidegate_server::checkpoint::sessions_folder;
-use tidegate_server::session::{Codec, Durability, Location, Store, StoreOptions};
-use tracing::warn;
+use tidegate_server::ram::{RamSplit, SharedRam};
+use tidegate_server::session::{Durability, Location, Store, StoreOptions, StoreStats};
+use tracing::{info, warn};
 use url::Url;
 
-use crate::cli::{DurabilityArg, ServeArgs, SessionArgs};
+use crate::cli::{Budget, DurabilityArg, SessionArgs, Switch};
 
 /// Creates the data folder and checks that it is writable, so that a mistake shows now and not as a lost session later.
 /// A folder given by `--data-dir` must be writable; if the default one is not, sessions are kept in memory only.
-pub(crate) fn data_folder(args: &ServeArgs) -> Result<Option<PathBuf>> {
-    if let Some(folder) = &args.sessions.data_dir {
+pub(crate) fn data_folder(args: &SessionArgs) -> Result<Option<PathBuf>> {
+    if let Some(folder) = &args.data_dir {
         check_writable(folder).with_context(|| format!("--data-dir {} must be a writable folder", folder.display()))?;
         return Ok(Some(folder.clone()));
     }
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let folder = variable("XDG_DATA_HOME")
-        .or_else(|| Some(variable("HOME")?.join(".local/share")))
-        .map_or_else(|| "tidegate-data".into(), |base| base.join("tidegate"));
+    let folder = default_folder();
     if let Err(error) = check_writable(&folder) {
         warn!(
             %error,
@@ -33,6 +32,14 @@ pub(crate) fn data_folder(args: &ServeArgs) -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     Ok(Some(folder))
+}
+
+/// The data folder where no flag names one.
+pub(crate) fn default_folder() -> PathBuf {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("XDG_DATA_HOME")
+        .or_else(|| Some(variable("HOME")?.join(".local/share")))
+        .map_or_else(|| "tidegate-data".into(), |base| base.join("tidegate"))
 }
 
 fn check_writable(folder: &Path) -> std::io::Result<()> {
@@ -50,8 +57,100 @@ pub(crate) fn secret(args: &SessionArgs) -> Result<Option<Vec<u8>>> {
     Ok(Some(if secret.is_ascii() { secret.trim_ascii().to_vec() } else { secret }))
 }
 
-/// Opens the session store of one model: in the data folder, or with snapshots in an object store.
-pub(crate) async fn open(args: &SessionArgs, data: Option<&Path>, codec: &Arc<Codec>) -> Result<Store> {
+/// Divides `--ram-budget`, and bounds the prefix cache accordingly.
+fn divide_memory(budget: u64, served: &Served) -> RamSplit {
+    let split = RamSplit::new(budget, served.memory, served.prefixes.max_bytes() as u64);
+    let RamSplit { model, requests, prefixes, states, .. } = split;
+    served.prefixes.limit(usize::try_from(prefixes).unwrap_or(usize::MAX));
+    if split.is_over() {
+        warn!(
+            "--ram-budget {} MiB is too small: weights, slots and requests take {} MiB, and the least caches {} MiB more",
+            budget >> 20,
+            mib(model.weights + model.slots + requests),
+            mib(prefixes + states)
+        );
+    }
+    split
+}
+
+const fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+/// Logs where sessions are kept, and how memory is divided.
+fn log(stats: &StoreStats, place: &str, memory: &RamSplit) {
+    info!(
+        sessions = stats.sessions,
+        versions = stats.versions,
+        disk_bytes = stats.disk_bytes,
+        weights_mib = mib(memory.model.weights),
+        slots_mib = mib(memory.model.slots),
+        requests_mib = mib(memory.requests),
+        prefixes_mib = mib(memory.prefixes),
+        states_mib = mib(memory.states),
+        "sessions in {place}, memory up to {} MiB",
+        mib(memory.total())
+    );
+}
+
+/// The share of the disk budget that one of several API keys may use by default.
+const SHARE_OF_KEY: Budget = Budget::Percent(25);
+
+/// The bytes that one owner may store, if the server has so many API keys. A single key may use the whole disk. So may every
+/// owner of a server without keys, where owners are the tokens that clients choose: a limit for each would limit nobody.
+fn owner_bytes(args: &SessionArgs, keys: usize) -> u64 {
+    let default = if keys > 1 { SHARE_OF_KEY } else { Budget::Percent(100) };
+    args.owner_budget.unwrap_or(default).of(args.disk_budget)
+}
+
+/// The space of one model's sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Space {
+    /// Bytes of cached states.
+    ram: u64,
+    disk: u64,
+    /// Bytes on disk of one owner.
+    owner: u64,
+    /// Sessions of one owner.
+    sessions: usize,
+}
+
+impl Space {
+    /// That of one of several models, which share the budgets equally.
+    fn shared(args: &SessionArgs, keys: usize, models: usize) -> Self {
+        let (disk, count) = (args.disk_budget / models as u64, models as u64);
+        let owner = (owner_bytes(args, keys) / count).min(disk);
+        let ram = SharedRam::new(args.ram_budget, models, args.prefix_budget).states;
+        Self { ram, disk, owner, sessions: (args.owner_sessions / models).max(1) }
+    }
+}
+
+/// Opens the session store of the only model. `keys` is the number of API keys.
+pub(crate) async fn open(args: &SessionArgs, keys: usize, data: Option<&Path>, served: &Served) -> Result<Store> {
+    let memory = divide_memory(args.ram_budget, served);
+    let (disk, owner) = (args.disk_budget, owner_bytes(args, keys));
+    let space = Space { ram: memory.states, disk, owner, sessions: args.owner_sessions };
+    let (store, place) = open_in(args, space, data, served).await?;
+    log(&store.stats(), &place, &memory);
+    Ok(store)
+}
+
+/// Opens the session store of one of several `models`.
+pub(crate) async fn open_shared(
+    args: &SessionArgs,
+    (keys, models): (usize, usize),
+    data: Option<&Path>,
+    served: &Served,
+) -> Result<Store> {
+    let (store, place) = open_in(args, Space::shared(args, keys, models), data, served).await?;
+    let StoreStats { sessions, versions, disk_bytes, .. } = store.stats();
+    info!(sessions, versions, disk_bytes, "sessions of {} in {place}", served.name);
+    Ok(store)
+}
+
+/// Opens the session store of one model: in the data folder, or with snapshots in an object store. Returns where as well.
+async fn open_in(args: &SessionArgs, space: Space, data: Option<&Path>, served: &Served) -> Result<(Store, String)> {
+    let codec = &served.codec;
     let folder = data.map(|data| sessions_folder(data, &codec.fingerprint));
     let location = folder.clone().map_or(Location::Memory, Location::Folder);
     let options = StoreOptions {
@@ -59,23 +158,69 @@ pub(crate) async fn open(args: &SessionArgs, data: Option<&Path>, codec: &Arc<Co
             DurabilityArg::Turn => Durability::Turn,
             DurabilityArg::Memory => Durability::Memory,
         },
-        ram_bytes: args.ram_budget,
-        disk_bytes: args.disk_budget,
-        owner_bytes: args.owner_budget,
-        owner_sessions: args.owner_sessions,
+        ram_bytes: space.ram,
+        disk_bytes: space.disk,
+        owner_bytes: space.owner,
+        owner_sessions: space.sessions,
         keep_versions: args.keep_versions,
+        keep_text: args.keep_text == Switch::On,
         response_ttl: Duration::from_secs((args.response_days as u64).saturating_mul(24 * 60 * 60)),
         ..StoreOptions::new(location)
     };
     let codec = Arc::clone(codec);
-    let Some(url) = &args.store else { return Ok(Store::open(options, codec).await?) };
-    ensure!(folder.is_some(), "--store needs a data folder for its index; --data-dir names one");
+    let store = match &args.store {
+        None => Store::open(options, codec).await?,
+        Some(url) => {
+            ensure!(folder.is_some(), "--store needs a data folder for its index; --data-dir names one");
+            let objects = objects(url, folder.as_deref())?;
+            Store::open_with(Arc::new(objects), options, codec).await?
+        }
+    };
+    let in_folder = || data.map_or_else(|| "memory".into(), |data| data.display().to_string());
+    Ok((store, args.store.clone().unwrap_or_else(in_folder)))
+}
+
+/// The objects at `url`, with one prefix per model, like the folders.
+fn objects(url: &str, folder: Option<&Path>) -> Result<PrefixStore<Box<dyn object_store::ObjectStore>>> {
     let (objects, path) = Url::parse(url)
         .map_err(anyhow::Error::from)
         .and_then(|url| Ok(object_store::parse_url_opts(&url, std::env::vars())?))
         .with_context(|| format!("--store {url}"))?;
-    // One prefix per model, like the folders.
-    let model = folder.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
-    let objects = PrefixStore::new(objects, path.join(model));
-    Ok(Store::open_with(Arc::new(objects), options, codec).await?)
+    let model = folder.and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
+    Ok(PrefixStore::new(objects, path.join(model)))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SessionArgs,
+    }
+
+    #[test]
+    fn several_models_use_no_more_disk_than_is_given() {
+        let space =
+            |line: &[&str], models| Space::shared(&Line::parse_from([&["tidegate"], line].concat()).args, 2, models);
+        let two = space(&["--disk-budget", "1000", "--owner-sessions", "7"], 2);
+        assert_eq!((two.disk, two.owner, two.sessions), (500, 125, 3));
+        let three = space(&["--disk-budget", "900", "--owner-budget", "5000", "--owner-sessions", "1"], 3);
+        assert_eq!((three.disk, three.owner, three.sessions), (300, 300, 1));
+    }
+
+    #[test]
+    fn an_owner_may_use_a_quarter_of_the_disk_if_there_are_several_keys_and_all_of_it_otherwise() {
+        let bytes = |line: &[&str], keys| owner_bytes(&Line::parse_from([&["tidegate"], line].concat()).args, keys);
+        assert_eq!([0, 1, 2, 9].map(|keys| bytes(&[], keys)), [64 << 30, 64 << 30, 16 << 30, 16 << 30]);
+        let small = ["--disk-budget", "1000"];
+        assert_eq!([0, 1, 2].map(|keys| bytes(&small, keys)), [1000, 1000, 250]);
+        for keys in 0..3 {
+            assert_eq!(bytes(&["--disk-budget", "1000", "--owner-budget", "40%"], keys), 400);
+            assert_eq!(bytes(&["--disk-budget", "1000", "--owner-budget", "2000"], keys), 2000);
+        }
+    }
 }

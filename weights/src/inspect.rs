@@ -128,8 +128,8 @@ pub struct InspectReport {
 }
 
 /// The kinds of tensors by a part of their name; the first match counts.
-const KINDS: [(&str, &str); 12] = [
-    ("embed_tokens", "embedding"),
+const KINDS: [(&str, &str); 16] = [
+    ("embed", "embedding"),
     ("lm_head", "output head"),
     ("encoder.", "encoder"),
     ("random_matrices", RANDOM),
@@ -140,6 +140,10 @@ const KINDS: [(&str, &str); 12] = [
     ("conv1d", "convolutions"),
     ("norm", "norms"),
     ("mlp.", "feed-forward"),
+    (".x_", "token shifts"),
+    ("_lora.", "low-rank maps"),
+    ("ffn.", "channel mixes"),
+    ("mixer.", "mixers"),
     ("_proj.", "attention projections"),
 ];
 const RANDOM: &str = "random matrices (fixed)";

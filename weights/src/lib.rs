@@ -1,11 +1,9 @@
 //! Tools for checkpoints: evaluate one on a text, inspect it, quantise it, and translate with it.
 //!
 //! [`text`] splits a file into documents, [`eval`] measures a model on them, [`inspect`] reports on the weights and on the
-//! gates and denominators that a text meets, [`quantize`] writes a copy with smaller weights, [`card`] its section of the
-//! model card, and [`translate`] runs an encoder-decoder. [`terminal`] has tables and progress bars. The command line is
-//! `main.rs`; nothing here prints.
+//! gates and denominators that a text meets, [`quantize`] writes a copy with smaller weights, and [`translate`] runs an
+//! encoder-decoder. [`terminal`] has tables and progress bars. The command line is `main.rs`; nothing here prints.
 
-pub mod card;
 pub mod eval;
 pub mod inspect;
 pub mod quantize;

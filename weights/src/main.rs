@@ -6,18 +6,21 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand};
-use tidegate_model::{Device, StateType, WeightType};
+use tidegate_model::{Device, StateType, Threads, WeightType};
 use tidegate_weights::eval::{Checkpoint, EvalReport, Progress, evaluate};
 use tidegate_weights::inspect::{Head, InspectReport, Sigma, inspect, observe};
-use tidegate_weights::quantize::{Comparison, Draft, QuantizeOptions, QuantizeReport};
+use tidegate_weights::quantize::{Comparison, Draft, Misfit, QuantizeOptions, QuantizeReport};
 use tidegate_weights::terminal::{Table, grouped, progress_bar};
 
 /// Evaluates, inspects and quantises the checkpoints that `tidegate` serves, and translates with them.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate-weights", version)]
 struct Cli {
+    /// Compute threads [default: one per core].
+    #[arg(long, global = true, value_name = "COUNT", env = "TIDEGATE_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     #[command(subcommand)]
     command: Command,
 }
@@ -91,7 +94,11 @@ fn smaller(text: &str) -> Result<WeightType, String> {
 }
 
 fn main() -> Result<()> {
-    match Cli::parse().command {
+    let cli = Cli::parse();
+    if let Some(threads) = cli.threads {
+        start_threads(threads.into())?;
+    }
+    match cli.command {
         Command::Eval { common, text, state } => {
             let mut checkpoint = Checkpoint::load(&common.model, &Device::Cpu)?;
             checkpoint.state = state;
@@ -129,6 +136,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+fn start_threads(count: usize) -> Result<()> {
+    ensure!(Threads::configure(count), "--threads {count}: the system allows {}", Threads::global().count());
+    // rayon packs weights as they are loaded.
+    rayon::ThreadPoolBuilder::new().num_threads(count).build_global().context("cannot start the compute threads")
+}
+
 fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) -> Result<QuantizeReport> {
     let measured = |folder: &Path, text: &Path| -> Result<EvalReport> {
         let checkpoint = Checkpoint::load(folder, &Device::Cpu)?;
@@ -136,6 +149,9 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
     };
     let options = QuantizeOptions { model: &common.model, to, out };
     options.check()?;
+    if let Some(misfit) = options.misfit()? {
+        eprintln!("{}", warning(&misfit));
+    }
     // Report an unreadable text before quantising anything.
     let before = text.map(|text| measured(&common.model, text)).transpose()?;
     let bar = progress_bar(0);
@@ -150,6 +166,22 @@ fn quantize(common: &Common, to: WeightType, out: &Path, text: Option<&Path>) ->
         None => None,
     };
     Ok(draft.finish(on_text)?)
+}
+
+/// What a type costs whose blocks do not fit, and the type that would not.
+fn warning(misfit: &Misfit) -> String {
+    let Misfit { to, matrices, bytes, smaller } = misfit;
+    let matrices: Vec<String> =
+        matrices.iter().map(|(name, columns)| format!("{name} (rows of {})", grouped(*columns as u64))).collect();
+    let block = to.block().0;
+    let suggestion = smaller.map_or_else(String::new, |(kind, smaller)| {
+        format!("; --to {kind} fits more of them and takes {} bytes", grouped(smaller))
+    });
+    format!(
+        "warning: {to} needs rows of a multiple of {block} numbers, so these become f16: {}; all matrices take {} bytes{suggestion}",
+        matrices.join(", "),
+        grouped(*bytes)
+    )
 }
 
 /// Runs `work` with a progress bar on stderr, by tokens up to the limit or else by bytes of the file.

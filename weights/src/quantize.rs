@@ -3,6 +3,7 @@
 //! A [`Draft`] is a temporary folder beside the output folder, where it can be loaded and measured; `finish` renames it. The
 //! weights equal those of `checkpoint::load_as`, bit for bit.
 
+mod card;
 mod report;
 
 use std::fs::File;
@@ -16,7 +17,6 @@ use tidegate_model::checkpoint::{self, LoadError, Stored, StoredTensor};
 
 pub use report::{Comparison, GroupBytes, MatrixError, QuantizeReport};
 
-use crate::card;
 use crate::inspect::{kind, kinds};
 
 /// Why a checkpoint was not quantised.
@@ -36,6 +36,9 @@ pub enum QuantizeError {
     /// The checkpoint is already quantised.
     #[error("{0} is already quantised; start from a folder with model.safetensors")]
     Already(PathBuf),
+    /// The checkpoint is one GGUF file.
+    #[error("{0} is one file; start from a folder with model.safetensors (llama-quantize converts GGUF files)")]
+    File(PathBuf),
     /// The output folder is a file or not empty.
     #[error("out: must name a new or empty folder, found {0}")]
     Occupied(PathBuf),
@@ -67,16 +70,58 @@ impl QuantizeOptions<'_> {
     /// Checks that there are weights to quantise and that the output folder is free.
     ///
     /// # Errors
-    /// [`QuantizeError::Already`] and [`QuantizeError::Occupied`].
+    /// [`QuantizeError::Already`], [`QuantizeError::File`], [`QuantizeError::Occupied`] and [`QuantizeError::Load`].
     pub fn check(&self) -> Result<(), QuantizeError> {
-        let weights = checkpoint::weights_file(self.model);
-        if weights.ends_with(checkpoint::GGUF) {
+        if self.model.is_file() {
+            return Err(QuantizeError::File(self.model.into()));
+        }
+        let quantised = |path: &PathBuf| path.ends_with(checkpoint::GGUF);
+        if let Some(weights) = checkpoint::weights_files(self.model)?.into_iter().find(quantised) {
             return Err(QuantizeError::Already(weights));
         }
         let empty = |mut entries: std::fs::ReadDir| entries.next().is_none();
         let free = std::fs::read_dir(self.out).map_or_else(|error| error.kind() == ErrorKind::NotFound, empty);
         if free && self.out.file_name().is_some() { Ok(()) } else { Err(QuantizeError::Occupied(self.out.into())) }
     }
+
+    /// The matrices that the type's blocks do not fit, from the header of the file: nothing is quantised for it.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Load`] if the checkpoint cannot be read.
+    pub fn misfit(&self) -> Result<Option<Misfit>, QuantizeError> {
+        let stored = Stored::open(self.model)?;
+        let rows: Vec<(&str, &[usize])> =
+            stored.tensors().filter(|tensor| tensor.quantised).map(|tensor| (tensor.name, tensor.shape)).collect();
+        let columns = |shape: &[usize]| shape.last().copied().unwrap_or(1);
+        let bytes = |to: WeightType| -> u64 {
+            rows.iter().map(|(_, shape)| to.for_rows_of(columns(shape)).bytes(shape.iter().product()) as u64).sum()
+        };
+        let mut matrices = Vec::new();
+        for (name, shape) in &rows {
+            let found = (short_name(name), columns(shape));
+            if self.to.for_rows_of(found.1) != self.to && !matrices.contains(&found) {
+                matrices.push(found);
+            }
+        }
+        let all = bytes(self.to);
+        // q4_0 has as few bits in blocks of 32, which fit more rows.
+        let other = (WeightType::Q4_0, bytes(WeightType::Q4_0));
+        let smaller = (self.to == WeightType::Q4K && other.1 < all).then_some(other);
+        Ok((!matrices.is_empty()).then_some(Misfit { to: self.to, matrices, bytes: all, smaller }))
+    }
+}
+
+/// A type whose blocks do not fit all matrices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// The type.
+    pub to: WeightType,
+    /// Matrices that become f16, by name without its layer, and the length of their rows.
+    pub matrices: Vec<(String, usize)>,
+    /// Bytes of all matrices as they would be stored.
+    pub bytes: u64,
+    /// A type with as few bits whose smaller blocks make a smaller file, and the bytes of all matrices in it.
+    pub smaller: Option<(WeightType, u64)>,
 }
 
 /// How far the weights are.
@@ -210,7 +255,9 @@ impl Draft {
             let path = entry.map_err(io(model))?.path();
             let name = file_name(&path);
             let picture = path.extension().is_some_and(|kind| PICTURES.iter().any(|known| kind == *known));
-            if path.is_file() && (picture || name.starts_with("LICENSE") || BESIDE.contains(&name.as_str())) {
+            if path.is_file()
+                && (picture || name.starts_with("LICENSE") || is_vocabulary(&name) || BESIDE.contains(&name.as_str()))
+            {
                 std::fs::copy(&path, self.folder.join(&name)).map_err(io(&path))?;
             }
         }
@@ -266,7 +313,11 @@ impl Errors {
 /// `model.layers.3.mlp.up_proj.weight` as `mlp.up_proj`.
 fn short_name(name: &str) -> String {
     let parts: Vec<_> = name.split('.').filter(|part| part.parse::<usize>().is_err()).collect();
-    parts.into_iter().filter(|part| !["model", "layers", "weight"].contains(part)).collect::<Vec<_>>().join(".")
+    parts
+        .into_iter()
+        .filter(|part| !["model", "backbone", "layers", "weight"].contains(part))
+        .collect::<Vec<_>>()
+        .join(".")
 }
 
 fn ggml(kind: WeightType) -> GgmlDType {
@@ -290,6 +341,11 @@ fn file_type(kind: WeightType) -> u32 {
         WeightType::Q4K => 14,
         WeightType::Bf16 => 32,
     }
+}
+
+/// Whether a file is RWKV's vocabulary, by its name.
+fn is_vocabulary(name: &str) -> bool {
+    name.starts_with("rwkv_vocab_v") && Path::new(name).extension().is_some_and(|kind| kind == "txt")
 }
 
 /// Creates a temporary folder beside `out`, on the same disk, so that it can be renamed.

@@ -46,6 +46,9 @@ pub enum TextError {
         /// The tokenizer library's error.
         message: String,
     },
+    /// The folder has another kind of tokenizer.
+    #[error("{0} has no tokenizer.json: texts are not measured with RWKV's vocabulary file")]
+    OtherTokenizer(PathBuf),
     /// The tokenizer cannot encode a text.
     #[error("tokenizer: {0}")]
     Encode(String),
@@ -276,6 +279,11 @@ pub fn load_tokenizer(folder: &Path) -> Result<Tokenizer, TextError> {
         path: path.clone(),
         message: e.to_string(),
     };
+    let vocabulary = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("rwkv_vocab_v");
+    let mut entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    if !path.exists() && entries.any(vocabulary) {
+        return Err(TextError::OtherTokenizer(folder.into()));
+    }
     let mut tokenizer = Tokenizer::from_file(&path).map_err(wrong)?;
     // A text must never be truncated or padded.
     tokenizer.with_truncation(None).map_err(wrong)?;

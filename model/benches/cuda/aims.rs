@@ -70,11 +70,11 @@ fn found(lines: &Lines) -> Vec<Aim> {
             of.filter(move |line| line["kernel"].as_str().is_some_and(|name| name.starts_with(start)))
         };
         let bytes = number(kernel("recurrence_").next()?, "bytes");
-        let roof = number(lines.of("copy").next()?, "bytes_per_second");
+        let bandwidth = number(lines.of("copy").next()?, "bytes_per_second");
         // With so many rows the features have a kernel of their own; with few, the recurrence computes them.
         let [own, features] =
             ["recurrence_", "features"].map(|start| kernel(start).map(|line| number(line, "ms")).sum::<f64>());
-        let share = bytes / ((own + features) / 1e3) / roof;
+        let share = bytes / ((own + features) / 1e3) / bandwidth;
         let text = format!(
             "{}: the states in and out, in {} ms for all layers, {} of the recurrence and {} of the features before it",
             percent(share),

@@ -122,9 +122,9 @@ struct Case {
 }
 
 pub(super) fn beside(bench: &Bench, decoder: &CudaDecoder, child: &mut Child) -> Result<()> {
-    let mut roof = child.ask(&json!({"do": "roof"}))?;
-    roof["rounds"] = bench.subject.rounds.into();
-    bench.line("torch", roof);
+    let mut limits = child.ask(&json!({"do": "limits"}))?;
+    limits["rounds"] = bench.subject.rounds.into();
+    bench.line("torch", limits);
     let outcome = decode(bench, decoder, child);
     // Prompts are measured even if the steps failed.
     if let Err(error) = outcome {
@@ -194,7 +194,7 @@ fn prefill(bench: &Bench, decoder: &CudaDecoder, child: &mut Child) -> Result<()
         pool.reset(0)?;
         wait(&mut pool)?;
         let read = |_| {
-            decoder.absorb(&prompt, &mut pool, 0)?;
+            decoder.prefill(&prompt, &mut pool, 0)?;
             Ok(wait(&mut pool)?)
         };
         let own = once(read, 1)?;

@@ -70,14 +70,14 @@ impl Budget {
         Ok(((self.one / seconds) as usize).clamp(2, 2000))
     }
 
-    /// Seconds of one repetition in each of some rounds.
+    /// Seconds for one repetition, measured in each of `rounds` rounds.
     pub(super) fn repeated(&self, mut run: impl FnMut(usize) -> Result<()>, rounds: usize) -> Result<Vec<f64>> {
         let times = self.pace(&mut run)?;
         (0..rounds).map(|_| once(&mut run, times)).collect()
     }
 }
 
-/// Seconds of one of so many repetitions.
+/// Mean seconds for one of `times` repetitions.
 pub(super) fn once(mut run: impl FnMut(usize) -> Result<()>, times: usize) -> Result<f64> {
     let clock = Instant::now();
     run(times)?;

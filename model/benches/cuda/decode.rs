@@ -18,7 +18,7 @@ const CACHE: usize = 50 << 20;
 /// A pool, and the state of its first slot after a few tokens.
 pub(super) fn pool(bench: &Bench, decoder: &CudaDecoder, slots: usize) -> Result<(CudaPool, Vec<f32>)> {
     let mut pool = decoder.new_pool(slots, StateType::Bf16)?;
-    decoder.absorb(&bench.subject.ids(0, BEFORE), &mut pool, 0)?;
+    decoder.prefill(&bench.subject.ids(0, BEFORE), &mut pool, 0)?;
     let state = pool.export(0)?;
     Ok((pool, state))
 }

@@ -105,7 +105,7 @@ struct Bench {
     subject: Subject,
     budget: Budget,
     /// Bytes per second that a copy on the device reads and writes.
-    roof: f64,
+    bandwidth: f64,
 }
 
 impl Bench {
@@ -118,7 +118,7 @@ impl Bench {
 
     /// The bytes that had to be moved, as a share of those that a copy moves in this time.
     fn share(&self, bytes: usize, seconds: f64) -> f64 {
-        bytes as f64 / seconds / self.roof
+        bytes as f64 / seconds / self.bandwidth
     }
 }
 
@@ -136,7 +136,7 @@ fn open(args: &Args) -> Result<CudaDevice> {
     Ok(device)
 }
 
-fn roof(device: &CudaDevice, subject: &Subject, budget: &Budget) -> Result<f64> {
+fn bandwidth(device: &CudaDevice, subject: &Subject, budget: &Budget) -> Result<f64> {
     let copies = Copies::new(device, subject.copied)?;
     budget.warm(|times| Ok(copies.run(times)?))?;
     let times = Times::of(&[budget.repeated(|times| Ok(copies.run(times)?), subject.rounds)?]);
@@ -174,8 +174,8 @@ fn measure(args: &Args) -> Result<()> {
         failed("beside", &error);
         child = None;
     }
-    let roof = roof(&device, &subject, &budget)?;
-    let bench = Bench { device, subject, budget, roof };
+    let bandwidth = bandwidth(&device, &subject, &budget)?;
+    let bench = Bench { device, subject, budget, bandwidth };
     let part = |name: &str, run: &mut dyn FnMut() -> Result<()>| {
         if !args.wants(name) {
             return;

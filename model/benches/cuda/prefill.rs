@@ -18,7 +18,7 @@ pub(super) fn prefill(bench: &Bench, decoder: &CudaDecoder) -> Result<()> {
         pool.reset(0)?;
         wait(&mut pool)?;
         let read = |_| {
-            decoder.absorb(&prompt, &mut pool, 0)?;
+            decoder.prefill(&prompt, &mut pool, 0)?;
             Ok(wait(&mut pool)?)
         };
         let took = once(read, 1)?;

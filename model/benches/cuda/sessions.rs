@@ -31,7 +31,7 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
     let pool_seconds = clock.elapsed().as_secs_f64();
     let clock = Instant::now();
     for slot in 0..count {
-        decoder.absorb(&ids(slot * PROMPT, PROMPT, vocab), &mut pool, slot)?;
+        decoder.prefill(&ids(slot * PROMPT, PROMPT, vocab), &mut pool, slot)?;
     }
     wait(&mut pool)?;
     let prompts = clock.elapsed().as_secs_f64();
@@ -53,7 +53,7 @@ pub(super) fn sessions(bench: &Bench, folder: &Path) -> Result<()> {
             }
             turns = usize::saturating_sub(turn, 1);
             let so_far = clock.elapsed().as_secs_f64();
-            // A conversation waits from the tokens of one turn to those of the next.
+            // A gap lasts from one turn to the next, so there is one turn more than gaps.
             let enough = turns > least.1 && so_far > least.0;
             if enough || (turns > 1 && (so_far > MOST || bench.budget.is_spent())) {
                 break;

@@ -1,4 +1,4 @@
-"""What RFA is measured beside: a Llama-like decoder with softmax attention, of the same shape, in PyTorch.
+"""The baseline for RFA: a Llama-like decoder with softmax attention, of the same shape, in PyTorch.
 
 bf16, random weights, a static cache of keys and values full of random numbers, `scaled_dot_product_attention` with the
 backend that is fastest at each length and can be recorded, fused projections, one CUDA graph for each length. Without
@@ -6,7 +6,7 @@ rotary positions, which would only cost it time. A step reads one token of each 
 to all of it; its logits stay on the device.
 
     python3 softmax.py                    measures all alone, a line of JSON for each
-    python3 softmax.py --serve            does what it is told, line by line: model/benches/cuda/beside.rs
+    python3 softmax.py --serve            runs one command per line: model/benches/cuda/beside.rs
 
 No dependency but torch.
 """
@@ -25,7 +25,7 @@ SHAPE = {
     "layers": 24, "hidden": 2048, "heads": 32, "intermediate": 5504, "vocabulary": 32_000, "batch": 16,
     "lengths": [512, 1024, 2048, 4096, 8192, 16_384, 32_768], "prompt": 8192, "device": "cuda",
 }
-SECONDS = 0.06  # of one measurement, about
+SECONDS = 0.06  # approximate length of one measurement
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -44,7 +44,7 @@ def sync(device):
 
 
 def once(device, run, times):
-    """Seconds of one of so many times."""
+    """Seconds of one of `times` repetitions."""
     sync(device)
     start = time.perf_counter()
     for _ in range(times):
@@ -54,7 +54,7 @@ def once(device, run, times):
 
 
 def pace(device, run):
-    """How often a thing is done for one measurement; it was done before that counts."""
+    """The number of repetitions of one measurement, after a warm-up."""
     once(device, run, 1)
     return max(2, min(2000, int(SECONDS / once(device, run, 2))))
 
@@ -87,12 +87,12 @@ class Model:
         self.ids = torch.randint(self.vocabulary, (self.batch, 1), device=self.device)
         self.text = torch.randint(self.vocabulary, (1, self.prompt), device=self.device)
         self.room = max(self.lengths)
-        self.caches = self.drawn()
-        self.steps = {}  # by length: what does a step, how often it is done for a measurement, a graph's logits
+        self.caches = self.random_cache()
+        self.steps = {}  # by length: the step, its repetitions per measurement, the graph's logits
         self.prompt_backend = None
 
-    def drawn(self):
-        """Keys and values of each layer (batch, heads, room, head_dim), as much room as there is memory for."""
+    def random_cache(self):
+        """Random keys and values of each layer (batch, heads, capacity, head_dim), as long as memory allows."""
         while True:
             shape = (self.batch, self.heads, self.room, self.head_dim)
             try:
@@ -108,7 +108,7 @@ class Model:
     def forward(self, ids, cached, causal):
         """ids (rows, time) -> logits of the last token (rows, vocabulary).
 
-        cached(layer, k, v) keeps (rows, heads, time, head_dim) and gives what is attended to."""
+        cached(layer, k, v) stores (rows, heads, time, head_dim) and returns the keys and values to attend to."""
         rows, tokens = ids.shape
         x = self.table[ids]
         for layer, block in enumerate(self.blocks):
@@ -125,25 +125,25 @@ class Model:
 
     @torch.no_grad()
     def by_speed(self, q, k, v, causal):
-        """The backends that take one layer's attention, the fastest first."""
+        """The backends that support one layer's attention, the fastest first."""
         seconds = {}
         for name, backend in BACKENDS.items():
             if name == "math" and self.device == "cuda":
-                continue  # it would write all weights of a long prompt into memory
+                continue  # it would write a long prompt's attention matrix to memory
             run = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
             try:
                 with sdpa_kernel(backend):
                     run()
                     seconds[name] = min(once(self.device, run, 5) for _ in range(3))
             except RuntimeError:
-                continue  # not for this shape, or not built in
+                continue  # does not support this shape, or is not built in
         if not seconds:
-            raise RuntimeError("no backend of scaled_dot_product_attention takes this shape")
+            raise RuntimeError("no backend of scaled_dot_product_attention supports this shape")
         return sorted(seconds, key=seconds.get)
 
     def recorded(self, step):
-        """A step as a graph -> what does it, and where its logits then are (rows, vocabulary)."""
-        # As torch.cuda.graph asks for it: first on a stream of its own.
+        """A step as a graph -> the function that runs it, and its logits (rows, vocabulary)."""
+        # torch.cuda.graph requires a warm-up on a separate stream.
         before = torch.cuda.current_stream()
         stream = torch.cuda.Stream()
         stream.wait_stream(before)
@@ -156,15 +156,15 @@ class Model:
             with torch.cuda.graph(graph):
                 logits = step()
         finally:
-            # A recording that fails may leave its own stream behind.
+            # A failed recording may leave its stream current.
             torch.cuda.set_stream(before)
         return graph.replay, logits
 
     @torch.no_grad()
     def prepare(self, length):
-        """A step at a length, as a graph -> the backend."""
+        """Records a step at a length -> the backend."""
         if length > self.room:
-            raise RuntimeError(f"there is no memory for a cache of {length} tokens")
+            raise RuntimeError(f"not enough memory for a cache of {length} tokens")
 
         def cached(layer, k, v):
             keys, values = self.caches[layer]
@@ -182,7 +182,7 @@ class Model:
                     run, logits = self.recorded(step) if self.device == "cuda" else (step, None)
                     self.steps[length] = (run, pace(self.device, run), logits)
                 return backend
-            except RuntimeError as error:  # one that is fast may still not be recorded
+            except RuntimeError as error:  # a fast backend may not support recording
                 why = f"{backend}: {error}"
                 say(f"{length} tokens: {why}")
         raise RuntimeError(f"no backend's step of {length} tokens could be recorded, the last: {why}")
@@ -193,12 +193,12 @@ class Model:
         run, times, logits = self.steps[length]
         seconds = once(self.device, run, times)
         if logits is not None and not torch.isfinite(logits).all():
-            raise RuntimeError("a step gave logits that are no numbers")
+            raise RuntimeError("a step gave NaN logits")
         return seconds
 
     @torch.no_grad()
     def prefill(self):
-        """Seconds of a prompt, its keys and values into the cache of the first row."""
+        """Seconds of a prompt that fills the cache of the first row."""
         room = min(self.prompt, self.room)
 
         def cached(layer, k, v):
@@ -213,8 +213,8 @@ class Model:
             return once(self.device, lambda: self.forward(self.text, cached, True), 1)
 
 
-def roof(device):
-    """Operations a second of a matrix product, bytes a second of a copy."""
+def limits(device):
+    """Operations per second of a matrix product, bytes per second of a copy."""
     side = 8192 if device == "cuda" else 256
     a, b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
@@ -232,8 +232,8 @@ def roof(device):
 
 def answer(model, request):
     what = request["do"]
-    if what == "roof":
-        return roof(model.device)
+    if what == "limits":
+        return limits(model.device)
     if what == "prepare":
         length = request["length"]
         bytes_ = 2 * 2 * model.layers * model.hidden * length
@@ -254,12 +254,12 @@ def serve(model):
     for line in sys.stdin:
         try:
             write(answer(model, json.loads(line)))
-        except Exception as error:  # told to who asked, who goes on
+        except Exception as error:  # reported to the caller, who continues
             write({"error": f"{type(error).__name__}: {error}"})
 
 
 def alone(model, rounds=5):
-    write({"what": "torch", **roof(model.device)})
+    write({"what": "torch", **limits(model.device)})
     for length in (length for length in model.lengths if length <= model.room):
         backend = model.prepare(length)
         ms = sorted(1e3 * model.decode(length) for _ in range(rounds))

@@ -27,7 +27,7 @@ fn rows(headings: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
 }
 
 /// The device and its limits.
-fn roofs(lines: &Lines) -> String {
+fn limits(lines: &Lines) -> String {
     let mut text = String::new();
     for line in lines.of("device").take(1) {
         let _ = writeln!(text, "{}, {} bytes of memory.", line["device"].as_str().unwrap_or("?"), line["memory"]);
@@ -161,7 +161,7 @@ fn parts(lines: &Lines) -> String {
 fn markdown(lines: &Lines, aims: &[Aim]) -> String {
     let row = |aim: &Aim| vec![aim.name.into(), aim.wanted.clone(), aim.measured.clone(), aim.outcome().into()];
     let aims = rows(&["aim", "wanted", "measured", "outcome"], aims.iter().map(row));
-    let own = [roofs, decode, kernels, prompts_and_softmax, sessions, parts].map(|section| section(lines));
+    let own = [limits, decode, kernels, prompts_and_softmax, sessions, parts].map(|section| section(lines));
     format!("# The decoder on CUDA\n\n{}{aims}", own.concat())
 }
 

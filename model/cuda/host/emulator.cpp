@@ -1,12 +1,12 @@
-// Runs a launch on the CPU: block after block, the threads of a block as fibers that take turns at the collectives, and
-// has done what they meet for. What kernels call is declared in emulator.h; the switch is in fiber.h, mma in product.h.
+// Runs a launch on the CPU: block after block. The threads of a block are fibers, which switch at the collectives.
+// emulator.h declares what kernels call; the switch is in fiber.h, mma in product.h.
 //
-// A fiber runs until it must wait; the last that a collective waits for does its work, readies the others and goes on.
-// If all wait and nobody is ready, some thread took another way: an error that says who waits where, not a hang.
+// A fiber runs until it must wait. The last one to arrive at a collective does its work, makes the others ready and
+// continues. If all wait and none is ready, the threads have diverged: an error says which wait where.
 //
 // TIDEGATE_EMULATOR_REVERSED=1, or tidegate_emulate_reversed, runs blocks and threads from the last to the first:
-// results that change relied on an order that a GPU does not promise. TIDEGATE_EMULATOR_GREEDY=1 lets a warp run on as
-// long as it can: what warps read before and write after without a barrier between then shows.
+// results that change relied on an order that a GPU does not guarantee. TIDEGATE_EMULATOR_GREEDY=1 runs a warp as long as
+// it can, which shows missing barriers between a read by one warp and a write by another.
 #include "emulator.h"
 
 #include "fiber.h"
@@ -24,9 +24,9 @@ namespace {
 
 constexpr unsigned MAX_THREADS = 1024;
 constexpr unsigned LANES = 32;
-// What the largest GPU of today gives a block (232448 bytes), and what any gives to static arrays.
+// Shared memory of a block on the largest GPU (232448 bytes), and of static arrays on any.
 constexpr size_t MAX_SHARED = 227 * 1024, MAX_STATIC = 48 * 1024;
-// Poison behind each array; whoever writes there wrote past its end.
+// Poison after each array, which shows writes past its end.
 constexpr size_t GUARD = 64;
 constexpr size_t MAX_ARRAYS = 64;
 // Every array is rounded up to 128 bytes.
@@ -47,7 +47,7 @@ struct Fiber {
     Site site;
     unsigned mask;
     void *operands;
-    std::vector<Copy> copies; // asked for and not yet made, the oldest first
+    std::vector<Copy> copies; // pending, the oldest first
     unsigned groups;          // committed so far
 };
 
@@ -58,7 +58,7 @@ struct Array {
     size_t start, bytes;
 };
 
-// All that a launch needs; one for each host thread, kept from launch to launch for its stacks.
+// The state of a launch; one for each host thread, reused for its stacks.
 struct Machine {
     Context scheduler;
     std::unique_ptr<Fiber[]> fibers{new Fiber[MAX_THREADS]};
@@ -77,7 +77,7 @@ struct Machine {
     std::string error;
 };
 
-// A bare pointer: looked at in each collective, so without the test whether it must be made.
+// A plain pointer: each collective reads it, and should not check whether it is initialised.
 thread_local Machine *machine = nullptr;
 
 Machine &of_this_thread() {
@@ -91,24 +91,10 @@ bool &reversed() {
     return value;
 }
 
-// Whether a warp runs on as long as any of its threads can: one may then be done before another has begun, as on a GPU.
+// Whether a warp runs as long as any of its threads can: one may end before another starts, as on a GPU.
 bool greedy() {
     static const char *said = std::getenv("TIDEGATE_EMULATOR_GREEDY");
     return said && std::strcmp(said, "1") == 0;
-}
-
-// Brings the first ready thread of the running warp before all others.
-void prefer_own_warp() {
-    Machine &m = *machine;
-    const unsigned warp = m.running->rank / LANES;
-    for (unsigned i = 0; i < m.ready_count; i++) {
-        const unsigned rank = m.ready[(m.ready_first + i) % MAX_THREADS];
-        if (rank / LANES != warp) continue;
-        for (unsigned j = i; j > 0; j--)
-            m.ready[(m.ready_first + j) % MAX_THREADS] = m.ready[(m.ready_first + j - 1) % MAX_THREADS];
-        m.ready[m.ready_first] = rank;
-        return;
-    }
 }
 
 // Leaves the running fiber for the next that is ready, or for the scheduler where none is. One place for all
@@ -117,7 +103,6 @@ __attribute__((noinline)) void next() {
     Machine &m = *machine;
     Context &from = m.running->context, *to = &m.scheduler;
     if (m.ready_count > 0) {
-        if (greedy()) prefer_own_warp();
         m.running = &m.fibers[m.ready[m.ready_first]];
         m.ready_first = (m.ready_first + 1) % MAX_THREADS;
         m.ready_count--;
@@ -127,10 +112,13 @@ __attribute__((noinline)) void next() {
     from.leave_for(*to);
 }
 
+// Last in the queue; first if its warp is running and is greedy.
 void make_ready(unsigned rank) {
     Machine &m = *machine;
     m.fibers[rank].wait = Wait::nothing;
-    m.ready[(m.ready_first + m.ready_count) % MAX_THREADS] = rank;
+    const bool first = greedy() && m.running && m.running->rank / LANES == rank / LANES;
+    if (first) m.ready_first = (m.ready_first + MAX_THREADS - 1) % MAX_THREADS;
+    m.ready[(m.ready_first + (first ? 0 : m.ready_count)) % MAX_THREADS] = rank;
     m.ready_count++;
 }
 
@@ -139,7 +127,7 @@ void run_thread() {
     machine->running->wait = Wait::ended;
     machine->ended++;
     next();
-    std::abort(); // nobody readies a thread that has ended
+    std::abort(); // a thread that has ended is never ready
 }
 
 const char *name_of(Wait wait) {
@@ -162,7 +150,7 @@ const char *file_of(const Site &site) {
     return slash ? slash + 1 : site.file;
 }
 
-// Where the threads of the block are, those of one place together: "31 threads (the first 0) wait at ...".
+// Where the threads of the block wait, grouped by place: "31 threads (the first 0) wait at ...".
 std::string whereabouts() {
     const Machine &m = *machine;
     std::string all;
@@ -191,7 +179,7 @@ std::string whereabouts() {
     return all;
 }
 
-// What the `lanes` of a warp met for.
+// Does the collective of the `lanes` of a warp.
 void complete(Wait kind, const Fiber *warp, unsigned lanes) {
     if (kind == Wait::shuffle) {
         for (unsigned lane = 0; lane < LANES; lane++) {
@@ -208,8 +196,7 @@ void complete(Wait kind, const Fiber *warp, unsigned lanes) {
     }
 }
 
-// Space in the arena, poisoned with the guard behind it; aligned more than any type asks for. The caller has seen that
-// there is room.
+// Poisoned space in the arena with a guard after it, aligned for any type. The caller has checked that there is room.
 size_t take(const void *key, const char *name, size_t bytes) {
     Machine &m = *machine;
     const size_t start = (m.used + 127) / 128 * 128;
@@ -219,7 +206,7 @@ size_t take(const void *key, const char *name, size_t bytes) {
     return start;
 }
 
-// Notes the error that ends the launch; the first counts.
+// Records the error that ends the launch; the first one counts.
 void note(const std::string &what) {
     Machine &m = *machine;
     if (!m.error.empty()) return;
@@ -243,6 +230,7 @@ void run_block() {
     std::memset(m.arena, POISON, m.used);
     std::memset(m.waiting, 0, sizeof m.waiting);
     m.at_barrier = m.ended = m.ready_first = m.ready_count = 0;
+    m.running = nullptr;
     for (unsigned i = 0; i < m.threads; i++) {
         const unsigned rank = reversed() ? m.threads - 1 - i : i;
         Fiber &of = m.fibers[rank];
@@ -291,7 +279,7 @@ void fail(const char *format, ...) {
     std::snprintf(who, sizeof who, " (thread (%u, %u, %u))", at.x, at.y, at.z);
     note(std::string(what) + who);
     machine->running->context.leave_for(machine->scheduler);
-    std::abort(); // a launch that failed readies nobody
+    std::abort(); // a failed launch makes no thread ready
 }
 
 unsigned this_lane() { return machine->running->rank % LANES; }
@@ -316,7 +304,7 @@ void meet_warp(Wait kind, Site site, unsigned mask, void *operands) {
     const unsigned lane = self.rank % LANES, first = self.rank - lane, there = m.threads - first;
     unsigned &waiting = m.waiting[first / LANES];
     if (!(mask >> lane & 1)) fail("%s whose mask %#x is without the lane %u that calls", name_of(kind), mask, lane);
-    // A block's last warp may be a part of one: of the mask count the lanes that there are.
+    // A block's last warp may be incomplete: only existing lanes of the mask count.
     const unsigned lanes = there < LANES ? mask & ((1u << there) - 1) : mask;
     self.wait = kind;
     self.site = site;
@@ -374,7 +362,7 @@ void copy_wait(unsigned groups) {
 
 namespace {
 
-// What a driver would refuse.
+// Launches that a driver would refuse.
 std::string refusal(const char *kernel, const unsigned *grid, const unsigned *block, unsigned shared_bytes) {
     const auto threads = static_cast<uint64_t>(block[0]) * block[1] * block[2];
     if (!find_kernel(kernel)) return "is not in host/registry.cpp";
@@ -389,7 +377,7 @@ std::string refusal(const char *kernel, const unsigned *grid, const unsigned *bl
 } // namespace
 } // namespace emulator
 
-// Runs blocks and threads of the launches of this host thread from the last to the first, or again from the first on.
+// Sets whether launches of this host thread run blocks and threads from the last to the first.
 extern "C" void tidegate_emulate_reversed(int reversed) { emulator::reversed() = reversed != 0; }
 
 // Runs a kernel to its end; args are cuLaunchKernel's. 0, or 1 with the reason in `error`.

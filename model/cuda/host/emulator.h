@@ -1,9 +1,8 @@
-// What a kernel sees of CUDA when g++ compiles it for the host: the language's words, the position of a thread, shared
-// memory, collectives, tensor-core products, asynchronous copies, number types. How threads are run is in emulator.cpp,
-// which kernels there are in registry.cpp.
+// The parts of CUDA that kernels use, for g++ on the host: keywords, the index of a thread, shared memory, collectives,
+// tensor-core products, asynchronous copies, number types. emulator.cpp runs the threads; registry.cpp lists the kernels.
 //
-// It is for tests: plain and strict rather than fast. What the hardware leaves undefined is poison (0xFF bytes: NaN in
-// every float type) or an error. Build with -fno-strict-aliasing (nvcc, too, lets one type be read through another),
+// It is for tests: simple and strict, not fast. Undefined values are poison (0xFF bytes: NaN in every float type), other
+// undefined behaviour is an error. Build with -fno-strict-aliasing (nvcc, too, lets one type be read through another),
 // -ffp-contract=off (the same bits on every host) and -Wno-unknown-pragmas (for `#pragma unroll`).
 #pragma once
 #include <cmath>
@@ -36,21 +35,21 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 
 namespace emulator {
 
-// The running thread's; the scheduler keeps it right from switch to switch.
+// The running thread's; the scheduler updates it at each switch.
 struct Position {
     uint3 thread, block;
     dim3 block_dim, grid_dim;
 };
 inline thread_local Position position{};
 
-// What a thread waits at, or that it does not.
+// What a thread waits for, if anything.
 enum class Wait : unsigned char { nothing, block, warp, shuffle, product_bf16, product_f16, ended };
-// The line of the kernel's source that waits. All who meet must wait at the same.
+// The line in the kernel's source of the wait. All threads of a collective must wait at the same line.
 struct Site {
     const char *file;
     int line;
 };
-// Operands of one lane, on its stack while it waits; the last lane to come does the work for all.
+// Operands of one lane, on its stack while it waits; the last lane to arrive does the work for all.
 struct Shuffle {
     unsigned value, lane, result;
 };
@@ -68,7 +67,7 @@ unsigned char *dynamic_shared();
 void copy_later(void *shared, const void *global, Site site);
 void copy_commit();
 void copy_wait(unsigned groups);
-// Ends the launch with this error: printf's format.
+// Ends the launch with an error, in printf's format.
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 template <class T> T shuffle(unsigned mask, T value, unsigned lane, Site site) {
@@ -85,7 +84,7 @@ struct Kernel {
     const char *name;
     void (*call)(void **args);
 };
-// Null where there is none of that name.
+// Null if there is none of that name.
 const Kernel *find_kernel(const char *name);
 
 } // namespace emulator
@@ -96,28 +95,28 @@ const Kernel *find_kernel(const char *name);
 #define gridDim (static_cast<const dim3 &>(::emulator::position.grid_dim))
 inline constexpr int warpSize = 32;
 
-// An array of one block. The key is one for each place in the source and each instance of a template, as on the device.
+// A shared array of one block. The key is unique for each place in the source and each template instance, as on a GPU.
 #define SHARED(type, name, count)                                                                                      \
     static const char *name##_key = #name;                                                                             \
     type(&name)[count] = *static_cast<type(*)[count]>(                                                                 \
         ::emulator::shared_array(&name##_key, name##_key, sizeof(type[count]), alignof(type)))
 #define DYNAMIC_SHARED(name) unsigned char *const name = ::emulator::dynamic_shared()
 
-// The line of the caller: a default argument is looked up where the call stands.
+// The caller's line: a default argument is evaluated at the call.
 #define TIDEGATE_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 inline void __syncthreads(TIDEGATE_SITE) { emulator::meet_block({file, line}); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, TIDEGATE_SITE) {
     emulator::meet_warp(emulator::Wait::warp, {file, line}, mask, nullptr);
 }
-// From a lane that takes no part there comes poison.
+// A lane that does not take part gives poison.
 template <class T> T __shfl_sync(unsigned mask, T value, int lane, TIDEGATE_SITE) {
     return emulator::shuffle(mask, value, static_cast<unsigned>(lane) % 32, {file, line});
 }
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int lanes, TIDEGATE_SITE) {
     return emulator::shuffle(mask, value, emulator::this_lane() ^ static_cast<unsigned>(lanes), {file, line});
 }
-// Whether it holds in all lanes.
+// Whether the condition holds in all lanes.
 inline int __all_sync(unsigned mask, int holds, TIDEGATE_SITE) {
     unsigned all = holds != 0;
     for (unsigned lanes = 1; lanes < 32; lanes *= 2)
@@ -136,13 +135,13 @@ inline void mma_f16(float (&d)[4], const uint4 &a, unsigned b0, unsigned b1, TID
     emulator::meet_warp(emulator::Wait::product_f16, {file, line}, 0xffffffffu, &operands);
 }
 
-// Launches of other host threads may count in the same place.
+// Launches of other host threads may update the same address.
 inline unsigned atomicAdd(unsigned *at, unsigned v) { return __atomic_fetch_add(at, v, __ATOMIC_RELAXED); }
 inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long v) {
     return __atomic_fetch_add(at, v, __ATOMIC_RELAXED);
 }
 
-// Poison lies in the copy's place from here until the wait for its group, so that a missing wait shows.
+// The destination is poison until the wait for the copy's group, so that a missing wait shows.
 inline void cp_async16(void *shared, const void *global, TIDEGATE_SITE) {
     emulator::copy_later(shared, global, {file, line});
 }
@@ -176,7 +175,7 @@ inline unsigned short f32_to_bf16(float v) {
     return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 inline float f16_to_f32(unsigned short v) {
-    // The exponents differ by 112, and so they do of numbers too small to be normal: 2^112 sets all of them right.
+    // The exponents differ by 112, for subnormals too: multiplying by 2^112 corrects all of them.
     unsigned bits = __float_as_uint(__uint_as_float((v & 0x7fffu) << 13) * 0x1p112f);
     if (bits >= 0x47800000u) bits |= 0x7f800000u; // 65536 and above: infinity and NaN
     return __uint_as_float(bits | (v & 0x8000u) << 16);
@@ -187,7 +186,7 @@ inline unsigned short f32_to_f16(float v) {
     const float size = std::fabs(v);
     if (v != v) return 0x7fff;
     if (size >= 65520.0f) return static_cast<unsigned short>(sign | 0x7c00u);
-    // Below the smallest normal number steps are 2^-24: adding 1/2, whose own steps those are, rounds to them.
+    // Subnormals are multiples of 2^-24. Adding 1/2, whose neighbours are 2^-24 apart, rounds to them.
     if (size < 0x1p-14f) return static_cast<unsigned short>(sign | (__float_as_uint(size + 0.5f) - 0x3f000000u));
     const unsigned rebiased = (bits & 0x7fffffffu) - (112u << 23);
     return static_cast<unsigned short>(sign | (rebiased + 0xfff + (rebiased >> 13 & 1)) >> 13);

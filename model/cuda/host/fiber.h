@@ -1,5 +1,4 @@
-// Fibers: stacks of their own, and the switch from one to another. What runs on them, and when, is emulator.cpp's
-// matter, which alone includes this.
+// Fibers: a stack each, and the switch from one to another. Only emulator.cpp includes this; it schedules them.
 //
 // A switch is a dozen instructions on x86-64 and aarch64 (a launch makes one for each thread and collective, and
 // swapcontext would make a system call in each); elsewhere, or with TIDEGATE_UCONTEXT, it is ucontext.
@@ -20,10 +19,10 @@
 #if defined(TIDEGATE_UCONTEXT)
 #include <ucontext.h>
 #else
-// Stores the callee's registers on the stack and its end in *from, and goes on where `to` was stored.
+// Saves the callee's registers on the stack and the stack pointer in *from, and continues at `to`.
 extern "C" void tidegate_fiber_switch(void **from, void *to);
 #if defined(__x86_64__)
-// By `ret`, not by a jump: all fibers leave by one call, so the processor foresees where the return leads.
+// By `ret`, not by a jump: all fibers switch in one call, so the processor predicts the return.
 __asm__(".text\n"
         ".globl tidegate_fiber_switch\n"
         ".hidden tidegate_fiber_switch\n"
@@ -59,8 +58,8 @@ __asm__(".text\n"
 
 namespace emulator {
 
-// The stack of one fiber, with a page below it that may not be touched: a kernel that outgrows it crashes at once
-// rather than writing into its neighbour's.
+// The stack of one fiber, with a guard page below it: a kernel that outgrows its stack crashes at once and does not write
+// into its neighbour's.
 class Stack {
   public:
     Stack() = default;
@@ -69,8 +68,8 @@ class Stack {
     ~Stack() {
         if (base) munmap(base, whole());
     }
-    // Maps the stack at its first use. `index` is the fiber's: tops a whole number of pages apart would share their
-    // places in the nearest cache, so each of sixteen neighbours begins a little lower.
+    // Maps the stack at its first use. index: the fiber's. Tops a whole number of pages apart would map to the same cache
+    // sets, so each of sixteen neighbours begins a little lower.
     void *top(unsigned index) {
         if (!base) {
             void *mapped = mmap(nullptr, whole(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -79,7 +78,7 @@ class Stack {
             if (mprotect(base, page(), PROT_NONE) != 0) throw std::bad_alloc();
         }
 #if defined(__SANITIZE_ADDRESS__)
-        // A thread that a failed launch left half way never took back what it said of its stack.
+        // A failed launch abandons its threads, so the sanitizer's state of their stacks must be reset.
         ASAN_UNPOISON_MEMORY_REGION(bottom(), whole() - page());
 #endif
         return base + whole() - index % 16 * 256;
@@ -91,14 +90,14 @@ class Stack {
         static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
         return bytes;
     }
-    static size_t whole() { return 2 * page() + 65536; } // the guard, the staggered tops, and what a fiber has
+    static size_t whole() { return 2 * page() + 65536; } // the guard, the staggered tops, and the stack
     unsigned char *base = nullptr;
 };
 
-// A place to go on from: a fiber's, or that of the thread which runs them.
+// The saved context of a fiber, or of the thread that runs them.
 class Context {
   public:
-    // Makes this the beginning of `entry`, which must never return.
+    // Starts at `entry`, which must never return.
     void start(Stack &stack, unsigned index, void (*entry)()) {
 #if defined(TIDEGATE_UCONTEXT)
         char *top = static_cast<char *>(stack.top(index));
@@ -110,7 +109,7 @@ class Context {
 #else
         uintptr_t *top = static_cast<uintptr_t *>(stack.top(index));
 #if defined(__x86_64__)
-        *--top = 0; // where a return address would lie: the alignment that a called function expects
+        *--top = 0; // in place of a return address: the stack alignment that a function expects
         *--top = reinterpret_cast<uintptr_t>(entry);
         for (int i = 0; i < 6; i++) *--top = 0;
 #else
@@ -120,7 +119,7 @@ class Context {
         at = top;
 #endif
     }
-    // Goes on at `to`, until somebody comes back here.
+    // Continues at `to`; returns when another fiber switches back.
     void leave_for(Context &to) {
 #if defined(TIDEGATE_UCONTEXT)
         swapcontext(&at, &to.at);

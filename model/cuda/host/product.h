@@ -1,5 +1,5 @@
-// The tensor core's product of a warp's fragments: mma.sync.aligned.m16n8k16.row.col.f32. Who meets for it, and when,
-// is emulator.cpp's matter, which alone includes this.
+// The tensor core's product of a warp's fragments: mma.sync.aligned.m16n8k16.row.col.f32. Only emulator.cpp
+// includes this; it collects the operands.
 #pragma once
 #include "emulator.h"
 
@@ -29,7 +29,7 @@ template <float (*WIDEN)(unsigned short)> void multiply(const Product *const (&l
             d[g + 8 * half][t] = Pair{of.d[2 * half], of.d[2 * half + 1]};
         }
     }
-    // Two columns a vector, as every host has it; all of a row's in registers.
+    // Two columns per vector, which every host supports; all of a row's in registers.
     for (unsigned row = 0; row < 16; row++) {
         Pair *of = d[row], s0 = of[0], s1 = of[1], s2 = of[2], s3 = of[3];
         for (unsigned k = 0; k < 16; k++) {

@@ -1,5 +1,5 @@
-// The kernels as host functions, compiled from the very source that the GPU gets, and the list by which a launch finds
-// one by its name. A kernel that is not listed here cannot be launched by the emulator.
+// The kernels as host functions, compiled from the same source as for a GPU, and the list by which a launch finds one by
+// name. A kernel that is not listed here cannot be launched by the emulator.
 //
 // A test with kernels of its own defines KERNELS before it includes this file (selftest.cpp).
 #include "emulator.h"

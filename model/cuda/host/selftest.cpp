@@ -1,9 +1,9 @@
-// Tests of the emulator on kernels of its own: that what is right gives the right numbers, and that what is wrong (a
-// missing wait, a divergent barrier, a write past an array) shows. The server's kernels are tested elsewhere.
+// Tests of the emulator on small kernels: correct ones give correct numbers, and mistakes (a missing wait, a divergent
+// barrier, a write past an array) show. The decoder's kernels are tested elsewhere.
 //
 //   g++ -std=c++17 -O2 -fno-strict-aliasing -Wno-unknown-pragmas -pthread selftest.cpp emulator.cpp -o t && ./t
 //
-// With an argument it also says how fast a switch and a product are.
+// With an argument it also measures a switch and a product. TIDEGATE_EMULATOR_GREEDY=1 tests that order of threads.
 #include "emulator.h"
 
 #include <chrono>
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(1024) block_sum(Scaled of, float sc
     }
 }
 
-// Each block's threads turned around through dynamic shared memory; the last lane of each warp tells its number.
+// Reverses each block's threads through dynamic shared memory; the last lane of each warp broadcasts its number.
 extern "C" __global__ void turn(const unsigned *from, unsigned *to, unsigned *last) {
     DYNAMIC_SHARED(memory);
     unsigned *numbers = reinterpret_cast<unsigned *>(memory);
@@ -72,7 +72,7 @@ extern "C" __global__ void product_f16(const unsigned short *a, const unsigned s
     product<false>(a, b, d);
 }
 
-// Two groups of copies; `wait` says for how many of them is waited before all is read.
+// Two groups of copies; waits for `wait` of them before it reads all.
 extern "C" __global__ void copies(const float4 *from, float4 *to, int wait) {
     SHARED(float4, stages, 64);
     stages[threadIdx.x] = stages[threadIdx.x + 32] = make_float4(0, 0, 0, 0);
@@ -113,10 +113,17 @@ extern "C" __global__ void read_unwritten(unsigned *to) {
 extern "C" __global__ void misaligned(const char *from, uint4 *to) {
     *to = load_stream(reinterpret_cast<const uint4 *>(from + 4));
 }
-// The last block and thread to come leave their numbers, which is wrong.
+// The last block and thread to run leave their numbers, so the result depends on the order.
 extern "C" __global__ void by_order(unsigned *to) {
     to[0] = blockIdx.x;
     to[1] = threadIdx.x;
+}
+// Who runs when: warps that hand a number on among their lanes, and write theirs each time.
+extern "C" __global__ void by_turns(unsigned *count, unsigned *to) {
+    for (unsigned i = 0; i < 4; i++) {
+        __shfl_sync(0xffffffffu, i, 0);
+        if (threadIdx.x % 32 == 0) to[atomicAdd(count, 1u)] = threadIdx.x / 32;
+    }
 }
 extern "C" __global__ void many_switches(unsigned count) {
     for (unsigned i = 0; i < count; i++) __syncthreads();
@@ -130,7 +137,7 @@ extern "C" __global__ void many_products(unsigned count, float *to) {
 #define KERNELS(KERNEL)                                                                                                \
     KERNEL(block_sum) KERNEL(turn) KERNEL(product_bf16) KERNEL(product_f16) KERNEL(copies) KERNEL(barrier_for_half)    \
     KERNEL(two_barriers) KERNEL(shuffle_of_some) KERNEL(shuffle_of_halves) KERNEL(past_the_end)                        \
-    KERNEL(read_unwritten) KERNEL(misaligned) KERNEL(by_order) KERNEL(many_switches) KERNEL(many_products)
+    KERNEL(read_unwritten) KERNEL(misaligned) KERNEL(by_order) KERNEL(by_turns) KERNEL(many_switches) KERNEL(many_products)
 #include "registry.cpp"
 
 extern "C" int tidegate_emulate(const char *kernel, const unsigned grid[3], const unsigned block[3],
@@ -143,7 +150,7 @@ static void expect(bool holds, const std::string &what) {
     std::exit(1);
 }
 
-// The error of a launch, empty where there was none.
+// The error of a launch, or empty.
 template <class... Args>
 static std::string launch(const char *kernel, dim3 grid, dim3 block, unsigned shared, Args... args) {
     const unsigned blocks[3] = {grid.x, grid.y, grid.z}, threads[3] = {block.x, block.y, block.z};
@@ -259,6 +266,13 @@ static void test_order() {
     test_turn();
     test_products();
     tidegate_emulate_reversed(0);
+    std::vector<unsigned> counted(1), turns(8);
+    right(launch("by_turns", 1, 64, 0, counted.data(), turns.data()));
+    const char *order = std::getenv("TIDEGATE_EMULATOR_GREEDY");
+    const bool greedy = order && std::string(order) == "1";
+    unsigned changes = 0;
+    for (size_t i = 1; i < turns.size(); i++) changes += turns[i] != turns[i - 1];
+    expect(counted[0] == 8 && (greedy ? changes == 1 : changes > 1), "a greedy warp ends before the next starts");
 }
 
 static void test_numbers() {
@@ -274,7 +288,7 @@ static void test_numbers() {
             continue;
         }
         expect(wide == static_cast<float>(v & 0x8000 ? -size : size) && f32_to_f16(wide) == h, "f16 there and back");
-        // Half way to the next number: to the even one; a hair beside it: to the nearer.
+        // Half way between two numbers: the even one. Just beside the middle: the nearer.
         if ((v & 0x7fff) < 0x7c00) {
             const double step = std::ldexp(1, exponent ? exponent - 25 : -24), sign = v & 0x8000 ? -1 : 1;
             const auto half = static_cast<float>(sign * (size + step / 2));
@@ -317,7 +331,7 @@ int main(int count, char **) {
     right(launch("by_order", 5, 64, 0, to.data()));
     expect(to[0] == 0 && to[1] == 0, "order by the environment");
     tidegate_emulate_reversed(0);
-    // Host threads launch beside each other; each has a machine of its own.
+    // Host threads launch at the same time; each has its own machine.
     std::vector<std::thread> both;
     for (int i = 0; i < 2; i++)
         both.emplace_back([] {

@@ -1,9 +1,12 @@
-//! A checkpoint folder as on the Hugging Face hub: `config.json` and `model.safetensors` or, quantised, `model.gguf`.
+//! A checkpoint: a folder as on the Hugging Face hub, with `config.json` and `model.safetensors`, in one file or
+//! several, or, quantised, `model.gguf`, or a GGUF file as llama.cpp writes it, which is a whole model.
 //! All of it is checked before any of it is loaded.
 
 mod gguf;
+mod shards;
+mod whole;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,59 +17,71 @@ use safetensors::{Dtype, SafeTensors};
 use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
 use crate::schema;
-pub use crate::weights::LoadError;
-use crate::weights::{Entry, File, Source, TensorList, WeightType, Weights};
+use crate::weights::{Bytes, Entry, File, Parts, Source, TensorList, WeightType, Weights};
+pub use crate::weights::{LoadError, Metadata, MetadataError, Texts};
+pub use shards::{INDEX, shards};
+pub use whole::gguf_architectures;
 
 /// Reads and checks `config.json`.
 fn load_config(folder: &Path) -> Result<DecoderConfig, LoadError> {
-    let path = folder.join("config.json");
+    let path = folder.join(CONFIG);
     let text = std::fs::read_to_string(&path).map_err(|source| LoadError::Io { path, source })?;
     Ok(DecoderConfig::from_json(&text)?)
 }
 
-/// Loads a checkpoint folder; weights keep their stored type. If the folder has both files of weights, this reads
-/// `model.safetensors`.
+/// Loads a checkpoint folder, or a GGUF file that is a whole model; weights keep their stored type (types without a kernel
+/// become q8_0). If the folder has both files of weights, this reads `model.safetensors`.
 ///
 /// # Errors
 /// [`LoadError`] when a tensor is missing or unknown, or has another shape or type than the config asks for.
-pub fn load(folder: &Path, device: &Device) -> Result<Decoder, LoadError> {
+pub fn load(model: &Path, device: &Device) -> Result<Decoder, LoadError> {
     if !device.is_cpu() {
         return Err(LoadError::Device);
     }
-    load_with(folder, None)
+    load_with(model, None)
 }
 
 /// [`load`] with all matrices of floats converted to another type, or to f16 where their rows are not whole blocks of it:
-/// the same as [`load`] of a quantised copy of the folder.
+/// the same as [`load`] of a quantised copy.
 ///
 /// # Errors
 /// As for [`load`].
-pub fn load_as(folder: &Path, weights: WeightType) -> Result<Decoder, LoadError> {
-    load_with(folder, Some(weights))
+pub fn load_as(model: &Path, weights: WeightType) -> Result<Decoder, LoadError> {
+    load_with(model, Some(weights))
 }
 
-fn load_with(folder: &Path, weights: Option<WeightType>) -> Result<Decoder, LoadError> {
-    let Stored { config, file } = Stored::open(folder)?;
+fn load_with(model: &Path, weights: Option<WeightType>) -> Result<Decoder, LoadError> {
+    let Stored { config, file } = Stored::open(model)?;
     Decoder::new(config, &Weights::new(&Source::File(file, weights)))
 }
 
 /// [`load`] for a decoder on another device.
 #[cfg(feature = "cuda")]
 pub(crate) fn load_onto<D>(
-    folder: &Path,
+    model: &Path,
     new: impl FnOnce(DecoderConfig, &Weights<'_>) -> Result<D, LoadError>,
 ) -> Result<D, LoadError> {
-    let Stored { config, file } = Stored::open(folder)?;
+    let Stored { config, file } = Stored::open(model)?;
     new(config, &Weights::new(&Source::File(file, None)))
 }
 
-/// The file of weights that [`load`] reads: `model.gguf` if it is the only one, else `model.safetensors`.
-pub fn weights_file(folder: &Path) -> PathBuf {
-    let (floats, quantised) = (folder.join(SAFETENSORS), folder.join(GGUF));
-    if quantised.exists() && !floats.exists() { quantised } else { floats }
+/// The files of weights that [`load`] reads: of a folder `model.safetensors`, or else those that
+/// `model.safetensors.index.json` lists, or else `model.gguf`.
+///
+/// # Errors
+/// [`LoadError`] when the list cannot be read or is wrong.
+pub fn weights_files(model: &Path) -> Result<Vec<PathBuf>, LoadError> {
+    if model.is_file() {
+        return Ok(vec![model.into()]);
+    }
+    let [floats, index, quantised] = [SAFETENSORS, INDEX, GGUF].map(|name| model.join(name));
+    if !floats.exists() && index.exists() {
+        return Ok(shards(&index)?.iter().map(|file| model.join(file)).collect());
+    }
+    Ok(vec![if quantised.exists() && !floats.exists() { quantised } else { floats }])
 }
 
-/// A checkpoint folder that has passed the checks of [`load`], without a model.
+/// A checkpoint that has passed the checks of [`load`], without a model.
 #[derive(Debug)]
 pub struct Stored {
     config: DecoderConfig,
@@ -93,10 +108,25 @@ impl Stored {
     ///
     /// # Errors
     /// As for [`load`].
-    pub fn open(folder: &Path) -> Result<Self, LoadError> {
-        let (config, path) = (load_config(folder)?, weights_file(folder));
-        let file = if path.ends_with(GGUF) { gguf(&path)? } else { safetensors(&path)? };
-        check(&config, &file)?;
+    pub fn open(model: &Path) -> Result<Self, LoadError> {
+        if model.is_file() {
+            return Self::whole(model);
+        }
+        let (config, files) = (load_config(model)?, weights_files(model)?);
+        let mut file = match files.as_slice() {
+            [path] if path.ends_with(GGUF) => gguf(path)?,
+            files => safetensors(files)?,
+        };
+        schema::unpack(&config, &mut file.entries);
+        check(&config, &file, &[], &|name| name.into())?;
+        Ok(Self { config, file: Arc::new(file) })
+    }
+
+    /// [`Self::open`] of a GGUF file.
+    fn whole(path: &Path) -> Result<Self, LoadError> {
+        let (mut file, metadata) = whole::parse(name(path), Arc::new(map(path)?))?;
+        let whole::Described { config, family, unknown } = whole::describe(&mut file, &metadata)?;
+        check(&config, &file, &unknown, &|name| family.theirs(name))?;
         Ok(Self { config, file: Arc::new(file) })
     }
 
@@ -128,41 +158,66 @@ impl Stored {
 pub const SAFETENSORS: &str = "model.safetensors";
 /// The name of a file of quantised weights.
 pub const GGUF: &str = "model.gguf";
+/// The name of the config of a folder.
+const CONFIG: &str = "config.json";
 
+/// Reads the metadata of a GGUF file. Nothing else in it is checked.
+///
+/// # Errors
+/// [`LoadError`] when the file cannot be read or breaks the format.
+pub fn metadata(path: &Path) -> Result<Metadata, LoadError> {
+    whole::parse(name(path), Arc::new(map(path)?)).map(|(_, metadata)| metadata)
+}
+
+/// A file's name, for messages.
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Maps a file into memory.
 fn map(path: &Path) -> Result<Mmap, LoadError> {
     let failed = |source| LoadError::Io { path: path.to_owned(), source };
     let file = std::fs::File::open(path).map_err(failed)?;
-    // SAFETY: the map is only read, and nobody writes to a checkpoint while it is loaded or served. (A writer that
+    // SAFETY: the map is only read, and no program may write to a checkpoint while it is loaded or served. (A writer that
     // truncates the file ends this process, as it does any program that maps the file.)
     unsafe { Mmap::map(&file) }.map_err(failed)
 }
 
-/// Maps a safetensors file and reads its header.
-fn safetensors(path: &Path) -> Result<File, LoadError> {
-    let bytes = map(path)?;
-    let broken = |reason: String| LoadError::Format { file: SAFETENSORS, reason };
-    let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| broken(error.to_string()))?;
-    // Eight bytes with its length come before the header.
-    let start = header + 8;
-    let entries = metadata.tensors().into_iter().map(|(name, info)| {
-        let kind = match info.dtype {
-            Dtype::F32 => Some(WeightType::F32),
-            Dtype::F16 => Some(WeightType::F16),
-            Dtype::BF16 => Some(WeightType::Bf16),
-            _ => None,
-        };
-        let range = start + info.data_offsets.0..start + info.data_offsets.1;
-        (name, Entry { kind, stored: format!("{:?}", info.dtype), shape: info.shape.clone(), range })
-    });
-    let entries = entries.collect();
-    Ok(File { name: SAFETENSORS, bytes: Box::new(bytes), entries })
+/// Maps files of safetensors that belong together, and reads their headers.
+fn safetensors(paths: &[PathBuf]) -> Result<File, LoadError> {
+    let (mut parts, mut entries, mut end): (Vec<Bytes>, _, _) = (Vec::new(), BTreeMap::new(), 0);
+    for path in paths {
+        let bytes = map(path)?;
+        let broken = |reason: String| LoadError::Format { file: name(path), reason };
+        let (header, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| broken(error.to_string()))?;
+        // Eight bytes with its length come before the header.
+        let start = end + header + 8;
+        for (name, info) in metadata.tensors() {
+            let kind = match info.dtype {
+                Dtype::F32 => Some(WeightType::F32),
+                Dtype::F16 => Some(WeightType::F16),
+                Dtype::BF16 => Some(WeightType::Bf16),
+                _ => None,
+            };
+            let range = start + info.data_offsets.0..start + info.data_offsets.1;
+            let (stored, shape) = (format!("{:?}", info.dtype), info.shape.clone());
+            let entry = Entry { kind, repacked: None, stored, shape, range };
+            if entries.insert(name.clone(), entry).is_some() {
+                return Err(broken(format!("{name} is in another file as well")));
+            }
+        }
+        end += bytes.len();
+        parts.push(Arc::new(bytes));
+    }
+    let name = if paths.len() == 1 { SAFETENSORS } else { INDEX };
+    Ok(File { name: name.into(), config: CONFIG, parts: Parts::new(parts), entries })
 }
 
 /// Maps a GGUF file and reads its header.
 fn gguf(path: &Path) -> Result<File, LoadError> {
     let bytes = map(path)?;
-    let entries = gguf::entries(&bytes).map_err(|reason| LoadError::Format { file: GGUF, reason })?;
-    Ok(File { name: GGUF, bytes: Box::new(bytes), entries })
+    let header = gguf::header(&bytes).map_err(|reason| LoadError::Format { file: GGUF.into(), reason })?;
+    Ok(File { name: GGUF.into(), config: CONFIG, parts: Parts::new(vec![Arc::new(bytes)]), entries: header.entries })
 }
 
 /// The tensors that a config asks for, with their shapes: the contract between trainer and server.
@@ -176,24 +231,43 @@ fn supported(quantised: bool) -> String {
     kinds.map(|kind| kind.name().to_uppercase()).collect::<Vec<_>>().join(", ")
 }
 
-/// Compares the file's header with the tensors that the config asks for; reads no tensor.
-fn check(config: &DecoderConfig, file: &File) -> Result<(), LoadError> {
+/// Compares the file's header with the tensors that the config asks for; reads no tensor. `unknown` are names that the
+/// family does not have, and `shown` is the name of a tensor in the file.
+fn check(
+    config: &DecoderConfig,
+    file: &File,
+    unknown: &[String],
+    shown: &dyn Fn(&str) -> String,
+) -> Result<(), LoadError> {
     let TensorList { all: mut expected, stacks, .. } = schema::tensors(config);
-    let mut problems = Vec::new();
+    let mut problems: Vec<String> = unknown.iter().map(|name| format!("unknown tensor {name}")).collect();
+    let mut extra = BTreeMap::new();
     for (name, entry) in &file.entries {
         match expected.remove(name) {
-            None => problems.push(format!("unknown tensor {name}")),
+            None => drop(extra.insert(shown(name), entry)),
             Some(tensor) if tensor.shape != entry.shape => {
-                problems.push(format!("{name} has shape {:?}, expected {:?}", entry.shape, tensor.shape));
+                problems.push(format!("{} has shape {:?}, expected {:?}", shown(name), entry.shape, tensor.shape));
             }
-            Some(tensor) if entry.kind.is_none_or(|kind| kind.is_quantised() && !tensor.quantised) => {
-                problems.push(format!("{name} has dtype {}, expected {}", entry.stored, supported(tensor.quantised)));
+            Some(tensor) if entry.kind.is_none_or(|kind| kind.is_quantised() && !tensor.packed) => {
+                let supported = supported(tensor.packed);
+                problems.push(format!("{} has dtype {}, expected {supported}", shown(name), entry.stored));
             }
             Some(_) => {}
         }
     }
-    problems.extend(expected.keys().map(|name| format!("missing tensor {name}")));
+    let mut missing: BTreeSet<String> = expected.keys().map(|name| shown(name)).collect();
+    for (name, entry) in extra {
+        // One tensor of the file may be several of ours, if it has their shape.
+        if missing.remove(&name) {
+            problems.push(format!("{name} has shape {:?}, which is not that of the model", entry.shape));
+        } else {
+            problems.push(format!("unknown tensor {name}"));
+        }
+    }
+    problems.extend(missing.iter().map(|name| format!("missing tensor {name}")));
     problems.sort();
+    // One tensor of the file may be wrong for several of ours.
+    problems.dedup();
     for names in stacks {
         let mut kinds = names.iter().filter_map(|name| file.entries.get(name)).map(|entry| entry.kind);
         let first = kinds.next().flatten();
@@ -202,5 +276,5 @@ fn check(config: &DecoderConfig, file: &File) -> Result<(), LoadError> {
             problems.push(format!("{} must have one type", names.join(", ")));
         }
     }
-    if problems.is_empty() { Ok(()) } else { Err(LoadError::Tensors { file: file.name, problems }) }
+    if problems.is_empty() { Ok(()) } else { Err(file.refuse(problems)) }
 }

@@ -14,6 +14,11 @@ pub enum Attention {
     /// Softmax attention to the last `sliding_window` tokens and random feature attention to all older ones, in one
     /// normaliser.
     Hybrid,
+    /// RWKV-7 "Goose" (Peng et al., 2025): the generalised delta rule, token shift and a channel mix. Only where
+    /// `model_type` is `rwkv7`.
+    Rwkv7,
+    /// Mamba-2 (Dao and Gu, 2024): a state-space model with one decay per head. Only where `model_type` is `mamba2`.
+    Mamba2,
 }
 
 /// The map from queries and keys to features.

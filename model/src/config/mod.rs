@@ -10,10 +10,14 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 mod kinds;
+mod low_ranks;
 mod source;
+mod state_space;
 
 pub use kinds::{Attention, FeatureMap, PositionEmbedding, TokenIds};
+pub use low_ranks::LowRanks;
 pub use source::SourceConfig;
+pub use state_space::StateSpace;
 
 /// Why a `config.json` was refused; the message names the field and its bound.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +58,8 @@ pub(crate) struct GivenKeys {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecoderConfig {
-    /// `rfa_gate` for a decoder, `rfa_seq2seq` for an encoder-decoder.
+    /// `rfa_gate` for a decoder, `rfa_seq2seq` for an encoder-decoder, `rwkv7` for RWKV-7,
+    /// `mamba2` for Mamba-2.
     pub model_type: String,
     /// Hugging Face's class names; ignored.
     #[serde(default)]
@@ -63,7 +68,7 @@ pub struct DecoderConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the SwiGLU.
+    /// Width inside the feed-forward part; in Mamba-2, which has none, that of all heads.
     pub intermediate_size: usize,
     /// Layers of the decoder.
     pub num_hidden_layers: usize,
@@ -72,10 +77,10 @@ pub struct DecoderConfig {
     /// Length of a head's queries, keys and values (d); default `hidden_size / num_attention_heads`.
     #[serde(default)]
     pub head_dim: usize,
-    /// Activation of the feed-forward part: `silu`.
+    /// Activation of the feed-forward part: `silu`, in RWKV-7 `sqrelu`.
     #[serde(default = "silu")]
     pub hidden_act: String,
-    /// Added to the mean square under RMSNorm's root.
+    /// Added to the mean square under RMSNorm's root, or to the variance under a layer norm's.
     #[serde(default = "rms_norm_eps")]
     pub rms_norm_eps: f64,
     /// Whether the output head shares the embedding's matrix.
@@ -103,7 +108,7 @@ pub struct DecoderConfig {
     /// Whether an RMSNorm follows each head.
     #[serde(default)]
     pub output_norm: bool,
-    /// Taps of the causal convolution on q, k and v, 2 to 16; 0 for no convolution.
+    /// Taps of the causal convolution on q, k and v (in Mamba-2 on x, B and C), 2 to 16; 0 for no convolution.
     #[serde(default)]
     pub conv_kernel: usize,
     /// How positions are encoded; the default is `rope` for `softmax` and `hybrid`, `none` for `rfa`.
@@ -112,6 +117,12 @@ pub struct DecoderConfig {
     /// Base of the rotary angles.
     #[serde(default = "rope_theta")]
     pub rope_theta: f64,
+    /// Ranks of the low-rank maps of RWKV-7; only for `rwkv7`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub low_ranks: Option<LowRanks>,
+    /// The shape of Mamba-2's layers; only for `mamba2`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_space: Option<StateSpace>,
     /// Layers of the encoder; only for `rfa_seq2seq`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoder_layers: Option<usize>,
@@ -200,11 +211,26 @@ impl DecoderConfig {
         }
     }
 
+    /// Refuses what only layers with q, k and v have, for a family without them.
+    pub(crate) fn check_without_attention(&self) -> Result<(), ConfigError> {
+        let kind = &self.model_type;
+        let refused = |field, bound: &str, found: &dyn Display| {
+            Err(ConfigError::bound(field, format!("{bound} where model_type is {kind}"), found))
+        };
+        if self.source().is_some() {
+            return Err(ConfigError::bound("model_type", "that of a decoder", kind));
+        }
+        if self.output_norm {
+            return refused("output_norm", "false", &"true");
+        }
+        if self.position_embedding != PositionEmbedding::None {
+            return refused("position_embedding", "\"none\"", &"\"rope\"");
+        }
+        self.sliding_window.map_or(Ok(()), |window| refused("sliding_window", "absent", &window))
+    }
+
     /// Checks the bounds that every family shares.
     pub(crate) fn check_shared(&self) -> Result<(), ConfigError> {
-        if self.hidden_act != "silu" {
-            return Err(ConfigError::bound("hidden_act", "\"silu\"", &self.hidden_act));
-        }
         within("vocab_size", self.vocab_size, 1, 1 << 22)?;
         within("hidden_size", self.hidden_size, 1, 1 << 16)?;
         within("intermediate_size", self.intermediate_size, 1, 1 << 18)?;

@@ -2,8 +2,6 @@
 
 use super::{ConfigError, DecoderConfig, within};
 
-/// The `model_type` of a decoder alone.
-const DECODER: &str = "rfa_gate";
 /// The `model_type` of an encoder-decoder.
 pub(crate) const ENCODER_DECODER: &str = "rfa_seq2seq";
 
@@ -27,18 +25,19 @@ impl DecoderConfig {
         }
     }
 
-    /// Checks `model_type`, and the keys that one `model_type` needs and the other refuses.
-    pub(crate) fn check_source(&self) -> Result<(), ConfigError> {
+    /// Checks `model_type`, and the keys that an encoder-decoder needs and a decoder refuses. `decoder` is the
+    /// `model_type` of a decoder of the family.
+    pub(crate) fn check_source(&self, decoder: &str) -> Result<(), ConfigError> {
         let given = [
             ("encoder_layers", self.encoder_layers, 1024),
             ("max_source_positions", self.max_source_positions, 1 << 16),
             ("decoder_start_token_id", self.decoder_start_token_id.map(|id| id as usize), self.vocab_size - 1),
         ];
         match self.model_type.as_str() {
-            DECODER => match given.into_iter().find_map(|(field, value, _)| Some((field, value?))) {
+            found if found == decoder => match given.into_iter().find_map(|(field, value, _)| Some((field, value?))) {
                 None => Ok(()),
                 Some((field, value)) => {
-                    Err(ConfigError::bound(field, format!("absent where model_type is {DECODER}"), value))
+                    Err(ConfigError::bound(field, format!("absent where model_type is {decoder}"), value))
                 }
             },
             ENCODER_DECODER => {
@@ -62,7 +61,7 @@ impl DecoderConfig {
                 }
                 Ok(())
             }
-            other => Err(ConfigError::bound("model_type", format!("{DECODER:?} or {ENCODER_DECODER:?}"), other)),
+            other => Err(ConfigError::bound("model_type", format!("{decoder:?} or {ENCODER_DECODER:?}"), other)),
         }
     }
 }

@@ -279,7 +279,7 @@ impl Backend for CudaDecoder {
         self.blocks.iter().map(Block::bytes).sum::<usize>() + self.head.bytes()
     }
 
-    fn absorb(&self, ids: &[u32], pool: &mut CudaPool, slot: usize) -> ModelResult<()> {
+    fn prefill(&self, ids: &[u32], pool: &mut CudaPool, slot: usize) -> ModelResult<()> {
         if ids.is_empty() {
             return Err(ModelError::argument("ids", "at least one token", "none"));
         }

@@ -15,7 +15,7 @@ use super::queue::{Queue, RECORDS, failed, words};
 use crate::cuda_error::CudaError;
 
 /// The oldest architecture that runs the kernels: 8.0, for bf16 on tensor cores and asynchronous copies.
-const OLDEST: i32 = 8;
+const MIN_MAJOR: i32 = 8;
 
 #[derive(Debug)]
 struct Driver {
@@ -42,8 +42,8 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     }
     let context = CudaContext::new(ordinal).map_err(|error| absent(words(error)))?;
     let (major, minor) = context.compute_capability().map_err(failed("compute capability"))?;
-    if major < OLDEST {
-        return Err(absent(format!("its architecture is {major}.{minor}, the kernels need {OLDEST}.0")));
+    if major < MIN_MAJOR {
+        return Err(absent(format!("its architecture is {major}.{minor}, the kernels need {MIN_MAJOR}.0")));
     }
     // SAFETY: no buffer of cudarc is used, so its events have nothing to order.
     unsafe { context.disable_event_tracking() };

@@ -25,7 +25,7 @@ unsafe extern "C" {
 /// Fills new memory: NaN as f32 and as bf16. [`Gpu::allocate`] zeroes the requested bytes alone, so that a kernel that
 /// reads past them gives NaN.
 const POISON: u8 = 0xff;
-/// Bytes around each allocation that nobody may write to.
+/// Guard bytes around each allocation.
 const GUARD: usize = 256;
 
 #[derive(Debug, Default)]
@@ -165,12 +165,12 @@ impl Gpu for Arc<Host> {
 
     fn pinned(&self, bytes: usize) -> Result<Box<dyn Pinned>> {
         let at = self.allocate(bytes)?;
-        Ok(Box::new(HostMemory { at, bytes, beside: false, host: Arc::clone(self) }))
+        Ok(Box::new(HostMemory { at, bytes, own_stream: false, host: Arc::clone(self) }))
     }
 
     fn pinned_beside(&self, bytes: &[usize]) -> Result<Vec<Box<dyn Pinned>>> {
         let piece = |&bytes: &usize| -> Result<Box<dyn Pinned>> {
-            Ok(Box::new(HostMemory { at: self.allocate(bytes)?, bytes, beside: true, host: Arc::clone(self) }))
+            Ok(Box::new(HostMemory { at: self.allocate(bytes)?, bytes, own_stream: true, host: Arc::clone(self) }))
         };
         bytes.iter().map(piece).collect()
     }
@@ -239,14 +239,14 @@ struct HostMemory {
     at: u64,
     bytes: usize,
     /// Whether it copies at once, on the calling thread, even during a recording.
-    beside: bool,
+    own_stream: bool,
     host: Arc<Host>,
 }
 
 impl HostMemory {
     fn copy(&self, to: u64, from: u64, len: usize) -> Result<()> {
         let copy = Operation::Copy { to, from, bytes: len.min(self.bytes) };
-        if self.beside { copy.run() } else { self.host.queue(copy) }
+        if self.own_stream { copy.run() } else { self.host.queue(copy) }
     }
 }
 

@@ -159,23 +159,23 @@ impl Pinned for HostMemory {
     fn send(&self, at: usize, to: u64, len: usize) -> Result<()> {
         let _turn = self.queue.turn()?;
         let at = at.min(self.bytes);
-        // SAFETY: within the allocation; nobody writes to it until the stream is done (`bytes` waits).
+        // SAFETY: within the allocation; no thread writes to it until the stream is done (`bytes` waits).
         let bytes = unsafe { std::slice::from_raw_parts(self.at.add(at), len.min(self.bytes - at)) };
         // SAFETY: the buffer is as long.
-        let asked = unsafe { result::memcpy_htod_async(to, bytes, self.queue.raw()) };
+        let status = unsafe { result::memcpy_htod_async(to, bytes, self.queue.raw()) };
         self.used.set(self.used.get().max(self.queue.used()));
-        asked.map_err(failed("copy to the device"))
+        status.map_err(failed("copy to the device"))
     }
 
     fn receive(&mut self, at: usize, from: u64, len: usize) -> Result<()> {
         let _turn = self.queue.turn()?;
         let at = at.min(self.bytes);
-        // SAFETY: within the allocation; nobody reads it until the stream is done (`bytes` waits).
+        // SAFETY: within the allocation; no thread reads it until the stream is done (`bytes` waits).
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.at.add(at), len.min(self.bytes - at)) };
         // SAFETY: the buffer is as long.
-        let asked = unsafe { result::memcpy_dtoh_async(bytes, from, self.queue.raw()) };
+        let status = unsafe { result::memcpy_dtoh_async(bytes, from, self.queue.raw()) };
         self.used.set(self.used.get().max(self.queue.used()));
-        asked.map_err(failed("copy from the device"))
+        status.map_err(failed("copy from the device"))
     }
 }
 

@@ -61,7 +61,7 @@ impl Shape {
         let heads = memories.chunks_exact(self.layout.head);
         let s = s.chunks_exact_mut(self.head_dim * self.column());
         for ((head, s), sums) in heads.zip(s).zip(sums.chunks_exact_mut((self.features + 1) * size_of::<f32>())) {
-            let (matrix, beside) = head.split_at(self.features * self.head_dim);
+            let (matrix, rest) = head.split_at(self.features * self.head_dim);
             for (i, s) in s.chunks_exact_mut(self.column()).enumerate() {
                 let column = matrix[i..].iter().step_by(self.head_dim);
                 let (held, filling) = s.split_at_mut(self.features * width(self.state));
@@ -73,7 +73,7 @@ impl Shape {
                 }
                 filling.fill(0);
             }
-            put(beside.iter(), sums);
+            put(rest.iter(), sums);
         }
         put(rest.iter(), tails);
     }

@@ -1,10 +1,10 @@
-//! The kernels against the plain truth in f64 (those of bf16 states are in model/tests/cuda.rs): fresh random inputs,
-//! outputs poisoned, rows and numbers that fill no block. On the emulator, or on the GPU that TIDEGATE_TEST_DEVICE names.
+//! The kernels against references in f64 (bf16 states are tested in model/tests/cuda.rs): random inputs, poisoned
+//! outputs, sizes that fill no block. On the emulator, or on the GPU that TIDEGATE_TEST_DEVICE names.
 
 mod choosing;
 mod failures;
 mod mixing;
-mod moving;
+mod transfers;
 mod watched;
 
 use candle_core::{Device, Tensor};
@@ -27,7 +27,7 @@ pub(super) fn normals(seed: u64, len: usize) -> Vec<f32> {
     (0..len).map(|_| normals.normal() as f32).collect()
 }
 
-/// A buffer of numbers that no kernel makes.
+/// A poisoned buffer: NaN.
 pub(super) fn poisoned(device: &CudaDevice, len: usize) -> Buffer {
     device.floats("a test", &vec![f32::NAN; len]).unwrap()
 }
@@ -38,7 +38,7 @@ pub(super) fn read(device: &CudaDevice, at: u64, len: usize) -> Vec<f32> {
     super::pool::floats(&bytes).collect()
 }
 
-/// Numbers as a kind holds them.
+/// Numbers rounded to a kind.
 fn rounded(numbers: &[f32], kind: Kind) -> Vec<f32> {
     let round = |&v: &f32| match kind {
         Kind::F32 => v,
@@ -91,7 +91,7 @@ pub(super) fn close(got: &[f32], want: &[f64], bound: f64, what: &str) {
 }
 
 const KINDS: [Kind; 3] = [Kind::F32, Kind::Bf16, Kind::F16];
-/// Rows that take each of the kernels, and fill the blocks of none.
+/// Numbers of rows that use each of the kernels and fill no block.
 const ROWS: [usize; 5] = [1, 7, 13, 30, 139];
 
 #[test]
@@ -108,14 +108,14 @@ fn products_are_stored_and_added() {
             linear.forward(&device, rows, x.rows(kind), Rows { at: y.at, stride: outs }).unwrap();
             let got = read(&device, y.at, rows * outs);
             close(&got, &want, 2e-5, &format!("{kind:?}, {rows} rows"));
-            // The same bits by every kernel, whichever is chosen on this device.
+            // Every kernel gives the same bits.
             for form in [Form::Eight, Form::Sixteen, Form::ThirtyTwo, Form::Some, Form::Many] {
                 let y = poisoned(&device, rows * outs);
                 linear.forward_by(&device, form, rows, (x.rows(kind), Rows { at: y.at, stride: outs })).unwrap();
                 let same = read(&device, y.at, rows * outs).iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{kind:?}, {rows} rows by {form:?}");
             }
-            // Twice the same onto what is there.
+            // Adding the same product again doubles the output.
             let linear = Linear::new(&device, &[&matrix(&w, outs, kind)], Mode::Add).unwrap();
             linear.forward(&device, rows, x.rows(kind), Rows { at: y.at, stride: outs }).unwrap();
             let twice: Vec<f32> = got.iter().map(|v| v + v).collect();
@@ -125,9 +125,9 @@ fn products_are_stored_and_added() {
 }
 
 #[test]
-fn swiglu_pairs_its_gates_with_what_they_let_through() {
+fn swiglu_pairs_each_gate_with_its_value() {
     let device = device();
-    // Neither is a whole number of tiles.
+    // Neither width is a multiple of a tile.
     let (ins, width) = (40, 27);
     for kind in KINDS {
         let (gate, up) = (rounded(&normals(2, width * ins), kind), rounded(&normals(3, width * ins), kind));
@@ -166,14 +166,14 @@ fn swiglu_pairs_its_gates_with_what_they_let_through() {
                         "{kind:?}, row {row}: {got} {want}"
                     );
                 }
-                assert!(stored[width..].iter().all(|&v| v == 0.0), "what lies past a row stays 0");
+                assert!(stored[width..].iter().all(|&v| v == 0.0), "the padding stays 0");
             }
         }
     }
 }
 
 #[test]
-fn a_table_gives_its_rows() {
+fn an_embedding_gives_its_rows() {
     let device = device();
     let (vocab, hidden) = (37, 72);
     let ids = [36u32, 0, 17, 36];
@@ -210,7 +210,7 @@ fn norms_against_f64() {
         for (got, want) in plain.chunks_exact(y.stride).zip(want.chunks_exact(dim)) {
             close(&got[..dim], want, 2e-6, "a norm");
         }
-        // The halves beside are its numbers, rounded.
+        // The 16-bit output is the f32 output, rounded.
         let mut bytes = vec![0; rows * y.stride * 2];
         device.0.download(y.rows(Kind::Bf16).at, &mut bytes).unwrap();
         let halves: Vec<f32> =
@@ -224,7 +224,7 @@ fn norms_against_f64() {
 }
 
 #[test]
-fn quantised_weights_are_what_candle_makes_of_them() {
+fn quantised_weights_are_dequantised_like_candle_does() {
     let device = device();
     let (outs, ins) = (16, 64);
     let w = normals(8, outs * ins);
@@ -243,7 +243,7 @@ fn quantised_weights_are_what_candle_makes_of_them() {
 }
 
 #[test]
-fn halves_that_would_be_infinite_are_the_greatest() {
+fn numbers_too_large_for_f16_become_the_largest_finite() {
     let device = device();
     let w: Vec<f32> = [400.0f32, -400.0].iter().flat_map(|&v| vec![v; 32]).collect();
     let (gate, up) = (matrix(&[1.0; 64], 2, Kind::F16), matrix(&w, 2, Kind::F16));

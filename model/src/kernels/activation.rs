@@ -11,7 +11,7 @@ const ROUND: f32 = 12_582_912.0;
 
 /// e^x for one lane, relative error about 1e-7; clamped where f32 would over- or underflow (Cephes `expf`).
 #[inline(always)]
-pub(super) fn exp_lane(x: f32) -> f32 {
+pub(crate) fn exp_lane(x: f32) -> f32 {
     let x = x.clamp(-87.0, 88.0);
     let shifted = x.mul_add(LOG2_E, ROUND);
     let n = shifted - ROUND;
@@ -24,7 +24,7 @@ pub(super) fn exp_lane(x: f32) -> f32 {
 }
 
 #[inline(always)]
-fn silu_lane(x: f32) -> f32 {
+pub(super) fn silu_lane(x: f32) -> f32 {
     x / (1.0 + exp_lane(-x))
 }
 
@@ -51,18 +51,25 @@ multiversion! {
 }
 
 #[inline(always)]
-fn conv_row(tail: &mut [f32], x: &[f32], weight: &[f32], channels: usize, out: &mut [f32]) {
-    let (before, steps) = (tail.len() / channels, x.len() / channels);
+fn conv_row(
+    tail: &mut [f32],
+    (x, stride): (&[f32], usize),
+    (weight, bias): (&[f32], &[f32]),
+    channels: usize,
+    out: &mut [f32],
+) {
+    let (before, steps) = (tail.len() / channels, out.len() / channels);
     for (t, out) in out.chunks_exact_mut(channels).enumerate() {
-        out.fill(0.0);
+        if bias.is_empty() {
+            out.fill(0.0);
+        } else {
+            out.copy_from_slice(bias);
+        }
         for (j, weight) in weight.chunks_exact(channels).enumerate() {
             // Tap j reads the input of `before - j` tokens ago; before the start of the text there are zeros.
             let at = t + j;
-            let source = if at < before {
-                &tail[at * channels..][..channels]
-            } else {
-                &x[(at - before) * channels..][..channels]
-            };
+            let source =
+                if at < before { &tail[at * channels..][..channels] } else { &x[(at - before) * stride..][..channels] };
             for ((out, w), x) in out.iter_mut().zip(weight).zip(source) {
                 *out = x.mul_add(*w, *out);
             }
@@ -71,19 +78,25 @@ fn conv_row(tail: &mut [f32], x: &[f32], weight: &[f32], channels: usize, out: &
             *out = silu_lane(*out);
         }
     }
-    if steps >= before {
-        tail.copy_from_slice(&x[(steps - before) * channels..]);
-    } else {
-        tail.copy_within(steps * channels.., 0);
-        tail[(before - steps) * channels..].copy_from_slice(x);
+    let new = steps.min(before);
+    tail.copy_within(new * channels.., 0);
+    for (i, tail) in tail.chunks_exact_mut(channels).skip(before - new).enumerate() {
+        tail.copy_from_slice(&x[(steps - new + i) * stride..][..channels]);
     }
 }
 
 multiversion! {
     /// Depthwise causal convolution and SiLU over the tokens of one row; `tail` keeps the last inputs.
     ///
-    /// tail: (kernel - 1, channels), oldest first; x, out: (time, channels); weight: (kernel, channels).
-    pub(crate) fn conv_silu(tail: &mut [f32], x: &[f32], weight: &[f32], channels: usize, out: &mut [f32]) = conv_row;
+    /// tail: (kernel - 1, channels), oldest first; x: the first `channels` of every `stride` numbers; weight: (kernel,
+    /// channels); bias: (channels), or empty; out: (time, channels).
+    pub(crate) fn conv_silu(
+        tail: &mut [f32],
+        inputs: (&[f32], usize),
+        taps: (&[f32], &[f32]),
+        channels: usize,
+        out: &mut [f32],
+    ) = conv_row;
 }
 
 #[cfg(test)]
@@ -112,7 +125,7 @@ mod tests {
             .map(|isa| {
                 let (mut a, mut b, mut tail) = (vec![0.0; 75], vec![0.0; 2 * 75], wave[..3 * 75 / 3 * 2].to_vec());
                 swiglu(isa, &wave, 75, &mut a);
-                conv_silu(isa, &mut tail, &wave, &wave.repeat(2)[..3 * 75], 75, &mut b);
+                conv_silu(isa, &mut tail, (&wave, 75), (&wave.repeat(2)[..3 * 75], &[]), 75, &mut b);
                 a.iter().chain(&b).chain(&tail).map(|v| v.to_bits()).collect()
             })
             .collect();
@@ -126,7 +139,7 @@ mod tests {
         let weight: Vec<f32> = (0..4 * channels).map(|i| (i as f32 * 1.7).cos()).collect();
         let mut whole = vec![0.0; x.len()];
         let mut tail = vec![0.0; 3 * channels];
-        conv_silu(Isa::Plain, &mut tail, &x, &weight, channels, &mut whole);
+        conv_silu(Isa::Plain, &mut tail, (&x, channels), (&weight, &[]), channels, &mut whole);
         // By hand, for one output: token 5, channel 2.
         let sum: f32 = (0..4).map(|j| weight[j * channels + 2] * x[(2 + j) * channels + 2]).sum();
         assert!((whole[5 * channels + 2] - sum / (1.0 + (-sum).exp())).abs() < 1e-6);
@@ -134,9 +147,25 @@ mod tests {
             let mut parts = vec![0.0; x.len()];
             let mut part_tail = vec![0.0; 3 * channels];
             let at = cut * channels;
-            conv_silu(Isa::Plain, &mut part_tail, &x[..at], &weight, channels, &mut parts[..at]);
-            conv_silu(Isa::Plain, &mut part_tail, &x[at..], &weight, channels, &mut parts[at..]);
+            conv_silu(Isa::Plain, &mut part_tail, (&x[..at], channels), (&weight, &[]), channels, &mut parts[..at]);
+            conv_silu(Isa::Plain, &mut part_tail, (&x[at..], channels), (&weight, &[]), channels, &mut parts[at..]);
             assert_eq!((parts, part_tail), (whole.clone(), tail.clone()), "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn a_bias_is_added_and_inputs_may_lie_apart() {
+        let (channels, stride, steps) = (5, 8, 9);
+        let x: Vec<f32> = (0..steps * stride).map(|i| (i as f32).sin()).collect();
+        let weight: Vec<f32> = (0..4 * channels).map(|i| (i as f32 * 1.7).cos()).collect();
+        let bias: Vec<f32> = (0..channels).map(|i| i as f32 - 1.5).collect();
+        let (mut out, mut tail) = (vec![0.0; steps * channels], vec![0.0; 3 * channels]);
+        conv_silu(Isa::Plain, &mut tail, (&x, stride), (&weight, &bias), channels, &mut out);
+        for (t, c) in (3..steps).flat_map(|t| (0..channels).map(move |c| (t, c))) {
+            let sum = (0..4).map(|j| weight[j * channels + c] * x[(t - 3 + j) * stride + c]).sum::<f32>() + bias[c];
+            assert!((out[t * channels + c] - sum / (1.0 + (-sum).exp())).abs() < 1e-6, "{t} {c}");
+        }
+        let kept: Vec<f32> = x.chunks_exact(stride).skip(steps - 3).flat_map(|x| x[..channels].to_vec()).collect();
+        assert_eq!(tail, kept);
     }
 }

@@ -113,7 +113,7 @@ pub(crate) fn share(
     });
 }
 
-/// A matrix that several threads write, each other elements.
+/// A matrix that several threads write, each different elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Output<'a> {
     base: *mut f32,
@@ -122,7 +122,7 @@ pub(crate) struct Output<'a> {
     matrix: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: `part` requires that no two threads have the same elements; nobody reads until all are done.
+// SAFETY: `part` requires that no two threads have the same elements; no thread reads until all are done.
 unsafe impl Send for Output<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Output<'_> {}
@@ -142,7 +142,7 @@ impl<'a> Output<'a> {
     /// Neighbouring elements of one row.
     ///
     /// # Safety
-    /// `row` and the columns are in bounds; nobody else accesses these elements while the slice lives.
+    /// `row` and the columns are in bounds; no other thread accesses these elements while the slice lives.
     #[inline(always)]
     pub(crate) unsafe fn part(self, row: usize, columns: Range<usize>) -> &'a mut [f32] {
         debug_assert!(row < self.rows && columns.start <= columns.end && columns.end <= self.stride);

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Marks the parts that are taken. Reused from job to job, to allocate once.
+/// Marks the claimed parts. Reused from job to job, to allocate once.
 #[derive(Debug, Default)]
 pub(crate) struct Marks(Vec<AtomicBool>);
 
@@ -36,7 +36,7 @@ impl<'a, T> Parts<'a, T> {
             return None;
         }
         let start = i * self.len;
-        // SAFETY: part i is in the slice, which is borrowed for 'a, and its mark was not set: nobody else has it.
+        // SAFETY: part i is in the slice, which is borrowed for 'a, and its mark was not set: no other thread has it.
         Some(unsafe { std::slice::from_raw_parts_mut(self.base.add(start), self.len.min(self.all - start)) })
     }
 }
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_given_once() {
+    fn a_part_is_claimed_once() {
         let (mut numbers, mut marks) = ([0u32; 11], Marks::default());
         for round in 1..3 {
             let parts = Parts::new(&mut numbers, 3, &mut marks);

@@ -1,4 +1,4 @@
-//! The definitions: a dot product over sixteen lanes and the order in which the lanes are added.
+//! The definitions: sums and dot products over sixteen lanes and the order in which the lanes are added.
 
 use super::LANES;
 
@@ -13,6 +13,22 @@ pub(crate) fn reduce(mut lanes: [f32; LANES]) -> f32 {
         width /= 2;
     }
     lanes[0]
+}
+
+/// `sum_i x_i`: element i goes to lane i mod 16, in the order of i.
+#[inline(always)]
+pub(crate) fn sum(x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for l in 0..LANES {
+            lanes[l] += block[l];
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane += x;
+    }
+    reduce(lanes)
 }
 
 /// `sum_i x_i y_i`: element i goes to lane i mod 16, fused, in the order of i.

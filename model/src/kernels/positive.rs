@@ -8,7 +8,7 @@ const LEAST: f32 = -87.0;
 
 /// `f` of every number, sixteen at a time.
 #[inline(always)]
-fn each(numbers: &mut [f32], f: impl Fn(f32) -> f32) {
+pub(super) fn each(numbers: &mut [f32], f: impl Fn(f32) -> f32) {
     let (blocks, rest) = numbers.as_chunks_mut::<LANES>();
     for block in blocks {
         for v in block {

@@ -188,8 +188,8 @@ impl Threads {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return alone(),
         };
-        let began = Instant::now();
-        if caller.suspended_until.is_some_and(|until| began < until) {
+        let worker_started = Instant::now();
+        if caller.suspended_until.is_some_and(|until| worker_started < until) {
             return alone();
         }
         caller.suspended_until = None;
@@ -208,7 +208,7 @@ impl Threads {
             }
         }
         self.shared.work();
-        self.wait(pieces, began, &mut caller);
+        self.wait(pieces, worker_started, &mut caller);
         if self.shared.panicked.swap(false, Ordering::Relaxed) {
             drop(caller);
             panic!("a piece of a shared job panicked");
@@ -216,7 +216,7 @@ impl Threads {
     }
 
     /// Waits for the pieces that others have claimed; suspends the workers if that took too long.
-    fn wait(&self, pieces: usize, began: Instant, caller: &mut Caller) {
+    fn wait(&self, pieces: usize, worker_started: Instant, caller: &mut Caller) {
         let all_done = || self.shared.done.load(Ordering::Acquire) == pieces;
         let mut looks = 0u32;
         let mut waiting = None;
@@ -224,7 +224,7 @@ impl Threads {
             // Must not panic: workers may still use the job, which this frame keeps alive.
             looks = looks.saturating_add(1);
             if looks.is_multiple_of(64) {
-                let (since, _) = *waiting.get_or_insert_with(|| (Instant::now(), began.elapsed()));
+                let (since, _) = *waiting.get_or_insert_with(|| (Instant::now(), worker_started.elapsed()));
                 if since.elapsed() > PATIENCE {
                     // The worker has no core; spinning on this one would not help.
                     std::thread::sleep(NAP);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caller_gets_the_panic_of_a_piece_and_the_threads_go_on() {
+    fn the_caller_gets_the_panic_of_a_piece_and_the_threads_survive() {
         let threads = Threads::new(2);
         for round in 0..20 {
             let broken = catch_unwind(AssertUnwindSafe(|| threads.run(10, &|i| assert!(i != round % 10))));
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_that_panics_when_dropped_does_no_harm() {
+    fn a_panic_payload_may_panic_when_dropped() {
         struct Bomb;
         impl Drop for Bomb {
             fn drop(&mut self) {
@@ -374,16 +374,16 @@ mod tests {
     fn late_workers_are_suspended() {
         let threads = Threads::new(2);
         let main = std::thread::current().id();
-        let (begun, began) = mpsc::channel();
-        let (began, first) = (Mutex::new(began), AtomicBool::new(true));
+        let (started, worker_started) = mpsc::channel();
+        let (worker_started, first) = (Mutex::new(worker_started), AtomicBool::new(true));
         // The caller keeps its first piece until the worker has one, and the worker takes long.
         threads.run(2, &|_| {
             if std::thread::current().id() == main {
                 if first.swap(false, Ordering::SeqCst) {
-                    began.lock().unwrap().recv().unwrap();
+                    worker_started.lock().unwrap().recv().unwrap();
                 }
             } else {
-                begun.send(()).unwrap();
+                started.send(()).unwrap();
                 std::thread::sleep(Duration::from_millis(50));
             }
         });

@@ -1,8 +1,8 @@
 //! A pre-norm layer around a [`Mixer`]: `x + mixer(norm(x))`, for an encoder-decoder `x + cross(norm(x))`, then
 //! `x + mlp(norm(x))`.
 
-use super::conv::ConvTails;
 use super::cross::{CrossAttention, CrossBuffers, SourceReader};
+use super::last_inputs::LastInputs;
 use super::layer::{Layer, LayerState, SlotState, Step};
 use super::mixer::{Mixer, Projected};
 use super::projections::{ProjectionBuffers, Projections};
@@ -30,7 +30,7 @@ pub(crate) struct AttentionLayer<M: Mixer> {
 #[derive(Debug)]
 pub(crate) struct AttentionState<M: Mixer> {
     heads: M::State,
-    conv: ConvTails,
+    conv: LastInputs,
     source: Option<<M::Source as SourceReader>::State>,
 }
 
@@ -96,7 +96,11 @@ impl<M: Mixer> Layer for AttentionLayer<M> {
         }
     }
 
-    fn tensors(config: &DecoderConfig, list: &mut TensorList) {
+    fn cached_numbers(config: &DecoderConfig) -> usize {
+        M::cached_numbers(config)
+    }
+
+    fn tensors(config: &DecoderConfig, _: usize, list: &mut TensorList) {
         let hidden = config.hidden_size;
         list.floats("input_layernorm.weight", &[hidden]);
         list.at("self_attn", |list| {
@@ -111,7 +115,7 @@ impl<M: Mixer> Layer for AttentionLayer<M> {
         list.at("mlp", |list| Mlp::tensors(list, hidden, config.intermediate_size));
     }
 
-    fn load(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
+    fn load(config: &DecoderConfig, _: usize, weights: &Weights<'_>) -> std::result::Result<Self, LoadError> {
         let norm = |name: &str| RmsNorm::load(weights, name, config.hidden_size, config.rms_norm_eps);
         let attention = weights.pp("self_attn");
         let cross = config.source().map(|source| -> std::result::Result<_, LoadError> {

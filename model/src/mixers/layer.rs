@@ -5,6 +5,7 @@
 //! and the pool; they meet again in one place, [`Stack::forward`].
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use super::rotary::Angles;
@@ -13,8 +14,9 @@ use crate::config::{ConfigError, DecoderConfig, GivenKeys};
 use crate::error::{ModelError, Result};
 use crate::layout::StateLayout;
 use crate::memory::{Denominators, StateType};
+use crate::nn::{Norm, NormKind};
 use crate::probe::{LayerProbe, Probe};
-use crate::weights::{LoadError, TensorList, Weights};
+use crate::weights::{Entry, LoadError, TensorList, Weights};
 
 /// The rows of a step.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +73,7 @@ pub trait SlotState: Debug + Send + Sync {
     fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64);
 }
 
-/// What a layer keeps, in the three parts of a [`StateLayout`]: memory, inputs of convolutions, source.
+/// What a layer keeps, in the three parts of a [`StateLayout`]: memory, last inputs, source.
 pub(crate) trait LayerState: Debug + Send + Sync {
     /// The parts that there are.
     fn parts(&self) -> [Option<&dyn SlotState>; 3];
@@ -80,12 +82,52 @@ pub(crate) trait LayerState: Debug + Send + Sync {
     fn parts_mut(&mut self) -> [Option<&mut dyn SlotState>; 3];
 }
 
+/// What a family has around its layers, and its words for it in a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame {
+    /// The `model_type` of a decoder.
+    pub(crate) model_type: &'static str,
+    /// The `hidden_act` of the feed-forward part.
+    pub(crate) hidden_act: &'static str,
+    /// What the names of all tensors but the output head begin with.
+    pub(crate) body: &'static str,
+    /// The embedding below `body`.
+    pub(crate) embedding: &'static str,
+    /// The norm after the last layer, and its name below `body`.
+    pub(crate) norm: NormKind,
+    pub(crate) norm_name: &'static str,
+    /// The key of `config.json` that all other families refuse.
+    pub(crate) own_key: Option<&'static str>,
+}
+
+impl Frame {
+    /// That of Llama, with our `model_type`.
+    pub(crate) const OURS: Self = Self {
+        model_type: "rfa_gate",
+        hidden_act: "silu",
+        body: "model",
+        embedding: "embed_tokens.weight",
+        norm: NormKind::Rms,
+        norm_name: "norm",
+        own_key: None,
+    };
+
+    /// The tensors below `body`, without those of the layers.
+    pub(crate) fn tensors(&self, config: &DecoderConfig, list: &mut TensorList) {
+        list.matrix(self.embedding, config.vocab_size, config.hidden_size);
+        Norm::tensors(self.norm, list, self.norm_name, config.hidden_size);
+    }
+}
+
 /// One layer of a decoder, its residual connections included. A family of models implements it once.
 pub(crate) trait Layer: Debug + Send + Sync + Sized + 'static {
     /// What the layer keeps for the slots of a pool.
     type State: LayerState + 'static;
     /// Intermediate results, kept from step to step and shared by all layers of a decoder.
     type Buffers: Debug + Default + Send + Sync + 'static;
+
+    /// What is around the layers.
+    const FRAME: Frame = Frame::OURS;
 
     /// The name of the mixer in reports.
     fn name(config: &DecoderConfig) -> &'static str;
@@ -102,11 +144,17 @@ pub(crate) trait Layer: Debug + Send + Sync + Sized + 'static {
     /// The numbers of one slot.
     fn layout(config: &DecoderConfig) -> StateLayout;
 
+    /// Numbers that a head caches for each token in the `sliding_window`; 0 without a cache.
+    fn cached_numbers(config: &DecoderConfig) -> usize;
+
+    /// Gives tensors that others publish in another form the names and shapes of [`Self::tensors`].
+    fn unpack(_config: &DecoderConfig, _entries: &mut BTreeMap<String, Entry>) {}
+
     /// The tensors that [`Self::load`] reads.
-    fn tensors(config: &DecoderConfig, list: &mut TensorList);
+    fn tensors(config: &DecoderConfig, layer: usize, list: &mut TensorList);
 
     /// Reads the tensors of one layer.
-    fn load(config: &DecoderConfig, weights: &Weights<'_>) -> std::result::Result<Self, LoadError>;
+    fn load(config: &DecoderConfig, layer: usize, weights: &Weights<'_>) -> std::result::Result<Self, LoadError>;
 
     /// Bytes of the matrices that a token reads.
     fn bytes(&self) -> usize;
@@ -231,12 +279,15 @@ type Load = fn(&DecoderConfig, &Weights<'_>) -> std::result::Result<Box<dyn Laye
 /// What a config asks of a family before any weights are read: the associated functions of a [`Layer`].
 #[derive(Debug)]
 pub(crate) struct Family {
+    pub(crate) frame: Frame,
     pub(crate) name: fn(&DecoderConfig) -> &'static str,
     pub(crate) complete: fn(&mut DecoderConfig, &GivenKeys) -> std::result::Result<(), ConfigError>,
     pub(crate) validate: fn(&DecoderConfig) -> std::result::Result<(), ConfigError>,
     pub(crate) features: fn(&DecoderConfig) -> usize,
     pub(crate) layout: fn(&DecoderConfig) -> StateLayout,
-    pub(crate) tensors: fn(&DecoderConfig, &mut TensorList),
+    pub(crate) cached_numbers: fn(&DecoderConfig) -> usize,
+    pub(crate) unpack: fn(&DecoderConfig, &mut BTreeMap<String, Entry>),
+    pub(crate) tensors: fn(&DecoderConfig, usize, &mut TensorList),
     pub(crate) load: Load,
 }
 
@@ -244,14 +295,17 @@ impl Family {
     /// The family whose layers are `L`.
     pub(crate) const fn of<L: Layer>() -> Self {
         Self {
+            frame: L::FRAME,
             name: L::name,
             complete: L::complete,
             validate: L::validate,
             features: L::features,
             layout: L::layout,
+            cached_numbers: L::cached_numbers,
+            unpack: L::unpack,
             tensors: L::tensors,
             load: |config, weights| {
-                let layer = |i| L::load(config, &weights.pp(&format!("layers.{i}")));
+                let layer = |i| L::load(config, i, &weights.pp(&format!("layers.{i}")));
                 let layers = (0..config.num_hidden_layers).map(layer).collect::<std::result::Result<_, _>>()?;
                 Ok(Box::new(Stack::<L>(layers)))
             },

@@ -42,6 +42,11 @@ pub(crate) trait Mixer: Debug + Send + Sync + Sized + 'static {
     /// Numbers that one head remembers.
     fn head_numbers(config: &DecoderConfig) -> usize;
 
+    /// Numbers of those that a head caches for each token in the `sliding_window`; 0 without a cache.
+    fn cached_numbers(_config: &DecoderConfig) -> usize {
+        0
+    }
+
     /// The tensors that [`Self::load`] reads, below `self_attn`.
     fn tensors(config: &DecoderConfig, list: &mut TensorList);
 

@@ -5,17 +5,28 @@
 mod attention_layer;
 mod conv;
 pub(crate) mod cross;
+mod gguf;
+mod head_memory;
 pub mod hybrid;
+mod last_inputs;
 pub(crate) mod layer;
+pub mod mamba2;
+mod matrices;
 mod mixer;
 mod projections;
 pub mod rfa;
 pub(crate) mod rotary;
+pub mod rwkv7;
 pub mod softmax;
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
 
 use attention_layer::AttentionLayer;
 
-use crate::config::Attention;
+use crate::config::{Attention, ConfigError};
+pub(crate) use gguf::GgufFamily;
 use layer::Family;
 pub use layer::SlotState;
 
@@ -25,5 +36,26 @@ pub(crate) fn family(attention: Attention) -> &'static Family {
         Attention::Rfa => const { &Family::of::<AttentionLayer<rfa::Rfa>>() },
         Attention::Softmax => const { &Family::of::<AttentionLayer<softmax::Softmax>>() },
         Attention::Hybrid => const { &Family::of::<AttentionLayer<hybrid::Hybrid>>() },
+        Attention::Rwkv7 => const { &Family::of::<rwkv7::Rwkv7>() },
+        Attention::Mamba2 => const { &Family::of::<mamba2::Mamba2>() },
     }
 }
+
+/// The text of a `config.json` in our keys: that of a family which others publish with keys of their own is translated.
+/// What cannot be translated stays, for the parser to name.
+pub(crate) fn translated(text: &str) -> Result<Cow<'_, str>, ConfigError> {
+    let plain = mamba2::published::without_infinities(text);
+    let Ok(mut keys) = serde_json::from_str::<Map<String, Value>>(&plain) else { return Ok(text.into()) };
+    if mamba2::published::is_of_the_package(&keys) {
+        mamba2::published::translate_package(&mut keys)?;
+    }
+    match keys.get("model_type").and_then(Value::as_str) {
+        Some(rwkv7::MODEL_TYPE) => rwkv7::published::translate(&mut keys)?,
+        Some(mamba2::published::MODEL_TYPE) => mamba2::published::translate(&mut keys)?,
+        _ => return Ok(text.into()),
+    }
+    Ok(Value::Object(keys).to_string().into())
+}
+
+/// The families that are read from GGUF files as llama.cpp writes them.
+pub(crate) static GGUF_FAMILIES: [GgufFamily; 1] = [rwkv7::gguf::GGUF];

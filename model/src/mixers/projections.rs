@@ -1,7 +1,8 @@
 //! The projections around a mixer: q, k and v with their short convolution and rotary positions, and the way back, with
 //! the norm of each head's output.
 
-use super::conv::{Conv, ConvTails};
+use super::conv::Conv;
+use super::last_inputs::LastInputs;
 use super::layer::Step;
 use crate::compute::{Compute, sized};
 use crate::config::DecoderConfig;
@@ -49,7 +50,7 @@ impl Projections {
         let projection = |name: &str| weights.matrix(&format!("{name}_proj.weight"), inner, hidden);
         let conv = || -> Result<_, LoadError> {
             let taps = |name: &str| weights.numbers(&format!("{name}_conv1d.weight"), &[inner, 1, config.conv_kernel]);
-            Ok(Conv::new(&[taps("q")?, taps("k")?, taps("v")?], config.conv_kernel))
+            Ok(Conv::new(&[taps("q")?, taps("k")?, taps("v")?].concat(), Vec::new(), config.conv_kernel))
         };
         let norm = || RmsNorm::load(weights, "o_norm", config.head_dim, config.rms_norm_eps);
         Ok(Self {
@@ -67,7 +68,7 @@ impl Projections {
     }
 
     /// The convolution's inputs of `slots` empty texts.
-    pub(super) fn new_tails(&self, slots: usize) -> ConvTails {
+    pub(super) fn new_tails(&self, slots: usize) -> LastInputs {
         Conv::new_tails(self.conv.as_ref(), slots)
     }
 
@@ -76,7 +77,7 @@ impl Projections {
         &self,
         step: &mut Step<'_>,
         x: &[f32],
-        tails: &mut ConvTails,
+        tails: &mut LastInputs,
         buffers: &'a mut ProjectionBuffers,
     ) -> error::Result<&'a [f32]> {
         let rows = step.rows;
@@ -84,7 +85,7 @@ impl Projections {
         self.qkv.forward(step.cx, x, qkv);
         if let Some(conv) = &self.conv {
             let convolved = sized(&mut buffers.convolved, qkv.len());
-            conv.forward(qkv, tails, rows.slots, convolved)?;
+            conv.forward((qkv, 0, conv.channels()), tails, rows.slots, convolved)?;
             qkv = convolved;
         }
         if let Some(angles) = rows.angles {

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_that_no_exponential_can_hold_have_probabilities_all_the_same() {
+    fn logits_whose_exponentials_overflow_have_probabilities() {
         let row = [3000.0, 2999.0, -3000.0];
         let row = LogSoftmax::new(&row);
         let log_sum = (1.0 + (-1f64).exp()).ln();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_and_what_cannot_be_is_the_least_and_never_among_the_likeliest() {
+    fn nan_and_minus_infinity_have_the_lowest_log_probability_and_are_never_among_the_likeliest() {
         let row = [f32::NAN, 1.0, f32::NEG_INFINITY, 1.0];
         let row = LogSoftmax::new(&row);
         assert_eq!(row.likeliest(3), [1, 3, 2]);

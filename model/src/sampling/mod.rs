@@ -104,7 +104,7 @@ impl Sampler {
         self.counts.prompt(tokens);
     }
 
-    /// Makes the answer so far a part of the prompt; a new answer begins.
+    /// Starts a new answer: the one so far becomes part of the prompt.
     pub fn close_answer(&mut self) {
         self.counts.close_answer();
     }

@@ -1,4 +1,4 @@
-//! The plain definition of sampling, with every probability in f64 and sorted: the reference of the fast form.
+//! The plain definition of sampling, with every probability in f64 and sorted: the reference for the fast form.
 
 use proptest::prelude::*;
 
@@ -113,7 +113,7 @@ proptest! {
         let expected = plain(&logits, narrowing);
         prop_assume!(expected.is_some());
         let mut candidates = Candidates::default();
-        candidates.fill(&logits, temperature, top_k).expect("there is a number");
+        candidates.fill(&logits, temperature, top_k).expect("a logit is a number");
         candidates.typical(typical_p);
         candidates.top_p(top_p);
         candidates.min_p(min_p);

@@ -169,7 +169,7 @@ impl Sampler {
     /// Counts the token that the device chose by the last [`Self::plan`].
     pub fn take(&mut self, token: u32) {
         if self.params.temperature > 0.0 {
-            // The draw is used up, whether it was needed or not.
+            // The step uses the draw up, needed or not.
             self.uniform();
             self.drawn = None;
             self.draws += 1;
@@ -195,17 +195,17 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_cannot_choose_is_wanted_as_logits() {
+    fn rows_that_a_device_cannot_sample_return_their_logits() {
         let mut plans = Plans::new(40, 4);
         let mut plan = |params| sampler(params).plan(Permitted::default(), &mut plans);
         assert!(plan(SamplingParams::default()));
         assert!(!plan(SamplingParams { typical_p: 0.5, ..SamplingParams::default() }));
-        // Without a draw nothing is narrowed.
+        // A greedy row needs no typical_p.
         assert!(plan(SamplingParams { typical_p: 0.5, temperature: 0.0, ..SamplingParams::default() }));
         let biases = |count| SamplingParams { logit_bias: vec![(1, 2.0); count], ..SamplingParams::default() };
         assert!(plan(biases(1)));
-        assert!(!plan(biases(2)), "lists of four words, and two are left");
-        assert!(plan(biases(1)), "a list that found no room has left none");
+        assert!(!plan(biases(2)), "the lists have two free words");
+        assert!(plan(biases(1)), "a refused list uses no words");
         plans.skip_to(7);
         let wanted: Vec<bool> = (0..plans.len()).map(|row| plans.wants_logits(row)).collect();
         assert_eq!(wanted, [false, true, false, false, true, false, true]);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_comes_to_nothing_moves_no_stream() {
+    fn an_unused_plan_does_not_advance_the_random_numbers() {
         let params = SamplingParams { seed: 5, ..SamplingParams::default() };
         let (mut plain, mut planned) = (sampler(params.clone()), sampler(params));
         let mut plans = Plans::new(40, 0);
@@ -228,7 +228,7 @@ mod tests {
         // The logits came instead.
         let token = plain.sample(&mut logits()).unwrap();
         assert_eq!(planned.sample(&mut logits()), Some(token));
-        // A draw that was taken is counted once.
+        // A used draw is counted once.
         planned.plan(Permitted::default(), &mut plans);
         let next = plain.sample(&mut logits()).unwrap();
         planned.take(next);

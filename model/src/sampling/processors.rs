@@ -58,7 +58,7 @@ fn key(distance: f32, center: f32) -> f32 {
 /// The bucket of a key from 0 to [`FURTHEST`]; it never decreases as the key grows.
 #[inline]
 fn bucket(key: f32) -> usize {
-    // Adding it pushes the fraction out: the whole number is in the lowest bits of the sum.
+    // Adding it drops the fraction: the integer is in the lowest bits of the sum.
     const WHOLE: f32 = 8_388_608.0; // 2^23
     let shifted = key * ((BUCKETS - 1) as f32 / FURTHEST) + WHOLE;
     shifted.to_bits() as usize % BUCKETS
@@ -223,7 +223,7 @@ impl Candidates {
     /// have a weight of `floor` or less.
     fn keep_around(&mut self, center: f32, floor: f32, target: f64) {
         let (furthest, last) = self.reach(center, floor, |sum| sum >= target);
-        #[allow(clippy::needless_bitwise_bool, reason = "no branches: lanes are looked at together")]
+        #[allow(clippy::needless_bitwise_bool, reason = "no branches: lanes are examined together")]
         self.retain(|place, distance, _| {
             let key = key(distance, center);
             (key < furthest) | ((key == furthest) & (place <= last))
@@ -238,7 +238,7 @@ impl Candidates {
     pub(super) fn top_p(&mut self, share: f32) {
         if share < 1.0 {
             let target = self.total * f64::from(share);
-            // All smaller weights together are below the share that may be missing: none is in the nucleus.
+            // All smaller weights together are less than 1 - share, so none of them is in the nucleus.
             let floor = (self.total - target) / self.weights.len() as f64 * 0.999;
             self.keep_around(0.0, floor as f32, target);
         }
@@ -305,7 +305,7 @@ mod tests {
         places.filter(|place| candidates.weights[*place] > 0.0).map(|place| candidates.token(place)).collect()
     }
 
-    fn kept(logits: &[f32], narrow: impl Fn(&mut Candidates)) -> Vec<u32> {
+    fn narrowed(logits: &[f32], narrow: impl Fn(&mut Candidates)) -> Vec<u32> {
         let mut candidates = Candidates::default();
         candidates.fill(logits, 1.0, 0).unwrap();
         narrow(&mut candidates);
@@ -319,28 +319,28 @@ mod tests {
 
     #[test]
     fn top_p_keeps_the_smallest_set_that_reaches_it() {
-        assert_eq!(kept(&halves(), |c| c.top_p(0.5)), [0]);
-        assert_eq!(kept(&halves(), |c| c.top_p(0.51)), [0, 1]);
-        assert_eq!(kept(&halves(), |c| c.top_p(0.9)), [0, 1, 2, 3]);
-        assert_eq!(kept(&halves(), |c| c.top_p(1e-6)), [0]);
+        assert_eq!(narrowed(&halves(), |c| c.top_p(0.5)), [0]);
+        assert_eq!(narrowed(&halves(), |c| c.top_p(0.51)), [0, 1]);
+        assert_eq!(narrowed(&halves(), |c| c.top_p(0.9)), [0, 1, 2, 3]);
+        assert_eq!(narrowed(&halves(), |c| c.top_p(1e-6)), [0]);
     }
 
     #[test]
-    fn min_p_is_a_share_of_the_best() {
-        assert_eq!(kept(&halves(), |c| c.min_p(0.2)), [0, 1, 2]);
-        assert_eq!(kept(&halves(), |c| c.min_p(1.0)), [0]);
+    fn min_p_is_a_share_of_the_highest_probability() {
+        assert_eq!(narrowed(&halves(), |c| c.min_p(0.2)), [0, 1, 2]);
+        assert_eq!(narrowed(&halves(), |c| c.min_p(1.0)), [0]);
     }
 
     #[test]
     fn typical_prefers_tokens_of_expected_surprise() {
         // Entropy 1.875 bits; surprises 1, 2, 3, 4, 4 bits: the second token is nearest, then the first.
-        assert_eq!(kept(&halves(), |c| c.typical(0.2)), [1]);
-        assert_eq!(kept(&halves(), |c| c.typical(0.3)), [0, 1]);
+        assert_eq!(narrowed(&halves(), |c| c.typical(0.2)), [1]);
+        assert_eq!(narrowed(&halves(), |c| c.typical(0.3)), [0, 1]);
     }
 
     #[test]
     fn a_share_over_many_equal_tokens_is_exact() {
-        let kept = kept(&vec![0.0; 5000], |c| c.top_p(0.5));
+        let kept = narrowed(&vec![0.0; 5000], |c| c.top_p(0.5));
         assert!((2500..=2501).contains(&kept.len()), "{}", kept.len());
         assert_eq!(kept, (0..kept.len() as u32).collect::<Vec<_>>());
     }
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_without_a_number_give_no_token() {
+    fn logits_that_are_all_nan_or_minus_infinity_give_no_token() {
         for bad in [&[f32::NAN; 4][..], &[f32::NEG_INFINITY; 4], &[]] {
             for top_k in [0, 2] {
                 assert_eq!(Candidates::default().fill(bad, 1.0, top_k), None);
@@ -362,10 +362,10 @@ mod tests {
         }
         assert_eq!(greedy(&[f32::NAN, -3.0, 2.0, f32::NAN]), Some(2));
         let infinite = [0.0, f32::INFINITY, f32::NAN];
-        assert_eq!(kept(&infinite, |_| ()), [1]);
-        assert_eq!(kept(&infinite, |c| c.top_p(0.5)), [1]);
-        assert_eq!(kept(&infinite, |c| c.typical(0.5)), [1]);
-        assert_eq!(kept(&infinite, |c| c.min_p(0.5)), [1]);
+        assert_eq!(narrowed(&infinite, |_| ()), [1]);
+        assert_eq!(narrowed(&infinite, |c| c.top_p(0.5)), [1]);
+        assert_eq!(narrowed(&infinite, |c| c.typical(0.5)), [1]);
+        assert_eq!(narrowed(&infinite, |c| c.min_p(0.5)), [1]);
     }
 
     #[test]

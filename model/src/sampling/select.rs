@@ -55,7 +55,7 @@ pub(super) fn likeliest(logits: &[f32], count: usize, best: &mut Vec<Scored>) {
     }
     let most = 2 * count + LANES;
     best.reserve(logits.len().min(most + LANES));
-    // The lowest of the `count` logits found: later ones must be higher, because of equals the first counts.
+    // The lowest of the `count` logits found. Later ones must be higher, because the first of equals counts.
     let mut least = None;
     for (at, chunk) in logits.chunks(LANES).enumerate() {
         if least.is_some_and(|least| !any(chunk, |logit| logit > least)) {
@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_selected_is_what_a_sort_of_all_would_give(
+        fn the_selection_equals_that_of_a_full_sort(
             logits in prop::collection::vec(logit(), 0..400),
             count in 0usize..60,
         ) {

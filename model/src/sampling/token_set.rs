@@ -76,7 +76,7 @@ impl TokenSet {
     }
 }
 
-/// Sets the logits to minus infinity whose bits in `word` are 0.
+/// Sets logits to minus infinity where the bit in `word` is 0.
 #[inline]
 fn mask(logits: &mut [f32], word: u32) {
     for (bit, logit) in logits.iter_mut().enumerate() {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_has_what_was_put_in_and_nothing_outside_the_vocabulary() {
+    fn a_set_has_the_added_tokens_and_none_outside_the_vocabulary() {
         let mut set = TokenSet::new(40);
         assert!(set.is_empty());
         for token in [0, 31, 32, 39, 40, u32::MAX] {

@@ -1,8 +1,9 @@
 //! Conversion between the types of weights. candle quantises.
 
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 use super::error::LoadError;
 use super::matrix::{Matrix, WeightType};
@@ -50,4 +51,20 @@ pub(super) fn matrix(
 fn quantised(numbers: &[f32], columns: usize, kind: GgmlDType) -> Result<Vec<u8>, LoadError> {
     let tensor = Tensor::from_slice(numbers, (numbers.len() / columns, columns), &Device::Cpu)?;
     Ok(QTensor::quantize(&tensor, kind)?.data()?.into_owned())
+}
+
+/// Numbers that are repacked at a time.
+const PIECE: usize = 1 << 18;
+
+/// Rows of `columns` quantised numbers in another quantised type, by way of f32: a few rows at a time, because all of them
+/// would take several times the memory of the model.
+pub(super) fn repacked(bytes: &[u8], from: GgmlDType, to: WeightType, columns: usize) -> Result<Vec<u8>, LoadError> {
+    let row = columns / from.block_size() * from.type_size();
+    let pieces = bytes.par_chunks(((PIECE / columns.max(1)).max(1) * row).max(1)).map(|piece| {
+        let rows = piece.len() / row.max(1);
+        let stored = QStorage::from_data(piece.into(), &Device::Cpu, from)?;
+        let wide = QTensor::new(stored, (rows, columns))?.dequantize(&Device::Cpu)?;
+        Ok(matrix(&wide.flatten_all()?.to_vec1::<f32>()?, to, rows, columns)?.bytes.into_owned())
+    });
+    Ok(pieces.collect::<Result<Vec<_>, LoadError>>()?.concat())
 }

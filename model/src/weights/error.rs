@@ -22,11 +22,13 @@ pub enum LoadError {
     /// `config.json` was refused.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The tensors differ from those that `config.json` asks for.
-    #[error("{file} does not fit config.json:\n  {}", .problems.join("\n  "))]
+    /// The tensors differ from those that `config.json`, or the file itself, asks for.
+    #[error("{file} does not fit {config}:\n  {}", .problems.join("\n  "))]
     Tensors {
         /// The file of weights.
-        file: &'static str,
+        file: String,
+        /// What it has to fit.
+        config: &'static str,
         /// Every difference.
         problems: Vec<String>,
     },
@@ -41,7 +43,7 @@ pub enum LoadError {
     #[error("{file}: {reason}")]
     Format {
         /// The file of weights.
-        file: &'static str,
+        file: String,
         /// The rule that it breaks.
         reason: String,
     },
@@ -58,7 +60,7 @@ pub enum LoadError {
         reason: String,
     },
     /// Matrices of one input that differ in columns or in their quantised type.
-    #[error("weights: matrices of one input must have as many columns, and one type if quantised: found {0}")]
+    #[error("weights: matrices with the same input must have equal columns, and the same type if quantised, found {0}")]
     Stack(String),
     /// A tensor could not be made.
     #[error("weights: {0}")]

@@ -4,35 +4,74 @@ mod convert;
 mod error;
 mod list;
 mod matrix;
+mod metadata;
 mod random;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+
+use candle_core::quantized::GgmlDType;
 
 pub(crate) use convert::widen;
 pub use error::LoadError;
 pub(crate) use list::TensorList;
 pub(crate) use matrix::Matrix;
 pub use matrix::WeightType;
+pub(crate) use metadata::{Bytes, Value};
+pub use metadata::{Metadata, MetadataError, Texts};
 
 /// One tensor of a file.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// `None` for a type that no layer supports.
+    /// The type in memory; `None` for a type that no layer supports.
     pub(crate) kind: Option<WeightType>,
+    /// The type in the file, if it has no kernel and is repacked to `kind`.
+    pub(crate) repacked: Option<GgmlDType>,
     /// The name of the type in the file.
     pub(crate) stored: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) range: Range<usize>,
 }
 
-/// A file of tensors, mapped into memory.
+/// A file of tensors, or several that belong together, mapped into memory.
 pub(crate) struct File {
     /// The name in messages.
-    pub(crate) name: &'static str,
-    pub(crate) bytes: Box<dyn AsRef<[u8]> + Send + Sync>,
+    pub(crate) name: String,
+    /// What its tensors have to fit, in messages.
+    pub(crate) config: &'static str,
+    pub(crate) parts: Parts,
     pub(crate) entries: BTreeMap<String, Entry>,
+}
+
+/// The bytes of a file, or of several as if each followed the one before.
+pub(crate) struct Parts(Vec<Bytes>);
+
+impl Parts {
+    pub(crate) fn new(parts: Vec<Bytes>) -> Self {
+        Self(parts)
+    }
+
+    /// A range that one of them has.
+    fn get(&self, range: Range<usize>) -> Option<&[u8]> {
+        let mut start = 0;
+        for part in &self.0 {
+            let bytes = (**part).as_ref();
+            if range.start < start + bytes.len() {
+                return bytes.get(range.start - start..range.end.checked_sub(start)?);
+            }
+            start += bytes.len();
+        }
+        range.is_empty().then_some(&[])
+    }
+}
+
+impl File {
+    /// Refuses tensors for these reasons.
+    pub(crate) fn refuse(&self, problems: Vec<String>) -> LoadError {
+        LoadError::Tensors { file: self.name.clone(), config: self.config, problems }
+    }
 }
 
 impl std::fmt::Debug for File {
@@ -70,16 +109,27 @@ impl<'a> Weights<'a> {
         Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
     }
 
-    /// A tensor of a file. The checkpoint was checked before: an error here is a second line of defence.
-    fn entry(file: &'a File, name: &str, shape: &[usize]) -> Result<(WeightType, &'a [u8]), LoadError> {
-        let refused = |problem: String| LoadError::Tensors { file: file.name, problems: vec![problem] };
+    /// A tensor of a file. `checkpoint` has checked the file before, so errors here are not expected.
+    fn entry(file: &'a File, name: &str, shape: &[usize]) -> Result<(WeightType, &'a Entry), LoadError> {
+        let refused = |problem: String| file.refuse(vec![problem]);
         let entry = file.entries.get(name).ok_or_else(|| refused(format!("missing tensor {name}")))?;
         if entry.shape != shape {
             return Err(refused(format!("{name} has shape {:?}, expected {shape:?}", entry.shape)));
         }
         let kind = entry.kind.ok_or_else(|| refused(format!("{name} has dtype {}", entry.stored)))?;
-        let bytes = (*file.bytes).as_ref().get(entry.range.clone());
-        Ok((kind, bytes.ok_or_else(|| refused(format!("{name} lies outside of the file")))?))
+        Ok((kind, entry))
+    }
+
+    /// The type and the bytes of a tensor of a file.
+    fn bytes(file: &'a File, name: &str, shape: &[usize]) -> Result<(WeightType, Cow<'a, [u8]>), LoadError> {
+        let (kind, entry) = Self::entry(file, name, shape)?;
+        let bytes = file.parts.get(entry.range.clone());
+        let bytes = bytes.ok_or_else(|| file.refuse(vec![format!("{name} lies outside the file")]))?;
+        let bytes = match entry.repacked {
+            None => bytes.into(),
+            Some(from) => convert::repacked(bytes, from, kind, shape.last().copied().unwrap_or(1))?.into(),
+        };
+        Ok((kind, bytes))
     }
 
     /// One matrix of weights: in its stored type, or in the type that the source converts matrices to.
@@ -97,8 +147,8 @@ impl<'a> Weights<'a> {
         let name = format!("{}{name}", self.prefix);
         match self.source {
             Source::File(file, _) => {
-                let (kind, bytes) = Self::entry(file, &name, &[rows, columns])?;
-                Ok(Matrix { kind, bytes: bytes.into(), rows, columns })
+                let (kind, bytes) = Self::bytes(file, &name, &[rows, columns])?;
+                Ok(Matrix { kind, bytes, rows, columns })
             }
             Source::Random(kind, seed) => random::matrix(*kind, *seed, &name, rows, columns),
         }
@@ -109,11 +159,9 @@ impl<'a> Weights<'a> {
         let name = format!("{}{name}", self.prefix);
         match self.source {
             Source::File(file, _) => {
-                let (kind, bytes) = Self::entry(file, &name, shape)?;
-                widen(kind, bytes).ok_or_else(|| LoadError::Tensors {
-                    file: file.name,
-                    problems: vec![format!("{name} has dtype {kind}, expected f32, f16 or bf16")],
-                })
+                let (kind, bytes) = Self::bytes(file, &name, shape)?;
+                let problem = || vec![format!("{name} has dtype {kind}, expected f32, f16 or bf16")];
+                widen(kind, &bytes).ok_or_else(|| file.refuse(problem()))
             }
             Source::Random(_, seed) => Ok(random::numbers(*seed, &name, shape)),
         }
@@ -126,10 +174,10 @@ impl<'a> Weights<'a> {
             return Ok(numbers);
         };
         let problem = format!("{}{name} must have finite numbers, found {found}", self.prefix);
-        Err(LoadError::Tensors { file: file.name, problems: vec![problem] })
+        Err(file.refuse(vec![problem]))
     }
 
-    /// Matrices (heads, rows, columns) whose rows are orthogonal in blocks of `columns` rows.
+    /// Matrices (heads, rows, columns) with blocks of `columns` orthogonal rows.
     pub(crate) fn orthogonal(&self, name: &str, shape: [usize; 3]) -> Result<Vec<f32>, LoadError> {
         match self.source {
             Source::File(..) => self.numbers(name, &shape),
@@ -160,7 +208,9 @@ impl Mapped {
     /// One row in f32. out: (columns)
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         let width = self.columns * self.kind.block().1;
-        let bytes = &(*self.file.bytes).as_ref()[self.start + row * width..][..width];
+        let start = self.start + row * width;
+        // It is there: `checkpoint` has compared the tensor with the file.
+        let bytes = self.file.parts.get(start..start + width).unwrap_or_default();
         convert::widen_into(self.kind, bytes, out);
     }
 }

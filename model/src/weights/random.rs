@@ -32,10 +32,17 @@ pub(super) fn numbers(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
     let fan_in = shape.last().copied().unwrap_or(1) as f32;
     let (mean, scale) = match name.rsplit_once('.').map_or(name, |(_, last)| last) {
         "random_matrices" => (0.0, 1.0),
-        "sigma" => (1.0, 0.1),
+        "sigma" | "D" => (1.0, 0.1),
+        "bias" if name.ends_with("norm.bias") => (0.0, 0.1),
+        // Decays with half-lives from one token to some dozens.
+        "bias" if name.ends_with("lora.2.bias") => (-2.0, 2.0),
+        "bias" if name.contains(".mixer.") => (0.0, 0.1),
         // Half-lives from a few to some hundreds of tokens.
         "bias" => (4.0, 1.0),
-        _ if name.ends_with("norm.weight") => (1.0, 0.1),
+        // Of Mamba-2: steps of time of some hundredths, and decays with half-lives from a few to some hundreds of them.
+        "A_log" => (1.4, 0.7),
+        "dt_bias" => (-4.0, 1.0),
+        _ if name.ends_with("norm.weight") || name.ends_with("norm_f.weight") => (1.0, 0.1),
         _ => (0.0, fan_in.sqrt().recip()),
     };
     normals(seed, name, len, scale).into_iter().map(|v| v + mean).collect()

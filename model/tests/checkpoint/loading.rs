@@ -1,6 +1,7 @@
 //! A checkpoint that does not fit its config is refused, with every difference named at once.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 
 use crate::common::{Numbers, config, write_checkpoint};
 use tidegate_model::checkpoint::{self, LoadError};
@@ -73,7 +74,7 @@ fn a_tensor_of_another_kind_of_attention_is_named() {
 #[test]
 fn a_broken_file_is_an_error_that_names_it() {
     let folder = tempfile::tempdir().unwrap();
-    let error = |folder: &std::path::Path| checkpoint::load(folder, &Device::Cpu).unwrap_err().to_string();
+    let error = |folder: &Path| checkpoint::load(folder, &Device::Cpu).unwrap_err().to_string();
     assert!(error(folder.path()).contains("config.json"));
     std::fs::write(folder.path().join("config.json"), "{").unwrap();
     assert!(error(folder.path()).contains("config.json"));
@@ -97,7 +98,7 @@ fn sixteen_bit_weights_give_nearly_the_same_logits() {
     let ids = Numbers::new(3).ids(40, 61);
     let logits = || {
         let decoder = checkpoint::load(folder.path(), &Device::Cpu).unwrap();
-        decoder.prefill(&ids, &mut decoder.new_pool(1).unwrap(), 0).unwrap()
+        decoder.prefill_logits(&ids, &mut decoder.new_pool(1).unwrap(), 0).unwrap()
     };
     let full = logits();
     for (dtype, bound) in [(DType::F16, 0.01), (DType::BF16, 0.08)] {
@@ -105,5 +106,50 @@ fn sixteen_bit_weights_give_nearly_the_same_logits() {
         candle_core::safetensors::save(&narrow, &file).unwrap();
         let error = crate::common::distance(&full, &logits());
         assert!(error > 0.0 && error < bound, "{dtype:?}: {error}");
+    }
+}
+
+/// Splits the weights of a folder into two files and a list of them.
+fn split(folder: &Path) {
+    let whole = folder.join("model.safetensors");
+    let tensors = candle_core::safetensors::load(&whole, &Device::Cpu).unwrap();
+    let part = |name: &str| format!("model-0000{}-of-00002.safetensors", if name.contains("layers.1") { 2 } else { 1 });
+    for number in ["layers.0", "layers.1"].map(part) {
+        let part: HashMap<String, Tensor> =
+            tensors.clone().into_iter().filter(|(name, _)| part(name) == number).collect();
+        candle_core::safetensors::save(&part, folder.join(number)).unwrap();
+    }
+    let map: BTreeMap<&String, String> = tensors.keys().map(|name| (name, part(name))).collect();
+    let index = serde_json::json!({"metadata": {"total_size": 1}, "weight_map": map});
+    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    std::fs::remove_file(whole).unwrap();
+}
+
+#[test]
+fn weights_in_several_files_are_those_of_one() {
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path(), &config(r#", "tie_word_embeddings": false"#), 3);
+    let logits = || {
+        let decoder = checkpoint::load(folder.path(), &Device::Cpu).unwrap();
+        decoder.prefill_logits(&[1, 2, 3], &mut decoder.new_pool(1).unwrap(), 0).unwrap()
+    };
+    let want = logits();
+    split(folder.path());
+    assert_eq!(logits(), want);
+    assert_eq!(checkpoint::weights_files(folder.path()).unwrap().len(), 2);
+
+    let refused = || checkpoint::load(folder.path(), &Device::Cpu).unwrap_err().to_string();
+    let second = folder.path().join("model-00002-of-00002.safetensors");
+    std::fs::copy(folder.path().join("model-00001-of-00002.safetensors"), &second).unwrap();
+    assert!(refused().contains("is in another file as well"), "{}", refused());
+    std::fs::remove_file(&second).unwrap();
+    assert!(refused().contains("model-00002-of-00002.safetensors"), "{}", refused());
+    for (index, words) in [
+        (r#"{"weight_map": {"a": "../model.safetensors"}}"#, "must name files of its folder, found \"../model"),
+        (r#"{"weight_map": {}}"#, "weight_map must name a file"),
+        ("{}", "missing field `weight_map`"),
+    ] {
+        std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+        assert!(refused().contains(words), "{}", refused());
     }
 }

@@ -1,7 +1,11 @@
-//! Checkpoint folders: what loads, what is refused, and how GGUF is read.
+//! Checkpoints: what loads, what is refused, and how GGUF is read.
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/llamacpp.rs"]
+mod llamacpp;
 
 mod gguf;
+mod hostile;
 mod loading;
+mod whole;

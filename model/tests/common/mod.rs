@@ -54,9 +54,18 @@ pub fn write_checkpoint(folder: &Path, config: &DecoderConfig, seed: u64) {
         let len = shape.iter().product();
         let fan_in = *shape.last().unwrap() as f32;
         let values: Vec<f32> = match name.as_str() {
-            n if n.ends_with("norm.weight") => numbers.vec(len).iter().map(|v| 1.0 + 0.3 * v).collect(),
+            n if n.ends_with("norm.weight") || n.ends_with("norm_f.weight") => {
+                numbers.vec(len).iter().map(|v| 1.0 + 0.3 * v).collect()
+            }
             n if n.ends_with("sigma") => numbers.vec(len).iter().map(|v| 0.9 + 0.3 * v).collect(),
             n if n.ends_with("gate.bias") => numbers.vec(len).iter().map(|v| 2.0 + 2.0 * v).collect(),
+            // Decays with half-lives from one token to some dozens.
+            n if n.ends_with("w_lora.lora.2.bias") => numbers.vec(len).iter().map(|v| -2.0 + 3.0 * v).collect(),
+            // Of Mamba-2: steps of time about 0.1 to 2, and decays with half-lives from less than a token to some dozens.
+            n if n.ends_with("A_log") => numbers.vec(len),
+            n if n.ends_with("dt_bias") => numbers.vec(len).iter().map(|v| -1.5 + 1.5 * v).collect(),
+            n if n.ends_with("mixer.D") => numbers.vec(len).iter().map(|v| 1.0 + 0.5 * v).collect(),
+            n if n.ends_with("conv1d.bias") => numbers.vec(len).iter().map(|v| 0.3 * v).collect(),
             n if n.ends_with("random_matrices") => numbers.normals(len),
             _ => numbers.normals(len).iter().map(|v| v / fan_in.sqrt()).collect(),
         };

@@ -1,12 +1,16 @@
-//! What decoders promise, over the table of mixers, and the golden logits that PyTorch wrote.
+//! Properties that hold for every mixer of the table, and golden logits from PyTorch.
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod golden;
 mod hybrid;
+
+mod mamba2;
+mod portable;
 mod promises;
 mod rfa;
+mod rwkv7;
 mod seq2seq;
 mod softmax;
 mod table;

@@ -1,5 +1,5 @@
-//! What every decoder promises, whatever its mixer: the bits of a text depend on the text alone. Not on how it is cut, what
-//! is beside it in the batch, how many threads compute it, or which slot and pool it is in.
+//! Properties of every mixer: the bits of a text depend on the text alone, not on how it is divided into calls, the rest
+//! of the batch, the number of threads, or the slot and the pool.
 
 use tidegate_model::{Decoder, DecoderConfig, ModelError, PoolOptions, StatePool, StateType, Threads};
 
@@ -18,7 +18,7 @@ pub(crate) fn pool(decoder: &Decoder, slots: usize, state: StateType) -> StatePo
 const TYPES: [StateType; 2] = [StateType::F32, StateType::Bf16];
 
 #[test]
-fn a_text_cut_anywhere_or_token_by_token_has_the_bits_of_one_forward_pass() {
+fn a_text_in_any_pieces_has_the_bits_of_one_forward_pass() {
     for (mixer, name) in configs() {
         let decoder = decoder(name, 3);
         for kind in TYPES {
@@ -26,13 +26,13 @@ fn a_text_cut_anywhere_or_token_by_token_has_the_bits_of_one_forward_pass() {
             let mut pool = pool(&decoder, 3, kind);
             let whole = flat(&decoder.forward(&row(&ids), &mut pool, &[0]).unwrap());
             let steps: Vec<f32> = ids.iter().flat_map(|&id| decoder.decode(&[id], &mut pool, &[1]).unwrap()).collect();
-            assert!(whole.iter().any(|v| v.abs() > 0.1), "{name}: logits without contrast");
+            assert!(whole.iter().any(|v| v.abs() > 0.1), "{name}: the logits are nearly constant");
             assert_eq!(bits(&whole), bits(&steps), "{name}");
             assert_eq!(state(&pool, 0), state(&pool, 1), "{name}");
             for &cut in mixer.cuts {
                 pool.reset(2).unwrap();
-                decoder.absorb(&ids[..cut], &mut pool, 2).unwrap();
-                let last = decoder.prefill(&ids[cut..], &mut pool, 2).unwrap();
+                decoder.prefill(&ids[..cut], &mut pool, 2).unwrap();
+                let last = decoder.prefill_logits(&ids[cut..], &mut pool, 2).unwrap();
                 assert_eq!(bits(&last), bits(&whole[whole.len() - 61..]), "{name}, cut at {cut}");
                 assert_eq!(state(&pool, 2), state(&pool, 0), "{name}, cut at {cut}");
                 assert_eq!(pool.tokens(2), mixer.tokens as u64);
@@ -42,25 +42,25 @@ fn a_text_cut_anywhere_or_token_by_token_has_the_bits_of_one_forward_pass() {
 }
 
 #[test]
-fn a_state_goes_on_in_another_pool_and_a_slot_used_again_shows_nothing() {
+fn a_state_continues_in_another_pool_and_a_reused_slot_shows_nothing() {
     for (mixer, name) in configs() {
         let decoder = decoder(name, 17);
         for kind in TYPES {
             let ids = Numbers::new(18).ids(mixer.tokens, 61);
             let (mut here, mut there) = (pool(&decoder, 2, kind), pool(&decoder, 3, kind));
-            decoder.absorb(&ids[..33], &mut there, 0).unwrap();
+            decoder.prefill(&ids[..33], &mut there, 0).unwrap();
             let beside = state(&there, 0);
             for read in [30, mixer.tokens / 2, mixer.tokens - 30] {
                 here.reset(1).unwrap();
-                decoder.absorb(&ids[..read], &mut here, 1).unwrap();
+                decoder.prefill(&ids[..read], &mut here, 1).unwrap();
                 let numbers = here.export(1).unwrap();
                 assert_eq!(numbers.len(), here.layout().numbers());
                 assert_eq!(numbers.len() * 4, decoder.config().state_bytes());
-                decoder.absorb(&ids[..read + 29], &mut there, 2).unwrap();
+                decoder.prefill(&ids[..read + 29], &mut there, 2).unwrap();
                 there.import(2, &numbers, read as u64).unwrap();
                 assert_eq!((bits(&numbers), there.tokens(2)), (state(&there, 2), read as u64), "{name}");
-                let stayed = decoder.prefill(&ids[read..], &mut here, 1).unwrap();
-                let moved = decoder.prefill(&ids[read..], &mut there, 2).unwrap();
+                let stayed = decoder.prefill_logits(&ids[read..], &mut here, 1).unwrap();
+                let moved = decoder.prefill_logits(&ids[read..], &mut there, 2).unwrap();
                 assert_eq!(bits(&stayed), bits(&moved), "{name}: {read} tokens");
                 let error = there.import(2, &numbers[1..], 70).unwrap_err();
                 assert!(matches!(error, ModelError::Argument { .. }), "{error}");
@@ -68,8 +68,8 @@ fn a_state_goes_on_in_another_pool_and_a_slot_used_again_shows_nothing() {
             assert_eq!(state(&there, 0), beside, "{name}: a neighbour has changed");
             here.reset(1).unwrap();
             assert!(here.export(1).unwrap().iter().all(|&v| v == 0.0) && here.tokens(1) == 0);
-            let fresh = decoder.prefill(&ids, &mut here, 0).unwrap();
-            assert_eq!(bits(&decoder.prefill(&ids, &mut here, 1).unwrap()), bits(&fresh), "{name}");
+            let fresh = decoder.prefill_logits(&ids, &mut here, 0).unwrap();
+            assert_eq!(bits(&decoder.prefill_logits(&ids, &mut here, 1).unwrap()), bits(&fresh), "{name}");
         }
     }
 }
@@ -84,12 +84,12 @@ fn a_row_has_the_same_bits_alone_and_in_any_batch_and_slot() {
         let slots = [6, 0, 3, 7, 2];
         let mut pool = decoder.new_pool(8).unwrap();
         for (prompt, &slot) in prompts.iter().zip(&slots) {
-            decoder.prefill(prompt, &mut pool, slot).unwrap();
+            decoder.prefill_logits(prompt, &mut pool, slot).unwrap();
         }
         let together: Vec<Vec<f32>> = steps.iter().map(|ids| decoder.decode(ids, &mut pool, &slots).unwrap()).collect();
         for (i, prompt) in prompts.iter().enumerate() {
             let mut alone = decoder.new_pool(1).unwrap();
-            decoder.prefill(prompt, &mut alone, 0).unwrap();
+            decoder.prefill_logits(prompt, &mut alone, 0).unwrap();
             for (ids, together) in steps.iter().zip(&together) {
                 let logits = decoder.decode(&ids[i..=i], &mut alone, &[0]).unwrap();
                 assert_eq!(bits(&logits), bits(&together[i * 61..][..61]), "{name}: row {i}");
@@ -112,8 +112,8 @@ fn threads_change_no_bit() {
                 let threads = Threads::new(threads).into();
                 let options = PoolOptions { threads, state: state_type, ..PoolOptions::new(8) };
                 let mut pool = decoder.new_pool_with(options).unwrap();
-                decoder.absorb(&ids[..mixer.tokens], &mut pool, 0).unwrap();
-                decoder.absorb(&ids, &mut pool, 2).unwrap();
+                decoder.prefill(&ids[..mixer.tokens], &mut pool, 0).unwrap();
+                decoder.prefill(&ids, &mut pool, 2).unwrap();
                 let slots = [5, 0, 7, 2, 1, 6, 3];
                 let steps = (0..30).flat_map(|i| decoder.decode(&ids[i..i + 7], &mut pool, &slots).unwrap());
                 (bits(&steps.collect::<Vec<f32>>()), slots.map(|slot| state(&pool, slot)))
@@ -124,7 +124,7 @@ fn threads_change_no_bit() {
     }
 }
 
-/// A config of two lists of keys, of which the second counts.
+/// A config of two lists of keys; the second overrides the first.
 fn wide(large: &str, extra: &str) -> DecoderConfig {
     let keys = |text: &str| -> serde_json::Map<String, serde_json::Value> {
         serde_json::from_str(&format!("{{{}}}", text.trim_start_matches(','))).unwrap()
@@ -136,15 +136,19 @@ fn wide(large: &str, extra: &str) -> DecoderConfig {
 }
 
 #[test]
-fn half_the_bytes_give_nearly_the_same_logits() {
+fn bf16_states_give_nearly_the_same_logits() {
     for (_, name) in configs() {
         let decoder = decoder(name, 7);
         let ids = Numbers::new(8).ids(400, 61);
         let (mut half, mut full) = (pool(&decoder, 1, StateType::Bf16), pool(&decoder, 1, StateType::F32));
-        let want = decoder.prefill(&ids, &mut full, 0).unwrap();
-        let error = distance(&decoder.prefill(&ids, &mut half, 0).unwrap(), &want);
-        // Without a gate the sums grow with the text, and with them the rounding of each token.
-        let bound = if decoder.config().features() > 0 && !decoder.config().gate { 0.2 } else { 0.05 };
+        let want = decoder.prefill_logits(&ids, &mut full, 0).unwrap();
+        let error = distance(&decoder.prefill_logits(&ids, &mut half, 0).unwrap(), &want);
+        // Without a gate the sums grow with the text, and the rounding of each token with them. In RWKV-7 and
+        // Mamba-2 a norm makes the readout, and its rounding, large where it is small.
+        let config = decoder.config();
+        let ungated = config.features() > 0 && !config.gate;
+        let normed = config.low_ranks.is_some() || config.state_space.is_some();
+        let bound = if ungated || normed { 0.2 } else { 0.05 };
         assert!(error > 0.0 && error < bound, "{name}: {error}");
         assert!(half.state_bytes() < full.state_bytes() * 7 / 10, "{name}");
     }
@@ -157,7 +161,7 @@ fn state_bytes_do_not_depend_on_the_text() {
         let mut pool = decoder.new_pool(1).unwrap();
         let ids = Numbers::new(15).ids(1000, 61);
         let bytes = pool.state_bytes();
-        (0..10).for_each(|_| decoder.absorb(&ids, &mut pool, 0).unwrap());
+        (0..10).for_each(|_| decoder.prefill(&ids, &mut pool, 0).unwrap());
         assert_eq!((pool.tokens(0), pool.state_bytes()), (10_000, bytes), "{name}");
         let numbers = pool.export(0).unwrap();
         assert_eq!(numbers.len() * 4, decoder.config().state_bytes(), "{name}");
@@ -165,7 +169,7 @@ fn state_bytes_do_not_depend_on_the_text() {
     }
 }
 
-/// Changes that every mixer must survive.
+/// Changed states that every mixer must survive.
 const HOSTILE: [Hostile; 7] = [
     ("all are NaN", |head| head.fill(f32::NAN)),
     ("all are infinite", |head| head.fill(f32::INFINITY)),
@@ -185,19 +189,19 @@ fn steps(decoder: &Decoder, pool: &mut StatePool, ids: &[u32]) -> Vec<u32> {
     ids.iter().flat_map(step).collect()
 }
 
-/// Whatever is imported into a slot, nothing panics, no other slot's bits change, and a reset leaves nothing of it.
+/// No import panics or changes another slot's bits, and a reset removes it.
 #[test]
-fn a_state_that_no_text_made_is_refused_or_stays_in_its_slot_and_goes_with_a_reset() {
+fn an_impossible_state_is_refused_or_affects_only_its_slot_until_a_reset() {
     let (before, ids) = (Numbers::new(1).ids(33, 61), Numbers::new(2).ids(6, 61));
     for ((mixer, config), kind) in configs().flat_map(|case| TYPES.map(|kind| (case, kind))) {
         let decoder = decoder(config, 3);
         let mut clean = pool(&decoder, 3, kind);
-        (0..3).for_each(|slot| decoder.absorb(&before[..11 * (slot + 1)], &mut clean, slot).unwrap());
+        (0..3).for_each(|slot| decoder.prefill(&before[..11 * (slot + 1)], &mut clean, slot).unwrap());
         let (own, layout) = (clean.export(1).unwrap(), clean.layout());
         let neighbours = [0, 2].map(|slot| clean.export(slot).unwrap());
         let want = steps(&decoder, &mut clean, &ids);
         clean.reset(1).unwrap();
-        let fresh = decoder.prefill(&before, &mut clean, 1).unwrap();
+        let fresh = decoder.prefill_logits(&before, &mut clean, 1).unwrap();
         let ends = [0, 1, 2].map(|slot| state(&clean, slot));
         let mut pool = pool(&decoder, 3, kind);
         for (name, change) in HOSTILE.iter().chain(mixer.hostile) {
@@ -220,10 +224,10 @@ fn a_state_that_no_text_made_is_refused_or_stays_in_its_slot_and_goes_with_a_res
                     }
                 }
                 assert_eq!(steps(&decoder, &mut pool, &ids), want, "{name}");
-                decoder.absorb(&before, &mut pool, 1).unwrap();
+                decoder.prefill(&before, &mut pool, 1).unwrap();
                 pool.reset(1).unwrap();
                 assert!(state(&pool, 1).iter().all(|&bits| bits == 0), "{name}");
-                assert_eq!(bits(&decoder.prefill(&before, &mut pool, 1).unwrap()), bits(&fresh), "{name}");
+                assert_eq!(bits(&decoder.prefill_logits(&before, &mut pool, 1).unwrap()), bits(&fresh), "{name}");
                 for (slot, end) in ends.iter().enumerate() {
                     assert_eq!(&state(&pool, slot), end, "{name}: slot {slot}");
                 }

@@ -8,7 +8,7 @@ use tidegate_model::probe::Probe;
 use crate::table::MIXERS;
 
 #[test]
-fn the_chunked_form_gives_what_serving_gives() {
+fn the_chunked_form_agrees_with_the_serving_form() {
     for &kind in MIXERS[0].configs {
         let decoder = decoder(kind, 3);
         let ids = Numbers::new(4).ids(150, 61);
@@ -17,7 +17,7 @@ fn the_chunked_form_gives_what_serving_gives() {
         let mut probe = Probe::default();
         let chunked = flat(&decoder.forward_probed(&row(&ids), &mut pool, &[1], &mut probe).unwrap());
         assert!(distance(&served, &chunked) < 1e-4, "{kind}: {}", distance(&served, &chunked));
-        // What is summed without a gate grows with the text, and its rounding with it.
+        // Without a gate the sums grow with the text, and the rounding with them.
         let (served, chunked) = (pool.export(0).unwrap(), pool.export(1).unwrap());
         let error = served.iter().zip(&chunked).map(|(a, b)| (a - b).abs() / a.abs().max(1.0)).fold(0.0, f32::max);
         assert!(error < 1e-4 && chunked.iter().all(|v| v.is_finite()), "{kind}: {error}");
@@ -25,16 +25,16 @@ fn the_chunked_form_gives_what_serving_gives() {
 }
 
 #[test]
-fn a_maximum_that_no_keys_have_is_refused_and_a_low_one_forgets_alone() {
+fn an_impossible_maximum_is_refused_and_a_low_one_only_forgets() {
     let decoder = decoder(r#", "feature_map": "favor""#, 17);
     let ids = Numbers::new(18).ids(20, 61);
     let mut pool = decoder.new_pool(2).unwrap();
-    decoder.absorb(&ids, &mut pool, 0).unwrap();
+    decoder.prefill(&ids, &mut pool, 0).unwrap();
     let numbers = pool.export(0).unwrap();
     let (head, greatest) = (pool.layout().head, decoder.greatest_maxima());
     assert_eq!(greatest.len(), numbers.len() / head);
     assert!(numbers.chunks_exact(head).zip(&greatest).all(|(head, &most)| head[head.len() - 1] <= most));
-    // The third head's alone, then the same of a state that has seen nothing.
+    // The third head's maximum, then that of an empty state.
     let with = |numbers: &[f32], maximum: f32| {
         let mut foreign = numbers.to_vec();
         foreign[3 * head - 1] = maximum;
@@ -52,11 +52,11 @@ fn a_maximum_that_no_keys_have_is_refused_and_a_low_one_forgets_alone() {
         assert!(pool.export(0).unwrap().iter().all(|v| v.is_finite()));
         logits
     };
-    // What an empty head remembers as maximum says nothing.
+    // The maximum of an empty head has no effect.
     for maximum in [greatest[2], -90.0, f32::MIN] {
         assert_eq!(bits(&read(&with(&vec![0.0; numbers.len()], maximum))), bits(&fresh), "{maximum}");
     }
-    // So far below that nothing of what was before is left.
+    // So low that nothing of the old state is left.
     for low in [-1e30, f32::MIN] {
         let mut foreign = numbers.clone();
         foreign.iter_mut().skip(head - 1).step_by(head).for_each(|maximum| *maximum = low);
@@ -80,7 +80,7 @@ fn a_batched_prefill_equals_each_row_alone() {
 }
 
 #[test]
-fn an_id_or_slot_that_is_not_there_is_refused_and_changes_nothing() {
+fn an_id_or_slot_out_of_range_is_refused_and_changes_nothing() {
     let decoder = decoder("", 16);
     let mut pool = decoder.new_pool(2).unwrap();
     for (ids, slots, word) in
@@ -89,7 +89,7 @@ fn an_id_or_slot_that_is_not_there_is_refused_and_changes_nothing() {
         let error = decoder.decode(&ids, &mut pool, &slots).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
     }
-    assert!(decoder.prefill(&[], &mut pool, 0).is_err());
+    assert!(decoder.prefill_logits(&[], &mut pool, 0).is_err());
     assert!(decoder.new_pool(0).is_err());
     assert!(pool.reset(2).is_err());
     assert!(pool.export(0).unwrap().iter().all(|&v| v == 0.0));
@@ -121,11 +121,11 @@ fn serving_counts_the_clamped_denominators_that_the_probe_counts() {
         let mut pool = decoder.new_pool(2).unwrap();
         let mut probe = Vec::new();
         decoder.forward_probed(&row(&ids), &mut pool, &[1], &mut probe).unwrap();
-        decoder.absorb(&ids[..50], &mut pool, 0).unwrap();
+        decoder.prefill(&ids[..50], &mut pool, 0).unwrap();
         ids[50..].iter().for_each(|&id| drop(decoder.decode(&[id], &mut pool, &[0]).unwrap()));
         let probed = probe.iter().flat_map(|layer| &layer.clamped).sum::<u64>();
         assert_eq!(pool.denominators(), Denominators { all: 80 * 2 * 2, clamped: probed }, "{kind}");
         most = most.max(probed);
     }
-    assert!(most > 0, "nothing was clamped: the test shows nothing");
+    assert!(most > 0, "no denominator was clamped, so the test shows nothing");
 }

@@ -1,4 +1,4 @@
-//! The encoder-decoder: PyTorch's logits and sums, and what every text is promised once its source has been read.
+//! The encoder-decoder: agreement with PyTorch, and the properties of texts after a source.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -47,7 +47,7 @@ fn compare_sources(name: &str, config: &DecoderConfig, numbers: &[f32], golden: 
     }
 }
 
-/// What the decoder remembers of the target itself.
+/// Compares the state of self attention.
 fn compare_own(name: &str, config: &DecoderConfig, numbers: &[f32], golden: &HashMap<String, Tensor>, case: usize) {
     let (layout, d, features) = (config.state_layout(), config.head_dim, config.features());
     assert_eq!(golden.contains_key(&format!("{case}.self.0.s")), features > 0, "{name}");
@@ -63,7 +63,7 @@ fn compare_own(name: &str, config: &DecoderConfig, numbers: &[f32], golden: &Has
 }
 
 #[test]
-fn logits_and_sources_are_those_of_pytorch() {
+fn logits_and_sources_agree_with_pytorch() {
     for name in ["seq2seq-rfa", "seq2seq-softmax"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures-seq2seq").join(name);
         let decoder = checkpoint::load(&folder, &Device::Cpu).unwrap();
@@ -74,7 +74,7 @@ fn logits_and_sources_are_those_of_pytorch() {
         for case in 0..3 {
             let (source, target) = (ids(format!("{case}.source")), ids(format!("{case}.target")));
             let want = flat(&golden[&format!("{case}.logits")]);
-            assert!(want.iter().any(|v| v.abs() > 0.5), "{name}: golden logits without contrast prove nothing");
+            assert!(want.iter().any(|v| v.abs() > 0.5), "{name}: the golden logits are nearly constant");
             decoder.read_source(&source, &mut pool, 1).unwrap();
             compare_sources(name, decoder.config(), &pool.export(1).unwrap(), &golden, case);
             let error = distance(&flat(&decoder.forward(&row(&target), &mut pool, &[1]).unwrap()), &want);
@@ -86,7 +86,7 @@ fn logits_and_sources_are_those_of_pytorch() {
 }
 
 #[test]
-fn a_translation_is_the_same_cut_anywhere_batched_with_anyone_and_on_any_threads() {
+fn a_translation_is_the_same_in_any_pieces_batch_and_number_of_threads() {
     for (name, decoder) in both() {
         for kind in [StateType::F32, StateType::Bf16] {
             let mut numbers = Numbers::new(3);
@@ -100,19 +100,19 @@ fn a_translation_is_the_same_cut_anywhere_batched_with_anyone_and_on_any_threads
                     flat(&decoder.forward(&row(&target), &mut pool, &[1]).unwrap())
                 })
                 .collect();
-            assert!(distance(&alone[0], &alone[1]) > 0.1, "{name}: the source is not looked at");
+            assert!(distance(&alone[0], &alone[1]) > 0.1, "{name}: the source has no effect");
 
             let options = PoolOptions { state: kind, threads: Threads::new(3).into(), ..PoolOptions::new(4) };
             let mut pool = decoder.new_pool_with(options).unwrap();
             for (slot, source) in sources.iter().enumerate() {
-                // What a slot held before is forgotten.
+                // The slot's old contents must have no effect.
                 decoder.read_source(&target, &mut pool, slot).unwrap();
-                decoder.absorb(&target[..9], &mut pool, slot).unwrap();
+                decoder.prefill(&target[..9], &mut pool, slot).unwrap();
                 decoder.read_source(source, &mut pool, slot).unwrap();
-                decoder.absorb(&target[..=slot * 5], &mut pool, slot).unwrap();
+                decoder.prefill(&target[..=slot * 5], &mut pool, slot).unwrap();
             }
             for slot in 0..3 {
-                decoder.absorb(&target[slot * 5 + 1..20], &mut pool, slot).unwrap();
+                decoder.prefill(&target[slot * 5 + 1..20], &mut pool, slot).unwrap();
             }
             for (t, &id) in target.iter().enumerate().skip(20) {
                 let logits = decoder.decode(&[id; 3], &mut pool, &[0, 1, 2]).unwrap();
@@ -137,7 +137,7 @@ fn threads_change_no_bit_of_wide_layers() {
             let mut pool = decoder.new_pool_with(options).unwrap();
             for slot in 0..3 {
                 decoder.read_source(&source[slot * 7..], &mut pool, slot).unwrap();
-                decoder.absorb(&target[slot..], &mut pool, slot).unwrap();
+                decoder.prefill(&target[slot..], &mut pool, slot).unwrap();
             }
             let logits = decoder.decode(&[1, 2, 3], &mut pool, &[0, 1, 2]).unwrap();
             (bits(&logits), [0, 1, 2].map(|slot| state(&pool, slot)))
@@ -147,14 +147,14 @@ fn threads_change_no_bit_of_wide_layers() {
 }
 
 #[test]
-fn cross_attention_counts_its_denominators_but_for_a_probe() {
+fn cross_attention_counts_its_denominators_except_in_a_probe() {
     let [(_, decoder), _] = both();
     let mut pool = decoder.new_pool(1).unwrap();
     decoder.read_source(&[3, 4, 5], &mut pool, 0).unwrap();
     decoder.forward_probed(&row(&[1, 2]), &mut pool, &[0], &mut Vec::new()).unwrap();
     assert_eq!(pool.denominators().all, 0);
-    decoder.absorb(&[1, 2], &mut pool, 0).unwrap();
-    // 2 tokens, 2 layers, 2 heads, to their own past and to the source.
+    decoder.prefill(&[1, 2], &mut pool, 0).unwrap();
+    // 2 tokens, 2 layers, 2 heads, self and cross attention.
     assert_eq!(pool.denominators().all, 2 * 2 * 2 * 2);
 }
 
@@ -170,13 +170,13 @@ fn a_translation_moves_to_another_slot_and_pool() {
             for read in [0, 1, 45] {
                 decoder.read_source(&source, &mut here, 0).unwrap();
                 if read > 0 {
-                    decoder.absorb(&target[..read], &mut here, 0).unwrap();
+                    decoder.prefill(&target[..read], &mut here, 0).unwrap();
                 }
                 let tokens = here.tokens(0);
                 there.import(2, &here.export(0).unwrap(), tokens).unwrap();
                 assert_eq!(state(&there, 2), state(&here, 0), "{name} {kind:?} {read}");
-                let want = decoder.prefill(&target[read..], &mut here, 0).unwrap();
-                let got = decoder.prefill(&target[read..], &mut there, 2).unwrap();
+                let want = decoder.prefill_logits(&target[read..], &mut here, 0).unwrap();
+                let got = decoder.prefill_logits(&target[read..], &mut there, 2).unwrap();
                 assert_eq!(bits(&got), bits(&want), "{name} {kind:?} {read}");
             }
             here.reset(0).unwrap();
@@ -198,7 +198,7 @@ fn a_slot_of_random_features_has_one_size_whatever_the_source() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_and_changes_nothing() {
+fn invalid_sources_and_texts_are_refused_and_change_nothing() {
     let ((_, decoder), alone) = (
         {
             let [rfa, _] = both();
@@ -211,9 +211,9 @@ fn what_cannot_be_read_is_refused_and_changes_nothing() {
         let error = outcome.unwrap_err().to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}: {words:?}");
     };
-    refused(decoder.absorb(&[3], &mut pool, 0), &["slot 0", "no source"]);
+    refused(decoder.prefill(&[3], &mut pool, 0), &["slot 0", "no source"]);
     decoder.read_source(&[4, 5], &mut pool, 0).unwrap();
-    decoder.absorb(&[1, 6], &mut pool, 0).unwrap();
+    decoder.prefill(&[1, 6], &mut pool, 0).unwrap();
     let before = state(&pool, 0);
     refused(decoder.read_source(&[], &mut pool, 0), &["1 to 300", "0"]);
     refused(decoder.read_source(&[3; 301], &mut pool, 0), &["1 to 300", "301"]);
@@ -235,7 +235,7 @@ fn what_cannot_be_read_is_refused_and_changes_nothing() {
     let mut other = alone.new_pool(1).unwrap();
     refused(alone.read_source(&[1], &mut other, 0), &["decoder alone"]);
     refused(decoder.read_source(&[1], &mut other, 0), &["pool", "of this decoder"]);
-    refused(decoder.absorb(&[1], &mut other, 0), &["pool", "of this decoder"]);
+    refused(decoder.prefill(&[1], &mut other, 0), &["pool", "of this decoder"]);
 }
 
 #[test]

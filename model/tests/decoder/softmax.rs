@@ -7,20 +7,20 @@ use crate::common::{Numbers, bits, config, decoder, distance, flat, row, written
 use crate::table::MIXERS;
 
 #[test]
-fn a_text_longer_than_the_window_is_its_last_tokens() {
-    // One layer: the inputs of a deeper one have seen more than its window.
+fn only_the_last_tokens_of_the_window_count() {
+    // One layer: the inputs of a deeper layer depend on tokens before its window.
     let config = DecoderConfig { num_hidden_layers: 1, ..config(r#", "attention": "softmax", "sliding_window": 40"#) };
     let decoder = written(&config, 5);
     let ids = Numbers::new(6).ids(333, 61);
     let mut pool = decoder.new_pool(2).unwrap();
-    let long = decoder.prefill(&ids, &mut pool, 0).unwrap();
-    let last = decoder.prefill(&ids[333 - 40..], &mut pool, 1).unwrap();
+    let long = decoder.prefill_logits(&ids, &mut pool, 0).unwrap();
+    let last = decoder.prefill_logits(&ids[333 - 40..], &mut pool, 1).unwrap();
     let error = distance(&long, &last);
     // Products of rotated queries and keys depend on distances, but other positions round differently.
     assert!(error < 1e-4, "{error}");
     pool.reset(1).unwrap();
-    let other = decoder.prefill(&ids[333 - 39..], &mut pool, 1).unwrap();
-    assert!(distance(&long, &other) > 1e-3, "the first token of the window has no weight: the test shows nothing");
+    let other = decoder.prefill_logits(&ids[333 - 39..], &mut pool, 1).unwrap();
+    assert!(distance(&long, &other) > 1e-3, "the first token of the window has no weight, so the test shows nothing");
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn the_probe_stays_empty_and_nothing_is_clamped() {
 }
 
 #[test]
-fn a_checkpoint_of_softmax_has_no_tensors_of_the_others() {
+fn a_checkpoint_of_softmax_has_only_its_own_tensors() {
     let names: Vec<String> = checkpoint::tensors(&config(MIXERS[1].configs[0])).into_keys().collect();
     assert!(names.iter().any(|name| name.ends_with("self_attn.o_proj.weight")));
     for part in ["gate.weight", "gate.bias", "sigma", "random_matrices"] {

@@ -1,4 +1,4 @@
-//! The table of mixers that the promises run over: a new mixer is one row.
+//! The table of mixers for the tests in `promises`: a new mixer is one row.
 
 /// One mixer and its configs, each a list of JSON keys for [`crate::common::config`].
 pub(crate) struct Row {
@@ -9,14 +9,36 @@ pub(crate) struct Row {
     pub(crate) tokens: usize,
     /// Where texts are cut: around the ends of windows, blocks and chunks.
     pub(crate) cuts: &'static [usize],
-    /// States that no text has made, besides those that every mixer must survive.
+    /// Impossible states of this mixer, besides those for every mixer.
     pub(crate) hostile: &'static [Hostile],
 }
 
 /// A name, and a change of one head's numbers.
 pub(crate) type Hostile = (&'static str, fn(&mut [f32]));
 
-pub(crate) const MIXERS: [Row; 3] = [
+/// The keys of RWKV-7, and some more.
+macro_rules! rwkv7 {
+    ($more:literal) => {
+        concat!(
+            r#", "model_type": "rwkv7", "decay_low_rank_dim": 8, "a_low_rank_dim": 6, "v_low_rank_dim": 4"#,
+            r#", "gate_low_rank_dim": 10, "#,
+            $more
+        )
+    };
+}
+
+/// The keys of Mamba-2 with two heads of 16, and some more.
+macro_rules! mamba2 {
+    ($more:literal) => {
+        concat!(
+            r#", "model_type": "mamba2", "hidden_size": 24, "intermediate_size": 32, "head_dim": 16, "state_size": 16"#,
+            r#", "n_groups": 1, "#,
+            $more
+        )
+    };
+}
+
+pub(crate) const MIXERS: [Row; 5] = [
     // Random feature attention: every feature map; widths of heads that fill registers in different ways.
     Row {
         configs: &[
@@ -73,6 +95,37 @@ pub(crate) const MIXERS: [Row; 3] = [
             ("sums are 0", |head| head[..=24 * 9].fill(0.0)),
             ("sums are a ramp", |head| (0..=24 * 9).for_each(|i| head[i] = i as f32 - 100.0)),
         ],
+    },
+    // RWKV-7: heads of one group of columns, of several that do not fill a register's, and of all published models.
+    Row {
+        configs: &[
+            rwkv7!(r#""hidden_size": 32, "head_dim": 16"#),
+            rwkv7!(r#""hidden_size": 48, "head_dim": 48, "num_attention_heads": 1, "num_hidden_layers": 3"#),
+            rwkv7!(r#""hidden_size": 128, "head_dim": 64, "tie_word_embeddings": true"#),
+        ],
+        wide: &[rwkv7!(r#""num_hidden_layers": 2"#)],
+        tokens: 150,
+        cuts: &[1, 2, 3, 63, 64, 65, 128, 149],
+        hostile: &[("S is a ramp", |head| (0..head.len()).for_each(|i| head[i] = i as f32 - 100.0))],
+    },
+    // Mamba-2: heads that share B and C or have their own, that fill registers and do not; both kinds of norm.
+    Row {
+        configs: &[
+            mamba2!(r#""tie_word_embeddings": true"#),
+            mamba2!(r#""n_groups": 2, "norm_groups": 1, "use_bias": true, "conv_kernel": 3"#),
+            mamba2!(
+                r#""num_attention_heads": 4, "head_dim": 12, "intermediate_size": 48, "state_size": 10,
+                   "n_groups": 2, "time_step_limit": [0.05, 0.8], "use_conv_bias": false"#
+            ),
+            mamba2!(r#""hidden_size": 32, "intermediate_size": 128, "head_dim": 64, "state_size": 128, "n_groups": 2"#),
+        ],
+        wide: &[mamba2!(
+            r#""hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64, "state_size": 64,
+               "n_groups": 4"#
+        )],
+        tokens: 150,
+        cuts: &[1, 2, 3, 4, 63, 64, 65, 128, 149],
+        hostile: &[("S is a ramp", |head| (0..head.len()).for_each(|i| head[i] = i as f32 - 100.0))],
     },
 ];
 

@@ -10,12 +10,12 @@ use tidegate_model::{Device, StateType, Tensor};
 
 /// Absolute error that a fast form may have for values of unit scale.
 const TOLERANCE: f64 = 1e-4;
-/// The same of a state in bf16.
+/// The same for a state in bf16.
 const HALF_TOLERANCE: f64 = 0.1;
 
 const MAPS: [FeatureMap; 4] = [FeatureMap::Gaussian, FeatureMap::ArcCosine, FeatureMap::Elu, FeatureMap::Favor];
 
-/// Numbers of one recurrence: unit-scale q, k and v, random matrices with sigma in them, gate logits.
+/// Inputs of one recurrence: unit-scale q, k and v, random matrices times sigma, gate logits.
 struct Case {
     map: FeatureMap,
     proj_dim: usize,
@@ -63,7 +63,7 @@ impl Case {
         &self.qkv[(((b * self.time + t) * 3 + which) * self.shape.heads + head) * d..][..d]
     }
 
-    /// h (batch, time, heads, d) by the truth.
+    /// h (batch, time, heads, d) by the reference.
     fn truth(&self) -> Vec<f64> {
         let recurrent::Shape { heads, head_dim: d, features, eps } = self.shape;
         let wide = |x: &[f32]| x.iter().map(|&v| f64::from(v)).collect::<Vec<f64>>();
@@ -144,7 +144,7 @@ impl Case {
         for t in (0..self.time).step_by(cut) {
             let len = cut.min(self.time - t);
             let mut h = vec![f32::NAN; self.batch * len * heads * d];
-            // What belongs to these tokens of all rows, of numbers (batch, time, width).
+            // These tokens of all rows, from (batch, time, width).
             let at = |x: &[f32], width: usize| -> Vec<f32> {
                 x.chunks_exact(self.time * width).flat_map(|row| &row[t * width..][..len * width]).copied().collect()
             };
@@ -170,14 +170,14 @@ fn error(got: &[f32], want: &[f64]) -> f64 {
         .fold(0.0, |m, e| if e > m || e.is_nan() { e } else { m })
 }
 
-/// A clamp at 0.2 of the weight bounds the division's magnification of rounding: the forms are compared, not the
-/// conditioning of a denominator near zero.
+/// A floor of 0.2 c limits how much the division magnifies rounding: the test compares forms, not the conditioning of a
+/// denominator near zero.
 const FLOOR: f64 = 0.2;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(160))]
     #[test]
-    fn fast_forms_agree_with_the_truth(
+    fn fast_forms_agree_with_the_reference(
         map in prop::sample::select(MAPS.to_vec()),
         batch in 1usize..4, heads in 1usize..4, time in prop_oneof![9 => 1usize..200, 1 => 200usize..1001],
         head_dim in 1usize..40, proj_dim in 1usize..40,
@@ -189,11 +189,11 @@ proptest! {
         let (chunked, stepped) = (error(&case.chunked(chunk), &want), error(&steps, &want));
         prop_assert!(chunked < TOLERANCE, "chunked: {chunked}");
         prop_assert!(stepped < TOLERANCE, "stepped: {stepped}");
-        // The same bits however the text is cut.
+        // The same bits in any pieces.
         prop_assert_eq!(case.stepped(cut, StateType::F32), steps);
         let half = case.stepped(1, StateType::Bf16);
         prop_assert_eq!(&case.stepped(cut, StateType::Bf16), &half);
-        // A half number of S has 8 bits; without a gate each step may round it once.
+        // A bf16 has 8 bits; without a gate each step may round S once.
         let half = error(&half, &want);
         prop_assert!(half < HALF_TOLERANCE, "in bf16: {half}");
     }
@@ -236,10 +236,10 @@ fn a_slot_out_of_range_or_named_twice_is_refused() {
 }
 
 #[test]
-fn projections_that_rise_without_bound_stay_finite_and_right() {
-    // Keys grow from token to token, and with rows of W twenty times as long as they should be the projections reach
-    // several times what an exponential in f32 can hold, while f64 holds all of them. Queries stay short: a head has
-    // one maximum for all its features, and what a query sees must not lie in those far under it.
+fn growing_projections_stay_finite_and_accurate() {
+    // Keys grow from token to token. With rows of W twenty times too long, exponentials of the projections overflow f32
+    // but not f64. Queries stay short: a head has one maximum for all its features, and features that matter to a query
+    // must not be far below it.
     const TIME: usize = 150;
     for gate in [None, Some(3.0)] {
         let mut case = Case::new((FeatureMap::Favor, 24), (2, TIME), (2, 8, FLOOR), gate, 5);
@@ -263,7 +263,7 @@ fn projections_that_rise_without_bound_stay_finite_and_right() {
         }
         assert!((200.0..600.0).contains(&most), "{most}");
         let want = case.truth();
-        assert!(want.iter().all(|h| h.is_finite()), "f64 does not hold the truth");
+        assert!(want.iter().all(|h| h.is_finite()), "the reference overflows f64");
         // A projection of 300 has an error of some 1e-5, and so has the logarithm of a feature.
         let steps = [1, 7].map(|cut| error(&case.stepped(cut, StateType::F32), &want));
         let chunks = [1, 9, 64].map(|chunk| error(&case.chunked(chunk), &want));
@@ -273,7 +273,7 @@ fn projections_that_rise_without_bound_stay_finite_and_right() {
     }
 }
 
-/// A case whose keys have these lengths, all others the last of them; queries and values stay as they are.
+/// The case with keys of these lengths; further keys have the last length.
 fn with_lengths(map: FeatureMap, d: usize, proj_dim: usize, gate: Option<f32>, lengths: &[f32]) -> Case {
     let mut case = Case::new((map, proj_dim), (2, 90), (2, d, FLOOR), gate, 11);
     for (i, x) in case.qkv.chunks_exact_mut(d).enumerate() {
@@ -291,18 +291,18 @@ fn with_lengths(map: FeatureMap, d: usize, proj_dim: usize, gate: Option<f32>, l
 
 #[test]
 fn long_keys_do_not_kill_a_head() {
-    // All long: features of e^-60 and less. Then one very long key among ordinary ones, before them, and so long that
-    // f64 without a maximum has 0 for it.
+    // All keys long, with features of e^-60 and less; then one very long key among ordinary ones, before them, and so long
+    // that its features are 0 in f64 without a maximum.
     for (lengths, first) in [(&[40.0][..], 0), (&[8.0, 110.0, 8.0], 0), (&[110.0, 8.0], 0), (&[250.0, 8.0], 1)] {
         for gate in [None, Some(3.0)] {
             let case = with_lengths(FeatureMap::Favor, 64, 128, gate, lengths);
             let want = case.truth();
             let size = want.iter().map(|h| h.abs()).sum::<f64>() / want.len() as f64;
-            assert!(size > 0.01, "{lengths:?}: the truth itself is dead: {size}");
+            assert!(size > 0.01, "{lengths:?}: the reference is nearly 0: {size}");
             let mut outs = vec![case.stepped(1, StateType::F32), case.stepped(7, StateType::F32)];
             outs.extend([1, 9, 64].map(|chunk| case.chunked(chunk)));
             for mut out in outs {
-                // Of these tokens' features f64 has none, the fast forms have all.
+                // These tokens' features underflow in f64 but not in the fast forms.
                 for h in out.chunks_exact_mut(90 * 128).flat_map(|row| row[..first * 128].chunks_exact_mut(64)) {
                     assert!(h.iter().any(|h| h.abs() > 0.1), "{lengths:?}: {h:?}");
                     h.fill(0.0);
@@ -315,8 +315,8 @@ fn long_keys_do_not_kill_a_head() {
 }
 
 #[test]
-fn the_scale_of_sigma_is_nothing_to_the_arc_cosine() {
-    // c is the same whatever sigma is, the kernel is not: a floor by c would cut the second case to pieces.
+fn the_scale_of_sigma_does_not_change_the_arc_cosine() {
+    // sigma scales the kernel but not c: a floor of eps c would clamp the second case.
     for gate in [None, Some(3.0)] {
         let mut case = Case::new((FeatureMap::ArcCosine, 24), (2, 90), (2, 16, FLOOR), gate, 3);
         let forms = |case: &Case| [case.stepped(1, StateType::F32), case.chunked(1), case.chunked(64)];
@@ -332,7 +332,7 @@ fn the_scale_of_sigma_is_nothing_to_the_arc_cosine() {
 }
 
 #[test]
-fn where_nothing_is_divided_by_all_forms_give_0() {
+fn a_denominator_of_0_gives_0_in_all_forms() {
     // Keys whose projections are all negative have no features at all.
     let mut case = Case::new((FeatureMap::ArcCosine, 3), (1, 70), (1, 4, FLOOR), None, 3);
     case.w.iter_mut().for_each(|w| *w = w.abs());
@@ -346,7 +346,7 @@ fn where_nothing_is_divided_by_all_forms_give_0() {
 }
 
 #[test]
-fn matrices_with_nothing_in_them_are_refused() {
+fn empty_matrices_are_refused() {
     for shape in [(0, 2, 4), (2, 0, 4), (2, 2, 0)] {
         let w = Tensor::zeros(shape, tidegate_model::DType::F32, &Device::Cpu).unwrap();
         let error = FavorFeatures::new(&w).unwrap_err().to_string();

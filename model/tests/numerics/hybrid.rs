@@ -1,5 +1,4 @@
-//! The hybrid of window and recurrence: against the truth in f64, its parts at their limits, and its bits however a
-//! text is cut.
+//! The hybrid of window and recurrence against the reference in f64, its limits, and its bits for texts in any pieces.
 
 use crate::common::Numbers;
 use proptest::prelude::*;
@@ -17,7 +16,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Queries, keys, values and gates of some rows, and a layer's own numbers.
+/// Queries, keys, values and gates of some rows, and a layer's parameters.
 #[derive(Clone)]
 struct Case {
     shape: Shape,
@@ -35,7 +34,7 @@ impl Case {
         let (Shape { heads, head_dim: d, .. }, proj_dim) = (shape, shape.features / 2);
         let mut numbers = Numbers::new(seed);
         let mut qkv = numbers.vec(batch * time * 3 * heads * d);
-        // Sharp enough that some keys count for much and others for nothing.
+        // Sharp enough that some keys dominate.
         qkv.chunks_exact_mut(3 * heads * d).for_each(|token| token[..heads * d].iter_mut().for_each(|q| *q *= 3.0));
         let w = numbers.normals(heads * proj_dim * d);
         let gate = gate.map(|width| numbers.vec(batch * time * heads).iter().map(|a| a * width).collect());
@@ -60,7 +59,7 @@ impl Case {
         HybridMemory::zeros(2 * self.batch, shape, kind)
     }
 
-    /// q, k or v of a token of one head, as a memory of this type has it.
+    /// q, k or v of a token of one head, rounded as a memory of this type stores it.
     fn part(&self, (b, t): (usize, usize), which: usize, head: usize, kind: StateType) -> Vec<f64> {
         let Shape { heads, head_dim: d, .. } = self.shape;
         let stored = |v: f32| if kind == StateType::F32 || which == 0 { v } else { half::bf16::from_f32(v).to_f32() };
@@ -90,8 +89,7 @@ impl Case {
         out
     }
 
-    /// `len` tokens of each of the given rows, whose slots are scattered, from one of its own on.
-    /// -> h (rows, len, heads d), held denominators
+    /// `len` tokens of each row, from a token of its own, in scattered slots -> h (rows, len, heads d), clamped denominators
     fn feed(&self, memory: &mut HybridMemory, rows: &[usize], (from, len): (&[usize], usize)) -> (Vec<f32>, u64) {
         let Shape { heads, head_dim: d, .. } = self.shape;
         let numbers = |all: &[f32], width: usize| -> Vec<f32> {
@@ -108,7 +106,7 @@ impl Case {
         (out, held)
     }
 
-    /// All rows together, so many tokens at a time -> h (batch, time, heads d), the memory, held denominators.
+    /// All rows together, in pieces of `lens` tokens -> h (batch, time, heads d), the memory, clamped denominators.
     fn cut(&self, kind: StateType, lens: &[usize]) -> (Vec<f32>, HybridMemory, u64) {
         let inner = self.shape.heads * self.shape.head_dim;
         let (mut memory, mut out) = (self.memory(kind), vec![f32::NAN; self.batch * self.time * inner]);
@@ -135,7 +133,7 @@ impl Case {
 }
 
 fn shape(heads: usize, head_dim: usize, proj_dim: usize) -> Shape {
-    // A clamp at 0.2 of the weight bounds the division's magnification of rounding, as in `forms_agree.rs`.
+    // A floor of 0.2 c limits how much the division magnifies rounding, as in `forms_agree.rs`.
     Shape { heads, head_dim, features: 2 * proj_dim, eps: 0.2 }
 }
 
@@ -148,7 +146,7 @@ fn error(got: &[f32], want: &[f64]) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn it_agrees_with_the_truth_and_a_cut_changes_no_bit(
+    fn it_agrees_with_the_reference_and_pieces_change_no_bit(
         batch in 1usize..3, heads in 1usize..4, head_dim in 1usize..40, proj_dim in 1usize..24,
         window in prop_oneof![1usize..4, 4usize..90, 250usize..270],
         time in prop_oneof![9 => 1usize..150, 1 => 250usize..400],
@@ -186,7 +184,7 @@ fn the_table_of_errors() {
 }
 
 #[test]
-fn rows_of_different_lengths_are_each_its_own_text() {
+fn rows_of_different_lengths_do_not_affect_each_other() {
     let case = Case::new(shape(2, 20, 9), 10, (2, 60), Some(3.0), 3);
     let want = case.truth(StateType::F32);
     let (row, inner) = (60 * 40, 40);
@@ -203,7 +201,7 @@ fn rows_of_different_lengths_are_each_its_own_text() {
     }
 }
 
-/// What the window alone gives: (batch, time, heads d).
+/// The output of the window alone: (batch, time, heads d).
 fn near(case: &Case) -> Vec<f32> {
     let Shape { heads, head_dim, .. } = case.shape;
     let mut cache = Cache::zeros(case.batch, heads, case.window, head_dim, StateType::F32);
@@ -215,7 +213,7 @@ fn near(case: &Case) -> Vec<f32> {
 }
 
 #[test]
-fn a_far_part_that_counts_for_nothing_leaves_softmax_over_the_window() {
+fn a_far_part_without_weight_leaves_softmax_over_the_window() {
     for gate in [Some(3.0), None] {
         let mut case = Case::new(shape(2, 12, 7), 17, (2, 90), gate, 5);
         let with = case.cut(StateType::F32, &[31]).0;
@@ -227,7 +225,7 @@ fn a_far_part_that_counts_for_nothing_leaves_softmax_over_the_window() {
         assert!(bits(&case.cut(StateType::F32, &[31]).0) == bits(&near(&case)));
         case.far_bias.fill(-60.0);
         assert!(crate::common::distance(&case.cut(StateType::F32, &[31]).0, &near(&case)) < 1e-6);
-        // Gates that take in next to nothing: c is no number to divide by, whatever the bias is.
+        // Gates near 1 make c too small to divide by, whatever the bias.
         if let Some(gate) = &mut case.gate {
             gate.fill(200.0);
             case.far_bias.fill(20.0);
@@ -246,8 +244,7 @@ fn a_window_longer_than_the_text_is_softmax_over_all_of_it() {
     }
 }
 
-/// A case whose queries come `by` tokens earlier: what the recurrence answers them when it has taken in as little as
-/// the hybrid's far part has.
+/// A case whose queries come `by` tokens earlier, so that the recurrence has read as many tokens as the hybrid's far part.
 fn earlier(case: &Case, by: usize) -> Case {
     let inner = case.shape.heads * case.shape.head_dim;
     let mut moved = case.clone();
@@ -258,7 +255,7 @@ fn earlier(case: &Case, by: usize) -> Case {
     moved
 }
 
-/// What the recurrence gives in one pass over the first tokens: (tokens, heads d), and its state.
+/// The recurrence in one pass over the first tokens: its output (tokens, heads d) and its state.
 fn recurrence(case: &Case, tokens: usize) -> (Vec<f32>, Vec<f32>) {
     let Shape { heads, head_dim: d, .. } = case.shape;
     let mut memory = Sums::zeros(1, case.sums(), StateType::F32);
@@ -273,7 +270,7 @@ fn recurrence(case: &Case, tokens: usize) -> (Vec<f32>, Vec<f32>) {
 }
 
 #[test]
-fn a_far_part_that_counts_for_all_is_the_recurrence_as_many_tokens_late_as_the_window_is_long() {
+fn a_far_part_with_all_the_weight_is_the_recurrence_delayed_by_the_window() {
     for (window, gate) in [(1, Some(3.0)), (1, None), (20, Some(3.0)), (20, None)] {
         let mut case = Case::new(shape(2, 12, 7), window, (1, 90), gate, 8);
         case.far_bias.fill(60.0);
@@ -281,7 +278,7 @@ fn a_far_part_that_counts_for_all_is_the_recurrence_as_many_tokens_late_as_the_w
         let (want, state) = recurrence(&earlier(&case, window), 90 - window);
         let wrong = crate::common::distance(&h[window * 24..], &want);
         assert!(wrong < 1e-5, "window {window}: {wrong}");
-        // What has left the window is what the recurrence alone has of it.
+        // The sums equal those of the recurrence alone.
         let (head, sums) = (case.state(&memory, 0).len() / 2, 14 * 13 + 1);
         for (own, want) in case.state(&memory, 0).chunks_exact(head).zip(state.chunks_exact(sums)) {
             assert_eq!(bits(&own[..sums]), bits(want), "window {window}");
@@ -290,7 +287,7 @@ fn a_far_part_that_counts_for_all_is_the_recurrence_as_many_tokens_late_as_the_w
 }
 
 #[test]
-fn a_bias_that_is_no_number_does_not_go_unseen() {
+fn a_nan_bias_gives_nan() {
     let mut case = Case::new(shape(2, 12, 7), 17, (1, 40), Some(3.0), 5);
     case.far_bias.fill(f32::NAN);
     for len in [40, 1] {
@@ -301,7 +298,7 @@ fn a_bias_that_is_no_number_does_not_go_unseen() {
 }
 
 #[test]
-fn sums_from_outside_that_weigh_less_than_nothing_are_no_part() {
+fn imported_sums_of_negative_weight_are_ignored() {
     for gate in [Some(3.0), None] {
         let case = Case::new(shape(2, 12, 7), 8, (1, 60), gate, 9);
         let mut memory = case.memory(StateType::F32);
@@ -329,8 +326,8 @@ fn a_slot_out_of_range_or_named_twice_and_gates_that_do_not_fit_are_refused() {
             let inputs = Inputs { qkv: &case.qkv[..2 * time * 12], gate, slots: &slots, positions: &[0, 0], layer: 0 };
             let params = Params { shape: case.shape, features: &case.features(), far_bias: &case.far_bias };
             let done = attend_alone(params, &mut memory, inputs, &mut vec![0.0; 2 * time * 4]);
-            let said = done.map_or_else(|error| error.to_string(), |_| String::new());
-            assert!(said.contains(word) && said.is_empty() == word.is_empty(), "{slots:?}: {said}");
+            let message = done.map_or_else(|error| error.to_string(), |_| String::new());
+            assert!(message.contains(word) && message.is_empty() == word.is_empty(), "{slots:?}: {message}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The feature maps as estimates, in f64 and with confidence bounds from each sample's own standard error: what they
-//! estimate, how their variance falls, what orthogonal rows gain; and FAVOR+'s attention against softmax's.
+//! The feature maps as estimators, in f64: their mean, how their variance falls, the gain of orthogonal rows, and FAVOR+'s
+//! attention against softmax's. Bounds come from each sample's standard error.
 
 use tidegate_model::feature_map::{FavorFeatures, Features};
 use tidegate_model::mixers::rfa::{Sums, SumsShape, naive, recurrent};
@@ -115,7 +115,7 @@ fn every_map_is_unbiased_with_independent_and_with_orthogonal_rows() {
                 let want = exact(&x, &y);
                 println!("{name}: {want:.4}, found {:.4} +- {:.4}", found.value, found.error);
                 assert!((found.value - want).abs() < BOUND * found.error, "{name}: {found:?}, exactly {want}");
-                // A bound so wide that it proves nothing is no bound.
+                // The bound must be narrow enough to prove something.
                 assert!(found.error < 0.05 * want.max(0.5), "{name}: {found:?}");
             }
         }
@@ -134,7 +134,7 @@ fn the_variance_falls_with_the_number_of_features() {
         for pair in errors.windows(2) {
             let bound = BOUND * (pair[0].error.powi(2) + pair[1].error.powi(2)).sqrt();
             assert!((pair[0].value - pair[1].value).abs() < bound, "{name}: {errors:?}");
-            // Were it not for the factor D, a fall by four would be outside.
+            // The bound is narrow enough to see a fall by four.
             assert!(bound < pair[0].value, "{name}: {errors:?}");
         }
     }
@@ -195,7 +195,7 @@ fn the_distance_of_favor_to_softmax_attention_falls_with_the_features() {
         // Four times the features halve it.
         assert!((1.5..2.7).contains(&(pair[0] / pair[1])), "{right:?}");
     }
-    // Rows as long as sqrt(features) instead of sqrt(d), a known mistake: the more features, the farther off.
+    // A known mistake, rows as long as sqrt(features) instead of sqrt(d), gets worse with more features.
     let wrong = [16, 64, 256].map(|proj_dim| distance_to_softmax(proj_dim, (proj_dim as f64 / 16.0).sqrt()));
     println!("with rows of sqrt(features) at 16, 64 and 256: {wrong:.3?}");
     assert!(wrong[2] > wrong[1] && wrong[2] > 4.0 * right[2], "{wrong:?}");

@@ -1,4 +1,4 @@
-//! Sampling against candle-transformers' processor as the oracle, and what a seed promises.
+//! Sampling against candle-transformers' processor as the oracle, and reproducibility by seed.
 
 use crate::common::Numbers;
 use candle_transformers::generation::{LogitsProcessor, Sampling};
@@ -108,7 +108,7 @@ fn a_parameter_out_of_its_bound_is_named() {
 }
 
 #[test]
-fn a_sampler_resumed_from_its_state_goes_on_as_if_it_had_never_left() {
+fn a_resumed_sampler_continues_with_the_same_tokens() {
     let logits: Vec<f32> = Numbers::new(6).normals(VOCAB);
     for temperature in [0.0, 0.9] {
         let params = SamplingParams {

@@ -20,13 +20,13 @@ impl Case {
     fn new(shape: Shape, window: usize, (batch, time): (usize, usize), seed: u64) -> Self {
         let mut numbers = Numbers::new(seed);
         let mut qkv = numbers.vec(batch * time * 3 * shape.heads * shape.head_dim);
-        // Sharp enough that some keys count for much and others for nothing.
+        // Sharp enough that some keys dominate.
         let inner = shape.heads * shape.head_dim;
         qkv.chunks_exact_mut(3 * inner).for_each(|token| token[..inner].iter_mut().for_each(|q| *q *= 6.0));
         Self { shape, window, batch, time, qkv }
     }
 
-    /// One head's q, k or v of some tokens, as a cache of this type has them.
+    /// One head's q, k or v of some tokens, rounded as a cache of this type stores them.
     fn parts(&self, b: usize, which: usize, head: usize, kind: StateType) -> Vec<f64> {
         let Shape { heads, head_dim: d } = self.shape;
         let stored = |v: f32| if kind == StateType::F32 || which == 0 { v } else { half::bf16::from_f32(v).to_f32() };
@@ -34,7 +34,7 @@ impl Case {
         (0..self.time).flat_map(|t| &self.qkv[at(t)..][..d]).map(|&v| f64::from(stored(v))).collect()
     }
 
-    /// (batch, time, heads, d): every token attends to the last of the window alone.
+    /// (batch, time, heads, d): every token attends to the window only.
     fn truth(&self, kind: StateType) -> Vec<f64> {
         let Shape { heads, head_dim: d } = self.shape;
         let mut out = vec![0.0; self.batch * self.time * heads * d];
@@ -51,7 +51,7 @@ impl Case {
         out
     }
 
-    /// The rows in scattered slots, so many tokens at a time.
+    /// The rows in scattered slots, in pieces of `lens` tokens.
     fn cut(&self, kind: StateType, lens: &[usize]) -> (Vec<f32>, Cache) {
         let inner = self.shape.heads * self.shape.head_dim;
         let mut cache = Cache::zeros(2 * self.batch, self.shape.heads, self.window, self.shape.head_dim, kind);
@@ -84,7 +84,7 @@ fn error(got: &[f32], want: &[f64]) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn the_cache_agrees_with_the_truth_and_a_cut_changes_no_bit(
+    fn the_cache_agrees_with_the_reference_and_pieces_change_no_bit(
         batch in 1usize..3, heads in 1usize..4, head_dim in 1usize..70,
         window in prop_oneof![1usize..80, 200usize..600], time in prop_oneof![9 => 1usize..200, 1 => 200usize..900],
         lens in prop::collection::vec(1usize..300, 1..4),

@@ -4,11 +4,12 @@
 //! `cargo bench -p tidegate-server --bench overhead -- [--streams N] [--tokens N] [--rounds N]`. The clients run on the
 //! same cores, so the figure includes their cost. Neither side keeps prefixes.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tidegate_model::SamplingParams;
-use tidegate_server::checkpoint::{OpenOptions, locate, open};
+use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{EngineHandle, Event, Request, RequestParameters};
 use tidegate_server::{ApiOptions, AppState, app, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -132,9 +133,9 @@ fn load() -> String {
 #[tokio::main]
 async fn main() {
     let size = Size::read();
-    let folder = locate().expect("the shipped checkpoint");
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/checkpoints/tidegate-tiny"));
     let options = OpenOptions { slots: size.streams, prefix_bytes: 0, ..OpenOptions::default() };
-    let (served, _thread) = open(&folder, &options).expect("the checkpoint can be served");
+    let (served, _thread) = open(folder, &options).expect("the checkpoint can be served");
     let (engine, limits, sampling) = (served.engine.clone(), served.limits, served.sampling.clone());
     let prompt = served.tokenizer.encode(PROMPT).expect("the prompt can be encoded");
     let state = AppState::new(ApiOptions::default());

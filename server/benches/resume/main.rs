@@ -84,7 +84,7 @@ fn turn(server: &Server, mut body: Value) -> (f64, f64, Value) {
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert!(reply.text().ends_with("[DONE]\n\n"), "{}", reply.text());
     let session = reply.chunks().into_iter().rev().find_map(|chunk| chunk.get("session").cloned());
-    (milliseconds(reply.first.unwrap()), milliseconds(reply.whole), session.unwrap_or_default())
+    (milliseconds(reply.first().unwrap()), milliseconds(reply.whole), session.unwrap_or_default())
 }
 
 /// Times of turns on forks of `session`, so that each starts from the same version, restored from `tier`.

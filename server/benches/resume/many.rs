@@ -20,7 +20,7 @@ const BATCH: usize = 1000;
 /// Clients that make the sessions.
 const CLIENTS: usize = 8;
 
-const MEMORY: [&str; 2] = ["--ram-budget", "512MiB"];
+const MEMORY: [&str; 2] = ["--ram-budget", "1GiB"];
 
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)

@@ -1,7 +1,7 @@
 //! Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`.
 
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
@@ -19,6 +19,16 @@ const LOGGED_CHARACTERS: usize = 500;
 pub struct ApiError {
     status: StatusCode,
     error: ErrorDetails,
+    retry: Retry,
+}
+
+/// When a client should retry, where the status suggests that it may.
+#[derive(Clone, Copy, Debug)]
+enum Retry {
+    /// After so many seconds.
+    After(u64),
+    /// Never: the same request would be refused again.
+    Never,
 }
 
 /// The body of an error response.
@@ -62,12 +72,25 @@ impl ApiError {
         message: impl Into<String>,
     ) -> Self {
         let (message, param) = (message.into(), param.map(str::to_owned));
-        Self { status, error: ErrorDetails { message, kind, param, code } }
+        Self { status, error: ErrorDetails { message, kind, param, code }, retry: Retry::After(1) }
     }
 
     /// An invalid request, answered with 400.
     pub(super) fn invalid(param: Option<&str>, message: impl Into<String>) -> Self {
         Self::request(StatusCode::BAD_REQUEST, param, None, message)
+    }
+
+    /// A refused parameter of a text, under the name `param`.
+    pub(super) fn about_text(error: &RequestError, param: &str, message: String) -> Self {
+        match error {
+            RequestError::TooLong { .. } => Self::too_long(param, message),
+            _ => Self::invalid(Some(param), message),
+        }
+    }
+
+    /// A prompt, in the parameter `param`, that is longer than the server reads.
+    pub(super) fn too_long(param: &str, message: impl Into<String>) -> Self {
+        Self::request(StatusCode::BAD_REQUEST, Some(param), Some("context_length_exceeded"), message)
     }
 
     /// A refused request.
@@ -88,6 +111,24 @@ impl ApiError {
     /// Too many requests, answered with 429.
     pub(super) fn rate_limit(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, ErrorKind::RateLimit, None, Some(code), message)
+    }
+
+    /// The same error, about a parameter.
+    pub(super) fn about(mut self, param: &str) -> Self {
+        self.error.param = Some(param.to_owned());
+        self
+    }
+
+    /// The same error, to be retried after so many seconds.
+    pub(super) fn retried_after(mut self, seconds: u64) -> Self {
+        self.retry = Retry::After(seconds);
+        self
+    }
+
+    /// The same error, for a request that a retry does not help.
+    pub(super) fn never_retried(mut self) -> Self {
+        self.retry = Retry::Never;
+        self
     }
 
     /// The same error about the parameter `name` instead of `from`.
@@ -114,6 +155,11 @@ impl ApiError {
             ErrorKind::RateLimit => "rate_limit_error",
             ErrorKind::Server => "server_error",
         })
+    }
+
+    /// What is wrong, for programs.
+    pub(super) fn code(&self) -> Option<&'static str> {
+        self.error.code
     }
 
     /// The HTTP status.
@@ -157,7 +203,12 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(self.body())).into_response();
         let temporary = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE, StatusCode::CONFLICT];
         if temporary.contains(&self.status) {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            // OpenAI's clients retry each 429 unless they are told not to.
+            let (name, value) = match self.retry {
+                Retry::After(seconds) => (header::RETRY_AFTER, HeaderValue::from(seconds)),
+                Retry::Never => (HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false")),
+            };
+            response.headers_mut().insert(name, value);
         }
         // For formats with errors of their own, and for metrics.
         response.extensions_mut().insert(self);
@@ -176,6 +227,14 @@ impl From<StoreError> for ApiError {
             StoreError::Stale { .. } => {
                 Self::request(StatusCode::PRECONDITION_FAILED, Some("if-match"), Some("version_mismatch"), message)
             }
+            StoreError::TextNotKept { .. } => {
+                Self::request(StatusCode::NOT_FOUND, Some("version"), Some("text_not_kept"), message)
+            }
+            StoreError::FarApart { .. } => {
+                Self::request(StatusCode::BAD_REQUEST, Some("version"), Some("diff_too_long"), message)
+            }
+            StoreError::Range { parameter, .. } => Self::invalid(Some(parameter), message),
+            StoreError::LongMessages { .. } => Self::invalid(Some("end"), message),
             StoreError::Quota { .. } => Self::request(StatusCode::FORBIDDEN, None, Some("quota_exceeded"), message),
             StoreError::Full { .. } => Self::server(StatusCode::INSUFFICIENT_STORAGE, "store_full", message),
             StoreError::Unavailable { .. } => {
@@ -183,8 +242,10 @@ impl From<StoreError> for ApiError {
             }
             StoreError::Corrupt { .. } => Self::server(StatusCode::INTERNAL_SERVER_ERROR, "snapshot_damaged", message),
             StoreError::TooManyForks { .. } => Self::invalid(Some("n"), message),
+            StoreError::TooManyTags { .. } => Self::invalid(Some("name"), message),
+            StoreError::FarAncestor { .. } => Self::invalid(Some("with"), message),
             StoreError::Unstorable { .. } => Self::server(StatusCode::INTERNAL_SERVER_ERROR, "state_unfit", message),
-            StoreError::Index { .. } | StoreError::Option { .. } => {
+            StoreError::Index { .. } | StoreError::InUse { .. } | StoreError::Option { .. } => {
                 // Only opening a store reports these.
                 Self::internal()
             }
@@ -194,7 +255,7 @@ impl From<StoreError> for ApiError {
 
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
-        Self::invalid(Some(error.parameter()), error.to_string())
+        Self::about_text(&error, error.parameter(), error.to_string())
     }
 }
 
@@ -219,6 +280,7 @@ impl From<Failure> for ApiError {
             Failure::ShuttingDown => {
                 Self::server(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", failure.to_string())
             }
+            Failure::Displaced => Self::rate_limit("queue_full", failure.to_string()),
             Failure::Stalled => Self::server(StatusCode::REQUEST_TIMEOUT, "stalled", failure.to_string()),
         }
     }

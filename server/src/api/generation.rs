@@ -8,19 +8,25 @@ use axum::response::Response;
 
 use super::auth::owner::Caller;
 use super::error::{ApiError, ErrorBody};
-use super::formats;
+use super::formats::anthropic::{self, MessagesRequest};
+use super::formats::chat::{Chat, ChatChunk, ChatRequest};
+use super::formats::completions::{Completion, CompletionChunk, CompletionRequest};
 use super::formats::format::generate;
-use super::formats::responses::Object as ResponseObject;
-use super::openapi::schemas::{self, AnthropicError, LlamaError};
-use super::openapi::{Error, Events, GenerationErrors, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer};
+use super::formats::llamacpp::{self, LlamaRequest};
+use super::formats::responses::{self, Object as ResponseObject, ResponseRequest};
+use super::openapi::{Error, Events, GenerationErrors, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, TurnErrors};
 use super::state::AppState;
 
 type Body = Result<Bytes, BytesRejection>;
-type CompletionEvents = Events<schemas::CompletionChunk, ErrorBody>;
-type ChatEvents = Events<schemas::ChatChunk, ErrorBody>;
-type ResponseEvents = Events<schemas::ResponseEvent, ErrorBody>;
-type MessageEvents = Events<schemas::AnthropicEvent, AnthropicError>;
-type LlamaEvents = Events<schemas::LlamaCompletion, LlamaError>;
+type CompletionEvents = Events<CompletionChunk<'static>, ErrorBody>;
+type ChatEvents = Events<ChatChunk<'static>, ErrorBody>;
+type ResponseEvents = Events<responses::Event<'static>, ErrorBody>;
+type Message = anthropic::Message<'static>;
+type MessageError = anthropic::ErrorBody<'static>;
+type MessageEvents = Events<anthropic::Event<'static>, MessageError>;
+type LlamaCompletions = llamacpp::Completions<'static>;
+type LlamaError = llamacpp::ErrorBody<'static>;
+type LlamaEvents = Events<llamacpp::Event<'static>, LlamaError>;
 
 /// Complete a text
 ///
@@ -32,7 +38,7 @@ type LlamaEvents = Events<schemas::LlamaCompletion, LlamaError>;
     operation_id = "createCompletion",
     tag = "text",
     params(IdempotencyKey, IfMatch, Prefer),
-    request_body(content = schemas::CompletionRequest, examples(
+    request_body(content = CompletionRequest, examples(
         ("text" = (value = json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}))),
         ("several prompts, until a full stop" = (value = json!({
             "prompt": ["The old house", "A fox"], "max_tokens": 8, "stop": "."
@@ -51,13 +57,14 @@ type LlamaEvents = Events<schemas::LlamaCompletion, LlamaError>;
     responses(
         (status = 200, description = "The text. With `stream`: events without names, each with a `CompletionChunk`; the \
                                       last is `[DONE]`. An error in the stream ends it with an `Error`.",
-            content((schemas::Completion = "application/json"), (inline(CompletionEvents) = "text/event-stream")),
-            headers(("x-stream-id" = String, description = "The id of a resumable stream."))),
-        GenerationErrors,
-        IdempotencyErrors,
-        Error<412>,
-        Error<501>,
-        Error<507>
+            content((Completion = "application/json"), (inline(CompletionEvents) = "text/event-stream")),
+            headers(
+                ("etag" = String, description = "With `session`: the version that the turn makes."),
+                ("x-session-version" = String, description = "The same without quotes. In a stream it comes before the \
+                                                              commit: a turn that fails or is rolled back makes no version."),
+                ("x-stream-id" = String, description = "The id of a resumable stream.")
+            )),
+        TurnErrors
     )
 )]
 pub(super) async fn completions(
@@ -66,7 +73,7 @@ pub(super) async fn completions(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    generate::<formats::completions::CompletionRequest>(state, caller, headers, body).await
+    generate::<CompletionRequest>(state, caller, headers, body).await
 }
 
 /// Answer messages
@@ -78,7 +85,7 @@ pub(super) async fn completions(
     operation_id = "createChatCompletion",
     tag = "text",
     params(IdempotencyKey, IfMatch, Prefer),
-    request_body(content = schemas::ChatRequest, examples(
+    request_body(content = ChatRequest, examples(
         ("a message" = (value = json!({
             "messages": [{"role": "user", "content": "Tell me of a fox."}], "max_completion_tokens": 8, "temperature": 0
         }))),
@@ -115,13 +122,14 @@ pub(super) async fn completions(
     responses(
         (status = 200, description = "The answer. With `stream`: events without names, each with a `ChatChunk`; the last \
                                       is `[DONE]`. An error in the stream ends it with an `Error`.",
-            content((schemas::Chat = "application/json"), (inline(ChatEvents) = "text/event-stream")),
-            headers(("x-stream-id" = String, description = "The id of a resumable stream."))),
-        GenerationErrors,
-        IdempotencyErrors,
-        Error<412>,
-        Error<501>,
-        Error<507>
+            content((Chat = "application/json"), (inline(ChatEvents) = "text/event-stream")),
+            headers(
+                ("etag" = String, description = "With `session`: the version that the turn makes."),
+                ("x-session-version" = String, description = "The same without quotes. In a stream it comes before the \
+                                                              commit: a turn that fails or is rolled back makes no version."),
+                ("x-stream-id" = String, description = "The id of a resumable stream.")
+            )),
+        TurnErrors
     )
 )]
 pub(super) async fn chat(
@@ -130,24 +138,38 @@ pub(super) async fn chat(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    generate::<formats::chat::ChatRequest>(state, caller, headers, body).await
+    generate::<ChatRequest>(state, caller, headers, body).await
 }
 
 /// Create a response
 ///
 /// OpenAI's Responses API. A later response can continue from a stored one at the cost of its new tokens only.
-/// `instructions` of an earlier response stay in effect, because the model has read them. Inputs are not stored.
+/// `instructions` of an earlier response stay in effect, because the model has read them. Inputs are not stored. A call of a
+/// tool is an item of the output; the client sends its result as an item of the next input.
 #[utoipa::path(
     post,
     path = "/v1/responses",
     operation_id = "createResponse",
     tag = "text",
     params(IdempotencyKey),
-    request_body(content = schemas::ResponseRequest, examples(
+    request_body(content = ResponseRequest, examples(
         ("text" = (value = json!({"input": "Tell me of a fox.", "max_output_tokens": 8, "temperature": 0}))),
         ("messages" = (value = json!({
             "input": [{"role": "user", "content": "Tell me of a fox."}],
             "instructions": "Be brief.", "max_output_tokens": 8, "store": false
+        }))),
+        ("a tool" = (value = json!({
+            "input": "How large is a fox?", "max_output_tokens": 60, "temperature": 0, "tool_choice": "required",
+            "tools": [{"type": "function", "name": "measure", "parameters": {"type": "object", "required": ["animal"],
+                "properties": {"animal": {"enum": ["fox", "hare"]}}}}]
+        }))),
+        ("a tool's output" = (value = json!({
+            "input": [
+                {"role": "user", "content": "How large is a fox?"},
+                {"type": "function_call", "call_id": "call_1", "name": "measure", "arguments": "{\"animal\": \"fox\"}"},
+                {"type": "function_call_output", "call_id": "call_1", "output": "70 cm"}
+            ],
+            "max_output_tokens": 8, "store": false
         }))),
         ("stream" = (value = json!({"input": "Tell me of a fox.", "max_output_tokens": 4, "stream": true})))
     )),
@@ -167,7 +189,7 @@ pub(super) async fn create_response(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    generate::<formats::responses::ResponseRequest>(state, caller, headers, body).await
+    generate::<ResponseRequest>(state, caller, headers, body).await
 }
 
 /// Answer messages in Anthropic's format
@@ -176,7 +198,7 @@ pub(super) async fn create_response(
     path = "/v1/messages",
     operation_id = "createMessage",
     tag = "other formats",
-    request_body(content = schemas::MessagesRequest, examples(
+    request_body(content = MessagesRequest, examples(
         ("a message" = (value = json!({
             "model": "MODEL", "messages": [{"role": "user", "content": "Tell me of a fox."}],
             "max_tokens": 8, "temperature": 0
@@ -193,11 +215,11 @@ pub(super) async fn create_response(
     responses(
         (status = 200, description = "The answer. With `stream`: Anthropic's named events.",
             content(
-                (schemas::AnthropicMessage = "application/json"),
+                (Message = "application/json"),
                 (inline(MessageEvents) = "text/event-stream")
             ),
             headers(("request-id" = String, description = "The same as `x-request-id`."))),
-        GenerationErrors<AnthropicError>
+        GenerationErrors<MessageError>
     )
 )]
 pub(super) async fn create_message(
@@ -206,7 +228,7 @@ pub(super) async fn create_message(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    generate::<formats::anthropic::MessagesRequest>(state, caller, headers, body).await
+    generate::<MessagesRequest>(state, caller, headers, body).await
 }
 
 /// Complete a text in llama.cpp's format
@@ -215,18 +237,28 @@ pub(super) async fn create_message(
     path = "/completion",
     operation_id = "llamaCompletion",
     tag = "other formats",
-    request_body(content = schemas::LlamaRequest, examples(
+    params(Prefer),
+    request_body(content = LlamaRequest, examples(
         ("text" = (value = json!({"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}))),
+        ("slot" = (value = json!({"prompt": "Once upon a time", "n_predict": 8, "id_slot": 0}))),
         ("probabilities" = (value = json!({"prompt": "Once", "n_predict": 2, "n_probs": 2, "seed": 7, "stop": ["."]}))),
         ("stream" = (value = json!({"prompt": "Once", "n_predict": 4, "stream": true})))
     )),
     responses(
         (status = 200, description = "The text. With `stream`: its pieces, the last one with `stop`.",
             content(
-                (schemas::LlamaCompletions = "application/json"),
+                (LlamaCompletions = "application/json"),
                 (inline(LlamaEvents) = "text/event-stream")
+            ),
+            headers(
+                ("etag" = String, description = "With `id_slot`: the version that the slot's session then has."),
+                ("x-session-version" = String, description = "The same without quotes. In a stream it comes before the \
+                                                              commit: a turn that fails makes no version.")
             )),
-        GenerationErrors<LlamaError>
+        GenerationErrors<LlamaError>,
+        Error<409, LlamaError>,
+        Error<501, LlamaError>,
+        Error<507, LlamaError>
     )
 )]
 pub(super) async fn llama_completion(
@@ -235,5 +267,5 @@ pub(super) async fn llama_completion(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    generate::<formats::llamacpp::LlamaRequest>(state, caller, headers, body).await
+    generate::<LlamaRequest>(state, caller, headers, body).await
 }

@@ -3,13 +3,17 @@
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
-use super::state::AppState;
-use crate::metrics::{CLASSIC, ErrorLabels, HttpLabels, Model, OPEN_METRICS, Sources};
+use super::models::{ModelState, Models};
+use super::openapi::Error;
+use super::service;
+use super::state::{AppState, Served};
+use crate::metrics::{CLASSIC, ErrorLabels, HttpLabels, Member, Model, OPEN_METRICS, Sources};
+use crate::session::Store;
 
 tokio::task_local! {
     static ARRIVED: Instant;
@@ -26,22 +30,63 @@ pub(super) fn arrived() -> Instant {
     path = "/metrics",
     operation_id = "metrics",
     tag = "service",
-    responses((status = 200, description = "The metrics.", content((String = CLASSIC), (String = OPEN_METRICS))))
+    responses(
+        (status = 200, description = "The metrics.", content((String = CLASSIC), (String = OPEN_METRICS))),
+        Error<404>
+    )
 )]
-pub(super) async fn scrape(State(state): State<AppState>, headers: HeaderMap) -> Response {
-    let served = state.loaded().ok();
-    let model = served.map(|served| Model {
+pub(super) async fn scrape(state: State<AppState>, headers: HeaderMap) -> Result<Response, ApiError> {
+    if state.options().metrics_at_admin {
+        let message = "this server has its metrics at another address (--admin-addr)";
+        return Err(ApiError::request(StatusCode::NOT_FOUND, None, Some("not_found"), message));
+    }
+    Ok(exposition(state, headers).await)
+}
+
+/// The metrics, wherever they are served.
+pub(super) async fn exposition(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    let entries = state.models().map(Models::entries).unwrap_or_default();
+    let instances: Vec<_> = entries.iter().map(|entry| entry.instance()).collect();
+    let members = entries.iter().zip(&instances).map(|(entry, instance)| {
+        let (loads, unloads) = entry.changes();
+        Member {
+            name: entry.name(),
+            state: word(entry.state()),
+            loads,
+            unloads,
+            model: instance.as_deref().filter(|instance| !instance.is_asleep()).map(|instance| model(&instance.served)),
+            store: instance.as_ref().and_then(|instance| instance.store.as_ref()).map(Store::stats),
+        }
+    });
+    let sources = Sources {
+        ready: service::readiness(&state).is_ok(),
+        model: state.loaded().ok().map(|served| model(served)),
+        store: state.store().ok().map(Store::stats),
+        models: members.collect(),
+    };
+    let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let open = accepts.into_iter().any(|value| value.contains("application/openmetrics-text"));
+    let kind = if open { OPEN_METRICS } else { CLASSIC };
+    ([(header::CONTENT_TYPE, kind)], state.metrics().text(&sources, open)).into_response()
+}
+
+fn model(served: &Served) -> Model<'_> {
+    Model {
         name: &served.name,
         fingerprint: &served.fingerprint,
         device: &served.device,
         engine: &served.engine,
         prefixes: &served.prefixes,
-    });
-    let sources = Sources { model, store: state.store().ok().map(crate::session::Store::stats) };
-    let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let open = accepts.into_iter().any(|value| value.contains("application/openmetrics-text"));
-    let kind = if open { OPEN_METRICS } else { CLASSIC };
-    ([(header::CONTENT_TYPE, kind)], state.metrics().text(&sources, open)).into_response()
+    }
+}
+
+fn word(state: ModelState) -> &'static str {
+    match state {
+        ModelState::Loaded => "loaded",
+        ModelState::Loading => "loading",
+        ModelState::Unloaded => "unloaded",
+        ModelState::Failed => "failed",
+    }
 }
 
 /// Counts the response to a request.

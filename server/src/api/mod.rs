@@ -1,18 +1,25 @@
 //! HTTP: requests in, JSON and server-sent events out. Only this module serialises.
 
+pub(crate) mod admin;
 mod auth;
 mod error;
+mod fair;
 mod formats;
 mod generation;
+mod memory;
 mod metrics;
 mod middleware;
+mod models;
 mod openapi;
 mod pages;
 mod request;
 mod routes;
 mod run;
+mod select;
+mod served;
 mod service;
 mod sessions;
+mod shares;
 mod state;
 
 use std::sync::Arc;
@@ -23,7 +30,9 @@ use axum::{Extension, Router};
 
 use auth::middleware::{Auth, authorize};
 use middleware::body_timeout::body_timeout;
+use middleware::browsers::{Browsers, check_browser};
 use middleware::cors::cors;
+use middleware::head_size::limit_head;
 use middleware::panics::catch_panic;
 use middleware::trace::trace;
 use routes::Routes;
@@ -32,6 +41,8 @@ pub use auth::keys::{Keys, KeysError};
 pub use auth::scope::{Access, Scope};
 pub use error::ApiError;
 pub use middleware::cors::{Origin, OriginError};
+pub use middleware::hosts::{AllowedHosts, HostName, HostNameError};
+pub use models::{Loader, ModelOptions, ModelSource};
 pub use state::{ApiOptions, AppState, Served};
 
 /// The pattern of every path, and the access that it needs.
@@ -45,14 +56,16 @@ pub(crate) fn router(state: AppState) -> Router {
     let Routes { router, access, description } = routes::all();
     let auth = Auth { state: state.clone(), access: Arc::new(access) };
     let router = router
-        .layer(Extension(Arc::new(description)))
         .fallback(service::not_found)
         .method_not_allowed_fallback(service::method_not_allowed)
+        .layer(Extension(Arc::new(description)))
         .layer(DefaultBodyLimit::max(options.max_body_bytes))
         .layer(from_fn_with_state(state.clone(), body_timeout))
         .layer(from_fn_with_state(auth, authorize))
         .layer(from_fn(catch_panic));
     let router = if options.cors.is_empty() { router } else { router.layer(cors(&options.cors)) };
+    let browsers = Browsers { state: state.clone(), hosts: options.hosts.clone(), keyed: true };
+    let router = router.layer(from_fn_with_state(browsers, check_browser)).layer(from_fn(limit_head));
     let router = router.layer(from_fn(trace)).layer(from_fn_with_state(state.clone(), metrics::count));
     router.layer(from_fn(formats::errors::in_format_of_path)).with_state(state)
 }

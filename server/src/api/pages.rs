@@ -6,7 +6,7 @@ use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 
 use super::openapi::Error;
-use super::service::not_found;
+use super::service::unknown_path;
 
 /// The pages may load their own files and connect to this server, and nothing else.
 const POLICY: &str =
@@ -19,21 +19,31 @@ const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 /// A file's name, media type and contents.
 type File = (&'static str, &'static str, &'static str);
 
-const PLAYGROUND: [File; 14] = [
+const PLAYGROUND: [File; 24] = [
     ("style.css", CSS, include_str!("../playground/style.css")),
     ("sessions.css", CSS, include_str!("../playground/sessions.css")),
+    ("chat.css", CSS, include_str!("../playground/chat.css")),
     ("theme.js", JAVASCRIPT, include_str!("../playground/theme.js")),
     ("app.js", JAVASCRIPT, include_str!("../playground/app.js")),
+    ("arrivals.js", JAVASCRIPT, include_str!("../playground/arrivals.js")),
+    ("card.js", JAVASCRIPT, include_str!("../playground/card.js")),
+    ("chat.js", JAVASCRIPT, include_str!("../playground/chat.js")),
+    ("code.js", JAVASCRIPT, include_str!("../playground/code.js")),
     ("conversation.js", JAVASCRIPT, include_str!("../playground/conversation.js")),
     ("gauge.js", JAVASCRIPT, include_str!("../playground/gauge.js")),
+    ("health.js", JAVASCRIPT, include_str!("../playground/health.js")),
     ("key.js", JAVASCRIPT, include_str!("../playground/key.js")),
     ("level.js", JAVASCRIPT, include_str!("../playground/level.js")),
+    ("reader.js", JAVASCRIPT, include_str!("../playground/reader.js")),
+    ("remember.js", JAVASCRIPT, include_str!("../playground/remember.js")),
     ("sessions.js", JAVASCRIPT, include_str!("../playground/sessions.js")),
     ("sheet.js", JAVASCRIPT, include_str!("../playground/sheet.js")),
     ("shelf.js", JAVASCRIPT, include_str!("../playground/shelf.js")),
     ("sse.js", JAVASCRIPT, include_str!("../playground/sse.js")),
+    ("story.js", JAVASCRIPT, include_str!("../playground/story.js")),
     ("texts.js", JAVASCRIPT, include_str!("../playground/texts.js")),
     ("tree.js", JAVASCRIPT, include_str!("../playground/tree.js")),
+    ("turn.js", JAVASCRIPT, include_str!("../playground/turn.js")),
 ];
 
 const DOCS: [File; 2] =
@@ -51,10 +61,10 @@ fn respond(kind: &'static str, contents: &'static str) -> Response {
     (headers.map(|(name, value)| (name, HeaderValue::from_static(value))), contents).into_response()
 }
 
-async fn respond_file(files: &[File], name: Result<Path<String>, PathRejection>, uri: Uri) -> Response {
+fn respond_file(files: &[File], name: &Result<Path<String>, PathRejection>, uri: &Uri) -> Response {
     match files.iter().find(|(file, ..)| name.as_ref().is_ok_and(|Path(name)| name == file)) {
         Some((_, kind, contents)) => respond(kind, contents),
-        None => not_found(uri).await.into_response(),
+        None => unknown_path(uri.path(), None).into_response(),
     }
 }
 
@@ -83,7 +93,7 @@ pub(super) async fn playground() -> Response {
     )
 )]
 pub(super) async fn playground_file(name: Result<Path<String>, PathRejection>, uri: Uri) -> Response {
-    respond_file(&PLAYGROUND, name, uri).await
+    respond_file(&PLAYGROUND, &name, &uri)
 }
 
 /// The API page
@@ -111,7 +121,7 @@ pub(super) async fn docs() -> Response {
     )
 )]
 pub(super) async fn docs_file(name: Result<Path<String>, PathRejection>, uri: Uri) -> Response {
-    respond_file(&DOCS, name, uri).await
+    respond_file(&DOCS, &name, &uri)
 }
 
 /// The icon of the pages: none

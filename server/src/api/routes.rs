@@ -8,7 +8,7 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
 use super::auth::scope::{Access, Scope};
-use super::formats::{anthropic, llamacpp, responses, tokens};
+use super::formats::{anthropic, input_tokens, llamacpp, responses, tokenizer_info, tokens};
 use super::openapi::document::{self, Description};
 use super::run::resume;
 use super::state::AppState;
@@ -30,17 +30,24 @@ pub(super) fn all() -> Routes {
         .routes(routes!(pages::docs))
         .routes(routes!(pages::docs_file))
         .routes(routes!(document::description))
+        .routes(routes!(service::alive))
         .routes(routes!(service::health))
         .routes(routes!(service::ready));
     let generate = OpenApiRouter::new()
         .routes(routes!(generation::completions))
         .routes(routes!(generation::chat))
+        .routes(alias("/chat/completions", "llamaChatCompletions", routes!(generation::chat)))
         .routes(routes!(generation::create_response))
+        .routes(alias("/responses", "llamaResponses", routes!(generation::create_response)))
         .routes(routes!(generation::create_message))
         .routes(routes!(anthropic::count_tokens))
+        .routes(routes!(input_tokens::of_response))
+        .routes(routes!(input_tokens::of_chat))
+        .routes(alias("/chat/completions/input_tokens", "llamaCountTokens", routes!(input_tokens::of_chat)))
         .routes(routes!(tokens::tokenize))
         .routes(routes!(tokens::detokenize))
         .routes(routes!(tokens::apply_template))
+        .routes(routes!(tokenizer_info::tokenizer_info))
         .routes(routes!(tokens::embeddings))
         .routes(alias("/embeddings", "llamaEmbeddings", routes!(tokens::embeddings)))
         .routes(alias("/embedding", "embedding", routes!(tokens::embeddings)))
@@ -50,9 +57,13 @@ pub(super) fn all() -> Routes {
         .routes(routes!(llamacpp::props))
         .routes(routes!(llamacpp::slots))
         .routes(routes!(service::models))
+        .routes(alias("/models", "llamaModels", routes!(service::models)))
         .routes(routes!(service::one_model));
-    let sessions =
-        sessions::routes().routes(routes!(responses::retrieve, responses::delete)).routes(routes!(resume::resume));
+    let sessions = sessions::routes()
+        .routes(routes!(responses::retrieve, responses::delete))
+        .routes(routes!(resume::resume, resume::end))
+        .routes(routes!(llamacpp::slots::act))
+        .routes(routes!(llamacpp::slots::export, llamacpp::slots::import));
     let metrics = OpenApiRouter::new().routes(routes!(metrics::scrape));
 
     let groups = [

@@ -1,27 +1,48 @@
 //! Models, health and readiness; the responses to unknown paths and methods.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
-use axum::http::{StatusCode, Uri};
+use axum::extract::{MatchedPath, Path, Request, State};
+use axum::http::StatusCode;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::auth::context;
 use super::error::ApiError;
+use super::models::{Entry, ModelState, Models as Registry};
 use super::openapi::Error;
+use super::openapi::document::Description;
 use super::openapi::literals::literals;
+use super::served::unknown_model;
 use super::state::{AppState, Served};
+use crate::session::Store;
 
 literals!(ListKind = "list", ModelKind = "model", HealthStatus = "ok", ReadyStatus = "ready");
+
+/// What a model does at the moment. One that is unloaded is loaded by the next request for it. One that failed could not be
+/// loaded: the log has the reason, and a request tries again after a pause.
+#[derive(Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = ModelState)]
+enum LoadState {
+    Loaded,
+    Loading,
+    Unloaded,
+    Failed,
+}
 
 /// A model that is served.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Model {
     id: String,
     object: ModelKind,
-    /// When it was loaded, in seconds since 1970.
+    /// When it was loaded, or the server started, in seconds since 1970.
     created: u64,
     owned_by: &'static str,
+    #[schema(inline)]
+    state: LoadState,
     /// Of an encoder-decoder, whose prompts are sources to translate: tokens of the longest source.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_source_tokens: Option<usize>,
@@ -34,16 +55,30 @@ impl Model {
             object: ModelKind,
             created: served.created,
             owned_by: "tidegate",
+            state: LoadState::Loaded,
             max_source_tokens: served.reads_sources().then(|| served.limits.longest_prompt()),
         }
     }
+
+    /// One of several models.
+    fn of(entry: &Entry, registry: &Registry) -> Self {
+        let state = match entry.state() {
+            ModelState::Loaded => LoadState::Loaded,
+            ModelState::Loading => LoadState::Loading,
+            ModelState::Unloaded => LoadState::Unloaded,
+            ModelState::Failed => LoadState::Failed,
+        };
+        let (id, created) = (entry.name().to_owned(), registry.created());
+        let unknown = Self { id, object: ModelKind, created, owned_by: "tidegate", state, max_source_tokens: None };
+        entry.instance().map_or(unknown, |instance| Self { state, ..Self::new(&instance.served) })
+    }
 }
 
-/// The models that are served: one.
+/// The models that are served, the default one first; those that the API key may use.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Models {
     object: ListKind,
-    data: [Model; 1],
+    data: Vec<Model>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -64,10 +99,18 @@ pub(super) struct Readiness {
     path = "/v1/models",
     operation_id = "listModels",
     tag = "service",
-    responses((status = 200, description = "The one model that is served.", body = Models), Error<503>)
+    responses((status = 200, description = "The models that are served.", body = Models), Error<503>)
 )]
 pub(super) async fn models(State(state): State<AppState>) -> Result<Json<Models>, ApiError> {
-    Ok(Json(Models { object: ListKind, data: [Model::new(state.ready()?)] }))
+    let data = match state.models() {
+        None => vec![Model::new(state.ready()?)],
+        Some(registry) => {
+            registry.check_open()?;
+            registry.entries().iter().map(|entry| Model::of(entry, registry)).collect()
+        }
+    };
+    let data = data.into_iter().filter(|model| context::may_use(&model.id)).collect();
+    Ok(Json(Models { object: ListKind, data }))
 }
 
 /// Retrieve a model
@@ -84,25 +127,54 @@ pub(super) async fn one_model(
     State(state): State<AppState>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Model>, ApiError> {
-    let served = state.ready()?;
+    let Some(registry) = state.models() else {
+        let served = state.ready()?;
+        let id = model_name(id)?;
+        served.check_name(&id, Some("model"))?;
+        context::check_model(&served.name)?;
+        return Ok(Json(Model::new(served)));
+    };
+    registry.check_open()?;
+    let (id, entries) = (model_name(id)?, registry.entries());
+    context::check_model(&id)?;
+    if let Some(entry) = entries.iter().find(|entry| entry.name() == id) {
+        return Ok(Json(Model::of(entry, registry)));
+    }
+    let names: Vec<&str> = entries.iter().map(|entry| entry.name()).filter(|name| context::may_use(name)).collect();
+    Err(unknown_model(&id, &names, Some("model")))
+}
+
+fn model_name(id: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
     let Path(id) = id.map_err(|rejection| ApiError::invalid(Some("model"), rejection.to_string()))?;
-    served.check_name(&id, Some("model"))?;
-    Ok(Json(Model::new(served)))
+    Ok(id)
 }
 
 /// Check that the process responds
 #[utoipa::path(
     get,
-    path = "/health",
-    operation_id = "health",
+    path = "/livez",
+    operation_id = "alive",
     tag = "service",
     responses((status = 200, description = "It does.", body = Health))
 )]
-pub(super) async fn health() -> Json<Health> {
+pub(super) async fn alive() -> Json<Health> {
     Json(Health { status: HealthStatus })
 }
 
-/// Check that the model is loaded and takes requests
+/// Check that the model, the default one of several, is loaded and takes requests
+#[utoipa::path(
+    get,
+    path = "/health",
+    operation_id = "health",
+    tag = "service",
+    responses((status = 200, description = "It does.", body = Health), Error<503>)
+)]
+pub(super) async fn health(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
+    takes_requests(&state)?;
+    Ok(Json(Health { status: HealthStatus }))
+}
+
+/// Check that the model is loaded, takes requests, and can store sessions
 #[utoipa::path(
     get,
     path = "/ready",
@@ -111,16 +183,52 @@ pub(super) async fn health() -> Json<Health> {
     responses((status = 200, description = "It does.", body = Readiness), Error<503>)
 )]
 pub(super) async fn ready(State(state): State<AppState>) -> Result<Json<Readiness>, ApiError> {
-    state.ready().map(|_| Json(Readiness { status: ReadyStatus }))
+    readiness(&state).map(|()| Json(Readiness { status: ReadyStatus }))
+}
+
+/// Refuses if the model, the default one of several, takes no requests. One that was unloaded for others does.
+fn takes_requests(state: &AppState) -> Result<(), ApiError> {
+    match state.models() {
+        Some(models) => models.check_ready(),
+        None => state.ready().map(drop),
+    }
+}
+
+/// Why the server is not ready, if it is not.
+pub(super) fn readiness(state: &AppState) -> Result<(), ApiError> {
+    takes_requests(state)?;
+    let stores = match state.models() {
+        Some(models) => models.all_stores(),
+        None => state.store().ok().cloned().into_iter().collect(),
+    };
+    // Only here: requests that store nothing still work.
+    if let Some(failure) = stores.iter().find_map(Store::failure) {
+        let message = format!("sessions cannot be stored: {failure}");
+        return Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", message));
+    }
+    Ok(())
 }
 
 /// The response to an unknown path.
-pub(super) async fn not_found(uri: Uri) -> ApiError {
-    ApiError::request(StatusCode::NOT_FOUND, None, Some("not_found"), format!("no route matches {}", uri.path()))
+pub(super) async fn not_found(request: Request) -> ApiError {
+    let path = request.uri().path();
+    let nearest = request.extensions().get::<Arc<Description>>().and_then(|routes| routes.nearest(path));
+    unknown_path(path, nearest)
+}
+
+/// An error about a path that has no route; perhaps the client meant `nearest`.
+pub(super) fn unknown_path(path: &str, nearest: Option<&str>) -> ApiError {
+    let nearest = nearest.map_or_else(String::new, |route| format!("; the nearest is {route}"));
+    ApiError::request(StatusCode::NOT_FOUND, None, Some("not_found"), format!("no route matches {path}{nearest}"))
 }
 
 /// The response to a method that the path does not support.
-pub(super) async fn method_not_allowed() -> ApiError {
-    let message = "method not allowed; the allow header lists the methods of this path";
+pub(super) async fn method_not_allowed(request: Request) -> ApiError {
+    let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    let routes = request.extensions().get::<Arc<Description>>();
+    let methods = path.zip(routes).map(|(path, routes)| routes.methods(path));
+    // The admin address has no description, and nothing but GET.
+    let methods = methods.unwrap_or_else(|| "GET, HEAD".into());
+    let message = format!("{} is not allowed here; this path takes {methods}", request.method());
     ApiError::request(StatusCode::METHOD_NOT_ALLOWED, None, Some("method_not_allowed"), message)
 }

@@ -1,4 +1,4 @@
-//! The state that all handlers share: options, keys, metrics, and the model and the store once they are open.
+//! The state that all handlers share: options, keys, metrics, and the models and stores once they are open.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,67 +6,31 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use tidegate_model::SamplingParams;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 
 use super::auth::keys::{ActiveKeys, Keys};
+use super::auth::owner;
 use super::error::ApiError;
+use super::fair::{FairGate, Full, GateLimits, Permit};
+use super::memory::ResponseMemory;
 use super::middleware::cors::Origin;
+use super::middleware::hosts::AllowedHosts;
+use super::models::{Instance, Loader, ModelOptions, ModelSource, Models};
+use crate::api::run::active::ActiveRuns;
 use crate::api::run::idempotency::InFlight;
 use crate::api::run::streams::Streams;
-use crate::engine::{EngineHandle, Limits};
+use crate::api::run::waiters::Waiters;
 use crate::metrics::Metrics;
-use crate::session::{Codec, PrefixIndex, Store};
-use crate::text::{ChatTemplate, Grammars, Tokenizer};
+use crate::session::Store;
+use crate::text::MAX_COMPILERS;
 
-/// A model that is being served.
-pub struct Served {
-    /// The name that requests may give as `model`.
-    pub name: String,
-    /// When it was loaded, in seconds since 1970.
-    pub created: u64,
-    /// OpenAI's `system_fingerprint`: changes with the weights, the server's version and the kind of device.
-    pub fingerprint: String,
-    /// The name of the device.
-    pub device: String,
-    /// The model's tokenizer.
-    pub tokenizer: Arc<Tokenizer>,
-    /// The limits of each request.
-    pub limits: Limits,
-    /// The sampling parameters of requests that set none.
-    pub sampling: SamplingParams,
-    /// The chat template; `None` if the checkpoint has none or is a translator.
-    pub template: Option<Arc<ChatTemplate>>,
-    /// Compiles grammars.
-    pub grammars: Arc<Grammars>,
-    /// Encodes and decodes snapshots.
-    pub codec: Arc<Codec>,
-    /// Size of one sequence's state in bytes.
-    pub state_bytes: u64,
-    /// The prefix cache.
-    pub prefixes: Arc<PrefixIndex>,
-    /// The engine.
-    pub engine: EngineHandle,
-}
+pub use super::served::Served;
 
-impl Served {
-    /// Whether the model is an encoder-decoder, whose prompts are sources to translate.
-    pub(super) fn reads_sources(&self) -> bool {
-        self.limits.sources.is_some()
-    }
+/// Requests of one owner that may wait to be parsed; each holds its body in memory.
+const MAX_READING: usize = 1024;
 
-    /// Refuses requests for another model.
-    pub(super) fn check_name(&self, name: &str, param: Option<&str>) -> Result<(), ApiError> {
-        if name == self.name {
-            return Ok(());
-        }
-        let message = format!("the model `{name}` does not exist; this server has `{}`", self.name);
-        Err(ApiError::request(StatusCode::NOT_FOUND, param, Some("model_not_found"), message))
-    }
-}
-
-/// Requests that may wait for sessions in use; each holds its body in memory.
-const MAX_WAITERS: usize = 256;
+/// Requests of one owner that may wait for their grammars to be compiled.
+const MAX_COMPILING: usize = 256;
 
 /// Options of the API.
 #[derive(Clone, Debug)]
@@ -77,21 +41,30 @@ pub struct ApiOptions {
     pub keep_alive: Duration,
     /// Time limit for receiving a request body.
     pub body_limit: Duration,
+    /// Most bytes of text in a response that is not streamed.
+    pub max_text_bytes: usize,
     /// Time limit for generating, including the wait for a slot; the text then ends early. A turn of a session always
     /// reads its whole prompt.
     pub max_time: Option<Duration>,
     /// Origins whose pages may read responses (CORS).
     pub cors: Vec<Origin>,
+    /// The hosts under which the server answers.
+    pub hosts: AllowedHosts,
+    /// Whether metrics are served at the admin address, and not with the API.
+    pub metrics_at_admin: bool,
 }
 
 impl Default for ApiOptions {
     fn default() -> Self {
         Self {
             max_body_bytes: 4 << 20,
+            max_text_bytes: 16 << 20,
             keep_alive: Duration::from_secs(15),
             body_limit: Duration::from_mins(1),
-            max_time: None,
+            max_time: Some(Duration::from_hours(1)),
             cors: Vec::new(),
+            hosts: AllowedHosts::default(),
+            metrics_at_admin: false,
         }
     }
 }
@@ -100,18 +73,29 @@ impl Default for ApiOptions {
 #[derive(Clone)]
 pub struct AppState {
     inner: Arc<Inner>,
+    /// The model of the request; none where that is not known yet, and on a server with one model.
+    model: Option<Arc<Instance>>,
 }
 
 struct Inner {
     options: ApiOptions,
     api_keys: ActiveKeys,
-    served: OnceLock<Arc<Served>>,
+    /// The model of a server that has one.
+    only: OnceLock<Arc<Instance>>,
+    /// Its sessions, which are open before it is served.
     store: OnceLock<Store>,
+    /// The models of a server that may have several.
+    models: OnceLock<Models>,
     draining: AtomicBool,
-    /// One permit per core, for parsing and tokenizing long requests.
-    readers: Arc<Semaphore>,
-    /// Permits to wait for sessions in use.
-    waiters: Arc<Semaphore>,
+    /// Permits to parse and tokenize requests: one per core for an owner, and one more for the others.
+    readers: FairGate,
+    /// The same for long ones, which run at a lower priority: one for every other core for an owner.
+    long_readers: FairGate,
+    /// Permits to compile grammars, one for each owner.
+    compilers: FairGate,
+    waiters: Waiters,
+    response_memory: ResponseMemory,
+    active_runs: ActiveRuns,
     streams: Streams,
     in_flight: InFlight,
     /// The number of active runs.
@@ -132,19 +116,55 @@ impl AppState {
     /// The state of a server that has no model yet: alive, but not ready.
     pub fn new(options: ApiOptions) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let (readers, waiters) = (Arc::new(Semaphore::new(cores)), Arc::new(Semaphore::new(MAX_WAITERS)));
+        let half = cores.div_ceil(2);
+        let readers = FairGate::new(GateLimits { permits: cores + 1, held: cores, waiting: MAX_READING });
+        let long_readers = FairGate::new(GateLimits { permits: half + 1, held: half, waiting: MAX_READING });
+        let compilers = FairGate::new(GateLimits { permits: MAX_COMPILERS, held: 1, waiting: MAX_COMPILING });
+        let (waiters, active_runs) = (Waiters::default(), ActiveRuns::default());
         let (streams, in_flight, runs) = (Streams::default(), InFlight::default(), watch::Sender::new(0));
-        let (served, store, draining) = (OnceLock::new(), OnceLock::new(), AtomicBool::new(false));
+        let (only, store, models) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let draining = AtomicBool::new(false);
         let (api_keys, metrics) = (ActiveKeys::default(), Arc::new(Metrics::new()));
-        let inner =
-            Inner { options, api_keys, served, store, draining, readers, waiters, streams, in_flight, runs, metrics };
-        Self { inner: Arc::new(inner) }
+        let inner = Inner {
+            options,
+            api_keys,
+            only,
+            store,
+            models,
+            draining,
+            readers,
+            long_readers,
+            compilers,
+            waiters,
+            response_memory: ResponseMemory::default(),
+            active_runs,
+            streams,
+            in_flight,
+            runs,
+            metrics,
+        };
+        Self { inner: Arc::new(inner), model: None }
     }
 
-    /// Requires one of `keys` from now on, in place of earlier ones. Call it before serving: without keys, every request
-    /// is allowed.
+    /// Requires one of `keys` from now on, in place of earlier ones, and ends the running requests of keys that are no
+    /// longer among them. Call it before serving: without keys, every request is allowed.
     pub fn set_api_keys(&self, keys: Keys) {
         self.inner.api_keys.set(keys);
+        self.expect_tenants();
+        if let Some(keys) = self.inner.api_keys.get() {
+            self.inner.active_runs.keys_changed(|auth| auth.is_valid(&keys));
+        }
+    }
+
+    /// Tells the engines how many keys share them.
+    fn expect_tenants(&self) {
+        let Some(keys) = self.inner.api_keys.get() else { return };
+        if let Some(only) = self.inner.only.get() {
+            only.served.engine.expect_tenants(keys.generating());
+        }
+        if let Some(models) = self.inner.models.get() {
+            models.expect_tenants(keys.generating());
+        }
     }
 
     pub(super) fn api_keys(&self) -> &ActiveKeys {
@@ -165,10 +185,11 @@ impl AppState {
 
     /// Writes all sessions to disk.
     pub async fn close(&self) {
-        if let Some(store) = self.inner.store.get()
-            && let Err(error) = store.close().await
-        {
-            tracing::error!("lost the sessions that were only in memory: {error}");
+        let several = self.inner.models.get().map(Models::all_stores).unwrap_or_default();
+        for store in self.inner.store.get().cloned().into_iter().chain(several) {
+            if let Err(error) = store.close().await {
+                tracing::error!("lost the sessions that were only in memory: {error}");
+            }
         }
     }
 
@@ -177,28 +198,92 @@ impl AppState {
         self.inner.store.get_or_init(|| store);
     }
 
-    /// Starts serving a model and returns it; later calls have no effect and return the first model.
+    /// Starts serving the only model and returns it; later calls have no effect and return the first model.
     pub fn serve(&self, served: Served) -> &Served {
-        let served = self.inner.served.get_or_init(|| Arc::new(served));
+        let store = self.inner.store.get().cloned();
+        let only = self.inner.only.get_or_init(|| Arc::new(Instance::only(served, store)));
+        self.expect_tenants();
         // Of this and `drain`, the later one sees the effect of the earlier.
         if self.inner.draining.load(Ordering::SeqCst) {
-            served.engine.drain();
+            only.served.engine.drain();
         }
-        served
+        &only.served
+    }
+
+    /// Starts serving these models, of which there must be at least one and whose names must differ; the first is the
+    /// default. Returns once each has been opened. Later calls have no effect.
+    ///
+    /// # Errors
+    /// The default model cannot be loaded. The reasons of others are in the log.
+    pub async fn serve_models(
+        &self,
+        sources: Vec<ModelSource>,
+        options: ModelOptions,
+        loader: Arc<dyn Loader>,
+    ) -> Result<(), String> {
+        let models = self.inner.models.get_or_init(|| Models::new(sources, options, loader));
+        self.expect_tenants();
+        if self.inner.draining.load(Ordering::SeqCst) {
+            models.drain();
+        }
+        models.start().await.map_err(|error| error.message().to_owned())
+    }
+
+    /// Takes another list of models, and returns the names of those that were loaded because they are new or their
+    /// folder has changed. Running requests end with the model that they began with.
+    pub async fn reload_models(&self, sources: Vec<ModelSource>) -> Vec<String> {
+        match self.inner.models.get() {
+            Some(models) => models.reload(sources).await,
+            None => Vec::new(),
+        }
+    }
+
+    /// Waits until the engines of several models have ended. Call [`Self::drain`] first.
+    pub async fn engines_ended(&self) {
+        if let Some(models) = self.inner.models.get() {
+            models.ended().await;
+        }
+    }
+
+    /// The models of a server that may have several.
+    pub(super) fn models(&self) -> Option<&Models> {
+        self.inner.models.get()
+    }
+
+    /// The state for requests to this model.
+    pub(super) fn bound(&self, model: Arc<Instance>) -> Self {
+        Self { inner: Arc::clone(&self.inner), model: Some(model) }
+    }
+
+    /// The model of the request.
+    pub(super) fn instance(&self) -> Option<&Arc<Instance>> {
+        self.model.as_ref().or_else(|| self.inner.only.get())
     }
 
     /// Refuses new requests; running ones finish.
     pub fn drain(&self) {
         self.inner.draining.store(true, Ordering::SeqCst);
-        if let Some(served) = self.inner.served.get() {
-            served.engine.drain();
+        if let Some(only) = self.inner.only.get() {
+            only.served.engine.drain();
+        }
+        if let Some(models) = self.inner.models.get() {
+            models.drain();
         }
     }
 
-    /// Ends all running requests.
+    /// Ends all running requests soon. Turns that a disconnect would not undo are committed with the text so far; the
+    /// others change nothing. Call [`Self::drain`] first.
+    pub fn finish_turns(&self) {
+        self.inner.active_runs.shut_down();
+    }
+
+    /// Ends all running requests; nothing is committed.
     pub fn abort(&self) {
-        if let Some(served) = self.inner.served.get() {
-            served.engine.abort();
+        if let Some(only) = self.inner.only.get() {
+            only.served.engine.abort();
+        }
+        if let Some(models) = self.inner.models.get() {
+            models.abort();
         }
     }
 
@@ -214,46 +299,73 @@ impl AppState {
         &self.inner.in_flight
     }
 
-    /// The session store, if there is one.
+    /// The session store of the model, if there is one.
     pub(super) fn store(&self) -> Result<&Store, ApiError> {
+        let store = self.instance().and_then(|instance| instance.store.as_ref());
+        if let Some(store) = store.or_else(|| self.inner.store.get()) {
+            return Ok(store);
+        }
+        // The store comes before the model, so there may still be one.
+        self.loaded()?;
         let message = "this server has no session store";
-        self.inner.store.get().ok_or_else(|| ApiError::server(StatusCode::NOT_IMPLEMENTED, "no_store", message))
+        Err(ApiError::server(StatusCode::NOT_IMPLEMENTED, "no_store", message))
     }
 
     pub(super) fn options(&self) -> &ApiOptions {
         &self.inner.options
     }
 
-    /// A permit to wait for a session in use.
-    pub(super) fn waiter(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        Arc::clone(&self.inner.waiters).try_acquire_owned().map_err(|_| {
-            let message = format!("{MAX_WAITERS} requests already wait for sessions in use");
-            ApiError::request(StatusCode::TOO_MANY_REQUESTS, Some("prefer"), Some("too_many_waiting"), message)
-        })
+    /// The requests that wait for sessions in use.
+    pub(super) fn waiters(&self) -> &Waiters {
+        &self.inner.waiters
     }
 
-    /// Waits for a permit to parse a request. Never `None`: the semaphore is never closed.
-    pub(super) async fn reader(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.inner.readers).acquire_owned().await.ok()
+    /// The memory that responses hold.
+    pub(super) fn response_memory(&self) -> &ResponseMemory {
+        &self.inner.response_memory
+    }
+
+    /// The runs that can be stopped.
+    pub(super) fn active_runs(&self) -> &ActiveRuns {
+        &self.inner.active_runs
+    }
+
+    /// Waits for a permit to parse a request, which takes long or not.
+    pub(super) async fn reader(&self, long: bool) -> Result<Permit, ApiError> {
+        let full = |Full { waiting }| {
+            let message = format!("{waiting} requests of yours already wait to be read");
+            ApiError::rate_limit("too_many_waiting", message)
+        };
+        let readers = if long { &self.inner.long_readers } else { &self.inner.readers };
+        readers.acquire(owner::current()).await.map_err(full)
+    }
+
+    /// Waits for a permit to compile the grammar `param`.
+    pub(super) async fn compiler(&self, param: &str) -> Result<Permit, ApiError> {
+        let full = |Full { waiting }| {
+            let message = format!("{param} cannot be compiled now: {waiting} other grammars of yours wait already");
+            ApiError::rate_limit("grammars_busy", message)
+        };
+        self.inner.compilers.acquire(owner::current()).await.map_err(full)
     }
 
     /// The model, even while it takes no requests.
     pub(super) fn loaded(&self) -> Result<&Arc<Served>, ApiError> {
-        match self.inner.served.get() {
-            Some(served) => Ok(served),
+        match self.instance() {
+            Some(instance) => Ok(&instance.served),
             None => self.ready(),
         }
     }
 
-    /// The model, if it takes requests.
+    /// The model, if it takes requests. The engine of one of several may have to be started for them.
     pub(super) fn ready(&self) -> Result<&Arc<Served>, ApiError> {
         let unavailable = |code, message| Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, code, message));
         if self.inner.draining.load(Ordering::SeqCst) {
             return unavailable("shutting_down", "the server is shutting down");
         }
-        match self.inner.served.get() {
+        match self.instance() {
             None => unavailable("loading", "the model is loading, try again soon"),
-            Some(served) if served.engine.is_ready() => Ok(served),
+            Some(instance) if instance.is_asleep() || instance.served.engine.is_ready() => Ok(&instance.served),
             Some(_) => unavailable("engine_stopped", "the engine has stopped"),
         }
     }

@@ -1,4 +1,4 @@
-//! Models at their depths, and the time that a case takes.
+//! Models with their states at each depth, and the measurement of a case.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -7,17 +7,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tidegate_model::checkpoint::Stored;
-use tidegate_model::config::Attention;
 use tidegate_model::{DecoderConfig, Threads};
 use tidegate_server::checkpoint::OpenDevice;
 
-use super::past::{Past, Room};
+use super::past::{MemoryBudget, Past};
 use super::plan::{Case, Kind, Plan, Subject};
 use super::runner::{self, Runner};
 use crate::cli::word;
 
-/// Tokens read at a time on the way to a depth.
-const PIECE: usize = 512;
+/// Tokens of one prefill call on the way to a depth.
+const CHUNK: usize = 512;
 /// Least time between two progress messages.
 const PROGRESS: Duration = Duration::from_millis(200);
 
@@ -35,7 +34,12 @@ pub(super) struct Model {
 
 impl Model {
     /// Loads or creates a model, and computes its states at every depth.
-    pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>], room: &mut Room) -> Result<Self> {
+    pub(super) fn open(
+        subject: &Subject,
+        plan: &Plan,
+        threads: &[Arc<Threads>],
+        memory: &mut MemoryBudget,
+    ) -> Result<Self> {
         let (shape, weights, config) = match subject {
             Subject::Checkpoint { folder, weights, mixer } => {
                 let stored = Stored::open(folder)?;
@@ -50,32 +54,31 @@ impl Model {
         };
         ensure!(config.source().is_none(), "bench does not measure encoder-decoders such as {shape}");
         // A GPU checks its own memory.
-        if config.attention == Attention::Softmax && matches!(plan.device, OpenDevice::Cpu) {
+        if config.only_caches() && matches!(plan.device, OpenDevice::Cpu) {
             let rows = (plan.slots() as u64).saturating_mul(threads.len() as u64);
             let named = match subject {
                 Subject::Checkpoint { folder, mixer: None, .. } => folder.display().to_string(),
                 _ => "--mixer softmax".to_owned(),
             };
-            room.claim(&config, plan.state, rows).context(named)?;
+            memory.reserve(&config, plan.state, rows).context(named)?;
         }
-        say(&format!("{shape} with {weights}: loading"));
+        progress(&format!("{shape} with {weights}: loading"));
         let mut runner = runner::open(subject, plan, threads)?;
         let mut logits = Vec::new();
         if plan.prompt > 0 {
-            say(&format!("{shape} with {weights}: warming up with a prompt"));
+            progress(&format!("{shape} with {weights}: warming up with a prompt"));
             let prompt = ids(0, plan.prompt, config.vocab_size);
             for lane in 0..plan.lanes() {
-                runner.prefill(lane, &prompt, &mut logits)?;
+                runner.prefill_logits(lane, &prompt, &mut logits)?;
                 runner.reset(lane)?;
             }
         }
-        let past = match config.attention {
-            Attention::Rfa | Attention::Hybrid => {
-                let most = (0..plan.threads.len()).max_by_key(|&i| plan.threads[i]).unwrap_or(0);
-                let text = |from, count| ids(from, count, config.vocab_size);
-                read(&mut *runner, most, plan, text, &format!("{shape} with {weights}"))?
-            }
-            Attention::Softmax => Past::drawn(&config, plan.deepest()),
+        let past = if config.only_caches() {
+            Past::random(&config, plan.deepest())
+        } else {
+            let fastest = (0..plan.threads.len()).max_by_key(|&i| plan.threads[i]).unwrap_or(0);
+            let text = |from, count| ids(from, count, config.vocab_size);
+            read(&mut *runner, fastest, plan, text, &format!("{shape} with {weights}"))?
         };
         Ok(Self { shape, weights, config, runner, past, logits })
     }
@@ -104,7 +107,7 @@ impl Model {
             Kind::Prefill => {
                 let prompt = ids(depth, plan.prompt, vocab);
                 clock = Instant::now();
-                runner.prefill(lane, &prompt, &mut self.logits)?;
+                runner.prefill_logits(lane, &prompt, &mut self.logits)?;
                 plan.prompt
             }
         };
@@ -112,7 +115,7 @@ impl Model {
     }
 }
 
-/// Reads to the greatest depth once, and keeps the state at each depth.
+/// Reads to the greatest depth, and exports the state at each depth on the way.
 fn read(
     runner: &mut dyn Runner,
     lane: usize,
@@ -121,19 +124,19 @@ fn read(
     name: &str,
 ) -> Result<Past> {
     let deepest = plan.deepest();
-    let (clock, mut said, mut read) = (Instant::now(), None, 0);
+    let (clock, mut reported, mut read) = (Instant::now(), None, 0);
     let mut states = Vec::with_capacity(plan.depths.len());
     for &depth in &plan.depths {
         while read < depth {
-            if said.is_none_or(|at: Instant| at.elapsed() > PROGRESS) {
-                said = Some(Instant::now());
+            if reported.is_none_or(|at: Instant| at.elapsed() > PROGRESS) {
+                reported = Some(Instant::now());
                 let left = clock.elapsed().as_secs_f64() / (read.max(1) as f64) * (deepest - read) as f64;
                 let left = if read == 0 { String::new() } else { format!(", {left:.0} s left") };
-                say(&format!("{name}: read {read} of {deepest} tokens{left}"));
+                progress(&format!("{name}: read {read} of {deepest} tokens{left}"));
             }
-            let piece = PIECE.min(depth - read);
-            runner.absorb(lane, &text(read, piece))?;
-            read += piece;
+            let chunk = CHUNK.min(depth - read);
+            runner.prefill(lane, &text(read, chunk))?;
+            read += chunk;
         }
         states.push(runner.export(lane)?);
     }
@@ -142,8 +145,12 @@ fn read(
 
 /// The type of a checkpoint's output head, and so of most of its weights.
 fn own_weights(stored: &Stored) -> String {
-    let head = if stored.config().tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
-    stored.tensors().find(|tensor| tensor.name == head).map_or_else(String::new, |tensor| tensor.kind.to_string())
+    // Without a head of its own it is the embedding, which families name differently.
+    let head = if stored.config().tie_word_embeddings { ".embed" } else { "lm_head." };
+    stored
+        .tensors()
+        .find(|tensor| tensor.name.contains(head))
+        .map_or_else(String::new, |tensor| tensor.kind.to_string())
 }
 
 /// The name of the folder.
@@ -152,14 +159,14 @@ fn name_of(folder: &Path) -> String {
     whole.file_name().map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Token ids `from` and on of a text without a pattern.
+/// `count` token ids, from position `from` of a text without a pattern.
 fn ids(from: usize, count: usize, vocab: usize) -> Vec<u32> {
     let id = |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab as u64;
     (from..from + count).map(|i| id(i) as u32).collect()
 }
 
-/// Shows progress on a terminal, and nothing in a log file.
-pub(super) fn say(text: &str) {
+/// Shows progress if standard error is a terminal.
+pub(super) fn progress(text: &str) {
     let mut out = std::io::stderr().lock();
     if out.is_terminal() {
         // Progress that cannot be shown does not matter.

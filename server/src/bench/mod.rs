@@ -1,13 +1,13 @@
 //! `tidegate bench`: tokens per second on this machine, at any depth, by device, weight type, mixer, threads and rows.
 //!
 //! `plan` lists what is measured, `runner` runs the models, `past` makes their states at each depth, `measure` takes the
-//! times, `roof` measures the machine's limits, `report` writes lines and tables.
+//! times, `roofline` measures the machine's limits, `report` writes lines and tables.
 
 mod measure;
 mod past;
 mod plan;
 mod report;
-mod roof;
+mod roofline;
 mod runner;
 
 use std::path::PathBuf;
@@ -17,44 +17,44 @@ use anyhow::{Result, ensure};
 use tidegate_model::Threads;
 
 use crate::cli::BenchArgs;
-use measure::{Model, say};
-use past::Room;
+use measure::{Model, progress};
+use past::MemoryBudget;
 use plan::Plan;
 use report::Row;
-use roof::Roofs;
+use roofline::MachineLimits;
 
 /// Measures and prints. `default` gives the model's folder if the command line names none.
 pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<()> {
     let plan = Plan::new(args, args.device.open()?, default)?;
     let rows = measure(&plan);
-    say("");
+    progress("");
     report::print(args.output, &rows?)
 }
 
 fn measure(plan: &Plan) -> Result<Vec<Row>> {
     let threads = plan.threads.iter().map(|&count| threads(count)).collect::<Result<Vec<_>>>()?;
-    let (mut models, mut room) = (Vec::with_capacity(plan.subjects.len()), Room::default());
+    let (mut models, mut memory) = (Vec::with_capacity(plan.subjects.len()), MemoryBudget::default());
     for subject in &plan.subjects {
-        models.push(Model::open(subject, plan, &threads, &mut room)?);
+        models.push(Model::open(subject, plan, &threads, &mut memory)?);
     }
     let cases = plan.cases();
-    let mut roofs = Roofs::new(&threads);
+    let mut limits = MachineLimits::new(&threads);
     let mut rates = vec![Vec::new(); cases.len()];
     for round in 1..=plan.rounds {
-        say(&format!("round {round} of {}: the machine's limits", plan.rounds));
-        roofs.measure();
+        progress(&format!("round {round} of {}: the machine's limits", plan.rounds));
+        limits.measure();
         for (i, (case, rates)) in cases.iter().zip(&mut rates).enumerate() {
-            say(&format!("round {round} of {}: case {} of {}", plan.rounds, i + 1, cases.len()));
+            progress(&format!("round {round} of {}: case {} of {}", plan.rounds, i + 1, cases.len()));
             rates.push(models[case.subject].measure(case, plan)?);
         }
     }
     let rows = cases.iter().zip(rates);
-    Ok(rows.map(|(case, rates)| Row::new(plan, case, &models[case.subject], rates, &roofs)).collect())
+    Ok(rows.map(|(case, rates)| Row::new(plan, case, &models[case.subject], rates, &limits)).collect())
 }
 
-/// Exactly so many threads: the results name their number.
+/// Fails if the system provides fewer threads: the results state their number.
 fn threads(count: usize) -> Result<Arc<Threads>> {
     let threads = Threads::new(count);
-    ensure!(threads.count() == count, "--threads: the system does not provide so many");
+    ensure!(threads.count() == count, "--threads: the system cannot start {count} threads");
     Ok(Arc::new(threads))
 }

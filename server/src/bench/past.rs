@@ -1,20 +1,20 @@
-//! The states of rows at a depth: read by the model itself, or random if the state is a cache of keys and values. A long
-//! text would take minutes to read, and the time of a step does not depend on the numbers.
+//! The states of rows at a depth: computed by the model, or random numbers if the state is a cache of keys and values. To
+//! prefill a long cache would take minutes, and the time of a step does not depend on the numbers.
 
 use anyhow::{Result, bail};
 use tidegate_model::{DecoderConfig, StateType};
 
 /// States by depth.
 pub(super) enum Past {
-    /// The model's own, one for each depth.
+    /// Computed by the model, one for each depth.
     Read(Vec<Vec<f32>>),
     /// Random keys and values for the greatest depth; smaller depths use the first of them.
-    Drawn(Vec<f32>),
+    Random(Vec<f32>),
 }
 
 impl Past {
-    /// A random state of so many tokens.
-    pub(super) fn drawn(config: &DecoderConfig, depth: usize) -> Self {
+    /// A random state of `depth` tokens.
+    pub(super) fn random(config: &DecoderConfig, depth: usize) -> Self {
         let layout = config.state_layout();
         let (window, d) = (config.sliding_window.unwrap_or(1), config.head_dim);
         let mut numbers = vec![0.0; layout.numbers()];
@@ -26,14 +26,14 @@ impl Past {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             *number = (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
         }
-        Self::Drawn(numbers)
+        Self::Random(numbers)
     }
 
     /// The state at this index of the plan's depths.
     pub(super) fn at(&self, depth: usize) -> &[f32] {
         match self {
             Self::Read(states) => &states[depth],
-            Self::Drawn(numbers) => numbers,
+            Self::Random(numbers) => numbers,
         }
     }
 
@@ -41,34 +41,34 @@ impl Past {
     pub(super) fn word(&self) -> &'static str {
         match self {
             Self::Read(_) => "read",
-            Self::Drawn(_) => "drawn",
+            Self::Random(_) => "drawn",
         }
     }
 }
 
-/// Memory for caches. They are allocated at once and filled later: without this count, the machine could run out of
-/// memory during a measurement.
+/// Counts the memory that caches will fill. The system provides it only as they fill, so without this count a measurement
+/// could run out of memory.
 #[derive(Default)]
-pub(super) struct Room {
-    claimed: u64,
+pub(super) struct MemoryBudget {
+    reserved: u64,
 }
 
-impl Room {
-    /// Claims the memory that so many rows of a softmax model, and one past, will fill.
-    pub(super) fn claim(&mut self, config: &DecoderConfig, state: StateType, rows: u64) -> Result<()> {
+impl MemoryBudget {
+    /// Reserves what `rows` rows and one [`Past`] will fill.
+    pub(super) fn reserve(&mut self, config: &DecoderConfig, state: StateType, rows: u64) -> Result<()> {
         let row = match state {
             StateType::F32 => config.state_bytes() as u64,
             StateType::Bf16 => config.state_bytes() as u64 / 2,
         };
         let bytes = rows.saturating_mul(row).saturating_add(config.state_bytes() as u64);
-        if let Some(free) = free().map(|free| free.saturating_sub(self.claimed)).filter(|&free| free < bytes) {
+        if let Some(free) = free().map(|free| free.saturating_sub(self.reserved)).filter(|&free| free < bytes) {
             let [bytes, rows, row, free] = [bytes, rows, row, free].map(grouped);
             bail!(
-                "{rows} rows of {row} bytes, and one more for the past, need {bytes} bytes, and \
-                 {free} are free: smaller --depths, smaller --batch, fewer --threads or --state bf16 need less"
+                "{rows} rows of {row} bytes, and one in f32 to copy from, need {bytes} bytes, but {free} are free; \
+                 reduce --depths, --batch or --threads, or use --state bf16"
             );
         }
-        self.claimed += rows.saturating_mul(row);
+        self.reserved += rows.saturating_mul(row);
         Ok(())
     }
 }
@@ -107,7 +107,7 @@ mod tests {
         let config = DecoderConfig::from_json(text).unwrap();
         let decoder = Decoder::random(config.clone(), WeightType::F32, 0).unwrap();
         let mut pool = decoder.new_pool(1).unwrap();
-        let past = Past::drawn(&config, 70);
+        let past = Past::random(&config, 70);
         for depth in [0, 30, 70] {
             pool.import(0, past.at(0), depth as u64).unwrap();
             let state = pool.export(0).unwrap();

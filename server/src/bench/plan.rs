@@ -1,4 +1,4 @@
-//! What is measured: the validated command line, as models and cases.
+//! The benchmark's plan: the validated command line as models and cases.
 
 use std::path::{Path, PathBuf};
 
@@ -13,15 +13,15 @@ use crate::cli::{BenchArgs, MixerArg, ShapeArg};
 const VOCABULARY: usize = 32_000;
 /// Length of a head's queries, keys and values, and of its random vectors.
 const HEAD: usize = 64;
-/// The window of softmax attention is a multiple of so many tokens.
-const WINDOWS: usize = 256;
+/// The window of softmax attention is a multiple of this.
+const WINDOW_STEP: usize = 256;
 /// The hybrid's window.
 const HYBRID_WINDOW: usize = 64;
 
 /// A model and the type of its weights.
 #[derive(Clone, Debug)]
 pub(super) enum Subject {
-    /// A checkpoint's folder, with its weights as stored or converted; its mixer must be this one.
+    /// A checkpoint's folder, the type to convert its weights to, and the mixer it must have.
     Checkpoint { folder: PathBuf, weights: Option<WeightType>, mixer: Option<MixerArg> },
     /// Random weights.
     Shape { shape: ShapeArg, weights: WeightType, config: Box<DecoderConfig> },
@@ -30,7 +30,7 @@ pub(super) enum Subject {
 /// What the model does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Decode steps of so many rows.
+    /// Decode steps of `rows` rows.
     Decode { rows: usize },
     /// Reads a prompt into one row.
     Prefill,
@@ -46,11 +46,11 @@ pub(super) struct Case {
     pub(super) kind: Kind,
 }
 
-/// What is measured, and how often.
+/// The models, the cases, and how often they are measured.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) subjects: Vec<Subject>,
-    /// One device for all models: they are compared on it.
+    /// One device, so that models can be compared.
     pub(super) device: OpenDevice,
     pub(super) state: StateType,
     /// Empty on a GPU, where no CPU threads compute.
@@ -87,7 +87,7 @@ impl Plan {
         })
     }
 
-    /// Everything that is measured in one round.
+    /// The cases of one round.
     pub(super) fn cases(&self) -> Vec<Case> {
         let mut kinds: Vec<Kind> = self.batches.iter().map(|&rows| Kind::Decode { rows }).collect();
         if self.prompt > 0 {
@@ -104,7 +104,7 @@ impl Plan {
         cases
     }
 
-    /// Measurements of every model: one for each number of threads, or one.
+    /// Pools of every model: one for each number of threads, or one on a GPU.
     pub(super) fn lanes(&self) -> usize {
         self.threads.len().max(1)
     }
@@ -152,7 +152,7 @@ fn shapes(shape: ShapeArg, args: &BenchArgs) -> Result<Vec<Subject>> {
     // The window holds every token that a row reads.
     let deepest = args.depths.iter().copied().max().unwrap_or(0);
     let tokens = [args.prompt, args.steps, 1].into_iter().fold(deepest, usize::saturating_add);
-    let window = tokens.checked_next_multiple_of(WINDOWS).unwrap_or(tokens);
+    let window = tokens.checked_next_multiple_of(WINDOW_STEP).unwrap_or(tokens);
     let mut subjects = Vec::new();
     for mixer in or(&args.mixer, MixerArg::RfaGate) {
         let config = config(shape, mixer, window)?;
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn every_depth_meets_every_batch_and_prompts_are_read_at_every_depth() {
+    fn batches_and_prompts_are_measured_at_every_depth() {
         let plan = plan("--shape 12m --weights q8_0,f32 --threads 1,2 --depths 512,0,512 --batch 1,8,1").unwrap();
         assert_eq!((&plan.depths[..], &plan.batches[..], plan.slots()), (&[0, 512][..], &[1, 8][..], 8));
         let cases = plan.cases();
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_keeps_its_own_weights_and_mixer_where_none_is_named() {
+    fn a_checkpoint_keeps_its_weights_and_mixer_by_default() {
         let subjects = plan("").unwrap().subjects;
         let [Subject::Checkpoint { folder, weights: None, mixer: None }] = &subjects[..] else {
             panic!("{subjects:?}");
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_have_their_parameters() {
+    fn shapes_have_as_many_parameters_as_their_names_say() {
         for (shape, least, most) in [("12m", 12e6, 14e6), ("125m", 105e6, 130e6), ("350m", 330e6, 370e6)] {
             let subjects = plan(&format!("--shape {shape}")).unwrap().subjects;
             let [Subject::Shape { config, weights: WeightType::Bf16, .. }] = &subjects[..] else {
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_has_the_mixer_that_was_asked_for() {
+    fn a_shape_has_the_requested_mixer() {
         for mixer in MixerArg::value_variants() {
             let name = crate::cli::word(mixer);
             let subjects = plan(&format!("--shape 12m --mixer {name}")).unwrap().subjects;
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_name_the_mistake() {
         for (line, words) in [
             ("--shape 12m --model x", "cannot be used with"),
             ("--shape 13m", "125m"),

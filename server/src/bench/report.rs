@@ -1,4 +1,4 @@
-//! What was measured, as rows, and rows as lines of JSON or a table.
+//! The results as rows, and rows as lines of JSON or a Markdown table.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use tidegate_model::StateType;
 use super::measure::Model;
 use super::past::grouped;
 use super::plan::{Case, Kind, Plan};
-use super::roof::{Roofs, Spread, prompt_operations, row_bytes, step_bytes};
+use super::roofline::{MachineLimits, Spread, prompt_operations, row_bytes, step_bytes};
 use crate::cli::BenchOutput;
 
 /// One case and its results.
@@ -41,7 +41,7 @@ pub(super) struct Row {
     /// Bytes of one row's state.
     pub(super) state_bytes: usize,
     pub(super) weight_bytes: usize,
-    /// `None` on a GPU, as are the roofs.
+    /// `None` on a GPU, as are the limits.
     pub(super) roof_share: Option<f64>,
     /// Bytes per second.
     pub(super) read_bandwidth: Option<f64>,
@@ -50,22 +50,22 @@ pub(super) struct Row {
 }
 
 impl Row {
-    pub(super) fn new(plan: &Plan, case: &Case, model: &Model, rates: Vec<f64>, roofs: &Roofs) -> Self {
+    pub(super) fn new(plan: &Plan, case: &Case, model: &Model, rates: Vec<f64>, limits: &MachineLimits) -> Self {
         let (config, rounds) = (&model.config, rates.len());
         let (weight_bytes, state_bytes) = (model.runner.weight_bytes(), model.runner.state_bytes());
         let Spread { least, median, most } = Spread::of(rates);
-        let (read_bandwidth, fma_peak) = (roofs.read_bandwidth(case.lane), roofs.fma_peak(case.lane));
+        let (read_bandwidth, fma_peak) = (limits.read_bandwidth(case.lane), limits.fma_peak(case.lane));
         let depth = plan.depths[case.depth];
         let (kind, batch, tokens, roof_share) = match case.kind {
             Kind::Decode { rows } => {
                 // The depth in the middle of the measured steps.
                 let row_bytes = row_bytes(config, state_bytes, depth + 1 + plan.steps.div_ceil(2));
                 let bytes = step_bytes(weight_bytes, row_bytes, rows) / rows as f64;
-                ("decode", rows, rows * plan.steps, read_bandwidth.map(|most| bytes * median / most))
+                ("decode", rows, rows * plan.steps, read_bandwidth.map(|limit| bytes * median / limit))
             }
             Kind::Prefill => {
                 let operations = prompt_operations(config, plan.prompt, depth) / plan.prompt as f64;
-                ("prefill", 1, plan.prompt, fma_peak.map(|most| operations * median / most))
+                ("prefill", 1, plan.prompt, fma_peak.map(|limit| operations * median / limit))
             }
         };
         let state = match plan.state {
@@ -98,7 +98,7 @@ impl Row {
     }
 
     /// `1 thread`, `2 threads`, or the device.
-    fn computes(&self) -> String {
+    fn hardware(&self) -> String {
         match self.threads {
             Some(1) => "1 thread".into(),
             Some(threads) => format!("{threads} threads"),
@@ -132,7 +132,7 @@ fn markdown(rows: &[Row]) -> String {
     // Writing to a string does not fail.
     let rounds = if rounds == 1 { "one round".into() } else { format!("medians of {rounds} rounds") };
     let _ = writeln!(text, "{shape}: {rounds}.");
-    let (mut models, mut drawn_of, mut machine) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut models, mut random_of, mut machine) = (Vec::new(), Vec::new(), Vec::new());
     for row in rows {
         let numbers = [row.parameters, row.weight_bytes as u64, row.state_bytes as u64];
         let [parameters, weights, state] = numbers.map(grouped);
@@ -140,25 +140,26 @@ fn markdown(rows: &[Row]) -> String {
             "{} with {} weights: {parameters} parameters, {weights} bytes, and {state} of {} state a row.",
             row.mixer, row.weights, row.state
         );
-        let roof = match (row.read_bandwidth, row.fma_peak) {
+        let machine_line = match (row.read_bandwidth, row.fma_peak) {
             (Some(read), Some(peak)) => {
                 let (read, peak) = (read / 1e9, peak / 1e9);
-                format!("{} of this machine: {read:.1} GB/s read, {peak:.0} GFLOP/s.", row.computes())
+                format!("{} of this machine: {read:.1} GB/s read, {peak:.0} GFLOP/s.", row.hardware())
             }
-            _ => format!("On {}, whose roofs are not measured.", row.computes()),
+            _ => format!("On {}, whose limits are not measured.", row.hardware()),
         };
-        let drawn = format!("The keys and values of {}'s past are random numbers.", row.mixer);
-        let drawn = if row.past == "drawn" { drawn } else { String::new() };
-        for (line, lines) in [(model, &mut models), (drawn, &mut drawn_of), (roof, &mut machine)] {
+        let random = format!("The keys and values of {}'s past are random numbers.", row.mixer);
+        let random = if row.past == "drawn" { random } else { String::new() };
+        for (line, lines) in [(model, &mut models), (random, &mut random_of), (machine_line, &mut machine)] {
             if !line.is_empty() && !lines.contains(&line) {
                 lines.push(line);
             }
         }
     }
-    for line in models.iter().chain(&drawn_of).chain(&machine) {
+    for line in models.iter().chain(&random_of).chain(&machine) {
         let _ = writeln!(text, "{line}");
     }
-    text += "\n| mixer | weights | threads | kind | rows | depth | tokens/s, median | least | most | of the roof |\n";
+    text +=
+        "\n| mixer | weights | threads | kind | rows | depth | tokens/s, median | least | most | of the roofline |\n";
     text += "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
     for row in rows {
         let Row { mixer, weights, kind, batch, .. } = row;

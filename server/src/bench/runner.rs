@@ -9,10 +9,11 @@ use tidegate_server::checkpoint::OpenDevice;
 use super::plan::{Plan, Subject};
 use crate::cli::word;
 
-/// Seed of random weights: any, and the same in every run.
+/// Seed of random weights: the same in every run.
 const SEED: u64 = 0;
 
-/// A decoder with a pool for each number of threads (its lanes), of as many slots as the plan's largest batch has rows.
+/// A decoder with one pool per lane: one lane for each number of threads, one on a GPU. A pool has a slot for each row of
+/// the plan's largest batch.
 pub(super) trait Runner {
     /// Bytes of the weights that a step reads.
     fn weight_bytes(&self) -> usize;
@@ -20,22 +21,22 @@ pub(super) trait Runner {
     /// Bytes of one row's state.
     fn state_bytes(&self) -> usize;
 
-    /// The numbers of the first slot.
+    /// The state of the first slot.
     fn export(&self, lane: usize) -> Result<Vec<f32>>;
 
-    /// Replaces the state of a slot by the numbers of an [`Self::export`] that has read `tokens` tokens.
+    /// Replaces the state of a slot by one of [`Self::export`], whose text has `tokens` tokens.
     fn import(&mut self, lane: usize, slot: usize, numbers: &[f32], tokens: u64) -> Result<()>;
 
     /// Empties the first slot.
     fn reset(&mut self, lane: usize) -> Result<()>;
 
     /// Reads tokens into the first slot, without logits.
-    fn absorb(&mut self, lane: usize, ids: &[u32]) -> Result<()>;
+    fn prefill(&mut self, lane: usize, ids: &[u32]) -> Result<()>;
 
     /// Reads tokens into the first slot, and computes the last one's logits.
-    fn prefill(&mut self, lane: usize, ids: &[u32], logits: &mut Vec<f32>) -> Result<()>;
+    fn prefill_logits(&mut self, lane: usize, ids: &[u32], logits: &mut Vec<f32>) -> Result<()>;
 
-    /// Reads one token into each slot; returns once the logits are there.
+    /// Reads one token into each slot, and computes the logits.
     fn decode(&mut self, lane: usize, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()>;
 }
 
@@ -62,7 +63,7 @@ pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> 
             let decoder = match subject {
                 Subject::Checkpoint { folder, weights: None, .. } => device.load(folder)?,
                 Subject::Checkpoint { weights: Some(weights), .. } => {
-                    anyhow::bail!("--weights {weights}: {device} holds a checkpoint's weights as they are stored")
+                    anyhow::bail!("--weights {weights}: {device} cannot convert a checkpoint's weights")
                 }
                 Subject::Shape { shape, weights, config } => device
                     .random((**config).clone(), *weights, SEED)
@@ -100,12 +101,12 @@ impl<B: Backend> Runner for Lanes<B> {
         Ok(self.pools[lane].reset(0)?)
     }
 
-    fn absorb(&mut self, lane: usize, ids: &[u32]) -> Result<()> {
-        Ok(self.decoder.absorb(ids, &mut self.pools[lane], 0)?)
+    fn prefill(&mut self, lane: usize, ids: &[u32]) -> Result<()> {
+        Ok(self.decoder.prefill(ids, &mut self.pools[lane], 0)?)
     }
 
-    fn prefill(&mut self, lane: usize, ids: &[u32], logits: &mut Vec<f32>) -> Result<()> {
-        Ok(self.decoder.prefill(ids, &mut self.pools[lane], 0, logits)?)
+    fn prefill_logits(&mut self, lane: usize, ids: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        Ok(self.decoder.prefill_logits(ids, &mut self.pools[lane], 0, logits)?)
     }
 
     fn decode(&mut self, lane: usize, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {

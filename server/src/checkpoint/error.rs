@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use tidegate_model::ModelError;
 use tidegate_model::checkpoint::LoadError;
+use tidegate_model::config::ConfigError;
 use tidegate_model::sampling::SamplingError;
 
 use super::choice::DeviceChoice;
@@ -14,9 +15,22 @@ use crate::text::{GrammarError, TextError};
 /// Why a checkpoint cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// None was named, and the shipped one was not found.
-    #[error("no checkpoint found, looked for {}; name a folder with --model", places(.0))]
-    NotFound(Vec<PathBuf>),
+    /// Something that is not a checkpoint of ours.
+    #[error("{path}: {reason}")]
+    Unsupported {
+        /// What was named.
+        path: PathBuf,
+        /// Why it cannot be loaded, and what can.
+        reason: String,
+    },
+    /// `config.json` is wrong.
+    #[error("{path}: {source}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: ConfigError,
+    },
     /// The requested device.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -54,10 +68,6 @@ pub enum OpenError {
         /// Why.
         source: std::io::Error,
     },
-}
-
-fn places(folders: &[PathBuf]) -> String {
-    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// Why the requested device cannot be used.

@@ -1,11 +1,11 @@
-//! The flags of `serve` for HTTP: API keys, CORS, TLS and limits.
+//! The flags of `serve` for HTTP: API keys, browsers, TLS and limits.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use tidegate_server::api::Origin;
+use tidegate_server::api::{HostName, Origin};
 
 use super::parse::positive;
 
@@ -40,19 +40,35 @@ pub(crate) struct HttpArgs {
     /// Origins whose web pages may call the server, separated by commas; * for all
     #[arg(long, env = "TIDEGATE_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) cors_origin: Vec<Origin>,
+    /// Further host name under which the server answers; may be repeated, or separated by commas
+    #[arg(long, env = "TIDEGATE_ALLOWED_HOST", value_name = "NAME", value_delimiter = ',')]
+    pub(crate) allowed_host: Vec<HostName>,
     /// Certificate chain as PEM, turns on TLS; reloaded on SIGHUP
     #[arg(long, env = "TIDEGATE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// Private key of the certificate, as PEM
     #[arg(long, env = "TIDEGATE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Open connections; further ones wait
+    /// Further address, as ADDRESS:PORT, with health and metrics alone: no TLS, no keys
+    #[arg(long, env = "TIDEGATE_ADMIN_ADDR", help_heading = "Serving", value_name = "ADDRESS")]
+    pub(crate) admin_addr: Option<String>,
+    /// Open connections; a further one replaces an idle one, or waits
     #[arg(long, env = "TIDEGATE_MAX_CONNECTIONS", help_heading = "Limits", value_name = "COUNT", default_value_t = 4096, value_parser = positive)]
     pub(crate) max_connections: usize,
+    /// Open connections of one client [default: a quarter of all; no limit for this machine]
+    #[arg(long, env = "TIDEGATE_MAX_CONNECTIONS_PER_PEER", help_heading = "Limits", value_name = "COUNT", value_parser = positive)]
+    pub(crate) max_connections_per_peer: Option<usize>,
     /// Seconds for a request body to arrive
     #[arg(long, env = "TIDEGATE_BODY_SECONDS", help_heading = "Limits", value_name = "SECONDS", default_value_t = 60, value_parser = positive)]
     pub(crate) body_seconds: usize,
-    /// Seconds for a generation and its wait for a slot; it then ends as if by max_tokens [default: none]
-    #[arg(long, env = "TIDEGATE_MAX_SECONDS", help_heading = "Limits", value_name = "SECONDS", value_parser = positive)]
-    pub(crate) max_seconds: Option<usize>,
+    /// Seconds for a generation and its wait for a slot; it then ends as if by max_tokens; 0 for no limit
+    #[arg(long, env = "TIDEGATE_MAX_SECONDS", help_heading = "Limits", value_name = "SECONDS", default_value_t = 3600)]
+    pub(crate) max_seconds: u64,
+}
+
+impl HttpArgs {
+    /// The admin address. An empty variable turns off the one that an image sets.
+    pub(crate) fn admin(&self) -> Option<&str> {
+        self.admin_addr.as_deref().filter(|address| !address.is_empty())
+    }
 }

@@ -1,18 +1,35 @@
 //! The command line: every flag, its environment variable, and its help.
 
+mod about;
 mod bench;
+mod chat;
+mod config;
+mod generate;
+mod health;
 mod http;
 mod parse;
+mod sessions;
+mod shared;
+mod storage;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use tidegate_server::checkpoint::DeviceChoice;
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
+use tidegate_server::checkpoint::{CPU_SLOTS, MOST_GPU_SLOTS};
 
-pub(crate) use bench::{BenchArgs, BenchOutput, MixerArg, ShapeArg, StateArg, word};
+pub(crate) use about::{print_completions, print_man_page};
+pub(crate) use bench::{BenchArgs, BenchOutput, MixerArg, ShapeArg, word};
+pub(crate) use chat::ChatArgs;
+pub(crate) use generate::{GenerateArgs, SamplingArgs};
+pub(crate) use health::HealthArgs;
 pub(crate) use http::HttpArgs;
-use parse::{DEFAULT_PORT, port, positive, size, slots, within};
+pub(crate) use parse::Budget;
+use parse::{DEFAULT_PORT, bytes, port, positive, slots};
+pub(crate) use sessions::{SessionsArgs, SessionsCommand};
+pub(crate) use shared::{LogArgs, LogFormat, ModelArgs};
+pub(crate) use storage::{DurabilityArg, SessionArgs, Switch};
 
 const NOTES: &str = "\
 Without a command, flags are those of `serve`: `tidegate --port 9000`.
@@ -22,7 +39,7 @@ Exit codes: 0 success, 1 error, 2 wrong command line,
 
 const ENVIRONMENT: &str = "\
 Every flag has an environment variable: --max-body-bytes is TIDEGATE_MAX_BODY_BYTES.
-Sizes are bytes, or a number followed by KiB, MiB, GiB or TiB.";
+Sizes are bytes, or a number followed by KiB, MiB, GiB or TiB, for short K, M, G or T.";
 
 /// Serves language models whose memory of a conversation has a constant size.
 #[derive(Debug, Parser)]
@@ -35,13 +52,33 @@ pub(crate) struct Cli {
 impl Cli {
     /// Parses the arguments of this process; prints the help or an error and exits where there is nothing to run.
     pub(crate) fn read() -> Self {
-        let matches = Self::definition().get_matches_from(with_command(std::env::args_os()));
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+        let (args, definition) = (with_command(std::env::args_os()), Self::definition());
+        let serve = definition.find_subcommand("serve").filter(|_| args.get(1).is_some_and(|name| name == "serve"));
+        // The help needs no file, and must be there when the file is not.
+        let serve = serve.filter(|_| !args.iter().any(|arg| arg == "-h" || arg == "--help"));
+        let (args, file) =
+            match serve.map(|serve| config::with_file(args.clone(), serve, |name| std::env::var_os(name))) {
+                None => (args, None),
+                Some(Ok(found)) => found,
+                Some(Err(error)) => definition.clone().error(clap::error::ErrorKind::InvalidValue, error).exit(),
+            };
+        let parsed = definition.try_get_matches_from(args).and_then(|matches| Self::from_arg_matches(&matches));
+        parsed.unwrap_or_else(|error| {
+            if let Some(file) = file.filter(|_| error.use_stderr()) {
+                // The flag that is wrong may be one of them.
+                eprintln!("with the flags in {}:", file.display());
+            }
+            error.exit()
+        })
     }
 
-    /// The commands, without a variable's name beside every flag: `ENVIRONMENT` gives the rule.
-    fn definition() -> clap::Command {
-        Self::command().mut_subcommands(|command| command.mut_args(|arg| arg.hide_env(true)))
+    /// The commands, without a variable's name beside every flag: `ENVIRONMENT` gives the rule. Of the flags about keeping
+    /// conversations, the help of `chat` shows the folder: most people need no other.
+    pub(crate) fn definition() -> clap::Command {
+        let rare = |arg: &Arg| arg.get_help_heading() == Some(storage::HEADING) && arg.get_id() != "data_dir";
+        Self::command()
+            .mut_subcommands(|command| command.mut_args(|arg| arg.hide_env(true)))
+            .mut_subcommand("chat", |chat| chat.mut_args(|arg| if rare(&arg) { arg.hide(true) } else { arg }))
     }
 }
 
@@ -59,6 +96,26 @@ fn with_command(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     args
 }
 
+fn slots_help() -> String {
+    format!(
+        "Requests that run at once; auto: {CPU_SLOTS} on the CPU, as many as fit on a GPU (at most {})",
+        thousands(MOST_GPU_SLOTS)
+    )
+}
+
+/// A number with a comma before every three digits.
+fn thousands(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a model over HTTP (the default)
@@ -66,8 +123,27 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Continue a prompt in the terminal
     Generate(GenerateArgs),
+    /// Talk with a model in the terminal; the conversation is kept
+    Chat(Box<ChatArgs>),
     /// Measure tokens per second on this machine
     Bench(BenchArgs),
+    /// Check, repair, back up or move stored sessions
+    Sessions(SessionsArgs),
+    /// Ask a server on this machine whether it is ready
+    Health(HealthArgs),
+    /// Print completions for a shell, to be sourced
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print a man page
+    Man {
+        /// The command that the page is about [default: tidegate itself]
+        command: Option<String>,
+    },
+    /// Try the grammars that a server writes to standard input
+    #[command(hide = true)]
+    CompileGrammars,
 }
 
 /// The flags of `serve`.
@@ -80,8 +156,8 @@ pub(crate) struct ServeArgs {
     /// Port to listen on; 0 for any free port
     #[arg(long, env = "TIDEGATE_PORT", default_value_t = DEFAULT_PORT, value_parser = port)]
     pub(crate) port: u16,
-    /// Requests that run at once; auto: 64 on the CPU, as many as fit on a GPU (at most 16,384)
-    #[arg(long, env = "TIDEGATE_SLOTS", value_name = "COUNT|auto", default_value = "auto", value_parser = slots)]
+    // The help texts of limits are made of the constants.
+    #[arg(help = slots_help(), long, env = "TIDEGATE_SLOTS", value_name = "COUNT|auto", default_value = "auto", value_parser = slots)]
     pub(crate) slots: usize,
     /// Requests that may wait for a slot; further ones get 429
     #[arg(long, env = "TIDEGATE_QUEUE", value_name = "COUNT", default_value_t = 256, value_parser = positive)]
@@ -94,9 +170,15 @@ pub(crate) struct ServeArgs {
     pub(crate) drain_seconds: u64,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Model name in the API [default: the folder's name]
+    /// Model name in the API, if there is one model [default: the folder's name, or the one in a GGUF file]
     #[arg(long, env = "TIDEGATE_MODEL_NAME", value_name = "NAME", help_heading = "Model")]
     pub(crate) model_name: Option<String>,
+    /// Folder whose subfolders are further models, named like them; read again on SIGHUP
+    #[arg(long, env = "TIDEGATE_MODELS_DIR", value_name = "FOLDER", help_heading = "Model")]
+    pub(crate) models_dir: Option<PathBuf>,
+    /// Answer requests for unknown models with the first one
+    #[arg(long, env = "TIDEGATE_ANY_MODEL_NAME", value_name = "on|off", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on", default_value_t = Switch::Off, hide_default_value = true, help_heading = "Model")]
+    pub(crate) any_model_name: Switch,
     #[command(flatten)]
     pub(crate) sessions: SessionArgs,
     /// Largest max_tokens of a request
@@ -106,10 +188,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "TIDEGATE_MAX_PROMPT_TOKENS", value_name = "TOKENS", default_value_t = 1_000_000, value_parser = positive, help_heading = "Limits")]
     pub(crate) max_prompt_tokens: usize,
     /// Largest request body
-    #[arg(long, env = "TIDEGATE_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = 4 << 20, value_parser = positive, help_heading = "Limits")]
+    #[arg(long, env = "TIDEGATE_MAX_BODY_BYTES", value_name = "SIZE", default_value = "4MiB", value_parser = bytes, help_heading = "Limits")]
     pub(crate) max_body_bytes: usize,
     #[command(flatten)]
     pub(crate) http: HttpArgs,
+    /// TOML file with any of these flags under their names; flags and variables take precedence
+    #[arg(long, env = "TIDEGATE_CONFIG", value_name = "FILE", help_heading = "Serving")]
+    pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) log: LogArgs,
     /// OpenTelemetry collector, such as http://localhost:4318 (needs the feature `otlp`)
@@ -117,153 +202,11 @@ pub(crate) struct ServeArgs {
     pub(crate) otlp_endpoint: Option<String>,
 }
 
-/// The flags of `serve` about keeping conversations.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Sessions")]
-pub(crate) struct SessionArgs {
-    /// Folder for sessions [default: $XDG_DATA_HOME/tidegate or ~/.local/share/tidegate]
-    #[arg(long, env = "TIDEGATE_DATA_DIR", value_name = "FOLDER")]
-    pub(crate) data_dir: Option<PathBuf>,
-    /// Acknowledge a turn once it is on disk, or up to a second before (memory)
-    #[arg(long, env = "TIDEGATE_DURABILITY", value_enum, default_value_t = DurabilityArg::Turn)]
-    pub(crate) durability: DurabilityArg,
-    /// Object store for snapshots, as s3://BUCKET/FOLDER (needs the feature `s3`)
-    #[arg(long, env = "TIDEGATE_STORE", value_name = "URL")]
-    pub(crate) store: Option<String>,
-    /// Memory for recently used states
-    #[arg(long, env = "TIDEGATE_RAM_BUDGET", value_name = "SIZE", default_value = "1GiB", value_parser = size)]
-    pub(crate) ram_budget: u64,
-    /// Disk space for snapshots; old versions are deleted to stay below it
-    #[arg(long, env = "TIDEGATE_DISK_BUDGET", value_name = "SIZE", default_value = "64GiB", value_parser = size)]
-    pub(crate) disk_budget: u64,
-    /// Disk space of one owner
-    #[arg(long, env = "TIDEGATE_OWNER_BUDGET", value_name = "SIZE", default_value = "64GiB", value_parser = size)]
-    pub(crate) owner_budget: u64,
-    /// Sessions of one owner
-    #[arg(long, env = "TIDEGATE_OWNER_SESSIONS", value_name = "COUNT", default_value_t = 100_000, value_parser = positive)]
-    pub(crate) owner_sessions: usize,
-    /// Versions kept of a session, the current one included
-    #[arg(long, env = "TIDEGATE_KEEP_VERSIONS", value_name = "COUNT", default_value_t = 16, value_parser = positive)]
-    pub(crate) keep_versions: usize,
-    /// Days that a stored response is kept
-    #[arg(long, env = "TIDEGATE_RESPONSE_DAYS", value_name = "DAYS", default_value_t = 30, value_parser = positive)]
-    pub(crate) response_days: usize,
-    /// Memory for the prefix cache; 0 turns it off
-    #[arg(long, env = "TIDEGATE_PREFIX_BUDGET", value_name = "SIZE", default_value = "256MiB", value_parser = size)]
-    pub(crate) prefix_budget: u64,
-    /// Entries of one owner in the prefix cache
-    #[arg(long, env = "TIDEGATE_OWNER_PREFIXES", value_name = "COUNT", default_value_t = 64, value_parser = positive)]
-    pub(crate) owner_prefixes: usize,
-    /// 32 or more random bytes that sign snapshots and encrypt states kept by clients
-    #[arg(long, env = "TIDEGATE_SECRET_FILE", value_name = "FILE")]
-    pub(crate) secret_file: Option<PathBuf>,
-}
-
-// The variants below carry no doc comments: clap would list each value on lines of its own.
-
-/// When a turn is acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DurabilityArg {
-    Turn,
-    Memory,
-}
-
-/// The flags of `generate`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct GenerateArgs {
-    /// The text to continue
-    pub(crate) prompt: String,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
-    #[command(flatten)]
-    pub(crate) log: LogArgs,
-}
-
-/// The flags of `generate` that choose its tokens.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Sampling (defaults come from the model's generation_config.json)")]
-pub(crate) struct SamplingArgs {
-    /// Maximum number of tokens to generate
-    #[arg(long, short = 'n', value_name = "TOKENS", default_value_t = 256, value_parser = positive)]
-    pub(crate) max_tokens: usize,
-    /// From 0 (greedy) to 2
-    #[arg(long, short, value_name = "NUMBER")]
-    pub(crate) temperature: Option<f32>,
-    /// Sample from the most likely tokens that together have this probability
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) top_p: Option<f32>,
-    /// Sample from this many of the most likely tokens; 0 for all
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) top_k: Option<usize>,
-    /// Sample from tokens with at least this fraction of the most likely one's probability
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) min_p: Option<f32>,
-    /// Sample from the locally typical tokens that together have this probability
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) typical_p: Option<f32>,
-    /// Above 1, makes tokens that occurred before less likely
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) repetition_penalty: Option<f32>,
-    /// Subtracted from a token's logit each time it was generated
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
-    pub(crate) frequency_penalty: Option<f32>,
-    /// Subtracted once from the logit of each token that was generated
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
-    pub(crate) presence_penalty: Option<f32>,
-    /// The same seed gives the same text [default: random]
-    #[arg(long, value_name = "SEED")]
-    pub(crate) seed: Option<u64>,
-    /// Stop at this string; may be given up to 16 times
-    #[arg(long, value_name = "STRING")]
-    pub(crate) stop: Vec<String>,
-    /// Continue past the end-of-text token
-    #[arg(long)]
-    pub(crate) ignore_eos: bool,
-}
-
-/// The model and where it runs.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Model")]
-pub(crate) struct ModelArgs {
-    /// Checkpoint folder [default: the shipped model]
-    #[arg(long, env = "TIDEGATE_MODEL", value_name = "FOLDER")]
-    pub(crate) model: Option<PathBuf>,
-    /// cpu, cuda, cuda:N, or auto: the first usable GPU, else the CPU
-    #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
-    pub(crate) device: DeviceChoice,
-    /// Compute threads [default: one per core]
-    #[arg(long, env = "TIDEGATE_THREADS", value_name = "COUNT", value_parser = within(1, 1024))]
-    pub(crate) threads: Option<usize>,
-    /// Type of states in memory; bf16 is faster in large batches
-    #[arg(long, env = "TIDEGATE_STATE", value_enum, default_value_t = StateArg::F32)]
-    pub(crate) state: StateArg,
-}
-
-/// The log, which goes to standard error.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Logging")]
-pub(crate) struct LogArgs {
-    /// Log filter, as LEVEL or TARGET=LEVEL,… [default: info; generate: warn]
-    #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
-    pub(crate) log: Option<String>,
-    /// Lines of text, or JSON objects
-    #[arg(long, env = "TIDEGATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Human)]
-    pub(crate) log_format: LogFormat,
-}
-
-/// The format of log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    Human,
-    Json,
-}
-
 #[cfg(test)]
 mod tests {
     use clap::error::ErrorKind;
 
+    use super::parse::size;
     use super::*;
 
     fn read(line: &[&str]) -> Result<Cli, clap::Error> {
@@ -287,6 +230,7 @@ mod tests {
             assert!(matches!(command, Command::Serve(args) if args.port == port), "{line:?}");
         }
         assert!(matches!(read(&["tidegate", "generate", "Once"]).unwrap().command, Command::Generate(_)));
+        assert!(matches!(read(&["tidegate", "chat"]).unwrap().command, Command::Chat(_)));
         assert_eq!(read(&["tidegate", "--help"]).unwrap_err().kind(), ErrorKind::DisplayHelp);
         assert_eq!(read(&["tidegate", "--version"]).unwrap_err().kind(), ErrorKind::DisplayVersion);
         assert_eq!(read(&["tidegate", "sing"]).unwrap_err().kind(), ErrorKind::InvalidSubcommand);
@@ -310,6 +254,58 @@ mod tests {
             // A long help would spread every flag over several lines.
             assert!(flag.get_help().is_some() && flag.get_long_help().is_none(), "{}", flag.get_id());
         }
+    }
+
+    #[test]
+    fn the_budget_of_an_owner_is_a_size_or_a_percentage_of_the_disks() {
+        let budget = |text: &str| match read(&["tidegate", "--owner-budget", text]).map(|cli| cli.command) {
+            Ok(Command::Serve(args)) => args.sessions.owner_budget,
+            _ => None,
+        };
+        for (text, expected) in [
+            ("3GiB", Budget::Bytes(3 << 30)),
+            ("1000", Budget::Bytes(1000)),
+            ("1%", Budget::Percent(1)),
+            ("100 %", Budget::Percent(100)),
+        ] {
+            assert_eq!(budget(text), Some(expected), "{text}");
+        }
+        for wrong in ["0%", "101%", "%", "2.5%", "-1%", "GiB%", "many"] {
+            assert_eq!(budget(wrong), None, "{wrong}");
+        }
+        assert_eq!([Budget::Bytes(7).of(3), Budget::Percent(25).of(1000)], [7, 250]);
+        assert_eq!(Budget::Percent(100).of(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_size_has_a_unit_in_full_or_in_short() {
+        for (text, bytes) in
+            [("7", 7), ("2K", 2 << 10), ("3M", 3 << 20), ("1G", 1 << 30), ("1 GiB", 1 << 30), ("2T", 2 << 40)]
+        {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for wrong in ["", "G", "1g", "1GB", "1iB", "1.5G", "-1", "99999999T"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!((bytes("4MiB"), bytes("0").is_err()), (Ok(4 << 20), true));
+    }
+
+    #[test]
+    fn help_shows_the_limits_of_the_code() {
+        let help = Cli::definition().find_subcommand_mut("serve").unwrap().render_help().to_string();
+        assert!(help.contains("auto: 64 on the CPU, as many as fit on a GPU (at most 16,384)"), "{help}");
+        assert!(help.contains("32 or more random bytes"), "{help}");
+        assert_eq!([7, 999, 1000, 16_384, 1_000_000].map(thousands), ["7", "999", "1,000", "16,384", "1,000,000"]);
+    }
+
+    #[test]
+    fn chat_takes_the_flags_of_sessions_and_shows_the_folder_alone() {
+        let read = read(&["tidegate", "chat", "--data-dir", "x", "--disk-budget", "1G", "--keep-versions", "3"]);
+        let Ok(Cli { command: Command::Chat(args) }) = read else { panic!("chat is refused") };
+        assert_eq!((args.sessions.disk_budget, args.sessions.keep_versions), (1 << 30, 3));
+        let help = Cli::definition().find_subcommand_mut("chat").unwrap().render_help().to_string();
+        assert!(help.contains("--data-dir") && help.contains("--temperature"), "{help}");
+        assert!(!help.contains("--disk-budget"), "{help}");
     }
 
     #[test]

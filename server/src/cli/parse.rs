@@ -26,12 +26,49 @@ pub(super) fn slots(text: &str) -> Result<usize, String> {
     positive(text).map_err(|reason| format!("{reason} (or be `auto`)"))
 }
 
-/// A number of bytes, with or without a unit.
+/// A number of bytes, with or without a unit; `G` is short for `GiB`.
 pub(super) fn size(text: &str) -> Result<u64, String> {
-    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("", 0)];
+    let units = [("K", 10), ("M", 20), ("G", 30), ("T", 40), ("", 0)];
+    let text = text.strip_suffix("iB").filter(|rest| rest.ends_with(['K', 'M', 'G', 'T'])).unwrap_or(text);
     let found = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim(), *shift)));
     let bytes = found.and_then(|(number, shift)| number.parse::<u64>().ok()?.checked_mul(1 << shift));
-    bytes.ok_or_else(|| "must be a whole number of bytes, or of KiB, MiB, GiB or TiB".into())
+    bytes.ok_or_else(|| "must be a whole number of bytes, or of KiB, MiB, GiB or TiB (K, M, G, T)".into())
+}
+
+/// A size of at least one byte that memory can have.
+pub(super) fn bytes(text: &str) -> Result<usize, String> {
+    match usize::try_from(size(text)?) {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(bytes) => Ok(bytes),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// An amount of space: bytes, or a share of a larger amount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Budget {
+    Bytes(u64),
+    Percent(u64),
+}
+
+impl Budget {
+    /// The bytes of this budget as a part of `whole`.
+    pub(crate) fn of(self, whole: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => (u128::from(whole) * u128::from(percent) / 100) as u64,
+        }
+    }
+}
+
+pub(super) fn budget(text: &str) -> Result<Budget, String> {
+    let Some(percent) = text.strip_suffix('%') else {
+        return size(text).map(Budget::Bytes).map_err(|reason| format!("{reason}, or a percentage"));
+    };
+    match percent.trim().parse() {
+        Ok(percent @ 1..=100) => Ok(Budget::Percent(percent)),
+        _ => Err("must be a whole percentage from 1% to 100%".into()),
+    }
 }
 
 /// A parser of numbers from `least` to `most`.

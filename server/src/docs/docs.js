@@ -1,5 +1,6 @@
 // Renders openapi.json: the routes by tag, their parameters, bodies and responses, and a form that sends a request.
 
+import { curl } from "../playground/code.js";
 import { keepKey, keptKey, send } from "../playground/key.js";
 
 const METHODS = ["get", "post", "put", "patch", "delete"];
@@ -121,16 +122,6 @@ function requestOf(method, path, form) {
   return [address, { method: method.toUpperCase(), headers, ...(body ? { body } : {}) }];
 }
 
-const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-
-function curl([address, { method, headers, body }]) {
-  const lines = [`curl -X ${method} ${quoted(address)}`];
-  if (keptKey()) lines.push('-H "authorization: Bearer $TIDEGATE_API_KEY"');
-  for (const [name, value] of Object.entries(headers)) lines.push(`-H ${quoted(`${name}: ${value}`)}`);
-  if (body) lines.push(typeof body === "string" ? `-d ${quoted(body)}` : `--data-binary @${quoted(body.name)}`);
-  return lines.join(" \\\n  ");
-}
-
 /** Shows a response in `output` as it arrives; bytes become a link. */
 async function show(response, output) {
   output.textContent = `${response.status} ${response.statusText}\n\n`;
@@ -170,7 +161,10 @@ function tryIt(method, path, operation) {
   }
   const command = el("pre", { "aria-label": "The same request with curl", tabindex: "0" });
   const output = el("pre", { role: "log", "aria-label": "Response", tabindex: "0", hidden: "" });
-  const update = () => { command.textContent = curl(requestOf(method, path, form)); };
+  const update = () => {
+    const [address, request] = requestOf(method, path, form);
+    command.textContent = curl(address, { ...request, hasKey: keptKey() !== "" });
+  };
   form.append(command, el("button", { class: "primary", type: "submit" }, "Send"), output);
   form.addEventListener("input", update);
   form.addEventListener("submit", async (event) => {

@@ -29,6 +29,8 @@ pub struct Timings {
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
+    /// Chunks of prompts and decode steps that the engine made from submission to a free slot.
+    pub queue_steps: u64,
 }
 
 /// What stopped a text.
@@ -40,8 +42,17 @@ pub enum StopCause {
     Token(u32),
     /// This stop string.
     String(String),
+    /// The text went on to the next turn of its conversation.
+    Turn,
     /// The grammar allowed nothing more.
     Grammar,
+}
+
+impl StopCause {
+    /// Whether the text was cut before a string.
+    pub fn is_string(&self) -> bool {
+        matches!(self, Self::String(_) | Self::Turn)
+    }
 }
 
 /// A token's log probability and those of the most likely tokens: natural logarithms of the model's own distribution,
@@ -71,8 +82,18 @@ pub struct Finish {
     pub completion_tokens: usize,
     /// How long each part took.
     pub timings: Timings,
+    /// The last tokens of the snapshot's text where a stop string begins within a token: they encode what remains of that
+    /// token, which was generated.
+    pub retokenized: Vec<u32>,
     /// The snapshot at the end, if requested; `None` if the text ended before it had a slot.
     pub snapshot: Option<Arc<Snapshot>>,
+}
+
+impl Finish {
+    /// The mean log probability of the generated tokens, if log probabilities were requested and there are tokens.
+    pub fn mean_logprob(&self) -> Option<f64> {
+        self.cumulative_logprob.filter(|_| self.completion_tokens > 0).map(|sum| sum / self.completion_tokens as f64)
+    }
 }
 
 /// Why a request failed.
@@ -87,6 +108,9 @@ pub enum Failure {
     /// The server shut down before the request finished.
     #[error("the server is shutting down")]
     ShuttingDown,
+    /// It waited in a full queue, of which its tenant had more than others.
+    #[error("too many requests are waiting, and this one made room for one of another key; try again soon")]
+    Displaced,
     /// Nobody read the text for too long.
     #[error("the text was not read for too long")]
     Stalled,

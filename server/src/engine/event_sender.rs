@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{Sender, error::TrySendError};
 
 use super::event::{Delta, Event, TokenLogprobs};
 
-/// Tokens that may be unread before their sequence pauses.
+/// Tokens that may be unread before their sequence pauses; each log probability listed with them counts as one more.
 const UNREAD_TOKENS: usize = 256;
 
 /// The outcome of a flush.
@@ -96,7 +96,8 @@ impl EventSender {
 
     /// Whether so much is unread that nothing more may be generated.
     pub(super) fn is_full(&self) -> bool {
-        self.unread.token_ids.len() >= UNREAD_TOKENS
+        let each = self.unread.logprobs.last().map_or(1, |logprobs| logprobs.top.len() + 2);
+        self.unread.token_ids.len() * each >= UNREAD_TOKENS
     }
 
     /// Whether the reader has read nothing for longer than `limit`.
@@ -144,6 +145,15 @@ mod tests {
         for _ in 0..UNREAD_TOKENS {
             assert!(!events.is_full());
             events.push(0, "", None);
+        }
+        assert!(events.is_full());
+
+        // Log probabilities take the place of tokens.
+        let (sender, _receiver) = mpsc::channel(1);
+        let mut events = EventSender::new(sender);
+        for token in 0..16 {
+            assert!(!events.is_full());
+            events.push(token, "", Some(TokenLogprobs { token, logprob: 0.0, top: vec![(0, 0.0); 14] }));
         }
         assert!(events.is_full());
     }

@@ -6,6 +6,7 @@ use super::error::SequenceError;
 use super::event::{FinishReason, StopCause, TokenLogprobs};
 use super::guide::Guide;
 use super::logprobs::Logprobs;
+use crate::text::StopMatcher;
 
 /// How a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +32,13 @@ impl Ending {
         }
     }
 
-    /// What stopped the text, given the stop string that it contains, if any.
-    pub(super) fn cause(self, stop_string: Option<&str>) -> Option<StopCause> {
+    /// What stopped the text, in which `stops` have been looked for.
+    pub(super) fn cause(self, stops: &StopMatcher) -> Option<StopCause> {
         match self {
             Self::Eos(token) => Some(StopCause::Eos(token)),
             Self::StopToken(token) => Some(StopCause::Token(token)),
-            Self::StopString => stop_string.map(|found| StopCause::String(found.into())),
+            Self::StopString if stops.found_turn() => Some(StopCause::Turn),
+            Self::StopString => stops.found().map(|found| StopCause::String(found.into())),
             Self::Grammar => Some(StopCause::Grammar),
             Self::Length | Self::Interrupted => None,
         }

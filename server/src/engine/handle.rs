@@ -9,9 +9,11 @@ use tokio::sync::mpsc;
 use tracing::Span;
 
 use super::event::{EventStream, Interrupt};
-use super::queue::{Lifecycle, RequestQueue, Submission, SubmitError};
+use super::queue::{Lifecycle, RequestQueue, SubmitError};
 use super::request::Request;
-use super::stats::{Counters, Stats};
+use super::stats::{Counters, Stats, add};
+use super::submission::Submission;
+use super::tenants::Tenant;
 
 /// Events that may wait in a request's channel; the engine joins and keeps what finds no room there.
 const EVENT_BUFFER: usize = 32;
@@ -86,18 +88,37 @@ impl EngineHandle {
     /// # Errors
     /// The queue has no room for all, or the engine accepts no more requests.
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<EventStream>, SubmitError> {
-        let submitted = Instant::now();
+        self.submit_for(Tenant::default(), requests)
+    }
+
+    /// The same for one of several tenants, which share the slots and the queue fairly.
+    ///
+    /// # Errors
+    /// The tenant's part of the queue has no room for all, or the engine accepts no more requests.
+    pub fn submit_for(&self, tenant: Tenant, requests: Vec<Request>) -> Result<Vec<EventStream>, SubmitError> {
+        let counters = &self.shared.counters;
+        let (submitted, submitted_at) = (Instant::now(), counters.passes.load(Ordering::Relaxed));
         let (submissions, streams) = requests
             .into_iter()
             .map(|request| {
                 let (sender, receiver) = mpsc::channel(EVENT_BUFFER);
                 let interrupt = Interrupt::default();
                 let stream = EventStream { receiver, interrupt: interrupt.clone() };
-                (Submission { request, sender, interrupt, submitted, span: Span::current() }, stream)
+                let span = Span::current();
+                // The queue sets the rest.
+                let (tenant, advance) = (0, 0);
+                (Submission { request, sender, interrupt, submitted, span, submitted_at, tenant, advance }, stream)
             })
             .unzip();
-        self.shared.queue.submit(submissions)?;
+        let displaced = self.shared.queue.submit(tenant, submissions)?;
+        add(&counters.displaced, displaced);
         Ok(streams)
+    }
+
+    /// Sets how many tenants there are: slots are kept for those that have none. Without this call, only those count
+    /// that have submitted requests since the engine last had nothing to do.
+    pub fn expect_tenants(&self, tenants: usize) {
+        self.shared.queue.expect_tenants(tenants);
     }
 
     /// Whether the engine accepts requests and is not stuck.

@@ -99,6 +99,8 @@ pub struct RequestParameters {
     pub max_tokens: usize,
     /// Strings that end the text.
     pub stop: Vec<String>,
+    /// Strings that begin the next turn of the conversation, and end the text as well.
+    pub turns: &'static [&'static str],
     /// How tokens are sampled.
     pub sampling: SamplingParams,
     /// Whether a conversation's random numbers restart from `sampling.seed` instead of continuing.
@@ -133,6 +135,16 @@ pub enum RequestError {
         /// The value that was given.
         found: String,
     },
+    /// A prompt that the model does not read at once.
+    #[error("prompt must be {least} to {most} tokens long, found {found} tokens")]
+    TooLong {
+        /// Fewest tokens that are accepted.
+        least: usize,
+        /// Most tokens that are accepted.
+        most: usize,
+        /// The tokens of the prompt.
+        found: usize,
+    },
     /// A sampling parameter out of its bounds.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
@@ -151,6 +163,7 @@ impl RequestError {
     pub fn parameter(&self) -> &'static str {
         match self {
             Self::Bound { parameter, .. } => parameter,
+            Self::TooLong { .. } => "prompt",
             Self::Sampling(error) => error.parameter(),
             Self::Stop(_) => "stop",
         }

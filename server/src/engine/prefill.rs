@@ -13,11 +13,16 @@ use crate::session::{History, Snapshot};
 
 impl Sequence {
     /// Lets the model read the next piece of the prompt, and returns its length: a source as a whole, since each of its
-    /// tokens is encoded in view of all others, a text in chunks.
+    /// tokens is encoded in view of all others, a text in chunks of at most `limit` tokens.
     ///
     /// # Errors
     /// The model failed.
-    pub(super) fn read_chunk<M: LanguageModel>(&mut self, model: &mut M, slot: usize) -> Result<usize, ModelError> {
+    pub(super) fn read_chunk<M: LanguageModel>(
+        &mut self,
+        model: &mut M,
+        slot: usize,
+        limit: usize,
+    ) -> Result<usize, ModelError> {
         match self.phase {
             Phase::ReadSource => {
                 let source = &self.prompt.source;
@@ -29,9 +34,8 @@ impl Sequence {
                 Ok(length)
             }
             Phase::Prefill { next } => {
-                let chunk = self.chunk(next);
-                model.absorb(chunk, slot)?;
-                let length = chunk.len();
+                let length = self.next_chunk().min(limit);
+                model.prefill(&self.prompt.input[next..next + length], slot)?;
                 self.advance(next, length);
                 Ok(length)
             }

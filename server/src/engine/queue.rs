@@ -1,18 +1,18 @@
-//! The bounded queue in which requests wait for the engine, and which wakes it.
+//! The bounded queue in which requests wait for the engine, and which wakes it. `tenants` has its order.
 
-use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::sync::mpsc::Sender;
-use tracing::Span;
-
-use super::event::{Event, Failure, Interrupt};
-use super::prompt::TextKind;
-use super::request::Request;
+use super::event::{Event, Failure};
+use super::submission::Submission;
+use super::tenants::{Tenant, Tenants, Usage};
 
 /// How long the engine sleeps when all that is left are slow readers and pending transfers.
 const NAP: Duration = Duration::from_millis(5);
+
+/// Most requests of tenants that have slots already that get one between two steps: each costs the time to empty a slot or
+/// to fill it with a state, for which the others' rows wait.
+const ADMISSIONS: usize = 4;
 
 /// Why a request was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,23 +23,6 @@ pub enum SubmitError {
     /// The engine accepts no more requests.
     #[error("the server is shutting down")]
     Closed,
-}
-
-/// A queued request.
-pub(super) struct Submission {
-    pub(super) request: Request,
-    pub(super) sender: Sender<Event>,
-    pub(super) interrupt: Interrupt,
-    pub(super) submitted: Instant,
-    /// The span of the engine's log lines about this request.
-    pub(super) span: Span,
-}
-
-impl Submission {
-    /// Whether it was interrupted and can end without a slot.
-    pub(super) fn is_interrupted(&self) -> bool {
-        self.interrupt.is_requested() && self.request.kind == TextKind::Completion
-    }
 }
 
 /// The stages of the engine's life, in order.
@@ -70,6 +53,8 @@ pub(super) struct Batch {
     pub(super) lifecycle: Lifecycle,
     /// Whether more requests wait.
     pub(super) more: bool,
+    /// Whether there is more than one tenant.
+    pub(super) shared: bool,
 }
 
 /// The queue between the submitters and the engine.
@@ -77,46 +62,43 @@ pub(super) struct RequestQueue {
     state: Mutex<State>,
     changed: Condvar,
     capacity: usize,
+    slots: usize,
 }
 
 struct State {
-    queue: VecDeque<Submission>,
+    tenants: Tenants,
     lifecycle: Lifecycle,
     /// Whether a pending transfer has ended since the last call of `take`.
     woken: bool,
 }
 
 impl RequestQueue {
-    pub(super) fn new(capacity: usize) -> Self {
-        let state = State { queue: VecDeque::new(), lifecycle: Lifecycle::Open, woken: false };
-        Self { state: Mutex::new(state), changed: Condvar::new(), capacity }
+    pub(super) fn new(capacity: usize, slots: usize) -> Self {
+        let state = State { tenants: Tenants::default(), lifecycle: Lifecycle::Open, woken: false };
+        Self { state: Mutex::new(state), changed: Condvar::new(), capacity, slots }
     }
 
-    /// Queues all of `submissions`, or none of them.
-    pub(super) fn submit(&self, submissions: Vec<Submission>) -> Result<(), SubmitError> {
+    /// Queues all of `submissions`, or none of them. Returns how many requests of other tenants had to make room.
+    pub(super) fn submit(&self, tenant: Tenant, submissions: Vec<Submission>) -> Result<usize, SubmitError> {
         let mut state = self.lock();
         if state.lifecycle != Lifecycle::Open {
             return Err(SubmitError::Closed);
         }
-        if state.queue.len() + submissions.len() > self.capacity {
-            // Clients that have left must not keep others out.
-            state.queue.retain(|waiting| !waiting.sender.is_closed());
-            if state.queue.len() + submissions.len() > self.capacity {
-                return Err(SubmitError::QueueFull);
-            }
-        }
-        state.queue.extend(submissions);
+        let displaced = state.tenants.add(tenant, submissions, self.capacity).ok_or(SubmitError::QueueFull)?;
         self.changed.notify_all();
-        Ok(())
+        fail_all(&displaced, Failure::Displaced);
+        Ok(displaced.len())
     }
 
-    /// Takes at most `room` submissions, and all interrupted ones; waits as `wait` says while there are none.
-    pub(super) fn take(&self, room: usize, wait: Wait) -> Batch {
+    /// Takes the submissions that are to get one of the `room` free slots, whose tenants then have the slots, all
+    /// interrupted ones, and some whose clients have left; waits as `wait` says while there are none.
+    pub(super) fn take(&self, mut room: usize, usage: &mut Usage, wait: Wait) -> Batch {
         let mut state = self.lock();
-        let nothing = |state: &mut State| state.queue.is_empty() && state.lifecycle == Lifecycle::Open;
+        state.tenants.update(usage);
+        let nothing = |state: &mut State| state.tenants.waiting() == 0 && state.lifecycle == Lifecycle::Open;
         match wait {
             Wait::No => {}
-            Wait::Briefly if state.woken || (room > 0 && !state.queue.is_empty()) => {}
+            Wait::Briefly if state.woken || state.tenants.choose((room, self.slots), usage, true).is_some() => {}
             Wait::Briefly => {
                 state = self.changed.wait_timeout(state, NAP).unwrap_or_else(PoisonError::into_inner).0;
             }
@@ -125,15 +107,28 @@ impl RequestQueue {
             }
         }
         state.woken = false;
-        let mut submissions = Vec::new();
-        if state.queue.iter().any(Submission::is_interrupted) {
-            let (interrupted, queue): (Vec<_>, _) =
-                std::mem::take(&mut state.queue).into_iter().partition(Submission::is_interrupted);
-            (submissions, state.queue) = (interrupted, queue.into());
+        state.tenants.update(usage);
+        let mut submissions = state.tenants.take_interrupted();
+        let mut more = if state.tenants.count() > 1 { ADMISSIONS } else { usize::MAX };
+        while let Some(tenant) = state.tenants.choose((room, self.slots), usage, more > 0)
+            && let Some(submission) = state.tenants.take(tenant, usage)
+        {
+            more -= usize::from(usage.slots(tenant) > 1);
+            room -= usize::from(submission.advance > 0);
+            submissions.push(submission);
         }
-        let count = room.min(state.queue.len());
-        submissions.extend(state.queue.drain(..count));
-        Batch { submissions, lifecycle: state.lifecycle, more: !state.queue.is_empty() }
+        let State { tenants, lifecycle, .. } = &*state;
+        Batch { submissions, lifecycle: *lifecycle, more: tenants.waiting() > 0, shared: tenants.count() > 1 }
+    }
+
+    /// Whether a request waits that may have one of `room` free slots.
+    pub(super) fn has_next(&self, room: usize, usage: &Usage) -> bool {
+        self.lock().tenants.choose((room, self.slots), usage, true).is_some()
+    }
+
+    /// Sets how many tenants there are.
+    pub(super) fn expect_tenants(&self, tenants: usize) {
+        self.lock().tenants.expect(tenants);
     }
 
     /// Ends the engine's nap, or its next one.
@@ -153,10 +148,7 @@ impl RequestQueue {
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.lifecycle = Lifecycle::Aborting;
-        for waiting in state.queue.drain(..) {
-            // A new channel has room for its only event, unless the reader has left.
-            let _ = waiting.sender.try_send(Event::Failed(Failure::ShuttingDown));
-        }
+        fail_all(&state.tenants.take_all(), Failure::ShuttingDown);
     }
 
     pub(super) fn lifecycle(&self) -> Lifecycle {
@@ -168,11 +160,18 @@ impl RequestQueue {
     }
 
     pub(super) fn waiting(&self) -> usize {
-        self.lock().queue.len()
+        self.lock().tenants.waiting()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it holds the lock, and the queue is consistent between any two statements here.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn fail_all(submissions: &[Submission], failure: Failure) {
+    for submission in submissions {
+        // A new channel has room for its only event, unless the reader has left.
+        let _ = submission.sender.try_send(Event::Failed(failure));
     }
 }

@@ -14,9 +14,6 @@ use crate::text::StopStrings;
 /// Most log probabilities that can be reported with each token.
 const MAX_LOGPROBS: usize = 20;
 
-/// Longest prompt whose log probabilities can be reported, in tokens: each takes a step of its own.
-const MAX_SCORED_PROMPT: usize = 32_768;
-
 /// Most token ids that a request can name as its ends.
 const MAX_STOP_TOKENS: usize = 64;
 
@@ -40,9 +37,9 @@ impl Request {
         check_max_tokens(&parameters, limits)?;
         check_stop(&parameters, limits)?;
         check_logprobs(&parameters, limits)?;
-        let RequestParameters { start, prompt, max_tokens, stop, sampling, reseed, snapshots, grammar, .. } =
+        let RequestParameters { start, prompt, max_tokens, stop, turns, sampling, reseed, snapshots, grammar, .. } =
             parameters;
-        let strings = StopStrings::new(&stop)?;
+        let strings = StopStrings::new(&stop)?.with_turns(turns);
         // A known prefix has no logits: a prompt with log probabilities is computed from its first token.
         let start = if parameters.prompt_logprobs.is_some() { Start::Empty } else { start };
         let prompt_tokens = prompt.len();
@@ -104,7 +101,10 @@ pub fn share_prompt(requests: &mut [Request]) {
 fn check_prompt(parameters: &RequestParameters, limits: &Limits) -> Result<(), RequestError> {
     let RequestParameters { start, prompt, .. } = parameters;
     let (least, most) = (usize::from(!matches!(start, Start::Session(_))), limits.longest_prompt());
-    if prompt.len() < least || prompt.len() > most {
+    if prompt.len() > most {
+        return Err(RequestError::TooLong { least, most, found: prompt.len() });
+    }
+    if prompt.len() < least {
         let found = format!("{} tokens", prompt.len());
         return Err(RequestError::bound("prompt", format!("{least} to {most} tokens long"), found));
     }
@@ -145,7 +145,7 @@ fn check_stop(parameters: &RequestParameters, limits: &Limits) -> Result<(), Req
 }
 
 fn check_logprobs(parameters: &RequestParameters, limits: &Limits) -> Result<(), RequestError> {
-    let RequestParameters { logprobs, prompt_logprobs, prompt, start, .. } = parameters;
+    let RequestParameters { logprobs, prompt_logprobs, start, .. } = parameters;
     for (parameter, count) in [("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)] {
         if let Some(count) = count.filter(|count| *count > MAX_LOGPROBS) {
             return Err(RequestError::bound(parameter, format!("from 0 to {MAX_LOGPROBS}"), count));
@@ -160,10 +160,6 @@ fn check_logprobs(parameters: &RequestParameters, limits: &Limits) -> Result<(),
     }
     if matches!(start, Start::Session(_)) {
         return refused("absent where a conversation continues");
-    }
-    if prompt.len() > MAX_SCORED_PROMPT {
-        let bound = format!("at most {MAX_SCORED_PROMPT} tokens long if its log probabilities are requested");
-        return Err(RequestError::bound("prompt", bound, format!("{} tokens", prompt.len())));
     }
     Ok(())
 }

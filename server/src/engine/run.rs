@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidegate_model::sampling::{Permitted, Plans, Sampler, SamplingParams};
 use tidegate_model::{LanguageModel, ModelError, Transfer};
@@ -14,11 +14,14 @@ use super::event::Event;
 use super::generation::Ending;
 use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::output::TextBuffers;
-use super::queue::{Lifecycle, RequestQueue, Submission};
+use super::pass_costs::{CostSource, PassCosts};
+use super::queue::{Lifecycle, RequestQueue};
 use super::scheduler::Scheduler;
 use super::sequence::{Phase, Sequence};
+use super::shares::Shares;
 use super::stats::{Counters, add};
 use super::step::Step;
+use super::submission::Submission;
 use super::text_rules::TextRules;
 use super::transfers::Purpose;
 use super::worker::Worker;
@@ -32,11 +35,13 @@ pub struct EngineOptions {
     pub stall_limit: Duration,
     /// How long a step may take before the engine counts as stuck and not ready.
     pub step_limit: Duration,
+    /// What steps and chunks cost, which decides how many rows of a tenant take part in a step. Measured if `None`.
+    pub pass_costs: Option<PassCosts>,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { queue: 256, stall_limit: Duration::from_mins(1), step_limit: Duration::from_secs(30) }
+        Self { queue: 256, stall_limit: Duration::from_mins(1), step_limit: Duration::from_secs(30), pass_costs: None }
     }
 }
 
@@ -61,7 +66,7 @@ pub fn spawn<M: LanguageModel + 'static>(
     options: EngineOptions,
 ) -> Result<(EngineHandle, EngineThread), EngineError> {
     let shared = Arc::new(Shared {
-        queue: RequestQueue::new(options.queue),
+        queue: RequestQueue::new(options.queue, model.slots()),
         counters: Counters::new(model.slots(), model.slot_bytes()),
         alive: AtomicBool::new(true),
         heartbeat: Heartbeat::new(options.step_limit),
@@ -71,8 +76,9 @@ pub fn spawn<M: LanguageModel + 'static>(
     let woken = Arc::clone(&shared);
     model.on_transfer_end(Arc::new(move || woken.queue.wake()));
     let scheduler = Scheduler::new(model.slots(), options.stall_limit);
+    let (costs, shares) = (CostSource::new(options.pass_costs), Shares::default());
     let (step, buffers) = (Step::default(), TextBuffers::default());
-    let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared), step, buffers };
+    let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared), costs, shares, step, buffers };
     let (warm, warmed) = std::sync::mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = Guard(Arc::clone(&worker.shared));
@@ -112,7 +118,7 @@ impl<M: LanguageModel> Worker<M> {
                 model.read_source(&[0], 0)?;
             }
             let first = start.unwrap_or(0);
-            model.absorb(&[first], 0)?;
+            model.prefill(&[first], 0)?;
             model.decode(&[first], &[0], &mut Vec::new())?;
             if model.samples() {
                 let mut sampler =
@@ -132,7 +138,8 @@ impl<M: LanguageModel> Worker<M> {
 
     fn run(&mut self) {
         loop {
-            let batch = self.shared.queue.take(self.scheduler.room(), self.scheduler.wait());
+            let (room, wait) = (self.scheduler.room(), self.scheduler.wait());
+            let batch = self.shared.queue.take(room, &mut self.scheduler.usage, wait);
             // After the sleep: an engine that has slept for an hour is not stuck. One whose transfers do not end is.
             if !self.scheduler.transfers_are_late(self.shared.heartbeat.limit) {
                 self.shared.heartbeat.beat();
@@ -152,6 +159,7 @@ impl<M: LanguageModel> Worker<M> {
             if batch.lifecycle == Lifecycle::Draining && !batch.more && self.scheduler.is_idle() {
                 return;
             }
+            self.scheduler.divide(&mut self.shares, self.costs.costs().filter(|_| batch.shared));
             self.read_one_chunk();
             // Between reading and stepping: a request that is interrupted by now gets no more tokens.
             for slot in self.scheduler.interrupted() {
@@ -175,21 +183,31 @@ impl<M: LanguageModel> Worker<M> {
     }
 
     fn admit(&mut self, submission: Submission) {
-        if submission.sender.is_closed() {
-            add(&self.shared.counters.cancelled, 1);
+        let counters = &self.shared.counters;
+        let passes = counters.passes.load(Ordering::Relaxed);
+        let has_slot = submission.advance > 0;
+        if has_slot && (submission.is_abandoned() || submission.is_interrupted()) {
+            // Since it left the queue.
+            self.scheduler.usage.free_slot(submission.tenant, submission.advance);
+        }
+        if submission.is_abandoned() {
+            add(&counters.cancelled, 1);
             return;
         }
         if submission.is_interrupted() {
-            let mut sequence = Sequence::new(submission, &self.rules);
-            let finish = sequence.finish(Ending::Interrupted, None);
+            let mut sequence = Sequence::new(submission, passes, &self.rules);
+            let finish = sequence.finish(Ending::Interrupted);
             sequence.client.events.end(Event::Finished(finish));
-            add(&self.shared.counters.finished, 1);
+            add(&counters.finished, 1);
             // A new channel has room, unless the reader has left.
             sequence.client.events.flush();
             return;
         }
         // The queue returns no more than there is room for.
-        let Some((slot, is_in_slot)) = self.scheduler.admit(Sequence::new(submission, &self.rules)) else { return };
+        add(&counters.admitted, 1);
+        add(&counters.waited_passes, passes.saturating_sub(submission.submitted_at) as usize);
+        let sequence = Sequence::new(submission, passes, &self.rules);
+        let Some((slot, is_in_slot)) = self.scheduler.admit(sequence) else { return };
         let Some(sequence) = self.scheduler.sequence(slot) else { return };
         match sequence.prompt.start.clone() {
             _ if sequence.prompt.read_by_other().is_some() => self.import_prompt(slot),
@@ -202,46 +220,76 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    /// Reads one chunk of one prompt. The prompt's last token, or after a source the text's first, is left for the decode
-    /// step, which samples the next one.
+    /// Reads one chunk of one prompt, in pieces if that costs little: it ends early if a request waits that may have a slot.
     fn read_one_chunk(&mut self) {
         let Some(slot) = self.scheduler.next_prefill() else { return };
-        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let model = &mut self.model;
-        if sequence.phase == Phase::ReadSource {
-            self.shared.heartbeat.pause();
-        }
-        let outcome = catch_panic(|| sequence.read_chunk(model, slot));
-        // The next step has a time limit of its own.
-        self.shared.heartbeat.beat();
-        match outcome {
-            Ok(length) => {
-                add(&self.shared.counters.prompt_tokens, length);
-                let last = sequence.has_read_prompt();
-                self.scheduler.chunk_was_read(slot, last);
-                if last {
-                    self.prompt_was_read(slot);
-                }
+        let Some(sequence) = self.scheduler.sequence(slot) else { return };
+        let mut left = self.shares.chunk_limit(sequence.client.tenant).min(sequence.next_chunk());
+        while left > 0 {
+            let Some(length) = self.read_piece(slot, left.min(self.shares.piece())) else { return };
+            left = left.saturating_sub(length);
+            let Scheduler { usage, .. } = &self.scheduler;
+            if left > 0 && self.shared.queue.has_next(self.scheduler.room(), usage) {
+                break;
             }
-            Err(error) => self.fail(slot, &error),
         }
+        self.scheduler.chunk_was_read(slot);
     }
 
-    /// Makes one decode step of all running rows.
+    /// Reads at most `limit` tokens of a prompt, or its source, and returns how many; `None` if that was the end of the prompt
+    /// or of the request. The prompt's last token, or after a source the text's first, is left for the decode step, which
+    /// samples the next one.
+    fn read_piece(&mut self, slot: usize, limit: usize) -> Option<usize> {
+        let sequence = self.scheduler.sequence_mut(slot)?;
+        let (model, tenant, began) = (&mut self.model, sequence.client.tenant, Instant::now());
+        let is_source = sequence.phase == Phase::ReadSource;
+        if is_source {
+            self.shared.heartbeat.pause();
+        }
+        let outcome = catch_panic(|| sequence.read_chunk(model, slot, limit));
+        // The next step has a time limit of its own.
+        self.shared.heartbeat.beat();
+        let length = match outcome {
+            Ok(length) => length,
+            Err(error) => {
+                self.fail(slot, &error);
+                return None;
+            }
+        };
+        let last = sequence.has_read_prompt();
+        self.shares.use_chunk(tenant, length);
+        if !is_source {
+            self.costs.read(length, began.elapsed());
+        }
+        add(&self.shared.counters.prompt_tokens, length);
+        add(&self.shared.counters.passes, 1);
+        self.scheduler.count(slot, length);
+        if last {
+            self.scheduler.prompt_was_read(slot);
+            self.prompt_was_read(slot);
+        }
+        (!last).then_some(length)
+    }
+
+    /// Makes one decode step of the running rows whose turn it is.
     ///
     /// A panic while sampling or accepting one row's token ends that request alone. An error of the step that the rows share
     /// ends the requests of the step, and the engine continues.
     fn decode_step(&mut self) {
-        let Self { model, scheduler, step, rules, .. } = self;
-        if !step.begin(scheduler.rows()) {
+        let Self { model, scheduler, step, rules, shares, .. } = self;
+        let (any, waiting) = step.begin(scheduler.rows(), shares);
+        if !any {
             return;
         }
+        let began = Instant::now();
         let outcome = catch_panic(|| step.decode(model, scheduler, rules));
         // Its buffers are put back below; panics in between are caught.
         let mut step = std::mem::take(step);
         match outcome {
             Ok(()) => {
-                self.shared.counters.step(step.slots.len());
+                self.shared.counters.step(step.slots.len(), waiting);
+                let passes = self.shared.counters.passes.load(Ordering::Relaxed);
+                step.slots.iter().for_each(|slot| self.scheduler.stepped(*slot, passes));
                 step.sample(&mut self.scheduler, &self.rules);
                 let mut choices = std::mem::take(&mut step.choices);
                 for ((slot, logits), choice) in step.slots.iter().zip(step.logits()).zip(choices.drain(..)) {
@@ -253,6 +301,7 @@ impl<M: LanguageModel> Worker<M> {
                     }
                 }
                 step.choices = choices;
+                self.costs.stepped(step.slots.len(), began.elapsed());
             }
             // Some states may have read the token and others not: none of these rows can continue.
             Err(error) => step.slots.iter().for_each(|slot| self.fail(*slot, &error)),

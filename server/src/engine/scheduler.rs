@@ -7,9 +7,13 @@ use std::time::Duration;
 use super::event::{Event, Failure};
 use super::event_sender::{EventSender, Flush};
 use super::guide::Guide;
+use super::pass_costs::PassCosts;
+use super::prefill_order::PrefillOrder;
 use super::prompt::{SharedPrompt, TextKind};
 use super::queue::Wait;
-use super::sequence::{Phase, Sequence};
+use super::sequence::{Client, Phase, Sequence};
+use super::shares::{Row, Shares};
+use super::tenants::Usage;
 use super::transfers::{Purpose, Transfers};
 use crate::session::Snapshot;
 
@@ -23,8 +27,10 @@ pub(super) struct Scheduler {
     /// The snapshots that free slots still hold from their last requests: a conversation that continues from one need not
     /// be copied.
     resident: Vec<Weak<Snapshot>>,
-    /// Slots whose prompts are read in chunks, one chunk each in turn, so that a long prompt does not delay a short one.
-    prefilling: VecDeque<usize>,
+    /// Slots whose prompts are read in chunks.
+    prefilling: PrefillOrder,
+    /// What each tenant has of the slots, and the tokens that it has read and generated.
+    pub(super) usage: Usage,
     /// Slots in transfer, which take part in nothing else. Every slot is in one of `used` and `free`, unless its request
     /// has ended during its transfer: then it is in neither until the transfer ends.
     transfers: Transfers,
@@ -47,7 +53,8 @@ impl Scheduler {
             used: Vec::new(),
             free: (0..slots).collect(),
             resident: (0..slots).map(|_| Weak::new()).collect(),
-            prefilling: VecDeque::new(),
+            prefilling: PrefillOrder::default(),
+            usage: Usage::default(),
             transfers: Transfers::new(slots),
             lingering: Vec::new(),
             stall_limit,
@@ -105,7 +112,7 @@ impl Scheduler {
         match sequence.phase {
             Phase::Decode { .. } => {}
             _ if awaits => sequence.phase = Phase::AwaitPrompt,
-            Phase::ReadSource | Phase::Prefill { .. } => self.prefilling.push_back(slot),
+            Phase::ReadSource | Phase::Prefill { .. } => self.prefilling.add(sequence.client.tenant, slot),
             Phase::AwaitPrompt | Phase::ScorePrompt { .. } => {}
         }
     }
@@ -137,29 +144,62 @@ impl Scheduler {
 
     /// The slot whose prompt is to be read next.
     pub(super) fn next_prefill(&self) -> Option<usize> {
-        self.prefilling.iter().copied().find(|slot| !self.is_in_transfer(*slot))
+        self.prefilling.next(|slot| !self.is_in_transfer(slot))
     }
 
-    /// Puts `slot` behind the other prompts, or removes it if its prompt has been read.
-    pub(super) fn chunk_was_read(&mut self, slot: usize, last: bool) {
-        self.prefilling.retain(|other| *other != slot);
-        if !last {
-            self.prefilling.push_back(slot);
+    /// Passes the turn to the next prompt.
+    pub(super) fn chunk_was_read(&mut self, slot: usize) {
+        self.prefilling.chunk_was_read(slot);
+    }
+
+    /// Notes that a prompt needs no more turns, and passes its turn to the next one.
+    pub(super) fn prompt_was_read(&mut self, slot: usize) {
+        self.prefilling.chunk_was_read(slot);
+        self.prefilling.remove(slot);
+    }
+
+    /// Divides an iteration of the loop among the tenants that have slots.
+    pub(super) fn divide(&self, shares: &mut Shares, costs: Option<PassCosts>) {
+        shares.begin(costs);
+        for row in self.rows() {
+            shares.want_row(row.tenant, self.usage.weight(row.tenant));
         }
+        for slot in self.prefilling.firsts(|slot| !self.is_in_transfer(slot)) {
+            if let Some(held) = &self.slots[slot] {
+                shares.want_chunk(held.client.tenant, self.usage.weight(held.client.tenant), held.next_chunk());
+            }
+        }
+        shares.divide();
     }
 
-    /// The slots of the next decode step, and the token that each reads.
-    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, u32)> {
+    /// Notes that a row has taken part in a decode step, after which the engine has made `passes`.
+    pub(super) fn stepped(&mut self, slot: usize, passes: u64) {
+        if let Some(sequence) = &mut self.slots[slot] {
+            sequence.client.since = passes;
+        }
+        self.count(slot, 1);
+    }
+
+    /// Counts tokens that the request in `slot` has read or generated, unless they were counted in advance.
+    pub(super) fn count(&mut self, slot: usize, tokens: usize) {
+        let Some(sequence) = &mut self.slots[slot] else { return };
+        let counted = tokens.min(sequence.client.advance);
+        sequence.client.advance -= counted;
+        self.usage.count(sequence.client.tenant, tokens - counted);
+    }
+
+    /// The rows that are ready for a decode step, by slot.
+    pub(super) fn rows(&self) -> impl Iterator<Item = Row> {
         let held = self.held().filter(|(slot, _)| !self.is_in_transfer(*slot));
-        held.filter_map(|(slot, held)| Some((slot, held.next_token()?)))
+        held.filter_map(|(slot, held)| {
+            let Client { tenant, since, .. } = held.client;
+            Some(Row { slot, id: held.next_token()?, tenant, since })
+        })
     }
 
-    /// The guides of the rows of the next decode step that have a grammar.
-    pub(super) fn guides(&mut self) -> impl Iterator<Item = &mut Guide> {
-        let Self { slots, used, transfers, .. } = self;
-        let usable = used.iter().copied().filter(|slot| !transfers.contains(*slot));
-        let rows = select(slots, usable).flatten().filter(|sequence| sequence.next_token().is_some());
-        rows.filter_map(|sequence| sequence.generation.guide.as_mut())
+    /// The guides of the rows in `slots`, which ascend, that have a grammar.
+    pub(super) fn guides(&mut self, slots: &[usize]) -> impl Iterator<Item = &mut Guide> {
+        self.sequences(slots).flatten().filter_map(|sequence| sequence.generation.guide.as_mut())
     }
 
     /// Notes that a transfer of `slot` is pending.
@@ -264,7 +304,8 @@ impl Scheduler {
         if !self.transfers.abandon(slot) {
             self.free.push_back(slot);
         }
-        self.prefilling.retain(|other| *other != slot);
+        self.prefilling.remove(slot);
+        self.usage.free_slot(sequence.client.tenant, sequence.client.advance);
         if sequence.phase != Phase::AwaitPrompt
             && let Some(prompt) = &sequence.prompt.shared
             && let Some(next) = self.waiting_for(prompt).first()

@@ -1,6 +1,5 @@
 //! One request in a slot: what it does next, how much has been read, and what has been generated.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::Span;
@@ -13,11 +12,11 @@ use super::logprobs::Logprobs;
 use super::output::{TextBuffers, TextOutput};
 use super::parameters::Snapshots;
 use super::prompt::{Prompt, TextKind};
-use super::queue::Submission;
 use super::request::Request;
 use super::rollback::{Position, Rollback};
+use super::submission::Submission;
 use super::text_rules::TextRules;
-use crate::session::{Answer, Snapshot};
+use crate::session::Answer;
 use crate::text::Detokenizer;
 
 /// Most tokens of a prompt that are read between two decode steps.
@@ -45,6 +44,14 @@ pub(super) struct Client {
     pub(super) interrupt: Interrupt,
     /// The span of the engine's log lines about the request.
     pub(super) span: Span,
+    /// The index of its tenant.
+    pub(super) tenant: usize,
+    /// Tokens that its tenant's virtual time has counted in advance, and that have not been read or generated yet.
+    pub(super) advance: usize,
+    /// When it last took part in a decode step, or got its slot, in chunks and decode steps of the engine.
+    pub(super) since: u64,
+    /// Chunks and decode steps between its submission and its slot.
+    waited: u64,
     submitted: Instant,
     admitted: Instant,
     first_token: Option<Instant>,
@@ -72,15 +79,20 @@ pub(super) struct Accepted {
 }
 
 impl Sequence {
-    pub(super) fn new(submission: Submission, rules: &TextRules) -> Self {
-        let Submission { request, sender, interrupt, submitted, span } = submission;
+    /// A submission whose wait ends when the engine has made `passes`.
+    pub(super) fn new(submission: Submission, passes: u64, rules: &TextRules) -> Self {
+        let Submission { request, sender, interrupt, submitted, span, submitted_at, tenant, advance } = submission;
+        let waited = passes.saturating_sub(submitted_at);
         let Request { prompt, generation, mut output, kind, snapshots } = request;
         if kind != TextKind::Continuation {
             // The answer completes a character that the prompt has begun.
             output.detokenizer = Detokenizer::resume(&rules.vocabulary.unfinished(&prompt.last_tokens));
         }
         let events = EventSender::new(sender);
-        let client = Client { events, interrupt, span, submitted, admitted: Instant::now(), first_token: None };
+        let (admitted, first_token) = (Instant::now(), None);
+        let since = passes;
+        let client =
+            Client { events, interrupt, span, tenant, advance, since, waited, submitted, admitted, first_token };
         let position = prompt.start.as_deref().map_or(Position::default(), Position::of);
         let phase = Phase::AwaitPrompt;
         let mut sequence =
@@ -110,10 +122,14 @@ impl Sequence {
         }
     }
 
-    /// The next chunk of the input from token `next` on, without its last token.
-    pub(super) fn chunk(&self, next: usize) -> &[u32] {
-        let end = (self.prompt.input.len() - 1).min(next + PROMPT_CHUNK);
-        &self.prompt.input[next..end]
+    /// The tokens of the prompt that can be read between two decode steps: of the input without its last token, or the
+    /// source.
+    pub(super) fn next_chunk(&self) -> usize {
+        match self.phase {
+            Phase::ReadSource => self.prompt.source.len(),
+            Phase::Prefill { next } => (self.prompt.input.len() - 1 - next).min(PROMPT_CHUNK),
+            Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::Decode { .. } => 0,
+        }
     }
 
     /// Whether the prompt has been read, without its last token.
@@ -226,14 +242,14 @@ impl Sequence {
         answers.then(|| self.output.answer(open))
     }
 
-    /// The result of a text that has ended.
-    pub(super) fn finish(&self, ending: Ending, snapshot: Option<Arc<Snapshot>>) -> Finish {
+    /// The result of a text that has ended, without its snapshot.
+    pub(super) fn finish(&self, ending: Ending) -> Finish {
         let now = Instant::now();
-        let Client { submitted, admitted, first_token, .. } = self.client;
+        let Client { waited, submitted, admitted, first_token, .. } = self.client;
         let first_token = first_token.unwrap_or(now);
         Finish {
             reason: ending.reason(),
-            stop: ending.cause(self.output.stops.found()),
+            stop: ending.cause(&self.output.stops),
             cumulative_logprob: self.generation.logprobs.as_ref().map(Logprobs::sum),
             prompt_tokens: self.prompt.tokens,
             completion_tokens: self.generation.generated,
@@ -241,8 +257,10 @@ impl Sequence {
                 queue: admitted - submitted,
                 prefill: first_token - admitted,
                 decode: now - first_token,
+                queue_steps: waited,
             },
-            snapshot,
+            retokenized: Vec::new(),
+            snapshot: None,
         }
     }
 }

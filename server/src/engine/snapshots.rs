@@ -12,9 +12,12 @@ use crate::session::Snapshot;
 pub(super) struct EndSnapshot {
     pub(super) snapshot: Snapshot,
     pub(super) is_in_slot: bool,
+    /// Its last tokens, if they were not generated.
+    pub(super) retokenized: Vec<u32>,
 }
 
 /// What the snapshot at the end of a text needs.
+#[expect(clippy::large_enum_variant, reason = "it is moved once, at the end of a text")]
 pub(super) enum End {
     /// Nothing more.
     Complete(EndSnapshot),
@@ -46,7 +49,7 @@ pub(super) fn at_end<M: LanguageModel>(
         (Ending::StopString, Some(rollback)) => End::Complete(roll_back(model, slot, sequence, rollback, rules)?),
         (Ending::Length | Ending::Interrupted, Some(Rollback { state, position, tokens, .. })) => {
             let snapshot = snapshot(sequence, state, position, tokens, true);
-            End::Complete(EndSnapshot { snapshot, is_in_slot: false })
+            End::Complete(EndSnapshot { snapshot, is_in_slot: false, retokenized: Vec::new() })
         }
         (Ending::Length | Ending::Interrupted, None) => needs_state(sequence, true),
         // The last token is a part of the text, and nothing is held back any more.
@@ -75,7 +78,7 @@ fn needs_state(sequence: &Sequence, open: bool) -> End {
 pub(super) fn of_slot(state: Vec<f32>, sequence: &Sequence, open: bool) -> EndSnapshot {
     let pending = sequence.pending().into_iter().collect();
     let snapshot = snapshot(sequence, state, sequence.position, pending, open);
-    EndSnapshot { is_in_slot: snapshot.read > 0, snapshot }
+    EndSnapshot { is_in_slot: snapshot.read > 0, snapshot, retokenized: Vec::new() }
 }
 
 /// The snapshot of a text without its stop string: back to the point before it, then on through what was shown since.
@@ -99,11 +102,11 @@ fn roll_back<M: LanguageModel>(
         } else {
             model.import(slot, &state, position.read)?;
         }
-        model.absorb(&rest, slot)?;
+        model.prefill(&rest, slot)?;
         state = model.export(slot)?;
         position.advance(&rest);
         sampler.observe_prompt(&rest);
     }
     let snapshot = snapshot(sequence, state, position, Vec::new(), false);
-    Ok(EndSnapshot { snapshot, is_in_slot: !rest.is_empty() })
+    Ok(EndSnapshot { snapshot, is_in_slot: !rest.is_empty(), retokenized: rest })
 }

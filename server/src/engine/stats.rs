@@ -24,6 +24,8 @@ pub struct Stats {
     pub steps_by_rows: [u64; ROWS_BOUNDS.len() + 1],
     /// Rows of all decode steps.
     pub rows: u64,
+    /// Rows that were ready for a decode step and waited for a later one, added up over all steps.
+    pub rows_waited: u64,
     /// Tokens of prompts read.
     pub prompt_tokens: u64,
     /// Tokens generated.
@@ -34,6 +36,14 @@ pub struct Stats {
     pub failed: u64,
     /// Requests whose clients left.
     pub cancelled: u64,
+    /// Waiting requests that made room for those of other tenants.
+    pub displaced: u64,
+    /// Chunks of prompts and decode steps.
+    pub passes: u64,
+    /// Requests that got a slot.
+    pub admitted: u64,
+    /// The sum over all requests that got a slot of the passes from their submission to their slot.
+    pub waited_passes: u64,
     /// The model's denominators; zeros if it has none.
     pub denominators: Denominators,
 }
@@ -46,11 +56,16 @@ pub(super) struct Counters {
     pub(super) running: AtomicU64,
     steps_by_rows: [AtomicU64; ROWS_BOUNDS.len() + 1],
     rows: AtomicU64,
+    rows_waited: AtomicU64,
     pub(super) prompt_tokens: AtomicU64,
     pub(super) generated_tokens: AtomicU64,
     pub(super) finished: AtomicU64,
     pub(super) failed: AtomicU64,
     pub(super) cancelled: AtomicU64,
+    pub(super) displaced: AtomicU64,
+    pub(super) passes: AtomicU64,
+    pub(super) admitted: AtomicU64,
+    pub(super) waited_passes: AtomicU64,
     denominators: AtomicU64,
     clamped: AtomicU64,
 }
@@ -61,10 +76,12 @@ impl Counters {
         Self { slots: slots as u64, slot_bytes: slot_bytes as u64, ..Self::default() }
     }
 
-    /// Counts a decode step of `rows` rows.
-    pub(super) fn step(&self, rows: usize) {
+    /// Counts a decode step of `rows` rows, for which `waiting` others were ready.
+    pub(super) fn step(&self, rows: usize, waiting: usize) {
         add(&self.steps_by_rows[ROWS_BOUNDS.partition_point(|bound| *bound < rows)], 1);
         add(&self.rows, rows);
+        add(&self.rows_waited, waiting);
+        add(&self.passes, 1);
     }
 
     /// Stores what the model has counted since it was created.
@@ -83,11 +100,16 @@ impl Counters {
             steps: steps_by_rows.iter().sum(),
             steps_by_rows,
             rows: self.rows.load(Relaxed),
+            rows_waited: self.rows_waited.load(Relaxed),
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             generated_tokens: self.generated_tokens.load(Relaxed),
             finished: self.finished.load(Relaxed),
             failed: self.failed.load(Relaxed),
             cancelled: self.cancelled.load(Relaxed),
+            displaced: self.displaced.load(Relaxed),
+            passes: self.passes.load(Relaxed),
+            admitted: self.admitted.load(Relaxed),
+            waited_passes: self.waited_passes.load(Relaxed),
             denominators: Denominators { all: self.denominators.load(Relaxed), clamped: self.clamped.load(Relaxed) },
         }
     }
@@ -106,11 +128,11 @@ mod tests {
     fn a_step_is_counted_in_the_first_bucket_that_holds_its_rows() {
         let counters = Counters::new(3, 5);
         for rows in [1, 2, 3, 4, 5, 1024, 1025] {
-            counters.step(rows);
+            counters.step(rows, 2);
         }
         let stats = counters.read(7);
         assert_eq!((stats.slots, stats.slot_bytes, stats.waiting), (3, 5, 7));
-        assert_eq!((stats.steps, stats.rows), (7, 2064));
+        assert_eq!((stats.steps, stats.rows, stats.rows_waited), (7, 2064, 14));
         assert_eq!(stats.steps_by_rows, [1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 1]);
     }
 }

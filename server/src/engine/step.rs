@@ -13,6 +13,7 @@ use super::generation::Choice;
 use super::guide::Guide;
 use super::scheduler::Scheduler;
 use super::sequence::Sequence;
+use super::shares::{Row, Shares};
 use super::text_rules::TextRules;
 
 /// Fewest logits of a step whose rows are shared among threads: fewer are sampled before another thread has started.
@@ -24,6 +25,7 @@ const GROUP: usize = 64;
 /// The rows of one step.
 #[derive(Default)]
 pub(super) struct Step {
+    rows: Vec<Row>,
     /// In ascending order.
     pub(super) slots: Vec<usize>,
     /// The token that each row reads.
@@ -38,17 +40,20 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Starts a step of these rows, given as slots and tokens to read; whether there are any.
-    pub(super) fn begin(&mut self, rows: impl Iterator<Item = (usize, u32)>) -> bool {
+    /// Starts a step of the rows that are ready, as far as `shares` has room for them; whether there are any. Returns also
+    /// how many have to wait.
+    pub(super) fn begin(&mut self, ready: impl Iterator<Item = Row>, shares: &mut Shares) -> (bool, usize) {
+        self.rows.clear();
+        self.rows.extend(ready);
+        let ready = self.rows.len();
+        shares.choose(&mut self.rows);
         self.slots.clear();
+        self.slots.extend(self.rows.iter().map(|row| row.slot));
         self.ids.clear();
-        for (slot, id) in rows {
-            self.slots.push(slot);
-            self.ids.push(id);
-        }
+        self.ids.extend(self.rows.iter().map(|row| row.id));
         self.choices.clear();
         self.choices.resize_with(self.slots.len(), || None);
-        !self.slots.is_empty()
+        (!self.slots.is_empty(), ready - self.rows.len())
     }
 
     /// Lets the model read the rows' tokens, and sample the next ones if it does.
@@ -65,7 +70,7 @@ impl Step {
         if model.samples() {
             let mut plan = |rows: Range<usize>, plans: &mut Plans| {
                 if rows.start == 0 {
-                    compute_masks_during(scheduler.guides(), || ());
+                    compute_masks_during(scheduler.guides(slots), || ());
                 }
                 plan_rows(scheduler, &slots[rows.clone()], (plans, &mut choices[rows]), rules);
             };
@@ -73,7 +78,7 @@ impl Step {
         } else {
             sampled.clear();
             sampled.resize(slots.len(), Sampled::Logits);
-            compute_masks_during(scheduler.guides(), || model.decode(ids, slots, logits))?;
+            compute_masks_during(scheduler.guides(slots), || model.decode(ids, slots, logits))?;
         }
         self.vocab = model.vocab_size();
         let rows = self.sampled.iter().filter(|sampled| **sampled == Sampled::Logits).count();
@@ -100,7 +105,7 @@ impl Step {
         let rows = scheduler.sequences(slots).zip(sampled).zip(choices);
         let rows = rows.filter_map(|((sequence, sampled), choice)| {
             let logits = if *sampled == Sampled::Logits { logits.next() } else { None };
-            Some(Row { sequence: sequence?, sampled: *sampled, logits, choice })
+            Some(Sampling { sequence: sequence?, sampled: *sampled, logits, choice })
         });
         let mut rows = rows.filter(|row| row.choice.is_none() && !row.sequence.is_scoring());
         if !many {
@@ -108,7 +113,7 @@ impl Step {
         }
         loop {
             // On the stack: a list that borrows the rows cannot be reused from step to step.
-            let mut group: [Mutex<Option<Row>>; GROUP] = std::array::from_fn(|_| Mutex::new(None));
+            let mut group: [Mutex<Option<Sampling>>; GROUP] = std::array::from_fn(|_| Mutex::new(None));
             let mut count = 0;
             for (place, row) in group.iter_mut().zip(rows.by_ref()) {
                 *place = Mutex::new(Some(row));
@@ -145,14 +150,14 @@ fn plan_rows(
 }
 
 /// What the sampling of one row needs.
-struct Row<'a> {
+struct Sampling<'a> {
     sequence: &'a mut Sequence,
     sampled: Sampled,
     logits: Option<&'a mut [f32]>,
     choice: &'a mut Option<Result<Choice, SequenceError>>,
 }
 
-impl Row<'_> {
+impl Sampling<'_> {
     fn sample(self, rules: &TextRules) {
         let generation = &mut self.sequence.generation;
         *self.choice = Some(catch_panic(|| match (self.sampled, self.logits) {

@@ -11,12 +11,14 @@ use tidegate_model::{LanguageModel, Transfer};
 use tracing::{Span, debug, error, info};
 
 use super::error::{SequenceError, catch_panic};
-use super::event::{Event, Failure};
+use super::event::{Event, Failure, Finish};
 use super::generation::{Choice, Ending};
 use super::handle::Shared;
 use super::output::TextBuffers;
+use super::pass_costs::CostSource;
 use super::scheduler::Scheduler;
 use super::sequence::Accepted;
+use super::shares::Shares;
 use super::snapshots::{self, End, EndSnapshot};
 use super::stats::add;
 use super::step::Step;
@@ -29,7 +31,9 @@ pub(super) struct Worker<M> {
     pub(super) rules: TextRules,
     pub(super) scheduler: Scheduler,
     pub(super) shared: Arc<Shared>,
+    pub(super) costs: CostSource,
     /// Reused from step to step.
+    pub(super) shares: Shares,
     pub(super) step: Step,
     pub(super) buffers: TextBuffers,
 }
@@ -186,10 +190,13 @@ impl<M: LanguageModel> Worker<M> {
 
     fn end(&mut self, slot: usize, ending: Ending, snapshot: Option<EndSnapshot>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let (snapshot, is_in_slot) = snapshot.map(|end| (Arc::new(end.snapshot), end.is_in_slot)).unzip();
-        let finish = sequence.finish(ending, snapshot.clone());
-        if let (Some(snapshot), Some(true)) = (&snapshot, is_in_slot) {
-            self.scheduler.set_resident(slot, snapshot);
+        let mut finish = sequence.finish(ending);
+        if let Some(EndSnapshot { snapshot, is_in_slot, retokenized }) = snapshot {
+            let snapshot = Arc::new(snapshot);
+            if is_in_slot {
+                self.scheduler.set_resident(slot, &snapshot);
+            }
+            finish = Finish { snapshot: Some(snapshot), retokenized, ..finish };
         }
         // Counted first: a client that has received the last event finds it counted.
         add(&self.shared.counters.finished, 1);

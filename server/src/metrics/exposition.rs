@@ -31,9 +31,45 @@ pub(super) fn classic(open: &str) -> String {
     text
 }
 
+/// The texts of registries with the same families as one, in which each family is together, as the formats ask for.
+pub(super) fn merged(texts: &[String]) -> String {
+    let mut families: Vec<(&str, String)> = Vec::new();
+    for text in texts {
+        let (mut at, mut is_new) = (0, false);
+        for line in text.lines() {
+            if let Some(name) = line.strip_prefix("# HELP ").and_then(|rest| rest.split(' ').next()) {
+                let known = families.iter().position(|(family, _)| *family == name);
+                is_new = known.is_none();
+                at = known.unwrap_or(families.len());
+                if is_new {
+                    families.push((name, String::new()));
+                }
+            }
+            if let Some((_, lines)) = families.get_mut(at).filter(|_| is_new || !line.starts_with('#')) {
+                lines.extend([line, "\n"]);
+            }
+        }
+    }
+    families.into_iter().map(|(_, lines)| lines).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_families_of_several_registries_are_together() {
+        let of = |model: &str, more: &str| {
+            format!(
+                "# HELP a What.\n# TYPE a gauge\na{{model=\"{model}\"}} 1\n{more}# HELP c Now.\n# TYPE c gauge\nc{{model=\"{model}\"}} 2\n"
+            )
+        };
+        let texts = [of("x", ""), of("y", "# HELP b Of.\n# TYPE b info\nb_info 1\n")];
+        let want = "# HELP a What.\n# TYPE a gauge\na{model=\"x\"} 1\na{model=\"y\"} 1\n# HELP c Now.\n# TYPE c gauge\n\
+            c{model=\"x\"} 2\nc{model=\"y\"} 2\n# HELP b Of.\n# TYPE b info\nb_info 1\n";
+        assert_eq!(merged(&texts), want);
+        assert_eq!(merged(&[]), "");
+    }
 
     #[test]
     fn the_older_format_names_families_like_their_samples() {

@@ -15,8 +15,24 @@ use crate::engine::{EngineHandle, ROWS_BOUNDS, Stats};
 use crate::session::{PrefixIndex, StoreStats};
 
 /// What a scrape reads.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 pub(crate) struct Sources<'a> {
+    /// Whether `/ready` answers 200.
+    pub(crate) ready: bool,
+    /// The model of a server that has one, and its sessions.
+    pub(crate) model: Option<Model<'a>>,
+    pub(crate) store: Option<StoreStats>,
+    /// The models of a server that may have several: what concerns one of them has its name as the label `model`.
+    pub(crate) models: Vec<Member<'a>>,
+}
+
+/// One of several models.
+pub(crate) struct Member<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) state: &'static str,
+    pub(crate) loads: u64,
+    pub(crate) unloads: u64,
+    /// None while it is not loaded.
     pub(crate) model: Option<Model<'a>>,
     pub(crate) store: Option<StoreStats>,
 }
@@ -39,6 +55,9 @@ fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
     registry.register(name, help, ConstCounter::new(value));
 }
 
+/// The label of what concerns one of several models.
+type ModelLabel = Vec<(&'static str, String)>;
+
 /// Counters that differ in one label.
 fn counters(name: &'static str, values: &[(&'static str, u64)]) -> Family<Vec<(&'static str, &'static str)>, Counter> {
     let family = Family::<Vec<(&str, &str)>, Counter>::default();
@@ -53,30 +72,75 @@ impl Sources<'_> {
         let mut registry = Registry::with_prefix(PREFIX);
         let version = env!("CARGO_PKG_VERSION");
         registry.register("build", "The server's version", Info::new(vec![("version", version)]));
-        let (mut slots, mut prefixes) = (0, 0);
-        if let Some(model) = &self.model {
-            let labels = [("model", model.name), ("fingerprint", model.fingerprint), ("device", model.device)];
-            let labels = labels.map(|(name, value)| (name, value.to_owned())).to_vec();
-            registry.register("model", "The served model", Info::new(labels));
-            let stats = model.engine.stats();
-            engine(&mut registry, &stats, model.engine.queue_capacity());
-            prefix(&mut registry, model.prefixes);
-            (slots, prefixes) = (stats.slots * stats.slot_bytes, model.prefixes.size().1 as u64);
+        gauge(&mut registry, "ready", "1 if the server takes requests and can store sessions", self.ready.into());
+        if self.models.is_empty() {
+            let name = self.model.as_ref().map(|model| ("model", model.name));
+            of_model(&mut registry, name, self.model.as_ref(), self.store.as_ref());
+        } else {
+            self.states(&mut registry);
         }
-        let mut tiers = vec![("slots", slots), ("prefixes", prefixes)];
-        if let Some(stats) = &self.store {
-            tiers.extend([("memory", stats.ram_bytes), ("disk", stats.disk_bytes), ("garbage", stats.garbage_bytes)]);
-            store(&mut registry, stats);
-        }
-        let states = Family::<TierLabel, Gauge<u64, AtomicU64>>::default();
-        for (tier, bytes) in tiers {
-            states.get_or_create(&TierLabel { tier }).set(bytes);
-        }
-        let help = "Bytes of conversation states: in slots, as shared prefixes, cached in memory, on disk, and on \
-            disk awaiting removal";
-        registry.register_with_unit("state", help, Unit::Bytes, states);
         registry
     }
+
+    /// One registry for each of several models.
+    pub(super) fn of_models(&self) -> Vec<Registry> {
+        let of = |member: &Member<'_>| {
+            let label = std::iter::once(("model".into(), member.name.to_owned().into()));
+            let mut registry = Registry::with_prefix_and_labels(PREFIX, label);
+            of_model(&mut registry, None, member.model.as_ref(), member.store.as_ref());
+            registry
+        };
+        self.models.iter().map(of).collect()
+    }
+
+    /// What several models do, and how often they were loaded.
+    fn states(&self, registry: &mut Registry) {
+        let states = Family::<ModelLabel, Gauge<u64, AtomicU64>>::default();
+        let (loads, unloads) = (Family::<ModelLabel, Counter>::default(), Family::<ModelLabel, Counter>::default());
+        for member in &self.models {
+            let label: ModelLabel = vec![("model", member.name.to_owned())];
+            loads.get_or_create(&label).inc_by(member.loads);
+            unloads.get_or_create(&label).inc_by(member.unloads);
+            let state = ("state", member.state.to_owned());
+            states.get_or_create(&[label, vec![state]].concat()).set(1);
+        }
+        registry.register("model_state", "1 for the state of each model", states);
+        registry.register("model_loads", "How often each model was loaded", loads);
+        let help = "How often each model was unloaded, because another one needed its memory";
+        registry.register("model_unloads", help, unloads);
+    }
+}
+
+/// What concerns one model and its sessions. `name` is a label of the model alone.
+fn of_model(
+    registry: &mut Registry,
+    name: Option<(&'static str, &str)>,
+    model: Option<&Model<'_>>,
+    stats: Option<&StoreStats>,
+) {
+    let (mut slots, mut prefixes) = (0, 0);
+    if let Some(model) = model {
+        let labels = name.into_iter().chain([("fingerprint", model.fingerprint), ("device", model.device)]);
+        let labels: Vec<_> = labels.map(|(name, value)| (name, value.to_owned())).collect();
+        registry.register("model", "The served model", Info::new(labels));
+        let stats = model.engine.stats();
+        engine(registry, &stats, model.engine.queue_capacity());
+        prefix(registry, model.prefixes);
+        (slots, prefixes) = (stats.slots * stats.slot_bytes, model.prefixes.size().1 as u64);
+    }
+    let mut tiers = vec![("slots", slots), ("prefixes", prefixes)];
+    if let Some(stats) = stats {
+        tiers.extend([("memory", stats.ram_bytes), ("disk", stats.disk_bytes), ("garbage", stats.garbage_bytes)]);
+        tiers.push(("text", stats.text_bytes));
+        store(registry, stats);
+    }
+    let states = Family::<TierLabel, Gauge<u64, AtomicU64>>::default();
+    for (tier, bytes) in tiers {
+        states.get_or_create(&TierLabel { tier }).set(bytes);
+    }
+    let help = "Bytes of conversation states: in slots, as shared prefixes, cached in memory, on disk, and on \
+        disk awaiting removal; and bytes of texts";
+    registry.register_with_unit("state", help, Unit::Bytes, states);
 }
 
 fn engine(registry: &mut Registry, stats: &Stats, queue: usize) {
@@ -85,6 +149,12 @@ fn engine(registry: &mut Registry, stats: &Stats, queue: usize) {
     gauge(registry, "queue_capacity", "Most texts that may wait for a slot", queue as u64);
     gauge(registry, "slots", "Slots: texts that can run at once", stats.slots);
     gauge(registry, "slots_used", "Slots in use", stats.running);
+    counter(registry, "engine_steps", "Chunks of prompts read and decode steps", stats.passes);
+    counter(registry, "requests_admitted", "Texts that got a slot", stats.admitted);
+    let help = "Engine steps from the submission of texts to their slots, for all that got one";
+    counter(registry, "requests_admitted_wait_steps", help, stats.waited_passes);
+    let help = "Waiting texts that made room in a full queue for those of other keys";
+    counter(registry, "requests_displaced", help, stats.displaced);
     let help = "Prompt tokens computed, including those of failed and cancelled texts";
     counter(registry, "prompt_tokens_computed", help, stats.prompt_tokens);
     let help = "Tokens generated, including those of failed and cancelled texts";
@@ -93,6 +163,8 @@ fn engine(registry: &mut Registry, stats: &Stats, queue: usize) {
     let buckets = bounds.zip(stats.steps_by_rows).collect();
     let help = "Rows per decode step: texts that advance together";
     registry.register("decode_batch_size", help, Counted { buckets, sum: stats.rows as f64 });
+    let help = "Rows that were ready for a decode step and waited for a later one, so that other keys' steps are short";
+    counter(registry, "decode_rows_waited", help, stats.rows_waited);
     let help = "Denominators (phi_q . z) of attention, one per token, layer and head";
     counter(registry, "attention_denominators", help, stats.denominators.all);
     let help = "Denominators clamped to their lower bound";
@@ -117,6 +189,8 @@ fn store(registry: &mut Registry, stats: &StoreStats) {
     counter(registry, "session_forks", "Sessions created by forking", stats.forks);
     counter(registry, "session_versions_dropped", "Versions evicted to make space", stats.dropped);
     counter(registry, "store_objects_collected", "Objects removed because nothing pointed to them", stats.collected);
+    let help = "Most bytes of states on disk";
+    registry.register_with_unit("disk_budget", help, Unit::Bytes, ConstGauge::new(stats.disk_budget));
     counter(registry, "store_refused", "Requests refused for lack of space or because of a quota", stats.refused);
 }
 

@@ -1,4 +1,4 @@
-//! Histograms of durations that threads update without locks, and their bucket bounds.
+//! Histograms of durations and counts that threads update without locks, and their bucket bounds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -25,23 +25,43 @@ pub(super) const REQUEST: &[f64] = &[
     480.0, 960.0, 1920.0, 7680.0,
 ];
 
-/// A histogram of durations. Clones share the same counts.
-#[derive(Clone, Debug)]
-pub(super) struct Histogram(Arc<Durations>);
+/// Buckets for the engine's steps that a text waits for: 0, and powers of 4.
+pub(super) const STEPS: &[f64] = &[0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0];
 
-/// The sum is in nanoseconds, so that adding to it is one atomic operation.
+/// A histogram of durations or of counts. Clones share the same counts.
+#[derive(Clone, Debug)]
+pub(super) struct Histogram(Arc<Values>);
+
+/// The sum is a whole number, so that adding to it is one atomic operation.
 #[derive(Debug)]
-struct Durations {
+struct Values {
     bounds: &'static [f64],
+    /// Units of the sum in one of the bounds: a duration's sum is in nanoseconds.
+    scale: f64,
     /// One count per bound, and one for larger values.
     counts: Box<[AtomicU64]>,
-    nanoseconds: AtomicU64,
+    sum: AtomicU64,
 }
 
 impl Histogram {
+    /// A histogram of durations, with bounds in seconds.
     pub(super) fn new(bounds: &'static [f64]) -> Self {
+        Self::scaled(bounds, 1e9)
+    }
+
+    /// A histogram of counts.
+    pub(super) fn of_counts(bounds: &'static [f64]) -> Self {
+        Self::scaled(bounds, 1.0)
+    }
+
+    fn scaled(bounds: &'static [f64], scale: f64) -> Self {
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
-        Self(Arc::new(Durations { bounds, counts, nanoseconds: AtomicU64::new(0) }))
+        Self(Arc::new(Values { bounds, scale, counts, sum: AtomicU64::new(0) }))
+    }
+
+    /// Adds a count to a histogram of counts.
+    pub(super) fn observe_count(&self, count: u64) {
+        self.add(count as f64, 1, count);
     }
 
     pub(super) fn observe(&self, duration: Duration) {
@@ -53,19 +73,23 @@ impl Histogram {
         if count == 0 {
             return;
         }
-        let part = duration.as_secs_f64() / count as f64;
-        let Durations { bounds, counts, nanoseconds } = &*self.0;
-        counts[bounds.partition_point(|bound| *bound < part)].fetch_add(count as u64, Relaxed);
-        nanoseconds.fetch_add(duration.as_nanos() as u64, Relaxed);
+        self.add(duration.as_secs_f64() / count as f64, count as u64, duration.as_nanos() as u64);
+    }
+
+    /// Adds `count` equal values, whose sum is `sum`.
+    fn add(&self, value: f64, count: u64, sum: u64) {
+        let values = &*self.0;
+        values.counts[values.bounds.partition_point(|bound| *bound < value)].fetch_add(count, Relaxed);
+        values.sum.fetch_add(sum, Relaxed);
     }
 }
 
 impl EncodeMetric for Histogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let Durations { bounds, counts, nanoseconds } = &*self.0;
+        let Values { bounds, scale, counts, sum } = &*self.0;
         let bounds = bounds.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(counts).map(|(bound, count)| (bound, count.load(Relaxed))).collect();
-        let sum = nanoseconds.load(Relaxed) as f64 / 1e9;
+        let sum = sum.load(Relaxed) as f64 / scale;
         // The total is computed from the buckets, because a separate counter could be ahead of them.
         let count = buckets.iter().map(|bucket| bucket.1).sum();
         encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
@@ -121,8 +145,23 @@ mod tests {
     }
 
     #[test]
+    fn counts_are_summed_as_they_are() {
+        let mut registry = Registry::default();
+        let histogram = Histogram::of_counts(&[0.0, 4.0]);
+        for count in [0, 0, 3, 4, 5] {
+            histogram.observe_count(count);
+        }
+        registry.register("h", "Help", histogram);
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        for line in ["h_sum 12", "h_count 5", "le=\"0.0\"} 2", "le=\"4.0\"} 4", "le=\"+Inf\"} 5"] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
     fn bounds_ascend() {
-        for bounds in [FIRST_TOKEN, INTER_TOKEN, REQUEST] {
+        for bounds in [FIRST_TOKEN, INTER_TOKEN, REQUEST, STEPS] {
             assert!(bounds.is_sorted_by(|a, b| a < b));
         }
     }

@@ -67,6 +67,7 @@ impl Meter {
         let metrics = &self.metrics;
         metrics.finished(reason);
         metrics.queue_time.observe(timings.queue);
+        metrics.queue_steps.observe_count(timings.queue_steps);
         metrics.prefill_time.observe(timings.prefill);
         metrics.decode_time.observe(timings.decode);
         metrics.whole_time.observe(self.arrived.elapsed());

@@ -49,6 +49,7 @@ pub(crate) struct Metrics {
     pub(super) inter_token: Histogram,
     pub(super) whole_time: Histogram,
     pub(super) queue_time: Histogram,
+    pub(super) queue_steps: Histogram,
     pub(super) prefill_time: Histogram,
     pub(super) decode_time: Histogram,
     /// Start time in seconds since 1970.
@@ -74,6 +75,7 @@ impl Metrics {
             inter_token: Histogram::new(histogram::INTER_TOKEN),
             whole_time: Histogram::new(histogram::REQUEST),
             queue_time: Histogram::new(histogram::REQUEST),
+            queue_steps: Histogram::of_counts(histogram::STEPS),
             prefill_time: Histogram::new(histogram::REQUEST),
             decode_time: Histogram::new(histogram::REQUEST),
             started,
@@ -112,6 +114,8 @@ impl Metrics {
         all.register("session_turns", help, self.turns.clone());
         let help = "Tokens of conversations computed again for a turn";
         all.register("session_recomputed_tokens", help, self.recomputed_tokens.clone());
+        let help = "Engine steps made while waiting for a slot, for finished texts";
+        all.register("request_queue_steps", help, self.queue_steps.clone());
         let mut time = |name: &str, help: &str, histogram: &Histogram| {
             all.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         };
@@ -142,6 +146,8 @@ impl Metrics {
         let mut registries = std::iter::once(&self.registry).chain(&elsewhere);
         // Writing to a string cannot fail.
         let _ = registries.try_for_each(|registry| encode_registry(&mut text, registry));
+        let of_models: Vec<String> = sources.of_models().iter().map(encoded).collect();
+        text.push_str(&exposition::merged(&of_models));
         let _ = encode_eof(&mut text);
         if open { text } else { exposition::classic(&text) }
     }
@@ -176,6 +182,13 @@ impl Metrics {
     pub(super) fn cancelled(&self, cause: Cancelled, texts: usize) {
         self.cancelled.get_or_create(&CauseLabel { cause }).inc_by(texts as u64);
     }
+}
+
+fn encoded(registry: &Registry) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = encode_registry(&mut text, registry);
+    text
 }
 
 fn word(reason: FinishReason) -> &'static str {

@@ -1,11 +1,16 @@
 // The playground: one sheet of text that a person and the model write in turn, either on its own or as a conversation
 // that the server stores.
 
+import { Arrivals } from "./arrivals.js";
+import { curl, python } from "./code.js";
 import { Conversation } from "./conversation.js";
 import { Gauge } from "./gauge.js";
-import { keepKey, keptKey, send } from "./key.js";
+import { Health } from "./health.js";
+import { keepKey, keptKey } from "./key.js";
+import { copied } from "./reader.js";
+import { remember, remembered } from "./remember.js";
 import { Sheet } from "./sheet.js";
-import { ApiError, apiError, complete } from "./sse.js";
+import { ApiError, complete } from "./sse.js";
 
 const EXAMPLES = [
   "Once upon a time there was a little girl who lived by the sea.",
@@ -17,34 +22,46 @@ const EXAMPLES = [
 
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "repetition_penalty"];
 
+/** Why a run has ended. */
+const ENDINGS = { stop: "Finished", length: "Reached the token limit" };
+
+/** Settings that a reload keeps. */
+const KEPT = [...NUMBERS, "seed", "stop_strings"];
+
 class Playground {
   constructor() {
     const buttons = ["generate", "stop", "again", "back", "clear"];
-    for (const id of [...buttons, "error", "status", "spoken", "model", "examples", "settings"]) {
+    for (const id of [...buttons, "error", "status", "spoken", "examples", "settings"]) {
       this[id] = document.getElementById(id);
     }
     this.field = (id) => document.getElementById(id);
     this.seedUsed = document.getElementById("seed-used");
     this.sheet = new Sheet();
     this.gauge = new Gauge();
+    this.arrivals = new Arrivals((text) => this.paper.append(text));
     this.running = null; // AbortController of the current run
     this.ended = Promise.resolve(); // resolves when the current run has ended
     this.modelName = null;
+    this.draft = null; // of a conversation, from before a reload
     this.conversation = new Conversation(this);
+    this.restore();
     this.listen();
     this.offerExamples();
     this.refresh();
     if (matchMedia("(max-width: 46rem)").matches) this.settings.open = false;
-    this.findModel();
+    this.health = new Health((model, template) => this.serve(model, template));
     this.conversation.follow();
   }
+
+  /** What shows a run: the sheet, or the messages of a chat. */
+  get paper() { return this.conversation.chats ? this.conversation.chat : this.sheet; }
 
   listen() {
     document.getElementById("form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.run();
     });
-    this.stop.addEventListener("click", () => this.running?.abort());
+    this.stop.addEventListener("click", () => this.halt());
     this.again.addEventListener("click", async () => { if (await this.takeBack()) this.run(); });
     this.back.addEventListener("click", () => this.takeBack());
     this.clear.addEventListener("click", () => this.wipe());
@@ -58,26 +75,61 @@ class Playground {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
         event.preventDefault();
         this.run();
-      } else if (event.key === "Escape") this.running?.abort();
+      } else if (event.key === "Escape") this.halt();
     });
     for (const slide of document.querySelectorAll(".slide")) {
       const number = this.field(slide.dataset.for);
+      slide.value = number.value;
       slide.addEventListener("input", () => { number.value = slide.value; this.forgive(); });
       number.addEventListener("input", () => { slide.value = number.value; });
     }
     this.settings.addEventListener("input", () => this.forgive());
+    this.field("copy-curl").addEventListener("click", () => this.copyCode("curl"));
+    this.field("copy-python").addEventListener("click", () => this.copyCode("Python"));
+    addEventListener("pagehide", () => this.save());
+    document.addEventListener("visibilitychange", () => { if (document.hidden) this.save(); });
+    this.listenForKey();
+  }
+
+  listenForKey() {
     const key = this.field("api_key");
     key.value = keptKey();
     this.field("key-field").hidden = key.value === "";
     addEventListener("keywanted", () => {
       this.field("key-field").hidden = false;
       this.settings.open = true;
+      key.focus();
     });
     key.addEventListener("change", () => {
       keepKey(key.value.trim());
       if (location.hash) location.reload(); // retries what could not be opened without a key
-      else this.findModel();
+      else this.health.check();
     });
+  }
+
+  /** Keeps settings and unsent text for the next time that the page is loaded. */
+  save() {
+    const talk = this.conversation;
+    remember("settings", Object.fromEntries(KEPT.map((id) => [id, this.field(id).value])));
+    remember("sheet", talk.on ? talk.sheetPieces : this.sheet.pieces, "session");
+    const draft = talk.running?.typed ?? this.sheet.fresh;
+    remember("draft", talk.on ? { place: talk.place, draft } : this.draft, "session");
+  }
+
+  restore() {
+    for (const [id, value] of Object.entries(remembered("settings") ?? {})) {
+      if (KEPT.includes(id)) this.field(id).value = value;
+    }
+    this.sheet.set(remembered("sheet", "session") ?? []);
+    this.draft = remembered("draft", "session");
+  }
+
+  /** The unsent text of a conversation, once after a reload. */
+  takeDraft(place) {
+    if (this.draft?.place !== place) return "";
+    const { draft } = this.draft;
+    this.draft = null;
+    return draft;
   }
 
   offerExamples() {
@@ -98,37 +150,30 @@ class Playground {
     this.examples.append(list);
   }
 
-  /** Asks for the model's name, and repeats that while the server is loading or unreachable. */
-  async findModel() {
-    try {
-      const response = await send("/v1/models");
-      if (!response.ok) throw await apiError(response);
-      const [model] = (await response.json()).data;
-      this.modelName = model.id;
-      this.field("translates").hidden = !("max_source_tokens" in model);
-      this.model.textContent = this.modelName;
-      this.model.dataset.state = "ready";
-    } catch (error) {
-      const wanted = error.status === 401 && keptKey() === "";
-      const words = wanted ? "this server requires an API key" : error.message;
-      this.model.textContent = error instanceof ApiError ? words : "the server does not respond";
-      this.model.dataset.state = "lost";
-      // Without a key, repeating is useless; entering one asks again.
-      if (error.status !== 401) setTimeout(() => this.findModel(), 3000);
-    }
+  /** Called whenever the server appears. */
+  serve(model, template) {
+    this.modelName = model.id;
+    this.field("translates").hidden = !("max_source_tokens" in model);
+    this.conversation.offerChat(Boolean(template));
   }
 
+  /** The request for what the sheet says; `seed` may be undefined. */
   request(seed) {
-    const request = { prompt: this.sheet.fresh, stream: true, stream_options: { include_usage: true }, return_token_ids: true };
+    const request = { prompt: this.sheet.fresh };
     if (this.modelName) request.model = this.modelName;
     for (const name of NUMBERS) {
       const value = this.field(name).value;
       if (value !== "") request[name] = Number(value); // the server checks the value, so that the limits exist in one place
     }
-    request.seed = seed;
+    if (seed !== undefined) request.seed = seed;
     const stops = this.field("stop_strings").value.split("\n").filter((line) => line !== "");
     if (stops.length) request.stop = stops.map((line) => line.replaceAll("\\n", "\n"));
     return request;
+  }
+
+  get chosenSeed() {
+    const { value } = this.field("seed");
+    return value === "" ? undefined : Number(value);
   }
 
   run() {
@@ -139,30 +184,37 @@ class Playground {
       this.sheet.write.focus();
       return;
     }
-    const typed = this.field("seed").value;
-    const seed = typed === "" ? Math.floor(Math.random() * 1e6) : Number(typed);
-    const request = this.request(seed);
+    const seed = this.chosenSeed ?? Math.floor(Math.random() * 1e6);
+    const request = { ...this.request(seed), stream: true, stream_options: { include_usage: true }, return_token_ids: true };
     this.running = new AbortController();
-    this.sheet.begin();
+    this.arrivals.start();
+    this.paper.begin();
     this.gauge.start();
     this.seedUsed.textContent = String(seed);
-    this.say("Writing…");
+    this.say("Writing");
     this.refresh();
     if (document.activeElement === document.body) this.stop.focus({ preventScroll: true });
     this.ended = this.flow(request, this.running.signal);
   }
 
+  /** Stops the run; what is shown now stays, and nothing more is shown. */
+  halt() {
+    if (!this.running || this.running.signal.aborted) return;
+    this.arrivals.stop();
+    this.running.abort();
+    this.say("Stopping");
+  }
+
   async flow(request, signal) {
-    let [counted, failure] = [null, null];
+    let failure = null;
     const talk = this.conversation;
     try {
-      counted = await this.read(talk.on ? talk.answer(request, signal) : complete(request, signal));
+      await this.read(talk.on ? talk.answer(request, signal) : complete(request, signal));
     } catch (error) {
       failure = error;
-      if (error.name === "AbortError") this.say("Stopped");
-      else this.complain(error);
+      if (error.name !== "AbortError") this.complain(error);
     }
-    await this.close(counted, failure);
+    await this.close(failure);
   }
 
   /** Undoes the last run; returns whether that succeeded. */
@@ -175,42 +227,60 @@ class Playground {
     return true;
   }
 
-  /** Shows the chunks of a run and returns the server's count of tokens. */
-  async read(chunks) {
-    let counted = null;
-    for await (const chunk of chunks) {
-      const choice = chunk.choices?.[0];
-      if (choice) {
-        const tokens = choice.token_ids?.length ?? (choice.text ? 1 : 0);
-        if (tokens) this.gauge.add(tokens);
-        if (choice.text) this.sheet.append(choice.text);
-        if (choice.finish_reason) this.say(ending(choice.finish_reason));
+  /** Shows the parts of a run's answer. */
+  async read(parts) {
+    for await (const { text, tokens, ending, timings, usage } of parts) {
+      if (text || tokens) {
+        this.gauge.add(tokens);
+        this.arrivals.add(text, tokens);
       }
-      if (chunk.usage) counted = chunk.usage.completion_tokens;
+      if (ending) this.say(ENDINGS[ending] ?? `Ended: ${ending}.`);
+      if (timings) this.gauge.time(timings);
+      if (usage) this.gauge.count(usage.completion_tokens);
     }
-    return counted;
   }
 
-  async close(counted, failure) {
-    const written = this.sheet.pieces.at(-1).text;
-    this.gauge.finish(counted);
-    this.sheet.end();
-    if (this.conversation.on) await this.conversation.settle(failure);
+  async close(failure) {
+    const { paper, arrivals } = this;
+    arrivals.flush();
+    if (failure) this.gauge.count(arrivals.tokens);
+    this.gauge.finish();
+    if (this.conversation.on) await this.conversation.settle(failure, arrivals);
+    paper.end();
+    if (failure?.name === "AbortError" && this.error.hidden) this.say("Stopped");
     this.running = null;
     const onStop = document.activeElement === this.stop;
     this.refresh();
     if (onStop) this.generate.focus({ preventScroll: true });
-    this.spoken.textContent = written;
+    this.spoken.textContent = arrivals.text;
   }
 
   wipe() {
-    if (this.conversation.on) this.conversation.tell("");
+    if (this.conversation.on) this.conversation.display("");
     else this.sheet.set([]);
     this.forgive();
     this.spoken.textContent = "";
     this.say("Ready");
     this.refresh();
     this.sheet.write.focus();
+  }
+
+  /** Copies the request that Generate would send; a browser that does not allow that shows it. */
+  async copyCode(language) {
+    const request = this.request(this.chosenSeed);
+    const turn = this.conversation.on ? this.conversation.prepare(request) : request;
+    const code = this.code(language, turn);
+    if (await copied(code)) this.say(`Copied as ${language}`);
+    else this.conversation.reader.open(`This request as ${language}`, [code], true);
+  }
+
+  code(language, request) {
+    const { origin } = location;
+    const hasKey = keptKey() !== "";
+    if (language === "Python") return python(origin, request, hasKey);
+    const path = "messages" in request ? "/v1/chat/completions" : "/v1/completions";
+    const headers = { "content-type": "application/json" };
+    return curl(origin + path, { headers, body: JSON.stringify(request, null, 2), hasKey });
   }
 
   say(text) { this.status.textContent = text; }
@@ -255,15 +325,9 @@ class Playground {
     this.seedUsed.disabled = busy || this.seedUsed.textContent === "–";
     this.examples.hidden = busy || !empty || (talk.on && !talk.isEmpty);
     const continues = talk.on ? !talk.isEmpty && this.sheet.fresh === "" : this.sheet.endsWithRun;
-    this.generate.textContent = continues && !busy ? "Continue" : "Generate";
+    this.generate.textContent = continues && !busy ? "Continue" : talk.chats ? "Send" : "Generate";
     talk.refresh(busy);
   }
-}
-
-function ending(reason) {
-  if (reason === "length") return "Stopped at the token limit. Continue?";
-  if (reason === "stop") return "Finished";
-  return `Ended: ${reason}.`;
 }
 
 new Playground();

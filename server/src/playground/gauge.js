@@ -1,8 +1,12 @@
 // The gauge: token counts, and the speed drawn as a water level.
 
+/** The shortest time of which the page measures a speed: tokens arrive in groups. */
+const MEASURABLE_MS = 200;
+
 export class Gauge {
   constructor() {
-    for (const id of ["rate", "count", "first", "water", "surface", "tide"]) this[id] = document.getElementById(id);
+    const ids = { rate: "rate", total: "count", first: "first", water: "water", surface: "surface", tide: "tide" };
+    for (const [name, id] of Object.entries(ids)) this[name] = document.getElementById(id);
     this.draw([0.3, 0.34, 0.3, 0.26, 0.3, 0.34, 0.3, 0.26, 0.3], 1); // still water
   }
 
@@ -12,8 +16,9 @@ export class Gauge {
     this.arrivals = []; // [time in ms, tokens so far] of the last second
     this.levels = [];
     this.firstAt = null;
-    for (const figure of [this.rate, this.count, this.first]) figure.textContent = "–";
-    this.timer = setInterval(() => this.tick(), 200);
+    this.decodeMs = null;
+    for (const figure of [this.rate, this.total, this.first]) figure.textContent = "–";
+    this.timer = setInterval(() => this.tick(), MEASURABLE_MS);
   }
 
   add(tokens) {
@@ -25,33 +30,37 @@ export class Gauge {
     this.tokens += tokens;
     this.lastAt = now;
     this.arrivals.push([now, this.tokens]);
-    this.count.textContent = this.tokens.toLocaleString();
+    this.total.textContent = this.tokens.toLocaleString();
   }
+
+  /** Takes the server's count of tokens. */
+  count(tokens) { this.tokens = tokens; }
+
+  /** Takes the server's time for the tokens after the first. */
+  time({ decode_ms: decodeMs }) { this.decodeMs = decodeMs; }
 
   tick() {
     const now = performance.now();
     while (this.arrivals.length > 2 && now - this.arrivals[0][0] > 1000) this.arrivals.shift();
     const [from, before] = this.arrivals[0] ?? [now, 0];
-    if (this.tokens - before < 2) return;
-    this.show((this.tokens - before) * 1000 / (this.lastAt - from));
+    if (now - from >= MEASURABLE_MS) this.show((this.tokens - before) * 1000 / (now - from));
   }
 
   show(rate) {
     if (!Number.isFinite(rate)) return;
-    this.rate.textContent = rate.toFixed(rate < 10 ? 1 : 0);
+    this.rate.textContent = rate < 10 ? rate.toFixed(1) : Math.round(rate).toLocaleString();
     this.levels = [...this.levels, rate].slice(-120);
     this.draw(this.levels.length > 1 ? this.levels : [rate, rate], Math.max(...this.levels) * 1.15);
   }
 
-  /** Ends the run: shows the server's count, if given, and the mean speed since the first token. */
-  finish(counted) {
+  /** Ends the run: shows the mean speed after the first token, by the server's clock. Without it, by when they arrived. */
+  finish() {
     clearInterval(this.timer);
-    if (counted !== null) this.tokens = counted;
     if (this.firstAt === null) return;
-    this.count.textContent = this.tokens.toLocaleString();
-    const mean = (this.tokens - 1) * 1000 / (this.lastAt - this.firstAt);
-    if (this.tokens < 2 || !Number.isFinite(mean)) return;
-    this.show(mean);
+    this.total.textContent = this.tokens.toLocaleString();
+    const ms = this.decodeMs ?? this.lastAt - this.firstAt;
+    if (this.tokens < 2 || (this.decodeMs === null && ms < MEASURABLE_MS)) return;
+    this.show((this.tokens - 1) * 1000 / ms);
     this.tide.setAttribute("aria-label", `Speed over the run, ${this.rate.textContent} tokens per second on average`);
   }
 

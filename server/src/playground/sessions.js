@@ -6,9 +6,9 @@ import { apiError, reached } from "./sse.js";
 /** Explanations of errors; for others the server's message suffices. */
 const WORDS = {
   session_in_use: "another page or program is writing in this conversation; try again in a moment",
-  idempotency_key_in_use: "the last turn is still running; try again in a moment",
   version_mismatch: "this conversation was continued elsewhere, so nothing was written; the tree now shows its current state",
   no_store: "this server stores no sessions, so conversations are not available",
+  text_not_kept: "the server has not kept the text of this version",
 };
 
 const GONE = {
@@ -18,7 +18,7 @@ const GONE = {
 
 /** Replaces the message of an error that has an explanation here. */
 export function explained(error) {
-  const words = error.status === 404 ? GONE[error.param] : WORDS[error.code];
+  const words = WORDS[error.code] ?? (error.status === 404 ? GONE[error.param] : undefined);
   if (words) error.message = words;
   return error;
 }
@@ -34,28 +34,49 @@ async function ask(method, path, body, type = "application/json") {
   return response.json();
 }
 
+/** A path with the parameters that have a value. */
+function path(base, parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== null);
+  return given.length ? `${base}?${new URLSearchParams(given)}` : base;
+}
+
 const at = (id) => `/v1/sessions/${encodeURIComponent(id)}`;
 
-/** A page of the list, newest first: `{ data, has_more, last_id }`. */
-export const listSessions = (after) =>
-  ask("GET", `/v1/sessions?limit=50${after ? `&after=${encodeURIComponent(after)}` : ""}`);
+/** A page of the list, newest first: `{ data, has_more, next }`. */
+export const listSessions = (after) => ask("GET", path("/v1/sessions", { limit: 50, after }));
 
-export const newSession = (name) => ask("POST", "/v1/sessions", { metadata: { name } });
+export const listForks = async (id) => (await ask("GET", path("/v1/sessions", { limit: 100, forked_from: id }))).data;
+export const newSession = (metadata) => ask("POST", "/v1/sessions", { metadata });
 export const getSession = (id) => ask("GET", at(id));
-export const getTurns = async (id) => (await ask("GET", `${at(id)}/turns`)).data;
 export const deleteSession = (id) => ask("DELETE", at(id));
 export const setMetadata = (id, metadata) => ask("PATCH", at(id), { metadata });
 export const rewindTo = (id, version) => ask("POST", `${at(id)}/rewind`, { version });
 export const forkFrom = async (id, version, metadata) =>
   (await ask("POST", `${at(id)}/fork`, { version, metadata })).data[0];
 
+/** A part of a text by tokens: `{ text, start, end, total }`. */
+export const readText = (id, version, start, end) => ask("GET", path(`${at(id)}/text`, { version, start, end }));
+
+/** A part of a conversation by messages: `{ data, start, end, total }`. */
+export const readMessages = (id, version, start, end) => ask("GET", path(`${at(id)}/messages`, { version, start, end }));
+
+/** The versions of a session, after those of other sessions (`elsewhere`) from which its first one was made. */
+export async function getTurns(id) {
+  const { data } = await ask("GET", `${at(id)}/turns`);
+  const listed = new Set(data.map((turn) => turn.version));
+  const first = data.find((turn) => turn.parent && !listed.has(turn.parent));
+  if (!first) return data;
+  const lineage = await ask("GET", path(`${at(id)}/lineage`, { version: first.version, limit: 1000 }));
+  const before = lineage.data.filter((one) => one.session && !listed.has(one.version)).reverse();
+  return [...before.map((one) => ({ ...one, head: false, elsewhere: true })), ...data];
+}
+
 /** The address of a version's snapshot file. */
-export const snapshotPath = (id, version) => `${at(id)}/snapshot?version=${encodeURIComponent(version)}`;
+export const snapshotPath = (id, version) => path(`${at(id)}/snapshot`, { version });
 
 /** Downloads a version as a snapshot file. */
-export async function downloadSnapshot(id, version) {
-  const file = download(snapshotPath(id, version), `${version}.tidegate`);
-  const response = await reached(file, "the server cannot be reached");
+export async function downloadSnapshot(id, version, name) {
+  const response = await reached(download(snapshotPath(id, version), name), "the server cannot be reached");
   if (!response.ok) throw explained(await apiError(response));
 }
 

@@ -23,9 +23,6 @@ function cut(pieces, from, to) {
   });
 }
 
-/** Minimum time between redraws: laying out a long text takes milliseconds, and tokens may arrive every millisecond. */
-const REDRAW_MS = 40;
-
 export class Sheet {
   constructor() {
     this.write = document.getElementById("prompt");
@@ -35,9 +32,6 @@ export class Sheet {
     this.fixed = 0; // leading characters that the model has read: a conversation can be rewound, but not edited
     this.onFixed = () => {}; // called after an attempt to edit them
     this.drawn = null; // the text node to which a run appends
-    this.waiting = ""; // text received since the last redraw
-    this.drawnAt = 0;
-    this.timer = null;
     this.write.addEventListener("beforeinput", (event) => {
       if (this.write.selectionStart >= this.fixed || event.inputType.startsWith("history")) return;
       event.preventDefault();
@@ -79,41 +73,40 @@ export class Sheet {
     const text = pieces.map((piece) => piece.text).join("");
     this.set([...pieces, ...(draft ? [{ text: draft, made: false }] : [])]);
     this.fixed = text.length;
-    this.scroller.scrollTop = this.text ? this.scroller.scrollHeight : 0;
+    this.toEnd();
+  }
+
+  toEnd() { this.scroller.scrollTop = this.text || this.scroller.querySelector(".message") ? this.scroller.scrollHeight : 0; }
+
+  /** Changes the page and shows its new end, unless the reader has scrolled up. */
+  follow(change) {
+    const below = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
+    change();
+    if (below < 48) this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
   begin() {
     this.set([...this.pieces, { text: "", made: true }]);
     this.drawn = this.ink.lastChild.appendChild(document.createTextNode(""));
-    this.write.readOnly = true;
     this.ink.classList.add("flowing");
+    this.lock(true);
   }
 
   append(text) {
     this.pieces.at(-1).text += text;
-    this.waiting += text;
-    const left = this.drawnAt + REDRAW_MS - performance.now();
-    if (left <= 0) this.draw();
-    else this.timer ??= setTimeout(() => this.draw(), left);
-  }
-
-  draw() {
-    clearTimeout(this.timer);
-    this.timer = null;
-    const below = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
-    this.drawn.appendData(this.waiting);
-    this.write.value += this.waiting;
-    this.waiting = "";
-    this.drawnAt = performance.now();
-    if (below < 48) this.scroller.scrollTop = this.scroller.scrollHeight; // follow, unless the reader has gone up
+    this.follow(() => {
+      this.drawn.appendData(text);
+      this.write.value += text;
+    });
   }
 
   end() {
-    this.draw();
-    this.write.readOnly = false;
     this.ink.classList.remove("flowing");
+    this.lock(false);
     this.set(this.pieces.filter((piece) => piece.text));
   }
+
+  lock(locked) { this.write.readOnly = locked; }
 
   takeBack() { if (this.endsWithRun) this.set(this.pieces.slice(0, -1)); }
 }

@@ -8,24 +8,39 @@ export function nameOf(session) { return session.metadata.name || `Unnamed, ${se
 export class Shelf {
   /** `onError` is called with errors. */
   constructor(onError) {
-    for (const id of ["sessions", "sessions-none", "sessions-more", "upload", "upload-file"]) {
+    for (const id of ["sessions", "sessions-none", "sessions-more", "upload", "upload-file", "open-id"]) {
       this[id.replace(/-(.)/g, (_, letter) => letter.toUpperCase())] = document.getElementById(id);
     }
     this.onError = onError;
     this.list = [];
     this.current = null;
-    this.last = null; // cursor of the next page
+    this.next = null; // cursor of the next page
     this.upload.addEventListener("click", () => this.uploadFile.click());
     this.uploadFile.addEventListener("change", () => this.bring());
-    this.sessionsMore.addEventListener("click", () => this.load(this.last).catch(onError));
+    this.sessionsMore.addEventListener("click", () => this.load(this.next).catch(onError));
+    this.openId.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault(); // otherwise it would generate
+      this.follow();
+    });
+    this.openId.addEventListener("input", (event) => { if (event.inputType === "insertFromPaste") this.follow(); });
   }
 
   /** Reloads the list, or loads the page after `after`. */
   async load(after = null) {
     const page = await listSessions(after);
     this.list = after ? [...this.list, ...page.data] : page.data;
-    this.last = page.has_more ? page.last_id : null;
+    this.next = page.next;
     this.draw();
+  }
+
+  /** Opens the conversation whose id, or a link to which, was entered. */
+  follow() {
+    const id = /ses_[0-9a-f]{32}/.exec(this.openId.value)?.[0];
+    this.openId.setAttribute("aria-invalid", String(!id));
+    if (!id) return;
+    this.openId.value = "";
+    location.hash = id;
   }
 
   /** Marks the open conversation. */
@@ -38,7 +53,7 @@ export class Shelf {
     const now = Date.now() / 1000;
     this.sessions.replaceChildren(...this.list.map((session) => this.row(session, now)));
     this.sessionsNone.hidden = this.list.length > 0;
-    this.sessionsMore.hidden = this.last === null;
+    this.sessionsMore.hidden = this.next === null;
   }
 
   row(session, now) {
@@ -65,7 +80,8 @@ export class Shelf {
     this.upload.disabled = true;
     try {
       const session = await upload(file);
-      await setMetadata(session.id, { name: file.name.replace(/\.tidegate$/, "").slice(0, 120) });
+      const name = file.name.replace(/\.tidegate$/, "").slice(0, 120);
+      if (!session.metadata.name) await setMetadata(session.id, { ...session.metadata, name });
       location.hash = session.id;
     } catch (error) {
       if (error.param === "snapshot") error.message = `“${file.name}” is not a snapshot of this model: ${error.message}`;

@@ -62,9 +62,27 @@ export async function reached(step, message) {
   }
 }
 
-/** Sends a completion request and yields each chunk. Throws ApiError for an error before or within the stream. */
+/** What a chunk says, in whichever of the two formats. */
+function partOf(chunk) {
+  const choice = chunk.choices?.[0] ?? {};
+  return {
+    text: choice.text ?? choice.delta?.content ?? "",
+    tokens: choice.token_ids?.length ?? 0,
+    promptTokens: (choice.prompt_token_ids ?? chunk.prompt_token_ids)?.length ?? 0,
+    ending: choice.finish_reason ?? null,
+    timings: choice.timings ?? null,
+    usage: chunk.usage ?? null,
+    session: chunk.session ?? null,
+  };
+}
+
+/**
+ * Sends a request for a completion, or for chat if it has messages, and yields each part of the answer; of a turn, first the
+ * version that it will create. Throws ApiError for an error before or within the stream.
+ */
 export async function* complete(request, signal, headers = {}) {
-  const sent = send("/v1/completions", {
+  const path = "messages" in request ? "/v1/chat/completions" : "/v1/completions";
+  const sent = send(path, {
     method: "POST",
     headers: { "content-type": "application/json", ...headers },
     body: JSON.stringify(request),
@@ -72,6 +90,7 @@ export async function* complete(request, signal, headers = {}) {
   });
   const response = await reached(sent, "the server cannot be reached");
   if (!response.ok) throw await apiError(response);
+  yield { ...partOf({}), version: response.headers.get("x-session-version") };
   const broken = "the stream ended too early";
   const events = new EventReader();
   const body = response.body.getReader();
@@ -81,7 +100,7 @@ export async function* complete(request, signal, headers = {}) {
         if (data === "[DONE]") return;
         const chunk = JSON.parse(data);
         if (chunk.error) throw new ApiError(chunk.error, response.status, null);
-        yield chunk;
+        yield partOf(chunk);
       }
     }
   } finally {

@@ -1,5 +1,5 @@
-// The texts of conversations, stored in this browser, because the server stores states and no text. Each version has the
-// pieces that it added, and the version before it.
+// This browser's copies of texts that the server does not keep (`--keep-text off`). Each version has the messages that it
+// added, and the version before it.
 
 const PREFIX = "tidegate-text-";
 
@@ -7,21 +7,13 @@ const PREFIX = "tidegate-text-";
 const MAX_CHARACTERS = 1_500_000;
 
 /** Stores what `version` added to `parent`, removing the oldest texts if necessary. */
-export function keep(version, parent, pieces) {
-  const words = pieces.filter((piece) => piece.text).map((piece) => [piece.text, piece.made ? 1 : 0]);
+export function keep(version, parent, messages) {
+  const words = messages.map(({ role, content }) => [content, role === "assistant" ? 1 : 0]);
   const entry = JSON.stringify({ at: Date.now(), parent, words });
   try {
     makeRoom(MAX_CHARACTERS - entry.length);
     localStorage.setItem(PREFIX + version, entry);
   } catch { /* storage is forbidden or full: the page then shows that it has no text */ }
-}
-
-/** The stored text of a version as `{ parent, pieces }`, or null. */
-export function recall(version) {
-  try {
-    const entry = JSON.parse(localStorage.getItem(PREFIX + version));
-    return entry && { parent: entry.parent, pieces: entry.words.map(([text, made]) => ({ text, made: made === 1 })) };
-  } catch { return null; }
 }
 
 /** Removes the texts of these versions. */
@@ -30,19 +22,24 @@ export function forget(versions) {
 }
 
 /**
- * The text up to `version` as pieces. If an earlier part is not stored, `missing` is the newest version without text, and
- * the pieces are those after it. `turns` maps versions to turns.
+ * The messages up to `version`. If an earlier part is not stored, `missing` is the newest version without a copy, and the
+ * messages are those after it. `turns` maps versions to turns.
  */
-export function story(version, turns) {
+export function copied(version, turns) {
   const parts = [];
   for (let at = version; at; ) {
     if (turns.get(at)?.tokens === 0) break; // nothing has been read yet
     const entry = recall(at);
-    if (!entry) return { pieces: parts.flat(), missing: at };
-    parts.unshift(entry.pieces);
+    if (!entry) return { messages: parts.flat(), missing: at };
+    const from = at;
+    parts.unshift(entry.words.map(([content, made]) => ({ role: made ? "assistant" : "user", content, version: from })));
     at = entry.parent;
   }
-  return { pieces: parts.flat(), missing: null };
+  return { messages: parts.flat(), missing: null };
+}
+
+function recall(version) {
+  try { return JSON.parse(localStorage.getItem(PREFIX + version)); } catch { return null; }
 }
 
 function makeRoom(max) {

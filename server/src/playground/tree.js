@@ -36,12 +36,15 @@ export function layout(turns) {
 /** A turn in words, for screen readers. */
 export function described(node) {
   const { turn } = node;
-  const parts = [turn.tokens === 0 ? "The empty beginning" : `${title(node)}, ${turn.tokens.toLocaleString()} tokens`];
+  const parts = [`${turn.tokens === 0 ? "The empty beginning" : title(node)}, ${short(turn.tokens)} tokens`];
   if (turn.label) parts.push(`“${turn.label}”`);
+  if (turn.tags.length) parts.push(`tagged ${turn.tags.join(", ")}`);
+  if (node.forks) parts.push(node.forks === 1 ? "1 fork" : `${node.forks} forks`);
+  if (turn.elsewhere) parts.push("written in another conversation");
   parts.push(new Date(turn.time).toLocaleString());
   if (turn.head) parts.push("current turn");
   else if (!node.onPath) parts.push("on another branch");
-  if (!turn.kept) parts.push("no longer stored");
+  if (!turn.kept) parts.push("state no longer stored");
   return parts.join(", ");
 }
 
@@ -70,9 +73,11 @@ export class Tree {
     this.svg.addEventListener("keydown", (event) => this.key(event));
   }
 
-  show(turns, selected) {
+  /** `forks` maps versions to the sessions that were forked from them. */
+  show(turns, selected, forks) {
     const hadFocus = this.svg.contains(document.activeElement);
     this.places = layout(turns);
+    for (const node of this.places.all) node.forks = forks.get(node.turn.version)?.length ?? 0;
     this.selected = selected;
     const { all, lanes, columns } = this.places;
     this.svg.setAttribute("width", LEFT * 2 + (columns - 1) * COLUMN);
@@ -82,7 +87,6 @@ export class Tree {
     const edges = inOrder.filter((node) => node.parent).map((node) => this.edge(node));
     this.svg.replaceChildren(element("g", { "aria-hidden": "true" }, ...edges), ...all.map((node) => this.node(node)));
     if (hadFocus) this.mark(selected)?.focus({ preventScroll: true });
-    this.reveal(selected);
   }
 
   edge(node) {
@@ -104,6 +108,7 @@ export class Tree {
       element("rect", { class: "reach", x: x - COLUMN / 2, y: y - LANE / 2 + 3, width: COLUMN, height: LANE }),
       element("circle", { class: "halo", cx: x, cy: y, r: 10.5 }),
       element("circle", { class: "dot", cx: x, cy: y, r: turn.head ? 6.5 : 5 }),
+      ...(node.forks || turn.label || turn.tags.length ? [element("path", { class: "flag", d: `M${x + 5} ${y - 5}v-9l7 3-7 3` })] : []),
       element("text", { class: "weight", x, y: y + 22.5, "aria-hidden": "true" }, short(turn.tokens)),
     ];
     return element("g", {
@@ -116,7 +121,7 @@ export class Tree {
 
   mark(version) { return version && this.svg.querySelector(`[data-version="${CSS.escape(version)}"]`); }
 
-  /** Scrolls only the strip to a node. */
+  /** Scrolls only the strip to a node. The strip has a size only while it is displayed. */
   reveal(version) {
     const node = this.places.nodes.get(version);
     if (!node) return;
@@ -170,6 +175,6 @@ function spot(node) { return [LEFT + node.depth * COLUMN, TOP + node.lane * LANE
 
 /** A count short enough to fit under a dot. */
 function short(tokens) {
-  if (tokens < 10_000) return String(tokens);
+  if (tokens < 10_000) return tokens.toLocaleString();
   return tokens < 1e6 ? `${Math.round(tokens / 1000)}k` : `${(tokens / 1e6).toFixed(1)}M`;
 }

@@ -1,4 +1,4 @@
-//! Accepts connections, up to a limit, and sets them up for small packets.
+//! Accepts connections, up to the limits, and sets them up for small packets.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,43 +10,53 @@ use std::time::Duration;
 use axum_server::{AddrListener, Address};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_io_timeout::TimeoutStream;
 
+use super::connections::{Connections, Entry, Limits};
 use super::options::ServeOptions;
 
-/// The address of a client.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Peer(SocketAddr);
+/// A client, and what counts its connection.
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    pub(super) address: SocketAddr,
+    pub(super) entry: Option<Arc<Entry>>,
+}
 
 impl Address for Peer {
     type Stream = Connection;
     type Listener = LimitedListener;
 }
 
-/// Accepts connections while fewer than the limit are open. Others wait in the system's queue, so that a short burst loses
-/// no connection.
+/// Accepts connections within the limits. While every open connection has a running request, others wait in the system's
+/// queue, so that a short burst loses no connection.
 pub(super) struct LimitedListener {
     listener: TcpListener,
-    permits: Arc<Semaphore>,
+    connections: Arc<Connections>,
     write_timeout: Duration,
 }
 
 impl LimitedListener {
-    pub(super) fn new(listener: TcpListener, max: usize, write_timeout: Duration) -> Self {
-        Self { listener, permits: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))), write_timeout }
+    pub(super) fn new(listener: TcpListener, options: &ServeOptions) -> Self {
+        let limits = Limits { total: options.max_connections, per_peer: options.max_connections_per_peer };
+        let connections = Arc::new(Connections::new(limits));
+        Self { listener, connections, write_timeout: options.write_timeout }
     }
 }
 
 impl AddrListener<Connection, Peer> for LimitedListener {
     async fn bind_to(address: Peer) -> io::Result<Self> {
-        let ServeOptions { max_connections, write_timeout, .. } = ServeOptions::default();
-        Ok(Self::new(TcpListener::bind(address.0).await?, max_connections, write_timeout))
+        Ok(Self::new(TcpListener::bind(address.address).await?, &ServeOptions::default()))
     }
 
     async fn accept_stream(&self) -> io::Result<(Connection, Peer)> {
-        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(io::Error::other)?;
-        let (stream, peer) = self.listener.accept().await?;
+        let (stream, address, entry) = loop {
+            let (stream, address) = self.listener.accept().await?;
+            if let Some(entry) = self.connections.admit(address.ip()).await {
+                break (stream, address, entry);
+            }
+        };
+        // Uncounts it however this function ends.
+        let counted = Counted(Arc::clone(&entry));
         // Tokens are small packets that must not be delayed. Without the option they are late, but correct.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "setting TCP_NODELAY on a connection failed");
@@ -54,11 +64,11 @@ impl AddrListener<Connection, Peer> for LimitedListener {
         let mut stream = TimeoutStream::new(stream);
         // Otherwise a client that reads nothing would hold its connection for ever.
         stream.set_write_timeout(Some(self.write_timeout));
-        Ok((Connection { stream: Box::pin(stream), _permit: permit }, Peer(peer)))
+        Ok((Connection { stream: Box::pin(stream), counted }, Peer { address, entry: Some(entry) }))
     }
 
     fn get_local_addr(&self) -> io::Result<Peer> {
-        self.listener.local_addr().map(Peer)
+        self.listener.local_addr().map(|address| Peer { address, entry: None })
     }
 }
 
@@ -66,7 +76,17 @@ impl AddrListener<Connection, Peer> for LimitedListener {
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: Pin<Box<TimeoutStream<TcpStream>>>,
-    _permit: OwnedSemaphorePermit,
+    counted: Counted,
+}
+
+/// What counts a connection until it is dropped.
+#[derive(Debug)]
+struct Counted(Arc<Entry>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.closed();
+    }
 }
 
 impl Connection {
@@ -77,21 +97,29 @@ impl Connection {
 
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.counted.0.poll_closing(cx) {
+            // As if the client had closed it; HTTP and TLS then end it in their ways.
+            return Poll::Ready(Ok(()));
+        }
         self.stream().poll_read(cx, into)
     }
 }
 
 impl AsyncWrite for Connection {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.stream().poll_write(cx, bytes)
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let result = self.as_mut().stream().poll_write(cx, bytes);
+        self.counted.0.wrote(cx, &result);
+        result
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.stream().poll_write_vectored(cx, parts)
+        let result = self.as_mut().stream().poll_write_vectored(cx, parts);
+        self.counted.0.wrote(cx, &result);
+        result
     }
 
     fn is_write_vectored(&self) -> bool {

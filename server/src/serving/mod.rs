@@ -1,7 +1,9 @@
 //! Serving: sockets, TLS and graceful shutdown. The application decides what the responses contain.
 
+mod connections;
 mod listener;
 mod options;
+mod requests;
 mod server;
 mod tls;
 

@@ -8,6 +8,7 @@ use std::io;
 use std::pin::pin;
 
 use axum::Router;
+use axum::middleware::from_fn;
 use axum_server::tls_rustls::RustlsAcceptor;
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
@@ -15,9 +16,11 @@ use tokio::net::TcpListener;
 
 use super::listener::{LimitedListener, Peer};
 use super::options::ServeOptions;
+use super::requests::{Client, keep_open};
 
-/// Longest head of a request in bytes; a longer one gets status 431.
-const MAX_HEADER_BYTES: usize = 32 << 10;
+/// The buffer for the head of a request; one that exceeds it gets status 431 from hyper. The API's own limit is half of
+/// it, because hyper's is not exact.
+const HEAD_BUFFER_BYTES: usize = 64 << 10;
 
 /// Serves `app` with default options until `shutdown` completes, and then finishes running requests.
 ///
@@ -42,11 +45,11 @@ pub async fn serve_with(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let handle = Handle::new();
-    let listener = LimitedListener::new(listener, options.max_connections, options.write_timeout);
+    let listener = LimitedListener::new(listener, &options);
     let mut server = Server::<Peer>::from_listener(listener).handle(handle.clone());
     let mut http = server.http_builder().http1();
-    http.timer(TokioTimer::new()).header_read_timeout(options.header_timeout).max_buf_size(MAX_HEADER_BYTES);
-    let app = app.into_make_service();
+    http.timer(TokioTimer::new()).header_read_timeout(options.header_timeout).max_buf_size(HEAD_BUFFER_BYTES);
+    let app = app.layer(from_fn(keep_open)).into_make_service_with_connect_info::<Client>();
     match options.tls {
         None => serve_until(server.http1_only().serve(app), handle, shutdown).await,
         Some(tls) => {

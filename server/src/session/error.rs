@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::id::VersionId;
 
-/// A request that the store refused or could not carry out. In every case nothing has changed.
+/// A request that the store refused or could not carry out. Nothing has changed then, except that an index that fails while
+/// it commits may have carried out the whole request.
 #[allow(missing_docs, reason = "the messages explain the fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
@@ -17,6 +18,21 @@ pub enum StoreError {
     /// Another turn is running on the session.
     #[error("the session is in use; try again in {} s", retry_after.as_secs())]
     Busy { retry_after: Duration },
+    /// The text of the version was not kept.
+    #[error(
+        "the text of version {version} is not kept: the server ran with --keep-text off, or was older, when it or a version \
+         before it was created, or it is from a snapshot without text"
+    )]
+    TextNotKept { version: VersionId },
+    /// A part of a text that does not exist, or is too long to be read at once.
+    #[error("{parameter} must be from {least} to {most}, found {found}")]
+    Range { parameter: &'static str, least: u64, most: u64, found: u64 },
+    /// Messages that are too long to be read at once.
+    #[error("the messages from start to end must have at most {bound} bytes; ask for fewer, or read the text")]
+    LongMessages { bound: usize },
+    /// Texts that have too little in common to be compared.
+    #[error("the text of version {version} must have at most {bound} tokens after what both texts share")]
+    FarApart { version: VersionId, bound: u64 },
     /// The session's head is not the version that the caller expected.
     #[error("the session's head is {head}, not the expected version")]
     Stale { head: VersionId },
@@ -29,11 +45,17 @@ pub enum StoreError {
     /// One transaction would write too many rows: a fork writes one for each version that the session knows.
     #[error("n must be at most {} for a session of {versions} versions, found {n}", bound / versions)]
     TooManyForks { n: usize, versions: usize, bound: usize },
+    /// A session would have too many tags.
+    #[error("a session may have at most {bound} tags")]
+    TooManyTags { bound: usize },
+    /// Finding the common ancestor of two versions would read too many rows.
+    #[error("the common ancestor is more than {bound} versions back")]
+    FarAncestor { bound: usize },
     /// The snapshot could not be read back if it were stored, so it was not.
     #[error("the conversation's state cannot be stored: {reason}")]
     Unstorable { reason: String },
     /// The disk or object store failed.
-    #[error("the store is unavailable ({reason}); nothing has changed")]
+    #[error("the store is unavailable ({reason}); the request has had no effect, or all of it")]
     Unavailable { reason: String },
     /// The stored bytes differ from those that were written.
     #[error("version {version} is damaged: {reason}")]
@@ -41,6 +63,9 @@ pub enum StoreError {
     /// The index cannot be opened.
     #[error("the index {} cannot be used: {reason}", path.display())]
     Index { path: PathBuf, reason: String },
+    /// Another process uses the folder.
+    #[error("the index {} cannot be used: another process has it open", path.display())]
+    InUse { path: PathBuf },
     /// An option is out of range.
     #[error("{name} must be at least {bound}, found {found}")]
     Option { name: &'static str, found: u64, bound: u64 },
@@ -50,6 +75,7 @@ impl StoreError {
     pub(crate) const SESSION: Self = Self::NotFound { what: "session" };
     pub(crate) const VERSION: Self = Self::NotFound { what: "version" };
     pub(crate) const RESPONSE: Self = Self::NotFound { what: "response" };
+    pub(crate) const TAG: Self = Self::NotFound { what: "tag" };
 
     /// Converts an error of which an I/O error may be a cause: a full disk becomes [`Self::Full`].
     pub(crate) fn from_io(what: &str, error: &(dyn Error + 'static)) -> Self {

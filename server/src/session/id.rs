@@ -5,6 +5,7 @@ use std::fmt;
 use rand::TryRngCore as _;
 use rand::rngs::OsRng;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 /// The owner of a session or response. The default, all zeros, is the owner of everything created without a credential.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -68,9 +69,30 @@ id!(
     ResponseId, "resp_"
 );
 
+impl SessionId {
+    /// The id of the session that an owner knows by a name of this kind. It names the session alone: as any session, it is
+    /// found by its owner only.
+    #[must_use]
+    pub fn named(owner: Owner, kind: &str, name: &str) -> Self {
+        let digest = Sha256::new().chain_update(owner.0).chain_update(kind).chain_update([0]).chain_update(name);
+        let digest: [u8; 32] = digest.finalize().into();
+        Self(format!("ses_{}", super::hex::hex(&digest[..16])))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_gives_one_id_for_each_owner_and_kind() {
+        let named = |owner, kind, name| SessionId::named(Owner([owner; 16]), kind, name);
+        let id = named(1, "slot", "7");
+        assert_eq!(SessionId::parse(id.as_str()), Some(id.clone()));
+        assert_eq!(named(1, "slot", "7"), id);
+        let others = [named(2, "slot", "7"), named(1, "file", "7"), named(1, "slot", "8"), named(1, "slo", "t7")];
+        assert!(!others.contains(&id), "{others:?}");
+    }
 
     #[test]
     fn only_a_well_formed_id_is_parsed() {

@@ -14,7 +14,8 @@ pub(super) const SEAL: usize = NONCE + TAG;
 
 const NONCE: usize = 24;
 const TAG: usize = 16;
-const MIN_SECRET: usize = 32;
+/// Fewest bytes of a secret.
+pub const MIN_SECRET: usize = 32;
 
 /// The secret is too short.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,14 +1,15 @@
 //! Leases: one turn at a time uses a session, and the others wait in order of arrival.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
 
 use super::error::StoreError;
 use super::id::SessionId;
+use crate::sync::{AtomicBool, Mutex, MutexGuard, timeout};
 
 /// Suggested delay before a client asks again for a session in use.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -44,11 +45,8 @@ impl Leases {
     pub(crate) async fn take(&self, id: &SessionId, wait: Duration) -> Result<Lease, StoreError> {
         let claim = self.claim(id);
         let turn = Arc::clone(&claim.entry().turn);
-        let guard = if wait.is_zero() {
-            turn.try_lock_owned().ok()
-        } else {
-            tokio::time::timeout(wait, turn.lock_owned()).await.ok()
-        };
+        let guard =
+            if wait.is_zero() { turn.try_lock_owned().ok() } else { timeout(wait, turn.lock_owned()).await.ok() };
         let Some(guard) = guard else {
             return Err(StoreError::Busy { retry_after: RETRY_AFTER });
         };
@@ -97,29 +95,71 @@ impl Drop for Claim {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::VecDeque;
+    use std::pin::Pin;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::{Context, Poll, Waker};
 
-    #[tokio::test]
-    async fn waiters_get_the_lease_in_order_and_no_entry_remains() {
-        let (leases, id) = (Leases::default(), SessionId::new());
-        let first = leases.take(&id, Duration::ZERO).await.expect("the session is free");
-        assert!(leases.in_use(&id));
-        assert!(matches!(leases.take(&id, Duration::ZERO).await, Err(StoreError::Busy { .. })));
-        assert!(matches!(leases.take(&id, Duration::from_millis(5)).await, Err(StoreError::Busy { .. })));
-        let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
-        for number in 0..10 {
-            let (leases, id, sender) = (leases.clone(), id.clone(), sender.clone());
-            tokio::spawn(async move {
-                let _lease = leases.take(&id, Duration::from_secs(10)).await.expect("the lease is passed on");
-                sender.send(number).expect("the receiver is open");
+    use super::*;
+    use crate::sync::{block_on, check, thread};
+
+    const LONG: Duration = Duration::from_secs(10);
+    const SHORT: Duration = Duration::from_millis(5);
+
+    fn poll<F: Future>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn waiters_get_the_lease_in_order_and_no_entry_remains() {
+        check(|| {
+            block_on(async {
+                let (leases, id) = (Leases::default(), SessionId::new());
+                let first = leases.take(&id, Duration::ZERO).await.expect("the session is free");
+                assert!(leases.in_use(&id));
+                for wait in [Duration::ZERO, SHORT] {
+                    assert!(matches!(leases.take(&id, wait).await, Err(StoreError::Busy { .. })));
+                }
+                let mut waiting: VecDeque<_> = (0..10).map(|_| Box::pin(leases.take(&id, LONG))).collect();
+                assert!(waiting.iter_mut().all(|waiter| poll(waiter).is_none()));
+                // One that gives up is passed over.
+                drop(waiting.remove(3));
+                drop(first);
+                while let Some(mut next) = waiting.pop_front() {
+                    let lease = poll(&mut next).expect("the lease is passed on").expect("a lease");
+                    assert!(waiting.iter_mut().all(|waiter| poll(waiter).is_none()));
+                    drop(lease);
+                }
+                assert!(!leases.in_use(&id) && leases.lock().is_empty());
             });
-            tokio::task::yield_now().await;
-        }
-        drop((first, sender));
-        for number in 0..10 {
-            assert_eq!(order.recv().await, Some(number));
-        }
-        assert_eq!(order.recv().await, None);
-        assert!(!leases.in_use(&id) && leases.lock().is_empty());
+        });
+    }
+
+    #[test]
+    fn a_session_has_one_holder_and_is_in_use_as_long() {
+        check(|| {
+            let (leases, id) = (Leases::default(), SessionId::new());
+            let holders = Arc::new(AtomicUsize::new(0));
+            let threads = [Duration::ZERO, SHORT, LONG, LONG].map(|wait| {
+                let (leases, id, holders) = (leases.clone(), id.clone(), Arc::clone(&holders));
+                thread::spawn(move || {
+                    let taken = block_on(leases.take(&id, wait));
+                    assert!(taken.is_ok() || wait < LONG, "the lease is passed on");
+                    let Ok(lease) = taken else { return };
+                    assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
+                    thread::yield_now();
+                    assert!(leases.in_use(&id));
+                    holders.fetch_sub(1, Ordering::SeqCst);
+                    drop(lease);
+                })
+            });
+            for thread in threads {
+                thread.join().expect("the thread ends");
+            }
+            assert!(!leases.in_use(&id) && leases.lock().is_empty());
+        });
     }
 }

@@ -4,6 +4,8 @@
 //! This module knows nothing of HTTP, models or the engine.
 
 mod cache;
+mod conversation;
+mod disk;
 mod error;
 mod format;
 mod hex;
@@ -11,19 +13,27 @@ mod id;
 mod index;
 mod keys;
 mod lease;
+pub mod maintenance;
 mod objects;
 mod prefix;
 mod snapshot;
 mod store;
+mod tag;
+mod text;
 
+pub use conversation::{Ancestor, Conversation};
+pub use disk::{Disk, DiskFile, OpenMode, SystemDisk};
 pub use error::StoreError;
 pub use format::{Codec, Fingerprint, FormatError};
 pub(crate) use hex::hex;
 pub use id::{Owner, ResponseId, SessionId, VersionId};
-pub use keys::{KeyError, Keys};
+pub use keys::{KeyError, Keys, MIN_SECRET};
 pub use prefix::PrefixIndex;
 pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
 pub use store::{
-    Durability, Fork, Location, Metadata, NewSession, Patch, Receipt, ReceiptKey, Session, SnapshotCodec, Start, Store,
-    StoreOptions, StoreStats, Tier, Turn, TurnNote, Version,
+    ChainFrom, Durability, Filter, Fork, Listing, Location, MAX_TEXT_PART, Metadata, NewResponse, NewSession, Page,
+    Patch, Receipt, ReceiptKey, Session, SnapshotCodec, Start, Store, StoreOptions, StoreStats, Tag, Tier, Turn,
+    TurnFork, TurnNote, Version,
 };
+pub use tag::{TagName, VersionRef};
+pub use text::{AddedMessage, AddedText, Content, KeptMessage, MessagesPart, PartedTexts, Role, TextPart};

@@ -1,6 +1,8 @@
 //! The stored bytes of snapshots: one object per version, named after it, and written completely or not at all.
 
 use std::collections::{BTreeSet, HashSet};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +14,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _};
 
+use super::disk::{self, Disk, OpenMode, SystemDisk};
 use super::error::StoreError;
 use super::id::VersionId;
 
@@ -22,8 +25,8 @@ const OBJECTS: &str = "objects";
 #[derive(Clone, Debug)]
 pub(crate) struct Objects {
     store: Arc<dyn ObjectStore>,
-    /// For objects in files: their folder, where a process that died may have left partly written files.
-    folder: Option<PathBuf>,
+    /// For objects in files: their disk and folder, where a process that died may have left partly written files.
+    folder: Option<(Arc<dyn Disk>, PathBuf)>,
     /// Objects being written, or not yet in the index.
     uploads: Arc<Mutex<HashSet<VersionId>>>,
     /// Objects written but not yet synced to disk; `None` if every write syncs, or nothing is on a disk.
@@ -61,9 +64,15 @@ impl Objects {
         if sync {
             sync_folder(&objects).map_err(|error| failed(&error))?;
         }
+        make_private(folder).map_err(|error| failed(&error))?;
         let store = LocalFileSystem::new_with_prefix(folder).map_err(|error| failed(&error))?.with_fsync(sync);
+        Ok(Self::on(Arc::new(SystemDisk), Arc::new(store), folder, sync))
+    }
+
+    /// The objects of `store`, which are files in `folder` on this disk. With `sync`, each write syncs its object.
+    pub(crate) fn on(disk: Arc<dyn Disk>, store: Arc<dyn ObjectStore>, folder: &FilePath, sync: bool) -> Self {
         let unsynced = (!sync).then(Arc::default);
-        Ok(Self { folder: Some(objects), unsynced, ..Self::new(Arc::new(store)) })
+        Self { folder: Some((disk, folder.join(OBJECTS))), unsynced, ..Self::new(store) }
     }
 
     /// Writes an object, and syncs it if the store does so.
@@ -87,26 +96,33 @@ impl Objects {
 
     /// Syncs objects that are written but not yet on disk, and each of their folders once.
     pub(crate) fn sync(&self) -> Result<(), StoreError> {
-        let (Some(unsynced), Some(objects)) = (&self.unsynced, &self.folder) else { return Ok(()) };
+        let (Some(unsynced), Some((disk, objects))) = (&self.unsynced, &self.folder) else { return Ok(()) };
         let ids = std::mem::take(&mut *lock(unsynced));
         let work = || {
             let mut folders = BTreeSet::new();
             for id in &ids {
                 let shard = objects.join(shard(id));
-                match std::fs::File::open(shard.join(id.as_str())) {
-                    Ok(object) => object.sync_all()?,
+                match disk.open(&shard.join(id.as_str()), OpenMode::Read) {
+                    Ok(object) => object.sync()?,
                     // It was removed meanwhile, because nothing points to it.
                     Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                     Err(error) => return Err(error),
                 }
                 folders.insert(shard);
             }
-            folders.iter().try_for_each(|folder| sync_folder(folder))
+            folders.iter().try_for_each(|folder| disk.sync_folder(folder))
         };
         work().map_err(|error| {
             lock(unsynced).extend(ids.iter().cloned());
             StoreError::from_io("syncing objects to disk failed", &error)
         })
+    }
+
+    /// Whether an object was written completely. Where a write returns only once it is on disk, it was.
+    pub(crate) fn is_whole(&self, id: &str, bytes: u64, decodes: impl Fn(&[u8]) -> bool) -> bool {
+        let (Some((disk, objects)), Some(id)) = (&self.folder, VersionId::parse(id)) else { return true };
+        let found = disk::read(&**disk, &objects.join(shard(&id)).join(id.as_str()));
+        found.is_ok_and(|found| found.len() as u64 == bytes && decodes(&found))
     }
 
     /// Reads an object of exactly `bytes` bytes; `None` if there is no such object.
@@ -173,20 +189,14 @@ impl Objects {
     /// Removes files that an earlier process left partly written: `object_store` names them after the object, `#` and a
     /// number. Returns how many there were.
     pub(crate) fn remove_temporaries(&self) -> std::io::Result<usize> {
-        let Some(objects) = &self.folder else { return Ok(0) };
+        let Some((disk, objects)) = &self.folder else { return Ok(0) };
         let mut removed = 0;
-        for folder in std::fs::read_dir(objects)? {
-            let folder = folder?.path();
-            if !folder.is_dir() {
-                continue;
-            }
-            for file in std::fs::read_dir(folder)? {
-                let file = file?;
-                let name = file.file_name();
-                let object =
-                    name.to_str().and_then(|name| name.split_once('#')).and_then(|(id, _)| VersionId::parse(id));
+        for first in 0..=u8::MAX {
+            let folder = objects.join(format!("{first:02x}"));
+            for name in disk.names(&folder)? {
+                let object = name.split_once('#').and_then(|(id, _)| VersionId::parse(id));
                 if object.is_some_and(|id| !self.is_uploading(&id)) {
-                    match std::fs::remove_file(file.path()) {
+                    match disk.remove(&folder.join(name)) {
                         Ok(()) => removed += 1,
                         // Its writer is alive and has finished meanwhile.
                         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -205,6 +215,16 @@ impl Objects {
 
 fn lock(ids: &Mutex<HashSet<VersionId>>) -> MutexGuard<'_, HashSet<VersionId>> {
     ids.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Closes a folder that an earlier version has created to other users of the machine.
+fn make_private(folder: &FilePath) -> std::io::Result<()> {
+    let mode = std::fs::metadata(folder)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        std::fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+        tracing::info!("{} is now readable by this user alone (it had mode {:o})", folder.display(), mode & 0o777);
+    }
+    Ok(())
 }
 
 /// Creates a folder and its missing ancestors; with `sync`, syncs them to disk.

@@ -4,7 +4,7 @@
 //! token: entries are found by the digest of their tokens, and compared only with texts of the same owner.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::id::Owner;
@@ -14,7 +14,7 @@ use super::snapshot::{History, Snapshot};
 #[derive(Debug)]
 pub struct PrefixIndex {
     inner: Mutex<Inner>,
-    max_bytes: usize,
+    max_bytes: AtomicUsize,
     max_per_owner: usize,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -43,17 +43,35 @@ impl PrefixIndex {
     /// An empty index of at most `max_bytes`, with at most `max_per_owner` prefixes per owner. Zero disables it.
     pub fn new(max_bytes: usize, max_per_owner: usize) -> Self {
         let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { inner: Mutex::default(), max_bytes, max_per_owner, hits, misses }
+        Self { inner: Mutex::default(), max_bytes: AtomicUsize::new(max_bytes), max_per_owner, hits, misses }
+    }
+
+    /// Its bound in bytes.
+    pub fn max_bytes(&self) -> usize {
+        self.max_bytes.load(Relaxed)
+    }
+
+    /// Lowers the bound; to be called before anything is stored.
+    pub fn limit(&self, max_bytes: usize) {
+        self.max_bytes.fetch_min(max_bytes, Relaxed);
+    }
+
+    /// Removes all prefixes.
+    pub fn clear(&self) {
+        let mut inner = self.lock();
+        while let Some(oldest) = inner.last_uses.keys().next().copied() {
+            inner.forget(Some(oldest));
+        }
     }
 
     /// Whether the index stores anything at all.
     pub fn is_on(&self) -> bool {
-        self.max_bytes > 0 && self.max_per_owner > 0
+        self.max_bytes() > 0 && self.max_per_owner > 0
     }
 
     /// Stores `snapshot` as a prefix of its owner's texts, evicting others if necessary.
     pub fn keep(&self, owner: Owner, snapshot: &Arc<Snapshot>) {
-        if snapshot.read == 0 || snapshot.bytes() > self.max_bytes || !self.is_on() {
+        if snapshot.read == 0 || snapshot.bytes() > self.max_bytes() || !self.is_on() {
             return;
         }
         let mut inner = self.lock();
@@ -62,7 +80,7 @@ impl PrefixIndex {
             let oldest = inner.last_uses.iter().find(|(_, (other, _))| *other == owner).map(|(used, _)| *used);
             inner.forget(oldest);
         }
-        while inner.bytes > self.max_bytes {
+        while inner.bytes > self.max_bytes() {
             let oldest = inner.last_uses.keys().next().copied();
             inner.forget(oldest);
         }
@@ -208,5 +226,13 @@ mod tests {
         let off = PrefixIndex::new(0, 10);
         off.keep(ANN, &of(&[1]));
         assert_eq!(off.size(), (0, 0));
+        let index = PrefixIndex::new(3 * one, 10);
+        index.limit(4 * one);
+        assert_eq!(index.max_bytes(), 3 * one);
+        index.limit(one);
+        for token in 1..3 {
+            index.keep(ANN, &of(&[token]));
+        }
+        assert_eq!(index.size(), (1, one));
     }
 }

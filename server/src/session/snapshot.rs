@@ -76,6 +76,12 @@ impl Snapshot {
         Self { sampler: SamplerState { seed, ..SamplerState::default() }, ..Self::default() }
     }
 
+    /// Whether it has read the first tokens of `tokens`, but not all of them.
+    pub fn is_prefix_of(&self, tokens: &[u32]) -> bool {
+        let read = usize::try_from(self.read).ok().filter(|read| (1..tokens.len()).contains(read));
+        read.is_some_and(|read| History::default().extended(&tokens[..read]) == self.history)
+    }
+
     /// Number of tokens in the text.
     pub fn tokens(&self) -> u64 {
         self.read + self.pending.len() as u64
@@ -102,6 +108,19 @@ mod tests {
         assert_eq!(History::default().extended(&[1]).extended(&[2, 3]), whole);
         assert_ne!(History::default().extended(&[1, 3, 2]), whole);
         assert_ne!(History::default().extended(&[1, 2]), whole);
+    }
+
+    #[test]
+    fn a_prefix_has_read_the_first_tokens_but_not_all() {
+        let of = |tokens: &[u32]| Snapshot {
+            read: tokens.len() as u64,
+            history: History::default().extended(tokens),
+            ..Snapshot::default()
+        };
+        assert!(of(&[1, 2]).is_prefix_of(&[1, 2, 3]) && of(&[1]).is_prefix_of(&[1, 2, 3]));
+        for other in [of(&[]), of(&[1, 3]), of(&[1, 2, 3]), of(&[1, 2, 3, 4])] {
+            assert!(!other.is_prefix_of(&[1, 2, 3]), "{other:?}");
+        }
     }
 
     #[test]

@@ -2,20 +2,34 @@
 //!
 //! Nothing here knows about the model, the engine or HTTP.
 
+mod bounded;
+mod byte_level;
 mod chat;
 mod detokenizer;
+mod diff;
+mod encoder;
+mod error;
 mod grammar;
 mod pieces;
+mod split;
 mod stop;
 mod tokenizer;
+mod trie;
 mod vocabulary;
+mod world;
+mod world_file;
 
-pub use chat::{After, ChatError, ChatTemplate, Message};
+pub use bounded::Around;
+pub use chat::{After, ChatError, ChatTemplate, Message, TemplateInput};
 pub use detokenizer::Detokenizer;
+pub use diff::{Edit, MAX_DIFF_WORDS, TooDifferent, diff};
+pub use encoder::Pace;
+pub use error::TextError;
 pub use grammar::{
-    Call, Calls, CompiledGrammar, GrammarError, GrammarMatcher, GrammarSpec, Grammars, MAX_CHOICES, MAX_GRAMMAR_BYTES,
-    MAX_GRAMMAR_DEPTH, OffGrammar,
+    Call, Calls, CompiledGrammar, GrammarError, GrammarMatcher, GrammarSpec, Grammars, HelperCommand, Instead,
+    MAX_CHOICES, MAX_COMPILERS, MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH, OffGrammar, compile_grammars,
 };
 pub use stop::{MAX_STOP_STRINGS, StopError, StopMatcher, StopStrings};
-pub use tokenizer::{GenerationDefaults, TextError, Tokenizer};
+pub use tokenizer::{GenerationDefaults, Tokenizer, tokenizer_file};
 pub use vocabulary::Vocabulary;
+pub use world::{EntryError, WorldError, WorldTokenizer};

@@ -1,6 +1,7 @@
 //! Single tokens for display: their bytes and their names.
 
-use super::tokenizer::{TextError, Tokenizer, ids};
+use super::error::TextError;
+use super::tokenizer::Tokenizer;
 
 impl Tokenizer {
     /// The ids of `text`, treating the text of special tokens like any other. With `whole`, the special tokens that the
@@ -9,12 +10,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer refuses the text.
     pub fn encode_plain(&self, text: &str, whole: bool) -> Result<Vec<u32>, TextError> {
-        let plain = self.plain.get_or_init(|| {
-            let mut plain = self.inner.clone();
-            plain.set_encode_special_tokens(true);
-            plain
-        });
-        ids(plain, text, whole)
+        self.encoder.encode(text, whole, true)
     }
 
     /// The bytes that `id` adds to a text, or the text of a special token.
@@ -27,12 +23,16 @@ impl Tokenizer {
 
     /// The text of a special token; `None` for other tokens.
     pub fn special(&self, id: u32) -> Option<&str> {
-        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
-        added.special.then_some(added.content.as_str())
+        self.encoder.special(id)
+    }
+
+    /// For RWKV's kind of tokenizer the text of the special token between two texts, which may be empty; `None` for others.
+    pub fn world_separator(&self) -> Option<&str> {
+        self.encoder.world_separator()
     }
 
     /// The token's name in the vocabulary, in the tokenizer's own alphabet; empty if it has none.
     pub fn name(&self, id: u32) -> String {
-        self.inner.id_to_token(id).unwrap_or_default()
+        self.encoder.name(id).unwrap_or_else(|| String::from_utf8_lossy(self.piece(id)).into_owned())
     }
 }

@@ -30,6 +30,8 @@ pub enum StopError {
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     patterns: Arc<[Pattern]>,
+    /// How many of them the request has named.
+    own: usize,
 }
 
 impl StopStrings {
@@ -48,14 +50,25 @@ impl StopStrings {
         if longest > MAX_STOP_BYTES {
             return Err(StopError::TooLong(longest));
         }
-        Ok(Self { patterns: strings.iter().map(|string| Pattern::new(string.as_ref())).collect() })
+        let patterns = strings.iter().map(|string| Pattern::new(string.as_ref())).collect();
+        Ok(Self { patterns, own: strings.len() })
+    }
+
+    /// Lets a conversation's next turn end the text as well, which begins with one of `turns`.
+    #[must_use]
+    pub fn with_turns(self, turns: &[&str]) -> Self {
+        if turns.is_empty() {
+            return self;
+        }
+        let turns = turns.iter().map(|turn| Pattern::new(turn));
+        Self { patterns: self.patterns.iter().cloned().chain(turns).collect(), own: self.own }
     }
 }
 
 /// A stop string with its Knuth-Morris-Pratt table, so that each byte of text takes amortised constant time.
 ///
 /// Comparing bytes suffices, because UTF-8 is self-synchronising: matches start and end between characters.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Pattern {
     bytes: Box<[u8]>,
     /// `borders[i]`: length of the longest proper prefix of `bytes[..=i]` that is also its suffix.
@@ -128,6 +141,11 @@ impl StopMatcher {
     pub fn found(&self) -> Option<&str> {
         let pattern = &self.stops.patterns[self.found?];
         std::str::from_utf8(&pattern.bytes).ok()
+    }
+
+    /// Whether it is not one that the request has named, but begins the next turn.
+    pub fn found_turn(&self) -> bool {
+        self.found.is_some_and(|found| found >= self.stops.own)
     }
 
     /// The end of the text that is held back because it may be the beginning of a stop string.
@@ -335,5 +353,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_turn_ends_the_text_and_is_not_one_of_the_strings_of_the_request() {
+        let stops = || StopStrings::new(&["END"]).unwrap().with_turns(&["\n\nUser:"]);
+        for (text, shown, turn) in [("a\n\nUser: b", "a", true), ("a END\n\nUser:", "a ", false)] {
+            let (mut matcher, mut out) = (StopMatcher::new(stops()), String::new());
+            assert!(matcher.push(text, &mut out));
+            assert_eq!((out.as_str(), matcher.found_turn()), (shown, turn), "{text}");
+        }
+        let (mut matcher, mut out) = (StopMatcher::new(stops()), String::new());
+        assert!(!matcher.push("a\n\nUse", &mut out) && !matcher.found_turn());
+        assert_eq!((out.as_str(), matcher.held()), ("a", "\n\nUse"));
     }
 }

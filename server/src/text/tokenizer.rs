@@ -1,27 +1,18 @@
 //! The tokenizer: text to token ids, and the ids that end a text.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use serde::Deserialize;
-use tokenizers::decoders::DecoderWrapper;
+use serde_json::Value;
 
-use super::vocabulary::{Vocabulary, byte_of};
-
-/// Why a tokenizer could not be loaded or a text could not be encoded.
-#[allow(missing_docs, reason = "the messages explain the fields")]
-#[derive(Debug, thiserror::Error)]
-pub enum TextError {
-    /// A file cannot be read.
-    #[error("{path}: {source}")]
-    Read { path: PathBuf, source: std::io::Error },
-    /// A file has unexpected contents.
-    #[error("{path}: {reason}")]
-    Contents { path: PathBuf, reason: String },
-    /// The tokenizer refused a text.
-    #[error("the text cannot be encoded: {0}")]
-    Encode(String),
-}
+use super::byte_level::ByteLevel;
+use super::encoder::Encoder;
+use super::error::TextError;
+use super::vocabulary::Vocabulary;
+use super::world::{WorldError, WorldTokenizer};
+use super::world_file;
 
 /// `generation_config.json`: the defaults that the model's authors recommend.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -58,6 +49,21 @@ enum OneOrMany {
 struct TokenizerConfig {
     #[serde(default)]
     eos_token: Option<SpecialToken>,
+    #[serde(default)]
+    bos_token: Option<SpecialToken>,
+    #[serde(default)]
+    add_bos_token: Option<bool>,
+    /// Read only where the vocabulary's file has no added tokens.
+    #[serde(default)]
+    added_tokens_decoder: Option<Value>,
+}
+
+/// A token that the vocabulary's file does not have.
+#[derive(Deserialize)]
+struct AddedToken {
+    content: String,
+    #[serde(default)]
+    special: bool,
 }
 
 /// A special token, which Hugging Face writes as a string or as an object with `content`.
@@ -77,11 +83,9 @@ impl SpecialToken {
     }
 }
 
-/// A byte-level tokenizer whose ids all fit the model.
+/// A tokenizer whose ids all fit the model.
 pub struct Tokenizer {
-    pub(super) inner: tokenizers::Tokenizer,
-    /// The same tokenizer, but treating the text of special tokens like any other text. Made on first use.
-    pub(super) plain: OnceLock<tokenizers::Tokenizer>,
+    pub(super) encoder: Box<dyn Encoder>,
     vocabulary: Arc<Vocabulary>,
     defaults: GenerationDefaults,
     eos: Arc<[u32]>,
@@ -90,40 +94,64 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` from a checkpoint's folder and, if present, `generation_config.json` and
-    /// `tokenizer_config.json`. `vocab_size` is the model's. `model_eos`, the end-of-text ids from its `config.json`, are
-    /// used if `generation_config.json` names none.
+    /// Loads `tokenizer.json` from a checkpoint's folder, or else RWKV's vocabulary file, and, if present,
+    /// `generation_config.json` and `tokenizer_config.json`. `vocab_size` is the model's. `model_eos`, the end-of-text ids
+    /// from its `config.json`, are used if `generation_config.json` names none.
     ///
     /// # Errors
-    /// A file cannot be read or parsed, the tokenizer is not byte-level, or an id is outside the model's vocabulary.
+    /// A file cannot be read or parsed, the tokenizer is of another kind, or an id is outside the model's vocabulary.
     pub fn load(folder: &Path, vocab_size: usize, model_eos: &[u32]) -> Result<Self, TextError> {
-        let path = folder.join("tokenizer.json");
-        let bad = |reason: String| TextError::Contents { path: path.clone(), reason };
-        let bytes = std::fs::read(&path).map_err(|source| TextError::Read { path: path.clone(), source })?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| bad(error.to_string()))?;
-        if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
-            return Err(bad("decoder must be ByteLevel".into()));
-        }
-        // A prompt must never be truncated or padded silently.
-        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
-        inner.with_padding(None);
-
-        let vocabulary = Arc::new(vocabulary(&inner, vocab_size).map_err(bad)?);
         let defaults: GenerationDefaults = optional_json(&folder.join("generation_config.json"))?.unwrap_or_default();
-        let config: TokenizerConfig = optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
-        let eos = match (&defaults.eos_token_id, config.eos_token) {
-            (Some(OneOrMany::One(id)), _) => vec![*id],
-            (Some(OneOrMany::Many(ids)), _) => ids.clone(),
-            (None, _) if !model_eos.is_empty() => model_eos.to_vec(),
-            (None, Some(token)) => inner.token_to_id(&token.into_text()).into_iter().collect(),
-            (None, None) => Vec::new(),
+        let config_path = folder.join("tokenizer_config.json");
+        let mut config: TokenizerConfig = optional_json(&config_path)?.unwrap_or_default();
+        let eos_token = config.eos_token.take().map(SpecialToken::into_text);
+        let mut tokenizer = if let Some(path) = world_vocabulary(folder) {
+            let world = with_settings(world_file::load(&path)?, config, vocab_size)
+                .map_err(|reason| TextError::Contents { path: config_path, reason })?;
+            Self::from_world(world, vocab_size, defaults).map_err(|error| world_file::wrong(&path, error))?
+        } else {
+            let (encoder, vocabulary) = ByteLevel::load(&folder.join("tokenizer.json"), vocab_size)?;
+            let begin = encoder.begin()?;
+            Self::new(Box::new(encoder), vocabulary, begin, defaults)
+        };
+        let eos = match &tokenizer.defaults.eos_token_id {
+            Some(OneOrMany::One(id)) => vec![*id],
+            Some(OneOrMany::Many(ids)) => ids.clone(),
+            None if !model_eos.is_empty() => model_eos.to_vec(),
+            None => eos_token.and_then(|text| tokenizer.encoder.id(&text)).into_iter().collect(),
         };
         if let Some(id) = eos.iter().find(|id| **id as usize >= vocab_size) {
             let reason = format!("eos_token_id must be below vocab_size ({vocab_size}), found {id}");
             return Err(TextError::Contents { path: folder.join("generation_config.json"), reason });
         }
-        let begin = begin(&inner).map_err(bad)?;
-        Ok(Self { inner, plain: OnceLock::new(), vocabulary, defaults, eos: eos.into(), begin })
+        tokenizer.end_with(&eos);
+        Ok(tokenizer)
+    }
+
+    /// A tokenizer of RWKV's kind for a model of `vocab_size` tokens. Its own end of a text ends texts.
+    ///
+    /// # Errors
+    /// An id is outside the model's vocabulary.
+    pub fn from_world(
+        world: WorldTokenizer,
+        vocab_size: usize,
+        defaults: GenerationDefaults,
+    ) -> Result<Self, WorldError> {
+        let vocabulary = Vocabulary::new(world.bytes(vocab_size)?);
+        let (begin, end) = (world.begin().to_vec(), world.end());
+        let mut tokenizer = Self::new(Box::new(world), vocabulary, begin, defaults);
+        tokenizer.eos = end.into_iter().collect();
+        Ok(tokenizer)
+    }
+
+    fn new(encoder: Box<dyn Encoder>, vocabulary: Vocabulary, begin: Vec<u32>, defaults: GenerationDefaults) -> Self {
+        Self { encoder, vocabulary: Arc::new(vocabulary), defaults, eos: Arc::from([]), begin }
+    }
+
+    /// Lets these ids, which must be below the model's `vocab_size`, end a text, besides those that the tokenizer knows itself.
+    pub fn end_with(&mut self, ids: &[u32]) {
+        let known = self.eos.iter().filter(|id| !ids.contains(id));
+        self.eos = ids.iter().chain(known).copied().collect();
     }
 
     /// The ids of `text`, with the special tokens that the tokenizer puts around a text.
@@ -134,7 +162,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer refuses the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        ids(&self.inner, text, true)
+        self.encoder.encode(text, true, false)
     }
 
     /// The ids of a text that continues a stored one, without special tokens around it. Nothing is merged across the
@@ -143,7 +171,7 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer refuses the text.
     pub fn encode_more(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        ids(&self.inner, text, false)
+        self.encoder.encode(text, false, false)
     }
 
     /// The ids of a conversation rendered by a chat template. The tokens that begin every text come first exactly once,
@@ -181,39 +209,33 @@ impl Tokenizer {
     }
 }
 
-pub(super) fn ids(tokenizer: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-    let encoding = tokenizer.encode_fast(text, special).map_err(|error| TextError::Encode(error.to_string()))?;
-    Ok(encoding.get_ids().to_vec())
+/// The tokenizer's file of the checkpoint in `folder`, which may not exist.
+pub fn tokenizer_file(folder: &Path) -> PathBuf {
+    world_vocabulary(folder).unwrap_or_else(|| folder.join("tokenizer.json"))
 }
 
-/// The special tokens that `tokenizer` puts before a text, but not those after it.
-fn begin(tokenizer: &tokenizers::Tokenizer) -> Result<Vec<u32>, String> {
-    let some = |special| ids(tokenizer, "a", special).map_err(|error| error.to_string());
-    let (bare, mut all) = (some(false)?, some(true)?);
-    let before = all.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
-    all.truncate(before);
-    Ok(all)
+/// RWKV's vocabulary file, if it is the tokenizer of the checkpoint in `folder`.
+pub(super) fn world_vocabulary(folder: &Path) -> Option<PathBuf> {
+    if folder.join("tokenizer.json").exists() { None } else { world_file::find(folder) }
 }
 
-/// The bytes of every token, or the reason why they do not fit a model of `vocab_size` tokens.
-fn vocabulary(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Result<Vocabulary, String> {
-    let mut tokens: Vec<Box<[u8]>> = vec![Box::default(); vocab_size];
-    let mut insert = |id: u32, bytes: Vec<u8>| match tokens.get_mut(id as usize) {
-        Some(token) => {
-            *token = bytes.into();
-            Ok(())
+/// `world` with what `tokenizer_config.json` says of it.
+fn with_settings(
+    mut world: WorldTokenizer,
+    config: TokenizerConfig,
+    vocab_size: usize,
+) -> Result<WorldTokenizer, String> {
+    let added = config.added_tokens_decoder.map(BTreeMap::<u32, AddedToken>::deserialize).transpose();
+    let added = added.map_err(|error| format!("added_tokens_decoder: {error}"))?;
+    for (id, AddedToken { content, special }) in added.unwrap_or_default() {
+        if id as usize >= vocab_size {
+            return Err(format!("added_tokens_decoder: ids must be below vocab_size ({vocab_size}), found {id}"));
         }
-        None => Err(format!("token ids must be below the model's vocab_size ({vocab_size}), found {id}")),
-    };
-    for (text, id) in tokenizer.get_vocab(false) {
-        let bytes = text.chars().map(byte_of).collect::<Option<Vec<u8>>>();
-        // A token outside the byte alphabet was added by hand and stands for its own text.
-        insert(id, bytes.unwrap_or_else(|| text.into_bytes()))?;
+        world = world.with_added(id, &content, special);
     }
-    for (id, token) in tokenizer.get_added_tokens_decoder() {
-        insert(id, if token.special { Vec::new() } else { token.content.into_bytes() })?;
-    }
-    Ok(Vocabulary::new(tokens))
+    let begin = config.bos_token.filter(|_| config.add_bos_token == Some(true)).map(SpecialToken::into_text);
+    let begin = begin.map(|text| world.id(&text).ok_or(format!("bos_token: {text:?} is no token"))).transpose()?;
+    Ok(world.with_begin(begin.into_iter().collect()))
 }
 
 pub(super) fn optional_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, TextError> {
@@ -231,6 +253,7 @@ pub(super) fn optional_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result
 mod tests {
     use super::*;
     use crate::text::Detokenizer;
+    use crate::text::vocabulary::byte_of;
 
     /// A byte-level tokenizer without merges: one token per byte, after `<|endoftext|>` as id 0.
     fn write_bytes_tokenizer(folder: &Path) {

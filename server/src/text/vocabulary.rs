@@ -33,6 +33,11 @@ impl Vocabulary {
         self.tokens.get(id as usize).map_or(&[], AsRef::as_ref)
     }
 
+    /// The bytes of a text.
+    pub fn bytes_of(&self, ids: &[u32]) -> Vec<u8> {
+        ids.iter().flat_map(|id| self.bytes(*id)).copied().collect()
+    }
+
     /// The bytes of each token, in order of ids.
     pub fn tokens(&self) -> impl Iterator<Item = &[u8]> {
         self.tokens.iter().map(AsRef::as_ref)

@@ -68,7 +68,7 @@ impl LanguageModel for Noise {
         Ok(())
     }
 
-    fn absorb(&mut self, _: &[u32], _: usize) -> Result<(), ModelError> {
+    fn prefill(&mut self, _: &[u32], _: usize) -> Result<(), ModelError> {
         Ok(())
     }
 

@@ -42,7 +42,8 @@ async fn a_full_queue_is_429_with_a_time_to_come_back() {
 
 #[tokio::test]
 async fn dropping_a_response_cancels_within_one_step() {
-    let fake = Fake::new(1).step(Duration::from_millis(20));
+    // Long steps, so that a busy machine does not take one before this thread runs.
+    let fake = Fake::new(1).step(Duration::from_millis(200));
     let calls = fake.calls();
     let (state, engine, _thread) = scripted(fake, 1);
     let response = send(&state, endless()).await;
@@ -83,14 +84,28 @@ async fn a_panic_in_a_stream_ends_it_with_an_error() {
 #[tokio::test]
 async fn before_the_model_is_loaded_the_server_is_alive_but_not_ready() {
     let state = AppState::new(ApiOptions::default());
-    assert_eq!(send(&state, get("/health")).await.status(), StatusCode::OK);
-    for request in [get("/ready"), get("/v1/models"), completion(r#"{"prompt": "x"}"#)] {
+    assert_eq!(send(&state, get("/livez")).await.status(), StatusCode::OK);
+    let id = "a".repeat(32);
+    let empty = |request: axum::http::request::Builder| request.body(Body::empty()).unwrap();
+    for request in [
+        get("/health"),
+        get("/ready"),
+        get("/v1/models"),
+        completion(r#"{"prompt": "x"}"#),
+        // These need the store, which may still come.
+        get("/v1/sessions"),
+        empty(Request::post("/v1/sessions")),
+        empty(Request::delete(format!("/v1/sessions/ses_{id}"))),
+        get(&format!("/v1/responses/resp_{id}")),
+    ] {
         let response = send(&state, request).await;
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
         assert!(text(response).await.contains(r#""code":"loading""#));
     }
-    assert_eq!(send(&shipped(), get("/ready")).await.status(), StatusCode::OK);
+    for path in ["/livez", "/health", "/ready"] {
+        assert_eq!(send(&shipped(), get(path)).await.status(), StatusCode::OK);
+    }
 }
 
 #[tokio::test]
@@ -101,7 +116,8 @@ async fn draining_refuses_new_requests_and_finishes_old_ones() {
     wait_for("it to run", || engine.stats().running == 1).await;
     state.drain();
     assert_eq!(send(&state, get("/ready")).await.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(send(&state, get("/health")).await.status(), StatusCode::OK);
+    assert_eq!(send(&state, get("/health")).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(send(&state, get("/livez")).await.status(), StatusCode::OK);
     let (status, answer) = post(&state, json!({"prompt": [1]})).await;
     assert_eq!((status, &answer["error"]["code"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("shutting_down")));
     let stream = text(running).await;

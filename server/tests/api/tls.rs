@@ -70,7 +70,7 @@ fn ask(address: SocketAddr, certificate: &CertificateDer<'static>, request: &str
 
 async fn health(address: SocketAddr, certificate: &Certificate) -> Result<String, std::io::Error> {
     let certificate = certificate.cert.der().clone();
-    spawn_blocking(move || ask(address, &certificate, "GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n"))
+    spawn_blocking(move || ask(address, &certificate, "GET /livez HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n"))
         .await
         .unwrap()
 }
@@ -96,7 +96,7 @@ async fn a_silent_handshake_delays_nobody_and_times_out() {
     assert!(start.elapsed() < Duration::from_secs(20), "they were waited for: {:?}", start.elapsed());
     // A plain-text client gets no answer.
     let mut plain = TcpStream::connect(address).unwrap();
-    plain.write_all(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
+    plain.write_all(b"GET /livez HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
     assert!(!String::from_utf8_lossy(&answer).contains("200 OK"));

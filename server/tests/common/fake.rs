@@ -81,7 +81,7 @@ impl LanguageModel for Fake {
         Ok(())
     }
 
-    fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
+    fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
         assert!(!ids.contains(&POISON), "scripted panic");
         self.calls.chunks.lock().unwrap().push(ids.len());
         self.states[slot] = ids.last().copied();

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod fake;
+pub(crate) mod fuzz;
+pub(crate) mod models;
 pub(crate) mod parrot;
 pub(crate) mod random;
 pub(crate) mod responses;
@@ -19,6 +21,7 @@ use serde_json::Value;
 use tidegate_model::{SamplingParams, StateLayout};
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{EngineHandle, EngineOptions, EngineThread, Limits, spawn};
+use tidegate_server::ram::ModelMemory;
 use tidegate_server::session::{Codec, Fingerprint, PrefixIndex};
 use tidegate_server::text::{Grammars, Tokenizer};
 use tidegate_server::{ApiOptions, AppState, Served, app};
@@ -55,6 +58,7 @@ pub(crate) fn scripted(fake: Fake, queue: usize) -> (AppState, EngineHandle, Eng
 pub(crate) fn served(engine: EngineHandle) -> Served {
     Served {
         name: "fake".into(),
+        any_name: false,
         created: 0,
         fingerprint: "fp_0".into(),
         device: "cpu".into(),
@@ -65,6 +69,7 @@ pub(crate) fn served(engine: EngineHandle) -> Served {
         grammars: Arc::new(Grammars::new(&rules().vocabulary, &rules().eos).unwrap()),
         codec: Arc::new(codec()),
         state_bytes: 4,
+        memory: ModelMemory::default(),
         prefixes: Arc::new(PrefixIndex::new(0, 0)),
         engine,
     }

@@ -14,7 +14,7 @@ use super::{checkpoint, served};
 /// How much of the text each slot has generated.
 struct Parrot {
     text: Vec<u32>,
-    said: Vec<usize>,
+    generated: Vec<usize>,
 }
 
 const VOCABULARY: usize = 4096;
@@ -25,24 +25,24 @@ impl LanguageModel for Parrot {
     }
 
     fn slots(&self) -> usize {
-        self.said.len()
+        self.generated.len()
     }
 
     fn reset(&mut self, slot: usize) -> Result<(), ModelError> {
-        self.said[slot] = 0;
+        self.generated[slot] = 0;
         Ok(())
     }
 
     fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
-        Ok(vec![self.said[slot] as f32])
+        Ok(vec![self.generated[slot] as f32])
     }
 
     fn import(&mut self, slot: usize, state: &[f32], _: u64) -> Result<(), ModelError> {
-        self.said[slot] = state[0] as usize;
+        self.generated[slot] = state[0] as usize;
         Ok(())
     }
 
-    fn absorb(&mut self, _: &[u32], _: usize) -> Result<(), ModelError> {
+    fn prefill(&mut self, _: &[u32], _: usize) -> Result<(), ModelError> {
         Ok(())
     }
 
@@ -50,9 +50,9 @@ impl LanguageModel for Parrot {
         logits.clear();
         logits.resize(ids.len() * VOCABULARY, 0.0);
         for (row, slot) in slots.iter().enumerate() {
-            let next = self.text.get(self.said[*slot]).copied().unwrap_or(0);
+            let next = self.text.get(self.generated[*slot]).copied().unwrap_or(0);
             logits[row * VOCABULARY + next as usize] = 1.0;
-            self.said[*slot] += 1;
+            self.generated[*slot] += 1;
         }
         Ok(())
     }
@@ -62,7 +62,7 @@ impl LanguageModel for Parrot {
 pub(crate) fn parrot(text: &str, template: &str, folder: &Path) -> AppState {
     let tokenizer = Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap();
     std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
-    let model = Parrot { text: tokenizer.encode_more(text).unwrap(), said: vec![0; 4] };
+    let model = Parrot { text: tokenizer.encode_more(text).unwrap(), generated: vec![0; 4] };
     let rules = TextRules {
         vocabulary: Arc::clone(tokenizer.vocabulary()),
         eos: Arc::clone(tokenizer.eos()),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidegate_model::random::Normals;
 use tidegate_model::{DecoderConfig, checkpoint};
@@ -22,9 +22,38 @@ pub(crate) fn written_about(mean: f32, keys: &Value) -> TempDir {
     }
     let config = serde_json::from_slice(&std::fs::read(pinned.join("config.json")).unwrap()).unwrap();
     let config = super::with(config, keys.clone()).to_string();
-    std::fs::write(folder.path().join("config.json"), &config).unwrap();
+    write_weights(folder.path(), &config, mean);
+    folder
+}
+
+/// A checkpoint of RWKV-7 with random weights, and a vocabulary file of all single bytes, [`WORDS`] and a part of a character.
+pub(crate) fn written_rwkv7() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let bytes = (0..=u8::MAX).map(|byte| (format!("b'\\x{byte:02x}'"), 1));
+    let words = WORDS.iter().map(|word| (format!("'{}'", word.replace('\n', "\\n")), word.len()));
+    let part = (r"b'\xe2\x98'".to_owned(), 2);
+    let lines = (1..).zip(bytes.chain(words).chain([part]));
+    let lines: Vec<String> = lines.map(|(id, (token, length))| format!("{id} {token} {length}\n")).collect();
+    std::fs::write(folder.path().join("rwkv_vocab_v20230424.txt"), lines.concat()).unwrap();
+    let config = json!({
+        "model_type": "rwkv7", "architectures": ["RWKV7ForCausalLM"], "vocab_size": 272, "hidden_size": 64,
+        "num_hidden_layers": 2, "head_dim": 32, "num_heads": 2, "intermediate_size": 96, "decay_low_rank_dim": 8,
+        "a_low_rank_dim": 8, "v_low_rank_dim": 4, "gate_low_rank_dim": 8, "hidden_act": "sqrelu", "norm_eps": 1e-5,
+        "attn": null, "norm_bias": true, "norm_first": true, "tie_word_embeddings": false, "bos_token_id": 1,
+        "eos_token_id": 2,
+    });
+    write_weights(folder.path(), &config.to_string(), 0.0);
+    folder
+}
+
+/// Tokens of several bytes, from 257 on.
+pub(crate) const WORDS: [&str; 8] = ["\n\n", "User", "Assistant", "System", " the", " river", " fox", " said"];
+
+/// Writes a configuration and random weights around `mean`.
+fn write_weights(folder: &Path, config: &str, mean: f32) {
+    std::fs::write(folder.join("config.json"), config).unwrap();
     let mut normals = Normals::new(5);
-    let tensors: Vec<_> = checkpoint::tensors(&DecoderConfig::from_json(&config).unwrap())
+    let tensors: Vec<_> = checkpoint::tensors(&DecoderConfig::from_json(config).unwrap())
         .into_iter()
         .map(|(name, shape)| {
             let number = |_| (0.4 * normals.normal() as f32 + mean).to_le_bytes();
@@ -36,6 +65,5 @@ pub(crate) fn written_about(mean: f32, keys: &Value) -> TempDir {
         let view = TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap();
         (name.as_str(), view)
     });
-    serialize_to_file(views, None, &folder.path().join(checkpoint::SAFETENSORS)).unwrap();
-    folder
+    serialize_to_file(views, None, &folder.join(checkpoint::SAFETENSORS)).unwrap();
 }

@@ -1,6 +1,7 @@
 //! Requests to an engine without a server, and their results.
 
 use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use tidegate_model::SamplingParams;
 use tidegate_server::Served;
@@ -29,12 +30,22 @@ pub(crate) fn greedy(prompt: &[u32], max_tokens: usize) -> RequestParameters {
     RequestParameters { prompt: prompt.into(), max_tokens, sampling, ..RequestParameters::default() }
 }
 
+/// Waits until `condition` holds.
+pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(20), "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// The result of one request.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     pub(crate) text: String,
     pub(crate) ids: Vec<u32>,
     pub(crate) logprobs: Vec<TokenLogprobs>,
+    /// The snapshot after the prompt.
     pub(crate) read: Option<Arc<Snapshot>>,
     pub(crate) prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
     pub(crate) end: Option<Result<Finish, Failure>>,
@@ -59,7 +70,7 @@ pub(crate) fn shipped() -> &'static Served {
 pub(crate) fn collect(mut stream: EventStream) -> Run {
     let mut run = Run::default();
     while let Some(event) = stream.blocking_next() {
-        assert!(run.end.is_none(), "nothing comes after the end");
+        assert!(run.end.is_none(), "an event after the end");
         match event {
             Event::Read(snapshot) => {
                 assert!(run.ids.is_empty());

@@ -36,9 +36,21 @@ pub(crate) async fn app_on(checkpoint: &Path, options: OpenOptions, location: Lo
     app_of(open(checkpoint, &options).unwrap().0, location).await
 }
 
+/// An app whose store commits only what requests change: its sweep is an hour away.
+pub(crate) async fn quiet() -> App {
+    let served = open(&checkpoint(), &OpenOptions { slots: 8, ..OpenOptions::default() }).unwrap().0;
+    let sweep_every = Duration::from_hours(1);
+    app_storing(served, StoreOptions { sweep_every, ..StoreOptions::new(Location::Memory) }).await
+}
+
 /// A model, with sessions at this location.
 pub(crate) async fn app_of(served: Served, location: Location) -> App {
-    let store = Store::open(StoreOptions::new(location), served.codec.clone()).await.unwrap();
+    app_storing(served, StoreOptions::new(location)).await
+}
+
+/// The same with options of the store.
+pub(crate) async fn app_storing(served: Served, options: StoreOptions) -> App {
+    let store = Store::open(options, served.codec.clone()).await.unwrap();
     let (state, engine) = (AppState::new(ApiOptions::default()), served.engine.clone());
     state.set_store(store.clone());
     state.serve(served);
@@ -105,10 +117,14 @@ impl Open {
         self.headers[name].to_str().unwrap().to_owned()
     }
 
+    /// The next chunk; `None` at the end.
+    pub(crate) async fn next(&mut self) -> Option<String> {
+        Some(String::from_utf8_lossy(&self.body.next().await?.unwrap()).into_owned())
+    }
+
     /// Reads the next chunk.
     pub(crate) async fn read_some(&mut self) -> String {
-        let piece = self.body.next().await.expect("the stream has ended").unwrap();
-        String::from_utf8_lossy(&piece).into_owned()
+        self.next().await.expect("the stream has ended")
     }
 }
 
@@ -175,6 +191,13 @@ impl App {
     pub(crate) fn engine_stats(&self) -> Stats {
         self.engine.stats()
     }
+}
+
+/// Header and body of a downloaded file: all that a continuation depends on, without the ids and times of the server.
+pub(crate) fn state_of(file: &[u8]) -> Bytes {
+    let length =
+        |at: usize, bytes: usize| file[at..at + bytes].iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+    Bytes::copy_from_slice(&file[40..40 + length(12, 4) + length(16, 8)])
 }
 
 /// A greedy request for 8 tokens with their ids, plus the given fields.

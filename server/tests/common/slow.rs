@@ -8,44 +8,44 @@ use tidegate_model::{LanguageModel, ModelError, SharedState, Transfer};
 
 /// Observes and controls a model's transfers.
 #[derive(Default)]
-pub(crate) struct Moves(Mutex<State>);
+pub(crate) struct Transfers(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Whether only the transfers of slots in `may_end` can end.
-    held: bool,
-    may_end: Vec<usize>,
+    /// Whether only the transfers of slots in `may_finish` may finish.
+    paused: bool,
+    may_finish: Vec<usize>,
     /// Whether transfers end with a failure.
     fails: bool,
-    /// Determines how often the engine has to poll before a transfer ends; 0: it ends at once.
-    patience: u64,
+    /// Determines how many polls a transfer takes; 0 for none.
+    seed: u64,
     /// Slots being transferred.
-    under_way: Vec<usize>,
-    begun: usize,
-    asked: usize,
+    in_progress: Vec<usize>,
+    started: usize,
+    polls: usize,
     /// Violations by the engine.
-    broken: Option<String>,
+    violation: Option<String>,
     wake: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-impl Moves {
+impl Transfers {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()
     }
 
-    /// Holds all transfers from now on.
-    pub(crate) fn hold(&self) {
-        self.lock().held = true;
+    /// Pauses all transfers.
+    pub(crate) fn pause(&self) {
+        self.lock().paused = true;
     }
 
-    /// Lets the transfer of one slot end.
-    pub(crate) fn let_end(&self, slot: usize) {
-        self.change(|state| state.may_end.push(slot));
+    /// Lets the transfer of one slot finish.
+    pub(crate) fn finish(&self, slot: usize) {
+        self.change(|state| state.may_finish.push(slot));
     }
 
-    /// Lets all transfers end, with a failure if `fails`.
+    /// Lets all transfers finish, or fail.
     pub(crate) fn release(&self, fails: bool) {
-        self.change(|state| (state.held, state.fails) = (false, fails));
+        self.change(|state| (state.paused, state.fails) = (false, fails));
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -58,72 +58,72 @@ impl Moves {
         }
     }
 
-    /// Makes each transfer take a few iterations of the engine's loop, derived from `seed`.
-    pub(crate) fn take_turns(&self, seed: u64) {
-        self.lock().patience = seed;
+    /// Makes each transfer take a few polls, derived from `seed`.
+    pub(crate) fn delay(&self, seed: u64) {
+        self.lock().seed = seed;
     }
 
-    /// How often the engine has to poll before the next transfer ends.
-    fn turns(&self) -> u64 {
+    /// Polls that the next transfer takes.
+    fn next_delay(&self) -> u64 {
         let mut state = self.lock();
-        state.patience = state.patience.wrapping_mul(6_364_136_223_846_793_005);
-        (state.patience >> 40) % 7
+        state.seed = state.seed.wrapping_mul(6_364_136_223_846_793_005);
+        (state.seed >> 40) % 7
     }
 
-    pub(crate) fn under_way(&self) -> Vec<usize> {
-        self.lock().under_way.clone()
+    pub(crate) fn in_progress(&self) -> Vec<usize> {
+        self.lock().in_progress.clone()
     }
 
     /// How often the engine has polled for the end of a transfer.
-    pub(crate) fn asked(&self) -> usize {
-        self.lock().asked
+    pub(crate) fn polls(&self) -> usize {
+        self.lock().polls
     }
 
     /// Number of transfers started.
-    pub(crate) fn begun(&self) -> usize {
-        self.lock().begun
+    pub(crate) fn started(&self) -> usize {
+        self.lock().started
     }
 
     /// Fails if the engine violated the contract.
     pub(crate) fn check(&self) {
-        assert_eq!(self.lock().broken, None);
+        assert_eq!(self.lock().violation, None);
     }
 }
 
-/// What a transfer will have changed when it ends, and how many polls it still takes.
+/// The state that an import will write at the end, and the polls that the transfer still takes.
 struct Pending {
-    comes: Option<(SharedState, u64)>,
-    left: u64,
+    import: Option<(SharedState, u64)>,
+    polls_left: u64,
 }
 
 pub(crate) struct Slow<M> {
     model: M,
-    moves: Arc<Moves>,
+    transfers: Arc<Transfers>,
     pending: HashMap<usize, Pending>,
 }
 
 impl<M: LanguageModel> Slow<M> {
-    pub(crate) fn new(model: M) -> (Self, Arc<Moves>) {
-        let moves = Arc::<Moves>::default();
-        (Self { model, moves: Arc::clone(&moves), pending: HashMap::new() }, moves)
+    pub(crate) fn new(model: M) -> (Self, Arc<Transfers>) {
+        let transfers = Arc::<Transfers>::default();
+        (Self { model, transfers: Arc::clone(&transfers), pending: HashMap::new() }, transfers)
     }
 
     /// Records a use of a slot during its transfer.
-    fn named(&self, what: &str, slots: &[usize]) {
+    fn check_free(&self, what: &str, slots: &[usize]) {
         if let Some(slot) = slots.iter().find(|slot| self.pending.contains_key(slot)) {
-            let words = format!("{what} of slot {slot}, which is moving");
-            self.moves.lock().broken = Some(words.clone());
+            let words = format!("{what} of slot {slot} during its transfer");
+            self.transfers.lock().violation = Some(words.clone());
             panic!("{words}");
         }
     }
 
-    fn begin(&mut self, slot: usize, comes: Option<(SharedState, u64)>) -> Transfer {
-        self.named("a move", &[slot]);
-        let left = self.moves.turns();
-        let mut state = self.moves.lock();
-        state.under_way.push(slot);
-        state.begun += 1;
-        self.pending.insert(slot, Pending { comes, left });
+    fn begin(&mut self, slot: usize, import: Option<(SharedState, u64)>) -> Transfer {
+        self.check_free("another transfer", &[slot]);
+        let polls_left = self.transfers.next_delay();
+        let mut state = self.transfers.lock();
+        state.in_progress.push(slot);
+        state.started += 1;
+        self.pending.insert(slot, Pending { import, polls_left });
         Transfer::Pending
     }
 }
@@ -142,17 +142,17 @@ impl<M: LanguageModel> LanguageModel for Slow<M> {
     }
 
     fn reset(&mut self, slot: usize) -> Result<(), ModelError> {
-        self.named("a reset", &[slot]);
+        self.check_free("a reset", &[slot]);
         self.model.reset(slot)
     }
 
     fn export(&self, slot: usize) -> Result<Vec<f32>, ModelError> {
-        self.named("an export", &[slot]);
+        self.check_free("an export", &[slot]);
         self.model.export(slot)
     }
 
     fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError> {
-        self.named("an import", &[slot]);
+        self.check_free("an import", &[slot]);
         self.model.import(slot, state, tokens)
     }
 
@@ -165,29 +165,29 @@ impl<M: LanguageModel> LanguageModel for Slow<M> {
     }
 
     fn poll_transfer(&mut self, slot: usize) -> Result<Transfer, ModelError> {
-        let mut state = self.moves.lock();
-        state.asked += 1;
+        let mut state = self.transfers.lock();
+        state.polls += 1;
         let Some(pending) = self.pending.get_mut(&slot) else {
-            state.broken = Some(format!("slot {slot} is not moving"));
-            return Err(ModelError::other("no move"));
+            state.violation = Some(format!("poll of slot {slot}, which has no transfer"));
+            return Err(ModelError::other("no transfer"));
         };
-        if pending.left > 0 {
-            pending.left -= 1;
+        if pending.polls_left > 0 {
+            pending.polls_left -= 1;
             return Ok(Transfer::Pending);
         }
-        match state.may_end.iter().position(|other| *other == slot) {
-            Some(at) => _ = state.may_end.remove(at),
-            None if state.held => return Ok(Transfer::Pending),
+        match state.may_finish.iter().position(|other| *other == slot) {
+            Some(at) => _ = state.may_finish.remove(at),
+            None if state.paused => return Ok(Transfer::Pending),
             None => {}
         }
-        state.under_way.retain(|other| *other != slot);
+        state.in_progress.retain(|other| *other != slot);
         let fails = state.fails;
         drop(state);
         let pending = self.pending.remove(&slot);
         if fails || self.model.is_lost() {
-            return Err(ModelError::other("scripted failure of a move"));
+            return Err(ModelError::other("scripted failure of a transfer"));
         }
-        match pending.and_then(|pending| pending.comes) {
+        match pending.and_then(|pending| pending.import) {
             Some((state, tokens)) => {
                 self.model.import(slot, (*state).as_ref(), tokens).map(|()| Transfer::Done(Vec::new()))
             }
@@ -196,16 +196,16 @@ impl<M: LanguageModel> LanguageModel for Slow<M> {
     }
 
     fn on_transfer_end(&mut self, wake: Arc<dyn Fn() + Send + Sync>) {
-        self.moves.lock().wake = Some(wake);
+        self.transfers.lock().wake = Some(wake);
     }
 
-    fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
-        self.named("reading", &[slot]);
-        self.model.absorb(ids, slot)
+    fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
+        self.check_free("reading", &[slot]);
+        self.model.prefill(ids, slot)
     }
 
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
-        self.named("a step", slots);
+        self.check_free("a step", slots);
         self.model.decode(ids, slots, logits)
     }
 }

@@ -4,9 +4,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate_model::{LanguageModel, ModelError, SamplingParams, StateLayout};
+use tidegate_model::{LanguageModel, ModelError, StateLayout};
 use tidegate_server::Served;
-use tidegate_server::engine::{EngineHandle, EngineOptions, Limits, RequestParameters, Sources, TextRules, spawn};
+use tidegate_server::engine::{EngineHandle, EngineOptions, Limits, Sources, TextRules, spawn};
 use tidegate_server::session::Codec;
 use tidegate_server::text::Tokenizer;
 
@@ -15,9 +15,9 @@ use super::{checkpoint, codec, served};
 const VOCABULARY: usize = 4096;
 /// Tokens of the longest source.
 pub(crate) const LONGEST: usize = 2000;
-/// A token that no source can be encoded with.
+/// A token that makes a source fail to encode.
 pub(crate) const BROKEN: u32 = 4000;
-/// The token that begins every text; sources begin with another.
+/// The first token of every text.
 pub(crate) const FIRST: u32 = 7;
 
 pub(crate) const LIMITS: Limits = Limits {
@@ -29,7 +29,7 @@ pub(crate) const LIMITS: Limits = Limits {
 
 /// A call to the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Did {
+pub(crate) enum Call {
     /// Encode a source of this many tokens.
     Source(usize),
     /// Read this many tokens of a text.
@@ -93,17 +93,17 @@ pub(crate) fn state_after(source: &[u32], text: &[u32]) -> Vec<f32> {
 
 pub(crate) struct Translator {
     states: Vec<State>,
-    did: Arc<Mutex<Vec<Did>>>,
+    calls: Arc<Mutex<Vec<Call>>>,
     step: Duration,
     source: Duration,
 }
 
 impl Translator {
     pub(crate) fn new(slots: usize, step: Duration) -> Self {
-        Self { states: vec![State::default(); slots], did: Arc::default(), step, source: Duration::ZERO }
+        Self { states: vec![State::default(); slots], calls: Arc::default(), step, source: Duration::ZERO }
     }
 
-    /// The same, taking this long for a source.
+    /// The same, but a source takes this long.
     pub(crate) fn source(self, source: Duration) -> Self {
         Self { source, ..self }
     }
@@ -113,7 +113,7 @@ impl Translator {
             return Err(ModelError::other("the slot has no source"));
         }
         if self.states[slot].read == 0 && ids.first() != Some(&FIRST) {
-            return Err(ModelError::other("no text begins so"));
+            return Err(ModelError::other("a text must begin with FIRST"));
         }
         for id in ids {
             self.states[slot].read(*id);
@@ -121,8 +121,8 @@ impl Translator {
         Ok(())
     }
 
-    fn did(&self, what: Did) {
-        self.did.lock().unwrap().push(what);
+    fn record(&self, call: Call) {
+        self.calls.lock().unwrap().push(call);
     }
 }
 
@@ -146,10 +146,10 @@ impl LanguageModel for Translator {
 
     fn read_source(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
         if ids.contains(&BROKEN) || ids.is_empty() || ids.len() > LONGEST {
-            return Err(ModelError::other("no source"));
+            return Err(ModelError::other("the source is broken or of the wrong length"));
         }
         std::thread::sleep(self.source);
-        self.did(Did::Source(ids.len()));
+        self.record(Call::Source(ids.len()));
         self.states[slot] = State::of(ids);
         Ok(())
     }
@@ -164,20 +164,20 @@ impl LanguageModel for Translator {
     fn import(&mut self, slot: usize, state: &[f32], tokens: u64) -> Result<(), ModelError> {
         let [text, read, source, of_source] = [0, 1, 2, 3].map(|at| state[at] as u32);
         if tokens != u64::from(read + of_source) {
-            return Err(ModelError::other("another number of tokens than the state has read"));
+            return Err(ModelError::other("tokens differs from the number that the state has read"));
         }
         self.states[slot] = State { text, read, source, tokens: of_source };
         Ok(())
     }
 
-    fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
-        self.did(Did::Text(ids.len()));
+    fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
+        self.record(Call::Text(ids.len()));
         self.text(ids, slot)
     }
 
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
         std::thread::sleep(self.step);
-        self.did(Did::Step(slots.len()));
+        self.record(Call::Step(slots.len()));
         logits.clear();
         for (id, slot) in ids.iter().zip(slots) {
             self.text(&[*id], *slot)?;
@@ -189,13 +189,13 @@ impl LanguageModel for Translator {
 }
 
 /// An engine with this model, and the calls to the model since warm-up.
-pub(crate) fn start(model: Translator) -> (EngineHandle, Arc<Mutex<Vec<Did>>>) {
+pub(crate) fn start(model: Translator) -> (EngineHandle, Arc<Mutex<Vec<Call>>>) {
     start_with(model, EngineOptions::default())
 }
 
 /// The same with options.
-pub(crate) fn start_with(model: Translator, options: EngineOptions) -> (EngineHandle, Arc<Mutex<Vec<Did>>>) {
-    let did = Arc::clone(&model.did);
+pub(crate) fn start_with(model: Translator, options: EngineOptions) -> (EngineHandle, Arc<Mutex<Vec<Call>>>) {
+    let calls = Arc::clone(&model.calls);
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap());
     let rules = TextRules {
         vocabulary: Arc::clone(tokenizer.vocabulary()),
@@ -203,8 +203,8 @@ pub(crate) fn start_with(model: Translator, options: EngineOptions) -> (EngineHa
         encode: Arc::new(move |text| tokenizer.encode_more(text).unwrap()),
     };
     let (engine, _thread) = spawn(model, rules, options).unwrap();
-    assert_eq!(std::mem::take(&mut *did.lock().unwrap()), [Did::Source(1), Did::Text(1), Did::Step(1)]);
-    (engine, did)
+    assert_eq!(std::mem::take(&mut *calls.lock().unwrap()), [Call::Source(1), Call::Text(1), Call::Step(1)]);
+    (engine, calls)
 }
 
 /// The codec of its snapshots.
@@ -214,14 +214,8 @@ pub(crate) fn files() -> Codec {
 }
 
 /// A server with this model.
-pub(crate) fn serving(model: Translator) -> (Served, Arc<Mutex<Vec<Did>>>) {
-    let (engine, did) = start(model);
+pub(crate) fn serving(model: Translator) -> (Served, Arc<Mutex<Vec<Call>>>) {
+    let (engine, calls) = start(model);
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap());
-    (Served { limits: LIMITS, tokenizer, codec: Arc::new(files()), ..served(engine) }, did)
-}
-
-/// A request for its only tokens.
-pub(crate) fn asked(source: &[u32], max_tokens: usize) -> RequestParameters {
-    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    RequestParameters { prompt: source.into(), max_tokens, sampling, ..RequestParameters::default() }
+    (Served { limits: LIMITS, tokenizer, codec: Arc::new(files()), ..served(engine) }, calls)
 }

@@ -1,4 +1,4 @@
-//! Many rows with a large vocabulary, whose tokens several threads choose, or the model: each text is what it is alone.
+//! Many rows with a large vocabulary, sampled by several threads or by the model: each text is the same as alone.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,13 +13,12 @@ use tidegate_server::text::Vocabulary;
 
 const VOCAB: usize = 20_000;
 const ROWS: u32 = 70;
-/// A token after which no logit is a number.
+/// A token after which all logits are NaN.
 const NAN: u32 = 9;
 
-/// Logits that depend on the token before alone. Where it chooses tokens itself, it takes for every row that is planned
-/// one that follows from the token before, but for some.
+/// A model whose logits depend only on the previous token. With `samples`, it samples itself: the previous token + 1000.
 struct Chain {
-    chooses: bool,
+    samples: bool,
 }
 
 impl LanguageModel for Chain {
@@ -43,14 +42,14 @@ impl LanguageModel for Chain {
         Ok(())
     }
 
-    fn absorb(&mut self, _: &[u32], _: usize) -> Result<(), ModelError> {
+    fn prefill(&mut self, _: &[u32], _: usize) -> Result<(), ModelError> {
         Ok(())
     }
 
     fn decode(&mut self, ids: &[u32], _: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError> {
         let of = |id: u32, token: usize| match id {
             NAN => f32::NAN,
-            // Never back to it.
+            // NAN is never sampled.
             _ if token == NAN as usize => f32::NEG_INFINITY,
             _ => ((token * 7919 + id as usize * 104_729) % 1013) as f32 / 100.0,
         };
@@ -60,7 +59,7 @@ impl LanguageModel for Chain {
     }
 
     fn samples(&self) -> bool {
-        self.chooses
+        self.samples
     }
 
     fn decode_and_sample(
@@ -72,7 +71,7 @@ impl LanguageModel for Chain {
     ) -> Result<(), ModelError> {
         let (mut plans, mut wanted) = (Plans::new(VOCAB, 1 << 20), Vec::new());
         sampled.clear();
-        // A few at a time, as one does whose steps are of few rows.
+        // In parts, as a model on a GPU asks for plans while its step runs.
         for rows in (0..ids.len()).step_by(16).map(|at| at..ids.len().min(at + 16)) {
             plans.clear();
             plan(rows.clone(), &mut plans);
@@ -92,12 +91,12 @@ impl LanguageModel for Chain {
     }
 }
 
-/// Tokens of the `row`th text: texts end at different steps, and leave free slots between those in use.
+/// Tokens of the `row`th text. Texts end at different steps and leave free slots between those in use.
 fn length(row: u32) -> usize {
     2 + row as usize % 5
 }
 
-/// The `row`th request, each with another way to choose; the prompts of some are scored, and so read by steps.
+/// The `row`th request, with one of four kinds of sampling. Some prompts have log probabilities, so decode steps read them.
 fn request(row: u32) -> Request {
     let plain = SamplingParams { seed: u64::from(row), ..SamplingParams::default() };
     let sampling = match row % 4 {
@@ -143,8 +142,8 @@ fn engine<M: LanguageModel + 'static>(model: M) -> (EngineHandle, EngineThread) 
 }
 
 #[test]
-fn tokens_are_those_that_a_model_has_chosen_where_it_can() {
-    let ((chooser, _thread), (chain, _other)) = (engine(Chain { chooses: true }), engine(Chain { chooses: false }));
+fn the_model_samples_where_it_can_and_the_engine_elsewhere() {
+    let ((sampler, _thread), (chain, _other)) = (engine(Chain { samples: true }), engine(Chain { samples: false }));
     let all = |row: u32| {
         let mut sampling = SamplingParams { seed: u64::from(row), ..SamplingParams::default() };
         if row % 3 == 1 {
@@ -166,12 +165,12 @@ fn tokens_are_those_that_a_model_has_chosen_where_it_can() {
         let streams = engine.submit_all((0..ROWS).map(all).collect()).unwrap();
         streams.into_iter().map(collect).collect()
     };
-    let (found, by_logits) = (texts(&chooser), texts(&chain));
+    let (found, by_logits) = (texts(&sampler), texts(&chain));
     for (row, (found, by_logits)) in (0..ROWS).zip(found.iter().zip(&by_logits)) {
         let last = if row % 7 == 3 { row + 200 } else { row };
         let expected = match row {
             NAN => Err(Failure::Internal),
-            // What it cannot choose, or what is to be scored, is chosen from its logits.
+            // The engine samples rows with typical_p or log probabilities, from their logits.
             _ if row % 3 == 1 || row % 5 == 4 => by_logits.clone(),
             _ => Ok((1..=length(row) as u32).map(|step| last + 1000 * step).collect()),
         };
@@ -180,8 +179,8 @@ fn tokens_are_those_that_a_model_has_chosen_where_it_can() {
 }
 
 #[test]
-fn a_text_is_the_same_alone_and_among_many_and_a_row_without_numbers_fails_alone() {
-    let (engine, _thread) = engine(Chain { chooses: false });
+fn a_text_is_the_same_alone_and_in_a_batch_and_only_a_row_of_nans_fails() {
+    let (engine, _thread) = engine(Chain { samples: false });
     let together = texts(&engine, 0..ROWS);
     for (row, text) in (0..ROWS).zip(&together) {
         if row == NAN {
@@ -191,6 +190,6 @@ fn a_text_is_the_same_alone_and_among_many_and_a_row_without_numbers_fails_alone
             assert_eq!(*text, texts(&engine, row..=row)[0], "{row}");
         }
     }
-    // Neither the same everywhere, nor all as the likeliest would be.
+    // Rows differ, so the comparison is not of one constant text.
     assert_ne!(together[1], together[21]);
 }

@@ -52,7 +52,7 @@ fn long() -> Vec<Message> {
 }
 
 #[test]
-fn a_conversation_is_what_jinja2_makes_of_it() {
+fn a_conversation_is_rendered_like_jinja2_does() {
     let whole = |source| load(source).render(&long()).unwrap();
     assert_eq!(whole(ALTERNATING), "<s>[INST] Be <kind>.\n\nHi & \"bye\" [/INST] Hello\n\nyou</s>[INST] Go on [/INST]");
     assert_eq!(
@@ -77,7 +77,7 @@ fn a_conversation_is_what_jinja2_makes_of_it() {
 }
 
 #[test]
-fn the_shipped_template_tells_a_story_in_paragraphs() {
+fn the_shipped_template_joins_messages_as_paragraphs() {
     let template = shipped();
     assert_eq!(template.render(&long()).unwrap(), "Be <kind>.\n\nHi & \"bye\"\n\nHello\n\nyou\n\nGo on\n\n");
     assert_eq!(template.render_closed(&long()[..2]).unwrap(), "Be <kind>.\n\nHi & \"bye\"");
@@ -87,7 +87,7 @@ fn the_shipped_template_tells_a_story_in_paragraphs() {
 }
 
 #[test]
-fn added_text_begins_with_what_closes_the_answer() {
+fn added_text_begins_with_the_end_of_the_answer() {
     let more = |source, after| load(source).render_more(&[message("user", "more")], after).unwrap();
     assert_eq!(more(MARKED, After::Answer), "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n");
     assert_eq!(more(MARKED, After::Messages), "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n");
@@ -99,11 +99,18 @@ fn added_text_begins_with_what_closes_the_answer() {
 #[test]
 fn an_answer_can_be_requested_without_new_messages() {
     for (name, template, ..) in all() {
-        let asked = vec![message("user", "Hi")];
-        let closed = template.render_closed(&asked).unwrap();
+        let messages = vec![message("user", "Hi")];
+        let closed = template.render_closed(&messages).unwrap();
         let more = template.render_more(&[], After::Messages).unwrap();
-        assert_eq!(closed + &more, template.render(&asked).unwrap(), "{name}");
+        assert_eq!(closed + &more, template.render(&messages).unwrap(), "{name}");
     }
+}
+
+#[test]
+fn a_slice_that_ends_before_it_begins_does_not_panic() {
+    // Overflows in the template engine where arithmetic is checked.
+    let rendered = load("{{ messages[0].content[1:9:-1] }}.").render(&[message("user", "abc")]);
+    assert!(matches!(rendered.as_deref(), Ok(".") | Err(ChatError::Failed(_))), "{rendered:?}");
 }
 
 #[test]
@@ -152,9 +159,9 @@ fn a_template_that_hides_or_repeats_answers_cannot_continue_a_conversation() {
 #[test]
 fn an_endless_template_runs_out_of_steps() {
     let template = load("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}");
-    let begun = Instant::now();
+    let start = Instant::now();
     assert_eq!(template.render(&long()), Err(ChatError::Steps));
-    assert!(begun.elapsed().as_secs() < 60);
+    assert!(start.elapsed().as_secs() < 60);
     let inside = load(
         "{% macro m() %}{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}\
                        {% endmacro %}{{ m() }}",

@@ -1,4 +1,4 @@
-//! What ends a text: tokens that a request names, how many must come first, and what is told of it.
+//! What ends a text: stop tokens, stop strings, `min_tokens`, and the stop cause that the engine reports.
 
 use crate::common::fake::Fake;
 use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start};
@@ -17,28 +17,28 @@ fn shipped_run(parameters: RequestParameters) -> Run {
 }
 
 #[test]
-fn the_end_of_text_token_is_not_chosen_before_its_time() {
+fn no_end_is_chosen_before_min_tokens() {
     let (engine, _thread) = start(Fake::new(1));
-    // 255 is the end, and where it cannot be chosen all others are as likely: the first of them is taken.
+    // 255 ends the text. Where it is masked, all other tokens are equally likely, and greedy takes the first.
     for (min_tokens, expected) in [(0, vec![254, 255]), (1, vec![254, 255]), (2, vec![254, 0, 1, 2])] {
-        let said = run(&engine, RequestParameters { min_tokens, ..greedy(&[253], 4) });
-        assert_eq!(said.ids, expected, "{min_tokens}");
+        let output = run(&engine, RequestParameters { min_tokens, ..greedy(&[253], 4) });
+        assert_eq!(output.ids, expected, "{min_tokens}");
     }
     let stop = RequestParameters { min_tokens: 2, stop_token_ids: vec![3, 4], ..greedy(&[1], 5) };
     assert_eq!(run(&engine, stop).ids, [2, 0, 1, 2, 3]);
 }
 
 #[test]
-fn a_stop_string_counts_from_the_first_token_that_may_end_the_text() {
+fn a_stop_string_counts_only_if_it_ends_after_min_tokens() {
     let (engine, _thread) = start(Fake::new(1));
     let of = |stop: &str, min_tokens| {
-        let said = run(&engine, RequestParameters { stop: vec![stop.into()], min_tokens, ..greedy(&ids("a"), 8) });
-        (said.text.clone(), said.finish().stop.clone())
+        let output = run(&engine, RequestParameters { stop: vec![stop.into()], min_tokens, ..greedy(&ids("a"), 8) });
+        (output.text.clone(), output.finish().stop.clone())
     };
     let found = |stop: &str| Some(StopCause::String(stop.into()));
     assert_eq!(of("ef", 0), ("bcd".into(), found("ef")));
     assert_eq!(of("ef", 4), ("bcd".into(), found("ef")));
-    assert_eq!(of("ef", 5), ("bcdefghi".into(), None), "it lies within the first five tokens");
+    assert_eq!(of("ef", 5), ("bcdefghi".into(), None), "it ends within the first five tokens");
     assert_eq!(of("fg", 5), ("bcde".into(), found("fg")), "it only begins within them");
 }
 
@@ -47,30 +47,30 @@ fn a_stop_token_ends_the_text_and_is_not_shown() {
     let (engine, _thread) = start(Fake::new(1));
     for ignore_eos in [false, true] {
         let stop_token_ids = ids("de");
-        let said = run(&engine, RequestParameters { stop_token_ids, ignore_eos, ..greedy(&ids("a"), 8) });
-        assert_eq!((said.text.as_str(), &said.ids), ("bc", &ids("bcd")));
-        let finish = said.finish();
+        let output = run(&engine, RequestParameters { stop_token_ids, ignore_eos, ..greedy(&ids("a"), 8) });
+        assert_eq!((output.text.as_str(), &output.ids), ("bc", &ids("bcd")));
+        let finish = output.finish();
         assert_eq!((finish.reason, finish.completion_tokens), (FinishReason::Stop, 3));
         assert_eq!(finish.stop, Some(StopCause::Token(u32::from(b'd'))));
     }
 }
 
 #[test]
-fn what_ended_a_text_is_told() {
+fn the_engine_reports_what_ended_a_text() {
     let (engine, _thread) = start(Fake::new(1));
     let eos = greedy(&[253], 4);
     assert_eq!(run(&engine, eos.clone()).finish().stop, Some(StopCause::Eos(255)));
     let named = RequestParameters { ignore_eos: true, stop_token_ids: vec![255], ..eos };
     assert_eq!(run(&engine, named).finish().stop, Some(StopCause::Token(255)));
     let strings = RequestParameters { stop: vec!["f".into(), "def".into(), "ef".into()], ..greedy(&ids("a"), 9) };
-    let said = run(&engine, strings);
-    assert_eq!(said.finish().stop, Some(StopCause::String("def".into())));
-    assert_eq!(said.text, "bc");
+    let output = run(&engine, strings);
+    assert_eq!(output.finish().stop, Some(StopCause::String("def".into())));
+    assert_eq!(output.text, "bc");
     assert_eq!(run(&engine, greedy(&ids("a"), 2)).finish().stop, None);
 }
 
 #[test]
-fn a_conversation_that_a_stop_token_has_ended_has_nothing_of_it() {
+fn a_snapshot_has_no_trace_of_the_stop_token() {
     let prompt = shipped().tokenizer.encode("Once upon a time").unwrap();
     let turn = |prompt: &[u32], max_tokens, stop: &[u32]| RequestParameters {
         start: Start::Session(Arc::new(Snapshot::empty(0))),
@@ -88,7 +88,7 @@ fn a_conversation_that_a_stop_token_has_ended_has_nothing_of_it() {
     assert_eq!(snapshot.history, History::default().extended(&text));
     assert_eq!(snapshot.answer, Some(Answer::default()));
     assert!(snapshot.sampler.counts.iter().all(|(token, _)| text.contains(token)));
-    // The same state as one who only reads that text.
+    // The state equals that after reading the same text as a prompt.
     let read = shipped_run(RequestParameters {
         snapshots: Snapshots { prompt: true, end: false },
         ..greedy(&[&text[..], &[1]].concat(), 1)
@@ -97,7 +97,7 @@ fn a_conversation_that_a_stop_token_has_ended_has_nothing_of_it() {
 }
 
 #[test]
-fn bounds_are_named() {
+fn errors_name_the_bounds() {
     let refused = |change: fn(&mut RequestParameters)| {
         let mut parameters = greedy(&[1], 10);
         change(&mut parameters);

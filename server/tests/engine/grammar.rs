@@ -1,4 +1,4 @@
-//! Texts that follow a grammar, which here is a script: which tokens each mask allows, and what goes wrong when.
+//! Texts that follow a scripted grammar: the test lists which tokens each mask allows and which calls fail.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,14 +15,14 @@ use tidegate_server::engine::{
 };
 use tidegate_server::session::{Answer, Snapshot};
 
-/// What each token may be, in order; the text is whole after the last.
+/// The allowed tokens of each step; the text is complete after the last.
 #[derive(Clone, Debug, Default)]
 struct Script {
     steps: Vec<Vec<u32>>,
     /// The calls that go wrong.
     faults: Vec<Fault>,
-    /// Who is met while a mask is made.
-    meeting: Option<Arc<Meeting>>,
+    /// Makes each mask wait for the model's step.
+    rendezvous: Option<Arc<Rendezvous>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,8 +56,8 @@ impl Text {
 impl Constraint for Text {
     fn mask(&mut self, allowed: &mut TokenSet) -> Result<(), ConstraintError> {
         assert!(!self.has(Fault::MaskPanics), "scripted panic");
-        if let Some(meeting) = &self.script.meeting {
-            meeting.mask.meet();
+        if let Some(rendezvous) = &self.script.rendezvous {
+            rendezvous.mask.meet();
         }
         if self.has(Fault::MaskFails) {
             return Err(ConstraintError::new("scripted error"));
@@ -91,34 +91,34 @@ fn following(script: Script, parameters: RequestParameters) -> RequestParameters
 }
 
 #[test]
-fn every_token_is_one_that_its_mask_allows_whatever_speaks_for_another() {
+fn every_token_is_allowed_by_its_mask_whatever_the_sampling_parameters() {
     let (engine, _thread) = start(Fake::new(2));
     let steps: &[&[u32]] = &[&[9, 40], &[10, 50], &[2, 3], &[60]];
     assert_eq!(run(&engine, following(script(steps), greedy(&[1], 9))).ids, [9, 10, 2, 60]);
     for seed in 0..20 {
         let logit_bias = vec![(4, 100.0), (9, -100.0), (2, 5.0)];
         let sampling = SamplingParams { seed, logit_bias, presence_penalty: -2.0, ..SamplingParams::default() };
-        let said = run(&engine, following(script(steps), RequestParameters { sampling, ..greedy(&[1], 9) }));
-        assert!(said.ids.iter().zip(steps).all(|(id, step)| step.contains(id)), "{:?}", said.ids);
-        assert_eq!((said.ids.len(), said.ids[0]), (4, 40));
+        let output = run(&engine, following(script(steps), RequestParameters { sampling, ..greedy(&[1], 9) }));
+        assert!(output.ids.iter().zip(steps).all(|(id, step)| step.contains(id)), "{:?}", output.ids);
+        assert_eq!((output.ids.len(), output.ids[0]), (4, 40));
     }
 }
 
 #[test]
-fn a_text_that_is_whole_ends_at_once_with_all_of_itself() {
+fn a_text_ends_with_its_grammar_and_shows_text_held_back_for_stop_strings() {
     let (engine, _thread) = start(Fake::new(1));
     let [a, b] = [b'a', b'b'].map(u32::from);
     let turn = RequestParameters {
         start: Start::Session(Arc::new(Snapshot::empty(0))),
         snapshots: Snapshots { prompt: false, end: true },
-        // It holds the last letter back, and must not keep it.
+        // The engine holds the last letter back, and must show it at the end.
         stop: vec!["bc".into()],
         ..greedy(&[1], 9)
     };
     for max_tokens in [2, 9] {
-        let said = run(&engine, following(script(&[&[a], &[b]]), RequestParameters { max_tokens, ..turn.clone() }));
-        assert_eq!((said.text.as_str(), &said.ids), ("ab", &vec![a, b]));
-        let finish = said.finish();
+        let output = run(&engine, following(script(&[&[a], &[b]]), RequestParameters { max_tokens, ..turn.clone() }));
+        assert_eq!((output.text.as_str(), &output.ids), ("ab", &vec![a, b]));
+        let finish = output.finish();
         assert_eq!((finish.reason, &finish.stop), (FinishReason::Stop, &Some(StopCause::Grammar)));
         let snapshot = finish.snapshot.as_ref().unwrap();
         assert_eq!((snapshot.read, &snapshot.pending, &snapshot.answer), (2, &vec![b], &Some(Answer::default())));
@@ -126,27 +126,27 @@ fn a_text_that_is_whole_ends_at_once_with_all_of_itself() {
 }
 
 #[test]
-fn where_only_the_end_is_allowed_it_comes_even_before_its_time() {
+fn min_tokens_yields_to_a_mask_that_allows_only_the_end() {
     let (engine, _thread) = start(Fake::new(1));
-    let asked = RequestParameters { min_tokens: 5, ..greedy(&[1], 9) };
-    let said = run(&engine, following(script(&[&[3], &[255], &[9]]), asked.clone()));
-    assert_eq!((&said.ids, &said.finish().stop), (&vec![3, 255], &Some(StopCause::Eos(255))));
-    let said = run(&engine, following(script(&[&[3], &[255, 8], &[9]]), asked));
-    assert_eq!(said.ids, [3, 8, 9]);
+    let parameters = RequestParameters { min_tokens: 5, ..greedy(&[1], 9) };
+    let output = run(&engine, following(script(&[&[3], &[255], &[9]]), parameters.clone()));
+    assert_eq!((&output.ids, &output.finish().stop), (&vec![3, 255], &Some(StopCause::Eos(255))));
+    let output = run(&engine, following(script(&[&[3], &[255, 8], &[9]]), parameters));
+    assert_eq!(output.ids, [3, 8, 9]);
 }
 
 #[test]
-fn where_the_model_rules_out_all_that_is_allowed_the_text_ends_if_it_may() {
+fn if_all_allowed_tokens_have_probability_zero_the_text_ends_where_the_grammar_allows_it() {
     let (engine, _thread) = start(Fake::new(1));
-    let asked = greedy(&[1, ONLY_SEVEN], 9);
-    assert_eq!(run(&engine, following(script(&[&[7, 8], &[9]]), asked.clone())).ids, [7, 9]);
-    let said = run(&engine, following(script(&[&[8, 255], &[9]]), asked.clone()));
-    assert_eq!((&said.ids, &said.finish().stop), (&vec![255], &Some(StopCause::Eos(255))));
-    assert_eq!(run(&engine, following(script(&[&[8], &[9]]), asked)).end, Some(Err(Failure::Internal)));
+    let parameters = greedy(&[1, ONLY_SEVEN], 9);
+    assert_eq!(run(&engine, following(script(&[&[7, 8], &[9]]), parameters.clone())).ids, [7, 9]);
+    let output = run(&engine, following(script(&[&[8, 255], &[9]]), parameters.clone()));
+    assert_eq!((&output.ids, &output.finish().stop), (&vec![255], &Some(StopCause::Eos(255))));
+    assert_eq!(run(&engine, following(script(&[&[8], &[9]]), parameters)).end, Some(Err(Failure::Internal)));
 }
 
 #[test]
-fn a_grammar_that_fails_ends_its_own_text_alone() {
+fn a_grammar_that_fails_ends_only_its_own_text() {
     let (engine, _thread) = start(Fake::new(4).step(Duration::from_millis(1)));
     let healthy = engine
         .submit_all(vec![
@@ -174,8 +174,8 @@ fn a_grammar_that_fails_ends_its_own_text_alone() {
     let count = failing.len() as u64;
     for (script, tokens, failure) in failing {
         let name = format!("{script:?}");
-        let said = run(&engine, following(script, greedy(&[1], 9)));
-        assert_eq!((said.end, said.ids.len()), (Some(Err(failure)), tokens), "{name}");
+        let output = run(&engine, following(script, greedy(&[1], 9)));
+        assert_eq!((output.end, output.ids.len()), (Some(Err(failure)), tokens), "{name}");
     }
     let [free, bound]: [Run; 2] = healthy.into_iter().map(collect).collect::<Vec<_>>().try_into().unwrap();
     assert_eq!(free.ids, (2..62).collect::<Vec<_>>());
@@ -184,9 +184,9 @@ fn a_grammar_that_fails_ends_its_own_text_alone() {
     assert_eq!((engine.stats().failed, engine.stats().finished), (count, 2));
 }
 
-/// Two sides that only go on together; who waits too long goes on alone, and is counted.
+/// Two threads that wait for each other, with a timeout. `missed` counts the steps that no mask met.
 #[derive(Debug)]
-struct Meeting {
+struct Rendezvous {
     mask: Side,
     missed: AtomicUsize,
 }
@@ -208,28 +208,28 @@ impl Side {
 }
 
 #[test]
-fn masks_are_made_while_the_model_steps() {
+fn masks_are_computed_while_the_model_steps() {
     let (to_step, from_mask) = channel();
     let (to_mask, from_step) = channel();
     let side = |here, there| Side { here, there: Mutex::new(there), met: AtomicUsize::new(0) };
-    let meeting = Arc::new(Meeting { mask: side(to_step, from_step), missed: AtomicUsize::new(0) });
+    let rendezvous = Arc::new(Rendezvous { mask: side(to_step, from_step), missed: AtomicUsize::new(0) });
     let fake = Fake::new(1);
     let calls = fake.calls();
     let (engine, _thread) = start(fake);
     let step = side(to_mask, from_mask);
-    let missed = Arc::clone(&meeting);
+    let missed = Arc::clone(&rendezvous);
     *calls.during_step.lock().unwrap() = Some(Box::new(move || {
         let before = step.met.load(SeqCst);
         step.meet();
         missed.missed.fetch_add(usize::from(step.met.load(SeqCst) == before), SeqCst);
     }));
-    let script = Script { meeting: Some(Arc::clone(&meeting)), ..script(&[&[5], &[6], &[7]]) };
+    let script = Script { rendezvous: Some(Arc::clone(&rendezvous)), ..script(&[&[5], &[6], &[7]]) };
     assert_eq!(run(&engine, following(script, greedy(&[1], 9))).ids, [5, 6, 7]);
-    assert_eq!((meeting.mask.met.load(SeqCst), meeting.missed.load(SeqCst)), (3, 0));
+    assert_eq!((rendezvous.mask.met.load(SeqCst), rendezvous.missed.load(SeqCst)), (3, 0));
 }
 
 #[test]
-fn no_bit_depends_on_who_else_is_served() {
+fn grammars_give_the_same_bits_alone_and_in_a_batch() {
     let served = shipped();
     let vocab = served.limits.vocab_size as u32;
     let thirds = |rest: u32| (0..vocab).filter(|id| id % 3 == rest).collect::<Vec<u32>>();
@@ -237,9 +237,10 @@ fn no_bit_depends_on_who_else_is_served() {
         let steps = (0..20).map(|step| thirds((step + i) % 3)).collect();
         let prompt = served.tokenizer.encode("Once upon a time").unwrap();
         let sampling = SamplingParams { temperature: 0.9, seed: u64::from(i), ..SamplingParams::default() };
-        let asked = RequestParameters { sampling, logprobs: Some(3), prompt, max_tokens: 20, ..Default::default() };
-        let asked = if i == 3 { asked } else { following(Script { steps, ..Script::default() }, asked) };
-        Request::new(asked, &served.limits).unwrap()
+        let parameters =
+            RequestParameters { sampling, logprobs: Some(3), prompt, max_tokens: 20, ..Default::default() };
+        let parameters = if i == 3 { parameters } else { following(Script { steps, ..Script::default() }, parameters) };
+        Request::new(parameters, &served.limits).unwrap()
     };
     let together = served.engine.submit_all((0..4).map(request).collect()).unwrap();
     for (i, together) in (0..4).zip(together.into_iter().map(collect)) {
@@ -247,30 +248,30 @@ fn no_bit_depends_on_who_else_is_served() {
         assert_eq!((&alone.ids, &alone.logprobs), (&together.ids, &together.logprobs));
         let follows = alone.ids.iter().zip(0..).all(|(id, step)| id % 3 == (step + i) % 3);
         assert_eq!(follows, i != 3);
-        // The probabilities are those before the mask: the likeliest of all need not be allowed.
+        // Log probabilities are computed before the mask: the most likely token need not be allowed.
         let top = |scored: &tidegate_server::engine::TokenLogprobs| scored.top[0].0 == scored.token;
         assert!(!alone.logprobs.iter().all(top));
     }
 }
 
 #[test]
-fn what_no_grammar_can_hold_is_refused() {
-    let asked = following(script(&[&[5]]), greedy(&[1], 5));
-    let refused = |asked: RequestParameters| {
-        let error = Request::new(asked, &LIMITS).unwrap_err();
+fn requests_that_cannot_follow_a_grammar_are_refused() {
+    let parameters = following(script(&[&[5]]), greedy(&[1], 5));
+    let refused = |parameters: RequestParameters| {
+        let error = Request::new(parameters, &LIMITS).unwrap_err();
         (error.parameter(), error.to_string())
     };
-    let (parameter, words) = refused(RequestParameters { ignore_eos: true, ..asked.clone() });
+    let (parameter, words) = refused(RequestParameters { ignore_eos: true, ..parameters.clone() });
     assert_eq!((parameter, words.as_str()), ("grammar", "grammar must be absent where ignore_eos is set, found both"));
     let (engine, _thread) = start(Fake::new(1));
     let snapshots = Snapshots { prompt: false, end: true };
     let session = Start::Session(Arc::new(Snapshot::empty(0)));
     let open = run(&engine, RequestParameters { start: session, snapshots, ..greedy(&[1], 2) });
     let start = Start::Session(open.finish().snapshot.clone().unwrap());
-    let goes_on = RequestParameters { start: start.clone(), prompt: Vec::new(), snapshots, ..asked.clone() };
-    let (parameter, words) = refused(goes_on);
+    let continues = RequestParameters { start: start.clone(), prompt: Vec::new(), snapshots, ..parameters.clone() };
+    let (parameter, words) = refused(continues);
     assert_eq!(parameter, "grammar");
     assert_eq!(words, "grammar must be absent where the previous answer continues, found one");
-    // A new answer of the same conversation can follow one.
-    assert!(Request::new(RequestParameters { start, snapshots, ..asked }, &LIMITS).is_ok());
+    // A new answer of the same conversation can have a grammar.
+    assert!(Request::new(RequestParameters { start, snapshots, ..parameters }, &LIMITS).is_ok());
 }

@@ -1,4 +1,4 @@
-//! Tests of the engine with scripted models, and of chat templates and grammars.
+//! Tests of the engine with scripted models, of chat templates and of grammars.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -6,10 +6,13 @@ mod common;
 mod batch;
 mod chat_templates;
 mod ends;
+mod fairness;
+mod fuzz;
 mod grammar;
 mod grammars;
 mod logprobs;
-mod moves;
 mod prompts;
 mod requests;
+mod shares;
 mod sources;
+mod transfers;

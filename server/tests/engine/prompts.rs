@@ -1,12 +1,12 @@
-//! Prompts: one that several requests have is read once, and one whose log probabilities are asked for is read by steps.
+//! Prompts: a shared prompt is read once; a prompt with log probabilities is read by decode steps.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::checkpoint;
 use crate::common::fake::{Calls, Fake, POISON};
-use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start};
+use crate::common::runs::{LIMITS, Run, collect, greedy, run, shipped, start, wait_for};
 use tidegate_model::{Device, SamplingParams};
 use tidegate_server::engine::{
     Constraint, EngineHandle, EventStream, Failure, FinishReason, Grammar, Limits, Request, RequestParameters,
@@ -14,7 +14,7 @@ use tidegate_server::engine::{
 };
 use tidegate_server::session::Snapshot;
 
-/// Submits requests of one prompt, which is read once.
+/// Submits requests that share their prompt.
 fn submit_shared(
     engine: &EngineHandle,
     limits: &Limits,
@@ -33,15 +33,7 @@ fn chunks(calls: &Calls) -> Vec<usize> {
     calls.chunks.lock().unwrap().clone()
 }
 
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(20), "waited too long for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// A scripted model whose prompts are read slowly, since another text runs beside them.
+/// A scripted model that reads prompts slowly, because another text takes a step after each chunk.
 fn slow(slots: usize) -> (EngineHandle, Arc<Calls>, EventStream) {
     let fake = Fake::new(slots).step(Duration::from_millis(4));
     let calls = fake.calls();
@@ -53,25 +45,25 @@ fn slow(slots: usize) -> (EngineHandle, Arc<Calls>, EventStream) {
 }
 
 #[test]
-fn a_prompt_that_several_have_is_read_once_however_many_fit_at_a_time() {
+fn a_prompt_that_requests_share_is_read_once_for_any_number_of_slots() {
     let prompt = [vec![1; 600], vec![40]].concat();
     for slots in [1, 2, 3, 8] {
         let fake = Fake::new(slots);
         let calls = fake.calls();
         let (engine, _thread) = start(fake);
         calls.chunks.lock().unwrap().clear();
-        for said in shared(&engine, &LIMITS, (1..=5).map(|max_tokens| greedy(&prompt, max_tokens))) {
-            assert_eq!(said.ids, (41..).take(said.finish().completion_tokens).collect::<Vec<_>>());
-            assert_eq!(said.finish().prompt_tokens, 601);
+        for output in shared(&engine, &LIMITS, (1..=5).map(|max_tokens| greedy(&prompt, max_tokens))) {
+            assert_eq!(output.ids, (41..).take(output.finish().completion_tokens).collect::<Vec<_>>());
+            assert_eq!(output.finish().prompt_tokens, 601);
         }
         assert_eq!(chunks(&calls), [256, 256, 88], "{slots} slots");
-        assert_eq!(engine.stats().prompt_tokens, 600 + 5, "the last token is read by each");
+        assert_eq!(engine.stats().prompt_tokens, 600 + 5, "each request reads the last token itself");
         wait_for("the end", || (engine.stats().running, engine.stats().finished) == (0, 5));
     }
 }
 
 #[test]
-fn only_what_is_the_same_is_shared() {
+fn only_equal_prompts_with_equal_starts_are_shared() {
     let fake = Fake::new(8);
     let calls = fake.calls();
     let (engine, _thread) = start(fake);
@@ -79,13 +71,13 @@ fn only_what_is_the_same_is_shared() {
     let snapshot = Arc::new(Snapshot { state: vec![9.0], read: 2, ..Snapshot::default() });
     let known = RequestParameters { start: Start::Prefix(snapshot), ..greedy(&[1; 10], 1) };
     let all = [greedy(&[1; 10], 1), known.clone(), greedy(&[2; 10], 1), greedy(&[1; 10], 1), known];
-    let said = shared(&engine, &LIMITS, all);
-    assert_eq!(said.iter().map(|run| run.ids[0]).collect::<Vec<_>>(), [2, 2, 3, 2, 2]);
+    let outputs = shared(&engine, &LIMITS, all);
+    assert_eq!(outputs.iter().map(|run| run.ids[0]).collect::<Vec<_>>(), [2, 2, 3, 2, 2]);
     assert_eq!(chunks(&calls), [9, 7, 9]);
 }
 
 #[test]
-fn where_its_reader_leaves_the_next_reads_it() {
+fn if_the_client_of_the_reading_request_disconnects_the_next_request_reads_the_prompt() {
     let (engine, calls, running) = slow(8);
     let prompt = [vec![1; 256 * 20], vec![40]].concat();
     let mut streams = submit_shared(&engine, &LIMITS, (0..3).map(|_| greedy(&prompt, 2)));
@@ -101,7 +93,7 @@ fn where_its_reader_leaves_the_next_reads_it() {
 }
 
 #[test]
-fn a_reader_that_is_interrupted_still_reads_it_for_the_others() {
+fn an_interrupted_request_still_reads_the_prompt_for_the_others() {
     let (engine, calls, running) = slow(8);
     let prompt = [vec![1; 256 * 10], vec![40]].concat();
     let mut streams = submit_shared(&engine, &LIMITS, (0..3).map(|_| greedy(&prompt, 2)));
@@ -126,46 +118,46 @@ impl Grammar for Broken {
 }
 
 #[test]
-fn where_its_reader_fails_the_next_reads_it() {
+fn if_the_reading_request_fails_the_next_request_reads_the_prompt() {
     for slots in [1, 4] {
         let (engine, _thread) = start(Fake::new(slots));
         let broken = RequestParameters { grammar: Some(Arc::new(Broken)), ..greedy(&[1, 1, 40], 2) };
-        let said = shared(&engine, &LIMITS, [broken, greedy(&[1, 1, 40], 2), greedy(&[1, 1, 40], 2)]);
-        assert_eq!(said[0].end, Some(Err(Failure::Internal)));
-        assert!(said[1..].iter().all(|run| run.ids == [41, 42]));
-        // What no one can read fails for each.
-        let said = shared(&engine, &LIMITS, [(); 3].map(|()| greedy(&[POISON, 1], 1)));
-        assert!(said.iter().all(|run| run.end == Some(Err(Failure::Internal))));
+        let outputs = shared(&engine, &LIMITS, [broken, greedy(&[1, 1, 40], 2), greedy(&[1, 1, 40], 2)]);
+        assert_eq!(outputs[0].end, Some(Err(Failure::Internal)));
+        assert!(outputs[1..].iter().all(|run| run.ids == [41, 42]));
+        // A prompt that cannot be read fails every request.
+        let outputs = shared(&engine, &LIMITS, [(); 3].map(|()| greedy(&[POISON, 1], 1)));
+        assert!(outputs.iter().all(|run| run.end == Some(Err(Failure::Internal))));
         assert_eq!(run(&engine, greedy(&[1], 2)).ids, [2, 3]);
     }
 }
 
-/// A request to the shipped model whose every choice is drawn.
-fn drawn(prompt: &[u32], seed: u64) -> RequestParameters {
+/// A request to the shipped model with sampling.
+fn sampled(prompt: &[u32], seed: u64) -> RequestParameters {
     let sampling = SamplingParams { temperature: 0.9, repetition_penalty: 1.2, seed, ..SamplingParams::default() };
     RequestParameters { prompt: prompt.into(), max_tokens: 16, sampling, logprobs: Some(2), ..Default::default() }
 }
 
 #[test]
-fn no_bit_depends_on_whether_a_prompt_was_shared() {
+fn sharing_a_prompt_changes_no_bit() {
     let served = shipped();
     let more = |text: &str| served.tokenizer.encode_more(text).unwrap();
     let prompt = served.tokenizer.encode(&"Once upon a time there was a café. ".repeat(40)).unwrap();
     let snapshots = Snapshots { prompt: true, end: true };
-    let first = run_shipped(RequestParameters { snapshots, ..drawn(&prompt, 3) });
+    let first = run_shipped(RequestParameters { snapshots, ..sampled(&prompt, 3) });
     let conversation = first.finish().snapshot.clone().unwrap();
     let (known, length) = (first.read.clone().unwrap(), prompt.len());
     let longer = [&prompt[..length], &more(" And then she said: “Come in!”")[..]].concat();
     let starts =
         [(Start::Empty, prompt.clone()), (Start::Prefix(known), longer), (Start::Session(conversation), more(" Then"))];
     for (start, prompt) in starts {
-        let of = |seed| RequestParameters { start: start.clone(), snapshots, ..drawn(&prompt, seed) };
+        let of = |seed| RequestParameters { start: start.clone(), snapshots, ..sampled(&prompt, seed) };
         let together = shared(&served.engine, &served.limits, (0..4).map(of));
         for (seed, together) in (0..4).zip(&together) {
             let alone = run_shipped(of(seed));
             assert_eq!((&alone.ids, &alone.logprobs), (&together.ids, &together.logprobs));
             assert!(alone.finish().snapshot == together.finish().snapshot);
-            // Its end is told once, by the one who has read it.
+            // Only the request that read the prompt reports its snapshot.
             assert!(together.read == alone.read.filter(|_| seed == 0));
         }
     }
@@ -182,42 +174,42 @@ fn a_prompts_log_probabilities_come_before_its_text() {
     let calls = fake.calls();
     let (engine, _thread) = start(fake);
     calls.chunks.lock().unwrap().clear();
-    let asked = RequestParameters { prompt_logprobs: Some(1), ..greedy(&[5, 6, 9], 2) };
-    let said = run(&engine, asked.clone());
+    let parameters = RequestParameters { prompt_logprobs: Some(1), ..greedy(&[5, 6, 9], 2) };
+    let output = run(&engine, parameters.clone());
     let sum = (255.0 + 1f64.exp()).ln();
     let (likely, unlikely) = ((1.0 - sum) as f32, -sum as f32);
     let entry = |token, logprob, best| Some(TokenLogprobs { token, logprob, top: vec![(best, likely)] });
     let expected = vec![None, entry(6, likely, 6), entry(9, unlikely, 7)];
-    assert_eq!(said.prompt_logprobs.as_ref(), Some(&expected));
-    assert_eq!((&said.ids, said.logprobs.len()), (&vec![10, 11], 0));
+    assert_eq!(output.prompt_logprobs.as_ref(), Some(&expected));
+    assert_eq!((&output.ids, output.logprobs.len()), (&vec![10, 11], 0));
     assert!(chunks(&calls).is_empty());
     assert_eq!((engine.stats().prompt_tokens, engine.stats().generated_tokens), (3, 2));
 
-    // Nothing but the scores, of one token too.
-    let scored = run(&engine, RequestParameters { max_tokens: 0, ..asked.clone() });
+    // Without generated tokens, and with a prompt of one token.
+    let scored = run(&engine, RequestParameters { max_tokens: 0, ..parameters.clone() });
     assert_eq!((scored.prompt_logprobs.as_ref(), scored.ids.len()), (Some(&expected), 0));
     assert_eq!((scored.finish().reason, scored.finish().completion_tokens), (FinishReason::Length, 0));
-    let one = run(&engine, RequestParameters { max_tokens: 0, prompt: vec![5], ..asked.clone() });
+    let one = run(&engine, RequestParameters { max_tokens: 0, prompt: vec![5], ..parameters.clone() });
     assert_eq!(one.prompt_logprobs, Some(vec![None]));
 
-    // For several, the steps are taken once.
+    // Requests that share the prompt share the steps.
     let steps = calls.steps.load(SeqCst);
-    let all = shared(&engine, &LIMITS, [(); 4].map(|()| RequestParameters { max_tokens: 0, ..asked.clone() }));
+    let all = shared(&engine, &LIMITS, [(); 4].map(|()| RequestParameters { max_tokens: 0, ..parameters.clone() }));
     assert!(all.iter().all(|run| run.prompt_logprobs.as_ref() == Some(&expected)));
     assert_eq!(calls.steps.load(SeqCst) - steps, 2);
 }
 
 #[test]
-fn a_prompt_that_is_scored_is_read_to_the_same_bits() {
+fn log_probabilities_of_a_prompt_change_no_bit_of_the_result() {
     let served = shipped();
     let prompt = served.tokenizer.encode("Once upon a time there was a café by the sea.").unwrap();
     let snapshots = Snapshots { prompt: true, end: true };
-    let plain = run_shipped(RequestParameters { snapshots, ..drawn(&prompt, 1) });
+    let plain = run_shipped(RequestParameters { snapshots, ..sampled(&prompt, 1) });
     let known = Arc::new(Snapshot { pending: Vec::new(), ..(**plain.read.as_ref().unwrap()).clone() });
     for start in [Start::Empty, Start::Prefix(known)] {
-        let scored = RequestParameters { start, snapshots, prompt_logprobs: Some(4), ..drawn(&prompt, 1) };
+        let scored = RequestParameters { start, snapshots, prompt_logprobs: Some(4), ..sampled(&prompt, 1) };
         let request = Request::new(scored.clone(), &served.limits).unwrap();
-        assert_eq!(request.cached_tokens(), 0, "what is known of it has no log probabilities");
+        assert_eq!(request.cached_tokens(), 0, "a cached prefix has no log probabilities");
         let scored = run_shipped(scored);
         assert_eq!((&plain.ids, &plain.logprobs), (&scored.ids, &scored.logprobs));
         assert!(plain.read == scored.read && plain.finish().snapshot == scored.finish().snapshot);
@@ -238,15 +230,13 @@ fn a_prompt_that_is_scored_is_read_to_the_same_bits() {
 }
 
 #[test]
-fn bounds_of_scored_prompts_are_named() {
+fn errors_name_the_bounds_of_prompt_logprobs() {
     let refused = |change: &dyn Fn(&mut RequestParameters)| {
         let mut parameters = RequestParameters { prompt_logprobs: Some(1), ..greedy(&[1], 1) };
         change(&mut parameters);
         Request::new(parameters, &LIMITS).unwrap_err().to_string()
     };
     assert_eq!(refused(&|p| p.prompt_logprobs = Some(21)), "prompt_logprobs must be from 0 to 20, found 21");
-    let words = "prompt must be at most 32768 tokens long if its log probabilities are requested, found";
-    assert_eq!(refused(&|p| p.prompt = vec![1; 32_769]), format!("{words} 32769 tokens"));
     assert!(refused(&|p| p.start = Start::Session(Arc::new(Snapshot::empty(0)))).starts_with("prompt_logprobs must"));
     assert!(refused(&|p| (p.max_tokens, p.prompt_logprobs) = (0, None)).starts_with("max_tokens must be from 1"));
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use crate::common::fake::{Fake, NAN, POISON, SHORT, rules};
+use crate::common::runs::{greedy, wait_for};
 use tidegate_model::SamplingParams;
 use tidegate_server::engine::{
     EngineHandle, EngineOptions, EngineThread, Event, EventStream, Failure, FinishReason, Limits, Request,
@@ -15,14 +16,7 @@ fn start(fake: Fake, queue: usize) -> (EngineHandle, EngineThread) {
 }
 
 fn request(prompt: &[u32], max_tokens: usize) -> Request {
-    with(RequestParameters {
-        prompt: prompt.into(),
-        max_tokens,
-        stop: Vec::new(),
-        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-        ignore_eos: true,
-        ..RequestParameters::default()
-    })
+    with(RequestParameters { ignore_eos: true, ..greedy(prompt, max_tokens) })
 }
 
 fn with(parameters: RequestParameters) -> Request {
@@ -48,16 +42,8 @@ fn collect(mut stream: EventStream) -> (String, Vec<u32>, Option<Event>) {
     (text, ids, None)
 }
 
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(20), "waited too long for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
-fn a_text_comes_with_its_account() {
+fn a_finished_text_reports_its_token_counts() {
     let (engine, _thread) = start(Fake::new(4), 8);
     let (text, ids, last) = collect(engine.submit(request(b"ab".map(u32::from).as_slice(), 3)).unwrap());
     assert_eq!(text, "cde");
@@ -71,14 +57,7 @@ fn a_text_comes_with_its_account() {
 #[test]
 fn an_end_of_text_token_ends_the_text_and_is_counted_but_not_shown() {
     let (engine, _thread) = start(Fake::new(1), 8);
-    let parameters = |ignore_eos| RequestParameters {
-        prompt: vec![253],
-        max_tokens: 5,
-        stop: Vec::new(),
-        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-        ignore_eos,
-        ..RequestParameters::default()
-    };
+    let parameters = |ignore_eos| RequestParameters { ignore_eos, ..greedy(&[253], 5) };
     // Token 255 ends a text; the fake counts up and starts again at 0.
     let (_, ids, last) = collect(engine.submit(with(parameters(false))).unwrap());
     assert_eq!(ids, [254, 255]);
@@ -92,18 +71,9 @@ fn an_end_of_text_token_ends_the_text_and_is_counted_but_not_shown() {
 #[test]
 fn a_stop_string_ends_the_text_before_itself() {
     let (engine, _thread) = start(Fake::new(1), 8);
-    let (text, _, last) = collect(
-        engine
-            .submit(with(RequestParameters {
-                prompt: vec![u32::from(b'a')],
-                max_tokens: 20,
-                stop: vec!["ef".into(), "zz".into()],
-                sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-                ignore_eos: true,
-                ..RequestParameters::default()
-            }))
-            .unwrap(),
-    );
+    let stop = vec!["ef".into(), "zz".into()];
+    let parameters = RequestParameters { stop, ignore_eos: true, ..greedy(&[u32::from(b'a')], 20) };
+    let (text, _, last) = collect(engine.submit(with(parameters)).unwrap());
     assert_eq!(text, "bcd");
     assert!(matches!(last, Some(Event::Finished(finish)) if finish.reason == FinishReason::Stop));
 }
@@ -152,12 +122,12 @@ fn dropping_a_stream_cancels_within_one_step() {
     assert!(calls.steps.load(SeqCst) <= steps + 1);
     assert_eq!(engine.stats().running, 0);
     std::thread::sleep(Duration::from_millis(100));
-    assert!(calls.steps.load(SeqCst) <= steps + 1, "nobody is there to step for");
+    assert!(calls.steps.load(SeqCst) <= steps + 1, "no steps without requests");
     assert!(matches!(collect(engine.submit(request(&[1], 1)).unwrap()).2, Some(Event::Finished(_))));
 }
 
 #[test]
-fn a_full_queue_refuses_and_those_who_left_make_room() {
+fn a_full_queue_refuses_requests_until_a_waiting_client_disconnects() {
     let fake = Fake::new(1).step(Duration::from_millis(5));
     let (engine, _thread) = start(fake, 2);
     let running = engine.submit(request(&[1], 1_000_000)).unwrap();
@@ -167,7 +137,7 @@ fn a_full_queue_refuses_and_those_who_left_make_room() {
     let [left, stays] = waiting;
     drop(left);
     let both = engine.submit_all(vec![request(&[1], 1), request(&[1], 1)]);
-    assert_eq!(both.unwrap_err(), SubmitError::QueueFull, "all or none");
+    assert_eq!(both.unwrap_err(), SubmitError::QueueFull, "requests of one call are accepted together or not at all");
     let also = engine.submit(request(&[3], 1)).unwrap();
     drop(running);
     assert_eq!(collect(stays).1, [3]);
@@ -175,20 +145,14 @@ fn a_full_queue_refuses_and_those_who_left_make_room() {
 }
 
 #[test]
-fn a_panic_ends_one_request_alone() {
+fn a_panic_or_nan_logits_end_only_their_own_request() {
     let fake = Fake::new(4).step(Duration::from_millis(1));
     let (engine, _thread) = start(fake, 8);
     let healthy = engine.submit(request(&[1], 200)).unwrap();
     for prompt in [[POISON, 1], [1, NAN]] {
-        // The first panics inside the model, the second gets no logit that is a number.
-        let parameters = RequestParameters {
-            prompt: prompt.into(),
-            max_tokens: 5,
-            stop: Vec::new(),
-            sampling: SamplingParams::default(),
-            ignore_eos: true,
-            ..RequestParameters::default()
-        };
+        // The first panics inside the model, the second gets only NaN logits.
+        let sampling = SamplingParams::default();
+        let parameters = RequestParameters { sampling, ignore_eos: true, ..greedy(&prompt, 5) };
         let (_, _, last) = collect(engine.submit(with(parameters)).unwrap());
         assert_eq!(last, Some(Event::Failed(Failure::Internal)));
     }
@@ -200,7 +164,7 @@ fn a_panic_ends_one_request_alone() {
 }
 
 #[test]
-fn a_step_with_too_few_logits_ends_its_batch_and_the_engine_goes_on() {
+fn a_step_with_too_few_logits_ends_its_batch_and_the_engine_continues() {
     let (engine, _thread) = start(Fake::new(4), 8);
     let (_, _, last) = collect(engine.submit(request(&[1, SHORT], 5)).unwrap());
     assert_eq!(last, Some(Event::Failed(Failure::Internal)));
@@ -208,7 +172,7 @@ fn a_step_with_too_few_logits_ends_its_batch_and_the_engine_goes_on() {
 }
 
 #[test]
-fn a_panic_in_a_batched_step_ends_that_batch_and_the_engine_goes_on() {
+fn a_panic_in_a_batched_step_ends_that_batch_and_the_engine_continues() {
     let fake = Fake::new(4).step(Duration::from_millis(1));
     let calls = fake.calls();
     let (engine, _thread) = start(fake, 8);
@@ -224,7 +188,7 @@ fn a_panic_in_a_batched_step_ends_that_batch_and_the_engine_goes_on() {
 }
 
 #[test]
-fn an_engine_ends_with_its_device() {
+fn the_engine_ends_when_its_device_is_lost() {
     let fake = Fake::new(2).step(Duration::from_millis(1));
     let calls = fake.calls();
     let (engine, thread) = start(fake, 8);
@@ -234,7 +198,7 @@ fn an_engine_ends_with_its_device() {
     assert!(engine.is_ready());
     calls.lost.store(true, SeqCst);
     for stream in streams {
-        // Those that ran are told; who still waited finds that nobody answers any more.
+        // Running requests get an error; the waiting one's channel closes.
         assert!(!matches!(collect(stream).2, Some(Event::Finished(_))));
     }
     thread.join();
@@ -243,7 +207,7 @@ fn an_engine_ends_with_its_device() {
 }
 
 #[test]
-fn a_slow_reader_pauses_alone_and_loses_nothing() {
+fn a_slow_client_pauses_only_its_own_request_and_loses_nothing() {
     let fake = Fake::new(4);
     let calls = fake.calls();
     let (engine, _thread) = start(fake, 8);
@@ -255,28 +219,28 @@ fn a_slow_reader_pauses_alone_and_loses_nothing() {
     });
     assert!(engine.stats().generated_tokens < 400, "the paused sequence is bounded");
     let (_, ids, _) = collect(engine.submit(request(&[0], 1_000)).unwrap());
-    assert_eq!(ids.len(), 1_000, "others go on");
+    assert_eq!(ids.len(), 1_000, "other requests continue");
     let (_, ids, last) = collect(slow);
     assert_eq!(ids, (1..=2_000).map(|n| n % 256).collect::<Vec<u32>>());
     assert!(matches!(last, Some(Event::Finished(_))));
 }
 
 #[test]
-fn a_reader_that_never_reads_loses_its_slot() {
-    let options = EngineOptions { queue: 8, stall_limit: Duration::from_millis(500), ..EngineOptions::default() };
+fn a_client_that_never_reads_loses_its_slot() {
+    let options = EngineOptions { queue: 8, stall_limit: Duration::from_secs(2), ..EngineOptions::default() };
     let (engine, _thread) = spawn(Fake::new(1), rules(), options).unwrap();
     let stalled = engine.submit(request(&[0], 100_000)).unwrap();
     let (_, ids, _) = collect(engine.submit(request(&[0], 3)).unwrap());
     assert_eq!(ids, [1, 2, 3]);
     assert_eq!(engine.stats().failed, 1);
-    // One that reads after all gets its text up to there, and the reason.
+    // If it reads later, it gets the text up to there, and the reason.
     let (_, ids, last) = collect(stalled);
     assert_eq!(last, Some(Event::Failed(Failure::Stalled)));
     assert_eq!(ids, (1..).take(ids.len()).map(|n| n % 256).collect::<Vec<u32>>());
 }
 
 #[test]
-fn draining_finishes_what_was_taken_and_refuses_the_rest() {
+fn draining_finishes_accepted_requests_and_refuses_new_ones() {
     let fake = Fake::new(1).step(Duration::from_millis(1));
     let (engine, thread) = start(fake, 8);
     let streams = engine.submit_all(vec![request(&[0], 50), request(&[0], 50)]).unwrap();
@@ -290,7 +254,7 @@ fn draining_finishes_what_was_taken_and_refuses_the_rest() {
 }
 
 #[test]
-fn aborting_ends_everything_with_a_reason() {
+fn aborting_ends_every_request_with_a_reason() {
     let fake = Fake::new(1).step(Duration::from_millis(1));
     let (engine, thread) = start(fake, 8);
     let streams = engine.submit_all(vec![request(&[0], 100_000), request(&[0], 100_000)]).unwrap();
@@ -315,29 +279,29 @@ fn an_idle_engine_does_not_step_and_wakes_at_once() {
 }
 
 #[test]
-fn an_engine_that_is_stuck_in_a_step_is_not_ready_until_it_is_free() {
+fn an_engine_is_not_ready_while_a_step_takes_too_long() {
     let options = EngineOptions { queue: 8, step_limit: Duration::from_millis(200), ..EngineOptions::default() };
     let (engine, _thread) = spawn(Fake::new(1).step(Duration::from_secs(1)), rules(), options).unwrap();
     std::thread::sleep(Duration::from_millis(400));
-    assert!(engine.is_ready(), "sleeping is not being stuck");
+    assert!(engine.is_ready(), "an idle engine is ready");
     let stream = engine.submit(request(&[0], 2)).unwrap();
-    wait_for("the long step to be seen", || !engine.is_ready());
+    wait_for("the long step to be noticed", || !engine.is_ready());
     assert!(matches!(collect(stream).2, Some(Event::Finished(_))));
     wait_for("the engine to sleep again", || engine.is_ready());
 }
 
 #[test]
-fn slots_are_emptied_before_they_are_used_again() {
+fn slots_are_reset_before_they_are_reused() {
     let (engine, _thread) = start(Fake::new(1), 64);
     let streams = (0..20).map(|n| (n, engine.submit(request(&[n], 3)).unwrap())).collect::<Vec<_>>();
     for (n, stream) in streams {
-        // The fake adds up all that a slot has seen since it was emptied and fails where that is not one prompt.
+        // A slot that kept a state would change the text.
         assert_eq!(collect(stream).1, [n + 1, n + 2, n + 3]);
     }
 }
 
 #[test]
-fn a_model_that_fails_at_once_is_refused() {
+fn a_model_that_fails_at_warm_up_is_refused() {
     let fake = Fake::new(1);
     fake.calls().panic_next_step.store(true, SeqCst);
     let error = spawn(fake, rules(), EngineOptions::default()).err().unwrap();
@@ -345,18 +309,10 @@ fn a_model_that_fails_at_once_is_refused() {
 }
 
 #[test]
-fn bounds_of_a_request_are_named() {
+fn errors_name_the_bounds_of_a_request() {
     let limits = Limits { vocab_size: 256, max_prompt_tokens: 4, max_tokens: 10, sources: None };
-    let sampling = SamplingParams::default();
-    let good = RequestParameters {
-        prompt: vec![1],
-        max_tokens: 1,
-        stop: Vec::new(),
-        sampling,
-        ..RequestParameters::default()
-    };
     let refuse = |change: &dyn Fn(&mut RequestParameters)| {
-        let mut parameters = good.clone();
+        let mut parameters = greedy(&[1], 1);
         change(&mut parameters);
         let error = Request::new(parameters, &limits).unwrap_err();
         (error.parameter(), error.to_string())

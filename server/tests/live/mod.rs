@@ -1,6 +1,8 @@
 //! The real server as a process that can be killed, and a small HTTP client. Used by tests and benchmarks.
 #![allow(dead_code, reason = "each program uses its own part")]
 
+pub(crate) mod abuse;
+
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::TcpStream;
@@ -117,6 +119,23 @@ impl Request {
         self
     }
 
+    pub(crate) fn body(mut self, body: Vec<u8>) -> Self {
+        self.body = body;
+        self
+    }
+
+    /// The head and the body as they are sent.
+    pub(crate) fn bytes(&self, address: &str) -> Vec<u8> {
+        let Self { method, path, headers, body } = self;
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\
+             {}\r\n",
+            headers.concat()
+        );
+        [head.as_bytes(), body].concat()
+    }
+
     /// Sends the request on a new connection.
     ///
     /// # Errors
@@ -126,27 +145,19 @@ impl Request {
         let mut socket = TcpStream::connect(address)?;
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(PATIENCE))?;
-        let Self { method, path, headers, body } = self;
-        let length = body.len();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\
-             {}\r\n",
-            headers.concat()
-        );
-        socket.write_all(&[head.as_bytes(), body].concat())?;
-        let (mut raw, mut first, mut piece) = (Vec::new(), None, vec![0; 1 << 16]);
+        socket.write_all(&self.bytes(address))?;
+        let (mut raw, mut arrivals, mut piece) = (Vec::new(), Vec::new(), vec![0; 1 << 16]);
         loop {
             let count = socket.read(&mut piece)?;
             if count == 0 {
                 break;
             }
-            let seen = raw.len().saturating_sub("data:".len());
+            let seen = raw.len().saturating_sub("data:".len() - 1);
             raw.extend_from_slice(&piece[..count]);
-            if first.is_none() && find(&raw[seen..], b"data:").is_some() {
-                first = Some(began.elapsed());
-            }
+            let events = raw[seen..].windows("data:".len()).filter(|window| *window == b"data:").count();
+            arrivals.extend(std::iter::repeat_n(began.elapsed(), events));
         }
-        Reply::read(&raw, first, began.elapsed())
+        Reply::read(&raw, arrivals, began.elapsed())
             .ok_or_else(|| Error::new(ErrorKind::UnexpectedEof, "incomplete answer"))
     }
 }
@@ -163,21 +174,21 @@ pub(crate) fn get(address: &str, path: &str) -> Result<Reply> {
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
-    /// Time to the first event of a stream.
-    pub(crate) first: Option<Duration>,
+    /// Time to each event of a stream.
+    pub(crate) arrivals: Vec<Duration>,
     /// Time to the end of the answer.
     pub(crate) whole: Duration,
 }
 
 impl Reply {
-    fn read(raw: &[u8], first: Option<Duration>, whole: Duration) -> Option<Self> {
+    fn read(raw: &[u8], arrivals: Vec<Duration>, whole: Duration) -> Option<Self> {
         let end = find(raw, b"\r\n\r\n")?;
         let head = std::str::from_utf8(&raw[..end]).ok()?.to_ascii_lowercase();
         let status = head.split(' ').nth(1)?.parse().ok()?;
         let mut rest = &raw[end + 4..];
         if let Some(length) = head.lines().find_map(|line| line.strip_prefix("content-length:")) {
             let whole_body = rest.len() == length.trim().parse::<usize>().ok()?;
-            return whole_body.then(|| Self { status, body: rest.to_vec(), first, whole });
+            return whole_body.then(|| Self { status, body: rest.to_vec(), arrivals, whole });
         }
         let mut body = Vec::new();
         loop {
@@ -185,11 +196,16 @@ impl Reply {
             let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).ok()?, 16).ok()?;
             rest = &rest[line + 2..];
             if length == 0 {
-                return Some(Self { status, body, first, whole });
+                return Some(Self { status, body, arrivals, whole });
             }
             body.extend_from_slice(rest.get(..length)?);
             rest = rest.get(length + 2..)?;
         }
+    }
+
+    /// Time to the first event of a stream.
+    pub(crate) fn first(&self) -> Option<Duration> {
+        self.arrivals.first().copied()
     }
 
     pub(crate) fn text(&self) -> String {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 fn tidegate() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    // The shipped checkpoint is found from any current folder.
+    // The shipped model needs no folder of the source tree.
     command.current_dir(std::env::temp_dir()).env("TIDEGATE_LOG_FORMAT", "json").stdin(Stdio::null());
     command
 }
@@ -46,7 +46,7 @@ fn start_stream(log: &[Value], max_tokens: usize) -> TcpStream {
     let mut socket = TcpStream::connect(address).unwrap();
     write!(
         socket,
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-request-id: mine\r\n\
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx-request-id: mine\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     )
@@ -72,10 +72,13 @@ fn sigterm_lets_a_running_stream_finish() {
     let settings = log.iter().find(|line| message(line) == "settings").unwrap();
     assert_eq!((&settings["level"], &settings["device"]), (&"DEBUG".into(), &"cpu".into()));
     assert!(folder.is_dir(), "the server creates the data folder");
+    let defaults = log.iter().find(|line| message(line) == "model defaults").unwrap();
+    assert_eq!((&defaults["temperature"], &defaults["top_p"]), (&0.8.into(), &0.95.into()), "numbers are numbers");
     let info: Vec<_> = log.iter().filter(|line| line["level"] == "INFO").collect();
     let [model, sessions, address] = info[..] else { panic!("three lines at info, found {info:?}") };
     assert_eq!((message(model), &model["slots"]), ("model from-the-environment on cpu", &64.into()));
-    assert_eq!(message(sessions), format!("sessions in {}", folder.display()));
+    let place = format!("sessions in {}, memory up to 1024 MiB", folder.display());
+    assert_eq!((message(sessions), &sessions["prefixes_mib"]), (place.as_str(), &256.into()));
     assert!(message(address).contains("/docs"), "{address}");
 
     let mut socket = start_stream(&log, 300);
@@ -130,11 +133,64 @@ fn generate_continues_a_prompt() {
 }
 
 #[test]
+fn generate_reads_its_prompt_from_standard_input() {
+    let options = ["--max-tokens", "5", "--seed", "5", "--ignore-eos"];
+    let mut child = tidegate()
+        .args(["generate", "-"])
+        .args(options)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"Once upon a time\n").unwrap();
+    let read = child.wait_with_output().unwrap();
+    assert_eq!(read.stdout, generate(&[&["Once upon a time"], &options[..]].concat()).stdout);
+}
+
+#[test]
+fn completions_and_man_pages_are_printed() {
+    for (args, word) in [
+        (&["completions", "bash"][..], "complete -F _tidegate"),
+        (&["man"], ".TH tidegate 1"),
+        (&["man", "serve"], "TOML file"),
+    ] {
+        let output = tidegate().args(args).output().unwrap();
+        assert!(output.status.success() && String::from_utf8(output.stdout).unwrap().contains(word), "{args:?}");
+    }
+}
+
+#[test]
+fn flags_come_from_a_file_unless_they_are_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tidegate.toml");
+    let serve = |text: &str, args: &[&str]| {
+        std::fs::write(&file, text).unwrap();
+        let output = tidegate().arg("--config").arg(&file).args(args).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    // The file's model is not there, so the server stops.
+    let (code, error) = serve("model = \"/nowhere\"\nport = 0\ndata-dir = \"/dev/null/x\"", &[]);
+    assert!(code == Some(1) && error.contains("error: --data-dir /dev/null/x must be"), "{error}");
+    let data = folder.path().display().to_string();
+    let (code, error) = serve("model = \"/nowhere\"\nport = 0\ndata-dir = \"/dev/null/x\"", &["--data-dir", &data]);
+    assert!(code == Some(1) && error.contains("/nowhere/config.json"), "{error}");
+    let (code, error) = serve("ports = 1", &[]);
+    assert!(code == Some(2) && error.contains("there is no flag ports; the nearest is port"), "{error}");
+    let (code, error) = serve("port = 70000", &[]);
+    assert!(code == Some(2) && error.contains("--port") && error.contains("tidegate.toml"), "{error}");
+}
+
+#[test]
 fn errors_are_reported_without_a_backtrace() {
     for (args, words) in [
         (["x", "--temperature", "9"], "error: temperature must be between 0 and 2, found 9"),
         (["x", "--stop", ""], "error: stop must not contain an empty string"),
         (["x", "--model", "/nowhere"], "error: /nowhere/config.json"),
+        (
+            ["x", "--model", "mistralai/Mistral-7B"],
+            "error: mistralai/Mistral-7B: no such folder; models are not downloaded",
+        ),
         (["x", "--max-tokens", "0"], "must be at least 1"),
     ] {
         let output = generate(&args);

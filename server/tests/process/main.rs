@@ -3,11 +3,20 @@
 #[path = "../live/mod.rs"]
 mod live;
 
+mod admin;
+mod alone;
 mod bench;
+mod chat;
 mod command;
 mod crash;
 mod device;
+mod fairness;
 mod locked;
+mod logs;
+mod memory;
+mod models;
+mod permissions;
 mod playground;
+mod shutdown;
 #[cfg(feature = "otlp")]
 mod telemetry;

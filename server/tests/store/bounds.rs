@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use tidegate_server::session::{
-    Durability, Location, ResponseId, SessionId, Snapshot, Start, Store, StoreError, StoreOptions, Tier, VersionId,
+    Durability, Location, Owner, ResponseId, SessionId, Snapshot, Start, Store, StoreError, StoreOptions, Tier,
+    VersionId,
 };
 
 use crate::kit::{
-    ANN, BOB, BYTES, NOW, Plain, agree, copies, empty, head, in_memory, new, note, open, seen, snapshot, turn, until,
+    ANN, BOB, BYTES, NOW, Plain, agree, copies, empty, ended, head, in_memory, list, new, note, open, seen, snapshot,
+    turn, until,
 };
 
 async fn kept(store: &Store, id: &SessionId) -> Vec<u64> {
@@ -55,9 +57,9 @@ async fn quotas_limit_an_owner() {
     turn(&store, ANN, &forks[0].id, 4).await.expect("a turn");
     assert_eq!((kept(&store, &id).await, kept(&store, &forks[0].id).await), (vec![2, 4], vec![2, 5]));
     let full = turn(&store, ANN, &forks[1].id, 5).await;
-    let bytes = StoreError::Quota { quota: "bytes of snapshots", bound: 3 * BYTES, found: 4 * BYTES };
+    let bytes = StoreError::Quota { quota: "bytes of snapshots and texts", bound: 3 * BYTES, found: 4 * BYTES };
     assert_eq!(full, Err(bytes.clone()));
-    assert_eq!(store.put_response(ANN, &ResponseId::new(), Vec::new(), snapshot(6), None, None).await, Err(bytes));
+    assert_eq!(store.put_response(ANN, &ResponseId::new(), ended(Vec::new(), snapshot(6)), None).await, Err(bytes));
     assert_eq!(head(&store, ANN, &forks[1].id).await, snapshot(1));
     let other = store.create(BOB, new(Start::Snapshot(snapshot(9)))).await.expect("another owner has space");
     agree(&store, &*objects, &[ANN, BOB], &[]).await;
@@ -103,6 +105,44 @@ async fn heads_are_never_evicted() {
     turn(&store, ANN, &ids[0], 8).await.expect("an old version can be evicted");
     agree(&store, &*objects, &[ANN, BOB], &[]).await;
     assert!(store.stats().disk_bytes <= 4 * BYTES);
+}
+
+#[tokio::test]
+async fn an_owner_within_its_share_loses_nothing_to_one_that_fills_the_disk() {
+    const CARL: Owner = Owner([3; 16]);
+    let (store, objects) = seen(StoreOptions { disk_bytes: 12 * BYTES, ..in_memory() }).await;
+    let first = store.create(ANN, new(Start::Snapshot(snapshot(0)))).await.expect("a session").id;
+    for number in 1..=2 {
+        turn(&store, ANN, &first, number).await.expect("a turn");
+    }
+    // Used later than Ann's, so the order of use alone would take hers.
+    let hog = store.create(BOB, new(Start::Snapshot(snapshot(10)))).await.expect("a session").id;
+    for number in 11..40 {
+        turn(&store, BOB, &hog, number).await.expect("its own old versions make space");
+    }
+    let number_kept = async |owner, id: &SessionId| {
+        store.versions(owner, id).await.expect("versions").iter().filter(|version| version.kept).count()
+    };
+    assert_eq!((kept(&store, &first).await, number_kept(BOB, &hog).await), (vec![1, 2, 3], 9));
+    // A third owner takes its share from the one that uses most, and no more than its share.
+    let third = store.create(CARL, new(Start::Snapshot(snapshot(50)))).await.expect("a session").id;
+    for number in 51..70 {
+        turn(&store, CARL, &third, number).await.expect("a turn");
+    }
+    assert_eq!(kept(&store, &first).await, [1, 2, 3]);
+    assert_eq!((number_kept(BOB, &hog).await, number_kept(CARL, &third).await), (5, 4));
+    // Current versions are not evicted, so an owner may fill the disk with them, but not at the cost of those within their
+    // share.
+    let refused = loop {
+        if let Err(error) = store.create(BOB, new(Start::Snapshot(snapshot(80)))).await {
+            break error;
+        }
+    };
+    assert!(matches!(refused, StoreError::Full { .. }), "{refused}");
+    assert_eq!((kept(&store, &first).await, number_kept(CARL, &third).await), (vec![1, 2, 3], 4));
+    turn(&store, ANN, &first, 90).await.expect("an old version of her own makes space");
+    assert_eq!((kept(&store, &first).await, number_kept(CARL, &third).await), (vec![2, 3, 91], 4));
+    agree(&store, &*objects, &[ANN, BOB, CARL], &[]).await;
 }
 
 #[tokio::test]
@@ -208,7 +248,8 @@ async fn a_full_disk_loses_nothing_and_recovers_with_space() {
         }
         if durability == Durability::Memory {
             // What was not on disk when the index could not be written is lost, as after a crash, but nothing else.
-            let (there, _) = store.list(ANN, None, usize::MAX, false).await.expect("a list");
+            drop(store.flush().await);
+            let (there, _) = list(&store, ANN, None, usize::MAX, false).await.expect("a list");
             kept.retain(|(id, _)| there.iter().any(|session| session.id == *id));
             assert!(kept.len() > 30, "{}", kept.len());
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate_server::session::{ReceiptKey, SessionId, StoreOptions, VersionId};
 
-use crate::kit::{ANN, SOON, agree, empty, in_folder, note, open, snapshot};
+use crate::kit::{ANN, SOON, agree, empty, in_folder, list, note, open, snapshot};
 
 const FOLDER: &str = "TIDEGATE_TEST_STORE";
 const SESSIONS: usize = 4;
@@ -21,7 +21,7 @@ fn options(folder: &Path) -> StoreOptions {
 async fn child_to_be_killed() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
     let store = open(options(Path::new(&folder))).await;
-    let (mut sessions, _) = store.list(ANN, None, 100, false).await.expect("a list");
+    let (mut sessions, _) = list(&store, ANN, None, 100, false).await.expect("a list");
     while sessions.len() < SESSIONS {
         sessions.push(store.create(ANN, empty()).await.expect("a session"));
     }
@@ -62,7 +62,7 @@ async fn a_killed_process_loses_no_turn_that_it_acknowledged() {
             lines.iter().rev().find_map(|line| line.strip_prefix(&start)?.parse().ok())
         };
         let store = open(options(folder.path())).await;
-        let (sessions, _) = store.list(ANN, None, 100, false).await.expect("a list");
+        let (sessions, _) = list(&store, ANN, None, 100, false).await.expect("a list");
         for session in &sessions {
             let (head, found, _) = store.load(ANN, &session.id, None).await.expect("the head can be read");
             if let Some(number) = head.tokens.checked_sub(1).filter(|_| head.tokens > 0) {

@@ -6,11 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use object_store::ObjectStoreExt as _;
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
 use tidegate_server::session::{Start, Store, StoreError, StoreOptions, VersionId};
 
 use crate::kit::{
-    ANN, NOW, Plain, agree, empty, head, in_folder, in_memory, new, note, open, seen, snapshot, turn, until,
+    ANN, NOW, Plain, agree, empty, head, in_folder, in_memory, list, new, note, open, seen, snapshot, turn, until,
 };
+use crate::sim::SimDisk;
+use crate::sim_objects::SimObjects;
 
 #[tokio::test]
 async fn a_failed_write_changes_nothing() {
@@ -87,7 +91,7 @@ async fn only_leftovers_of_a_crash_are_removed() {
 }
 
 #[tokio::test]
-async fn a_damaged_index_is_reported_by_name_and_nothing_is_deleted() {
+async fn a_damaged_index_without_a_journal_is_reported_by_name_and_nothing_is_deleted() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = open(in_folder(folder.path())).await;
     let mut ids = Vec::new();
@@ -107,6 +111,7 @@ async fn a_damaged_index_is_reported_by_name_and_nothing_is_deleted() {
     let garbage = [("zeros".to_owned(), vec![0; 50_000]), ("text".to_owned(), vec![b'x'; 50_000])];
     for (what, bytes) in damages.into_iter().chain(garbage) {
         fs::write(&index, bytes).expect("written");
+        drop(fs::remove_file(folder.path().join("index.journal")));
         match Store::open(in_folder(folder.path()), Arc::new(Plain)).await {
             Err(error) => {
                 assert!(error.to_string().contains("index.redb"), "{what}: {error}");
@@ -126,6 +131,7 @@ async fn a_damaged_index_is_reported_by_name_and_nothing_is_deleted() {
     }
     assert!(opened < 4);
     fs::remove_file(&index).expect("removed");
+    drop(fs::remove_file(folder.path().join("index.journal")));
     let missing = Store::open(in_folder(folder.path()), Arc::new(Plain)).await.map(drop).unwrap_err();
     assert!(missing.to_string().contains("it is missing, but there are snapshots"), "{missing}");
     fs::write(&index, whole).expect("put back");
@@ -139,4 +145,38 @@ async fn an_index_in_use_is_reported() {
     let _store = open(in_folder(folder.path())).await;
     let error = Store::open(in_folder(folder.path()), Arc::new(Plain)).await.map(drop).unwrap_err();
     assert!(error.to_string().contains("another process has it open"), "{error}");
+}
+
+#[test]
+fn a_failing_disk_fails() {
+    let disk = SimDisk::default();
+    disk.fail(1, Some(2));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let opened = runtime.block_on(async {
+        let folder = PathBuf::from("/sessions");
+        let objects = Arc::new(SimObjects { disk: disk.clone(), folder: folder.clone() });
+        Store::open_on(Arc::new(disk.clone()), objects, in_folder(&folder), Arc::new(Plain)).await
+    });
+    assert!(opened.is_err() && disk.failed() > 0);
+}
+
+#[tokio::test]
+async fn what_the_index_could_not_commit_does_not_come_back_after_a_restart() {
+    let folder = PathBuf::from("/sessions");
+    let open = |disk: SimDisk| {
+        let objects = Arc::new(SimObjects { disk: disk.clone(), folder: folder.clone() });
+        Store::open_on(Arc::new(disk), objects, in_folder(&folder), Arc::new(Plain))
+    };
+    let disk = SimDisk::default();
+    let store = open(disk.clone()).await.expect("a store");
+    let kept = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
+    // The journal has the transaction by then.
+    disk.fail_sync(&folder.join("index.redb"));
+    let failed = store.create(ANN, new(Start::Snapshot(snapshot(2)))).await;
+    assert!(matches!(failed, Err(StoreError::Unavailable { .. })), "{failed:?}");
+    for disk in [disk.killed(), disk.cut(disk.operations(), &mut StdRng::seed_from_u64(1))] {
+        let restarted = open(disk).await.expect("the store");
+        let (found, _) = list(&restarted, ANN, None, usize::MAX, false).await.expect("a list");
+        assert_eq!(found.iter().map(|session| &session.id).collect::<Vec<_>>(), [&kept]);
+    }
 }

@@ -1,7 +1,7 @@
 //! Shared by the store's tests: a small codec, snapshots, an object store that fails on demand, and a check that objects
 //! and index agree.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -17,9 +17,11 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use tidegate_server::session::{
-    Fork, Location, Metadata, NewSession, Owner, Session, SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError,
-    StoreOptions, TurnNote, VersionId,
+    AddedMessage, AddedText, Content, Fork, Listing, Location, Metadata, NewResponse, NewSession, Owner, Role, Session,
+    SessionId, Snapshot, SnapshotCodec, Start, Store, StoreError, StoreOptions, TurnNote, VersionId,
 };
+
+use tidegate_server::text::Vocabulary;
 
 pub(crate) const ANN: Owner = Owner([1; 16]);
 pub(crate) const BOB: Owner = Owner([2; 16]);
@@ -101,7 +103,73 @@ pub(crate) fn copies(n: usize) -> Fork {
 }
 
 pub(crate) fn note() -> TurnNote {
-    TurnNote { label: None, prompt_tokens: 3, completion_tokens: 5, kind: "turn".to_owned() }
+    TurnNote { label: None, prompt_tokens: 3, completion_tokens: 5, kind: "turn".to_owned(), text: None }
+}
+
+/// A vocabulary in which every token is a letter.
+pub(crate) fn words() -> Arc<Vocabulary> {
+    Arc::new(Vocabulary::new((0..100).map(|id| Box::from([b'a' + id % 26])).collect()))
+}
+
+/// What a turn adds to a text of `total` tokens: it removes the last one, and adds two.
+pub(crate) fn added(total: u64, number: u64) -> AddedText {
+    let content = Content::Tokens(0, 2);
+    let message = AddedMessage { role: Role::Assistant, continues: false, content, more: None };
+    AddedText { kept: total.saturating_sub(1), tokens: vec![number as u32; 2], messages: vec![message] }
+}
+
+/// The same as tokens.
+pub(crate) fn extended(text: &[u32], number: u64) -> Vec<u32> {
+    [&text[..text.len().saturating_sub(1)], &[number as u32; 2]].concat()
+}
+
+/// The text of a version that [`speak`] has made, or [`told`], given the parents and numbers of all.
+pub(crate) fn text_of(
+    parents: &BTreeMap<VersionId, VersionId>,
+    number: &dyn Fn(&VersionId) -> u64,
+    version: &VersionId,
+) -> Vec<u32> {
+    let before = parents.get(version).map(|parent| text_of(parents, number, parent)).unwrap_or_default();
+    extended(&before, number(version))
+}
+
+/// A new session that has read a text.
+pub(crate) fn told(number: u64) -> Start {
+    Start::Read(snapshot(number), added(0, number))
+}
+
+/// The tokens of a version, or of the head.
+pub(crate) async fn tokens(store: &Store, owner: Owner, id: &SessionId, version: Option<&VersionId>) -> Vec<u32> {
+    store.text(owner, id, version, (None, None)).await.expect("its text").1.tokens
+}
+
+/// The note of a turn that adds to the text.
+pub(crate) async fn saying(
+    store: &Store,
+    owner: Owner,
+    id: &SessionId,
+    number: u64,
+) -> std::result::Result<TurnNote, StoreError> {
+    let total = store.text(owner, id, None, (None, Some(0))).await?.1.total;
+    Ok(TurnNote { text: Some(added(total, number)), ..note() })
+}
+
+/// Runs one turn from the head to `snapshot(number)`, which adds to the text.
+pub(crate) async fn speak(
+    store: &Store,
+    owner: Owner,
+    id: &SessionId,
+    number: u64,
+) -> std::result::Result<Session, StoreError> {
+    let note = saying(store, owner, id, number).await?;
+    let mut turn = store.begin(owner, id, None, SOON).await?;
+    turn.reserve_text(2, 1 << 21, 64).await?;
+    turn.commit(snapshot(number), note, None, VersionId::new()).await
+}
+
+/// A response that ends with a snapshot, without a text.
+pub(crate) fn ended(body: Vec<u8>, snapshot: Arc<Snapshot>) -> NewResponse {
+    NewResponse { body, snapshot, parent: None, text: None }
 }
 
 /// Runs one turn from the head to `snapshot(number)`.
@@ -118,6 +186,18 @@ pub(crate) async fn turn(
 /// The snapshot of a session's head.
 pub(crate) async fn head(store: &Store, owner: Owner, id: &SessionId) -> Arc<Snapshot> {
     store.load(owner, id, None).await.expect("the head can be loaded").1
+}
+
+/// A page of an owner's sessions, and whether there are more.
+pub(crate) async fn list(
+    store: &Store,
+    owner: Owner,
+    after: Option<SessionId>,
+    limit: usize,
+    newest_first: bool,
+) -> std::result::Result<(Vec<Session>, bool), StoreError> {
+    let page = store.list(owner, Listing { after, limit, newest_first, ..Listing::default() }).await?;
+    Ok((page.sessions, page.next.is_some()))
 }
 
 /// Waits until a condition holds.
@@ -137,7 +217,7 @@ pub(crate) async fn agree(store: &Store, objects: &dyn ObjectStore, owners: &[Ow
     let mut wanted: BTreeSet<String> = others.iter().map(ToString::to_string).collect();
     let mut versions = wanted.clone();
     for owner in owners {
-        let (sessions, more) = store.list(*owner, None, usize::MAX, false).await.expect("a list");
+        let (sessions, more) = list(store, *owner, None, usize::MAX, false).await.expect("a list");
         assert!(!more);
         for session in sessions {
             let known = store.versions(*owner, &session.id).await.expect("versions");

@@ -13,7 +13,9 @@ use tidegate_server::session::{
     StoreError, StoreOptions, VersionId,
 };
 
-use crate::kit::{ANN, BYTES, NOW, copies, empty, head, in_folder, in_memory, new, note, open, seen, snapshot, turn};
+use crate::kit::{
+    ANN, BYTES, NOW, copies, empty, ended, head, in_folder, in_memory, new, note, open, seen, snapshot, turn, words,
+};
 
 /// Copies what a process killed now would leave behind to another folder.
 fn killed(folder: &Path) -> tempfile::TempDir {
@@ -148,7 +150,7 @@ async fn exports_are_signed_with_the_current_secret_whichever_stored_them() {
         ids.push(made.id);
         for (number, id) in ids.iter().enumerate() {
             assert_eq!(head(&store, ANN, id).await, state(number as f32));
-            let (_, bytes) = store.bytes(ANN, id, None).await.expect("bytes");
+            let (_, bytes) = store.bytes(ANN, id, None, words()).await.expect("bytes");
             assert_eq!(codec(secret).decode(&bytes).map(Arc::new), Ok(state(number as f32)));
             assert!(codec(Some(&[3; 32])).decode(&bytes).is_err(), "the signature of another secret");
         }
@@ -182,7 +184,7 @@ fn an_impossible_key_maximum_is_refused() {
     {
         let codec = Codec { layout, greatest, ..(*codec(None)).clone() };
         match (codec.import(&codec.encode(&snapshot)), at) {
-            (Ok(read), None) => assert_eq!(read.state, snapshot.state),
+            (Ok((read, _)), None) => assert_eq!(read.state, snapshot.state),
             (Err(FormatError::Maximum { at, .. }), Some(expected)) => assert_eq!(at, expected),
             other => panic!("{other:?}"),
         }
@@ -202,7 +204,7 @@ async fn a_receipt_is_stored_together_with_its_result() {
     store.fork(ANN, &made.id, copies(2), Some((key("c"), Box::new(all)))).await.unwrap_err();
     assert_eq!(store.receipt(ANN, "c").await, Ok(None), "a failed request has no receipt");
     let answer = Some((key("d"), b"body".to_vec()));
-    store.put_response(ANN, &ResponseId::new(), vec![1], snapshot(1), None, answer).await.expect("a response");
+    store.put_response(ANN, &ResponseId::new(), ended(vec![1], snapshot(1)), answer).await.expect("a response");
     assert_eq!(store.receipt(ANN, "d").await, Ok(Some(b"body".to_vec())));
 }
 
@@ -223,7 +225,7 @@ async fn old_responses_are_evicted_after_old_versions() {
     let (store, _objects) = seen(StoreOptions { disk_bytes: 5 * BYTES, ..in_memory() }).await;
     let ids = [ResponseId::new(), ResponseId::new()];
     for (number, id) in (1..).zip(&ids) {
-        store.put_response(ANN, id, vec![1], snapshot(number), None, None).await.expect("a response");
+        store.put_response(ANN, id, ended(vec![1], snapshot(number)), None).await.expect("a response");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let session = store.create(ANN, new(Start::Snapshot(snapshot(3)))).await.expect("a session").id;
@@ -251,4 +253,31 @@ async fn space_for_a_turn_is_reserved_when_it_begins() {
     assert!(matches!(store.begin(ANN, &second, None, NOW).await.map(drop), Err(StoreError::Full { .. })));
     drop(reserving);
     turn(&store, ANN, &second, 1).await.expect("the space is released with the turn");
+}
+
+#[tokio::test]
+async fn receipts_count_towards_the_owners_budget_and_the_disks() {
+    const BUDGET: u64 = 100_000;
+    for options in
+        [StoreOptions { owner_bytes: BUDGET, ..in_memory() }, StoreOptions { disk_bytes: BUDGET, ..in_memory() }]
+    {
+        let store = open(options).await;
+        let mut stored = 0;
+        let refused = loop {
+            match store.put_receipt(ANN, &format!("key {stored}"), vec![b'x'; 10_000]).await {
+                Ok(()) => stored += 1,
+                Err(error) => break error,
+            }
+            assert!(stored < 10, "receipts of more than the budget");
+        };
+        assert!(matches!(refused, StoreError::Quota { .. } | StoreError::Full { .. }), "{refused}");
+        assert_eq!(stored, 9);
+        // The same key again takes no more space, but needs it until the first is gone.
+        let id = store.create(ANN, empty()).await.expect("a session").id;
+        let turn = store.begin(ANN, &id, None, NOW).await.expect("there is space for a snapshot");
+        let receipt = Some((ReceiptKey("turn".to_owned()), vec![b'x'; 10_000]));
+        let refused = turn.commit(snapshot(1), note(), receipt, VersionId::new()).await;
+        assert!(matches!(refused, Err(StoreError::Quota { .. } | StoreError::Full { .. })), "{refused:?}");
+        assert_eq!(store.get(ANN, &id).await.expect("the session").head.tokens, 0, "nothing has changed");
+    }
 }

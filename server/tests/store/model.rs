@@ -5,10 +5,14 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate_server::session::{
-    Fork, Location, Metadata, Owner, ResponseId, SessionId, Snapshot, Start, Store, StoreOptions, VersionId,
+    Fork, Location, Metadata, Owner, ResponseId, SessionId, Snapshot, Start, Store, StoreError, StoreOptions, TagName,
+    VersionId, VersionRef,
 };
 
-use crate::kit::{ANN, BOB, NOW, Plain, agree, copies, empty, in_memory, new, seen, snapshot, turn};
+use crate::kit::{
+    ANN, BOB, NOW, Plain, agree, copies, empty, ended, extended, in_memory, new, seen, snapshot, speak, tokens, told,
+    turn, until,
+};
 
 /// An operation. Numbers choose among what exists.
 #[derive(Clone, Debug)]
@@ -20,6 +24,9 @@ enum Step {
     Abandon(usize),
     Fork(usize, Option<usize>, usize),
     Rewind(usize, usize),
+    Adopt(usize, usize, usize),
+    Tag(usize, usize, u8),
+    Untag(usize),
     Delete(usize),
     Respond,
     Unrespond(usize),
@@ -36,6 +43,10 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (some.clone(), proptest::option::of(some.clone()), 1..4usize)
             .prop_map(|(session, version, n)| Step::Fork(session, version, n)),
         3 => (some.clone(), some.clone()).prop_map(|(session, version)| Step::Rewind(session, version)),
+        3 => (some.clone(), some.clone(), some.clone())
+            .prop_map(|(session, other, version)| Step::Adopt(session, other, version)),
+        3 => (some.clone(), some.clone(), 0..3u8).prop_map(|(session, version, tag)| Step::Tag(session, version, tag)),
+        1 => some.clone().prop_map(Step::Untag),
         2 => some.clone().prop_map(Step::Delete),
         1 => Just(Step::Respond),
         1 => some.prop_map(Step::Unrespond),
@@ -48,14 +59,16 @@ struct Kept {
     owner: Owner,
     versions: Vec<(VersionId, bool)>,
     head: VersionId,
+    tags: BTreeMap<String, VersionId>,
 }
 
 impl Kept {
     fn drop_beyond(&mut self, keep: usize) {
-        while self.versions.iter().filter(|(_, kept)| *kept).count() > keep {
-            let head = self.head.clone();
-            let oldest = self.versions.iter_mut().find(|(id, kept)| *kept && *id != head);
-            oldest.expect("one of them is not the head").1 = false;
+        let (head, tags) = (&self.head, &self.tags);
+        let releasable = |(id, kept): &&mut (VersionId, bool)| *kept && id != head && !tags.values().any(|it| it == id);
+        let count = self.versions.iter_mut().filter(releasable).count();
+        for oldest in self.versions.iter_mut().filter(releasable).take((count + 1).saturating_sub(keep)) {
+            oldest.1 = false;
         }
     }
 }
@@ -64,6 +77,8 @@ impl Kept {
 struct World {
     sessions: BTreeMap<SessionId, Kept>,
     contents: BTreeMap<VersionId, Arc<Snapshot>>,
+    /// The texts of versions; none where it is not kept.
+    texts: BTreeMap<VersionId, Option<Vec<u32>>>,
     parents: BTreeMap<VersionId, VersionId>,
     responses: Vec<(ResponseId, VersionId)>,
     next: u64,
@@ -91,11 +106,15 @@ impl World {
                 let owner = if anns { ANN } else { BOB };
                 let made = store.create(owner, empty()).await.expect("a session");
                 self.contents.insert(made.head.id.clone(), Arc::new(Snapshot::empty(1)));
+                self.texts.insert(made.head.id.clone(), Some(Vec::new()));
                 self.add(owner, made.id, made.head.id);
             }
             Step::Upload => {
                 let number = self.number();
-                let made = store.create(ANN, new(Start::Snapshot(snapshot(number)))).await.expect("a session");
+                let has_text = !number.is_multiple_of(3);
+                let start = if has_text { told(number) } else { Start::Snapshot(snapshot(number)) };
+                let made = store.create(ANN, new(start)).await.expect("a session");
+                self.texts.insert(made.head.id.clone(), has_text.then(|| extended(&[], number)));
                 self.contents.insert(made.head.id.clone(), snapshot(number));
                 self.add(ANN, made.id, made.head.id);
             }
@@ -108,7 +127,13 @@ impl World {
             Step::Turn(session) => {
                 let Some((id, mut kept)) = self.session(session) else { return };
                 let number = self.number();
-                let made = turn(store, kept.owner, &id, number).await.expect("a turn");
+                let text = self.texts[&kept.head].as_ref().map(|text| extended(text, number));
+                let made = match &text {
+                    Some(_) => speak(store, kept.owner, &id, number).await,
+                    None => turn(store, kept.owner, &id, number).await,
+                };
+                let made = made.expect("a turn");
+                self.texts.insert(made.head.id.clone(), text);
                 self.contents.insert(made.head.id.clone(), snapshot(number));
                 self.parents.insert(made.head.id.clone(), kept.head.clone());
                 kept.versions.push((made.head.id.clone(), true));
@@ -139,7 +164,8 @@ impl World {
                     next = self.parents.get(&found.0);
                 }
                 for fork in forks.expect("forks") {
-                    let fresh = Kept { owner: kept.owner, versions: line.clone(), head: head.clone() };
+                    let fresh =
+                        Kept { owner: kept.owner, versions: line.clone(), head: head.clone(), tags: BTreeMap::new() };
                     self.sessions.insert(fork.id, fresh);
                 }
             }
@@ -149,6 +175,7 @@ impl World {
                 store.rewind(kept.owner, &id, &kept.head, None, NOW).await.expect("a rewind");
                 self.sessions.insert(id, kept);
             }
+            Step::Adopt(..) | Step::Tag(..) | Step::Untag(_) => self.branch(store, step, keep).await,
             Step::Delete(session) => {
                 let Some((id, kept)) = self.session(session) else { return };
                 store.delete(kept.owner, &id).await.expect("removed");
@@ -156,7 +183,7 @@ impl World {
             }
             Step::Respond => {
                 let (id, number) = (ResponseId::new(), self.number());
-                store.put_response(ANN, &id, vec![1], snapshot(number), None, None).await.expect("a response");
+                store.put_response(ANN, &id, ended(vec![1], snapshot(number)), None).await.expect("a response");
                 let version = store.response(ANN, &id).await.expect("the response").1;
                 self.contents.insert(version.clone(), snapshot(number));
                 self.responses.push((id, version));
@@ -169,17 +196,88 @@ impl World {
         }
     }
 
+    /// A step that gives a session another version, or a version a name.
+    async fn branch(&mut self, store: &Store, step: Step, keep: usize) {
+        match step {
+            Step::Adopt(session, other, version) => {
+                let (Some((id, mut kept)), Some((_, other))) = (self.session(session), self.session(other)) else {
+                    return;
+                };
+                let to = Self::version(&other, version);
+                let adopted = store.rewind(kept.owner, &id, &to, None, NOW).await;
+                if other.owner != kept.owner {
+                    assert_eq!(adopted, Err(StoreError::NotFound { what: "version" }));
+                    return;
+                }
+                adopted.expect("adopted");
+                self.adopt(&mut kept, to, keep);
+                self.sessions.insert(id, kept);
+            }
+            Step::Tag(session, version, tag) => {
+                let Some((id, mut kept)) = self.session(session) else { return };
+                let (to, name) = (Self::version(&kept, version), format!("tag-{tag}"));
+                let tag = TagName::parse(&name).expect("a name");
+                let tagged = store.tag(kept.owner, &id, tag, Some(VersionRef::Id(to.clone()))).await.expect("tagged");
+                assert_eq!(tagged.version.id, to);
+                kept.tags.insert(name, to);
+                self.sessions.insert(id, kept);
+            }
+            Step::Untag(session) => {
+                let Some((id, mut kept)) = self.session(session) else { return };
+                let Some((name, _)) = kept.tags.pop_first() else { return };
+                let tag = TagName::parse(&name).expect("a name");
+                store.untag(kept.owner, &id, &tag).await.expect("removed");
+                assert_eq!(store.untag(kept.owner, &id, &tag).await, Err(StoreError::NotFound { what: "tag" }));
+                self.sessions.insert(id, kept);
+            }
+            _ => unreachable!("it is another step"),
+        }
+    }
+
     fn add(&mut self, owner: Owner, id: SessionId, head: VersionId) {
-        self.sessions.insert(id, Kept { owner, versions: vec![(head.clone(), true)], head });
+        self.sessions.insert(id, Kept { owner, versions: vec![(head.clone(), true)], head, tags: BTreeMap::new() });
+    }
+
+    /// Makes a version the head, and lists it and its ancestors.
+    fn adopt(&self, kept: &mut Kept, to: VersionId, keep: usize) {
+        kept.head = to.clone();
+        let listed = |kept: &Kept, id: &VersionId| kept.versions.iter().find(|(known, _)| known == id).map(|it| it.1);
+        let before = listed(kept, &to);
+        if before == Some(true) {
+            return;
+        }
+        kept.versions.retain(|(id, _)| *id != to);
+        let mut ancestors = Vec::new();
+        let mut next = self.parents.get(&to).filter(|_| before.is_none());
+        while let Some(id) = next.filter(|id| listed(kept, id).is_none()) {
+            let lists: Vec<bool> = self.sessions.values().filter_map(|other| listed(other, id)).collect();
+            let responds = self.responses.iter().any(|(_, version)| version == id);
+            if lists.is_empty() && !responds {
+                break;
+            }
+            let stays = ancestors.len() + 1 < keep && (responds || lists.contains(&true));
+            ancestors.insert(0, (id.clone(), stays));
+            next = self.parents.get(id);
+        }
+        kept.versions.append(&mut ancestors);
+        kept.versions.push((to, true));
+        kept.drop_beyond(keep);
     }
 
     async fn check(&self, store: &Store) {
         assert_eq!(store.stats().sessions, self.sessions.len() as u64);
         for (id, kept) in &self.sessions {
-            assert_eq!(store.get(kept.owner, id).await.expect("a session").head.id, kept.head);
+            let session = store.get(kept.owner, id).await.expect("a session");
+            assert_eq!((&session.head.id, &session.tags), (&kept.head, &kept.tags));
             let versions = store.versions(kept.owner, id).await.expect("versions");
             let found: Vec<(VersionId, bool)> = versions.into_iter().map(|known| (known.id, known.kept)).collect();
             assert_eq!(found, kept.versions);
+            for (version, _) in &kept.versions {
+                match &self.texts[version] {
+                    Some(text) => assert_eq!(&tokens(store, kept.owner, id, Some(version)).await, text),
+                    None => drop(store.text(kept.owner, id, Some(version), (None, None)).await.expect_err("no text")),
+                }
+            }
             for (version, _) in kept.versions.iter().filter(|(_, kept)| *kept) {
                 let (_, found, _) = store.load(kept.owner, id, Some(version)).await.expect("a kept version");
                 assert_eq!(&found, &self.contents[version]);
@@ -206,6 +304,10 @@ proptest! {
             world.check(&store).await;
             let responses: Vec<VersionId> = world.responses.iter().map(|(_, version)| version.clone()).collect();
             agree(&store, &*objects, &[ANN, BOB], &responses).await;
+            for (id, kept) in &world.sessions {
+                store.delete(kept.owner, id).await.expect("removed");
+            }
+            until("no texts", async || store.stats().text_bytes == 0).await;
         });
     }
 }

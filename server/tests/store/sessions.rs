@@ -10,7 +10,8 @@ use tidegate_server::session::{
 };
 
 use crate::kit::{
-    ANN, BOB, BYTES, NOW, Plain, SOON, agree, copies, empty, head, in_folder, in_memory, new, note, open, seen,
+    ANN, BOB, BYTES, NOW, Plain, SOON, agree, copies, empty, ended, head, in_folder, in_memory, list, new, note, open,
+    seen, words,
 };
 use crate::kit::{snapshot, turn, until};
 
@@ -37,9 +38,10 @@ async fn a_turn_moves_the_head_and_its_snapshot_can_be_loaded() {
         assert!(!after.in_use && after.head.kept);
         let (_, found, tier) = store.load(ANN, &made.id, None).await.expect("the snapshot");
         assert_eq!((found, tier), (snapshot(7), Tier::Disk));
-        let (_, bytes) = store.bytes(ANN, &made.id, None).await.expect("the bytes");
+        let (_, bytes) = store.bytes(ANN, &made.id, None, words()).await.expect("the bytes");
         assert_eq!(bytes, Plain.encode(&snapshot(7)));
-        let (_, bytes) = store.bytes(ANN, &made.id, Some(&made.head.id)).await.expect("the bytes of an empty version");
+        let (_, bytes) =
+            store.bytes(ANN, &made.id, Some(&made.head.id), words()).await.expect("the bytes of an empty version");
         assert_eq!(bytes, Plain.encode(&Snapshot::empty(1)));
         assert_eq!(store.receipt(ANN, "k").await, Ok(Some(b"answer".to_vec())));
         assert_eq!(store.receipt(BOB, "k").await, Ok(None));
@@ -143,7 +145,7 @@ async fn other_owners_sessions_look_like_missing_ones() {
     let id = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
     let version = store.get(ANN, &id).await.expect("the session").head.id;
     let response = ResponseId::new();
-    store.put_response(ANN, &response, b"{}".to_vec(), snapshot(2), None, None).await.expect("a response");
+    store.put_response(ANN, &response, ended(b"{}".to_vec(), snapshot(2)), None).await.expect("a response");
     let guessed = SessionId::new();
     let errors = async |owner: Owner, id: &SessionId, version: &VersionId, response: &ResponseId| -> Vec<String> {
         let wait = NOW;
@@ -155,9 +157,9 @@ async fn other_owners_sessions_look_like_missing_ones() {
             store.fork(owner, id, copies(1), None).await.map(drop).unwrap_err(),
             store.rewind(owner, id, version, None, wait).await.map(drop).unwrap_err(),
             store.load(owner, id, Some(version)).await.map(drop).unwrap_err(),
-            store.bytes(owner, id, None).await.map(drop).unwrap_err(),
+            store.bytes(owner, id, None, words()).await.map(drop).unwrap_err(),
             store.begin(owner, id, None, wait).await.map(drop).unwrap_err(),
-            store.list(owner, Some(id.clone()), 5, false).await.map(drop).unwrap_err(),
+            list(&store, owner, Some(id.clone()), 5, false).await.map(drop).unwrap_err(),
             store.create(owner, new(Start::Version(version.clone()))).await.map(drop).unwrap_err(),
             store.response(owner, response).await.map(drop).unwrap_err(),
             store.response_snapshot(owner, response).await.map(drop).unwrap_err(),
@@ -175,7 +177,7 @@ async fn other_owners_sessions_look_like_missing_ones() {
     // A version of the owner's other sessions does not belong to this one either.
     let mine = store.create(ANN, empty()).await.expect("a session").id;
     assert_eq!(store.load(ANN, &mine, Some(&version)).await.unwrap_err(), StoreError::NotFound { what: "version" });
-    assert_eq!(store.list(BOB, None, 5, false).await, Ok((Vec::new(), false)));
+    assert_eq!(list(&store, BOB, None, 5, false).await, Ok((Vec::new(), false)));
 }
 
 #[tokio::test]
@@ -189,7 +191,7 @@ async fn sessions_are_listed_in_order_of_creation() {
     let mut pages = Vec::new();
     let mut after = None;
     loop {
-        let (page, more) = store.list(ANN, after, 2, false).await.expect("a page");
+        let (page, more) = list(&store, ANN, after, 2, false).await.expect("a page");
         after = page.last().map(|session| session.id.clone());
         pages.extend(names(&page));
         if !more {
@@ -197,11 +199,11 @@ async fn sessions_are_listed_in_order_of_creation() {
         }
     }
     assert_eq!(pages, made);
-    let (page, more) = store.list(ANN, None, 2, true).await.expect("a page");
+    let (page, more) = list(&store, ANN, None, 2, true).await.expect("a page");
     assert_eq!((names(&page), more), (vec![made[4].clone(), made[3].clone()], true));
-    let (page, more) = store.list(ANN, Some(made[3].clone()), 3, true).await.expect("a page");
+    let (page, more) = list(&store, ANN, Some(made[3].clone()), 3, true).await.expect("a page");
     assert_eq!((names(&page), more), (vec![made[2].clone(), made[1].clone(), made[0].clone()], false));
-    let (page, _) = store.list(ANN, Some(made[0].clone()), 3, true).await.expect("a page");
+    let (page, _) = list(&store, ANN, Some(made[0].clone()), 3, true).await.expect("a page");
     assert!(page.is_empty());
 }
 
@@ -218,7 +220,8 @@ async fn a_session_expires_unless_it_is_used() {
     let turn = store.begin(ANN, &held, None, NOW).await.expect("a turn");
     assert_eq!(left.expires.map(|expires| expires >= left.created), Some(true));
     let metadata = Some(Metadata::from([("k".to_owned(), "v".to_owned())]));
-    let update = store.update(ANN, &patched, Patch { metadata, ttl: Some(None) }).await.expect("updated");
+    let update =
+        store.update(ANN, &patched, Patch { metadata, ttl: Some(None), ..Patch::default() }).await.expect("updated");
     assert_eq!((update.expires, update.metadata.len()), (None, 1));
     for _ in 0..8 {
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -241,7 +244,7 @@ async fn a_response_keeps_its_snapshot_until_it_expires() {
     let (store, objects) = seen(options).await;
     let (kept, removed) = (ResponseId::new(), ResponseId::new());
     for id in [&kept, &removed] {
-        store.put_response(ANN, id, b"body".to_vec(), snapshot(5), None, None).await.expect("a response");
+        store.put_response(ANN, id, ended(b"body".to_vec(), snapshot(5)), None).await.expect("a response");
     }
     store.put_receipt(ANN, "once", b"answer".to_vec()).await.expect("a receipt");
     assert_eq!(store.receipt(ANN, "once").await, Ok(Some(b"answer".to_vec())));
@@ -304,7 +307,7 @@ async fn opening_reads_no_object() {
     drop(store);
     let shared = Arc::clone(&objects) as Arc<dyn object_store::ObjectStore>;
     let store = Store::open_with(shared, in_folder(folder.path()), Arc::new(Plain)).await.expect("the store opens");
-    let (sessions, _) = store.list(ANN, None, 100, false).await.expect("a list");
+    let (sessions, _) = list(&store, ANN, None, 100, false).await.expect("a list");
     assert_eq!((sessions.len(), store.stats().disk_bytes), (50, 50 * BYTES));
     assert_eq!(objects.gets.load(Ordering::SeqCst), 0);
     agree(&store, &*objects, &[ANN], &[]).await;

@@ -8,16 +8,16 @@ use sha2::{Digest, Sha256};
 use tidegate_model::{SamplerState, StateLayout};
 use tidegate_server::session::{Answer, Codec, Fingerprint, FormatError, History, Keys, MAX_PENDING, Snapshot};
 
-const PINNED: &[u8] = include_bytes!("fixtures/snapshot-v1.bin");
-const PINNED_SIGNED: &[u8] = include_bytes!("fixtures/snapshot-v1-signed.bin");
+pub(crate) const PINNED: &[u8] = include_bytes!("fixtures/snapshot-v1.bin");
+pub(crate) const PINNED_SIGNED: &[u8] = include_bytes!("fixtures/snapshot-v1-signed.bin");
 const SECRET: &[u8; 32] = b"the secret of the pinned file, 1";
 
-const PREFIX: usize = 24;
-const DIGEST: usize = 32;
+pub(crate) const PREFIX: usize = 24;
+pub(crate) const DIGEST: usize = 32;
 const LAYOUT: StateLayout = StateLayout { layers: 2, heads: 1, head: 11, taps: 2, channels: 3, cross: 0 };
 
-static PLAIN: LazyLock<Codec> = LazyLock::new(|| codec(LAYOUT, None));
-static SIGNING: LazyLock<Codec> = LazyLock::new(|| codec(LAYOUT, Some(SECRET)));
+pub(crate) static PLAIN: LazyLock<Codec> = LazyLock::new(|| codec(LAYOUT, None));
+pub(crate) static SIGNING: LazyLock<Codec> = LazyLock::new(|| codec(LAYOUT, Some(SECRET)));
 
 fn codec(layout: StateLayout, secret: Option<&[u8]>) -> Codec {
     let fingerprint =
@@ -50,7 +50,7 @@ fn framed(header: &[u8], body: &[u8]) -> Vec<u8> {
     digested([b"TIDEGT\r\n\x01\0\0\0", &lengths.0[..], lengths.1, header, body].concat())
 }
 
-fn digested(mut bytes: Vec<u8>) -> Vec<u8> {
+pub(crate) fn digested(mut bytes: Vec<u8>) -> Vec<u8> {
     let digest = Sha256::digest(&bytes);
     bytes.extend_from_slice(&digest);
     bytes
@@ -238,7 +238,7 @@ fn a_file_of_another_kind_version_or_length_is_refused() {
     };
     assert_eq!(PLAIN.decode(&[]), Err(FormatError::TooShort { found: 0, min: 56 }));
     assert_eq!(edited(0, b"t"), FormatError::Magic);
-    assert_eq!(edited(8, &[2]), FormatError::Version { found: 2, max: 1 });
+    assert_eq!(edited(8, &[3]), FormatError::Version { found: 3, max: 2 });
     let most = 53_248;
     assert_eq!(edited(12, &[0xff; 4]), FormatError::HeaderLength { found: u32::MAX.into(), max: most });
     let found = PINNED.len();

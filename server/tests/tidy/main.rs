@@ -52,6 +52,7 @@ const MODEL: Layers = &[
     ("encoder", &["compute", "config", "error", "kernels", "memory", "mixers", "nn", "weights"]),
     ("schema", &["config", "encoder", "layout", "mixers", "weights"]),
     ("state", &["compute", "config", "error", "kernels", "layout", "memory", "mixers", "pool"]),
+    ("portable", &["config"]),
     ("decoder", &["compute", "config", "encoder", "error", "mixers", "nn", "probe", "runner", "state", "weights"]),
     ("checkpoint", &["config", "decoder", "schema", "weights"]),
     (
@@ -73,17 +74,28 @@ const MODEL: Layers = &[
 ];
 
 const SERVER: Layers = &[
-    ("text", &[]),
-    ("session", &["text"]),
+    ("nearest", &[]),
+    ("priority", &[]),
+    ("ram", &[]),
+    ("sync", &[]),
+    ("text", &["priority"]),
+    ("session", &["sync", "text"]),
     ("engine", &["session", "text"]),
     ("metrics", &["engine", "session"]),
     ("serving", &[]),
-    ("api", &["engine", "metrics", "session", "text"]),
-    ("checkpoint", &["api", "engine", "session", "text"]),
+    ("api", &["engine", "metrics", "nearest", "priority", "ram", "session", "sync", "text"]),
+    ("checkpoint", &["api", "engine", "ram", "session", "text"]),
     ("cli", &[]),
     ("bench", &["cli"]),
-    ("http", &["cli"]),
+    ("chat", &["cli", "generate", "store"]),
+    ("generate", &["cli"]),
+    ("health", &["cli"]),
+    ("http", &["cli", "models"]),
+    ("log", &["cli"]),
+    ("models", &["cli", "shipped", "store"]),
+    ("shipped", &[]),
     ("store", &["cli"]),
+    ("sessions_command", &["cli", "store"]),
     ("telemetry", &[]),
 ];
 
@@ -103,7 +115,7 @@ const FOREIGN: [(&str, &[&str], &str); 6] = [
 
 /// Files of the model that may read the clock: threads that do not wait for a late one, and measurements of the
 /// machine.
-const CLOCK: [&str; 2] = ["model/src/kernels/threads.rs", "model/src/kernels/roof.rs"];
+const CLOCK: [&str; 2] = ["model/src/kernels/threads.rs", "model/src/kernels/roofline.rs"];
 
 /// A crate's folder and the packages that its manifest may not name.
 const NOT_NEEDED: [(&str, &[&str]); 4] = [
@@ -336,8 +348,8 @@ fn foreign_crates_are_found() {
     assert_eq!(foreign("server/src/api/a.rs", "use axum::Json;").len(), 0);
     assert_eq!(foreign("server/src/engine/a.rs", "#[derive(serde::Serialize)] // axum::Json\nstruct A;").len(), 1);
     assert_eq!(foreign("model/src/nn.rs", "let now = std::time::Instant::now();").len(), 1);
-    assert_eq!(foreign("model/src/kernels/roof.rs", "use std::time::Instant; let now = Instant::now();").len(), 0);
-    assert_eq!(foreign("model/src/kernels/roof.rs", "use std::time::SystemTime; SystemTime::now();").len(), 1);
+    assert_eq!(foreign("model/src/kernels/roofline.rs", "use std::time::Instant; let now = Instant::now();").len(), 0);
+    assert_eq!(foreign("model/src/kernels/roofline.rs", "use std::time::SystemTime; SystemTime::now();").len(), 1);
     assert_eq!(foreign("model/src/nn.rs", "use my::tokio::x; use tokio_like::y;").len(), 0);
 }
 

@@ -17,7 +17,7 @@ pub use inputs::Source;
 pub struct Row {
     /// The source of queries, keys and values: `model`, `correlated` or `independent`.
     pub inputs: String,
-    /// `rfa`, `favor`, `lara`, `lara-balance`, `ra` or `mean-of-v`.
+    /// One of [`ESTIMATORS`], or `mean-of-v`.
     pub estimator: String,
     /// Random vectors, landmarks with a sample each, or samples of each query; 0 for the mean of V.
     pub samples: usize,
@@ -30,8 +30,17 @@ pub struct Row {
 }
 
 /// Names in rows, and of the same estimators in [`Attention::named`].
-pub const ESTIMATORS: [(&str, &str); 5] =
-    [("rfa", "rfa-softmax"), ("favor", "favor"), ("lara", "lara"), ("lara-balance", "lara-balance"), ("ra", "ra")];
+pub const ESTIMATORS: [(&str, &str); 9] = [
+    ("rfa", "rfa-softmax"),
+    ("favor", "favor"),
+    ("lara", "lara"),
+    ("lara-balance", "lara-balance"),
+    ("ra", "ra"),
+    ("lara-crossed", "lara-crossed"),
+    ("lara-means", "lara-means"),
+    ("lara-means-tokens", "lara-means-tokens"),
+    ("lara-means-crossed", "lara-means-crossed"),
+];
 
 /// Samples of RA in memory at once.
 const AT_ONCE: usize = 8;
@@ -58,7 +67,13 @@ pub enum ApproximationError {
 
 /// How often [`measure`] calls `tick`.
 pub fn steps(options: &Options) -> u64 {
-    options.seeds * ESTIMATORS.len() as u64
+    ESTIMATORS.iter().map(|(_, attention)| seeds(attention, options)).sum()
+}
+
+/// Seeds that an estimator is measured with: one is enough if nothing is drawn.
+fn seeds(attention: &str, options: &Options) -> u64 {
+    let random = Attention::named(attention, 1).is_none_or(|attention| attention.is_random());
+    if random { options.seeds } else { 1 }
 }
 
 /// Measures all estimators on one kind of inputs, q, k and v (cases, heads, tokens, d) in f64. It calls `tick` after each of
@@ -92,7 +107,7 @@ pub fn measure(
         let supported = |samples: &usize| !estimator.starts_with("lara") || *samples <= tokens;
         let counts: Vec<usize> = options.samples.iter().copied().filter(supported).collect();
         let mut errors = vec![Vec::new(); counts.len()];
-        for seed in 0..options.seeds {
+        for seed in 0..seeds(attention, options) {
             // Each estimator has its own stream, so a new one changes no other's results.
             let mut generator = Generator::new(1000 * (number as u64 + 1) + seed);
             let found = if estimator == "ra" {

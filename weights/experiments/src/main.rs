@@ -161,6 +161,8 @@ impl Approximation {
             "rfa": "sines and cosines of q and k times d^(-1/4), keys weighed by exp(|k|^2 / 2), denominators floored at 0.02 of the keys' weight: most of its error is where they are held there",
             "favor": "positive features, orthogonal rows with norms of chi(d)",
             "lara": "query-specific weights (lara-balance: the balance heuristic alone), as many landmarks as samples",
+            "lara_means": "lara whose samples are the means of its proposals, as in PyTorch's evaluation: nothing is random",
+            "landmarks": "means of segments of queries and of keys, in pairs; -tokens: the middle token of each segment; -crossed: every pair of a segment of queries and one of keys, about the square root of as many of each",
             "ra": "first samples of one draw serve for fewer",
         }));
         for (name, text) in descriptions() {

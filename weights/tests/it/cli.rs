@@ -44,3 +44,13 @@ fn errors_go_to_stderr() {
     let out = weights(&["eval", "--text", &text(), "--limit", "0"]);
     assert!(!out.status.success() && String::from_utf8(out.stderr).unwrap().contains("--limit"));
 }
+
+#[test]
+fn threads_are_as_many_as_asked_for_and_change_no_result() {
+    let eval =
+        |threads: &str| weights(&["--threads", threads, "eval", "--text", &text(), "--limit", "50", "--json"]).stdout;
+    let (one, three) = (eval("1"), eval("3"));
+    assert!(!one.is_empty() && one == three);
+    let refused = weights(&["eval", "--text", &text(), "--threads", "0"]);
+    assert!(refused.status.code() == Some(2) && String::from_utf8(refused.stderr).unwrap().contains("--threads"));
+}

@@ -1,4 +1,4 @@
-//! Looking into an encoder-decoder, and quantising one.
+//! Inspecting and quantising an encoder-decoder.
 
 use crate::common::{MOST, seq2seq, softmax, weights};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use tidegate_weights::inspect::inspect;
 use tidegate_weights::quantize::{Draft, QuantizeOptions};
 
 #[test]
-fn inspection_tells_the_encoder_and_what_is_kept_of_a_source() {
+fn inspection_reports_the_encoder_and_the_state_of_a_source() {
     for (keys, kept) in [(json!({}), 2 * 2 * (16 * 17 + 1) + 1), (softmax(), 2 * 2 * 2 * MOST * 16 + 1)] {
         let folder = seq2seq(&keys);
         let (report, stored) = (inspect(folder.path()).unwrap(), Stored::open(folder.path()).unwrap());
@@ -39,7 +39,7 @@ fn logits(decoder: &Decoder, source: &[u32]) -> Vec<f32> {
 }
 
 #[test]
-fn a_quantised_copy_decodes_as_loading_so_and_near_the_original() {
+fn a_quantised_copy_decodes_like_quantising_at_load_time_and_close_to_the_original() {
     let place = tempfile::tempdir().unwrap();
     for (name, keys) in [("rfa", json!({})), ("softmax", softmax())] {
         let folder = seq2seq(&keys);

@@ -24,7 +24,7 @@ struct Golden {
 }
 
 #[test]
-fn the_trainer_measures_the_same() {
+fn scores_equal_those_of_the_trainer() {
     let text = std::fs::read_to_string(fixture().join("golden.json")).unwrap();
     let golden: BTreeMap<String, Vec<Golden>> = serde_json::from_str(&text).unwrap();
     assert_eq!(golden.len(), 2);
@@ -50,7 +50,7 @@ fn documents_are_counted() {
 }
 
 #[test]
-fn a_document_does_not_remember_the_one_before() {
+fn a_document_does_not_depend_on_the_previous_one() {
     let checkpoint = Checkpoint::load(&fixture(), &Device::Cpu).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let total = |text: &str| {
@@ -89,7 +89,7 @@ fn progress_ends_at_the_whole_file() {
 }
 
 #[test]
-fn what_cannot_be_evaluated_is_named() {
+fn errors_name_what_cannot_be_evaluated() {
     let checkpoint = Checkpoint::load(&fixture(), &Device::Cpu).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("text");
@@ -104,11 +104,11 @@ fn what_cannot_be_evaluated_is_named() {
     assert!(missing.contains("tokenizer.json"), "{missing}");
 }
 
-/// What PyTorch measured with the shipped checkpoint on `story.txt`; the training package's `eval` renews it.
+/// PyTorch's score of the shipped checkpoint on `story.txt`, by the training package's `eval`.
 const STORY: &str = include_str!("../fixtures/story.json");
 
 #[test]
-fn the_shipped_checkpoint_reads_english_as_pytorch_does() {
+fn the_shipped_checkpoint_has_the_score_of_pytorch() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let checkpoint = Checkpoint::load(&root.join("checkpoints/tidegate-tiny"), &Device::Cpu).unwrap();
     let report = run(&checkpoint, &root.join("tests/fixtures/story.txt"), None).unwrap();

@@ -1,5 +1,7 @@
 //! Inspection: totals agree with the config, values with the tensors, and a text moves the gates.
 
+use std::path::Path;
+
 use candle_core::Tensor;
 use serde_json::json;
 use tidegate_model::checkpoint::{Stored, tensors};
@@ -10,13 +12,23 @@ use tidegate_weights::inspect::{inspect, observe};
 
 use crate::common::fixture;
 
-/// A copy of the fixture that a test may spoil.
+/// A copy of the fixture that a test may change.
 fn copy() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         std::fs::copy(fixture().join(name), folder.path().join(name)).unwrap();
     }
     folder
+}
+
+#[test]
+fn every_tensor_of_mamba_2_has_a_kind() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures-mamba2");
+    let (report, stored) = (inspect(&folder).unwrap(), Stored::open(&folder).unwrap());
+    assert_eq!(report.parameters, stored.config().parameters());
+    assert_eq!((report.state_bytes, report.heads.len()), (stored.config().state_bytes(), 0));
+    let names: Vec<_> = report.groups.iter().map(|group| group.name).collect();
+    assert_eq!(names, ["embedding", "output head", "convolutions", "norms", "mixers"]);
 }
 
 #[test]
@@ -31,6 +43,14 @@ fn totals_are_those_of_the_config() {
     let random = report.groups.iter().find(|g| g.name.starts_with("random")).unwrap();
     assert_eq!(random.numbers as usize, report.heads.len() * config.proj_dim * config.head_dim);
     assert_eq!(random.bytes, 4 * random.numbers);
+}
+
+#[test]
+fn a_gguf_file_has_the_totals_of_its_folder() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures-rwkv7");
+    let (report, want) = (inspect(&folder.join("llamacpp.gguf")).unwrap(), inspect(&folder).unwrap());
+    assert_eq!((report.parameters, report.state_bytes), (want.parameters, want.state_bytes));
+    assert!(report.parameters > 0 && report.heads == want.heads);
 }
 
 #[test]
@@ -71,8 +91,8 @@ fn a_text_moves_the_gates() {
     }
 }
 
-/// A checkpoint of random weights with these keys beside the fixture's own, and the fixture's tokenizer; where they are
-/// `shut`, its gates take nothing in.
+/// A checkpoint of random weights with the fixture's config changed by these keys, and the fixture's tokenizer. If `shut`,
+/// its gates let nothing in.
 fn other(keys: &serde_json::Value, shut: bool) -> tempfile::TempDir {
     let folder = copy();
     let path = folder.path().join("config.json");
@@ -92,7 +112,7 @@ fn other(keys: &serde_json::Value, shut: bool) -> tempfile::TempDir {
 
 #[test]
 fn every_kind_of_attention_can_be_inspected() {
-    // The kind, whether its heads have sigma and gate.
+    // The kind, and whether its heads have sigma and a gate.
     for (keys, sigma, gate) in [
         (json!({"feature_map": "arc_cosine"}), true, true),
         (json!({"feature_map": "arc_cosine", "gate": false}), true, false),
@@ -131,7 +151,7 @@ fn every_kind_of_attention_can_be_inspected() {
 
 #[test]
 fn denominators_are_held_where_there_is_nothing_or_less_than_the_floor() {
-    // eps = 1: no gaussian denominator reaches c, nor would one of arc-cosine or favor, which have no floor by c.
+    // eps = 1: no denominator reaches c, but only gaussian ones are clamped to eps c.
     for (keys, open) in [
         (json!({"denominator_eps": 1.0}), 0.9..=1.0),
         (json!({"denominator_eps": 1.0, "feature_map": "arc_cosine"}), 0.0..=0.5),
@@ -151,8 +171,8 @@ fn denominators_are_held_where_there_is_nothing_or_less_than_the_floor() {
 }
 
 #[test]
-fn a_hybrids_share_is_of_the_denominators_that_it_has() {
-    // At this floor every one is held: random features have length 1, so none is above c.
+fn the_hybrids_share_counts_only_its_own_denominators() {
+    // At this floor every denominator is clamped: random features have length 1, so none is above c.
     for (window, share) in [(16, Some(1.0)), (1000, None)] {
         let folder = other(&json!({"attention": "hybrid", "sliding_window": window, "denominator_eps": 1.0}), false);
         let mut report = inspect(folder.path()).unwrap();
@@ -166,7 +186,7 @@ fn a_hybrids_share_is_of_the_denominators_that_it_has() {
 }
 
 #[test]
-fn a_spoilt_folder_is_named() {
+fn errors_name_the_broken_file() {
     let folder = copy();
     let weights = folder.path().join("model.safetensors");
     let whole = std::fs::read(&weights).unwrap();

@@ -1,4 +1,4 @@
-//! Quantising: the copy is the original quantised while it is loaded, is whole or not there, and says what it is.
+//! Quantising: the copy equals quantising at load time, is written completely or not at all, and describes itself.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -19,7 +19,7 @@ fn quantize(to: WeightType, out: &Path) -> Result<QuantizeReport, QuantizeError>
 }
 
 fn logits(decoder: &tidegate_model::Decoder) -> Vec<u32> {
-    let logits = decoder.prefill(&[0, 42, 7, 299, 100], &mut decoder.new_pool(1).unwrap(), 0).unwrap();
+    let logits = decoder.prefill_logits(&[0, 42, 7, 299, 100], &mut decoder.new_pool(1).unwrap(), 0).unwrap();
     logits.into_iter().map(f32::to_bits).collect()
 }
 
@@ -32,6 +32,21 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
+fn a_copy_of_mamba_2_is_the_model_that_loading_as_its_type_gives() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures-mamba2");
+    let place = tempfile::tempdir().unwrap();
+    let (to, out) = (WeightType::Q8_0, place.path().join("small"));
+    let draft = Draft::write(&QuantizeOptions { model: &model, to, out: &out }, &mut |_| ()).unwrap();
+    let report = draft.finish(None).unwrap();
+    let matrices: Vec<_> = report.matrices.iter().map(|matrix| matrix.name.as_str()).collect();
+    assert_eq!(matrices, ["embeddings", "mixer.in_proj", "mixer.out_proj", "lm_head"]);
+    let (got, want) = (checkpoint::load(&out, &Device::Cpu).unwrap(), checkpoint::load_as(&model, to).unwrap());
+    let [got, want] = [got, want]
+        .map(|decoder| decoder.prefill_logits(&[0, 42, 7, 96], &mut decoder.new_pool(1).unwrap(), 0).unwrap());
+    assert_eq!(got, want);
+}
+
+#[test]
 fn every_type_gives_the_model_that_loading_as_it_gives() {
     let place = tempfile::tempdir().unwrap();
     for to in WeightType::ALL {
@@ -40,7 +55,7 @@ fn every_type_gives_the_model_that_loading_as_it_gives() {
         let (got, want) = (checkpoint::load(&out, &Device::Cpu).unwrap(), checkpoint::load_as(&fixture("tiny"), to));
         assert_eq!(logits(&got), logits(&want.unwrap()), "{to}");
         Checkpoint::load(&out, &Device::Cpu).unwrap();
-        // Every other tensor is what it was, number by number.
+        // Every other tensor is unchanged.
         let (old, new) = (Stored::open(&fixture("tiny")).unwrap(), Stored::open(&out).unwrap());
         for (old_tensor, new_tensor) in old.tensors().zip(new.tensors()) {
             assert_eq!((old_tensor.name, old_tensor.shape), (new_tensor.name, new_tensor.shape));
@@ -56,7 +71,7 @@ fn every_type_gives_the_model_that_loading_as_it_gives() {
 }
 
 #[test]
-fn the_report_tells_errors_and_what_became_f16() {
+fn the_report_has_the_errors_and_the_f16_matrices() {
     let place = tempfile::tempdir().unwrap();
     let errors = |to| {
         let report = quantize(to, &place.path().join(format!("{to}"))).unwrap();
@@ -77,7 +92,7 @@ fn the_report_tells_errors_and_what_became_f16() {
 }
 
 #[test]
-fn the_file_says_what_it_is() {
+fn the_file_and_the_card_describe_themselves() {
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("small");
     quantize(WeightType::Q4_0, &out).unwrap();
@@ -97,7 +112,7 @@ fn the_file_says_what_it_is() {
 }
 
 #[test]
-fn what_cannot_be_done_leaves_nothing() {
+fn a_failure_leaves_no_files() {
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("out");
     let error = |model: &Path, out: &Path| {
@@ -108,10 +123,12 @@ fn what_cannot_be_done_leaves_nothing() {
     };
     let quantised = error(&fixture("tiny-q8_0"), &out);
     assert!(quantised.contains("tiny-q8_0/model.gguf is already quantised"), "{quantised}");
+    let file = error(&fixture("tiny-q8_0").join("model.gguf"), &out);
+    assert!(file.contains("tiny-q8_0/model.gguf is one file; start from a folder"), "{file}");
     assert!(error(&place.path().join("none"), &out).contains("config.json"));
     assert!(error(&fixture("tiny"), Path::new("/")).contains("new or empty folder"));
 
-    // Numbers past f16, in a matrix whose rows are no whole blocks.
+    // Numbers too large for f16, in a matrix whose rows are not a multiple of the block.
     let model = place.path().join("model");
     std::fs::create_dir(&model).unwrap();
     std::fs::copy(fixture("tiny").join("config.json"), model.join("config.json")).unwrap();
@@ -137,7 +154,7 @@ fn what_cannot_be_done_leaves_nothing() {
 }
 
 #[test]
-fn a_license_goes_along_and_what_a_killed_run_left_is_in_nobodys_way() {
+fn licenses_are_copied_and_leftovers_of_killed_runs_do_not_disturb() {
     let place = tempfile::tempdir().unwrap();
     let (model, out) = (place.path().join("model"), place.path().join("out"));
     std::fs::create_dir(&model).unwrap();
@@ -156,7 +173,7 @@ fn a_license_goes_along_and_what_a_killed_run_left_is_in_nobodys_way() {
 }
 
 #[test]
-fn the_pinned_file_is_still_what_is_written() {
+fn the_written_file_equals_the_pinned_one() {
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("tiny-q8_0");
     quantize(WeightType::Q8_0, &out).unwrap();
@@ -170,7 +187,7 @@ fn weights(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn the_command_measures_before_and_after() {
+fn the_command_scores_the_text_before_and_after() {
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("small").display().to_string();
     let text = fixture("tiny").join("plain.txt").display().to_string();
@@ -199,4 +216,37 @@ fn the_command_measures_before_and_after() {
     let out = weights(&["quantize", "--to", "q8_0", "--out", &lost, "--text", "/no/such/file"]);
     assert!(String::from_utf8(out.stderr).unwrap().contains("text: cannot open /no/such/file"));
     assert_eq!(names(place.path()), ["other", "small"]);
+}
+
+#[test]
+fn rows_that_no_block_fits_are_named_before_anything_is_written() {
+    let place = tempfile::tempdir().unwrap();
+    let misfit = |to| {
+        let options = QuantizeOptions { model: &fixture("tiny"), to, out: &place.path().join("none") };
+        options.misfit().unwrap()
+    };
+    let q4_k = misfit(WeightType::Q4K).unwrap();
+    let (kind, bytes) = q4_k.smaller.unwrap();
+    assert_eq!((q4_k.matrices.len(), kind), (8, WeightType::Q4_0));
+    assert!(q4_k.matrices.contains(&("mlp.down_proj".into(), 48)) && bytes < q4_k.bytes, "{q4_k:?}");
+    let q4_0 = misfit(WeightType::Q4_0).unwrap();
+    assert_eq!((q4_0.matrices.len(), q4_0.bytes, q4_0.smaller), (2, bytes, None), "rows of 48 and of 16");
+    assert_eq!(misfit(WeightType::F16), None);
+
+    // The announced bytes are those of the written file; and the command warns before it reads a text.
+    for (to, announced) in [(WeightType::Q4K, q4_k.bytes), (WeightType::Q4_0, bytes)] {
+        let out = place.path().join(to.name());
+        quantize(to, &out).unwrap();
+        let written: usize = Stored::open(&out).unwrap().tensors().filter(|t| t.quantised).map(|t| t.bytes).sum();
+        assert_eq!(written as u64, announced, "{to}");
+    }
+    let out = place.path().join("lost").display().to_string();
+    let failed = weights(&["quantize", "--to", "q4_k", "--out", &out, "--text", "/no/such/file"]);
+    let said = String::from_utf8(failed.stderr).unwrap();
+    let (warning, error) = said.split_once('\n').unwrap();
+    assert!(
+        warning.starts_with("warning: q4_k needs rows of a multiple of 256") && warning.contains("--to q4_0"),
+        "{said}"
+    );
+    assert!(error.contains("/no/such/file"), "{said}");
 }

@@ -1,4 +1,4 @@
-//! Documents and tokens: pieces join to the documents that a plain split gives, and tokenize as the whole does.
+//! Documents and tokens: pieces join to the documents of a plain split, and tokenize like the whole.
 
 use std::io::{Cursor, Read};
 
@@ -25,7 +25,7 @@ fn joined(text: &str, piece: usize) -> Vec<String> {
     documents
 }
 
-/// What the trainer's `documents` does, in one line.
+/// The trainer's `documents`, in one line.
 fn plain(text: &str) -> Vec<String> {
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
     text.split(END_OF_TEXT).map(|d| d.trim_matches('\n')).filter(|d| !d.is_empty()).map(String::from).collect()
@@ -47,7 +47,7 @@ fn half_a_mark_is_text() {
 }
 
 #[test]
-fn a_line_end_and_a_character_may_lie_across_two_reads() {
+fn a_line_end_or_a_character_may_span_two_reads() {
     for shift in 60..70 {
         let text = format!("{}\r\né雪🙂 end", "x".repeat(shift));
         assert_eq!(joined(&text, 64), plain(&text), "shift {shift}");
@@ -55,7 +55,7 @@ fn a_line_end_and_a_character_may_lie_across_two_reads() {
 }
 
 #[test]
-fn a_wrong_byte_is_named() {
+fn the_error_gives_the_offset_of_an_invalid_byte() {
     let mut text = "fine ".repeat(100).into_bytes();
     text[321] = 0xff;
     let error = pieces(&text, 64).unwrap_err().to_string();
@@ -75,7 +75,7 @@ fn pieces_stay_small_whatever_the_text() {
     }
 }
 
-/// Counts what is asked of it, and never ends a mark or a document.
+/// An endless document without a mark; counts the bytes read.
 struct Endless(u64);
 
 impl Read for Endless {
@@ -111,7 +111,7 @@ fn every_document_is_led_by_the_mark_and_the_last_closed() {
     assert!(matches!(empty, Some(Err(TextError::Empty))));
 }
 
-/// Words, blanks in rows, contractions, digits, marks whole and half, other scripts.
+/// Words, runs of blanks, contractions, digits, complete and incomplete marks, other scripts.
 fn any_text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         6 => "[a-z]{1,9}".prop_map(String::from),
@@ -142,7 +142,7 @@ proptest! {
         let got = got.unwrap();
         let mut want = Vec::new();
         for document in &documents {
-            // The post-processor puts the mark before it.
+            // The post-processor adds the mark.
             want.extend_from_slice(tokenizer.encode(document.as_str(), true).unwrap().get_ids());
         }
         want.push(0);

@@ -1,4 +1,4 @@
-//! Translating: each line as one would by hand, whatever else is in the batch; what cannot be read is named first.
+//! Translating: each line is translated as if alone, and invalid lines are reported before any is translated.
 
 use std::io::Write;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn run(checkpoint: &Checkpoint, text: &str, batch: usize, max_tokens: usize) -> 
     (lines, done)
 }
 
-/// One source in a pool of its own, a token after the other.
+/// One source in its own pool, token by token.
 fn by_hand(checkpoint: &Checkpoint, line: &str, max_tokens: usize) -> (Vec<u32>, String) {
     let (decoder, tokenizer) = (&checkpoint.decoder, &checkpoint.tokenizer);
     let mut ids = vec![0];
@@ -97,7 +97,7 @@ fn an_empty_line_is_a_source_and_an_empty_text_has_none() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named_with_its_line() {
+fn errors_name_the_invalid_line() {
     let folder = seq2seq(&json!({}));
     let checkpoint = load(folder.path());
     let error = |checkpoint: &Checkpoint, text: &str| Sources::new(checkpoint, text).unwrap_err().to_string();
@@ -114,7 +114,7 @@ fn what_cannot_be_read_is_named_with_its_line() {
 }
 
 #[test]
-fn the_command_writes_translations_alone_to_stdout() {
+fn the_command_writes_only_translations_to_stdout() {
     let folder = seq2seq(&json!({}));
     let (model, checkpoint) = (folder.path().display().to_string(), load(folder.path()));
     let want: Vec<String> = LINES.split('\n').map(|line| by_hand(&checkpoint, line, 30).1).collect();
@@ -144,7 +144,7 @@ fn the_command_writes_translations_alone_to_stdout() {
     child.stdin.take().unwrap().write_all(LINES.as_bytes()).unwrap();
     assert_eq!(String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap(), want);
 
-    // What was there stays where a line cannot be read.
+    // An invalid line leaves the old output file unchanged.
     std::fs::write(&source, format!("a\n{}", "?".repeat(MOST))).unwrap();
     let refused = weights(&["translate", "--model", &model, "--source", &source, "--out", &out]);
     assert!(!refused.status.success() && refused.stdout.is_empty());

@@ -9,8 +9,8 @@ import torch
 
 from tidegate_training import data
 from tidegate_training.config import DataConfig, ModelConfig, RunConfig, TrainConfig
-from tidegate_training.fixtures import randomise
 from tidegate_training.model import Decoder
+from tidegate_training.randomise import randomise
 
 torch.set_num_threads(1)
 

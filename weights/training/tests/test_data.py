@@ -65,7 +65,7 @@ def test_a_short_stream_is_refused():
         Lanes(np.zeros(30, dtype=np.uint16), 4, 8)
 
 
-def test_positions_count_from_each_document_and_go_on_from_step_to_step():
+def test_positions_count_from_each_document_and_continue_across_steps():
     stream = np.array([0, 5, 6, 7, 0, 8, 9, 5, 6, 7, 8, 0, 5, 6, 7, 8, 9], dtype=np.uint16)
     lanes = Lanes(stream, lanes=2, segment=4)
     found = [positions(lanes.step(i)[2], lanes.before(i)) for i in range(lanes.steps_per_epoch)]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ import torch.nn.functional as F
 from common import decoder
 from safetensors.torch import load_file
 
-from tidegate_training import card, export, fixtures, sample
+from tidegate_training import card, config, export, fixtures, sample
+from tidegate_training.__main__ import arguments
 from tidegate_training.data import EOT_ID, documents
-from tidegate_training.train import Trainer
+from tidegate_training.train import Trainer, parameters
 
 # The keys that `tidegate-model` is given; it refuses any other.
 KEYS = """model_type architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads head_dim
@@ -43,14 +45,14 @@ def test_a_folder_is_read_back(folder, tmp_path, changes):
 
 
 @pytest.mark.parametrize(("dtype", "torch_dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
-def test_what_a_rounding_would_move_most_stays_f32(folder, tmp_path, dtype, torch_dtype):
+def test_tensors_sensitive_to_rounding_stay_f32(folder, tmp_path, dtype, torch_dtype):
     export.write_folder(decoder(attention="hybrid", sliding_window=9), folder / "tokenizer.json", tmp_path, dtype)
     for name, x in load_file(tmp_path / "model.safetensors").items():
         assert x.dtype == (torch.float32 if name.endswith(("gate.bias", "sigma", "far_bias", "random_matrices")) else torch_dtype), name
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == str(torch_dtype).split(".")[1]
 
 
-def test_the_shipped_tokenizer_settings_are_what_is_written(folder, tmp_path):
+def test_the_written_tokenizer_settings_equal_the_shipped_ones(folder, tmp_path):
     shipped = Path(__file__).resolve().parents[2] / "checkpoints" / "tidegate-tiny"
     export.write_folder(decoder(), folder / "tokenizer.json", tmp_path, "f32")
     for name in ("tokenizer_config.json", "generation_config.json"):
@@ -58,7 +60,7 @@ def test_the_shipped_tokenizer_settings_are_what_is_written(folder, tmp_path):
 
 
 @torch.no_grad()
-def test_evaluation_equals_documents_alone(folder, tmp_path):
+def test_evaluation_equals_that_of_separate_documents(folder, tmp_path):
     export.write_folder(decoder(), folder / "tokenizer.json", tmp_path, "f32")
     model, tok = export.load_folder(tmp_path)
     docs = documents(folder / "valid.txt")
@@ -86,21 +88,74 @@ def test_a_text_without_a_word_is_refused(folder, tmp_path):
 
 def test_a_run_is_exported_with_its_card(folder, tmp_path, run_config):
     Trainer(run_config(), folder, tmp_path / "run", "cpu").run()
-    export.export_run(tmp_path / "run", folder, tmp_path / "out", "bf16", "my-model")
+    about = card.About(("mit", "apache-2.0"), ("en",), "Tells stories.", prompts=("The fox", "A child"))
+    written = export.export_run(tmp_path / "run", folder, tmp_path / "out", "bf16", "my-model", about)
     text = (tmp_path / "out" / "README.md").read_text()
     scores = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])["valid"]["stories"]
-    assert text.startswith("---\nlicense:") and "# my-model" in text
+    assert text.startswith("---\nlicense:\n- mit\n- apache-2.0\nlanguage:\n- en\npipeline_tag:")
+    assert "# my-model\n\nTells stories.\n\nA language model for Tidegate." in text
     assert "layers of random feature attention with a learned gate per head (Peng" in text
     assert f"{4 * run_config().model.state_numbers:,} bytes" in text
     assert f"{scores['bits_per_byte']:.4f}" in text and "512 tokens in 8 steps" in text
-    assert all(f"Prompt: `{p}`" in text for p in sample.PROMPTS)
+    assert all(f"Prompt: `{p}`" in text for p in about.prompts)
+    assert ("tidegate-train export --run run --data data --out my-model --dtype bf16 --license mit --license apache-2.0 --language en "
+            "--description 'Tells stories.' --prompt 'The fox' --prompt 'A child'\n") in text
+    assert written.files == {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
+    said, out = str(written), tmp_path / "out"
+    assert f"{parameters(decoder()):,} parameters in bf16" in said and f"{written.files['model.safetensors']:,} bytes" in said
+    assert f"tidegate --model {out}" in said
     assert sorted(os.listdir(tmp_path / "out")) == ["README.md", "config.json", "generation_config.json",
                                                      "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
-def test_the_card_names_the_command_with_its_overrides():
-    from tidegate_training import config
+def test_the_card_claims_nothing_that_nobody_said(folder, tmp_path, run_config):
+    """It stamped "MIT or Apache-2.0" and "English stories" on every model, and a licence on every folder called novels."""
+    cfg = run_config()
+    cfg = dataclasses.replace(cfg, data=config.DataConfig(["novels/mine.txt", "/home/me/secret/b.txt"], [1, 2], held_out=0.1))
+    text = card.write("m", cfg, 8, tmp_path / "log.jsonl", "f32", [("", "one")] * 3)
+    assert text.startswith("---\npipeline_tag: text-generation\n")
+    for claim in ("icen", "English", "stor", "public domain", "language:", "secret", "Prompt"):
+        assert claim not in text, claim
+    assert "Trained on `novels/mine.txt`, `b.txt` (2 copies); validated on the last 10.0% of each." in text
+    assert "Without a prompt:" in text
+    notes = tmp_path / "notes.md"
+    notes.write_text("| a | table |\n")
+    assert "\n| a | table |\n" in card.write("m", cfg, 8, tmp_path / "no.jsonl", "f32", [], card.About(data_notes=notes))
+    for wrong in ({"license": ("MIT OR Apache-2.0",)}, {"language": ("en\n- x",)}):
+        with pytest.raises(ValueError, match="must be one identifier"):
+            card.About(**wrong)
 
+
+def test_the_shipped_card_has_the_command_that_writes_its_front_matter():
+    shipped = Path(__file__).resolve().parents[2] / "checkpoints" / "tidegate-tiny" / "README.md"
+    text = shipped.read_text(encoding="utf-8")
+    block = text.split("```sh\n")[-1].split("```")[0].replace("\\\n", " ")
+    args = arguments().parse_args(shlex.split([line for line in block.splitlines() if " export " in line][0])[1:])
+    about = card.About(tuple(args.license), tuple(args.language), args.description)
+    run = config.load(card.CONFIGS / "tidegate-tiny.toml")
+    assert text.startswith(card.front_matter(run.model, about) + f"\n\n# tidegate-tiny\n\n")
+    flat = lambda text: " ".join(text.split())
+    assert flat(args.description) in flat(text)
+    assert flat((card.CONFIGS.parent / args.data_notes).read_text(encoding="utf-8")) in flat(text)
+    assert [f"Prompt: `{p}`" for p in args.prompt] == [line for line in text.splitlines() if line.startswith("Prompt: ")]
+
+
+def test_an_export_overwrites_nothing_and_leaves_nothing_behind(folder, tmp_path, run_config):
+    Trainer(run_config(), folder, tmp_path / "run", "cpu").run()
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "README.md").write_text("mine")
+    with pytest.raises(ValueError, match="exists and is not empty; .*--force"):
+        export.export_run(tmp_path / "run", folder, out, "f32")
+    assert (out / "README.md").read_text() == "mine" and os.listdir(out) == ["README.md"]
+    with pytest.raises(FileNotFoundError, match="notes.md"):
+        export.export_run(tmp_path / "run", folder, tmp_path / "new", "f32", about=card.About(data_notes=tmp_path / "notes.md"))
+    assert sorted(os.listdir(tmp_path)) == ["out", "run"]
+    export.export_run(tmp_path / "run", folder, out, "f32", force=True)
+    assert "# out" in (out / "README.md").read_text() and (out / "model.safetensors").exists()
+
+
+def test_the_card_names_the_command_with_its_overrides():
     path = sorted(card.CONFIGS.glob("*.toml"))[0]
     command = card.train_command(config.load(path, ["train.steps=7", 'train.optimizer="adamw"']))
     assert f"configs/{path.name}" in command and "--set 'train.steps=7'" in command
@@ -112,11 +167,11 @@ def test_the_card_names_the_command_with_its_overrides():
     ({"attention": "softmax", "sliding_window": 9}, ["- sliding-window-attention\n", "sees the last 9 tokens."], ["linear", "inspect`"]),
     ({"attention": "hybrid", "sliding_window": 9}, ["- rfa-gate\n", "the last 9 tokens one by one"], ["zero state"]),
 ])
-def test_the_card_says_what_the_model_is(tmp_path, run_config, changes, says, silent):
+def test_the_card_describes_the_model(tmp_path, run_config, changes, says, silent):
     carry = changes.get("attention") != "softmax"
     cfg = run_config(carry_state=carry)
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **changes))
-    text = card.write("m", cfg, 8, tmp_path / "log.jsonl", "f32", ["one"] * len(sample.PROMPTS))
+    text = card.write("m", cfg, 8, tmp_path / "log.jsonl", "f32", [("", "one")] * 3)
     head = text[: text.index("## Recipe")]
     assert all(x in text for x in says), [x for x in says if x not in text]
     assert not [x for x in silent if x in head.replace("hundred", "")]
@@ -131,7 +186,7 @@ def test_samples_are_reproducible(folder, tmp_path):
     assert one != sample.generate(model, tok, "The fox", 20, seed=5)
 
 
-def test_the_committed_fixtures_are_what_is_written(tmp_path):
+def test_the_written_fixtures_equal_the_committed_ones(tmp_path):
     committed = Path(__file__).resolve().parents[3] / "model" / "tests" / "fixtures"
     fixtures.write_all(tmp_path)
     for name in fixtures.CASES:
@@ -143,7 +198,7 @@ def test_the_committed_fixtures_are_what_is_written(tmp_path):
                 torch.testing.assert_close(new[key], old[key], rtol=1e-4, atol=1e-4)
 
 
-def test_the_committed_evaluation_is_what_is_written(tmp_path):
+def test_the_written_evaluation_equals_the_committed_one(tmp_path):
     committed = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "tiny"
     fixtures.write_eval(tmp_path)
     for name in ("config.json", "marked.txt", "plain.txt", "tokenizer.json"):

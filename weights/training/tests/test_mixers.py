@@ -106,7 +106,7 @@ def some_starts(which: str, t: int):
 @pytest.mark.parametrize("which", ["one text", "documents"])
 @pytest.mark.parametrize(("edges", "chunk"), [([0, 40], 64), ([0, 40], 8), ([0, 1, 2, 13, 14, 18, 33, 40], 4),
                                               ([0, *range(1, 41)], 1)])
-def test_fast_is_the_truth(kind, which, edges, chunk):
+def test_the_fast_form_agrees_with_the_reference(kind, which, edges, chunk):
     m, starts = mixer(kind), some_starts(which, 40)
     x = inputs(40, m.gate is not None)
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_gradients_agree(kind, which):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk", [8, 64])
 @torch.no_grad()
-def test_without_a_state_is_an_empty_one(kind, chunk):
+def test_no_state_equals_an_empty_state(kind, chunk):
     m, starts = mixer(kind), some_starts("documents", 40)
     x = inputs(40, m.gate is not None)
     for st in (starts, torch.zeros_like(starts)):
@@ -238,7 +238,7 @@ def test_a_key_does_not_change_what_was_read_before_it():
 
 @pytest.mark.parametrize("stored", [0.0, 50.0, -90.0])
 @torch.no_grad()
-def test_the_maximum_of_an_empty_state_says_nothing(stored):
+def test_the_maximum_of_an_empty_state_has_no_effect(stored):
     m, x = mixer("favor"), inputs(20, gate=True)
     none = torch.zeros(2, 20, dtype=torch.bool)
     want, after = fast(m, x, none, [0, 20], 8)
@@ -250,7 +250,7 @@ def test_the_maximum_of_an_empty_state_says_nothing(stored):
 
 @pytest.mark.parametrize("gate", [False, True])
 @torch.no_grad()
-def test_the_scale_of_sigma_is_nothing_to_the_arc_cosine(gate):
+def test_the_scale_of_sigma_does_not_change_the_arc_cosine(gate):
     """c is the same whatever sigma is, the kernel is not: a floor by c would be in the way."""
     m = mixer("arc-cosine" if gate else "arc-cosine-no-gate")
     x, none = inputs(40, gate), torch.zeros(2, 40, dtype=torch.bool)
@@ -262,7 +262,7 @@ def test_the_scale_of_sigma_is_nothing_to_the_arc_cosine(gate):
 
 
 @torch.no_grad()
-def test_where_nothing_is_divided_by_all_forms_give_0():
+def test_a_denominator_of_0_gives_0_in_all_forms():
     """Keys whose projections are all negative have no arc-cosine features; gates that are shut take nothing in."""
     gen = torch.Generator().manual_seed(2)
     q, k, v = (torch.rand(1, 1, 9, 4, generator=gen, dtype=torch.float64) for _ in range(3))
@@ -276,7 +276,7 @@ def test_where_nothing_is_divided_by_all_forms_give_0():
     assert all((out == 0).all() for out in outs)
 
 
-def test_the_plain_form_divides_as_it_is_written():
+def test_the_plain_form_divides_as_documented():
     num = torch.tensor([[[2.0, 4.0], [2.0, 4.0], [0.0, 0.0]]], requires_grad=True)
     den, floor = torch.tensor([[0.5, -3.0, 0.0]]), torch.tensor([[0.1, 0.1, 0.0]])
     out = naive.divided(num, den, floor)
@@ -286,7 +286,7 @@ def test_the_plain_form_divides_as_it_is_written():
 
 
 @torch.no_grad()
-def test_the_window_of_softmax_is_that_of_all_tokens_when_it_is_wide():
+def test_softmax_with_a_wide_window_attends_to_all_tokens():
     x = inputs(30, gate=False)
     doc = softmax.documents(None, None, 64, 2, 30, "cpu")
     got = softmax.attend(x["q"], *(softmax.with_past(x[n], None, 64) for n in "kv"), doc, 64, past=True)
@@ -303,7 +303,7 @@ def test_hybrid_counts_each_token_once():
     m.far_bias.fill_(-1e4)
     torch.testing.assert_close(fast(m, x, none, [0, 40], 16)[0], naive.softmax(x["q"], x["k"], x["v"], WINDOW))
     _, state = fast(m, x, none, [0, 40], 16)
-    assert state.k.shape[2] == WINDOW and (state.held == WINDOW).all()
+    assert state.k.shape[2] == WINDOW and (state.filled == WINDOW).all()
     torch.testing.assert_close(state.k, x["k"].detach()[:, :, -WINDOW:])
     no_gate = mixer("hybrid-no-gate")
     _, state = fast(no_gate, inputs(40, gate=False), none, [0, 7, 40], 16)

@@ -39,7 +39,7 @@ def same_state(got, want):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cut", [1, 2, 33, 64, 99])
 @torch.no_grad()
-def test_a_split_text_equals_one(kind, cut):
+def test_a_text_in_two_segments_equals_one_in_one(kind, cut):
     model, x = decoder(**KINDS[kind]), ids(100)
     want, end = model(x, model.new_state(2))
     positions = torch.arange(100).expand_as(x)
@@ -130,7 +130,7 @@ def test_the_state_does_not_grow(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_rows_without_a_state_are_texts_of_their_own(kind):
+def test_rows_without_a_state_are_independent_texts(kind):
     model, x = decoder(**KINDS[kind]), ids(40)
     want, _ = model(x, model.new_state(2))
     got, after = model(x, None)

@@ -69,7 +69,7 @@ def warm(x, other):
 @pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 @pytest.mark.parametrize("t", [1, 15, 64, 131])
-def test_chunked_is_recurrent(t, chunk, gate):
+def test_the_chunked_form_agrees_with_the_recurrence(t, chunk, gate):
     seed = 1000 * t + chunk
     shape = (2, 3, t, 10, 6, gate)
     x = warm(inputs(seed, *shape), inputs(seed + 1, *shape))
@@ -116,7 +116,7 @@ def test_no_gradient_through_a_clamped_denominator():
     assert den.grad[:2].tolist() == [0.0, 0.0] and den.grad[2] < 0 and c.grad is None
 
 
-def test_nothing_to_divide_by_gives_0_and_no_gradient():
+def test_a_denominator_of_0_gives_0_and_no_gradient():
     num = torch.tensor([[0.0, 0.0], [3.0, 6.0]], requires_grad=True)
     den = torch.tensor([0.0, 2.0], requires_grad=True)
     out = rfa.normalise(num, den, torch.ones(2), 0.0)

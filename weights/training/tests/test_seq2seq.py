@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tidegate_training import export, seq2seq_fixture
-from tidegate_training.fixtures import randomise
+from tidegate_training.randomise import randomise
 from tidegate_training.seq2seq import IGNORED, CrossAttention, Seq2Seq, Seq2SeqConfig
 
 RFA, SOFTMAX = seq2seq_fixture.RFA, seq2seq_fixture.SOFTMAX
@@ -29,7 +29,7 @@ def ids(rows: int, time: int, seed: int = 1) -> torch.Tensor:
 
 @BOTH
 @torch.no_grad()
-def test_step_by_step_is_teacher_forced(cfg):
+def test_step_by_step_equals_teacher_forcing(cfg):
     m, source, target = model(cfg), ids(3, 9), ids(3, 12, seed=2)
     mask = torch.arange(9) < torch.tensor([[9], [5], [1]])
     whole = m(source, mask, target)
@@ -49,7 +49,7 @@ def plain_kernel(q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Ten
 
 
 @BOTH
-def test_cross_attention_is_the_plain_loop(cfg):
+def test_cross_attention_agrees_with_a_plain_loop(cfg):
     """Values and gradients, in f64; rfa's denominators are the naive sums with the floor of the contract."""
     h, d, m, t = cfg.num_attention_heads, cfg.head_dim, 6, 4
     torch.manual_seed(3)
@@ -109,7 +109,7 @@ def test_padding_changes_nothing(cfg):
 
 
 @BOTH
-def test_every_parameter_is_trained_and_dropout_is_of_training_alone(cfg):
+def test_every_parameter_is_trained_and_dropout_applies_only_in_training(cfg):
     m = Seq2Seq(cfg, dropout=0.3)
     m.init_weights(1.0, 32.0, seed=1)
     source, target = ids(2, 9), ids(2, 7, seed=2)
@@ -145,7 +145,7 @@ def test_the_twins_begin_with_the_same_weights():
     ({"decoder_start_token_id": 32}, "model.decoder_start_token_id: must be below vocab_size, found 32"),
     ({"attention": "softmax"}, "model.sliding_window: must be 1 or more"),
 ])
-def test_a_model_that_cannot_be_is_refused(changes, message):
+def test_an_impossible_model_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(RFA, **changes)
 
@@ -156,8 +156,8 @@ def test_the_state_is_counted():
     numbers = sum(x.numel() for kept in (*state.own, *state.cross) for x in (kept.s, kept.c))
     # c of the source is the same in all heads, and each head's own in the contract of states.
     assert RFA.state_numbers == numbers + RFA.num_hidden_layers * (RFA.num_attention_heads - 1) + 1  # and the source's tokens
-    held = model(SOFTMAX).begin(ids(1, SOFTMAX.max_source_positions))
-    assert SOFTMAX.state_numbers == sum(x.numel() for kept in (*held.own, *held.cross) for x in (kept.k, kept.v)) + 1
+    state = model(SOFTMAX).begin(ids(1, SOFTMAX.max_source_positions))
+    assert SOFTMAX.state_numbers == sum(x.numel() for layer in (*state.own, *state.cross) for x in (layer.k, layer.v)) + 1
 
 
 @BOTH
@@ -181,7 +181,7 @@ def test_a_folder_is_read_back(cfg, folder, tmp_path):
         export.evaluate_folder(tmp_path, tmp_path / "text.txt")
 
 
-def test_the_fixtures_are_those_in_the_repository(tmp_path):
+def test_the_written_fixtures_equal_the_committed_ones(tmp_path):
     seq2seq_fixture.write_all(tmp_path)
     kept = Path(__file__).resolve().parents[3] / "model" / "tests" / "fixtures-seq2seq"
     for name in seq2seq_fixture.CASES:

@@ -42,7 +42,7 @@ def test_a_killed_run_resumes_with_the_same_losses(folder, tmp_path, run_config,
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
-def test_a_run_killed_before_its_first_save_begins_anew(folder, tmp_path, run_config):
+def test_a_run_killed_before_its_first_save_starts_again(folder, tmp_path, run_config):
     cfg = run_config()
     Trainer(cfg, folder, tmp_path / "whole", "cpu").run()
     killed = Trainer(cfg, folder, tmp_path / "killed", "cpu")
@@ -160,7 +160,7 @@ def test_segments_without_a_carried_state_do_not_depend_on_it(folder, tmp_path, 
         assert (fresh.train_step()[0] == loss) == (not carried)
 
 
-def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path, capsys):
+def test_the_error_names_a_missing_file_or_invalid_toml(tmp_path, capsys):
     (tmp_path / "bad.toml").write_text("[model\n")
     for name in ("none.toml", "bad.toml"):
         assert main(["train", str(tmp_path / name), "--data", "d", "--out", "o"]) == 2

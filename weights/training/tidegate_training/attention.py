@@ -44,7 +44,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(cfg.hidden_size, h * d, bias=False)
         self.o_proj = nn.Linear(h * d, cfg.hidden_size, bias=False)
         self.gate = nn.Linear(cfg.hidden_size, h, bias=True) if cfg.gate else None
-        # The mixer's own tensors come here: a seed's numbers are drawn in the order in which tensors are made.
+        # A seed's numbers are drawn in the order in which tensors are created, so the mixer's own come here.
         self.register_parameter("sigma", None)
         self.register_buffer("random_matrices", None)
         self.draw: Tensor | None = None  # random matrices of this forward pass, if drawn from a pool

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import config
 from .config import ModelConfig, RunConfig
+from .files import read_text
 from .model import Decoder
-from .sample import PROMPTS, TEMPERATURE, TOP_P
+from .sample import TEMPERATURE, TOP_P
 from .train import parameters
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
-# By the folder of a text of `[data]`.
-SOURCES = {
-    "novels": ("English novels of the 19th and early 20th century", "public domain",
-               "[computationalstylistics/100_english_novels](https://github.com/computationalstylistics/100_english_novels)"
-               " at 143e601875d7"),
-    "fairytales": ("fairy tales in English", "public domain; the collection Apache-2.0",
-                   "[uci-soe/FairytaleQAData](https://github.com/uci-soe/FairytaleQAData)"),
-    "tinystories": ("a small part of TinyStories", "CDLA-Sharing-1.0",
-                    "[roneneldan/TinyStories](https://huggingface.co/datasets/roneneldan/TinyStories), from copies in"
-                    " public repositories"),
-}
+IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
+
+
+@dataclass(frozen=True)
+class About:
+    """What only the owner of a model knows; nothing of it has a default.
+
+    license, language: identifiers as on Hugging Face, for example `mit` and `en`
+    description: a paragraph; data_notes: a file with Markdown about the texts, their origin and licences
+    prompts: of the samples, which have none otherwise
+    commands: what made the model, if it was not `prepare`, `train` and `export`
+    """
+
+    license: tuple[str, ...] = ()
+    language: tuple[str, ...] = ()
+    description: str = ""
+    data_notes: Path | None = None
+    prompts: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for key in ("license", "language"):
+            for value in getattr(self, key):
+                if not IDENTIFIER.fullmatch(value):
+                    raise ValueError(f"--{key}: must be one identifier, as in --{key} {'mit' if key == 'license' else 'en'} "
+                                     f"(repeat it for several), found {value!r}")
+
+    def flags(self) -> list[str]:
+        """The options of `export` that give this."""
+        given = [("license", x) for x in self.license] + [("language", x) for x in self.language]
+        given += [("description", self.description)] * bool(self.description) + [("prompt", x) for x in self.prompts]
+        given += [("data-notes", str(self.data_notes))] if self.data_notes else []
+        return [f"--{key} {shlex.quote(value)}" for key, value in given]
 
 
 def last_scores(log: Path, step: int) -> tuple[int, dict]:
@@ -59,10 +85,29 @@ def table(head: list[str], rows: list[list]) -> str:
     return "\n".join([line(head), line(["---"] * len(head)), *(line(r) for r in rows)])
 
 
-def data_table(cfg: RunConfig) -> str:
-    names = sorted({Path(f).parts[0] for f in cfg.data.train})
-    unknown = ("a text of the user", "not recorded", "not recorded")
-    return table(["texts", "content", "licence", "source"], [[n, *SOURCES.get(n, unknown)] for n in names])
+def data(cfg: RunConfig, about: About) -> str:
+    """The files of the run, and what the owner says about them. Of an absolute path, which means nothing elsewhere, the name."""
+    named = lambda file: f"`{Path(file).name if Path(file).is_absolute() else file}`"
+    copies = cfg.data.repeat or [1] * len(cfg.data.train)
+    files = ", ".join(named(f) + (f" ({n} copies)" if n != 1 else "") for f, n in zip(cfg.data.train, copies))
+    checks = ", ".join(named(f) for f in cfg.data.valid.values())
+    held = f"the last {cfg.data.held_out:.1%} of each" if cfg.data.held_out else ""
+    validated = " and ".join(x for x in (checks, held) if x)
+    found = f"Trained on {files}" + (f"; validated on {validated}." if validated else ".")
+    if about.license:
+        found += f"\n\nLicence of the weights: {', '.join(about.license)}."
+    return found + (f"\n\n{read_text(about.data_notes).strip()}" if about.data_notes else "")
+
+
+def front_matter(m: ModelConfig, about: About) -> str:
+    """The metadata of the card, which Hugging Face reads."""
+    listed = lambda key, values: "".join([f"{key}:\n", *(f"- {v}\n" for v in values)]) if values else ""
+    return f"""---
+{listed("license", about.license)}{listed("language", about.language)}pipeline_tag: text-generation
+tags:
+{tags(m)}
+- tidegate
+---"""
 
 
 def validation(step: int, scores: dict) -> str:
@@ -102,7 +147,7 @@ def mixer(m: ModelConfig) -> str:
 
 
 def reach(m: ModelConfig) -> str:
-    """How far back the model remembers."""
+    """Describes the model's memory."""
     if m.attention == "softmax":
         return f"A layer sees the last {m.sliding_window:,} tokens."
     far = "`tidegate-weights inspect` shows how far back each head remembers." if m.gate else "There is no gate to forget with."
@@ -116,40 +161,31 @@ def tags(m: ModelConfig) -> str:
     return "\n".join(f"- {tag}" for tag in kind.get(m.attention, [linear, "linear-attention"]))
 
 
-def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: list[str]) -> str:
-    """The text of the card. step: optimiser steps behind the weights; samples: one for each of `PROMPTS`."""
+def write(name: str, cfg: RunConfig, step: int, log: Path, dtype: str, samples: list[tuple[str, str]], about: About = About()) -> str:
+    """The text of the card. step: optimiser steps behind the weights; samples: prompts and texts"""
     m, t = cfg.model, cfg.train
     tokens = step * t.lanes * t.segment * t.accumulate
     carried = "The state is carried from segment to segment" if t.carry_state else "The state is zeroed before each segment"
-    drawn = "\n\n".join(f"Prompt: `{p}`\n\n{quoted(s)}" for p, s in zip(PROMPTS, samples))
-    return f"""---
-license:
-- mit
-- apache-2.0
-language:
-- en
-pipeline_tag: text-generation
-tags:
-{tags(m)}
-- tidegate
----
+    drawn = "\n\n".join((f"Prompt: `{p}`" if p else "Without a prompt:") + f"\n\n{quoted(s)}" for p, s in samples)
+    described = f"{about.description.strip()}\n\n" if about.description.strip() else ""
+    export = " ".join([f"tidegate-train export --run run --data data --out {shlex.quote(name)} --dtype {dtype}", *about.flags()])
+    commands = about.commands or (f"tidegate-train prepare {train_command(cfg).split(' ')[2]} --texts texts --data data",
+                                  train_command(cfg), export)
+    return f"""{front_matter(m, about)}
 
 # {name}
 
-A small English language model for [Tidegate](../../../README.md). It continues stories; it knows no facts, follows no
-instructions and was not tuned for chat. It reads the messages of a chat as the paragraphs of a story, without roles, and
-answers with the story's continuation.
+{described}A language model for Tidegate. It reads the messages of a chat as the paragraphs of a text, without roles, and answers with
+the next one.
 
 It is a decoder with {m.num_hidden_layers} layers of {mixer(m)}
 and SwiGLU: {parameters(Decoder(cfg.model)):,} parameters in {dtype}. Its state has {4 * m.state_numbers:,} bytes (f32) per
 conversation, however long the text. The vocabulary is a byte-level BPE of {m.vocab_size:,}
 tokens; `<|endoftext|>` (id 0) begins and ends a text. A text may have any length. {reach(m)}
 
-## Data and licences
+## Data
 
-{data_table(cfg)}
-
-The weights are licensed under MIT or Apache-2.0, at your option.
+{data(cfg, about)}
 
 ## Recipe
 
@@ -168,17 +204,15 @@ Trained with the package in `weights/training` on a packed stream of documents, 
 
 ## Samples
 
-Unedited and not selected: temperature {TEMPERATURE}, top-p {TOP_P}, seeds 1 to {len(PROMPTS)}.
+Unedited and not selected: temperature {TEMPERATURE}, top-p {TOP_P}, seeds 1 to {len(samples)}.
 
 {drawn}
 
 ## Commands
 
-From `weights/training`, with the texts under `texts/`:
+From `weights/training`:
 
 ```sh
-tidegate-train prepare {train_command(cfg).split(" ")[2]} --texts texts --data data
-{train_command(cfg)}
-tidegate-train export --run run --data data --out {name} --dtype {dtype}
+{chr(10).join(commands)}
 ```
 """

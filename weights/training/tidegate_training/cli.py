@@ -23,7 +23,7 @@ def add_prepare(commands, name: str, text: str) -> None:
 
 
 def status(prog: str, action: Callable[[], None]) -> int:
-    """0, 1 if a loss diverged, 2 if the command or a configuration is wrong, which one line on stderr explains."""
+    """0, 1 if a loss diverged, 2 if the command or a configuration is wrong, which one line on stderr explains; 130 after Ctrl-C."""
     try:
         action()
     except (ValueError, OSError) as e:
@@ -38,4 +38,7 @@ def status(prog: str, action: Callable[[], None]) -> int:
             raise
         print(f"stopped: {e}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return 130
     return 0

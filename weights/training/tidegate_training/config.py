@@ -9,6 +9,8 @@ from pathlib import Path
 
 
 ATTENTIONS = ("rfa", "softmax", "hybrid")
+OPTIMIZERS = ("adamw", "muon")
+PRECISIONS = ("auto", "f32", "bf16")
 FEATURE_MAPS = ("gaussian", "arc_cosine", "elu", "favor")
 
 
@@ -34,7 +36,7 @@ class ModelConfig:
     gate: bool = True
     proj_dim: int = 64
     denominator_eps: float = 0.02
-    output_norm: bool = True
+    output_norm: bool = False
     conv_kernel: int = 0
     position_embedding: str = ""
     rope_theta: float = 10000.0
@@ -100,7 +102,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a run is trained: `segment` tokens per lane and step, the state carried between steps."""
+    """How a run is trained: `segment` tokens per lane and step, the state carried between steps.
+
+    The defaults are the best row of the table in `weights/README.md`. Raises ValueError for a value out of range.
+    """
 
     seed: int = 1
     lanes: int = 16
@@ -108,7 +113,7 @@ class TrainConfig:
     accumulate: int = 1
     steps: int = 1000
     warmup: int = 100
-    optimizer: str = "adamw"
+    optimizer: str = "muon"
     lr: float = 3e-3
     muon_lr: float = 0.02
     min_lr_ratio: float = 0.1
@@ -129,6 +134,18 @@ class TrainConfig:
     eval_tokens: int = 65536
     save_every: int = 250
 
+    def __post_init__(self) -> None:
+        refuse = lambda key, bound: ValueError(f"train.{key}: must be {bound}, found {getattr(self, key)!r}")
+        for key in ("lanes", "segment", "accumulate", "steps", "chunk", "eval_every", "save_every"):
+            if getattr(self, key) < 1:
+                raise refuse(key, "1 or more")
+        for key in ("warmup", "threads", "pool", "eval_tokens"):
+            if getattr(self, key) < 0:
+                raise refuse(key, "0 or more")
+        for key, known in (("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
+            if getattr(self, key) not in known:
+                raise refuse(key, f"one of {', '.join(known)}")
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -145,6 +162,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"data.held_out: must be at least 0 and below 1, found {self.held_out}")
+        if self.repeat and len(self.repeat) != len(self.train):
+            raise ValueError(f"data.repeat: must have a number for each of the {len(self.train)} texts of data.train, or none at "
+                             f"all, found {len(self.repeat)}")
 
 
 @dataclass(frozen=True)
@@ -183,8 +203,13 @@ def read(path: str | Path, overrides: list[str], tables: tuple[str, ...]) -> dic
     """A TOML's tables; each override is `table.key=value` with the value in TOML syntax. Other tables than `tables` are refused."""
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{path}: must be UTF-8 ({e.reason} at offset {e.start:,})") from e
     except tomllib.TOMLDecodeError as e:
         raise ValueError(f"{path}: {e}") from e
+    for name, table in raw.items():
+        if not isinstance(table, dict):
+            raise ValueError(f"{path}: {name} must be a table, found {table!r}")
     for item in overrides:
         name, _, value = item.partition("=")
         table, _, key = name.partition(".")

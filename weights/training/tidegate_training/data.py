@@ -16,14 +16,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from tqdm import tqdm
 
 from .config import RunConfig
+from .files import read_text, read_tokenizer
 
 EOT = "<|endoftext|>"
 EOT_ID = 0
+MIN_VOCABULARY = 257
 
 
 def divide(path: Path, share: float) -> tuple[str, str]:
     """Splits a text before its last `share` of characters."""
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     cut = int(len(text) * (1 - share))
     return text[:cut], text[cut:]
 
@@ -42,7 +44,7 @@ def fingerprint(data: Path, train: tuple[str, ...] = ("train.bin",)) -> str:
 
 def documents(path: str | Path) -> list[str]:
     """The documents of a file, without the marks and the line breaks around them, and without empty ones."""
-    text = Path(path).read_text(encoding="utf-8")
+    text = read_text(path)
     return [d for d in (part.strip("\n") for part in text.split(EOT)) if d]
 
 
@@ -79,42 +81,71 @@ def encode(tok: Tokenizer, docs: list[str], order: np.ndarray | None = None) -> 
     return np.concatenate(parts)
 
 
+def texts_of(path: str) -> list[str]:
+    """The documents of a file; ValueError if it has none."""
+    found = documents(path)
+    if not found:
+        raise ValueError(f"{path}: holds no text")
+    return found
+
+
 def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_size: int, seed: int, out: Path,
-            held_out: float = 0.0) -> None:
-    """Writes `tokenizer.json`, `train.bin`, `valid_<name>.bin` (uint16) and `data.json` into `out`.
+            held_out: float = 0.0, exact: bool = True) -> dict:
+    """Writes `tokenizer.json`, `train.bin`, `valid_<name>.bin` (uint16) and `data.json` into `out`; returns the latter.
 
     held_out: the last share of each training text validates; `train_<n>.txt` and `held_out.txt` are the two parts.
+    exact: whether a text that gives fewer than `vocab_size` tokens is refused. A `tokenizer.json` in `out` is kept.
     """
+    if not train:
+        raise ValueError("data.train: must name at least one text file")
+    if not MIN_VOCABULARY <= vocab_size <= 1 << 16:
+        raise ValueError(f"model.vocab_size: must be {MIN_VOCABULARY} (the bytes and {EOT}) to 65,536, found {vocab_size:,}")
+    if (out / "data.json").exists():
+        raise ValueError(f"{out}: holds prepared data; delete it or use another folder")
+    # Everything is read before anything is written.
+    texts, checked = {file: texts_of(file) for file in train}, {name: texts_of(path) for name, path in valid.items()}
     out.mkdir(parents=True, exist_ok=True)
     if held_out:
         kept, last = zip(*(divide(Path(file), held_out) for file in train))
         train = [str(out / f"train_{i}.txt") for i in range(len(train))]
         for name, text in zip([*train, out / "held_out.txt"], [*kept, EOT.join(last)]):
             Path(name).write_text(text, encoding="utf-8", newline="")
-        valid = valid | {"held_out": str(out / "held_out.txt")}
-    tok_file = out / "tokenizer.json"
-    if not tok_file.exists():
-        train_tokenizer(train, vocab_size, tok_file)
-    tok = Tokenizer.from_file(str(tok_file))
-    docs = [d for f, r in zip(train, repeat or [1] * len(train), strict=True) for _ in range(r) for d in documents(f)]
+        texts = {file: texts_of(file) for file in train}
+        checked["held_out"] = texts_of(str(out / "held_out.txt"))
+    tok = vocabulary([d for file in train for d in texts[file]], vocab_size, out / "tokenizer.json", exact)
+    docs = [d for file, copies in zip(train, repeat or [1] * len(train), strict=True) for _ in range(copies) for d in texts[file]]
     order = np.random.default_rng(seed).permutation(len(docs))
     stream = encode(tok, docs, order)
     stream.tofile(out / "train.bin")
     info = {"train_tokens": int(stream.size), "train_bytes": sum(len(d.encode()) for d in docs), "valid": {}}
-    for name, path in valid.items():
-        docs = documents(path)
+    for name, docs in checked.items():
         ids = encode(tok, docs)
         ids.tofile(out / f"valid_{name}.bin")
         info["valid"][name] = {"tokens": int(ids.size), "bytes": sum(len(d.encode()) for d in docs)}
     (out / "data.json").write_text(json.dumps(info, indent=2) + "\n")
-    print(json.dumps(info))
+    return info
 
 
-def prepare_run(run: RunConfig, texts: Path, out: Path) -> None:
+def vocabulary(docs: list[str], size: int, path: Path, exact: bool) -> Tokenizer:
+    """The tokenizer at `path`, or a new one of these documents; ValueError if it must have `size` tokens and has not."""
+    new = not path.exists()
+    if new:
+        fit_tokenizer(docs, size, path)
+    tok = read_tokenizer(path, "prepare")
+    found = tok.get_vocab_size()
+    if exact and found != size:
+        if not new:
+            raise ValueError(f"{path}: has {found:,} tokens, and model.vocab_size is {size:,}")
+        path.unlink()
+        raise ValueError(f"model.vocab_size: must be at most {found:,}, which is what these texts give, found {size:,}")
+    return tok
+
+
+def prepare_run(run: RunConfig, texts: Path, out: Path, exact: bool = True) -> dict:
     """`prepare` for the files of `[data]`, which are relative to `texts`."""
     given, at = run.data, lambda name: str(texts / name)
-    prepare([at(f) for f in given.train], given.repeat, {k: at(f) for k, f in given.valid.items()}, run.model.vocab_size,
-            run.train.seed, out, given.held_out)
+    return prepare([at(f) for f in given.train], given.repeat, {k: at(f) for k, f in given.valid.items()}, run.model.vocab_size,
+                   run.train.seed, out, given.held_out, exact)
 
 
 def positions(starts: np.ndarray, before: np.ndarray) -> np.ndarray:
@@ -134,7 +165,8 @@ class Lanes:
     def __init__(self, stream: np.ndarray, lanes: int, segment: int):
         self.length = (stream.size - 1) // lanes // segment * segment
         if self.length == 0:
-            raise ValueError(f"a stream of {stream.size} tokens is too short for {lanes} lanes of segment {segment}")
+            raise ValueError(f"a stream of {stream.size} tokens is too short for {lanes} lanes of segment {segment}: "
+                             "add text, or lower train.lanes or train.segment")
         self.stream, self.lanes, self.segment = stream, lanes, segment
         self.steps_per_epoch = self.length // segment
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shlex
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -20,8 +24,10 @@ from . import card, config, sample
 from .config import ModelConfig, RunConfig
 from .data import EOT, EOT_ID, documents, encode
 from .evaluate import stream_loss
+from .files import need, read_json, read_state, read_tokenizer
 from .model import Decoder
 from .seq2seq import Seq2Seq, Seq2SeqConfig
+from .train import parameters
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Small tensors that rounding affects most: a gate's half-life, the weight of far tokens, and the argument of sine and cosine.
@@ -96,27 +102,70 @@ def write_folder(model: Decoder | Seq2Seq, tokenizer: Path, out: Path, dtype: st
     write_json(out / "generation_config.json", GENERATION_SEQ2SEQ if translates else GENERATION)
 
 
-def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = None) -> None:
-    """Writes the checkpoint folder of a run: its last saved weights, the tokenizer of `data`, and the card."""
-    blob = torch.load(run / "state.pt", map_location="cpu", weights_only=True)
-    recipe = json.loads((run / "run.json").read_text(encoding="utf-8"))
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What an export wrote: the folder, its files with their sizes in bytes, and the model's parameters."""
+
+    out: Path
+    files: dict[str, int]
+    parameters: int
+    dtype: str
+
+    def __str__(self) -> str:
+        """A table, and the commands that serve the folder."""
+        rows = "\n".join(f"  {name:<24}{size:>14,} bytes" for name, size in self.files.items())
+        path = shlex.quote(str(self.out))
+        return f"""{self.out}: {self.parameters:,} parameters in {self.dtype}
+{rows}
+serve it:  tidegate --model {path}
+from a clone:  cargo run --release -p tidegate-server -- --model {shlex.quote(str(self.out.resolve()))}"""
+
+
+def check_free(out: Path, force: bool) -> None:
+    """ValueError if a folder has files that an export would overwrite or mix with its own."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out}: is a file; name a new or empty folder")
+    if out.exists() and any(out.iterdir()) and not force:
+        raise ValueError(f"{out}: exists and is not empty; name another folder, or overwrite it with --force")
+
+
+def export_run(run: Path, data: Path, out: Path, dtype: str, name: str | None = None, about: card.About = card.About(),
+               force: bool = False) -> Written:
+    """Writes the checkpoint folder of a run: its last saved weights, the tokenizer of `data`, and the card.
+
+    The files are written beside `out` and moved, so a failure leaves nothing. force: whether they may replace others
+    """
+    check_free(out, force)
+    blob, recipe = read_state(run / "state.pt", "cpu"), read_json(run / "run.json", "train")
     if ModelConfig(**recipe["model"]) != ModelConfig(**blob["config"]["model"]):
         raise ValueError(f"{run}: run.json and state.pt describe different models")
     cfg = RunConfig(*(config.build(cls, recipe[key], key)
                       for key, cls in (("model", ModelConfig), ("train", config.TrainConfig), ("data", config.DataConfig))))
+    found = read_tokenizer(data / "tokenizer.json", "prepare").get_vocab_size()
+    if found != cfg.model.vocab_size:
+        raise ValueError(f"{data}: has a tokenizer of {found:,} tokens, and the model of {run} has {cfg.model.vocab_size:,}")
     model = Decoder(cfg.model)
     model.load_state_dict(blob["model"])
-    write_folder(model, data / "tokenizer.json", out, dtype)
-    # The samples come from the rounded weights, read back.
-    shipped, tok = load_folder(out)
-    text = card.write(name or out.name, cfg, blob["step"], run / "log.jsonl", dtype, sample.samples(shipped, tok))
-    (out / "README.md").write_text(text, encoding="utf-8")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
+        part = Path(place) / "part"
+        write_folder(model, data / "tokenizer.json", part, dtype)
+        # The samples come from the rounded weights, read back.
+        shipped, tok = load_folder(part)
+        drawn = sample.samples(shipped, tok, about.prompts)
+        text = card.write(name or out.resolve().name, cfg, blob["step"], run / "log.jsonl", dtype, drawn, about)
+        (part / "README.md").write_text(text, encoding="utf-8")
+        files = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
+        out.mkdir(exist_ok=True)
+        for file in files:
+            os.replace(part / file, out / file)
+    return Written(out, files, parameters(model), dtype)
 
 
 def load_folder(path: Path) -> tuple[Decoder | Seq2Seq, Tokenizer]:
     """Reads a checkpoint folder; the weights as f32."""
     path = Path(path)
-    keys = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    keys = read_json(path / "config.json", "export")
     translates = keys.get("model_type") == FIXED_SEQ2SEQ["model_type"]
     for key, value in (FIXED_SEQ2SEQ if translates else FIXED).items():
         if keys.pop(key, value) != value:
@@ -124,8 +173,12 @@ def load_folder(path: Path) -> tuple[Decoder | Seq2Seq, Tokenizer]:
     keys.pop("torch_dtype", None)
     kind, cls = (Seq2Seq, Seq2SeqConfig) if translates else (Decoder, ModelConfig)
     model = kind(config.build(cls, keys, "config.json"))
-    model.load_state_dict({k: v.float() for k, v in load_file(path / "model.safetensors").items()})
-    return model.eval(), Tokenizer.from_file(str(path / "tokenizer.json"))
+    weights = need(path / "model.safetensors", "export")
+    try:
+        model.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
+    except (RuntimeError, SafetensorError) as e:
+        raise ValueError(f"{weights}: must have the weights that config.json describes ({' '.join(str(e).split())[:200]})") from e
+    return model.eval(), read_tokenizer(path / "tokenizer.json", "export")
 
 
 def evaluate_folder(model: Path, text: Path, limit: int | None = None) -> dict:

@@ -10,8 +10,7 @@
     state.N.conv  f32 (batch, 3, conv_kernel - 1, heads * head_dim), with a convolution
 
 `write_eval` writes a checkpoint folder with a tokenizer, texts, and their scores from `evaluate_folder`. `seq2seq_fixture.py`
-has the encoder-decoders. `python -m tidegate_training.fixtures` renews all of them in the
-repository.
+has the encoder-decoders. `python -m tidegate_training.fixtures` rewrites all of them in the repository.
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from . import seq2seq_fixture
 from .config import ModelConfig
 from .data import EOT, train_tokenizer
 from .export import evaluate_folder, tensors, write_folder, write_model
-from .features import draw_matrices
 from .model import Decoder
+from .randomise import randomise
 
 BASE = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
                    head_dim=8, proj_dim=8, output_norm=False)
@@ -61,49 +61,20 @@ CASES: dict[str, tuple[ModelConfig, str, int, int]] = {
 
 
 @torch.no_grad()
-def randomise(model: Decoder, gen: torch.Generator) -> None:
-    """Values that give every tensor an effect: no norm is all ones, no bias is zero, sigma varies."""
-    normal = lambda p, mean, std: p.normal_(mean, std, generator=gen)
-    for name, p in model.named_parameters():
-        if "norm" in name:
-            p.uniform_(0.6, 1.5, generator=gen)
-        elif name.endswith("sigma"):
-            p.uniform_(0.5, 1.3, generator=gen)
-        elif name.endswith("gate.bias"):
-            p.uniform_(-1.0, 4.0, generator=gen)
-        elif name.endswith("gate.weight"):
-            normal(p, 0.0, 2.0 * p.shape[1] ** -0.5)
-        elif name.endswith("far_bias"):
-            normal(p, 0.0, 1.0)
-        elif "conv1d" in name:
-            normal(p, 0.3, 0.4)
-        elif name.endswith("embed_tokens.weight"):
-            normal(p, 0.0, 0.5)
-        else:
-            normal(p, 0.0, p.shape[-1] ** -0.5)
-    # The decoder's random matrices, and those of cross attention if there is one.
-    for _, drawn in model.model.named_buffers():
-        if model.cfg.feature_map == "favor":
-            drawn.copy_(draw_matrices("favor", tuple(drawn.shape), gen))
-        else:
-            normal(drawn, 0.0, 1.0)
-
-
-@torch.no_grad()
 def write_case(out: Path, cfg: ModelConfig, dtype: str, batch: int, time: int, seed: int) -> None:
-    """Writes one folder. The golden values are those of the stored weights, computed in f32."""
+    """Writes one folder. The golden values are computed in f32 from the stored weights."""
     gen = torch.Generator().manual_seed(seed)
     model = Decoder(cfg).eval()
     randomise(model, gen)
     write_model(model, out, dtype)
-    # A reader computes with the rounded weights of a 16-bit file.
+    # The Rust tests compute with the rounded weights of a 16-bit file.
     model.load_state_dict({k: v.float() for k, v in tensors(model, dtype).items()})
     ids = torch.randint(cfg.vocab_size, (batch, time), generator=gen)
     logits, states = model(ids, model.new_state(batch))
     golden = {"ids": ids, "logits": logits}
     for n, state in enumerate(states):
-        kept = {part: getattr(state, part, None) for part in ("s", "c", "m", "conv")}
-        golden |= {f"state.{n}.{part}": x for part, x in kept.items() if x is not None}
+        parts = {part: getattr(state, part, None) for part in ("s", "c", "m", "conv")}
+        golden |= {f"state.{n}.{part}": x for part, x in parts.items() if x is not None}
     save_file({k: v.contiguous() for k, v in golden.items()}, out / "golden.safetensors")
     (out / "golden.safetensors").chmod(0o644)
 
@@ -123,14 +94,14 @@ Afterwards, in the café by the bridge, they asked what it had cost her.
     "One shoe," she said, "and   two eggs."
 """.splitlines()
 
-# Marks at both ends, an empty document, Windows line ends, characters that no training line holds, blanks in rows.
+# <|endoftext|> at both ends, an empty document, Windows line ends, characters outside the training text, runs of blanks.
 MARKED = (f"{EOT}\n\n{LINES[0]}\n{LINES[1]}\n\n{EOT}\n{EOT}{LINES[4]}\r\n{LINES[5]}\r\n\r\n{LINES[6]}\n"
           f"{EOT}\nSchön! 雪が降る \U0001f642\t\t12,345 it's\n  \n   end of it.\n\n{EOT}\n")
 PLAIN = "\n".join(LINES * 4) + "\n"
 
 
 def write_eval(out: Path) -> None:
-    """A checkpoint folder, `marked.txt` and `plain.txt`, and `golden.json`: what Python measures on them."""
+    """Writes a checkpoint folder, `marked.txt`, `plain.txt`, and `golden.json` with their scores."""
     out.mkdir(parents=True, exist_ok=True)
     lines = out / "lines.txt"
     lines.write_text("\n".join(LINES), encoding="utf-8")
@@ -150,8 +121,6 @@ def write_eval(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    from . import seq2seq_fixture
-
     repository = Path(__file__).resolve().parents[3]
     write_all(repository / "model" / "tests" / "fixtures")
     seq2seq_fixture.write_all(repository / "model" / "tests" / "fixtures-seq2seq")

@@ -22,7 +22,7 @@ class HybridState(MixerState):
     s: (batch, heads, features, head_dim + 1), its last column is z; c: (batch, heads)
     k, v: (batch, heads, sliding_window, head_dim), the newest last, zeros for empty places
     a: (batch, heads, sliding_window), the gates' logits of those tokens; None without a gate
-    held: (batch), int64, the number of tokens
+    filled: (batch), int64, the number of tokens
     conv: as in `RfaState`
     """
 
@@ -31,7 +31,7 @@ class HybridState(MixerState):
     k: Tensor
     v: Tensor
     a: Tensor | None
-    held: Tensor
+    filled: Tensor
     conv: Tensor | None = None
 
 
@@ -106,7 +106,7 @@ class HybridAttention(Attention):
 
     def mix(self, q, k, v, a, state, starts, doc, chunk):
         window, (b, _, t, _) = self.cfg.sliding_window, q.shape
-        past = (None,) * 4 if state is None else (state.k, state.v, state.a, state.held)
+        past = (None,) * 4 if state is None else (state.k, state.v, state.a, state.filled)
         doc = softmax.documents(past[3], doc, window, b, t, q.device)
         k, v = softmax.with_past(k, past[0], window), softmax.with_past(v, past[1], window)
         a = None if a is None else softmax.with_past(a, past[2], window)
@@ -115,6 +115,6 @@ class HybridAttention(Attention):
                            window, chunk)
         if state is None:
             return out, None
-        held = softmax.held_after(doc, window)
-        kept = (None if x is None else softmax.keep(x, held, window) for x in (k, v, a))
-        return out, HybridState(*sums, *kept, held)
+        filled = softmax.filled_after(doc, window)
+        kept = (None if x is None else softmax.keep(x, filled, window) for x in (k, v, a))
+        return out, HybridState(*sums, *kept, filled)

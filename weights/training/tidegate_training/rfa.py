@@ -1,7 +1,7 @@
 """Random feature attention: the recurrence in its chunked form, and the mixer around it, with any feature map.
 
 Peng et al., "Random Feature Attention" (ICLR 2021), equations 5 to 7. The same mathematics is in the Rust crate
-`tidegate-model` (`ops/naive.rs`, `ops/chunk.rs`); golden fixtures tie the two together. The step-by-step reference is in
+`tidegate-model` (`mixers/rfa/naive.rs`, `mixers/rfa/chunk.rs`); golden fixtures tie the two together. The step-by-step reference is in
 `naive.py`.
 """
 
@@ -27,10 +27,10 @@ def normalise(num: Tensor, den: Tensor, c: Tensor, eps: float) -> Tensor:
     num: (..., head_dim), den and c: (...)
     """
     tiny = torch.finfo(den.dtype).tiny
-    held = torch.maximum(den, eps * c.detach()).unsqueeze(-1)
-    none = held <= tiny
+    clamped = torch.maximum(den, eps * c.detach()).unsqueeze(-1)
+    none = clamped <= tiny
     # No gradient for a divisor of 0: 1 / tiny times a few is infinite, and times 0 not a number.
-    return torch.where(none, num.detach() / tiny, num / held.masked_fill(none, 1.0))
+    return torch.where(none, num.detach() / tiny, num / clamped.masked_fill(none, 1.0))
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -11,7 +13,7 @@ from .model import Decoder
 
 TEMPERATURE = 0.8
 TOP_P = 0.95
-PROMPTS = ("Once upon a time", "It was late in the evening when", "\"I do not believe you,\" said")
+COUNT = 3
 
 
 def choose(logits: Tensor, temperature: float, top_p: float, gen: torch.Generator) -> int:
@@ -40,6 +42,6 @@ def generate(model: Decoder, tok: Tokenizer, prompt: str, tokens: int, seed: int
     return tok.decode(ids, skip_special_tokens=True)
 
 
-def samples(model: Decoder, tok: Tokenizer, tokens: int = 160, seed: int = 1) -> list[str]:
-    """One text for each of `PROMPTS`, not chosen among several."""
-    return [generate(model, tok, prompt, tokens, seed + i) for i, prompt in enumerate(PROMPTS)]
+def samples(model: Decoder, tok: Tokenizer, prompts: Sequence[str] = (), tokens: int = 160, seed: int = 1) -> list[tuple[str, str]]:
+    """Prompts and texts, one for each prompt, not chosen among several; without prompts, `COUNT` texts from none."""
+    return [(prompt, generate(model, tok, prompt, tokens, seed + i)) for i, prompt in enumerate(prompts or [""] * COUNT)]

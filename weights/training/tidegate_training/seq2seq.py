@@ -34,7 +34,6 @@ class Seq2SeqConfig(ModelConfig):
     decoder_start_token_id: the token that the first target token is predicted from
     """
 
-    output_norm: bool = False
     encoder_layers: int = 4
     max_source_positions: int = 128
     decoder_start_token_id: int = 0

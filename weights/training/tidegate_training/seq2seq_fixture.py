@@ -1,5 +1,5 @@
-"""Golden fixtures of the encoder-decoder: tiny random models with inputs, logits and states. The Rust tests read all but
-`memory`, which helps to find a differing layer.
+"""Golden fixtures of the encoder-decoder: tiny random models with inputs, logits and states. The Rust tests do not read
+`memory`; it helps to find the layer that differs.
 
 `<name>/config.json` and `<name>/model.safetensors` are a checkpoint as `export` writes it; `<name>/golden.safetensors`, for
 each example J, a sentence pair of its own length, and each decoder layer N (f32 but for the ids):
@@ -12,7 +12,7 @@ each example J, a sentence pair of its own length, and each decoder layer N (f32
     J.cross.N.k, .v   softmax: (heads, M, head_dim) each
     J.self.N.s, .z, .c     rfa: the self attention's sums after the last target token: as above, but c is (heads)
 
-`python -m tidegate_training.fixtures` renews them in `model/tests/fixtures-seq2seq`.
+`python -m tidegate_training.fixtures` rewrites them in `model/tests/fixtures-seq2seq`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .export import write_model
-from .fixtures import randomise
+from .randomise import randomise
 from .seq2seq import CrossKeys, Seq2Seq, Seq2SeqConfig
 
 RFA = Seq2SeqConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,

@@ -21,12 +21,12 @@ def with_past(new: Tensor, past: Tensor | None, window: int) -> Tensor:
     return torch.cat([past, new], dim=2)
 
 
-def documents(held: Tensor | None, doc: Tensor | None, window: int, batch: int, time: int, device) -> Tensor:
-    """The document of each token before and in a segment: (batch, window + time), -1 for an empty place. held: (batch), the
+def documents(filled: Tensor | None, doc: Tensor | None, window: int, batch: int, time: int, device) -> Tensor:
+    """The document of each token before and in a segment: (batch, window + time), -1 for an empty place. filled: (batch), the
     number of tokens in the past, the newest last; None for none."""
     place = torch.arange(window, device=device)
-    held = torch.zeros(batch, dtype=torch.long, device=device) if held is None else held
-    past = -(place < window - held.unsqueeze(1)).long()
+    filled = torch.zeros(batch, dtype=torch.long, device=device) if filled is None else filled
+    past = -(place < window - filled.unsqueeze(1)).long()
     doc = torch.zeros(batch, time, dtype=torch.long, device=device) if doc is None else doc
     return torch.cat([past, doc], dim=1)
 
@@ -75,23 +75,23 @@ class SoftmaxState(MixerState):
     """The last tokens' keys and values.
 
     k, v: (batch, heads, sliding_window, head_dim), the newest last, zeros for empty places
-    held: (batch), int64, the number of tokens
+    filled: (batch), int64, the number of tokens
     conv: as in `RfaState`
     """
 
     k: Tensor
     v: Tensor
-    held: Tensor
+    filled: Tensor
     conv: Tensor | None = None
 
 
-def keep(x: Tensor, held: Tensor, window: int) -> Tensor:
-    """The last `window` places of dimension 2, with all but the newest `held` zeroed: (batch, heads, window, ...)."""
-    old = torch.arange(window, device=x.device) < window - held.unsqueeze(1)
+def keep(x: Tensor, filled: Tensor, window: int) -> Tensor:
+    """The last `window` places of dimension 2, with all but the newest `filled` zeroed: (batch, heads, window, ...)."""
+    old = torch.arange(window, device=x.device) < window - filled.unsqueeze(1)
     return x[:, :, -window:].masked_fill(old.view(old.shape[0], 1, window, *[1] * (x.ndim - 3)), 0.0)
 
 
-def held_after(doc: Tensor, window: int) -> Tensor:
+def filled_after(doc: Tensor, window: int) -> Tensor:
     """The number of the last `window` places in the last token's document: (batch). doc: (batch, window + time)"""
     return (doc[:, -window:] == doc[:, -1:]).sum(1)
 
@@ -111,14 +111,14 @@ class SoftmaxAttention(Attention):
         window, (b, _, t, _) = self.cfg.sliding_window, q.shape
         if state is None and t <= window + chunk:
             return self.mix_block(q, k, v, doc), None
-        past = (None, None, None) if state is None else (state.k, state.v, state.held)
+        past = (None, None, None) if state is None else (state.k, state.v, state.filled)
         doc = documents(past[2], doc, window, b, t, q.device)
         k, v = with_past(k, past[0], window), with_past(v, past[1], window)
         out = attend(q, k, v, doc, window, chunk, past=state is not None)
         if state is None:
             return out, None
-        held = held_after(doc, window)
-        return out, SoftmaxState(keep(k, held, window), keep(v, held, window), held)
+        filled = filled_after(doc, window)
+        return out, SoftmaxState(keep(k, filled, window), keep(v, filled, window), filled)
 
     def mix_block(self, q: Tensor, k: Tensor, v: Tensor, doc: Tensor | None) -> Tensor:
         """A text read alone in one piece, without places for a past."""

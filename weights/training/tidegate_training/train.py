@@ -18,6 +18,7 @@ from .config import ModelConfig, RunConfig, TrainConfig, build
 from .data import Lanes, fingerprint, positions
 from .evaluate import stream_loss
 from .features import draw_matrices
+from .files import need, read_json, read_state, read_tokenizer
 from .model import Decoder
 from .plot import plot_log
 
@@ -31,6 +32,25 @@ def parameters(model: Decoder) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
+# Pieces of a validation text that are read side by side.
+PIECES = 4
+
+
+def usable(device: str) -> str:
+    """The name of a device; ValueError if PyTorch does not know it or has none."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as e:
+        raise ValueError(f"--device: must be cpu or cuda, found {device!r}") from e
+    if kind == "cuda":
+        number, count = torch.device(device).index or 0, torch.cuda.device_count()
+        if not torch.cuda.is_available() or number >= count:
+            raise ValueError(f"--device {device}: PyTorch finds {count} usable GPUs; use --device cpu")
+    elif kind != "cpu":
+        raise ValueError(f"--device: must be cpu or cuda, found {device!r}")
+    return device
+
+
 class Trainer:
     """One run in one folder: `state.pt` (resume), `log.jsonl`, `loss.png`, `run.json`."""
 
@@ -38,7 +58,8 @@ class Trainer:
     MAY_DIFFER: tuple[str, ...] = ("threads", "steps")
 
     def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str):
-        self.cfg, self.data, self.out, self.device = cfg, data, out, device
+        self.cfg, self.data, self.out, self.device = cfg, data, out, usable(device)
+        self.check_data()
         out.mkdir(parents=True, exist_ok=True)
         if cfg.train.threads:
             torch.set_num_threads(cfg.train.threads)
@@ -47,9 +68,6 @@ class Trainer:
         torch.manual_seed(cfg.train.seed)
         self.model.to(device)
         self.optimizers = optim.build(self.model, cfg.train)
-        self.stream = np.fromfile(data / "train.bin", dtype=np.uint16)
-        self.lanes = Lanes(self.stream, cfg.train.lanes, cfg.train.segment)
-        self.info = json.loads((data / "data.json").read_text())
         self.fingerprint = fingerprint(data)
         self.state = self.model.new_state(cfg.train.lanes, device)
         self.step = 0
@@ -72,6 +90,26 @@ class Trainer:
             # A run killed before its first save left these lines; it repeats all of its steps.
             (out / "log.jsonl").unlink(missing_ok=True)
 
+    def check_data(self) -> None:
+        """Reads the data; ValueError if they are not prepared, do not fit the model, or are too short for the run."""
+        data, vocab_size = self.data, self.cfg.model.vocab_size
+        self.info = read_json(data / "data.json", "prepare")
+        found = read_tokenizer(data / "tokenizer.json", "prepare").get_vocab_size()
+        if found != vocab_size:
+            raise ValueError(f"model.vocab_size: must be {found:,}, as prepared in {data}, found {vocab_size:,}")
+        for name, info in self.info["valid"].items():
+            need(data / f"valid_{name}.bin", "prepare")
+            if info["tokens"] <= PIECES:
+                raise ValueError(f"{data}: the validation text {name} is too short: must have more than {PIECES} tokens, found "
+                                 f"{info['tokens']}")
+        if 0 < self.cfg.train.eval_tokens < PIECES:
+            raise ValueError(f"train.eval_tokens: must be 0 for all, or {PIECES} or more, found {self.cfg.train.eval_tokens}")
+        self.stream = np.fromfile(need(data / "train.bin", "prepare"), dtype=np.uint16)
+        try:
+            self.lanes = Lanes(self.stream, self.cfg.train.lanes, self.cfg.train.segment)
+        except ValueError as e:
+            raise ValueError(f"{data}: {e}") from e
+
     def save(self) -> None:
         """Writes to a temporary name and renames, so that a kill leaves the last complete file."""
         blob = {
@@ -87,7 +125,7 @@ class Trainer:
         os.replace(self.out / "state.tmp", self.out / "state.pt")
 
     def resume(self) -> None:
-        blob = torch.load(self.out / "state.pt", map_location=self.device, weights_only=True)
+        blob = read_state(self.out / "state.pt", self.device)
         if ModelConfig(**blob["config"]["model"]) != self.cfg.model:
             raise ValueError(f"{self.out}: holds a run of another model; use another folder")
         then, now = (dataclasses.asdict(x) for x in (build(TrainConfig, blob["config"]["train"], "train"), self.cfg.train))
@@ -172,7 +210,7 @@ class Trainer:
         scores = {}
         for name, info in self.info["valid"].items():
             stream = np.fromfile(self.data / f"valid_{name}.bin", dtype=np.uint16)
-            score = stream_loss(self.model, stream, info["bytes"], self.cfg.train.eval_tokens, lanes=4, device=self.device)
+            score = stream_loss(self.model, stream, info["bytes"], self.cfg.train.eval_tokens, lanes=PIECES, device=self.device)
             scores[name] = dataclasses.asdict(score)
         return scores
 

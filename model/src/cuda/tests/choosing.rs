@@ -1,5 +1,5 @@
-//! Tokens that are chosen on the device, against the CPU's sampler on the same logits: the same token, whatever narrows
-//! the candidates, in rows of all kinds beside each other.
+//! Sampling on the device against the CPU's sampler on the same logits: the same token for all parameters, with rows of
+//! all kinds in one launch.
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
@@ -14,7 +14,7 @@ use crate::runner::Backend;
 use crate::sampling::{Permitted, Plans, Sampled, Sampler, SamplingParams, TokenSet};
 use crate::weights::WeightType;
 
-/// One row: its logits, and what it is chosen by.
+/// One row: its logits, sampler and limits.
 struct Row {
     logits: Vec<f32>,
     sampler: Sampler,
@@ -28,7 +28,7 @@ impl Row {
         Self { logits, sampler, allowed: None, last_resort: Vec::new() }
     }
 
-    /// What the CPU chooses, by the definitions.
+    /// The CPU's choice, by the definitions.
     fn expected(&self) -> Sampled {
         let (mut sampler, mut logits) = (self.sampler.clone(), self.logits.clone());
         let possible = logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
@@ -42,13 +42,13 @@ impl Row {
         }
         match sampler.sample(&mut logits) {
             Some(token) => Sampled::Token(token),
-            // Where no mask is, what was possible stays so.
+            // Without a mask, `possible` does not change.
             None => Sampled::Nothing { possible: possible || self.allowed.is_none() },
         }
     }
 }
 
-/// Chooses for all rows, of one vocabulary, in one launch.
+/// Samples all rows in one launch.
 fn chosen(rows: &mut [Row]) -> Vec<Sampled> {
     let device = device();
     let vocab = rows[0].logits.len();
@@ -65,7 +65,7 @@ fn chosen(rows: &mut [Row]) -> Vec<Sampled> {
     (0..rows.len()).map(|row| choices.sampled(row, &bytes)).collect()
 }
 
-/// Numbers for a test, the same each time.
+/// A seeded generator.
 struct Dice(ChaCha8Rng);
 
 impl Dice {
@@ -117,7 +117,7 @@ impl Dice {
             row.allowed = Some(allowed);
         }
         if self.below(4) == 0 {
-            // One of them twice, one outside the vocabulary.
+            // One token twice, one outside the vocabulary.
             row.last_resort = vec![self.below(vocab as u32), 3, 3, vocab as u32 + 7];
         }
         row
@@ -127,8 +127,8 @@ impl Dice {
 #[test]
 fn tokens_are_those_of_the_cpus_sampler() {
     let mut dice = Dice(ChaCha8Rng::seed_from_u64(11));
-    // One that fills no block, one with too many equal tokens to be compared at once, one whose buckets are of several
-    // warps.
+    // A vocabulary smaller than a block, one with too many equal tokens to compare at once, and one whose buckets have
+    // several warps.
     for (vocab, count) in [(61, 300), (5003, 60), (70_001, 6)] {
         let mut rows: Vec<Row> = (0..count).map(|_| dice.row(vocab)).collect();
         let expected: Vec<Sampled> = rows.iter().map(Row::expected).collect();
@@ -141,8 +141,8 @@ fn tokens_are_those_of_the_cpus_sampler() {
 }
 
 #[test]
-fn a_long_tail_is_drawn_from_as_on_the_cpu() {
-    // The best leads by far: of the others each has some billionth, and what they lose by rounding would shift them all.
+fn draws_from_a_long_tail_are_those_of_the_cpu() {
+    // The best token leads by far. Each other has about a billionth, so rounding them down would shift all draws.
     let vocab = 70_001;
     let mut logits: Vec<f32> = normals(31, vocab).iter().map(|v| 2.0 * v).collect();
     logits[77] = 26.0;
@@ -151,7 +151,7 @@ fn a_long_tail_is_drawn_from_as_on_the_cpu() {
         row.sampler.draw_next(uniform);
         row
     };
-    // The least number by which the CPU draws `token` or a later one, to the bit.
+    // The smallest random number with which the CPU draws `token` or a later one.
     let first = |token: u32| {
         let (mut low, mut high) = (0, 1 << 53);
         while low < high {
@@ -188,7 +188,7 @@ fn draws_follow_the_probabilities() {
 }
 
 #[test]
-fn what_is_infinite_no_number_or_impossible_is_chosen_as_on_the_cpu() {
+fn infinite_nan_and_masked_logits_are_handled_as_on_the_cpu() {
     let (none, infinite) = (f32::NEG_INFINITY, f32::INFINITY);
     let draw = || SamplingParams { top_p: 0.5, min_p: 0.1, top_k: 2, ..SamplingParams::default() };
     let best = || SamplingParams { temperature: 0.0, ..SamplingParams::default() };
@@ -205,7 +205,7 @@ fn what_is_infinite_no_number_or_impossible_is_chosen_as_on_the_cpu() {
     let params = [draw(), best(), cold()];
     let mut rows: Vec<Row> =
         bad.iter().flat_map(|logits| params.clone().map(|params| Row::new(logits.to_vec(), params))).collect();
-    // All that is allowed is impossible for the model; and the end alone is left.
+    // The model excludes all allowed tokens; only the end remains.
     let mut only = TokenSet::new(4);
     only.insert(3);
     rows[12].allowed = Some(only.clone());
@@ -226,7 +226,7 @@ fn decoder() -> (CudaDecoder, CudaPool) {
 }
 
 #[test]
-fn a_step_gives_tokens_to_some_rows_and_logits_to_the_others() {
+fn a_step_samples_some_rows_and_returns_the_logits_of_others() {
     let (ids, slots) = ([1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 5, 6]);
     let (decoder, mut pool) = decoder();
     let mut all = Vec::new();
@@ -256,12 +256,12 @@ fn a_step_gives_tokens_to_some_rows_and_logits_to_the_others() {
         .collect();
     assert_eq!(sampled, expected);
     assert_eq!(logits, [rows[0], rows[2], rows[3], rows[5]].concat());
-    // Where nothing is chosen, all come.
+    // If no row is sampled, all logits are returned.
     let mut none = |range: std::ops::Range<usize>, plans: &mut Plans| plans.skip_to(range.len());
     let (decoder, mut pool) = self::decoder();
     decoder.decode_and_sample(&ids, &mut pool, &slots, &mut none, (&mut sampled, &mut logits)).unwrap();
     assert_eq!((sampled.as_slice(), &logits), (&[Sampled::Logits; 6][..], &all));
-    // A row that nobody has planned is an error, and the slots are refused until they are reset.
+    // A row without a plan is an error, and the slots are refused until they are reset.
     let mut too_few = |_: std::ops::Range<usize>, _: &mut Plans| {};
     let outcome = decoder.decode_and_sample(&ids, &mut pool, &slots, &mut too_few, (&mut sampled, &mut logits));
     assert!(outcome.unwrap_err().to_string().contains("planned"));
@@ -269,7 +269,7 @@ fn a_step_gives_tokens_to_some_rows_and_logits_to_the_others() {
 }
 
 #[test]
-fn more_rows_than_a_step_takes_are_planned_as_many_at_a_time() {
+fn a_batch_larger_than_a_step_is_planned_in_parts() {
     let text = r#"{"model_type": "rfa_gate", "vocab_size": 31, "hidden_size": 8, "intermediate_size": 8,
         "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8, "proj_dim": 4}"#;
     let config = DecoderConfig::from_json(text).unwrap();

@@ -1,4 +1,4 @@
-//! A device that fails at any of its calls: what a slot holds is whole, or the slot is refused until it is reset.
+//! A device that fails at any of its calls: a slot's state is complete, or the slot is refused until it is reset.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,7 +11,7 @@ use crate::memory::StateType;
 use crate::runner::Backend;
 use crate::sampling::{Permitted, Plans, Sampler, SamplingParams};
 
-/// A device whose calls succeed so many times; less than 0 for always.
+/// A device whose calls fail after a number of successes; below 0, they always succeed.
 pub(super) fn failing(fatal: bool) -> (Arc<AtomicI64>, CudaDecoder, CudaPool) {
     let left = Arc::new(AtomicI64::new(-1));
     let counted = Arc::clone(&left);
@@ -32,25 +32,25 @@ pub(super) fn failing(fatal: bool) -> (Arc<AtomicI64>, CudaDecoder, CudaPool) {
     (left, decoder, pool)
 }
 
-/// What is asked of a slot, with the numbers of a whole state.
+/// An operation on a slot, with the numbers of a complete state.
 type Act = fn(&CudaDecoder, &mut CudaPool, &[f32]) -> Result<(), ModelError>;
 
 #[test]
-fn wherever_a_call_fails_no_slot_is_left_with_half_a_text() {
+fn whichever_call_fails_no_slot_has_half_a_step() {
     let (_, decoder, mut pool) = failing(false);
     let ids = [1, 7, 4, 9, 2];
-    decoder.absorb(&ids, &mut pool, 0).unwrap();
+    decoder.prefill(&ids, &mut pool, 0).unwrap();
     let whole = pool.export(0).unwrap();
     let mut want = Vec::new();
     decoder.decode_into(&[3], &mut pool, &[0], &mut want).unwrap();
     let acts: [(&str, Act); 5] = [
         ("reset", |_, pool, _| pool.reset(0)),
         ("import", |_, pool, numbers| pool.import(0, numbers, 5)),
-        ("absorb", |decoder, pool, _| decoder.absorb(&[1, 7, 4, 9, 2], pool, 0)),
+        ("prefill", |decoder, pool, _| decoder.prefill(&[1, 7, 4, 9, 2], pool, 0)),
         ("decode", |decoder, pool, _| decoder.decode_into(&[3, 3], pool, &[0, 1], &mut Vec::new())),
         ("choose", |decoder, pool, _| {
             let mut sampler = Sampler::new(SamplingParams::default(), 31).unwrap();
-            // One is chosen, and the logits of the other come.
+            // One row is sampled, the other returns its logits.
             let mut plan = |_: std::ops::Range<usize>, plans: &mut Plans| {
                 sampler.plan(Permitted::default(), plans);
                 plans.skip_to(2);
@@ -63,7 +63,7 @@ fn wherever_a_call_fails_no_slot_is_left_with_half_a_text() {
         let mut failures = 0;
         for calls in 0.. {
             let (left, decoder, mut pool) = failing(false);
-            decoder.absorb(&ids, &mut pool, 0).unwrap();
+            decoder.prefill(&ids, &mut pool, 0).unwrap();
             left.store(calls, Ordering::Relaxed);
             let outcome = act(&decoder, &mut pool, &whole);
             left.store(-1, Ordering::Relaxed);
@@ -71,9 +71,9 @@ fn wherever_a_call_fails_no_slot_is_left_with_half_a_text() {
                 break;
             }
             failures += 1;
-            // Refused, each time, until it is emptied or filled whole.
+            // The slot is refused until it is reset or a complete state is imported.
             assert!(pool.export(0).is_err(), "{what}, after {calls} calls");
-            assert!(decoder.absorb(&[1], &mut pool, 0).is_err(), "{what}, after {calls} calls");
+            assert!(decoder.prefill(&[1], &mut pool, 0).is_err(), "{what}, after {calls} calls");
             pool.import(0, &whole, 5).unwrap();
             let mut got = Vec::new();
             decoder.decode_into(&[3], &mut pool, &[0], &mut got).unwrap();
@@ -85,9 +85,9 @@ fn wherever_a_call_fails_no_slot_is_left_with_half_a_text() {
 }
 
 #[test]
-fn a_device_that_has_failed_for_good_is_told_of() {
+fn a_lost_device_is_reported() {
     let (left, decoder, mut pool) = failing(true);
-    decoder.absorb(&[1], &mut pool, 0).unwrap();
+    decoder.prefill(&[1], &mut pool, 0).unwrap();
     assert!(!pool.is_lost());
     left.store(0, Ordering::Relaxed);
     let error = decoder.decode_into(&[3], &mut pool, &[0], &mut Vec::new()).unwrap_err().to_string();

@@ -35,7 +35,7 @@ fn features(of: Recurrence, x: &[f32], w: &[f32]) -> Vec<f64> {
     }
 }
 
-/// One head over some tokens, from what it remembers -> the readouts (time, d), how many denominators were clamped.
+/// One head over some tokens, from a state -> the readouts (time, d), and how many denominators were clamped.
 #[allow(clippy::too_many_arguments, reason = "a formula's letters")]
 fn plain(
     of: Recurrence,
@@ -77,9 +77,9 @@ fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
     let seed = (f * 1000 + d * 10 + time) as u64;
     let w = normals(seed, heads * d * of.proj_dim);
     let qkv = normals(seed + 1, rows * time * 3 * inner);
-    // From forgetting all to taking nothing in.
+    // Gates from 0 to 1.
     let gate: Vec<f32> = normals(seed + 2, rows * time * heads).iter().map(|v| 3.0 * v + 1.0).collect();
-    // What was remembered is like what features and values leave.
+    // A state as features and values leave it.
     let (s_stride, sums_stride) = (2 * heads * column(f) * d, 2 * heads * (f + 1));
     let padded = column(f);
     let mut before: Vec<f32> = normals(seed + 3, 10 * s_stride).iter().map(|v| 0.1 * v).collect();
@@ -136,7 +136,7 @@ fn held(of: Recurrence, gated: bool, rows: usize, time: usize) {
             }
         }
     }
-    // All of the pool: what belongs to others stays.
+    // The whole pool: other slots must not change.
     close(&read(&device, s.at, before.len()), &want_s, 1e-4, &format!("S of {what}"));
     close(&read(&device, z.at, sums.len()), &want_sums, 1e-4, &format!("z and c of {what}"));
     let most = want.iter().fold(1.0f64, |m, v| m.max(v.abs()));
@@ -156,8 +156,8 @@ fn recurrences_against_f64() {
         let features = [2 * proj_dim, proj_dim, d][map];
         Recurrence { heads: 2, d, features, proj_dim: if map == 2 { 0 } else { proj_dim }, map, eps, layer: 1 }
     };
-    // Every number of rows that a thread may have (2, 4, 8, 16), whole and not, blocks that share a head and one that
-    // does not; a floor that is reached and one that is not.
+    // Every number of rows per thread (2, 4, 8, 16), full and not; blocks that share a head and one that does not; a
+    // floor that is reached and one that is not.
     let all = [
         of(0, 8, 12, 0.02),
         of(0, 64, 64, 0.5),
@@ -178,7 +178,7 @@ fn recurrences_against_f64() {
 }
 
 #[test]
-fn rows_that_are_none_change_nothing() {
+fn padding_rows_change_nothing() {
     let device = device();
     let of = Recurrence { heads: 2, d: 8, features: 8, proj_dim: 4, map: 0, eps: 0.02, layer: 0 };
     let (slots, positions) = (words(&device, &[PADDING; 3]), words(&device, &[0; 6]));

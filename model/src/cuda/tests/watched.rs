@@ -1,4 +1,4 @@
-//! A device whose calls are told to a test before they are made, which may hold them up or have them fail.
+//! A device that calls a test's hook before each of its calls. The hook may wait or fail.
 
 use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::cuda::{CudaDecoder, CudaPool};
 use crate::memory::StateType;
 use crate::weights::WeightType;
 
-/// What is called with the name of each call.
+/// The hook; its argument is the name of the call.
 pub(super) type Call = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
-/// Something whose calls are watched.
+/// A wrapper that calls the hook first.
 struct Watched<T> {
     inner: T,
     call: Call,
@@ -80,7 +80,7 @@ impl Gpu for Watched<Arc<dyn Gpu>> {
     }
 
     fn event(&self) -> Result<Box<dyn Event>> {
-        (self.call)("moment")?;
+        (self.call)("event")?;
         Ok(Box::new(Watched { inner: self.inner.event()?, call: Arc::clone(&self.call) }))
     }
 
@@ -119,7 +119,7 @@ impl Event for Watched<Box<dyn Event>> {
     }
 }
 
-/// A decoder with convolutions or without, and a pool of three slots, on a device that is watched.
+/// A decoder with or without convolutions, and a pool of three slots, on a watched device.
 pub(super) fn watched(conv: usize, state: StateType, call: Call) -> (CudaDecoder, CudaPool) {
     let text = format!(
         r#"{{"model_type": "rfa_gate", "vocab_size": 31, "hidden_size": 24, "intermediate_size": 40,

@@ -173,7 +173,7 @@ pub(crate) fn product(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32]) {
 /// Some of the rows of `x` against some panels of the weights.
 ///
 /// # Safety
-/// Rows and panels are in bounds of `x`, `w` and `out`, and nobody else accesses this part of `out`.
+/// Rows and panels are in bounds of `x`, `w` and `out`, and no other thread accesses this part of `out`.
 unsafe fn panels(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -214,7 +214,7 @@ unsafe fn typed<W: Element>(
 /// One register is a group of sixteen rows.
 ///
 /// # Safety
-/// The machine has AVX-512 F, BW, DQ and VL, and nobody else touches this part of the output.
+/// The machine has AVX-512 F, BW, DQ and VL, and no other thread accesses this part of the output.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512<W: Element>(product: &Product<'_, W>) {
@@ -225,7 +225,7 @@ unsafe fn avx512<W: Element>(product: &Product<'_, W>) {
 /// Two registers are a group.
 ///
 /// # Safety
-/// The machine has AVX2, FMA and F16C, and nobody else touches this part of the output.
+/// The machine has AVX2, FMA and F16C, and no other thread accesses this part of the output.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2<W: Element>(product: &Product<'_, W>) {
@@ -236,7 +236,7 @@ unsafe fn avx2<W: Element>(product: &Product<'_, W>) {
 /// Four registers are a group.
 ///
 /// # Safety
-/// The machine has NEON, and nobody else touches this part of the output.
+/// The machine has NEON, and no other thread accesses this part of the output.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
 unsafe fn neon<W: Element>(product: &Product<'_, W>) {

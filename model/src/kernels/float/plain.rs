@@ -12,7 +12,7 @@ pub(super) fn dot<W: Element>(x: &[f32], w: &[W], stride: usize) -> f32 {
 /// One dot product after another.
 ///
 /// # Safety
-/// The product's rows and panels are in bounds, and nobody else accesses its part of the output.
+/// The product's rows and panels are in bounds, and no other thread accesses its part of the output.
 pub(super) unsafe fn run<W: Element>(product: &Product<'_, W>) {
     for p in product.panels.clone() {
         let (columns, width) = panels::rows(p, product.n);

@@ -56,7 +56,7 @@ unsafe fn tile<V: Vector, W: Element, const M: usize, const R: usize>(
 /// Writes a tile's rows, without the lanes that pad the panel.
 ///
 /// # Safety
-/// Nobody else accesses the rows from `row` on in these columns.
+/// No other thread accesses the rows from `row` on in these columns.
 #[inline(always)]
 unsafe fn write<V: Vector, const M: usize, const R: usize>(
     sums: &[[V; R]; M],
@@ -114,7 +114,7 @@ unsafe fn strip<V: Vector, W: Element, const R: usize>(
 /// registers of a group.
 ///
 /// # Safety
-/// The machine has the set of `V`, and nobody else accesses the product's part of the output.
+/// The machine has the set of `V`, and no other thread accesses the product's part of the output.
 #[inline(always)]
 pub(super) unsafe fn run<V: Vector, W: Element, const ONE: usize, const MANY: usize, const GROUPED: usize>(
     product: &Product<'_, W>,

@@ -20,7 +20,7 @@ pub(super) struct Quants([i8; BLOCK]);
 /// The scale and the sums of a block.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Facts {
+pub(super) struct BlockSums {
     /// The factor of the bytes.
     pub(super) scale: f32,
     /// The sum of the bytes, scaled.
@@ -39,7 +39,7 @@ pub(crate) struct Activations {
     /// Rows per block, padded: not a power of two, which would map all blocks to the same cache sets.
     stride: usize,
     quants: Vec<Quants>,
-    facts: Vec<Facts>,
+    block_sums: Vec<BlockSums>,
 }
 
 impl Activations {
@@ -58,10 +58,10 @@ impl Activations {
         let blocks = k / BLOCK * stride;
         if self.quants.len() < blocks {
             self.quants.resize(blocks, Quants([0; BLOCK]));
-            self.facts.resize(blocks, Facts::default());
+            self.block_sums.resize(blocks, BlockSums::default());
         }
         (self.rows, self.k, self.stride) = (rows, k, stride);
-        let to = Target { quants: self.quants.as_mut_ptr(), facts: self.facts.as_mut_ptr(), stride, blocks };
+        let to = Target { quants: self.quants.as_mut_ptr(), block_sums: self.block_sums.as_mut_ptr(), stride, blocks };
         if x.len() < SERIAL {
             return quantise_rows(isa, x, k, 0, to);
         }
@@ -93,34 +93,34 @@ impl Activations {
     }
 
     /// The scale and the sums of a block; those of the next rows follow.
-    pub(super) fn facts(&self, block: usize, row: usize) -> &Facts {
-        &self.facts[block * self.stride + row]
+    pub(super) fn block_sums(&self, block: usize, row: usize) -> &BlockSums {
+        &self.block_sums[block * self.stride + row]
     }
 
-    /// Pointers to the bytes and to the facts of a block and of all that follow.
+    /// Pointers to the bytes and to the sums of a block and of all that follow.
     #[inline]
-    pub(super) fn from(&self, block: usize, row: usize) -> (*const i8, *const Facts) {
+    pub(super) fn from(&self, block: usize, row: usize) -> (*const i8, *const BlockSums) {
         let at = block * self.stride + row;
-        (self.quants[at..].as_ptr().cast(), self.facts[at..].as_ptr())
+        (self.quants[at..].as_ptr().cast(), self.block_sums[at..].as_ptr())
     }
 }
 
-/// Where threads write blocks, each thread other rows.
+/// Where threads write blocks, each thread different rows.
 #[derive(Clone, Copy)]
 struct Target {
     quants: *mut Quants,
-    facts: *mut Facts,
+    block_sums: *mut BlockSums,
     stride: usize,
     blocks: usize,
 }
 
-// SAFETY: `quantise` gives every thread other rows, and nobody reads until all are done.
+// SAFETY: `quantise` gives every thread different rows, and no thread reads until all are done.
 unsafe impl Send for Target {}
 // SAFETY: as above.
 unsafe impl Sync for Target {}
 
 #[inline(always)]
-fn quantise_block(x: &[f32; BLOCK]) -> (Quants, Facts) {
+fn quantise_block(x: &[f32; BLOCK]) -> (Quants, BlockSums) {
     let mut largest = 0u32;
     for v in x {
         // As integers: NaN is larger than all numbers.
@@ -129,10 +129,10 @@ fn quantise_block(x: &[f32; BLOCK]) -> (Quants, Facts) {
     let scale = f32::from_bits(largest) / 127.0;
     let inverse = 1.0 / scale;
     if !scale.is_finite() {
-        return (Quants([0; BLOCK]), Facts { scale, total: scale, negative: 0 });
+        return (Quants([0; BLOCK]), BlockSums { scale, total: scale, negative: 0 });
     }
     if !inverse.is_finite() {
-        return (Quants([0; BLOCK]), Facts::default());
+        return (Quants([0; BLOCK]), BlockSums::default());
     }
     let mut quants = [0i8; BLOCK];
     let mut sum = 0i32;
@@ -141,20 +141,20 @@ fn quantise_block(x: &[f32; BLOCK]) -> (Quants, Facts) {
         sum += rounded - ROUND.to_bits().cast_signed();
         quants[l] = rounded as i8;
     }
-    (Quants(quants), Facts { scale, total: sum as f32 * scale, negative: -sum })
+    (Quants(quants), BlockSums { scale, total: sum as f32 * scale, negative: -sum })
 }
 
 #[inline(always)]
 fn quantise_body(x: &[f32], k: usize, first: usize, to: Target) {
     for (row, x) in x.chunks_exact(k).enumerate() {
         for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
-            let (quants, facts) = quantise_block(x);
+            let (quants, block_sums) = quantise_block(x);
             let at = block * to.stride + first + row;
             debug_assert!(at < to.blocks);
             // SAFETY: the block and the row are in bounds, and no other thread has the row.
             unsafe {
                 *to.quants.add(at) = quants;
-                *to.facts.add(at) = facts;
+                *to.block_sums.add(at) = block_sums;
             }
         }
     }

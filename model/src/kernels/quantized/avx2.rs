@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-use super::activations::{Activations, Facts};
+use super::activations::{Activations, BlockSums};
 use super::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
 use crate::kernels::prefetch::{LINE, Stretch};
@@ -22,13 +22,13 @@ const LANES: usize = 8;
 /// Integer products of R rows of `x` and sixteen rows of weights over 32 columns.
 ///
 /// # Safety
-/// R blocks of bytes and of facts are readable at `x` and `facts`, and at `w` the words of the block, each `stride`
+/// R blocks of bytes and of their sums are readable at `x` and `block_sums`, and at `w` the words of the block, each `stride`
 /// bytes behind the last. `HIGH`: the weights are in the high halves of bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn products<F: Form, const R: usize, const HIGH: bool>(
     x: *const i8,
-    facts: *const Facts,
+    block_sums: *const BlockSums,
     w: *const u8,
     stride: usize,
 ) -> [[__m256i; 2]; R] {
@@ -66,8 +66,8 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool>(
     }
     if F::KIND != Kind::Q8_0 {
         for (r, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller's promise: facts of R blocks.
-            let negative = _mm256_set1_epi32(unsafe { (*facts.add(r)).negative });
+            // SAFETY: the caller's promise: sums of R blocks.
+            let negative = _mm256_set1_epi32(unsafe { (*block_sums.add(r)).negative });
             let zero = match F::KIND {
                 Kind::Q4_0 => _mm256_slli_epi32::<3>(negative),
                 _ => _mm256_setzero_si256(),
@@ -83,23 +83,23 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool>(
 /// Adds a block's scaled products to the sums, and subtracts the scaled minima of q4_k.
 ///
 /// # Safety
-/// Facts of R blocks are readable at `facts`.
+/// Sums of R blocks are readable at `block_sums`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add<F: Form, const R: usize>(
     sums: &mut [[__m256; 2]; R],
     products: [[__m256i; 2]; R],
     (scales, minima): ([__m256; 2], [__m256; 2]),
-    facts: *const Facts,
+    block_sums: *const BlockSums,
 ) {
     for r in 0..R {
         // SAFETY: the caller's promise.
-        let facts = unsafe { *facts.add(r) };
+        let block_sums = unsafe { *block_sums.add(r) };
         for half in 0..2 {
-            let scale = _mm256_mul_ps(scales[half], _mm256_set1_ps(facts.scale));
+            let scale = _mm256_mul_ps(scales[half], _mm256_set1_ps(block_sums.scale));
             sums[r][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products[r][half]), scale, sums[r][half]);
             if F::KIND == Kind::Q4K {
-                sums[r][half] = _mm256_fnmadd_ps(_mm256_set1_ps(facts.total), minima[half], sums[r][half]);
+                sums[r][half] = _mm256_fnmadd_ps(_mm256_set1_ps(block_sums.total), minima[half], sums[r][half]);
             }
         }
     }
@@ -137,7 +137,7 @@ unsafe fn six_bits(at: *const u8, stride: usize) -> [__m256i; 4] {
     ]
 }
 
-/// R rows of `x`, from `row` on, and sixteen of weights over some blocks: the sums go on from `out`, or from 0 at
+/// R rows of `x`, from `row` on, and sixteen of weights over some blocks: the sums start from `out`, or from 0 at
 /// block 0.
 ///
 /// # Safety
@@ -169,11 +169,11 @@ unsafe fn tile<F: Form, const R: usize>(
     let first_bytes = _mm256_setr_epi32(a, b, c, d, a, b, c, d);
     let stride = 4 * w.width;
     let stored_bytes = F::KIND.block_bytes() * w.width;
-    let (mut xs, mut facts) = x.from(blocks.start, row);
+    let (mut xs, mut block_sums) = x.from(blocks.start, row);
     let mut at = w.bytes[blocks.start / F::KIND.parts() * stored_bytes..].as_ptr();
     for _ in 0..blocks.len() / F::KIND.parts() {
         // SAFETY: the stored block lies in the panel, its rows of `x` in the activations: the pointers stay inside
-        // until the last block is done, and are not read behind it.
+        // until the last block is done, and are not read after it.
         unsafe {
             let scales = halves(at.add(2 * GROUP * group));
             let words = at.add(2 * F::KIND.halves() * w.width + 4 * GROUP * group);
@@ -183,9 +183,9 @@ unsafe fn tile<F: Form, const R: usize>(
                 for part in 0..F::KIND.parts() {
                     let words = words.add((3 + part / 2 * 8) * stride);
                     let products = if part % 2 == 0 {
-                        products::<F, R, false>(xs, facts, words, stride)
+                        products::<F, R, false>(xs, block_sums, words, stride)
                     } else {
-                        products::<F, R, true>(xs, facts, words, stride)
+                        products::<F, R, true>(xs, block_sums, words, stride)
                     };
                     let byte = _mm256_add_epi32(first_bytes, _mm256_set1_epi32(part as i32 % 4));
                     let (mut part_scales, mut part_minima) = (scales, minima);
@@ -194,17 +194,17 @@ unsafe fn tile<F: Form, const R: usize>(
                         part_scales[i] = _mm256_mul_ps(scales[i], of(bits[i][part / 4]));
                         part_minima[i] = _mm256_mul_ps(minima[i], of(bits[i][2 + part / 4]));
                     }
-                    add::<F, R>(&mut sums, products, (part_scales, part_minima), facts);
+                    add::<F, R>(&mut sums, products, (part_scales, part_minima), block_sums);
                     next.advance();
                     xs = xs.wrapping_add(BLOCK * x.stride());
-                    facts = facts.wrapping_add(x.stride());
+                    block_sums = block_sums.wrapping_add(x.stride());
                 }
             } else {
-                let products = products::<F, R, false>(xs, facts, words, stride);
-                add::<F, R>(&mut sums, products, (scales, scales), facts);
+                let products = products::<F, R, false>(xs, block_sums, words, stride);
+                add::<F, R>(&mut sums, products, (scales, scales), block_sums);
                 next.advance();
                 xs = xs.wrapping_add(BLOCK * x.stride());
-                facts = facts.wrapping_add(x.stride());
+                block_sums = block_sums.wrapping_add(x.stride());
             }
             at = at.wrapping_add(stored_bytes);
         }
@@ -225,7 +225,7 @@ unsafe fn tile<F: Form, const R: usize>(
 ///
 /// # Safety
 /// The machine has AVX2, FMA and F16C. The rows are in `x`, whose columns are the panel's; `out` has them and the
-/// panel's columns, which nobody else accesses.
+/// panel's columns, which no other thread accesses.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     let step = cached_blocks(F::KIND, w.width);

@@ -10,7 +10,7 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-use super::activations::{Activations, Facts};
+use super::activations::{Activations, BlockSums};
 use super::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
 use crate::kernels::prefetch::{LINE, Stretch};
@@ -41,15 +41,15 @@ fn in_order(mut sum: __m512i) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
     x: *const i8,
-    facts: *const Facts,
+    block_sums: *const BlockSums,
     w: *const u8,
     stride: usize,
 ) -> [[__m512i; G]; R] {
     let low = _mm512_set1_epi8(15);
     let mut sums = [[_mm512_setzero_si512(); G]; R];
     for (r, sums) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller's promise: facts of R blocks.
-        let negative = _mm512_set1_epi32(unsafe { (*facts.add(r)).negative });
+        // SAFETY: the caller's promise: sums of R blocks.
+        let negative = _mm512_set1_epi32(unsafe { (*block_sums.add(r)).negative });
         *sums = match F::KIND {
             Kind::Q8_0 => [_mm512_slli_epi32::<7>(negative); G],
             Kind::Q4_0 => [_mm512_slli_epi32::<3>(negative); G],
@@ -91,18 +91,18 @@ unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
 /// Adds a block's scaled products to the sums.
 ///
 /// # Safety
-/// Facts of R blocks are readable at `facts`.
+/// Sums of R blocks are readable at `block_sums`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn add<const R: usize, const G: usize>(
     sums: &mut [[__m512; G]; R],
     products: [[__m512i; G]; R],
     scales: [__m512; G],
-    facts: *const Facts,
+    block_sums: *const BlockSums,
 ) {
     for r in 0..R {
         // SAFETY: the caller's promise.
-        let x_scale = _mm512_set1_ps(unsafe { (*facts.add(r)).scale });
+        let x_scale = _mm512_set1_ps(unsafe { (*block_sums.add(r)).scale });
         for g in 0..G {
             let scale = _mm512_mul_ps(scales[g], x_scale);
             sums[r][g] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[r][g]), scale, sums[r][g]);
@@ -151,7 +151,7 @@ struct Tile<'a> {
     out: Output<'a>,
 }
 
-/// R rows of `x` and G groups of weights over some blocks: the sums go on from `out`, or from 0 at block 0.
+/// R rows of `x` and G groups of weights over some blocks: the sums start from `out`, or from 0 at block 0.
 ///
 /// # Safety
 /// As for `panel`; the tile is in bounds, and the blocks are whole stored ones.
@@ -168,7 +168,7 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
     if blocks.start > 0 {
         for (r, sums) in sums.iter_mut().enumerate() {
             for (g, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: the caller's promise; the mask keeps to the columns that there are.
+                // SAFETY: the caller's promise; the mask excludes columns out of bounds.
                 *sum = unsafe { _mm512_maskz_loadu_ps(mask(g), out.part(row + r, columns(g)).as_ptr()) };
             }
         }
@@ -177,11 +177,11 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
     let first_bytes = _mm512_set4_epi32(d, c, b, a);
     let stride = 4 * w.width;
     let stored_bytes = F::KIND.block_bytes() * w.width;
-    let (mut xs, mut facts) = x.from(blocks.start, row);
+    let (mut xs, mut block_sums) = x.from(blocks.start, row);
     let mut at = w.bytes[blocks.start / F::KIND.parts() * stored_bytes..].as_ptr();
     for _ in 0..blocks.len() / F::KIND.parts() {
         // SAFETY: the stored block lies in the panel, its rows of `x` in the activations: the pointers stay inside
-        // until the last block is done, and are not read behind it.
+        // until the last block is done, and are not read after it.
         unsafe {
             let words = at.add(2 * F::KIND.halves() * w.width + group * 4 * GROUP);
             let mut scales = [_mm512_setzero_ps(); G];
@@ -200,9 +200,9 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
                         let words = words.add((3 + 16 * half + 8 * pair as usize) * stride);
                         for high in 0..2 {
                             let products = if high == 0 {
-                                products::<F, R, G, false>(xs, facts, words, stride)
+                                products::<F, R, G, false>(xs, block_sums, words, stride)
                             } else {
-                                products::<F, R, G, true>(xs, facts, words, stride)
+                                products::<F, R, G, true>(xs, block_sums, words, stride)
                             };
                             let byte = _mm512_add_epi32(first_bytes, _mm512_set1_epi32(2 * pair + high));
                             let of = |bits| _mm512_cvtepi32_ps(_mm512_shuffle_epi8(bits, byte));
@@ -211,32 +211,32 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
                                 part_scales[g] = _mm512_mul_ps(scales[g], of(bits[g][half]));
                                 part_minima[g] = _mm512_mul_ps(minima[g], of(bits[g][2 + half]));
                             }
-                            add(&mut sums, products, part_scales, facts);
+                            add(&mut sums, products, part_scales, block_sums);
                             for r in 0..R {
-                                let total = _mm512_set1_ps((*facts.add(r)).total);
+                                let total = _mm512_set1_ps((*block_sums.add(r)).total);
                                 for g in 0..G {
                                     sums[r][g] = _mm512_fnmadd_ps(total, part_minima[g], sums[r][g]);
                                 }
                             }
                             next.advance();
                             xs = xs.wrapping_add(BLOCK * x.stride());
-                            facts = facts.wrapping_add(x.stride());
+                            block_sums = block_sums.wrapping_add(x.stride());
                         }
                     }
                 }
             } else {
-                let products = products::<F, R, G, false>(xs, facts, words, stride);
-                add(&mut sums, products, scales, facts);
+                let products = products::<F, R, G, false>(xs, block_sums, words, stride);
+                add(&mut sums, products, scales, block_sums);
                 next.advance();
                 xs = xs.wrapping_add(BLOCK * x.stride());
-                facts = facts.wrapping_add(x.stride());
+                block_sums = block_sums.wrapping_add(x.stride());
             }
             at = at.wrapping_add(stored_bytes);
         }
     }
     for (r, sums) in sums.iter().enumerate() {
         for (g, sum) in sums.iter().enumerate() {
-            // SAFETY: the caller's promise; the mask keeps to the columns that there are.
+            // SAFETY: the caller's promise; the mask excludes columns out of bounds.
             unsafe { _mm512_mask_storeu_ps(out.part(row + r, columns(g)).as_mut_ptr(), mask(g), *sum) };
         }
     }
@@ -245,7 +245,7 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
 /// R rows of `x` and all groups of the panel.
 ///
 /// # Safety
-/// As for `panel`; R rows are there.
+/// As for `panel`; R rows are in bounds.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, next: &mut Stretch, blocks: Range<usize>) {
     let end = at.w.width / GROUP;
@@ -274,7 +274,7 @@ unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, next: &mut Stretch, 
 ///
 /// # Safety
 /// The machine has AVX-512 F, BW, DQ, VL and VNNI. The rows are in `x`, whose columns are the panel's; `out` has them
-/// and the panel's columns, which nobody else accesses.
+/// and the panel's columns, which no other thread accesses.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     let line_bytes = F::KIND.block_bytes() * w.width;

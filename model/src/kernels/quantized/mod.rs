@@ -50,14 +50,14 @@ impl Packed {
     /// Packs GGUF's bytes of the matrix (n, k), row by row.
     ///
     /// # Errors
-    /// If `k` is not a multiple of the kind's block, or the number of bytes does not fit.
+    /// If `k` is not a multiple of the kind's block, or the number of bytes is wrong.
     pub(crate) fn pack(kind: Kind, blocks: &[u8], n: usize, k: usize, threads: &Threads) -> Result<Self, String> {
         if !k.is_multiple_of(kind.columns()) {
             return Err(format!("rows of {k} are not made of blocks of {}", kind.columns()));
         }
         let row_bytes = k / kind.columns() * kind.block_bytes();
         if row_bytes.checked_mul(n) != Some(blocks.len()) {
-            return Err(format!("{} bytes are no matrix ({n}, {k}), whose rows have {row_bytes}", blocks.len()));
+            return Err(format!("{} bytes are not {n} rows of {row_bytes}", blocks.len()));
         }
         let mut lines = Lines::zeroed(n.next_multiple_of(GROUP) * row_bytes);
         if !blocks.is_empty() {
@@ -145,7 +145,7 @@ pub(crate) fn matmul(isa: Isa, x: &Activations, w: &Packed, out: &mut [f32], thr
 /// If the shapes do not fit.
 ///
 /// # Safety
-/// Nobody else accesses this part of `out`.
+/// No other thread accesses this part of `out`.
 pub(crate) unsafe fn panels(
     isa: Isa,
     x: &Activations,
@@ -172,7 +172,7 @@ pub(crate) unsafe fn panels(
 }
 
 /// # Safety
-/// The shapes fit, and nobody else accesses this part of `out`.
+/// The shapes fit, and no other thread accesses this part of `out`.
 unsafe fn form<F: Form>(isa: Isa, x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     match isa {
         #[cfg(target_arch = "x86_64")]

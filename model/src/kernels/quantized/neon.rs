@@ -9,7 +9,7 @@ use std::arch::aarch64::{
 use std::arch::asm;
 use std::ops::Range;
 
-use super::activations::{Activations, Facts};
+use super::activations::{Activations, BlockSums};
 use super::format::{BLOCK, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
 
@@ -84,12 +84,12 @@ unsafe fn step<F: Form, const R: usize, const HIGH: bool, const DOT: bool, const
 /// Integer products of R rows of `x` and sixteen rows of weights over 32 columns.
 ///
 /// # Safety
-/// R blocks of bytes and of facts are readable at `x` and `facts`, and at `w` the words of the block, each `stride`
+/// R blocks of bytes and of their sums are readable at `x` and `block_sums`, and at `w` the words of the block, each `stride`
 /// bytes behind the last. `HIGH`: the weights are in the high halves of bytes.
 #[inline(always)]
 unsafe fn products<F: Form, const R: usize, const HIGH: bool, const DOT: bool>(
     x: *const i8,
-    facts: *const Facts,
+    block_sums: *const BlockSums,
     w: *const u8,
     stride: usize,
 ) -> [[int32x4_t; PARTS]; R] {
@@ -98,7 +98,7 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool, const DOT: bool>(
         let mut sums = [[vdupq_n_s32(0); PARTS]; R];
         if F::KIND == Kind::Q4_0 {
             for (r, sums) in sums.iter_mut().enumerate() {
-                *sums = [vshlq_n_s32::<3>(vdupq_n_s32((*facts.add(r)).negative)); PARTS];
+                *sums = [vshlq_n_s32::<3>(vdupq_n_s32((*block_sums.add(r)).negative)); PARTS];
             }
         }
         // Unrolled by hand: the compiler would keep a loop, and the sums in memory.
@@ -117,24 +117,24 @@ unsafe fn products<F: Form, const R: usize, const HIGH: bool, const DOT: bool>(
 /// Adds a block's scaled products to the sums, and subtracts the scaled minima of q4_k.
 ///
 /// # Safety
-/// Facts of R blocks are readable at `facts`.
+/// Sums of R blocks are readable at `block_sums`.
 #[inline(always)]
 unsafe fn add<F: Form, const R: usize>(
     sums: &mut [[float32x4_t; PARTS]; R],
     products: [[int32x4_t; PARTS]; R],
     (scales, minima): ([float32x4_t; PARTS], [float32x4_t; PARTS]),
-    facts: *const Facts,
+    block_sums: *const BlockSums,
 ) {
     for r in 0..R {
         // SAFETY: the caller's promise.
-        let facts = unsafe { *facts.add(r) };
+        let block_sums = unsafe { *block_sums.add(r) };
         for i in 0..PARTS {
             // SAFETY: every machine of this architecture has NEON.
             unsafe {
-                let scale = vmulq_f32(scales[i], vdupq_n_f32(facts.scale));
+                let scale = vmulq_f32(scales[i], vdupq_n_f32(block_sums.scale));
                 sums[r][i] = vfmaq_f32(sums[r][i], vcvtq_f32_s32(products[r][i]), scale);
                 if F::KIND == Kind::Q4K {
-                    sums[r][i] = vfmsq_f32(sums[r][i], vdupq_n_f32(facts.total), minima[i]);
+                    sums[r][i] = vfmsq_f32(sums[r][i], vdupq_n_f32(block_sums.total), minima[i]);
                 }
             }
         }
@@ -183,7 +183,7 @@ unsafe fn six_bits(at: *const u8, stride: usize) -> [uint8x16_t; 4] {
     }
 }
 
-/// R rows of `x`, from `row` on, and sixteen of weights over some blocks: the sums go on from `out`, or from 0 at
+/// R rows of `x`, from `row` on, and sixteen of weights over some blocks: the sums start from `out`, or from 0 at
 /// block 0.
 ///
 /// # Safety
@@ -214,11 +214,11 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
     }
     let stride = 4 * w.width;
     let stored_bytes = F::KIND.block_bytes() * w.width;
-    let (mut xs, mut facts) = x.from(blocks.start, row);
+    let (mut xs, mut block_sums) = x.from(blocks.start, row);
     let mut at = w.bytes[blocks.start / F::KIND.parts() * stored_bytes..].as_ptr();
     for _ in 0..blocks.len() / F::KIND.parts() {
         // SAFETY: the stored block lies in the panel, its rows of `x` in the activations: the pointers stay inside
-        // until the last block is done, and are not read behind it.
+        // until the last block is done, and are not read after it.
         unsafe {
             let scales = halves(at.add(2 * GROUP * group));
             let words = at.add(2 * F::KIND.halves() * w.width + 4 * GROUP * group);
@@ -231,9 +231,9 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
                 for part in 0..F::KIND.parts() {
                     let words = words.add((3 + part / 2 * 8) * stride);
                     let products = if part % 2 == 0 {
-                        products::<F, R, false, DOT>(xs, facts, words, stride)
+                        products::<F, R, false, DOT>(xs, block_sums, words, stride)
                     } else {
-                        products::<F, R, true, DOT>(xs, facts, words, stride)
+                        products::<F, R, true, DOT>(xs, block_sums, words, stride)
                     };
                     // The byte of this part, of every four.
                     let right = vdupq_n_s32(-8 * (part as i32 % 4));
@@ -246,15 +246,15 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
                         part_scales[i] = vmulq_f32(scales[i], of(bits[i][part / 4]));
                         part_minima[i] = vmulq_f32(minima[i], of(bits[i][2 + part / 4]));
                     }
-                    add::<F, R>(&mut sums, products, (part_scales, part_minima), facts);
+                    add::<F, R>(&mut sums, products, (part_scales, part_minima), block_sums);
                     xs = xs.wrapping_add(BLOCK * x.stride());
-                    facts = facts.wrapping_add(x.stride());
+                    block_sums = block_sums.wrapping_add(x.stride());
                 }
             } else {
-                let products = products::<F, R, false, DOT>(xs, facts, words, stride);
-                add::<F, R>(&mut sums, products, (scales, scales), facts);
+                let products = products::<F, R, false, DOT>(xs, block_sums, words, stride);
+                add::<F, R>(&mut sums, products, (scales, scales), block_sums);
                 xs = xs.wrapping_add(BLOCK * x.stride());
-                facts = facts.wrapping_add(x.stride());
+                block_sums = block_sums.wrapping_add(x.stride());
             }
             at = at.wrapping_add(stored_bytes);
         }
@@ -273,8 +273,8 @@ unsafe fn tile<F: Form, const R: usize, const DOT: bool>(
 /// A panel for some rows of `x`. `DOT`: with the instruction for products of bytes.
 ///
 /// # Safety
-/// The machine has it where `DOT` says so. The rows are in `x`, whose columns are the panel's; `out` has them and the
-/// panel's columns, which nobody else accesses.
+/// The machine has the instruction if `DOT`. The rows are in `x`, whose columns are the panel's; `out` has them and the
+/// panel's columns, which no other thread accesses.
 pub(super) unsafe fn panel<F: Form, const DOT: bool>(
     x: &Activations,
     rows: Range<usize>,

@@ -73,8 +73,8 @@ impl<'a> Block<'a> {
 /// A panel for some rows of `x`: the reference for every product with quantised weights.
 ///
 /// # Safety
-/// The rows are in `x`, whose columns are the panel's; `out` has them and the panel's columns, which nobody else
-/// touches.
+/// The rows are in `x`, whose columns are the panel's; `out` has them and the panel's columns, which no other thread
+/// accesses.
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     for row in rows {
         // SAFETY: the caller's promise.
@@ -83,12 +83,12 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
             let mut sum = 0.0f32;
             for block in 0..w.blocks {
                 let weights = Block::new(F::KIND, w, column, block);
-                let (quants, facts) = (x.quants(block, row), x.facts(block, row));
+                let (quants, block_sums) = (x.quants(block, row), x.block_sums(block, row));
                 let product: i32 = quants.iter().enumerate().map(|(i, q)| i32::from(*q) * weights.quant(i)).sum();
                 let (scale, minimum) = weights.scale_and_minimum();
-                sum = (product as f32).mul_add(scale * facts.scale, sum);
+                sum = (product as f32).mul_add(scale * block_sums.scale, sum);
                 if F::KIND == Kind::Q4K {
-                    sum = facts.total.mul_add(-minimum, sum);
+                    sum = block_sums.total.mul_add(-minimum, sum);
                 }
             }
             *out = sum;

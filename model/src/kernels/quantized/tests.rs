@@ -1,4 +1,4 @@
-//! Tests of all kinds and instruction sets against definitions written once more.
+//! Tests of all kinds and instruction sets against independent definitions.
 
 use half::f16;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use super::*;
 
 const KINDS: [Kind; 3] = [Kind::Q8_0, Kind::Q4_0, Kind::Q4K];
 
-/// Bytes that look like chance.
+/// Pseudorandom words.
 fn noise(seed: u32) -> impl FnMut() -> u32 {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
     move || {
@@ -131,7 +131,7 @@ proptest! {
             let activations = quantised(isa, &x, k);
             for (block, row) in (0..k / 32).flat_map(|block| (0..rows).map(move |row| (block, row))) {
                 prop_assert_eq!(activations.quants(block, row), plain.quants(block, row));
-                let (got, want) = (activations.facts(block, row), plain.facts(block, row));
+                let (got, want) = (activations.block_sums(block, row), plain.block_sums(block, row));
                 prop_assert_eq!((got.scale, got.total, got.negative), (want.scale, want.total, want.negative));
             }
             prop_assert_eq!(&bits(&product(isa, &activations, &w)), &want, "{:?} {:?}", isa, kind);
@@ -139,7 +139,7 @@ proptest! {
     }
 
     #[test]
-    fn packed_rows_are_the_blocks_own(
+    fn packed_rows_have_the_values_of_their_blocks(
         kind in prop::sample::select(&KINDS[..]), n in 1usize..150, blocks in 1usize..4, seed: u32,
     ) {
         let k = blocks * kind.columns();
@@ -156,7 +156,7 @@ proptest! {
 }
 
 #[test]
-fn extreme_quants_against_whole_numbers() {
+fn products_of_extreme_quants_are_exact() {
     for (kind, byte) in [(Kind::Q8_0, 0x80), (Kind::Q8_0, 0x7f), (Kind::Q4_0, 0), (Kind::Q4_0, 0xff)] {
         let (n, k) = (16, 64);
         let mut block = f16::ONE.to_le_bytes().to_vec();
@@ -176,7 +176,7 @@ fn extreme_quants_against_whole_numbers() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_alone_and_among_many_threads() {
+fn a_row_has_the_same_bits_on_one_thread_and_on_many() {
     let (rows, n, k) = (53, 257, 1024);
     let threads = Threads::new(3);
     for kind in KINDS {
@@ -188,14 +188,14 @@ fn a_row_has_the_same_bits_alone_and_among_many_threads() {
             let mut all = vec![f32::NAN; rows * n];
             let output = Output::new(&mut all, n);
             let pieces = panels::count(n);
-            // Pieces of a panel and of some rows, in whatever order.
+            // Parts of panels and rows, in any order.
             threads.run(2 * pieces, &|i| {
                 let part = if i % 2 == 0 { 0..20 } else { 20..rows };
-                // SAFETY: the parts do not meet.
+                // SAFETY: the parts do not overlap.
                 unsafe { panels(isa, &activations, part, &w, i / 2..i / 2 + 1, output) };
             });
             for row in 0..rows {
-                // The buffers are those of a larger call.
+                // The buffers were last used by a larger call.
                 activations.quantise(isa, &x[row * k..(row + 1) * k], k, &threads);
                 assert_eq!(bits(&product(isa, &activations, &w)), bits(&all[row * n..(row + 1) * n]));
             }
@@ -204,7 +204,7 @@ fn a_row_has_the_same_bits_alone_and_among_many_threads() {
 }
 
 #[test]
-fn signed_bytes_cost_less_than_a_hundredth() {
+fn quantised_activations_change_results_by_less_than_a_hundredth() {
     let (rows, n, k) = (4, 96, 1024);
     let x = numbers(rows * k, 3);
     for kind in KINDS {
@@ -231,7 +231,7 @@ fn signed_bytes_cost_less_than_a_hundredth() {
 }
 
 #[test]
-fn what_is_not_finite_stays_visible() {
+fn infinities_and_nans_give_nan() {
     let (n, k) = (20, 256);
     for kind in KINDS {
         let w = pack(kind, &matrix(kind, n, k, 5), n, k);

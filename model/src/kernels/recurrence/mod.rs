@@ -83,7 +83,7 @@ const PAIR: usize = 2 * LANES;
 /// Random bits for rounding some columns in one step: sixteen streams, seeded by the token's position in its text, so
 /// that a state depends on the text alone.
 #[inline]
-fn noise(seed: u64, pair: usize) -> [f32; LANES] {
+pub(super) fn noise(seed: u64, pair: usize) -> [f32; LANES] {
     let mut lanes = [0.0; LANES];
     for l in 0..LANES {
         // The output function of SplitMix64, with another input for every lane.
@@ -255,10 +255,13 @@ pub(crate) struct Token<'a> {
     pub(crate) seed: u64,
 }
 
-/// z and c -> the denominator, at or above its floor.
+/// z and c -> the denominator, at or above its floor; 1 without them.
 #[inline(always)]
 fn divisor(sums: &mut [f32], token: &Token<'_>, clamped: &mut u64) -> f32 {
     let Token { phi_q, phi_k, weights: (keep, take), counted, eps, .. } = *token;
+    if sums.is_empty() {
+        return 1.0;
+    }
     let (z, c) = sums.split_at_mut(phi_q.len());
     for (z, k) in z.iter_mut().zip(phi_k) {
         *z = take.mul_add(*k, keep * *z);
@@ -290,6 +293,7 @@ pub(crate) fn step<S: Number>(
 }
 
 /// [`step`] without the division: out (d) is `phi_q S` -> the denominator, at or above its floor.
+/// Where `sums` is empty there is no normaliser, as in Mamba-2.
 pub(crate) fn advance<S: Number>(
     isa: Isa,
     s: &mut [S],

@@ -79,7 +79,7 @@ impl Block {
     }
 
     /// Length of a query's result: the weighted sum of values (columns), the largest score, the sum of weights.
-    pub(crate) fn taken(self) -> usize {
+    pub(crate) fn partial_len(self) -> usize {
         self.columns() + 2
     }
 

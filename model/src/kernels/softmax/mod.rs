@@ -2,7 +2,7 @@
 //!
 //! Keys are stored in panels of sixty-four, coordinate by coordinate: a score is one chain of fused multiply-adds in a
 //! lane of its own, and no sum crosses lanes. Values are stored row by row, and each column of the output is one chain
-//! over the block's keys. So a query's sums are the same bits whichever queries are computed with it.
+//! over the block's keys. So a query's sums have the same bits whichever queries are computed with it.
 
 mod block;
 mod tile;
@@ -14,17 +14,20 @@ use super::{Isa, multiversion, vector};
 pub(crate) use block::{BLOCK, Block, Cached};
 use tile::Queries;
 
-/// Attention of queries (each scaled) to the first `held` keys of a block: the sums of `exp(q k - m) v` and of
+/// Attention of queries (each scaled) to the first `filled` keys of a block: the sums of `exp(q k - m) v` and of
 /// `exp(q k - m)`, with m the largest `q k`.
 ///
-/// q: (queries, d) -> out: (queries, [`Block::taken`])
+/// q: (queries, d) -> out: (queries, [`Block::partial_len`])
 ///
 /// # Panics
 /// If the lengths do not fit.
-pub(crate) fn take<S: Cached>(isa: Isa, block: &[S], shape: Block, held: usize, q: &[f32], out: &mut [f32]) {
+pub(crate) fn attend_block<S: Cached>(isa: Isa, block: &[S], shape: Block, filled: usize, q: &[f32], out: &mut [f32]) {
     let Block { d, .. } = shape;
-    assert!(held > 0 && q.len().is_multiple_of(d) && out.len() == q.len() / d * shape.taken(), "softmax: lengths");
-    typed(Queries { block: S::loaded(block), shape, held, q, out, isa });
+    assert!(
+        filled > 0 && q.len().is_multiple_of(d) && out.len() == q.len() / d * shape.partial_len(),
+        "softmax: lengths do not fit"
+    );
+    typed(Queries { block: S::loaded(block), shape, filled, q, out, isa });
 }
 
 fn typed<W: Element>(queries: Queries<'_, W>) {
@@ -72,7 +75,7 @@ multiversion! {
     pub(crate) fn add(all: &mut [f32], next: &[f32]) = add_body;
 }
 
-/// The weighted mean of the values. all: ([`Block::taken`]) -> out: (d)
+/// The weighted mean of the values. all: ([`Block::partial_len`]) -> out: (d)
 pub(crate) fn mean(all: &[f32], out: &mut [f32]) {
     let scale = 1.0 / all[all.len() - 1];
     out.iter_mut().zip(all).for_each(|(out, sum)| *out = sum * scale);
@@ -88,7 +91,7 @@ mod tests {
         (0..n).map(|i| (i as f32 * f).sin()).collect()
     }
 
-    fn filled<S: Cached>(shape: Block, count: usize) -> Vec<S> {
+    fn block_of<S: Cached>(shape: Block, count: usize) -> Vec<S> {
         let mut block = vec![S::default(); shape.numbers()];
         for place in 0..count {
             let (k, v) = (wave(shape.d, 0.3 + place as f32), wave(shape.d, 0.7 + place as f32));
@@ -97,45 +100,45 @@ mod tests {
         block
     }
 
-    fn taken(isa: Isa, shape: Block, held: usize, q: &[f32]) -> Vec<u32> {
-        let mut out = vec![f32::NAN; 2 * q.len() / shape.d * shape.taken()];
-        let (a, b) = out.split_at_mut(q.len() / shape.d * shape.taken());
-        take(isa, &filled::<f32>(shape, held), shape, held, q, a);
-        take(isa, &filled::<u16>(shape, held), shape, held, q, b);
+    fn partial(isa: Isa, shape: Block, filled: usize, q: &[f32]) -> Vec<u32> {
+        let mut out = vec![f32::NAN; 2 * q.len() / shape.d * shape.partial_len()];
+        let (a, b) = out.split_at_mut(q.len() / shape.d * shape.partial_len());
+        attend_block(isa, &block_of::<f32>(shape, filled), shape, filled, q, a);
+        attend_block(isa, &block_of::<u16>(shape, filled), shape, filled, q, b);
         let next = b.to_vec();
-        add(isa, &mut a[..shape.taken()], &next[..shape.taken()]);
+        add(isa, &mut a[..shape.partial_len()], &next[..shape.partial_len()]);
         out.iter().map(|v| v.to_bits()).collect()
     }
 
     #[test]
     fn every_instruction_set_gives_the_plain_bits() {
-        for (d, places, held) in [(64, 256, 256), (64, 256, 1), (5, 64, 17), (37, 128, 70), (96, 256, 255)] {
+        for (d, places, filled) in [(64, 256, 256), (64, 256, 1), (5, 64, 17), (37, 128, 70), (96, 256, 255)] {
             let shape = Block { d, places };
             for queries in [1, 2, 11] {
                 let q = wave(queries * d, 1.1);
-                let want = taken(Isa::Plain, shape, held, &q);
+                let want = partial(Isa::Plain, shape, filled, &q);
                 for isa in Isa::available() {
-                    assert_eq!(taken(isa, shape, held, &q), want, "{isa:?} {shape:?} {held} {queries}");
+                    assert_eq!(partial(isa, shape, filled, &q), want, "{isa:?} {shape:?} {filled} {queries}");
                 }
             }
         }
     }
 
     #[test]
-    fn a_query_takes_the_same_alone_and_beside_others() {
+    fn a_query_has_the_same_bits_alone_and_with_others() {
         let shape = Block { d: 40, places: 128 };
-        let (q, block) = (wave(9 * 40, 1.1), filled::<f32>(shape, 100));
-        let taken = |q: &[f32]| {
-            let mut out = vec![f32::NAN; q.len() / 40 * shape.taken()];
-            take(Isa::detect(), &block, shape, 100, q, &mut out);
+        let (q, block) = (wave(9 * 40, 1.1), block_of::<f32>(shape, 100));
+        let partial = |q: &[f32]| {
+            let mut out = vec![f32::NAN; q.len() / 40 * shape.partial_len()];
+            attend_block(Isa::detect(), &block, shape, 100, q, &mut out);
             out
         };
-        let alone: Vec<f32> = q.chunks_exact(40).flat_map(taken).collect();
-        assert_eq!(taken(&q), alone);
+        let alone: Vec<f32> = q.chunks_exact(40).flat_map(partial).collect();
+        assert_eq!(partial(&q), alone);
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_keys_and_values_are_read_back() {
         let shape = Block { d: 5, places: 128 };
         let mut block = vec![0u16; shape.numbers()];
         let numbers = |place: usize, which: usize| (0..5).map(move |i| ((which * 128 + place) * 5 + i) as f32 / 8.0);
@@ -157,9 +160,9 @@ mod tests {
         for (place, k) in [-3e38f32, 3e38, 0.0, -1.0].into_iter().enumerate() {
             shape.write(&mut block, place, &[k], &[place as f32]);
         }
-        let (mut all, mut next) = (vec![0.0; shape.taken()], vec![0.0; shape.taken()]);
-        take(Isa::detect(), &block, shape, 4, &[1.0], &mut all);
-        take(Isa::detect(), &block, shape, 1, &[1.0], &mut next);
+        let (mut all, mut next) = (vec![0.0; shape.partial_len()], vec![0.0; shape.partial_len()]);
+        attend_block(Isa::detect(), &block, shape, 4, &[1.0], &mut all);
+        attend_block(Isa::detect(), &block, shape, 1, &[1.0], &mut next);
         add(Isa::detect(), &mut all, &next);
         let mut out = [f32::NAN];
         mean(&all, &mut out);

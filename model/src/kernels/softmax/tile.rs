@@ -1,5 +1,5 @@
-//! Scores and sums of values as one product of two: some rows of `x` against rows of lanes, their sums in registers
-//! from the first to the last.
+//! The matrix product that computes both scores and sums of values: rows of `x` times rows of lanes, with all sums of a
+//! tile in registers.
 
 use super::block::{BLOCK, Block};
 use crate::kernels::activation::exp_lane;
@@ -18,9 +18,9 @@ pub(super) const TILE: usize = 6;
 const AHEAD: usize = 4096;
 
 #[inline(always)]
-fn weigh_body(scores: &mut [f32], held: usize, ends: &mut [f32]) {
-    let lanes = held.next_multiple_of(LANES);
-    scores[held..lanes].fill(f32::NEG_INFINITY);
+fn weigh_body(scores: &mut [f32], filled: usize, ends: &mut [f32]) {
+    let lanes = filled.next_multiple_of(LANES);
+    scores[filled..lanes].fill(f32::NEG_INFINITY);
     let (groups, _) = scores[..lanes].as_chunks_mut::<LANES>();
     let mut most = [f32::NEG_INFINITY; LANES];
     for group in groups.iter() {
@@ -41,8 +41,8 @@ fn weigh_body(scores: &mut [f32], held: usize, ends: &mut [f32]) {
             *score = exp_lane(*score - most);
         }
     }
-    // The clamp of the exponential leaves a little in lanes without a key.
-    scores[held..lanes].fill(0.0);
+    // The exponential is clamped, so lanes without a key are not exactly 0.
+    scores[filled..lanes].fill(0.0);
     let mut sums = [0.0f32; LANES];
     for group in scores[..lanes].as_chunks::<LANES>().0 {
         for l in 0..LANES {
@@ -53,10 +53,10 @@ fn weigh_body(scores: &mut [f32], held: usize, ends: &mut [f32]) {
 }
 
 multiversion! {
-    /// Turns the first `held` scores into weights `exp(score - largest)`, and clears the rest of their lanes.
+    /// Turns the first `filled` scores into weights `exp(score - largest)`, and clears the rest of their lanes.
     ///
     /// ends: the largest score and the sum of weights
-    fn weigh(scores: &mut [f32], held: usize, ends: &mut [f32]) = weigh_body;
+    fn weigh(scores: &mut [f32], filled: usize, ends: &mut [f32]) = weigh_body;
 }
 
 /// `out (m, lanes) = x (m, k) . w (k, lanes)`, each a chain over k; neighbours in a column are a stride apart.
@@ -160,10 +160,10 @@ pub(super) struct Queries<'a, W> {
     /// [`Block::numbers`]
     pub(super) block: &'a [W],
     pub(super) shape: Block,
-    pub(super) held: usize,
+    pub(super) filled: usize,
     /// (queries, d)
     pub(super) q: &'a [f32],
-    /// (queries, [`Block::taken`])
+    /// (queries, [`Block::partial_len`])
     pub(super) out: &'a mut [f32],
     /// For [`weigh`].
     pub(super) isa: Isa,
@@ -177,29 +177,29 @@ pub(super) struct Queries<'a, W> {
 pub(super) unsafe fn run<V: Vector, W: Element, const ONE: usize, const MANY: usize, const GROUPED: usize>(
     queries: Queries<'_, W>,
 ) {
-    let Queries { block, shape, held, q, out, isa } = queries;
-    let (d, columns, taken) = (shape.d, shape.columns(), shape.taken());
+    let Queries { block, shape, filled, q, out, isa } = queries;
+    let (d, columns, partial) = (shape.d, shape.columns(), shape.partial_len());
     let (keys, values) = block.split_at(shape.places * d);
     assert!(
-        held <= shape.places && shape.places <= BLOCK && values.len() == shape.places * columns,
-        "softmax: lengths"
+        filled <= shape.places && shape.places <= BLOCK && values.len() == shape.places * columns,
+        "softmax: lengths do not fit"
     );
     let mut scores = [0.0f32; TILE * BLOCK];
-    for (q, out) in q.chunks(TILE * d).zip(out.chunks_mut(TILE * taken)) {
+    for (q, out) in q.chunks(TILE * d).zip(out.chunks_mut(TILE * partial)) {
         let m = q.len() / d;
-        assert!(out.len() == m * taken, "softmax: lengths");
-        for (p, panel) in keys.chunks_exact(PANEL * d).take(held.div_ceil(PANEL)).enumerate() {
+        assert!(out.len() == m * partial, "softmax: lengths do not fit");
+        for (p, panel) in keys.chunks_exact(PANEL * d).take(filled.div_ceil(PANEL)).enumerate() {
             let (w, out) = (panel.as_ptr(), scores[p * PANEL..].as_mut_ptr());
             let product = Product { x: q.as_ptr(), x_stride: d, k: d, w, w_stride: PANEL, out, out_stride: BLOCK };
             // SAFETY: m queries of d, d rows of a panel's lanes, and m rows of scores that hold all panels.
             unsafe { product.sweep::<V, ONE, MANY, GROUPED>(m, PANEL) };
         }
-        for (scores, out) in scores.chunks_exact_mut(BLOCK).zip(out.chunks_exact_mut(taken)) {
-            weigh(isa, scores, held, &mut out[columns..]);
+        for (scores, out) in scores.chunks_exact_mut(BLOCK).zip(out.chunks_exact_mut(partial)) {
+            weigh(isa, scores, filled, &mut out[columns..]);
         }
         let (x, w, out) = (scores.as_ptr(), values.as_ptr(), out.as_mut_ptr());
-        let product = Product { x, x_stride: BLOCK, k: held, w, w_stride: columns, out, out_stride: taken };
-        // SAFETY: m rows of weights, of which `held` are used; as many rows of values, with `columns` lanes; and m rows
+        let product = Product { x, x_stride: BLOCK, k: filled, w, w_stride: columns, out, out_stride: partial };
+        // SAFETY: m rows of weights, of which `filled` are used; as many rows of values, with `columns` lanes; and m rows
         // of the output that start with as many.
         unsafe { product.sweep::<V, ONE, MANY, GROUPED>(m, columns) };
     }

@@ -11,8 +11,9 @@ use crate::kernels::Isa;
 use crate::kernels::parts::Parts;
 use crate::kernels::readout::{self, Readable};
 use crate::kernels::softmax::{self, Cached};
+use crate::mixers::matrices::Matrices;
 use crate::mixers::rfa::recurrent::time_first;
-use crate::mixers::rfa::sums::{Matrices, Sums, SumsShape};
+use crate::mixers::rfa::sums::{Sums, SumsShape};
 use crate::mixers::softmax::cache::{Blocks, Cache, CacheShape};
 
 /// A step that touches fewer numbers of state than this runs on one thread.
@@ -79,16 +80,16 @@ pub(crate) fn sums(features: &Features, kv: &[f32], cx: &mut Compute) -> Result<
     let mut out = vec![0.0; heads * numbers];
     let parts = Parts::new(&mut out, numbers, &mut cx.marks[0]);
     cx.threads.run(heads, &|head| {
-        // Every head is run once, so its part is there.
+        // Each head is computed once, so no other thread has its part.
         let Some(own) = parts.take(head) else { return };
-        let (s, beside) = own.split_at_mut(f * d);
+        let (s, rest) = own.split_at_mut(f * d);
         SCRATCH.with_borrow_mut(|scratch| {
             let mut rows = Rows::new(features, QUERIES, scratch);
             for block in kv.chunks(QUERIES * 2 * inner) {
                 let keys = block.chunks_exact(2 * inner).map(|kv| &kv[head * d..][..d]);
                 let phi = rows.features(isa, head, keys);
                 for (phi, kv) in phi.chunks_exact(f).zip(block.chunks_exact(2 * inner)) {
-                    readout::add(isa, s, beside, phi, &kv[inner + head * d..][..d]);
+                    readout::add(isa, s, rest, phi, &kv[inner + head * d..][..d]);
                 }
             }
         });
@@ -154,16 +155,16 @@ pub(crate) fn read_sums(
     let isa = cx.isa;
     let piece = |row: usize, head: usize, out: &mut [f32]| {
         let at = queries.slots[row] * heads + head;
-        let beside = &sums.beside[at * of.beside()..][..of.beside()];
-        let held = match &sums.s {
+        let rest = &sums.rest[at * of.rest_len()..][..of.rest_len()];
+        let clamped_in_head = match &sums.s {
             Matrices::F32(s) => {
-                head_of_sums((isa, features, eps), queries, (row, head, time), (&s[at * f * d..][..f * d], beside), out)
+                head_of_sums((isa, features, eps), queries, (row, head, time), (&s[at * f * d..][..f * d], rest), out)
             }
             Matrices::Bf16(s) => {
-                head_of_sums((isa, features, eps), queries, (row, head, time), (&s[at * f * d..][..f * d], beside), out)
+                head_of_sums((isa, features, eps), queries, (row, head, time), (&s[at * f * d..][..f * d], rest), out)
             }
         };
-        clamped.fetch_add(held, Ordering::Relaxed);
+        clamped.fetch_add(clamped_in_head, Ordering::Relaxed);
     };
     each_head((queries.slots.len(), heads, time, d), f * (d + 1), (cx, buffer), out, &piece);
     Ok(clamped.into_inner())
@@ -174,7 +175,7 @@ fn head_of_sums<S: Readable>(
     (isa, features, eps): (Isa, &Features, f64),
     queries: Queries<'_>,
     (row, head, time): (usize, usize, usize),
-    (s, beside): (&[S], &[f32]),
+    (s, rest): (&[S], &[f32]),
     out: &mut [f32],
 ) -> u64 {
     let (_, f, d) = features.dims();
@@ -186,7 +187,7 @@ fn head_of_sums<S: Readable>(
             let q = (first..first + out.len() / d).map(|t| queries.of((row, t), time, head, d));
             let phi = rows.features(isa, head, q);
             for (phi, out) in phi.chunks_exact(f).zip(out.chunks_exact_mut(d)) {
-                S::read(isa, s, beside, phi, eps as f32, out, &mut clamped);
+                S::read(isa, s, rest, phi, eps as f32, out, &mut clamped);
             }
         }
     });
@@ -233,7 +234,7 @@ fn head_of_cache<S: Cached>(
     out: &mut [f32],
 ) {
     let shape = ring.block;
-    let (d, stride, group) = (shape.d, shape.taken(), QUERIES.min(time));
+    let (d, stride, group) = (shape.d, shape.partial_len(), QUERIES.min(time));
     let scale = 1.0 / (d as f32).sqrt();
     SCRATCH.with_borrow_mut(|scratch| {
         let room = sized(scratch, group * (d + 2 * stride));
@@ -247,13 +248,13 @@ fn head_of_cache<S: Cached>(
             }
             let (q, sums, next) = (&q[..len * d], &mut sums[..len * stride], &mut next[..len * stride]);
             for block in 0..used.div_ceil(shape.places) {
-                let held = (used - block * shape.places).min(shape.places);
+                let filled = (used - block * shape.places).min(shape.places);
                 let numbers = &all[ring.at(slot, block, head) * shape.numbers()..][..shape.numbers()];
                 if block == 0 {
-                    softmax::take(isa, numbers, shape, held, q, sums);
+                    softmax::attend_block(isa, numbers, shape, filled, q, sums);
                     continue;
                 }
-                softmax::take(isa, numbers, shape, held, q, next);
+                softmax::attend_block(isa, numbers, shape, filled, q, next);
                 for (sum, next) in sums.chunks_exact_mut(stride).zip(next.chunks_exact(stride)) {
                     softmax::add(isa, sum, next);
                 }
@@ -274,13 +275,13 @@ fn each_head(
     out: &mut [f32],
     piece: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
 ) {
-    // Of one token, heads first and tokens first are the same.
+    // With one token, (heads, time) and (time, heads) are the same order.
     let target = if time == 1 { &mut *out } else { sized(buffer, rows * heads * time * d) };
     let outs = Parts::new(target, time * d, &mut cx.marks[0]);
-    // A head after the other, all rows of each: the rows of a head share its random matrix.
+    // Head by head: the rows of a head share its random matrix.
     let run = |i: usize| {
         let (head, row) = (i / rows, i % rows);
-        // Every piece is run once, so its part is there.
+        // Each piece runs once, so no other thread has its part.
         if let Some(out) = outs.take(row * heads + head) {
             piece(row, head, out);
         }

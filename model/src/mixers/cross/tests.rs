@@ -1,4 +1,4 @@
-//! Queries over a source against the truth in f64, by random features and by softmax.
+//! Queries over a source against the reference in f64, by random features and by softmax.
 
 use candle_core::{Device, Tensor};
 
@@ -68,7 +68,7 @@ fn compute(threads: usize) -> Compute {
 }
 
 #[test]
-fn random_features_read_a_source_as_the_truth_does() {
+fn random_features_agree_with_the_reference() {
     // Sources longer than a block of keys, one of a single token; a width that fills no group of lanes.
     // The last is enough for several threads.
     for (d, tokens, time) in [(8, [70, 1], 5), (16, [300, 40], 1), (5, [25, 24], 30), (32, [60, 9], 40)] {
@@ -107,7 +107,7 @@ fn random_features_read_a_source_as_the_truth_does() {
 }
 
 #[test]
-fn softmax_reads_a_source_as_the_truth_does() {
+fn softmax_agrees_with_the_reference() {
     for (d, tokens, time) in [(8, [70, 1], 5), (16, [300, 257], 1), (6, [600, 24], 30)] {
         let case = Case::new(d, tokens, time);
         let want = case.truth(|_, q, k, v| naive::softmax(q, k, v));
@@ -141,18 +141,18 @@ fn denominators_below_their_floor_are_counted() {
     for (slot, kv) in case.kv.iter().enumerate() {
         memory.write(slot, &sums(&features, kv, &mut compute(1)).unwrap(), 0);
     }
-    // No product of features is above 1, so no denominator above c; most are far above 0.
-    let held = |eps: f64| {
+    // Products of features are at most 1, so denominators are at most c; most are far above 0.
+    let clamped = |eps: f64| {
         let (mut cx, mut buffer, mut out) = (compute(1), Vec::new(), vec![f32::NAN; case.q.len()]);
         read_sums(&features, eps, &memory, case.queries(&[0, 1]), (&mut cx, &mut buffer), &mut out).unwrap()
     };
     let all = (2 * time * HEADS) as u64;
-    assert_eq!(held(1.5), all);
-    assert!(held(1e-6) < all / 2, "{} of {all}", held(1e-6));
+    assert_eq!(clamped(1.5), all);
+    assert!(clamped(1e-6) < all / 2, "{} of {all}", clamped(1e-6));
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn shapes_and_slots_that_do_not_fit_are_refused() {
     let case = Case::new(8, [4, 4], 2);
     let cache = Cache::zeros(2, HEADS, 8, 8, StateType::F32);
     let read = |slots: &[usize], len: usize| {

@@ -1,8 +1,8 @@
 //! Softmax attention to the last tokens of each slot and random feature attention with a gate to all older ones, in one
 //! normaliser: the form that serves.
 //!
-//! A token that enters the window replaces the one that leaves it. The key in the ring and the gate of the token that
-//! leaves take S, z and c a step further, and the newest query reads them in the same pass. The result is one more partial
+//! A token that enters the window replaces the one that leaves it. The leaving token's key, value and gate
+//! update S, z and c, and the newest query reads them in the same pass. The result is one more partial
 //! sum beside those of the window's blocks, with the learned bias as its largest score. So the sum over blocks is the
 //! joint normaliser, and a text has the same bits however it is cut.
 
@@ -18,8 +18,9 @@ use crate::kernels::parts::{Marks, Parts};
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::kernels::softmax::Cached;
 use crate::kernels::{Isa, threads::Threads};
+use crate::mixers::matrices::Matrices;
 use crate::mixers::rfa::recurrent::{BLOCK, Pairs};
-use crate::mixers::rfa::sums::{Matrices, SumsShape};
+use crate::mixers::rfa::sums::SumsShape;
 use crate::mixers::softmax::attend::{self as softmax, AttendBuffers, Entering, Older};
 
 pub use crate::mixers::rfa::recurrent::{Inputs, Shape};
@@ -110,7 +111,7 @@ pub(crate) fn attend(
     clamped.clear();
     clamped.resize_with(heads, AtomicU64::default);
     let HybridMemory { sums: memory, cache, gates, .. } = memory;
-    let (sums, gates) = (Parts::new(&mut memory.beside, own.beside(), b), Parts::new(gates, logits, c));
+    let (sums, gates) = (Parts::new(&mut memory.rest, own.rest_len(), b), Parts::new(gates, logits, c));
     let step = Step { params, inputs, window, time, isa: cx.isa, clamped };
     let shape = softmax::Shape { heads, head_dim: d };
     let near = softmax::Inputs { qkv: inputs.qkv, slots: inputs.slots, positions: inputs.positions };
@@ -177,22 +178,22 @@ impl<'a, N: Number> Older for Far<'a, N> {
         Some(Own { s: self.s.take(part)?, sums: self.sums.take(part)?, gates })
     }
 
-    fn take<S: Cached>(&self, own: &mut Own<'a, N>, entering: Entering<'_, S>, out: &mut [f32]) {
+    fn add<S: Cached>(&self, own: &mut Own<'a, N>, entering: Entering<'_, S>, out: &mut [f32]) {
         thread_local! {
             static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
         let Entering { row, head, first, place, shape, .. } = entering;
         let Shape { head_dim: d, features, .. } = self.step.params.shape;
-        let (map, stride) = (self.step.params.features, shape.taken());
+        let (map, stride) = (self.step.params.features, shape.partial_len());
         let position = self.step.inputs.positions[row] + first as u64;
         let fresh = fresh(position, self.step.window).min(out.len() / stride);
         let (none, out) = out.split_at_mut(fresh * stride);
-        none.chunks_exact_mut(stride).for_each(|taking| absent(shape.columns(), taking));
+        none.chunks_exact_mut(stride).for_each(|partial| absent(shape.columns(), partial));
         let block = BLOCK.min(self.step.time);
-        let held = SCRATCH.with_borrow_mut(|scratch| {
+        let clamped = SCRATCH.with_borrow_mut(|scratch| {
             let (values, scratch) = sized(scratch, block * (d + Pairs::numbers(map))).split_at_mut(block * d);
             let mut pairs = Pairs::new(map, block, scratch);
-            let mut held = 0;
+            let mut clamped = 0;
             for (i, out) in out.chunks_mut(block * stride).enumerate() {
                 let (from, len) = (fresh + i * block, out.len() / stride);
                 let places = place % shape.places + from..;
@@ -205,17 +206,17 @@ impl<'a, N: Number> Older for Far<'a, N> {
                 }
                 let (phi, _) = pairs.features(map, (self.step.isa, head), len);
                 let tokens = phi.chunks_exact(2 * features).zip(values.chunks_exact(d));
-                for ((t, (phi, v)), taking) in (from..).zip(tokens).zip(out.chunks_exact_mut(stride)) {
+                for ((t, (phi, v)), partial) in (from..).zip(tokens).zip(out.chunks_exact_mut(stride)) {
                     let (phi_q, phi_k) = phi.split_at(features);
                     let gate = own.gates.get(place + t).copied();
                     let left = position + t as u64 - self.step.window as u64;
                     let token = self.token((phi_q, phi_k, v), gate, left, head);
-                    held += self.read(own, &token, head, taking);
+                    clamped += self.read(own, &token, head, partial);
                 }
             }
-            held
+            clamped
         });
-        self.step.clamped[head].fetch_add(held, Ordering::Relaxed);
+        self.step.clamped[head].fetch_add(clamped, Ordering::Relaxed);
         for (t, logit) in (first..self.step.time).zip(own.gates.iter_mut().skip(place)).take(fresh + out.len() / stride)
         {
             *logit = self.step.gate(row, t, head).unwrap_or(0.0);
@@ -224,7 +225,7 @@ impl<'a, N: Number> Older for Far<'a, N> {
 }
 
 impl<N: Number> Far<'_, N> {
-    /// The token that left the window, whose position in its text is `left`, and the query that reads.
+    /// The query that reads, with the token that has left the window. left: the position of that token in its text
     fn token<'t>(
         &self,
         (phi_q, phi_k, v): (&'t [f32], &'t [f32], &'t [f32]),
@@ -239,25 +240,25 @@ impl<N: Number> Far<'_, N> {
     }
 
     /// Adds a token and reads for its query -> how many denominators were clamped.
-    fn read(&self, own: &mut Own<'_, N>, token: &Token<'_>, head: usize, taking: &mut [f32]) -> u64 {
-        let (columns, d) = (taking.len() - 2, token.v.len());
+    fn read(&self, own: &mut Own<'_, N>, token: &Token<'_>, head: usize, partial: &mut [f32]) -> u64 {
+        let (columns, d) = (partial.len() - 2, token.v.len());
         let mut clamped = 0;
-        taking[d..columns].fill(0.0);
-        let denominator = recurrence::advance(self.step.isa, own.s, own.sums, token, &mut taking[..d], &mut clamped);
-        // After a token has left, c of a text is above 0, because no gate's exponential is 0. An imported state may have
-        // any c, and a weight of 0 or less has no part in a mean.
+        partial[d..columns].fill(0.0);
+        let denominator = recurrence::advance(self.step.isa, own.s, own.sums, token, &mut partial[..d], &mut clamped);
+        // c of a text is above 0 after a token has left, because no gate's exponential is 0. An imported state may have
+        // any c; at 0 or below, it has no weight.
         if own.sums[token.phi_q.len()] <= 0.0 {
-            absent(columns, taking);
+            absent(columns, partial);
             return 0;
         }
-        taking[columns] = self.step.params.far_bias[head];
-        taking[columns + 1] = denominator;
+        partial[columns] = self.step.params.far_bias[head];
+        partial[columns + 1] = denominator;
         clamped
     }
 }
 
 /// A partial sum without weight.
-fn absent(columns: usize, taking: &mut [f32]) {
-    taking.fill(0.0);
-    taking[columns] = f32::NEG_INFINITY;
+fn absent(columns: usize, partial: &mut [f32]) {
+    partial.fill(0.0);
+    partial[columns] = f32::NEG_INFINITY;
 }

@@ -12,7 +12,7 @@ pub struct HybridShape {
     pub sums: SumsShape,
     /// Tokens of the window (W), at least 1.
     pub window: usize,
-    /// Whether each token of the window keeps the logit of its gate, for when it leaves.
+    /// Whether each token in the window has the logit of its gate stored until it leaves.
     pub gate: bool,
 }
 
@@ -84,10 +84,10 @@ impl SlotState for HybridMemory {
         }
     }
 
-    /// Of the ring, writes the places that `tokens` tokens reach.
+    /// Writes only the places of the ring that `tokens` tokens reach.
     fn write(&mut self, slot: usize, numbers: &[f32], tokens: u64) {
         self.cache.hold(slot, tokens);
-        let used = self.cache.shape().held(tokens).min(self.logits());
+        let used = self.cache.shape().filled(tokens).min(self.logits());
         for (head, numbers) in numbers.chunks_exact(self.shape.head_numbers()).enumerate() {
             let (sums, numbers) = numbers.split_at(self.shape.sums.head_numbers());
             let (ring, gates) = numbers.split_at(numbers.len() - self.logits());
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slots_numbers_go_and_come_and_leave_nothing() {
+    fn a_slot_is_written_read_and_reset() {
         for (kind, gate) in [(StateType::F32, true), (StateType::F32, false), (StateType::Bf16, true)] {
             let sums = SumsShape { heads: 2, features: 6, head_dim: 5, maximum: false };
             let shape = HybridShape { sums, window: 70, gate };

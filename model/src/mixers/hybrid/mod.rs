@@ -75,6 +75,11 @@ impl Mixer for Hybrid {
         Self::state_shape(config).head_numbers()
     }
 
+    /// A key, a value and, with a gate, its logit.
+    fn cached_numbers(config: &DecoderConfig) -> usize {
+        2 * config.head_dim + usize::from(config.gate)
+    }
+
     fn tensors(config: &DecoderConfig, list: &mut TensorList) {
         features::tensors(config, list);
         Gate::tensors(config, list);

@@ -1,5 +1,5 @@
-//! The truth of the hybrid: softmax over the last tokens and random feature attention with a gate over all older ones,
-//! in one normaliser, from the whole history: no sum is carried from token to token. Slow and plain.
+//! The reference of the hybrid: softmax over the last tokens and random feature attention with a gate over all older
+//! ones, in one normaliser. It computes every token from the whole text and carries no sums.
 
 use crate::mixers::rfa::naive::{Float, dot, gaussian_features};
 
@@ -19,13 +19,13 @@ pub struct Token<F> {
 /// A head's constants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Head<F> {
-    /// Random vectors with sigma in them: (D, d)
+    /// Random vectors times sigma: (D, d)
     pub w: Vec<F>,
     /// Tokens that softmax attends to, the newest among them (W); at least 1.
     pub window: usize,
-    /// What the older tokens' share of the normaliser is scaled by, as a logarithm (b).
+    /// The logarithm of the factor of the older tokens in the normaliser (b).
     pub far_bias: F,
-    /// The far denominator is held at or above this share of c.
+    /// The lower bound of the far denominator, as a share of c.
     pub eps: f64,
 }
 
@@ -39,8 +39,8 @@ fn decays<F: Float>(older: &[Token<F>]) -> Vec<F> {
     older.iter().enumerate().map(|(i, token)| take(token) * since(i)).collect()
 }
 
-/// What a head gives at the newest of some tokens: every token counts once, by softmax if it is one of the last W, by
-/// its features if it is older:
+/// The output of a head at the newest token. Each token counts once: by softmax if it is one of the last W, by its
+/// features if it is older:
 /// `mu = max(max_j s_j, b)`, `h = (sum_j e^{s_j - mu} v_j + e^{b - mu} phi_q S) / (sum_j e^{s_j - mu} + e^{b - mu}
 /// max(phi_q . z, eps c))`, with `s_j = q . k_j / sqrt(d)`; the terms of S and z, and b, are absent while c is 0.
 ///

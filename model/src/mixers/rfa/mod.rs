@@ -161,7 +161,7 @@ fn gather(sums: &Sums, slots: &[usize]) -> error::Result<chunk::Carry> {
     for &slot in slots {
         sums.read(slot, &mut numbers);
     }
-    let flat = Tensor::from_vec(numbers, (slots.len(), of.heads, of.matrix() + of.beside()), &Device::Cpu)?;
+    let flat = Tensor::from_vec(numbers, (slots.len(), of.heads, of.matrix() + of.rest_len()), &Device::Cpu)?;
     let s = flat.narrow(2, 0, features * d)?.reshape((slots.len(), of.heads, features, d))?;
     let z = flat.narrow(2, features * d, features)?.unsqueeze(3)?;
     let number = |at: usize| flat.narrow(2, features * (d + 1) + at, 1)?.contiguous();

@@ -7,13 +7,14 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::sums::{Matrices, Sums, SumsShape};
+use super::sums::{Sums, SumsShape};
 use crate::compute::{Compute, sized};
 use crate::error::{ModelError, Result};
 use crate::feature_map::{FeatureRows, Features};
 use crate::kernels::parts::Parts;
 use crate::kernels::recurrence::{self, Number, Token};
 use crate::kernels::{Isa, threads::Threads};
+use crate::mixers::matrices::Matrices;
 
 /// Tokens whose features are computed together: two rows each fill a tile of the product with W, and S still fits into
 /// the nearest cache.
@@ -31,7 +32,7 @@ pub struct Shape {
     pub head_dim: usize,
     /// Features of a head (F).
     pub features: usize,
-    /// The denominator is held at or above this share of c; 0 where no feature is negative.
+    /// The lower bound of the denominator, as a share of c; 0 where no feature is negative.
     pub eps: f64,
 }
 
@@ -73,12 +74,12 @@ impl<'a> Pairs<'a> {
         2 * (d + map.scratch() + features + 1)
     }
 
-    /// room: (tokens, [`Self::numbers`])
-    pub(in crate::mixers) fn new(map: &Features, tokens: usize, room: &'a mut [f32]) -> Self {
+    /// buffer: (tokens, [`Self::numbers`])
+    pub(in crate::mixers) fn new(map: &Features, tokens: usize, buffer: &'a mut [f32]) -> Self {
         let (_, features, d) = map.dims();
-        let (x, room) = room.split_at_mut(tokens * 2 * d);
-        let (scratch, room) = room.split_at_mut(tokens * 2 * map.scratch());
-        let (phi, maxima) = room.split_at_mut(tokens * 2 * features);
+        let (x, buffer) = buffer.split_at_mut(tokens * 2 * d);
+        let (scratch, buffer) = buffer.split_at_mut(tokens * 2 * map.scratch());
+        let (phi, maxima) = buffer.split_at_mut(tokens * 2 * features);
         Self { x, scratch, phi, maxima }
     }
 
@@ -112,7 +113,7 @@ pub fn scan_alone(
     scan(shape, features, sums, inputs, (&mut cx, &mut Vec::new()), out)
 }
 
-/// Takes the given slots some tokens further -> how many of the `rows x time x heads` denominators were clamped to their
+/// Advances the given slots by some tokens -> how many of the `rows x time x heads` denominators were clamped to their
 /// floor. out: (rows, time, heads d)
 ///
 /// # Errors
@@ -148,11 +149,11 @@ pub(crate) fn scan(
     inputs.slots.iter().try_for_each(|&slot| ModelError::check_slot(slot, slots))?;
     let scan = Scan { shape, features, own, inputs, time, isa: cx.isa };
     let mut run = |target: &mut [f32]| match &mut sums.s {
-        Matrices::F32(s) => scan.run(s, &mut sums.beside, target, cx, recurrence::step),
-        Matrices::Bf16(s) => scan.run(s, &mut sums.beside, target, cx, recurrence::step),
+        Matrices::F32(s) => scan.run(s, &mut sums.rest, target, cx, recurrence::step),
+        Matrices::Bf16(s) => scan.run(s, &mut sums.rest, target, cx, recurrence::step),
     };
     if time == 1 {
-        // Heads first and tokens first are the same.
+        // With one token, (heads, time) and (time, heads) are the same order.
         return run(out);
     }
     let target = sized(heads_first, out.len());
@@ -207,10 +208,10 @@ impl Scan<'_> {
         let (rows, matrix) = (self.inputs.slots.len(), self.own.matrix());
         let [a, b, c] = &mut cx.marks;
         let matrices = Parts::new(s, matrix, a);
-        let sums = Parts::new(sums, self.own.beside(), b);
+        let sums = Parts::new(sums, self.own.rest_len(), b);
         let outs = Parts::new(out, self.time * d, c);
         let (clamped, done) = (AtomicU64::new(0), AtomicU64::new(0));
-        // All rows of one head, then those of the next: the rows of a head share its random matrix.
+        // Head by head: the rows of a head share its random matrix.
         let piece = |i: usize| {
             let (index, row) = (i / rows, i % rows);
             let part = self.inputs.slots[row] * heads + index;

@@ -1,14 +1,11 @@
 //! The state of random feature attention: S in f32 or bf16; z, c and FAVOR+'s maximum in f32.
 
-use half::bf16;
-use half::vec::HalfBitsVecExt;
-
 use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
 use crate::feature_map::Features;
-use crate::kernels::{element::Element, nearest};
 use crate::memory::StateType;
 use crate::mixers::layer::SlotState;
+use crate::mixers::matrices::Matrices;
 
 /// The sizes of the sums of a layer's heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,30 +32,23 @@ impl SumsShape {
         self.features * self.head_dim
     }
 
-    /// Numbers beside it: z (F), c, and the maximum.
-    pub(crate) fn beside(self) -> usize {
+    /// Numbers of the rest: z (F), c, and the maximum.
+    pub(crate) fn rest_len(self) -> usize {
         self.features + 1 + usize::from(self.maximum)
     }
 
     /// Numbers of one head of a slot.
     pub(crate) fn head_numbers(self) -> usize {
-        self.matrix() + self.beside()
+        self.matrix() + self.rest_len()
     }
-}
-
-/// All S of a layer: (slots, heads, F, d)
-#[derive(Debug)]
-pub(crate) enum Matrices {
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
 }
 
 /// The sums of one layer's heads.
 #[derive(Debug)]
 pub struct Sums {
-    pub(crate) s: Matrices,
-    /// z (F), c and, for FAVOR+, the maximum of every head: (slots, heads, [`SumsShape::beside`])
-    pub(crate) beside: Vec<f32>,
+    pub(crate) s: Matrices, // (slots, heads, F, d)
+    /// z (F), c and, for FAVOR+, the maximum of every head: (slots, heads, [`SumsShape::rest_len`])
+    pub(crate) rest: Vec<f32>,
     slots: usize,
     shape: SumsShape,
     /// The largest maximum that a key can have: (heads), or empty without maxima.
@@ -68,13 +58,8 @@ pub struct Sums {
 impl Sums {
     /// The sums of empty texts.
     pub fn zeros(slots: usize, shape: SumsShape, state: StateType) -> Self {
-        let len = slots * shape.heads * shape.matrix();
-        let s = match state {
-            StateType::F32 => Matrices::F32(vec![0.0; len]),
-            // Integers come zeroed from the system, page by page when they are touched.
-            StateType::Bf16 => Matrices::Bf16(vec![0u16; len].reinterpret_into()),
-        };
-        Self { s, beside: vec![0.0; slots * shape.heads * shape.beside()], slots, shape, greatest_maxima: Vec::new() }
+        let s = Matrices::zeros(slots * shape.heads * shape.matrix(), state);
+        Self { s, rest: vec![0.0; slots * shape.heads * shape.rest_len()], slots, shape, greatest_maxima: Vec::new() }
     }
 
     /// The sums of empty texts, of features of this map.
@@ -96,43 +81,30 @@ impl Sums {
 
     /// Appends the numbers of one head: S row by row, z, c, and the maximum.
     pub(crate) fn read_head(&self, slot: usize, head: usize, out: &mut Vec<f32>) {
-        let (matrix, beside, head) = (self.shape.matrix(), self.shape.beside(), slot * self.shape.heads + head);
-        let own = head * matrix..(head + 1) * matrix;
-        match &self.s {
-            Matrices::F32(s) => out.extend_from_slice(&s[own]),
-            Matrices::Bf16(s) => out.extend(s[own].iter().map(|v| v.widen())),
-        }
-        out.extend_from_slice(&self.beside[head * beside..][..beside]);
+        let (matrix, rest, head) = (self.shape.matrix(), self.shape.rest_len(), slot * self.shape.heads + head);
+        self.s.read(head * matrix..(head + 1) * matrix, out);
+        out.extend_from_slice(&self.rest[head * rest..][..rest]);
     }
 
-    /// Sets the numbers of one head; an S in bf16 takes the nearest, which leaves its own numbers as they are.
+    /// Sets the numbers of one head; an S in bf16 rounds to the nearest; numbers that were read from it are restored exactly.
     pub(crate) fn write_head(&mut self, slot: usize, head: usize, numbers: &[f32]) {
-        let (matrix, beside, head) = (self.shape.matrix(), self.shape.beside(), slot * self.shape.heads + head);
+        let (matrix, rest, head) = (self.shape.matrix(), self.shape.rest_len(), slot * self.shape.heads + head);
         let (from, sums) = numbers.split_at(matrix);
-        let own = head * matrix..(head + 1) * matrix;
-        match &mut self.s {
-            Matrices::F32(s) => s[own].copy_from_slice(from),
-            Matrices::Bf16(s) => {
-                s[own].iter_mut().zip(from).for_each(|(s, &number)| *s = nearest(number));
-            }
-        }
-        self.beside[head * beside..][..beside].copy_from_slice(sums);
+        self.s.write(head * matrix..(head + 1) * matrix, from);
+        self.rest[head * rest..][..rest].copy_from_slice(sums);
     }
 }
 
 impl SlotState for Sums {
     fn bytes(&self) -> usize {
-        let width = if matches!(self.s, Matrices::F32(_)) { size_of::<f32>() } else { size_of::<bf16>() };
-        self.shape.heads * (self.shape.matrix() * width + self.shape.beside() * size_of::<f32>())
+        let width = self.s.number_bytes();
+        self.shape.heads * (self.shape.matrix() * width + self.shape.rest_len() * size_of::<f32>())
     }
 
     fn reset(&mut self, slot: usize) {
-        let (own, beside) = (self.shape.heads * self.shape.matrix(), self.shape.heads * self.shape.beside());
-        match &mut self.s {
-            Matrices::F32(s) => s[slot * own..][..own].fill(0.0),
-            Matrices::Bf16(s) => s[slot * own..][..own].fill(bf16::ZERO),
-        }
-        self.beside[slot * beside..][..beside].fill(0.0);
+        let (own, rest) = (self.shape.heads * self.shape.matrix(), self.shape.heads * self.shape.rest_len());
+        self.s.clear(slot * own..(slot + 1) * own);
+        self.rest[slot * rest..][..rest].fill(0.0);
     }
 
     fn read(&self, slot: usize, out: &mut Vec<f32>) {

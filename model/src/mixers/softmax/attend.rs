@@ -1,8 +1,8 @@
-//! Softmax attention to the last tokens of each slot, whose keys and values are in a ring: the form that serves.
+//! Softmax attention to the last tokens of each slot, whose keys and values are in a ring: the form for serving.
 //!
-//! A query is summed over each block of the ring separately, then over the blocks in the order of the ring. So threads
-//! can share the blocks of one query, all queries of a prompt can read a block at once, and a text has the same bits
-//! however it is cut.
+//! Each query has a partial sum over each block of the ring; then the partial sums are added in the order of the ring.
+//! So threads can share the blocks of one query, all queries of a prompt can read a block together, and a text has the
+//! same bits however it is divided into calls.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use crate::kernels::softmax::{self, BLOCK, Block, Cached};
 use crate::kernels::{Isa, threads::Threads};
 use crate::mixers::rfa::recurrent::time_first;
 
-/// Queries whose partial sums over a block are computed together: some tiles of the kernel.
+/// Queries that read a block together: a few tiles of the kernel.
 const QUERIES: usize = 24;
 
 /// A step that touches fewer numbers of the cache than this runs on one thread.
@@ -41,7 +41,7 @@ pub struct Inputs<'a> {
     pub positions: &'a [u64],
 }
 
-/// What a query reads besides its window: nothing, or a summary of the tokens that have left it.
+/// What a query reads besides its window: nothing, or sums over the tokens that have left it.
 pub(in crate::mixers) trait Older: Sync {
     /// The part for one head of one row.
     type Head;
@@ -49,12 +49,12 @@ pub(in crate::mixers) trait Older: Sync {
     /// Numbers that one token reads; 0 for nothing.
     fn numbers(&self) -> usize;
 
-    /// The part for one head of one row; the first caller gets it.
+    /// The part for one head of one row, for the first caller.
     fn head(&self, row: usize, head: usize) -> Option<Self::Head>;
 
-    /// Adds the tokens that leave the window as others enter, each before its query reads. A partial sum whose largest
-    /// score is minus infinity has no weight. out: (tokens, [`Block::taken`])
-    fn take<S: Cached>(&self, own: &mut Self::Head, entering: Entering<'_, S>, out: &mut [f32]);
+    /// Adds each token that leaves the window, before the query of the entering token reads. A partial sum with a
+    /// largest score of minus infinity has no weight. out: (tokens, [`Block::partial_len`])
+    fn add<S: Cached>(&self, own: &mut Self::Head, entering: Entering<'_, S>, out: &mut [f32]);
 }
 
 /// Tokens of a head that are about to enter neighbouring places of one block.
@@ -62,11 +62,11 @@ pub(in crate::mixers) trait Older: Sync {
 pub(in crate::mixers) struct Entering<'a, S> {
     pub(in crate::mixers) row: usize,
     pub(in crate::mixers) head: usize,
-    /// The first of them, counted from the start of the step.
+    /// The index in the step of the first of them.
     pub(in crate::mixers) first: usize,
     /// The place of the ring that it enters.
     pub(in crate::mixers) place: usize,
-    /// The block before they enter: if the ring is full, with the tokens that leave.
+    /// The block before they enter; if the ring is full, it has the tokens that leave.
     pub(in crate::mixers) block: &'a [S],
     pub(in crate::mixers) shape: Block,
 }
@@ -83,15 +83,15 @@ impl Older for () {
         Some(())
     }
 
-    fn take<S: Cached>(&self, (): &mut (), _: Entering<'_, S>, _: &mut [f32]) {}
+    fn add<S: Cached>(&self, (): &mut (), _: Entering<'_, S>, _: &mut [f32]) {}
 }
 
 /// Intermediate results of [`attend`], kept from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct AttendBuffers {
-    /// Partial sums of each query over each block: (rows, blocks, heads, taken); then over older tokens: (rows, heads,
-    /// taken)
-    taken: Vec<f32>,
+    /// Partial sums of each query over each block: (rows, blocks, heads, partials); then over older tokens: (rows, heads,
+    /// partials)
+    partials: Vec<f32>,
     heads_first: Vec<f32>, // (rows, heads, time, d)
 }
 
@@ -104,7 +104,7 @@ pub fn attend_alone(shape: Shape, cache: &mut Cache, inputs: Inputs<'_>, out: &m
     attend(shape, cache, inputs, (&mut cx, &mut AttendBuffers::default()), out)
 }
 
-/// Takes the given slots some tokens further: each token's key and value enter the cache, then its query reads it.
+/// Advances the given slots by some tokens: each token's key and value enter the cache, then its query reads the cache.
 /// out: (rows, time, heads d)
 ///
 /// # Errors
@@ -172,7 +172,7 @@ impl<O: Older> Step<'_, O> {
         out: &mut [f32],
     ) -> Result<()> {
         let whole = if self.time == 1 {
-            self.one(all, (cx, &mut buffers.taken), out)
+            self.one(all, (cx, &mut buffers.partials), out)
         } else {
             let target = sized(&mut buffers.heads_first, out.len());
             let whole = self.many(all, cx, target);
@@ -203,9 +203,9 @@ impl<O: Older> Step<'_, O> {
     }
 
     /// Places of a block that hold a token after a row's token has entered.
-    fn held(&self, row: usize, t: usize, block: usize) -> usize {
-        let held = self.ring.held(self.inputs.positions[row] + t as u64 + 1);
-        held.saturating_sub(block * self.ring.block.places).min(self.ring.block.places)
+    fn filled(&self, row: usize, t: usize, block: usize) -> usize {
+        let filled = self.ring.filled(self.inputs.positions[row] + t as u64 + 1);
+        filled.saturating_sub(block * self.ring.block.places).min(self.ring.block.places)
     }
 
     /// Finishes a query: adds the older tokens and divides. out: (d)
@@ -217,16 +217,16 @@ impl<O: Older> Step<'_, O> {
     }
 
     /// One token of each row: a piece of work is one block of one head. -> whether no slot was named twice
-    fn one<S: Cached>(&self, all: &mut [S], (cx, taken): (&mut Compute, &mut Vec<f32>), out: &mut [f32]) -> bool {
+    fn one<S: Cached>(&self, all: &mut [S], (cx, partials): (&mut Compute, &mut Vec<f32>), out: &mut [f32]) -> bool {
         let CacheShape { heads, block: shape @ Block { d, .. }, .. } = self.ring;
-        let (rows, stride, older) = (self.inputs.slots.len(), shape.taken(), self.older.numbers());
-        let used = |row: usize| self.ring.held(self.inputs.positions[row] + 1).div_ceil(shape.places);
+        let (rows, stride, older) = (self.inputs.slots.len(), shape.partial_len(), self.older.numbers());
+        let used = |row: usize| self.ring.filled(self.inputs.positions[row] + 1).div_ceil(shape.places);
         let most = (0..rows).map(used).max().unwrap_or(0);
         let pieces = rows * most * heads;
-        let taken = sized(taken, (pieces + if older > 0 { rows * heads } else { 0 }) * stride);
+        let partials = sized(partials, (pieces + if older > 0 { rows * heads } else { 0 }) * stride);
         let [a, b, _] = &mut cx.marks;
         let blocks = Parts::new(all, shape.numbers(), a);
-        let takings = Parts::new(taken, stride, b);
+        let parts = Parts::new(partials, stride, b);
         let missed = AtomicUsize::new(0);
         let piece = |i: usize| {
             let (row, block, head) = (i / heads / most, i / heads % most, i % heads);
@@ -234,16 +234,16 @@ impl<O: Older> Step<'_, O> {
                 return;
             }
             let part = blocks.take(self.ring.at(self.inputs.slots[row], block, head));
-            let (Some(numbers), Some(out)) = (part, takings.take(i)) else {
+            let (Some(numbers), Some(out)) = (part, parts.take(i)) else {
                 missed.fetch_add(1, Ordering::Relaxed);
                 return;
             };
             let place = self.place(row, 0);
             if place / shape.places == block {
-                let part = self.older.head(row, head).zip(takings.take(pieces + row * heads + head));
+                let part = self.older.head(row, head).zip(parts.take(pieces + row * heads + head));
                 if let Some((mut own, out)) = part {
                     let entering = Entering { row, head, first: 0, place, block: numbers, shape };
-                    self.older.take(&mut own, entering, out);
+                    self.older.add(&mut own, entering, out);
                 } else if older > 0 {
                     missed.fetch_add(1, Ordering::Relaxed);
                 }
@@ -253,7 +253,7 @@ impl<O: Older> Step<'_, O> {
             SCRATCH.with_borrow_mut(|scratch| {
                 let q = sized(scratch, d);
                 self.query(row, 0, head, q);
-                softmax::take(self.isa, numbers, shape, self.held(row, 0, block), q, out);
+                softmax::attend_block(self.isa, numbers, shape, self.filled(row, 0, block), q, out);
             });
         };
         if pieces * shape.numbers() + rows * heads * older < SERIAL {
@@ -261,9 +261,9 @@ impl<O: Older> Step<'_, O> {
         } else {
             cx.threads.run(pieces, &piece);
         }
-        let (taken, far) = taken.split_at_mut(pieces * stride);
-        for (row, taken) in taken.chunks_exact_mut(most * heads * stride).enumerate() {
-            let (sums, rest) = taken.split_at_mut(heads * stride);
+        let (partials, far) = partials.split_at_mut(pieces * stride);
+        for (row, partials) in partials.chunks_exact_mut(most * heads * stride).enumerate() {
+            let (sums, rest) = partials.split_at_mut(heads * stride);
             for next in rest.chunks_exact(heads * stride).take(used(row) - 1) {
                 for (sum, next) in sums.chunks_exact_mut(stride).zip(next.chunks_exact(stride)) {
                     softmax::add(self.isa, sum, next);
@@ -288,7 +288,7 @@ impl<O: Older> Step<'_, O> {
         let missed = AtomicUsize::new(0);
         let piece = |i: usize| {
             let (row, head) = (i / heads, i % heads);
-            let used = self.ring.held(self.inputs.positions[row] + self.time as u64).div_ceil(shape.places);
+            let used = self.ring.filled(self.inputs.positions[row] + self.time as u64).div_ceil(shape.places);
             let own = (0..used).map_while(|block| blocks.take(self.ring.at(self.inputs.slots[row], block, head)));
             let mut own: Vec<&mut [S]> = own.collect();
             match outs.take(i).zip(self.older.head(row, head)) {
@@ -304,8 +304,8 @@ impl<O: Older> Step<'_, O> {
         missed.into_inner() == 0
     }
 
-    /// All tokens of one head, as many at a time as enter one block: the other blocks do not change meanwhile, so all
-    /// these queries read them together.
+    /// All tokens of one head, in groups that enter the same block: the other blocks do not change meanwhile, so the
+    /// queries of a group read them together.
     fn head<S: Cached>(
         &self,
         (row, head): (usize, usize),
@@ -314,7 +314,7 @@ impl<O: Older> Step<'_, O> {
         out: &mut [f32],
     ) {
         let shape @ Block { d, places, .. } = self.ring.block;
-        let stride = shape.taken();
+        let stride = shape.partial_len();
         SCRATCH.with_borrow_mut(|scratch| {
             let far = if self.older.numbers() > 0 { BLOCK * stride } else { 0 };
             let scratch = sized(scratch, BLOCK * (d + stride) + far + QUERIES * stride);
@@ -332,11 +332,11 @@ impl<O: Older> Step<'_, O> {
                 }
                 if let Some(far) = far.get_mut(..len * stride) {
                     let entering = Entering { row, head, first, place, block: &*blocks[entered], shape };
-                    self.older.take(older, entering, far);
+                    self.older.add(older, entering, far);
                 }
-                let used = self.ring.held(self.inputs.positions[row] + first as u64 + 1).div_ceil(places);
+                let used = self.ring.filled(self.inputs.positions[row] + first as u64 + 1).div_ceil(places);
                 for (at, block) in blocks.iter_mut().take(used).enumerate() {
-                    // Queries read a block together, but one by one the block that their own tokens enter.
+                    // Queries read a block together, except the block that their own tokens enter.
                     let group = if at == entered { 1 } else { QUERIES };
                     let groups = queries[..len * d].chunks(group * d).zip(sums.chunks_mut(group * stride));
                     for (i, (q, sums)) in groups.enumerate() {
@@ -345,14 +345,14 @@ impl<O: Older> Step<'_, O> {
                             let (k, v) = (self.part(row, t, 1, head), self.part(row, t, 2, head));
                             shape.write(block, within + i, k, v);
                         }
-                        let held = self.held(row, t, at);
+                        let filled = self.filled(row, t, at);
                         let all = &mut sums[..q.len() / d * stride];
                         if at == 0 {
-                            softmax::take(self.isa, block, shape, held, q, all);
+                            softmax::attend_block(self.isa, block, shape, filled, q, all);
                             continue;
                         }
                         let next = &mut next[..all.len()];
-                        softmax::take(self.isa, block, shape, held, q, next);
+                        softmax::attend_block(self.isa, block, shape, filled, q, next);
                         for (all, next) in all.chunks_exact_mut(stride).zip(next.chunks_exact(stride)) {
                             softmax::add(self.isa, all, next);
                         }

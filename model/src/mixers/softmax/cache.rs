@@ -11,7 +11,7 @@ use crate::kernels::softmax::{BLOCK, Block, Cached, PANEL};
 use crate::memory::StateType;
 use crate::mixers::layer::SlotState;
 
-/// Every block begins at a multiple of so many bytes: a cache line.
+/// Blocks are aligned to this many bytes, a cache line.
 const ALIGNMENT: usize = 64;
 
 /// Zeroed numbers that begin at a cache line.
@@ -72,7 +72,7 @@ impl CacheShape {
     }
 
     /// Places that hold a token after `tokens` tokens.
-    pub(crate) fn held(self, tokens: u64) -> usize {
+    pub(crate) fn filled(self, tokens: u64) -> usize {
         usize::try_from(tokens).unwrap_or(usize::MAX).min(self.window)
     }
 
@@ -125,7 +125,7 @@ impl CacheShape {
 pub struct Cache {
     pub(crate) blocks: Blocks,
     shape: CacheShape,
-    /// CacheShape of each slot that a token has reached.
+    /// Places of each slot that a token has reached.
     used: Vec<usize>,
 }
 
@@ -147,14 +147,14 @@ impl Cache {
         self.shape
     }
 
-    /// CacheShape of a slot that hold a token.
+    /// Places of a slot that hold a token.
     pub(crate) fn used(&self, slot: usize) -> usize {
         self.used[slot]
     }
 
     /// Records that a slot's text has `tokens` tokens.
     pub(crate) fn reach(&mut self, slot: usize, tokens: u64) {
-        self.used[slot] = self.shape.held(tokens);
+        self.used[slot] = self.shape.filled(tokens);
     }
 
     /// Appends the numbers of one head: its keys (window, d) and its values (window, d), by place.
@@ -171,7 +171,7 @@ impl Cache {
     pub(crate) fn fill(&mut self, slot: usize, kv: &[f32], stride: usize, at: usize) {
         self.reset(slot);
         let (shape, tokens) = (self.shape, kv.len() / stride);
-        self.used[slot] = shape.held(tokens as u64);
+        self.used[slot] = shape.filled(tokens as u64);
         match &mut self.blocks {
             Blocks::F32(all) => shape.fill(all.all_mut(), slot, (kv, stride, at)),
             Blocks::Bf16(all) => shape.fill(all.all_mut(), slot, (kv, stride, at)),
@@ -180,14 +180,14 @@ impl Cache {
 
     /// Makes a slot hold the places that `tokens` tokens reach, before their numbers are written.
     pub(crate) fn hold(&mut self, slot: usize, tokens: u64) {
-        let used = self.shape.held(tokens);
+        let used = self.shape.filled(tokens);
         if used < self.used[slot] {
             self.reset(slot);
         }
         self.used[slot] = used;
     }
 
-    /// Sets the numbers of one head of a slot, in the places that it holds.
+    /// Sets the numbers of one head of a slot, in the places in use.
     pub(crate) fn write_head(&mut self, slot: usize, head: usize, numbers: &[f32]) {
         let used = self.used[slot];
         match &mut self.blocks {
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slots_numbers_go_and_come_and_leave_nothing() {
+    fn a_slot_is_written_read_and_reset() {
         for kind in [StateType::F32, StateType::Bf16] {
             let (heads, window, d) = (2, 300, 5);
             let mut cache = Cache::zeros(3, heads, window, d, kind);

@@ -47,7 +47,11 @@ impl Mixer for Softmax {
     }
 
     fn head_numbers(config: &DecoderConfig) -> usize {
-        2 * config.window() * config.head_dim
+        config.window() * Self::cached_numbers(config)
+    }
+
+    fn cached_numbers(config: &DecoderConfig) -> usize {
+        2 * config.head_dim
     }
 
     fn tensors(_: &DecoderConfig, _: &mut TensorList) {}

@@ -1,4 +1,4 @@
-//! The key behind a request: its owner, its permit among the key's concurrent requests, and the tokens that it is charged.
+//! The key behind a request: its owner, its permit among the key's concurrent requests, and the tokens that it reserves.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -7,9 +7,11 @@ use axum::http::StatusCode;
 use sha2::{Digest, Sha256};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::keys::Key;
+use super::keys::{Key, Keys};
+use super::quota::{Shortage, seconds};
 use super::scope::Scope;
 use crate::api::error::ApiError;
+use crate::engine::Tenant;
 use crate::session::Owner;
 
 tokio::task_local! {
@@ -38,14 +40,137 @@ impl AuthContext {
         self.owner
     }
 
+    /// Whether the request's key is still among `keys` and may generate.
+    pub(in crate::api) fn is_valid(&self, keys: &Keys) -> bool {
+        keys.has(&self.key)
+    }
+
+    /// Whom the engine counts the request's work for.
+    fn tenant(&self) -> Tenant {
+        Tenant { id: u128::from_le_bytes(self.owner.0), weight: self.key.weight() }
+    }
+
     fn may_store(&self) -> bool {
         self.key.has(Scope::Sessions)
     }
 
-    /// Deducts prompt or completion tokens from the key's quota.
-    pub(in crate::api) fn charge(&self, tokens: usize) {
-        self.key.quota().charge(tokens);
+    /// Most tokens that the texts of a request may have if it names no bound, after prompts of so many tokens: a part of
+    /// the quota, so that such a request does not exclude all others. `None` without a quota.
+    pub(in crate::api) fn default_tokens(&self, prompt_tokens: usize) -> Option<usize> {
+        let most = self.key.quota().limits().tokens_per_minute?.get() as usize;
+        Some((most / DEFAULT_PART).min(most.saturating_sub(prompt_tokens)))
     }
+
+    /// Uses tokens of the quota for work on a request that is refused; nothing if fewer are left.
+    pub(in crate::api) fn charge(self: Arc<Self>, tokens: usize) {
+        let demand = Demand { texts: 1, prompt_tokens: tokens, max_tokens: 0, names: ["prompt", "max_tokens", "n"] };
+        if let Ok(mut reservation) = self.reserve(&demand) {
+            reservation.spend(tokens);
+        }
+    }
+
+    /// Reserves all that a request may use.
+    fn reserve(self: Arc<Self>, demand: &Demand) -> Result<Reservation, ApiError> {
+        let tokens = demand.tokens();
+        match self.key.quota().reserve(demand.texts, tokens) {
+            Ok(permits) => Ok(Reservation { context: self, left: tokens, _permits: permits }),
+            Err(shortage) => Err(demand.refusal(shortage)),
+        }
+    }
+}
+
+/// The part of a minute's tokens, as a divisor, that a request gets if it names no bound.
+const DEFAULT_PART: usize = 4;
+
+/// The most that a request may use, and the parameters that say so.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::api) struct Demand {
+    pub(in crate::api) texts: usize,
+    /// Tokens of all prompts.
+    pub(in crate::api) prompt_tokens: usize,
+    /// Tokens of each text.
+    pub(in crate::api) max_tokens: usize,
+    /// The names of the parameters: the prompt, `max_tokens`, and the number of texts.
+    pub(in crate::api) names: [&'static str; 3],
+}
+
+impl Demand {
+    fn tokens(&self) -> usize {
+        self.prompt_tokens.saturating_add(self.texts.saturating_mul(self.max_tokens))
+    }
+
+    fn refusal(&self, shortage: Shortage) -> ApiError {
+        let Self { texts, prompt_tokens, max_tokens, names: [prompt, longest, several] } = *self;
+        let refuse = |message: String| ApiError::rate_limit("rate_limit_exceeded", message);
+        match shortage {
+            Shortage::Texts(most) => {
+                let message = format!(
+                    "request too large: {several} must ask for at most {most} texts in all, found {texts}: this API \
+                     key may have {most} at once (concurrent_requests)"
+                );
+                refuse(message).about(several).never_retried()
+            }
+            Shortage::TextsNow(most) => refuse(format!(
+                "this API key may have {most} texts at once (concurrent_requests), and too many are running for \
+                 {texts} more; {several} sets their number"
+            )),
+            Shortage::Tokens(most) => {
+                let all = self.tokens();
+                let least = prompt_tokens.saturating_add(texts);
+                let param = if least <= most as usize {
+                    longest
+                } else if texts > 1 && prompt_tokens < most as usize {
+                    several
+                } else {
+                    prompt
+                };
+                let message = format!(
+                    "request too large: it may use {all} tokens ({prompt_tokens} of prompts, and {texts} x {max_tokens} \
+                     of texts), and this API key has {most} per minute (tokens_per_minute); lower {param}"
+                );
+                refuse(message).about(param).never_retried()
+            }
+            Shortage::TokensNow(most, wait) => {
+                let (all, wait) = (self.tokens(), seconds(wait));
+                let message = format!(
+                    "this API key has {most} tokens per minute (tokens_per_minute), and too few are left for the {all} \
+                     that this request may use; retry in {wait} s or lower {longest}"
+                );
+                refuse(message).retried_after(wait)
+            }
+        }
+    }
+}
+
+/// What a running request has reserved of its key's quota. Dropping it, however the request ends, gives back what was not
+/// used.
+pub(in crate::api) struct Reservation {
+    context: Arc<AuthContext>,
+    left: usize,
+    _permits: Option<OwnedSemaphorePermit>,
+}
+
+impl Reservation {
+    /// Uses reserved tokens.
+    pub(in crate::api) fn spend(&mut self, tokens: usize) {
+        self.left = self.left.saturating_sub(tokens);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.context.key.quota().give_back(self.left);
+    }
+}
+
+/// Whom the engine counts the work of the [`current`] request for: its key, or everybody when the server has no keys.
+pub(in crate::api) fn tenant() -> Tenant {
+    current().map_or_else(Tenant::default, |context| context.tenant())
+}
+
+/// Reserves all that the [`current`] request may use; `None` when the server has no keys.
+pub(in crate::api) fn reserve(demand: &Demand) -> Result<Option<Reservation>, ApiError> {
+    current().map(|context| context.reserve(demand)).transpose()
 }
 
 /// Runs `request` with `context` as its task's [`current`].
@@ -57,6 +182,20 @@ pub(super) async fn with<F: Future>(context: Arc<AuthContext>, request: F) -> F:
 /// format has to pass it down.
 pub(in crate::api) fn current() -> Option<Arc<AuthContext>> {
     CONTEXT.try_with(Arc::clone).ok()
+}
+
+/// Whether the key of the [`current`] request may use a model.
+pub(in crate::api) fn may_use(model: &str) -> bool {
+    current().is_none_or(|context| context.key.models.allows(model))
+}
+
+/// Refuses a model that the key of the [`current`] request may not use.
+pub(in crate::api) fn check_model(model: &str) -> Result<(), ApiError> {
+    if may_use(model) {
+        return Ok(());
+    }
+    let message = format!("this API key may not use the model `{model}`");
+    Err(ApiError::request(StatusCode::FORBIDDEN, Some("model"), Some("insufficient_scope"), message))
 }
 
 /// Whether the request may store something for later requests: with keys, that needs [`Scope::Sessions`].

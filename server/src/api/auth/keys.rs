@@ -1,6 +1,7 @@
 //! API keys: how they are configured, and how the server keeps them, by their digests alone.
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -9,13 +10,16 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use super::quota::{Quota, QuotaState};
-use super::scope::Scope;
+use super::scope::{ModelScope, Scope};
 
 /// Shortest key in bytes; shorter ones can be guessed.
 const SHORTEST: usize = 16;
 
 /// Longest name of a key in bytes.
 const LONGEST_NAME: usize = 64;
+
+/// Largest weight of a key.
+const HEAVIEST: u32 = 1000;
 
 /// Most keys: every request compares with each of them.
 const MOST: usize = 10_000;
@@ -64,17 +68,24 @@ struct KeyEntry {
     key: Option<String>,
     sha256: Option<String>,
     scopes: Option<Vec<Scope>>,
-    requests_per_minute: Option<std::num::NonZeroU32>,
-    tokens_per_minute: Option<std::num::NonZeroU32>,
-    concurrent_requests: Option<std::num::NonZeroU32>,
+    models: Option<ModelScope>,
+    requests_per_minute: Option<NonZeroU32>,
+    tokens_per_minute: Option<NonZeroU32>,
+    concurrent_requests: Option<NonZeroU32>,
+    weight: Option<NonZeroU32>,
 }
 
 /// An API key.
+#[derive(Clone)]
 pub(super) struct Key {
     name: String,
     digest: [u8; 32],
     scopes: Vec<Scope>,
+    /// The models that it may use.
+    pub(super) models: ModelScope,
     quota: Arc<QuotaState>,
+    /// Its share of the engine, relative to other keys.
+    weight: NonZeroU32,
 }
 
 impl Key {
@@ -88,6 +99,10 @@ impl Key {
 
     pub(super) fn quota(&self) -> &QuotaState {
         &self.quota
+    }
+
+    pub(super) fn weight(&self) -> NonZeroU32 {
+        self.weight
     }
 }
 
@@ -109,7 +124,7 @@ impl ActiveKeys {
         *current = Some(Arc::new(keys));
     }
 
-    pub(super) fn get(&self) -> Option<Arc<Keys>> {
+    pub(in crate::api) fn get(&self) -> Option<Arc<Keys>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -134,9 +149,9 @@ impl Keys {
         for (at, key) in given.iter().enumerate() {
             let (name, place) = (format!("api-key-{}", at + 1), format!("--api-key (number {})", at + 1));
             let digest = digest(Some(key), None).map_err(|message| KeysError::Key { place, message })?;
-            let (scopes, quota) =
-                (vec![Scope::Generate, Scope::Sessions, Scope::Metrics], QuotaState::new(Quota::default()));
-            keys.push(Key { name, digest, scopes, quota: Arc::new(quota) });
+            let (scopes, models) = (vec![Scope::Generate, Scope::Sessions, Scope::Metrics], ModelScope::default());
+            let quota = Arc::new(QuotaState::new(Quota::default()));
+            keys.push(Key { name, digest, scopes, models, quota, weight: NonZeroU32::MIN });
         }
         for (at, form) in file.map(parse).transpose()?.unwrap_or_default().into_iter().enumerate() {
             let place = format!("keys[{at}]");
@@ -165,6 +180,18 @@ impl Keys {
         self.0.len()
     }
 
+    /// Whether `key` is one of them: the same secret under the same name, and with all that it might do.
+    pub(super) fn has(&self, key: &Key) -> bool {
+        let same = |other: &Arc<Key>| other.name == key.name && other.digest == key.digest;
+        let may = |it: &Arc<Key>| key.scopes.iter().all(|scope| it.has(*scope)) && it.models.include(&key.models);
+        self.0.iter().any(|other| same(other) && may(other))
+    }
+
+    /// The number of keys that may generate text.
+    pub(in crate::api) fn generating(&self) -> usize {
+        self.0.iter().filter(|key| key.has(Scope::Generate)).count()
+    }
+
     /// These keys, with the counts of the keys in `old` that have the same name and quota.
     pub(super) fn keeping_counts(self, old: &Self) -> Self {
         let known: HashMap<&str, &Arc<Key>> = old.0.iter().map(|key| (key.name.as_str(), key)).collect();
@@ -174,10 +201,7 @@ impl Keys {
         };
         let keep = |key: Arc<Key>| match same(&key) {
             None => key,
-            Some(quota) => {
-                let (name, digest, scopes) = (key.name.clone(), key.digest, key.scopes.clone());
-                Arc::new(Key { name, digest, scopes, quota })
-            }
+            Some(quota) => Arc::new(Key { quota, ..Key::clone(&key) }),
         };
         Self(self.0.into_iter().map(keep).collect())
     }
@@ -210,8 +234,13 @@ impl KeyEntry {
             tokens_per_minute: self.tokens_per_minute,
             concurrent_requests: self.concurrent_requests,
         };
+        let weight = self.weight.unwrap_or(NonZeroU32::MIN);
+        if weight.get() > HEAVIEST {
+            return Err(format!("weight must be from 1 to {HEAVIEST}, found {weight}"));
+        }
         let digest = digest(self.key.as_deref(), self.sha256.as_deref())?;
-        Ok(Key { name: self.name, digest, scopes, quota: Arc::new(QuotaState::new(quota)) })
+        let quota = Arc::new(QuotaState::new(quota));
+        Ok(Key { name: self.name, digest, scopes, models: self.models.unwrap_or_default(), quota, weight })
     }
 }
 
@@ -332,6 +361,11 @@ mod tests {
                 r#"{"keys": [{"name": "a", "key": "sk-0123456789abcdef", "tokens_per_minute": 0}]}"#,
                 "keys[0].tokens_per_minute",
             ),
+            (
+                r#"{"keys": [{"name": "a", "key": "sk-0123456789abcdef", "weight": 1001}]}"#,
+                "keys[0]: weight must be from 1 to 1000, found 1001",
+            ),
+            (r#"{"keys": [{"name": "a", "key": "sk-0123456789abcdef", "weight": 0}]}"#, "keys[0].weight"),
             (
                 r#"{"keys": [{"name": "a", "key": "sk-0123456789abcdef"}, {"name": "a", "key": "sk-0123456789abcdeg"}]}"#,
                 "a: duplicate name",

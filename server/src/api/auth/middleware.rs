@@ -11,7 +11,7 @@ use tracing::Span;
 
 use super::context::{self, AuthContext};
 use super::keys::{Key, Keys};
-use super::owner::credential;
+use super::owner::{self, credential};
 use super::quota::QuotaExceeded;
 use super::scope::Access;
 use crate::api::error::ApiError;
@@ -27,7 +27,10 @@ pub(in crate::api) struct Auth {
 
 /// Passes on the requests that are allowed and answers all others.
 pub(in crate::api) async fn authorize(State(auth): State<Auth>, request: Request, next: Next) -> Response {
-    let Some(keys) = auth.state.api_keys().get() else { return next.run(request).await };
+    let Some(keys) = auth.state.api_keys().get() else {
+        let headers = request.headers().clone();
+        return owner::with(&headers, next.run(request)).await;
+    };
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     let access =
         path.and_then(|path| auth.access.get(path)).map_or(Access::AnyKey, |it| it.with_method(request.method()));

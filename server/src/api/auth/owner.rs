@@ -1,6 +1,7 @@
 //! The owner of what a request creates: requests with the same key, or the same bearer token, share it.
 
 use std::convert::Infallible;
+use std::future::Future;
 
 use axum::extract::FromRequestParts;
 use axum::http::header::AUTHORIZATION;
@@ -23,12 +24,31 @@ impl<S: Sync> FromRequestParts<S> for Caller {
         if let Some(context) = context::current() {
             return Ok(Self(context.owner()));
         }
-        let Some(token) = credential(&parts.headers) else { return Ok(Self(Owner::default())) };
-        let digest = Sha256::new().chain_update("tidegate owner\0").chain_update(token).finalize();
-        let mut owner = [0; 16];
-        owner.copy_from_slice(&digest[..16]);
-        Ok(Self(Owner(owner)))
+        Ok(Self(of_credential(&parts.headers)))
     }
+}
+
+tokio::task_local! {
+    static OWNER: Owner;
+}
+
+/// Runs `request`, which has no key, with the owner of its `headers` as its task's [`current`].
+pub(super) async fn with<F: Future>(headers: &HeaderMap, request: F) -> F::Output {
+    OWNER.scope(of_credential(headers), request).await
+}
+
+/// The owner of the request that this task serves, with which it takes its turns at what all requests share.
+pub(in crate::api) fn current() -> Owner {
+    context::current().map_or_else(|| OWNER.try_with(|owner| *owner).unwrap_or_default(), |context| context.owner())
+}
+
+/// The owner of a request without a key: a digest of its credential.
+fn of_credential(headers: &HeaderMap) -> Owner {
+    let Some(token) = credential(headers) else { return Owner::default() };
+    let digest = Sha256::new().chain_update("tidegate owner\0").chain_update(token).finalize();
+    let mut owner = [0; 16];
+    owner.copy_from_slice(&digest[..16]);
+    Owner(owner)
 }
 
 /// The credential of a request: the bearer token or other content of `Authorization`, or else `x-api-key`, which

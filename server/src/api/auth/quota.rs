@@ -1,11 +1,11 @@
 //! Quotas of a key: requests per minute, tokens per minute, and concurrent requests.
 //!
-//! Requests are counted on arrival. The number of tokens is unknown then, so tokens are charged as they are read and
-//! generated, and the balance may become negative: new requests are refused until it is positive again. A running
-//! request is never cut short; `concurrent_requests` and `max_tokens` bound how far below zero a key can get.
+//! Requests are counted on arrival. Once a request for text is validated, the tokens that it may use at most are reserved,
+//! and it counts as many times as it has texts; what it has not used is given back when it ends. So a running request is
+//! never cut short, and a key never gets more than its quota.
 
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -15,6 +15,8 @@ use governor::middleware::StateInformationMiddleware;
 use governor::state::{InMemoryState, NotKeyed};
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::sync::{Mutex, MutexGuard};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -54,8 +56,18 @@ impl TokenBucket {
         self.balance
     }
 
-    fn charge(&mut self, tokens: usize, now: Instant) {
-        self.balance = self.balance(now) - tokens as f64;
+    /// Takes tokens, if there are as many.
+    fn take(&mut self, tokens: usize, now: Instant) -> bool {
+        let enough = self.balance(now) >= tokens as f64;
+        if enough {
+            self.balance -= tokens as f64;
+        }
+        enough
+    }
+
+    /// Gives tokens back.
+    fn give_back(&mut self, tokens: usize, now: Instant) {
+        self.balance = (self.balance(now) + tokens as f64).min(self.per_minute);
     }
 
     /// Time until the balance reaches `target`.
@@ -79,12 +91,25 @@ impl QuotaExceeded {
 
     /// Seconds until a retry may succeed, at least 1.
     pub(super) fn retry_after(&self) -> u64 {
-        self.retry_after.as_nanos().div_ceil(1_000_000_000).clamp(1, u128::from(u64::MAX)) as u64
+        seconds(self.retry_after)
     }
 
     pub(super) fn requests(&self) -> &RequestCount {
         &self.requests
     }
+}
+
+/// Why a request's texts and tokens cannot be reserved, and the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shortage {
+    /// It has more texts than may ever run at once.
+    Texts(u32),
+    /// It may need more tokens than a minute has.
+    Tokens(u32),
+    /// Too many of the key's texts are running.
+    TextsNow(u32),
+    /// The key has too few tokens left now, but enough after this time.
+    TokensNow(u32, Duration),
 }
 
 /// Limit, remaining requests and time until a full refill, when the request was counted; `None` without a limit.
@@ -152,10 +177,34 @@ impl QuotaState {
         }
     }
 
-    /// Deducts tokens from the balance.
-    pub(super) fn charge(&self, tokens: usize) {
+    /// Reserves `tokens` for a request of `texts`, the first of which [`Self::admit`] has counted. The permits are those of
+    /// the others.
+    pub(super) fn reserve(&self, texts: usize, tokens: usize) -> Result<Option<OwnedSemaphorePermit>, Shortage> {
+        let permits = match (&self.permits, self.quota.concurrent_requests) {
+            (Some(permits), Some(most)) => {
+                let more = u32::try_from(texts.saturating_sub(1)).ok().filter(|more| *more < most.get());
+                let more = more.ok_or(Shortage::Texts(most.get()))?;
+                let taken = Arc::clone(permits).try_acquire_many_owned(more);
+                Some(taken.map_err(|_| Shortage::TextsNow(most.get()))?)
+            }
+            _ => None,
+        };
+        if let (Some(mut bucket), Some(most)) = (self.tokens(), self.quota.tokens_per_minute) {
+            let now = Instant::now();
+            if tokens > most.get() as usize {
+                return Err(Shortage::Tokens(most.get()));
+            }
+            if !bucket.take(tokens, now) {
+                return Err(Shortage::TokensNow(most.get(), bucket.time_until(tokens as f64, now)));
+            }
+        }
+        Ok(permits)
+    }
+
+    /// Gives reserved tokens back.
+    pub(super) fn give_back(&self, tokens: usize) {
         if let Some(mut bucket) = self.tokens() {
-            bucket.charge(tokens, Instant::now());
+            bucket.give_back(tokens, Instant::now());
         }
     }
 
@@ -172,6 +221,11 @@ impl QuotaState {
         // No holder of the lock panics or awaits.
         self.tokens.as_ref().map(|bucket| bucket.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// Seconds to wait for `time` to pass, at least 1.
+pub(super) fn seconds(time: Duration) -> u64 {
+    time.as_nanos().div_ceil(1_000_000_000).clamp(1, u128::from(u64::MAX)) as u64
 }
 
 fn write(headers: &mut HeaderMap, names: [&str; 3], limit: u32, remaining: u32, reset: Duration) {
@@ -197,20 +251,87 @@ fn duration(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+    use crate::sync::{check, thread};
+
+    const MINUTE_TOKENS: usize = 1_000_000;
+
+    /// Requests that each reserve `each` tokens, use some and give the rest back. Refilling what a mistake would cost takes
+    /// most of a minute, so that the clock hides none.
+    fn overlap(each: usize) {
+        const SPENT: usize = 20_000;
+        let [minute, two] = [MINUTE_TOKENS as u32, 2].map(NonZeroU32::new);
+        let quota = Quota { tokens_per_minute: minute, concurrent_requests: two, ..Quota::default() };
+        let state = Arc::new(QuotaState::new(quota));
+        let [running, reserved, spent]: [Arc<AtomicUsize>; 3] = Default::default();
+        let threads = [0; 3].map(|_| {
+            let (state, running) = (Arc::clone(&state), Arc::clone(&running));
+            let (reserved, spent) = (Arc::clone(&reserved), Arc::clone(&spent));
+            thread::spawn(move || {
+                let Ok((permit, _)) = state.admit(true) else { return };
+                assert!(running.fetch_add(1, Ordering::SeqCst) < 2, "concurrent_requests");
+                if state.reserve(1, each).is_ok() {
+                    let all = reserved.fetch_add(each, Ordering::SeqCst) + each;
+                    assert!(all <= MINUTE_TOKENS, "tokens_per_minute: {all}");
+                    thread::yield_now();
+                    reserved.fetch_sub(each, Ordering::SeqCst);
+                    spent.fetch_add(SPENT, Ordering::SeqCst);
+                    state.give_back(each - SPENT);
+                }
+                running.fetch_sub(1, Ordering::SeqCst);
+                drop(permit);
+            })
+        });
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let left = state.tokens().unwrap().balance(Instant::now());
+        assert!(left >= (MINUTE_TOKENS - spent.load(Ordering::SeqCst)) as f64, "{left}");
+        let permit = state.admit(true).ok().expect("all permits are free");
+        assert!(state.reserve(2, 1).is_ok());
+        drop(permit);
+    }
 
     #[test]
-    fn a_negative_balance_is_refilled_before_the_next_request() {
+    fn requests_that_overlap_get_no_more_than_the_quota() {
+        check(|| overlap(MINUTE_TOKENS / 10 * 9));
+    }
+
+    #[test]
+    fn requests_that_overlap_give_back_all_that_they_have_not_used() {
+        check(|| overlap(MINUTE_TOKENS / 10 * 4));
+    }
+
+    #[test]
+    fn a_bucket_gives_what_it_has_and_refills() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let mut bucket = TokenBucket::new(NonZeroU32::new(60).unwrap(), start);
-        assert!(bucket.time_until(1.0, start).is_zero());
-        bucket.charge(90, start);
-        assert_eq!(bucket.balance(start), -30.0);
-        assert_eq!(bucket.time_until(1.0, start).as_secs(), 31);
-        assert_eq!(bucket.time_until(1.0, after(30)).as_secs(), 1);
-        assert!(bucket.time_until(1.0, after(31)).is_zero());
+        assert!(bucket.take(50, start) && !bucket.take(11, start));
+        assert_eq!(bucket.balance(start), 10.0, "a refusal takes nothing");
+        assert_eq!(bucket.time_until(40.0, start).as_secs(), 30);
+        assert!(!bucket.take(40, after(29)) && bucket.take(40, after(30)));
+        bucket.give_back(25, after(30));
+        assert_eq!(bucket.balance(after(30)), 25.0);
+        bucket.give_back(100, after(30));
         assert_eq!(bucket.balance(after(1000)), 60.0, "the balance never exceeds a minute's worth");
+    }
+
+    #[test]
+    fn a_request_counts_as_many_times_as_it_has_texts() {
+        let quota = Quota { concurrent_requests: NonZeroU32::new(4), ..Quota::default() };
+        let state = QuotaState::new(quota);
+        let first = state.admit(true).ok().unwrap();
+        assert_eq!(state.reserve(5, 1).unwrap_err(), Shortage::Texts(4));
+        let others = state.reserve(4, 1).unwrap();
+        assert!(state.admit(true).is_err());
+        drop(others);
+        let second = state.admit(true).ok().unwrap();
+        assert_eq!(state.reserve(4, 1).unwrap_err(), Shortage::TextsNow(4));
+        assert!(state.reserve(3, 1).is_ok());
+        drop((first, second));
     }
 
     #[test]

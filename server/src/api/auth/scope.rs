@@ -27,6 +27,34 @@ impl fmt::Display for Scope {
     }
 }
 
+/// The models that an API key may be used for; all of them unless it lists some.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Vec<String>")]
+pub(super) struct ModelScope(Option<Vec<String>>);
+
+impl TryFrom<Vec<String>> for ModelScope {
+    type Error = &'static str;
+
+    fn try_from(names: Vec<String>) -> Result<Self, &'static str> {
+        if names.is_empty() { Err("must not be empty: without it they are all models") } else { Ok(Self(Some(names))) }
+    }
+}
+
+impl ModelScope {
+    pub(super) fn allows(&self, model: &str) -> bool {
+        self.0.as_ref().is_none_or(|names| names.iter().any(|name| name == model))
+    }
+
+    /// Whether these are all models of `other`, or more.
+    pub(super) fn include(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(_), Some(names)) => names.iter().all(|name| self.allows(name)),
+        }
+    }
+}
+
 /// The access that a path needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {

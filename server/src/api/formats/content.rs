@@ -1,11 +1,12 @@
 //! The content of a message: a text, or parts of text.
 
 use serde::Deserialize;
+use utoipa::ToSchema;
 
 use crate::api::error::ApiError;
 
-/// What a message says.
-#[derive(Debug, Deserialize)]
+/// A string, or parts of text.
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected a string or an array of text parts")]
 pub(in crate::api) enum Content {
     Text(String),
@@ -13,10 +14,13 @@ pub(in crate::api) enum Content {
 }
 
 /// A part of a message; only text is supported.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = TextPart)]
 pub(in crate::api) struct Part {
     #[serde(rename = "type")]
+    #[schema(pattern = "^(text|input_text|output_text)$")]
     kind: String,
+    #[schema(required, nullable = false)]
     text: Option<String>,
 }
 

@@ -8,7 +8,6 @@ use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
 
 use super::{anthropic, llamacpp};
 use crate::api::error::ApiError;
@@ -26,6 +25,7 @@ impl ErrorFormat {
         match path {
             "/v1/messages" | "/v1/messages/count_tokens" => Self::Anthropic,
             "/completion" | "/completions" | "/infill" | "/props" | "/slots" => Self::LlamaCpp,
+            path if path.starts_with("/slots/") => Self::LlamaCpp,
             _ => Self::OpenAi,
         }
     }
@@ -45,17 +45,16 @@ pub(in crate::api) async fn in_format_of_path(request: Request, next: Next) -> R
     match format {
         ErrorFormat::OpenAi => response,
         ErrorFormat::Anthropic => {
-            let body = anthropic::error_body(&error, id);
-            with_body(response, &body)
+            let body = Json(anthropic::ErrorBody::new(&error, id)).into_response();
+            with_body(response, body)
         }
-        ErrorFormat::LlamaCpp => with_body(response, &llamacpp::error_body(&error)),
+        ErrorFormat::LlamaCpp => with_body(response, Json(llamacpp::ErrorBody::new(&error)).into_response()),
     }
 }
 
-/// The same response with another body.
-fn with_body(response: Response, body: &Value) -> Response {
+/// The same response with the body of `answer`.
+fn with_body(response: Response, mut answer: Response) -> Response {
     let (parts, _) = response.into_parts();
-    let mut answer = Json(body).into_response();
     *answer.status_mut() = parts.status;
     let replaced = ["content-type", "content-length"];
     for (name, value) in &parts.headers {

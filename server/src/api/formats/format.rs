@@ -5,11 +5,13 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::HeaderMap;
+use axum::response::Response;
 use serde::de::DeserializeOwned;
 
 use super::json;
+use super::unsupported::Ignored;
+use crate::api::auth::context;
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
 use crate::api::request::blocking::run_blocking;
@@ -17,15 +19,21 @@ use crate::api::request::continuation::{Continuation, SessionParameters};
 use crate::api::request::{TextRequest, ValidRequest};
 use crate::api::run::encoder::{EventEncoder, StreamEvent};
 use crate::api::run::retry::{Attempt, attempt};
-use crate::api::run::{self, RunOptions, sink};
+use crate::api::run::{self, RunOptions, sink, version};
 use crate::api::state::{AppState, Served};
 use crate::session::Owner;
+
+/// How often a replayed stream has the text of its response, which is there as well: `/v1/responses` has it in a delta and
+/// in four events at its end.
+const REPLAYED_COPIES: usize = 6;
 
 /// A request body, converted.
 pub(in crate::api) struct Converted<O> {
     pub(in crate::api) request: TextRequest,
     pub(in crate::api) session: SessionParameters,
     pub(in crate::api) stream: bool,
+    /// The fields that have no effect.
+    pub(in crate::api) ignored: Ignored,
     /// What the encoder needs to know of the body.
     pub(in crate::api) options: O,
 }
@@ -70,32 +78,48 @@ pub(in crate::api) async fn generate<F: Format>(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = json::body(&headers, body, state.options().max_body_bytes)?;
+    let state = state.for_body(&body).await?.awake().await?;
     let served = Arc::clone(state.ready()?);
     let attempt = match F::IDEMPOTENT_PATH {
         Some(path) => attempt(&state, owner, &headers, path, &body).await?,
         None => Attempt::Unmarked,
     };
-    let model = Arc::clone(&served);
-    let converting = run_blocking(&state, move || json::parse::<F>(&body)?.convert(&model));
-    let Converted { request, session, stream, mut options } = converting.await?;
+    let (model, bytes) = (Arc::clone(&served), body.len());
+    let converting = run_blocking(&state, bytes, move || {
+        let mut converted = json::parse::<F>(&body)?.convert(&model)?;
+        let grammar = converted.request.find_grammar(&model)?;
+        Ok((converted, grammar))
+    });
+    let (Converted { request, mut session, stream, ignored, mut options }, grammar) = converting.await?;
+    session.texts = request.choices.generated;
     let ticket = match attempt {
         Attempt::Unmarked => None,
         Attempt::First(ticket) => Some(ticket),
-        Attempt::Retry(body) if stream => {
-            return Ok(sink::replayed(F::replay(&options, &body), state.options().keep_alive));
+        Attempt::Retry(body, memory) if stream => {
+            drop(memory);
+            let memory = state.response_memory().reserve_repeated(owner, REPLAYED_COPIES * body.len())?;
+            let events = F::replay(&options, &body);
+            let response = sink::replayed(events, memory, state.options().keep_alive);
+            return Ok(ignored.list(version::tagged(response, version::of_body(&body).as_deref())));
         }
-        Attempt::Retry(body) => return Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response()),
+        Attempt::Retry(body, memory) => {
+            let version = version::of_body(&body);
+            return Ok(ignored.list(version::tagged(sink::repeated(body, memory), version.as_deref())));
+        }
     };
     let on_disconnect = session.on_disconnect()?;
+    let grammar = grammar.compile(&state, &served).await?;
     let continuation = F::continuation(&mut options, session, &state, &served, owner, &headers).await?;
     let collect = !stream || ticket.is_some();
     // The encoder too: it may turn a long prompt of ids into text.
-    let validating = run_blocking(&state, move || {
-        let request = request.validate(&served, &continuation)?;
+    let auth = context::current();
+    let request = TextRequest { collected: collect, ..request };
+    let validating = run_blocking(&state, bytes, move || {
+        let request = request.validate(&served, &continuation, grammar, auth.as_deref())?;
         let encoder = F::encoder(options, &request, collect);
         Ok((request, encoder, continuation))
     });
     let (request, encoder, continuation) = validating.await?;
-    run::start(state, request, encoder, RunOptions { stream, plan: continuation.into_plan(), on_disconnect, ticket })
-        .await
+    let options = RunOptions { stream, plan: continuation.into_plan(), on_disconnect, ticket };
+    Ok(ignored.list(run::start(state, request, encoder, options).await?))
 }

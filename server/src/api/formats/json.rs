@@ -3,9 +3,10 @@
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode, header};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::numbers;
+use super::wording::complaint;
 use crate::api::error::ApiError;
 
 /// Nesting of objects and arrays that serde_json accepts.
@@ -21,6 +22,7 @@ pub(in crate::api) fn body(
         let message = "content-type must be application/json";
         return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
     }
+    check_encoding(headers)?;
     body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => {
             let message = format!("the body must be at most {max_body_bytes} bytes long");
@@ -30,6 +32,18 @@ pub(in crate::api) fn body(
     })
 }
 
+/// Refuses bodies that are compressed.
+pub(in crate::api) fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let encoding = headers.get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("of this name"));
+    match encoding.filter(|encoding| !encoding.trim().eq_ignore_ascii_case("identity")) {
+        None => Ok(()),
+        Some(encoding) => {
+            let message = format!("content-encoding {encoding} is not supported");
+            Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message))
+        }
+    }
+}
+
 /// Parses a body, with an error that names the invalid field. In JSON Schema `8.0` is an integer, which serde refuses: a
 /// body that cannot be parsed is parsed again with `8` in its place.
 pub(in crate::api) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
@@ -37,12 +51,15 @@ pub(in crate::api) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiEr
 }
 
 fn parse_strictly<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    if body.trim_ascii().is_empty() {
+        return Err(ApiError::invalid(None, "the body is empty; it must be a JSON object"));
+    }
     // Serde would read an array as the fields in their order.
     if body.trim_ascii_start().first() == Some(&b'[') {
         return Err(ApiError::invalid(None, "the body must be a JSON object, found an array"));
     }
     let mut json = serde_json::Deserializer::from_slice(body);
-    let request = serde_path_to_error::deserialize(&mut json).map_err(|error| field_error(&error))?;
+    let request = serde_path_to_error::deserialize(&mut json).map_err(|error| field_error(&error, body))?;
     json.end().map_err(|error| ApiError::invalid(None, format!("the body must be one JSON object: {error}")))?;
     Ok(request)
 }
@@ -53,7 +70,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
 }
 
-fn field_error(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
+fn field_error(error: &serde_path_to_error::Error<serde_json::Error>, body: &[u8]) -> ApiError {
     let field = error.path().iter().find_map(|segment| match segment {
         serde_path_to_error::Segment::Map { key } => Some(key.as_str()),
         _ => None,
@@ -62,8 +79,11 @@ fn field_error(error: &serde_path_to_error::Error<serde_json::Error>) -> ApiErro
     if error.inner().to_string().starts_with("recursion limit exceeded") {
         return ApiError::invalid(field, format!("the body must be nested at most {MAX_DEPTH} levels deep"));
     }
-    match field {
-        Some(field) => ApiError::invalid(Some(field), format!("{}: {}", error.path(), error.inner())),
-        None => ApiError::invalid(None, format!("the body must be a JSON object: {}", error.inner())),
+    let place = field.map_or_else(|| "the body".to_owned(), |_| error.path().to_string());
+    // Where a word is expected, serde_json takes a value of another type for an error of syntax.
+    let wants_word = error.inner().to_string().starts_with("expected value");
+    if wants_word && serde_json::from_slice::<IgnoredAny>(body).is_ok() {
+        return ApiError::invalid(field, format!("{place} must be a string"));
     }
+    ApiError::invalid(field, complaint(&place, error.inner()))
 }

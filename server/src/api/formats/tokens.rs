@@ -1,6 +1,7 @@
 //! Texts to tokens and back, without the model: `/tokenize`, `/detokenize` and `/apply-template`, in the formats of
 //! llama.cpp and vLLM. The field that is given says which.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -10,68 +11,117 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use super::json::{body as json_body, parse};
 use super::openai::wire::{ChatMessage, messages};
+use super::openai::{TemplateFields, tools};
+use super::unsupported::{self, Ignored};
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::openapi::{GenerationErrors, schemas};
+use crate::api::openapi::GenerationErrors;
+use crate::api::openapi::schemas::TokenId;
 use crate::api::request::blocking::run_blocking;
-use crate::api::request::prompt::render_messages;
+use crate::api::request::encode::encode_up_to;
+use crate::api::request::tools::Tools;
 use crate::api::run::encoder::to_json;
 use crate::api::state::{AppState, Served};
+use crate::text::Around;
 
-/// A request for the tokens of a text.
-#[derive(Debug, Deserialize)]
-struct TokenizeRequest {
+/// A request for the tokens of a text, which is exactly one of `content`, `prompt` and `messages`.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(in crate::api) struct TokenizeRequest {
+    /// The model's name, as in `/v1/models`. Default: the one that is served.
     model: Option<String>,
-    /// llama.cpp's.
+    /// A text, in llama.cpp's format.
     content: Option<String>,
+    /// Whether the tokens that begin every text come before `content`. Default: false.
     add_special: Option<bool>,
+    /// Whether the names of special tokens in `content` mean those tokens. Default: true.
     parse_special: Option<bool>,
+    /// Whether to list each token with its text. Default: false.
     with_pieces: Option<bool>,
-    /// vLLM's.
+    /// A text, in vLLM's format.
     prompt: Option<String>,
+    /// A conversation, in vLLM's format.
+    #[schema(min_items = 1, max_items = 10_000)]
     messages: Option<Vec<ChatMessage>>,
+    /// Whether the tokens that begin every text come before `prompt`; not with `messages`. Default: true.
     add_special_tokens: Option<bool>,
+    /// Whether the beginning of an answer follows the messages. Default: true, unless `continue_final_message` is.
     add_generation_prompt: Option<bool>,
+    /// Whether the answer continues the last message, which must be a text of the assistant's. Default: false.
+    continue_final_message: Option<bool>,
+    /// Further variables for the checkpoint's chat template.
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+    /// Functions that the answer may call.
+    #[schema(value_type = Option<tools::ToolsField>)]
+    tools: Option<Value>,
+    /// `none` if the answer may not call the tools, which the template then does not get. Default: `auto`.
+    #[schema(value_type = Option<tools::ToolChoiceField>)]
+    tool_choice: Option<Value>,
+    /// Whether to list the names of the tokens. Default: false.
     return_token_strs: Option<bool>,
     #[serde(flatten)]
+    #[schema(ignore)]
     rest: BTreeMap<String, Value>,
 }
 
 /// A request for the text of tokens.
-#[derive(Debug, Deserialize)]
-struct DetokenizeRequest {
+#[derive(Debug, Deserialize, ToSchema)]
+pub(in crate::api) struct DetokenizeRequest {
+    /// The model's name, as in `/v1/models`. Default: the one that is served.
     model: Option<String>,
+    #[schema(required, value_type = Vec<TokenId>)]
     tokens: Option<Vec<u32>>,
+    #[serde(flatten)]
+    #[schema(ignore)]
+    rest: BTreeMap<String, Value>,
 }
 
 /// A request for the text of messages.
-#[derive(Debug, Deserialize)]
-struct TemplateRequest {
+#[derive(Debug, Deserialize, ToSchema)]
+pub(in crate::api) struct TemplateRequest {
+    /// The model's name, as in `/v1/models`. Default: the one that is served.
     model: Option<String>,
+    #[schema(required, nullable = false, min_items = 1, max_items = 10_000)]
     messages: Option<Vec<ChatMessage>>,
+    /// Whether the beginning of an answer follows the messages. Default: true, unless `continue_final_message` is.
     add_generation_prompt: Option<bool>,
+    /// Whether the answer continues the last message, which must be a text of the assistant's. Default: false.
+    continue_final_message: Option<bool>,
+    /// Further variables for the checkpoint's chat template.
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+    /// Functions that the answer may call.
+    #[schema(value_type = Option<tools::ToolsField>)]
+    tools: Option<Value>,
+    /// `none` if the answer may not call the tools, which the template then does not get. Default: `auto`.
+    #[schema(value_type = Option<tools::ToolChoiceField>)]
+    tool_choice: Option<Value>,
     #[serde(flatten)]
+    #[schema(ignore)]
     rest: BTreeMap<String, Value>,
 }
 
 /// A token with its text, or with its bytes if they are not valid text.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = TokenPiece)]
 struct Piece<'a> {
     id: u32,
     piece: Text<'a>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(untagged)]
+#[schema(as = TokenText)]
 enum Text<'a> {
     Whole(&'a str),
     Bytes(&'a [u8]),
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 enum Tokens<'a> {
     Ids(&'a [u32]),
@@ -79,12 +129,27 @@ enum Tokens<'a> {
 }
 
 /// Tokens for clients of llama.cpp, which read `tokens` alone, and of vLLM.
-#[derive(Serialize)]
-struct Tokenized<'a> {
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct Tokenized<'a> {
     count: usize,
+    /// The longest prompt and answer together, in tokens.
     max_model_len: usize,
     tokens: Tokens<'a>,
+    #[schema(required)]
     token_strs: Option<Vec<String>>,
+}
+
+/// A text for clients of llama.cpp, which read `content`, and of vLLM, which read `prompt`.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct Detokenized<'a> {
+    content: &'a str,
+    prompt: &'a str,
+}
+
+/// The text that the model would read.
+#[derive(Serialize, ToSchema)]
+pub(in crate::api) struct Rendered {
+    prompt: String,
 }
 
 /// Tokenize a text
@@ -93,11 +158,11 @@ struct Tokenized<'a> {
     path = "/tokenize",
     operation_id = "tokenize",
     tag = "other formats",
-    request_body(content = schemas::TokenizeRequest, examples(
+    request_body(content = TokenizeRequest, examples(
         ("llama.cpp" = (value = json!({"content": "Once upon a time", "with_pieces": true}))),
         ("vLLM" = (value = json!({"prompt": "Once upon a time", "return_token_strs": true})))
     )),
-    responses((status = 200, description = "The tokens.", body = schemas::Tokenized), GenerationErrors)
+    responses((status = 200, description = "The tokens.", body = Tokenized), GenerationErrors)
 )]
 pub(in crate::api) async fn tokenize(
     State(state): State<AppState>,
@@ -106,7 +171,7 @@ pub(in crate::api) async fn tokenize(
 ) -> Result<Response, ApiError> {
     answer(&state, &headers, body, |body, served| {
         let mut wire: TokenizeRequest = parse(body)?;
-        check(wire.model.as_deref(), &wire.rest, served)?;
+        let ignored = check(wire.model.as_deref(), &wire.rest, served)?;
         let given = [wire.content.is_some(), wire.prompt.is_some(), wire.messages.is_some()];
         if given.into_iter().filter(|given| *given).count() != 1 {
             let message = "exactly one of prompt, content and messages must be given";
@@ -121,12 +186,13 @@ pub(in crate::api) async fn tokenize(
             Tokens::Ids(&ids)
         };
         let names = || ids.iter().map(|id| served.tokenizer.name(*id)).collect();
-        Ok(to_json(&Tokenized {
+        let tokenized = to_json(&Tokenized {
             count: ids.len(),
             max_model_len: served.limits.context(),
             tokens,
             token_strs: wire.return_token_strs.unwrap_or(false).then(names),
-        }))
+        });
+        Ok((tokenized, ignored))
     })
     .await
 }
@@ -137,8 +203,8 @@ pub(in crate::api) async fn tokenize(
     path = "/detokenize",
     operation_id = "detokenize",
     tag = "other formats",
-    request_body(content = schemas::DetokenizeRequest, examples(("ids" = (value = json!({"tokens": [5, 6, 7]}))))),
-    responses((status = 200, description = "The text.", body = schemas::Detokenized), GenerationErrors)
+    request_body(content = DetokenizeRequest, examples(("ids" = (value = json!({"tokens": [5, 6, 7]}))))),
+    responses((status = 200, description = "The text.", body = Detokenized), GenerationErrors)
 )]
 pub(in crate::api) async fn detokenize(
     State(state): State<AppState>,
@@ -147,13 +213,13 @@ pub(in crate::api) async fn detokenize(
 ) -> Result<Response, ApiError> {
     answer(&state, &headers, body, |body, served| {
         let wire: DetokenizeRequest = parse(body)?;
-        check(wire.model.as_deref(), &BTreeMap::new(), served)?;
+        let ignored = check(wire.model.as_deref(), &wire.rest, served)?;
         let ids = wire.tokens.ok_or_else(|| ApiError::invalid(Some("tokens"), "tokens must be given"))?;
         bounded(ids.len(), "tokens", served)?;
         check_ids(&ids, "tokens", served)?;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| served.tokenizer.piece(*id)).copied().collect();
-        let text = String::from_utf8_lossy(&bytes);
-        Ok(to_json(&json!({"content": text, "prompt": text})))
+        let text = &String::from_utf8_lossy(&bytes);
+        Ok((to_json(&Detokenized { content: text, prompt: text }), ignored))
     })
     .await
 }
@@ -164,10 +230,10 @@ pub(in crate::api) async fn detokenize(
     path = "/apply-template",
     operation_id = "applyTemplate",
     tag = "other formats",
-    request_body(content = schemas::TemplateRequest, examples(
+    request_body(content = TemplateRequest, examples(
         ("a message" = (value = json!({"messages": [{"role": "user", "content": "Tell me of a fox."}]})))
     )),
-    responses((status = 200, description = "The prompt.", body = schemas::Rendered), GenerationErrors)
+    responses((status = 200, description = "The prompt.", body = Rendered), GenerationErrors)
 )]
 pub(in crate::api) async fn apply_template(
     State(state): State<AppState>,
@@ -176,9 +242,15 @@ pub(in crate::api) async fn apply_template(
 ) -> Result<Response, ApiError> {
     answer(&state, &headers, body, |body, served| {
         let wire: TemplateRequest = parse(body)?;
-        check(wire.model.as_deref(), &wire.rest, served)?;
-        let open = wire.add_generation_prompt.unwrap_or(true);
-        Ok(to_json(&json!({"prompt": rendered(wire.messages.unwrap_or_default(), open, served)?})))
+        let ignored = check(wire.model.as_deref(), &wire.rest, served)?;
+        let template = TemplateFields {
+            add_generation_prompt: wire.add_generation_prompt,
+            continue_final_message: wire.continue_final_message,
+            chat_template_kwargs: wire.chat_template_kwargs,
+        };
+        let tools = tools::read(wire.tools, wire.tool_choice, None)?;
+        let prompt = rendered(wire.messages.unwrap_or_default(), template, tools.as_ref(), served)?;
+        Ok((to_json(&Rendered { prompt }), ignored))
     })
     .await
 }
@@ -201,55 +273,66 @@ async fn answer(
     state: &AppState,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
-    work: impl FnOnce(&[u8], &Served) -> Result<String, ApiError> + Send + 'static,
+    work: impl FnOnce(&[u8], &Served) -> Result<(String, Ignored), ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
     let body = json_body(headers, body, state.options().max_body_bytes)?;
+    let state = state.for_body(&body).await?;
     let served = Arc::clone(state.ready()?);
-    let answer = run_blocking(state, move || work(&body, &served)).await?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], answer).into_response())
+    let (answer, ignored) = run_blocking(&state, body.len(), move || work(&body, &served)).await?;
+    Ok(ignored.list(([(header::CONTENT_TYPE, "application/json")], answer).into_response()))
 }
 
-/// Refuses another model, and unsupported fields that would change the answer.
-fn check(model: Option<&str>, rest: &BTreeMap<String, Value>, served: &Served) -> Result<(), ApiError> {
+/// Refuses another model, and unsupported fields that would change the answer. Returns the fields that have no effect.
+fn check(model: Option<&str>, rest: &BTreeMap<String, Value>, served: &Served) -> Result<Ignored, ApiError> {
     if let Some(model) = model {
         served.check_name(model, Some("model"))?;
     }
-    for name in ["chat_template", "chat_template_kwargs", "continue_final_message", "documents", "tools"] {
-        let asks = rest.get(name).is_some_and(|value| !matches!(value, Value::Null | Value::Bool(false)));
-        if asks && rest[name] != json!([]) && rest[name] != json!({}) {
-            return Err(ApiError::invalid(Some(name), format!("{name} must be absent: it is not supported here")));
-        }
-    }
-    Ok(())
+    unsupported::check_only(rest, &["chat_template", "documents"])
 }
 
 /// The ids, and the name of the field that they come from.
 fn ids(wire: &mut TokenizeRequest, served: &Served) -> Result<(Vec<u32>, &'static str), ApiError> {
-    let tokenizer = &served.tokenizer;
-    let encode = |text: &str, whole: bool| if whole { tokenizer.encode(text) } else { tokenizer.encode_more(text) };
-    let (ids, param) = match (&wire.content, &wire.prompt) {
-        (Some(content), _) if wire.parse_special == Some(false) => {
-            (tokenizer.encode_plain(content, wire.add_special.unwrap_or(false)), "content")
+    let tools = tools::read(wire.tools.take(), wire.tool_choice.take(), None)?;
+    let (text, around, param) = match (&wire.content, &wire.prompt) {
+        (Some(content), _) => {
+            let around = match (wire.parse_special != Some(false), wire.add_special.unwrap_or(false)) {
+                (true, true) => Around::Both,
+                (true, false) => Around::Nothing,
+                (false, true) => Around::PlainBoth,
+                (false, false) => Around::PlainNothing,
+            };
+            (Cow::Borrowed(content.as_str()), around, "content")
         }
-        (Some(content), _) => (encode(content, wire.add_special.unwrap_or(false)), "content"),
-        (None, Some(prompt)) => (encode(prompt, wire.add_special_tokens.unwrap_or(true)), "prompt"),
+        (None, Some(prompt)) => {
+            let whole = wire.add_special_tokens.unwrap_or(true);
+            (prompt.as_str().into(), if whole { Around::Both } else { Around::Nothing }, "prompt")
+        }
         (None, None) => {
             if wire.add_special_tokens == Some(true) {
                 let message = "add_special_tokens must be absent or false with messages: the chat template has them";
                 return Err(ApiError::invalid(Some("add_special_tokens"), message));
             }
-            let messages = wire.messages.take().unwrap_or_default();
-            let text = rendered(messages, wire.add_generation_prompt.unwrap_or(true), served)?;
-            (tokenizer.encode_chat(&text), "messages")
+            let template = TemplateFields {
+                add_generation_prompt: wire.add_generation_prompt,
+                continue_final_message: wire.continue_final_message,
+                chat_template_kwargs: wire.chat_template_kwargs.take(),
+            };
+            let text = rendered(wire.messages.take().unwrap_or_default(), template, tools.as_ref(), served)?;
+            (text.into(), Around::Begin, "messages")
         }
     };
-    let ids = ids.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
-    Ok((ids, param))
+    Ok((encode_up_to(served.limits.max_prompt_tokens, &text, around, param, served)?, param))
 }
 
-/// The text of messages, up to where an answer begins if `open`.
-fn rendered(given: Vec<ChatMessage>, open: bool, served: &Served) -> Result<String, ApiError> {
-    render_messages(&messages(given, "messages")?, open, "messages", served)
+/// The text of messages.
+fn rendered(
+    given: Vec<ChatMessage>,
+    template: TemplateFields,
+    tools: Option<&Tools>,
+    served: &Served,
+) -> Result<String, ApiError> {
+    let conversation = template.apply(messages(given, "messages")?, tools.is_some())?;
+    conversation.render(tools, "messages", served)
 }
 
 fn piece(id: u32, served: &Served) -> Text<'_> {
@@ -261,7 +344,7 @@ fn bounded(count: usize, param: &str, served: &Served) -> Result<(), ApiError> {
     let most = served.limits.max_prompt_tokens;
     if count > most {
         let message = format!("{param} must be at most {most} tokens long, found {count} tokens");
-        return Err(ApiError::invalid(Some(param), message));
+        return Err(ApiError::too_long(param, message));
     }
     Ok(())
 }

@@ -10,10 +10,11 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 const MAX_AGE: Duration = Duration::from_mins(10);
 
 /// Response headers that pages may read besides the safelisted ones.
-const EXPOSED_HEADERS: [&str; 11] = [
+const EXPOSED_HEADERS: [&str; 13] = [
     "etag",
     "location",
     "retry-after",
+    "x-ignored-fields",
     "x-ratelimit-limit-requests",
     "x-ratelimit-limit-tokens",
     "x-ratelimit-remaining-requests",
@@ -21,6 +22,7 @@ const EXPOSED_HEADERS: [&str; 11] = [
     "x-ratelimit-reset-requests",
     "x-ratelimit-reset-tokens",
     "x-request-id",
+    "x-session-version",
     "x-stream-id",
 ];
 
@@ -50,6 +52,11 @@ impl FromStr for Origin {
     }
 }
 
+/// Whether pages of the origin `given` are allowed.
+pub(super) fn allows(origins: &[Origin], given: &HeaderValue) -> bool {
+    origins.iter().any(|origin| origin.0 == "*" || origin.0 == given)
+}
+
 /// Allows pages of `origins` to read responses. Cookies and HTTP authentication by the browser stay disallowed: a page
 /// sends an API key.
 pub(in crate::api) fn cors(origins: &[Origin]) -> CorsLayer {
@@ -58,7 +65,7 @@ pub(in crate::api) fn cors(origins: &[Origin]) -> CorsLayer {
         if any { AllowOrigin::any() } else { AllowOrigin::list(origins.iter().map(|origin| origin.0.clone())) };
     CorsLayer::new()
         .allow_origin(allowed)
-        .allow_methods([Method::GET, Method::POST, Method::PATCH, Method::DELETE])
+        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE])
         // A wildcard would not cover `Authorization`.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(EXPOSED_HEADERS.map(HeaderName::from_static))

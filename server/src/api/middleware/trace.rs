@@ -1,6 +1,8 @@
-//! A tracing span per request, and the request id in the log and in the response.
+//! A tracing span per request, with the request id, which is also in the response, and the client's address.
 
-use axum::extract::Request;
+use std::net::SocketAddr;
+
+use axum::extract::{ConnectInfo, Request};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -19,9 +21,12 @@ const MAX_ID_BYTES: usize = 128;
 pub(in crate::api) async fn trace(request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(|id| is_valid(id));
     let id = given.map_or_else(|| format!("req-{:032x}", rand::rng().random::<u128>()), str::to_owned);
+    // That of the connection: what a header says about it could be anybody's invention.
+    let client = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(address)| *address);
     let span = info_span!(
         "request",
         id,
+        client = client.map(field::display),
         method = %request.method(),
         path = request.uri().path(),
         key = field::Empty,

@@ -16,10 +16,10 @@ use utoipa::openapi::{
 
 use super::errors::{Error, meaning};
 use super::finish::finish;
-use super::fragments::Bounds;
 use super::params;
 use crate::api::error::{ApiError, ErrorBody};
 use crate::api::state::{AppState, Served};
+use crate::nearest::nearest;
 
 const ABOUT: &str = "Text generation with models whose memory of the past has a constant size: OpenAI's completions, chat \
                      and responses, and sessions that can be continued, forked, rewound, downloaded and uploaded.";
@@ -49,17 +49,30 @@ impl Description {
         Self { routes: document, json: OnceLock::new() }
     }
 
+    /// The route that a client may have meant by `path`.
+    pub(in crate::api) fn nearest(&self, path: &str) -> Option<&str> {
+        nearest(path, self.routes["paths"].as_object()?.keys().map(String::as_str))
+    }
+
+    /// The methods of the route with this pattern.
+    pub(in crate::api) fn methods(&self, route: &str) -> String {
+        let route = self.routes["paths"][route.replace("{*", "{")].as_object();
+        let methods = route.into_iter().flat_map(Map::keys).map(|method| method.to_uppercase());
+        let methods: Vec<String> =
+            methods.map(|method| if method == "GET" { "GET, HEAD".into() } else { method }).collect();
+        methods.join(", ")
+    }
+
     fn json(&self, served: &Served) -> Bytes {
         let json = self.json.get_or_init(|| {
             let mut document = self.routes.clone();
-            let bounds = Bounds {
-                model: &served.name,
-                vocab_size: served.limits.vocab_size,
-                max_tokens: served.limits.max_tokens,
-                max_prompts: served.engine.queue_capacity(),
-                max_prompt_tokens: served.limits.max_prompt_tokens,
-            };
-            finish(&mut document, bounds);
+            let limits = [
+                ("token_id", served.limits.vocab_size - 1),
+                ("max_tokens", served.limits.max_tokens),
+                ("prompts", served.engine.queue_capacity()),
+                ("prompt_tokens", served.limits.max_prompt_tokens),
+            ];
+            finish(&mut document, &served.name, limits);
             document.to_string().into()
         });
         json.clone()
@@ -105,6 +118,7 @@ fn complete_operation(operation: &mut Value, shared: &[u16]) {
     if let Some(body) = operation.get_mut("requestBody") {
         not_null(body);
     }
+    let lists_ignored = operation["requestBody"].is_object() && operation["tags"] != json!(["sessions"]);
     let Some(responses) = operation["responses"].as_object_mut() else { return };
     // In the format of the route's other errors.
     let error =
@@ -115,11 +129,20 @@ fn complete_operation(operation: &mut Value, shared: &[u16]) {
         responses.insert(status.to_string(), json!({"description": meaning(*status), "content": error}));
     }
     for (status, response) in responses {
+        let schema = response.pointer("/content/application~1json/schema/$ref").and_then(Value::as_str);
+        let is_session = schema.is_some_and(|schema| schema.ends_with("/Session") || schema.ends_with("/Appended"));
         let mut header = |name: &str, description: &str| {
             response["headers"][name] = json!({"description": description, "schema": {"type": "string"}});
         };
+        if is_session {
+            header("etag", "The session's version.");
+            header("x-session-version", "The same without quotes.");
+        }
         header("x-request-id", "The id of the request in the server's log.");
         match status.as_str() {
+            "200" if lists_ignored => {
+                header("x-ignored-fields", "Fields that had no effect; absent if there are none.");
+            }
             "401" => header("www-authenticate", "How to authenticate."),
             "409" | "429" | "503" => header("retry-after", "Seconds until a retry may succeed."),
             _ => {}
@@ -152,6 +175,6 @@ pub(in crate::api) async fn description(
     State(state): State<AppState>,
     Extension(description): Extension<Arc<Description>>,
 ) -> Result<Response, ApiError> {
-    let json = description.json(state.loaded()?);
+    let json = description.json(state.for_default().loaded()?);
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }

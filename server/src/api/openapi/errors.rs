@@ -24,7 +24,9 @@ pub(super) fn meaning(status: u16) -> &'static str {
     match status {
         400 => "A parameter is invalid; `param` names it, and the message states what is accepted.",
         401 => "The API key is missing or unknown.",
-        403 => "The API key lacks the scope, or the owner's storage quota is used up.",
+        403 => {
+            "The API key lacks the scope, the owner's storage quota is used up, or a web page of another origin sent the request."
+        }
         404 => "The object does not exist, or belongs to another owner.",
         408 => "The request took longer than the server allows, or the client stopped reading.",
         409 => "The session is in use, or a request with the same `idempotency-key` is running.",
@@ -33,7 +35,10 @@ pub(super) fn meaning(status: u16) -> &'static str {
         413 => "The body is too large.",
         415 => "The content type is not supported.",
         422 => "The `idempotency-key` was used for a different request.",
-        429 => "The queue is full, too many requests wait for sessions, or the API key is over its quota.",
+        429 => {
+            "The queue is full, too many requests wait for sessions, log probabilities take too much memory, or the API key \
+             is over its quota."
+        }
         500 => "The server failed.",
         501 => "Not supported by this server: it has no store, no secret, or too low a limit.",
         503 => "The model is loading, or the server is shutting down.",
@@ -51,38 +56,29 @@ impl<const STATUS: u16, T: ToSchema> IntoResponses for Error<STATUS, T> {
     }
 }
 
-/// The errors of routes that generate.
-pub(in crate::api) struct GenerationErrors<T = ErrorBody>(PhantomData<T>);
+/// Defines sets of errors that several routes have.
+macro_rules! error_sets {
+    ($($(#[$meta:meta])* $name:ident = $statuses:expr;)+) => {$(
+        $(#[$meta])*
+        pub(in crate::api) struct $name<T = ErrorBody>(PhantomData<T>);
 
-impl<T: ToSchema> IntoResponses for GenerationErrors<T> {
-    fn responses() -> Responses {
-        errors::<T>(&[400, 404, 408, 413, 415, 503])
-    }
+        impl<T: ToSchema> IntoResponses for $name<T> {
+            fn responses() -> Responses {
+                errors::<T>(&$statuses)
+            }
+        }
+    )+};
 }
 
-/// The errors of routes that read stored objects.
-pub(in crate::api) struct StoreErrors;
-
-impl IntoResponses for StoreErrors {
-    fn responses() -> Responses {
-        errors::<ErrorBody>(&[400, 404, 501, 503])
-    }
-}
-
-/// The errors of routes with a body.
-pub(in crate::api) struct BodyErrors;
-
-impl IntoResponses for BodyErrors {
-    fn responses() -> Responses {
-        errors::<ErrorBody>(&[400, 413, 415])
-    }
-}
-
-/// The errors of routes that take an `idempotency-key`.
-pub(in crate::api) struct IdempotencyErrors;
-
-impl IntoResponses for IdempotencyErrors {
-    fn responses() -> Responses {
-        errors::<ErrorBody>(&[409, 422])
-    }
+error_sets! {
+    /// The errors of routes that generate.
+    GenerationErrors = [400, 404, 408, 413, 415, 503];
+    /// The errors of routes that generate and may continue a conversation.
+    TurnErrors = [400, 404, 408, 409, 412, 413, 415, 422, 501, 503, 507];
+    /// The errors of routes that read stored objects.
+    StoreErrors = [400, 404, 501, 503];
+    /// The errors of routes with a body.
+    BodyErrors = [400, 413, 415];
+    /// The errors of routes that take an `idempotency-key`.
+    IdempotencyErrors = [409, 422];
 }

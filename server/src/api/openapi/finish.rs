@@ -5,10 +5,13 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::fragments::{Bounds, fragments};
+use super::schemas::JSON;
 
-/// Conditions between the fields of requests.
-fn conditions() -> [(&'static str, Value); 6] {
+/// A limit of this server, by the name that schemas have for it.
+type Limit = (&'static str, usize);
+
+/// Conditions between the fields of a type.
+fn conditions() -> [(&'static str, Value); 11] {
     let given = |name: &str| json!({"required": [name], "properties": {name: {"not": {"type": "null"}}}});
     let streamed = json!({
         "if": {"required": ["stream_options"], "properties": {"stream_options": {"type": "object"}}},
@@ -16,6 +19,7 @@ fn conditions() -> [(&'static str, Value); 6] {
     });
     let turn = |name: &str| json!([streamed, {"anyOf": [given(name), given("session"), given("state")]}]);
     let response = json!([streamed, {"anyOf": [given("input"), given("previous_response_id")]}]);
+    let calls = json!({"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}});
     let texts = ["text", "tokens", "messages"];
     let starts = ["text", "tokens", "messages", "version", "snapshot"];
     let absent = |names: &[&str]| {
@@ -28,95 +32,114 @@ fn conditions() -> [(&'static str, Value); 6] {
     let create = json!([{"oneOf": one}, {"if": given("seed"), "then": absent(&["version", "snapshot"])}]);
     let words = ["content", "prompt", "messages"];
     let tokens = json!([{"oneOf": words.map(given)}]);
+    let of = |kind: &str| json!({"required": ["type"], "properties": {"type": {"const": kind}}});
+    let message = json!({"properties": {"type": {"enum": ["message", null]}}});
+    let item = json!([{"anyOf": [
+        {"allOf": [message, given("role"), given("content")]},
+        {"allOf": [of("function_call"), given("call_id"), given("name")]},
+        {"allOf": [of("function_call_output"), given("call_id"), given("output")]},
+    ]}]);
     [
         ("CompletionRequest", turn("prompt")),
         ("ChatRequest", turn("messages")),
+        ("Message", json!([{"anyOf": [given("content"), calls]}])),
         ("ResponseRequest", response),
+        ("Input", json!([{"minItems": 1}])),
+        ("InputItem", item),
         ("TokenizeRequest", tokens),
         ("AppendRequest", append),
         ("CreateRequest", create),
+        ("Completion", json!([given("usage")])),
+        ("Chat", json!([given("usage")])),
     ]
 }
 
 /// Half of the smallest positive f32: what is not above it is rounded to 0.
 const SMALLEST: f64 = 7.006_492_321_624_085e-46;
 
-/// Replaces the bound 0 of positive numbers by the smallest number that the server does not round to 0.
-fn above_zero(value: &mut Value) {
+/// Puts schemas that are written as JSON in their places, limits in those of their names, and the model's name in that of
+/// `MODEL`; and replaces the bound 0 of positive numbers by the smallest number that the server does not round to 0.
+fn fill_in(value: &mut Value, model: &str, limits: &[Limit]) {
+    if let Some(schema) = value.get_mut(JSON) {
+        *value = schema.take();
+    }
     match value {
-        Value::Array(items) => items.iter_mut().for_each(above_zero),
+        Value::String(text) if text == "MODEL" => model.clone_into(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| fill_in(item, model, limits)),
         Value::Object(fields) => {
-            if fields.get("exclusiveMinimum").is_some_and(|bound| bound.as_f64() == Some(0.0)) {
-                fields.insert("exclusiveMinimum".to_owned(), SMALLEST.into());
+            for (key, field) in fields {
+                match (key.as_str(), &*field) {
+                    ("exclusiveMinimum", zero) if zero.as_f64() == Some(0.0) => *field = SMALLEST.into(),
+                    ("maximum" | "maxItems", Value::String(name)) => {
+                        *field = limits.iter().find(|(limit, _)| limit == name).map(|(_, limit)| *limit).into();
+                    }
+                    _ => fill_in(field, model, limits),
+                }
             }
-            fields.values_mut().for_each(above_zero);
         }
         _ => {}
     }
 }
 
 /// Completes the document.
-pub(super) fn finish(document: &mut Value, bounds: Bounds<'_>) {
+pub(super) fn finish<const N: usize>(document: &mut Value, model: &str, limits: [Limit; N]) {
+    fill_in(document, model, &limits);
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };
-    merge(schemas);
-    for (name, schema) in fragments(bounds) {
-        schemas.insert(name.to_owned(), schema);
-    }
+    *schemas = schemas.iter().map(|(name, schema)| (name.clone(), merged(schema, schemas))).collect();
     for (name, all) in conditions() {
         schemas[name]["allOf"] = all;
     }
-    name_model(document, bounds.model);
-    above_zero(document);
-    let requests = reached(document, |operation| vec![operation.get("requestBody")]);
-    let responses = reached(document, |operation| vec![operation.get("responses")]);
+    let requests = reached(document, "requestBody");
+    let responses = reached(document, "responses");
     let Some(schemas) = document.pointer_mut("/components/schemas").and_then(Value::as_object_mut) else { return };
     schemas.retain(|name, _| requests.contains(name) || responses.contains(name));
-    for (name, schema) in schemas.iter_mut() {
-        if !requests.contains(name) && schema.get("properties").is_some() {
-            schema["additionalProperties"] = Value::Bool(false);
-        }
+    for (_, schema) in schemas.iter_mut().filter(|(name, _)| !requests.contains(*name)) {
+        close(schema);
     }
 }
 
-/// Replaces `MODEL` in examples by the model's name.
-fn name_model(value: &mut Value, model: &str) {
-    match value {
-        Value::String(text) if text == "MODEL" => model.clone_into(text),
-        Value::Array(items) => items.iter_mut().for_each(|item| name_model(item, model)),
-        Value::Object(fields) => fields.values_mut().for_each(|field| name_model(field, model)),
-        _ => {}
+/// Says of each object with known fields that it has no others.
+fn close(schema: &mut Value) {
+    if schema.get("properties").is_some() {
+        schema["additionalProperties"] = Value::Bool(false);
     }
+    schema.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten().for_each(close);
 }
 
-/// Merges the parts of schemas with flattened fields (`allOf`) into one object.
-fn merge(schemas: &mut Map<String, Value>) {
-    let merged = schemas.iter().map(|(name, schema)| (name.clone(), merged(schema, schemas))).collect();
-    *schemas = merged;
-}
-
+/// A schema with flattened fields (`allOf`) as one object, or as one object for each alternative of a flattened enum.
 fn merged(schema: &Value, schemas: &Map<String, Value>) -> Value {
     let Some(parts) = schema["allOf"].as_array() else { return schema.clone() };
-    let mut whole = json!({"type": "object", "properties": {}, "required": []});
-    if !schema["description"].is_null() {
-        whole["description"] = schema["description"].clone();
-    }
+    let mut wholes = vec![json!({"type": "object", "properties": {}, "required": []})];
     for part in parts {
         let named = part["$ref"].as_str().and_then(|path| schemas.get(path.rsplit('/').next()?));
         let part = merged(named.unwrap_or(part), schemas);
-        for (field, schema) in part["properties"].as_object().into_iter().flatten() {
-            whole["properties"][field] = schema.clone();
-        }
-        let required = whole["required"].as_array().into_iter().chain(part["required"].as_array());
-        whole["required"] = required.flatten().cloned().collect();
+        let options = part["oneOf"].as_array().map_or_else(|| vec![&part], |options| options.iter().collect());
+        let extended = |whole: &Value| options.iter().map(|option| extended(whole, &merged(option, schemas))).collect();
+        wholes = wholes.iter().flat_map::<Vec<Value>, _>(extended).collect();
+    }
+    let mut whole = if let [whole] = wholes.as_slice() { whole.clone() } else { json!({"oneOf": wholes}) };
+    if !schema["description"].is_null() {
+        whole["description"] = schema["description"].clone();
     }
     whole
 }
 
+/// An object with the fields of a part.
+fn extended(whole: &Value, part: &Value) -> Value {
+    let mut whole = whole.clone();
+    for (field, schema) in part["properties"].as_object().into_iter().flatten() {
+        whole["properties"][field] = schema.clone();
+    }
+    let required = whole["required"].as_array().into_iter().chain(part["required"].as_array());
+    whole["required"] = required.flatten().cloned().collect();
+    whole
+}
+
 /// The names of the schemas that a part of any operation refers to.
-fn reached<'a>(document: &'a Value, from: impl Fn(&'a Value) -> Vec<Option<&'a Value>>) -> BTreeSet<String> {
+fn reached(document: &Value, part: &str) -> BTreeSet<String> {
     let items = document["paths"].as_object().into_iter().flat_map(Map::values);
     let operations = items.filter_map(Value::as_object).flat_map(Map::values);
-    let mut open: Vec<&Value> = operations.flat_map(from).flatten().collect();
+    let mut open: Vec<&Value> = operations.filter_map(|operation| operation.get(part)).collect();
     let mut names = BTreeSet::new();
     while let Some(value) = open.pop() {
         if let Some(name) = value.get("$ref").and_then(Value::as_str).and_then(|path| path.rsplit('/').next())

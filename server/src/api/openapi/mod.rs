@@ -6,11 +6,10 @@ mod bodies;
 pub(super) mod document;
 mod errors;
 mod finish;
-pub(super) mod fragments;
 pub(super) mod literals;
 mod params;
 pub(super) mod schemas;
 
 pub(super) use bodies::{Bytes, Events};
-pub(super) use errors::{BodyErrors, Error, GenerationErrors, IdempotencyErrors, StoreErrors};
+pub(super) use errors::{BodyErrors, Error, GenerationErrors, IdempotencyErrors, StoreErrors, TurnErrors};
 pub(super) use params::{Id, IdempotencyKey, IfMatch, LastEventId, Prefer};

@@ -1,5 +1,6 @@
 //! How many texts a request gets (`n`, `best_of`), and the bound on the tokens of all of them together.
 
+use super::continuation::Keep;
 use super::names::ParameterNames;
 use crate::api::error::ApiError;
 use crate::api::state::Served;
@@ -10,6 +11,9 @@ const MAX_CHOICES: usize = 128;
 /// Tokens that any request may take, even if a single text is bounded lower: those of its prompts and texts, each
 /// counted once more for every log probability listed with it.
 const MIN_REQUEST_TOKENS: u64 = 1 << 21;
+
+/// Bytes of states that one response may hold until its last text has ended, besides that of one text.
+const MAX_STATE_BYTES: u64 = 64 << 20;
 
 /// The number of texts for each prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,18 +59,45 @@ impl Choices {
     }
 
     /// The parameter that asks for more than one text.
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         if self.are_ranked() { "best_of" } else { "n" }
     }
 
-    /// Refuses several texts for one conversation.
-    pub(super) fn check_single(self) -> Result<(), ApiError> {
-        if self.generated == 1 {
-            return Ok(());
-        }
+    /// Refuses several texts for one conversation, unless the request says which of them stay.
+    pub(super) fn check_conversation(self, keep: Option<Keep>) -> Result<(), ApiError> {
         let name = self.name();
-        let message = format!("{name} must be 1 with a conversation, which has one next text; fork it to try several");
+        let message = if self.generated == 1 {
+            return Ok(());
+        } else if keep.is_none() {
+            format!(
+                "{name} must be 1 with a conversation, which has one next text; in a session, keep (best, all or none) says \
+                 which of n texts stay"
+            )
+        } else if self.are_ranked() {
+            "best_of must be absent or equal to n with keep: all texts are returned".to_owned()
+        } else {
+            return Ok(());
+        };
         Err(ApiError::invalid(Some(name), message))
+    }
+
+    /// The bytes of the states that are held until the last text has ended; refuses more than one response may hold.
+    pub(super) fn held_states(self, keep: Option<Keep>, served: &Served) -> Result<u64, ApiError> {
+        // With `keep: best`, a text that ends takes the place of the best one or is dropped at once, so the states that exist
+        // are bounded by the engine's slots.
+        let others = if keep == Some(Keep::All) { self.generated as u64 - 1 } else { 0 };
+        let most = MAX_STATE_BYTES / served.state_bytes.max(1);
+        if others <= most {
+            return Ok(others * served.state_bytes);
+        }
+        let message = format!(
+            "n must be at most {} with keep: all, found {}: the states of the texts are held until the last one ends, and may \
+             have {} MiB besides one",
+            most + 1,
+            self.generated,
+            MAX_STATE_BYTES >> 20
+        );
+        Err(ApiError::invalid(Some("n"), message))
     }
 
     /// Refuses more texts than the queue can hold, and more tokens than one request may take. `listed` log

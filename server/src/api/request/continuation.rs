@@ -9,13 +9,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use rand::Rng;
 use serde::Deserialize;
+use utoipa::ToSchema;
 
 use super::blocking::run_blocking;
-use crate::api::auth::context;
+use super::messages::PromptMessages;
+use super::recorder::{Recorders, TextRecorder};
+use crate::api::auth::context::{self, Demand};
 use crate::api::error::ApiError;
 use crate::api::state::{AppState, Served};
 use crate::engine::{Snapshots, Start};
-use crate::session::{Owner, ResponseId, SessionId, Snapshot, Turn, VersionId};
+use crate::session::{Owner, ResponseId, SessionId, Snapshot, StoreError, Turn, VersionId};
 
 /// Bytes of a body besides the state in it.
 const BODY_MARGIN: usize = 64 << 10;
@@ -23,8 +26,9 @@ const BODY_MARGIN: usize = 64 << 10;
 /// Longest time that a request may wait for its session.
 const MAX_WAIT: Duration = Duration::from_mins(10);
 
-/// What happens to a turn whose client disconnects before its end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+/// What happens to a turn whose client disconnects before its end: it leaves no trace, it ends there, or it runs to its
+/// end and its stream can be resumed. Default: `rollback`, the only choice without `session`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::api) enum OnDisconnect {
     /// The session stays as it was.
@@ -36,6 +40,21 @@ pub(in crate::api) enum OnDisconnect {
     Continue,
 }
 
+/// Which of the texts of a turn stay. `best`: the one whose tokens have the greatest mean log probability (the first of
+/// equals) becomes the session's new version. `all`: the others also become sessions, forks of this one. `none`: nothing is
+/// committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::api) enum Keep {
+    /// The best text becomes the session's new version.
+    Best,
+    /// The others become forks.
+    All,
+    /// The session stays as it was.
+    #[serde(rename = "none")]
+    Nothing,
+}
+
 /// What a request says about the conversation that it continues.
 #[derive(Debug, Default)]
 pub(in crate::api) struct SessionParameters {
@@ -45,6 +64,9 @@ pub(in crate::api) struct SessionParameters {
     /// A sealed state, in base64.
     pub(in crate::api) state: Option<String>,
     pub(in crate::api) return_state: bool,
+    pub(in crate::api) keep: Option<Keep>,
+    /// How many texts the turn generates.
+    pub(in crate::api) texts: usize,
 }
 
 impl SessionParameters {
@@ -65,7 +87,7 @@ pub(in crate::api) enum CommitPlan {
     /// Prefixes that later requests of the same owner may share.
     Prefixes(Owner),
     /// The next version of a session.
-    Turn { owner: Owner, turn: Box<Turn>, version: VersionId, label: Option<String> },
+    Turn { owner: Owner, turn: Box<Turn>, version: VersionId, label: Option<String>, keep: Option<Keep> },
     /// Nothing: the client keeps the state, if it asked for the new one.
     ClientState { owner: Owner, return_state: bool },
     /// A stored response.
@@ -75,6 +97,55 @@ pub(in crate::api) enum CommitPlan {
 }
 
 impl CommitPlan {
+    /// The turn of a session.
+    pub(in crate::api) fn turn(&self) -> Option<&Turn> {
+        if let Self::Turn { turn, .. } = self { Some(turn) } else { None }
+    }
+
+    /// Creates the session of a turn, if it is not there yet. Reserves space for the text that the request adds to a
+    /// conversation, if that is kept, and returns what records it for each of the texts.
+    pub(in crate::api) async fn prepare(
+        &mut self,
+        state: &AppState,
+        served: &Served,
+        demand: &Demand,
+        recorder: Option<TextRecorder>,
+    ) -> Result<Recorders, ApiError> {
+        let Some(recorder) = recorder else { return Ok(Recorders::default()) };
+        let keeps_text = state.store()?.keeps_text();
+        if let Self::Turn { turn, .. } = self {
+            if keeps_text {
+                let tokens = (demand.prompt_tokens + demand.max_tokens) as u64;
+                turn.reserve_text(tokens, served.limits.vocab_size as u64, recorder.most_message_bytes()).await?;
+            }
+            turn.create_session().await?;
+        }
+        Ok(if keeps_text { Recorders::new(&recorder, demand.texts) } else { Recorders::default() })
+    }
+
+    /// The version that will be the session's current one.
+    pub(in crate::api) fn version(&self) -> Option<&VersionId> {
+        match self {
+            Self::Turn { turn, keep: Some(Keep::Nothing), .. } => Some(&turn.session().head.id),
+            Self::Turn { version, .. } => Some(version),
+            _ => None,
+        }
+    }
+
+    /// Which of several texts stay.
+    pub(in crate::api) fn keep(&self) -> Option<Keep> {
+        if let Self::Turn { keep, .. } = self { *keep } else { None }
+    }
+
+    /// Whether the state at the end of each text is needed, of which there are `texts`.
+    fn needs_ends(&self, texts: usize) -> bool {
+        match self.keep() {
+            Some(keep) => keep != Keep::Nothing,
+            // Nobody knows which of several texts will be continued, and keeping all of them would evict others.
+            None => texts == 1,
+        }
+    }
+
     /// The owner of the request.
     pub(in crate::api) fn owner(&self) -> Owner {
         match self {
@@ -105,6 +176,12 @@ impl Continuation {
         Self { snapshot: Some(snapshot), plan }
     }
 
+    /// A text that the state of a session may be a prefix of, and that becomes the session's next version.
+    pub(in crate::api) fn slot(owner: Owner, turn: Turn) -> Self {
+        let plan = CommitPlan::Turn { owner, turn: Box::new(turn), version: VersionId::new(), label: None, keep: None };
+        Self { snapshot: None, plan }
+    }
+
     /// The conversation that `parameters` name. A session is locked for the request, after a wait if `prefer` asks for
     /// one.
     pub(in crate::api) async fn find(
@@ -114,11 +191,14 @@ impl Continuation {
         owner: Owner,
         headers: &HeaderMap,
     ) -> Result<Self, ApiError> {
-        let SessionParameters { session, label, state: sealed, return_state, .. } = parameters;
+        let SessionParameters { session, label, state: sealed, return_state, keep, texts, .. } = parameters;
         let seals = sealed.is_some() || return_state;
         let Some(id) = session else {
             if label.is_some() {
                 return Err(ApiError::invalid(Some("label"), "label must be absent without a session"));
+            }
+            if keep.is_some() {
+                return Err(ApiError::invalid(Some("keep"), "keep must be absent without a session"));
             }
             if !seals {
                 return Ok(Self::none(owner));
@@ -130,13 +210,22 @@ impl Continuation {
             let message = "state and return_state must be absent with a session, which the server keeps";
             return Err(ApiError::invalid(Some("state"), message));
         }
+        if keep == Some(Keep::Nothing) && label.is_some() {
+            return Err(ApiError::invalid(
+                Some("label"),
+                "label must be absent with keep: none, which makes no version",
+            ));
+        }
         context::check_may_store("session")?;
         let id = session_id(&id, "session")?;
         let wait = wait(headers)?;
-        let _permit = if wait.is_zero() { None } else { Some(state.waiter()?) };
-        let turn = Box::new(state.store()?.begin(owner, &id, if_match(headers)?, wait).await?);
+        let _permit = if wait.is_zero() { None } else { Some(state.waiters().enter(owner)?) };
+        let mut turn = Box::new(state.store()?.begin(owner, &id, if_match(headers)?, wait).await?);
+        if keep == Some(Keep::All) {
+            turn.reserve_forks(texts.saturating_sub(1)).await.map_err(|error| no_forks(error, texts))?;
+        }
         let head = Arc::clone(turn.head());
-        Ok(Self::of(head, CommitPlan::Turn { owner, turn, version: VersionId::new(), label }))
+        Ok(Self::of(head, CommitPlan::Turn { owner, turn, version: VersionId::new(), label, keep }))
     }
 
     /// The conversation so far.
@@ -144,14 +233,44 @@ impl Continuation {
         self.snapshot.as_ref()
     }
 
-    /// The state that a request with this prompt starts from, and the snapshots that it makes.
-    pub(super) fn start(&self, served: &Served, prompt: &[u32]) -> (Start, Snapshots) {
+    /// Which of several texts stay.
+    pub(super) fn keep(&self) -> Option<Keep> {
+        self.plan.keep()
+    }
+
+    /// What records the text that a request with this prompt adds, where it is stored. The prompt consists of `messages` if they
+    /// are given.
+    pub(super) fn recorder(
+        &self,
+        prompt: &[u32],
+        messages: Option<PromptMessages>,
+        served: &Served,
+    ) -> Option<TextRecorder> {
         match (&self.snapshot, &self.plan) {
-            (Some(snapshot), _) => (Start::Session(Arc::clone(snapshot)), Snapshots { prompt: false, end: true }),
+            (Some(base), CommitPlan::Turn { .. } | CommitPlan::Response { .. }) => {
+                Some(TextRecorder::new(base, prompt, messages, served))
+            }
+            (None, CommitPlan::Turn { turn, .. }) => Some(TextRecorder::whole(turn.head(), prompt, served)),
+            _ => None,
+        }
+    }
+
+    /// The state that a request for `texts` with this prompt starts from, and the snapshots that it makes.
+    pub(super) fn start(&self, served: &Served, prompt: &[u32], texts: usize) -> (Start, Snapshots) {
+        let end = self.plan.needs_ends(texts);
+        match (&self.snapshot, &self.plan) {
+            (Some(snapshot), _) => (Start::Session(Arc::clone(snapshot)), Snapshots { prompt: false, end }),
             (None, CommitPlan::Prefixes(owner)) => {
                 let on = served.prefixes.is_on();
                 let start = served.prefixes.longest(*owner, prompt).map_or(Start::Empty, Start::Prefix);
-                (start, Snapshots { prompt: on, end: on })
+                (start, Snapshots { prompt: on, end: on && end })
+            }
+            (None, CommitPlan::Turn { owner, turn, .. }) => {
+                let known = [served.prefixes.longest(*owner, prompt), Some(Arc::clone(turn.head()))];
+                let known = known.into_iter().flatten().filter(|known| known.is_prefix_of(prompt));
+                let longest = known.max_by_key(|known| known.read).filter(|_| !served.reads_sources());
+                let start = longest.map_or(Start::Empty, Start::Prefix);
+                (start, Snapshots { prompt: served.prefixes.is_on(), end })
             }
             (None, _) => (Start::Empty, Snapshots::default()),
         }
@@ -160,6 +279,21 @@ impl Continuation {
     /// What to commit at the end.
     pub(in crate::api) fn into_plan(self) -> CommitPlan {
         self.plan
+    }
+}
+
+/// Why a turn of `texts` cannot leave forks.
+fn no_forks(error: StoreError, texts: usize) -> ApiError {
+    match error {
+        StoreError::TooManyForks { versions, bound, .. } => {
+            let most = bound / versions + 1;
+            let message = format!(
+                "n must be at most {most} with keep: all in a session of {versions} versions, found {texts}: each of the \
+                 others becomes a fork"
+            );
+            ApiError::invalid(Some("n"), message)
+        }
+        error => error.into(),
     }
 }
 
@@ -185,7 +319,7 @@ async fn open_state(
         return Ok(Arc::new(Snapshot::empty(rand::rng().random())));
     };
     let codec = Arc::clone(&served.codec);
-    let opening = run_blocking(state, move || {
+    let opening = run_blocking(state, sealed.len(), move || {
         let invalid = |error: String| ApiError::invalid(Some("state"), format!("state: {error}"));
         let bytes = BASE64.decode(sealed).map_err(|error| invalid(format!("must be base64: {error}")))?;
         codec.open(&bytes, &owner.0).map(Arc::new).map_err(|error| invalid(error.to_string()))

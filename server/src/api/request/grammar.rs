@@ -9,9 +9,9 @@ use axum::http::StatusCode;
 
 use super::tools::Tools;
 use crate::api::error::ApiError;
-use crate::api::state::Served;
+use crate::api::state::{AppState, Served};
 use crate::engine::Grammar;
-use crate::text::{GrammarError, GrammarSpec};
+use crate::text::{CompiledGrammar, GrammarError, GrammarSpec};
 
 /// A grammar that a request asks for.
 #[derive(Clone, Debug)]
@@ -29,25 +29,84 @@ impl GrammarRequest {
         Self { spec, param, path: path.into() }
     }
 
-    /// The grammar of a request's answers: that of its tools, or the one it asks for, but not both.
-    pub(super) fn compile(
-        asked: Option<&Self>,
-        tools: Option<&Tools>,
-        served: &Served,
-    ) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
-        let calls = tools.map(|tools| Self::new(tools.grammar(), "tools", "tools"));
-        if let (Some(Self { param, .. }), Some(_)) = (asked, &calls) {
-            let message = format!("{param} must be absent if tools may be called: an answer follows one grammar");
-            return Err(ApiError::invalid(Some(param), message));
-        }
-        let Some(Self { spec, param, path }) = calls.as_ref().or(asked) else { return Ok(None) };
-        match served.grammars.compile(spec) {
-            Ok(grammar) => Ok(Some(grammar)),
-            Err(error @ GrammarError::Busy) => {
-                let message = format!("{path} {error}");
-                Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, "grammars_busy", message))
+    fn refused(&self, error: &GrammarError) -> ApiError {
+        let Self { param, path, .. } = self;
+        let message = format!("{path} {error}");
+        let code = match error {
+            GrammarError::Busy => "grammars_busy",
+            GrammarError::Unavailable => "grammars_unavailable",
+            _ => return ApiError::invalid(Some(param), message),
+        };
+        ApiError::server(StatusCode::SERVICE_UNAVAILABLE, code, message)
+    }
+}
+
+/// What a request asks of the form of its answers.
+#[derive(Debug, Default)]
+pub(in crate::api) struct GrammarParameters {
+    pub(in crate::api) grammar: Option<GrammarRequest>,
+    /// Whether objects may have properties that their schemas do not name, where those do not say so themselves.
+    pub(in crate::api) additional_properties: bool,
+}
+
+impl GrammarParameters {
+    /// The grammar of a request's answers: that of its tools, or the one it asks for. If it asks for JSON and has tools, an
+    /// answer is calls or JSON, unless it has to be a call. To be called on a thread for blocking work.
+    pub(super) fn find(self, tools: Option<&mut Tools>, served: &Served) -> Result<GrammarLookup, ApiError> {
+        let request = match (self.grammar, tools) {
+            (grammar, None) => grammar,
+            (None, Some(tools)) => Some(GrammarRequest::new(tools.grammar(), "tools", "tools")),
+            (Some(GrammarRequest { spec, param, path }), Some(tools)) => {
+                let Some(schema) = spec.beside_calls() else {
+                    let message = format!("{path} must be absent or JSON if tools may be called");
+                    return Err(ApiError::invalid(Some(param), message));
+                };
+                tools.answer_json(schema);
+                Some(GrammarRequest::new(tools.grammar(), param, format!("{path} with tools")))
             }
-            Err(error) => Err(ApiError::invalid(Some(param), format!("{path} {error}"))),
+        };
+        let Some(mut request) = request else { return Ok(GrammarLookup::Absent) };
+        if !self.additional_properties {
+            request.spec = request.spec.without_additional_properties();
         }
+        match served.grammars.cached(&request.spec) {
+            Ok(Some(grammar)) => Ok(GrammarLookup::Compiled(grammar)),
+            Ok(None) => Ok(GrammarLookup::Missing(request)),
+            Err(error) => Err(request.refused(&error)),
+        }
+    }
+}
+
+/// What is known of a request's grammar before it is compiled.
+pub(in crate::api) enum GrammarLookup {
+    /// It asks for none.
+    Absent,
+    /// It has been compiled before.
+    Compiled(Arc<CompiledGrammar>),
+    /// It is not in the cache.
+    Missing(GrammarRequest),
+}
+
+impl GrammarLookup {
+    /// The grammar, compiled in its turn: each owner compiles one at a time.
+    pub(in crate::api) async fn compile(
+        self,
+        state: &AppState,
+        served: &Arc<Served>,
+    ) -> Result<Option<Arc<dyn Grammar>>, ApiError> {
+        let request = match self {
+            Self::Absent => return Ok(None),
+            Self::Compiled(grammar) => return Ok(Some(grammar)),
+            Self::Missing(request) => request,
+        };
+        let permit = state.compiler(&request.path).await?;
+        let served = Arc::clone(served);
+        let compiling = tokio::task::spawn_blocking(move || {
+            // Held until the compiler ends, even if the client disconnects before.
+            let _permit = permit;
+            served.grammars.compile(&request.spec).map_err(|error| request.refused(&error))
+        });
+        let compiled = compiling.await.map_err(|_| ApiError::internal())??;
+        Ok(Some(compiled))
     }
 }

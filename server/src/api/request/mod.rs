@@ -7,9 +7,13 @@
 pub(super) mod blocking;
 pub(super) mod choices;
 pub(super) mod continuation;
+pub(super) mod encode;
 pub(super) mod grammar;
+mod listing;
+pub(super) mod messages;
 mod names;
 pub(super) mod prompt;
+pub(super) mod recorder;
 pub(super) mod sampling;
 pub(super) mod tools;
 pub(super) mod validate;

@@ -31,6 +31,6 @@ impl ParameterNames {
         let message = error.to_string();
         // The engine's messages begin with the parameter.
         let problem = message.strip_prefix(parameter).unwrap_or(&message);
-        ApiError::invalid(Some(name), format!("{name}{problem}"))
+        ApiError::about_text(error, name, format!("{name}{problem}"))
     }
 }

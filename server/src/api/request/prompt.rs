@@ -1,10 +1,14 @@
 //! From prompts and messages to the token ids that the engine reads.
 
+use serde_json::{Map, Value};
+
+use super::encode::encode;
+use super::messages::{self, PromptMessages};
 use super::tools::Tools;
 use crate::api::error::ApiError;
 use crate::api::state::Served;
 use crate::session::Snapshot;
-use crate::text::{After, ChatTemplate, Message, TextError};
+use crate::text::{After, Around, ChatTemplate, Message, TemplateInput};
 
 /// Most messages of one request.
 const MAX_MESSAGES: usize = 10_000;
@@ -16,8 +20,70 @@ pub(in crate::api) enum Prompt {
     Missing,
     /// One prompt or several. Without `add_special_tokens`, texts are encoded without the special tokens around them.
     Inputs { inputs: Vec<Input>, add_special_tokens: bool },
-    /// Messages, which the checkpoint's chat template makes into a text. The answer continues `prefill` if there is one.
-    Messages { messages: Vec<Message>, prefill: Option<String> },
+    /// Messages, which the checkpoint's chat template makes into a text.
+    Messages(Conversation),
+}
+
+/// Messages, and how the chat template writes them.
+#[derive(Clone, Debug, Default)]
+pub(in crate::api) struct Conversation {
+    pub(in crate::api) messages: Vec<Message>,
+    pub(in crate::api) ending: Ending,
+    /// Further variables for the template.
+    pub(in crate::api) variables: Map<String, Value>,
+    /// Whether the messages of a turn may have no answers: the conversation has its own, and would read them twice.
+    pub(in crate::api) only_new: bool,
+}
+
+/// What follows the messages.
+#[derive(Clone, Debug, Default)]
+pub(in crate::api) enum Ending {
+    /// The beginning of an answer.
+    #[default]
+    Answer,
+    /// An answer that begins with this text, and continues it.
+    Prefill(String),
+    /// Nothing: the model decides how to go on.
+    Nothing,
+}
+
+impl From<Vec<Message>> for Conversation {
+    fn from(messages: Vec<Message>) -> Self {
+        Self { messages, ..Self::default() }
+    }
+}
+
+impl Conversation {
+    /// What the template gets besides the messages.
+    fn input<'a>(&'a self, tools: Option<&'a Tools>) -> TemplateInput<'a> {
+        let closed = matches!(self.ending, Ending::Nothing);
+        TemplateInput { tools: tools.map(Tools::template), variables: Some(&self.variables), closed }
+    }
+
+    /// The text at the beginning of the answer.
+    fn prefill(&self) -> &str {
+        if let Ending::Prefill(text) = &self.ending { text } else { "" }
+    }
+
+    /// Its messages, and where in `prompt` their contents are.
+    pub(in crate::api) fn added(&self, prompt: &[u32], served: &Served) -> PromptMessages {
+        let prefill = Some(self.prefill()).filter(|prefill| !prefill.is_empty());
+        messages::added(&self.messages, prefill, prompt, served.tokenizer.vocabulary())
+    }
+
+    /// The text of the conversation.
+    pub(in crate::api) fn render(
+        &self,
+        tools: Option<&Tools>,
+        param: &str,
+        served: &Served,
+    ) -> Result<String, ApiError> {
+        let template = chat_template(served, param)?;
+        check_count(&self.messages, param)?;
+        let text = template.render_with(&self.messages, self.input(tools));
+        let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
+        Ok(text + self.prefill())
+    }
 }
 
 /// One prompt.
@@ -60,9 +126,7 @@ impl Prompt {
                 }
                 inputs.into_iter().map(|input| input.encode(param, add_special_tokens, served, base)).collect()
             }
-            Self::Messages { messages, prefill } => {
-                Ok(vec![encode_messages(&messages, prefill.as_deref(), tools, param, served, base)?])
-            }
+            Self::Messages(conversation) => Ok(vec![encode_messages(&conversation, tools, param, served, base)?]),
         }
     }
 }
@@ -77,7 +141,7 @@ impl Input {
     ) -> Result<Vec<u32>, ApiError> {
         match self {
             Self::Text(text) if add_special_tokens => encode_text(&text, param, served, base),
-            Self::Text(text) => served.tokenizer.encode_more(&text).map_err(refused(param)),
+            Self::Text(text) => encode(&text, Around::Nothing, param, served),
             Self::Ids(ids) => Ok(ids),
             Self::Mixed(pieces) => {
                 let mut ids = Vec::new();
@@ -87,19 +151,15 @@ impl Input {
                         // A text in front gets the special tokens that begin every text; ids in front are taken as
                         // they are.
                         Piece::Text(text) if at == 0 => {
-                            ids.extend(served.tokenizer.encode_chat(&text).map_err(refused(param))?);
+                            ids.extend(encode(&text, Around::Begin, param, served)?);
                         }
-                        Piece::Text(text) => ids.extend(served.tokenizer.encode_more(&text).map_err(refused(param))?),
+                        Piece::Text(text) => ids.extend(encode(&text, Around::Nothing, param, served)?),
                     }
                 }
                 Ok(ids)
             }
         }
     }
-}
-
-fn refused(param: &str) -> impl Fn(TextError) -> ApiError {
-    move |error| ApiError::invalid(Some(param), format!("{param}: {error}"))
 }
 
 /// The ids of a text: with the special tokens around it at the start of a conversation, without them after that. A
@@ -110,38 +170,36 @@ pub(in crate::api) fn encode_text(
     served: &Served,
     base: Option<&Snapshot>,
 ) -> Result<Vec<u32>, ApiError> {
-    let ids = match base {
-        Some(_) if served.reads_sources() && text.is_empty() => return Ok(Vec::new()),
-        Some(base) if base.tokens() > 0 && !served.reads_sources() => served.tokenizer.encode_more(text),
-        _ => served.tokenizer.encode(text),
-    };
-    ids.map_err(refused(param))
+    match base {
+        Some(_) if served.reads_sources() && text.is_empty() => Ok(Vec::new()),
+        Some(base) if base.tokens() > 0 && !served.reads_sources() => encode(text, Around::Nothing, param, served),
+        _ => encode(text, Around::Both, param, served),
+    }
 }
 
 /// The ids of a conversation's messages, or of its further messages, up to where the model's answer begins.
 fn encode_messages(
-    messages: &[Message],
-    prefill: Option<&str>,
+    conversation: &Conversation,
     tools: Option<&Tools>,
     param: &str,
     served: &Served,
     base: Option<&Snapshot>,
 ) -> Result<Vec<u32>, ApiError> {
     takes_messages(served, param)?;
-    let base = base.filter(|base| base.tokens() > 0);
-    if messages.is_empty() && base.is_some_and(|base| base.answer.as_ref().is_some_and(|answer| answer.open)) {
+    let Some(base) = base.filter(|base| base.tokens() > 0) else {
+        return encode(&conversation.render(tools, param, served)?, Around::Begin, param, served);
+    };
+    let messages = &conversation.messages;
+    if messages.is_empty() && base.answer.as_ref().is_some_and(|answer| answer.open) {
         return Ok(Vec::new());
     }
     check_count(messages, param)?;
-    let (template, tools) = (chat_template(served, param)?, tools.map(Tools::template));
-    let text = match base {
-        None => template.render_tools(messages, tools),
-        Some(base) => template.render_more_tools(messages, tools, after(base)),
-    };
-    let mut text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
-    text.push_str(prefill.unwrap_or_default());
-    let ids = if base.is_some() { served.tokenizer.encode_more(&text) } else { served.tokenizer.encode_chat(&text) };
-    ids.map_err(refused(param))
+    if conversation.only_new {
+        check_new(messages, param)?;
+    }
+    let text = chat_template(served, param)?.render_more_with(messages, conversation.input(tools), after(base));
+    let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
+    encode(&(text + conversation.prefill()), Around::Nothing, param, served)
 }
 
 /// The ids of messages that no answer follows, at the start of a conversation or after `base`.
@@ -157,21 +215,7 @@ pub(in crate::api) fn encode_closed_messages(
     let text =
         if begins { template.render_closed(messages) } else { template.render_more_closed(messages, after(base)) };
     let text = text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))?;
-    let ids = if begins { served.tokenizer.encode_chat(&text) } else { served.tokenizer.encode_more(&text) };
-    ids.map_err(refused(param))
-}
-
-/// The text of a conversation's messages, with the beginning of an answer or without.
-pub(in crate::api) fn render_messages(
-    messages: &[Message],
-    answer: bool,
-    param: &str,
-    served: &Served,
-) -> Result<String, ApiError> {
-    let template = chat_template(served, param)?;
-    check_count(messages, param)?;
-    let text = if answer { template.render(messages) } else { template.render_closed(messages) };
-    text.map_err(|error| ApiError::invalid(Some(param), format!("{param}: {error}")))
+    encode(&text, if begins { Around::Begin } else { Around::Nothing }, param, served)
 }
 
 fn after(base: &Snapshot) -> After {
@@ -184,6 +228,16 @@ fn check_count(messages: &[Message], param: &str) -> Result<(), ApiError> {
         return Err(ApiError::invalid(Some(param), message));
     }
     Ok(())
+}
+
+/// Refuses answers among the messages of a turn.
+fn check_new(messages: &[Message], param: &str) -> Result<(), ApiError> {
+    let Some(at) = messages.iter().position(|message| message.role == "assistant") else { return Ok(()) };
+    let message = format!(
+        "{param} must hold only what is new, found an answer at {param}[{at}]: the conversation has its answers already. \
+         Send the messages after the last answer, or history: \"append\" to append all of them as they are"
+    );
+    Err(ApiError::invalid(Some(param), message))
 }
 
 fn chat_template<'a>(served: &'a Served, param: &str) -> Result<&'a ChatTemplate, ApiError> {

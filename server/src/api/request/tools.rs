@@ -2,8 +2,8 @@
 //!
 //! The model writes a call as `{"name": "…", "arguments": {…}}`. The grammar ensures that the name is a tool's and that
 //! the arguments follow its schema. With `required`, or a tool's name, the answer is a call. With `auto` it is a call if
-//! it begins with `{"name": `, and plain text otherwise. An answer makes one call, or with `parallel` up to
-//! [`MAX_CALLS`], each on a line of its own.
+//! it begins with `{"name": `, and plain text otherwise; if the request has a JSON schema, the text follows it. An answer
+//! makes one call, or with `parallel` up to [`MAX_CALLS`], each on a line of its own.
 //!
 //! The model sees of the tools what the checkpoint's chat template writes of `tools`. If a template ignores them, the
 //! model has to guess from the conversation; the form of the call holds anyway.
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::api::error::ApiError;
-use crate::text::{Call, Calls, GrammarSpec};
+use crate::text::{Call, Calls, GrammarSpec, Instead};
 
 /// Most tools of one request.
 const MAX_TOOLS: usize = 128;
@@ -30,7 +30,7 @@ pub(in crate::api) enum ToolChoice {
     None,
     Auto,
     Required,
-    /// The tool of this name, which the request has at this place.
+    /// The tool with this name; the second is the path of the name in the request.
     Named(String, &'static str),
 }
 
@@ -57,7 +57,7 @@ impl Tool {
             // A function without parameters.
             None | Some(Value::Null) => json!({"type": "object", "properties": {}, "additionalProperties": false}),
             Some(Value::Object(mut schema)) => {
-                // Arguments are an object, even if the schema takes that for granted.
+                // Arguments are always an object, even if the schema does not say so.
                 schema.entry("type").or_insert_with(|| "object".into());
                 Value::Object(schema)
             }
@@ -77,6 +77,8 @@ pub(in crate::api) struct Tools {
     calls: Vec<Call>,
     choice: ToolChoice,
     parallel: bool,
+    /// The schema of the answers that are no calls; none if those are plain text.
+    schema: Option<Value>,
 }
 
 impl Tools {
@@ -92,7 +94,7 @@ impl Tools {
         }
         let mut names = BTreeSet::new();
         if let Some(Tool { call, .. }) = tools.iter().find(|tool| !names.insert(&tool.call.name)) {
-            return invalid("tools", format!("tools must have names of their own, found {:?} twice", call.name));
+            return invalid("tools", format!("tools must have different names, found {:?} twice", call.name));
         }
         let choice = choice.unwrap_or(ToolChoice::Auto);
         match &choice {
@@ -109,7 +111,7 @@ impl Tools {
             return Ok(None);
         }
         let (template, calls): (Vec<Value>, _) = tools.into_iter().map(|tool| (tool.template, tool.call)).unzip();
-        Ok(Some(Self { template: Value::Array(template), calls, choice, parallel }))
+        Ok(Some(Self { template: Value::Array(template), calls, choice, parallel, schema: None }))
     }
 
     /// The tools as the chat template takes them.
@@ -117,19 +119,29 @@ impl Tools {
         &self.template
     }
 
+    /// Makes the answers that are no calls follow a JSON schema.
+    pub(super) fn answer_json(&mut self, schema: Value) {
+        self.schema = Some(schema);
+    }
+
     /// The grammar of an answer.
     pub(super) fn grammar(&self) -> GrammarSpec {
+        GrammarSpec::Calls(self.calls())
+    }
+
+    /// The calls that an answer may make.
+    pub(in crate::api) fn calls(&self) -> Calls {
         let tools = match &self.choice {
             ToolChoice::Named(name, _) => self.calls.iter().filter(|call| call.name == *name).cloned().collect(),
             _ => self.calls.clone(),
         };
         let max = if self.parallel { MAX_CALLS } else { 1 };
-        GrammarSpec::Calls(Calls { tools, max, or_text: self.may_answer_text() })
-    }
-
-    /// Whether an answer may be plain text.
-    pub(in crate::api) fn may_answer_text(&self) -> bool {
-        self.choice == ToolChoice::Auto
+        let instead = match (&self.choice, &self.schema) {
+            (ToolChoice::Auto, Some(schema)) => Instead::Json(schema.clone()),
+            (ToolChoice::Auto, None) => Instead::Text,
+            _ => Instead::Nothing,
+        };
+        Calls { tools, max, instead }
     }
 }
 

@@ -2,19 +2,24 @@
 
 use std::sync::Arc;
 
-use tidegate_model::SamplingParams;
+use sha2::{Digest, Sha256};
+use tidegate_model::{SamplerState, SamplingParams};
 
 use super::choices::{Choices, longest_text};
 use super::continuation::Continuation;
-use super::grammar::GrammarRequest;
+use super::grammar::{GrammarLookup, GrammarParameters};
+use super::listing::{DEFAULT_PART, Listing};
 use super::names::ParameterNames;
 use super::prompt::Prompt;
+use super::recorder::TextRecorder;
 use super::sampling::SamplingOverrides;
 use super::tools::Tools;
+use crate::api::auth::context::{AuthContext, Demand};
 use crate::api::error::ApiError;
 use crate::api::state::Served;
-use crate::engine::{Request, RequestError, RequestParameters, Snapshots, share_prompt};
+use crate::engine::{Grammar, Request, RequestError, RequestParameters, Snapshots, share_prompt};
 use crate::session::Snapshot;
+use crate::text::ChatTemplate;
 
 /// The longest text that a request allows, in tokens.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +33,7 @@ pub(in crate::api) enum MaxTokens {
 }
 
 /// A request for text in any format, not yet validated.
+#[expect(clippy::struct_excessive_bools, reason = "each is a parameter of its own")]
 #[derive(Debug)]
 pub(in crate::api) struct TextRequest {
     pub(in crate::api) names: ParameterNames,
@@ -44,7 +50,11 @@ pub(in crate::api) struct TextRequest {
     pub(in crate::api) logprobs: Option<usize>,
     /// Whether the response begins with the prompt.
     pub(in crate::api) echo: bool,
-    pub(in crate::api) grammar: Option<GrammarRequest>,
+    /// Whether the prompt may be read without generating anything: its state is kept.
+    pub(in crate::api) may_only_read: bool,
+    /// Whether the response is held until its end, instead of streamed.
+    pub(in crate::api) collected: bool,
+    pub(in crate::api) grammar: GrammarParameters,
     pub(in crate::api) tools: Option<Tools>,
 }
 
@@ -64,19 +74,28 @@ impl TextRequest {
             choices: Choices::default(),
             logprobs: None,
             echo: false,
-            grammar: None,
+            may_only_read: false,
+            collected: true,
+            grammar: GrammarParameters::default(),
             tools: None,
         }
     }
 
-    /// Checks the request against what is served and the conversation that it continues. To be called on a thread for
-    /// blocking work.
+    /// What is known of the grammar, which [`Self::validate`] takes compiled. To be called on a thread for blocking work.
+    pub(in crate::api) fn find_grammar(&mut self, served: &Served) -> Result<GrammarLookup, ApiError> {
+        std::mem::take(&mut self.grammar).find(self.tools.as_mut(), served)
+    }
+
+    /// Checks the request against what is served, the conversation that it continues, and the quota of its key. To be
+    /// called on a thread for blocking work.
     pub(in crate::api) fn validate(
         self,
         served: &Arc<Served>,
         continuation: &Continuation,
+        grammar: Option<Arc<dyn Grammar>>,
+        auth: Option<&AuthContext>,
     ) -> Result<ValidRequest, ApiError> {
-        let Self { names, choices, logprobs, echo, tools, .. } = self;
+        let Self { names, choices, logprobs, echo, collected, tools, .. } = self;
         if let Some(model) = &self.model {
             served.check_name(model, Some("model"))?;
         }
@@ -84,33 +103,56 @@ impl TextRequest {
         if echo {
             check_echo(served, base.is_some())?;
         }
+        let keep = continuation.keep();
         if base.is_some() {
-            choices.check_single()?;
+            choices.check_conversation(keep)?;
         }
+        let held_states = choices.held_states(keep, served)?;
         let reseed = self.sampling.seed.is_some();
         let sampling = self.sampling.apply(&served.sampling)?;
         // Refused before the prompts are encoded, which takes longer.
         let given = match self.max_tokens {
-            MaxTokens::Given(given) => Some(check_max_tokens(given, &names, echo, served)?),
-            MaxTokens::Default(default) => Some(default.min(served.limits.max_tokens)),
-            MaxTokens::Longest => None,
+            MaxTokens::Given(given) => Some(check_max_tokens(given, &names, echo || self.may_only_read, served)?),
+            MaxTokens::Default(_) | MaxTokens::Longest => None,
+        };
+        // A prompt of another kind has no turns.
+        let template = served.template.as_deref().filter(|_| matches!(self.prompt, Prompt::Messages(_)));
+        let turns = template.filter(|_| !self.ignore_eos).map(ChatTemplate::turns).unwrap_or_default();
+        // They can be read back where a conversation is stored.
+        let conversation = match &self.prompt {
+            Prompt::Messages(conversation) if base.is_some() => Some(conversation.clone()),
+            _ => None,
         };
         let prompts = self.prompt.encode(names.prompt, tools.as_ref(), served, base.map(AsRef::as_ref))?;
+        let messages = conversation.zip(prompts.first()).map(|(messages, prompt)| messages.added(prompt, served));
         let listed = logprobs.unwrap_or(0);
-        let max_tokens = given.unwrap_or_else(|| longest_text(&prompts, listed, served));
+        let listing = Listing::new(logprobs, (&prompts, choices), echo, collected);
+        let max_tokens = given.unwrap_or_else(|| {
+            let (longest, part) = match self.max_tokens {
+                MaxTokens::Default(default) => (default.min(served.limits.max_tokens), 1),
+                MaxTokens::Given(_) | MaxTokens::Longest => (longest_text(&prompts, listed, served), DEFAULT_PART),
+            };
+            let longest = listing.default_tokens(part).map_or(longest, |tokens| longest.min(tokens));
+            // A request without a number is not refused for the number of its tokens.
+            let quota = auth.and_then(|auth| auth.default_tokens(prompts.iter().map(Vec::len).sum()));
+            let texts = (prompts.len() * choices.generated).max(1);
+            quota.map_or(longest, |quota| longest.min((quota / texts).max(1)))
+        });
         choices.check_size(&prompts, max_tokens, (listed, echo), &names, served)?;
+        let held_bytes = listing.bytes(max_tokens, &names)?;
         let parameters = RequestParameters {
             max_tokens,
             stop: self.stop,
+            turns,
             sampling: sampling.clone(),
             reseed,
             ignore_eos: self.ignore_eos,
             min_tokens: usize::try_from(self.min_tokens).unwrap_or(usize::MAX),
             stop_token_ids: self.stop_token_ids,
             // Ranking needs the texts' log probabilities, even if none are listed.
-            logprobs: logprobs.or(choices.are_ranked().then_some(0)),
+            logprobs: logprobs.or((choices.are_ranked() || keep.is_some()).then_some(0)),
             prompt_logprobs: logprobs.filter(|_| echo),
-            grammar: GrammarRequest::compile(self.grammar.as_ref(), tools.as_ref(), served)?,
+            grammar,
             ..RequestParameters::default()
         };
         let (mut requests, mut cached) = (Vec::with_capacity(prompts.len() * choices.generated), Vec::new());
@@ -121,8 +163,32 @@ impl TextRequest {
             cached.push(texts.first().map_or(0, Request::cached_tokens));
             requests.extend(texts);
         }
+        let prompt = prompts.first().map_or_else(Default::default, Vec::as_slice);
+        let recorder = continuation.recorder(prompt, messages, served);
+        let new_source = served.reads_sources() && !prompt.is_empty();
+        // In a slot, if the state is that of the slot, and not a longer one from the prefix cache.
+        let known = cached.iter().sum::<usize>() as u64;
+        let in_slot = recorder.as_ref().is_some_and(|recorder| known > 0 && recorder.read() == known);
+        let continues = !new_source && (base.is_some() || in_slot);
         let (served, base) = (Arc::clone(served), base.cloned());
-        Ok(ValidRequest { served, requests, prompts, cached, base, choices, sampling, max_tokens, logprobs, tools })
+        Ok(ValidRequest {
+            names,
+            served,
+            requests,
+            prompts,
+            recorder,
+            cached,
+            base,
+            continues,
+            choices,
+            sampling,
+            max_tokens,
+            logprobs,
+            means: keep.is_some(),
+            held_bytes,
+            held_states,
+            tools,
+        })
     }
 }
 
@@ -134,25 +200,36 @@ fn texts(
     served: &Served,
     continuation: &Continuation,
 ) -> Result<Vec<Request>, RequestError> {
-    let (start, snapshots) = continuation.start(served, prompt);
+    let (start, snapshots) = continuation.start(served, prompt, choices.generated);
     let text = |choice: usize| {
-        let mut sampling = parameters.sampling.clone();
+        let (mut sampling, mut reseed) = (parameters.sampling.clone(), parameters.reseed);
         sampling.seed = sampling.seed.wrapping_add(choice as u64);
+        // Without a seed, the first text draws from the conversation's own random numbers.
+        if let Some(base) = continuation.snapshot().filter(|_| choice > 0 && !reseed) {
+            (sampling.seed, reseed) = (derived_seed(&base.sampler, choice), true);
+        }
         let snapshots = Snapshots {
             prompt: snapshots.prompt && choice == 0,
-            // Nobody knows which of several texts will be continued, and keeping all of them would evict others. A
-            // request that only reads has nothing but its end.
-            end: (snapshots.end && choices.generated == 1) || parameters.max_tokens == 0,
+            // A request that only reads has nothing but its end.
+            end: snapshots.end || parameters.max_tokens == 0,
         };
         let (start, prompt) = (start.clone(), prompt.to_vec());
-        Request::new(RequestParameters { start, prompt, sampling, snapshots, ..parameters.clone() }, &served.limits)
+        let parameters = RequestParameters { start, prompt, sampling, reseed, snapshots, ..parameters.clone() };
+        Request::new(parameters, &served.limits)
     };
     (0..choices.generated).map(text).collect()
 }
 
-/// Only an echoed prompt can be read without generating anything.
-fn check_max_tokens(given: u64, names: &ParameterNames, echo: bool, served: &Served) -> Result<usize, ApiError> {
-    let (fewest, most) = (usize::from(!echo), served.limits.max_tokens);
+/// The seed of a further text of a conversation, which depends on the place in the conversation's own random numbers alone.
+fn derived_seed(sampler: &SamplerState, choice: usize) -> u64 {
+    let numbers = [sampler.seed, sampler.draws, choice as u64].map(u64::to_le_bytes).concat();
+    let digest: [u8; 32] = Sha256::digest(numbers).into();
+    digest.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte))
+}
+
+/// Only a prompt that is echoed, or whose state is kept, can be read without generating anything.
+fn check_max_tokens(given: u64, names: &ParameterNames, reads: bool, served: &Served) -> Result<usize, ApiError> {
+    let (fewest, most) = (usize::from(!reads), served.limits.max_tokens);
     let tokens = usize::try_from(given).ok().filter(|tokens| (fewest..=most).contains(tokens));
     let name = names.max_tokens;
     let message = || format!("{name} must be from {fewest} to {most}, found {given}");
@@ -163,7 +240,7 @@ fn check_echo(served: &Served, continues: bool) -> Result<(), ApiError> {
     let reason = if served.reads_sources() {
         ": the prompt is a source, which no text continues"
     } else if continues {
-        " with a conversation, whose text is not kept"
+        " with a conversation, whose text is not read again"
     } else {
         return Ok(());
     };
@@ -172,19 +249,44 @@ fn check_echo(served: &Served, continues: bool) -> Result<(), ApiError> {
 
 /// A request for text that has been validated.
 pub(in crate::api) struct ValidRequest {
+    names: ParameterNames,
     pub(in crate::api) served: Arc<Served>,
     /// For each prompt in order, a request for each of its texts.
     pub(in crate::api) requests: Vec<Request>,
     /// The token ids of each prompt.
     pub(in crate::api) prompts: Vec<Vec<u32>>,
+    /// Records the text that it adds to a conversation.
+    pub(in crate::api) recorder: Option<TextRecorder>,
     /// How many tokens of each prompt need not be computed.
     pub(in crate::api) cached: Vec<usize>,
     /// The conversation that is continued.
     pub(in crate::api) base: Option<Arc<Snapshot>>,
+    /// Whether it starts from the state of its session.
+    pub(in crate::api) continues: bool,
     pub(in crate::api) choices: Choices,
     /// Those of the first text of each prompt.
     pub(in crate::api) sampling: SamplingParams,
     pub(in crate::api) max_tokens: usize,
     pub(in crate::api) logprobs: Option<usize>,
+    /// Whether the response states the mean log probability of each text.
+    pub(in crate::api) means: bool,
+    /// Bytes that the log probabilities of its response take at most until that is written.
+    pub(in crate::api) held_bytes: u64,
+    /// Bytes of states that are held until the last text has ended.
+    pub(in crate::api) held_states: u64,
     pub(in crate::api) tools: Option<Tools>,
+}
+
+impl ValidRequest {
+    /// The most that it may use of its key's quota.
+    pub(in crate::api) fn demand(&self) -> Demand {
+        let ParameterNames { prompt, max_tokens, .. } = self.names;
+        let several = if self.choices.generated > 1 { self.choices.name() } else { prompt };
+        Demand {
+            texts: self.requests.len(),
+            prompt_tokens: self.prompts.iter().map(Vec::len).sum(),
+            max_tokens: self.max_tokens,
+            names: [prompt, max_tokens, several],
+        }
+    }
 }

@@ -105,7 +105,7 @@ impl TokenAligner {
 
     /// Releases the rest of the tokens of a text that `stop` has ended, or its length.
     pub(in crate::api) fn finish(&mut self, stop: Option<&StopCause>) -> Vec<AlignedToken> {
-        let cut = matches!(stop, Some(StopCause::String(_)));
+        let cut = stop.is_some_and(StopCause::is_string);
         let sent = self.sent;
         self.waiting.drain(..).filter(|token| !cut || token.start < sent).collect()
     }

@@ -52,7 +52,7 @@ pub(in crate::api) fn to_json(value: &impl Serialize) -> String {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(in crate::api) struct SessionInfo {
     pub(in crate::api) id: String,
-    /// The version that this turn made.
+    /// The version that this turn made; with `keep: none` the one that it continued.
     pub(in crate::api) version: String,
     /// The version that it continued.
     pub(in crate::api) parent: String,
@@ -68,6 +68,24 @@ pub(in crate::api) struct SessionInfo {
     /// Text that is held back until the next turn, because it may be the beginning of a stop string.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(in crate::api) held_text: String,
+    /// With `keep` `best` or `all`: the index of the text that became the new version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub(in crate::api) chosen: Option<usize>,
+    /// With `keep: all`: the sessions of the other texts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub(in crate::api) forks: Option<Vec<ForkInfo>>,
+}
+
+/// A session that a turn has left beside its own.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = TurnFork)]
+pub(in crate::api) struct ForkInfo {
+    /// The index of its text.
+    pub(in crate::api) index: usize,
+    pub(in crate::api) id: String,
+    pub(in crate::api) version: String,
 }
 
 /// What a request leaves of its conversation.
@@ -94,12 +112,22 @@ pub(in crate::api) trait EventEncoder: Send + Sync {
     /// The end of the text `index`.
     fn end_text(&mut self, index: usize, finish: &Finish, committed: &Committed, out: &mut Vec<StreamEvent>);
 
+    /// The calls that the text `index` makes, after its end: a JSON array. `None` if it is text.
+    fn tool_calls(&self, _index: usize) -> Option<String> {
+        None
+    }
+
     /// The end of all texts.
     fn end(&mut self, usage: TokenUsage, out: &mut Vec<StreamEvent>);
 
     /// The end of a stream by an error.
     fn fail(&mut self, error: &ApiError, out: &mut Vec<StreamEvent>) {
         out.push(StreamEvent::data(error.body().to_string()));
+    }
+
+    /// Whether it holds the texts even where nothing but a stream is asked for.
+    fn holds_stream(&self) -> bool {
+        false
     }
 
     /// The response in one piece, after [`Self::end`].

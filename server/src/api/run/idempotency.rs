@@ -22,25 +22,34 @@ pub(in crate::api) struct Ticket {
     digest: String,
 }
 
+/// The digest of a request, so that a key is not used for two.
+pub(super) struct RequestDigest(String);
+
+impl RequestDigest {
+    /// Of a request to `path`.
+    pub(super) fn of(path: &str, body: &[u8]) -> Self {
+        Self(hex(&Sha256::new().chain_update(path).chain_update([0]).chain_update(body).finalize()))
+    }
+}
+
 /// What is stored of a first result.
 #[derive(Serialize, Deserialize)]
 struct Receipt {
-    /// The digest of the request, so that a key is not used for two.
+    /// The digest of the request.
     digest: String,
     body: String,
 }
 
 impl InFlight {
-    /// Holds `key` for a request to `path`. Refused while another request has it.
-    pub(super) fn begin(&self, owner: Owner, key: &str, path: &str, body: &[u8]) -> Result<Ticket, ApiError> {
-        let digest = Sha256::new().chain_update(path).chain_update([0]).chain_update(body).finalize();
+    /// Holds `key` for a request. Refused while another request has it.
+    pub(super) fn begin(&self, owner: Owner, key: &str, request: RequestDigest) -> Result<Ticket, ApiError> {
         let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !keys.insert((owner, key.to_owned())) {
             let message = "a request with this idempotency-key is running; retry when it has ended";
             let param = Some("idempotency-key");
             return Err(ApiError::request(StatusCode::CONFLICT, param, Some("idempotency_key_in_use"), message));
         }
-        Ok(Ticket { in_flight: self.clone(), owner, key: key.to_owned(), digest: hex(&digest) })
+        Ok(Ticket { in_flight: self.clone(), owner, key: key.to_owned(), digest: request.0 })
     }
 }
 
@@ -57,8 +66,8 @@ impl Ticket {
     }
 
     /// What to store of a first result.
-    pub(in crate::api) fn receipt(&self, body: &str) -> (ReceiptKey, Vec<u8>) {
-        (ReceiptKey(self.key.clone()), receipt(self.digest.clone(), body.to_owned()))
+    pub(in crate::api) fn receipt(&self, body: String) -> (ReceiptKey, Vec<u8>) {
+        (ReceiptKey(self.key.clone()), receipt(self.digest.clone(), body))
     }
 
     /// The same for a result that describes what the transaction is about to make.

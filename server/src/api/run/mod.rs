@@ -1,9 +1,13 @@
 //! A run: a validated request in a task of its own, from its first event to its last. It sends what the client reads,
 //! commits what is kept, and handles disconnects.
 
+pub(super) mod active;
 pub(super) mod alignment;
+mod choosing;
 pub(super) mod encoder;
 pub(super) mod idempotency;
+pub(super) mod reasoning;
+mod register;
 pub(super) mod resume;
 pub(super) mod retry;
 pub(super) mod sink;
@@ -11,32 +15,44 @@ pub(super) mod spans;
 pub(super) mod streams;
 mod texts;
 pub(super) mod tool_calls;
+mod turn_info;
 mod usage;
+pub(super) mod version;
+pub(super) mod waiters;
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tracing::{Instrument, Span, debug, warn};
 
+use self::active::{Registration, Stop};
+use self::choosing::{Chosen, Ended, EndedTexts};
 pub(super) use self::encoder::TokenUsage;
-use self::encoder::{Committed, EventEncoder, SessionInfo, StreamEvent};
+use self::encoder::{Committed, EventEncoder, StreamEvent};
 use self::idempotency::Ticket;
-use self::sink::Sink;
+use self::register::register;
+use self::sink::{Last, Sink};
 use self::texts::Texts;
+use self::turn_info::TurnInfo;
 use self::usage::UsageRecorder;
+use super::auth::context;
+use super::auth::owner;
 use super::error::ApiError;
+use super::memory::Held;
 use super::metrics::arrived;
 use super::request::ValidRequest;
 use super::request::continuation::{CommitPlan, OnDisconnect};
+use super::request::recorder::Recorders;
+use super::shares::Share;
 use super::state::{AppState, RunGuard, Served};
-use crate::engine::{Event, Finish, FinishReason};
+use crate::engine::{Event, Failure, Finish};
 use crate::metrics::{Accepted, AcceptedTurn, Meter};
-use crate::session::{Owner, ReceiptKey, Snapshot, Tier, Turn, TurnNote, VersionId};
+use crate::session::{NewResponse, Owner, ReceiptKey, Turn};
 
 /// Longest result that is stored for retries of a request that has changed nothing. A retry of a longer one is computed
 /// again.
@@ -51,6 +67,15 @@ pub(super) struct RunOptions {
     pub(super) ticket: Option<Ticket>,
 }
 
+/// What a run does next.
+enum Next {
+    Event(Result<(usize, Event), Failure>),
+    /// It is stopped.
+    Stop(Stop),
+    /// The client has disconnected, or reads nothing.
+    Disconnected,
+}
+
 /// A request that the engine has accepted.
 struct Run {
     state: AppState,
@@ -58,8 +83,22 @@ struct Run {
     texts: Texts,
     encoder: Box<dyn EventEncoder>,
     plan: CommitPlan,
+    /// Whether it starts from the state of its session.
+    continues: bool,
     on_disconnect: OnDisconnect,
     ticket: Option<Ticket>,
+    registration: Registration,
+    recorders: Recorders,
+    /// The texts of a turn that have ended.
+    ended: EndedTexts,
+    /// What stays of the turn, once all have.
+    chosen: Option<Chosen>,
+    /// The version that the session then has.
+    version: Option<String>,
+    /// For what the encoder holds until the response is written.
+    memory: Option<Share>,
+    /// Bytes of text that the encoder may still collect; `None` if it holds none.
+    text_left: Option<usize>,
 }
 
 /// Submits a request to the engine and starts its task. Returns the response: a stream at once, or one piece at the end.
@@ -69,22 +108,51 @@ pub(super) async fn start(
     encoder: Box<dyn EventEncoder>,
     options: RunOptions,
 ) -> Result<Response, ApiError> {
-    let ValidRequest { served, requests, prompts, cached, sampling, .. } = request;
-    let RunOptions { stream, plan, on_disconnect, ticket } = options;
+    let demand = request.demand();
+    // Before it waits for a slot: what it may use is known now.
+    let reservation = context::reserve(&demand)?;
+    let is_stored = options.ticket.is_some();
+    let needed = Held { listed: request.held_bytes, is_stored, states: request.held_states };
+    let memory = state.response_memory().reserve_held(owner::current(), &needed)?;
+    let ValidRequest { served, requests, prompts, cached, sampling, recorder, continues, .. } = request;
+    let RunOptions { stream, mut plan, on_disconnect, ticket } = options;
+    let recorders = plan.prepare(&state, &served, &demand, recorder).await?;
+    let session = plan.turn().map(|turn| turn.session().id.clone());
+    let version = plan.version().map(ToString::to_string);
+    let held = !stream || ticket.is_some() || encoder.holds_stream();
+    let text_left = held.then_some(state.options().max_text_bytes);
+    let registration = register(&state, plan.owner(), session, on_disconnect != OnDisconnect::Rollback).await?;
     debug!(seed = sampling.seed, prompts = prompts.len(), texts = requests.len(), stream, "completion starts");
-    let streams = served.engine.submit_all(requests)?;
-    let recorder = UsageRecorder::new(&prompts, cached.iter().sum(), streams.len());
-    let run = Run { state, served, texts: Texts::new(recorder, streams), encoder, plan, on_disconnect, ticket };
+    let streams = served.engine.submit_for(context::tenant(), requests)?;
+    let recorder = UsageRecorder::new((demand.prompt_tokens, cached.iter().sum()), streams.len(), reservation);
+    let texts = Texts::new(recorder, streams);
+    let run = Run {
+        state,
+        served,
+        texts,
+        encoder,
+        ended: EndedTexts::new(plan.keep()),
+        plan,
+        continues,
+        on_disconnect,
+        ticket,
+        registration,
+        recorders,
+        chosen: None,
+        version: None,
+        memory,
+        text_left,
+    };
     let (state, guard, meter) = (run.state.clone(), run.state.run_begins(), run.meter());
     let keep_alive = state.options().keep_alive;
     if stream {
         let (sink, response) = if on_disconnect == OnDisconnect::Continue {
-            sink::logged(state.streams(), run.plan.owner(), keep_alive)
+            sink::logged(state.streams(), run.plan.owner(), run.registration.handle(), keep_alive)
         } else {
             sink::streamed(keep_alive)
         };
         tokio::spawn(run.run(sink, meter, guard).instrument(Span::current()));
-        return Ok(response);
+        return Ok(version::tagged(response, version.as_deref()));
     }
     let (sink, response) = sink::whole();
     tokio::spawn(run.run(sink, meter, guard).instrument(Span::current()));
@@ -95,10 +163,10 @@ impl Run {
     /// Counts the request, and measures it from now on.
     fn meter(&self) -> Meter {
         let turn = match &self.plan {
-            CommitPlan::Turn { turn, .. } => Some(AcceptedTurn {
-                tier: if self.restores(turn) { tier(turn) } else { "new" },
-                recomputed_tokens: self.recomputes(turn),
-            }),
+            CommitPlan::Turn { turn, .. } => {
+                let info = self.info(turn);
+                Some(AcceptedTurn { tier: info.source(), recomputed_tokens: info.recomputes() })
+            }
             _ => None,
         };
         let usage = self.texts.recorder.usage;
@@ -107,61 +175,35 @@ impl Run {
         Meter::new(Arc::clone(metrics), arrived(), self.texts.count())
     }
 
-    /// Whether a new source replaces the state before it.
-    fn replaces(&self) -> bool {
-        self.served.reads_sources() && self.texts.recorder.usage.prompt > 0
-    }
-
-    fn restores(&self, turn: &Turn) -> bool {
-        turn.head().read > 0 && !self.replaces()
-    }
-
-    /// Tokens before a turn that are computed again. The last pending token is in no state yet; the others were kept
-    /// pending in case a stop string removes them.
-    fn recomputes(&self, turn: &Turn) -> u64 {
-        if self.replaces() { 0 } else { turn.head().pending.len().saturating_sub(1) as u64 }
+    fn info<'a>(&self, turn: &'a Turn) -> TurnInfo<'a> {
+        TurnInfo { turn, continues: self.continues }
     }
 
     async fn run(mut self, mut sink: Sink, mut meter: Meter, guard: RunGuard) {
         // Shorter than the engine's own limit: committing a turn needs the engine once more.
         let limit = self.served.engine.stall_limit().mul_f32(0.75);
-        let mut time_limit = pin!(time_limit(self.state.options().max_time));
-        let mut is_over = false;
-        let mut out = Vec::new();
+        let (mut out, mut finishing) = (Vec::new(), false);
         self.encoder.start(&mut out);
         let outcome = loop {
-            // A client that reads nothing for too long counts as disconnected: it must not lock the session forever.
-            let event = if sink.send(&mut out, limit).await {
-                meter.delivered();
-                tokio::select! {
-                    biased;
-                    () = sink.disconnected() => None,
-                    () = &mut time_limit, if !is_over => {
-                        is_over = true;
-                        self.texts.interrupt();
-                        continue;
+            match self.next(&mut sink, &mut out, &mut meter, (limit, finishing)).await {
+                Next::Stop(stop) => {
+                    if let Some(error) = stop.error() {
+                        break Err(error);
                     }
-                    event = self.texts.next() => Some(event),
+                    finishing = true;
+                    self.texts.interrupt();
                 }
-            } else {
-                if sink.has_reader() {
-                    meter.stalled();
+                Next::Disconnected => {
+                    match self.on_disconnect {
+                        // Dropping the run ends its texts and leaves the session as it was.
+                        OnDisconnect::Rollback => return,
+                        OnDisconnect::Commit => self.texts.interrupt(),
+                        OnDisconnect::Continue => {}
+                    }
+                    sink = Sink::Closed;
                 }
-                None
-            };
-            let Some(event) = event else {
-                match self.on_disconnect {
-                    // Dropping the run ends its texts and leaves the session as it was.
-                    OnDisconnect::Rollback => return,
-                    OnDisconnect::Commit => self.texts.interrupt(),
-                    OnDisconnect::Continue => {}
-                }
-                sink = Sink::Closed;
-                continue;
-            };
-            match event {
-                Err(failure) => break Err(ApiError::from(failure)),
-                Ok((index, event)) => match self.handle(index, event, &mut meter, &mut out).await {
+                Next::Event(Err(failure)) => break Err(ApiError::from(failure)),
+                Next::Event(Ok((index, event))) => match self.handle(index, event, &mut meter, &mut out).await {
                     Ok(true) => break Ok(()),
                     Ok(false) => {}
                     Err(error) => break Err(error),
@@ -177,10 +219,43 @@ impl Run {
                 Err(error)
             }
         };
+        let last = Last::new(last, self.memory.take(), self.version.take());
         // The session, the idempotency key and the server's shutdown wait for no reader.
         drop((self, meter, guard));
         // A reader that does not take the last events in time does not get them.
         let _ = timeout(limit, sink.close(out, last)).await;
+    }
+
+    /// Sends the events in `out` and waits for what comes next. A run that is finishing waits for no reader: what it still
+    /// has to send is little, and is sent at its end. Nothing is lost by waiting for a stop at the same time.
+    async fn next(
+        &mut self,
+        sink: &mut Sink,
+        out: &mut Vec<StreamEvent>,
+        meter: &mut Meter,
+        (limit, finishing): (Duration, bool),
+    ) -> Next {
+        if !finishing {
+            let sent = tokio::select! {
+                biased;
+                stop = self.registration.stopped() => return Next::Stop(stop),
+                sent = sink.send(out, limit) => sent,
+            };
+            // A client that reads nothing for too long counts as disconnected: it must not lock the session forever.
+            if !sent {
+                if sink.has_reader() {
+                    meter.stalled();
+                }
+                return Next::Disconnected;
+            }
+            meter.delivered();
+        }
+        tokio::select! {
+            biased;
+            stop = self.registration.stopped() => Next::Stop(stop),
+            () = sink.disconnected() => Next::Disconnected,
+            event = self.texts.next() => Next::Event(event),
+        }
     }
 
     /// Handles one event; true for the last one.
@@ -193,9 +268,7 @@ impl Run {
     ) -> Result<bool, ApiError> {
         match event {
             Event::Read(snapshot) => {
-                if let CommitPlan::Prefixes(owner) = &self.plan {
-                    self.served.prefixes.keep(*owner, &snapshot);
-                }
+                self.served.prefixes.keep(self.plan.owner(), &snapshot);
                 Ok(false)
             }
             Event::PromptLogprobs(logprobs) => {
@@ -203,7 +276,9 @@ impl Run {
                 Ok(false)
             }
             Event::Delta(delta) => {
+                self.collect(delta.text.len())?;
                 meter.delivering(index, delta.token_ids.len());
+                self.recorders.generated(index, &delta.token_ids);
                 self.encoder.delta(index, delta, out);
                 Ok(false)
             }
@@ -215,6 +290,18 @@ impl Run {
             }
             Event::Failed(failure) => Err(failure.into()),
         }
+    }
+
+    /// Refuses more text than a response may hold.
+    fn collect(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let Some(left) = &mut self.text_left else { return Ok(()) };
+        if let Some(less) = left.checked_sub(bytes) {
+            *left = less;
+            return Ok(());
+        }
+        let most = self.state.options().max_text_bytes;
+        let message = format!("the texts have more than {most} bytes, the most for a response held until its end");
+        Err(ApiError::request(StatusCode::BAD_REQUEST, Some("stream"), Some("response_too_large"), message))
     }
 
     /// Commits a text that has ended. The client learns of its end only after that.
@@ -231,8 +318,14 @@ impl Run {
                 }
             }
             CommitPlan::Turn { turn, version, .. } => {
-                let snapshot = finish.snapshot.as_ref().ok_or_else(missing)?;
-                committed.session = Some(self.session_info(turn, version, snapshot));
+                let text = self.recorders.end(index, &finish, self.encoder.tool_calls(index));
+                self.ended.add(Ended { index, finish: finish.clone(), text });
+                if self.texts.recorder.is_complete() {
+                    let (turn, bytes) = (self.info(turn), self.served.state_bytes);
+                    let (chosen, session) = self.ended.choose(turn, version, bytes)?;
+                    (self.chosen, self.version) = (chosen, Some(session.version.clone()));
+                    committed.session = Some(session);
+                }
             }
             CommitPlan::ClientState { owner, .. } => {
                 let snapshot = finish.snapshot.clone().ok_or_else(missing)?;
@@ -246,48 +339,37 @@ impl Run {
         self.encoder.end_text(index, &finish, &committed, out);
         if self.texts.recorder.is_complete() {
             self.encoder.end(self.texts.recorder.usage, out);
-            self.commit(finish).await?;
+            self.commit(index, finish).await?;
         }
         Ok(())
     }
 
-    fn session_info(&self, turn: &Turn, version: &VersionId, snapshot: &Snapshot) -> SessionInfo {
-        SessionInfo {
-            id: turn.session().id.to_string(),
-            version: version.to_string(),
-            parent: turn.session().head.id.to_string(),
-            restored: self.restores(turn),
-            tier: tier(turn),
-            recomputed_tokens: self.recomputes(turn),
-            tokens: snapshot.tokens(),
-            state_bytes: self.served.state_bytes,
-            held_text: snapshot.answer.as_ref().map_or_else(String::new, |answer| answer.held.clone()),
-        }
-    }
-
-    async fn commit(&mut self, finish: Finish) -> Result<(), ApiError> {
+    async fn commit(&mut self, index: usize, finish: Finish) -> Result<(), ApiError> {
         // Held to the end: until then a retry of the same request is refused.
         let ticket = self.ticket.take();
-        let receipt = ticket.as_ref().map(|ticket| ticket.receipt(&self.encoder.body()));
-        match std::mem::replace(&mut self.plan, CommitPlan::Nothing(Owner::default())) {
-            CommitPlan::Turn { turn, version, label, .. } => {
-                let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
-                let note = TurnNote {
-                    label,
-                    prompt_tokens: finish.prompt_tokens as u64,
-                    completion_tokens: finish.completion_tokens as u64,
-                    kind: if finish.reason == FinishReason::Interrupted { "interrupted" } else { "turn" }.into(),
-                };
+        let plan = std::mem::replace(&mut self.plan, CommitPlan::Nothing(Owner::default()));
+        let chosen = self.chosen.take();
+        let changes = chosen.is_some() || matches!(plan, CommitPlan::Response { .. });
+        let body =
+            ticket.as_ref().map(|_| self.encoder.body()).filter(|body| changes || body.len() <= MAX_RECEIPT_BYTES);
+        let receipt = ticket.as_ref().zip(body).map(|(ticket, body)| ticket.receipt(body));
+        match (plan, chosen) {
+            (CommitPlan::Turn { mut turn, version, label, .. }, Some(chosen)) => {
+                let (snapshot, note, forks) = chosen.into_parts(label)?;
+                turn.leave_forks(forks);
                 turn.commit(snapshot, note, receipt, version).await?;
             }
-            CommitPlan::Response { owner, id, parent } => {
-                let snapshot = finish.snapshot.ok_or_else(ApiError::internal)?;
-                let body = self.encoder.body().into_bytes();
-                self.state.store()?.put_response(owner, &id, body, snapshot, parent, receipt).await?;
+            (CommitPlan::Response { owner, id, parent }, _) => {
+                let snapshot = finish.snapshot.clone().ok_or_else(ApiError::internal)?;
+                let text = self.recorders.end(index, &finish, self.encoder.tool_calls(index));
+                let new = NewResponse { body: self.encoder.body().into_bytes(), snapshot, parent, text };
+                self.state.store()?.put_response(owner, &id, new, receipt).await?;
             }
             // The server stores nothing of a conversation that the client keeps.
-            CommitPlan::ClientState { .. } => {}
-            CommitPlan::Prefixes(owner) | CommitPlan::Nothing(owner) => self.keep_receipt(receipt, owner).await,
+            (CommitPlan::ClientState { .. }, _) => {}
+            (CommitPlan::Prefixes(owner) | CommitPlan::Nothing(owner) | CommitPlan::Turn { owner, .. }, _) => {
+                self.keep_receipt(receipt, owner).await;
+            }
         }
         Ok(())
     }
@@ -302,20 +384,5 @@ impl Run {
         if let Err(error) = kept {
             warn!("the result for an idempotency key was not stored: {}", error.message());
         }
-    }
-}
-
-/// Ends after `limit`, or never.
-async fn time_limit(limit: Option<Duration>) {
-    match limit {
-        Some(limit) => sleep(limit).await,
-        None => std::future::pending().await,
-    }
-}
-
-fn tier(turn: &Turn) -> &'static str {
-    match turn.tier() {
-        Tier::Memory => "memory",
-        Tier::Disk => "disk",
     }
 }

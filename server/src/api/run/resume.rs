@@ -1,17 +1,18 @@
-//! `GET /v1/streams/{id}`: resumes a stream after a disconnect.
+//! `/v1/streams/{id}`: resumes a stream after a disconnect, or ends it.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 
 use super::sink;
 use crate::api::auth::owner::Caller;
 use crate::api::error::{ApiError, ErrorBody};
-use crate::api::openapi::{Error, Events, Id, LastEventId, schemas};
+use crate::api::formats::completions::CompletionChunk;
+use crate::api::openapi::{Error, Events, Id, LastEventId};
 use crate::api::state::AppState;
 
-type StreamEvents = Events<schemas::CompletionChunk, ErrorBody>;
+type StreamEvents = Events<CompletionChunk<'static>, ErrorBody>;
 
 /// Resume a stream after a disconnect
 ///
@@ -44,4 +45,26 @@ pub(in crate::api) async fn resume(
     })?;
     let events = state.streams().resume(owner, &id, next)?;
     Ok(sink::respond(events, state.options().keep_alive))
+}
+
+/// End a stream and its turn
+///
+/// The turn ends with the text so far, which is committed, as with `"on_disconnect": "commit"`. Whoever reads the stream
+/// gets its end; then its events are gone. After the end of the turn only its events are deleted.
+#[utoipa::path(
+    delete,
+    path = "/v1/streams/{id}",
+    operation_id = "endStream",
+    tag = "text",
+    params(Id),
+    responses((status = 204, description = "The turn ends."), Error<400>, Error<404>)
+)]
+pub(in crate::api) async fn end(
+    State(state): State<AppState>,
+    Caller(owner): Caller,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<StatusCode, ApiError> {
+    let Path(id) = id.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
+    state.streams().delete(owner, &id)?;
+    Ok(StatusCode::NO_CONTENT)
 }

@@ -1,10 +1,13 @@
 //! Recognises retries by their `Idempotency-Key`.
 
+use axum::body::Bytes;
 use axum::http::HeaderMap;
 
-use super::idempotency::Ticket;
+use super::idempotency::{RequestDigest, Ticket};
 use crate::api::auth::context;
 use crate::api::error::ApiError;
+use crate::api::request::blocking::{is_long, run_blocking};
+use crate::api::shares::Share;
 use crate::api::state::AppState;
 use crate::session::Owner;
 
@@ -17,8 +20,8 @@ pub(in crate::api) enum Attempt {
     Unmarked,
     /// The first request with its key.
     First(Ticket),
-    /// A retry; this is the body of the first response.
-    Retry(String),
+    /// A retry: the body of the first response, and the memory that is reserved for it.
+    Retry(String, Option<Share>),
 }
 
 /// Looks a request up by its `Idempotency-Key`.
@@ -27,7 +30,7 @@ pub(in crate::api) async fn attempt(
     owner: Owner,
     headers: &HeaderMap,
     path: &str,
-    body: &[u8],
+    body: &Bytes,
 ) -> Result<Attempt, ApiError> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(Attempt::Unmarked) };
     // A receipt keeps the text of the answer.
@@ -37,9 +40,23 @@ pub(in crate::api) async fn attempt(
         let message = format!("idempotency-key must be 1 to {MAX_KEY_BYTES} printable ASCII characters");
         return Err(ApiError::invalid(Some("idempotency-key"), message));
     };
-    let ticket = state.in_flight().begin(owner, key, path, body)?;
+    let ticket = state.in_flight().begin(owner, key, digest(state, path, body).await?)?;
     match state.store()?.receipt(owner, key).await? {
         None => Ok(Attempt::First(ticket)),
-        Some(receipt) => Ok(Attempt::Retry(ticket.first_body(&receipt)?)),
+        Some(receipt) => {
+            let body = ticket.first_body(&receipt)?;
+            let memory = state.response_memory().reserve_repeated(owner, body.len())?;
+            Ok(Attempt::Retry(body, memory))
+        }
     }
+}
+
+/// The digest of a request to `path`.
+async fn digest(state: &AppState, path: &str, body: &Bytes) -> Result<RequestDigest, ApiError> {
+    if !is_long(body.len()) {
+        // This takes less than a change of threads.
+        return Ok(RequestDigest::of(path, body));
+    }
+    let (path, body) = (path.to_owned(), body.clone());
+    run_blocking(state, body.len(), move || Ok(RequestDigest::of(&path, &body))).await
 }

@@ -5,24 +5,60 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use futures_util::{Stream, stream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
+use super::active::StopHandle;
 use super::encoder::StreamEvent;
 use super::streams::{LogWriter, Streams};
+use super::version;
 use crate::api::error::ApiError;
+use crate::api::shares::Share;
 use crate::session::Owner;
 
 /// Events that may wait for their reader. When the buffer is full the run waits, and the engine with it.
 const BUFFER: usize = 32;
 
+/// A response in one piece, and the memory that it has reserved: both are given back once it is written.
+struct WholeBody {
+    json: String,
+    _memory: Option<Share>,
+}
+
+impl IntoResponse for WholeBody {
+    fn into_response(self) -> Response {
+        ([(header::CONTENT_TYPE, "application/json")], Body::from(Bytes::from_owner(self))).into_response()
+    }
+}
+
+impl AsRef<[u8]> for WholeBody {
+    fn as_ref(&self) -> &[u8] {
+        self.json.as_bytes()
+    }
+}
+
+/// A response in one piece, or the error in its place.
+pub(in crate::api) struct Last {
+    body: Result<WholeBody, ApiError>,
+    /// The version that the session has then.
+    version: Option<String>,
+}
+
+impl Last {
+    pub(in crate::api) fn new(body: Result<String, ApiError>, memory: Option<Share>, version: Option<String>) -> Self {
+        Self { body: body.map(|json| WholeBody { json, _memory: memory }), version }
+    }
+}
+
 /// The run's end of the connection to the client.
 pub(in crate::api) enum Sink {
-    Whole(Option<oneshot::Sender<Result<String, ApiError>>>),
+    Whole(Option<oneshot::Sender<Last>>),
     /// None is the regular end.
     Stream(mpsc::Sender<Option<StreamEvent>>),
     Log(LogWriter),
@@ -36,18 +72,18 @@ impl Sink {
         matches!(self, Self::Whole(_))
     }
 
-    /// Sends events; false if a reader did not take one of them within `limit`.
+    /// Sends events; false if a reader did not take one of them within `limit`. Safe to cancel: `out` keeps those that were
+    /// not sent.
     pub(in crate::api) async fn send(&self, out: &mut Vec<StreamEvent>, limit: Duration) -> bool {
-        for event in out.drain(..) {
-            match self {
-                Self::Stream(sender) => {
-                    if !matches!(timeout(limit, sender.send(Some(event))).await, Ok(Ok(()))) {
-                        return false;
-                    }
+        match self {
+            Self::Stream(sender) => {
+                while !out.is_empty() {
+                    let Ok(Ok(place)) = timeout(limit, sender.reserve()).await else { return false };
+                    place.send(Some(out.remove(0)));
                 }
-                Self::Log(log) => log.push(event),
-                Self::Whole(_) | Self::Closed => {}
             }
+            Self::Log(log) => out.drain(..).for_each(|event| log.push(event)),
+            Self::Whole(_) | Self::Closed => out.clear(),
         }
         true
     }
@@ -68,7 +104,7 @@ impl Sink {
     }
 
     /// Sends the last events, and the response in one piece or its error.
-    pub(in crate::api) async fn close(self, mut out: Vec<StreamEvent>, last: Result<String, ApiError>) {
+    pub(in crate::api) async fn close(self, mut out: Vec<StreamEvent>, last: Last) {
         self.send(&mut out, Duration::MAX).await;
         match self {
             // A reader that has disconnected needs nothing.
@@ -85,8 +121,9 @@ pub(in crate::api) fn whole() -> (Sink, impl Future<Output = Result<Response, Ap
     let (sender, receiver) = oneshot::channel();
     let answer = async {
         // A run that ends without sending a result has panicked.
-        let body = receiver.await.unwrap_or_else(|_| Err(ApiError::internal()))?;
-        Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+        let panicked = |_| Last::new(Err(ApiError::internal()), None, None);
+        let Last { body, version } = receiver.await.unwrap_or_else(panicked);
+        body.map(|body| version::tagged(body.into_response(), version.as_deref()))
     };
     (Sink::Whole(Some(sender)), answer)
 }
@@ -107,8 +144,13 @@ pub(in crate::api) fn streamed(keep_alive: Duration) -> (Sink, Response) {
 }
 
 /// A stream that continues without its reader, who can resume it.
-pub(in crate::api) fn logged(streams: &Streams, owner: Owner, keep_alive: Duration) -> (Sink, Response) {
-    let (log, writer) = streams.open(owner);
+pub(in crate::api) fn logged(
+    streams: &Streams,
+    owner: Owner,
+    stop: StopHandle,
+    keep_alive: Duration,
+) -> (Sink, Response) {
+    let (log, writer) = streams.open(owner, stop);
     let mut response = respond(Arc::clone(&log).follow(0), keep_alive);
     if let Ok(id) = HeaderValue::from_str(log.id()) {
         response.headers_mut().insert(HeaderName::from_static("x-stream-id"), id);
@@ -116,9 +158,18 @@ pub(in crate::api) fn logged(streams: &Streams, owner: Owner, keep_alive: Durati
     (Sink::Log(writer), response)
 }
 
+/// A response in one piece that is known already.
+pub(in crate::api) fn repeated(json: String, memory: Option<Share>) -> Response {
+    WholeBody { json, _memory: memory }.into_response()
+}
+
 /// Events that are known already, as a stream.
-pub(in crate::api) fn replayed(events: Vec<StreamEvent>, keep_alive: Duration) -> Response {
-    respond(stream::iter(events.into_iter().map(sse::Event::from)), keep_alive)
+pub(in crate::api) fn replayed(events: Vec<StreamEvent>, memory: Option<Share>, keep_alive: Duration) -> Response {
+    let events = stream::unfold((events.into_iter(), memory), |(mut events, memory)| async move {
+        let event = events.next()?;
+        Some((sse::Event::from(event), (events, memory)))
+    });
+    respond(events, keep_alive)
 }
 
 /// The response that streams `events`.

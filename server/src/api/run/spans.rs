@@ -59,8 +59,8 @@ pub(in crate::api) fn begin(request: &Request, id: &str) -> Context {
 /// The operation of a route that generates, as the semantic conventions for generative AI name it.
 fn operation(route: &str) -> Option<&'static str> {
     match route {
-        "/v1/chat/completions" | "/v1/messages" | "/v1/responses" => Some("chat"),
-        "/v1/completions" | "/completion" => Some("text_completion"),
+        "/v1/chat/completions" | "/chat/completions" | "/v1/messages" | "/v1/responses" | "/responses" => Some("chat"),
+        "/v1/completions" | "/completion" | "/completions" => Some("text_completion"),
         _ => None,
     }
 }
@@ -86,7 +86,7 @@ pub(in crate::api) fn text(context: &Context, finish: &Finish) {
         FinishReason::Interrupted => "interrupted",
     };
     let reasons = Value::Array(Array::String(vec![StringValue::from(reason)]));
-    let Timings { queue, prefill, decode } = finish.timings;
+    let Timings { queue, prefill, decode, .. } = finish.timings;
     let end = SystemTime::now();
     let before = |moment: SystemTime, duration: Duration| moment.checked_sub(duration).unwrap_or(moment);
     let first_token = before(end, decode);

@@ -11,6 +11,7 @@ use futures_util::{Stream, stream};
 use rand::Rng;
 use tokio::sync::watch;
 
+use super::active::{Stop, StopHandle};
 use super::encoder::StreamEvent;
 use crate::api::error::ApiError;
 use crate::session::Owner;
@@ -33,6 +34,8 @@ pub(in crate::api) struct Log {
     owner: Owner,
     events: Mutex<Events>,
     changed: watch::Sender<()>,
+    /// Ends the run that writes it.
+    stop: StopHandle,
 }
 
 #[derive(Default)]
@@ -151,10 +154,10 @@ pub(in crate::api) struct Streams {
 }
 
 impl Streams {
-    /// A new stream, and its writer.
-    pub(in crate::api) fn open(&self, owner: Owner) -> (Arc<Log>, LogWriter) {
+    /// A new stream, and its writer, whose run `stop` ends.
+    pub(in crate::api) fn open(&self, owner: Owner, stop: StopHandle) -> (Arc<Log>, LogWriter) {
         let id = format!("strm_{:032x}", rand::rng().random::<u128>());
-        let log = Log { id: id.clone(), owner, events: Mutex::default(), changed: watch::Sender::new(()) };
+        let log = Log { id: id.clone(), owner, events: Mutex::default(), changed: watch::Sender::new(()), stop };
         let log = Arc::new(log);
         let mut logs = self.lock();
         make_room(&mut logs, owner);
@@ -174,6 +177,14 @@ impl Streams {
             return Err(no_longer_kept());
         }
         Ok(log.follow(next))
+    }
+
+    /// Forgets a stream of `owner`, and ends its run with the text so far. Its readers get the rest.
+    pub(in crate::api) fn delete(&self, owner: Owner, id: &str) -> Result<(), ApiError> {
+        let log = self.get(owner, id).ok_or_else(|| ApiError::missing("id", "stream"))?;
+        self.lock().remove(id);
+        log.stop.stop(Stop::Finish);
+        Ok(())
     }
 
     fn get(&self, owner: Owner, id: &str) -> Option<Arc<Log>> {

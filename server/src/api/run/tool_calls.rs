@@ -3,7 +3,8 @@
 use rand::Rng;
 use serde_json::Value;
 
-use crate::text::Calls;
+use crate::api::request::tools::Tools;
+use crate::text::{Calls, Instead};
 
 /// What follows a call's name.
 const ARGUMENTS: &str = ", \"arguments\": ";
@@ -49,12 +50,24 @@ pub(in crate::api) struct ToolCallParser {
     /// Text that has not been classified yet.
     held: String,
     calls: Vec<ToolCall>,
+    /// Beginnings that all calls have, and no other text.
+    openings: Vec<String>,
 }
 
 impl ToolCallParser {
-    /// A parser for an answer that is calls, or with `or_text` may be plain text instead.
-    pub(in crate::api) fn new(or_text: bool) -> Self {
-        Self { at: if or_text { At::Start } else { At::Head }, held: String::new(), calls: Vec::new() }
+    /// A parser for an answer that may call these tools.
+    pub(in crate::api) fn new(tools: &Tools) -> Self {
+        Self::of(&tools.calls())
+    }
+
+    fn of(calls: &Calls) -> Self {
+        let at = if calls.instead == Instead::Nothing { At::Head } else { At::Start };
+        let openings = match calls.instead {
+            // Other JSON may have the same first key.
+            Instead::Json(_) => calls.tools.iter().map(|tool| Calls::head(&tool.name)).collect(),
+            Instead::Text | Instead::Nothing => vec![Calls::OPENING.to_owned()],
+        };
+        Self { at, held: String::new(), calls: Vec::new(), openings }
     }
 
     /// The calls so far, the last of which may be unfinished.
@@ -96,10 +109,10 @@ impl ToolCallParser {
     fn step(&mut self, out: &mut Vec<Piece>) {
         match &mut self.at {
             At::Start => {
-                if self.held.starts_with(Calls::OPENING) {
+                if self.openings.iter().any(|opening| self.held.starts_with(opening)) {
                     self.at = At::Head;
                     self.step(out);
-                } else if !Calls::OPENING.starts_with(&self.held) {
+                } else if !self.openings.iter().any(|opening| opening.starts_with(&self.held)) {
                     self.at = At::Plain;
                     self.step(out);
                 }
@@ -167,10 +180,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::text::Call;
 
     /// Plain text, and the name and arguments of each call; the pieces joined must give the same calls.
-    fn read(pieces: &[&str], or_text: bool) -> (String, Vec<(String, String)>) {
-        let (mut reader, mut out) = (ToolCallParser::new(or_text), Vec::new());
+    fn read(pieces: &[&str], instead: Instead) -> (String, Vec<(String, String)>) {
+        let tools = ["f", "g-2"].map(|name| Call { name: name.into(), arguments: Value::Bool(true) });
+        let calls = Calls { tools: tools.into(), max: 2, instead };
+        let (mut reader, mut out) = (ToolCallParser::of(&calls), Vec::new());
         for piece in pieces {
             reader.push(piece, &mut out);
         }
@@ -196,15 +212,21 @@ mod tests {
         let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
         let one = r#"{"name": "f", "arguments": {"a": "}\\\"{", "b": {}}}"#;
         let arguments = r#"{"a": "}\\\"{", "b": {}}"#;
-        for or_text in [false, true] {
-            assert_eq!(read(&[one], or_text), (String::new(), vec![call("f", arguments)]));
-            let two = format!("{one}\n{}", r#"{"name": "g", "arguments": {}}"#);
-            assert_eq!(read(&[&two], or_text), (String::new(), vec![call("f", arguments), call("g", "{}")]));
+        for instead in [Instead::Nothing, Instead::Text, Instead::Json(Value::Bool(true))] {
+            let read = |pieces: &[&str]| read(pieces, instead.clone());
+            assert_eq!(read(&[one]), (String::new(), vec![call("f", arguments)]));
+            let two = format!("{one}\n{}", r#"{"name": "g-2", "arguments": {}}"#);
+            assert_eq!(read(&[&two]), (String::new(), vec![call("f", arguments), call("g-2", "{}")]));
             let cut = &one[..one.len() - 3];
-            assert_eq!(read(&[cut], or_text).1, [call("f", &arguments[..arguments.len() - 2])]);
+            assert_eq!(read(&[cut]).1, [call("f", &arguments[..arguments.len() - 2])]);
         }
         for text in ["", "plain", "{\"name\"", "{\"name\":", "{\"nam e\": "] {
-            assert_eq!(read(&[text], true), (text.to_owned(), vec![]));
+            assert_eq!(read(&[text], Instead::Text), (text.to_owned(), vec![]));
+        }
+        for text in
+            ["{", r#"{"name": "f"#, r#"{"name": "f"}"#, r#"{"name": "h", "arguments": {}}"#, r#"{"name": "f", "a": 1}"#]
+        {
+            assert_eq!(read(&[text], Instead::Json(Value::Bool(true))), (text.to_owned(), vec![]));
         }
     }
 
@@ -222,7 +244,9 @@ mod tests {
             cuts.extend([0, text.len()]);
             cuts.sort_unstable();
             let pieces: Vec<&str> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
-            prop_assert_eq!(read(&pieces, true), read(&[text], true));
+            for instead in [Instead::Text, Instead::Json(Value::Bool(true))] {
+                prop_assert_eq!(read(&pieces, instead.clone()), read(&[text], instead));
+            }
         }
     }
 }

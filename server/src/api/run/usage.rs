@@ -1,6 +1,5 @@
-//! The tokens and times of one request: counted, charged to its key, and logged when it ends, however it ends.
+//! The tokens and times of one request: counted, taken from what its key has reserved, and logged when it ends, however it ends.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use opentelemetry::Context;
@@ -8,15 +7,15 @@ use tracing::{Span, info, warn};
 
 use super::encoder::TokenUsage;
 use super::spans;
-use crate::api::auth::context::{self, AuthContext};
+use crate::api::auth::context::Reservation;
 use crate::engine::{Failure, Finish, Timings};
 
 /// Adds up a request's tokens and times, and logs them when it is dropped.
 pub(in crate::api) struct UsageRecorder {
     span: Span,
     context: Context,
-    /// The request's key, which is charged for the tokens; none if the server has no keys.
-    auth: Option<Arc<AuthContext>>,
+    /// What the request has reserved of its key's quota; none if the server has no keys.
+    reservation: Option<Reservation>,
     started: Instant,
     pub(in crate::api) usage: TokenUsage,
     longest: Timings,
@@ -25,33 +24,33 @@ pub(in crate::api) struct UsageRecorder {
 }
 
 impl UsageRecorder {
-    /// Records a request in the current span. Its prompts are charged now: the engine has accepted it.
-    pub(in crate::api) fn new(prompts: &[Vec<u32>], cached: usize, texts: usize) -> Self {
-        let usage = TokenUsage { prompt: prompts.iter().map(Vec::len).sum(), cached, completion: 0 };
-        let recorder = Self {
+    /// Records a request in the current span. Its prompts count as used now: the engine has accepted it.
+    pub(in crate::api) fn new(
+        (prompt, cached): (usize, usize),
+        texts: usize,
+        mut reservation: Option<Reservation>,
+    ) -> Self {
+        if let Some(reservation) = &mut reservation {
+            reservation.spend(prompt);
+        }
+        Self {
             span: Span::current(),
             context: Context::current(),
-            auth: context::current(),
+            reservation,
             started: Instant::now(),
-            usage,
+            usage: TokenUsage { prompt, cached, completion: 0 },
             longest: Timings::default(),
             open: texts,
             failure: None,
-        };
-        recorder.charge(usage.prompt);
-        recorder
-    }
-
-    fn charge(&self, tokens: usize) {
-        if let Some(auth) = &self.auth {
-            auth.charge(tokens);
         }
     }
 
     /// Adds tokens as they come, so that the count is right whenever the request ends.
     pub(in crate::api) fn generated(&mut self, tokens: usize) {
         self.usage.completion += tokens;
-        self.charge(tokens);
+        if let Some(reservation) = &mut self.reservation {
+            reservation.spend(tokens);
+        }
     }
 
     /// Records the end of a text.

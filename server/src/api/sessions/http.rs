@@ -2,28 +2,28 @@
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::Path;
-use axum::extract::rejection::{BytesRejection, PathRejection};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
+use axum::extract::{Path, Query};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tracing::Instrument;
 
 use super::wire::Session;
 use crate::api::error::ApiError;
-use crate::api::formats::json::body;
+use crate::api::formats::json::{body, parse};
+use crate::api::formats::wording::data_complaint;
+use crate::api::request::blocking::run_blocking;
 use crate::api::request::continuation::session_id;
+use crate::api::run::version;
 use crate::api::state::{AppState, Served};
-use crate::session::{self, SessionId};
+use crate::session::{self, Owner, SessionId, Store, VersionId, VersionRef};
 
-/// A response with the session's version as its entity tag.
+/// A response with the session's version in its headers.
 pub(super) fn tagged(status: StatusCode, version: &str, body: impl IntoResponse) -> Response {
-    let mut response = (status, body).into_response();
-    if let Ok(tag) = HeaderValue::try_from(format!("\"{version}\"")) {
-        response.headers_mut().insert(header::ETAG, tag);
-    }
-    response
+    version::tagged((status, body).into_response(), Some(version))
 }
 
 pub(super) fn respond(served: &Served, status: StatusCode, session: &session::Session) -> Response {
@@ -63,6 +63,54 @@ pub(super) fn replay(status: StatusCode, body: String) -> Response {
 pub(super) fn path_id(path: Result<Path<String>, PathRejection>) -> Result<SessionId, ApiError> {
     let Path(id) = path.map_err(|rejection| ApiError::invalid(Some("id"), rejection.to_string()))?;
     session_id(&id, "session")
+}
+
+/// The version that is meant in a session: by its id, or by a tag of the session. `param` is the parameter's name.
+pub(super) async fn resolve(
+    store: &Store,
+    owner: Owner,
+    id: &SessionId,
+    (text, param): (&str, &str),
+) -> Result<VersionId, ApiError> {
+    let meant = VersionRef::parse(text).ok_or_else(|| ApiError::missing(param, "version"))?;
+    store.resolve(owner, id, meant).await.map_err(|error| ApiError::from(error).renamed("tag", param))
+}
+
+/// The version that is meant anywhere: the head of the session with this id, whose id comes with it, or what [`resolve`] finds
+/// in the session `id`.
+pub(super) async fn resolve_any(
+    store: &Store,
+    owner: Owner,
+    id: &SessionId,
+    (text, param): (&str, &str),
+) -> Result<(Option<SessionId>, VersionId), ApiError> {
+    let Some(other) = SessionId::parse(text) else {
+        return Ok((None, resolve(store, owner, id, (text, param)).await?));
+    };
+    let found = store.get(owner, &other).await;
+    let head = found.map_err(|error| ApiError::from(error).renamed("session", param))?.head.id;
+    Ok((Some(other), head))
+}
+
+/// The parameters after the path.
+pub(in crate::api) fn read_query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
+    query.map(|Query(query)| query).map_err(|rejection| {
+        let text = rejection.body_text();
+        let message = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+        // The name of a parameter, and what is wrong with its value.
+        let (place, message) = message.split_once(": ").unwrap_or(("the query", message));
+        ApiError::invalid(None, data_complaint(place, message))
+    })
+}
+
+/// A JSON body, parsed; an empty body counts as `{}`.
+pub(in crate::api) async fn read_json<T: DeserializeOwned + Send + 'static>(
+    state: &AppState,
+    headers: &HeaderMap,
+    bytes: Result<Bytes, BytesRejection>,
+) -> Result<T, ApiError> {
+    let bytes = json_body(state, headers, bytes)?;
+    run_blocking(state, bytes.len(), move || parse(&bytes)).await
 }
 
 /// A JSON body; an empty body counts as `{}`.

@@ -1,17 +1,22 @@
-//! `/v1/sessions` and `/v1/snapshots`: creating, listing, forking, rewinding, extending, downloading and uploading
+//! `/v1/sessions` and `/v1/snapshots`: creating, listing, forking, rewinding, extending, naming, reading, downloading and uploading
 //! sessions.
 
-mod http;
+mod branches;
+mod diff;
+pub(super) mod http;
+mod listing;
 mod read;
-mod snapshots;
+pub(super) mod snapshots;
+mod text;
+mod text_wire;
 mod wire;
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{Path, RawQuery};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use utoipa_axum::router::OpenApiRouter;
@@ -21,23 +26,23 @@ use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
 use crate::api::formats::json::parse;
 use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyKey, IfMatch, Prefer, StoreErrors};
-use crate::api::request::continuation::{if_match, session_id, version_id, wait};
+use crate::api::request::blocking::run_blocking;
+use crate::api::request::continuation::{if_match, wait};
 use crate::api::run::retry::{Attempt, attempt};
+use crate::api::select::Model;
 use crate::api::state::AppState;
 use crate::session::{self, Fork, Patch};
-use http::{json_body, path_id, replay, respond, to_completion, to_json};
+use http::{json_body, path_id, read_json, replay, resolve, respond, to_completion, to_json};
+use listing::{ListQuery, MetadataQuery, Sessions, listing};
 use wire::{
-    Change, DeletedKind, DeletedSession, ForkRequest, ForkedSessions, ListKind, ListQuery, PatchRequest, RewindRequest,
-    Session, Sessions, Turns, Version, ttl,
+    Change, DeletedKind, DeletedSession, ForkRequest, ForkedSessions, ListKind, PatchRequest, RewindRequest, Session,
+    Turns, Version, ttl,
 };
 
-pub(super) use wire::{label, metadata};
+pub(super) use wire::{MetadataField, label, metadata};
 
 /// Most forks in one request.
 const MAX_FORKS: u64 = 1000;
-
-/// Most sessions in one page.
-const MAX_PAGE: u64 = 100;
 
 /// The routes of sessions and snapshots.
 pub(super) fn routes() -> OpenApiRouter<AppState> {
@@ -48,43 +53,45 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(fork))
         .routes(routes!(rewind))
         .routes(routes!(turns))
+        .routes(routes!(branches::label))
+        .routes(routes!(branches::tags))
+        .routes(routes!(branches::tag, branches::untag))
+        .routes(routes!(branches::lineage))
+        .routes(routes!(diff::diff))
+        .routes(routes!(text::text))
+        .routes(routes!(text::tokens))
+        .routes(routes!(text::messages))
         .routes(routes!(snapshots::download))
         .routes(routes!(snapshots::upload))
 }
 
 /// List your sessions
+///
+/// Those of one model, where the server has several.
+///
+/// Filters select sessions that match all of them. A request looks at 1,000 sessions at most: with filters, a page may have
+/// fewer than `limit` or none although `has_more` is true, and `next` continues the search.
 #[utoipa::path(
     get,
     path = "/v1/sessions",
     operation_id = "listSessions",
     tag = "sessions",
-    params(ListQuery),
+    params(ListQuery, MetadataQuery),
     responses((status = 200, description = "A page of sessions.", body = Sessions), StoreErrors)
 )]
 async fn list(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    RawQuery(query): RawQuery,
 ) -> Result<Json<Sessions>, ApiError> {
-    let Query(query) = query.map_err(|rejection| ApiError::invalid(None, rejection.body_text()))?;
-    let limit = query.limit.unwrap_or(20);
-    if !(1..=MAX_PAGE).contains(&limit) {
-        let message = format!("limit must be from 1 to {MAX_PAGE}, found {limit}");
-        return Err(ApiError::invalid(Some("limit"), message));
-    }
-    let newest_first = match query.order.as_deref() {
-        None | Some("desc") => true,
-        Some("asc") => false,
-        Some(other) => {
-            return Err(ApiError::invalid(Some("order"), format!("order must be asc or desc, found {other:?}")));
-        }
-    };
+    let (model, listing) = listing(query.as_deref().unwrap_or_default())?;
     let served = state.loaded()?;
-    let after = query.after.map(|id| session_id(&id, "after")).transpose()?;
-    let page = state.store()?.list(owner, after, limit as usize, newest_first).await;
-    let (sessions, more) = page.map_err(|error| ApiError::from(error).renamed("session", "after"))?;
-    let data = sessions.iter().map(|session| Session::new(session, served.state_bytes)).collect();
-    Ok(Json(Sessions::new(data, more)))
+    if let Some(model) = model {
+        served.check_name(&model, Some("model"))?;
+    }
+    let page = state.store()?.list(owner, listing).await;
+    let page = page.map_err(|error| ApiError::from(error).renamed("session", "after"))?;
+    Ok(Json(Sessions::new(&page, served.state_bytes)))
 }
 
 /// Retrieve a session
@@ -95,13 +102,12 @@ async fn list(
     tag = "sessions",
     params(Id),
     responses(
-        (status = 200, description = "The session.", body = Session,
-            headers(("etag" = String, description = "The session's version."))),
+        (status = 200, description = "The session.", body = Session),
         StoreErrors
     )
 )]
 async fn get(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
@@ -110,7 +116,7 @@ async fn get(
     Ok(respond(served, StatusCode::OK, &session))
 }
 
-/// Change a session's metadata or lifetime
+/// Change a session's metadata, its lifetime, or the label of its version
 #[utoipa::path(
     patch,
     path = "/v1/sessions/{id}",
@@ -122,26 +128,30 @@ async fn get(
         ("no expiry" = (value = json!({"ttl_seconds": null})))
     )),
     responses(
-        (status = 200, description = "The session.", body = Session,
-            headers(("etag" = String, description = "The session's version."))),
+        (status = 200, description = "The session.", body = Session),
         StoreErrors,
         BodyErrors
     )
 )]
 async fn patch(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let request: PatchRequest = parse(&json_body(&state, &headers, bytes)?)?;
+    let request: PatchRequest = read_json(&state, &headers, bytes).await?;
     let patch = Patch {
         metadata: request.metadata.map(metadata).transpose()?,
         ttl: match request.ttl_seconds {
             Change::Keep => None,
             Change::Clear => Some(None),
             Change::Set(seconds) => Some(Some(ttl(seconds)?)),
+        },
+        label: match request.label {
+            Change::Keep => None,
+            Change::Clear => Some(None),
+            Change::Set(name) => Some(label(Some(name))?),
         },
     };
     let served = state.ready()?;
@@ -150,6 +160,8 @@ async fn patch(
 }
 
 /// Delete a session
+///
+/// A turn that is running ends at once with an error, and is not committed.
 #[utoipa::path(
     delete,
     path = "/v1/sessions/{id}",
@@ -159,12 +171,13 @@ async fn patch(
     responses((status = 200, description = "The session is deleted.", body = DeletedSession), StoreErrors, Error<409>)
 )]
 async fn delete(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<DeletedSession>, ApiError> {
     let id = path_id(id)?;
     state.store()?.delete(owner, &id).await?;
+    state.active_runs().session_deleted(&id);
     Ok(Json(DeletedSession { id: id.to_string(), object: DeletedKind, deleted: true }))
 }
 
@@ -190,7 +203,7 @@ async fn delete(
     )
 )]
 async fn fork(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
@@ -199,18 +212,21 @@ async fn fork(
     let (id, bytes) = (path_id(id)?, json_body(&state, &headers, bytes)?);
     let path = format!("/v1/sessions/{id}/fork");
     let ticket = match attempt(&state, owner, &headers, &path, &bytes).await? {
-        Attempt::Retry(body) => return Ok(replay(StatusCode::CREATED, body)),
+        Attempt::Retry(body, _) => return Ok(replay(StatusCode::CREATED, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
-    let request: ForkRequest = parse(&bytes)?;
+    let request: ForkRequest = run_blocking(&state, bytes.len(), move || parse(&bytes)).await?;
     let n = request.n.unwrap_or(1);
     if !(1..=MAX_FORKS).contains(&n) {
         return Err(ApiError::invalid(Some("n"), format!("n must be from 1 to {MAX_FORKS}, found {n}")));
     }
-    let from = request.version.map(|id| version_id(&id, "version")).transpose()?;
     let (metadata, ttl) = (request.metadata.map(metadata).transpose()?, request.ttl_seconds.map(ttl).transpose()?);
     let (served, store) = (Arc::clone(state.ready()?), state.store()?.clone());
+    let from = match &request.version {
+        Some(version) => Some(resolve(&store, owner, &id, (version, "version")).await?),
+        None => None,
+    };
     let body = move |sessions: &[session::Session]| {
         let data = sessions.iter().map(|session| Session::new(session, served.state_bytes)).collect();
         to_json(&ForkedSessions { object: ListKind, data })
@@ -225,6 +241,9 @@ async fn fork(
 }
 
 /// Rewind to an earlier version, or switch to another branch
+///
+/// The version may be any of yours whose snapshot is kept, such as the version of the best fork, which the session then
+/// lists with its ancestors.
 #[utoipa::path(
     post,
     path = "/v1/sessions/{id}/rewind",
@@ -233,8 +252,7 @@ async fn fork(
     params(Id, IfMatch, Prefer),
     request_body = RewindRequest,
     responses(
-        (status = 200, description = "The session.", body = Session,
-            headers(("etag" = String, description = "The session's version."))),
+        (status = 200, description = "The session.", body = Session),
         StoreErrors,
         BodyErrors,
         Error<409>,
@@ -243,17 +261,17 @@ async fn fork(
     )
 )]
 async fn rewind(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let id = path_id(id)?;
-    let request: RewindRequest = parse(&json_body(&state, &headers, bytes)?)?;
-    let to = version_id(&request.version, "version")?;
+    let request: RewindRequest = read_json(&state, &headers, bytes).await?;
+    let to = resolve(state.store()?, owner, &id, (&request.version, "version")).await?;
     let (served, wait) = (state.ready()?, wait(&headers)?);
-    let _permit = if wait.is_zero() { None } else { Some(state.waiter()?) };
+    let _permit = if wait.is_zero() { None } else { Some(state.waiters().enter(owner)?) };
     let session = state.store()?.rewind(owner, &id, &to, if_match(&headers)?, wait).await?;
     Ok(respond(served, StatusCode::OK, &session))
 }
@@ -271,7 +289,7 @@ async fn rewind(
     )
 )]
 async fn turns(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Turns>, ApiError> {

@@ -13,7 +13,7 @@ use rand::Rng;
 
 use super::http::{json_body, path_id, replay, to_completion, to_json};
 use super::wire::{AppendRequest, Appended, CreateRequest, Session, label, metadata, ttl};
-use crate::api::auth::context;
+use crate::api::auth::context::{self, Demand};
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
 use crate::api::formats::json::parse;
@@ -23,11 +23,14 @@ use crate::api::openapi::{BodyErrors, Error, Id, IdempotencyErrors, IdempotencyK
 use crate::api::request::ParameterNames;
 use crate::api::request::blocking::run_blocking;
 use crate::api::request::continuation::{if_match, version_id, wait};
-use crate::api::request::prompt::{encode_closed_messages, encode_text};
+use crate::api::request::messages::PromptMessages;
+use crate::api::request::prompt::{Conversation, encode_closed_messages, encode_text};
+use crate::api::request::recorder::TextRecorder;
 use crate::api::run::retry::{Attempt, attempt};
+use crate::api::select::Model;
 use crate::api::state::{AppState, Served};
 use crate::engine::{self, Event, Failure, Request, RequestParameters, Snapshots};
-use crate::session::{self, NewSession, Snapshot, Start, TurnNote, VersionId};
+use crate::session::{self, AddedText, NewSession, Snapshot, Start, TurnNote, VersionId};
 
 /// The text of a request, in one of its three forms.
 enum Input {
@@ -60,17 +63,23 @@ impl Input {
         }
     }
 
-    fn ids(self, served: &Served, base: &Snapshot) -> Result<Vec<u32>, ApiError> {
-        let param = self.param();
+    /// Its tokens, and its messages if it consists of some.
+    fn ids(self, served: &Served, base: &Snapshot) -> Result<(Vec<u32>, Option<PromptMessages>), ApiError> {
+        let (param, mut added) = (self.param(), None);
         let ids = match self {
             Self::Text(text) => encode_text(&text, param, served, Some(base))?,
             Self::Ids(ids) => ids,
-            Self::Messages(given) => encode_closed_messages(&messages(given, param)?, param, served, base)?,
+            Self::Messages(given) => {
+                let given = messages(given, param)?;
+                let ids = encode_closed_messages(&given, param, served, base)?;
+                added = Some(Conversation::from(given).added(&ids, served));
+                ids
+            }
         };
         if ids.is_empty() {
             return Err(ApiError::invalid(Some(param), format!("{param} must not be empty")));
         }
-        Ok(ids)
+        Ok((ids, added))
     }
 }
 
@@ -90,8 +99,7 @@ impl Input {
         })))
     )),
     responses(
-        (status = 201, description = "The session.", body = Session,
-            headers(("etag" = String, description = "The session's version."))),
+        (status = 201, description = "The session.", body = Session),
         StoreErrors,
         BodyErrors,
         IdempotencyErrors,
@@ -104,24 +112,37 @@ pub(super) async fn create(
     headers: HeaderMap,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let served = Arc::clone(state.ready()?);
     let bytes = json_body(&state, &headers, bytes)?;
+    let state = state.for_body(&bytes).await?.awake().await?;
+    let served = Arc::clone(state.ready()?);
     let ticket = match attempt(&state, owner, &headers, "/v1/sessions", &bytes).await? {
-        Attempt::Retry(body) => return Ok(replay(StatusCode::CREATED, body)),
+        Attempt::Retry(body, _) => return Ok(replay(StatusCode::CREATED, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
-    let mut request: CreateRequest = run_blocking(&state, move || parse(&bytes)).await?;
-    let (metadata, ttl) =
+    let size = bytes.len();
+    let mut request: CreateRequest = run_blocking(&state, size, move || parse(&bytes)).await?;
+    if let Some(model) = &request.model {
+        served.check_name(model, Some("model"))?;
+    }
+    let (own_metadata, ttl) =
         (request.metadata.take().map(metadata).transpose()?, request.ttl_seconds.map(ttl).transpose()?);
-    let label = label(request.label.take())?;
+    let own_label = label(request.label.take())?;
     let store = state.store()?.clone();
     if request.text.is_some() || request.tokens.is_some() || request.messages.is_some() || request.snapshot.is_some() {
         // Refuse before computing anything.
         store.admit(owner).await?;
     }
-    let start = start(&state, &served, request).await?;
-    let new = NewSession { start, metadata: metadata.unwrap_or_default(), ttl, label };
+    let start = start(&state, &served, request, size).await?;
+    // Those of the file, unless the request has its own.
+    let (metadata, label) = match &start {
+        Start::Uploaded(_, file) => (
+            own_metadata.map_or_else(|| metadata(file.metadata.clone()), Ok)?,
+            own_label.map_or_else(|| label(file.label.clone()), |own| Ok(Some(own)))?,
+        ),
+        _ => (own_metadata.unwrap_or_default(), own_label),
+    };
+    let new = NewSession { start, metadata, ttl, label };
     let state_bytes = served.state_bytes;
     let body = move |session: &session::Session| to_json(&Session::new(session, state_bytes));
     let creating = async move {
@@ -131,8 +152,13 @@ pub(super) async fn create(
     to_completion(&state, creating).await
 }
 
-/// What a new session starts from: at most one of text, tokens, messages, version and snapshot.
-async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -> Result<Start, ApiError> {
+/// What a new session starts from: at most one of text, tokens, messages, version and snapshot. The body had `bytes` bytes.
+async fn start(
+    state: &AppState,
+    served: &Arc<Served>,
+    request: CreateRequest,
+    bytes: usize,
+) -> Result<Start, ApiError> {
     let CreateRequest { text, tokens, messages, version, snapshot, seed, .. } = request;
     let input = Input::new(text, tokens, messages)?;
     let given = usize::from(input.is_some()) + usize::from(version.is_some()) + usize::from(snapshot.is_some());
@@ -149,18 +175,19 @@ async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -
     }
     if let Some(encoded) = snapshot {
         let served = Arc::clone(served);
-        return run_blocking(state, move || {
+        return run_blocking(state, bytes, move || {
             let invalid = |error: String| ApiError::invalid(Some("snapshot"), format!("snapshot: {error}"));
             let bytes = BASE64.decode(encoded).map_err(|error| invalid(format!("must be base64: {error}")))?;
-            let snapshot = served.codec.import(&bytes).map_err(|error| invalid(error.to_string()))?;
-            Ok(Start::Snapshot(Arc::new(snapshot)))
+            let (snapshot, conversation) = served.codec.import(&bytes).map_err(|error| invalid(error.to_string()))?;
+            Ok(Start::Uploaded(Arc::new(snapshot), conversation))
         })
         .await;
     }
     let seed = seed.map_or_else(|| rand::rng().random(), Seed::bits);
     let Some(input) = input else { return Ok(Start::Empty { seed }) };
-    let (_, snapshot) = read(state, served, Arc::new(Snapshot::empty(seed)), input).await?;
-    Ok(Start::Snapshot(snapshot))
+    let base = Arc::new(Snapshot::empty(seed));
+    let Read { snapshot, text, .. } = prepare(state, served, base, (input, bytes)).await?.run().await?;
+    Ok(Start::Read(snapshot, text))
 }
 
 /// Append to a session
@@ -177,8 +204,7 @@ async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -
         ("token ids" = (value = json!({"tokens": [5, 6]})))
     )),
     responses(
-        (status = 200, description = "The session.", body = Appended,
-            headers(("etag" = String, description = "The session's version."))),
+        (status = 200, description = "The session.", body = Appended),
         StoreErrors,
         BodyErrors,
         IdempotencyErrors,
@@ -187,37 +213,42 @@ async fn start(state: &AppState, served: &Arc<Served>, request: CreateRequest) -
     )
 )]
 pub(super) async fn append(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
     bytes: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
+    let state = state.awake().await?;
     let served = Arc::clone(state.ready()?);
     let (id, bytes) = (path_id(id)?, json_body(&state, &headers, bytes)?);
     let path = format!("/v1/sessions/{id}/append");
     let ticket = match attempt(&state, owner, &headers, &path, &bytes).await? {
-        Attempt::Retry(body) => return Ok(replay(StatusCode::OK, body)),
+        Attempt::Retry(body, _) => return Ok(replay(StatusCode::OK, body)),
         Attempt::First(ticket) => Some(ticket),
         Attempt::Unmarked => None,
     };
-    let request: AppendRequest = run_blocking(&state, move || parse(&bytes)).await?;
+    let size = bytes.len();
+    let request: AppendRequest = run_blocking(&state, size, move || parse(&bytes)).await?;
     let label = label(request.label)?;
     let missing = || ApiError::invalid(Some("text"), "one of text, tokens and messages must be given");
     let input = Input::new(request.text, request.tokens, request.messages)?.ok_or_else(missing)?;
 
     let wait = wait(&headers)?;
-    let permit = if wait.is_zero() { None } else { Some(state.waiter()?) };
+    let permit = if wait.is_zero() { None } else { Some(state.waiters().enter(owner)?) };
     // Dropping the turn before its commit, on an error or a disconnect, leaves the session unchanged.
-    let turn = state.store()?.begin(owner, &id, if_match(&headers)?, wait).await?;
+    let mut turn = state.store()?.begin(owner, &id, if_match(&headers)?, wait).await?;
     drop(permit);
-    let (appended, snapshot) = read(&state, &served, Arc::clone(turn.head()), input).await?;
+    let reading = prepare(&state, &served, Arc::clone(turn.head()), (input, size)).await?;
+    let (tokens, messages) = (reading.request.prompt_tokens() as u64, reading.recorder.most_message_bytes());
+    turn.reserve_text(tokens, served.limits.vocab_size as u64, messages).await?;
+    let Read { tokens: appended, snapshot, text } = reading.run().await?;
     let version = VersionId::new();
     let body = body(turn.session(), &version, &snapshot, label.clone(), appended, &served);
     let (prompt_tokens, kind) = (appended as u64, "append".to_owned());
-    let note = TurnNote { label, prompt_tokens, completion_tokens: 0, kind };
+    let note = TurnNote { label, prompt_tokens, completion_tokens: 0, kind, text: Some(text) };
     let committing = async move {
-        turn.commit(snapshot, note, ticket.as_ref().map(|ticket| ticket.receipt(&body)), version).await?;
+        turn.commit(snapshot, note, ticket.as_ref().map(|ticket| ticket.receipt(body.clone())), version).await?;
         Ok(replay(StatusCode::OK, body))
     };
     to_completion(&state, committing).await
@@ -246,42 +277,69 @@ fn body(
     to_json(&Appended { appended_tokens, session: Session::new(&session, served.state_bytes) })
 }
 
-/// Reads `input` after `base`; returns its number of tokens and the new snapshot.
-async fn read(
+/// What was read.
+struct Read {
+    tokens: usize,
+    snapshot: Arc<Snapshot>,
+    text: AddedText,
+}
+
+/// Input that the model is to read.
+struct Reading {
+    served: Arc<Served>,
+    request: Request,
+    recorder: TextRecorder,
+    /// The parameter that has the input.
+    param: &'static str,
+}
+
+/// Encodes `input`, which came in a body of so many bytes, to be read after `base`.
+async fn prepare(
     state: &AppState,
     served: &Arc<Served>,
     base: Arc<Snapshot>,
-    input: Input,
-) -> Result<(usize, Arc<Snapshot>), ApiError> {
-    let param = input.param();
-    let request = {
-        let (served, base) = (Arc::clone(served), Arc::clone(&base));
-        run_blocking(state, move || {
-            let prompt = input.ids(&served, &base)?;
-            let snapshots = Snapshots { prompt: false, end: true };
-            let parameters = RequestParameters {
-                start: engine::Start::Session(base),
-                prompt,
-                snapshots,
-                ..RequestParameters::default()
-            };
-            let names = ParameterNames::openai(param, "max_tokens");
-            Request::new(parameters, &served.limits).map_err(|error| names.error(&error))
-        })
-        .await?
-    };
-    let tokens = request.prompt_tokens();
-    let mut events = served.engine.submit(request)?;
-    if let Some(auth) = context::current() {
-        auth.charge(tokens);
-    }
-    loop {
-        match events.next().await.unwrap_or(Event::Failed(Failure::Internal)) {
-            Event::Finished(finish) => {
-                return finish.snapshot.map(|snapshot| (tokens, snapshot)).ok_or_else(ApiError::internal);
+    (input, bytes): (Input, usize),
+) -> Result<Reading, ApiError> {
+    let (served, param) = (Arc::clone(served), input.param());
+    run_blocking(state, bytes, move || {
+        let (prompt, messages) = input.ids(&served, &base)?;
+        let recorder = TextRecorder::new(&base, &prompt, messages, &served);
+        let snapshots = Snapshots { prompt: false, end: true };
+        let parameters = RequestParameters {
+            start: engine::Start::Session(base),
+            prompt,
+            snapshots,
+            ..RequestParameters::default()
+        };
+        let names = ParameterNames::openai(param, "max_tokens");
+        let request = Request::new(parameters, &served.limits).map_err(|error| names.error(&error))?;
+        Ok(Reading { served, request, recorder, param })
+    })
+    .await
+}
+
+impl Reading {
+    /// Lets the model read it.
+    async fn run(self) -> Result<Read, ApiError> {
+        let Self { served, request, recorder, param } = self;
+        let tokens = request.prompt_tokens();
+        let names = [param, "max_tokens", "n"];
+        let mut reservation = context::reserve(&Demand { texts: 1, prompt_tokens: tokens, max_tokens: 0, names })?;
+        let streams = served.engine.submit_for(context::tenant(), vec![request])?;
+        let mut events = streams.into_iter().next().ok_or_else(ApiError::internal)?;
+        if let Some(reservation) = &mut reservation {
+            reservation.spend(tokens);
+        }
+        loop {
+            match events.next().await.unwrap_or(Event::Failed(Failure::Internal)) {
+                Event::Finished(finish) => {
+                    let text = recorder.finish(&finish);
+                    let read = finish.snapshot.zip(text).map(|(snapshot, text)| Read { tokens, snapshot, text });
+                    return read.ok_or_else(ApiError::internal);
+                }
+                Event::Failed(failure) => return Err(failure.into()),
+                Event::Read(_) | Event::PromptLogprobs(_) | Event::Delta(_) => {}
             }
-            Event::Failed(failure) => return Err(failure.into()),
-            Event::Read(_) | Event::PromptLogprobs(_) | Event::Delta(_) => {}
         }
     }
 }

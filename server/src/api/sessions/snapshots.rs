@@ -4,19 +4,20 @@ use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response;
 
-use super::http::{path_id, respond, tagged};
-use super::wire::{Session, SnapshotQuery};
+use super::http::{path_id, read_query, resolve, respond, tagged};
+use super::wire::{Session, SnapshotQuery, label, metadata};
 use crate::api::auth::owner::Caller;
 use crate::api::error::ApiError;
+use crate::api::formats::json::check_encoding;
 use crate::api::openapi::{BodyErrors, Bytes, Error, Id, StoreErrors};
 use crate::api::request::blocking::run_blocking;
-use crate::api::request::continuation::version_id;
+use crate::api::select::Model;
 use crate::api::state::AppState;
-use crate::session::{Metadata, NewSession, Start};
+use crate::session::{Conversation, NewSession, Owner, Snapshot, Start, Version};
 
 /// Download a conversation as a file
 #[utoipa::path(
@@ -29,29 +30,41 @@ use crate::session::{Metadata, NewSession, Start};
         (status = 200, description = "The snapshot.", body = inline(Bytes), content_type = "application/octet-stream",
             headers(
                 ("etag" = String, description = "The session's version."),
+                ("x-session-version" = String, description = "The same without quotes."),
                 ("content-disposition" = String, description = "A file name.")
             )),
         StoreErrors
     )
 )]
 pub(super) async fn download(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<SnapshotQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let id = path_id(id)?;
-    let Query(query) = query.map_err(|rejection| ApiError::invalid(None, rejection.body_text()))?;
-    let version = query.version.map(|id| version_id(&id, "version")).transpose()?;
-    let (version, bytes) = state.store()?.bytes(owner, &id, version.as_ref()).await?;
+    let query = read_query(query)?;
+    let store = state.store()?;
+    let version = match &query.version {
+        Some(version) => Some(resolve(store, owner, &id, (version, "version")).await?),
+        None => None,
+    };
+    let vocabulary = Arc::clone(state.loaded()?.tokenizer.vocabulary());
+    let (version, bytes) = store.bytes(owner, &id, version.as_ref(), vocabulary).await?;
+    Ok(file(&version, bytes))
+}
+
+/// A snapshot as a file.
+pub(in crate::api) fn file(version: &Version, bytes: bytes::Bytes) -> Response {
     let name = format!("attachment; filename=\"{}.tidegate\"", version.id);
     let headers = [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_DISPOSITION, name)];
-    Ok(tagged(StatusCode::OK, version.id.as_str(), (headers, bytes)))
+    tagged(StatusCode::OK, version.id.as_str(), (headers, bytes))
 }
 
 /// Upload a conversation
 ///
-/// Creates a session from a snapshot of the same model, from this or another server.
+/// Creates a session from a snapshot of the same model, from this or another server, with the label, metadata, ancestors and
+/// text that the file has.
 #[utoipa::path(
     post,
     path = "/v1/snapshots",
@@ -59,8 +72,7 @@ pub(super) async fn download(
     tag = "sessions",
     request_body(content = inline(Bytes), content_type = "application/octet-stream"),
     responses(
-        (status = 201, description = "The new session.", body = Session,
-            headers(("etag" = String, description = "The session's version."))),
+        (status = 201, description = "The new session.", body = Session),
         BodyErrors,
         Error<501>,
         Error<503>,
@@ -68,18 +80,34 @@ pub(super) async fn download(
     )
 )]
 pub(super) async fn upload(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
+    let (snapshot, conversation, _) = receive(&state, owner, &headers, body).await?;
+    let (metadata, label) = (metadata(conversation.metadata.clone())?, label(conversation.label.clone())?);
+    let start = Start::Uploaded(Arc::new(snapshot), conversation);
+    let new = NewSession { start, metadata, ttl: None, label };
+    let session = state.store()?.create(owner, new).await?;
+    Ok(respond(state.ready()?, StatusCode::CREATED, &session))
+}
+
+/// Reads the file of a snapshot, and returns its size as well.
+pub(in crate::api) async fn receive(
+    state: &AppState,
+    owner: Owner,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(Snapshot, Conversation, usize), ApiError> {
     let served = Arc::clone(state.ready()?);
     let essence = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     if essence.is_none_or(|essence| !essence.trim().eq_ignore_ascii_case("application/octet-stream")) {
         let message = "content-type must be application/octet-stream";
         return Err(ApiError::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, None, message));
     }
-    let most = served.codec.max_encoded_bytes();
+    check_encoding(headers)?;
+    let most = served.codec.max_file_bytes();
     let long = || {
         let message = format!("the body must be at most {most} bytes long, the size of this model's snapshots");
         ApiError::request(StatusCode::PAYLOAD_TOO_LARGE, None, None, message)
@@ -91,12 +119,10 @@ pub(super) async fn upload(
     let store = state.store()?;
     store.admit(owner).await?;
     let bytes = to_bytes(body, most).await.map_err(|_| long())?;
-    let codec = Arc::clone(&served.codec);
-    let snapshot = run_blocking(&state, move || {
+    let (codec, size) = (Arc::clone(&served.codec), bytes.len());
+    let file = run_blocking(state, size, move || {
         codec.import(&bytes).map_err(|error| ApiError::invalid(Some("snapshot"), error.to_string()))
     });
-    let start = Start::Snapshot(Arc::new(snapshot.await?));
-    let new = NewSession { start, metadata: Metadata::new(), ttl: None, label: None };
-    let session = store.create(owner, new).await?;
-    Ok(respond(&served, StatusCode::CREATED, &session))
+    let (snapshot, conversation) = file.await?;
+    Ok((snapshot, conversation, size))
 }

@@ -8,8 +8,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::api::error::ApiError;
 use crate::api::formats::openai::wire::{ChatMessage, Seed};
-use crate::api::openapi::fragments;
 use crate::api::openapi::literals::literals;
+use crate::api::openapi::schemas::{TokenIds, json_schemas};
 use crate::session::{self, Metadata, VersionId};
 
 /// OpenAI's limits on metadata.
@@ -23,15 +23,26 @@ const MAX_LABEL: usize = 256;
 /// Longest time to live in seconds: ten years.
 const MAX_TTL: u64 = 10 * 366 * 24 * 3600;
 
+/// The field `metadata`.
+pub(in crate::api) struct MetadataField;
+
+json_schemas! {
+    MetadataField: "Metadata" = {
+        "description": "The client's own notes.",
+        "type": "object", "maxProperties": MAX_PAIRS, "propertyNames": {"minLength": 1, "maxLength": MAX_KEY},
+        "additionalProperties": {"type": "string", "maxLength": MAX_VALUE},
+    };
+}
+
 /// Text to append, in one of three forms.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AppendRequest {
     /// The text to read.
     pub(super) text: Option<String>,
-    #[schema(schema_with = fragments::token_ids)]
+    #[schema(value_type = Option<TokenIds>)]
     pub(super) tokens: Option<Vec<u32>>,
-    #[schema(schema_with = fragments::messages)]
+    #[schema(min_items = 1, max_items = 10_000)]
     pub(super) messages: Option<Vec<ChatMessage>>,
     /// A name for the new version.
     #[schema(max_length = 256)]
@@ -42,20 +53,22 @@ pub(super) struct AppendRequest {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CreateRequest {
+    /// The model, as in `/v1/models`, which the session then belongs to. Default: the first one.
+    pub(super) model: Option<String>,
     /// The text to read.
     pub(super) text: Option<String>,
-    #[schema(schema_with = fragments::token_ids)]
+    #[schema(value_type = Option<TokenIds>)]
     pub(super) tokens: Option<Vec<u32>>,
-    #[schema(schema_with = fragments::messages)]
+    #[schema(min_items = 1, max_items = 10_000)]
     pub(super) messages: Option<Vec<ChatMessage>>,
     /// The version to start from: of any session of the caller.
     pub(super) version: Option<String>,
     /// A snapshot, in base64.
     #[schema(content_encoding = "base64")]
     pub(super) snapshot: Option<String>,
-    #[schema(schema_with = fragments::seed)]
+    /// For the random numbers of its turns. Default: random.
     pub(super) seed: Option<Seed>,
-    #[schema(schema_with = fragments::metadata)]
+    #[schema(value_type = Option<MetadataField>)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
     /// Seconds until an unused session is deleted. Default: never.
     #[schema(minimum = 1, maximum = 316_224_000)]
@@ -69,12 +82,16 @@ pub(super) struct CreateRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PatchRequest {
-    #[schema(schema_with = fragments::metadata)]
+    #[schema(value_type = Option<MetadataField>)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
     /// Seconds until an unused session is deleted; null for never.
     #[serde(default)]
     #[schema(value_type = Option<u64>, minimum = 1, maximum = 316_224_000)]
     pub(super) ttl_seconds: Change<u64>,
+    /// The label of the session's version; null removes it.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, max_length = 256)]
+    pub(super) label: Change<String>,
 }
 
 /// Forks of a session.
@@ -84,9 +101,9 @@ pub(super) struct ForkRequest {
     /// The number of forks. Default: 1.
     #[schema(minimum = 1, maximum = 1000)]
     pub(super) n: Option<u64>,
-    /// The version to fork from. Default: the head.
+    /// The version to fork from, or a tag of the session. Default: the head.
     pub(super) version: Option<String>,
-    #[schema(schema_with = fragments::metadata)]
+    #[schema(value_type = Option<MetadataField>)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
     /// Seconds until an unused session is deleted. Default: never.
     #[schema(minimum = 1, maximum = 316_224_000)]
@@ -97,35 +114,28 @@ pub(super) struct ForkRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RewindRequest {
-    /// A version of this session.
+    /// A version of yours whose snapshot is kept, or a tag of this session.
     pub(super) version: String,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct ListQuery {
-    /// Sessions per page. Default: 20.
-    #[param(nullable = false, minimum = 1, maximum = 100)]
-    pub(super) limit: Option<u64>,
-    /// The last session of the previous page.
-    #[param(nullable = false)]
-    pub(super) after: Option<String>,
-    /// The order by creation time. Default: `desc`, the newest first.
-    #[param(nullable = false, pattern = "^(asc|desc)$")]
-    pub(super) order: Option<String>,
-}
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
 pub(super) struct SnapshotQuery {
-    /// A version of this session. Default: the head.
+    /// A version or tag of this session. Default: the head.
     #[param(nullable = false)]
     pub(super) version: Option<String>,
 }
 
-literals!(SessionKind = "session", ListKind = "list", TurnKind = "turn", DeletedKind = "session.deleted");
+literals!(
+    SessionKind = "session",
+    ListKind = "list",
+    TurnKind = "turn",
+    TagKind = "tag",
+    DeletedTagKind = "tag.deleted",
+    LineageKind = "lineage",
+    DeletedKind = "session.deleted"
+);
 
 /// A session.
 #[derive(Serialize, ToSchema)]
@@ -159,6 +169,8 @@ pub(super) struct Session {
     in_use: bool,
     #[schema(required)]
     forked_from: Option<ForkedFrom>,
+    /// Versions by the names of their tags.
+    tags: BTreeMap<String, String>,
 }
 
 /// The session and version that a session was forked from.
@@ -188,7 +200,12 @@ impl Session {
             in_use: session.in_use,
             forked_from: forked_from
                 .map(|(session, version)| ForkedFrom { session: session.to_string(), version: version.to_string() }),
+            tags: session.tags.iter().map(|(name, version)| (name.clone(), version.to_string())).collect(),
         }
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.id
     }
 }
 
@@ -201,26 +218,6 @@ pub(super) struct Appended {
     pub(super) session: Session,
 }
 
-/// A page of sessions.
-#[derive(Serialize, ToSchema)]
-pub(super) struct Sessions {
-    object: ListKind,
-    data: Vec<Session>,
-    #[schema(required)]
-    first_id: Option<String>,
-    /// The `after` of the next page.
-    #[schema(required)]
-    last_id: Option<String>,
-    has_more: bool,
-}
-
-impl Sessions {
-    pub(super) fn new(data: Vec<Session>, has_more: bool) -> Self {
-        let id = |session: Option<&Session>| session.map(|session| session.id.clone());
-        Self { object: ListKind, first_id: id(data.first()), last_id: id(data.last()), data, has_more }
-    }
-}
-
 /// The new sessions of a fork.
 #[derive(Serialize, ToSchema)]
 pub(super) struct ForkedSessions {
@@ -228,7 +225,7 @@ pub(super) struct ForkedSessions {
     pub(super) data: Vec<Session>,
 }
 
-/// The versions of a session, oldest first.
+/// The versions of a session, in the order in which it got them.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Turns {
     pub(super) object: ListKind,
@@ -261,6 +258,11 @@ pub(super) struct Version {
     kept: bool,
     /// Whether the next turn starts from it.
     head: bool,
+    /// The session that made it; null for a stored response, and if it is not known.
+    #[schema(required)]
+    session: Option<String>,
+    /// The names of its tags in this session.
+    tags: Vec<String>,
 }
 
 impl Version {
@@ -278,6 +280,8 @@ impl Version {
             bytes: version.bytes,
             kept: version.kept,
             head: version.id == *head,
+            session: version.session.as_ref().map(ToString::to_string),
+            tags: version.tags,
         }
     }
 }

@@ -88,6 +88,11 @@ pub(super) fn write_numbers(layout: &StateLayout, snapshot: &Snapshot, out: &mut
 }
 
 impl<'a> Body<'a> {
+    /// How many tokens the source has; 0 without one.
+    pub(super) fn source_tokens(&self) -> usize {
+        self.source.first_chunk().map_or(0, |bytes| f32::from_le_bytes(*bytes) as usize)
+    }
+
     /// Checks the tensors of a snapshot of `read` tokens.
     pub(super) fn read(bytes: &'a [u8], codec: &Codec, read: u64) -> Result<Self, FormatError> {
         let Codec { layout, vocab_size, greatest, sources, .. } = codec;

@@ -13,7 +13,7 @@ pub struct Fingerprint {
     pub architecture: String,
     /// The digest of its `model.safetensors` or `model.gguf`, whichever is loaded.
     pub weights: String,
-    /// The digest of its `tokenizer.json`.
+    /// The digest of its `tokenizer.json`, or of RWKV's vocabulary file.
     pub tokenizer: String,
 }
 

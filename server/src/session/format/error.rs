@@ -10,7 +10,9 @@ pub enum FormatError {
     TooLong { found: usize, max: usize },
     #[error("not a Tidegate snapshot: the file does not begin with the magic bytes")]
     Magic,
-    #[error("format version must be at most {max}, found {found}")]
+    #[error(
+        "the snapshot has format version {found}; this server reads versions up to {max}, so a later version of Tidegate wrote it"
+    )]
     Version { found: u32, max: u32 },
     #[error("header length must be at most {max}, found {found}")]
     HeaderLength { found: u64, max: usize },
@@ -66,6 +68,12 @@ pub enum FormatError {
     CountsOrder { found: u32, before: u32 },
     #[error("tensor counts must have tokens below {vocab_size}, found {found}")]
     CountsToken { found: u32, vocab_size: usize },
+    #[error("description and text must have at most {max} bytes, found {description} and {text}")]
+    Lengths { description: u64, text: u64, max: String },
+    #[error("the description cannot be read: {0}")]
+    Description(String),
+    #[error("the text {reason}")]
+    Text { reason: &'static str },
     #[error("sealed states require a secret, and this server has none")]
     NoKey,
     #[error("the sealed state cannot be opened: not sealed by this server for this owner, or changed since")]

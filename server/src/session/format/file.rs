@@ -7,8 +7,10 @@ use sha2::{Digest, Sha256};
 
 use super::body::{self, Body};
 use super::codec::Codec;
+use super::conversation::{self, MAX_DESCRIPTION, MAX_TEXT};
 use super::error::FormatError;
 use super::header::{self, Header};
+use crate::session::conversation::Conversation;
 use crate::session::keys::{Keys, SEAL, SIGNATURE};
 use crate::session::snapshot::{MAX_PENDING, Snapshot};
 use crate::session::store::SnapshotCodec;
@@ -16,16 +18,25 @@ use crate::session::store::SnapshotCodec;
 /// The first bytes of a file. The last two reveal a transfer that changed line endings.
 const MAGIC: [u8; 8] = *b"TIDEGT\r\n";
 
-/// The version that is written, and the newest that can be read.
+/// The version of a snapshot alone: objects of the store, and sealed states.
 const VERSION: u32 = 1;
+
+/// The version of a snapshot with its conversation, and the newest that can be read.
+const WITH_CONVERSATION: u32 = 2;
 
 /// Bytes before the header: magic, version, length of the header, length of the body.
 const PREFIX: usize = 24;
+
+/// Further bytes before the header in a file with a conversation: lengths of description and text.
+const FURTHER: usize = 16;
 
 const DIGEST: usize = 32;
 
 /// Largest number of tokens or draws in an imported file: half of the largest number that a file may contain.
 const MAX_IMPORTED: u64 = 1 << 52;
+
+/// Most bytes that a conversation adds to a file.
+const CONVERSATION: usize = FURTHER + MAX_DESCRIPTION + MAX_TEXT;
 
 /// Largest header, under 64 KiB. A byte of held text takes up to 6 bytes of JSON, a pending token up to 11, and the rest
 /// under 2 KiB.
@@ -37,20 +48,40 @@ impl Codec {
     /// # Panics
     /// The state does not have the size of the model's layout, or is not empty although nothing was read.
     pub fn encode(&self, snapshot: &Snapshot) -> Vec<u8> {
+        self.write(snapshot, None)
+    }
+
+    /// As [`Self::encode`], with the conversation. A text that is longer than a file may have is left out.
+    ///
+    /// # Panics
+    /// As [`Self::encode`].
+    pub fn encode_conversation(&self, snapshot: &Snapshot, conversation: &Conversation) -> Vec<u8> {
+        self.write(snapshot, Some(conversation))
+    }
+
+    fn write(&self, snapshot: &Snapshot, conversation: Option<&Conversation>) -> Vec<u8> {
         let numbers = if snapshot.read > 0 { self.layout.numbers() } else { 0 };
         assert_eq!(snapshot.state.len(), numbers, "the state has the size of the model's layout");
         let header = header::write(self, snapshot);
         let tensor_header = body::write_header(&self.layout, snapshot);
         let body = tensor_header.len() + numbers * size_of::<f32>() + snapshot.sampler.counts.len() * body::PAIR;
+        let (description, text) = conversation.map(conversation::write).unwrap_or_default();
 
-        let mut bytes = Vec::with_capacity(PREFIX + header.len() + body + DIGEST + SIGNATURE);
+        let further = description.len() + text.len();
+        let mut bytes = Vec::with_capacity(PREFIX + FURTHER + header.len() + body + further + DIGEST + SIGNATURE);
         bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        let version = if conversation.is_some() { WITH_CONVERSATION } else { VERSION };
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&(header.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&(body as u64).to_le_bytes());
+        if conversation.is_some() {
+            bytes.extend([description.len(), text.len()].into_iter().flat_map(|length| (length as u64).to_le_bytes()));
+        }
         bytes.extend_from_slice(&header);
         bytes.extend_from_slice(&tensor_header);
         body::write_numbers(&self.layout, snapshot, &mut bytes);
+        bytes.extend_from_slice(&description);
+        bytes.extend_from_slice(&text);
         bytes.extend_from_slice(&Sha256::digest(&bytes));
         if let Some(keys) = &self.keys {
             bytes.extend_from_slice(&keys.sign(&bytes));
@@ -63,26 +94,35 @@ impl Codec {
     /// # Errors
     /// [`FormatError`] names the first rule that is broken.
     pub fn decode(&self, bytes: &[u8]) -> Result<Snapshot, FormatError> {
+        let (mut snapshot, body) = self.read(&self.verified(bytes)?)?;
+        (snapshot.state, snapshot.sampler.counts) = (body.state(), body.counts());
+        Ok(snapshot)
+    }
+
+    fn verified<'a>(&self, bytes: &'a [u8]) -> Result<File<'a>, FormatError> {
         let file = File::split(bytes, self.max_encoded_bytes())?;
         file.verify(self.keys.as_ref())?;
-        let (mut snapshot, body) = self.read(&file)?;
-        snapshot.state = body.state();
-        snapshot.sampler.counts = body.counts();
-        Ok(snapshot)
+        Ok(file)
     }
 
     /// As [`Self::decode`], for a file from outside: also refuses counts so large that continuing could exceed the limit.
     ///
     /// # Errors
     /// As [`Self::decode`].
-    pub fn import(&self, bytes: &[u8]) -> Result<Snapshot, FormatError> {
-        let snapshot = self.decode(bytes)?;
+    pub fn import(&self, bytes: &[u8]) -> Result<(Snapshot, Conversation), FormatError> {
+        let file = self.verified(bytes)?;
+        let (mut snapshot, body) = self.read(&file)?;
         for (part, found) in [("read", snapshot.read), ("sampler draws", snapshot.sampler.draws)] {
             if found > MAX_IMPORTED {
                 return Err(FormatError::Count { part, found, max: MAX_IMPORTED });
             }
         }
-        Ok(snapshot)
+        let conversation = match file.conversation {
+            Some(parts) => conversation::read(parts, self, &snapshot, body.source_tokens())?,
+            None => Conversation::default(),
+        };
+        (snapshot.state, snapshot.sampler.counts) = (body.state(), body.counts());
+        Ok((snapshot, conversation))
     }
 
     /// Reads the parts of a file and checks that they match the model.
@@ -95,6 +135,11 @@ impl Codec {
     /// The same codec without keys, which neither writes nor requires signatures.
     fn unsigned(&self) -> Self {
         Self { keys: None, ..self.clone() }
+    }
+
+    /// An upper bound of the size of any file of this model with a conversation.
+    pub fn max_file_bytes(&self) -> usize {
+        self.max_encoded_bytes() + CONVERSATION
     }
 
     /// An upper bound of the size of any snapshot file of this model: a little more than the state's bytes.
@@ -132,6 +177,11 @@ impl Codec {
     }
 }
 
+/// Checks that a file of any model is whole: its lengths and its digest.
+pub(crate) fn check_digest(bytes: &[u8]) -> Result<(), FormatError> {
+    File::split(bytes, usize::MAX)?.verify(None)
+}
+
 /// The store's own files are not signed, so that they outlive a change of the secret. Exported files are.
 impl SnapshotCodec for Codec {
     fn encode(&self, snapshot: &Snapshot) -> Vec<u8> {
@@ -147,9 +197,9 @@ impl SnapshotCodec for Codec {
         read.map_err(|error| error.to_string())
     }
 
-    fn export(&self, stored: Bytes) -> Result<Bytes, String> {
+    fn export(&self, stored: Bytes, conversation: &Conversation) -> Result<Bytes, String> {
         let snapshot = SnapshotCodec::decode(self, &stored)?;
-        Ok(Self::encode(self, &snapshot).into())
+        Ok(self.encode_conversation(&snapshot, conversation).into())
     }
 
     fn max_bytes(&self) -> usize {
@@ -161,6 +211,8 @@ impl SnapshotCodec for Codec {
 struct File<'a> {
     header: &'a [u8],
     body: &'a [u8],
+    /// Description and text.
+    conversation: Option<(&'a [u8], &'a [u8])>,
     /// Everything that the digest covers.
     digested: &'a [u8],
     digest: &'a [u8],
@@ -181,9 +233,11 @@ impl<'a> File<'a> {
         }
         // Checked before the length, because a later version may have longer files.
         let version = u32::from_le_bytes([v0, v1, v2, v3]);
-        if version != VERSION {
-            return Err(FormatError::Version { found: version, max: VERSION });
+        let has_conversation = version == WITH_CONVERSATION;
+        if version != VERSION && !has_conversation {
+            return Err(FormatError::Version { found: version, max: WITH_CONVERSATION });
         }
+        let max = if has_conversation { max.saturating_add(CONVERSATION) } else { max };
         if found > max {
             return Err(FormatError::TooLong { found, max });
         }
@@ -192,17 +246,24 @@ impl<'a> File<'a> {
             return Err(FormatError::HeaderLength { found: header.into(), max: MAX_HEADER });
         }
         let body = u64::from_le_bytes([b0, b1, b2, b3, b4, b5, b6, b7]);
-        let expected = ((PREFIX + DIGEST) as u64 + u64::from(header)).saturating_add(body);
+        let (lengths, rest) = if has_conversation { lengths(rest, found)? } else { (None, rest) };
+        let (description, text) = lengths.unwrap_or_default();
+        let prefix = PREFIX + if has_conversation { FURTHER } else { 0 };
+        let expected =
+            [(prefix + DIGEST) as u64, header.into(), description, text].iter().sum::<u64>().saturating_add(body);
         if found as u64 != expected && found as u64 != expected.saturating_add(SIGNATURE as u64) {
             return Err(FormatError::Length { found, expected });
         }
         // The splits below cannot fail, because the lengths add up.
         let expected = expected as usize;
         let (header, rest) = rest.split_at(header as usize);
+        let (body, rest) = rest.split_at(body as usize);
+        let (description, rest) = rest.split_at(description as usize);
         let (digested, digest) = bytes[..expected].split_at(expected - DIGEST);
         Ok(Self {
             header,
-            body: &rest[..body as usize],
+            body,
+            conversation: lengths.map(|_| (description, &rest[..text as usize])),
             digested,
             digest,
             signed: &bytes[..expected],
@@ -222,4 +283,20 @@ impl<'a> File<'a> {
         }
         Ok(())
     }
+}
+
+/// The lengths of a file's description and text.
+type Lengths = Option<(u64, u64)>;
+
+/// Reads the lengths of description and text, and checks that each is within its limit.
+fn lengths(rest: &[u8], found: usize) -> Result<(Lengths, &[u8]), FormatError> {
+    let short = FormatError::TooShort { found, min: PREFIX + FURTHER + DIGEST };
+    let (lengths, rest) = rest.split_first_chunk::<FURTHER>().ok_or(short)?;
+    let [description, text] =
+        [&lengths[..8], &lengths[8..]].map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
+    if description > MAX_DESCRIPTION as u64 || text > MAX_TEXT as u64 {
+        let max = format!("{MAX_DESCRIPTION} and {MAX_TEXT}");
+        return Err(FormatError::Lengths { description, text, max });
+    }
+    Ok((Some((description, text)), rest))
 }

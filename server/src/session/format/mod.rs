@@ -2,9 +2,11 @@
 
 mod body;
 mod codec;
+mod conversation;
 mod error;
 mod file;
 mod header;
 
 pub use codec::{Codec, Fingerprint};
 pub use error::FormatError;
+pub(crate) use file::check_digest;

@@ -1,6 +1,7 @@
 //! How much space is used and reserved, in memory. Every decision about space is made here.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,8 +23,21 @@ pub(crate) struct Totals {
     pub(crate) garbage: u64,
     pub(crate) sessions: u64,
     pub(crate) versions: u64,
-    /// Bytes of each owner's versions.
+    /// Bytes of receipts.
+    pub(crate) receipts: u64,
+    /// Bytes of texts.
+    pub(crate) texts: u64,
+    /// Bytes of each owner's versions, receipts and texts.
     pub(crate) owners: HashMap<Owner, u64>,
+    /// The owners that have anything in the order of eviction.
+    pub(crate) evictable: HashSet<Owner>,
+}
+
+impl Totals {
+    /// The number of owners that store more than `limit`.
+    pub(crate) fn above(&self, limit: u64) -> usize {
+        self.owners.values().filter(|bytes| **bytes > limit).count()
+    }
 }
 
 /// The difference that a transaction makes to [`Totals`].
@@ -33,7 +47,11 @@ pub(crate) struct Change {
     pub(crate) garbage: i64,
     pub(crate) sessions: i64,
     pub(crate) versions: i64,
+    pub(crate) receipts: i64,
+    pub(crate) texts: i64,
     pub(crate) owners: HashMap<Owner, i64>,
+    /// Whether an owner has anything in the order of eviction, for those that the transaction may have changed.
+    pub(crate) evictable: HashMap<Owner, bool>,
     /// Reservations for versions that are part of the totals from now on.
     pub(crate) fulfilled: Vec<Arc<Reservation>>,
 }
@@ -46,6 +64,20 @@ struct State {
     totals: Totals,
     reserved: u64,
     by_owner: HashMap<Owner, u64>,
+    /// What each owner uses, in this order, for the owners that versions can be evicted of. With it, finding the one that
+    /// uses most takes no time that grows with the owners or their sessions.
+    ranked: BTreeSet<(u64, Owner)>,
+}
+
+/// The owners whose versions may be evicted.
+#[derive(Clone, Debug)]
+pub(crate) struct Victims {
+    /// The owner that needs space, and what it would use with it. It may lose whatever it has.
+    pub(super) writer: (u64, Owner),
+    /// The bytes of the disk that each owner may use whatever the others do. The others lose only what they use beyond it.
+    share: u64,
+    /// `None`: only the writer.
+    others: Option<Capacity>,
 }
 
 /// Space for an object that is being written. Dropping it releases the space.
@@ -67,14 +99,29 @@ impl Capacity {
     pub(crate) fn reserve(&self, owner: Owner, bytes: u64, limits: Limits) -> Result<Reservation, Shortfall> {
         let mut state = self.lock();
         state.fits(owner, bytes, limits)?;
-        state.reserved += bytes;
-        *state.by_owner.entry(owner).or_default() += bytes;
+        state.update(owner, |state| {
+            state.reserved += bytes;
+            *state.by_owner.entry(owner).or_default() += bytes;
+        });
         Ok(Reservation { capacity: self.clone(), owner, bytes: AtomicU64::new(bytes) })
     }
 
     /// Whether `bytes` more could be reserved now.
     pub(crate) fn fits(&self, owner: Owner, bytes: u64, limits: Limits) -> Result<(), Shortfall> {
         self.lock().fits(owner, bytes, limits)
+    }
+
+    /// The owners to evict from if `missing` bytes must be freed because `writer` needs `needed` bytes that it has not
+    /// reserved.
+    pub(crate) fn victims(&self, writer: Owner, needed: u64, missing: u64) -> Victims {
+        let state = self.lock();
+        let used = state.used(writer);
+        let owners = state.owners() + usize::from(used == 0);
+        let Totals { live, receipts, texts, .. } = &state.totals;
+        let total = [*receipts, *texts, state.reserved, needed].into_iter().fold(*live, u64::saturating_add);
+        // What does not fit is `missing`, so the rest is the disk, which may be smaller than its budget.
+        let share = total.saturating_sub(missing) / owners as u64;
+        Victims { writer: (used.saturating_add(needed), writer), share, others: Some(self.clone()) }
     }
 
     /// Adds what a committed transaction changed.
@@ -87,15 +134,25 @@ impl Capacity {
             (&mut totals.garbage, change.garbage),
             (&mut totals.sessions, change.sessions),
             (&mut totals.versions, change.versions),
+            (&mut totals.receipts, change.receipts),
+            (&mut totals.texts, change.texts),
         ] {
             *sum = sum.saturating_add_signed(change);
         }
         for (owner, change) in change.owners {
-            let sum = totals.owners.entry(owner).or_default();
-            *sum = sum.saturating_add_signed(change);
-            if *sum == 0 {
-                totals.owners.remove(&owner);
-            }
+            state.update(owner, |state| {
+                let sum = state.totals.owners.entry(owner).or_default();
+                *sum = sum.saturating_add_signed(change);
+                if *sum == 0 {
+                    state.totals.owners.remove(&owner);
+                }
+            });
+        }
+        for (owner, evictable) in change.evictable {
+            state.update(owner, |state| {
+                let owners = &mut state.totals.evictable;
+                let _ = if evictable { owners.insert(owner) } else { owners.remove(&owner) };
+            });
         }
         // Under the same lock as the totals, so that no byte is counted twice or missed.
         for reservation in fulfilled {
@@ -104,12 +161,26 @@ impl Capacity {
     }
 
     /// Replaces the totals after the index is opened.
-    pub(crate) fn replace(&self, totals: Totals) {
-        self.lock().totals = totals;
+    pub(crate) fn replace(&self, mut totals: Totals) {
+        // An owner of empty sessions has nothing stored.
+        totals.owners.retain(|_, bytes| *bytes > 0);
+        let mut state = self.lock();
+        state.ranked.clear();
+        let owners = totals.evictable.clone();
+        state.totals = totals;
+        for owner in owners {
+            state.update(owner, |_| {});
+        }
     }
 
     pub(crate) fn totals<T>(&self, read: impl FnOnce(&Totals) -> T) -> T {
         read(&self.lock().totals)
+    }
+
+    /// The order of the owners by what they use.
+    #[cfg(test)]
+    pub(super) fn ranked(&self) -> Vec<(u64, Owner)> {
+        self.lock().ranked.iter().copied().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -119,27 +190,70 @@ impl Capacity {
 
 impl State {
     fn fits(&self, owner: Owner, bytes: u64, limits: Limits) -> Result<(), Shortfall> {
-        let of = |map: &HashMap<Owner, u64>| map.get(&owner).copied().unwrap_or(0);
-        let found = of(&self.totals.owners).saturating_add(of(&self.by_owner)).saturating_add(bytes);
+        let found = self.used(owner).saturating_add(bytes);
         if found > limits.owner {
             return Err(Shortfall::Owner { missing: found - limits.owner, found });
         }
-        let found =
-            self.totals.live.saturating_add(self.totals.garbage).saturating_add(self.reserved).saturating_add(bytes);
+        let Totals { live, garbage, receipts, texts, .. } = &self.totals;
+        let found = [*garbage, *receipts, *texts, self.reserved, bytes].into_iter().fold(*live, u64::saturating_add);
         if found > limits.disk {
             return Err(Shortfall::Disk { missing: found - limits.disk });
         }
         Ok(())
     }
 
-    fn release(&mut self, owner: Owner, bytes: u64) {
-        self.reserved -= bytes;
-        if let Some(reserved) = self.by_owner.get_mut(&owner) {
-            *reserved -= bytes;
-            if *reserved == 0 {
-                self.by_owner.remove(&owner);
-            }
+    /// What an owner has stored and reserved.
+    fn used(&self, owner: Owner) -> u64 {
+        let of = |map: &HashMap<Owner, u64>| map.get(&owner).copied().unwrap_or(0);
+        of(&self.totals.owners).saturating_add(of(&self.by_owner))
+    }
+
+    /// The number of owners that have stored or reserved anything.
+    fn owners(&self) -> usize {
+        let stored = &self.totals.owners;
+        stored.len() + self.by_owner.keys().filter(|owner| !stored.contains_key(owner)).count()
+    }
+
+    /// Changes what an owner uses, and moves it to its new place in the order.
+    fn update(&mut self, owner: Owner, change: impl FnOnce(&mut Self)) {
+        self.ranked.remove(&(self.used(owner), owner));
+        change(self);
+        if self.totals.evictable.contains(&owner) {
+            self.ranked.insert((self.used(owner), owner));
         }
+    }
+
+    fn release(&mut self, owner: Owner, bytes: u64) {
+        self.update(owner, |state| {
+            state.reserved -= bytes;
+            if let Some(reserved) = state.by_owner.get_mut(&owner) {
+                *reserved -= bytes;
+                if *reserved == 0 {
+                    state.by_owner.remove(&owner);
+                }
+            }
+        });
+    }
+}
+
+impl Victims {
+    /// One owner alone, which loses whatever is needed.
+    pub(crate) fn only(owner: Owner) -> Self {
+        Self { writer: (0, owner), share: 0, others: None }
+    }
+
+    /// Whether an owner that uses as much may lose something.
+    pub(super) fn may_lose(&self, (used, owner): (u64, Owner)) -> bool {
+        owner == self.writer.1 || used > self.share
+    }
+
+    /// Of the owners that may lose something, without the writer, the one that uses most; after the one that uses
+    /// `after`.
+    pub(super) fn next(&self, after: Option<(u64, Owner)>) -> Option<(u64, Owner)> {
+        let state = self.others.as_ref()?.lock();
+        let below = state.ranked.range((Bound::Unbounded, after.map_or(Bound::Unbounded, Bound::Excluded)));
+        let next = below.rev().find(|(_, owner)| *owner != self.writer.1).copied();
+        next.filter(|next| self.may_lose(*next))
     }
 }
 

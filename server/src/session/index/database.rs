@@ -1,78 +1,156 @@
 //! The index: which sessions there are and which versions they point to, in one file of redb. It holds no snapshot.
 
 use std::fmt;
-use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-use redb::backends::InMemoryBackend;
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable as _};
+use redb::{Database, ReadableDatabase};
 
-use super::capacity::{Capacity, Totals};
+use super::capacity::Capacity;
 use super::error::IndexError;
-use super::tables::{Access, ReadOnly, Tables};
-use super::transaction::Write;
+use super::file::{Failed, connect, in_memory, panicked, totals};
+use super::journal::Journal;
+use super::place::{Lock, Place};
+use super::recovery::{self, WholeObject};
+use super::tables::{ReadOnly, Tables};
 use crate::session::error::StoreError;
-use crate::session::id::Owner;
-
-/// How long to wait for a previous store in this process that is still closing the index.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// Bytes that redb caches in memory, in addition to the store's budget.
-const CACHE: usize = 64 << 20;
-
-/// Why a panic inside redb counts as damage.
-const PANICKED: &str = "reading it caused a panic";
 
 /// The open index.
 pub(crate) struct Index {
     /// `None`: in memory.
-    path: Option<PathBuf>,
+    place: Option<Place>,
     /// `None` if it could not be reopened after a failure.
     database: RwLock<Option<Database>>,
     /// How many times it has been opened.
     opened: AtomicU64,
     /// Closed for good, and not to be reopened.
     closed: AtomicBool,
+    /// The second copy; `None` for an index in memory.
+    journal: Mutex<Option<Journal>>,
+    /// Why the last transaction failed, or why the next one will; `None` if it will not.
+    failure: Mutex<Option<StoreError>>,
     pub(crate) capacity: Capacity,
+    /// Released once the file is closed, so declared after it.
+    lock: Mutex<Option<Lock>>,
 }
 
 impl fmt::Debug for Index {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Index").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Index").field("place", &self.place).finish_non_exhaustive()
     }
 }
 
 impl Index {
-    /// Opens the index at `path`, creating it if necessary, or a new one in memory. With `sync`, a new file is synced to disk.
-    pub(crate) fn open(path: Option<PathBuf>, sync: bool) -> Result<Self, StoreError> {
-        if let Some(path) = &path {
-            create_file(path, sync)?;
-        }
-        let database = connect(path.as_deref())?;
+    /// Opens the index at `place`, creating or repairing it if necessary. With `sync`, a new file is synced to disk.
+    /// `is_whole` checks objects that only the journal names.
+    pub(crate) fn open(place: Place, lock: Lock, sync: bool, is_whole: &WholeObject<'_>) -> Result<Self, StoreError> {
+        let (database, journal) = recovery::open(&place, sync, is_whole)?;
+        Self::new(Some(place), Some(lock), database, Some(journal))
+    }
+
+    /// A new index in memory.
+    pub(crate) fn in_memory() -> Result<Self, StoreError> {
+        let database = in_memory()?;
+        recovery::create_tables(&database).map_err(|error| error.to_store_error())?;
+        Self::new(None, None, database, None)
+    }
+
+    fn new(
+        place: Option<Place>,
+        lock: Option<Lock>,
+        database: Database,
+        journal: Option<Journal>,
+    ) -> Result<Self, StoreError> {
         let index = Self {
-            path,
+            place,
             database: RwLock::new(None),
             opened: AtomicU64::new(1),
             closed: AtomicBool::new(false),
+            journal: Mutex::new(journal),
+            failure: Mutex::default(),
             capacity: Capacity::default(),
+            lock: Mutex::new(lock),
         };
-        index.capacity.replace(totals(&database).map_err(|error| index.damaged(&error))?);
+        index.capacity.replace(totals(&database).map_err(|error| index.damaged(error))?);
         *index.database.write().unwrap_or_else(PoisonError::into_inner) = Some(database);
         Ok(index)
     }
 
-    fn damaged(&self, error: &IndexError) -> StoreError {
-        match (&self.path, error) {
-            // A full or failing disk has damaged nothing.
-            (_, IndexError::Broken(redb::Error::Io(io))) if !is_damage(io) => error.to_store_error(),
-            (Some(path), IndexError::Broken(error)) => damaged(path, &error.to_string()),
-            (Some(path), IndexError::Row(reason)) => damaged(path, reason),
-            _ => error.to_store_error(),
+    fn damaged(&self, error: IndexError) -> StoreError {
+        match &self.place {
+            Some(place) => Failed::from(error).into_store_error(place),
+            None => error.to_store_error(),
         }
+    }
+
+    // ---- The journal
+
+    pub(super) fn journal(&self) -> MutexGuard<'_, Option<Journal>> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the journal ready for the next transaction: after a failure, it may have one that the index does not have.
+    pub(super) fn prepare_journal(&self, database: &Database) -> Result<(), IndexError> {
+        let mut journal = self.journal();
+        let (Some(open), Some(place)) = (&mut *journal, &self.place) else { return Ok(()) };
+        if !open.is_uncertain() && !open.must_be_rewritten() {
+            return Ok(());
+        }
+        let position = Tables::reading(&database.begin_read()?)?.journal_position()?;
+        let rewound = !open.must_be_rewritten() && position.is_some_and(|at| open.rewind(at).is_ok_and(|done| done));
+        if !rewound {
+            tracing::warn!(journal = %open.path().display(), "the journal failed; rewriting it from the index");
+            let path = open.path().to_owned();
+            *open = recovery::rewrite(&*place.disk, &path, database, position)?;
+        }
+        Ok(())
+    }
+
+    /// Rewrites the journal if most of it is about rows that have changed since.
+    pub(super) fn compact_journal(&self, database: &Database) {
+        let mut journal = self.journal();
+        let (Some(open), Some(place)) = (journal.as_mut().filter(|open| open.is_large()), &self.place) else { return };
+        match recovery::rewrite(&*place.disk, open.path(), database, Some(open.end())) {
+            Ok(new) => *open = new,
+            Err(error) => {
+                tracing::warn!(?error, "the journal could not be rewritten; it keeps growing");
+                open.postpone();
+            }
+        }
+    }
+
+    /// Refuses if the folder was removed, replaced or unmounted: what is written to it now would be lost.
+    pub(crate) fn check_place(&self) -> Result<(), StoreError> {
+        let journal = self.journal();
+        let Some(open) = &*journal else { return Ok(()) };
+        let reason = match open.is_in_place() {
+            Ok(true) => return Ok(()),
+            Ok(false) => "it was removed, replaced or unmounted while the server ran".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let folder = open.path().parent().unwrap_or(Path::new("")).display().to_string();
+        drop(journal);
+        let error = StoreError::Unavailable { reason: format!("the folder {folder} cannot be used: {reason}") };
+        self.set_failure(Some(error.clone()));
+        Err(error)
+    }
+
+    /// Whether a damaged index is kept beside this one, so that no object may be removed because nothing names it.
+    pub(crate) fn damaged_is_kept(&self) -> bool {
+        self.place.as_ref().is_some_and(recovery::damaged_is_kept)
+    }
+
+    // ---- Failures
+
+    /// Why the last transaction failed; `None` if it did not.
+    pub(crate) fn failure(&self) -> Option<StoreError> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_failure(&self, failure: Option<StoreError>) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
     }
 
     /// Reads what is committed.
@@ -80,7 +158,7 @@ impl Index {
         let opened = self.opened();
         match self.try_read(&read) {
             Err(error) if error.needs_reopen() => {
-                self.reopen(opened)?;
+                self.reopen(opened).inspect_err(|error| self.set_failure(Some(error.clone())))?;
                 self.try_read(&read).map_err(|error| error.to_store_error())
             }
             result => result.map_err(|error| error.to_store_error()),
@@ -108,7 +186,7 @@ impl Index {
 
     /// Reopens the index, unless another thread has done so since the count of openings was `opened`.
     pub(super) fn reopen(&self, opened: u64) -> Result<(), StoreError> {
-        let Some(path) = &self.path else { return Ok(()) };
+        let Some(place) = &self.place else { return Ok(()) };
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
         if self.closed.load(Ordering::SeqCst) {
             return Err(StoreError::Unavailable { reason: "the store is closed".to_owned() });
@@ -116,11 +194,14 @@ impl Index {
         if self.opened() != opened {
             return Ok(());
         }
-        tracing::warn!(index = %path.display(), "the index failed; reopening it");
+        tracing::warn!(index = %place.path.display(), "the index failed; reopening it");
         *database = None;
-        let reopened = connect(Some(path))?;
+        let reopened = connect(place).map_err(|failed| failed.into_store_error(place))?;
+        if let Some(journal) = &mut *self.journal() {
+            journal.committed = None;
+        }
         // Reservations stay valid, but the totals may differ from those in memory.
-        self.capacity.replace(totals(&reopened).map_err(|error| self.damaged(&error))?);
+        self.capacity.replace(totals(&reopened).map_err(|error| self.damaged(error))?);
         *database = Some(reopened);
         self.opened.fetch_add(1, Ordering::SeqCst);
         Ok(())
@@ -128,112 +209,11 @@ impl Index {
 
     /// Closes the file properly. Later requests are refused.
     pub(crate) fn close(&self) {
-        if self.path.is_some() {
+        if self.place.is_some() {
             self.closed.store(true, Ordering::SeqCst);
             *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
+            *self.journal() = None;
+            *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
-}
-
-/// Creates the file if it does not exist, atomically: a process that dies meanwhile leaves none.
-fn create_file(path: &Path, sync: bool) -> Result<(), StoreError> {
-    let failed = |error: std::io::Error| StoreError::from_io("creating the index failed", &error);
-    if path.try_exists().map_err(failed)? {
-        return Ok(());
-    }
-    let new = path.with_extension("new");
-    if new.try_exists().map_err(failed)? {
-        fs::remove_file(&new).map_err(failed)?;
-    }
-    drop(Database::create(&new).map_err(|error| IndexError::Broken(error.into()).to_store_error())?);
-    fs::rename(&new, path).map_err(failed)?;
-    if sync && let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
-    }
-    Ok(())
-}
-
-fn builder() -> redb::Builder {
-    let mut builder = redb::Builder::new();
-    builder.set_cache_size(CACHE);
-    builder
-}
-
-fn connect(path: Option<&Path>) -> Result<Database, StoreError> {
-    let Some(path) = path else {
-        let created = builder().create_with_backend(InMemoryBackend::new());
-        return created.map_err(|error| IndexError::Broken(error.into()).to_store_error());
-    };
-    let started = Instant::now();
-    loop {
-        match catch_unwind(|| builder().open(path)) {
-            Ok(Ok(database)) => return Ok(database),
-            Ok(Err(DatabaseError::DatabaseAlreadyOpen)) if started.elapsed() < CLOSE_TIMEOUT => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Ok(Err(DatabaseError::DatabaseAlreadyOpen)) => {
-                let reason = "another process has it open".to_owned();
-                return Err(StoreError::Index { path: path.to_owned(), reason });
-            }
-            Ok(Err(DatabaseError::Storage(redb::StorageError::Io(error)))) if !is_damage(&error) => {
-                return Err(IndexError::Broken(redb::Error::Io(error)).to_store_error());
-            }
-            Ok(Err(error)) => return Err(damaged(path, &error.to_string())),
-            Err(_) => return Err(damaged(path, PANICKED)),
-        }
-    }
-}
-
-/// Whether an I/O error is about the content of the file rather than the disk.
-fn is_damage(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
-    matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof)
-}
-
-fn damaged(path: &Path, reason: &str) -> StoreError {
-    let bytes = fs::metadata(path).map_or(0, |file| file.len());
-    let reason = format!(
-        "its {bytes} bytes are damaged ({reason}); restore it from a backup or, to start without its sessions, move the \
-         whole folder away"
-    );
-    StoreError::Index { path: path.to_owned(), reason }
-}
-
-/// Reads the totals. Missing tables are created; otherwise nothing is written, because the disk may be full.
-fn totals(database: &Database) -> Result<Totals, IndexError> {
-    let work = || {
-        let transaction = database.begin_read()?;
-        match Tables::reading(&transaction) {
-            Err(IndexError::Broken(redb::Error::TableDoesNotExist(_))) => {}
-            tables => return read_totals(&tables?),
-        }
-        drop(transaction);
-        let transaction = database.begin_write()?;
-        let mut write = Write::new(Tables::writing(&transaction)?);
-        write.rebuild_droppable()?;
-        let totals = read_totals(&write.tables)?;
-        drop(write);
-        transaction.commit()?;
-        Ok(totals)
-    };
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked()))
-}
-
-fn read_totals<A: Access>(tables: &Tables<A>) -> Result<Totals, IndexError> {
-    let mut totals = Totals {
-        live: tables.total("live")?,
-        garbage: tables.total("garbage")?,
-        sessions: tables.total("sessions")?,
-        versions: tables.total("versions")?,
-        ..Totals::default()
-    };
-    for entry in tables.owners.iter()? {
-        let (owner, row) = entry?;
-        totals.owners.insert(Owner(*owner.value()), row.value().0);
-    }
-    Ok(totals)
-}
-
-fn panicked() -> IndexError {
-    IndexError::Broken(redb::Error::Corrupted(PANICKED.to_owned()))
 }

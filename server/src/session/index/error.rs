@@ -23,6 +23,12 @@ macro_rules! broken_by {
     )*};
 }
 
+impl From<std::io::Error> for IndexError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Broken(redb::Error::Io(error))
+    }
+}
+
 broken_by!(redb::StorageError, redb::TableError, redb::TransactionError, redb::CommitError, redb::SetDurabilityError);
 
 impl IndexError {

@@ -1,10 +1,13 @@
-//! Evicting versions to make space: first old versions of the least recently used sessions, then stored responses, oldest
-//! first. A session's head is never evicted.
+//! Evicting versions to make space. The owner that uses most loses first, as long as it uses more than its share: old
+//! versions of its least recently used sessions, then its stored responses, oldest first, and then the tagged versions of its
+//! sessions. A session's head is never evicted.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
-use redb::ReadableTable;
+use redb::{Range, ReadableTable};
 
+use super::capacity::Victims;
 use super::error::IndexError;
 use super::rows::{ResponseRow, SessionRow};
 use super::tables::{Access, Tables, damaged_row};
@@ -14,18 +17,40 @@ use crate::session::id::{Owner, ResponseId};
 /// Added to the expiry of responses, so that they rank after all sessions.
 const RESPONSES: u64 = 1 << 63;
 
+/// Added to the last use of sessions for their tagged versions, so that those rank after all else.
+const TAGGED: u64 = 3 << 62;
+
 /// Sorts after every name.
 const LAST: &str = "\u{10ffff}";
 
 /// Something that keeps a version: a session's name and the position in its list, or a response's name and 0.
 pub(crate) type Holder = (String, u64);
 
+/// What a search for versions to evict has found.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// The holders that must release their versions; `None`: that would not free enough.
+    pub(crate) holders: Option<Vec<Holder>>,
+    /// The rows of the index that the search has read.
+    pub(crate) rows: u64,
+}
+
 /// The search for versions to evict.
 #[derive(Default)]
-struct Search {
+struct Search<'t> {
+    /// Of each owner, the holders that have not been visited yet.
+    owners: HashMap<Owner, Holders<'t>>,
     candidates: HashMap<String, Candidate>,
     chosen: Vec<Holder>,
-    freed: u64,
+    rows: u64,
+}
+
+/// The holders of an owner's versions, in the order of eviction.
+struct Holders<'t> {
+    /// Its sessions and responses.
+    order: Range<'t, (&'static [u8; 16], u64, &'static str), ()>,
+    /// What the last one of them may release, each with its version.
+    next: VecDeque<(Holder, String)>,
 }
 
 /// A version at least one of whose holders may release it.
@@ -36,78 +61,198 @@ struct Candidate {
 }
 
 impl<A: Access> Tables<A> {
-    /// The holders that must release their versions to free at least `missing` bytes; `None` if that is impossible.
-    pub(crate) fn droppable(&self, of: Option<Owner>, missing: u64) -> Result<Option<Vec<Holder>>, IndexError> {
+    /// The holders that must release their versions to free at least `missing` bytes. Reads the rows of owners that may lose
+    /// something, from the one that uses most on, and no further ones.
+    pub(crate) fn droppable(&self, victims: &Victims, missing: u64) -> Result<Plan, IndexError> {
         let mut search = Search::default();
-        if missing == 0 {
-            return Ok(Some(search.chosen));
-        }
-        if let Some(of) = of {
-            for entry in self.droppable_by.range((&of.0, 0, "")..=(&of.0, u64::MAX, LAST))? {
-                if self.search(entry?.0.value().2, &mut search, missing)? {
-                    return Ok(Some(search.chosen));
+        let mut largest = BinaryHeap::from([victims.writer]);
+        let mut other = victims.next(None);
+        // An owner that meanwhile uses less comes up again, and must not lose twice.
+        let mut seen = HashSet::new();
+        let mut freed = 0;
+        while freed < missing {
+            // The others are looked up as they become the largest.
+            while let Some(next) = other.filter(|next| largest.peek() < Some(next)) {
+                if seen.insert(next.1) {
+                    largest.push(next);
                 }
+                other = victims.next(other);
             }
-        } else {
-            for entry in self.droppable.iter()? {
-                if self.search(entry?.0.value().1, &mut search, missing)? {
-                    return Ok(Some(search.chosen));
+            let Some((used, owner)) = largest.pop() else {
+                return Ok(Plan { holders: None, rows: search.rows });
+            };
+            if victims.may_lose((used, owner))
+                && let Some(bytes) = self.release_next(owner, &mut search)?
+            {
+                freed += bytes;
+                largest.push((used.saturating_sub(bytes), owner));
+            }
+        }
+        Ok(Plan { holders: Some(search.chosen), rows: search.rows })
+    }
+
+    /// Lets an owner's next holder release its version, and returns the bytes that this frees; `None` if there is none.
+    fn release_next<'t>(&'t self, owner: Owner, search: &mut Search<'t>) -> Result<Option<u64>, IndexError> {
+        while let Some((holder, version)) = self.next_holder(owner, search)? {
+            match self.release(search, holder, &version) {
+                Err(IndexError::Row(reason)) => {
+                    tracing::error!(version, reason, "a damaged row: the version cannot be evicted");
                 }
+                freed => return freed.map(Some),
             }
         }
         Ok(None)
     }
 
-    /// Adds what a session or response can release; true once that is enough.
-    fn search(&self, name: &str, search: &mut Search, missing: u64) -> Result<bool, IndexError> {
+    fn next_holder<'t>(
+        &'t self,
+        owner: Owner,
+        search: &mut Search<'t>,
+    ) -> Result<Option<(Holder, String)>, IndexError> {
+        let holders = match search.owners.entry(owner) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(new) => {
+                let order = self.droppable_by.range((&owner.0, 0, "")..=(&owner.0, u64::MAX, LAST))?;
+                new.insert(Holders { order, next: VecDeque::new() })
+            }
+        };
+        while holders.next.is_empty()
+            && let Some(entry) = holders.order.next()
+        {
+            let key = entry?.0;
+            let (_, rank, name) = key.value();
+            search.rows += 1;
+            match self.releasable(name, rank >= TAGGED, &mut search.rows) {
+                Ok(found) => holders.next = found,
+                Err(IndexError::Row(reason)) => {
+                    tracing::error!(name, reason, "a damaged row: nothing of it can be evicted");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(holders.next.pop_front())
+    }
+
+    /// What a session or response may release, of a session either its `tagged` versions or the others: its holders and
+    /// their versions, oldest first.
+    fn releasable(&self, name: &str, tagged: bool, rows: &mut u64) -> Result<VecDeque<(Holder, String)>, IndexError> {
+        *rows += 1;
         if ResponseId::parse(name).is_some() {
             let version = self.responses.get(name)?.map(|row| row.value().1.to_owned());
             let version =
                 version.ok_or_else(|| damaged_row(format!("{name} is listed for eviction and has no row")))?;
-            return self.release(search, &version, (name.to_owned(), 0), missing);
+            return Ok([((name.to_owned(), 0), version)].into());
         }
-        let head = self.session(name)?.map(|row| row.head);
+        let Some(row) = self.session(name)? else { return Ok(VecDeque::new()) };
+        let (mut found, with_tags) = (VecDeque::new(), row.tagged_versions());
         for entry in self.kept.range((name, 0)..=(name, u64::MAX))? {
             let (key, version) = entry?;
-            let version = version.value();
-            if head.as_deref() != Some(version)
-                && self.release(search, version, (name.to_owned(), key.value().1), missing)?
-            {
-                return Ok(true);
+            *rows += 1;
+            if row.head != version.value() && with_tags.contains(version.value()) == tagged {
+                found.push_back(((name.to_owned(), key.value().1), version.value().to_owned()));
             }
         }
-        Ok(false)
+        Ok(found)
     }
 
-    fn release(&self, search: &mut Search, version: &str, holder: Holder, missing: u64) -> Result<bool, IndexError> {
+    fn release(&self, search: &mut Search<'_>, holder: Holder, version: &str) -> Result<u64, IndexError> {
         if !search.candidates.contains_key(version) {
+            search.rows += 1;
             let row = self.require_version(version)?;
             let new = Candidate { other_holders: row.kept_by, bytes: row.bytes, holders: Vec::new() };
             search.candidates.insert(version.to_owned(), new);
         }
-        let Some(found) = search.candidates.get_mut(version) else { return Ok(false) };
+        let Some(found) = search.candidates.get_mut(version) else { return Ok(0) };
         found.other_holders = found.other_holders.saturating_sub(1);
         found.holders.push(holder);
         // A version's bytes are free only once all of its holders have released it.
-        if found.other_holders == 0 && found.bytes > 0 {
-            search.freed += found.bytes;
-            search.chosen.append(&mut found.holders);
+        if found.other_holders > 0 || found.bytes == 0 {
+            return Ok(0);
         }
-        Ok(search.freed >= missing)
+        search.chosen.append(&mut found.holders);
+        Ok(found.bytes)
+    }
+
+    /// The owners that have anything in the order of eviction.
+    pub(super) fn evictable_owners(&self) -> Result<HashSet<Owner>, IndexError> {
+        let (mut owners, mut from) = (HashSet::new(), [0; 16]);
+        while let Some(entry) = self.droppable_by.range((&from, 0, "")..)?.next() {
+            let owner = *entry?.0.value().0;
+            owners.insert(Owner(owner));
+            // The other rows of this owner are skipped.
+            let Some(next) = u128::from_be_bytes(owner).checked_add(1) else { break };
+            from = next.to_be_bytes();
+        }
+        Ok(owners)
     }
 }
 
 impl Write<'_> {
     pub(super) fn add_droppable(&mut self, owner: Owner, used: u64, name: &str) -> Result<(), IndexError> {
-        self.tables.droppable.insert((used, name), &owner.0)?;
         self.tables.droppable_by.insert((&owner.0, used, name), ())?;
+        self.change.evictable.insert(owner, true);
         Ok(())
     }
 
     pub(super) fn remove_droppable(&mut self, owner: Owner, used: u64, name: &str) -> Result<(), IndexError> {
-        self.tables.droppable.remove((used, name))?;
         self.tables.droppable_by.remove((&owner.0, used, name))?;
+        let any = self.tables.droppable_by.range((&owner.0, 0, "")..=(&owner.0, u64::MAX, LAST))?.next().is_some();
+        self.change.evictable.insert(owner, any);
+        // An index written by an earlier version has it in this table as well.
+        if self.tables.droppable.get((used, name))?.is_some() {
+            self.tables.droppable.remove((used, name))?;
+        }
         Ok(())
+    }
+
+    /// Adds what a session may release.
+    pub(super) fn add_session_droppable(&mut self, name: &str, row: &SessionRow) -> Result<(), IndexError> {
+        let [untagged, tagged] = self.have_droppable(name, row)?;
+        if untagged {
+            self.add_droppable(row.owner, row.used, name)?;
+        }
+        if tagged {
+            self.add_droppable(row.owner, TAGGED | row.used, name)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_session_droppable(&mut self, name: &str, row: &SessionRow) -> Result<(), IndexError> {
+        if row.kept > 1 {
+            self.remove_droppable(row.owner, row.used, name)?;
+        }
+        if !row.tags.is_empty() {
+            self.remove_droppable(row.owner, TAGGED | row.used, name)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a session keeps, besides its head, a version without a tag that takes space, and one with a tag.
+    fn have_droppable(&self, name: &str, row: &SessionRow) -> Result<[bool; 2], IndexError> {
+        if row.tags.is_empty() && row.kept != 2 {
+            return Ok([row.kept > 2, false]);
+        }
+        let (mut counts, mut have, tagged) = ([0; 2], [false; 2], row.tagged_versions());
+        for entry in self.tables.kept.range((name, 0)..=(name, u64::MAX))? {
+            let version = entry?.1;
+            let class = usize::from(tagged.contains(version.value()));
+            if version.value() == row.head {
+                continue;
+            }
+            counts[class] += 1;
+            // Few versions are empty, so only a single one is looked up.
+            have[class] = counts[class] > 1 || self.takes_space(version.value())?;
+        }
+        Ok(have)
+    }
+
+    fn takes_space(&self, version: &str) -> Result<bool, IndexError> {
+        match self.tables.version(version) {
+            Ok(found) => Ok(found.is_some_and(|version| version.bytes > 0)),
+            // The eviction logs it.
+            Err(IndexError::Row(_)) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// Fills the eviction order for an index written by an earlier version.
@@ -154,3 +299,6 @@ impl Write<'_> {
 pub(super) fn response_rank(ends: u64) -> u64 {
     RESPONSES | ends
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,19 +1,29 @@
 //! Expiry of sessions, stored responses and receipts.
 
+use std::collections::BTreeMap;
+
 use redb::ReadableTable;
 
 use super::error::IndexError;
 use super::eviction::response_rank;
 use super::rows::{ResponseRow, VersionRow};
-use super::tables::{Access, Tables};
+use super::tables::{Access, Tables, damaged_row};
 use super::transaction::Write;
 use crate::session::id::Owner;
 
 /// Prefix of a receipt's name in the order of expiry.
 const RECEIPT: &str = "key_";
 
+/// Bytes of the index for a receipt, in addition to its key and answer.
+const RECEIPT_ROW: usize = 256;
+
 /// Sorts after every name.
 const LAST: &str = "\u{10ffff}";
+
+/// What a receipt counts towards the budgets: its key and answer, and what the index needs beside them.
+pub(crate) fn receipt_bytes(key: &str, answer: &[u8]) -> u64 {
+    (key.len() + answer.len() + RECEIPT_ROW) as u64
+}
 
 fn receipt_name(owner: Owner, key: &str) -> String {
     format!("{RECEIPT}{:032x}{key}", u128::from_be_bytes(owner.0))
@@ -34,21 +44,62 @@ impl<A: Access> Tables<A> {
         }
         Ok(false)
     }
+
+    /// Checks every row that removing a session, response or receipt reads.
+    fn check_rows(&self, name: &str) -> Result<(), IndexError> {
+        if parse_receipt_name(name).is_some() {
+            return Ok(());
+        }
+        if self.session(name)?.is_some() {
+            return self.lineage(name)?.iter().try_for_each(|entry| self.require_version(&entry.version).map(drop));
+        }
+        let version = self.responses.get(name)?.map(|row| row.value().1.to_owned());
+        let version = version.ok_or_else(|| damaged_row(format!("{name} expires and has no row")))?;
+        self.require_version(&version).map(drop)
+    }
 }
 
 impl Write<'_> {
     /// Stores a receipt, replacing any earlier one under the same key.
     pub(crate) fn put_receipt(&mut self, owner: Owner, key: &str, ends: u64, answer: &[u8]) -> Result<(), IndexError> {
         self.remove_receipt(owner, key)?;
+        self.add_receipt_bytes(owner, receipt_bytes(key, answer) as i64)?;
         self.tables.receipts.insert((&owner.0, key), (ends, answer))?;
         self.tables.ends.insert((ends, &*receipt_name(owner, key)), ())?;
         Ok(())
     }
 
     fn remove_receipt(&mut self, owner: Owner, key: &str) -> Result<(), IndexError> {
-        let ends = self.tables.receipts.remove((&owner.0, key))?.map(|row| row.value().0);
-        if let Some(ends) = ends {
+        let row = self.tables.receipts.remove((&owner.0, key))?;
+        let row = row.map(|row| (row.value().0, receipt_bytes(key, row.value().1)));
+        if let Some((ends, bytes)) = row {
+            self.add_receipt_bytes(owner, -(bytes as i64))?;
             self.tables.ends.remove((ends, &*receipt_name(owner, key)))?;
+        }
+        Ok(())
+    }
+
+    fn add_receipt_bytes(&mut self, owner: Owner, bytes: i64) -> Result<(), IndexError> {
+        let had = self.tables.receipt_bytes.get(&owner.0)?.map_or(0, |row| row.value());
+        match had.saturating_add_signed(bytes) {
+            0 => drop(self.tables.receipt_bytes.remove(&owner.0)?),
+            sum => drop(self.tables.receipt_bytes.insert(&owner.0, sum)?),
+        }
+        self.change.receipts += bytes;
+        *self.change.owners.entry(owner).or_default() += bytes;
+        Ok(())
+    }
+
+    /// Counts the receipts of an index written by an earlier version.
+    pub(super) fn rebuild_receipt_bytes(&mut self) -> Result<(), IndexError> {
+        let mut found: BTreeMap<Owner, u64> = BTreeMap::new();
+        for entry in self.tables.receipts.iter()? {
+            let (key, row) = entry?;
+            let (owner, key) = key.value();
+            *found.entry(Owner(*owner)).or_default() += receipt_bytes(key, row.value().1);
+        }
+        for (owner, bytes) in found {
+            self.tables.receipt_bytes.insert(&owner.0, bytes)?;
         }
         Ok(())
     }
@@ -78,25 +129,38 @@ impl Write<'_> {
     ) -> Result<usize, IndexError> {
         let mut expired = Vec::new();
         for entry in self.tables.ends.range(..=(now, LAST))? {
-            let name = entry?.0.value().1.to_owned();
-            if !exempt(&name) {
-                expired.push(name);
+            let (key, _) = entry?;
+            let (ends, name) = key.value();
+            if !exempt(name) {
+                expired.push((ends, name.to_owned()));
             }
             if expired.len() == max {
                 break;
             }
         }
-        for name in &expired {
-            if let Some((owner, key)) = parse_receipt_name(name) {
-                self.remove_receipt(owner, key)?;
-            } else if let Some(row) = self.tables.session(name)? {
-                self.remove_session(name, &row)?;
-            } else {
-                let row = self.any_response(name)?;
-                self.remove_response(name, &row)?;
+        for (ends, name) in &expired {
+            match self.tables.check_rows(name) {
+                Ok(()) => self.remove_named(name)?,
+                // One bad row must not keep the others from expiring.
+                Err(IndexError::Row(reason)) => {
+                    tracing::error!(name, reason, "a damaged row: it stays in the index, and no longer expires");
+                    self.tables.ends.remove((*ends, &**name))?;
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(expired.len())
+    }
+
+    fn remove_named(&mut self, name: &str) -> Result<(), IndexError> {
+        if let Some((owner, key)) = parse_receipt_name(name) {
+            self.remove_receipt(owner, key)
+        } else if let Some(row) = self.tables.session(name)? {
+            self.remove_session(name, &row)
+        } else {
+            let row = self.any_response(name)?;
+            self.remove_response(name, &row)
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::session::conversation::Ancestor;
 use crate::session::id::Owner;
 
 /// A session. Ids are plain text here, because they were checked on arrival.
@@ -29,6 +30,9 @@ pub(crate) struct SessionRow {
     pub(crate) kept: u64,
     /// Number of versions whose snapshots are gone, but which it still lists.
     pub(crate) known: u64,
+    /// The client's names for versions that it lists.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) tags: BTreeMap<String, String>,
 }
 
 impl SessionRow {
@@ -58,6 +62,12 @@ pub(crate) struct VersionRow {
     pub(crate) kept_by: u64,
     /// Number of sessions and responses that list this version, including those that keep its object.
     pub(crate) known_by: u64,
+    /// The versions from which it was made, oldest first, if it comes from a file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) origin: Vec<Ancestor>,
+    /// The session that made it; `None` for a response, and if an earlier version of the server made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) session: Option<String>,
 }
 
 /// A version in a session's list.

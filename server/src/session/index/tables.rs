@@ -1,10 +1,13 @@
 //! The tables of the index, and the queries on them, in transactions that read or write.
 
+use std::collections::{BTreeMap, HashSet};
 use std::marker::PhantomData;
 
-use redb::{Key, ReadOnlyTable, ReadTransaction, ReadableTable, Table, TableDefinition, Value, WriteTransaction};
+use redb::{Key, ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, Value, WriteTransaction};
 
+use super::changes::{Recorded, Recorder, RowKey};
 use super::error::IndexError;
+use super::record::Position;
 use super::rows::{LineageEntry, ResponseRow, SessionRow, VersionRow};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
@@ -29,12 +32,13 @@ impl Access for ReadOnly {
 pub(crate) struct ReadWrite<'t>(PhantomData<&'t ()>);
 
 impl<'t> Access for ReadWrite<'t> {
-    type Table<K: Key + 'static, V: Value + 'static> = Table<'t, K, V>;
+    type Table<K: Key + 'static, V: Value + 'static> = Recorded<'t, K, V>;
 }
 
-/// Declares the tables; each field's name is also the table's name in the file.
+/// Declares the tables. Each field's name is also the table's name in the file, and the number is the table's in the
+/// journal; neither may change.
 macro_rules! tables {
-    ($($(#[$doc:meta])* $field:ident: $key:ty => $value:ty;)*) => {
+    ($($(#[$doc:meta])* $field:ident = $tag:literal: $key:ty => $value:ty;)*) => {
         pub(crate) struct Tables<A: Access> {
             $($(#[$doc])* pub(super) $field: A::Table<$key, $value>,)*
         }
@@ -46,9 +50,52 @@ macro_rules! tables {
         }
 
         impl<'t> Tables<ReadWrite<'t>> {
-            /// Opens the tables, creating missing ones.
-            pub(crate) fn writing(transaction: &'t WriteTransaction) -> Result<Self, IndexError> {
-                Ok(Self { $($field: transaction.open_table(TableDefinition::<$key, $value>::new(stringify!($field)))?,)* })
+            /// Opens the tables, creating missing ones. Changes are recorded.
+            pub(super) fn writing(transaction: &'t WriteTransaction, recorder: &Recorder) -> Result<Self, IndexError> {
+                Ok(Self {
+                    $($field: Recorded::new(
+                        transaction.open_table(TableDefinition::<$key, $value>::new(stringify!($field)))?,
+                        $tag,
+                        recorder,
+                    ),)*
+                })
+            }
+
+            /// Sets or removes a row of the journal.
+            pub(super) fn apply(&mut self, table: u8, key: &[u8], value: Option<&[u8]>) -> Result<(), IndexError> {
+                match (table, value) {
+                    $(
+                        ($tag, Some(value)) => {
+                            let (key, value) = (<$key as Value>::from_bytes(key), <$value as Value>::from_bytes(value));
+                            self.$field.unrecorded().insert(key, value)?;
+                        }
+                        ($tag, None) => {
+                            self.$field.unrecorded().remove(<$key as Value>::from_bytes(key))?;
+                        }
+                    )*
+                    _ => return Err(damaged_row(format!("the journal has rows of table {table}, which is unknown"))),
+                }
+                Ok(())
+            }
+        }
+
+        impl<A: Access> Tables<A> {
+            /// Calls `visit` with the table, key and value of every row, except those about the file itself.
+            pub(super) fn visit_rows<E: From<IndexError>>(
+                &self,
+                visit: &mut dyn FnMut(u8, &[u8], &[u8]) -> Result<(), E>,
+            ) -> Result<(), E> {
+                $(
+                    for entry in self.$field.iter().map_err(IndexError::from)? {
+                        let (key, value) = entry.map_err(IndexError::from)?;
+                        let (key, value) = (key.value(), value.value());
+                        let (key, value) = (<$key as Value>::as_bytes(&key), <$value as Value>::as_bytes(&value));
+                        if $tag != TOTALS || !is_about_the_file(key.as_ref()) {
+                            visit($tag, key.as_ref(), value.as_ref())?;
+                        }
+                    }
+                )*
+                Ok(())
             }
         }
     };
@@ -56,32 +103,65 @@ macro_rules! tables {
 
 tables! {
     /// Session -> its row.
-    sessions: Str => Bytes;
+    sessions = 0: Str => Bytes;
     /// Owner and order of creation -> session.
-    created: (OwnerKey, u64) => Str;
+    created = 1: (OwnerKey, u64) => Str;
     /// Version -> its row.
-    versions: Str => Bytes;
+    versions = 2: Str => Bytes;
     /// Session and position -> a version whose snapshot it keeps.
-    kept: (Str, u64) => Str;
+    kept = 3: (Str, u64) => Str;
     /// Session and position -> a version that it lists, whose snapshot is gone.
-    known: (Str, u64) => Str;
-    /// Eviction rank and name -> owner: sessions that keep more than their head, by last use, then responses, by
-    /// expiry. The lowest rank is evicted first.
-    droppable: (u64, Str) => OwnerKey;
-    /// The same for each owner.
-    droppable_by: (OwnerKey, u64, Str) => ();
+    known = 4: (Str, u64) => Str;
+    /// Eviction rank and name -> owner: what `droppable_by` has, in one order for all owners. Earlier versions wrote it, and
+    /// this one only removes from it.
+    droppable = 5: (u64, Str) => OwnerKey;
+    /// Owner, eviction rank and name: sessions that keep more than their head, by last use, then responses, by expiry.
+    /// The lowest rank is evicted first.
+    droppable_by = 6: (OwnerKey, u64, Str) => ();
     /// Expiry and name of whatever expires (a session, a response, a receipt).
-    ends: (u64, Str) => ();
+    ends = 7: (u64, Str) => ();
     /// Response -> owner, version, expiry, body.
-    responses: Str => (OwnerKey, Str, u64, Bytes);
+    responses = 8: Str => (OwnerKey, Str, u64, Bytes);
     /// Owner and key -> expiry, answer.
-    receipts: (OwnerKey, Str) => (u64, Bytes);
+    receipts = 9: (OwnerKey, Str) => (u64, Bytes);
     /// Object that nothing points to and that may still exist -> bytes.
-    garbage: Str => u64;
+    garbage = 10: Str => u64;
     /// Owner -> bytes of versions, number of sessions.
-    owners: OwnerKey => (u64, u64);
+    owners = 11: OwnerKey => (u64, u64);
     /// Name of a total -> its value.
-    totals: Str => u64;
+    totals = 12: Str => u64;
+    /// Owner -> bytes of receipts.
+    receipt_bytes = 13: OwnerKey => u64;
+    /// Version -> what it adds to its parent's text (`text_row.rs`).
+    texts = 14: Str => Bytes;
+    /// Version with a text -> owner, references (its own row, if listed, and the texts that continue it), bytes.
+    text_refs = 15: Str => (OwnerKey, u64, u64);
+    /// Texts without a reference, which are about to be removed.
+    dead_texts = 16: Str => ();
+    /// Owner -> bytes of texts.
+    text_bytes = 17: OwnerKey => u64;
+}
+
+/// The numbers of tables that the journal's readers look into.
+pub(super) const SESSIONS: u8 = 0;
+pub(super) const VERSIONS: u8 = 2;
+pub(super) const KEPT: u8 = 3;
+pub(super) const KNOWN: u8 = 4;
+pub(super) const RESPONSES: u8 = 8;
+pub(super) const TEXT_REFS: u8 = 15;
+const TOTALS: u8 = 12;
+
+/// The tables that are made from others if an index of an earlier version does not have them.
+pub(super) const REBUILT: [u8; 3] = [5, 6, 13];
+
+/// The totals that say where in the journal the index is. They are not in the journal themselves.
+const POSITION: [&str; 2] = ["journal sequence", "journal digest"];
+
+/// The total that is the version of the tables and rows; not in the journal, which has its own.
+const FORMAT: &str = "format version";
+
+fn is_about_the_file(total: &[u8]) -> bool {
+    total == FORMAT.as_bytes() || POSITION.iter().any(|name| name.as_bytes() == total)
 }
 
 pub(crate) fn parse<'r, T: serde::Deserialize<'r>>(bytes: &'r [u8]) -> Result<T, IndexError> {
@@ -93,7 +173,46 @@ pub(super) fn damaged_row(reason: String) -> IndexError {
     IndexError::Row(reason)
 }
 
+impl Tables<ReadOnly> {
+    /// The version of the tables and rows.
+    pub(super) fn format(transaction: &ReadTransaction) -> Result<u64, IndexError> {
+        let totals = transaction.open_table(TableDefinition::<Str, u64>::new("totals"))?;
+        Ok(totals.get(FORMAT)?.map_or(1, |row| row.value()))
+    }
+}
+
+impl Tables<ReadWrite<'_>> {
+    pub(super) fn set_format(&mut self, version: u64) -> Result<(), IndexError> {
+        self.totals.unrecorded().insert(FORMAT, version)?;
+        Ok(())
+    }
+
+    pub(super) fn set_position(&mut self, position: Position) -> Result<(), IndexError> {
+        for (name, value) in POSITION.into_iter().zip([position.sequence, position.digest]) {
+            self.totals.unrecorded().insert(name, value)?;
+        }
+        Ok(())
+    }
+}
+
 impl<A: Access> Tables<A> {
+    /// Where in the journal the index is; `None` if an earlier version of the server wrote it, without a journal.
+    pub(super) fn journal_position(&self) -> Result<Option<Position>, IndexError> {
+        let [sequence, digest] = POSITION.map(|name| self.totals.get(name));
+        let (sequence, digest) = (sequence?.map(|row| row.value()), digest?.map(|row| row.value()));
+        Ok(sequence.zip(digest).map(|(sequence, digest)| Position { sequence, digest }))
+    }
+
+    /// All rows, by table and key.
+    pub(crate) fn rows(&self) -> Result<BTreeMap<RowKey, Vec<u8>>, IndexError> {
+        let mut rows = BTreeMap::new();
+        self.visit_rows::<IndexError>(&mut |table, key, value| {
+            rows.insert((table, key.to_vec()), value.to_vec());
+            Ok(())
+        })?;
+        Ok(rows)
+    }
+
     pub(crate) fn session(&self, id: &str) -> Result<Option<SessionRow>, IndexError> {
         self.sessions.get(id)?.map(|row| parse(row.value())).transpose()
     }
@@ -162,6 +281,27 @@ impl<A: Access> Tables<A> {
         Ok(self.garbage.get(id)?.is_none() && self.version(id)?.is_none_or(|row| row.kept_by == 0))
     }
 
+    /// The kept versions whose objects are not among `objects`, each with the sessions that keep it.
+    pub(crate) fn missing(&self, objects: &HashSet<String>) -> Result<BTreeMap<String, Vec<String>>, IndexError> {
+        let mut missing = BTreeMap::new();
+        for entry in self.versions.iter()? {
+            let (id, row) = entry?;
+            let of_object = parse::<VersionRow>(row.value()).is_ok_and(|row| row.kept_by > 0 && row.bytes > 0);
+            if of_object && !objects.contains(id.value()) {
+                missing.insert(id.value().to_owned(), Vec::new());
+            }
+        }
+        if !missing.is_empty() {
+            for entry in self.kept.iter()? {
+                let (key, version) = entry?;
+                if let Some(sessions) = missing.get_mut(version.value()) {
+                    sessions.push(key.value().0.to_owned());
+                }
+            }
+        }
+        Ok(missing)
+    }
+
     /// Calls `visit` with an owner's sessions in order of creation, starting after session number `after`, until it
     /// returns false.
     pub(crate) fn visit_sessions(
@@ -180,7 +320,15 @@ impl<A: Access> Tables<A> {
         let mut entries = self.created.range((&owner.0, first)..=(&owner.0, last))?;
         while let Some(entry) = if newest_first { entries.next_back() } else { entries.next() } {
             let name = entry?.1;
-            if !visit(name.value(), self.own_session(owner, name.value())?)? {
+            let row = match self.own_session(owner, name.value()) {
+                Ok(row) => row,
+                Err(IndexError::Row(reason)) => {
+                    tracing::error!(session = name.value(), reason, "a damaged row: the session is not listed");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if !visit(name.value(), row)? {
                 break;
             }
         }

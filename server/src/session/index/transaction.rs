@@ -4,10 +4,11 @@
 
 use std::sync::Arc;
 
-use redb::ReadableTable;
+use redb::WriteTransaction;
 use serde::Serialize;
 
 use super::capacity::{Change, Reservation};
+use super::changes::{Changes, Recorder};
 use super::error::IndexError;
 use super::rows::{SessionRow, VersionRow};
 use super::tables::{ReadWrite, Tables, damaged_row};
@@ -20,6 +21,7 @@ pub(crate) struct Write<'t> {
     pub(crate) change: Change,
     /// Versions whose snapshots nothing points to any more.
     pub(crate) freed: Vec<String>,
+    recorder: Recorder,
 }
 
 fn bytes<T: Serialize>(row: &T) -> Result<Vec<u8>, IndexError> {
@@ -27,8 +29,15 @@ fn bytes<T: Serialize>(row: &T) -> Result<Vec<u8>, IndexError> {
 }
 
 impl<'t> Write<'t> {
-    pub(crate) fn new(tables: Tables<ReadWrite<'t>>) -> Self {
-        Self { tables, change: Change::default(), freed: Vec::new() }
+    pub(super) fn new(transaction: &'t WriteTransaction) -> Result<Self, IndexError> {
+        let recorder = Recorder::default();
+        let tables = Tables::writing(transaction, &recorder)?;
+        Ok(Self { tables, change: Change::default(), freed: Vec::new(), recorder })
+    }
+
+    /// The rows changed so far, for the journal.
+    pub(super) fn take_changes(&self) -> Changes {
+        self.recorder.take()
     }
 
     /// Counts the version in the totals from this transaction on, in place of its reservation.
@@ -113,6 +122,7 @@ impl<'t> Write<'t> {
         }
         if row.known_by == 0 {
             self.tables.versions.remove(id)?;
+            self.release_text(id)?;
         } else {
             self.add_version(id, &row)?;
         }
@@ -143,9 +153,7 @@ impl<'t> Write<'t> {
         if let Some(ends) = new.ends(0) {
             self.tables.ends.insert((ends, id), ())?;
         }
-        if new.kept > 1 {
-            self.add_droppable(new.owner, new.used, id)?;
-        }
+        self.add_session_droppable(id, new)?;
         self.tables.sessions.insert(id, &*bytes(new)?)?;
         Ok(())
     }
@@ -154,10 +162,7 @@ impl<'t> Write<'t> {
         if let Some(ends) = row.ends(0) {
             self.tables.ends.remove((ends, id))?;
         }
-        if row.kept > 1 {
-            self.remove_droppable(row.owner, row.used, id)?;
-        }
-        Ok(())
+        self.remove_session_droppable(id, row)
     }
 
     /// Refuses if `more` sessions would exceed the owner's quota.
@@ -199,62 +204,5 @@ impl<'t> Write<'t> {
         self.tables.created.remove((&row.owner.0, row.number))?;
         self.tables.sessions.remove(id)?;
         self.add_sessions(row.owner, -1)
-    }
-
-    /// Releases a version's snapshot; the session still lists the version. Beyond `lineage` such versions, the oldest are
-    /// removed from the list.
-    pub(crate) fn drop_version(
-        &mut self,
-        id: &str,
-        row: &mut SessionRow,
-        position: u64,
-        lineage: usize,
-    ) -> Result<(), IndexError> {
-        let Some(version) = self.tables.kept.remove((id, position))?.map(|version| version.value().to_owned()) else {
-            return Err(damaged_row(format!("session {id} keeps no version at position {position}")));
-        };
-        self.tables.known.insert((id, position), &*version)?;
-        row.kept -= 1;
-        row.known += 1;
-        self.point(&version, -1, 0)?;
-        while row.known > lineage as u64 {
-            let oldest = match self.tables.known.range((id, 0)..=(id, u64::MAX))?.next().transpose()? {
-                Some((key, version)) => (key.value().1, version.value().to_owned()),
-                None => return Err(damaged_row(format!("session {id} lists fewer versions than its row says"))),
-            };
-            self.tables.known.remove((id, oldest.0))?;
-            row.known -= 1;
-            self.point(&oldest.1, 0, -1)?;
-        }
-        Ok(())
-    }
-
-    /// Appends a version to the session, as its head. Beyond `keep` snapshots, the oldest are released.
-    pub(crate) fn push_head(
-        &mut self,
-        id: &str,
-        row: &mut SessionRow,
-        version: &str,
-        keep: usize,
-        lineage: usize,
-    ) -> Result<(), IndexError> {
-        self.tables.kept.insert((id, row.next), version)?;
-        self.point(version, 1, 1)?;
-        version.clone_into(&mut row.head);
-        row.next += 1;
-        row.kept += 1;
-        while row.kept > keep as u64 {
-            let mut oldest = None;
-            for entry in self.tables.kept.range((id, 0)..=(id, u64::MAX))? {
-                let (key, found) = entry?;
-                if found.value() != row.head {
-                    oldest = Some(key.value().1);
-                    break;
-                }
-            }
-            let Some(oldest) = oldest else { break };
-            self.drop_version(id, row, oldest, lineage)?;
-        }
-        Ok(())
     }
 }

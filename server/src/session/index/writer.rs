@@ -1,26 +1,19 @@
 //! The thread that writes the index. Waiting requests share one transaction, because committing is the expensive part.
 
-use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
-use redb::Durability;
+use redb::{Database, Durability};
 use tokio::sync::oneshot;
 
 use super::database::Index;
 use super::error::IndexError;
-use super::tables::Tables;
+use super::queue::{MAX_WAITING, Queue, Refused};
 use super::transaction::Write;
 use crate::session::error::StoreError;
 use crate::session::id::VersionId;
-
-/// Most requests in one transaction.
-const MAX_GROUP: usize = 256;
-
-/// Most requests that may wait for the thread; more are refused.
-const MAX_WAITING: usize = 4096;
 
 /// Called with the versions whose snapshots nothing points to any more.
 type Freed = Box<dyn Fn(&[VersionId]) + Send>;
@@ -71,17 +64,10 @@ struct Job {
     durable: bool,
 }
 
-enum Message {
-    Job(Job),
-    Stop,
-}
-
 /// Sends requests to the thread.
-#[derive(Debug)]
 pub(crate) struct Writer {
-    jobs: SyncSender<Message>,
+    queue: Queue<Job>,
     transactions: Arc<AtomicU64>,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// State of the thread.
@@ -103,15 +89,12 @@ impl Writer {
         freed: impl Fn(&[VersionId]) + Send + 'static,
         sync_objects: impl Fn() -> Result<(), StoreError> + Send + 'static,
     ) -> Result<Self, StoreError> {
-        let (jobs, inbox) = sync_channel(MAX_WAITING);
         let transactions = Arc::default();
         let (freed, sync_objects) = (Box::new(freed), Box::new(sync_objects));
         let state = WriterThread { index, durable, transactions: Arc::clone(&transactions), freed, sync_objects };
-        let thread = thread::Builder::new()
-            .name("index".to_owned())
-            .spawn(move || state.serve(&inbox))
+        let queue = Queue::start("index", move |jobs| state.group(jobs))
             .map_err(|error| StoreError::from_io("starting the index's thread failed", &error))?;
-        Ok(Self { jobs, transactions, thread: Mutex::new(Some(thread)) })
+        Ok(Self { queue, transactions })
     }
 
     /// Runs `work` in a transaction and returns once that is committed.
@@ -145,12 +128,7 @@ impl Writer {
 
     /// Waits until the thread has done all waiting work and has stopped.
     pub(crate) fn stop(&self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread
-            && self.jobs.send(Message::Stop).is_ok()
-        {
-            drop(thread.join());
-        }
+        self.queue.stop();
     }
 
     async fn submit<T: Send + 'static>(
@@ -164,35 +142,19 @@ impl Writer {
         let gone = || StoreError::Unavailable { reason: "the index's thread has stopped".to_owned() };
         let busy =
             || StoreError::Unavailable { reason: format!("{MAX_WAITING} requests are already waiting for the index") };
-        self.jobs.try_send(Message::Job(Job { request, writes, durable })).map_err(|error| match error {
-            std::sync::mpsc::TrySendError::Full(_) => busy(),
-            std::sync::mpsc::TrySendError::Disconnected(_) => gone(),
+        self.queue.send(Job { request, writes, durable }).map_err(|refused| match refused {
+            Refused::Full => busy(),
+            Refused::Stopped => gone(),
         })?;
         replied.await.map_err(|_| gone())?
     }
 }
 
 impl WriterThread {
-    fn serve(self, inbox: &Receiver<Message>) {
-        let mut waiting = VecDeque::new();
-        let mut stopping = false;
-        while !stopping && let Ok(first) = inbox.recv() {
-            for message in std::iter::once(first).chain(inbox.try_iter()) {
-                match message {
-                    Message::Job(job) => waiting.push_back(job),
-                    Message::Stop => stopping = true,
-                }
-            }
-            while !waiting.is_empty() {
-                self.group(waiting.drain(..MAX_GROUP.min(waiting.len())).collect());
-            }
-        }
-    }
-
     /// Runs the jobs in one transaction, and replies to each whatever happens.
     fn group(&self, mut jobs: Vec<Job>) {
         let opened = self.index.opened();
-        let result = self.index.with(|database| self.transaction(database.begin_write()?, &mut jobs));
+        let result = self.index.with(|database| self.transaction(database, &mut jobs));
         let result = match result {
             Ok(freed) => {
                 if !freed.is_empty() {
@@ -211,14 +173,24 @@ impl WriterThread {
             Err(error) => {
                 tracing::error!(?error, "an index transaction failed");
                 let failure = error.to_store_error();
-                match error.needs_reopen().then(|| self.index.reopen(opened)) {
+                // A damaged row is a failure of its own session only.
+                let of_row = matches!(error, IndexError::Row(_));
+                let failure = match error.needs_reopen().then(|| self.index.reopen(opened)) {
                     Some(Err(error)) => {
                         tracing::error!(%error, "the index could not be reopened");
                         // Report the cause that the operator can act on.
-                        Err(if matches!(failure, StoreError::Full { .. }) { failure } else { error })
+                        if matches!(failure, StoreError::Full { .. }) { failure } else { error }
                     }
-                    _ => Err(failure),
+                    _ => failure,
+                };
+                // The journal may be ahead of the index: what failed must not come back with the next start.
+                if let Err(error) = self.index.with(|database| self.index.prepare_journal(database)) {
+                    tracing::error!(?error, "the journal could not be rewound; the next transaction tries again");
                 }
+                if !of_row {
+                    self.index.set_failure(Some(failure.clone()));
+                }
+                Err(failure)
             }
         };
         for job in jobs {
@@ -226,38 +198,66 @@ impl WriterThread {
         }
     }
 
-    fn transaction(
-        &self,
-        mut transaction: redb::WriteTransaction,
-        jobs: &mut [Job],
-    ) -> Result<Vec<VersionId>, IndexError> {
+    fn transaction(&self, database: &Database, jobs: &mut [Job]) -> Result<Vec<VersionId>, IndexError> {
+        self.index.prepare_journal(database)?;
+        let mut transaction = database.begin_write()?;
         let (mut writes, mut durable) = (false, self.durable);
-        let (change, freed) = {
-            let mut write = Write::new(Tables::writing(&transaction)?);
-            for job in jobs {
-                writes |= job.writes;
-                durable |= job.durable;
-                job.request.run(&mut write)?;
-            }
-            let freed = write.freed.iter().filter_map(|id| VersionId::parse(id)).collect();
-            (write.change, freed)
-        };
+        let mut write = Write::new(&transaction)?;
+        for job in jobs {
+            writes |= job.writes;
+            durable |= job.durable;
+            job.request.run(&mut write)?;
+        }
+        let freed: Vec<VersionId> = write.freed.iter().filter_map(|id| VersionId::parse(id)).collect();
         if !writes {
+            drop(write);
             transaction.abort()?;
             return Ok(freed);
         }
+        self.index.check_place().map_err(IndexError::Refused)?;
         if durable {
             // Objects must be on disk before the index that names them.
             (self.sync_objects)().map_err(IndexError::Refused)?;
+        }
+        let mut journal = self.index.journal();
+        let record = journal.as_ref().and_then(|journal| journal.record(&write.take_changes()));
+        if let Some(record) = &record {
+            write.tables.set_position(record.position)?;
+        }
+        let change = std::mem::take(&mut write.change);
+        drop(write);
+        if durable {
             // Without this, opening the file after a crash reads all of it.
             transaction.set_quick_repair(true);
         } else {
             transaction.set_durability(Durability::None)?;
         }
-        transaction.commit()?;
+        if let (Some(journal), Some(record)) = (&mut *journal, &record) {
+            let failed = |error| IndexError::Refused(StoreError::from_io("writing the journal failed", &error));
+            journal.append(record).map_err(failed)?;
+        }
+        // Whichever of the two is on disk first, the other can be completed from it, so they are synced at the same time.
+        let (committed, synced) = thread::scope(|scope| {
+            let syncing = journal.as_ref().filter(|_| durable).map(|journal| scope.spawn(|| journal.sync()));
+            let committed = transaction.commit();
+            (committed, syncing.map_or(Ok(()), |thread| thread.join().unwrap_or_else(|_| Err(ErrorKind::Other.into()))))
+        });
+        committed?;
+        if let Some(journal) = &mut *journal {
+            journal.commit(durable);
+            if let Err(error) = synced {
+                tracing::error!(%error, "the journal could not be synced; the next transaction rewrites it");
+                journal.break_off();
+            }
+        }
+        drop(journal);
         // Before anyone gets a reply, so that a caller who then asks for space, or reopens the index, sees these totals.
         self.index.capacity.apply(change);
         self.transactions.fetch_add(1, Ordering::Relaxed);
+        self.index.set_failure(None);
+        if durable {
+            self.index.compact_journal(database);
+        }
         Ok(freed)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::inner::{Inner, Store, blocking, count, now};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
-use crate::session::index::{IndexError, Reservation, Shortfall, Write};
+use crate::session::index::{IndexError, Reservation, Shortfall, Tables, Victims, Write};
 
 /// Attempts to make space for one object. Another request may take the space before it is used.
 const TRIES: usize = 4;
@@ -36,7 +36,7 @@ impl Inner {
                 Ok(reservation) => return Ok(reservation),
                 Err(current) => shortfall = current,
             }
-            if !self.evict_versions(owner, shortfall).await? {
+            if !self.evict_versions(owner, bytes, shortfall).await? {
                 // Garbage may have been removed since `shortfall` was computed.
                 match reserve() {
                     Ok(reservation) => return Ok(reservation),
@@ -55,9 +55,10 @@ impl Inner {
         let Err(shortfall) = self.index.capacity.fits(owner, bytes, self.limits()) else {
             return Ok(());
         };
-        let (of, missing) = self.eviction_target(owner, shortfall);
-        let possible = self.read(move |tables| Ok(tables.droppable(of, missing)?.is_some())).await?;
-        if possible || self.any_expired().await? || self.index.capacity.fits(owner, bytes, self.limits()).is_ok() {
+        let (victims, missing) = self.victims(owner, bytes, shortfall);
+        let possible = self.read(move |tables| Ok(tables.droppable(&victims, missing)?.holders.is_some())).await?;
+        let removable = self.any_expired().await? || self.read(Tables::any_dead_text).await?;
+        if possible || removable || self.index.capacity.fits(owner, bytes, self.limits()).is_ok() {
             return Ok(());
         }
         count(&self.counters.refused, 1);
@@ -69,17 +70,21 @@ impl Inner {
         self.read(move |tables| tables.any_expired(now(), &exempt)).await
     }
 
-    /// Frees the missing space. If that is impossible, evicts nothing and returns false.
+    /// Frees the missing space, for `needed` bytes of `owner` that it has not reserved. If that is impossible, evicts nothing
+    /// and returns false.
     pub(super) async fn evict_versions(
         self: &Arc<Self>,
         owner: Owner,
+        needed: u64,
         shortfall: Shortfall,
     ) -> Result<bool, StoreError> {
-        if self.remove_expired().await? == 0 {
-            let (of, missing) = self.eviction_target(owner, shortfall);
+        if self.remove_expired().await? + self.remove_dead_texts().await? == 0 {
+            let (victims, missing) = self.victims(owner, needed, shortfall);
             let lineage = self.options.lineage;
             let evicted = self.run_freeing(move |write| {
-                let Some(holders) = write.tables.droppable(of, missing)? else { return Ok(None) };
+                let plan = write.tables.droppable(&victims, missing)?;
+                tracing::debug!(missing, rows = plan.rows, possible = plan.holders.is_some(), "evicting versions");
+                let Some(holders) = plan.holders else { return Ok(None) };
                 write.evict(&holders, lineage)?;
                 Ok(Some(holders.len()))
             });
@@ -90,13 +95,14 @@ impl Inner {
         Ok(true)
     }
 
-    /// The owner whose versions to evict (`None`: any), and how many bytes.
-    fn eviction_target(&self, owner: Owner, shortfall: Shortfall) -> (Option<Owner>, u64) {
+    /// The owners whose versions may be evicted, and how many bytes.
+    fn victims(&self, owner: Owner, needed: u64, shortfall: Shortfall) -> (Victims, u64) {
         match shortfall {
-            Shortfall::Owner { missing, .. } => (Some(owner), missing),
+            Shortfall::Owner { missing, .. } => (Victims::only(owner), missing),
             // Garbage counts as used, and is removed first.
             Shortfall::Disk { missing } => {
-                (None, missing.saturating_sub(self.index.capacity.totals(|totals| totals.garbage)))
+                let missing = missing.saturating_sub(self.index.capacity.totals(|totals| totals.garbage));
+                (self.index.capacity.victims(owner, needed, missing), missing)
             }
         }
     }
@@ -104,12 +110,12 @@ impl Inner {
     fn refusal(&self, shortfall: Shortfall) -> StoreError {
         match shortfall {
             Shortfall::Owner { found, .. } => {
-                StoreError::Quota { quota: "bytes of snapshots", bound: self.options.owner_bytes, found }
+                StoreError::Quota { quota: "bytes of snapshots and texts", bound: self.options.owner_bytes, found }
             }
             Shortfall::Disk { missing } => {
                 let bound = self.options.disk_bytes;
                 StoreError::Full {
-                    reason: format!("snapshots may take {bound} bytes in all, and {missing} more are needed"),
+                    reason: format!("snapshots and texts may take {bound} bytes in all, and {missing} more are needed"),
                 }
             }
         }
@@ -117,9 +123,10 @@ impl Inner {
 }
 
 impl Inner {
-    /// Restores the ballast file if it was removed, once the task that needed its space has finished. Refuses if the disk
+    /// Checks that the folder is still there, and restores the ballast file if it was removed, once the task that needed its space has finished. Refuses if the disk
     /// has no space for it.
     pub(super) async fn ensure_ballast(&self) -> Result<(), StoreError> {
+        self.index.check_place()?;
         if !self.ballast.missing.load(Ordering::SeqCst) {
             return Ok(());
         }

@@ -26,9 +26,13 @@ impl Store {
     ) -> Result<Vec<Session>, StoreError> {
         let Fork { from, n, metadata, ttl } = fork;
         let inner = &self.inner;
-        inner.live(owner, id).await?;
+        let row = inner.live(owner, id).await?;
         inner.last_uses.record(id);
         inner.ensure_ballast().await?;
+        let _room = match &receipt {
+            Some(_) => Some(inner.admit_receipt_of(owner, n, metadata.as_ref().unwrap_or(&row.metadata)).await?),
+            None => None,
+        };
         let max_sessions = inner.options.owner_sessions;
         let source = id.clone();
         let receipt_expiry = inner.receipt_expiry();
@@ -36,15 +40,7 @@ impl Store {
             write.check_session_quota(owner, n, max_sessions)?;
             let row = write.tables.own_session(owner, source.as_str())?;
             let from = from.as_ref().map_or(&*row.head, VersionId::as_str).to_owned();
-            let ancestry = ancestry(write, source.as_str(), &from)?;
-            let rows = n.saturating_mul(ancestry.len());
-            if rows > MAX_FORK_ROWS {
-                return Err(IndexError::Refused(StoreError::TooManyForks {
-                    n,
-                    versions: ancestry.len(),
-                    bound: MAX_FORK_ROWS,
-                }));
-            }
+            let ancestry = ancestry(write, source.as_str(), &from, n)?;
             let ancestry: Vec<(&str, bool)> = ancestry.iter().map(|(version, kept)| (&**version, *kept)).collect();
             let mut new = SessionRow::new(owner, &from, ttl);
             new.ttl = new.ttl.or(row.ttl);
@@ -67,13 +63,21 @@ impl Store {
         });
         let forks = forked.await.inspect_err(|error| inner.tally(error))?;
         count(&inner.counters.forks, forks.len());
+        for fork in &forks {
+            tracing::info!(session = %fork.id, from = %id, "session forked");
+        }
         Ok(forks)
     }
 }
 
-/// A version that the session keeps and its ancestors, as far as the session lists them, oldest first. The flag says
-/// whether the session keeps the snapshot.
-fn ancestry(write: &Write<'_>, session: &str, from: &str) -> Result<Vec<(String, bool)>, IndexError> {
+/// A version that the session keeps and its ancestors, as far as the session lists them, oldest first, for `n` forks that
+/// start from it. The flag says whether the session keeps the snapshot.
+pub(super) fn ancestry(
+    write: &Write<'_>,
+    session: &str,
+    from: &str,
+    n: usize,
+) -> Result<Vec<(String, bool)>, IndexError> {
     let entries = write.tables.lineage(session)?;
     let mut known: HashMap<String, bool> = entries.into_iter().map(|entry| (entry.version, entry.kept)).collect();
     if known.get(from) != Some(&true) {
@@ -86,6 +90,10 @@ fn ancestry(write: &Write<'_>, session: &str, from: &str) -> Result<Vec<(String,
     {
         next = write.tables.require_version(&version)?.parent;
         ancestry.push((version, kept));
+    }
+    let versions = ancestry.len();
+    if n.saturating_mul(versions) > MAX_FORK_ROWS {
+        return Err(IndexError::Refused(StoreError::TooManyForks { n, versions, bound: MAX_FORK_ROWS }));
     }
     ancestry.reverse();
     Ok(ancestry)

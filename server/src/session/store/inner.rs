@@ -1,19 +1,20 @@
 //! The parts of a store, and helpers that all of its operations use.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use tokio::sync::Notify;
+use tracing::Instrument;
 
 use super::ballast::Ballast;
 use super::types::{Session, SnapshotCodec, StoreOptions, Version};
 use crate::session::cache::Cache;
 use crate::session::error::StoreError;
 use crate::session::id::{SessionId, VersionId};
-use crate::session::index::{Index, IndexError, Limits, ReadOnly, SessionRow, Tables, VersionRow, Writer};
+use crate::session::index::{Bounds, Index, IndexError, Limits, ReadOnly, SessionRow, Tables, VersionRow, Writer};
 use crate::session::lease::Leases;
 use crate::session::objects::Objects;
 
@@ -119,6 +120,11 @@ impl Inner {
         Limits { disk: self.options.disk_bytes, owner: self.options.owner_bytes }
     }
 
+    /// How many versions of a session are kept and listed.
+    pub(super) fn bounds(&self) -> Bounds {
+        Bounds { keep: self.options.keep_versions, lineage: self.options.lineage }
+    }
+
     /// Reads the index on a thread that may block.
     pub(super) async fn read<T: Send + 'static>(
         &self,
@@ -130,7 +136,12 @@ impl Inner {
 
     /// Whether a session has expired. One in use never has.
     pub(super) fn is_expired(&self, id: &SessionId, row: &SessionRow) -> bool {
-        row.ends(self.last_uses.of(id)).is_some_and(|expiry| expiry <= now()) && !self.leases.in_use(id)
+        self.has_ended(id, row) && !self.leases.in_use(id)
+    }
+
+    /// The same for who holds its lease.
+    pub(super) fn has_ended(&self, id: &SessionId, row: &SessionRow) -> bool {
+        row.ends(self.last_uses.of(id)).is_some_and(|expiry| expiry <= now())
     }
 
     pub(super) fn session(&self, id: SessionId, row: SessionRow, head: VersionRow) -> Result<Session, StoreError> {
@@ -160,8 +171,12 @@ fn to_session(
         Some((session, version)) => Some((session_id(session)?, version_id(version)?)),
         None => None,
     };
+    let mut tags = BTreeMap::new();
+    for (name, version) in &row.tags {
+        tags.insert(name.clone(), version_id(version)?);
+    }
     Ok(Session {
-        head: version(&row.head, head, true)?,
+        head: Version { tags: row.tags_of(&row.head), ..version(&row.head, head, true)? },
         created: row.created,
         updated: row.updated,
         expires: row.ends(used).map(|ends| ends / 1000),
@@ -169,10 +184,12 @@ fn to_session(
         in_use,
         metadata: row.metadata,
         forked_from,
+        tags,
         id,
     })
 }
 
+/// Without its tags, which a session has.
 pub(super) fn version(id: &str, row: VersionRow, kept: bool) -> Result<Version, StoreError> {
     Ok(Version {
         id: version_id(id)?,
@@ -185,6 +202,8 @@ pub(super) fn version(id: &str, row: VersionRow, kept: bool) -> Result<Version, 
         completion_tokens: row.completion_tokens,
         bytes: row.bytes,
         kept,
+        session: row.session.as_deref().map(session_id).transpose()?,
+        tags: Vec::new(),
     })
 }
 
@@ -200,6 +219,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 pub(super) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let result = tokio::spawn(work).await;
+    // Log lines of the work belong to the caller's request.
+    let result = tokio::spawn(work.in_current_span()).await;
     result.unwrap_or_else(|error| Err(StoreError::Unavailable { reason: error.to_string() }))
 }

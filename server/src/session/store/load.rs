@@ -1,5 +1,6 @@
 //! Loading snapshots from memory or from their objects, and writing their objects.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -37,32 +38,8 @@ impl Store {
         Ok((super::inner::version(id.as_str(), row, true)?, snapshot, tier))
     }
 
-    /// As [`Self::load`], but returns the bytes of a file for export.
-    ///
-    /// # Errors
-    /// As [`Self::load`].
-    pub async fn bytes(
-        &self,
-        owner: Owner,
-        id: &SessionId,
-        version: Option<&VersionId>,
-    ) -> Result<(Version, Bytes), StoreError> {
-        let (row, id) = self.inner.find(owner, id, version).await?;
-        let stored = match row.seed {
-            Some(_) => None,
-            None => Some(self.inner.object(&id, &row).await?),
-        };
-        let (codec, seed, name) = (Arc::clone(&self.inner.codec), row.seed.unwrap_or(0), id.clone());
-        let bytes = blocking(move || {
-            let stored = stored.unwrap_or_else(|| codec.encode(&Snapshot::empty(seed)).into());
-            codec.export(stored).map_err(|reason| StoreError::Corrupt { version: name, reason })
-        });
-        let bytes = bytes.await?;
-        Ok((super::inner::version(id.as_str(), row, true)?, bytes))
-    }
-
-    /// All versions that a session lists, oldest first: those that it keeps, those whose snapshots are gone, those from
-    /// which it was rewound, and, in a fork, those inherited.
+    /// All versions that a session lists, in the order in which it got them: those that it keeps, those whose snapshots are
+    /// gone, those from which it was rewound, in a fork those inherited, and those that it adopted.
     ///
     /// # Errors
     /// No such session.
@@ -70,17 +47,27 @@ impl Store {
         self.inner.live(owner, id).await?;
         let id = id.clone();
         let rows = self.inner.read(move |tables| {
-            tables.own_session(owner, id.as_str())?;
+            let session = tables.own_session(owner, id.as_str())?;
             let entries = tables.lineage(id.as_str())?.into_iter();
-            entries.map(|entry| Ok((tables.require_version(&entry.version)?, entry))).collect::<Result<Vec<_>, _>>()
+            let rows = entries.map(|entry| Ok((tables.require_version(&entry.version)?, entry)));
+            Ok((rows.collect::<Result<Vec<_>, IndexError>>()?, session))
         });
-        rows.await?.into_iter().map(|(row, entry)| version(&entry.version, row, entry.kept)).collect()
+        let (rows, session) = rows.await?;
+        let mut tags: HashMap<&str, Vec<String>> = HashMap::new();
+        for (name, version) in &session.tags {
+            tags.entry(version).or_default().push(name.clone());
+        }
+        let listed = rows.into_iter().map(|(row, entry)| {
+            let tags = tags.remove(&*entry.version).unwrap_or_default();
+            Ok(Version { tags, ..version(&entry.version, row, entry.kept)? })
+        });
+        listed.collect()
     }
 }
 
 impl Inner {
     /// The row of a session's version; of the head if none is named.
-    async fn find(
+    pub(super) async fn find(
         &self,
         owner: Owner,
         id: &SessionId,
@@ -132,7 +119,7 @@ impl Inner {
         Ok((snapshot, Tier::Disk))
     }
 
-    async fn object(&self, id: &VersionId, row: &VersionRow) -> Result<Bytes, StoreError> {
+    pub(super) async fn object(&self, id: &VersionId, row: &VersionRow) -> Result<Bytes, StoreError> {
         if let Some(bytes) = self.objects.get(id, row.bytes).await? {
             return Ok(bytes);
         }
@@ -165,6 +152,8 @@ impl Inner {
             seed: empty.then_some(seed),
             kept_by: 0,
             known_by: 0,
+            origin: Vec::new(),
+            session: None,
         };
         if empty {
             return Ok(Prepared { row, reservation: None, _upload: None });
@@ -196,7 +185,8 @@ impl Inner {
 
     async fn evict_for_full_disk(self: &Arc<Self>, owner: Owner, missing: u64) -> Result<bool, StoreError> {
         let _guard = self.evicting.lock().await;
-        self.evict_versions(owner, Shortfall::Disk { missing }).await
+        // Its space is reserved already.
+        self.evict_versions(owner, 0, Shortfall::Disk { missing }).await
     }
 
     /// After a failed transaction: the session and its head, if the commit reached the disk before the failure and its

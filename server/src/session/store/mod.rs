@@ -5,19 +5,28 @@
 
 mod admission;
 mod ballast;
+mod branches;
+mod files;
 mod forks;
 mod inner;
+mod lineage;
 mod load;
+mod messages;
 mod open;
+mod parted;
 mod responses;
 mod sessions;
 mod sweep;
+mod texts;
+mod turn_forks;
 mod turns;
 mod types;
 
 pub use inner::Store;
+pub use texts::MAX_TEXT_PART;
+pub use turn_forks::TurnFork;
 pub use turns::Turn;
 pub use types::{
-    Durability, Fork, Location, Metadata, NewSession, Patch, Receipt, ReceiptKey, Session, SnapshotCodec, Start,
-    StoreOptions, StoreStats, Tier, TurnNote, Version,
+    ChainFrom, Durability, Filter, Fork, Listing, Location, Metadata, NewResponse, NewSession, Page, Patch, Receipt,
+    ReceiptKey, Session, SnapshotCodec, Start, StoreOptions, StoreStats, Tag, Tier, TurnNote, Version,
 };

@@ -1,5 +1,6 @@
 //! Opening and closing a store, and its statistics.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -11,14 +12,12 @@ use super::inner::{Counters, Inner, LastUses, Store, blocking};
 use super::sweep;
 use super::types::{Durability, Location, SnapshotCodec, StoreOptions, StoreStats};
 use crate::session::cache::Cache;
+use crate::session::disk::{Disk, SystemDisk};
 use crate::session::error::StoreError;
 use crate::session::id::VersionId;
-use crate::session::index::{Index, Writer};
+use crate::session::index::{INDEX, Index, JOURNAL, Place, Writer};
 use crate::session::lease::Leases;
 use crate::session::objects::{Objects, make_folder};
-
-/// The file of the index in the store's folder.
-const INDEX: &str = "index.redb";
 
 impl Store {
     /// Opens the store, creating it if necessary. No object is read.
@@ -31,7 +30,7 @@ impl Store {
             Location::Folder(folder) => Objects::folder(&folder, sync),
             Location::Memory => Ok(Objects::memory()),
         });
-        Self::start(objects.await?, options, codec).await
+        Self::start(Arc::new(SystemDisk), objects.await?, options, codec).await
     }
 
     /// As [`Self::open`], but with the objects in another object store. The options say where the index is.
@@ -51,37 +50,76 @@ impl Store {
             });
             created.await?;
         }
-        Self::start(Objects::new(objects), options, codec).await
+        Self::start(Arc::new(SystemDisk), Objects::new(objects), options, codec).await
     }
 
-    async fn start(objects: Objects, options: StoreOptions, codec: Arc<dyn SnapshotCodec>) -> Result<Self, StoreError> {
+    /// As [`Self::open`], but on another disk. The object store writes its objects to the same disk, in the folder
+    /// `objects`, and syncs each if the options say [`Durability::Turn`].
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_on(
+        disk: Arc<dyn Disk>,
+        objects: Arc<dyn ObjectStore>,
+        options: StoreOptions,
+        codec: Arc<dyn SnapshotCodec>,
+    ) -> Result<Self, StoreError> {
+        let objects = match &options.location {
+            Location::Folder(folder) => {
+                Objects::on(Arc::clone(&disk), objects, folder, options.durability == Durability::Turn)
+            }
+            Location::Memory => Objects::new(objects),
+        };
+        Self::start(disk, objects, options, codec).await
+    }
+
+    async fn start(
+        disk: Arc<dyn Disk>,
+        objects: Objects,
+        options: StoreOptions,
+        codec: Arc<dyn SnapshotCodec>,
+    ) -> Result<Self, StoreError> {
         if options.keep_versions == 0 {
             return Err(StoreError::Option { name: "keep_versions", found: 0, bound: 1 });
         }
-        let (path, ballast) = match &options.location {
-            Location::Folder(folder) => (Some(folder.join(INDEX)), Some(folder.join(ballast::FILE))),
+        let (place, ballast) = match &options.location {
+            Location::Folder(folder) => (Some(Place::new(Arc::clone(&disk), folder)), Some(folder.join(ballast::FILE))),
             Location::Memory => (None, None),
         };
-        if let Some(path) = &path
-            && !path.exists()
+        if let Location::Folder(folder) = &options.location
+            && !exists(&*disk, &folder.join(INDEX))?
+            && !exists(&*disk, &folder.join(JOURNAL))?
             && objects.any().await
         {
             // A new index would name none of them, and the sweep would remove them all.
             let reason = "it is missing, but there are snapshots: restore it from a backup or, to start without its \
                           sessions, move the whole folder away";
-            return Err(StoreError::Index { path: path.clone(), reason: reason.to_owned() });
+            return Err(StoreError::Index { path: folder.join(INDEX), reason: reason.to_owned() });
         }
         let sync = options.durability == Durability::Turn;
+        let (written, codec_of_object) = (objects.clone(), Arc::clone(&codec));
         let (index, ballast) = blocking(move || {
-            let ballast = Ballast::new(ballast);
-            let index = match Index::open(path.clone(), sync) {
+            let ballast = Ballast::new(disk, ballast);
+            let is_whole =
+                |id: &str, bytes: u64| written.is_whole(id, bytes, |bytes| codec_of_object.decode(bytes).is_ok());
+            let Some(place) = place else { return Ok((Arc::new(Index::in_memory()?), ballast)) };
+            let open = || Index::open(place.clone(), place.lock()?, sync, &is_whole);
+            let index = match open() {
                 // Opening an index that was not closed properly writes to it.
-                Err(StoreError::Full { .. }) if ballast.release() => Index::open(path, sync)?,
+                Err(StoreError::Full { .. }) if ballast.release() => open()?,
                 index => index?,
             };
             Ok((Arc::new(index), ballast))
         })
         .await?;
+        let above = index.capacity.totals(|totals| totals.above(options.owner_bytes));
+        if above > 0 {
+            tracing::warn!(
+                owners = above,
+                limit = options.owner_bytes,
+                "owners store more than their budget: they lose old versions"
+            );
+        }
         let (cache, garbage) = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
         let freed = {
             let (cache, garbage) = (Arc::clone(&cache), Arc::clone(&garbage));
@@ -119,14 +157,16 @@ impl Store {
 
     /// Statistics of the store.
     pub fn stats(&self) -> StoreStats {
-        let Inner { index, cache, counters, writer, .. } = &*self.inner;
+        let Inner { index, cache, counters, writer, options, .. } = &*self.inner;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (ram_snapshots, ram_bytes) = cache.size();
         index.capacity.totals(|totals| StoreStats {
             sessions: totals.sessions,
             versions: totals.versions,
             disk_bytes: totals.live,
+            disk_budget: options.disk_bytes,
             garbage_bytes: totals.garbage,
+            text_bytes: totals.texts,
             ram_snapshots,
             ram_bytes,
             hits_memory: read(&counters.hits_memory),
@@ -138,6 +178,11 @@ impl Store {
             refused: read(&counters.refused),
             transactions: writer.transactions(),
         })
+    }
+
+    /// Why the store cannot commit: the last transaction failed, or the folder is gone. A later success clears this.
+    pub fn failure(&self) -> Option<StoreError> {
+        self.inner.index.failure()
     }
 
     /// Writes everything to disk that is only in memory yet.
@@ -168,4 +213,8 @@ impl Store {
         });
         closed.await.and(flushed)
     }
+}
+
+fn exists(disk: &dyn Disk, path: &Path) -> Result<bool, StoreError> {
+    disk.exists(path).map_err(|error| StoreError::from_io("opening the index failed", &error))
 }

@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use super::inner::{Inner, Store, detached, now, version_id};
-use super::types::{ReceiptKey, Tier};
+use super::types::{Metadata, NewResponse, ReceiptKey, Tier};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, VersionId};
-use crate::session::index::{IndexError, ReadOnly, ResponseRow, Tables, VersionRow};
+use crate::session::index::{IndexError, ReadOnly, Reservation, ResponseRow, Tables, VersionRow, receipt_bytes};
 use crate::session::snapshot::Snapshot;
 
 /// The kind of a response's version.
 const RESPONSE: &str = "response";
+
+/// Bytes of a session in a receipt, at most, without its metadata.
+const SESSION_IN_RECEIPT: usize = 1024;
 
 impl Store {
     /// Stores a response with the snapshot at its end, and a receipt.
@@ -21,14 +24,15 @@ impl Store {
         &self,
         owner: Owner,
         id: &ResponseId,
-        body: Vec<u8>,
-        snapshot: Arc<Snapshot>,
-        parent: Option<VersionId>,
+        new: NewResponse,
         receipt: Option<(ReceiptKey, Vec<u8>)>,
     ) -> Result<(), StoreError> {
+        let NewResponse { body, snapshot, parent, text } = new;
         let (inner, id) = (Arc::clone(&self.inner), id.clone());
         detached(async move {
             let version = VersionId::new();
+            let _room = inner.admit_receipt(owner, receipt.as_ref()).await?;
+            let text = inner.prepare_text(owner, text.as_ref(), None).await?;
             let prepared = inner.prepare(owner, &version, &snapshot, None).await?;
             let ends = now().saturating_add(inner.options.response_ttl.as_millis() as u64);
             let row = ResponseRow { owner, version: version.as_str().to_owned(), ends, body };
@@ -38,6 +42,9 @@ impl Store {
                 let parent = parent.as_ref().map(|parent| parent.as_str().to_owned());
                 let version = VersionRow { parent, kind: RESPONSE.to_owned(), ..prepared.row.clone() };
                 write.put_response(name.as_str(), &row, &version)?;
+                if let Some(text) = &text {
+                    text.add(write, owner, &row.version, version.parent.as_deref())?;
+                }
                 if let Some((ReceiptKey(key), answer)) = &receipt {
                     write.put_receipt(owner, key, receipt_expiry, answer)?;
                 }
@@ -106,16 +113,40 @@ impl Store {
     /// Stores an answer under a key, for a request that is not a turn.
     ///
     /// # Errors
-    /// The disk is full or fails.
+    /// A quota or the disk is full, or the disk fails.
     pub async fn put_receipt(&self, owner: Owner, key: &str, answer: Vec<u8>) -> Result<(), StoreError> {
         let key = key.to_owned();
         self.inner.ensure_ballast().await?;
+        let _room = self.inner.admit(owner, receipt_bytes(&key, &answer)).await?;
         let expiry = self.inner.receipt_expiry();
         self.inner.writer.run(move |write| write.put_receipt(owner, &key, expiry, &answer)).await
     }
 }
 
 impl Inner {
+    /// Reserves space for a receipt until it is in the index.
+    pub(super) async fn admit_receipt(
+        self: &Arc<Self>,
+        owner: Owner,
+        receipt: Option<&(ReceiptKey, Vec<u8>)>,
+    ) -> Result<Option<Reservation>, StoreError> {
+        match receipt {
+            Some((ReceiptKey(key), answer)) => self.admit(owner, receipt_bytes(key, answer)).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The same for a receipt that describes `n` sessions, before its size is known.
+    pub(super) async fn admit_receipt_of(
+        self: &Arc<Self>,
+        owner: Owner,
+        n: usize,
+        metadata: &Metadata,
+    ) -> Result<Reservation, StoreError> {
+        let metadata: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+        self.admit(owner, n.saturating_mul(SESSION_IN_RECEIPT + 2 * metadata) as u64).await
+    }
+
     /// An owner's response, unless it has expired.
     async fn response(&self, owner: Owner, id: &ResponseId) -> Result<ResponseRow, StoreError> {
         let id = id.clone();

@@ -13,6 +13,7 @@ use super::inner::{Inner, blocking, count, now};
 use super::types::Durability;
 use crate::session::error::StoreError;
 use crate::session::id::{SessionId, VersionId};
+use crate::session::index::IndexError;
 
 /// Items removed, or objects checked, in one step.
 const BATCH: usize = 500;
@@ -42,10 +43,15 @@ pub(super) fn start(inner: &Arc<Inner>) {
             log_failure(inner.remove_suspects().await);
             if swept.elapsed() >= every {
                 log_failure(inner.ensure_ballast().await);
+                if inner.index.failure().is_some() {
+                    // Finds out whether the store can commit again.
+                    log_failure(inner.run_freeing(|_| Ok(())).await);
+                }
                 log_failure(inner.save_last_uses().await);
                 log_failure(inner.remove_expired().await.map(drop));
                 swept = Instant::now();
             }
+            log_failure(inner.remove_dead_texts().await.map(drop));
             log_failure(inner.remove_garbage().await);
             if flush.is_some_and(|flush| flushed.elapsed() >= flush) {
                 // An idle store does not touch the disk.
@@ -103,7 +109,14 @@ impl Inner {
         self.writer
             .run(move |write| {
                 for (id, used) in &written {
-                    if let Some(old) = write.tables.session(id.as_str())? {
+                    let old = match write.tables.session(id.as_str()) {
+                        Err(IndexError::Row(reason)) => {
+                            tracing::error!(session = %id, reason, "a damaged row: the session's use is not recorded");
+                            continue;
+                        }
+                        found => found?,
+                    };
+                    if let Some(old) = old {
                         let mut row = old.clone();
                         row.used = row.used.max(*used);
                         write.put_session(id.as_str(), Some(&old), &row)?;
@@ -217,13 +230,49 @@ async fn try_sweep(store: &Weak<Inner>) -> Result<(), StoreError> {
             .map_err(|error| StoreError::from_io("cleaning the folder of the objects failed", &error))
     });
     let temporaries = temporaries.await?;
-    let mut orphans = 0;
+    let (mut orphans, mut seen) = (0, HashSet::new());
     while let Some(batch) = batches.next().await {
         let Some(inner) = store.upgrade() else { return Ok(()) };
-        orphans += inner.remove_orphans(batch).await?;
+        seen.extend(batch.iter().map(|id| id.as_str().to_owned()));
+        // A damaged index may have named objects that the rebuilt one does not.
+        if !inner.index.damaged_is_kept() {
+            orphans += inner.remove_orphans(batch).await?;
+        }
     }
     if temporaries + orphans > 0 {
         tracing::info!(temporaries, orphans, "removed objects that an earlier process left behind");
     }
-    Ok(())
+    let Some(inner) = store.upgrade() else { return Ok(()) };
+    inner.report_missing(seen).await
+}
+
+/// Most missing snapshots that the log names one by one.
+const NAMED: usize = 100;
+
+impl Inner {
+    /// Logs the snapshots that the index names and that are not among `seen`, or were not when it was collected.
+    async fn report_missing(&self, seen: HashSet<String>) -> Result<(), StoreError> {
+        let missing = self.read(move |tables| tables.missing(&seen)).await?;
+        let mut found = 0;
+        for (version, sessions) in missing {
+            let Some(id) = VersionId::parse(&version) else { continue };
+            // It may have been written or released meanwhile.
+            let row = self.read(move |tables| tables.version(&version)).await?;
+            let Some(row) = row.filter(|row| row.kept_by > 0) else { continue };
+            if matches!(self.objects.get(&id, row.bytes).await, Ok(Some(_))) {
+                continue;
+            }
+            found += 1;
+            if found <= NAMED {
+                tracing::error!(version = %id, ?sessions, "the snapshot of a version is missing");
+            }
+        }
+        if found > 0 {
+            tracing::error!(
+                "{found} snapshots are missing: was the folder copied while a server used it? `tidegate sessions check` \
+                 lists them all"
+            );
+        }
+        Ok(())
+    }
 }

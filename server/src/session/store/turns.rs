@@ -1,13 +1,15 @@
 //! Turns: transactions that move a session's head.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::inner::{Inner, LastUses, Store, count, detached, version_id};
-use super::types::{ReceiptKey, Session, Tier, TurnNote};
+use super::inner::{Inner, LastUses, Store, count, detached, now, version_id};
+use super::turn_forks::{TurnFork, TurnForks};
+use super::types::{Metadata, NewSession, ReceiptKey, Session, Start, Tier, TurnNote, Version};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{IndexError, Reservation, SessionRow, VersionRow};
+use crate::session::index::{Reservation, SessionRow, VersionRow, most_bytes, text_bytes};
 use crate::session::lease::Lease;
 use crate::session::snapshot::Snapshot;
 
@@ -16,11 +18,16 @@ pub struct Turn {
     inner: Arc<Inner>,
     owner: Owner,
     session: Session,
+    /// What creates the session, if it is not there yet.
+    absent: Option<NewSession>,
     head: Arc<Snapshot>,
     tier: Tier,
     lease: RecordedLease,
     /// Space for the new version, enough for the largest possible one.
     reserved: Arc<Reservation>,
+    /// Space for the text that it adds.
+    text_reserved: Option<Arc<Reservation>>,
+    forks: TurnForks,
 }
 
 /// A session's lease, which records the session's last use when it is released.
@@ -56,10 +63,46 @@ impl Store {
         let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
         let (snapshot, tier) = inner.fetch(&version_id(&row.head)?, &head).await?;
         let session = inner.session(id.clone(), row, head)?;
-        Ok(Turn { inner: Arc::clone(inner), owner, session, head: snapshot, tier, lease, reserved })
+        let (inner, text_reserved, forks) = (Arc::clone(inner), None, TurnForks::default());
+        Ok(Turn { inner, owner, session, absent: None, head: snapshot, tier, lease, reserved, text_reserved, forks })
     }
 
-    /// Moves a session's head to another version that it keeps.
+    /// As [`Self::begin`]. If there is no session with this id, it is the turn of an empty one, which [`Turn::create_session`]
+    /// creates with these notes; nobody else uses the id before the turn ends.
+    ///
+    /// # Errors
+    /// The session is in use, there is no space for the turn's result, or its head cannot be read.
+    pub async fn begin_or_create(
+        &self,
+        owner: Owner,
+        id: &SessionId,
+        (seed, metadata): (u64, Metadata),
+        wait: Duration,
+    ) -> Result<Turn, StoreError> {
+        let inner = &self.inner;
+        let lease = inner.lease(id, wait).await?;
+        let (session, absent, head) = match inner.rows(owner, id).await {
+            Ok((row, head)) if !inner.has_ended(id, &row) => {
+                (inner.session(id.clone(), row, head.clone())?, None, Some(head))
+            }
+            Ok(_) | Err(StoreError::NotFound { .. }) => {
+                let session = absent_session(id, &metadata);
+                let new = NewSession { start: Start::Empty { seed }, metadata, ttl: None, label: None };
+                (session, Some(new), None)
+            }
+            Err(error) => return Err(error),
+        };
+        let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
+        let (head, tier) = match head {
+            Some(head) => inner.fetch(&session.head.id, &head).await?,
+            None => (Arc::new(Snapshot::empty(seed)), Tier::Memory),
+        };
+        let (inner, text_reserved, forks) = (Arc::clone(inner), None, TurnForks::default());
+        Ok(Turn { inner, owner, session, absent, head, tier, lease, reserved, text_reserved, forks })
+    }
+
+    /// Moves a session's head to another version of the same owner whose snapshot is kept. The session then lists it, and so
+    /// its ancestors.
     ///
     /// # Errors
     /// No such session or version, it is in use, its head is not `if_match`, or the disk fails.
@@ -75,14 +118,13 @@ impl Store {
         let (lease, ..) = inner.hold(owner, &id, if_match, wait).await?;
         inner.ensure_ballast().await?;
         detached(async move {
-            let name = id.clone();
+            let (name, bounds) = (id.clone(), inner.bounds());
             let moved = inner.writer.run(move |write| {
                 let old = write.tables.own_session(owner, name.as_str())?;
-                let position = write.tables.position(name.as_str(), to.as_str())?;
-                position.ok_or(IndexError::Refused(StoreError::VERSION))?;
-                let head = write.tables.require_version(to.as_str())?;
-                let mut row = SessionRow { head: to.as_str().to_owned(), ..old.clone() };
+                let head = write.tables.kept_version(owner, to.as_str())?;
+                let mut row = old.clone();
                 row.touch();
+                write.adopt(name.as_str(), &mut row, to.as_str(), bounds)?;
                 write.put_session(name.as_str(), Some(&old), &row)?;
                 Ok((row, head))
             });
@@ -91,6 +133,36 @@ impl Store {
             inner.session(id, row, head)
         })
         .await
+    }
+}
+
+/// A session that is not there yet.
+fn absent_session(id: &SessionId, metadata: &Metadata) -> Session {
+    let head = Version {
+        id: VersionId::new(),
+        parent: None,
+        tokens: 0,
+        time: now(),
+        label: None,
+        kind: String::new(),
+        prompt_tokens: 0,
+        completion_tokens: 0,
+        bytes: 0,
+        kept: false,
+        session: None,
+        tags: Vec::new(),
+    };
+    Session {
+        id: id.clone(),
+        head,
+        metadata: metadata.clone(),
+        created: now() / 1000,
+        updated: now() / 1000,
+        expires: None,
+        ttl: None,
+        in_use: true,
+        forked_from: None,
+        tags: BTreeMap::new(),
     }
 }
 
@@ -104,18 +176,28 @@ impl Inner {
         wait: Duration,
     ) -> Result<(RecordedLease, SessionRow, VersionRow), StoreError> {
         self.live(owner, id).await?;
-        let lease = self.leases.take(id, wait).await?;
-        let lease = RecordedLease { lease: Some(lease), last_uses: self.last_uses.clone(), id: id.clone() };
-        let name = id.clone();
-        let rows = self.read(move |tables| {
-            let row = tables.own_session(owner, name.as_str())?;
-            Ok((tables.require_version(&row.head)?, row))
-        });
-        let (head, row) = rows.await?;
+        let lease = self.lease(id, wait).await?;
+        let (row, head) = self.rows(owner, id).await?;
         if if_match.is_some_and(|expected| expected.as_str() != row.head) {
             return Err(StoreError::Stale { head: version_id(&row.head)? });
         }
         Ok((lease, row, head))
+    }
+
+    async fn lease(&self, id: &SessionId, wait: Duration) -> Result<RecordedLease, StoreError> {
+        let lease = self.leases.take(id, wait).await?;
+        Ok(RecordedLease { lease: Some(lease), last_uses: self.last_uses.clone(), id: id.clone() })
+    }
+
+    /// The rows of a session and its head.
+    async fn rows(&self, owner: Owner, id: &SessionId) -> Result<(SessionRow, VersionRow), StoreError> {
+        let name = id.clone();
+        let rows = self.read(move |tables| {
+            let row = tables.own_session(owner, name.as_str())?;
+            let head = tables.require_version(&row.head)?;
+            Ok((row, head))
+        });
+        rows.await
     }
 }
 
@@ -130,46 +212,92 @@ impl Turn {
         &self.head
     }
 
+    /// Creates the session, if it is not there yet.
+    ///
+    /// # Errors
+    /// The owner may not have another session, or the disk is full or fails.
+    pub async fn create_session(&mut self) -> Result<(), StoreError> {
+        let Some(new) = self.absent.take() else { return Ok(()) };
+        let (inner, owner, id) = (Arc::clone(&self.inner), self.owner, self.session.id.clone());
+        self.session = detached(async move { inner.create(owner, new, None, Some(id)).await }).await?;
+        Ok(())
+    }
+
     /// Where that snapshot was found.
     pub fn tier(&self) -> Tier {
         self.tier
     }
 
-    /// Makes `snapshot` the session's head, as `version`, and stores the receipt in the same transaction. When this
-    /// returns, the turn is committed. The commit completes even if the caller goes away.
+    /// Reserves what `n` forks need: space for the largest possible snapshots. To be called before anything is computed for
+    /// them.
     ///
     /// # Errors
-    /// The session was deleted meanwhile, a quota or the disk is full, or the disk fails. Nothing has changed then.
+    /// The owner may not have that many sessions, the session has too many versions for as many forks, or there is no space.
+    pub async fn reserve_forks(&mut self, n: usize) -> Result<(), StoreError> {
+        let from = (self.session.id.clone(), self.session.head.id.clone());
+        self.forks.reserve(&self.inner, self.owner, from, n).await
+    }
+
+    /// Reserves space for the text that the turn will add, if texts are kept: `tokens` below `vocab_size`, and `messages`
+    /// bytes of messages.
+    ///
+    /// # Errors
+    /// A quota or the disk is full and nothing can be evicted, or the disk fails.
+    pub async fn reserve_text(&mut self, tokens: u64, vocab_size: u64, messages: u64) -> Result<(), StoreError> {
+        if self.inner.options.keep_text {
+            let bytes = text_bytes(most_bytes(tokens, vocab_size, messages));
+            self.text_reserved = Some(Arc::new(self.inner.admit(self.owner, bytes).await?));
+        }
+        Ok(())
+    }
+
+    /// Leaves these forks with the commit.
+    pub fn leave_forks(&mut self, forks: Vec<TurnFork>) {
+        self.forks.leave(forks);
+    }
+
+    /// Makes `snapshot` the session's head, as `version`; in the same transaction, creates the forks and stores the receipt.
+    /// When this returns, the turn is committed. The commit completes even if the caller goes away.
+    ///
+    /// # Errors
+    /// The session was deleted meanwhile, a quota or the disk is full, or the disk fails.
     pub async fn commit(
-        self,
+        mut self,
         snapshot: Arc<Snapshot>,
         note: TurnNote,
         receipt: Option<(ReceiptKey, Vec<u8>)>,
         version: VersionId,
     ) -> Result<Session, StoreError> {
         let commit = async move {
-            let Self { inner, owner, session, lease, reserved, .. } = self;
-            let prepared = inner.prepare(owner, &version, &snapshot, Some(reserved)).await?;
+            self.create_session().await?;
+            let Self { inner, owner, session, lease, reserved, text_reserved, forks, .. } = self;
+            let _room = inner.admit_receipt(owner, receipt.as_ref()).await?;
+            let text = inner.prepare_text(owner, note.text.as_ref(), text_reserved).await?;
+            let forks = Arc::new(inner.prepare_forks(owner, forks).await?);
+            let prepared = match inner.prepare(owner, &version, &snapshot, Some(reserved)).await {
+                Ok(prepared) => prepared,
+                Err(error) => return Err(inner.abandon_forks(&forks, error).await),
+            };
+            let others = Arc::clone(&forks);
             let (name, head, parent) = (session.id.clone(), version.clone(), session.head.id.clone());
-            let (keep, lineage) = (inner.options.keep_versions, inner.options.lineage);
+            let bounds = inner.bounds();
             let receipt_expiry = inner.receipt_expiry();
             let committed = inner.writer.run(move |write| {
                 let old = write.tables.own_session(owner, name.as_str())?;
-                let version = VersionRow {
-                    parent: Some(parent.as_str().to_owned()),
-                    label: note.label.clone(),
-                    kind: note.kind.clone(),
-                    prompt_tokens: note.prompt_tokens,
-                    completion_tokens: note.completion_tokens,
-                    ..prepared.row.clone()
-                };
+                let ancestry = others.check(write, &name, &parent)?;
+                let version = note.row((&name, parent.as_str()), &prepared.row);
                 let mut row = old.clone();
                 row.touch();
+                // The forks come first, because the new head may make the session release a version that they keep.
+                others.add(write, (&name, &old), &ancestry, bounds)?;
                 write.add_version(head.as_str(), &version)?;
-                write.push_head(name.as_str(), &mut row, head.as_str(), keep, lineage)?;
+                write.push_head(name.as_str(), &mut row, head.as_str(), bounds)?;
                 write.put_session(name.as_str(), Some(&old), &row)?;
                 if let Some((ReceiptKey(key), answer)) = &receipt {
                     write.put_receipt(owner, key, receipt_expiry, answer)?;
+                }
+                if let Some(text) = &text {
+                    text.add(write, owner, head.as_str(), Some(parent.as_str()))?;
                 }
                 write.fulfil(prepared.reservation.as_ref());
                 Ok((row, version))
@@ -183,11 +311,16 @@ impl Turn {
                     if head.seed.is_none() {
                         inner.remember(&version, &snapshot);
                     }
+                    inner.remember_forks(&session.id, &forks);
                     count(&inner.counters.commits, 1);
+                    count(&inner.counters.forks, forks.len());
                     drop(lease);
                     inner.session(session.id, row, head)
                 }
-                Err(error) => Err(inner.abandon(&version, error).await),
+                Err(error) => {
+                    let error = inner.abandon_forks(&forks, error).await;
+                    Err(inner.abandon(&version, error).await)
+                }
             }
         };
         detached(commit).await

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::session::conversation::Conversation;
 use crate::session::id::{SessionId, VersionId};
 use crate::session::snapshot::Snapshot;
+use crate::session::text::AddedText;
 
 /// A client's own notes on a session.
 pub type Metadata = BTreeMap<String, String>;
@@ -33,11 +35,12 @@ pub trait SnapshotCodec: Send + Sync {
         Ok(())
     }
 
-    /// Converts stored bytes to those of a file for export.
+    /// Converts stored bytes to those of a file for export, which has the conversation as well.
     ///
     /// # Errors
     /// As [`Self::decode`].
-    fn export(&self, stored: Bytes) -> Result<Bytes, String> {
+    fn export(&self, stored: Bytes, conversation: &Conversation) -> Result<Bytes, String> {
+        let _ = conversation;
         Ok(stored)
     }
 
@@ -83,6 +86,8 @@ pub struct StoreOptions {
     pub keep_versions: usize,
     /// Versions per session that are still listed after their snapshots are gone.
     pub lineage: usize,
+    /// Whether the texts of new versions are kept, so that they can be read back.
+    pub keep_text: bool,
     /// How long a stored response is kept.
     pub response_ttl: Duration,
     /// How long a receipt is kept.
@@ -105,6 +110,7 @@ impl StoreOptions {
             owner_sessions: usize::MAX,
             keep_versions: 32,
             lineage: 1000,
+            keep_text: true,
             response_ttl: 30 * DAY,
             receipt_ttl: DAY,
             sweep_every: Duration::from_secs(10),
@@ -135,6 +141,10 @@ pub enum Start {
     },
     /// A snapshot from elsewhere.
     Snapshot(Arc<Snapshot>),
+    /// A snapshot, and the whole text that it has read.
+    Read(Arc<Snapshot>, AddedText),
+    /// A snapshot from a file, and what the file has besides it, without its label and metadata.
+    Uploaded(Arc<Snapshot>, Conversation),
     /// A version of the same owner.
     Version(VersionId),
 }
@@ -146,6 +156,8 @@ pub struct Patch {
     pub metadata: Option<Metadata>,
     /// How long it is kept after its last use; `Some(None)`: for ever.
     pub ttl: Option<Option<Duration>>,
+    /// The new label of the head; `Some(None)`: none.
+    pub label: Option<Option<String>>,
 }
 
 /// The current description of a session.
@@ -169,6 +181,65 @@ pub struct Session {
     pub in_use: bool,
     /// The session and version from which it was forked.
     pub forked_from: Option<(SessionId, VersionId)>,
+    /// The client's names for versions that the session lists.
+    pub tags: BTreeMap<String, VersionId>,
+}
+
+/// Which of an owner's sessions to list.
+#[derive(Clone, Debug, Default)]
+pub struct Listing {
+    /// The last session of the previous page, or the last that was examined for it.
+    pub after: Option<SessionId>,
+    /// Most sessions in the page.
+    pub limit: usize,
+    /// The order of creation.
+    pub newest_first: bool,
+    /// Only these.
+    pub filter: Filter,
+}
+
+/// What a session must have to be listed; `None` allows all.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// All of these pairs.
+    pub metadata: Metadata,
+    /// The label of its head.
+    pub label: Option<String>,
+    /// A tag.
+    pub tag: Option<String>,
+    /// The session that it was forked from.
+    pub forked_from: Option<String>,
+    /// Created after this second and before that one.
+    pub created: (Option<u64>, Option<u64>),
+    /// Changed after this second and before that one.
+    pub updated: (Option<u64>, Option<u64>),
+}
+
+/// A page of sessions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// The sessions.
+    pub sessions: Vec<Session>,
+    /// The last session that was examined, if there may be more after it.
+    pub next: Option<SessionId>,
+}
+
+/// A tag, and the version that it names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// Its name.
+    pub name: String,
+    /// The version.
+    pub version: Version,
+}
+
+/// Which part of a chain of versions to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChainFrom {
+    /// This version and its ancestors.
+    Version(VersionId),
+    /// The ancestors of this version.
+    After(VersionId),
 }
 
 /// The description of a version.
@@ -194,6 +265,10 @@ pub struct Version {
     pub bytes: u64,
     /// Whether this session still keeps its snapshot.
     pub kept: bool,
+    /// The session that made it, if that is known.
+    pub session: Option<SessionId>,
+    /// The names of its tags in this session.
+    pub tags: Vec<String>,
 }
 
 /// What a version records about the turn that created it.
@@ -207,6 +282,21 @@ pub struct TurnNote {
     pub completion_tokens: u64,
     /// The kind of turn.
     pub kind: String,
+    /// What the turn adds to the text; without it, the version's text cannot be read back.
+    pub text: Option<AddedText>,
+}
+
+/// A response to store.
+#[derive(Clone, Debug)]
+pub struct NewResponse {
+    /// What is returned for it.
+    pub body: Vec<u8>,
+    /// The snapshot at its end.
+    pub snapshot: Arc<Snapshot>,
+    /// The version that it continues.
+    pub parent: Option<VersionId>,
+    /// What it adds to the text of that version.
+    pub text: Option<AddedText>,
 }
 
 /// The key under which the answer to a request is stored, in case the same request comes again.
@@ -247,8 +337,12 @@ pub struct StoreStats {
     pub versions: u64,
     /// Bytes of objects that something points to.
     pub disk_bytes: u64,
+    /// Most bytes of objects that something may point to.
+    pub disk_budget: u64,
     /// Bytes of objects that nothing points to and that are about to be removed.
     pub garbage_bytes: u64,
+    /// Bytes of texts.
+    pub text_bytes: u64,
     /// Number of snapshots cached in memory.
     pub ram_snapshots: u64,
     /// Bytes of snapshots cached in memory.

@@ -4,6 +4,7 @@
 //! templates come from the operator.
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use chrono::{DateTime, Utc};
 use minijinja::syntax::SyntaxConfig;
@@ -13,7 +14,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
-use super::message::{ChatError, MAX_BYTES, MAX_STEPS, Message};
+use super::message::{ChatError, MAX_BYTES, MAX_STEPS, Message, TemplateInput};
 
 /// Most levels of nested blocks and macros (a macro counts several times): far more than templates use, and far less
 /// than a thread's stack allows.
@@ -26,10 +27,7 @@ const NAME: &str = "chat_template";
 #[derive(Clone, Copy)]
 pub(super) struct Rendering<'a> {
     pub(super) messages: &'a [Message],
-    /// The tools that the answer may call.
-    pub(super) tools: Option<&'a serde_json::Value>,
-    /// Whether to add the beginning of the assistant's answer.
-    pub(super) prompt: bool,
+    pub(super) input: TemplateInput<'a>,
     /// The current time.
     pub(super) now: DateTime<Utc>,
 }
@@ -60,18 +58,21 @@ impl Jinja {
 
     /// Renders a conversation.
     pub(super) fn render(&self, conversation: Rendering) -> Result<String, ChatError> {
-        let Rendering { messages, tools, prompt, now } = conversation;
+        let Rendering { messages, input: TemplateInput { tools, variables, closed }, now } = conversation;
+        let variables = variables.into_iter().flatten().map(|(name, value)| (name.as_str(), from_json(value)));
         let values = context! {
             messages => messages.iter().map(value).collect::<Vec<Value>>(),
             tools => tools.map_or(Value::from(()), from_json),
-            add_generation_prompt => prompt,
+            add_generation_prompt => !closed,
             strftime_now => Value::from_function(move |format: &str| date(now, format)),
+            ..Value::from_pairs(variables)
         };
         let mut text = Bounded { bytes: Vec::new(), full: false };
-        let rendered = match self.environment.get_template(NAME) {
-            Ok(template) => template.render_captured_to(values, &mut text).map(drop),
-            Err(error) => Err(error),
-        };
+        // A panic of the template engine is an error of the template.
+        let rendered = catch_unwind(AssertUnwindSafe(|| {
+            self.environment.get_template(NAME)?.render_captured_to(values, &mut text).map(drop)
+        }));
+        let rendered = rendered.map_err(|_| ChatError::Failed("the template engine panicked".into()))?;
         if text.full {
             return Err(ChatError::Long);
         }
@@ -212,7 +213,7 @@ mod tests {
         let content = " a<b> 'c' \"d\"\\u003c\u{e9}\n".into();
         let messages = [Message { role: "user".into(), content, ..Message::default() }];
         let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
-        let conversation = Rendering { messages: &messages, tools: None, prompt: true, now };
+        let conversation = Rendering { messages: &messages, input: TemplateInput::default(), now };
         Jinja::compile(source, Vec::new()).unwrap().render(conversation)
     }
 

@@ -19,6 +19,18 @@ pub struct Message {
     pub more: Map<String, Value>,
 }
 
+/// What a template gets besides the messages.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TemplateInput<'a> {
+    /// The tools that the answer may call, as a list of objects in OpenAI's form. The template decides whether and where to
+    /// write them.
+    pub tools: Option<&'a Value>,
+    /// Further variables.
+    pub variables: Option<&'a Map<String, Value>>,
+    /// Whether the beginning of the assistant's answer is left out.
+    pub closed: bool,
+}
+
 /// Why the template produced no text.
 #[allow(missing_docs, reason = "the messages explain the fields")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,6 +3,7 @@
 mod jinja;
 mod message;
 mod template;
+mod world;
 
-pub use message::{ChatError, Message};
+pub use message::{ChatError, Message, TemplateInput};
 pub use template::{After, ChatTemplate};

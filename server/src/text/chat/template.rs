@@ -9,11 +9,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::jinja::{Jinja, Rendering};
-use super::message::{ChatError, Message};
-use crate::text::tokenizer::{SpecialToken, TextError, optional_json};
+use super::message::{ChatError, Message, TemplateInput};
+use super::world;
+use crate::text::error::TextError;
+use crate::text::tokenizer::{SpecialToken, Tokenizer, optional_json};
 
 /// Special tokens of `tokenizer_config.json` that templates may name.
 const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+
+/// No answer follows.
+const CLOSED: TemplateInput<'static> = TemplateInput { tools: None, variables: None, closed: true };
 
 /// The end of the stored conversation to which messages are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +33,7 @@ pub enum After {
 pub struct ChatTemplate {
     source: String,
     jinja: Jinja,
+    turns: &'static [&'static str],
 }
 
 impl ChatTemplate {
@@ -66,7 +72,71 @@ impl ChatTemplate {
         };
         let jinja = Jinja::compile(&source, tokens);
         let jinja = jinja.map_err(|error| TextError::Contents { path, reason: format!("chat template: {error}") })?;
-        Ok(Some(Self { source, jinja }))
+        Ok(Some(Self { source, jinja, turns: &[] }))
+    }
+
+    /// As [`Self::load`]; for RWKV's tokenizer the form that its family publishes, if there is no template.
+    ///
+    /// # Errors
+    /// As for [`Self::load`].
+    pub fn load_for(folder: &Path, tokenizer: &Tokenizer) -> Result<Option<Self>, TextError> {
+        let own = Self::load(folder)?;
+        let Some(separator) = tokenizer.world_separator() else { return Ok(own) };
+        let mut template = match own {
+            Some(own) => own,
+            None => Self::world(separator).map_err(|error| TextError::Contents {
+                path: folder.into(),
+                reason: format!("chat template: {error}"),
+            })?,
+        };
+        if template.source.contains(world::USER) {
+            template.turns = world::TURNS;
+        }
+        Ok(Some(template))
+    }
+
+    /// As [`Self::load_for`], for a model that is one file: `source` is the template that it has, if any.
+    ///
+    /// # Errors
+    /// A template that does not compile.
+    pub fn of_file(path: &Path, source: Option<&str>, tokenizer: &Tokenizer) -> Result<Option<Self>, TextError> {
+        let bad = |error: minijinja::Error| {
+            let reason = format!("chat template: {error}");
+            TextError::Contents { path: path.into(), reason }
+        };
+        let separator = tokenizer.world_separator();
+        let mut template = match (source, separator) {
+            (Some(source), _) => {
+                // RWKV's one special token begins texts and ends them.
+                let special = separator.unwrap_or_default();
+                let tokens = ["bos_token", "eos_token"].map(|name| (name, special.to_owned()));
+                let jinja = Jinja::compile(source, tokens.into()).map_err(bad)?;
+                Self { source: source.into(), jinja, turns: &[] }
+            }
+            (None, Some(separator)) => Self::world(separator).map_err(bad)?,
+            (None, None) => return Ok(None),
+        };
+        if separator.is_some() && template.source.contains(world::USER) {
+            template.turns = world::TURNS;
+        }
+        Ok(Some(template))
+    }
+
+    /// The form of RWKV's World and G1 models. `separator` is the special token between two texts.
+    fn world(separator: &str) -> Result<Self, minijinja::Error> {
+        let source = world::SOURCE.to_owned();
+        let jinja = Jinja::compile(&source, vec![("separator", separator.to_owned())])?;
+        Ok(Self { source, jinja, turns: world::TURNS })
+    }
+
+    /// The strings that begin the next turn: an answer ends before them.
+    pub fn turns(&self) -> &'static [&'static str] {
+        self.turns
+    }
+
+    /// Whether answers may begin with reasoning, in `<think>…</think>`: the template writes or reads it, or the family does.
+    pub fn has_reasoning(&self) -> bool {
+        !self.turns.is_empty() || self.source.contains("think>")
     }
 
     /// The source of the template.
@@ -79,16 +149,15 @@ impl ChatTemplate {
     /// # Errors
     /// The template refuses the messages, fails, takes too many steps, or produces too long a text.
     pub fn render(&self, messages: &[Message]) -> Result<String, ChatError> {
-        self.render_tools(messages, None)
+        self.render_with(messages, TemplateInput::default())
     }
 
-    /// As [`Self::render`], with the tools that the answer may call, as a list of objects in OpenAI's form. The template
-    /// decides whether and where to write them.
+    /// As [`Self::render`], with more input.
     ///
     /// # Errors
     /// As for [`Self::render`].
-    pub fn render_tools(&self, messages: &[Message], tools: Option<&Value>) -> Result<String, ChatError> {
-        self.jinja.render(Rendering { messages, tools, prompt: true, now: Utc::now() })
+    pub fn render_with(&self, messages: &[Message], input: TemplateInput) -> Result<String, ChatError> {
+        self.jinja.render(Rendering { messages, input, now: Utc::now() })
     }
 
     /// Renders a conversation that is stored so that messages can be added later.
@@ -98,7 +167,7 @@ impl ChatTemplate {
     pub fn render_closed(&self, messages: &[Message]) -> Result<String, ChatError> {
         let now = Utc::now();
         let (stem, marked) = marked(messages);
-        let whole = |messages| self.jinja.render(Rendering { messages, tools: None, prompt: false, now });
+        let whole = |messages| self.jinja.render(Rendering { messages, input: CLOSED, now });
         shown(messages, &stem, &whole(&marked)?)?;
         whole(messages)
     }
@@ -115,21 +184,7 @@ impl ChatTemplate {
     /// As [`render`](Self::render). Also if the template refuses a conversation that alternates between user and
     /// assistant, does not show a new message, or changes earlier text.
     pub fn render_more(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
-        self.more(messages, None, after, true)
-    }
-
-    /// As [`Self::render_more`], with the tools that the answer may call. A template that writes tools before the first
-    /// message does not write them again.
-    ///
-    /// # Errors
-    /// As for [`Self::render_more`].
-    pub fn render_more_tools(
-        &self,
-        messages: &[Message],
-        tools: Option<&Value>,
-        after: After,
-    ) -> Result<String, ChatError> {
-        self.more(messages, tools, after, true)
+        self.render_more_with(messages, TemplateInput::default(), after)
     }
 
     /// As [`Self::render_more`], but without the beginning of an answer.
@@ -137,19 +192,23 @@ impl ChatTemplate {
     /// # Errors
     /// As for [`Self::render_more`].
     pub fn render_more_closed(&self, messages: &[Message], after: After) -> Result<String, ChatError> {
-        self.more(messages, None, after, false)
+        self.render_more_with(messages, CLOSED, after)
     }
 
-    fn more(
+    /// As [`Self::render_more`], with more input. A template that writes tools before the first message does not write them
+    /// again.
+    ///
+    /// # Errors
+    /// As for [`Self::render_more`].
+    pub fn render_more_with(
         &self,
         messages: &[Message],
-        tools: Option<&Value>,
+        input: TemplateInput,
         after: After,
-        prompt: bool,
     ) -> Result<String, ChatError> {
         let now = Utc::now();
         let (stem, marked) = marked(messages);
-        let added = |messages| self.added(Rendering { messages, tools, prompt, now }, after);
+        let added = |messages| self.added(Rendering { messages, input, now }, after);
         shown(messages, &stem, &added(&marked)?)?;
         added(messages)
     }
@@ -170,7 +229,8 @@ impl ChatTemplate {
                 _ => Err(ChatError::NotAppendable),
             },
             After::Messages => {
-                let closed = self.jinja.render(Rendering { messages: &stored, prompt: false, ..more })?;
+                let input = TemplateInput { closed: true, ..more.input };
+                let closed = self.jinja.render(Rendering { messages: &stored, input, ..more })?;
                 whole.strip_prefix(&closed).map(Into::into).ok_or(ChatError::NotAppendable)
             }
         }

@@ -1,20 +1,27 @@
 //! Compiles checked grammars with llguidance, and shortens its error messages.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
-use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use llguidance::panic_utils::catch_unwind;
+use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{JsonCompileOptions, ParserFactory, TokenParser};
 use serde_json::{Value, json};
 
-use super::calls::Calls;
-use super::matcher::CompiledGrammar;
+use super::calls::{Calls, Instead};
 use super::spec::{GrammarError, GrammarSpec};
+use crate::text::vocabulary::Vocabulary;
 
 /// Longest compiler message in an error, in characters.
 const MAX_REASON: usize = 300;
 
-/// Limits per grammar: tens of milliseconds and some megabytes to compile, a few milliseconds per mask.
-pub(super) fn limits() -> ParserLimits {
+/// Stack of a compiling thread. Only the part that is used takes memory.
+pub(super) const STACK_BYTES: usize = 256 << 20;
+
+/// Limits per grammar: a few milliseconds per mask. They do not bound the time and the memory that the compiler takes
+/// before it has a first state.
+fn limits() -> ParserLimits {
     ParserLimits {
         max_grammar_size: 200_000,
         max_lexer_states: 20_000,
@@ -27,36 +34,94 @@ pub(super) fn limits() -> ParserLimits {
 
 /// Compiles `spec` and computes its first mask, so that a grammar whose mask is too expensive is refused before anything
 /// is generated.
-pub(super) fn compile(
-    factory: &ParserFactory,
-    eos: &Arc<[u32]>,
-    spec: GrammarSpec,
-) -> Result<CompiledGrammar, GrammarError> {
-    let grammar = match spec {
-        GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(compact(schema)),
-        GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(compact(json!({"type": "object"}))),
-        GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(&regex),
-        GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(lark),
-        GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice(&texts)),
-        GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(self::calls(&calls)),
+pub(super) fn compile(factory: &ParserFactory, spec: GrammarSpec) -> Result<TokenParser, GrammarError> {
+    if let GrammarSpec::Calls(calls) = &spec {
+        check_distinct(factory, calls)?;
+    }
+    let compiling = || {
+        let grammar = match spec {
+            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(compact(schema)),
+            GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(compact(json!({"type": "object"}))),
+            GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(&regex),
+            GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(lark),
+            GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice(&texts)),
+            GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(self::calls(&calls)),
+        };
+        let mut parser = factory.create_parser(TopLevelGrammar::from_grammar(grammar))?;
+        parser.start_without_prompt();
+        let allowed = parser.compute_mask()?.num_set();
+        Ok((parser, allowed))
     };
-    let parser =
-        factory.create_parser(TopLevelGrammar::from_grammar(grammar)).map_err(|error| wrong(&error.to_string()))?;
-    let mut matcher = Matcher::new(Ok(parser));
-    let mask = matcher.compute_mask_or_eos().map_err(|error| wrong(&error.to_string()))?;
-    if mask.num_set() == 0 {
+    let (parser, allowed) = catch_unwind(AssertUnwindSafe(compiling)).map_err(|error| wrong(&error.to_string()))?;
+    if allowed == 0 {
         return Err(wrong("no text of this model's tokens matches it"));
     }
-    Ok(CompiledGrammar::new(matcher, Arc::clone(eos)))
+    Ok(parser)
+}
+
+/// Refuses JSON that may stand instead of calls and could be taken for one: the two have to be told apart as soon as the
+/// text of a call would differ from that of all others.
+fn check_distinct(factory: &ParserFactory, calls: &Calls) -> Result<(), GrammarError> {
+    let Instead::Json(schema) = &calls.instead else { return Ok(()) };
+    let like_call = || {
+        let grammar = GrammarWithLexer::from_json_schema(spaced(schema.clone()));
+        let mut parser = factory.create_parser(TopLevelGrammar::from_grammar(grammar))?;
+        parser.start_without_prompt();
+        for tool in &calls.tools {
+            let head = factory.tok_env().tok_trie().greedy_tokenize(Calls::head(&tool.name).as_bytes());
+            if parser.validate_tokens_raw(&head)? == head.len() {
+                return Ok(Some(tool.name.clone()));
+            }
+        }
+        Ok(None)
+    };
+    match catch_unwind(AssertUnwindSafe(like_call)).map_err(|error| wrong(&error.to_string()))? {
+        Some(name) => Err(GrammarError::LikeCall(name)),
+        None => Ok(()),
+    }
+}
+
+/// The compiler for one vocabulary.
+pub(super) fn factory(vocabulary: &Vocabulary, eos: &[u32]) -> Result<ParserFactory, GrammarError> {
+    let unsupported = |error: &dyn std::fmt::Display| GrammarError::Vocabulary(error.to_string());
+    let mut words: Vec<Vec<u8>> = vocabulary.tokens().map(<[u8]>::to_vec).collect();
+    for (id, word) in words.iter_mut().enumerate() {
+        // llguidance would treat a word that begins with this byte as a special token. UTF-8 never uses the byte.
+        let special = word.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
+        if special || eos.iter().any(|eos| *eos as usize == id) {
+            word.clear();
+        }
+    }
+    let size = u32::try_from(words.len()).map_err(|error| unsupported(&error))?;
+    let trie = TokTrie::from(&TokRxInfo::new(size, INVALID_TOKEN), &words);
+    let trie = if eos.is_empty() { trie } else { trie.with_eos_tokens(eos) };
+    // Not canonical: any tokens with the right bytes are accepted, and no token is forced.
+    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let mut factory = ParserFactory::new_simple(&environment).map_err(|error| unsupported(&error))?;
+    factory.quiet();
+    *factory.limits_mut() = limits();
+    Ok(factory)
 }
 
 /// `schema`, allowing at most one space where JSON allows whitespace.
-fn compact(mut schema: Value) -> Value {
+fn compact(schema: Value) -> Value {
+    let whitespace_pattern = Some(r"\x20".into());
+    with_options(schema, &JsonCompileOptions { whitespace_pattern, ..JsonCompileOptions::default() })
+}
+
+/// `schema`, with one space after each colon and comma and no other whitespace, as calls are written. JSON that may stand
+/// instead of calls has this form: the lexer cannot tell the spaces of a call from whitespace that is skipped.
+fn spaced(schema: Value) -> Value {
+    let (item_separator, key_separator) = (", ".into(), ": ".into());
+    let defaults = JsonCompileOptions::default();
+    with_options(schema, &JsonCompileOptions { item_separator, key_separator, whitespace_flexible: false, ..defaults })
+}
+
+fn with_options(mut schema: Value, options: &JsonCompileOptions) -> Value {
     if schema == Value::Bool(true) {
         schema = json!({});
     }
     if schema.is_object() {
-        let options = JsonCompileOptions { whitespace_pattern: Some(r"\x20".into()), ..JsonCompileOptions::default() };
         options.apply_to(&mut schema);
     }
     schema
@@ -65,18 +130,41 @@ fn compact(mut schema: Value) -> Value {
 /// A Lark grammar for tool calls. Each schema is separate, so that its references refer to itself.
 fn calls(calls: &Calls) -> String {
     let names: Vec<String> = (0..calls.tools.len()).map(|at| format!("call_{at}")).collect();
-    let plain = if calls.or_text { " | PLAIN" } else { "" };
+    let (instead, rule) = match &calls.instead {
+        Instead::Nothing => ("", None),
+        Instead::Text => (" | PLAIN", Some("PLAIN: /(?s:.*)/ & ~/\\{\"name\": (?s:.*)/".to_owned())),
+        Instead::Json(schema) => (" | json", Some(format!("json: %json {}", spaced(schema.clone())))),
+    };
     let more = if calls.max > 1 { format!(" (\"\\n\" call){{0,{}}}", calls.max - 1) } else { String::new() };
     let mut lines =
-        vec![format!("start: calls{plain}"), format!("calls: call{more}"), format!("call: {}", names.join(" | "))];
+        vec![format!("start: calls{instead}"), format!("calls: call{more}"), format!("call: {}", names.join(" | "))];
     lines.extend(calls.tools.iter().zip(&names).map(|(tool, name)| {
-        let (head, schema) = (literal(&Calls::head(&tool.name)), compact(tool.arguments.clone()));
+        let head = head(&Calls::head(&tool.name), &calls.instead);
+        let arguments = tool.arguments.clone();
+        let schema = if let Instead::Json(_) = calls.instead { spaced(arguments) } else { compact(arguments) };
         format!("{name}: {head} %json {schema} \"}}\"")
     }));
-    if calls.or_text {
-        lines.push("PLAIN: /(?s:.*)/ & ~/\\{\"name\": (?s:.*)/".into());
-    }
+    lines.extend(rule);
     lines.join("\n")
+}
+
+/// The beginning of a call. Beside JSON it has the lexemes of that: the lexer takes the longest one, and would read the
+/// beginning of other JSON as an unfinished call.
+fn head(text: &str, instead: &Instead) -> String {
+    if !matches!(instead, Instead::Json(_)) {
+        return literal(text);
+    }
+    let (mut lexemes, mut rest): (Vec<String>, &str) = (Vec::new(), text);
+    while !rest.is_empty() {
+        let length = match rest.strip_prefix('"') {
+            Some(string) => string.find('"').map(|quote| quote + 2),
+            None => rest.find('"'),
+        };
+        let (lexeme, more) = rest.split_at(length.unwrap_or(rest.len()));
+        lexemes.push(literal(lexeme));
+        rest = more;
+    }
+    lexemes.join(" ")
 }
 
 /// One terminal for all texts, so that texts with a common beginning stay open until they differ.

@@ -1,9 +1,10 @@
-//! Tool calls as a grammar: the form of a call in the text, and whether plain text is allowed instead.
+//! Tool calls as a grammar: the form of a call in the text, and what an answer may be instead of calls.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// A tool that may be called.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Call {
     /// The tool's name.
     pub name: String,
@@ -14,14 +15,26 @@ pub struct Call {
 /// The tool calls that an answer may contain. A call is the JSON object `{"name": "…", "arguments": {…}}` with exactly
 /// these keys in this order and one space after each colon and after the comma between them. Calls are separated by line
 /// feeds.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Calls {
     /// The tools.
     pub tools: Vec<Call>,
     /// Most calls in one answer; at least 1.
     pub max: usize,
-    /// Whether the answer may be plain text instead, which is any text that does not begin with `{"name": `.
-    pub or_text: bool,
+    /// What the answer may be instead.
+    pub instead: Instead,
+}
+
+/// What an answer may be instead of calls.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Instead {
+    /// Nothing: the answer is calls.
+    Nothing,
+    /// Plain text, which is any text that does not begin with `{"name": `.
+    Text,
+    /// JSON that matches this schema, with one space after each colon and comma. None of it begins as a call of one of the
+    /// tools does.
+    Json(Value),
 }
 
 impl Calls {

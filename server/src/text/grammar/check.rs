@@ -1,5 +1,6 @@
 //! The limits of grammars, checked before compilation because the compiler's own recursion is unbounded.
 
+use super::calls::Instead;
 use super::lark;
 use super::schema::{MAX_REGEX_BYTES, check_depth_of_regex, check_schema, within};
 use super::spec::{GrammarError, GrammarSpec, MAX_CHOICES, MAX_GRAMMAR_BYTES};
@@ -11,8 +12,9 @@ pub(super) fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
     match spec {
         GrammarSpec::JsonObject => Ok(()),
         GrammarSpec::JsonSchema(schema) => {
-            within(schema.to_string().len(), MAX_GRAMMAR_BYTES)?;
-            check_schema(schema)
+            // The depth first: writing a schema recurses as well.
+            check_schema(schema)?;
+            within(schema.to_string().len(), MAX_GRAMMAR_BYTES)
         }
         GrammarSpec::Regex(regex) => {
             within(regex.len(), MAX_REGEX_BYTES)?;
@@ -29,9 +31,14 @@ pub(super) fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
             within(texts.iter().map(String::len).sum(), MAX_GRAMMAR_BYTES)
         }
         GrammarSpec::Calls(calls) => {
-            let bytes = calls.tools.iter().map(|tool| tool.name.len() + tool.arguments.to_string().len()).sum();
-            within(bytes, MAX_GRAMMAR_BYTES)?;
-            calls.tools.iter().try_for_each(|tool| check_schema(&tool.arguments))
+            calls.tools.iter().try_for_each(|tool| check_schema(&tool.arguments))?;
+            let mut bytes: usize =
+                calls.tools.iter().map(|tool| tool.name.len() + tool.arguments.to_string().len()).sum();
+            if let Instead::Json(schema) = &calls.instead {
+                check_schema(schema)?;
+                bytes += schema.to_string().len();
+            }
+            within(bytes, MAX_GRAMMAR_BYTES)
         }
     }
 }

@@ -1,41 +1,41 @@
 //! Compiles grammars within limits.
 //!
-//! Grammars come from clients. Their size and depth are checked first. Compilation then runs on its own thread, with a
-//! stack that suffices for every permitted depth, and the request waits for at most [`MAX_TIME`].
+//! Grammars come from clients. Their size and depth are checked first. A helper process then compiles the grammar within
+//! limits on time and memory. Only what it could compile is compiled here, which then takes as little. Without a helper,
+//! as in tests, the request stops waiting after [`MAX_TIME`], but the compilation cannot be stopped.
 //!
 //! In JSON, at most one space may stand where whitespace is allowed, so that a confused model cannot fill an answer with
 //! line breaks.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Instant;
 
 use llguidance::ParserFactory;
-use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie};
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 
+use super::build::{self, STACK_BYTES};
+use super::cache::{Cache, Digest};
+use super::check;
+use super::helpers::{HelperCommand, Helpers, Probe};
 use super::matcher::CompiledGrammar;
+use super::memory::Memory;
 use super::spec::{GrammarError, GrammarSpec, MAX_COMPILERS, MAX_TIME};
-use super::{build, check};
+use crate::priority;
 use crate::text::vocabulary::Vocabulary;
-
-/// Size of the cache of compiled grammars. Agents send the same grammar with each request.
-const CACHE_SIZE: usize = 64;
-
-/// Stack of a compiling thread. Only the part that is used takes memory.
-const STACK_BYTES: usize = 256 << 20;
 
 /// Compiles grammars for one vocabulary, and caches the most recent ones.
 pub struct Grammars {
     shared: Arc<Shared>,
-    cache: Mutex<VecDeque<([u8; 32], Arc<CompiledGrammar>)>>,
+    helpers: Option<Helpers>,
+    cache: Cache<CompiledGrammar>,
 }
 
 /// State of the compiling threads, which may outlive the requests that started them.
 struct Shared {
     factory: ParserFactory,
     eos: Arc<[u32]>,
+    memory: Arc<Memory>,
     permits: Mutex<usize>,
     freed: Condvar,
 }
@@ -46,53 +46,89 @@ impl Grammars {
     /// # Errors
     /// The vocabulary does not support grammars.
     pub fn new(vocabulary: &Vocabulary, eos: &Arc<[u32]>) -> Result<Self, GrammarError> {
-        let factory = factory(vocabulary, eos).map_err(GrammarError::Vocabulary)?;
-        let shared =
-            Shared { factory, eos: Arc::clone(eos), permits: Mutex::new(MAX_COMPILERS), freed: Condvar::new() };
-        Ok(Self { shared: Arc::new(shared), cache: Mutex::default() })
+        let (factory, eos) = (build::factory(vocabulary, eos)?, Arc::clone(eos));
+        let (permits, freed) = (Mutex::new(MAX_COMPILERS), Condvar::new());
+        let shared = Arc::new(Shared { factory, eos, memory: Arc::default(), permits, freed });
+        Ok(Self { shared, helpers: None, cache: Cache::default() })
     }
 
-    /// Compiles `spec`, or finds it in the cache. Blocks for up to 4 s, so call it only on threads that may block.
+    /// A compiler that tries each grammar in a process of `helper` first.
+    ///
+    /// # Errors
+    /// The vocabulary does not support grammars.
+    pub fn with_helper(vocabulary: &Vocabulary, eos: &Arc<[u32]>, helper: HelperCommand) -> Result<Self, GrammarError> {
+        let helpers =
+            Helpers::new(helper, vocabulary, eos).map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
+        Ok(Self { helpers: Some(helpers), ..Self::new(vocabulary, eos)? })
+    }
+
+    /// The compiled `spec`, if it is in the cache.
+    ///
+    /// # Errors
+    /// The grammar exceeds a limit that is checked before compilation.
+    pub fn cached(&self, spec: &GrammarSpec) -> Result<Option<Arc<CompiledGrammar>>, GrammarError> {
+        check::check(spec)?;
+        Ok(self.cache.find(&digest(spec)))
+    }
+
+    /// Compiles `spec`, or finds it in the cache. Blocks for some seconds, so call it only on threads that may block. More
+    /// callers than [`MAX_COMPILERS`] wait for each other in no order.
     ///
     /// # Errors
     /// The grammar is invalid, unsupported, or exceeds a limit.
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, GrammarError> {
         check::check(spec)?;
-        let digest: [u8; 32] = Sha256::digest(format!("{spec:?}")).into();
-        if let Some(cached) = self.find(&digest) {
+        let digest = digest(spec);
+        if let Some(cached) = self.cache.find(&digest) {
             return Ok(cached);
         }
         let permit = Permit::wait(&self.shared)?;
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let spec = spec.clone();
-        let compiling = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(move || {
-            let compiled = build::compile(&permit.0.factory, &permit.0.eos, spec);
-            drop(permit);
-            // The request may have stopped waiting.
-            let _ = sender.send(compiled);
-        });
-        compiling.map_err(|_| GrammarError::Busy)?;
-        let compiled = match receiver.recv_timeout(MAX_TIME) {
-            Ok(compiled) => Arc::new(compiled?),
-            Err(mpsc::RecvTimeoutError::Timeout) => return Err(GrammarError::Slow),
-            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(GrammarError::Wrong("its compiler failed".into())),
+        // Another caller may have compiled it meanwhile.
+        if let Some(cached) = self.cache.find(&digest) {
+            return Ok(cached);
+        }
+        let probed = match (&self.helpers, spec) {
+            // It is always the same grammar, which is small.
+            (None, _) | (_, GrammarSpec::JsonObject) => Probe::default(),
+            (Some(helpers), spec) => helpers.probe(spec)?,
         };
-        let mut cache = self.cache();
-        cache.push_front((digest, Arc::clone(&compiled)));
-        cache.truncate(CACHE_SIZE);
+        let compiled = Arc::new(compile_here(permit, spec.clone(), probed.long)?);
+        self.cache.add(digest, probed.bytes.max(compiled.bytes() as u64), &compiled);
         Ok(compiled)
     }
+}
 
-    fn find(&self, digest: &[u8; 32]) -> Option<Arc<CompiledGrammar>> {
-        let mut cache = self.cache();
-        let found = cache.iter().position(|(known, _)| known == digest).and_then(|at| cache.remove(at))?;
-        let compiled = Arc::clone(&found.1);
-        cache.push_front(found);
-        Some(compiled)
-    }
+fn digest(spec: &GrammarSpec) -> Digest {
+    Sha256::digest(format!("{spec:?}")).into()
+}
 
-    fn cache(&self) -> MutexGuard<'_, VecDeque<([u8; 32], Arc<CompiledGrammar>)>> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+/// Compiles `spec` in this process, on a thread with a stack that suffices for every permitted depth. If it takes `long`, it
+/// gives way to other work.
+fn compile_here(permit: Permit, spec: GrammarSpec, long: bool) -> Result<CompiledGrammar, GrammarError> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let compiling = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(move || {
+        if long {
+            priority::lower_thread();
+        }
+        let Shared { factory, eos, memory, .. } = &*permit.0;
+        let compiled = build::compile(factory, spec);
+        let compiled = compiled.map(|begin| CompiledGrammar::new(begin, Arc::clone(eos), Arc::clone(memory)));
+        drop(permit);
+        // The request may have stopped waiting.
+        let _ = sender.send(compiled);
+    });
+    compiling.map_err(|_| GrammarError::Busy)?;
+    // One that gives way may take as long as others let it. The helper has shown that it ends; its permit and its result
+    // would be lost.
+    let received = if long {
+        receiver.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
+    } else {
+        receiver.recv_timeout(MAX_TIME)
+    };
+    match received {
+        Ok(compiled) => compiled,
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(GrammarError::Slow),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(GrammarError::Wrong("its compiler failed".into())),
     }
 }
 
@@ -120,24 +156,4 @@ impl Drop for Permit {
         *self.0.permits.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.0.freed.notify_one();
     }
-}
-
-fn factory(vocabulary: &Vocabulary, eos: &[u32]) -> Result<ParserFactory, String> {
-    let mut words: Vec<Vec<u8>> = vocabulary.tokens().map(<[u8]>::to_vec).collect();
-    for (id, word) in words.iter_mut().enumerate() {
-        // llguidance would treat a word that begins with this byte as a special token. UTF-8 never uses the byte.
-        let special = word.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
-        if special || eos.iter().any(|eos| *eos as usize == id) {
-            word.clear();
-        }
-    }
-    let size = u32::try_from(words.len()).map_err(|error| error.to_string())?;
-    let trie = TokTrie::from(&TokRxInfo::new(size, INVALID_TOKEN), &words);
-    let trie = if eos.is_empty() { trie } else { trie.with_eos_tokens(eos) };
-    // Not canonical: any tokens with the right bytes are accepted, and no token is forced.
-    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-    let mut factory = ParserFactory::new_simple(&environment).map_err(|error| error.to_string())?;
-    factory.quiet();
-    *factory.limits_mut() = build::limits();
-    Ok(factory)
 }

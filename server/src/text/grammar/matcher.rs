@@ -1,20 +1,32 @@
 //! A compiled grammar, and the position of one text in it.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use llguidance::Matcher;
+use llguidance::TokenParser;
+use llguidance::api::StopReason;
+use llguidance::panic_utils::catch_unwind;
+
+use super::memory::{Memory, Share};
+
+/// Bytes of an item of the parser, with room to grow.
+const ITEM_BYTES: usize = 16;
+
+/// Bytes that the parser keeps for each byte of the text, with room to grow.
+const BYTES_PER_BYTE: usize = 64;
 
 /// Why a text cannot continue in its grammar. The message is for the log.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct OffGrammar(String);
 
 /// A grammar, shared by any number of texts.
 pub struct CompiledGrammar {
-    /// The matcher at the beginning of a text.
-    begin: Matcher,
+    /// The parser at the beginning of a text.
+    begin: TokenParser,
     eos: Arc<[u32]>,
+    memory: Arc<Memory>,
 }
 
 impl fmt::Debug for CompiledGrammar {
@@ -24,19 +36,31 @@ impl fmt::Debug for CompiledGrammar {
 }
 
 impl CompiledGrammar {
-    pub(super) fn new(begin: Matcher, eos: Arc<[u32]>) -> Self {
-        Self { begin, eos }
+    pub(super) fn new(begin: TokenParser, eos: Arc<[u32]>, memory: Arc<Memory>) -> Self {
+        Self { begin, eos, memory }
+    }
+
+    /// An estimate of its bytes in memory.
+    pub(super) fn bytes(&self) -> usize {
+        bytes(&self.begin, self.begin.parser_stats().all_items)
     }
 
     /// Starts a text. Texts share nothing, so that none can use up the limits of another.
     pub fn start(&self) -> GrammarMatcher {
-        GrammarMatcher { matcher: self.begin.deep_clone(), eos: Arc::clone(&self.eos), ended: false }
+        let mut share = Share::new(&self.memory);
+        let items = self.begin.parser_stats().all_items;
+        let parser = share.hold(self.bytes()).map(|()| self.begin.deep_clone()).map_err(OffGrammar);
+        GrammarMatcher { parser, items, share, eos: Arc::clone(&self.eos), ended: false }
     }
 }
 
 /// The position of one text in its grammar.
 pub struct GrammarMatcher {
-    matcher: Matcher,
+    /// The parser, or the error that ended it.
+    parser: Result<TokenParser, OffGrammar>,
+    /// Items that the parser keeps for the tokens that were accepted.
+    items: usize,
+    share: Share,
     eos: Arc<[u32]>,
     /// An end-of-text token was accepted.
     ended: bool,
@@ -58,7 +82,10 @@ impl GrammarMatcher {
         if self.ended {
             return Ok(Vec::new());
         }
-        self.matcher.compute_mask_or_eos().map(Vec::from).map_err(off)
+        self.run(|parser| match parser.stop_reason() {
+            StopReason::NotStopped => parser.compute_mask().map(Vec::from),
+            _ => Ok(Vec::from(parser.token_env.tok_trie().eos_token_set())),
+        })
     }
 
     /// Advances by the sampled token.
@@ -70,22 +97,51 @@ impl GrammarMatcher {
             return Err(OffGrammar(format!("token {token} comes after the end of the text")));
         }
         if self.eos.contains(&token) {
-            if !self.is_complete() && !self.matcher.is_accepting().map_err(off)? {
+            if !self.is_complete() && !self.run(|parser| Ok(parser.is_accepting()))? {
                 return Err(OffGrammar(format!("token {token} ends the text too early")));
             }
             self.ended = true;
             return Ok(());
         }
-        self.matcher.consume_token(token).map_err(off)
+        let items = self.run(|parser| {
+            let before = parser.parser_stats().all_items;
+            // It returns tokens to take back only where that is allowed, which it is not.
+            parser.consume_token(token)?;
+            parser.check_stop()?;
+            Ok(parser.parser_stats().all_items.saturating_sub(before))
+        })?;
+        self.items += items;
+        Ok(())
     }
 
     /// Whether the text is complete and only its end can follow.
     pub fn is_complete(&self) -> bool {
-        self.ended || (self.matcher.is_stopped() && self.matcher.stop_reason().is_ok())
+        let ok = |parser: &TokenParser| parser.stop_reason() != StopReason::NotStopped && parser.stop_reason().is_ok();
+        self.ended || self.parser.as_ref().is_ok_and(ok)
+    }
+
+    /// Runs `work`, and holds the memory that the parser has after it. An error ends the parser.
+    fn run<T>(&mut self, work: impl FnOnce(&mut TokenParser) -> anyhow::Result<T>) -> Result<T, OffGrammar> {
+        let parser = self.parser.as_mut().map_err(|error| error.clone())?;
+        let done = catch_unwind(AssertUnwindSafe(|| work(parser))).map_err(|error| off(&error));
+        let mut held = || self.share.hold(bytes(parser, self.items)).map_err(OffGrammar);
+        let done = done.and_then(|done| held().map(|()| done));
+        if let Err(error) = &done {
+            self.parser = Err(error.clone());
+            self.share.release();
+        }
+        done
     }
 }
 
-fn off(error: impl fmt::Display) -> OffGrammar {
+/// An estimate of a parser's bytes in memory: the tables of its lexer, which the library counts at about half of what
+/// they take, and what it keeps of the text.
+fn bytes(parser: &TokenParser, items: usize) -> usize {
+    let text = parser.parser_stats().definitive_bytes;
+    2 * parser.parser.lexer_stats().num_bytes + items * ITEM_BYTES + text * BYTES_PER_BYTE
+}
+
+fn off(error: &anyhow::Error) -> OffGrammar {
     let reason: String = error.to_string().chars().take(500).collect();
     // The library reports its own panics as errors. Only this request fails, and the log tells the operator.
     if reason.starts_with("panic") {

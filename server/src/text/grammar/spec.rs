@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use super::calls::Calls;
+use super::calls::{Call, Calls, Instead};
+use super::closing::closed;
 
 /// Longest grammar of any kind, in bytes.
 pub const MAX_GRAMMAR_BYTES: usize = 256 << 10;
@@ -18,11 +20,14 @@ pub const MAX_CHOICES: usize = 1024;
 /// How long a request waits for its grammar.
 pub(super) const MAX_TIME: Duration = Duration::from_secs(2);
 
+/// Most memory that a compilation may add to its process, in bytes. Enforced in the helper process.
+pub(super) const MAX_MEMORY: u64 = 64 << 20;
+
 /// Most grammars compiled at once, including those whose requests have stopped waiting.
-pub(super) const MAX_COMPILERS: usize = 2;
+pub const MAX_COMPILERS: usize = 2;
 
 /// What a whole answer must match.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum GrammarSpec {
     /// JSON that matches this schema.
     JsonSchema(Value),
@@ -36,6 +41,36 @@ pub enum GrammarSpec {
     Choice(Vec<String>),
     /// Tool calls.
     Calls(Calls),
+}
+
+impl GrammarSpec {
+    /// The grammar, in which an object has no other properties than its schema names, unless the schema allows them.
+    #[must_use]
+    pub fn without_additional_properties(self) -> Self {
+        match self {
+            Self::JsonSchema(schema) => Self::JsonSchema(closed(schema)),
+            Self::Calls(Calls { tools, max, instead }) => {
+                let tools =
+                    tools.into_iter().map(|Call { name, arguments }| Call { name, arguments: closed(arguments) });
+                let instead = if let Instead::Json(schema) = instead { Instead::Json(closed(schema)) } else { instead };
+                Self::Calls(Calls { tools: tools.collect(), max, instead })
+            }
+            other => other,
+        }
+    }
+
+    /// The schema of the JSON that an answer may be instead of calls; `None` if the grammar is not one of JSON. An object
+    /// without a schema has no property `arguments`, because it would look like a call.
+    #[must_use]
+    pub fn beside_calls(&self) -> Option<Value> {
+        match self {
+            Self::JsonSchema(schema) => Some(schema.clone()),
+            Self::JsonObject => {
+                Some(json!({"type": "object", "properties": {"arguments": false}, "additionalProperties": true}))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Why a grammar was refused. Each message continues the name of the parameter: "must …".
@@ -57,13 +92,22 @@ pub enum GrammarError {
     /// Not a valid grammar of its kind, or one that uses an unsupported feature.
     #[error("must be a valid and supported grammar: {0}")]
     Wrong(String),
+    /// JSON that may stand instead of calls, but could be taken for a call of this tool.
+    #[error("must not allow JSON that begins as a call of the tool {0} does: {{\"name\": {0:?}, \"arguments\": …")]
+    LikeCall(String),
     /// Compilation takes too long.
     #[error("must compile within {} s, but takes longer", MAX_TIME.as_secs())]
     Slow,
+    /// Compilation takes too much memory.
+    #[error("must compile within {} MiB of memory, but needs more", MAX_MEMORY >> 20)]
+    Memory,
     /// The vocabulary does not support grammars.
     #[error("grammars are not supported with this vocabulary: {0}")]
     Vocabulary(String),
     /// Other requests' grammars are still being compiled.
     #[error("cannot be compiled now: {MAX_COMPILERS} other grammars are being compiled")]
     Busy,
+    /// The process that compiles grammars cannot be started; the log says why.
+    #[error("cannot be compiled now: the process that compiles grammars does not start")]
+    Unavailable,
 }

@@ -89,6 +89,22 @@ async fn a_last_message_of_the_assistant_is_continued() {
 }
 
 #[tokio::test]
+async fn thinking_in_a_history_is_left_out() {
+    let thinking = json!({"type": "thinking", "thinking": "What about?", "signature": "x"});
+    let hidden = json!({"type": "redacted_thinking", "data": "x"});
+    let history = |answer: Value| {
+        let messages = json!([{"role": "user", "content": "Tell me."}, {"role": "assistant", "content": answer},
+            {"role": "user", "content": "More."}]);
+        asking(messages, json!({}))
+    };
+    let said = json!({"type": "text", "text": "A fox"});
+    let message = answered(PATH, &history(json!([thinking, hidden, said]))).await;
+    assert_eq!(message["content"], answered(PATH, &history(json!("A fox"))).await["content"]);
+    let asked = ask(&shipped(), PATH, &asking(user(json!([thinking])), json!({}))).await;
+    assert_eq!(asked.status(), StatusCode::BAD_REQUEST, "a user does not think");
+}
+
+#[tokio::test]
 async fn a_stream_contains_the_same_in_named_events() {
     let whole = answered(PATH, &asking(user("The king"), json!({}))).await;
     let response = ask(&shipped(), PATH, &asking(user("The king"), json!({"stream": true}))).await;
@@ -147,6 +163,30 @@ async fn a_tool_call_is_a_block_whose_input_matches_the_schema() {
 }
 
 #[tokio::test]
+async fn an_answer_follows_the_schema_that_is_asked_for() {
+    let schema = weather()["input_schema"].clone();
+    let format = json!({"type": "json_schema", "schema": schema});
+    let hot = |message: &Value| {
+        let said: Value = serde_json::from_str(message["content"][0]["text"].as_str().unwrap()).unwrap();
+        assert_eq!(said.as_object().unwrap().len(), 1, "{said}");
+        said["hot"].as_bool().unwrap()
+    };
+    let config = json!({"output_config": {"format": format, "effort": null}, "max_tokens": 100});
+    let said = hot(&answered(PATH, &asking(user("Is it hot?"), config.clone())).await);
+    let older = json!({"output_format": format, "max_tokens": 100});
+    assert_eq!(hot(&answered(PATH, &asking(user("Is it hot?"), older)).await), said);
+    let nothing = json!({"output_config": {}, "output_format": null});
+    let plain = answered(PATH, &asking(user("Is it hot?"), json!({}))).await;
+    assert_eq!(answered(PATH, &asking(user("Is it hot?"), nothing)).await["content"], plain["content"]);
+
+    let called = json!({"tools": [weather()], "tool_choice": {"type": "any"}});
+    let called = answered(PATH, &asking(user("Is it hot?"), with(config.clone(), called))).await;
+    assert_eq!(called["content"][0]["type"], "tool_use", "a call that is forced comes before the schema");
+    let answer = json!({"tools": [weather()], "tool_choice": {"type": "none"}});
+    hot(&answered(PATH, &asking(user("Is it hot?"), with(config, answer))).await);
+}
+
+#[tokio::test]
 async fn tool_calls_and_results_are_read_like_those_of_chat() {
     let messages = json!([
         {"role": "user", "content": "Is it hot?"},
@@ -199,7 +239,26 @@ async fn invalid_requests_are_refused_in_the_formats_own_shape() {
         ("tool_choice", asking(one(), json!({"tools": [weather()], "tool_choice": {"type": "some"}}))),
         ("messages", asking(json!([{"role": "user", "content": [{"type": "tool_use", "name": "x"}]}]), json!({}))),
         ("mcp_servers", asking(one(), json!({"mcp_servers": [{}]}))),
-        ("output_format", asking(one(), json!({"output_format": {"type": "json_schema", "schema": weather()}}))),
+        ("output_config", asking(one(), json!({"output_config": "json"}))),
+        ("output_config.effort", asking(one(), json!({"output_config": {"effort": "high"}}))),
+        ("output_config.format.type", asking(one(), json!({"output_config": {"format": {"type": "text"}}}))),
+        ("output_config.format.schema", asking(one(), json!({"output_config": {"format": {"type": "json_schema"}}}))),
+        (
+            "output_config.format.schema",
+            asking(one(), json!({"output_config": {"format": {"type": "json_schema", "schema": {"type": "fox"}}}})),
+        ),
+        (
+            "output_format.name",
+            asking(one(), json!({"output_format": {"type": "json_schema", "schema": {}, "name": "fox"}})),
+        ),
+        (
+            "output_format",
+            asking(
+                one(),
+                json!({"output_format": {"type": "json_schema", "schema": {}},
+                "output_config": {"format": {"type": "json_schema", "schema": {}}}}),
+            ),
+        ),
     ] {
         let response = ask(&shipped(), PATH, &body).await;
         assert_eq!(response.headers()["request-id"], "abc");

@@ -1,12 +1,12 @@
 //! The cost of a fork: one row in the index, and neither a step of the model nor a byte of snapshots.
 
-use crate::common::sessions::app;
+use crate::common::sessions::quiet;
 use axum::http::StatusCode;
 use serde_json::json;
 
 #[tokio::test]
 async fn one_becomes_64_without_a_forward_pass_and_without_a_snapshot() {
-    let app = app().await;
+    let app = quiet().await;
     let made = app.post("/v1/sessions", json!({"text": "The fox said to the hare"})).await.json();
     let path = format!("/v1/sessions/{}", made["id"].as_str().unwrap());
     let (engine, store) = (app.engine_stats(), app.store.stats());

@@ -221,6 +221,7 @@ async fn an_invalid_grammar_is_refused_under_its_parameter() {
         ("guided_choice", json!("a"), "must be an array of strings"),
         ("structured_outputs", json!({}), "must have one of"),
         ("structured_outputs", json!({"regex": "a", "choice": ["a"]}), "must have one of"),
+        ("structured_outputs", json!({"disable_additional_properties": 1}), "must be true or false, found 1"),
         ("structured_outputs", json!({"structural_tag": "a"}), "structured_outputs.structural_tag must be absent"),
         ("chat_template", json!("{{ 1 }}"), "chat_template is not supported"),
         ("guided_whitespace_pattern", json!(" "), "guided_whitespace_pattern is not supported"),

@@ -1,7 +1,7 @@
 //! Isolation of two owners: on no route can one see the other's sessions, versions, streams, prefixes, keys or states, or
 //! notice that they exist.
 
-use crate::common::sessions::{Answer, App, app, app_from, app_with};
+use crate::common::sessions::{Answer, App, app, app_from, app_with, state_of};
 use axum::body::Bytes;
 use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -72,6 +72,7 @@ fn requests(session: &str, version: &str, stream: &str, own: &str) -> Vec<(Metho
         (Method::POST, format!("{mine}/fork"), json!({"version": version})),
         (Method::POST, format!("{mine}/rewind"), json!({"version": version})),
         (Method::GET, format!("/v1/streams/{stream}"), Value::Null),
+        (Method::DELETE, format!("/v1/streams/{stream}"), Value::Null),
         (Method::DELETE, path, Value::Null),
     ]
 }
@@ -90,7 +91,7 @@ async fn other_owners_sessions_look_like_missing_ones() {
     let path = format!("/v1/sessions/{}", id(&anns));
     let before = get_from(&app, ANN, Method::GET, &path, Value::Null).await;
     let turns = get_from(&app, ANN, Method::GET, &format!("{path}/turns"), Value::Null).await;
-    let never = "0123456789abcdef".repeat(2);
+    let never = "02468ace13579bdf".repeat(2);
     for owner in [BEN, NOBODY] {
         let own = post(&app, owner, "/v1/sessions", json!({"text": "Once"})).await;
         let there = requests(id(&anns), &version, &stream, id(&own));
@@ -182,7 +183,7 @@ async fn bens_day(app: &App) -> (Vec<Value>, Vec<Bytes>) {
     let made = post(app, BEN, "/v1/sessions", json!({"text": "The fox said", "seed": 3})).await;
     for text in [" to the hare", "", " The hare said"] {
         told.push(post(app, BEN, "/v1/completions", turn(id(&made), text)).await["choices"][0]["token_ids"].clone());
-        states.push(bytes(app, BEN, id(&made)).await);
+        states.push(state_of(&bytes(app, BEN, id(&made)).await));
     }
     let plain = json!({"prompt": "The password of the", "max_tokens": 16, "temperature": 0, "return_token_ids": true});
     let plain = post(app, BEN, "/v1/completions", plain).await;

@@ -74,7 +74,7 @@ async fn refused(response: Response<Body>, status: StatusCode, code: &str, what:
 async fn every_route_wants_a_key() {
     let (state, _thread) = locked();
     for (path, _) in paths().iter().filter(|(_, access)| *access == Access::Public) {
-        let known = ["/", "/favicon.ico", "/health", "/ready", "/playground/{file}", "/openapi.json"];
+        let known = ["/", "/favicon.ico", "/livez", "/health", "/ready", "/playground/{file}", "/openapi.json"];
         assert!(known.contains(&path.as_str()) || path.starts_with("/docs"), "{path} is open: is it to be?");
         let response = send(&state, request(&Method::GET, &example(path), &[])).await;
         assert_ne!(response.status(), StatusCode::UNAUTHORIZED, "{path}");

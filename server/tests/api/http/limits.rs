@@ -49,7 +49,7 @@ async fn ask(address: SocketAddr, request: &str) -> TcpStream {
 
 async fn is_well(address: SocketAddr) {
     let start = Instant::now();
-    let mut socket = ask(address, "GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n").await;
+    let mut socket = ask(address, "GET /livez HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n").await;
     let answer = rest(&mut socket).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
@@ -61,7 +61,7 @@ async fn a_slow_head_times_out() {
     let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
     let mut slow = Vec::new();
     for _ in 0..50 {
-        slow.push(ask(address, "GET /health HTTP/1.1\r\nhost: t\r\nx-slow: ").await);
+        slow.push(ask(address, "GET /livez HTTP/1.1\r\nhost: t\r\nx-slow: ").await);
     }
     let mut silent = TcpStream::connect(address).await.unwrap();
     let start = Instant::now();
@@ -85,11 +85,11 @@ async fn a_slow_head_times_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endless_head_is_refused() {
     let (address, _stop) = listen(ServeOptions::default(), AppState::new(ApiOptions::default())).await;
-    let long = format!("GET /health HTTP/1.1\r\nhost: t\r\nx-long: {}\r\n\r\n", "x".repeat(64 << 10));
+    let long = format!("GET /livez HTTP/1.1\r\nhost: t\r\nx-long: {}\r\n\r\n", "x".repeat(64 << 10));
     let many = "x-many: 1\r\n".repeat(500);
     for head in [
         long,
-        format!("GET /health HTTP/1.1\r\nhost: t\r\n{many}\r\n"),
+        format!("GET /livez HTTP/1.1\r\nhost: t\r\n{many}\r\n"),
         format!("GET /{} HTTP/1.1\r\n", "x".repeat(80 << 10)),
     ] {
         let mut socket = TcpStream::connect(address).await.unwrap();
@@ -103,32 +103,29 @@ async fn an_endless_head_is_refused() {
     let mut socket = ask(address, "no HTTP at all\r\n\r\n").await;
     assert!(rest(&mut socket).await.starts_with("HTTP/1.1 400"));
     let large =
-        format!("GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-long: {}\r\n\r\n", "x".repeat(20 << 10));
+        format!("GET /livez HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-long: {}\r\n\r\n", "x".repeat(20 << 10));
     assert!(rest(&mut ask(address, &large).await).await.starts_with("HTTP/1.1 200"), "20 KiB are taken");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_beyond_the_limit_wait() {
-    let options =
-        ServeOptions { max_connections: 2, header_timeout: Duration::from_mins(1), ..ServeOptions::default() };
-    let (address, _stop) = listen(options, AppState::new(ApiOptions::default())).await;
-    let open = "GET /health HTTP/1.1\r\nhost: t\r\n\r\n";
-    let mut held = Vec::new();
-    for _ in 0..2 {
-        let mut socket = ask(address, open).await;
-        let mut answer = [0; 12];
-        socket.read_exact(&mut answer).await.unwrap();
-        held.push(socket);
+async fn a_head_may_have_32_kib_to_the_byte() {
+    let (address, _stop) = listen(ServeOptions::default(), AppState::new(ApiOptions::default())).await;
+    let head = |total: usize| {
+        let start = "GET /livez?x HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-long: ";
+        format!("{start}{}\r\n\r\n", "x".repeat(total - start.len() - 4))
+    };
+    for (bytes, status) in [(32 << 10, 200), ((32 << 10) + 1, 431), (50_000, 431)] {
+        let answer = rest(&mut ask(address, &head(bytes)).await).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{bytes}: {answer}");
+        assert!(status == 200 || answer.contains("headers_too_large"), "{bytes}: {answer}");
+        // In two pieces, whose second ends the head.
+        let whole = head(bytes);
+        let (first, second) = whole.split_at(bytes - 1);
+        let mut socket = ask(address, first).await;
+        sleep(Duration::from_millis(20)).await;
+        socket.write_all(second.as_bytes()).await.unwrap();
+        assert!(rest(&mut socket).await.starts_with(&format!("HTTP/1.1 {status}")), "{bytes}");
     }
-    let mut third = ask(address, open).await;
-    let mut answer = [0; 12];
-    assert!(
-        timeout(Duration::from_millis(300), third.read_exact(&mut answer)).await.is_err(),
-        "the connection must wait"
-    );
-    held.pop();
-    timeout(SOON, third.read_exact(&mut answer)).await.expect("a place that came free is not given on").unwrap();
-    assert_eq!(&answer, b"HTTP/1.1 200");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -192,13 +189,17 @@ async fn a_text_ends_at_its_time_limit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_waiting_for_a_slot_ends_at_its_time_limit() {
-    let (_, engine, _thread) = scripted(Fake::new(1).step(Duration::from_millis(400)), 16);
-    let state = AppState::new(ApiOptions { max_time: Some(Duration::from_millis(600)), ..ApiOptions::default() });
-    state.serve(crate::common::served(engine));
+    // The first step ends before the time limit, and the second one long after it. The second request may come up to a
+    // second after the first one.
+    let (_, engine, _thread) = scripted(Fake::new(1).step(Duration::from_millis(1500)), 16);
+    let state = AppState::new(ApiOptions { max_time: Some(Duration::from_secs(2)), ..ApiOptions::default() });
+    state.serve(crate::common::served(engine.clone()));
     // This request occupies the only slot while its prompt is read token by token.
     let (first, body) = (state.clone(), json!({"prompt": vec![1; 20], "echo": true, "logprobs": 0, "max_tokens": 3}));
     let running = tokio::spawn(async move { post(&first, body).await });
-    sleep(Duration::from_millis(100)).await;
+    while engine.stats().running == 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
     let request = Request::post("/completion").header("content-type", "application/json");
     let asked = json!({"prompt": "", "n_predict": 5, "stream": true});
     let stream = text(send(&state, request.body(Body::from(asked.to_string())).unwrap()).await).await;

@@ -107,7 +107,40 @@ async fn prompts_can_be_texts_ids_both_or_several() {
 }
 
 #[tokio::test]
-async fn biases_are_given_by_id_or_text_and_false_forbids() {
+async fn a_text_may_be_in_an_object_without_images() {
+    let plain = answered(PATH, asking("The king said", json!({}))).await["content"].clone();
+    let named = |data: Value| json!({"prompt_string": "The king said", "multimodal_data": data});
+    for prompt in [json!({"prompt_string": "The king said"}), named(json!(null)), named(json!([]))] {
+        assert_eq!(answered(PATH, asking(prompt, json!({}))).await["content"], plain);
+    }
+    let several = answered(PATH, asking(json!([named(json!([])), "The king said"]), json!({}))).await;
+    assert_eq!((&several[0]["content"], &several[1]["content"]), (&plain, &plain));
+    for data in [json!(["iVBORw0"]), json!("iVBORw0")] {
+        for prompt in [named(data.clone()), json!([named(data.clone()), "A fox"])] {
+            let response = ask(&shipped(), PATH, &asking(prompt, json!({}))).await;
+            let (status, answer) = (response.status(), text(response).await);
+            assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+            assert!(answer.contains("multimodal_data"), "{answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn openai_routes_answer_without_v1_too() {
+    let chat = json!({"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4, "temperature": 0});
+    let said = |answer: Value| answer["choices"][0]["message"]["content"].clone();
+    let whole = said(answered("/v1/chat/completions", chat.clone()).await);
+    assert_eq!(said(answered("/chat/completions", chat).await), whole);
+    let response = json!({"input": "Hello.", "max_output_tokens": 4, "temperature": 0, "store": false});
+    let said = |answer: Value| answer["output"][0]["content"].clone();
+    let whole = said(answered("/v1/responses", response.clone()).await);
+    assert_eq!(said(answered("/responses", response).await), whole);
+    let models = text(send(&shipped(), get("/v1/models")).await).await;
+    assert_eq!(text(send(&shipped(), get("/models")).await).await, models);
+}
+
+#[tokio::test]
+async fn biases_are_given_by_id_or_text_false_forbids_and_the_last_of_several_counts() {
     let first = answered(PATH, asking("The king", json!({"n_predict": 1, "return_tokens": true}))).await;
     let (id, said) = (first["tokens"][0].clone(), first["content"].as_str().unwrap());
     let by_key = |key: &str| serde_json::Map::from_iter([(key.to_owned(), json!(false))]);
@@ -116,7 +149,7 @@ async fn biases_are_given_by_id_or_text_and_false_forbids() {
         let without = answered(PATH, asking("The king", without)).await;
         assert_ne!(without["tokens"][0], id, "{bias}");
     }
-    let forced = json!({"n_predict": 3, "return_tokens": true, "logit_bias": [[77, 60], [77, 40]]});
+    let forced = json!({"n_predict": 3, "return_tokens": true, "logit_bias": [[77, -100], [77, 100]]});
     assert_eq!(answered(PATH, asking("The king", forced)).await["tokens"], json!([77, 77, 77]));
 }
 
@@ -183,7 +216,7 @@ async fn invalid_requests_are_refused_by_name_in_the_formats_shape() {
         ("prompt", json!({"prompt": [-1]})),
         ("prompt", json!({"prompt": [4096]})),
         ("prompt", json!({"prompt": [[1], []]})),
-        ("prompt", json!({"prompt": {"prompt_string": "x", "multimodal_data": []}})),
+        ("prompt", json!({"prompt": {"prompt_string": "x", "multimodal_data": ["aGk="]}})),
         ("n_predict", json!({"n_predict": 0})),
         ("n_predict", json!({"n_predict": -2})),
         ("n_predict", json!({"n_predict": i64::MIN})),
@@ -198,7 +231,7 @@ async fn invalid_requests_are_refused_by_name_in_the_formats_shape() {
         ("logit_bias", json!({"logit_bias": [[1, true]]})),
         ("logit_bias", json!({"logit_bias": [[1]]})),
         ("logit_bias", json!({"logit_bias": [[4096, 1]]})),
-        ("logit_bias", json!({"logit_bias": [[1, 60], [1, 60]]})),
+        ("logit_bias", json!({"logit_bias": [[1, 101]]})),
         ("n_probs", json!({"n_probs": 21})),
         ("n_probs", json!({"n_probs": -1})),
         ("grammar", json!({"grammar": "root ::= \"x\""})),
@@ -209,7 +242,7 @@ async fn invalid_requests_are_refused_by_name_in_the_formats_shape() {
         ("xtc_probability", json!({"xtc_probability": 0.5})),
         ("dynatemp_range", json!({"dynatemp_range": 0.5})),
         ("samplers", json!({"samplers": ["top_k"]})),
-        ("id_slot", json!({"id_slot": 0})),
+        ("id_slot", json!({"id_slot": 65_536})),
         ("n_cmpl", json!({"n_cmpl": 2})),
     ] {
         let body = asking("x", more.clone());

@@ -1,7 +1,7 @@
-//! Sessions of models with other mixers: they survive a restart, can be moved, and continue bit-exactly.
+//! Sessions of models with other mixers: they survive a restart, can be forked, moved and rewound, and continue bit-exactly.
 
 use crate::common::random::written;
-use crate::common::sessions::{App, app_on, prompt, session};
+use crate::common::sessions::{App, app_on, prompt, session, state_of};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -21,14 +21,23 @@ fn ids(answer: &Value) -> Vec<u64> {
     answer["choices"][0]["token_ids"].as_array().unwrap().iter().filter_map(Value::as_u64).collect()
 }
 
+/// The keys of Mamba-2, of two heads that have B and C of their own.
+fn mamba2() -> Value {
+    json!({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "attention": "mamba2", "intermediate_size": 64,
+        "head_dim": 32, "state_size": 16, "n_groups": 2, "time_step_limit": [0.0, {"__float__": "Infinity"}],
+        "output_norm": false})
+}
+
 #[tokio::test]
-async fn sessions_survive_a_restart_and_snapshots_move_between_servers() {
+async fn sessions_survive_a_restart_fork_rewind_and_move_between_servers() {
     const TEXT: &str = "The fox said to the hare: how long is the river, and how deep the sea?";
     for (keys, state) in [
         (json!({"feature_map": "favor"}), StateType::F32),
         (json!({"feature_map": "favor"}), StateType::Bf16),
         (json!({"attention": "hybrid", "sliding_window": 24, "position_embedding": "rope"}), StateType::F32),
         (json!({"attention": "hybrid", "sliding_window": 24, "position_embedding": "rope"}), StateType::Bf16),
+        (mamba2(), StateType::F32),
+        (mamba2(), StateType::Bf16),
     ] {
         let (model, kept) = (written(&keys), TempDir::new().unwrap());
         let options = || OpenOptions { slots: 2, state, ..OpenOptions::default() };
@@ -38,24 +47,34 @@ async fn sessions_survive_a_restart_and_snapshots_move_between_servers() {
         let whole = here.post("/v1/completions", prompt(TEXT, more)).await.json();
         assert!(whole["usage"]["prompt_tokens"].as_u64().unwrap() > 24, "{keys}: all of it is in the window");
         let made = session(&here, json!({"seed": 3})).await;
-        let (first, _) = turn(&here, &made, TEXT).await;
+        let (first, after_first) = turn(&here, &made, TEXT).await;
         here.store.close().await.unwrap();
         drop(here);
 
         let here = app_on(model.path(), options(), place()).await;
         let (second, info) = turn(&here, &made, "").await;
         assert_eq!((&info["restored"], &info["recomputed_tokens"]), (&json!(true), &json!(0)), "{keys}");
+        let path = |session: &Value, action: &str| format!("/v1/sessions/{}/{action}", session["id"].as_str().unwrap());
+        let forked = here.post(&path(&made, "fork"), json!({})).await;
+        assert_eq!(forked.status, StatusCode::CREATED, "{keys}: {}", forked.text());
+        let fork = forked.json()["data"][0].clone();
 
         let there = app_on(model.path(), options(), Location::Memory).await;
-        let snapshot = |id: &Value| format!("/v1/sessions/{}/snapshot", id.as_str().unwrap());
-        let moved = there.upload(here.get(&snapshot(&made["id"])).await.body).await;
+        let moved = there.upload(here.get(&path(&made, "snapshot")).await.body).await;
         assert_eq!(moved.status, StatusCode::CREATED, "{keys}: {}", moved.text());
         let moved = moved.json();
         let (third, _) = turn(&here, &made, "").await;
         assert_eq!(turn(&there, &moved, "").await.0, third, "{keys}");
-        let (stayed, went) =
-            (here.get(&snapshot(&made["id"])).await.body, there.get(&snapshot(&moved["id"])).await.body);
-        assert!(stayed == went, "{keys}: a bit differs");
+        assert_eq!(turn(&here, &fork, "").await.0, third, "{keys}");
+        let stayed = here.get(&path(&made, "snapshot")).await.body;
+        for (app, other) in [(&there, &moved), (&here, &fork)] {
+            let went = app.get(&path(other, "snapshot")).await.body;
+            assert!(state_of(&stayed) == state_of(&went), "{keys}: a bit differs");
+        }
+
+        let rewound = here.post(&path(&made, "rewind"), json!({"version": after_first["version"]})).await;
+        assert_eq!(rewound.status, StatusCode::OK, "{keys}: {}", rewound.text());
+        assert_eq!(turn(&here, &made, "").await.0, second, "{keys}");
         assert_eq!([first, second, third].concat(), ids(&whole), "{keys}");
     }
 }

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use crate::common::fake::Fake;
+use crate::common::fake::{Fake, POISON};
 use crate::common::{scripted, send, text};
 use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, Response, StatusCode, header};
@@ -17,7 +17,7 @@ const OTHER: &str = "sk-other-0123456789";
 
 /// A scripted model behind a key with this quota, and another key without any.
 fn limited(quota: &Value, step: Duration) -> (AppState, EngineHandle, EngineThread) {
-    let (state, engine, thread) = scripted(Fake::new(4).step(step), 16);
+    let (state, engine, thread) = scripted(Fake::new(4).step(step), 256);
     let key = crate::common::with(json!({"name": "limited", "key": KEY}), quota.clone());
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let keys = json!({"keys": [key, {"name": "other", "key": OTHER}]});
@@ -80,24 +80,97 @@ async fn requests_are_counted_by_the_minute() {
 }
 
 #[tokio::test]
-async fn tokens_are_charged_as_they_are_read_and_made() {
-    let (state, _, _thread) = limited(&json!({"tokens_per_minute": 60}), Duration::ZERO);
-    let first = send(&state, completion(KEY, &short(19))).await;
+async fn tokens_are_reserved_and_the_rest_is_given_back() {
+    let (state, _, _thread) = limited(&json!({"tokens_per_minute": 6000}), Duration::ZERO);
+    let first = send(&state, completion(KEY, &short(1999))).await;
     assert_eq!(first.status(), StatusCode::OK);
-    assert_eq!(number(first.headers(), "x-ratelimit-limit-tokens"), 60);
-    let left = number(send(&state, models(KEY)).await.headers(), "x-ratelimit-remaining-tokens");
-    assert!((40..=42).contains(&left), "1 token was read and 19 were made: {left}");
-    // It takes more than there is, which nobody could have known.
-    let second = send(
-        &state,
-        completion(KEY, &json!({"prompt": [1, 2, 3], "max_tokens": 77, "ignore_eos": true, "stream": true})),
-    );
-    assert!(text(second.await).await.contains("[DONE]"));
-    let (headers, wait) = too_many(send(&state, completion(KEY, &short(1))).await, "60 tokens per minute").await;
-    assert!((38..=41).contains(&wait), "40 are owed, and one has to be there: {wait}");
-    assert_eq!(number(&headers, "x-ratelimit-remaining-tokens"), 0);
+    assert_eq!(number(first.headers(), "x-ratelimit-limit-tokens"), 6000);
+    // The bucket refills by 100 tokens a second: each bound leaves room for ten.
+    let left = left(&state).await;
+    assert!((4000..5000).contains(&left), "1 token was read and 1,999 were made: {left}");
+    let (headers, wait) = too_many(send(&state, completion(KEY, &short(5800))).await, "6000 tokens per minute").await;
+    assert!((8..=18).contains(&wait), "about 1,800 are missing: {wait}");
+    assert!(number(&headers, "x-ratelimit-remaining-tokens") >= 4000, "a refusal reserves nothing");
+    // It ends after three tokens, and what it reserved for the others comes back.
+    let brief = json!({"prompt": [252], "max_tokens": 3900});
+    assert_eq!(send(&state, completion(KEY, &brief)).await.status(), StatusCode::OK);
+    assert!(self::left(&state).await >= 3990);
+    // So it does when a request fails.
+    let broken = json!({"prompt": [POISON, 1], "max_tokens": 3900});
+    assert_eq!(send(&state, completion(KEY, &broken)).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert!(self::left(&state).await >= 3980);
     assert_eq!(send(&state, models(KEY)).await.status(), StatusCode::OK, "what takes no tokens is not refused");
-    assert_eq!(send(&state, completion(OTHER, &short(1))).await.status(), StatusCode::OK);
+    assert_eq!(send(&state, completion(OTHER, &short(9000))).await.status(), StatusCode::OK);
+}
+
+/// The tokens that the key has left.
+async fn left(state: &AppState) -> u64 {
+    number(send(state, models(KEY)).await.headers(), "x-ratelimit-remaining-tokens")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_gets_its_tokens_back() {
+    let (state, _, _thread) = limited(&json!({"tokens_per_minute": 60_000}), Duration::from_millis(5));
+    let running = completion(KEY, &crate::common::with(short(50_000), json!({"stream": true})));
+    let running = send(&state, running).await;
+    assert!(number(running.headers(), "x-ratelimit-remaining-tokens") < 20_000);
+    too_many(send(&state, completion(KEY, &short(55_000))).await, "may use").await;
+    drop(running);
+    let start = Instant::now();
+    while left(&state).await < 45_000 {
+        // The bucket itself would take half a minute.
+        assert!(start.elapsed() < Duration::from_secs(20), "they never came back");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A refusal of a request that could never succeed, which says what to lower.
+async fn too_large(state: &AppState, request: Request<Body>, param: &str, words: &str) {
+    let response = send(state, request).await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(!response.headers().contains_key(header::RETRY_AFTER));
+    assert_eq!(value(&response, "x-should-retry"), "false");
+    let body: Value = serde_json::from_str(&text(response).await).unwrap();
+    assert_eq!((&body["error"]["code"], &body["error"]["param"]), (&json!("rate_limit_exceeded"), &json!(param)));
+    let message = body["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("request too large") && message.contains(words), "{message}");
+}
+
+#[tokio::test]
+async fn requests_beyond_their_quota_are_refused_before_they_run() {
+    let quota = json!({"tokens_per_minute": 1000, "concurrent_requests": 4});
+    let (state, engine, _thread) = limited(&quota, Duration::ZERO);
+    let large = |more: Value| completion(KEY, &crate::common::with(short(1), more));
+    too_large(&state, large(json!({"n": 128, "max_tokens": 15_000})), "n", "at most 4 texts").await;
+    too_large(&state, large(json!({"best_of": 5})), "best_of", "(concurrent_requests)").await;
+    too_large(&state, large(json!({"prompt": vec![vec![1]; 5]})), "prompt", "found 5").await;
+    too_large(&state, large(json!({"max_tokens": 1000})), "max_tokens", "1000 per minute").await;
+    too_large(&state, large(json!({"n": 2, "max_tokens": 500})), "max_tokens", "2 x 500").await;
+    too_large(&state, large(json!({"prompt": vec![1; 1000]})), "prompt", "1000 of prompts").await;
+    assert_eq!((engine.stats().finished, engine.stats().prompt_tokens), (0, 0));
+    assert_eq!(send(&state, large(json!({"n": 4, "max_tokens": 20}))).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_request_without_a_bound_gets_a_part_of_the_quota() {
+    let (state, _, _thread) = limited(&json!({"tokens_per_minute": 40}), Duration::ZERO);
+    let body = json!({"prompt": [1], "n_predict": -1, "ignore_eos": true});
+    let request =
+        Request::post("/completion").header("x-api-key", KEY).header(header::CONTENT_TYPE, "application/json");
+    let response = send(&state, request.body(Body::from(body.to_string())).unwrap()).await;
+    let answer: Value = serde_json::from_str(&text(response).await).unwrap();
+    assert_eq!(answer["tokens_predicted"], 10, "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_counts_as_many_times_as_it_has_texts() {
+    let (state, _, _thread) = limited(&json!({"concurrent_requests": 4}), Duration::from_millis(5));
+    let body = |texts: u64| completion(KEY, &crate::common::with(short(100_000), json!({"stream": true, "n": texts})));
+    let running = send(&state, body(3)).await;
+    assert_eq!(running.status(), StatusCode::OK);
+    too_many(send(&state, body(2)).await, "4 texts at once").await;
+    assert_eq!(send(&state, body(1)).await.status(), StatusCode::OK);
+    drop(running);
 }
 
 #[tokio::test(flavor = "multi_thread")]

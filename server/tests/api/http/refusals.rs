@@ -116,7 +116,7 @@ async fn invalid_values_are_named() {
         ("spaces_between_special_tokens", json!({"spaces_between_special_tokens": false})),
         ("detokenize", json!({"detokenize": false})),
         ("logits_processors", json!({"logits_processors": ["x"]})),
-        ("stream_options", json!({"stream": true, "stream_options": {"continuous_usage_stats": true}})),
+        ("stream_options", json!({"stream": true, "stream_options": {"continuous_usage_stats": 1}})),
     ];
     for (param, change) in table {
         let mut body = change.clone();
@@ -154,6 +154,7 @@ async fn default_values_of_unsupported_fields_are_accepted() {
 
 #[tokio::test]
 async fn a_body_that_is_not_a_json_object_is_refused() {
+    assert_eq!(refuse(" ").await.2["message"], "the body is empty; it must be a JSON object");
     for body in ["", "{", "[]", "null", "\"x\"", "{\"prompt\": \"x\"} more", "{\"prompt\": NaN}", "\u{feff}{}"] {
         let (status, _, error) = refuse(body).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{body}: {error}");
@@ -183,6 +184,11 @@ async fn the_content_type_must_be_json() {
         assert_eq!(response.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
         assert!(text(response).await.contains("application/json"));
     }
+    let mut packed = completion(r#"{"prompt": "x"}"#);
+    packed.headers_mut().insert(header::CONTENT_ENCODING, "gzip".parse().unwrap());
+    let response = send(&shipped(), packed).await;
+    assert_eq!(response.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    assert!(text(response).await.contains("content-encoding gzip is not supported"));
     let mut request = completion(r#"{"prompt": "x", "max_tokens": 1}"#);
     request.headers_mut().insert(header::CONTENT_TYPE, "Application/JSON; charset=utf-8".parse().unwrap());
     assert_eq!(send(&shipped(), request).await.status(), StatusCode::OK);
@@ -200,6 +206,8 @@ async fn a_long_body_is_refused() {
 #[tokio::test]
 async fn unknown_paths_and_methods_are_refused_in_the_same_shape() {
     let state = shipped();
+    let response = send(&state, get("/chat/completion")).await;
+    assert!(text(response).await.contains("no route matches /chat/completion; the nearest is /chat/completions"));
     let response = send(&state, get("/v1/nothing")).await;
     assert_eq!(response.status(), StatusCode::NOT_FOUND);
     assert!(text(response).await.contains(r#""code":"not_found""#));
@@ -209,7 +217,13 @@ async fn unknown_paths_and_methods_are_refused_in_the_same_shape() {
     let response = send(&state, get("/v1/completions")).await;
     assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(response.headers()[header::ALLOW], "POST");
-    assert!(text(response).await.contains(r#""code":"method_not_allowed""#));
-    let response = send(&state, Request::delete("/v1/models").body(Body::empty()).unwrap()).await;
-    assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+    let error: Value = serde_json::from_str(&text(response).await).unwrap();
+    assert_eq!(error["error"]["code"], "method_not_allowed");
+    assert_eq!(error["error"]["message"], "GET is not allowed here; this path takes POST");
+    for (path, methods) in [("/v1/models", "GET, HEAD"), ("/props", "GET, HEAD"), ("/v1/messages", "POST")] {
+        let response = send(&state, Request::delete(path).body(Body::empty()).unwrap()).await;
+        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
+        let answer = text(response).await;
+        assert!(answer.contains(&format!("DELETE is not allowed here; this path takes {methods}")), "{answer}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Sessions over HTTP with the shipped checkpoint: creating, continuing, forking, rewinding, downloading and uploading.
 
-use crate::common::sessions::{App, app, prompt, session};
+use crate::common::sessions::{App, app, prompt, session, state_of};
 use axum::body::Body;
 use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -185,13 +185,13 @@ async fn a_snapshot_continues_exactly_on_another_server() {
     assert_eq!(ids(&stays), ids(&goes));
     let at = |id: &Value| format!("/v1/sessions/{}/snapshot", id.as_str().unwrap());
     let (a, b) = (here.get(&at(&made["id"])).await.body, there.get(&at(&moved["id"])).await.body);
-    assert_eq!(a, b, "not a bit differs");
+    assert_eq!(state_of(&a), state_of(&b), "not a bit differs");
 
     let mut damaged = bytes.body.to_vec();
     damaged[5000] ^= 1;
     let refused = there.upload(damaged.into()).await;
     assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "snapshot".into()));
-    let long = there.upload(vec![0; 4 << 20].into()).await;
+    let long = there.upload(vec![0; 32 << 20].into()).await;
     assert_eq!(long.status, StatusCode::PAYLOAD_TOO_LARGE);
 }
 
@@ -274,7 +274,9 @@ async fn a_chat_in_a_session_equals_a_chat_with_its_history() {
     let second = app.post("/v1/chat/completions", ask(json!([more]), id)).await.json();
     let history = json!([hello, say("assistant", &answer), more]);
     let plain = app.post("/v1/chat/completions", ask(history, json!({}))).await.json();
-    assert_eq!(second["choices"][0], plain["choices"][0]);
+    for field in ["message", "finish_reason", "stop_reason", "token_ids"] {
+        assert_eq!(second["choices"][0][field], plain["choices"][0][field], "{field}");
+    }
     assert!(plain["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 8, "{plain}");
 }
 

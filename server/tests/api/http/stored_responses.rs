@@ -117,7 +117,7 @@ async fn unsupported_parameters_are_refused_by_name() {
         ("input", json!({"input": [{"role": "user"}]})),
         ("input", json!({"input": [{"role": "tool", "content": "x"}]})),
         ("input", json!({"input": [{"content": "x"}]})),
-        ("input", json!({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]})),
+        ("input", json!({"input": [{"type": "function_call_output", "output": "y"}]})),
         ("input", json!({"input": [{"type": "item_reference", "id": "msg_1"}]})),
         ("input", json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]})),
         ("instructions", json!({"instructions": ["x"]})),
@@ -140,10 +140,10 @@ async fn unsupported_parameters_are_refused_by_name() {
         ("conversation", json!({"conversation": "conv_x"})),
         ("context_management", json!({"context_management": [{"type": "compaction"}]})),
         ("include", json!({"include": ["message.output_text.logprobs"]})),
+        ("include", json!({"include": ["everything"]})),
         ("moderation", json!({"moderation": {"mode": "score"}})),
         ("prompt", json!({"prompt": {"id": "x"}})),
         ("reasoning", json!({"reasoning": {"effort": "low"}})),
-        ("service_tier", json!({"service_tier": "priority"})),
         ("tools", json!({"tools": [{"type": "web_search"}]})),
         ("tool_choice", json!({"tool_choice": "required"})),
         ("tool_choice", json!({"tool_choice": {"type": "function", "name": "f"}})),
@@ -177,11 +177,44 @@ async fn unsupported_parameters_are_refused_by_name() {
 #[tokio::test]
 async fn default_values_of_unsupported_fields_are_accepted() {
     let app = app().await;
-    let body = json!({"background": false, "include": [], "tools": [], "tool_choice": "none", "truncation": "auto",
+    let body = json!({"background": false, "include": ["reasoning.encrypted_content", "file_search_call.results"], "tools": [], "tool_choice": "none", "truncation": "auto",
         "parallel_tool_calls": false, "reasoning": {"effort": null}, "text": {"format": {"type": "text"}},
         "service_tier": "auto", "top_logprobs": 0, "stream_options": null, "conversation": null, "metadata": null,
         "max_tool_calls": 4, "prompt_cache_key": "x", "safety_identifier": "y", "max_output_tokens": 1});
     let response = respond(&app, asking(json!([{"role": "developer", "content": "x"}]), body)).await;
     assert_eq!((&response["tool_choice"], &response["truncation"]), (&json!("none"), &json!("auto")));
     assert_eq!((&response["parallel_tool_calls"], &response["metadata"]), (&json!(false), &json!({})));
+}
+
+#[tokio::test]
+async fn tokens_are_counted_as_they_would_be_read() {
+    const COUNT: &str = "/v1/responses/input_tokens";
+    let app = app().await;
+    let kept = app.store.stats().versions;
+    let first = asking("Once", json!({"instructions": "Be brief."}));
+    let counted = app.post(COUNT, first.clone()).await.json();
+    assert_eq!(app.store.stats().versions, kept, "counting stores nothing");
+    let made = respond(&app, first).await;
+    let expected = |tokens: &Value| json!({"object": "response.input_tokens", "input_tokens": tokens});
+    assert_eq!(counted, expected(&made["usage"]["input_tokens"]));
+    let next = asking("On", json!({"previous_response_id": made["id"]}));
+    let counted = app.post(COUNT, next.clone()).await.json();
+    assert_eq!(counted, expected(&respond(&app, next).await["usage"]["input_tokens"]), "the conversation counts too");
+
+    let chat = json!({"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1});
+    let read = app.post("/v1/chat/completions", chat.clone()).await.json();
+    for path in ["/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"] {
+        assert_eq!(app.post(path, chat.clone()).await.json(), expected(&read["usage"]["prompt_tokens"]));
+        let refused = app.post(path, with(chat.clone(), json!({"session": "x"}))).await;
+        assert_eq!((refused.status, refused.param()), (StatusCode::BAD_REQUEST, "session".into()));
+    }
+    let none = "resp_00000000000000000000000000000000";
+    for (more, status, param) in [
+        (json!({"input": null}), StatusCode::BAD_REQUEST, "input"),
+        (json!({"model": "fox"}), StatusCode::NOT_FOUND, "model"),
+        (json!({"previous_response_id": none}), StatusCode::NOT_FOUND, "previous_response_id"),
+    ] {
+        let refused = app.post(COUNT, asking("Once", more)).await;
+        assert_eq!((refused.status, refused.param()), (status, param.into()));
+    }
 }

@@ -158,6 +158,37 @@ async fn several_calls_are_made_if_allowed() {
 }
 
 #[tokio::test]
+async fn with_a_schema_an_answer_is_a_call_or_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let schema = json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}});
+    let named = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
+    let call = r#"{"name": "f", "arguments": {"x": 7}}"#;
+    for (wanted, format, json_text) in [
+        (call, &named, "{"),
+        (call, &json!({"type": "json_object"}), "{"),
+        (r#"{"name": "f", "age": 7}"#, &named, r#"{"name": "f", "age": 7}"#),
+        (r#"{"name": "f", "deep": [{}]}"#, &json!({"type": "json_object"}), r#"{"name": "f", "deep": [{}]}"#),
+    ] {
+        let state = parrot(wanted, SHOWS_ALL, folder.path());
+        let format = json!({"response_format": format, "structured_outputs": {"disable_additional_properties": true}});
+        let said = if wanted == call {
+            json!({"content": null, "calls": [{"name": "f", "arguments": "{\"x\": 7}"}], "reason": "tool_calls"})
+        } else {
+            json!({"content": wanted, "calls": [], "reason": "stop"})
+        };
+        let body = asking(format.clone());
+        assert_eq!(whole(&post(&state, &body).await.1), said);
+        assert_eq!(streamed(&state, &body).await.0["calls"], said["calls"]);
+        // A call is forced, or forbidden.
+        let forced = whole(&post(&state, &with(body.clone(), json!({"tool_choice": "required"}))).await.1);
+        assert_eq!((&forced["content"], &forced["calls"][0]["name"]), (&Value::Null, &json!("f")), "{wanted}");
+        let forbidden = whole(&post(&state, &with(body, json!({"tool_choice": "none"}))).await.1);
+        assert!(forbidden["content"].as_str().unwrap().starts_with(json_text), "{forbidden}");
+        assert_eq!(forbidden["calls"], json!([]));
+    }
+}
+
+#[tokio::test]
 async fn a_truncated_call_is_marked_as_such() {
     let folder = tempfile::tempdir().unwrap();
     let state = parrot(r#"{"name": "f", "arguments": {"x": 7, "note": "é🦀"}}"#, SHOWS_ALL, folder.path());
@@ -221,6 +252,8 @@ async fn invalid_tools_are_refused_by_name() {
         ("tools", function(json!({})), "tools[0].function.name must be a string"),
         ("tools", function(json!({"name": "a b"})), "tools[0].function.name must be 1 to 64 letters"),
         ("tools", function(json!({"name": "a".repeat(65)})), "1 to 64 letters"),
+        ("tools", function(json!({"name": "a", "strict": {}})), "tools[0].function.strict must be true or false"),
+        ("tools", function(json!({"name": "a", "description": 1})), "function.description must be a string"),
         ("tools", function(json!({"name": "a", "parameters": []})), "parameters must be a JSON schema"),
         ("tools", function(json!({"name": "a", "parameters": {"type": "string"}})), "parameters.type must be object"),
         (
@@ -232,10 +265,19 @@ async fn invalid_tools_are_refused_by_name() {
         ("tool_choice", json!({"tool_choice": {"type": "function", "function": {"name": "h"}}}), "found \"h\""),
         ("tool_choice", json!({"tool_choice": {"type": "allowed_tools"}}), "tool_choice.type must be function"),
         ("tool_choice", json!({"tools": [], "tool_choice": "required"}), "without tools"),
-        ("parallel_tool_calls", json!({"parallel_tool_calls": "yes"}), "expected a boolean"),
+        ("parallel_tool_calls", json!({"parallel_tool_calls": "yes"}), "must be true or false, found \"yes\""),
         ("functions", json!({"functions": [{"name": "f"}]}), "functions must be absent"),
         ("function_call", json!({"function_call": "auto"}), "function_call must be absent"),
-        ("response_format", json!({"response_format": {"type": "json_object"}}), "if tools may be called"),
+        (
+            "guided_choice",
+            json!({"guided_choice": ["a"]}),
+            "guided_choice must be absent or JSON if tools may be called",
+        ),
+        (
+            "response_format",
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}}),
+            "must not allow JSON that begins as a call of the tool f does: {\"name\": \"f\", \"arguments\": …",
+        ),
         ("messages", json!({"messages": [{"role": "user", "tool_calls": []}]}), "must all have content"),
     ];
     for (param, more, part) in table {

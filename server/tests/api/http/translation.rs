@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::common::sessions::{App, app_of, session};
-use crate::common::translator::{Did, LONGEST, Translator, serving, translation};
+use crate::common::translator::{Call, LONGEST, Translator, serving, translation};
 use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -11,7 +11,7 @@ use tidegate_server::Served;
 use tidegate_server::session::{Codec, Keys, Location};
 
 /// A server with the scripted model, and the calls to the model.
-async fn app(place: Location) -> (App, std::sync::Arc<std::sync::Mutex<Vec<Did>>>) {
+async fn app(place: Location) -> (App, std::sync::Arc<std::sync::Mutex<Vec<Call>>>) {
     let (served, did) = serving(Translator::new(4, Duration::ZERO));
     (app_of(served, place).await, did)
 }
@@ -59,7 +59,7 @@ async fn a_prompt_is_a_source_and_the_answer_only_its_translation() {
     }
     let best = asked(&app, &json!(ONE), json!({"best_of": 4})).await;
     assert_eq!(ids(&best), translation(&one, 6));
-    let read = did.lock().unwrap().iter().filter(|did| matches!(did, Did::Source(_))).count();
+    let read = did.lock().unwrap().iter().filter(|did| matches!(did, Call::Source(_))).count();
     assert_eq!(read, 5, "once for each prompt of a request");
 
     let llama = app.post("/completion", json!({"prompt": ONE, "n_predict": 6, "temperature": 0})).await.json();
@@ -156,7 +156,7 @@ async fn a_conversation_has_one_source_at_a_time_and_can_be_rewound_to_any() {
     assert_eq!(ids(&gone_on), translation(&one, 12)[6..]);
     let session_of = &gone_on["session"];
     assert_eq!((&session_of["restored"], &session_of["tier"]), (&json!(true), &json!("disk")));
-    assert!(!did.lock().unwrap().iter().any(|did| matches!(did, Did::Source(_))), "its source is in the state");
+    assert!(!did.lock().unwrap().iter().any(|did| matches!(did, Call::Source(_))), "its source is in the state");
 
     let forks = app.post(&format!("{path}/fork"), json!({"n": 2})).await.json();
     let turned = asked(&app, &json!(OTHER), of(&made["id"])).await;
@@ -212,6 +212,6 @@ async fn a_state_kept_by_the_client_contains_its_source() {
     assert_eq!(ids(&second), translation(&one, 12)[6..]);
     assert_eq!(ids(&asked(&app, &Value::Null, json!({"state": second["state"]})).await), translation(&one, 18)[12..]);
     assert_eq!(ids(&asked(&app, &json!(OTHER), json!({"state": state})).await), translation(&other, 6));
-    let read = did.lock().unwrap().iter().filter(|did| matches!(did, Did::Source(_))).count();
+    let read = did.lock().unwrap().iter().filter(|did| matches!(did, Call::Source(_))).count();
     assert_eq!(read, 2, "each source once");
 }

@@ -2,7 +2,7 @@
 //! conversations that were interrupted, restarted and moved.
 
 use crate::common::random::written_about;
-use crate::common::sessions::{App, app_on, prompt, session};
+use crate::common::sessions::{App, app_on, prompt, session, state_of};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -110,8 +110,8 @@ async fn a_translation_equals_the_models_own_alone_in_a_batch_and_moved() {
         let third = ids(&said(&here, turn("", &made["id"])).await, 0);
         assert_eq!(ids(&said(&there, turn("", &moved["id"])).await, 0), third);
         assert_eq!([first, ids(&second, 0), third].concat(), expected[0], "{keys} {state:?}");
-        let stayed = here.get(&snapshot(&made["id"])).await.body;
-        let went = there.get(&snapshot(&moved["id"])).await.body;
+        let stayed = state_of(&here.get(&snapshot(&made["id"])).await.body);
+        let went = state_of(&there.get(&snapshot(&moved["id"])).await.body);
         assert!(stayed == went, "{keys}: a bit differs");
 
         // Another source in the same conversation.

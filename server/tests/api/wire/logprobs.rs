@@ -3,9 +3,9 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use super::kit::{ROUTES, chat, chunks, joined, keys};
-use super::script::{byte_tokens, recited, tokenizer};
-use crate::common::{post, shipped, with};
+use super::kit::{ROUTES, chat, chunks, joined, keys, posting, raw};
+use super::script::{byte_token, byte_tokens, recited, tokenizer};
+use crate::common::{post, send, shipped, text, with};
 
 fn asking(more: Value) -> Value {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0, "ignore_eos": true,
@@ -166,4 +166,59 @@ async fn a_stop_token_ends_a_text_and_is_returned_as_the_reason() {
     let (_, later) = post(&state, with(body, json!({"min_tokens": 5}))).await;
     assert!(later["usage"]["completion_tokens"].as_u64() >= Some(5), "{later}");
     assert_ne!(tokenizer().vocabulary().bytes(space), b"");
+}
+
+#[tokio::test]
+async fn an_answer_takes_less_than_what_is_reserved_for_its_log_probabilities() {
+    // The server reserves 128 bytes for each; until the answer is written, each also takes 8 in a list.
+    const MOST: usize = 112;
+    let state = shipped();
+    let message = json!([{"role": "user", "content": "Once upon a time"}]);
+    for (path, body) in [
+        (ROUTES[0], json!({"prompt": "Once upon a time", "max_tokens": 60, "logprobs": 20})),
+        (ROUTES[0], json!({"prompt": "Once upon a time", "max_tokens": 60, "logprobs": 0})),
+        (ROUTES[1], json!({"messages": message, "max_tokens": 60, "logprobs": true, "top_logprobs": 20})),
+        (ROUTES[1], json!({"messages": message, "max_tokens": 60, "logprobs": true})),
+        ("/completion", json!({"prompt": "Once upon a time", "n_predict": 60, "n_probs": 20})),
+        ("/completion", json!({"prompt": "Once upon a time", "n_predict": 60, "n_probs": 1})),
+    ] {
+        let (_, answer) = raw(&state, path, with(body.clone(), json!({"ignore_eos": true})).to_string()).await;
+        let listed = body["logprobs"].as_u64().or(body["top_logprobs"].as_u64()).or(body["n_probs"].as_u64());
+        let lists = answer["choices"][0].get("logprobs").unwrap_or(&answer["completion_probabilities"]);
+        let each = lists.to_string().len() / (60 * (listed.unwrap_or(0) as usize + 1));
+        assert!((15..MOST).contains(&each), "{path} {listed:?}: {each} bytes");
+    }
+}
+
+/// The JSON value of a field, as it was written, with its fractions as `N`.
+fn written(answer: &str, field: &str) -> String {
+    let fraction = regex::Regex::new(r"-?\d+\.\d+(e-?\d+)?").unwrap();
+    let value = answer.split_once(&format!(r#""{field}":"#)).unwrap_or_else(|| panic!("no {field} in {answer}")).1;
+    let mut values = serde_json::Deserializer::from_str(value).into_iter::<Value>();
+    values.next().unwrap().unwrap();
+    fraction.replace_all(&value[..values.byte_offset()], "N").into_owned()
+}
+
+#[tokio::test]
+async fn log_probabilities_are_written_as_they_always_were() {
+    let (state, _thread) = recited(vec![byte_tokens("a☃".as_bytes())]);
+    let ask = async |path: &str, body: Value| text(send(&state, posting(path, body.to_string())).await).await;
+    let answer = ask(ROUTES[0], json!({"prompt": [5], "max_tokens": 2, "temperature": 0, "logprobs": 1})).await;
+    let lists = r#"{"tokens":["a","bytes:\\xe2"],"token_logprobs":[N,N],"top_logprobs":[{"a":N},{"bytes:\\xe2":N}],"text_offset":[0,1]}"#;
+    assert_eq!(written(&answer, "logprobs"), lists);
+    let answer = ask("/completion", json!({"prompt": [5], "n_predict": 2, "temperature": 0, "n_probs": 1})).await;
+    let [a, snow] = [byte_token(b'a'), byte_token(0xe2)];
+    let token = |id: u32, text: &str, byte: u8| format!(r#""id":{id},"token":"{text}","bytes":[{byte}],"logprob":N"#);
+    let [a, snow] = [token(a, "a", 97), token(snow, "\u{fffd}", 226)];
+    let probabilities = format!(r#"[{{{a},"top_logprobs":[{{{a}}}]}},{{{snow},"top_logprobs":[{{{snow}}}]}}]"#);
+    assert_eq!(written(&answer, "completion_probabilities"), probabilities);
+
+    let message = json!([{"role": "user", "content": "Hello"}]);
+    let forced = json!({"messages": message, "max_tokens": 1, "logprobs": true, "logit_bias": {"300": 100}});
+    let name = tokenizer().vocabulary().bytes(300).to_vec();
+    let answer = text(send(&shipped(), posting(ROUTES[1], forced.to_string())).await).await;
+    let (text, bytes) = (json!(String::from_utf8(name.clone()).unwrap()), json!(name));
+    let content =
+        format!(r#"{{"content":[{{"token":{text},"logprob":N,"bytes":{bytes},"top_logprobs":[]}}],"refusal":null}}"#);
+    assert_eq!(written(&answer, "logprobs"), content);
 }

@@ -5,6 +5,7 @@ mod boundaries;
 mod choices;
 mod echo;
 mod extremes;
+mod fuzz;
 mod kit;
 mod logprobs;
 mod script;

@@ -61,7 +61,7 @@ impl LanguageModel for Script {
         Ok(())
     }
 
-    fn absorb(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
+    fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
         self.read[slot] += ids.len();
         Ok(())
     }

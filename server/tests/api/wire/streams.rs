@@ -35,7 +35,7 @@ async fn every_line_is_data_without_an_event_name() {
 
 #[tokio::test]
 async fn a_pause_is_filled_with_comments() {
-    let fake = Fake::new(1).step(Duration::from_millis(120));
+    let fake = Fake::new(1).step(Duration::from_millis(400));
     let (engine, _thread) = spawn(fake, rules(), EngineOptions::default()).unwrap();
     let state = AppState::new(ApiOptions { keep_alive: Duration::from_millis(20), ..ApiOptions::default() });
     state.serve(served(engine));
@@ -83,6 +83,23 @@ async fn usage_is_sent_once_in_a_last_chunk_without_choices() {
         }
         for name in ["id", "created", "model", "object", "system_fingerprint"] {
             assert!(others.iter().all(|chunk| chunk[name] == last[name] && !last[name].is_null()), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_chunk_that_ends_a_text_has_its_timings() {
+    let state = shipped();
+    for path in ROUTES {
+        let chunks = chunks(&state, path, asking(path)).await;
+        for choice in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()) {
+            let has_timings = choice["timings"]["decode_ms"].as_f64().is_some_and(|ms| ms > 0.0);
+            assert_eq!(has_timings, !choice["finish_reason"].is_null(), "{choice}");
+        }
+        let (status, whole) = raw(&state, path, with(asking(path), json!({"stream": false})).to_string()).await;
+        assert_eq!(status, StatusCode::OK);
+        for choice in whole["choices"].as_array().unwrap() {
+            assert_eq!(keys(&choice["timings"]), ["decode_ms", "prefill_ms", "queue_ms"]);
         }
     }
 }

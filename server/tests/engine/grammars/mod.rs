@@ -1,7 +1,8 @@
-//! Grammars on the shipped vocabulary, without a model: whatever tokens are drawn, what comes out follows; and what asks
-//! too much is refused in time.
+//! Grammars on the shipped vocabulary, without a model: random allowed tokens give texts that follow the grammar, and
+//! grammars over the limits are refused in time.
 
 mod bombs;
 mod cost;
 mod drawn;
+mod helper;
 mod schema;

@@ -188,11 +188,18 @@ impl Lane {
         }
     }
 
-    /// The snapshot file of the head.
+    /// The state and the text of the head, without ids and times.
     pub(crate) fn head(&self, address: &str) -> Vec<u8> {
         let reply = get(address, &format!("/v1/sessions/{}/snapshot", self.position.session)).unwrap();
         assert_eq!(reply.status, 200, "{}", reply.text());
-        reply.body
+        let number = |at: usize, bytes: usize| {
+            reply.body[at..at + bytes].iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte))
+        };
+        let [header, body, description, text] =
+            [(12, 4), (16, 8), (24, 8), (32, 8)].map(|(at, bytes)| number(at, bytes));
+        assert!(text > 0, "its text is in the file");
+        let state = 40 + header + body;
+        [&reply.body[40..state], &reply.body[state + description..state + description + text]].concat()
     }
 
     /// Fails if the two lanes received different answers.

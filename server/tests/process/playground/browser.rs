@@ -1,6 +1,7 @@
 //! Shared by the playground's tests: the server, a browser, and the open page.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use std::cell::RefCell;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -31,13 +32,14 @@ impl Drop for Process {
     }
 }
 
-/// Starts the server with defaults and returns it, when ready, with its address.
-fn start_server(data_dir: &Path, key: Option<&str>) -> (Process, String) {
+/// Starts the server and returns it, when ready, with its address.
+fn start_server(data_dir: &Path, setup: &Setup) -> (Process, String) {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../weights/checkpoints/tidegate-tiny");
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.args(["serve", "--host", "127.0.0.1", "--model", model]).arg("--data-dir").arg(data_dir);
-    if let Some(key) = key {
+    command.args(setup.args);
+    if let Some(key) = setup.key {
         command.env("TIDEGATE_API_KEY", key);
     }
     let child = command.arg("--port").arg(free.port().to_string()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
@@ -103,12 +105,27 @@ async fn open_browser(driver: &str, width: u32, height: u32) -> Client {
         .expect("a browser session")
 }
 
+/// The server and the window of a test.
+pub(crate) struct Setup {
+    /// The key that the server requires.
+    pub(crate) key: Option<&'static str>,
+    /// Further arguments of the server.
+    pub(crate) args: &'static [&'static str],
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+}
+
+impl Setup {
+    pub(crate) const DESK: Self = Self { key: None, args: &[], width: 1280, height: 1000 };
+}
+
 /// The open page.
 pub(crate) struct Page {
     pub(crate) client: Client,
     pub(crate) url: String,
     /// The address of chromedriver.
     driver: String,
+    server: RefCell<Option<Process>>,
 }
 
 impl Page {
@@ -145,6 +162,39 @@ impl Page {
         let element = self.client.find(Locator::Id(id)).await.expect("the field is there");
         element.clear().await.expect("the field can be cleared");
         element.send_keys(text).await.expect("the field takes keys");
+    }
+
+    /// Waits until the page knows the model.
+    pub(crate) async fn ready(&self) {
+        self.until("document.getElementById('model').dataset.state === 'ready'").await;
+    }
+
+    /// Opens `#place` and waits until it is displayed.
+    pub(crate) async fn open(&self, place: &str) {
+        self.client.goto(&format!("{}#{place}", self.url)).await.expect("the page opens");
+        self.until("document.body.classList.contains('talking')").await;
+        self.ready().await;
+    }
+
+    /// The JSON with which the server answers the page's own request.
+    pub(crate) async fn ask(&self, method: &str, path: &str, body: Value) -> Value {
+        let body = if body.is_null() { String::new() } else { format!(", body: JSON.stringify({body})") };
+        self.js(&format!(
+            "return (async () => (await fetch('{path}', {{ method: '{method}',
+                headers: {{ 'content-type': 'application/json' }}{body} }})).json())()"
+        ))
+        .await
+    }
+
+    /// Makes this browser one that has never seen the page.
+    pub(crate) async fn forget(&self) {
+        self.js("localStorage.clear(); sessionStorage.clear()").await;
+        self.client.goto("about:blank").await.expect("an empty page");
+    }
+
+    /// Kills the server.
+    pub(crate) fn stop_server(&self) {
+        self.server.borrow_mut().take();
     }
 
     /// Waits until no run is in progress.
@@ -192,19 +242,20 @@ impl Page {
 /// Runs `test` on a page of the given size, and always closes the browser.
 pub(crate) async fn with_page(width: u32, height: u32, test: impl AsyncFnOnce(&Page)) {
     let steps = async |page: &Page| {
-        page.until("document.getElementById('model').dataset.state === 'ready'").await;
+        page.ready().await;
         test(page).await;
     };
-    with_server(None, width, height, steps).await;
+    with_server(&Setup { width, height, ..Setup::DESK }, steps).await;
 }
 
-/// The same on a server that may require a key. The page may still be connecting.
-pub(crate) async fn with_server(key: Option<&str>, width: u32, height: u32, test: impl AsyncFnOnce(&Page)) {
+/// The same on any server. The page may still be connecting.
+pub(crate) async fn with_server(setup: &Setup, test: impl AsyncFnOnce(&Page)) {
     let _turn = ONE.lock().await;
     let Some((_driver, driver)) = start_driver() else { return };
     let data_dir = tempfile::tempdir().expect("a temporary folder");
-    let (_server, url) = start_server(data_dir.path(), key);
-    let page = Page { client: open_browser(&driver, width, height).await, url, driver };
+    let (server, url) = start_server(data_dir.path(), setup);
+    let client = open_browser(&driver, setup.width, setup.height).await;
+    let page = Page { client, url, driver, server: RefCell::new(Some(server)) };
     let steps = async {
         page.client.goto(&page.url).await.expect("the page opens");
         test(&page).await;

@@ -1,7 +1,7 @@
 //! The playground on a server that requires an API key. Without chromedriver these tests pass without running, unless
 //! `TIDEGATE_REQUIRE_BROWSER` is 1.
 
-use super::browser::with_server;
+use super::browser::{Setup, with_server};
 use fantoccini::Locator;
 use fantoccini::key::Key;
 use serde_json::json;
@@ -10,9 +10,10 @@ const KEY: &str = "sk-playground-0123456789";
 
 #[tokio::test]
 async fn a_key_is_requested_once_and_sent_with_every_request() {
-    with_server(Some(KEY), 1280, 900, async |page| {
+    with_server(&Setup { key: Some(KEY), ..Setup::DESK }, async |page| {
         page.until("!document.getElementById('key-field').hidden").await;
         page.until("document.getElementById('model').dataset.state === 'lost'").await;
+        assert_eq!(page.js("return document.activeElement.id").await, json!("api_key"), "the key can be typed at once");
         page.picture("key").await;
         assert!(page.text("model").await.contains("API key"), "{}", page.text("model").await);
         let field = page.client.find(Locator::Id("api_key")).await.expect("the field is there");
@@ -41,7 +42,7 @@ async fn a_key_is_requested_once_and_sent_with_every_request() {
             .await;
         page.until("window.saved").await;
         let saved = page.js("return window.saved").await;
-        assert!(saved[0].as_str().is_some_and(|name| name.ends_with(".tidegate")), "{saved}");
+        assert_eq!(saved[0], json!("The-old-lighthouse-Turn-1.tidegate"));
         assert!(saved[1].as_str().is_some_and(|link| link.starts_with("blob:")), "{saved}");
 
         // Reloading the tab does not ask for the key again.

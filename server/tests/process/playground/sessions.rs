@@ -21,7 +21,7 @@ const TREE: &str = "return [...document.querySelectorAll('#tree .node')].map(nod
 
 const EXACT_STATE: &str = "return document.getElementById('state-bytes').dataset.bytes";
 
-async fn tree(page: &Page) -> Vec<Value> {
+pub(super) async fn tree(page: &Page) -> Vec<Value> {
     page.js(TREE).await.as_array().expect("a list").clone()
 }
 
@@ -35,19 +35,12 @@ fn head(tree: &[Value]) -> &Value {
     heads[0]
 }
 
-async fn address(page: &Page) -> String {
+pub(super) async fn address(page: &Page) -> String {
     page.js("return location.hash.slice(1)").await.as_str().expect("a text").to_owned()
 }
 
-/// Opens `#place` and waits until it is displayed.
-async fn open(page: &Page, place: &str) {
-    page.client.goto(&format!("{}#{place}", page.url)).await.expect("the page opens");
-    page.until("document.body.classList.contains('talking')").await;
-    page.until("document.getElementById('model').dataset.state === 'ready'").await;
-}
-
 /// Appends `text` and waits for the model's answer.
-async fn turn(page: &Page, text: &str, seed: u32) {
+pub(super) async fn turn(page: &Page, text: &str, seed: u32) {
     let before = tree(page).await.len();
     let field = page.client.find(Locator::Id("prompt")).await.expect("the field is there");
     field.send_keys(text).await.expect("the field takes keys");
@@ -70,10 +63,16 @@ async fn tokens(page: &Page) -> u64 {
     page.text("tokens-total").await.replace([',', '.'], "").parse().expect("a count")
 }
 
+/// Waits until another conversation than `before` is open and listed.
+async fn until_opened(page: &Page, before: &str) {
+    let listed = "document.querySelector('#sessions a[aria-current]')?.hash === location.hash";
+    page.until(&format!("location.hash !== '#{before}' && {listed} && document.querySelector('#tree .head')")).await;
+}
+
 #[tokio::test]
 async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
     with_page(1280, 1000, async |page| {
-        open(page, "conversation").await;
+        page.open("conversation").await;
         assert!(tree(page).await.is_empty(), "no session is created before something is written");
         turn(page, "Once upon a time there was a girl who lived by the sea.", 3).await;
         let id = address(page).await;
@@ -113,7 +112,7 @@ async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
         // A fork is a separate conversation with the same past.
         let (here, text) = (tokens(page).await, page.sheet().await);
         page.click("fork").await;
-        page.until(&format!("location.hash !== '#{id}' && document.querySelector('#tree .head')")).await;
+        until_opened(page, &id).await;
         let fork = address(page).await;
         assert!(fork.starts_with("ses_") && fork != id);
         assert_eq!((tokens(page).await, page.sheet().await), (here, text.clone()));
@@ -133,11 +132,11 @@ async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
         std::fs::write(&file, &bytes).expect("the file can be written");
         let chosen = page.client.find(Locator::Id("upload-file")).await.expect("the field is there");
         chosen.send_keys(file.to_str().expect("a plain path")).await.expect("the file is chosen");
-        page.until(&format!("location.hash !== '#{fork}' && document.querySelector('#tree .head')")).await;
+        until_opened(page, &fork).await;
         assert_eq!((tokens(page).await, page.js(EXACT_STATE).await), (here, state.clone()));
-        assert!(!page.js("return document.getElementById('missing').hidden").await.as_bool().unwrap());
-        assert!(page.text("turn-text").await.contains("the server does not store its text"));
-        assert_eq!(page.js("return document.getElementById('session-name').value").await, json!("brought"));
+        assert_eq!(page.sheet().await, text, "the file has the text");
+        let name = "return document.getElementById('session-name').value";
+        assert!(page.js(name).await.as_str().is_some_and(|name| name.ends_with("(fork)")), "the file has the name");
         turn(page, " Then", 6).await;
         assert!(tokens(page).await > here);
 
@@ -165,7 +164,7 @@ async fn a_conversation_can_be_rewound_forked_downloaded_and_uploaded() {
 #[tokio::test]
 async fn a_stopped_turn_is_stored_and_can_be_undone_and_repeated() {
     with_page(1280, 1000, async |page| {
-        open(page, "conversation").await;
+        page.open("conversation").await;
         let field = page.client.find(Locator::Id("prompt")).await.expect("the field is there");
         field.send_keys("Tom found a small red boat. He").await.expect("the field takes keys");
         page.js("document.getElementById('max_tokens').value = 4000;
@@ -200,7 +199,7 @@ async fn a_stopped_turn_is_stored_and_can_be_undone_and_repeated() {
 #[tokio::test]
 async fn a_conversation_continued_elsewhere_is_explained() {
     with_page(1280, 1000, async |page| {
-        open(page, "conversation").await;
+        page.open("conversation").await;
         turn(page, "The old house", 1).await;
         let id = address(page).await;
         page.js(&format!(
@@ -223,7 +222,7 @@ async fn a_conversation_continued_elsewhere_is_explained() {
         page.click("session-delete").await;
         page.click("delete-yes").await;
         page.until("location.hash === '#conversation' && !document.querySelector('#sessions li')").await;
-        open(page, &id).await;
+        page.open(&id).await;
         page.until("!document.getElementById('error').hidden").await;
         assert!(page.text("error").await.contains("no longer exists"), "{}", page.text("error").await);
     })
@@ -233,7 +232,7 @@ async fn a_conversation_continued_elsewhere_is_explained() {
 #[tokio::test]
 async fn all_of_a_conversation_is_reachable_on_a_phone_and_with_the_keyboard() {
     with_page(360, 740, async |page| {
-        open(page, "conversation").await;
+        page.open("conversation").await;
         page.assert_no_sideways_scroll("before a conversation").await;
         for (seed, text) in
             [(1, "The fox"), (2, " and the hare"), (3, " went out"), (4, " and"), (5, ""), (6, ""), (7, "")]
@@ -258,7 +257,7 @@ async fn all_of_a_conversation_is_reachable_on_a_phone_and_with_the_keyboard() {
         page.client.find(Locator::Css(".modes a")).await.expect("a link").click().await.expect("a click");
         page.until("!document.body.classList.contains('talking')").await;
         assert_eq!(page.sheet().await, "");
-        page.client.find(Locator::Css(".modes a:last-child")).await.expect("a link").click().await.expect("a click");
+        page.click("to-conversation").await;
         page.until("document.querySelectorAll('#tree .node').length === 8").await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(page.console_errors().await, Vec::<Value>::new());

@@ -66,7 +66,7 @@ def plain(cfg: bi.MixerConfig, x: dict, random: bi.Random, query, key):
 
 @pytest.mark.parametrize("queries, keys", [(8, 8), (5, 9)], ids=["self", "cross"])
 @pytest.mark.parametrize("cfg", CASES, ids=name)
-def test_attend_is_the_plain_form(cfg, queries, keys):
+def test_attend_agrees_with_the_plain_form(cfg, queries, keys):
     x, random = inputs(cfg, queries, keys)
     query, key = masks(queries, keys, queries == keys)
     whole = torch.ones_like(query), torch.ones_like(key)
@@ -90,7 +90,7 @@ def test_attend_is_the_plain_form(cfg, queries, keys):
 
 
 @pytest.mark.parametrize("cfg", CASES, ids=name)
-def test_what_stands_at_padding_has_no_effect(cfg):
+def test_padding_has_no_effect(cfg):
     x, random = inputs(cfg, 8, 8, torch.float32)
     query, key = masks(8, 8, True)
     real = lambda y: y.transpose(1, 2)[query]
@@ -106,7 +106,7 @@ def test_what_stands_at_padding_has_no_effect(cfg):
     assert all((x[n].grad.transpose(1, 2)[~key] == 0).all() for n in "kv")
 
 
-def held(cfg: bi.MixerConfig, tokens: int) -> int:
+def saved_numbers(cfg: bi.MixerConfig, tokens: int) -> int:
     """Numbers kept for the backward pass of one sequence."""
     mixer = bi.Mixer(cfg, 1, 4)
     q, k, v = (torch.randn(1, 1, tokens, 4, requires_grad=True) for _ in range(3))
@@ -124,11 +124,11 @@ def held(cfg: bi.MixerConfig, tokens: int) -> int:
 
 @pytest.mark.parametrize("cfg", [c for c in CASES if c.attention in ("rfa", "lara")], ids=name)
 def test_memory_is_linear_in_the_tokens(cfg):
-    small, large = held(cfg, 512), held(cfg, 4096)
+    small, large = saved_numbers(cfg, 512), saved_numbers(cfg, 4096)
     assert large < 8.5 * small and large < 512 * 4096, (small, large)
 
 
-def test_a_configuration_that_is_none_is_refused():
+def test_an_invalid_configuration_is_refused():
     wrong = {"attention": "hybrid", "feature_map": "relu", "lara_weights": "equal", "landmarks": 0, "proj_dim": 0}
     for key, value in wrong.items():
         with pytest.raises(ValueError, match=key):
@@ -161,7 +161,7 @@ def test_padding_does_not_change_a_class(cfg):
 
 @pytest.mark.parametrize("weights", ["query-specific", "balance"])
 @torch.no_grad()
-def test_lara_draws_anew_in_training_alone(weights):
+def test_lara_draws_new_noise_only_in_training(weights):
     mixer = bi.Mixer(bi.MixerConfig("lara", landmarks=3, lara_weights=weights), H, D)
     q, k, v = (torch.randn(B, H, 9, D, generator=torch.Generator().manual_seed(i)) for i in range(3))
     one, two = mixer.train()(q, k, v), mixer(q, k, v)

@@ -1,4 +1,4 @@
-"""Equal terms: what differs between mixers, runs that are made once, and the report that merges them."""
+"""The comparison: only the mixer differs, each run is made once, and the report merges the runs."""
 
 import dataclasses
 import json
@@ -95,7 +95,7 @@ def test_only_the_mixer_differs(folder, tmp_path, run_config):
     assert not torch.equal(other[at + "random_matrices"], own_weights["rfa"][at + "random_matrices"])
 
 
-def test_whatever_the_base_is_a_mixer_is_its_own(run_config):
+def test_a_mixer_does_not_depend_on_the_base_configuration(run_config):
     cfg = base(run_config)
     odd = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, feature_map="arc_cosine", gate=False),
                               train=dataclasses.replace(cfg.train, carry_state=True, pool=3))
@@ -126,8 +126,8 @@ def test_runs_are_made_once_and_merged(folder, tmp_path, toml, capsys):
     before = (out / "runs" / "softmax-1.json").stat().st_mtime_ns
     capsys.readouterr()
     compare.compare(toml, folder, out, ["softmax", "rfa-gate-stateful"], [2, 1], 1, [])
-    said = [line for line in capsys.readouterr().out.splitlines() if "seed" in line]
-    assert said == ["softmax, seed 2", "rfa-gate-stateful, seed 2"]
+    printed = [line for line in capsys.readouterr().out.splitlines() if "seed" in line]
+    assert printed == ["softmax, seed 2", "rfa-gate-stateful, seed 2"]
     assert (out / "runs" / "softmax-1.json").stat().st_mtime_ns == before
     found = json.loads(path.read_text())
     assert (path.name, found["experiment"]) == ("language-test.json", "language-test")
@@ -160,7 +160,7 @@ def test_runs_are_made_once_and_merged(folder, tmp_path, toml, capsys):
         compare.compare(toml, folder, out, ["sotfmax"], [1], 1, [])
 
 
-def test_a_run_that_was_killed_goes_on(folder, tmp_path, toml):
+def test_a_killed_run_resumes(folder, tmp_path, toml):
     results = []
     for killed in (False, True):
         out = tmp_path / str(killed)
@@ -176,7 +176,7 @@ def test_a_run_that_was_killed_goes_on(folder, tmp_path, toml):
     assert results[0] == results[1]
 
 
-def test_work_is_not_taken_up_with_other_settings_and_does_not_outlive_its_run(folder, tmp_path, toml):
+def test_partial_work_needs_the_same_settings_and_is_removed_after_its_run(folder, tmp_path, toml):
     out = tmp_path / "out"
     work = out / "work" / "rfa-1"
     cfg = compare.configured(compare.load(toml), "rfa", 1, 1)
@@ -191,7 +191,7 @@ def test_work_is_not_taken_up_with_other_settings_and_does_not_outlive_its_run(f
     assert not work.exists()
 
 
-def test_a_run_that_diverges_is_noted_and_the_others_are_made(folder, tmp_path, toml, monkeypatch, capsys):
+def test_a_diverged_run_is_reported_and_the_others_run(folder, tmp_path, toml, monkeypatch, capsys):
     real = compare.ComparedTrainer.train_step
     def step(trainer):
         if trainer.cfg.model.feature_map == "elu" and trainer.step == 2:
@@ -218,10 +218,10 @@ def test_a_run_that_diverges_is_noted_and_the_others_are_made(folder, tmp_path, 
     (["--only", "sotfmax"], "--only: unknown mixers"), (["--set", "compare.valid='x'"], "compare.valid"),
     (["--set", "compare.unit='nats per character'"], "compare.unit: must be 'bits per byte' where tokens are not bytes"),
 ])
-def test_what_is_wrong_is_said_in_one_line(folder, tmp_path, toml, capsys, arguments, says):
+def test_errors_take_one_line(folder, tmp_path, toml, capsys, arguments, says):
     assert main(["compare", str(toml), "--data", str(folder), "--out", str(tmp_path / "out"), *arguments]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and said[0].startswith("tidegate_experiments: ") and says in said[0]
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 1 and printed[0].startswith("tidegate_experiments: ") and says in printed[0]
 
 
 def test_a_pool_is_not_judged(folder, tmp_path, toml):
@@ -248,13 +248,13 @@ def test_nats_per_character_are_those_of_bytes(folder, tmp_path, toml):
 
 
 def test_the_notes_say_what_differs(run_config):
-    said = compare.notes(base(run_config))
-    assert "stream_loss" in said["note_on_judging"] and "head_dim = 8" in said["note_on_features"]
-    assert "1 to 1024" in said["note_on_half_lives"] and "8 to 64" in said["note_on_half_lives"]
+    notes = compare.notes(base(run_config))
+    assert "stream_loss" in notes["note_on_judging"] and "head_dim = 8" in notes["note_on_features"]
+    assert "1 to 1024" in notes["note_on_half_lives"] and "8 to 64" in notes["note_on_half_lives"]
 
 
 @torch.no_grad()
-def test_blocks_are_texts_of_their_own(folder):
+def test_blocks_are_independent_texts(folder):
     model = decoder(attention="hybrid", sliding_window=5)
     stream = np.fromfile(folder / "valid_stories.bin", dtype=np.uint16)
     got = block_loss(model, stream, 1000, 16, rows=3)

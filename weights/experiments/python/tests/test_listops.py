@@ -35,7 +35,7 @@ def test_values_worked_out_by_hand(text, expected, depth):
 
 
 @pytest.mark.parametrize("text", ["", "1 2", "[MAX 1 2", "[MAX 1 2 ] ]", "[MAX ]", "]", "[MAX 1 ] 3", "[MAX 1 [MIN ] ]"])
-def test_what_is_no_expression_is_refused(text):
+def test_invalid_expressions_are_refused(text):
     with pytest.raises(ValueError):
         value(text)
 
@@ -68,7 +68,7 @@ def test_generated_expressions_have_the_value_that_python_gives():
 
 
 @pytest.mark.parametrize("depth, arguments", [(1, 10), (2, 5), (3, 5), (10, 10), (4, 7)])
-def test_every_length_can_be_met(depth, arguments):
+def test_every_length_is_possible(depth, arguments):
     most = min(listops.longest(depth, arguments), 160)
     rng = random.Random(depth)
     for length in [1, *range(4, most + 1), most] * 2:
@@ -216,7 +216,7 @@ def test_the_command_resumes_and_reports(tiny, tmp_path, capsys, monkeypatch):
         assert says in line
 
 
-def test_what_diverges_does_not_stop_the_others(tiny, tmp_path, capsys, monkeypatch):
+def test_a_diverged_run_does_not_stop_the_others(tiny, tmp_path, capsys, monkeypatch):
     real = classify.train_one
     def one(exp, mixer, *rest):
         if mixer == "softmax":
@@ -282,7 +282,7 @@ def test_the_shipped_configuration_has_the_lengths_and_depth_of_the_task():
     assert [classify.configured(exp.model, m).proj_dim for m in ("rfa", "favor", "rfa-arccos")] == [32, 64, 64]
 
 
-def test_settings_that_are_none_are_refused(tiny):
+def test_invalid_settings_are_refused(tiny):
     for change, match in (("train.mixers=['hybrid']", "train.mixers"), ("model.attention='rfa'", "train.mixers says"),
                           ("data.depth=3", "unknown keys"), ("train.precision='f16'", "precision"),
                           ("other.x=1", "unknown tables"), ("model.pooling='last'", "pooling")):
@@ -290,7 +290,7 @@ def test_settings_that_are_none_are_refused(tiny):
             classify.load(tiny, [change])
 
 
-def test_a_loss_that_is_none_stops(tiny):
+def test_a_nan_loss_stops_the_run(tiny):
     exp = classify.load(tiny, ["train.lr=1e30"])
     train, test = listops.generate(exp.data, "train"), listops.generate(exp.data, "test")
     with pytest.raises(classify.Diverged, match="softmax, seed 1, step"), torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""Queries, keys and values as a softmax model's layers have them."""
+"""The probe exports the queries, keys and values of a softmax model's layers."""
 
 import dataclasses
 
@@ -12,8 +12,9 @@ from tidegate_experiments.__main__ import main
 from tidegate_experiments.probe import heads, windows
 from tidegate_training.data import EOT, train_tokenizer
 from tidegate_training.export import write_folder
-from tidegate_training.fixtures import BASE, LINES, randomise
+from tidegate_training.fixtures import BASE, LINES
 from tidegate_training.model import Decoder
+from tidegate_training.randomise import randomise
 
 
 def softmax_model(vocab: int, **changes) -> Decoder:
@@ -35,7 +36,7 @@ def test_q_k_and_v_give_the_outputs_of_the_layer():
         at = case * 2 + 1  # the second of two layers
         out = F.scaled_dot_product_attention(found["q"][at], found["k"][at], found["v"][at], is_causal=True)
         assert torch.allclose(out.transpose(0, 1).flatten(1), outputs[0][case], atol=1e-5)
-    assert "mix" not in vars(layer), "the layer is as it was"
+    assert "mix" not in vars(layer), "the probe restores the layer"
 
 
 def test_windows_are_spaced_over_the_text():

@@ -59,7 +59,7 @@ def head(x: dict, i: int, j: int):
 
 
 @pytest.mark.parametrize("queries, keys", [(7, 9), (9, 9), (5, 6)])
-def test_ra_is_the_plain_form(queries, keys):
+def test_ra_agrees_with_the_plain_form(queries, keys):
     x = inputs(1, queries=queries, keys=keys)
     query, key = masks(x)
     u, noise = uniform(2, 3, 2, 2, queries), normal(3, 3, 2, 2, queries, 4)
@@ -70,7 +70,7 @@ def test_ra_is_the_plain_form(queries, keys):
 @pytest.mark.parametrize("weights", r.WEIGHTS)
 @pytest.mark.parametrize("samples, landmarks, queries, keys",
                          [(1, 3, 7, 9), (2, 4, 9, 9), (1, 7, 9, 8), (2, 1, 7, 9), (1, 12, 7, 9)])
-def test_lara_is_the_plain_form(samples, landmarks, queries, keys, weights):
+def test_lara_agrees_with_the_plain_form(samples, landmarks, queries, keys, weights):
     x = inputs(4, queries=queries, keys=keys)
     query, key = masks(x)
     noise = normal(5, 2, 2, samples, landmarks, 4)
@@ -168,7 +168,7 @@ def test_ra_is_unbiased_and_rfa_is_not():
 @pytest.mark.parametrize("weights", r.WEIGHTS)
 def test_lara_tends_to_softmax_as_samples_grow(weights):
     # The keys of a segment lie about the reverse of its query, so that all proposals are one: every balance weight is 1/3,
-    # no query-specific weight is negative (and held), and these are as far from 1/3 as the queries are from one another.
+    # no query-specific weight is negative (and clamped), and these are as far from 1/3 as the queries are from one another.
     q, _, v = one_head()
     q, spread = 0.6 * q, 0.4 * normal(25, 1, 1, 3, 4)
     k = torch.stack([0.3 + spread - q, 0.3 - spread - q], dim=-2).flatten(2, 3)

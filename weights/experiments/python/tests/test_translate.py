@@ -81,7 +81,7 @@ def test_tokens_of_both_sides(made):
     assert (data / "test_target.txt").read_text(encoding="utf-8").split("\n")[:-1] == pairs.lines(at / "b.de")
 
 
-def test_texts_that_are_no_pairs_are_refused(made, tmp_path):
+def test_files_that_do_not_pair_are_refused(made, tmp_path):
     (tmp_path / "a").write_text("one\ntwo\u2028still two\n", encoding="utf-8")
     (tmp_path / "b").write_text("eins\n", encoding="utf-8")
     assert len(pairs.lines(tmp_path / "a")) == 2
@@ -108,7 +108,7 @@ def test_batches_hold_every_pair_once_and_little_padding(made):
 
 
 @pytest.mark.parametrize("mixer", list(translate.MIXERS))
-def test_a_killed_run_resumes_as_if_it_had_not_been(made, tmp_path, mixer):
+def test_a_killed_run_resumes_with_the_same_results(made, tmp_path, mixer):
     at, exp = made
     run = lambda name: translate.Run(exp, mixer, 1, at / "data", tmp_path / name)
     whole = run("whole")
@@ -174,7 +174,7 @@ def test_runs_are_made_once_and_merged(made, tmp_path, capsys):
     ("model.gate=false", "are each mixer's own"), ("train.dropout=1.0", "train.dropout: must be at least 0 and below 1"),
     ('train.mixers=["elu"]', "train.mixers: must be some of softmax, rfa-gate"), ("train.steps=0", "train.steps: must be 1 or more"),
     ("model.encoder_layers=0", "model.encoder_layers: must be 1 to 1024")])
-def test_what_is_wrong_is_said_in_one_line(made, tmp_path, capsys, override, says):
+def test_errors_take_one_line(made, tmp_path, capsys, override, says):
     at, _ = made
     assert __main__.main(["translate", str(at / "run.toml"), "--data", str(at / "data"), "--out", str(tmp_path), "--set", override]) == 2
     err = capsys.readouterr().err

@@ -82,7 +82,7 @@ def execute(args: argparse.Namespace, command: str) -> None:
 
         from . import compare
 
-        prepare_run(compare.load(args.config, args.set), args.texts, args.data)
+        print(json.dumps(prepare_run(compare.load(args.config, args.set), args.texts, args.data)))
     elif args.command == "compare":
         from . import compare
 

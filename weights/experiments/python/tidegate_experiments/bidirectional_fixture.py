@@ -2,6 +2,7 @@
 
     q (2, 2, 10, 8), k, v (2, 2, 14, 8); softmax: softmax attention (2, 2, 10, 8)
     lara_normals (2, 2, 4, 8): noise of four landmarks; lara, lara_balance: LARA with query-specific weights, with balance's
+    lara_means: the former at the means of its proposals, without noise
     ra_uniforms (2, 2, 3, 10), ra_normals (2, 2, 3, 10, 8): three samples of every query; ra: their mean
 
 `python -m tidegate_experiments.bidirectional_fixture` renews it in the repository.
@@ -32,6 +33,7 @@ def figures() -> dict[str, Tensor]:
         "lara_normals": noise,
         "lara": lara(q, k, v, noise.unsqueeze(2), "query-specific"),
         "lara_balance": lara(q, k, v, noise.unsqueeze(2), "balance"),
+        "lara_means": lara(q, k, v, torch.zeros_like(noise).unsqueeze(2), "query-specific"),
         "ra_uniforms": uniforms, "ra_normals": normals,
         "ra": ra(q, k, v, samples_first(uniforms), samples_first(normals)),
     }

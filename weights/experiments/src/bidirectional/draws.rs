@@ -12,7 +12,7 @@ pub enum Draws {
     None,
     /// Random vectors of every head, shared by the batch: (heads, D, d).
     Matrices(Tensor),
-    /// LARA's noise, N(0, 1): (batch, heads, C, d).
+    /// LARA's noise, N(0, 1), or zeros at the means of its proposals: (batch, heads, C, d).
     Landmarks(Tensor),
     /// RA's noise, and the numbers that choose keys.
     Queries {

@@ -18,7 +18,7 @@ mod randomized;
 pub use draws::{Draws, Generator};
 pub use features::{Features, Map, features};
 pub use inputs::Inputs;
-pub use randomized::{Weighting, estimate, lara, ra, segment_means};
+pub use randomized::{Landmarks, Weighting, crossing, estimate, lara, ra, segment_means};
 
 use candle_core::{Result, Tensor, bail};
 
@@ -47,6 +47,11 @@ pub enum Attention {
         landmarks: usize,
         /// How a query weights the samples of all landmarks.
         weighting: Weighting,
+        /// Where the landmarks are.
+        at: Landmarks,
+        /// Whether a sample is drawn around its landmark, or is the landmark itself: the mean of its proposal. Then nothing
+        /// is random, as in PyTorch's evaluation.
+        noise: bool,
     },
 }
 
@@ -55,17 +60,32 @@ pub const DENOMINATOR_EPS: f64 = 0.02;
 
 impl Attention {
     /// The names that [`Attention::named`] accepts.
-    pub const NAMES: [&'static str; 9] =
-        ["softmax", "rfa", "rfa-softmax", "rfa-arccos", "elu", "favor", "ra", "lara", "lara-balance"];
+    pub const NAMES: [&'static str; 13] = [
+        "softmax",
+        "rfa",
+        "rfa-softmax",
+        "rfa-arccos",
+        "elu",
+        "favor",
+        "ra",
+        "lara",
+        "lara-balance",
+        "lara-crossed",
+        "lara-means",
+        "lara-means-tokens",
+        "lara-means-crossed",
+    ];
 
     /// An attention by name. `samples` is the number of random vectors, of RA's samples, or of LARA's landmarks;
     /// softmax and elu ignore it.
     ///
     /// `rfa` has RFA's kernel, with q and k at unit length; `rfa-softmax` estimates softmax attention's kernel by the same
     /// sines and cosines. `lara` has query-specific weights.
+    /// With `-means`, LARA's samples are the means of their proposals; `-tokens` and `-crossed` are other [`Landmarks`].
     pub fn named(name: &str, samples: usize) -> Option<Self> {
         let kernel = |map| Self::Kernel { map, samples };
-        let lara = |weighting| Self::Lara { landmarks: samples, weighting };
+        let lara = |weighting, at, noise| Self::Lara { landmarks: samples, weighting, at, noise };
+        let specific = |at, noise| lara(Weighting::QuerySpecific, at, noise);
         Some(match name {
             "softmax" => Self::Softmax,
             "rfa" => kernel(Map::Gaussian),
@@ -74,10 +94,19 @@ impl Attention {
             "elu" => kernel(Map::Elu),
             "favor" => kernel(Map::Favor),
             "ra" => Self::Ra { samples },
-            "lara" => lara(Weighting::QuerySpecific),
-            "lara-balance" => lara(Weighting::Balance),
+            "lara" => specific(Landmarks::Segments, true),
+            "lara-balance" => lara(Weighting::Balance, Landmarks::Segments, true),
+            "lara-crossed" => specific(Landmarks::Crossed, true),
+            "lara-means" => specific(Landmarks::Segments, false),
+            "lara-means-tokens" => specific(Landmarks::Tokens, false),
+            "lara-means-crossed" => specific(Landmarks::Crossed, false),
             _ => return None,
         })
+    }
+
+    /// Whether [`Attention::draw`] draws anything.
+    pub fn is_random(&self) -> bool {
+        !matches!(self, Self::Softmax | Self::Kernel { map: Map::Elu, .. } | Self::Lara { noise: false, .. })
     }
 
     /// Draws the random numbers that [`Attention::forward`] needs for these inputs.
@@ -93,7 +122,10 @@ impl Attention {
                 Draws::Matrices(generator.orthogonal((heads, samples, d), inputs.q())?)
             }
             Self::Kernel { samples, .. } => Draws::Matrices(normals(&[heads, samples, d])?),
-            Self::Lara { landmarks, .. } => Draws::Landmarks(normals(&[batch, heads, landmarks, d])?),
+            Self::Lara { landmarks, noise: true, .. } => Draws::Landmarks(normals(&[batch, heads, landmarks, d])?),
+            Self::Lara { landmarks, noise: false, .. } => {
+                Draws::Landmarks(Tensor::zeros((batch, heads, landmarks, d), inputs.q().dtype(), inputs.q().device())?)
+            }
             Self::Ra { samples } => Draws::Queries {
                 normals: normals(&[batch, heads, samples, queries, d])?,
                 uniforms: generator.uniforms(&[batch, heads, samples, queries], inputs.q())?,
@@ -117,8 +149,10 @@ impl Attention {
             (Self::Ra { samples }, Draws::Queries { normals, uniforms }) if normals.dim(2)? == *samples => {
                 ra(inputs, uniforms, normals)
             }
-            (Self::Lara { landmarks, weighting }, Draws::Landmarks(normals)) if normals.dim(2)? == *landmarks => {
-                lara(inputs, normals, *weighting)
+            (Self::Lara { landmarks, weighting, at, .. }, Draws::Landmarks(normals))
+                if normals.dim(2)? == *landmarks =>
+            {
+                lara(inputs, normals, *weighting, *at)
             }
             _ => bail!("attention: {self:?} cannot use these draws: {draws:?}"),
         }

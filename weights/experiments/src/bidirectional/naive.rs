@@ -3,6 +3,7 @@
 //!
 //! Queries, keys and values are slices of rows; a row of q and k has `d` numbers. RA and LARA scale q and k by d^(-1/4).
 
+use super::randomized::{Landmarks, crossing};
 use tidegate_model::mixers::rfa::naive::Float;
 
 /// Rows of numbers of one head.
@@ -121,11 +122,23 @@ impl<F: Float> Head<'_, F> {
         q.chunks_exact(self.d).enumerate().flat_map(row).collect()
     }
 
-    /// LARA's landmarks `mu_c = q~_c + k~_c` and the means of queries `q~_c`, of scaled q and k: (C, d) each.
-    pub fn landmarks(&self, count: usize) -> (Vec<F>, Vec<F>) {
-        let (q, k) = self.scaled();
-        let of_queries = segment_means(&q, self.d, count);
-        (plus(&of_queries, &segment_means(&k, self.d, count)), of_queries)
+    /// LARA's landmarks `mu_c = q~_c + k~_c` and the queries' parts `q~_c`, of scaled q and k: (C, d) each.
+    pub fn landmarks(&self, count: usize, at: Landmarks) -> (Vec<F>, Vec<F>) {
+        let ((q, k), d) = (self.scaled(), self.d);
+        let (of_queries, of_keys) = match at {
+            Landmarks::Segments => (segment_means(&q, d, count), segment_means(&k, d, count)),
+            Landmarks::Tokens => (segment_middles(&q, d, count), segment_middles(&k, d, count)),
+            Landmarks::Crossed => {
+                let (rows, columns) = crossing(count);
+                let (q, k) = (segment_means(&q, d, rows), segment_means(&k, d, columns));
+                let pick = |x: &[F], i: usize| x[i * d..][..d].to_vec();
+                (
+                    (0..count).flat_map(|c| pick(&q, c / columns)).collect(),
+                    (0..count).flat_map(|c| pick(&k, c % columns)).collect(),
+                )
+            }
+        };
+        (plus(&of_queries, &of_keys), of_queries)
     }
 
     /// LARA with the balance heuristic (arXiv 2204.04667, section 4): `w_c = mu_c + normal_c`, and as weights
@@ -133,7 +146,7 @@ impl<F: Float> Head<'_, F> {
     ///
     /// normals: (C, d) -> (queries, width)
     pub fn lara_balance(&self, normals: &[F]) -> Vec<F> {
-        let (mu, _) = self.landmarks(normals.len() / self.d);
+        let (mu, _) = self.landmarks(normals.len() / self.d, Landmarks::Segments);
         let w = plus(&mu, normals);
         let balance = self.balance(&mu, &w);
         self.importance(&w, |_, c| balance[c] / xi(&mu[c * self.d..][..self.d], &w[c * self.d..][..self.d]))
@@ -142,11 +155,11 @@ impl<F: Float> Head<'_, F> {
     /// LARA with query-specific weights (section 4): `alpha_nc = max(balance_c + t_nc - mean_c' t_nc', 1e-8)`,
     /// `t_nc = exp(q_n . q~_c) / sum_c' exp(q_n . q~_c')`.
     ///
-    /// normals: (C, d) -> (queries, width)
-    pub fn lara(&self, normals: &[F]) -> Vec<F> {
+    /// normals: (C, d), zeros for samples at their proposals' means -> (queries, width)
+    pub fn lara(&self, normals: &[F], at: Landmarks) -> Vec<F> {
         let (d, count) = (self.d, normals.len() / self.d);
         let (q, _) = self.scaled();
-        let (mu, of_queries) = self.landmarks(count);
+        let (mu, of_queries) = self.landmarks(count, at);
         let w = plus(&mu, normals);
         let balance = self.balance(&mu, &w);
         let score = |n: usize, c: usize| dot(&q[n * d..][..d], &of_queries[c * d..][..d]).exp();
@@ -170,12 +183,21 @@ impl<F: Float> Head<'_, F> {
     }
 }
 
-/// Means of `count` segments: row i is in segment `i count / rows`, rounded down. (count, d)
-pub fn segment_means<F: Float>(x: &[F], d: usize, count: usize) -> Vec<F> {
+/// The rows of segment c: row i is in segment `i count / rows`, rounded down.
+fn segment<F>(x: &[F], d: usize, count: usize, c: usize) -> Vec<&[F]> {
     let rows = x.len() / d;
+    x.chunks_exact(d).enumerate().filter(|(i, _)| i * count / rows == c).map(|(_, row)| row).collect()
+}
+
+/// The middle rows of `count` segments. (count, d)
+fn segment_middles<F: Float>(x: &[F], d: usize, count: usize) -> Vec<F> {
+    (0..count).map(|c| segment(x, d, count, c)).flat_map(|of| of[of.len() / 2].to_vec()).collect()
+}
+
+/// Means of `count` segments. (count, d)
+pub fn segment_means<F: Float>(x: &[F], d: usize, count: usize) -> Vec<F> {
     let mean = |c: usize| {
-        let of: Vec<&[F]> =
-            x.chunks_exact(d).enumerate().filter(|(i, _)| i * count / rows == c).map(|(_, row)| row).collect();
+        let of = segment(x, d, count, c);
         let column = |i: usize| of.iter().fold(F::of(0.0), |sum, row| sum + row[i]) / F::of(of.len() as f64);
         (0..d).map(column).collect::<Vec<F>>()
     };

@@ -22,6 +22,18 @@ pub enum Weighting {
     QuerySpecific,
 }
 
+/// Where LARA's landmarks `mu_c = q~_c + k~_c` are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Landmarks {
+    /// At the means of segments: the c-th of the queries with the c-th of the keys, as in the paper.
+    Segments,
+    /// At the middle token of each segment, instead of the mean of all.
+    Tokens,
+    /// At every pair of the mean of a segment of queries and the mean of one of keys, in [`crossing`] segments: `p_n` is a
+    /// mixture around `q_n + k_m` for all keys, near or far.
+    Crossed,
+}
+
 /// The least query-specific weight: the correction may be negative, and the logarithm needs a positive number.
 const LEAST_WEIGHT: f64 = 1e-8;
 
@@ -39,7 +51,8 @@ pub fn ra(inputs: &Inputs, uniforms: &Tensor, normals: &Tensor) -> Result<Tensor
     let want = [batch, heads, samples, queries, d];
     if samples == 0 || normals.dims() != want || uniforms.dims() != &want[..4] {
         bail!(
-            "ra: normals of {want:?} and uniforms without the last are needed, found {:?}, {:?}",
+            "ra: normals must have shape {want:?} and uniforms {:?}, found {:?} and {:?}",
+            &want[..4],
             normals.dims(),
             uniforms.dims()
         );
@@ -80,22 +93,22 @@ fn choose(probabilities: &Tensor, uniforms: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(places, uniforms.dims(), probabilities.device())
 }
 
-/// LARA: `C` landmarks `mu_c = q~_c + k~_c`, the means of segments of q and of k; one sample `w_c ~ N(mu_c, I)` each;
-/// all queries use all samples, weighted by `alpha_nc N(w_c; 0, I) / N(w_c; mu_c, I)` in [`estimate`].
+/// LARA: `C` landmarks `mu_c = q~_c + k~_c` (see [`Landmarks`]); one sample `w_c ~ N(mu_c, I)` each, or `mu_c` itself if the
+/// normals are zeros; all queries use all samples, weighted by `alpha_nc N(w_c; 0, I) / N(w_c; mu_c, I)` in [`estimate`].
 ///
 /// normals: (batch, heads, C, d), C at most the number of queries and of keys -> (batch, heads, queries, width)
 ///
 /// # Errors
 /// If the shapes do not fit, or there are more landmarks than tokens.
-pub fn lara(inputs: &Inputs, normals: &Tensor, weighting: Weighting) -> Result<Tensor> {
+pub fn lara(inputs: &Inputs, normals: &Tensor, weighting: Weighting, at: Landmarks) -> Result<Tensor> {
     let scaled = inputs.scaled()?;
     let (batch, heads, _, d) = scaled.q.dims4()?;
     let landmarks = normals.dim(2)?;
     if normals.dims() != [batch, heads, landmarks, d] {
         bail!("lara: normals of {:?} are needed, found {:?}", [batch, heads, landmarks, d], normals.dims());
     }
-    let of_queries = segment_means(&scaled.q, landmarks)?; // (batch, heads, C, d)
-    let mu = (&of_queries + segment_means(&scaled.k, landmarks)?)?;
+    let (of_queries, of_keys) = landmarks_of(&scaled, landmarks, at)?; // (batch, heads, C, d)
+    let mu = (&of_queries + of_keys)?;
     let w = (&mu + normals)?;
     // log N(w_c; mu_c', I) / N(w_c; 0, I): (batch, heads, C, C'); and summed over landmarks: (batch, heads, 1, C)
     let densities = w.matmul(&mu.t()?.contiguous()?)?.broadcast_sub(&half_square(&mu)?.t()?)?;
@@ -112,6 +125,28 @@ pub fn lara(inputs: &Inputs, normals: &Tensor, weighting: Weighting) -> Result<T
         }
     };
     estimate_scaled(&scaled, &w, Some(&log_weights))
+}
+
+/// `q~_c` and `k~_c`: (batch, heads, count, d) each.
+fn landmarks_of(scaled: &Inputs, count: usize, at: Landmarks) -> Result<(Tensor, Tensor)> {
+    let Inputs { q, k, .. } = scaled;
+    Ok(match at {
+        Landmarks::Segments => (segment_means(q, count)?, segment_means(k, count)?),
+        Landmarks::Tokens => (segment_middles(q, count)?, segment_middles(k, count)?),
+        Landmarks::Crossed => {
+            let (rows, columns) = crossing(count);
+            let (batch, heads, _, d) = q.dims4()?;
+            let pairs =
+                |x: &Tensor| x.broadcast_as((batch, heads, rows, columns, d))?.reshape((batch, heads, count, d));
+            (pairs(&segment_means(q, rows)?.unsqueeze(3)?)?, pairs(&segment_means(k, columns)?.unsqueeze(2)?)?)
+        }
+    })
+}
+
+/// Segments of queries and of keys whose pairs are `count` crossed landmarks: as equal as its divisors allow, keys never fewer.
+pub fn crossing(count: usize) -> (usize, usize) {
+    let rows = (1..=count.isqrt()).rev().find(|&rows| count.is_multiple_of(rows)).unwrap_or(1);
+    (rows, count / rows)
 }
 
 /// Ones on the diagonal: (1, 1, C, C), in the type of `like` (.., C, C).
@@ -155,11 +190,23 @@ fn estimate_scaled(scaled: &Inputs, w: &Tensor, log_weights: Option<&Tensor>) ->
 /// If there are no segments, or more than tokens.
 pub fn segment_means(x: &Tensor, count: usize) -> Result<Tensor> {
     let tokens = x.dim(2)?;
+    let mean = |(begin, end): (usize, usize)| x.narrow(2, begin, end - begin)?.mean_keepdim(2);
+    let means: Vec<Tensor> = segments(tokens, count)?.into_iter().map(mean).collect::<Result<_>>()?;
+    Tensor::cat(&means, 2)
+}
+
+/// The middle tokens of the segments of [`segment_means`]; of two, the later one.
+fn segment_middles(x: &Tensor, count: usize) -> Result<Tensor> {
+    let middle = |(begin, end): (usize, usize)| x.narrow(2, usize::midpoint(begin, end), 1);
+    let middles: Vec<Tensor> = segments(x.dim(2)?, count)?.into_iter().map(middle).collect::<Result<_>>()?;
+    Tensor::cat(&middles, 2)
+}
+
+/// The first token of each segment, and the one after its last.
+fn segments(tokens: usize, count: usize) -> Result<Vec<(usize, usize)>> {
     if count == 0 || count > tokens {
-        bail!("segment means: must be 1 to {tokens} segments, found {count}");
+        bail!("landmarks: must be 1 to {tokens} segments, found {count}");
     }
     let begin = |c: usize| (c * tokens).div_ceil(count);
-    let means: Vec<Tensor> =
-        (0..count).map(|c| x.narrow(2, begin(c), begin(c + 1) - begin(c))?.mean_keepdim(2)).collect::<Result<_>>()?;
-    Tensor::cat(&means, 2)
+    Ok((0..count).map(|c| (begin(c), begin(c + 1))).collect())
 }

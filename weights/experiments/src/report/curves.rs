@@ -4,8 +4,8 @@ use super::section::{color, spread};
 use crate::scale::Kind;
 use crate::svg::{Axis, Lines, Panel, Point, Series};
 
-/// The greatest loss shown, as a multiple of the worst mixer's final loss.
-const SHOWN: f64 = 1.3;
+/// The greatest loss shown, as a multiple of the worst mixer's final loss; and of final losses, of the best one.
+pub(super) const SHOWN: f64 = 1.3;
 
 /// The mean, least and greatest loss of the seeds at steps that all of them have. seeds: (step, loss) of each
 pub(super) fn mean(seeds: &[&[(f64, f64)]]) -> Vec<Point> {
@@ -22,7 +22,7 @@ pub(super) fn mean(seeds: &[&[(f64, f64)]]) -> Vec<Point> {
 }
 
 /// The panel of the mixers' curves; none if no curve has points.
-pub(super) fn panel(curves: Vec<(String, Vec<Point>)>, unit: &str) -> Option<Panel> {
+pub(super) fn panel(title: &str, curves: Vec<(String, Vec<Point>)>, unit: &str) -> Option<Panel> {
     let line = |(mixer, points): (String, Vec<Point>)| {
         let color = color(&mixer);
         Series { label: mixer, color, dash: "", points }
@@ -36,7 +36,7 @@ pub(super) fn panel(curves: Vec<(String, Vec<Point>)>, unit: &str) -> Option<Pan
     }
     series.iter().any(|series| !series.points.is_empty()).then(|| {
         Panel::Lines(Lines {
-            title: "while training; the mean of the seeds, with the least and the most".into(),
+            title: format!("{title}; the mean of the seeds, with the least and the most"),
             across: Axis { label: "steps".into(), kind: Kind::Linear },
             up: Axis { label: format!("validation loss, {unit}; from where it is below {most:.2}"), kind: Kind::Log },
             series,

@@ -22,7 +22,7 @@ pub(super) struct Row {
     judged: Judged,
 }
 
-/// The loss that a mixer is compared by.
+/// How a text is read: as a mixer was trained to, which judges it, or the other way.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Judged {
@@ -31,6 +31,18 @@ enum Judged {
     Loss,
     /// The text as one stream, the state carried through it.
     StreamLoss,
+}
+
+impl Judged {
+    const ALL: [Self; 2] = [Self::Loss, Self::StreamLoss];
+
+    /// In words, for headings.
+    fn reading(self) -> &'static str {
+        match self {
+            Self::Loss => "in blocks, each from an empty state",
+            Self::StreamLoss => "as one stream, the state carried",
+        }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -53,14 +65,9 @@ impl Row {
         self.seeds.iter().filter_map(loss).collect()
     }
 
-    /// The mean of the loss that the mixer is judged by.
-    fn mean(&self) -> f64 {
-        mean(&self.losses(self.judged)).unwrap_or(f64::NAN)
-    }
-
-    /// How far the mixer is above another in the loss it is judged by; none if the other has no such loss.
-    fn above(&self, other: &Row) -> Option<f64> {
-        Some(mean(&self.losses(self.judged))? - mean(&other.losses(self.judged))?)
+    /// How far the mixer is above another in one loss; none if one of them was not measured.
+    fn above(&self, other: &Row, judged: Judged) -> Option<f64> {
+        Some(mean(&self.losses(judged))? - mean(&other.losses(judged))?)
     }
 }
 
@@ -91,12 +98,11 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
         None => default.into(),
     };
     let (corpus, unit) = (setting("corpus", "a text"), setting("unit", "nats"));
-    let mut rows: Vec<&Row> = record.rows.iter().collect();
-    rows.sort_by(|a, b| a.mean().total_cmp(&b.mean()));
+    let rows: Vec<&Row> = record.rows.iter().collect();
     let title = format!("Language models on {corpus}");
     let picture = Picture {
         title: title.clone(),
-        subtitle: format!("validation loss, {unit}; sorted by the mean of {}", seeds(&rows)),
+        subtitle: format!("validation loss, {unit}; each panel has one of the two losses, of {}", seeds(&rows)),
         panels: panels(&rows, &unit),
     };
     Ok(Section { title, picture, text: markdown(&rows, &unit) })
@@ -112,57 +118,92 @@ fn seeds(rows: &[&Row]) -> String {
     }
 }
 
-fn name(row: &Row) -> String {
-    let stream =
-        if row.judged == Judged::StreamLoss && !row.mixer.contains("stateful") { " (state carried)" } else { "" };
-    format!("{}{stream}", row.mixer)
+fn softmax<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
+    rows.iter().copied().find(|row| row.mixer == "softmax")
 }
 
+/// The panels of final losses, then those of curves: blocks and streams are different tasks, and never share an axis.
 fn panels(rows: &[&Row], unit: &str) -> Vec<Panel> {
-    let dot = |row: &&Row| DotRow { label: name(row), color: color(&row.mixer), values: row.losses(row.judged) };
-    let softmax = rows.iter().find(|row| row.mixer == "softmax").map(|row| (row.mean(), "softmax".into()));
-    let mut panels = vec![Panel::Dots(Dots {
-        title: "at the end of training".into(),
-        axis: Axis { label: format!("validation loss, {unit}; less is better"), kind: Kind::Linear },
-        rows: rows.iter().map(dot).collect(),
-        mark: softmax,
-    })];
-    let curve = |row: &&Row| {
-        let seeds: Vec<&[(f64, f64)]> = row.seeds.iter().map(|seed| &seed.curve[..]).collect();
-        (row.mixer.clone(), curves::mean(&seeds))
-    };
-    panels.extend(curves::panel(rows.iter().map(curve).collect(), unit));
+    let mut panels: Vec<Panel> = Judged::ALL.into_iter().filter_map(|judged| finals(rows, judged, unit)).collect();
+    for judged in Judged::ALL {
+        let curve = |row: &&Row| {
+            let seeds: Vec<&[(f64, f64)]> = row.seeds.iter().map(|seed| &seed.curve[..]).collect();
+            (row.mixer.clone(), curves::mean(&seeds))
+        };
+        // A curve is of the loss that judges. One alone has nothing to be compared with.
+        let curves: Vec<_> = rows.iter().filter(|row| row.judged == judged).map(curve).collect();
+        if curves.len() == 1 && rows.len() > 1 {
+            continue;
+        }
+        panels.extend(curves::panel(&format!("while training, {}", judged.reading()), curves, unit));
+    }
     panels
+}
+
+/// The panel of one final loss, of the mixers that have it; none if no mixer has.
+fn finals(rows: &[&Row], judged: Judged, unit: &str) -> Option<Panel> {
+    let mut measured: Vec<(f64, &Row)> =
+        rows.iter().filter_map(|&row| Some((mean(&row.losses(judged))?, row))).collect();
+    measured.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let best = measured.first()?.0;
+    // A few that get lost would compress the differences of all others.
+    let (near, far): (Vec<_>, Vec<_>) = measured.into_iter().partition(|(mean, _)| *mean <= curves::SHOWN * best);
+    let dot = |&(_, row): &(f64, &Row)| DotRow {
+        label: row.mixer.clone(),
+        color: color(&row.mixer),
+        values: row.losses(judged),
+    };
+    let names: Vec<String> = far.iter().map(|(mean, row)| format!("{} {mean:.3}", row.mixer)).collect();
+    let absent = if names.is_empty() { String::new() } else { format!(". Not shown: {}", names.join(", ")) };
+    let label = format!("{unit}; less is better{absent}");
+    let mark = near.iter().find(|(_, row)| row.mixer == "softmax").map(|(mean, _)| (*mean, "softmax".into()));
+    Some(Panel::Dots(Dots {
+        title: format!("at the end of training, {}", judged.reading()),
+        axis: Axis { label, kind: Kind::Linear },
+        rows: near.iter().map(dot).collect(),
+        mark,
+    }))
 }
 
 fn markdown(rows: &[&Row], unit: &str) -> String {
     let headings = [
         "mixer",
-        &format!("loss, {unit}"),
+        &format!("in blocks, {unit}"),
+        "against softmax",
         "state carried",
         "against softmax",
         "parameters",
         "state bytes",
         "minutes a seed",
     ];
-    let softmax = rows.iter().find(|row| row.mixer == "softmax");
+    let softmax = softmax(rows);
+    let above = |row: &Row, judged: Judged| softmax.and_then(|softmax| row.above(softmax, judged));
+    // Without a counterpart, last.
+    let rank = |row: &Row| above(row, row.judged).unwrap_or(f64::INFINITY);
+    let mut sorted = rows.to_vec();
+    sorted.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
     let line = |row: &&Row| {
         let bold = |text: String, judged: Judged| if row.judged == judged { format!("**{text}**") } else { text };
+        let loss = |judged: Judged| bold(with_spread(&row.losses(judged), 3), judged);
+        let difference = |judged: Judged| {
+            above(row, judged).map_or_else(|| "-".into(), |above| bold(format!("{above:+.3}"), judged))
+        };
         let seconds: Vec<f64> = row.seeds.iter().map(|seed| seed.seconds).collect();
         vec![
             row.mixer.clone(),
-            bold(with_spread(&row.losses(Judged::Loss), 3), Judged::Loss),
-            bold(with_spread(&row.losses(Judged::StreamLoss), 3), Judged::StreamLoss),
-            softmax.and_then(|softmax| row.above(softmax)).map_or_else(|| "-".into(), |above| format!("{above:+.3}")),
+            loss(Judged::Loss),
+            difference(Judged::Loss),
+            loss(Judged::StreamLoss),
+            difference(Judged::StreamLoss),
             grouped(row.parameters),
             grouped(row.state_bytes),
             mean(&seconds).map_or_else(|| "-".into(), |mean| format!("{:.1}", mean / 60.0)),
         ]
     };
-    let table = table(&headings.map(String::from), &rows.iter().map(line).collect::<Vec<_>>());
+    let table = table(&headings.map(String::from), &sorted.iter().map(line).collect::<Vec<_>>());
     format!(
-        "{table}\nThe mean of {} (least to most); in bold the loss that a mixer is judged and sorted by, and compared with \
-         softmax in.\n",
+        "{table}\nThe mean of {} (least to most). Blocks are compared with softmax's blocks, and streams with its stream; the \
+         two losses are not comparable with each other. In bold how a mixer was trained to read, by which the rows are sorted.\n",
         seeds(rows)
     )
 }

@@ -60,6 +60,10 @@ pub(super) fn color(name: &str) -> &'static str {
         "favor" => "#4ac26b",
         "favor-gate" => "#1a7f37",
         "lara-balance" => "#bf3989",
+        "lara-crossed" => "#0a3069",
+        "lara-means" => "#e16f24",
+        "lara-means-tokens" => "#7d4e00",
+        "lara-means-crossed" => "#116329",
         _ => "#57606a",
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn section(path: &Path, record: &Record<Row>) -> Result<Section, Reco
         let seeds: Vec<&[(f64, f64)]> = row.seeds.iter().map(|seed| &seed.curve[..]).collect();
         (row.mixer.clone(), curves::mean(&seeds))
     };
-    panels.extend(curves::panel(rows.iter().map(curve).collect(), unit));
+    panels.extend(curves::panel("while training", rows.iter().map(curve).collect(), unit));
     Ok(Section {
         title: "Translation".into(),
         picture: Picture {

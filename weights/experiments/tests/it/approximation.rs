@@ -43,7 +43,7 @@ fn errors_fall_with_samples_and_landmarks_help_where_tokens_resemble_their_neigh
             "landmarks are tokens'"
         );
     }
-    for lara in ["lara", "lara-balance"] {
+    for lara in ["lara", "lara-balance", "lara-means"] {
         assert!(1.2 * error(&correlated, lara, 16) < error(&correlated, "favor", 16), "{lara}: {correlated:?}");
     }
     let again = measured(Source::Correlated);
@@ -86,15 +86,15 @@ fn the_command_writes_its_record() {
     assert!(record.command.starts_with("tidegate-experiments approximation --qkv "), "{}", record.command);
     assert!(!record.machine.is_empty());
     assert_eq!(record.settings["model_shape"], serde_json::json!([3, 2, 16, 8]));
-    // Three kinds of inputs; five estimators at two numbers of samples, and the mean of V.
-    assert_eq!(record.rows.len(), 3 * 11);
+    // Three kinds of inputs; nine estimators at two numbers of samples, and the mean of V.
+    assert_eq!(record.rows.len(), 3 * 19);
     let done = weights(&["approximation", "--qkv", &qkv, "--out", &out_name, "--tokens", "21"]);
     let message = String::from_utf8(done.stderr).unwrap();
     assert!(!done.status.success() && message.contains("q: must have at least 21 tokens, found 20"), "{message}");
 }
 
 #[test]
-fn a_larger_sigma_is_clamped_more_and_more_random_vectors_less() {
+fn a_larger_sigma_clamps_more_and_more_random_vectors_clamp_less() {
     let options = denominators::Options {
         sigmas: vec![1.0, 1.5, 2.0],
         proj_dims: vec![16, 64],

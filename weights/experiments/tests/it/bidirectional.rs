@@ -4,7 +4,9 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor, Var};
 use tidegate_experiments::bidirectional::naive::{self, Head};
-use tidegate_experiments::bidirectional::{Attention, DENOMINATOR_EPS, Draws, Generator, Inputs, Weighting, lara, ra};
+use tidegate_experiments::bidirectional::{
+    Attention, DENOMINATOR_EPS, Draws, Generator, Inputs, Landmarks, Weighting, crossing, lara, ra,
+};
 use tidegate_model::mixers::rfa::naive as reference;
 
 const BATCH: usize = 2;
@@ -60,7 +62,12 @@ fn reference_of(name: &str, head: &Head<'_, f64>, draws: &Draws, at: usize) -> V
         }
         Draws::Landmarks(normals) => {
             let normals = part(normals, at, BATCH * HEADS);
-            if name == "lara" { head.lara(&normals) } else { head.lara_balance(&normals) }
+            match name {
+                "lara-balance" => head.lara_balance(&normals),
+                "lara" | "lara-means" => head.lara(&normals, Landmarks::Segments),
+                "lara-means-tokens" => head.lara(&normals, Landmarks::Tokens),
+                _ => head.lara(&normals, Landmarks::Crossed),
+            }
         }
         Draws::Queries { normals, uniforms } => {
             head.ra(&part(uniforms, at, BATCH * HEADS), &part(normals, at, BATCH * HEADS))
@@ -98,10 +105,35 @@ fn batched_forms_are_the_plain_ones() {
 }
 
 #[test]
+fn samples_at_the_means_are_not_random_and_differ_by_landmarks() {
+    let inputs = inputs(DType::F64, 1.2);
+    let outputs: Vec<Vec<f64>> = ["lara-means", "lara-means-tokens", "lara-means-crossed"]
+        .map(|name| {
+            let attention = Attention::named(name, SAMPLES).unwrap();
+            let out = |seed| {
+                let draws = attention.draw(&inputs, &mut Generator::new(seed)).unwrap();
+                flat(&attention.forward(&inputs, &draws).unwrap())
+            };
+            assert_eq!(out(1), out(2), "{name}");
+            out(1)
+        })
+        .into();
+    for (a, b) in [(0, 1), (0, 2), (1, 2)] {
+        assert!(distance(&outputs[a], &outputs[b]) > 1e-3);
+    }
+    assert_eq!([1, 2, 7, 8, 16, 64].map(crossing), [(1, 1), (1, 2), (1, 7), (2, 4), (4, 4), (8, 8)]);
+}
+
+#[test]
 fn names_are_known() {
     assert_eq!(
         Attention::named("lara", 4),
-        Some(Attention::Lara { landmarks: 4, weighting: Weighting::QuerySpecific })
+        Some(Attention::Lara {
+            landmarks: 4,
+            weighting: Weighting::QuerySpecific,
+            at: Landmarks::Segments,
+            noise: true
+        })
     );
     assert_eq!(Attention::named("ra", 4), Some(Attention::Ra { samples: 4 }));
     assert_eq!(Attention::named("linformer", 4), None);
@@ -171,7 +203,7 @@ fn gradients_are_those_of_small_differences() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn shapes_and_draws_that_do_not_fit_are_refused() {
     let given = inputs(DType::F32, 1.0);
     let (q, k, v) = (given.q(), given.k(), given.v());
     assert!(Inputs::new(q, v, v).is_err());
@@ -200,7 +232,11 @@ fn pytorch_agrees() {
         assert!(error < 1e-5, "{name}: {error}");
     };
     agree("softmax", &Attention::Softmax.forward(&inputs, &Draws::None).unwrap());
-    agree("lara", &lara(&inputs, &golden["lara_normals"], Weighting::QuerySpecific).unwrap());
-    agree("lara_balance", &lara(&inputs, &golden["lara_normals"], Weighting::Balance).unwrap());
+    let (normals, segments) = (&golden["lara_normals"], Landmarks::Segments);
+    agree("lara", &lara(&inputs, normals, Weighting::QuerySpecific, segments).unwrap());
+    agree("lara_balance", &lara(&inputs, normals, Weighting::Balance, segments).unwrap());
+    let means = Attention::named("lara-means", normals.dim(2).unwrap()).unwrap();
+    let draws = means.draw(&inputs, &mut Generator::new(1)).unwrap();
+    agree("lara_means", &means.forward(&inputs, &draws).unwrap());
     agree("ra", &ra(&inputs, &golden["ra_uniforms"], &golden["ra_normals"]).unwrap());
 }

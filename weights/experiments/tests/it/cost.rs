@@ -65,7 +65,7 @@ fn one_file_or_one_for_each_mixer_give_the_same_rows() {
 }
 
 #[test]
-fn what_lines_say_of_themselves_is_kept_and_what_no_run_gives_is_not_made_up() {
+fn commands_are_taken_from_the_lines_and_not_invented() {
     let folder = tempfile::tempdir().unwrap();
     let mut lines = lines("rfa-gate");
     lines.pop();
@@ -82,7 +82,7 @@ fn what_lines_say_of_themselves_is_kept_and_what_no_run_gives_is_not_made_up() {
 }
 
 #[test]
-fn what_bench_did_not_write_is_named_with_file_and_line() {
+fn errors_name_the_file_and_line_that_bench_did_not_write() {
     let folder = tempfile::tempdir().unwrap();
     let complaint = |second: &Value| {
         let first = line("rfa-gate", "decode", 1, 0);
@@ -114,7 +114,7 @@ fn what_bench_did_not_write_is_named_with_file_and_line() {
 }
 
 #[test]
-fn the_commands_file_is_reported_on_and_names_no_place_of_the_machine() {
+fn the_record_appears_in_the_report_without_absolute_paths() {
     let folder = tempfile::tempdir().unwrap();
     let lines = [lines("rfa-gate"), lines("softmax")].concat();
     let (path, out) = (write(folder.path(), "bench.jsonl", &lines), folder.path().join("reports"));

@@ -4,7 +4,8 @@
 use candle_core::{DType, Device, Tensor};
 use tidegate_experiments::bidirectional::naive::{Head, xi};
 use tidegate_experiments::bidirectional::{
-    Attention, Draws, Features, Generator, Inputs, Map, Weighting, estimate, features, kernel, lara, ra, segment_means,
+    Attention, Draws, Features, Generator, Inputs, Landmarks, Map, Weighting, estimate, features, kernel, lara, ra,
+    segment_means,
 };
 
 const QUERIES: usize = 3;
@@ -66,7 +67,7 @@ fn uniforms(seed: u64, draws: usize) -> Tensor {
 const DRAWS: usize = 40_000;
 
 #[test]
-fn the_mean_of_ra_is_softmax_attention_and_that_of_rfa_is_not() {
+fn ra_is_unbiased_for_softmax_attention_and_rfa_is_not() {
     let inputs = copies(DRAWS);
     let noise = normals(4, &[DRAWS, 1, 1, QUERIES, DIM]);
     let of_ra = deviations(&inputs, &ra(&inputs, &uniforms(5, DRAWS), &noise).unwrap());
@@ -106,12 +107,15 @@ fn lara_with_standard_normal_proposals_and_constant_weights_is_rfa() {
     let noise = w.broadcast_as((2, 2, count, DIM)).unwrap();
     let Features { phi_q, phi_k, .. } = features(Map::Favor, &inputs, Some(&w.squeeze(0).unwrap())).unwrap();
     let rfa = kernel(&Features { phi_q, phi_k, weight: None }, inputs.v(), 0.0).unwrap();
-    let error = distance(&lara(&inputs, &noise, Weighting::Balance).unwrap(), &rfa);
+    let error = distance(&lara(&inputs, &noise, Weighting::Balance, Landmarks::Segments).unwrap(), &rfa);
     assert!(error < 1e-12, "LARA: {error}");
     let error = distance(&estimate(&inputs, &noise, None).unwrap(), &rfa);
     assert!(error < 1e-12, "constant weights: {error}");
     let moved = Inputs::new(&(inputs.q() + 0.3).unwrap(), inputs.k(), inputs.v()).unwrap();
-    let (lara, rfa) = (lara(&moved, &noise, Weighting::Balance).unwrap(), estimate(&moved, &noise, None).unwrap());
+    let (lara, rfa) = (
+        lara(&moved, &noise, Weighting::Balance, Landmarks::Segments).unwrap(),
+        estimate(&moved, &noise, None).unwrap(),
+    );
     assert!(distance(&lara, &rfa) > 1e-2, "proposals that are elsewhere make a difference");
 }
 
@@ -163,7 +167,7 @@ fn the_balance_heuristic_estimates_the_kernel_without_bias() {
     let (tokens, count, draws) = (8, 4, 40_000);
     let (q, k) = (flat(&normals(1, &[tokens, DIM])), flat(&normals(2, &[tokens, DIM])));
     let head = Head { q: &q, k: &k, v: &k, d: DIM };
-    let (mu, _) = head.landmarks(count);
+    let (mu, _) = head.landmarks(count, Landmarks::Segments);
     let scale = (DIM as f64).powf(-0.25);
     let (q, k): (Vec<f64>, Vec<f64>) =
         (q[..DIM].iter().map(|x| x * scale).collect(), k[..DIM].iter().map(|x| x * scale).collect());

@@ -159,8 +159,9 @@ fn every_experiment_has_a_picture_and_a_table() {
     let text = fs::read_to_string(&written[7]).unwrap();
     for part in [
         "![Language models on Tiny Shakespeare](language-shakespeare.svg)",
-        "| rfa-gate-stateful | 1.770 (1.760 to 1.780) | **1.720 (1.710 to 1.730)** | -0.180 | 800,005 | 66,000 | 2.0 |",
-        "| rfa-gate | **1.800 (1.790 to 1.810)** | 1.750 (1.740 to 1.760) | -0.120 |",
+        "| rfa-gate-stateful | 1.770 (1.760 to 1.780) | -0.150 | **1.720 (1.710 to 1.730)** | **-0.180** | 800,005 | 66,000 | 2.0 |",
+        "| rfa-gate | **1.800 (1.790 to 1.810)** | **-0.120** | 1.750 (1.740 to 1.760) | -0.150 |",
+        "| elu | **1.890 (1.880 to 1.900)** | **-0.030** | - | - |",
         "The mean of 3 seeds (least to most)",
         "`measure language`, on 2 cores of a <machine>, 2026-02-03.",
         "- corpus: Tiny Shakespeare",
@@ -175,15 +176,63 @@ fn every_experiment_has_a_picture_and_a_table() {
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
-    let svg = fs::read_to_string(&written[0]).unwrap();
-    let place = |mixer: &str| svg.find(&format!(">{mixer}</text>")).unwrap_or_else(|| panic!("{mixer}: {svg}"));
-    let order = ["rfa-gate-stateful", "hybrid", "rfa-gate", "rfa", "favor", "elu"];
-    assert!(order.windows(2).all(|pair| place(pair[0]) < place(pair[1])), "sorted by the loss that judges");
     // To look at: TIDEGATE_PICTURES names a folder that keeps them.
     if let Ok(kept) = std::env::var("TIDEGATE_PICTURES") {
         for path in &written {
             fs::copy(path, Path::new(&kept).join(path.file_name().unwrap())).unwrap();
         }
+    }
+}
+
+/// The parts of a picture that follow its headings, by heading.
+fn panel<'a>(svg: &'a str, heading: &str) -> &'a str {
+    let (_, rest) = svg.split_once(&format!(">{heading}")).unwrap_or_else(|| panic!("no panel {heading}: {svg}"));
+    rest.split("font-weight=\"bold\">at the end of").next().unwrap().split("font-weight=\"bold\">while").next().unwrap()
+}
+
+/// The picture drew the stateful mixer's stream loss beside the block losses of all others, with softmax's block loss as the mark.
+#[test]
+fn losses_in_blocks_and_in_a_stream_share_no_panel_and_no_difference() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rows = language();
+    // Without a gate, rfa gets lost in the stream.
+    for seed in rows[3]["seeds"].as_array_mut().unwrap() {
+        seed["stream_loss"] = json!(3.5);
+    }
+    write(folder.path(), "language-x.json", "language", &json!({}), &rows);
+    report(folder.path()).unwrap();
+    let svg = fs::read_to_string(folder.path().join("language-x.svg")).unwrap();
+    let (blocks, stream) =
+        (panel(&svg, "at the end of training, in blocks"), panel(&svg, "at the end of training, as one stream"));
+    let order = |panel: &str, names: &[&str]| {
+        let place =
+            |mixer: &&str| panel.find(&format!(">{mixer}</text>")).unwrap_or_else(|| panic!("{mixer}: {panel}"));
+        assert!(names.windows(2).all(|pair| place(&pair[0]) < place(&pair[1])), "{names:?}: {panel}");
+    };
+    order(blocks, &["hybrid", "rfa-gate-stateful", "rfa-gate", "rfa", "favor", "elu"]);
+    order(stream, &["rfa-gate-stateful", "rfa-gate"]);
+    assert!(blocks.contains(">1.770</text>"), "the stateful mixer's blocks: {blocks}");
+    assert!(stream.contains(">1.720</text>"), "its stream: {stream}");
+    for absent in [">elu<", ">hybrid<", ">rfa<"] {
+        assert!(!stream.contains(absent), "{absent}: {stream}");
+    }
+    assert!(stream.contains("Not shown: rfa 3.500"), "{stream}");
+    let curves = panel(&svg, "while training, in blocks");
+    assert!(!curves.contains("rfa-gate-stateful") && curves.contains("rfa-gate"), "{curves}");
+    assert!(!svg.contains("while training, as one stream"), "one curve is no comparison: {svg}");
+
+    // Without softmax's stream there is nothing to compare a stream with.
+    for seed in rows[0]["seeds"].as_array_mut().unwrap() {
+        seed["stream_loss"] = json!(null);
+    }
+    write(folder.path(), "language-x.json", "language", &json!({}), &rows);
+    report(folder.path()).unwrap();
+    let text = fs::read_to_string(folder.path().join("REPORT.md")).unwrap();
+    for part in [
+        "| rfa-gate-stateful | 1.770 (1.760 to 1.780) | -0.150 | **1.720 (1.710 to 1.730)** | - |",
+        "| rfa-gate | **1.800 (1.790 to 1.810)** | **-0.120** | 1.750 (1.740 to 1.760) | - |",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
     }
 }
 

@@ -47,7 +47,7 @@ fn both_mixers_are_measured_at_every_length_in_turn() {
 }
 
 #[test]
-fn the_twins_differ_in_the_decoders_attentions_alone() {
+fn the_twins_differ_only_in_the_decoders_attentions() {
     let options = options();
     let [rfa, softmax] = ["rfa-gate", "softmax"].map(|mixer| config(mixer, &options).unwrap());
     assert_eq!((rfa.mixer(), softmax.mixer()), ("rfa-gate", "softmax"));
@@ -60,7 +60,7 @@ fn the_twins_differ_in_the_decoders_attentions_alone() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_named() {
+fn errors_name_what_cannot_be_measured() {
     let error = |change: fn(&mut Options)| {
         let mut options = options();
         change(&mut options);

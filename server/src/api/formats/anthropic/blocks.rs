@@ -2,21 +2,31 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use crate::api::run::tool_calls::{Piece, ToolCallParser};
 
 /// A block, whole or at its beginning.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Block {
-    Text { text: String },
-    ToolUse { id: String, name: String, input: Map<String, Value> },
+#[schema(as = AnthropicBlock)]
+pub(in crate::api) enum Block {
+    Text {
+        text: String,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        #[schema(value_type = Object)]
+        input: Map<String, Value>,
+    },
 }
 
 /// A piece of a block.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum BlockDelta {
+#[schema(as = AnthropicDelta)]
+pub(in crate::api) enum BlockDelta {
     TextDelta { text: String },
     InputJsonDelta { partial_json: String },
 }

@@ -2,10 +2,11 @@
 
 use rand::Rng;
 use serde::Serialize;
-use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::blocks::{Block, BlockDelta, Blocks, Change};
 use crate::api::error::ApiError;
+use crate::api::openapi::literals::literals;
 use crate::api::request::ValidRequest;
 use crate::api::run::TokenUsage;
 use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent, to_json};
@@ -13,9 +14,10 @@ use crate::api::run::tool_calls::ToolCallParser;
 use crate::engine::{Delta, Finish, FinishReason, StopCause};
 
 /// Tokens that a request took. Those of the prompt that were not computed are counted separately.
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Copy, Serialize, ToSchema)]
+#[schema(as = AnthropicUsage)]
 #[expect(clippy::struct_field_names, reason = "the names are the format's")]
-struct Usage {
+pub(in crate::api) struct Usage {
     input_tokens: usize,
     cache_creation_input_tokens: usize,
     cache_read_input_tokens: usize,
@@ -34,18 +36,28 @@ impl From<TokenUsage> for Usage {
 }
 
 /// Why a message ended; both fields are null until then.
-#[derive(Clone, Default, Serialize)]
-struct Stop {
+#[derive(Clone, Default, Serialize, ToSchema)]
+#[schema(as = AnthropicStop)]
+pub(in crate::api) struct Stop {
+    /// `end_turn`, `max_tokens`, `stop_sequence` or `tool_use`.
+    #[schema(required)]
     stop_reason: Option<&'static str>,
+    #[schema(required)]
     stop_sequence: Option<String>,
 }
 
-#[derive(Serialize)]
-struct Message<'a> {
+literals!(MessageKind = "message", Role = "assistant", ErrorKind = "error");
+
+/// An answer.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AnthropicMessage)]
+pub(in crate::api) struct Message<'a> {
     id: &'a str,
     #[serde(rename = "type")]
-    kind: &'static str,
-    role: &'static str,
+    #[schema(inline)]
+    kind: MessageKind,
+    #[schema(inline)]
+    role: Role,
     model: &'a str,
     content: &'a [Block],
     #[serde(flatten)]
@@ -53,10 +65,11 @@ struct Message<'a> {
     usage: Usage,
 }
 
-/// An event. Its type is also its name.
-#[derive(Serialize)]
+/// An event of a stream. Its type is also its name.
+#[derive(Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Event<'a> {
+#[schema(as = AnthropicEvent)]
+pub(in crate::api) enum Event<'a> {
     MessageStart { message: Message<'a> },
     ContentBlockStart { index: usize, content_block: Block },
     Ping,
@@ -64,6 +77,7 @@ enum Event<'a> {
     ContentBlockStop { index: usize },
     MessageDelta { delta: &'a Stop, usage: Usage },
     MessageStop,
+    Error { error: ErrorDetails<'a> },
 }
 
 impl Event<'_> {
@@ -76,6 +90,7 @@ impl Event<'_> {
             Self::ContentBlockStop { .. } => "content_block_stop",
             Self::MessageDelta { .. } => "message_delta",
             Self::MessageStop => "message_stop",
+            Self::Error { .. } => "error",
         };
         StreamEvent { name: Some(name), data: to_json(self) }
     }
@@ -93,7 +108,7 @@ pub(super) struct MessageEncoder {
 impl MessageEncoder {
     pub(super) fn new(request: &ValidRequest) -> Self {
         let prompt = request.prompts.iter().map(Vec::len).sum();
-        let parser = request.tools.as_ref().map(|tools| ToolCallParser::new(tools.may_answer_text()));
+        let parser = request.tools.as_ref().map(ToolCallParser::new);
         Self {
             id: format!("msg_{:032x}", rand::rng().random::<u128>()),
             model: request.served.name.clone(),
@@ -105,7 +120,7 @@ impl MessageEncoder {
 
     fn message<'a>(&'a self, content: &'a [Block]) -> Message<'a> {
         let (id, model, stop, usage) = (&self.id, &self.model, &self.stop, self.usage);
-        Message { id, kind: "message", role: "assistant", model, content, stop, usage }
+        Message { id, kind: MessageKind, role: Role, model, content, stop, usage }
     }
 }
 
@@ -152,12 +167,12 @@ impl EventEncoder for MessageEncoder {
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Vec<StreamEvent>) {
-        let mut body = error_body(error, None);
-        // The id is in the headers of the stream.
-        if let Some(body) = body.as_object_mut() {
-            body.remove("request_id");
-        }
-        out.push(StreamEvent { name: Some("error"), data: body.to_string() });
+        // The request's id is in the headers of the stream.
+        out.push(Event::Error { error: error.into() }.encode());
+    }
+
+    fn holds_stream(&self) -> bool {
+        true
     }
 
     fn body(&self) -> String {
@@ -165,19 +180,54 @@ impl EventEncoder for MessageEncoder {
     }
 }
 
-/// The body of an error; the id is the request's.
-pub(in crate::api) fn error_body(error: &ApiError, id: Option<&str>) -> Value {
-    let kind = match error.status().as_u16() {
-        401 => "authentication_error",
-        402 => "billing_error",
-        403 => "permission_error",
-        404 => "not_found_error",
-        408 | 504 => "timeout_error",
-        413 => "request_too_large",
-        429 => "rate_limit_error",
-        503 => "overloaded_error",
-        500.. => "api_error",
-        _ => "invalid_request_error",
-    };
-    json!({"type": "error", "error": {"type": kind, "message": error.message()}, "request_id": id})
+/// The body of an error.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AnthropicError)]
+pub(in crate::api) struct ErrorBody<'a> {
+    #[serde(rename = "type")]
+    #[schema(inline)]
+    kind: ErrorKind,
+    error: ErrorDetails<'a>,
+    #[schema(required)]
+    request_id: Option<&'a str>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = AnthropicErrorDetails)]
+pub(in crate::api) struct ErrorDetails<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: &'a str,
+    /// The parameter at fault, if it is one: an addition to Anthropic's format.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    param: Option<&'a str>,
+    /// What is wrong, for programs: an addition to Anthropic's format.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    code: Option<&'a str>,
+}
+
+impl<'a> ErrorBody<'a> {
+    pub(in crate::api) fn new(error: &'a ApiError, request_id: Option<&'a str>) -> Self {
+        Self { kind: ErrorKind, error: error.into(), request_id }
+    }
+}
+
+impl<'a> From<&'a ApiError> for ErrorDetails<'a> {
+    fn from(error: &'a ApiError) -> Self {
+        let kind = match error.status().as_u16() {
+            401 => "authentication_error",
+            402 => "billing_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            408 | 504 => "timeout_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        };
+        Self { kind, message: error.message(), param: error.param(), code: error.code() }
+    }
 }

@@ -2,55 +2,81 @@
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use crate::api::error::ApiError;
 use crate::api::formats::content::Content;
+use crate::api::formats::wording::complaint;
 use crate::api::request::tools::{self, Tools};
 use crate::text::Message;
 
 /// A tool that the client runs.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = AnthropicTool)]
 pub(in crate::api) struct Tool {
     #[serde(rename = "type")]
+    #[schema(pattern = "^custom$")]
     kind: Option<String>,
+    #[schema(pattern = "^[a-zA-Z0-9_-]{1,64}$")]
     name: String,
     description: Option<String>,
+    /// The JSON schema of the input.
+    #[schema(required, value_type = Object)]
     input_schema: Option<Value>,
 }
 
 /// Whether to call a tool, and which.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = AnthropicToolChoice)]
 pub(in crate::api) struct ToolChoice {
     #[serde(rename = "type")]
+    #[schema(pattern = "^(auto|any|tool|none)$")]
     kind: String,
+    /// The tool to call; needed with the type `tool`.
     name: Option<String>,
+    /// Default: true.
     disable_parallel_tool_use: Option<bool>,
 }
 
 /// One message: a text, or blocks.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = AnthropicInputMessage)]
 pub(in crate::api) struct InputMessage {
+    #[schema(pattern = "^(user|assistant)$")]
     role: String,
+    #[schema(required, nullable = false)]
     content: Option<InputContent>,
 }
 
-#[derive(Debug, Deserialize)]
+/// A string, or blocks.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = AnthropicContent)]
 #[serde(untagged, expecting = "expected a string or an array of blocks")]
 enum InputContent {
     Text(String),
     Blocks(Vec<Block>),
 }
 
-/// A block of a message.
-#[derive(Debug, Deserialize)]
+/// A block of a message: a text, a call of a tool in an assistant's message, or the result of one in a user's. The thinking
+/// of an assistant is accepted, and left out: this model has none.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = AnthropicInputBlock)]
 struct Block {
     #[serde(rename = "type")]
+    #[schema(pattern = "^(text|tool_use|tool_result|thinking|redacted_thinking)$")]
     kind: String,
+    /// Of a text.
     text: Option<String>,
+    /// Of a call.
     id: Option<String>,
+    /// Of a call.
     name: Option<String>,
+    /// Of a call.
+    #[schema(value_type = Option<Object>)]
     input: Option<Map<String, Value>>,
+    /// Of a result: the id of its call.
     tool_use_id: Option<String>,
+    /// Of a result: a string, or blocks of text.
     content: Option<Value>,
 }
 
@@ -144,6 +170,7 @@ impl InputMessage {
                     Some(more) => text.push_str(&more),
                     None => return refused(format!("messages[{at}] must have texts in its text blocks")),
                 },
+                ("thinking" | "redacted_thinking", "assistant") => {}
                 ("tool_use", "assistant") => {
                     let Some(name) = block.name else {
                         return refused(format!("messages[{at}] must have names in its tool_use blocks"));
@@ -155,7 +182,9 @@ impl InputMessage {
                     let content = match block.content {
                         None => String::new(),
                         Some(content) => serde_json::from_value::<Content>(content)
-                            .map_err(|error| invalid("messages", format!("messages[{at}]: {error}")))?
+                            .map_err(|error| {
+                                invalid("messages", complaint(&format!("messages[{at}].content"), &error))
+                            })?
                             .text("messages")?,
                     };
                     let mut result = message("tool", content);

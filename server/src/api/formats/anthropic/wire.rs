@@ -3,16 +3,21 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::encoder::MessageEncoder;
 use super::messages::{InputMessage, Tool, ToolChoice, messages, tools};
+use super::output::{self, OutputConfigField, OutputFormatField};
 use crate::api::error::ApiError;
 use crate::api::formats::content::Content;
 use crate::api::formats::format::{Converted, Format};
-use crate::api::formats::unsupported::{self, Neutral};
+use crate::api::formats::unsupported::{self, Ignored};
+use crate::api::openapi::schemas;
 use crate::api::request::continuation::SessionParameters;
-use crate::api::request::prompt::Prompt;
+use crate::api::request::grammar::GrammarParameters;
+use crate::api::request::prompt::{Conversation, Ending, Prompt};
 use crate::api::request::sampling::SamplingOverrides;
 use crate::api::request::tools::Tools;
 use crate::api::request::{MaxTokens, ParameterNames, TextRequest, ValidRequest};
@@ -27,45 +32,73 @@ const NAMES: ParameterNames = ParameterNames {
 };
 
 /// A request for a message as Anthropic defines it. A field that is null counts as absent.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct MessagesRequest {
+    /// The model's name, as in `/v1/models`.
+    #[schema(required, nullable = false)]
     model: Option<String>,
+    /// The conversation. If the last message is the assistant's, the answer continues it.
+    #[schema(required, nullable = false, min_items = 1, max_items = 10_000)]
     messages: Option<Vec<InputMessage>>,
+    /// The system prompt.
     system: Option<Content>,
+    /// Most tokens to generate.
+    #[schema(required, value_type = schemas::MaxTokens)]
     max_tokens: Option<u64>,
+    /// Texts that end the answer; they are not part of it.
+    #[schema(max_items = 16)]
     stop_sequences: Option<Vec<String>>,
+    /// Whether the answer comes as server-sent events. Default: false.
     stream: Option<bool>,
+    /// Divides the logits; 0 always takes the likeliest token. Default: the model's.
+    #[schema(minimum = 0, maximum = 1)]
     temperature: Option<f64>,
+    /// Draw from the likeliest tokens that together have this probability. Default: the model's.
+    #[schema(exclusive_minimum = 0, maximum = 1)]
     top_p: Option<f64>,
+    /// Draw from this many of the likeliest tokens; 0 means all. Default: the model's.
+    #[schema(value_type = Option<u64>, maximum = 4_294_967_295_u64)]
     top_k: Option<u32>,
+    /// Functions that the answer may call.
+    #[schema(max_items = 128)]
     tools: Option<Vec<Tool>>,
+    /// Whether and which function to call. Default: `auto` if there are tools.
     tool_choice: Option<ToolChoice>,
+    /// The JSON schema that the answer must follow, as `format`. With tools, an answer is a call or follows the schema.
+    #[schema(value_type = Option<OutputConfigField>)]
+    output_config: Option<Value>,
+    /// The older name of `output_config.format`.
+    #[schema(value_type = Option<OutputFormatField>)]
+    output_format: Option<Value>,
     /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
     #[serde(flatten)]
+    #[schema(ignore)]
     rest: BTreeMap<String, Value>,
 }
 
-fn neutral() -> [Neutral; 5] {
-    [
-        ("container", vec![]),
-        ("mcp_servers", vec![json!([])]),
-        ("output_config", vec![json!({})]),
-        ("output_format", vec![]),
-        ("thinking", vec![json!({"type": "disabled"})]),
-    ]
+/// The fields of [`MessagesRequest`] that make up the prompt.
+pub(in crate::api) struct CountRequest;
+
+impl PartialSchema for CountRequest {
+    fn schema() -> RefOr<Schema> {
+        schemas::only::<MessagesRequest>(&["model", "messages", "system", "tools", "tool_choice"])
+    }
 }
+
+impl ToSchema for CountRequest {}
 
 fn invalid(param: &str, message: impl Into<String>) -> ApiError {
     ApiError::invalid(Some(param), message)
 }
 
 impl MessagesRequest {
-    /// How many tokens the model would read.
-    pub(super) fn count_tokens(mut self, served: &Served) -> Result<usize, ApiError> {
-        self.check()?;
+    /// How many tokens the model would read, and the fields that have no effect.
+    pub(super) fn count_tokens(mut self, served: &Served) -> Result<(usize, Ignored), ApiError> {
+        let ignored = self.check()?;
         served.check_name(self.model.as_deref().unwrap_or_default(), Some("model"))?;
         let (prompt, tools) = self.prompt()?;
-        Ok(prompt.encode(NAMES.prompt, tools.as_ref(), served, None)?.iter().map(Vec::len).sum())
+        let prompts = prompt.encode(NAMES.prompt, tools.as_ref(), served, None)?;
+        Ok((prompts.iter().map(Vec::len).sum(), ignored))
     }
 
     /// The messages, and the tools that the answer may call. The answer continues the last message if that is the
@@ -84,14 +117,15 @@ impl MessagesRequest {
                 "messages must not end with the assistant's if tools may be called: a call cannot be continued";
             return Err(invalid("messages", message));
         }
-        Ok((Prompt::Messages { messages, prefill }, tools))
+        let ending = prefill.map_or(Ending::Answer, Ending::Prefill);
+        Ok((Prompt::Messages(Conversation { ending, ..messages.into() }), tools))
     }
 
-    fn check(&self) -> Result<(), ApiError> {
+    fn check(&self) -> Result<Ignored, ApiError> {
         if self.model.is_none() {
             return Err(invalid("model", "model must be given"));
         }
-        unsupported::refuse(&self.rest, neutral())
+        unsupported::check::<Self>(&self.rest)
     }
 }
 
@@ -99,7 +133,7 @@ impl Format for MessagesRequest {
     type Options = ();
 
     fn convert(mut self, _: &Served) -> Result<Converted<()>, ApiError> {
-        self.check()?;
+        let ignored = self.check()?;
         let Some(max_tokens) = self.max_tokens else {
             return Err(invalid("max_tokens", "max_tokens must be given"));
         };
@@ -107,6 +141,7 @@ impl Format for MessagesRequest {
             return Err(invalid("temperature", format!("temperature must be from 0 to 1, found {temperature}")));
         }
         let (prompt, tools) = self.prompt()?;
+        let grammar = output::grammar(self.output_config, self.output_format)?;
         let request = TextRequest {
             model: self.model,
             stop: self.stop_sequences.unwrap_or_default(),
@@ -116,11 +151,12 @@ impl Format for MessagesRequest {
                 top_k: self.top_k.map(i64::from),
                 ..SamplingOverrides::default()
             },
+            grammar: GrammarParameters { grammar, ..GrammarParameters::default() },
             tools,
             ..TextRequest::new(NAMES, prompt, MaxTokens::Given(max_tokens))
         };
         let (session, stream) = (SessionParameters::default(), self.stream.unwrap_or(false));
-        Ok(Converted { request, session, stream, options: () })
+        Ok(Converted { request, session, stream, ignored, options: () })
     }
 
     fn encoder((): (), request: &ValidRequest, _: bool) -> Box<dyn EventEncoder> {

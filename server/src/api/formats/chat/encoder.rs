@@ -3,103 +3,107 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::Value;
+use utoipa::ToSchema;
 
-use crate::api::formats::openai::answer::{Envelope, ResponseOptions, StopReason, UsageField, finish_reason};
+use super::message::{Assistant, Message, MessagePiece, ToolCall};
+use crate::api::formats::openai::answer::{
+    Ending, Envelope, ResponseOptions, StopReason, TimingsMs, UsageField, openai_object, usage_at_start,
+};
 use crate::api::formats::openai::logprobs::{ChatLogprobs, TokenNames};
+use crate::api::openapi::literals::literals;
 use crate::api::request::ValidRequest;
 use crate::api::run::TokenUsage;
 use crate::api::run::alignment::{AlignedToken, TokenAligner, carried};
-use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent};
-use crate::api::run::tool_calls::{self, Piece, ToolCallParser};
+use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent, to_json};
+use crate::api::run::reasoning::{ReasoningSplitter, Separated};
+use crate::api::run::tool_calls::{Piece, ToolCallParser};
 use crate::engine::{Delta, Finish, FinishReason, StopCause};
 
-/// A message, or a piece of one.
-#[derive(Clone, Debug, Default, Serialize)]
-struct Message {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<&'static str>,
-    /// Null in a message that calls tools.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<Value>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ToolCall>,
-    /// Null in a complete message: the model refuses nothing.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    refusal: Option<Value>,
+literals!(ChatCompletion = "chat.completion", ChatCompletionChunk = "chat.completion.chunk");
+
+openai_object! {
+    /// One answer, or several.
+    Chat, ChatCompletion, Choice
 }
 
-/// A call of a tool, complete or a piece of it. Only the first piece has more than its index and arguments.
-#[derive(Clone, Debug, Default, Serialize)]
-struct ToolCall {
-    /// The call's place in the message; pieces only.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    index: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<String>,
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    kind: Option<&'static str>,
-    function: Function,
+openai_object! {
+    /// One event of a streamed answer.
+    ChatChunk, ChatCompletionChunk, ChunkChoice
 }
 
-/// The function that is called.
-#[derive(Clone, Debug, Default, Serialize)]
-struct Function {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    /// The text of a JSON object, or a piece of it.
-    arguments: String,
-}
-
-impl ToolCall {
-    fn new(index: Option<usize>, id: String, name: String, arguments: String) -> Self {
-        let function = Function { name: Some(name), arguments };
-        Self { index, id: Some(id), kind: Some("function"), function }
-    }
-}
-
-#[derive(Debug, Default, Serialize)]
+/// A whole answer.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatChoice)]
 struct Choice {
     index: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    message: Option<Message>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    delta: Option<Message>,
+    message: Message,
+    /// Null without `logprobs`.
+    #[schema(required)]
     logprobs: Option<ChatLogprobs>,
-    finish_reason: Option<&'static str>,
+    #[schema(required, nullable = false)]
+    finish_reason: Option<Ending>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     stop_reason: Option<StopReason>,
+    /// With `return_token_ids`: the ids of the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     token_ids: Option<Vec<u32>>,
+    /// Absent until the answer has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    timings: Option<TimingsMs>,
+    /// With `keep`, once the text has ended: the mean log probability of its tokens. Absent for a text without tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    mean_logprob: Option<f64>,
 }
 
-impl From<Piece> for Message {
-    fn from(piece: Piece) -> Self {
-        match piece {
-            Piece::Text(text) => Self { content: Some(text.into()), ..Self::default() },
-            Piece::CallStart { index, id, name } => {
-                let call = ToolCall::new(Some(index), id, name, String::new());
-                Self { tool_calls: vec![call], ..Self::default() }
-            }
-            Piece::Arguments { index, text } => {
-                let function = Function { name: None, arguments: text };
-                let call = ToolCall { index: Some(index), function, ..ToolCall::default() };
-                Self { tool_calls: vec![call], ..Self::default() }
-            }
-        }
-    }
+/// A piece of an answer.
+#[derive(Debug, Default, Serialize, ToSchema)]
+#[schema(as = ChatDelta)]
+struct ChunkChoice {
+    index: usize,
+    delta: MessagePiece,
+    /// Null without `logprobs`.
+    #[schema(required)]
+    logprobs: Option<ChatLogprobs>,
+    /// Null until the answer has ended.
+    #[schema(required)]
+    finish_reason: Option<Ending>,
+    /// Absent until the answer has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    stop_reason: Option<StopReason>,
+    /// With `return_token_ids`: the ids of the piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    token_ids: Option<Vec<u32>>,
+    /// Absent until the answer has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    timings: Option<TimingsMs>,
+    /// With `keep`, once the text has ended: the mean log probability of its tokens. Absent for a text without tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    mean_logprob: Option<f64>,
 }
 
 /// A message that is being generated.
 struct PartialMessage {
     text: String,
+    reasoning: String,
+    /// Separates reasoning from text, if the model may write any.
+    splitter: Option<ReasoningSplitter>,
     /// Separates calls of tools from text, if there may be calls.
     parser: Option<ToolCallParser>,
     token_ids: Vec<u32>,
     logprobs: Option<ChatLogprobs>,
     aligner: Option<TokenAligner>,
-    reason: Option<&'static str>,
+    reason: Option<Ending>,
     stop: Option<StopReason>,
+    timings: Option<TimingsMs>,
+    mean_logprob: Option<f64>,
 }
 
 /// Encodes the responses of `/v1/chat/completions`.
@@ -108,9 +112,15 @@ pub(in crate::api) struct ChatEncoder {
     options: ResponseOptions,
     /// Whether the whole messages are needed at the end.
     collect: bool,
+    /// Whether answers have their mean log probabilities.
+    means: bool,
     names: TokenNames,
+    /// The prompt's ids, if asked for.
+    prompt: Option<Vec<u32>>,
     texts: Vec<PartialMessage>,
     committed: Committed,
+    /// What has been used up to now.
+    so_far: TokenUsage,
     usage: UsageField,
 }
 
@@ -118,77 +128,112 @@ impl ChatEncoder {
     pub(super) fn new(request: &ValidRequest, options: ResponseOptions, collect: bool) -> Self {
         let tokenizer = &request.served.tokenizer;
         let carried = carried(request).next().unwrap_or_default();
+        let names = TokenNames::new(Arc::clone(tokenizer), options.tokens_as_ids);
         let message = |_| PartialMessage {
             text: String::new(),
-            parser: request.tools.as_ref().map(|tools| ToolCallParser::new(tools.may_answer_text())),
+            reasoning: String::new(),
+            splitter: ReasoningSplitter::of(request),
+            parser: request.tools.as_ref().map(ToolCallParser::new),
             token_ids: Vec::new(),
-            logprobs: request.logprobs.map(|_| ChatLogprobs::default()),
+            logprobs: request.logprobs.map(|_| ChatLogprobs::new(&names)),
             aligner: request.logprobs.map(|_| TokenAligner::new(Arc::clone(tokenizer), &carried)),
             reason: None,
             stop: None,
+            timings: None,
+            mean_logprob: None,
         };
         Self {
             envelope: Envelope::new("chatcmpl", &request.served),
+            prompt: request.prompts.first().filter(|_| options.token_ids).cloned(),
             options,
             collect,
-            names: TokenNames::new(Arc::clone(tokenizer), options.tokens_as_ids),
+            means: request.means,
             texts: (0..request.choices.generated).map(message).collect(),
+            names,
             committed: Committed::default(),
+            so_far: usage_at_start(request),
             usage: UsageField::Absent,
         }
     }
 
-    fn chunk(&self, delta: Message, choice: Choice, committed: &Committed) -> StreamEvent {
-        let usage = if self.options.include_usage { UsageField::Later } else { UsageField::Absent };
-        let choice = Choice { delta: Some(delta), ..choice };
-        StreamEvent::data(self.envelope.json("chat.completion.chunk", &[choice], usage, committed))
+    fn chunk(&self, choice: &ChunkChoice, committed: &Committed) -> StreamEvent {
+        let prompt = self.prompt.as_deref().filter(|_| choice.index == 0 && choice.delta.role.is_some());
+        let usage = self.options.usage.of_chunk(self.so_far);
+        StreamEvent::data(ChatChunk::json(&self.envelope, prompt, &[choice], usage, committed))
     }
 
-    fn send(&self, index: usize, pieces: impl Iterator<Item = Piece>, out: &mut Vec<StreamEvent>) {
-        let chunk =
-            |piece: Piece| self.chunk(piece.into(), Choice { index, ..Choice::default() }, &Committed::default());
+    fn send(&self, index: usize, pieces: impl Iterator<Item = MessagePiece>, out: &mut Vec<StreamEvent>) {
+        let choice = |delta| ChunkChoice { index, delta, ..ChunkChoice::default() };
+        let chunk = |piece| self.chunk(&choice(piece), &Committed::default());
         out.extend(pieces.map(chunk));
     }
 
-    /// The log probabilities of a piece, which are also collected for the whole message.
-    fn logprobs(&mut self, index: usize, tokens: &[AlignedToken]) -> Option<ChatLogprobs> {
-        let more = ChatLogprobs::of(tokens, &self.names);
-        if let Some(logprobs) = self.texts[index].logprobs.as_mut().filter(|_| self.collect) {
-            logprobs.extend(&more);
+    /// The log probabilities of a piece.
+    fn logprobs(&self, tokens: Vec<AlignedToken>) -> Option<ChatLogprobs> {
+        Some(ChatLogprobs::of(tokens, &self.names)).filter(|logprobs| !logprobs.is_empty())
+    }
+
+    /// Sends a piece, and collects its log probabilities for the whole message.
+    fn send_piece(&mut self, choice: ChunkChoice, committed: &Committed, out: &mut Vec<StreamEvent>) {
+        out.push(self.chunk(&choice, committed));
+        let whole = self.texts[choice.index].logprobs.as_mut().filter(|_| self.collect);
+        if let (Some(whole), Some(more)) = (whole, choice.logprobs) {
+            whole.append(more);
         }
-        Some(more).filter(|logprobs| !logprobs.is_empty())
     }
 }
 
 impl PartialMessage {
-    /// Splits more of the answer into pieces, and collects the text if asked to.
-    fn push(&mut self, text: String, collect: bool) -> Vec<Piece> {
+    /// Splits more of the answer into pieces, and collects them if asked to.
+    fn push(&mut self, text: String, collect: bool) -> Vec<MessagePiece> {
         let mut pieces = Vec::new();
         match &mut self.parser {
             Some(parser) => parser.push(&text, &mut pieces),
             None if text.is_empty() => {}
             None => pieces.push(Piece::Text(text)),
         }
-        self.collect(&pieces, collect);
-        pieces
+        self.separate(pieces, collect)
     }
 
     /// The pieces that were held back until the end.
-    fn finish(&mut self, collect: bool) -> Vec<Piece> {
+    fn finish(&mut self, collect: bool) -> Vec<MessagePiece> {
         let mut pieces = Vec::new();
         if let Some(parser) = &mut self.parser {
             parser.finish(&mut pieces);
         }
-        self.collect(&pieces, collect);
-        pieces
+        let mut out = self.separate(pieces, collect);
+        let last = self.splitter.as_mut().map(ReasoningSplitter::finish);
+        self.add(last.unwrap_or_default(), collect, &mut out);
+        out
     }
 
-    fn collect(&mut self, pieces: &[Piece], collect: bool) {
-        for piece in pieces.iter().filter(|_| collect) {
-            if let Piece::Text(text) = piece {
-                self.text.push_str(text);
+    /// Separates reasoning from text.
+    fn separate(&mut self, pieces: Vec<Piece>, collect: bool) -> Vec<MessagePiece> {
+        let mut out = Vec::new();
+        for piece in pieces {
+            match (piece, &mut self.splitter) {
+                (Piece::Text(text), Some(splitter)) => {
+                    let separated = splitter.push(&text);
+                    self.add(separated, collect, &mut out);
+                }
+                (Piece::Text(answer), None) => {
+                    self.add(Separated { answer, ..Separated::default() }, collect, &mut out);
+                }
+                (call, _) => out.push(call.into()),
             }
         }
+        out
+    }
+
+    fn add(&mut self, more: Separated, collect: bool, out: &mut Vec<MessagePiece>) {
+        if more == Separated::default() {
+            return;
+        }
+        if collect {
+            self.text.push_str(&more.answer);
+            self.reasoning.push_str(&more.reasoning);
+        }
+        out.push(more.into());
     }
 }
 
@@ -197,27 +242,28 @@ impl EventEncoder for ChatEncoder {
         for index in 0..self.texts.len() {
             let called = self.texts[index].parser.as_ref().is_some_and(|parser| !parser.is_plain());
             let content = Some((!called).then(String::new).into());
-            let delta = Message { role: Some("assistant"), content, ..Message::default() };
-            out.push(self.chunk(delta, Choice { index, ..Choice::default() }, &Committed::default()));
+            let delta = MessagePiece { role: Some(Assistant), content, ..MessagePiece::default() };
+            out.push(self.chunk(&ChunkChoice { index, delta, ..ChunkChoice::default() }, &Committed::default()));
         }
     }
 
     fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<StreamEvent>) {
         let Delta { text, token_ids, logprobs } = delta;
+        self.so_far.completion += token_ids.len();
         let message = &mut self.texts[index];
         if self.collect && self.options.token_ids {
             message.token_ids.extend(&token_ids);
         }
         let aligned = message.aligner.as_mut().map(|aligner| aligner.push(&text, logprobs));
-        let logprobs = aligned.and_then(|tokens| self.logprobs(index, &tokens));
+        let logprobs = aligned.and_then(|tokens| self.logprobs(tokens));
         let mut pieces = self.texts[index].push(text, self.collect).into_iter();
         // Without ids there is nothing to send until there is text.
         let first = pieces.next();
         if first.is_some() || logprobs.is_some() || self.options.token_ids {
             let token_ids = self.options.token_ids.then_some(token_ids);
-            let choice = Choice { index, logprobs, token_ids, ..Choice::default() };
-            let message = first.unwrap_or_else(|| Piece::Text(String::new())).into();
-            out.push(self.chunk(message, choice, &Committed::default()));
+            let delta = first.unwrap_or_else(|| Separated::default().into());
+            let choice = ChunkChoice { index, delta, logprobs, token_ids, ..ChunkChoice::default() };
+            self.send_piece(choice, &Committed::default(), out);
         }
         self.send(index, pieces, out);
     }
@@ -228,8 +274,10 @@ impl EventEncoder for ChatEncoder {
         let message = &mut self.texts[index];
         let called =
             finish.reason == FinishReason::Stop && message.parser.as_ref().is_some_and(ToolCallParser::has_called);
-        message.reason = Some(if called { "tool_calls" } else { finish_reason(finish.reason) });
+        message.reason = Some(if called { Ending::ToolCalls } else { finish.reason.into() });
         message.stop = Some(StopReason::of(finish.stop.as_ref()));
+        message.timings = Some(finish.timings.into());
+        message.mean_logprob = finish.mean_logprob().filter(|_| self.means);
         let mut aligned =
             message.aligner.as_mut().map(|aligner| aligner.finish(finish.stop.as_ref())).unwrap_or_default();
         if matches!(finish.stop, Some(StopCause::Eos(_) | StopCause::Token(_))) {
@@ -237,46 +285,55 @@ impl EventEncoder for ChatEncoder {
             aligned.pop();
         }
         let (finish_reason, stop_reason) = (message.reason, message.stop.clone());
-        let logprobs = self.logprobs(index, &aligned);
+        let (timings, mean_logprob) = (message.timings, message.mean_logprob);
+        let logprobs = self.logprobs(aligned);
         self.committed = committed.clone();
-        let choice = Choice { index, logprobs, finish_reason, stop_reason, ..Choice::default() };
-        out.push(self.chunk(Message::default(), choice, committed));
+        let mut choice = ChunkChoice { index, logprobs, finish_reason, stop_reason, ..ChunkChoice::default() };
+        (choice.timings, choice.mean_logprob) = (timings, mean_logprob);
+        self.send_piece(choice, committed, out);
     }
 
     fn end(&mut self, usage: TokenUsage, out: &mut Vec<StreamEvent>) {
         self.usage = UsageField::Known(usage.into());
-        if self.options.include_usage {
+        if self.options.usage.is_on() {
             // The state is large, and has been sent already.
             let committed = Committed { state: None, ..self.committed.clone() };
-            out.push(StreamEvent::data(self.envelope.json::<Choice>(
-                "chat.completion.chunk",
-                &[],
-                self.usage,
-                &committed,
-            )));
+            out.push(StreamEvent::data(ChatChunk::json(&self.envelope, None, &[], self.usage, &committed)));
         }
         out.push(StreamEvent::data("[DONE]"));
+    }
+
+    fn tool_calls(&self, index: usize) -> Option<String> {
+        let parser = self.texts.get(index)?.parser.as_ref().filter(|parser| parser.has_called())?;
+        let calls: Vec<ToolCall> = parser.calls().iter().map(ToolCall::whole).collect();
+        Some(to_json(&calls))
     }
 
     fn body(&self) -> String {
         let choice = |(index, message): (usize, &PartialMessage)| {
             let called = message.parser.as_ref().is_some_and(|parser| !parser.is_plain());
-            let content = Some((!called).then(|| message.text.clone()).into());
-            let call = |call: &tool_calls::ToolCall| {
-                ToolCall::new(None, call.id.clone(), call.name.clone(), call.arguments.clone())
-            };
-            let tool_calls = message.parser.iter().flat_map(|parser| parser.calls().iter().map(call)).collect();
+            let content = (!called).then(|| message.text.clone());
+            let calls = message.parser.iter().flat_map(ToolCallParser::calls);
+            let tool_calls = calls.map(ToolCall::whole).collect();
+            let reasoning_content = Some(message.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
             Choice {
                 index,
-                message: Some(Message { role: Some("assistant"), content, tool_calls, refusal: Some(Value::Null) }),
+                message: Message { role: Assistant, content, reasoning_content, tool_calls, refusal: () },
                 logprobs: message.logprobs.clone(),
                 finish_reason: message.reason,
                 stop_reason: message.stop.clone(),
                 token_ids: self.options.token_ids.then(|| message.token_ids.clone()),
-                ..Choice::default()
+                timings: message.timings,
+                mean_logprob: message.mean_logprob,
             }
         };
         let choices: Vec<Choice> = self.texts.iter().enumerate().map(choice).collect();
-        self.envelope.json("chat.completion", &choices, self.usage, &self.committed)
+        Chat::json(
+            &self.envelope,
+            self.prompt.as_deref(),
+            &choices.iter().collect::<Vec<_>>(),
+            self.usage,
+            &self.committed,
+        )
     }
 }

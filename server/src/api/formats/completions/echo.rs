@@ -37,12 +37,12 @@ impl Echo {
         tokenizer: &Tokenizer,
         names: &TokenNames,
     ) -> CompletionLogprobs {
-        let mut lists = CompletionLogprobs::default();
+        let mut lists = CompletionLogprobs::new(names);
         // The bytes and the characters of the text before the token.
         let (mut place, mut offset) = (0, 0);
         let mut detokenizer = Detokenizer::new();
         for (token, logprobs) in self.ids.iter().zip(logprobs) {
-            lists.push(*token, logprobs.as_ref(), offset, names);
+            lists.push(*token, logprobs.clone(), offset);
             let mut characters = String::new();
             match tokenizer.special(*token).filter(|_| self.given) {
                 // A given text contains special tokens by name, but not those that the tokenizer put around it.

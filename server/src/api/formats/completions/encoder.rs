@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::echo::Echo;
 use crate::api::formats::openai::answer::{
-    Envelope, ResponseOptions, StopReason, TimingsMs, UsageField, finish_reason,
+    Ending, Envelope, ResponseOptions, StopReason, TimingsMs, UsageField, openai_object, usage_at_start,
 };
 use crate::api::formats::openai::logprobs::{CompletionLogprobs, TokenNames};
+use crate::api::openapi::literals::literals;
 use crate::api::request::ValidRequest;
 use crate::api::request::choices::Choices;
 use crate::api::run::TokenUsage;
@@ -17,21 +19,51 @@ use crate::api::run::encoder::{Committed, EventEncoder, StreamEvent};
 use crate::engine::{Delta, Finish, TokenLogprobs};
 use crate::text::Tokenizer;
 
+literals!(TextCompletion = "text_completion");
+
+openai_object! {
+    /// A text, or several.
+    Completion, TextCompletion, Choice
+}
+
+openai_object! {
+    /// One event of a streamed completion.
+    CompletionChunk, TextCompletion, Choice
+}
+
 /// One text, or a piece of it.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, ToSchema)]
+#[schema(as = CompletionChoice)]
 struct Choice {
+    /// Counts the texts of all prompts: those of the first prompt come first.
     index: usize,
     text: String,
+    /// Null without `logprobs`.
+    #[schema(required)]
     logprobs: Option<CompletionLogprobs>,
-    finish_reason: Option<&'static str>,
+    /// Null until the text has ended.
+    #[schema(required)]
+    finish_reason: Option<Ending>,
+    /// Absent until the text has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     stop_reason: Option<StopReason>,
+    /// With `return_token_ids`: the ids of the prompt, in a stream in its first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     prompt_token_ids: Option<Vec<u32>>,
+    /// With `return_token_ids`: the ids of the text.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     token_ids: Option<Vec<u32>>,
+    /// Absent until the text has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     timings: Option<TimingsMs>,
+    /// With `keep`, once the text has ended: the mean log probability of its tokens. Absent for a text without tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    mean_logprob: Option<f64>,
 }
 
 /// A text that is being generated.
@@ -50,6 +82,8 @@ pub(in crate::api) struct CompletionEncoder {
     options: ResponseOptions,
     /// Whether the whole texts are needed at the end.
     collect: bool,
+    /// Whether texts have their mean log probabilities.
+    means: bool,
     choices: Choices,
     tokenizer: Arc<Tokenizer>,
     names: TokenNames,
@@ -57,6 +91,8 @@ pub(in crate::api) struct CompletionEncoder {
     echoes: Vec<Echo>,
     texts: Vec<PartialText>,
     committed: Committed,
+    /// What has been used up to now.
+    so_far: TokenUsage,
     usage: UsageField,
 }
 
@@ -68,13 +104,14 @@ impl CompletionEncoder {
             Carried { offset, ..carried }
         };
         let carried: Vec<Carried> = carried_of(request).enumerate().map(carried).collect();
+        let names = TokenNames::new(Arc::clone(tokenizer), options.tokens_as_ids);
         let text = |index: usize| {
             let prompt = index / choices.generated;
             PartialText {
                 whole: Choice {
                     index,
                     token_ids: options.token_ids.then(Vec::new),
-                    logprobs: request.logprobs.map(|_| CompletionLogprobs::default()),
+                    logprobs: request.logprobs.map(|_| CompletionLogprobs::new(&names)),
                     ..Choice::default()
                 },
                 prompt: options.token_ids.then(|| request.prompts[prompt].clone()),
@@ -84,44 +121,43 @@ impl CompletionEncoder {
         };
         Self {
             texts: (0..request.prompts.len() * choices.generated).map(text).collect(),
-            names: TokenNames::new(Arc::clone(tokenizer), options.tokens_as_ids),
+            names,
             envelope: Envelope::new("cmpl", &request.served),
             options,
             collect,
+            means: request.means,
             choices,
             tokenizer: Arc::clone(tokenizer),
             echoes,
             committed: Committed::default(),
+            so_far: usage_at_start(request),
             usage: UsageField::Absent,
         }
-    }
-
-    fn json(&self, choices: &[&Choice], usage: UsageField, committed: &Committed) -> String {
-        self.envelope.json("text_completion", choices, usage, committed)
     }
 
     /// Makes a chunk of a piece, which is also collected for the whole text.
     fn chunk(&mut self, mut choice: Choice, committed: &Committed) -> StreamEvent {
         let text = &mut self.texts[choice.index];
         choice.prompt_token_ids = text.prompt.take();
+        let usage = self.options.usage.of_chunk(self.so_far);
+        let event = StreamEvent::data(CompletionChunk::json(&self.envelope, None, &[&choice], usage, committed));
         if self.collect {
             let whole = &mut text.whole;
             whole.text.push_str(&choice.text);
             if let (Some(ids), Some(more)) = (&mut whole.token_ids, &choice.token_ids) {
                 ids.extend(more);
             }
-            if let (Some(logprobs), Some(more)) = (&mut whole.logprobs, &choice.logprobs) {
-                logprobs.extend(more);
+            if let (Some(logprobs), Some(more)) = (&mut whole.logprobs, choice.logprobs) {
+                logprobs.append(more);
             }
             if choice.prompt_token_ids.is_some() {
-                whole.prompt_token_ids.clone_from(&choice.prompt_token_ids);
+                whole.prompt_token_ids = choice.prompt_token_ids;
             }
         }
-        let usage = if self.options.include_usage { UsageField::Later } else { UsageField::Absent };
-        StreamEvent::data(self.json(&[&choice], usage, committed))
+        event
     }
 
-    fn logprobs(&self, tokens: &[AlignedToken]) -> Option<CompletionLogprobs> {
+    fn logprobs(&self, tokens: Vec<AlignedToken>) -> Option<CompletionLogprobs> {
         Some(CompletionLogprobs::of(tokens, &self.names)).filter(|logprobs| !logprobs.is_empty())
     }
 
@@ -174,8 +210,9 @@ impl EventEncoder for CompletionEncoder {
 
     fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<StreamEvent>) {
         let Delta { text, token_ids, logprobs } = delta;
+        self.so_far.completion += token_ids.len();
         let aligned = self.texts[index].aligner.as_mut().map(|aligner| aligner.push(&text, logprobs));
-        let logprobs = aligned.and_then(|tokens| self.logprobs(&tokens));
+        let logprobs = aligned.and_then(|tokens| self.logprobs(tokens));
         // Without ids there is nothing to send until there is text.
         if !text.is_empty() || logprobs.is_some() || self.options.token_ids {
             let token_ids = self.options.token_ids.then_some(token_ids);
@@ -187,26 +224,26 @@ impl EventEncoder for CompletionEncoder {
 
     fn end_text(&mut self, index: usize, finish: &Finish, committed: &Committed, out: &mut Vec<StreamEvent>) {
         let aligned = self.texts[index].aligner.as_mut().map(|aligner| aligner.finish(finish.stop.as_ref()));
-        let (reason, timings) = (Some(finish_reason(finish.reason)), Some(finish.timings.into()));
+        let (reason, timings) = (Some(Ending::from(finish.reason)), Some(finish.timings.into()));
         let stop_reason = Some(StopReason::of(finish.stop.as_ref()));
         let choice = Choice {
             index,
-            logprobs: aligned.and_then(|tokens| self.logprobs(&tokens)),
+            logprobs: aligned.and_then(|tokens| self.logprobs(tokens)),
             token_ids: self.options.token_ids.then(Vec::new),
             finish_reason: reason,
             stop_reason: stop_reason.clone(),
             timings,
+            mean_logprob: finish.mean_logprob().filter(|_| self.means),
             ..Choice::default()
         };
+        let mean_logprob = choice.mean_logprob;
         let event = self.chunk(choice, committed);
         out.push(event);
         let text = &mut self.texts[index];
         (text.whole.finish_reason, text.whole.stop_reason) = (reason, stop_reason);
-        text.whole.timings = timings;
-        // A text that was interrupted before its first token has a sum of 0, but is not the likeliest.
-        if let Some(sum) = finish.cumulative_logprob.filter(|_| finish.completion_tokens > 0) {
-            text.score = sum / finish.completion_tokens as f64;
-        }
+        (text.whole.timings, text.whole.mean_logprob) = (timings, mean_logprob);
+        // A text that was interrupted before its first token is not the likeliest.
+        text.score = finish.mean_logprob().unwrap_or(f64::NEG_INFINITY);
         self.committed = committed.clone();
     }
 
@@ -215,16 +252,16 @@ impl EventEncoder for CompletionEncoder {
         if self.choices.are_ranked() {
             self.rank();
         }
-        if self.options.include_usage {
+        if self.options.usage.is_on() {
             // The state is large, and has been sent already.
             let committed = Committed { state: None, ..self.committed.clone() };
-            out.push(StreamEvent::data(self.json(&[], self.usage, &committed)));
+            out.push(StreamEvent::data(CompletionChunk::json(&self.envelope, None, &[], self.usage, &committed)));
         }
         out.push(StreamEvent::data("[DONE]"));
     }
 
     fn body(&self) -> String {
         let choices: Vec<&Choice> = self.texts.iter().map(|text| &text.whole).collect();
-        self.json(&choices, self.usage, &self.committed)
+        Completion::json(&self.envelope, None, &choices, self.usage, &self.committed)
     }
 }

@@ -4,4 +4,5 @@ mod echo;
 mod encoder;
 mod wire;
 
+pub(in crate::api) use self::encoder::{Completion, CompletionChunk};
 pub(in crate::api) use self::wire::CompletionRequest;

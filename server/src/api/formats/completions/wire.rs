@@ -7,8 +7,8 @@ use super::encoder::CompletionEncoder;
 use crate::api::error::ApiError;
 use crate::api::formats::format::{Converted, Format};
 use crate::api::formats::openai::answer::{ResponseOptions, replay};
-use crate::api::formats::openai::{invalid, logprobs, neutral, openai_request};
-use crate::api::formats::unsupported;
+use crate::api::formats::openai::{invalid, logprobs, openai_turn};
+use crate::api::openapi::schemas::{self, json_schemas};
 use crate::api::request::choices::Choices;
 use crate::api::request::prompt::{Input, Prompt};
 use crate::api::request::{MaxTokens, ParameterNames, ValidRequest};
@@ -17,10 +17,6 @@ use crate::api::state::Served;
 
 /// OpenAI's default of `max_tokens`.
 const DEFAULT_MAX_TOKENS: usize = 16;
-
-/// Fields that have another name here.
-const OTHER_NAMES: [(&str, &str); 3] =
-    [("messages", "prompt"), ("max_completion_tokens", "max_tokens"), ("top_logprobs", "logprobs")];
 
 /// A prompt, or several.
 #[derive(Debug, Deserialize)]
@@ -32,13 +28,35 @@ pub(in crate::api) enum PromptField {
     IdLists(Vec<Vec<u32>>),
 }
 
-openai_request! {
-    /// A request for completions.
+json_schemas! {
+    PromptField: "Prompt" = {
+        "oneOf": [
+            {"type": "string"},
+            {"type": "array", "minItems": 1, "maxItems": "prompts", "items": {"type": "string"}},
+            {"$ref": "#/components/schemas/TokenIds"},
+            {"type": "array", "minItems": 1, "maxItems": "prompts", "items": {"$ref": "#/components/schemas/TokenIds"}},
+        ],
+    };
+}
+
+openai_turn! {
+    /// A request for completions. A field that is null counts as absent.
     CompletionRequest {
+        /// A string, token ids, or a list of either. Without it, `session` or `state` continues without new text. An
+        /// encoder-decoder translates it.
         prompt: Option<PromptField>,
+        /// Most tokens to generate. Default: 16, or the server's limit if that is lower.
+        #[schema(value_type = Option<schemas::MaxTokens>)]
+        max_tokens: Option<u64>,
+        /// Texts to generate for each prompt, of which the `n` likeliest are returned. Default: `n`.
+        #[schema(minimum = 1, maximum = 128)]
         best_of: Option<u64>,
+        /// Whether the text begins with the prompt; not for translations. Default: false.
         echo: Option<bool>,
+        /// How many of the likeliest tokens to list with each token. Default: no log probabilities.
+        #[schema(maximum = 20)]
         logprobs: Option<u64>,
+        /// Whether the tokens that begin every text come before the prompt. Default: true.
         add_special_tokens: Option<bool>,
     }
 }
@@ -74,8 +92,6 @@ impl Format for CompletionRequest {
     const IDEMPOTENT_PATH: Option<&'static str> = Some("/v1/completions");
 
     fn convert(mut self, _: &Served) -> Result<Converted<Options>, ApiError> {
-        unsupported::refuse_other_names(&self.rest, &OTHER_NAMES)?;
-        unsupported::refuse(&self.rest, neutral())?;
         let choices = Choices::new(self.n, self.best_of, self.stream.unwrap_or(false))?;
         let logprobs = self.logprobs.map(|count| logprobs::check("logprobs", count)).transpose()?;
         let echo = self.echo.unwrap_or(false).then(|| match &self.prompt {
@@ -86,9 +102,10 @@ impl Format for CompletionRequest {
         let prompt = self.prompt()?;
         let max_tokens = self.max_tokens.map_or(MaxTokens::Default(DEFAULT_MAX_TOKENS), MaxTokens::Given);
         let names = ParameterNames::openai("prompt", "max_tokens");
-        let Converted { mut request, session, stream, options } = self.convert_common(names, prompt, max_tokens)?;
+        let Converted { mut request, session, stream, ignored, options } =
+            self.convert_common(names, prompt, max_tokens)?;
         (request.choices, request.logprobs, request.echo) = (choices, logprobs, echo.is_some());
-        Ok(Converted { request, session, stream, options: Options { response: options, echo } })
+        Ok(Converted { request, session, stream, ignored, options: Options { response: options, echo } })
     }
 
     fn encoder(options: Options, request: &ValidRequest, collect: bool) -> Box<dyn EventEncoder> {
@@ -97,6 +114,6 @@ impl Format for CompletionRequest {
     }
 
     fn replay(options: &Options, body: &str) -> Vec<StreamEvent> {
-        replay(body, options.response.include_usage)
+        replay(body, options.response.usage.is_on())
     }
 }

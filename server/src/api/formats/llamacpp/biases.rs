@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::api::error::ApiError;
+use crate::api::openapi::schemas::json_schemas;
+use crate::api::request::encode::encode;
 use crate::api::state::Served;
+use crate::text::Around;
 
 /// The lowest bias, which stands for "never".
 const NEVER: f64 = -100.0;
@@ -36,8 +39,23 @@ pub(super) enum Bias {
     Never(bool),
 }
 
+json_schemas! {
+    Biases: "LlamaBiases" = {
+        "description": "Values added to the logits: pairs of a token id or a text and a number, or an object of them; \
+                        `false` bans the token.",
+        "oneOf": [
+            {"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 2, "prefixItems": [
+                {"oneOf": [{"type": "string"}, {"type": "integer", "minimum": 0, "maximum": "token_id"}]},
+                {"oneOf": [{"const": false}, {"type": "number", "minimum": NEVER, "maximum": -NEVER}]},
+            ]}},
+            {"type": "object", "additionalProperties":
+                {"oneOf": [{"const": false}, {"type": "number", "minimum": NEVER, "maximum": -NEVER}]}},
+        ],
+    };
+}
+
 impl Biases {
-    /// The bias of each token. Several biases for one token are added up.
+    /// The bias of each token: of several for one token the last.
     pub(super) fn by_id(self, served: &Served) -> Result<BTreeMap<u32, f64>, ApiError> {
         let pairs = match self {
             Self::Pairs(pairs) => pairs,
@@ -48,10 +66,7 @@ impl Biases {
         for (target, bias) in pairs {
             let ids = match target {
                 Target::Id(id) => vec![id],
-                Target::Text(text) => {
-                    let ids = served.tokenizer.encode_more(&text);
-                    ids.map_err(|error| invalid(format!("logit_bias: {error}")))?
-                }
+                Target::Text(text) => encode(&text, Around::Nothing, "logit_bias", served)?,
             };
             if let Bias::Added(bias) = bias
                 && !(NEVER..=-NEVER).contains(&bias)
@@ -62,14 +77,14 @@ impl Biases {
                 )));
             }
             for id in ids {
-                let sum: &mut f64 = biases.entry(id).or_default();
-                match bias {
-                    Bias::Added(bias) => *sum += bias,
-                    Bias::Never(false) => *sum = NEVER,
+                let bias = match bias {
+                    Bias::Added(bias) => bias,
+                    Bias::Never(false) => NEVER,
                     Bias::Never(true) => {
                         return Err(invalid("logit_bias must have numbers or false as biases, found true".into()));
                     }
-                }
+                };
+                biases.insert(id, bias);
             }
         }
         Ok(biases)

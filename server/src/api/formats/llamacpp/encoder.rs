@@ -1,8 +1,10 @@
 //! The responses of `/completion`: the chunks of a stream, or one object.
 
+use std::fmt;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
 
 use super::settings::{Options, Settings};
 use crate::api::error::ApiError;
@@ -13,7 +15,8 @@ use crate::engine::{Delta, Finish, FinishReason, StopCause, TokenLogprobs};
 use crate::text::Tokenizer;
 
 /// The speed of prefill (prompt) and decode (predicted).
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+#[schema(as = LlamaTimings)]
 struct Timings {
     /// Tokens of the prompt that were not computed.
     cache_n: usize,
@@ -48,7 +51,8 @@ impl Timings {
 }
 
 /// A token with its log probability.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = LlamaToken)]
 struct TokenProbability {
     id: u32,
     token: String,
@@ -57,55 +61,133 @@ struct TokenProbability {
 }
 
 /// A token of the text, with the likeliest tokens in its place.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = LlamaAlternatives)]
 struct Alternatives {
     #[serde(flatten)]
     token: TokenProbability,
     top_logprobs: Vec<TokenProbability>,
 }
 
-/// A piece of a stream.
-#[derive(Serialize)]
-struct Chunk<'a> {
+/// Log probabilities in a compact form: their entries are named one by one as they are written, because the names take
+/// many times the memory of the ids.
+#[derive(Clone)]
+struct Probabilities {
+    tokens: Vec<TokenLogprobs>,
+    /// Alternatives of each token.
+    count: usize,
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl Probabilities {
+    fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    fn token(&self, id: u32, logprob: f32) -> TokenProbability {
+        let bytes = self.tokenizer.piece(id).to_vec();
+        TokenProbability { id, token: lossy(bytes.clone()), bytes, logprob }
+    }
+
+    fn alternatives(&self, token: &TokenLogprobs) -> Alternatives {
+        let top = token.top.iter().take(self.count);
+        Alternatives {
+            token: self.token(token.token, token.logprob),
+            top_logprobs: top.map(|(id, logprob)| self.token(*id, *logprob)).collect(),
+        }
+    }
+}
+
+impl Serialize for Probabilities {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.tokens.iter().map(|token| self.alternatives(token)))
+    }
+}
+
+impl fmt::Debug for Probabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens", self.tokens.len())
+    }
+}
+
+/// A piece of a text.
+#[derive(Serialize, ToSchema)]
+#[schema(as = LlamaChunk)]
+pub(in crate::api) struct Chunk<'a> {
+    /// The place of the prompt in the request.
     index: usize,
     content: &'a str,
     tokens: &'a [u32],
+    /// Always false: this is not the last event.
     stop: bool,
     id_slot: i64,
+    /// Tokens of the text so far.
     tokens_predicted: usize,
+    /// Tokens of the prompt.
     tokens_evaluated: usize,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    completion_probabilities: Vec<Alternatives>,
+    /// With `n_probs`.
+    #[serde(skip_serializing_if = "Probabilities::is_empty")]
+    #[schema(value_type = Vec<Alternatives>)]
+    completion_probabilities: Probabilities,
 }
 
-/// A complete text, and the last chunk of a stream, which has no content.
-#[derive(Clone, Debug, Serialize)]
-struct Whole {
+/// A complete text, and the last event of a streamed one, which has no content.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = LlamaCompletion)]
+pub(in crate::api) struct Whole {
+    /// The place of the prompt in the request.
     index: usize,
     content: String,
+    /// With `return_tokens`.
     tokens: Vec<u32>,
+    /// The slot that the request has named; -1 if it named none.
     id_slot: i64,
+    /// Always true.
     stop: bool,
     model: String,
+    /// Tokens of the text.
     tokens_predicted: usize,
+    /// Tokens of the prompt.
     tokens_evaluated: usize,
     generation_settings: Settings,
+    /// The text of the prompt.
     prompt: String,
     has_new_line: bool,
+    /// Always false: the context has no bound.
     truncated: bool,
+    /// `none`, `eos`, `limit` or `word`.
     stop_type: &'static str,
     stopping_word: String,
+    /// Tokens of the prompt that were not computed.
     tokens_cached: usize,
     timings: Timings,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    completion_probabilities: Vec<Alternatives>,
+    /// With `n_probs`.
+    #[serde(skip_serializing_if = "Probabilities::is_empty")]
+    #[schema(value_type = Vec<Alternatives>)]
+    completion_probabilities: Probabilities,
+}
+
+/// An event of a stream.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = LlamaEvent)]
+pub(in crate::api) enum Event<'a> {
+    Piece(Chunk<'a>),
+    End(&'a Whole),
+}
+
+/// One completion, or one for each prompt.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = LlamaCompletions)]
+pub(in crate::api) enum Completions<'a> {
+    One(&'a Whole),
+    Several(&'a [Whole]),
 }
 
 /// Encodes the responses of `/completion`.
 pub(super) struct LlamaEncoder {
-    tokenizer: Arc<Tokenizer>,
     stream: bool,
-    n_probs: usize,
     return_tokens: bool,
     texts: Vec<Whole>,
 }
@@ -113,15 +195,16 @@ pub(super) struct LlamaEncoder {
 impl LlamaEncoder {
     pub(super) fn new(options: Options, request: &ValidRequest, stream: bool) -> Self {
         let tokenizer = Arc::clone(&request.served.tokenizer);
-        let Options { stop, ignore_eos, n_probs, return_tokens } = options;
+        let Options { slot, stop, ignore_eos, n_probs, return_tokens } = options;
+        let id_slot = slot.map_or(-1, |slot| slot.number() as i64);
         let mut settings = Settings::new(&request.sampling, request.max_tokens);
         (settings.stop, settings.ignore_eos, settings.stream, settings.n_probs) = (stop, ignore_eos, stream, n_probs);
+        let none = Probabilities { tokens: Vec::new(), count: n_probs, tokenizer: Arc::clone(&tokenizer) };
         let whole = |(index, ids): (usize, &Vec<u32>)| Whole {
             index,
             content: String::new(),
             tokens: Vec::new(),
-            // Any slot: a request is not bound to one.
-            id_slot: -1,
+            id_slot,
             stop: true,
             model: request.served.name.clone(),
             tokens_predicted: 0,
@@ -135,23 +218,10 @@ impl LlamaEncoder {
             stopping_word: String::new(),
             tokens_cached: request.cached.get(index).copied().unwrap_or(0),
             timings: Timings::default(),
-            completion_probabilities: Vec::new(),
+            completion_probabilities: none.clone(),
         };
         let texts = request.prompts.iter().enumerate().map(whole).collect();
-        Self { tokenizer, stream, n_probs, return_tokens, texts }
-    }
-
-    fn token(&self, id: u32, logprob: f32) -> TokenProbability {
-        let bytes = self.tokenizer.piece(id).to_vec();
-        TokenProbability { id, token: lossy(bytes.clone()), bytes, logprob }
-    }
-
-    fn alternatives(&self, token: &TokenLogprobs) -> Alternatives {
-        let top = token.top.iter().take(self.n_probs);
-        Alternatives {
-            token: self.token(token.token, token.logprob),
-            top_logprobs: top.map(|(id, logprob)| self.token(*id, *logprob)).collect(),
-        }
+        Self { stream, return_tokens, texts }
     }
 }
 
@@ -163,25 +233,27 @@ impl EventEncoder for LlamaEncoder {
     fn start(&mut self, _: &mut Vec<StreamEvent>) {}
 
     fn delta(&mut self, index: usize, delta: Delta, out: &mut Vec<StreamEvent>) {
-        let probabilities: Vec<Alternatives> = delta.logprobs.iter().map(|token| self.alternatives(token)).collect();
         let text = &mut self.texts[index];
         text.tokens_predicted += delta.token_ids.len();
         text.has_new_line |= delta.text.contains('\n');
         if self.stream {
-            out.push(StreamEvent::data(to_json(&Chunk {
+            out.push(StreamEvent::data(to_json(&Event::Piece(Chunk {
                 index,
                 content: &delta.text,
                 tokens: &delta.token_ids,
                 stop: false,
-                id_slot: -1,
+                id_slot: text.id_slot,
                 tokens_predicted: text.tokens_predicted,
                 tokens_evaluated: text.tokens_evaluated,
-                completion_probabilities: probabilities,
-            })));
+                completion_probabilities: Probabilities {
+                    tokens: delta.logprobs,
+                    ..text.completion_probabilities.clone()
+                },
+            }))));
             return;
         }
         text.content.push_str(&delta.text);
-        text.completion_probabilities.extend(probabilities);
+        text.completion_probabilities.tokens.extend(delta.logprobs);
         if self.return_tokens {
             text.tokens.extend(&delta.token_ids);
         }
@@ -199,20 +271,20 @@ impl EventEncoder for LlamaEncoder {
             (FinishReason::Length | FinishReason::Interrupted, _) => "limit",
         };
         if self.stream {
-            out.push(StreamEvent::data(to_json(text)));
+            out.push(StreamEvent::data(to_json(&Event::End(text))));
         }
     }
 
     fn end(&mut self, _: TokenUsage, _: &mut Vec<StreamEvent>) {}
 
     fn fail(&mut self, error: &ApiError, out: &mut Vec<StreamEvent>) {
-        out.push(StreamEvent::data(super::error_body(error).to_string()));
+        out.push(StreamEvent::data(to_json(&super::ErrorBody::new(error))));
     }
 
     fn body(&self) -> String {
-        match self.texts.as_slice() {
-            [one] => to_json(one),
-            several => to_json(&several),
-        }
+        to_json(&match self.texts.as_slice() {
+            [one] => Completions::One(one),
+            several => Completions::Several(several),
+        })
     }
 }

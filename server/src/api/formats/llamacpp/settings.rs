@@ -1,16 +1,19 @@
 //! The settings of a completion as responses and `/props` list them.
 
 use serde::Serialize;
-use serde_json::{Value, json};
 use tidegate_model::SamplingParams;
+use utoipa::ToSchema;
 
+use super::slot::SlotId;
+use crate::api::formats::openai::wire::Seed;
 use crate::api::state::Served;
 
 /// The samplers in the order in which they are applied.
-pub(super) const SAMPLERS: [&str; 6] = ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"];
+const SAMPLERS: [&str; 6] = ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"];
 
 /// What the encoder needs to know of a request.
 pub(in crate::api) struct Options {
+    pub(super) slot: Option<SlotId>,
     pub(super) stop: Vec<String>,
     pub(super) ignore_eos: bool,
     /// How many of the likeliest tokens to list with each.
@@ -19,26 +22,31 @@ pub(in crate::api) struct Options {
 }
 
 /// The settings that a request ran with, and the server's defaults.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Settings {
-    seed: u64,
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = LlamaSettings)]
+pub(in crate::api) struct Settings {
+    /// -1 in the defaults: drawn for each request.
+    seed: Seed,
     temperature: f32,
     top_k: usize,
     top_p: f32,
     min_p: f32,
     typical_p: f32,
     repeat_penalty: f32,
+    /// Always -1: penalties apply to all tokens.
     repeat_last_n: i64,
     presence_penalty: f32,
     frequency_penalty: f32,
     mirostat: u8,
     pub(super) stop: Vec<String>,
+    /// Most tokens to generate.
     n_predict: usize,
     max_tokens: usize,
     n_keep: u64,
     pub(super) ignore_eos: bool,
     pub(super) stream: bool,
     pub(super) n_probs: usize,
+    /// Pairs of a token id and its bias.
     logit_bias: Vec<(u32, f32)>,
     grammar: &'static str,
     samplers: [&'static str; 6],
@@ -47,7 +55,7 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn new(sampling: &SamplingParams, max_tokens: usize) -> Self {
         Self {
-            seed: sampling.seed,
+            seed: Seed::Unsigned(sampling.seed),
             temperature: sampling.temperature,
             top_k: sampling.top_k,
             top_p: sampling.top_p,
@@ -72,10 +80,7 @@ impl Settings {
     }
 
     /// The defaults.
-    pub(super) fn defaults(served: &Served) -> Value {
-        let mut params = json!(Self::new(&served.sampling, served.limits.max_tokens));
-        // Drawn for each request.
-        params["seed"] = json!(-1);
-        params
+    pub(super) fn defaults(served: &Served) -> Self {
+        Self { seed: Seed::Signed(-1), ..Self::new(&served.sampling, served.limits.max_tokens) }
     }
 }

@@ -10,8 +10,10 @@ use utoipa::ToSchema;
 
 use super::wire::StreamOptions;
 use crate::api::error::ApiError;
+use crate::api::openapi::schemas::json_schemas;
+use crate::api::request::ValidRequest;
 use crate::api::run::TokenUsage;
-use crate::api::run::encoder::{Committed, SessionInfo, StreamEvent, to_json};
+use crate::api::run::encoder::StreamEvent;
 use crate::api::state::Served;
 use crate::engine::{FinishReason, StopCause, Timings};
 
@@ -20,6 +22,7 @@ use crate::engine::{FinishReason, StopCause, Timings};
 pub(in crate::api) struct Usage {
     pub(in crate::api) prompt_tokens: usize,
     pub(in crate::api) completion_tokens: usize,
+    /// Those of the prompts and of the texts.
     pub(in crate::api) total_tokens: usize,
     pub(in crate::api) prompt_tokens_details: PromptDetails,
 }
@@ -53,7 +56,7 @@ pub(in crate::api) enum UsageField {
 }
 
 impl UsageField {
-    fn is_absent(&self) -> bool {
+    pub(in crate::api) fn is_absent(&self) -> bool {
         matches!(self, Self::Absent)
     }
 }
@@ -75,12 +78,23 @@ impl From<Timings> for TimingsMs {
     }
 }
 
-/// Why a text ended, in OpenAI's terms.
-pub(in crate::api) fn finish_reason(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        // The client that interrupted it is gone. A retry learns that the text is incomplete.
-        FinishReason::Length | FinishReason::Interrupted => "length",
+/// Why a text ended: by itself or at a stop string, at its maximum length, or, in chat, with calls of tools.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = FinishReason)]
+pub(in crate::api) enum Ending {
+    Stop,
+    Length,
+    ToolCalls,
+}
+
+impl From<FinishReason> for Ending {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Stop => Self::Stop,
+            // The client that interrupted it is gone. A retry learns that the text is incomplete.
+            FinishReason::Length | FinishReason::Interrupted => Self::Length,
+        }
     }
 }
 
@@ -96,13 +110,20 @@ pub(in crate::api) enum StopReason {
     String(String),
 }
 
+json_schemas! {
+    StopReason: "StopReason" = {
+        "description": "The stop string or the token of `stop_token_ids` that ended the text; otherwise null.",
+        "type": ["string", "integer", "null"],
+    };
+}
+
 impl StopReason {
     /// The reason of a text that `stop` ended.
     pub(in crate::api) fn of(stop: Option<&StopCause>) -> Self {
         match stop {
             Some(StopCause::Token(token)) => Self::Token(*token),
             Some(StopCause::String(string)) => Self::String(string.clone()),
-            Some(StopCause::Eos(_) | StopCause::Grammar) | None => Self::Other(()),
+            Some(StopCause::Eos(_) | StopCause::Turn | StopCause::Grammar) | None => Self::Other(()),
         }
     }
 }
@@ -115,10 +136,10 @@ pub(in crate::api) fn now() -> u64 {
 /// What all objects of one response have in common.
 #[derive(Clone, Debug)]
 pub(in crate::api) struct Envelope {
-    id: String,
-    created: u64,
-    model: String,
-    system_fingerprint: String,
+    pub(in crate::api) id: String,
+    pub(in crate::api) created: u64,
+    pub(in crate::api) model: String,
+    pub(in crate::api) system_fingerprint: String,
 }
 
 impl Envelope {
@@ -131,58 +152,118 @@ impl Envelope {
             system_fingerprint: served.fingerprint.clone(),
         }
     }
-
-    /// The JSON of one object of the response.
-    pub(in crate::api) fn json<C: Serialize>(
-        &self,
-        object: &'static str,
-        choices: &[C],
-        usage: UsageField,
-        committed: &Committed,
-    ) -> String {
-        let Self { id, created, model, system_fingerprint } = self;
-        let (session, state, created) = (committed.session.as_ref(), committed.state.as_deref(), *created);
-        let completion = Completion { id, object, created, model, system_fingerprint, choices, usage, session, state };
-        to_json(&completion)
-    }
 }
 
-#[derive(Serialize)]
-struct Completion<'a, C> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    system_fingerprint: &'a str,
-    choices: &'a [C],
-    #[serde(skip_serializing_if = "UsageField::is_absent")]
-    usage: UsageField,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<&'a SessionInfo>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    state: Option<&'a str>,
+/// Defines an object of a response: a whole response, or a chunk of a stream. There is one type for each, instead of one
+/// with a parameter, so that each has its own name in the description.
+macro_rules! openai_object {
+    ($(#[$meta:meta])* $name:ident, $kind:ident, $choice:ident) => {
+        $(#[$meta])*
+        #[derive(serde::Serialize, utoipa::ToSchema)]
+        pub(in crate::api) struct $name<'a> {
+            id: &'a str,
+            object: $kind,
+            /// When the response began, in seconds since 1970.
+            created: u64,
+            /// The model's name.
+            model: &'a str,
+            /// Changes with the weights and with the server's version.
+            system_fingerprint: &'a str,
+            /// Chat with `return_token_ids`: the ids of the prompt; in a stream in the first chunk.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            #[schema(nullable = false)]
+            prompt_token_ids: Option<&'a [u32]>,
+            #[schema(value_type = Vec<$choice>)]
+            choices: &'a [&'a $choice],
+            /// In a stream only with `stream_options.include_usage`: null, or with `continuous_usage_stats` the usage so
+            /// far, and in a last chunk, which has no choices, the usage.
+            #[serde(skip_serializing_if = "UsageField::is_absent")]
+            #[schema(value_type = Option<$crate::api::formats::openai::answer::Usage>)]
+            usage: UsageField,
+            /// If the request named a session: the version that the turn made.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            #[schema(nullable = false)]
+            session: Option<&'a $crate::api::run::encoder::SessionInfo>,
+            /// If the request asked for it: the state, to continue from.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            #[schema(nullable = false, content_encoding = "base64")]
+            state: Option<&'a str>,
+        }
+
+        impl $name<'_> {
+            fn json(
+                envelope: &Envelope,
+                prompt: Option<&[u32]>,
+                choices: &[&$choice],
+                usage: UsageField,
+                committed: &Committed,
+            ) -> String {
+                let Envelope { id, created, model, system_fingerprint } = envelope;
+                let (session, state) = (committed.session.as_ref(), committed.state.as_deref());
+                let (object, created) = ($kind, *created);
+                let prompt_token_ids = prompt;
+                let object = $name { id, object, created, model, system_fingerprint, prompt_token_ids, choices, usage, session, state };
+                $crate::api::run::encoder::to_json(&object)
+            }
+        }
+    };
 }
+pub(in crate::api::formats) use openai_object;
 
 /// What a request asks of its response.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::api) struct ResponseOptions {
-    pub(in crate::api) include_usage: bool,
+    pub(in crate::api) usage: StreamUsage,
     pub(in crate::api) token_ids: bool,
     /// Whether tokens are named by their ids.
     pub(in crate::api) tokens_as_ids: bool,
 }
 
-/// Whether a stream ends with its usage.
-pub(in crate::api) fn include_usage(options: Option<&StreamOptions>, stream: bool) -> Result<bool, ApiError> {
-    let Some(options) = options else { return Ok(false) };
+/// The usage in a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::api) enum StreamUsage {
+    #[default]
+    Absent,
+    /// In a last chunk.
+    AtEnd,
+    /// In every chunk: what has been used up to then.
+    Continuous,
+}
+
+impl StreamUsage {
+    /// Whether a stream ends with its usage.
+    pub(in crate::api) fn is_on(self) -> bool {
+        self != Self::Absent
+    }
+
+    /// The usage in a chunk before the last.
+    pub(in crate::api) fn of_chunk(self, so_far: TokenUsage) -> UsageField {
+        match self {
+            Self::Absent => UsageField::Absent,
+            Self::AtEnd => UsageField::Later,
+            Self::Continuous => UsageField::Known(so_far.into()),
+        }
+    }
+}
+
+/// What a request uses before its first token.
+pub(in crate::api) fn usage_at_start(request: &ValidRequest) -> TokenUsage {
+    let prompt = request.prompts.iter().map(Vec::len).sum();
+    TokenUsage { prompt, cached: request.cached.iter().sum(), completion: 0 }
+}
+
+/// The usage that a stream has. As in vLLM, chunks have it only if the end has it.
+pub(in crate::api) fn stream_usage(options: Option<&StreamOptions>, stream: bool) -> Result<StreamUsage, ApiError> {
+    let Some(options) = options else { return Ok(StreamUsage::Absent) };
     let invalid = |message| Err(ApiError::invalid(Some("stream_options"), message));
     if !stream {
         return invalid("stream_options must be absent unless stream is true");
     }
-    if options.continuous_usage_stats.unwrap_or(false) {
-        return invalid("stream_options.continuous_usage_stats must be absent, null or false: it is not supported");
-    }
-    Ok(options.include_usage.unwrap_or(false))
+    Ok(match (options.include_usage, options.continuous_usage_stats) {
+        (Some(true), Some(true)) => StreamUsage::Continuous,
+        (Some(true), _) => StreamUsage::AtEnd,
+        _ => StreamUsage::Absent,
+    })
 }
 
 /// The stream for a retry of a request whose response had this body.

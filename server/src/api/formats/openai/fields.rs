@@ -1,126 +1,113 @@
-//! The fields that requests for completions and for chat have in common, and those that neither supports.
-
-use serde_json::{Value, json};
+//! The fields that requests in OpenAI's formats have in common.
 
 use crate::api::error::ApiError;
-use crate::api::formats::unsupported::Neutral;
 
 pub(in crate::api::formats) fn invalid(param: &str, message: impl Into<String>) -> ApiError {
     ApiError::invalid(Some(param), message)
 }
 
-/// Fields of OpenAI and vLLM that would change the answer. A request type that supports one of them has it as a field.
-pub(in crate::api::formats) fn neutral() -> Vec<Neutral> {
-    vec![
-        ("n", vec![json!(1)]),
-        ("best_of", vec![json!(1)]),
-        ("echo", vec![json!(false)]),
-        ("suffix", vec![json!("")]),
-        ("logprobs", vec![]),
-        ("prompt_logprobs", vec![]),
-        ("stop_token_ids", vec![json!([])]),
-        ("min_tokens", vec![json!(0)]),
-        ("top_logprobs", vec![]),
-        ("functions", vec![json!([])]),
-        ("function_call", vec![json!("none")]),
-        ("chat_template", vec![]),
-        ("chat_template_kwargs", vec![json!({})]),
-        ("documents", vec![json!([])]),
-        ("audio", vec![]),
-        ("modalities", vec![json!(["text"])]),
-        ("web_search_options", vec![]),
-        ("bad_words", vec![json!([])]),
-        ("allowed_token_ids", vec![]),
-        ("truncate_prompt_tokens", vec![]),
-        ("prompt_embeds", vec![]),
-        ("guided_whitespace_pattern", vec![]),
-        ("guided_decoding_backend", vec![]),
-        ("logits_processors", vec![]),
-        ("use_beam_search", vec![json!(false)]),
-        ("length_penalty", vec![json!(1.0)]),
-        ("early_stopping", vec![json!(false)]),
-        ("include_stop_str_in_output", vec![json!(false)]),
-        ("skip_special_tokens", vec![json!(true)]),
-        ("spaces_between_special_tokens", vec![json!(true)]),
-        ("detokenize", vec![json!(true)]),
-        ("return_tokens_as_token_ids", vec![json!(false)]),
-        ("add_special_tokens", vec![json!(true)]),
-        ("tools", vec![Value::Array(Vec::new())]),
-        ("tool_choice", vec![json!("none"), json!("auto")]),
-    ]
-}
-
-/// Defines a request body with its own fields and those that OpenAI's completions and chat have in common, with vLLM's
-/// additions and this server's. A field that is null counts as absent. The common fields are no struct of their own:
-/// serde would lose the field's name in errors of a flattened one.
+/// Defines a request body with its own fields and those that all of OpenAI's formats have in common, with vLLM's additions
+/// and this server's. A field that is null counts as absent. The common fields are no struct of their own: serde would
+/// lose the field's name in errors of a flattened one.
 macro_rules! openai_request {
-    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* }) => {
+    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $vis:vis $field:ident: $type:ty,)* }) => {
         $(#[$meta])*
-        #[derive(Debug, serde::Deserialize)]
+        #[derive(Debug, Default, serde::Deserialize, utoipa::ToSchema)]
         pub(in crate::api) struct $name {
-            $($(#[$field_meta])* $field: $type,)*
-            model: Option<String>,
-            max_tokens: Option<u64>,
-            stop: Option<$crate::api::formats::openai::wire::Stop>,
-            stream: Option<bool>,
-            stream_options: Option<$crate::api::formats::openai::wire::StreamOptions>,
-            temperature: Option<f64>,
-            top_p: Option<f64>,
-            top_k: Option<i64>,
-            min_p: Option<f64>,
-            typical_p: Option<f64>,
-            repetition_penalty: Option<f64>,
-            frequency_penalty: Option<f64>,
-            presence_penalty: Option<f64>,
-            logit_bias: Option<std::collections::BTreeMap<String, f64>>,
-            seed: Option<$crate::api::formats::openai::wire::Seed>,
-            n: Option<u64>,
-            min_tokens: Option<u64>,
-            stop_token_ids: Option<Vec<u32>>,
-            ignore_eos: Option<bool>,
-            return_token_ids: Option<bool>,
-            return_tokens_as_token_ids: Option<bool>,
-            response_format: Option<serde_json::Value>,
-            json_schema: Option<serde_json::Value>,
-            regex: Option<serde_json::Value>,
-            grammar: Option<serde_json::Value>,
-            structured_outputs: Option<serde_json::Value>,
-            guided_json: Option<serde_json::Value>,
-            guided_regex: Option<serde_json::Value>,
-            guided_choice: Option<serde_json::Value>,
-            guided_grammar: Option<serde_json::Value>,
-            session: Option<String>,
-            label: Option<String>,
-            on_disconnect: Option<$crate::api::request::continuation::OnDisconnect>,
-            state: Option<String>,
-            return_state: Option<bool>,
+            $($(#[$field_meta])* $vis $field: $type,)*
+            /// The model's name, as in `/v1/models`. Default: the one that is served.
+            pub(in crate::api::formats) model: Option<String>,
+            pub(in crate::api::formats) stop: Option<$crate::api::formats::openai::wire::Stop>,
+            /// Whether the answer comes as server-sent events. Default: false.
+            pub(in crate::api::formats) stream: Option<bool>,
+            /// Divides the logits; 0 always takes the likeliest token. Default: the model's.
+            #[schema(minimum = 0, maximum = 2)]
+            pub(in crate::api::formats) temperature: Option<f64>,
+            /// Draw from the likeliest tokens that together have this probability. Default: the model's.
+            #[schema(exclusive_minimum = 0, maximum = 1)]
+            pub(in crate::api::formats) top_p: Option<f64>,
+            /// Draw from this many of the likeliest tokens; 0 and -1 mean all. Default: the model's.
+            #[schema(minimum = -1)]
+            pub(in crate::api::formats) top_k: Option<i64>,
+            /// Draw from tokens with at least this share of the likeliest one's probability. Default: the model's.
+            #[schema(minimum = 0, maximum = 1)]
+            pub(in crate::api::formats) min_p: Option<f64>,
+            /// Draw from the most typical tokens that together have this probability. Default: the model's.
+            #[schema(exclusive_minimum = 0, maximum = 1)]
+            pub(in crate::api::formats) typical_p: Option<f64>,
+            /// Above 1 makes tokens that were seen less likely. Default: the model's.
+            #[schema(exclusive_minimum = 0, maximum = 10)]
+            pub(in crate::api::formats) repetition_penalty: Option<f64>,
+            /// Taken from a token's logit for each time that it was generated. Default: the model's.
+            #[schema(minimum = -2, maximum = 2)]
+            pub(in crate::api::formats) frequency_penalty: Option<f64>,
+            /// Taken from the logit of each token that was generated. Default: the model's.
+            #[schema(minimum = -2, maximum = 2)]
+            pub(in crate::api::formats) presence_penalty: Option<f64>,
+            #[schema(value_type = Option<$crate::api::formats::openai::wire::LogitBias>)]
+            pub(in crate::api::formats) logit_bias: Option<std::collections::BTreeMap<String, f64>>,
+            /// The same seed and prompt give the same text. Default: random.
+            pub(in crate::api::formats) seed: Option<$crate::api::formats::openai::wire::Seed>,
+            /// Whether to continue past the end of the text. Default: false.
+            pub(in crate::api::formats) ignore_eos: Option<bool>,
+            /// A JSON schema that the text must follow, as an object or as text. At most one grammar may be given.
+            pub(in crate::api::formats) json_schema: Option<serde_json::Value>,
+            /// A regular expression that the whole text must match.
+            #[schema(value_type = Option<String>)]
+            pub(in crate::api::formats) regex: Option<serde_json::Value>,
+            /// A grammar in Lark's form that the whole text must follow.
+            #[schema(value_type = Option<String>)]
+            pub(in crate::api::formats) grammar: Option<serde_json::Value>,
+            /// vLLM's form of a grammar: one of `json`, `json_object`, `regex`, `choice` and `grammar`. By default, or with
+            /// `disable_additional_properties: true`, an object whose schema has no `additionalProperties` has only the
+            /// properties that its schema names; `false` allows others, in tools and in all other schemas of the request.
+            #[schema(value_type = Option<Object>)]
+            pub(in crate::api::formats) structured_outputs: Option<serde_json::Value>,
+            /// The same as `json_schema`.
+            pub(in crate::api::formats) guided_json: Option<serde_json::Value>,
+            /// The same as `regex`.
+            #[schema(value_type = Option<String>)]
+            pub(in crate::api::formats) guided_regex: Option<serde_json::Value>,
+            /// Texts of which the answer must be one.
+            #[schema(value_type = Option<Vec<String>>, min_items = 1)]
+            pub(in crate::api::formats) guided_choice: Option<serde_json::Value>,
+            /// The same as `grammar`.
+            #[schema(value_type = Option<String>)]
+            pub(in crate::api::formats) guided_grammar: Option<serde_json::Value>,
             /// Everything else: unknown fields are ignored, known ones that would change the answer are refused.
             #[serde(flatten)]
+            #[schema(ignore)]
             rest: std::collections::BTreeMap<String, serde_json::Value>,
         }
 
         impl $name {
-            /// Converts the common fields. `logprobs` and `choices` are checked by the format.
-            fn convert_common(
-                self,
+            /// Takes the fields that ask for a grammar.
+            fn grammars(&mut self) -> [(&'static str, Option<serde_json::Value>); 8] {
+                [
+                    ("json_schema", self.json_schema.take()),
+                    ("regex", self.regex.take()),
+                    ("grammar", self.grammar.take()),
+                    ("structured_outputs", self.structured_outputs.take()),
+                    ("guided_json", self.guided_json.take()),
+                    ("guided_regex", self.guided_regex.take()),
+                    ("guided_choice", self.guided_choice.take()),
+                    ("guided_grammar", self.guided_grammar.take()),
+                ]
+            }
+
+            /// Takes and converts the other common fields.
+            fn text_request(
+                &mut self,
                 names: $crate::api::request::ParameterNames,
                 prompt: $crate::api::request::prompt::Prompt,
                 max_tokens: $crate::api::request::MaxTokens,
-            ) -> Result<
-                $crate::api::formats::format::Converted<$crate::api::formats::openai::answer::ResponseOptions>,
-                $crate::api::error::ApiError,
-            > {
-                use $crate::api::formats::openai::{answer, grammar, wire};
-                use $crate::api::request::{TextRequest, continuation, sampling};
-                let stream = self.stream.unwrap_or(false);
-                let include_usage = answer::include_usage(self.stream_options.as_ref(), stream)?;
-                let request = TextRequest {
-                    model: self.model,
-                    min_tokens: self.min_tokens.unwrap_or(0),
-                    stop: wire::Stop::all(self.stop),
-                    stop_token_ids: self.stop_token_ids.unwrap_or_default(),
+            ) -> Result<$crate::api::request::TextRequest, $crate::api::error::ApiError> {
+                use $crate::api::formats::openai::wire;
+                Ok($crate::api::request::TextRequest {
+                    model: self.model.take(),
+                    stop: wire::Stop::all(self.stop.take()),
                     ignore_eos: self.ignore_eos.unwrap_or(false),
-                    sampling: sampling::SamplingOverrides {
+                    sampling: $crate::api::request::sampling::SamplingOverrides {
                         temperature: self.temperature,
                         top_p: self.top_p,
                         top_k: self.top_k,
@@ -129,37 +116,93 @@ macro_rules! openai_request {
                         repetition_penalty: self.repetition_penalty,
                         frequency_penalty: self.frequency_penalty,
                         presence_penalty: self.presence_penalty,
-                        logit_bias: wire::logit_bias(self.logit_bias)?,
+                        logit_bias: wire::logit_bias(self.logit_bias.take())?,
                         seed: self.seed.map(wire::Seed::bits),
                     },
-                    grammar: grammar::read([
-                        ("response_format", self.response_format),
-                        ("json_schema", self.json_schema),
-                        ("regex", self.regex),
-                        ("grammar", self.grammar),
-                        ("structured_outputs", self.structured_outputs),
-                        ("guided_json", self.guided_json),
-                        ("guided_regex", self.guided_regex),
-                        ("guided_choice", self.guided_choice),
-                        ("guided_grammar", self.guided_grammar),
-                    ])?,
-                    ..TextRequest::new(names, prompt, max_tokens)
-                };
-                let session = continuation::SessionParameters {
-                    session: self.session,
-                    label: $crate::api::sessions::label(self.label)?,
-                    on_disconnect: self.on_disconnect,
-                    state: self.state,
-                    return_state: self.return_state.unwrap_or(false),
-                };
-                let options = answer::ResponseOptions {
-                    include_usage,
-                    token_ids: self.return_token_ids.unwrap_or(false),
-                    tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(false),
-                };
-                Ok($crate::api::formats::format::Converted { request, session, stream, options })
+                    ..$crate::api::request::TextRequest::new(names, prompt, max_tokens)
+                })
             }
         }
     };
 }
 pub(in crate::api::formats) use openai_request;
+
+/// Defines a request body as [`openai_request`] does, with the fields that completions and chat have in common.
+macro_rules! openai_turn {
+    ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* }) => {
+        $crate::api::formats::openai::openai_request! {
+            $(#[$meta])*
+            $name {
+                $($(#[$field_meta])* $field: $type,)*
+                stream_options: Option<$crate::api::formats::openai::wire::StreamOptions>,
+                /// Texts for each prompt; text i has the seed plus i. Default: 1.
+                #[schema(minimum = 1, maximum = 128)]
+                n: Option<u64>,
+                /// Tokens before which the text does not end by itself. Default: 0.
+                min_tokens: Option<u64>,
+                /// Tokens that end the text.
+                #[schema(value_type = Option<Vec<$crate::api::openapi::schemas::TokenId>>, max_items = 64)]
+                stop_token_ids: Option<Vec<u32>>,
+                /// Whether the answer has the ids of its tokens. Default: false.
+                return_token_ids: Option<bool>,
+                /// Whether log probabilities name tokens by their ids, as `token_id:7`. Default: false.
+                return_tokens_as_token_ids: Option<bool>,
+                /// The format of the answer: plain text, any JSON object, or JSON with a schema. Default: plain text.
+                #[schema(value_type = Option<$crate::api::formats::openai::grammar::ResponseFormat>)]
+                response_format: Option<serde_json::Value>,
+                /// The session that the request is a turn of: the rest of the body has only what is new.
+                session: Option<String>,
+                /// A name for the version that the turn makes; only with `session`.
+                #[schema(max_length = 256)]
+                label: Option<String>,
+                on_disconnect: Option<$crate::api::request::continuation::OnDisconnect>,
+                /// Which of `n` texts of a session's turn stay; only with `session`, and required there if `n` is above 1.
+                keep: Option<$crate::api::request::continuation::Keep>,
+                /// The state of an earlier response with `return_state`, to continue. Needs a server with a secret.
+                #[schema(content_encoding = "base64")]
+                state: Option<String>,
+                /// Whether the response has the conversation's state, for the client to keep. Needs a server with a secret.
+                return_state: Option<bool>,
+            }
+        }
+
+        impl $name {
+            /// Converts the common fields. `logprobs` and `choices` are checked by the format.
+            fn convert_common(
+                mut self,
+                names: $crate::api::request::ParameterNames,
+                prompt: $crate::api::request::prompt::Prompt,
+                max_tokens: $crate::api::request::MaxTokens,
+            ) -> Result<
+                $crate::api::formats::format::Converted<$crate::api::formats::openai::answer::ResponseOptions>,
+                $crate::api::error::ApiError,
+            > {
+                use $crate::api::formats::openai::{answer, grammar};
+                let ignored = $crate::api::formats::unsupported::check::<Self>(&self.rest)?;
+                let stream = self.stream.unwrap_or(false);
+                let usage = answer::stream_usage(self.stream_options.as_ref(), stream)?;
+                let mut request = self.text_request(names, prompt, max_tokens)?;
+                let format = ("response_format", self.response_format.take());
+                request.grammar = grammar::read([format].into_iter().chain(self.grammars()))?;
+                request.min_tokens = self.min_tokens.unwrap_or(0);
+                request.stop_token_ids = self.stop_token_ids.unwrap_or_default();
+                let session = $crate::api::request::continuation::SessionParameters {
+                    session: self.session,
+                    label: $crate::api::sessions::label(self.label)?,
+                    on_disconnect: self.on_disconnect,
+                    state: self.state,
+                    return_state: self.return_state.unwrap_or(false),
+                    keep: self.keep,
+                    ..Default::default()
+                };
+                let options = answer::ResponseOptions {
+                    usage,
+                    token_ids: self.return_token_ids.unwrap_or(false),
+                    tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(false),
+                };
+                Ok($crate::api::formats::format::Converted { request, session, stream, ignored, options })
+            }
+        }
+    };
+}
+pub(in crate::api::formats) use openai_turn;

@@ -4,25 +4,63 @@
 use serde_json::{Map, Value};
 
 use crate::api::error::ApiError;
-use crate::api::request::grammar::GrammarRequest;
+use crate::api::openapi::schemas::json_schemas;
+use crate::api::request::grammar::{GrammarParameters, GrammarRequest};
 use crate::api::request::tools::{MAX_NAME, check_name};
 use crate::text::GrammarSpec;
 
+/// What names of schemas and functions match, as [`check_name`] checks.
+pub(super) const NAME: &str = "^[a-zA-Z0-9_-]{1,64}$";
+
+/// The field `response_format`.
+pub(in crate::api) struct ResponseFormat;
+
+json_schemas! {
+    ResponseFormat: "ResponseFormat" = {
+        "oneOf": [
+            {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}},
+            {"type": "object", "required": ["type"], "properties": {
+                "type": {"const": "json_object"}, "schema": {"type": ["object", "null"]},
+            }},
+            {"type": "object", "required": ["type", "json_schema"], "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {"type": "object", "required": ["name", "schema"], "properties": {
+                    "name": {"type": "string", "pattern": NAME}, "schema": {"type": "object"},
+                }},
+            }},
+        ],
+    };
+}
+
+/// vLLM's name of the switch for [`GrammarParameters::additional_properties`], in `structured_outputs`.
+const SWITCH: &str = "disable_additional_properties";
+
 /// The grammar that a body's fields ask for, at most one of them.
-pub(in crate::api) fn read<const N: usize>(
-    fields: [(&'static str, Option<Value>); N],
-) -> Result<Option<GrammarRequest>, ApiError> {
-    let mut found: Option<GrammarRequest> = None;
+pub(in crate::api) fn read(
+    fields: impl IntoIterator<Item = (&'static str, Option<Value>)>,
+) -> Result<GrammarParameters, ApiError> {
+    let mut asked = GrammarParameters::default();
     for (param, value) in fields {
-        let Some(value) = value.filter(|value| !value.is_null()) else { continue };
+        let Some(mut value) = value.filter(|value| !value.is_null()) else { continue };
+        if let Some(disabled) = value.get_mut(SWITCH).filter(|_| param == "structured_outputs").map(Value::take) {
+            if !disabled.is_null() {
+                asked.additional_properties = !disabled.as_bool().ok_or_else(|| {
+                    ApiError::invalid(Some(param), format!("{param}.{SWITCH} must be true or false, found {disabled}"))
+                })?;
+            }
+            // It may stand alone, beside a grammar in another field or tools.
+            if value.as_object().is_some_and(|fields| fields.values().all(Value::is_null)) {
+                continue;
+            }
+        }
         let Some(grammar) = read_field(param, value)? else { continue };
-        if let Some(first) = &found {
+        if let Some(first) = &asked.grammar {
             let message = format!("{param} must be absent beside {}: an answer follows one grammar", first.param);
             return Err(ApiError::invalid(Some(param), message));
         }
-        found = Some(grammar);
+        asked.grammar = Some(grammar);
     }
-    Ok(found)
+    Ok(asked)
 }
 
 fn read_field(param: &'static str, value: Value) -> Result<Option<GrammarRequest>, ApiError> {
@@ -90,13 +128,24 @@ fn no_other_fields(param: &str, path: &str, rest: &Map<String, Value>) -> Result
     Err(ApiError::invalid(Some(param), format!("{path}.{name} must be absent: it is not supported")))
 }
 
+/// Checks the types of fields that have no effect.
+pub(super) fn check_annotations(param: &str, path: &str, fields: &Map<String, Value>) -> Result<(), ApiError> {
+    let invalid = |what: &str| Err(ApiError::invalid(Some(param), format!("{path}.{what}")));
+    let given = |name| fields.get(name).filter(|value| !value.is_null());
+    if given("strict").is_some_and(|strict| !strict.is_boolean()) {
+        return invalid("strict must be true or false");
+    }
+    if given("description").is_some_and(|text| !text.is_string()) {
+        return invalid("description must be a string");
+    }
+    Ok(())
+}
+
 /// A schema with a name. `strict` has no effect, because a schema is always followed, nor has `description`.
 fn named_schema(param: &'static str, path: &str, mut named: Map<String, Value>) -> Result<GrammarRequest, ApiError> {
     let name = text(param, &format!("{path}.name"), named.remove("name").unwrap_or_default())?;
     check_name(param, &format!("{path}.name"), &name)?;
-    if named.get("strict").is_some_and(|strict| !(strict.is_null() || strict.is_boolean())) {
-        return Err(ApiError::invalid(Some(param), format!("{path}.strict must be a boolean")));
-    }
+    check_annotations(param, path, &named)?;
     let Some(schema) = named.remove("schema").filter(|schema| !schema.is_null()) else {
         return Err(ApiError::invalid(Some(param), format!("{path}.schema must be given")));
     };

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
 
 use crate::api::error::ApiError;
+use crate::api::openapi::schemas::nothing;
 use crate::api::run::alignment::AlignedToken;
 use crate::engine::TokenLogprobs;
 use crate::text::Tokenizer;
@@ -72,8 +74,7 @@ fn finite(logprob: f32) -> f32 {
 }
 
 /// The likeliest texts in a token's place, its own included: a map in which each text has its highest log probability.
-#[derive(Clone, Debug, PartialEq)]
-pub(in crate::api) struct TopTexts(Vec<(String, f32)>);
+struct TopTexts(Vec<(String, f32)>);
 
 impl TopTexts {
     fn new(logprobs: &TokenLogprobs, names: &TokenNames) -> Self {
@@ -100,58 +101,118 @@ impl Serialize for TopTexts {
     }
 }
 
+/// A list that is kept in a compact form, and whose entries become what they are on the wire one by one as they are
+/// written: names of tokens take many times the memory of their ids.
+#[derive(Clone)]
+struct Compact<T> {
+    /// Shared with the object that is written.
+    entries: Arc<Vec<T>>,
+    names: TokenNames,
+}
+
+impl<T: Clone> Compact<T> {
+    fn new(names: &TokenNames) -> Self {
+        Self { entries: Arc::default(), names: names.clone() }
+    }
+
+    fn entries(&mut self) -> &mut Vec<T> {
+        Arc::make_mut(&mut self.entries)
+    }
+
+    fn write<S: Serializer, W: Serialize>(
+        &self,
+        serializer: S,
+        wire: impl Fn(&T, &TokenNames) -> W,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.entries.iter().map(|entry| wire(entry, &self.names)))
+    }
+}
+
+impl Serialize for Compact<u32> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.write(serializer, |token, names| names.text(*token).into_owned())
+    }
+}
+
+impl Serialize for Compact<Option<TokenLogprobs>> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.write(serializer, |entry, names| entry.as_ref().map(|logprobs| TopTexts::new(logprobs, names)))
+    }
+}
+
+impl Serialize for Compact<TokenLogprobs> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.write(serializer, ChatToken::of)
+    }
+}
+
+impl<T> std::fmt::Debug for Compact<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} entries", self.entries.len())
+    }
+}
+
 /// The log probabilities of completions: lists with one entry for each token.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub(in crate::api) struct CompletionLogprobs {
-    tokens: Vec<String>,
+    #[schema(value_type = Vec<String>)]
+    tokens: Compact<u32>,
+    /// Null for the first token of an echoed prompt.
     token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Vec<Option<TopTexts>>,
+    /// The likeliest tokens in its place, its own included.
+    #[schema(value_type = Vec<Option<BTreeMap<String, f32>>>)]
+    top_logprobs: Compact<Option<TokenLogprobs>>,
+    /// Where the token begins in the text, in characters.
     text_offset: Vec<usize>,
 }
 
 impl CompletionLogprobs {
-    pub(in crate::api) fn of(tokens: &[AlignedToken], names: &TokenNames) -> Self {
-        let mut lists = Self::default();
+    pub(in crate::api) fn new(names: &TokenNames) -> Self {
+        Self {
+            tokens: Compact::new(names),
+            token_logprobs: Vec::new(),
+            top_logprobs: Compact::new(names),
+            text_offset: Vec::new(),
+        }
+    }
+
+    pub(in crate::api) fn of(tokens: Vec<AlignedToken>, names: &TokenNames) -> Self {
+        let mut lists = Self::new(names);
         for AlignedToken { logprobs, offset, .. } in tokens {
-            lists.push(logprobs.token, Some(logprobs), *offset, names);
+            lists.push(logprobs.token, Some(logprobs), offset);
         }
         lists
     }
 
     /// Adds a token that begins at `offset`. The first token of a prompt has no log probability.
-    pub(in crate::api) fn push(
-        &mut self,
-        token: u32,
-        logprobs: Option<&TokenLogprobs>,
-        offset: usize,
-        names: &TokenNames,
-    ) {
-        self.tokens.push(names.text(token).into_owned());
-        self.token_logprobs.push(logprobs.map(|logprobs| finite(logprobs.logprob)));
-        self.top_logprobs.push(logprobs.map(|logprobs| TopTexts::new(logprobs, names)));
+    pub(in crate::api) fn push(&mut self, token: u32, logprobs: Option<TokenLogprobs>, offset: usize) {
+        self.tokens.entries().push(token);
+        self.token_logprobs.push(logprobs.as_ref().map(|logprobs| finite(logprobs.logprob)));
+        self.top_logprobs.entries().push(logprobs);
         self.text_offset.push(offset);
     }
 
     pub(in crate::api) fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
+        self.text_offset.is_empty()
     }
 
-    pub(in crate::api) fn extend(&mut self, more: &Self) {
-        self.tokens.extend_from_slice(&more.tokens);
-        self.token_logprobs.extend_from_slice(&more.token_logprobs);
-        self.top_logprobs.extend_from_slice(&more.top_logprobs);
-        self.text_offset.extend_from_slice(&more.text_offset);
+    pub(in crate::api) fn append(&mut self, mut more: Self) {
+        self.tokens.entries().append(more.tokens.entries());
+        self.token_logprobs.append(&mut more.token_logprobs);
+        self.top_logprobs.entries().append(more.top_logprobs.entries());
+        self.text_offset.append(&mut more.text_offset);
     }
 }
 
 /// A token of chat.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(in crate::api) struct ChatToken {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
-    /// Absent in the entries of this list.
+    /// The likeliest tokens in its place; absent in the entries of this list.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, no_recursion)]
     top_logprobs: Option<Vec<ChatToken>>,
 }
 
@@ -160,31 +221,41 @@ impl ChatToken {
         let (text, bytes) = (names.text(token).into_owned(), names.bytes(token).to_vec());
         Self { token: text, logprob: finite(logprob), bytes, top_logprobs: None }
     }
+
+    /// A token with its alternatives.
+    fn of(logprobs: &TokenLogprobs, names: &TokenNames) -> Self {
+        let TokenLogprobs { token, logprob, top } = logprobs;
+        let top = top.iter().map(|(token, logprob)| Self::new(*token, *logprob, names)).collect();
+        Self { top_logprobs: Some(top), ..Self::new(*token, *logprob, names) }
+    }
 }
 
 /// The log probabilities of chat.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub(in crate::api) struct ChatLogprobs {
-    content: Vec<ChatToken>,
+    #[schema(value_type = Vec<ChatToken>)]
+    content: Compact<TokenLogprobs>,
     /// Always null: the model refuses nothing.
+    #[schema(required, schema_with = nothing)]
     refusal: Option<()>,
 }
 
 impl ChatLogprobs {
-    pub(in crate::api) fn of(tokens: &[AlignedToken], names: &TokenNames) -> Self {
-        let entry = |token: &AlignedToken| {
-            let TokenLogprobs { token, logprob, top } = &token.logprobs;
-            let top = top.iter().map(|(token, logprob)| ChatToken::new(*token, *logprob, names)).collect();
-            ChatToken { top_logprobs: Some(top), ..ChatToken::new(*token, *logprob, names) }
-        };
-        Self { content: tokens.iter().map(entry).collect(), refusal: None }
+    pub(in crate::api) fn new(names: &TokenNames) -> Self {
+        Self { content: Compact::new(names), refusal: None }
+    }
+
+    pub(in crate::api) fn of(tokens: Vec<AlignedToken>, names: &TokenNames) -> Self {
+        let mut list = Self::new(names);
+        list.content.entries().extend(tokens.into_iter().map(|token| token.logprobs));
+        list
     }
 
     pub(in crate::api) fn is_empty(&self) -> bool {
-        self.content.is_empty()
+        self.content.entries.is_empty()
     }
 
-    pub(in crate::api) fn extend(&mut self, more: &Self) {
-        self.content.extend_from_slice(&more.content);
+    pub(in crate::api) fn append(&mut self, mut more: Self) {
+        self.content.entries().append(more.content.entries());
     }
 }

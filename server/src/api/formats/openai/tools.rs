@@ -1,10 +1,68 @@
-//! Tools in OpenAI's format.
+//! Tools in OpenAI's format, as `/v1/chat/completions` and `/v1/responses` write them.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::grammar::{object, text};
+use super::grammar::{NAME, check_annotations, object, text};
 use crate::api::error::ApiError;
+use crate::api::openapi::schemas::json_schemas;
 use crate::api::request::tools::{Tool, ToolChoice, Tools};
+
+/// The field `tools`.
+pub(in crate::api::formats) struct ToolsField;
+
+/// The field `tool_choice`.
+pub(in crate::api::formats) struct ToolChoiceField;
+
+/// The field `tools` of the Responses API.
+pub(in crate::api::formats) struct FlatTool;
+
+/// The field `tool_choice` of the Responses API.
+pub(in crate::api::formats) struct FlatToolChoice;
+
+json_schemas! {
+    ToolsField: "Tools" = {
+        "type": "array", "maxItems": 128, "items": {
+            "type": "object", "required": ["type", "function"], "properties": {
+                "type": {"const": "function"},
+                "function": {"type": "object", "required": ["name"], "properties": {
+                    "name": {"type": "string", "pattern": NAME},
+                    "description": {"type": ["string", "null"]},
+                    "parameters": {"type": ["object", "null"]},
+                    "strict": {"type": ["boolean", "null"]},
+                }},
+            },
+        },
+    };
+    FlatTool: "ResponseTool" = {
+        "type": "object", "required": ["type", "name"], "properties": {
+            "type": {"const": "function"},
+            "name": {"type": "string", "pattern": NAME},
+            "description": {"type": ["string", "null"]},
+            "parameters": {"type": ["object", "null"]},
+            "strict": {"type": ["boolean", "null"]},
+        },
+    };
+    FlatToolChoice: "ResponseToolChoice" = {
+        "oneOf": [
+            {"enum": ["none", "auto", "required"]},
+            {"type": "object", "required": ["type", "name"], "properties": {
+                "type": {"const": "function"},
+                "name": {"type": "string", "pattern": NAME},
+            }},
+        ],
+    };
+    ToolChoiceField: "ChatToolChoice" = {
+        "oneOf": [
+            {"enum": ["none", "auto", "required"]},
+            {"type": "object", "required": ["type", "function"], "properties": {
+                "type": {"const": "function"},
+                "function": {"type": "object", "required": ["name"], "properties": {
+                    "name": {"type": "string", "pattern": NAME},
+                }},
+            }},
+        ],
+    };
+}
 
 /// The tools of a body; none if nothing may be called.
 pub(in crate::api::formats) fn read(
@@ -18,6 +76,37 @@ pub(in crate::api::formats) fn read(
     let tools = tools.into_iter().enumerate().map(|(at, tool)| function(tool, &format!("tools[{at}]")));
     let tools = tools.collect::<Result<Vec<_>, _>>()?;
     Tools::new(tools, choice.map(tool_choice).transpose()?, parallel.unwrap_or(false))
+}
+
+/// The same in the form of the Responses API, which has a function's fields in the tool itself. Its answers may make several
+/// calls by default.
+pub(in crate::api::formats) fn read_flat(
+    tools: &[Map<String, Value>],
+    choice: Option<&Value>,
+    parallel: Option<bool>,
+) -> Result<Option<Tools>, ApiError> {
+    let tools = tools.iter().enumerate().map(|(at, fields)| {
+        let path = format!("tools[{at}]");
+        check_type("tools", &path, fields)?;
+        let mut fields = fields.clone();
+        fields.remove("type");
+        // Chat templates know the other form alone.
+        let tool = json!({"type": "function", "function": fields});
+        named_function(tool, fields, &path)
+    });
+    let tools = tools.collect::<Result<Vec<_>, _>>()?;
+    Tools::new(tools, choice.map(flat_choice).transpose()?, parallel.unwrap_or(true))
+}
+
+fn flat_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
+    let param = "tool_choice";
+    if choice.is_string() {
+        return tool_choice(choice.clone());
+    }
+    let mut named = object(param, param, choice.clone())?;
+    check_type(param, param, &named)?;
+    let path = "tool_choice.name";
+    Ok(ToolChoice::Named(text(param, path, named.remove("name").unwrap_or_default())?, path))
 }
 
 fn tool_choice(choice: Value) -> Result<ToolChoice, ApiError> {
@@ -45,6 +134,7 @@ fn check_type(param: &str, path: &str, fields: &Map<String, Value>) -> Result<()
         return Ok(());
     }
     let found = fields.get("type").unwrap_or(&Value::Null);
+    let found: String = found.to_string().chars().take(100).collect();
     Err(ApiError::invalid(Some(param), format!("{path}.type must be function, found {found}")))
 }
 
@@ -53,7 +143,13 @@ fn function(tool: Value, path: &str) -> Result<Tool, ApiError> {
     let mut fields = object("tools", path, tool.clone())?;
     check_type("tools", path, &fields)?;
     let path = format!("{path}.function");
-    let mut function = object("tools", &path, fields.remove("function").unwrap_or_default())?;
+    let function = object("tools", &path, fields.remove("function").unwrap_or_default())?;
+    named_function(tool, function, &path)
+}
+
+/// The function with these fields, which stand at `path`. Templates get it as `tool`.
+fn named_function(tool: Value, mut function: Map<String, Value>, path: &str) -> Result<Tool, ApiError> {
+    check_annotations("tools", path, &function)?;
     let name = text("tools", &format!("{path}.name"), function.remove("name").unwrap_or_default())?;
-    Tool::new(tool, name, function.remove("parameters"), &path, "parameters")
+    Tool::new(tool, name, function.remove("parameters"), path, "parameters")
 }

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use crate::api::error::ApiError;
 use crate::api::formats::content::Content;
+use crate::api::openapi::literals::literals;
+use crate::api::openapi::schemas::json_schemas;
 use crate::text::Message;
 
 /// One stop string, or several.
@@ -29,8 +32,8 @@ impl Stop {
 }
 
 /// A seed: an integer of 64 bits, signed or not.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected an integer of 64 bits")]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(untagged, expecting = "expected a whole number of at most 64 bits")]
 pub(in crate::api) enum Seed {
     Unsigned(u64),
     Signed(i64),
@@ -45,19 +48,44 @@ impl Seed {
     }
 }
 
-/// What to add to a stream.
-#[derive(Debug, Deserialize)]
+/// Biases by token id.
+pub(in crate::api) struct LogitBias;
+
+json_schemas! {
+    Stop: "Stop" = {
+        "description": "Up to 16 strings of up to 1,024 bytes that end the text; they are not part of it.",
+        "oneOf": [
+            {"type": "string", "minLength": 1, "maxLength": 1024},
+            {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1, "maxLength": 1024}},
+        ],
+    };
+    Seed: "Seed" = {"type": "integer", "minimum": i64::MIN, "maximum": u64::MAX};
+    LogitBias: "LogitBias" = {
+        "description": "Values added to the logits, by token id.",
+        "type": "object", "propertyNames": {"pattern": "^(0|[1-9][0-9]*)$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    };
+}
+
+literals!(FunctionKind = "function");
+
+/// Additions to a stream; only if `stream` is true.
+#[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct StreamOptions {
+    /// Whether a last chunk, without choices, has the usage. Default: false.
     pub(in crate::api) include_usage: Option<bool>,
+    /// Whether every chunk has the usage so far; only with `include_usage`. Default: false.
     pub(in crate::api) continuous_usage_stats: Option<bool>,
 }
 
-/// One message of a conversation.
-#[derive(Debug, Default, Deserialize)]
+/// One message of a conversation. It must have content, or calls.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = Message)]
 pub(in crate::api) struct ChatMessage {
+    #[schema(pattern = "^(system|developer|user|assistant|tool)$")]
     pub(in crate::api) role: String,
     pub(in crate::api) content: Option<Content>,
-    /// The name of the author.
+    /// The name of the author, which tells participants of the same role apart.
     pub(in crate::api) name: Option<String>,
     /// The calls that an assistant's message makes.
     pub(in crate::api) tool_calls: Option<Vec<MessageCall>>,
@@ -66,23 +94,36 @@ pub(in crate::api) struct ChatMessage {
 }
 
 /// A call that an earlier answer made.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::api) struct MessageCall {
     id: Option<String>,
     #[serde(rename = "type")]
+    #[schema(value_type = Option<FunctionKind>)]
     kind: Option<String>,
     function: CalledFunction,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = MessageFunction)]
 struct CalledFunction {
     name: String,
+    /// The text of a JSON object.
     arguments: String,
 }
 
+/// The roles of messages.
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
 /// Messages as the chat template takes them. `param` is the field's name.
 pub(in crate::api) fn messages(messages: Vec<ChatMessage>, param: &str) -> Result<Vec<Message>, ApiError> {
-    messages.into_iter().map(|message| message.convert(param)).collect()
+    let convert = |(at, message): (usize, ChatMessage)| {
+        if ROLES.contains(&message.role.as_str()) {
+            return message.convert(param);
+        }
+        let (known, found): (_, String) = (ROLES.join(", "), message.role.chars().take(100).collect());
+        Err(ApiError::invalid(Some(param), format!("{param}[{at}].role must be one of {known}, found {found:?}")))
+    };
+    messages.into_iter().enumerate().map(convert).collect()
 }
 
 impl ChatMessage {
@@ -109,6 +150,10 @@ impl ChatMessage {
 }
 
 impl MessageCall {
+    pub(in crate::api::formats) fn new(id: String, name: String, arguments: String) -> Self {
+        Self { id: Some(id), kind: None, function: CalledFunction { name, arguments } }
+    }
+
     /// The call as templates take it: with its arguments as an object instead of text, if they are complete.
     fn convert(self, param: &str) -> Result<Value, ApiError> {
         if self.kind.as_deref().is_some_and(|kind| kind != "function") {

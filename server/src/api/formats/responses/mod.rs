@@ -2,17 +2,22 @@
 //! from it, costs only the new tokens.
 //!
 //! `instructions` come before the input of their own request. Responses that continue it do not repeat them, but start from
-//! a state that has read them. Inputs are not stored, so they cannot be listed.
+//! a state that has read them. Inputs are not stored, so they cannot be listed. Tools are read for their own request alone:
+//! a request that continues it has to send them again if it may call them.
 
 mod encoder;
+mod events;
+mod input;
+mod items;
 mod object;
+mod output;
 mod wire;
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{Path, RawQuery};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use rand::Rng;
@@ -20,9 +25,11 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use self::encoder::{Context, ResponseEncoder, replay};
+pub(in crate::api) use self::events::Event;
+use self::items::Status;
 use self::object::Object as ResponseObject;
-use self::object::{Kind, Reasoning, ServiceTier, Status, TextFormat, TextOptions};
-pub(in crate::api) use self::object::{Message, Object, TextPart};
+pub(in crate::api) use self::object::Object;
+use self::object::{Kind, Reasoning, ServiceTier, TextFormat, TextOptions};
 pub(in crate::api) use self::wire::ResponseRequest;
 use super::format::{Converted, Format};
 use super::openai::answer::now;
@@ -34,6 +41,7 @@ use crate::api::openapi::{Id, StoreErrors};
 use crate::api::request::ValidRequest;
 use crate::api::request::continuation::{CommitPlan, Continuation, SessionParameters};
 use crate::api::run::encoder::{EventEncoder, StreamEvent};
+use crate::api::select::Model;
 use crate::api::state::{AppState, Served};
 use crate::session::{Owner, ResponseId, Snapshot, StoreError, VersionId};
 
@@ -51,11 +59,11 @@ impl Format for ResponseRequest {
     const IDEMPOTENT_PATH: Option<&'static str> = Some("/v1/responses");
 
     fn convert(mut self, served: &Served) -> Result<Converted<Options>, ApiError> {
-        let (format, grammar) = self.check()?;
+        let (format, asked, ignored) = self.check()?;
         let options = Options { object: new_object(&self, format, served), store: self.store };
         let stream = self.stream.unwrap_or(false);
-        let request = self.convert(grammar)?;
-        Ok(Converted { request, session: SessionParameters::default(), stream, options })
+        let request = self.convert(asked)?;
+        Ok(Converted { request, session: SessionParameters::default(), stream, ignored, options })
     }
 
     async fn continuation(
@@ -71,7 +79,7 @@ impl Format for ResponseRequest {
 
     fn encoder(Options { object, .. }: Options, request: &ValidRequest, _: bool) -> Box<dyn EventEncoder> {
         let context = request.base.as_deref().map_or_else(Context::default, Context::of);
-        Box::new(ResponseEncoder::new(object, context))
+        Box::new(ResponseEncoder::new(object, context, request.tools.as_ref()))
     }
 
     fn replay(_: &Options, body: &str) -> Vec<StreamEvent> {
@@ -111,6 +119,17 @@ async fn continuation(options: &mut Options, state: &AppState, owner: Owner) -> 
     Ok(Continuation::of(snapshot, plan))
 }
 
+/// The conversation that a request continues.
+pub(super) async fn base(
+    wire: &ResponseRequest,
+    state: &AppState,
+    owner: Owner,
+) -> Result<Option<Arc<Snapshot>>, ApiError> {
+    let Some(previous) = &wire.previous_response_id else { return Ok(None) };
+    context::check_may_store("previous_response_id")?;
+    Ok(Some(conversation(state, owner, previous).await?.0))
+}
+
 /// The conversation that ends with a response.
 async fn conversation(state: &AppState, owner: Owner, id: &str) -> Result<(Arc<Snapshot>, VersionId), ApiError> {
     let param = "previous_response_id";
@@ -143,8 +162,8 @@ fn new_object(wire: &ResponseRequest, format: TextFormat, served: &Served) -> Ob
         store: wire.store.unwrap_or(true),
         temperature: wire.temperature.map_or(served.sampling.temperature, |temperature| temperature as f32),
         text: TextOptions { format },
-        tool_choice: wire.tool_choice.unwrap_or_default(),
-        tools: Vec::new(),
+        tool_choice: wire.tool_choice.clone().unwrap_or_else(|| "auto".into()),
+        tools: wire.tools.clone().unwrap_or_default(),
         top_logprobs: 0,
         top_p: wire.top_p.map_or(served.sampling.top_p, |top_p| top_p as f32),
         truncation: wire.truncation.unwrap_or_default(),
@@ -165,7 +184,7 @@ fn new_object(wire: &ResponseRequest, format: TextFormat, served: &Served) -> Ob
     responses((status = 200, description = "The response.", body = ResponseObject), StoreErrors)
 )]
 pub(in crate::api) async fn retrieve(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
     RawQuery(query): RawQuery,
@@ -203,7 +222,7 @@ pub(in crate::api) struct DeletedResponse {
     responses((status = 200, description = "The response is deleted.", body = DeletedResponse), StoreErrors)
 )]
 pub(in crate::api) async fn delete(
-    State(state): State<AppState>,
+    Model(state): Model,
     Caller(owner): Caller,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<DeletedResponse>, ApiError> {

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::api::openapi::fragments::{anything, nothing};
+use super::items::{OutputItem, Status};
+use crate::api::formats::openai::tools::{FlatTool, FlatToolChoice};
+use crate::api::openapi::schemas::nothing;
 
 /// A response, finished or not.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
@@ -31,7 +33,7 @@ pub(in crate::api) struct Object {
     #[schema(required)]
     pub(super) max_output_tokens: Option<u64>,
     pub(super) model: String,
-    pub(super) output: Vec<Message>,
+    pub(super) output: Vec<OutputItem>,
     pub(super) parallel_tool_calls: bool,
     #[schema(required)]
     pub(super) previous_response_id: Option<String>,
@@ -40,10 +42,11 @@ pub(in crate::api) struct Object {
     pub(super) store: bool,
     pub(super) temperature: f32,
     pub(super) text: TextOptions,
-    pub(super) tool_choice: ToolChoice,
-    /// Always empty: tools are refused.
-    #[schema(value_type = Vec<Value>, max_items = 0)]
-    pub(super) tools: Vec<()>,
+    #[schema(value_type = FlatToolChoice)]
+    pub(super) tool_choice: Value,
+    /// The functions that the answer could call.
+    #[schema(value_type = Vec<FlatTool>)]
+    pub(super) tools: Vec<Map<String, Value>>,
     /// Always 0: log probabilities are refused.
     pub(super) top_logprobs: u32,
     pub(super) top_p: f32,
@@ -67,17 +70,6 @@ pub(super) enum Kind {
     Response,
 }
 
-/// The state of a response or of its message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-#[schema(as = ResponseStatus)]
-pub(super) enum Status {
-    InProgress,
-    Completed,
-    Incomplete,
-    Failed,
-}
-
 /// Why a response failed.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = ResponseError)]
@@ -98,54 +90,6 @@ pub(super) struct Incomplete {
 #[schema(as = ResponseIncompleteReason)]
 pub(super) enum IncompleteReason {
     MaxOutputTokens,
-}
-
-/// The model's message.
-#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = ResponseMessage)]
-pub(in crate::api) struct Message {
-    pub(super) id: String,
-    #[serde(rename = "type")]
-    pub(super) kind: MessageKind,
-    pub(super) status: Status,
-    pub(super) role: Role,
-    /// Empty in a stream until the text begins, then one part.
-    pub(super) content: Vec<TextPart>,
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = ResponseMessageKind)]
-pub(super) enum MessageKind {
-    #[serde(rename = "message")]
-    Message,
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
-#[schema(as = ResponseRole)]
-pub(super) enum Role {
-    #[serde(rename = "assistant")]
-    Assistant,
-}
-
-/// The text of the message.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[schema(as = ResponseText)]
-pub(in crate::api) struct TextPart {
-    #[serde(rename = "type")]
-    pub(super) kind: TextKind,
-    pub(super) text: String,
-    #[schema(value_type = Vec<Value>, max_items = 0)]
-    pub(super) annotations: Vec<()>,
-    #[schema(value_type = Vec<Value>, max_items = 0)]
-    pub(super) logprobs: Vec<()>,
-}
-
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[schema(as = ResponseTextKind)]
-pub(super) enum TextKind {
-    #[default]
-    #[serde(rename = "output_text")]
-    OutputText,
 }
 
 /// Always empty: the model has no reasoning apart from its text.
@@ -184,7 +128,6 @@ pub(super) struct TextFormat {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(schema_with = anything)]
     schema: Option<Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     strict: Option<bool>,
@@ -198,16 +141,6 @@ enum FormatKind {
     Text,
     JsonObject,
     JsonSchema,
-}
-
-/// There are no tools, so both mean the same.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-#[schema(as = ResponseToolChoice)]
-pub(super) enum ToolChoice {
-    #[default]
-    Auto,
-    None,
 }
 
 /// The model's context has no end, so both mean the same.

@@ -1,0 +1,73 @@
+//! A GGUF file as llama.cpp writes it, which is a whole model: its metadata have what a folder has in `config.json`, and
+//! its tensors have llama.cpp's names, which messages use too.
+
+use std::sync::Arc;
+
+use super::gguf;
+use crate::config::{ConfigError, DecoderConfig};
+use crate::schema::{self, GGUF_FAMILIES, GgufFamily};
+use crate::weights::{Bytes, File, LoadError, Metadata, Parts};
+
+/// The values of `general.architecture` that [`super::load`] supports.
+pub fn gguf_architectures() -> impl Iterator<Item = &'static str> {
+    GGUF_FAMILIES.iter().map(|family| family.architecture)
+}
+
+/// A file's tensors, under its names, and its metadata.
+pub(super) fn parse(name: String, bytes: Bytes) -> Result<(File, Metadata), LoadError> {
+    let header = gguf::header((*bytes).as_ref());
+    let header = header.map_err(|reason| LoadError::Format { file: name.clone(), reason })?;
+    let metadata = Metadata::new(Arc::clone(&bytes), header.metadata);
+    Ok((File { name, config: "its metadata", parts: Parts::new(vec![bytes]), entries: header.entries }, metadata))
+}
+
+/// What the metadata describe.
+pub(super) struct Described {
+    pub(super) config: DecoderConfig,
+    pub(super) family: &'static GgufFamily,
+    /// The tensors that the family does not have.
+    pub(super) unknown: Vec<String>,
+}
+
+/// Reads the config in the metadata, and gives the tensors our names and shapes.
+pub(super) fn describe(file: &mut File, metadata: &Metadata) -> Result<Described, LoadError> {
+    let (family, config) = config(metadata).map_err(|reason| LoadError::Format { file: file.name.clone(), reason })?;
+    let (entries, unknown) = family.rename(std::mem::take(&mut file.entries));
+    file.entries = entries;
+    schema::unpack(&config, &mut file.entries);
+    // llama.cpp writes vectors with and without dimensions of 1, and the heads of one in a row.
+    for (name, tensor) in schema::tensors(&config).all {
+        let Some(entry) = file.entries.get_mut(&name).filter(|_| !tensor.packed) else { continue };
+        let numbers = product(&entry.shape);
+        if numbers.is_some() && numbers == entry.shape.iter().max().copied() && numbers == product(&tensor.shape) {
+            entry.shape = tensor.shape;
+        }
+    }
+    Ok(Described { config, family, unknown })
+}
+
+fn product(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |n, &side| n.checked_mul(side))
+}
+
+/// The family and the config, or why there are none.
+fn config(metadata: &Metadata) -> Result<(&'static GgufFamily, DecoderConfig), String> {
+    let architecture = metadata.architecture().map_err(|error| error.to_string())?;
+    let family = GGUF_FAMILIES.iter().find(|family| family.architecture == architecture).ok_or_else(|| {
+        let supported: Vec<_> = gguf_architectures().collect();
+        let shown: String = architecture.chars().take(64).collect();
+        format!("general.architecture must be {}, found {shown:?}", supported.join(" or "))
+    })?;
+    let parts = metadata.number("split.count").map_err(|error| error.to_string())?;
+    if let Some(parts) = parts.filter(|&parts| parts > 1) {
+        return Err(format!("split.count must be 1, found {parts}: join the parts with llama-gguf-split --merge"));
+    }
+    let config = family.config(metadata).map_err(|error| error.to_string())?;
+    match DecoderConfig::from_json(&config) {
+        Ok(config) => Ok((family, config)),
+        Err(ConfigError::Bound { field, bound, found }) => {
+            Err(format!("{} must be {bound}, found {found}", family.key(field)))
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,56 @@
+//! The large numbers of a state, in f32 or bf16.
+
+use std::ops::Range;
+
+use half::bf16;
+use half::vec::HalfBitsVecExt;
+
+use crate::kernels::{element::Element, nearest};
+use crate::memory::StateType;
+
+/// All S of a layer: (slots, heads, rows, d)
+#[derive(Debug)]
+pub(crate) enum Matrices {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl Matrices {
+    /// `len` zeros.
+    pub(super) fn zeros(len: usize, state: StateType) -> Self {
+        match state {
+            StateType::F32 => Self::F32(vec![0.0; len]),
+            // Integers come zeroed from the system, page by page when they are touched.
+            StateType::Bf16 => Self::Bf16(vec![0u16; len].reinterpret_into()),
+        }
+    }
+
+    /// Bytes of one number.
+    pub(super) fn number_bytes(&self) -> usize {
+        if matches!(self, Self::F32(_)) { size_of::<f32>() } else { size_of::<bf16>() }
+    }
+
+    /// Zeroes some numbers.
+    pub(super) fn clear(&mut self, range: Range<usize>) {
+        match self {
+            Self::F32(s) => s[range].fill(0.0),
+            Self::Bf16(s) => s[range].fill(bf16::ZERO),
+        }
+    }
+
+    /// Appends some numbers to `out`.
+    pub(super) fn read(&self, range: Range<usize>, out: &mut Vec<f32>) {
+        match self {
+            Self::F32(s) => out.extend_from_slice(&s[range]),
+            Self::Bf16(s) => out.extend(s[range].iter().map(|v| v.widen())),
+        }
+    }
+
+    /// Sets some numbers; bf16 rounds to the nearest, so numbers that were read from it are restored exactly.
+    pub(super) fn write(&mut self, range: Range<usize>, numbers: &[f32]) {
+        match self {
+            Self::F32(s) => s[range].copy_from_slice(numbers),
+            Self::Bf16(s) => s[range].iter_mut().zip(numbers).for_each(|(s, &number)| *s = nearest(number)),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Token shift: each token is mixed with the one before it, which for the first token of a step is in the state.
+
+use crate::compute::{Compute, sized};
+use crate::error::Result;
+use crate::kernels::elementwise;
+use crate::mixers::last_inputs::LastInputs;
+
+/// The inputs of a step, and those before its first tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shift<'a> {
+    x: &'a [f32],      // (rows, time, width)
+    before: &'a [f32], // (rows, width)
+    time: usize,
+    width: usize,
+}
+
+impl<'a> Shift<'a> {
+    /// Takes what a slot remembers as input `part` and leaves the last token of the step there.
+    ///
+    /// x: (rows, time, width), one slot for each row
+    pub(super) fn new(
+        (inputs, part): (&mut LastInputs, usize),
+        slots: &[usize],
+        x: &'a [f32],
+        width: usize,
+        buffer: &'a mut Vec<f32>,
+    ) -> Result<Self> {
+        let row = x.len() / slots.len();
+        let before = sized(buffer, slots.len() * width);
+        for ((&slot, before), x) in slots.iter().zip(before.chunks_exact_mut(width)).zip(x.chunks_exact(row)) {
+            let kept = &mut inputs.of(slot)?[part * width..][..width];
+            before.copy_from_slice(kept);
+            kept.copy_from_slice(&x[row - width..]);
+        }
+        Ok(Self { x, before, time: row / width, width })
+    }
+
+    /// `x_t + (x_{t-1} - x_t) by`. by: (width) -> out: (rows, time, width)
+    pub(super) fn mix(&self, cx: &mut Compute, by: &[f32], out: &mut [f32]) {
+        let (isa, width) = (cx.isa, self.width);
+        let at = |token: usize| &self.x[token * width..][..width];
+        cx.each(out, width, &|first, out| {
+            for (token, out) in (first..).zip(out.chunks_exact_mut(width)) {
+                let (row, t) = (token / self.time, token % self.time);
+                let before = if t == 0 { &self.before[row * width..][..width] } else { at(token - 1) };
+                elementwise::mix(isa, at(token), before, by, out);
+            }
+        });
+    }
+}

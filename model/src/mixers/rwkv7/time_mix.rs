@@ -1,0 +1,205 @@
+//! The time mix: what a token reads from its input and the one before, the recurrence, and the way back.
+
+use super::low_rank::{Activation, LowRank};
+use super::scan::Inputs;
+use super::shift::Shift;
+use crate::compute::sized;
+use crate::config::DecoderConfig;
+use crate::error;
+use crate::kernels::elementwise::{self, Bonus};
+use crate::memory::StateType;
+use crate::mixers::head_memory::HeadMemory;
+use crate::mixers::last_inputs::LastInputs;
+use crate::mixers::layer::Step;
+use crate::nn::{LayerNorm, Linear};
+use crate::weights::{LoadError, TensorList, Weights};
+
+/// The input of the time mix among those that a layer remembers.
+const INPUT: usize = 0;
+
+/// The shares of the token before in the inputs of each part: (hidden) each.
+#[derive(Debug)]
+struct Mixes {
+    r: Vec<f32>,
+    w: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    a: Vec<f32>,
+    g: Vec<f32>,
+}
+
+/// The weights.
+#[derive(Debug)]
+pub(super) struct TimeMix {
+    heads: usize,
+    head_dim: usize,
+    mixes: Mixes,
+    r: Linear, // (hidden, hidden)
+    k: Linear, // (hidden, hidden)
+    v: Linear, // (hidden, hidden)
+    decay: LowRank,
+    rate: LowRank,
+    first_values: Option<LowRank>, // none in the first layer
+    gate: LowRank,
+    directions: Vec<f32>, // k_k: (hidden)
+    keys: Vec<f32>,       // k_a: (hidden)
+    bonus: Vec<f32>,      // r_k: (heads, d)
+    norm: LayerNorm,      // (hidden), over each head
+    out: Linear,          // (hidden, hidden)
+}
+
+/// Intermediate results, each (rows, time, hidden) where nothing else is said.
+#[derive(Debug, Default)]
+pub(super) struct TimeBuffers {
+    before: Vec<f32>, // (rows, hidden)
+    mixed: Vec<f32>,
+    inner: Vec<f32>, // (rows, time, rank)
+    r: Vec<f32>,
+    w: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    a: Vec<f32>,
+    gate: Vec<f32>,
+    kappa: Vec<f32>,
+    /// The values of the first layer, which the others read.
+    first_values: Vec<f32>,
+    share: Vec<f32>,
+    read: Vec<f32>,
+    heads_first: Vec<f32>, // (rows, heads, time, d)
+}
+
+impl TimeMix {
+    /// The tensors that [`Self::load`] reads.
+    pub(super) fn tensors(config: &DecoderConfig, layer: usize, list: &mut TensorList) {
+        let (hidden, ranks) = (config.hidden_size, config.low_ranks.unwrap_or_default());
+        for name in ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g"] {
+            list.floats(name, &[1, 1, hidden]);
+        }
+        for name in ["r_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"] {
+            list.matrix(name, hidden, hidden);
+        }
+        LowRank::tensors(list, "w", (hidden, ranks.decay), true);
+        LowRank::tensors(list, "a", (hidden, ranks.a), true);
+        LowRank::tensors(list, "g", (hidden, ranks.gate), false);
+        if layer > 0 {
+            LowRank::tensors(list, "v", (hidden, ranks.v), true);
+        }
+        list.floats("k_k", &[hidden]);
+        list.floats("k_a", &[hidden]);
+        list.floats("r_k", &[config.num_attention_heads, config.head_dim]);
+        LayerNorm::tensors(list, "g_norm", hidden);
+    }
+
+    /// Reads the tensors of one layer.
+    pub(super) fn load(config: &DecoderConfig, layer: usize, weights: &Weights<'_>) -> Result<Self, LoadError> {
+        let (hidden, heads, head_dim) = (config.hidden_size, config.num_attention_heads, config.head_dim);
+        let ranks = config.low_ranks.unwrap_or_default();
+        let mix = |name: &str| weights.numbers(name, &[1, 1, hidden]);
+        let linear = |name: &str| Linear::new(&weights.matrix(name, hidden, hidden)?, None);
+        let map = |name: &str, rank: usize, activation: Option<Activation>, bias: bool| {
+            LowRank::load(weights, name, (hidden, rank), (activation, bias))
+        };
+        // A head's readout is a sum over its keys: with them grows its variance, and what is small beside it.
+        let eps = config.rms_norm_eps * head_dim as f64;
+        Ok(Self {
+            heads,
+            head_dim,
+            mixes: Mixes {
+                r: mix("x_r")?,
+                w: mix("x_w")?,
+                k: mix("x_k")?,
+                v: mix("x_v")?,
+                a: mix("x_a")?,
+                g: mix("x_g")?,
+            },
+            r: linear("r_proj.weight")?,
+            k: linear("k_proj.weight")?,
+            v: linear("v_proj.weight")?,
+            decay: map("w", ranks.decay, Some(elementwise::tanh), true)?,
+            rate: map("a", ranks.a, None, true)?,
+            first_values: (layer > 0).then(|| map("v", ranks.v, None, true)).transpose()?,
+            gate: map("g", ranks.gate, Some(elementwise::sigmoid), false)?,
+            directions: weights.numbers("k_k", &[hidden])?,
+            keys: weights.numbers("k_a", &[hidden])?,
+            bonus: weights.numbers("r_k", &[heads, head_dim])?,
+            norm: LayerNorm::load(weights, "g_norm", hidden, eps)?.of_groups(head_dim),
+            out: linear("o_proj.weight")?,
+        })
+    }
+
+    /// Bytes of the matrices.
+    pub(super) fn bytes(&self) -> usize {
+        let matrices = [&self.r, &self.k, &self.v, &self.out].into_iter().map(Linear::bytes).sum::<usize>();
+        let maps = [&self.decay, &self.rate, &self.gate].into_iter().chain(&self.first_values);
+        matrices + maps.map(LowRank::bytes).sum::<usize>()
+    }
+
+    /// What the heads remember of empty texts.
+    pub(super) fn new_memory(&self, slots: usize, state: StateType) -> HeadMemory {
+        HeadMemory::zeros(slots, self.heads, self.head_dim * self.head_dim, state)
+    }
+
+    /// x: (rows, time, hidden) -> out: the same shape
+    pub(super) fn forward(
+        &self,
+        step: &mut Step<'_>,
+        x: &[f32],
+        (heads, inputs): (&mut HeadMemory, &mut LastInputs),
+        buffers: &mut TimeBuffers,
+        out: &mut [f32],
+    ) -> error::Result<()> {
+        let (rows, cx) = (step.rows, &mut *step.cx);
+        let (isa, len, d) = (cx.isa, x.len(), self.head_dim);
+        let width = self.heads * d;
+        let own = |row: usize, len: usize| row * width..row * width + len;
+        let TimeBuffers { before, mixed, inner, r, w, k, v, a, gate, kappa, first_values, share, read, heads_first } =
+            buffers;
+        let [mixed, r, w, k, v, a, gate, kappa, first_values, read] =
+            [mixed, r, w, k, v, a, gate, kappa, first_values, read].map(|buffer| sized(buffer, len));
+        let shift = Shift::new((inputs, INPUT), rows.slots, x, width, before)?;
+
+        shift.mix(cx, &self.mixes.r, mixed);
+        self.r.forward(cx, mixed, r);
+        shift.mix(cx, &self.mixes.w, mixed);
+        self.decay.forward(cx, mixed, inner, w);
+        cx.each(w, width, &|_, w| elementwise::decay(isa, w));
+        shift.mix(cx, &self.mixes.a, mixed);
+        self.rate.forward(cx, mixed, inner, a);
+        cx.each(a, width, &|_, a| elementwise::sigmoid(isa, a));
+        shift.mix(cx, &self.mixes.g, mixed);
+        self.gate.forward(cx, mixed, inner, gate);
+
+        shift.mix(cx, &self.mixes.k, mixed);
+        self.k.forward(cx, mixed, k);
+        cx.each(kappa, width, &|row, kappa| {
+            elementwise::directions(isa, &k[own(row, kappa.len())], &self.directions, d, kappa);
+        });
+        cx.each(k, width, &|row, k| elementwise::scale_keys(isa, &a[own(row, k.len())], &self.keys, k));
+
+        shift.mix(cx, &self.mixes.v, mixed);
+        self.v.forward(cx, mixed, v);
+        match &self.first_values {
+            None => first_values.copy_from_slice(v),
+            Some(map) => {
+                let share = sized(share, len);
+                map.forward(cx, mixed, inner, share);
+                cx.each(share, width, &|_, share| elementwise::sigmoid(isa, share));
+                cx.each(v, width, &|row, v| {
+                    let own = own(row, v.len());
+                    elementwise::approach(isa, &first_values[own.clone()], &share[own], v);
+                });
+            }
+        }
+
+        let [r, w, k, v, a, gate, kappa] = [r, w, k, v, a, gate, kappa].map(|part| &*part);
+        heads.advance(rows, &Inputs { r, w, k, v, kappa, a, width }, (cx, heads_first), read)?;
+        self.norm.forward(cx, read, mixed);
+        cx.each(mixed, width, &|row, mixed| {
+            let own = own(row, mixed.len());
+            let [r, k, v, gate] = [r, k, v, gate].map(|part| &part[own.clone()]);
+            elementwise::bonus(isa, Bonus { r, k, v, gate }, &self.bonus, d, mixed);
+        });
+        self.out.forward(cx, mixed, out);
+        Ok(())
+    }
+}

@@ -1,0 +1,245 @@
+//! Models that are one GGUF file, as llama.cpp writes it: the same numbers as their folders.
+//!
+//! `tests/fixtures-rwkv7/llamacpp.gguf` is what llama.cpp's `convert_hf_to_gguf.py --outtype bf16` makes of the folder.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use tidegate_model::checkpoint::{self, Stored};
+use tidegate_model::{Decoder, DecoderConfig, Device, Tensor, WeightType};
+
+use crate::common::{Numbers, bits, config, distance, flat, write_checkpoint};
+use crate::llamacpp::{self, F32, Gguf};
+
+/// Rows of whole blocks of every type.
+const WIDE: &str = r#", "model_type": "rwkv7", "hidden_size": 256, "intermediate_size": 512, "head_dim": 64,
+    "num_attention_heads": 4, "decay_low_rank_dim": 32, "a_low_rank_dim": 8, "v_low_rank_dim": 4,
+    "gate_low_rank_dim": 64"#;
+
+/// Three layers of heads that are as wide as the model, and ranks that differ.
+const THREE: &str = r#", "model_type": "rwkv7", "hidden_size": 48, "head_dim": 48, "num_attention_heads": 1,
+    "num_hidden_layers": 3, "decay_low_rank_dim": 8, "a_low_rank_dim": 6, "v_low_rank_dim": 4, "gate_low_rank_dim": 10"#;
+
+/// A small config for tests of what is refused.
+pub(crate) const SMALL: &str = r#", "model_type": "rwkv7", "hidden_size": 32, "head_dim": 16, "decay_low_rank_dim": 4,
+    "a_low_rank_dim": 3, "v_low_rank_dim": 2, "gate_low_rank_dim": 5"#;
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures-rwkv7")
+}
+
+fn load(model: &Path) -> Decoder {
+    checkpoint::load(model, &Device::Cpu).unwrap()
+}
+
+fn logits(decoder: &Decoder) -> Vec<f32> {
+    let ids = Numbers::new(4).ids(50, decoder.config().vocab_size);
+    decoder.prefill_logits(&ids, &mut decoder.new_pool(1).unwrap(), 0).unwrap()
+}
+
+/// The numbers of a tensor in one of ggml's types.
+fn packed(kind: GgmlDType, tensor: &Tensor) -> (u32, Vec<u8>) {
+    let number = match kind {
+        GgmlDType::F32 => F32,
+        GgmlDType::F16 => 1,
+        GgmlDType::Q4_0 => 2,
+        GgmlDType::Q4_1 => 3,
+        GgmlDType::Q5_0 => 6,
+        GgmlDType::Q5_1 => 7,
+        GgmlDType::Q8_0 => 8,
+        GgmlDType::Q2K => 10,
+        GgmlDType::Q3K => 11,
+        GgmlDType::Q4K => 12,
+        GgmlDType::Q5K => 13,
+        GgmlDType::Q6K => 14,
+        GgmlDType::BF16 => 30,
+        other => panic!("{other:?}"),
+    };
+    (number, QTensor::quantize(tensor, kind).unwrap().data().unwrap().into_owned())
+}
+
+/// A folder's model as llama.cpp writes it, each tensor in the type that `kind` chooses by our name.
+fn converted(folder: &Path, kind: impl Fn(&str) -> GgmlDType) -> Gguf {
+    let tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &Device::Cpu).unwrap();
+    let tensors = tensors.into_iter().map(|(name, tensor)| {
+        let (kind, bytes) = packed(kind(&name), &tensor);
+        (name, llamacpp::Tensor { shape: tensor.dims().to_vec(), kind, bytes })
+    });
+    let config = Stored::open(folder).unwrap().config().clone();
+    llamacpp::rwkv7(&config, tensors.collect(), &[b"\n\n".to_vec(), b"\xe2\x98".to_vec()])
+}
+
+/// A small model of random weights as llama.cpp writes it.
+pub(crate) fn small() -> Gguf {
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path(), &config(SMALL), 5);
+    converted(folder.path(), |_| GgmlDType::F32)
+}
+
+/// Writes a file and gives its path.
+pub(crate) fn written(place: &tempfile::TempDir, bytes: &[u8]) -> PathBuf {
+    let path = place.path().join("tiny.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn matrices(folder: &Path) -> Vec<String> {
+    let stored = Stored::open(folder).unwrap();
+    stored.tensors().filter(|tensor| tensor.quantised).map(|tensor| tensor.name.to_owned()).collect()
+}
+
+#[test]
+fn a_file_of_llama_cpps_converter_has_the_logits_of_the_package_rwkv() {
+    let decoder = load(&fixture().join("llamacpp.gguf"));
+    let folder = Stored::open(&fixture()).unwrap();
+    let stored = folder.config();
+    // The converter gives the ids of special tokens anew.
+    let want = DecoderConfig {
+        bos_token_id: Some(0),
+        eos_token_id: serde_json::from_str("0").unwrap(),
+        architectures: Vec::new(),
+        torch_dtype: None,
+        ..stored.clone()
+    };
+    assert_eq!(decoder.config(), &want);
+    let golden: HashMap<String, Tensor> =
+        candle_core::safetensors::load(fixture().join("golden.safetensors"), &Device::Cpu).unwrap();
+    let ids = flat(&golden["ids"].to_dtype(tidegate_model::DType::F32).unwrap());
+    let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
+    let (mut pool, mut read) = (decoder.new_pool(1).unwrap(), 0);
+    for after in [1, 10, 1000] {
+        let logits = decoder.prefill_logits(&ids[read..after], &mut pool, 0).unwrap();
+        let error = distance(&logits, &flat(&golden[&format!("{after}.logits")]));
+        assert!(error < 1e-4, "after {after} tokens: {error}");
+        read = after;
+    }
+}
+
+#[test]
+fn a_file_has_the_bits_of_its_folder() {
+    for (seed, keys) in [(1, SMALL), (2, THREE), (3, WIDE)] {
+        let (folder, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_checkpoint(folder.path(), &config(keys), seed);
+        let file = written(&place, &converted(folder.path(), |_| GgmlDType::F32).bytes());
+        let (want, got) = (load(folder.path()), load(&file));
+        assert_eq!(got.config().low_ranks, want.config().low_ranks);
+        let (want, got) = (logits(&want), logits(&got));
+        assert!(want.iter().any(|v| v.abs() > 0.1), "nearly constant: {keys}");
+        assert_eq!(bits(&got), bits(&want), "{keys}");
+        let (file, folder) = (Stored::open(&file).unwrap(), Stored::open(folder.path()).unwrap());
+        assert!(file.tensors().eq(folder.tensors()), "{keys}");
+    }
+}
+
+#[test]
+fn types_with_kernels_stay_as_they_are() {
+    let (folder, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_checkpoint(folder.path(), &config(WIDE), 7);
+    let matrices = matrices(folder.path());
+    for (kind, to) in [
+        (GgmlDType::F16, WeightType::F16),
+        (GgmlDType::BF16, WeightType::Bf16),
+        (GgmlDType::Q8_0, WeightType::Q8_0),
+        (GgmlDType::Q4_0, WeightType::Q4_0),
+        (GgmlDType::Q4K, WeightType::Q4K),
+    ] {
+        let chosen = |name: &str| if matrices.iter().any(|known| known == name) { kind } else { GgmlDType::F32 };
+        let file = written(&place, &converted(folder.path(), chosen).bytes());
+        let (got, want) = (load(&file), checkpoint::load_as(folder.path(), to).unwrap());
+        assert_eq!(got.weight_bytes(), want.weight_bytes(), "{to}");
+        assert_eq!(bits(&logits(&got)), bits(&logits(&want)), "{to}");
+    }
+}
+
+/// Of a type without a kernel, the numbers that it stands for become q8_0.
+#[test]
+fn types_without_kernels_become_q8_0() {
+    let [folder, rounded, place] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    write_checkpoint(folder.path(), &config(WIDE), 8);
+    write_checkpoint(rounded.path(), &config(WIDE), 8);
+    let weights = rounded.path().join("model.safetensors");
+    let (matrices, exact) = (matrices(folder.path()), logits(&load(folder.path())));
+    for (kind, bound) in [
+        (GgmlDType::Q4_1, 2.0),
+        (GgmlDType::Q5_0, 1.0),
+        (GgmlDType::Q5_1, 1.0),
+        (GgmlDType::Q2K, 4.0),
+        (GgmlDType::Q3K, 3.0),
+        (GgmlDType::Q5K, 1.0),
+        (GgmlDType::Q6K, 0.5),
+    ] {
+        let chosen = |name: &str| if matrices.iter().any(|known| known == name) { kind } else { GgmlDType::F32 };
+        let file = written(&place, &converted(folder.path(), chosen).bytes());
+        let mut tensors =
+            candle_core::safetensors::load(folder.path().join("model.safetensors"), &Device::Cpu).unwrap();
+        for name in &matrices {
+            let stored = QTensor::quantize(&tensors[name], kind).unwrap();
+            tensors.insert(name.clone(), stored.dequantize(&Device::Cpu).unwrap());
+        }
+        candle_core::safetensors::save(&tensors, &weights).unwrap();
+        let (got, want) = (load(&file), checkpoint::load_as(rounded.path(), WeightType::Q8_0).unwrap());
+        assert_eq!(got.weight_bytes(), want.weight_bytes(), "{kind:?}");
+        let got = logits(&got);
+        assert_eq!(bits(&got), bits(&logits(&want)), "{kind:?}");
+        let error = distance(&got, &exact);
+        assert!(error > 0.0 && error < bound, "{kind:?}: {error}");
+    }
+}
+
+/// `--outtype q8_0` quantises most low-rank matrices too.
+#[test]
+fn low_rank_matrices_may_be_quantised() {
+    let (folder, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_checkpoint(folder.path(), &config(WIDE), 9);
+    let quantised = |name: &str| {
+        let rows = name.ends_with("lora.0.weight") || name.ends_with("g_lora.lora.2.weight");
+        if rows { GgmlDType::Q8_0 } else { GgmlDType::F32 }
+    };
+    let file = written(&place, &converted(folder.path(), quantised).bytes());
+    let error = distance(&logits(&load(&file)), &logits(&load(folder.path())));
+    assert!(error > 0.0 && error < 0.2, "{error}");
+}
+
+#[test]
+fn vectors_may_have_dimensions_of_one() {
+    let (mut file, place) = (small(), tempfile::tempdir().unwrap());
+    let want = logits(&load(&written(&place, &file.bytes())));
+    file.tensor("blk.1.channel_mix_lerp_k.weight").shape = vec![1, 1, 32];
+    file.tensor("blk.0.time_mix_lerp_fused.weight").shape = vec![6, 32];
+    file.tensor("blk.1.time_mix_r_k.weight").shape = vec![2, 16];
+    assert_eq!(bits(&logits(&load(&written(&place, &file.bytes())))), bits(&want));
+}
+
+#[test]
+fn metadata_are_read_by_key() {
+    let place = tempfile::tempdir().unwrap();
+    let file = written(&place, &small().with("a.float", llamacpp::Value::F32(1e-5)).bytes());
+    let metadata = checkpoint::metadata(&file).unwrap();
+    assert_eq!(metadata.architecture(), Ok("rwkv7"));
+    assert_eq!(metadata.text("general.name"), Ok(Some("Tiny RWKV7")));
+    assert_eq!((metadata.text("none"), metadata.number("none")), (Ok(None), Ok(None)));
+    assert_eq!(metadata.number("rwkv7.wkv.head_size"), Ok(Some(16)));
+    // An f32 is the shortest decimal number that it stands for, as in a config.json.
+    assert_eq!(metadata.float("a.float"), Ok(Some(1e-5)));
+    let tokens: Vec<&[u8]> = metadata.texts("tokenizer.ggml.tokens").unwrap().unwrap().collect();
+    assert_eq!((tokens.len(), tokens[0], tokens[1], tokens[60]), (61, &b"<s>"[..], &br"\n\n"[..], &b"[PAD60]"[..]));
+    let types: Vec<u32> = metadata.words("tokenizer.ggml.token_type").unwrap().unwrap().collect();
+    assert_eq!((types.len(), &types[..4]), (61, &[3, 1, 1, 5][..]));
+    assert_eq!(
+        metadata.number("general.name").unwrap_err().to_string(),
+        "general.name must be a whole number, 0 or greater, found a text"
+    );
+}
+
+#[test]
+fn a_file_may_have_the_name_of_a_folders_weights() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("model.gguf");
+    std::fs::write(&path, small().bytes()).unwrap();
+    assert_eq!(checkpoint::weights_files(&path).unwrap(), std::slice::from_ref(&path));
+    assert_eq!(load(&path).config().hidden_size, 32);
+    let all: BTreeMap<_, _> = checkpoint::tensors(load(&path).config());
+    assert_eq!(Stored::open(&path).unwrap().tensors().count(), all.len());
+    assert!(checkpoint::gguf_architectures().eq(["rwkv7"]));
+}

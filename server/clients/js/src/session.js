@@ -1,0 +1,153 @@
+// A conversation that the server keeps.
+
+import { Stream } from './stream.js';
+import { withKey } from './transport.js';
+import { replyOf, turnCall, wireNames } from './turn.js';
+
+export class Session {
+  #client;
+  #transport;
+
+  constructor(client, transport, info) {
+    this.#client = client;
+    this.#transport = transport;
+    this.info = info;
+    this.id = info.id;
+    /** The version that this client saw last. */
+    this.version = info.version;
+  }
+
+  #path(rest = '', params = {}) {
+    const query = new URLSearchParams(wireNames(params)).toString();
+    return `/v1/sessions/${encodeURIComponent(this.id)}${rest}${query && '?'}${query}`;
+  }
+
+  async #update(call) {
+    this.info = await this.#transport.send(call);
+    this.version = this.info.version;
+    return this.info;
+  }
+
+  #read(rest, params) {
+    return this.#transport.send({ method: 'GET', path: this.#path(rest, params) });
+  }
+
+  async #reply(call) {
+    const reply = replyOf(await this.#transport.send(call));
+    this.version = reply.version;
+    return reply;
+  }
+
+  /** Says a text and returns the answer. `{prompt}` continues plain text instead; with neither, the answer goes on. */
+  async say(said, options) {
+    return this.#reply(turnCall(this.id, said, options));
+  }
+
+  /** `say`, piece by piece: iterate over the result for its text; its `reply` then has what `say` returns. */
+  stream(said, options) {
+    return new Stream(this.#transport, turnCall(this.id, said, options, { stream: true }), (reply) => {
+      this.version = reply.version;
+    });
+  }
+
+  /** `say`, tried `n` times at once; keeps the answer with the highest log probability per token. */
+  async bestOf(n, said, options) {
+    return this.#reply(turnCall(this.id, said, options, { n, keep: 'best' }));
+  }
+
+  /** Reads `{text}`, `{tokens}` or `{messages}`, and generates nothing; returns the number of tokens read. */
+  async append({ text, tokens, messages, label }) {
+    const body = wireNames({ text, tokens, messages, label });
+    const info = await this.#update({ method: 'POST', path: this.#path('/append'), body, headers: withKey() });
+    return info.appended_tokens;
+  }
+
+  /** Creates `n` independent copies, of the current version or another one. */
+  async fork(n = 1, { version, metadata, ttlSeconds } = {}) {
+    const body = wireNames({ n, version, metadata, ttlSeconds });
+    const answer = await this.#transport.send({ method: 'POST', path: this.#path('/fork'), body, headers: withKey() });
+    return answer.data.map((info) => new Session(this.#client, this.#transport, info));
+  }
+
+  /** Goes back to a version, or to the version of a tag. Later turns stay in `turns`. */
+  async rewind(version) {
+    await this.#update({ method: 'POST', path: this.#path('/rewind'), body: { version } });
+  }
+
+  /** The conversation as a file, which any server with the same model loads. */
+  async save({ version } = {}) {
+    const call = { method: 'GET', path: this.#path('/snapshot', { version }) };
+    return this.#transport.send(call, async (response) => new Uint8Array(await response.arrayBuffer()));
+  }
+
+  /** Goes on from what `save` returned. The turns so far stay in `turns`. */
+  async load(snapshot) {
+    const loaded = await this.#client.load(snapshot);
+    try {
+      await this.rewind(loaded.version);
+    } finally {
+      await loaded.delete();
+    }
+  }
+
+  /** What the conversation says, of all tokens or of those from `start` to before `end`. */
+  async text({ version, start, end } = {}) {
+    return (await this.#read('/text', { version, start, end })).text;
+  }
+
+  /** The conversation as token ids. */
+  async tokens({ version, start, end } = {}) {
+    return (await this.#read('/tokens', { version, start, end })).tokens;
+  }
+
+  /** The conversation as messages, each with the version that added it. */
+  async messages({ version, start, end } = {}) {
+    return (await this.#read('/messages', { version, start, end })).data;
+  }
+
+  /** All versions, the oldest first. */
+  async turns() {
+    return (await this.#read('/turns')).data;
+  }
+
+  /** A version's ancestors, across forks; with `other`, a session or version, also where the two parted. */
+  async lineage({ version, other } = {}) {
+    return this.#read('/lineage', { version, with: other });
+  }
+
+  /** How one text becomes another, word by word. Each is a version, a tag or a session; by default the second is the head. */
+  async diff(from, to) {
+    return this.#read('/diff', { from, to });
+  }
+
+  /** The names of versions. */
+  async tags() {
+    return (await this.#read('/tags')).data;
+  }
+
+  /** Names a version, by default the current one. A version with a tag is kept. */
+  async tag(name, version = this.version) {
+    await this.#transport.send({ method: 'PUT', path: this.#path(`/tags/${encodeURIComponent(name)}`), body: { version } });
+  }
+
+  /** Removes a name. */
+  async untag(name) {
+    const path = this.#path(`/tags/${encodeURIComponent(name)}`);
+    await this.#transport.send({ method: 'DELETE', path }, () => undefined);
+  }
+
+  /** Changes `metadata`, `ttlSeconds` (null: no expiry) or `label`. */
+  async update(changes) {
+    return this.#update({ method: 'PATCH', path: this.#path(), body: wireNames(changes) });
+  }
+
+  /** Reads the session again. */
+  async refresh() {
+    return this.#update({ method: 'GET', path: this.#path() });
+  }
+
+  /** Deletes the session. Forks of it stay. */
+  async delete() {
+    await this.#transport.send({ method: 'DELETE', path: this.#path() }, () => undefined);
+  }
+}

@@ -1,0 +1,323 @@
+"""The client that waits for each answer: `Tidegate`, its sessions and their streams. `aio` has the same for asyncio."""
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import httpx
+
+from . import calls, wire
+from .calls import Messages
+from .errors import ConnectionFailed, NotFound
+from .streaming import Progress
+from .wire import Call, Json, Reply, Turn
+
+
+class Tidegate:
+    """A server. `base_url` and `api_key` are by default those of the environment: TIDEGATE_BASE_URL, TIDEGATE_API_KEY."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        api_key: str | None = None,
+        max_retries: int = 2,
+        timeout: float | httpx.Timeout = wire.TIMEOUT,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        url, headers = wire.settings(base_url, api_key)
+        self.max_retries = max_retries
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+
+    def create(
+        self,
+        text: str | None = None,
+        *,
+        tokens: list[int] | None = None,
+        messages: Messages | None = None,
+        version: str | None = None,
+        seed: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        ttl_seconds: int | None = None,
+        label: str | None = None,
+    ) -> "Session":
+        """Creates a session: empty, from what it should read first, or from a version of another session."""
+        return self._handle(
+            self.send(
+                calls.create(
+                    text=text,
+                    tokens=tokens,
+                    messages=messages,
+                    version=version,
+                    seed=seed,
+                    metadata=metadata,
+                    ttl_seconds=ttl_seconds,
+                    label=label,
+                )
+            ).json()
+        )
+
+    def session(self, id: str) -> "Session":
+        """An existing session."""
+        return self._handle(self.send(calls.read(id)).json())
+
+    def sessions(
+        self,
+        *,
+        order: str = "desc",
+        metadata: Mapping[str, str] | None = None,
+        label: str | None = None,
+        tag: str | None = None,
+        forked_from: str | None = None,
+    ) -> Iterator["Session"]:
+        """Your sessions that match all that is given, the newest first."""
+        page: list[Json] = []
+        after: str | None = None
+        while True:
+            call = calls.listing(metadata, limit=100, order=order, after=after, label=label, tag=tag, forked_from=forked_from)
+            found = self.send(call).json()
+            # A page late, because the next one begins after a session that the caller may delete.
+            yield from map(self._handle, page)
+            page, after = found["data"], found["next"]
+            if after is None:
+                yield from map(self._handle, page)
+                return
+
+    def load(self, snapshot: bytes | str | Path) -> "Session":
+        """Creates a session from a snapshot: its bytes, or the path of its file."""
+        content = snapshot if isinstance(snapshot, bytes) else Path(snapshot).read_bytes()
+        return self._handle(self.send(calls.upload(content)).json())
+
+    def send(self, call: Call) -> httpx.Response:
+        """Sends a request, again if that can help, and raises the error of its answer."""
+        for attempt in count():
+            try:
+                response = self._http.request(**call.arguments())
+            except httpx.TransportError as error:
+                wait = wire.pause(call, attempt, self.max_retries, error)
+                if wait is None:
+                    raise ConnectionFailed(f"no answer from {self._http.base_url}: {error!r}") from error
+            else:
+                if response.is_success:
+                    return response
+                if call.method == "DELETE" and response.status_code == 404 and attempt > 0:
+                    # An attempt whose answer was lost has deleted it.
+                    return response
+                wait = wire.pause(call, attempt, self.max_retries, response)
+                if wait is None:
+                    raise wire.error_of(response)
+            time.sleep(wait)
+        raise AssertionError("unreachable")
+
+    def handle(self, id: str, version: str = "") -> "Session":
+        """An existing session, without asking the server for it."""
+        return self._handle({"id": id, "version": version})
+
+    def _handle(self, info: Json) -> "Session":
+        return Session(self, info)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Session:
+    """A conversation that the server keeps. `version` is the one that this client saw last."""
+
+    def __init__(self, client: Tidegate, info: Json) -> None:
+        self._client = client
+        self.info = info
+        self.id: str = info["id"]
+        self.version: str = info["version"]
+
+    def _update(self, call: Call) -> Json:
+        self.info = self._client.send(call).json()
+        self.version = self.info["version"]
+        return self.info
+
+    def _part(self, what: str, **params: Any) -> Json:
+        answer: Json = self._client.send(calls.part(self.id, what, **params)).json()
+        return answer
+
+    def say(self, text: str | None = None, **options: Unpack[Turn]) -> Reply:
+        """Says `text` and returns the answer. `prompt=` continues plain text instead; with neither, the answer goes on."""
+        reply = wire.reply(self._client.send(wire.turn(self.id, text, options)).json())
+        self.version = reply.version
+        return reply
+
+    def stream(self, text: str | None = None, **options: Unpack[Turn]) -> "Stream":
+        """`say`, piece by piece. The stream survives disconnects and restarts of the server.
+
+        A planned restart or `--max-seconds` may end the answer early, with the finish reason `length`; `say()` continues it.
+        """
+        return Stream(self._client, self, wire.turn(self.id, text, options, stream=True))
+
+    def best_of(self, n: int, text: str | None = None, **options: Unpack[Turn]) -> Reply:
+        """`say`, tried `n` times at once; keeps the answer with the highest log probability per token."""
+        reply = wire.reply(self._client.send(wire.turn(self.id, text, options, n=n, keep="best")).json())
+        self.version = reply.version
+        return reply
+
+    def append(
+        self,
+        text: str | None = None,
+        *,
+        tokens: list[int] | None = None,
+        messages: Messages | None = None,
+        label: str | None = None,
+    ) -> int:
+        """Reads text and generates nothing; returns the number of tokens read."""
+        info = self._update(calls.append(self.id, text=text, tokens=tokens, messages=messages, label=label))
+        return int(info["appended_tokens"])
+
+    def fork(self, n: int = 1, *, version: str | None = None, metadata: Mapping[str, str] | None = None) -> list["Session"]:
+        """Creates `n` independent copies, of the current version or another one."""
+        answer = self._client.send(calls.fork(self.id, n=n, version=version, metadata=metadata)).json()
+        return [Session(self._client, info) for info in answer["data"]]
+
+    def rewind(self, version: str) -> None:
+        """Goes back to a version, or to the version of a tag. Later turns stay in `turns`."""
+        self._update(calls.rewind(self.id, version))
+
+    def save(self, path: str | Path, *, version: str | None = None) -> None:
+        """Writes the conversation to a file, which any server with the same model loads."""
+        Path(path).write_bytes(self.snapshot(version))
+
+    def snapshot(self, version: str | None = None) -> bytes:
+        """What `save` writes."""
+        return self._client.send(calls.snapshot(self.id, version)).content
+
+    def load(self, snapshot: bytes | str | Path) -> None:
+        """Goes on from a snapshot: its bytes, or the path of its file. The turns so far stay in `turns`."""
+        loaded = self._client.load(snapshot)
+        try:
+            self.rewind(loaded.version)
+        finally:
+            loaded.delete()
+
+    def text(self, *, version: str | None = None, start: int | None = None, end: int | None = None) -> str:
+        """What the conversation says, of all tokens or of those from `start` to before `end`."""
+        return str(self._part("text", version=version, start=start, end=end)["text"])
+
+    def tokens(self, *, version: str | None = None, start: int | None = None, end: int | None = None) -> list[int]:
+        """The conversation as token ids."""
+        return list(self._part("tokens", version=version, start=start, end=end)["tokens"])
+
+    def messages(self, *, version: str | None = None, start: int | None = None, end: int | None = None) -> list[Json]:
+        """The conversation as messages, each with the version that added it."""
+        return list(self._part("messages", version=version, start=start, end=end)["data"])
+
+    def turns(self) -> list[Json]:
+        """All versions, the oldest first."""
+        return list(self._part("turns")["data"])
+
+    def lineage(self, *, version: str | None = None, other: str | None = None) -> Json:
+        """A version's ancestors, across forks; with `other`, a session or version, also where the two parted."""
+        return self._part("lineage", version=version, **({} if other is None else {"with": other}))
+
+    def diff(self, from_: str, to: str | None = None) -> Json:
+        """How one text becomes another, word by word. Each is a version, a tag or a session; by default the second is the head."""
+        return self._part("diff", **{"from": from_}, to=to)
+
+    def tags(self) -> list[Json]:
+        """The names of versions."""
+        return list(self._client.send(calls.tags(self.id)).json()["data"])
+
+    def tag(self, name: str, version: str | None = None) -> None:
+        """Names a version, by default the current one. A version with a tag is kept."""
+        self._client.send(calls.tag(self.id, name, version or self.version or None))
+
+    def untag(self, name: str) -> None:
+        """Removes a name."""
+        self._client.send(calls.untag(self.id, name))
+
+    def update(self, **fields: Any) -> Json:
+        """Changes `metadata`, `ttl_seconds` (None: no expiry) or `label`."""
+        return self._update(calls.patch(self.id, fields))
+
+    def refresh(self) -> Json:
+        """Reads the session again."""
+        return self._update(calls.read(self.id))
+
+    def delete(self) -> None:
+        """Deletes the session. Forks of it stay."""
+        self._client.send(calls.delete(self.id))
+
+
+class Stream:
+    """The answer of a turn, as it is generated. Iterate over its text, once; `reply` then has the result.
+
+    Leaving a `with` block early ends the turn with the text so far, which is kept. A stream that is just dropped runs on.
+    """
+
+    def __init__(self, client: Tidegate, session: Session, call: Call) -> None:
+        self._client = client
+        self._session = session
+        self._progress = Progress(call)
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._progress.text
+
+    @property
+    def reply(self) -> Reply:
+        """The result of the turn, once the stream has ended."""
+        return self._progress.reply()
+
+    def __iter__(self) -> Iterator[str]:
+        progress, client, attempt = self._progress, self._client, 0
+        progress.begin()
+        while not progress.done:
+            call = progress.call
+            try:
+                with client._http.stream(**call.arguments()) as response:
+                    if not response.is_success:
+                        response.read()
+                        wait = (
+                            0.0
+                            if progress.refused(response.status_code)
+                            else wire.pause(call, attempt, client.max_retries, response)
+                        )
+                        if wait is None:
+                            raise wire.error_of(response)
+                    else:
+                        progress.opened(response)
+                        for chunk in response.iter_bytes():
+                            for piece in progress.feed(chunk):
+                                attempt = 0
+                                yield piece
+                        if progress.done:
+                            break
+                        raise httpx.RemoteProtocolError("the stream ended early")
+            except httpx.TransportError as error:
+                wait = wire.pause(call, attempt, client.max_retries, error)
+                if wait is None:
+                    raise ConnectionFailed(f"the stream broke: {error!r}") from error
+                progress.broken()
+            attempt += 1
+            time.sleep(wait)
+        self._session.version = self.reply.version
+
+    def close(self) -> None:
+        """Ends the turn with the text so far, if it is still running."""
+        if not self._progress.done and self._progress.stream_id is not None:
+            try:
+                self._client.send(calls.end_stream(self._progress.stream_id))
+            except NotFound:
+                pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,109 @@
+//! The memory that log probabilities, repeated responses and the states of several texts hold until they are written. It is
+//! reserved before a request is queued.
+
+use super::error::ApiError;
+use super::shares::{Share, Shares};
+use crate::session::Owner;
+
+/// Bytes that all responses together may hold. One owner alone may hold half of them.
+const ALL_BYTES: u64 = 256 << 20;
+
+/// Bytes of log probabilities that one response may hold: half of what one owner may, because a response that is stored for
+/// retries is held twice.
+pub(in crate::api) const MAX_BYTES: u64 = ALL_BYTES / 4;
+
+/// Bytes that the responses of one owner may hold while others hold none.
+const MOST: u64 = ALL_BYTES / 2;
+
+/// What a response holds until it is written, in bytes.
+pub(super) struct Held {
+    /// Log probabilities.
+    pub(super) listed: u64,
+    /// Whether it is stored for retries, and its log probabilities are held twice.
+    pub(super) is_stored: bool,
+    /// States of several texts.
+    pub(super) states: u64,
+}
+
+/// The memory that responses hold.
+#[derive(Clone)]
+pub(super) struct ResponseMemory(Shares);
+
+impl Default for ResponseMemory {
+    fn default() -> Self {
+        Self(Shares::new(ALL_BYTES))
+    }
+}
+
+impl ResponseMemory {
+    /// Reserves memory for what a response of `owner` holds. More than an owner may ever hold is refused for good.
+    pub(super) fn reserve_held(&self, owner: Owner, held: &Held) -> Result<Option<Share>, ApiError> {
+        let bytes = held.listed * (1 + u64::from(held.is_stored)) + held.states;
+        if bytes <= MOST {
+            return self.reserve(owner, bytes);
+        }
+        // Log probabilities alone take no more, even twice.
+        let message = format!(
+            "n must be lower, or fewer log probabilities be listed: log probabilities ({} MiB{}) and the states of the texts              ({} MiB) are held until the response is written, and may have {} MiB together",
+            held.listed.div_ceil(1 << 20),
+            if held.is_stored { ", twice because of the idempotency-key" } else { "" },
+            held.states.div_ceil(1 << 20),
+            MOST >> 20
+        );
+        Err(ApiError::invalid(Some("n"), message))
+    }
+
+    /// Reserves memory for a response of `owner`; `None` for one that needs none.
+    fn reserve(&self, owner: Owner, bytes: u64) -> Result<Option<Share>, ApiError> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let share = self.0.take(owner, bytes).map_err(|left| {
+            let message = format!(
+                "the log probabilities, repeated responses and states of your requests may hold {} MiB, half of what \
+                 others leave, and {} MiB are in use: too little is left for the {} MiB that this request may need; try again soon",
+                left.most >> 20,
+                mib(left.held),
+                mib(bytes)
+            );
+            ApiError::rate_limit("logprobs_busy", message)
+        })?;
+        Ok(Some(share))
+    }
+
+    /// Reserves memory to repeat a response. One that is larger than the part of an owner is repeated as well, if the
+    /// owner holds nothing else.
+    pub(super) fn reserve_repeated(&self, owner: Owner, bytes: usize) -> Result<Option<Share>, ApiError> {
+        self.reserve(owner, (bytes as u64).min(MOST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn what_is_refused_says_how_much_is_left() {
+        let memory = ResponseMemory::default();
+        let [ann, ben, eve] = [1, 2, 3].map(|owner| Owner([owner; 16]));
+        let reserve = |owner, mib: u64| memory.reserve(owner, mib * MIB);
+        let first = reserve(ann, 128).unwrap();
+        let refused = reserve(ann, 1).err().unwrap();
+        assert_eq!((refused.status().as_u16(), refused.label()), (429, "logprobs_busy"));
+        assert!(refused.message().contains("of your requests may hold 128 MiB"), "{}", refused.message());
+        let second = reserve(ben, 64).unwrap();
+        assert!(reserve(eve, 33).err().unwrap().message().contains("may hold 32 MiB"));
+        assert!(reserve(eve, 32).is_ok() && reserve(ann, 0).unwrap().is_none());
+        drop((first, second));
+        let held = |states| Held { listed: 64 * MIB, is_stored: true, states };
+        assert!(memory.reserve_held(ann, &held(0)).is_ok());
+        let never = memory.reserve_held(ann, &held(1)).err().unwrap();
+        assert_eq!((never.status().as_u16(), never.param()), (400, Some("n")));
+        assert!(never.message().ends_with("128 MiB together"), "{}", never.message());
+        let large = memory.reserve_repeated(ann, 500 << 20).unwrap();
+        assert!(large.is_some() && memory.reserve_repeated(ann, 1).is_err());
+    }
+}

@@ -1,0 +1,207 @@
+//! Separates a model's reasoning, which it writes in `<think>…</think>` before its answer, from the answer.
+
+use crate::api::request::ValidRequest;
+
+/// What begins the reasoning, at the beginning of a text.
+const OPEN: &str = "<think>";
+/// What ends it.
+const CLOSE: &str = "</think>";
+/// What tags end with. RWKV's prompts end before it, because it is one token with what follows it.
+const END: char = '>';
+/// Tokens at the end of a prompt that are looked at: many enough for [`OPEN`] in single bytes and white space.
+const LAST: usize = 16;
+/// Longest white space that is held back because the reasoning may end after it.
+const MAX_HELD: usize = 64;
+
+/// The splitter's place in the text.
+#[derive(Clone, Copy, Debug)]
+enum At {
+    /// At the beginning, where reasoning may begin.
+    Start,
+    /// Before the end of a tag that the prompt has begun.
+    Begun {
+        opens: bool,
+    },
+    /// Before the first word of the reasoning.
+    Opened,
+    Reasoning,
+    /// Before the first word of the answer.
+    Closed,
+    Answer,
+}
+
+/// More of a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::api) struct Separated {
+    pub(in crate::api) reasoning: String,
+    pub(in crate::api) answer: String,
+}
+
+/// Splits one text. White space around the reasoning belongs to neither part.
+#[derive(Debug)]
+pub(in crate::api) struct ReasoningSplitter {
+    at: At,
+    /// Text that has not been classified yet.
+    held: String,
+}
+
+impl ReasoningSplitter {
+    /// A splitter for the answers to a conversation; none if the model's answers have no reasoning.
+    pub(in crate::api) fn of(request: &ValidRequest) -> Option<Self> {
+        request.served.template.as_deref().filter(|template| template.has_reasoning())?;
+        let prompt = request.prompts.first().map_or(&[][..], Vec::as_slice);
+        let last = &prompt[prompt.len().saturating_sub(LAST)..];
+        Some(Self::new(&request.served.tokenizer.vocabulary().bytes_of(last)))
+    }
+
+    /// A splitter for a text whose prompt ends with `prompt`.
+    fn new(prompt: &[u8]) -> Self {
+        let begins = |tag: &str| prompt.ends_with(tag.trim_end_matches(END).as_bytes());
+        let at = if prompt.trim_ascii_end().ends_with(OPEN.as_bytes()) {
+            At::Opened
+        } else if begins(OPEN) || begins(CLOSE) {
+            At::Begun { opens: begins(OPEN) }
+        } else {
+            At::Start
+        };
+        Self { at, held: String::new() }
+    }
+
+    /// Adds text.
+    pub(in crate::api) fn push(&mut self, text: &str) -> Separated {
+        let mut out = Separated::default();
+        self.held.push_str(text);
+        while self.step(&mut out) {}
+        out
+    }
+
+    /// Ends the text. Reasoning may be cut off.
+    pub(in crate::api) fn finish(&mut self) -> Separated {
+        let held = std::mem::take(&mut self.held);
+        match self.at {
+            At::Start => Separated { answer: held, ..Separated::default() },
+            At::Opened | At::Reasoning => Separated { reasoning: held.trim_end().into(), ..Separated::default() },
+            At::Begun { .. } | At::Closed | At::Answer => Separated::default(),
+        }
+    }
+
+    /// Classifies the beginning of what is held back; whether the rest is to be classified too.
+    fn step(&mut self, out: &mut Separated) -> bool {
+        match self.at {
+            At::Start => {
+                let text = self.held.trim_start();
+                if self.held.len() - text.len() > MAX_HELD {
+                    self.at = At::Answer;
+                } else if let Some(rest) = text.strip_prefix(OPEN) {
+                    (self.held, self.at) = (rest.into(), At::Opened);
+                } else if OPEN.starts_with(text) {
+                    return false;
+                } else {
+                    self.at = At::Answer;
+                }
+                true
+            }
+            At::Begun { opens } if !self.held.is_empty() => {
+                if self.held.starts_with(END) {
+                    self.held.remove(0);
+                    self.at = if opens { At::Opened } else { At::Closed };
+                } else {
+                    self.at = At::Answer;
+                }
+                true
+            }
+            At::Begun { .. } => false,
+            At::Opened | At::Closed => {
+                self.held = self.held.trim_start().into();
+                if self.held.is_empty() {
+                    return false;
+                }
+                self.at = if matches!(self.at, At::Opened) { At::Reasoning } else { At::Answer };
+                true
+            }
+            At::Reasoning => {
+                if let Some((reasoning, answer)) = self.held.split_once(CLOSE) {
+                    out.reasoning.push_str(reasoning.trim_end());
+                    (self.held, self.at) = (answer.into(), At::Closed);
+                    return true;
+                }
+                let begun = (1..CLOSE.len()).rev().find(|length| self.held.ends_with(&CLOSE[..*length])).unwrap_or(0);
+                let sure = &self.held[..self.held.len() - begun];
+                let shown = sure.trim_end().len();
+                let shown = if sure.len() - shown > MAX_HELD { sure.len() } else { shown };
+                out.reasoning.extend(self.held.drain(..shown));
+                false
+            }
+            At::Answer => {
+                out.answer.push_str(&self.held);
+                self.held.clear();
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn split(prompt: &str, pieces: &[&str]) -> (String, String) {
+        let mut splitter = ReasoningSplitter::new(prompt.as_bytes());
+        let mut all: Vec<Separated> = pieces.iter().map(|piece| splitter.push(piece)).collect();
+        all.push(splitter.finish());
+        let part = |of: fn(&Separated) -> &str| all.iter().map(of).collect::<String>();
+        (part(|piece| &piece.reasoning), part(|piece| &piece.answer))
+    }
+
+    #[test]
+    fn reasoning_before_an_answer_is_separated() {
+        let space = " ".repeat(100);
+        for (prompt, text, reasoning, answer) in [
+            ("Assistant:", " <think>\nIs it?\n\nYes. </think>\n\nYes.\n", "Is it?\n\nYes.", "Yes.\n"),
+            ("Assistant:", " Yes. <think>no</think>", "", " Yes. <think>no</think>"),
+            ("Assistant:", "<thin", "", "<thin"),
+            ("Assistant:", " ", "", " "),
+            ("Assistant:", &format!("{space}<think>a"), "", &format!("{space}<think>a")),
+            ("Assistant:", "<think></think>Yes", "", "Yes"),
+            ("Assistant:", "<think>cut off </thin", "cut off </thin", ""),
+            ("Assistant:", "<think>cut off \n", "cut off", ""),
+            ("Assistant:", "<think>a < b</ </think>c</think>", "a < b</", "c</think>"),
+            ("Assistant:", &format!("<think>a{space}b</think>c"), &format!("a{space}b"), "c"),
+            ("Assistant: <think>\n", "Is it?</think>Yes.", "Is it?", "Yes."),
+            ("Assistant: <think>", "</think>Yes.", "", "Yes."),
+            ("<think>Yes", "no", "", "no"),
+            ("Assistant: <think", ">\nIs it?</think>Yes.", "Is it?", "Yes."),
+            ("Assistant: <think", "ing", "", "ing"),
+            ("Assistant: <think", "", "", ""),
+            ("Assistant: <think>\n</think", ">\nYes.", "", "Yes."),
+        ] {
+            assert_eq!(split(prompt, &[text]), (reasoning.into(), answer.into()), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_held_back_longer_than_needed() {
+        let mut splitter = ReasoningSplitter::new(b"");
+        let reasoning = |text: &str| Separated { reasoning: text.into(), ..Separated::default() };
+        assert_eq!(splitter.push("<think> Is"), reasoning("Is"));
+        assert_eq!(splitter.push(" it?\n"), reasoning(" it?"));
+        assert_eq!(splitter.push("</"), reasoning(""));
+        assert_eq!(splitter.push("b>"), reasoning("\n</b>"));
+        assert_eq!(splitter.push("</think>\nNo"), Separated { answer: "No".into(), ..Separated::default() });
+        assert_eq!(splitter.push(" \n").answer, " \n");
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_parts_of_the_whole_text(
+            pieces in prop::collection::vec("(<think>|</think>|<|/|think|>| |\n|a|☃){0,3}", 0..12),
+            opened: bool,
+        ) {
+            let prompt = if opened { OPEN } else { "" };
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            prop_assert_eq!(split(prompt, &pieces), split(prompt, &[&pieces.concat()]));
+        }
+    }
+}

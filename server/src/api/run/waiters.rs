@@ -1,0 +1,54 @@
+//! Requests that wait for sessions in use (`Prefer: wait`).
+
+use crate::api::error::ApiError;
+use crate::api::shares::{Share, Shares};
+use crate::session::Owner;
+
+/// Requests that may wait; each holds its body in memory. Those of one owner alone may be half of them.
+const MAX_WAITERS: u64 = 256;
+
+/// The requests that wait.
+#[derive(Clone)]
+pub(in crate::api) struct Waiters(Shares);
+
+impl Default for Waiters {
+    fn default() -> Self {
+        Self(Shares::new(MAX_WAITERS))
+    }
+}
+
+impl Waiters {
+    /// Lets a request of `owner` wait, until the share is dropped.
+    pub(in crate::api) fn enter(&self, owner: Owner) -> Result<Share, ApiError> {
+        self.0.take(owner, 1).map_err(|left| {
+            let message = format!(
+                "{} of your requests already wait for sessions in use, and {} may: half of the {MAX_WAITERS} places that \
+                 others leave",
+                left.held, left.most
+            );
+            ApiError::rate_limit("too_many_waiting", message).about("prefer")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_that_fill_their_places_leave_some_to_others() {
+        let waiters = Waiters::default();
+        let enter = |owner: u8| waiters.enter(Owner([owner; 16]));
+        let mut held: Vec<Share> = (0..128).map(|_| enter(1).unwrap()).collect();
+        let refused = enter(1).err().unwrap();
+        assert_eq!((refused.status().as_u16(), refused.label()), (429, "too_many_waiting"));
+        assert!(refused.message().starts_with("128 of your requests already wait"), "{}", refused.message());
+        for owner in 2..5 {
+            held.extend((0..64).map_while(|_| enter(owner).ok()));
+        }
+        assert!(enter(9).is_ok(), "four owners with as many requests as they may have");
+        assert!(enter(4).err().unwrap().message().starts_with("16 of your requests already wait"));
+        held.pop();
+        assert!(enter(4).is_ok());
+    }
+}

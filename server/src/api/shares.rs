@@ -1,0 +1,114 @@
+//! What the requests of all owners hold of something that is limited, such as memory or places to wait. An owner may hold half
+//! of what the others leave: a few cannot keep out those that hold nothing.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::session::Owner;
+
+/// What there is of one thing, and what each owner holds of it.
+#[derive(Clone)]
+pub(in crate::api) struct Shares(Arc<Tally>);
+
+struct Tally {
+    total: u64,
+    held: Mutex<HashMap<Owner, u64>>,
+}
+
+/// What a request holds, until it is dropped.
+pub(in crate::api) struct Share {
+    shares: Shares,
+    owner: Owner,
+    amount: u64,
+}
+
+/// Too little is left for an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::api) struct TooLittle {
+    /// What the owner holds.
+    pub(in crate::api) held: u64,
+    /// What it may hold now.
+    pub(in crate::api) most: u64,
+}
+
+impl Shares {
+    /// Shares of `total`, of which one owner alone may hold half.
+    pub(in crate::api) fn new(total: u64) -> Self {
+        Self(Arc::new(Tally { total, held: Mutex::default() }))
+    }
+
+    /// Takes `amount` for a request of `owner`.
+    pub(in crate::api) fn take(&self, owner: Owner, amount: u64) -> Result<Share, TooLittle> {
+        let mut all = self.lock();
+        let held = all.get(&owner).copied().unwrap_or(0);
+        let others = all.values().sum::<u64>() - held;
+        // Never less than zero: each owner has been given a part of what was left. The last one may be taken.
+        let most = self.0.total.saturating_sub(others).div_ceil(2);
+        if held.saturating_add(amount) > most {
+            return Err(TooLittle { held, most });
+        }
+        if amount > 0 {
+            all.insert(owner, held + amount);
+        }
+        Ok(Share { shares: self.clone(), owner, amount })
+    }
+
+    /// Whether nobody holds anything.
+    #[cfg(test)]
+    pub(in crate::api) fn is_whole(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Owner, u64>> {
+        // Nothing panics while it holds the lock.
+        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut all = self.shares.lock();
+        if let Some(held) = all.get_mut(&self.owner) {
+            *held -= self.amount;
+            if *held == 0 {
+                all.remove(&self.owner);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_gets_half_of_what_the_others_leave() {
+        let shares = Shares::new(256);
+        let [ann, ben, eve] = [1, 2, 3].map(|owner| Owner([owner; 16]));
+        let first = [shares.take(ann, 64).ok().unwrap(), shares.take(ann, 64).ok().unwrap()];
+        assert_eq!(shares.take(ann, 1).err(), Some(TooLittle { held: 128, most: 128 }));
+        let second = shares.take(ben, 64).ok().unwrap();
+        assert_eq!(shares.take(ben, 1).err(), Some(TooLittle { held: 64, most: 64 }));
+        assert_eq!(shares.take(eve, 33).err(), Some(TooLittle { held: 0, most: 32 }));
+        assert!(shares.take(eve, 32).is_ok());
+        drop(first);
+        assert!(shares.take(ann, 97).is_err() && shares.take(ann, 96).is_ok());
+        drop(second);
+        assert!(shares.is_whole());
+    }
+
+    #[test]
+    fn many_owners_that_take_all_they_may_leave_something_for_another() {
+        let shares = Shares::new(256);
+        let mut held = Vec::new();
+        for owner in 0..8 {
+            while let Ok(share) = shares.take(Owner([owner; 16]), 1) {
+                held.push(share);
+            }
+        }
+        assert_eq!(held.len(), 255);
+        assert!(shares.take(Owner([9; 16]), 1).is_ok());
+        drop(held);
+        assert!(shares.is_whole());
+    }
+}

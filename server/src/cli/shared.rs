@@ -1,0 +1,46 @@
+//! The flags that several commands have: the model, and the log.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use tidegate_server::checkpoint::DeviceChoice;
+
+use super::bench::StateArg;
+use super::parse::within;
+
+/// The model and where it runs.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// Checkpoint folder or GGUF file, and its name in the API; repeated for several [default: the shipped model]
+    #[arg(long, env = "TIDEGATE_MODEL", value_name = "PATH[=NAME]")]
+    pub(crate) model: Vec<PathBuf>,
+    /// cpu, cuda, cuda:N, or auto: the first usable GPU, else the CPU
+    #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
+    pub(crate) device: DeviceChoice,
+    /// Compute threads [default: one per core]
+    #[arg(long, env = "TIDEGATE_THREADS", value_name = "COUNT", value_parser = within(1, 1024))]
+    pub(crate) threads: Option<usize>,
+    /// Type of states in memory; bf16 is faster in large batches
+    #[arg(long, env = "TIDEGATE_STATE", value_enum, default_value_t = StateArg::F32)]
+    pub(crate) state: StateArg,
+}
+
+/// The log, which goes to standard error.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Logging")]
+pub(crate) struct LogArgs {
+    /// Log filter, as LEVEL or TARGET=LEVEL,… [default: info; generate, chat: warn]
+    #[arg(long, env = "TIDEGATE_LOG", value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+    /// Lines of text, or JSON objects
+    #[arg(long, env = "TIDEGATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Human)]
+    pub(crate) log_format: LogFormat,
+}
+
+/// The format of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Human,
+    Json,
+}

@@ -1,0 +1,214 @@
+//! What the engine's passes cost. It depends on the model, the device and what else the machine does, so it is estimated
+//! from the passes themselves.
+
+use std::time::Duration;
+
+/// The cost of a pass over a number of tokens: the rows of a decode step, or the tokens of a chunk of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PassCost {
+    /// What the pass costs besides its tokens: reading the weights.
+    pub base: f64,
+    /// What each token costs.
+    pub each: f64,
+}
+
+impl PassCost {
+    /// The cost of a pass over `count` tokens.
+    pub(super) fn of(self, count: usize) -> f64 {
+        self.base + self.each * count as f64
+    }
+
+    /// The most tokens of a pass that costs at most `cost`. At least as many as cost as much as the pass does besides them:
+    /// shorter passes would cost more than they do.
+    pub(super) fn affords(self, cost: f64) -> usize {
+        // A division by zero gives infinity, and the cast saturates.
+        ((cost - self.base).max(self.base) / self.each).max(1.0) as usize
+    }
+
+    /// The least tokens of an efficient pass: many such passes cost about as much as one long one.
+    pub(super) fn efficient(self) -> usize {
+        (EFFICIENT * self.base / self.each).max(LEAST_EFFICIENT) as usize
+    }
+}
+
+/// A pass is efficient if its tokens cost so many times what it costs besides them,
+const EFFICIENT: f64 = 8.0;
+/// and if it has so many tokens: the estimate may be wrong.
+const LEAST_EFFICIENT: f64 = 32.0;
+
+/// The costs of both kinds of passes, in one unit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PassCosts {
+    /// Decode steps, by rows.
+    pub step: PassCost,
+    /// Chunks of prompts, by tokens.
+    pub chunk: PassCost,
+}
+
+/// The costs: given ones, or what is measured.
+#[derive(Default)]
+pub(super) struct CostSource {
+    fixed: Option<PassCosts>,
+    steps: PassTimes,
+    chunks: PassTimes,
+}
+
+impl CostSource {
+    /// `fixed`, or what is measured from now on.
+    pub(super) fn new(fixed: Option<PassCosts>) -> Self {
+        Self { fixed, ..Self::default() }
+    }
+
+    /// Notes how long a decode step took.
+    pub(super) fn stepped(&mut self, rows: usize, time: Duration) {
+        self.steps.observe(rows, time.as_secs_f64());
+    }
+
+    /// Notes how long a chunk took.
+    pub(super) fn read(&mut self, tokens: usize, time: Duration) {
+        self.chunks.observe(tokens, time.as_secs_f64());
+    }
+
+    /// The costs; `None` as long as no step has been measured. Until a chunk has been, its tokens count as rows.
+    pub(super) fn costs(&self) -> Option<PassCosts> {
+        let measured = || {
+            let step = self.steps.cost()?;
+            Some(PassCosts { step, chunk: self.chunks.cost().unwrap_or(step) })
+        };
+        self.fixed.or_else(measured)
+    }
+}
+
+/// Sizes of passes that are told apart for each doubling of the size.
+const PER_OCTAVE: f64 = 4.0;
+/// Up to 2^12 tokens; larger passes count as passes of that size.
+const SIZES: usize = 49;
+/// Passes of one size before their time counts: the first may have found a cold cache.
+const SAMPLES: u32 = 3;
+/// The share by which the estimate for a size approaches the time of a slower pass.
+const DRIFT: f64 = 1.0 / 64.0;
+
+/// The times of one kind of passes, by size.
+pub(super) struct PassTimes {
+    sizes: [Typical; SIZES],
+}
+
+/// The passes of about one size.
+#[derive(Clone, Copy, Default)]
+struct Typical {
+    tokens: f64,
+    seconds: f64,
+    samples: u32,
+}
+
+impl Default for PassTimes {
+    fn default() -> Self {
+        Self { sizes: [Typical::default(); SIZES] }
+    }
+}
+
+impl PassTimes {
+    /// Notes a pass. The estimate follows the fastest passes of a size: the slow ones had waited for a core.
+    pub(super) fn observe(&mut self, tokens: usize, seconds: f64) {
+        let tokens = tokens.max(1) as f64;
+        let size = ((tokens.log2() * PER_OCTAVE) as usize).min(SIZES - 1);
+        let typical = &mut self.sizes[size];
+        if typical.samples == 0 || seconds < typical.seconds {
+            (typical.tokens, typical.seconds) = (tokens, seconds);
+        } else {
+            // One pass that took forever changes little.
+            let slower = seconds.min(2.0 * typical.seconds);
+            typical.seconds += (slower - typical.seconds) * DRIFT;
+            typical.tokens += (tokens - typical.tokens) * DRIFT;
+        }
+        typical.samples = typical.samples.saturating_add(1);
+    }
+
+    /// The line through the times of all sizes whose relative errors have the least squares; `None` if there are none.
+    pub(super) fn cost(&self) -> Option<PassCost> {
+        let known = self.sizes.iter().filter(|typical| typical.samples >= SAMPLES && typical.seconds > 0.0);
+        // Weighted sums of 1, n, n^2, t and n t.
+        let (mut sizes, mut sums) = (0, [0.0; 5]);
+        for Typical { tokens, seconds, .. } in known {
+            let weight = 1.0 / (seconds * seconds);
+            let terms = [1.0, *tokens, tokens * tokens, *seconds, tokens * seconds];
+            sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += weight * term);
+            sizes += 1;
+        }
+        let [w, n, nn, t, nt] = sums;
+        match sizes {
+            0 => None,
+            1 => Some(PassCost { base: 0.0, each: t / n }),
+            _ => {
+                let each = ((w * nt - n * t) / (w * nn - n * n)).max(0.0);
+                let base = ((t - each * n) / w).max(0.0);
+                // Without a base, the line goes through zero.
+                Some(PassCost { base, each: if base > 0.0 { each } else { nt / nn } })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(found: PassCost, expected: PassCost) -> bool {
+        (found.base - expected.base).abs() < 0.05 * expected.base.max(expected.each)
+            && (found.each - expected.each).abs() < 0.05 * expected.each.max(1e-9)
+    }
+
+    #[test]
+    fn the_costs_are_those_of_the_undisturbed_passes() {
+        let true_cost = PassCost { base: 5e-4, each: 3e-4 };
+        let mut times = PassTimes::default();
+        assert_eq!(times.cost(), None);
+        for pass in 0..2000 {
+            let tokens = [1, 2, 5, 30, 60][pass % 5];
+            // Every third pass is disturbed, one in a hundred by much.
+            let factor = if pass % 101 == 0 {
+                300.0
+            } else if pass % 3 == 0 {
+                2.5
+            } else {
+                1.0
+            };
+            times.observe(tokens, true_cost.of(tokens) * factor);
+        }
+        let found = times.cost().unwrap();
+        assert!(close(found, true_cost), "{found:?}");
+    }
+
+    #[test]
+    fn the_costs_follow_a_machine_that_becomes_slower() {
+        let mut times = PassTimes::default();
+        for factor in [1.0, 4.0] {
+            for pass in 0..1000 {
+                let tokens = [1, 8, 32][pass % 3];
+                times.observe(tokens, factor * (0.002 + 0.001 * tokens as f64));
+            }
+        }
+        let found = times.cost().unwrap();
+        assert!(close(found, PassCost { base: 0.008, each: 0.004 }), "{found:?}");
+    }
+
+    #[test]
+    fn passes_of_one_size_show_no_base_and_equal_ones_no_cost_of_rows() {
+        let mut times = PassTimes::default();
+        (0..2).for_each(|_| times.observe(10, 0.5));
+        assert_eq!(times.cost(), None, "too few");
+        times.observe(10, 0.5);
+        let found = times.cost().unwrap();
+        assert!(close(found, PassCost { base: 0.0, each: 0.05 }), "{found:?}");
+        // As on a GPU.
+        (0..3).for_each(|_| times.observe(20, 0.5));
+        let found = times.cost().unwrap();
+        assert!((found.base - 0.5).abs() < 1e-9 && found.each < 1e-9, "{found:?}");
+        assert_eq!(found.affords(0.6), usize::MAX);
+        let cost = PassCost { base: 2.0, each: 0.5 };
+        assert_eq!([1.0, 4.2, 4.6].map(|limit| cost.affords(limit)), [4, 4, 5]);
+        assert_eq!(cost.efficient(), 32);
+        let cost = PassCost { base: 0.2, each: 0.01 };
+        assert_eq!((cost.affords(0.1), cost.efficient()), (20, 160));
+    }
+}

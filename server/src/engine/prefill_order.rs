@@ -1,0 +1,76 @@
+//! The order in which prompts are read: one chunk in turn for each tenant, and of a tenant's prompts one chunk in turn for
+//! each. So neither a long prompt nor many of them delay another tenant's short one.
+
+use std::collections::VecDeque;
+
+/// The slots whose prompts are read in chunks.
+#[derive(Default)]
+pub(super) struct PrefillOrder {
+    /// A tenant's index and its slots; the tenant whose turn it is comes first, and so does its slot.
+    turns: VecDeque<(usize, VecDeque<usize>)>,
+}
+
+impl PrefillOrder {
+    /// Adds a slot behind the others of its tenant.
+    pub(super) fn add(&mut self, tenant: usize, slot: usize) {
+        match self.turns.iter_mut().find(|(other, _)| *other == tenant) {
+            Some((_, slots)) => slots.push_back(slot),
+            None => self.turns.push_back((tenant, [slot].into())),
+        }
+    }
+
+    /// The slot whose turn it is, of those that can be read.
+    pub(super) fn next(&self, can_read: impl Fn(usize) -> bool) -> Option<usize> {
+        self.turns.iter().flat_map(|(_, slots)| slots).copied().find(|slot| can_read(*slot))
+    }
+
+    /// The first slot of each tenant, of those that can be read.
+    pub(super) fn firsts(&self, can_read: impl Fn(usize) -> bool) -> impl Iterator<Item = usize> {
+        self.turns.iter().filter_map(move |(_, slots)| slots.iter().copied().find(|slot| can_read(*slot)))
+    }
+
+    /// Puts a slot of which a chunk was read, and its tenant, behind the others.
+    pub(super) fn chunk_was_read(&mut self, slot: usize) {
+        let Some(at) = self.turns.iter().position(|(_, slots)| slots.contains(&slot)) else { return };
+        let Some((tenant, mut slots)) = self.turns.remove(at) else { return };
+        slots.retain(|other| *other != slot);
+        slots.push_back(slot);
+        self.turns.push_back((tenant, slots));
+    }
+
+    /// Removes a slot whose prompt has been read, or whose request has ended.
+    pub(super) fn remove(&mut self, slot: usize) {
+        for (_, slots) in &mut self.turns {
+            slots.retain(|other| *other != slot);
+        }
+        self.turns.retain(|(_, slots)| !slots.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenants_take_turns_and_so_do_their_prompts() {
+        let mut order = PrefillOrder::default();
+        for (tenant, slot) in [(0, 10), (0, 11), (0, 12), (1, 20), (2, 30), (2, 31)] {
+            order.add(tenant, slot);
+        }
+        let mut read = Vec::new();
+        for _ in 0..9 {
+            let slot = order.next(|slot| slot != 11).unwrap();
+            read.push(slot);
+            order.chunk_was_read(slot);
+            if slot == 20 {
+                order.remove(slot);
+            }
+        }
+        assert_eq!(read, [10, 20, 30, 12, 31, 10, 30, 12, 31], "slot 11 cannot be read");
+        assert_eq!(order.next(|_| true), Some(11), "it is the first of its tenant by now");
+        for slot in [10, 11, 12, 30, 31] {
+            order.remove(slot);
+        }
+        assert_eq!(order.next(|_| true), None);
+    }
+}

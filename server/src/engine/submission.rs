@@ -1,0 +1,48 @@
+//! A request that waits for a slot.
+
+use std::time::Instant;
+
+use tokio::sync::mpsc::Sender;
+use tracing::Span;
+
+use super::event::{Event, Interrupt};
+use super::prompt::TextKind;
+use super::request::Request;
+
+/// Tokens of a text that its tenant's virtual time counts as soon as it has a slot. Without them, a tenant that submits
+/// many texts at once would get a slot for each before the first of them has counted.
+const ADVANCE: usize = 256;
+
+/// A queued request.
+pub(super) struct Submission {
+    pub(super) request: Request,
+    pub(super) sender: Sender<Event>,
+    pub(super) interrupt: Interrupt,
+    pub(super) submitted: Instant,
+    /// The span of the engine's log lines about this request.
+    pub(super) span: Span,
+    /// Chunks and decode steps that the engine had made when it was submitted.
+    pub(super) submitted_at: u64,
+    /// The index of its tenant, set by the queue.
+    pub(super) tenant: usize,
+    /// Tokens that its tenant's virtual time has counted in advance, set when it leaves the queue for a slot.
+    pub(super) advance: usize,
+}
+
+impl Submission {
+    /// Whether it was interrupted and can end without a slot.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.interrupt.is_requested() && self.request.kind == TextKind::Completion
+    }
+
+    /// Whether its client has left.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// The tokens to count in advance, at least one: the prompt, which is known, and the beginning of the text.
+    pub(super) fn cost(&self) -> usize {
+        let Request { prompt, generation, .. } = &self.request;
+        (prompt.source.len() + prompt.input.len() + generation.max_tokens.min(ADVANCE)).max(1)
+    }
+}

@@ -1,0 +1,237 @@
+//! The models that the command line names, and what loads them.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tidegate_server::Served;
+use tidegate_server::api::{Loader, ModelSource};
+use tidegate_server::checkpoint::{self, OpenOptions};
+use tidegate_server::engine::EngineThread;
+use tidegate_server::session::Store;
+
+use crate::cli::{ModelArgs, ServeArgs};
+use crate::{shipped, store};
+
+/// The models that `serve` is given.
+#[derive(Debug)]
+pub(crate) enum Given {
+    /// One model, which is always loaded.
+    One { folder: PathBuf, name: Option<String> },
+    /// Models that are loaded and unloaded; the first is the default one.
+    Several(Vec<ModelSource>),
+}
+
+impl Given {
+    pub(crate) fn new(args: &ServeArgs) -> Result<Self> {
+        if args.models_dir.is_none() && args.model.model.len() < 2 {
+            let (folder, name) = one(&args.model)?;
+            let both = name.is_some() && args.model_name.is_some();
+            ensure!(!both, "--model PATH=NAME and --model-name both name the model: give one of them");
+            return Ok(Self::One { folder, name: name.or_else(|| args.model_name.clone()) });
+        }
+        ensure!(args.model_name.is_none(), "--model-name names one model; name several with --model PATH=NAME");
+        sources(args).map(Self::Several)
+    }
+}
+
+/// The folder, or the file, and the name of the model of a command that takes one.
+pub(crate) fn one(args: &ModelArgs) -> Result<(PathBuf, Option<String>)> {
+    match args.model.as_slice() {
+        [] => Ok((shipped::folder()?, None)),
+        [given] => Ok(split(given)),
+        _ => bail!("--model may be given once here"),
+    }
+}
+
+/// `PATH` or `PATH=NAME`. A folder whose own name contains `=` is a path.
+fn split(given: &Path) -> (PathBuf, Option<String>) {
+    match given.to_str().and_then(|text| text.rsplit_once('=')) {
+        Some((folder, name)) if !folder.is_empty() && !name.is_empty() && !given.exists() => {
+            (folder.into(), Some(name.to_owned()))
+        }
+        _ => (given.into(), None),
+    }
+}
+
+/// Every model of `--model`, and then those of `--models-dir` by name.
+pub(crate) fn sources(args: &ServeArgs) -> Result<Vec<ModelSource>> {
+    let mut sources: Vec<ModelSource> = Vec::new();
+    for given in &args.model.model {
+        let (folder, name) = split(given);
+        let name = name.unwrap_or_else(|| checkpoint::model_name(&folder));
+        let found = folder.is_file() || folder.join("config.json").is_file();
+        ensure!(found, "--model {}: the folder has no config.json", folder.display());
+        sources.push(ModelSource { stamp: stamp(&folder), name, folder });
+    }
+    if let Some(parent) = &args.models_dir {
+        let what = || format!("--models-dir {}", parent.display());
+        let mut found = Vec::new();
+        for entry in parent.read_dir().with_context(what)? {
+            let folder = entry.with_context(what)?.path();
+            if folder.join("config.json").is_file() {
+                let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                found.push(ModelSource { stamp: stamp(&folder), name, folder });
+            }
+        }
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+        sources.extend(found);
+    }
+    ensure!(!sources.is_empty(), "--models-dir has no folder with a config.json");
+    let mut names = HashSet::new();
+    for ModelSource { name, folder, .. } in &sources {
+        ensure!(names.insert(name), "two models are named {name}, the second in {}: use PATH=NAME", folder.display());
+    }
+    Ok(sources)
+}
+
+/// Changes with the names, sizes and times of the files in a folder.
+fn stamp(folder: &Path) -> u64 {
+    if folder.is_file() {
+        let about = std::fs::metadata(folder).ok();
+        let mut hasher = DefaultHasher::new();
+        about.map(|about| (about.len(), about.modified().ok())).hash(&mut hasher);
+        return hasher.finish();
+    }
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    let mut files: Vec<_> = entries
+        .map(|entry| {
+            let about = std::fs::metadata(entry.path()).ok();
+            (
+                entry.file_name(),
+                about.as_ref().map(std::fs::Metadata::len),
+                about.and_then(|about| about.modified().ok()),
+            )
+        })
+        .collect();
+    files.sort();
+    let mut hasher = DefaultHasher::new();
+    files.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Loads the models of `serve`.
+pub(crate) struct CheckpointLoader {
+    pub(crate) args: ServeArgs,
+    pub(crate) options: OpenOptions,
+    /// The number of API keys.
+    pub(crate) keys: usize,
+    /// The number of models, which share the budgets.
+    pub(crate) models: usize,
+    pub(crate) data: Option<PathBuf>,
+}
+
+impl Loader for CheckpointLoader {
+    fn size(&self, model: &ModelSource) -> Result<u64, String> {
+        let memory = checkpoint::size(&model.folder, &self.options).map_err(|error| error.to_string())?;
+        Ok(memory.weights + memory.slots)
+    }
+
+    fn load(&self, model: &ModelSource) -> Result<(Served, EngineThread), String> {
+        let options = OpenOptions { name: Some(model.name.clone()), ..self.options.clone() };
+        checkpoint::open(&model.folder, &options).map_err(|error| error.to_string())
+    }
+
+    fn store<'a>(&'a self, served: &'a Served) -> BoxFuture<'a, Result<Store, String>> {
+        let opening = store::open_shared(&self.args.sessions, (self.keys, self.models), self.data.as_deref(), served);
+        opening.map(|store| store.map_err(|error| format!("{error:#}"))).boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    /// The names and folders of several models, or the error.
+    fn several(line: &[&str]) -> Result<Vec<(String, PathBuf)>, String> {
+        match Given::new(&Line::parse_from([&["tidegate"], line].concat()).args) {
+            Ok(Given::Several(sources)) => Ok(sources.into_iter().map(|source| (source.name, source.folder)).collect()),
+            Ok(Given::One { .. }) => Err("one".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// A folder with checkpoints of these names.
+    fn folder(names: &[&str]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for name in names {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+            std::fs::write(folder.path().join(name).join("config.json"), "{}").unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn a_model_is_a_path_or_a_path_and_a_name() {
+        let made = folder(&["a", "b", "c=d"]);
+        let path = |name: &str| made.path().join(name);
+        let text = |name: &str| path(name).to_str().unwrap().to_owned();
+        let found = several(&["--model", &format!("{}=org/x", text("a")), "--model", &text("c=d")]);
+        assert_eq!(found.unwrap(), [("org/x".into(), path("a")), ("c=d".into(), path("c=d"))]);
+        let found = several(&["--model", &format!("{}=y", text("c=d")), "--model", &text("b")]);
+        assert_eq!(found.unwrap(), [("y".into(), path("c=d")), ("b".into(), path("b"))]);
+        for (line, words) in [
+            (
+                vec!["--model".to_owned(), text("a"), "--model".into(), format!("{}=a", text("b"))],
+                "two models are named a",
+            ),
+            (vec!["--model".into(), text("a"), "--model".into(), text("none")], "has no config.json"),
+            (vec!["--model".into(), text("a"), "--model".into(), text("b"), "--model-name=z".into()], "--model-name"),
+            (vec!["--model".into(), format!("{}=x", text("a")), "--model-name=z".into()], "give one of them"),
+            (vec!["--model".into(), format!("{}=x", text("a"))], "one"),
+        ] {
+            let line: Vec<&str> = line.iter().map(String::as_str).collect();
+            let error = several(&line).unwrap_err();
+            assert!(error.contains(words), "{line:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_model_may_be_a_file_with_its_name() {
+        let made = tempfile::tempdir().unwrap();
+        let path = |name: &str| made.path().join(name).to_str().unwrap().to_owned();
+        for name in ["a.gguf", "b.gguf"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        let found = several(&["--model", &path("a.gguf"), "--model", &format!("{}=c", path("b.gguf"))]).unwrap();
+        assert_eq!(found, [("a".into(), path("a.gguf").into()), ("c".into(), path("b.gguf").into())]);
+        let before = stamp(Path::new(&path("a.gguf")));
+        std::fs::write(path("a.gguf"), "more").unwrap();
+        assert_ne!(stamp(Path::new(&path("a.gguf"))), before);
+    }
+
+    #[test]
+    fn a_folder_of_models_is_listed_by_name_after_those_that_are_given() {
+        let made = folder(&["z", "b"]);
+        std::fs::create_dir(made.path().join("no model")).unwrap();
+        let other = folder(&["m"]);
+        let (parent, first) = (made.path().to_str().unwrap(), other.path().join("m"));
+        let names =
+            |line: &[&str]| -> Vec<String> { several(line).unwrap().into_iter().map(|(name, _)| name).collect() };
+        assert_eq!(names(&["--models-dir", parent]), ["b", "z"]);
+        assert_eq!(names(&["--models-dir", parent, "--model", first.to_str().unwrap()]), ["m", "b", "z"]);
+        let empty = tempfile::tempdir().unwrap();
+        assert!(several(&["--models-dir", empty.path().to_str().unwrap()]).unwrap_err().contains("no folder"));
+        assert!(several(&["--models-dir", "/nowhere"]).unwrap_err().contains("/nowhere"));
+    }
+
+    #[test]
+    fn a_folder_that_changes_has_another_stamp() {
+        let made = folder(&["a"]);
+        let (path, before) = (made.path().join("a"), stamp(&made.path().join("a")));
+        assert_eq!(stamp(&path), before);
+        std::fs::write(path.join("config.json"), "{ }").unwrap();
+        assert_ne!(stamp(&path), before);
+    }
+}

@@ -1,0 +1,63 @@
+//! Tells the application whose request it is, and marks the connection as busy from the head of a request to the end of its
+//! answer.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, Request};
+use axum::middleware::Next;
+use axum::response::Response;
+use http_body::{Frame, SizeHint};
+
+use super::connections::Running;
+use super::listener::Peer;
+
+/// The connection of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Client(Peer);
+
+impl Connected<Peer> for Client {
+    fn connect_info(peer: Peer) -> Self {
+        Self(peer)
+    }
+}
+
+/// Keeps the connection of a request open until the answer has ended. The request gets its client's address as
+/// `ConnectInfo<SocketAddr>`.
+pub(super) async fn keep_open(client: ConnectInfo<Client>, mut request: Request, next: Next) -> Response {
+    let ConnectInfo(Client(Peer { address, entry })) = client;
+    // An IPv4 client of a listener for both is shown as that.
+    let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+    request.extensions_mut().insert(ConnectInfo(address));
+    let Some(running) = entry.map(|entry| entry.run()) else { return next.run(request).await };
+    next.run(request).await.map(|body| Body::new(RunningBody { body, _running: running }))
+}
+
+/// The body of an answer, whose request runs until this is dropped.
+struct RunningBody {
+    body: Body,
+    _running: Running,
+}
+
+impl HttpBody for RunningBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

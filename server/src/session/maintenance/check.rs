@@ -1,0 +1,149 @@
+//! Checking and repairing a store's folder.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::files::{OBJECTS, is_whole, object};
+use crate::session::disk::SystemDisk;
+use crate::session::error::StoreError;
+use crate::session::format::check_digest;
+use crate::session::index::{Index, Listing, Place, Writer, inspect};
+
+/// Texts removed in one transaction.
+const BATCH: usize = 500;
+
+/// The result of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Number of sessions.
+    pub sessions: usize,
+    /// Number of snapshots.
+    pub snapshots: usize,
+    /// What is wrong, one line for each.
+    pub problems: Vec<String>,
+    /// What is unusual and right.
+    pub notes: Vec<String>,
+    /// What was repaired.
+    pub repaired: Vec<String>,
+}
+
+/// Checks index, journal and every snapshot of a store that no server uses. Nothing is changed.
+///
+/// # Errors
+/// A server uses the folder, it cannot be read, or neither its index nor its journal can be.
+pub fn check(folder: &Path) -> Result<Report, StoreError> {
+    let listing = inspect(folder)?;
+    let bad = bad_objects(folder, &listing);
+    let mut problems = listing.problems.clone();
+    for (id, row) in &listing.sessions {
+        let lineage = listing.lineages.get(id).map_or(&[][..], Vec::as_slice);
+        if !lineage.iter().any(|entry| entry.kept && entry.version == row.head) {
+            problems.push(format!("session {id}: its version {} is not among those that it keeps", row.head));
+        }
+        for (tag, version) in &row.tags {
+            if !lineage.iter().any(|entry| entry.version == *version) {
+                problems.push(format!("session {id}: the tag {tag} names version {version}, which it does not list"));
+            }
+        }
+        for entry in lineage {
+            let head = if entry.version == row.head { " (its current version)" } else { "" };
+            if !listing.versions.contains_key(&entry.version) {
+                problems.push(format!("session {id}: version {}{head} has no row", entry.version));
+            } else if let Some(reason) = bad.get(&entry.version).filter(|_| entry.kept) {
+                problems.push(format!("session {id}: the snapshot of version {}{head} {reason}", entry.version));
+            }
+        }
+    }
+    for (id, version) in &listing.responses {
+        if let Some(reason) = bad.get(version) {
+            problems.push(format!("response {id}: its snapshot {reason}"));
+        }
+    }
+    problems.extend(listing.text_problems());
+    let (sessions, snapshots) = (listing.sessions.len(), listing.objects().count());
+    Ok(Report { sessions, snapshots, problems, notes: listing.notes, repaired: Vec::new() })
+}
+
+/// The objects that are missing or damaged, and what is wrong with each.
+fn bad_objects(folder: &Path, listing: &Listing) -> BTreeMap<String, String> {
+    let objects: Vec<_> = listing.objects().collect();
+    if !folder.join(OBJECTS).exists() {
+        // With `--store`, the snapshots are elsewhere.
+        return BTreeMap::new();
+    }
+    let check = |id: &str, bytes: u64| -> Result<(), String> {
+        let path = object(folder, id).ok_or("has an invalid id")?;
+        let found = fs::read(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => "is missing".to_owned(),
+            _ => format!("cannot be read: {error}"),
+        })?;
+        if found.len() as u64 != bytes {
+            return Err(format!("must have {bytes} bytes, found {}", found.len()));
+        }
+        check_digest(&found).map_err(|error| format!("is damaged: {error}"))
+    };
+    let bad = objects.par_iter().filter_map(|(id, row)| Some(((*id).clone(), check(id, row.bytes).err()?)));
+    bad.collect()
+}
+
+/// Rebuilds a damaged index or journal from the other. A session whose current snapshot is missing or damaged is rewound to
+/// its newest version that can be read. A text that cannot be read is removed, and with it those that continue it.
+///
+/// # Errors
+/// A server uses the folder, it cannot be read or written, or neither its index nor its journal can be read.
+pub async fn repair(folder: &Path) -> Result<Report, StoreError> {
+    let before = check(folder)?;
+    // With `--store`, the snapshots are elsewhere.
+    let elsewhere = !folder.join(OBJECTS).exists();
+    let whole = |id: &str, bytes: u64| elsewhere || is_whole(&SystemDisk, folder, id, bytes);
+    let place = Place::new(Arc::new(SystemDisk), folder);
+    let lock = place.lock()?;
+    let index = Arc::new(Index::open(place, lock, true, &whole)?);
+    let writer = Writer::start(Arc::clone(&index), true, |_| {}, || Ok(()))?;
+    let listing = inspect_open(&index)?;
+    let bad = bad_objects(folder, &listing);
+    // A version without a row cannot be read, whatever its object is.
+    let readable = |version: &String| listing.versions.contains_key(version) && !bad.contains_key(version);
+    let mut repaired = Vec::new();
+    for (id, row) in &listing.sessions {
+        if readable(&row.head) {
+            continue;
+        }
+        let lineage = listing.lineages.get(id).map_or(&[][..], Vec::as_slice);
+        let Some(entry) = lineage.iter().rev().find(|entry| entry.kept && readable(&entry.version)) else { continue };
+        let (name, head) = (id.clone(), entry.version.clone());
+        let moved = writer.run(move |write| {
+            if let Some(old) = write.tables.session(&name)? {
+                let mut row = old.clone();
+                row.head.clone_from(&head);
+                write.put_session(&name, Some(&old), &row)?;
+            }
+            Ok(())
+        });
+        moved.await?;
+        repaired.push(format!("session {id}: rewound from version {} to {}", row.head, entry.version));
+    }
+    if !listing.text_problems().is_empty() {
+        #[expect(clippy::redundant_closure_for_method_calls, reason = "the method's lifetime is not general enough")]
+        writer.run(|write| write.recount_texts()).await?;
+        while writer.run(|write| write.remove_dead_texts(BATCH)).await? > 0 {}
+    }
+    writer.stop();
+    index.close();
+    drop(index);
+    let after = check(folder)?;
+    for problem in before.problems {
+        if !after.problems.contains(&problem) {
+            repaired.push(format!("no longer: {problem}"));
+        }
+    }
+    Ok(Report { repaired, ..after })
+}
+
+fn inspect_open(index: &Index) -> Result<Listing, StoreError> {
+    index.read(|tables| Ok(Listing::new(tables.rows()?)))
+}

@@ -1,0 +1,110 @@
+//! Conversations as files: the snapshot of a version, with its label, metadata, ancestors and text.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::inner::{Inner, Store, blocking};
+use super::messages::{MAX_MESSAGES, messages_of};
+use super::texts::{MAX_TEXT_PART, totals};
+use super::types::Version;
+use crate::session::conversation::{Ancestor, Conversation, shorten};
+use crate::session::error::StoreError;
+use crate::session::id::{Owner, SessionId, VersionId};
+use crate::session::index::{IndexError, ReadOnly, Tables, VersionRow};
+use crate::session::snapshot::Snapshot;
+use crate::session::text::{AddedMessage, AddedText, Content, KeptMessage};
+use crate::text::Vocabulary;
+
+/// Most ancestors that are looked for.
+const MAX_ANCESTORS: usize = 1024;
+
+/// Most bytes of messages in a file.
+const MAX_MESSAGE_BYTES: usize = 8 << 20;
+
+impl Store {
+    /// The bytes of a file for export: a session's head, or another version that it keeps. The text is in it if it was kept,
+    /// and is not too long for a file.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub async fn bytes(
+        &self,
+        owner: Owner,
+        id: &SessionId,
+        version: Option<&VersionId>,
+        vocabulary: Arc<Vocabulary>,
+    ) -> Result<(Version, Bytes), StoreError> {
+        let (row, name) = self.inner.find(owner, id, version).await?;
+        let stored = match row.seed {
+            Some(_) => None,
+            None => Some(self.inner.object(&name, &row).await?),
+        };
+        let conversation = self.inner.conversation(owner, id, &name, vocabulary).await?;
+        let (codec, seed, version) = (Arc::clone(&self.inner.codec), row.seed.unwrap_or(0), name.clone());
+        let bytes = blocking(move || {
+            let stored = stored.unwrap_or_else(|| codec.encode(&Snapshot::empty(seed)).into());
+            codec.export(stored, &conversation).map_err(|reason| StoreError::Corrupt { version, reason })
+        });
+        let bytes = bytes.await?;
+        tracing::info!(session = %id, version = %name, bytes = bytes.len(), "session downloaded");
+        Ok((super::inner::version(name.as_str(), row, true)?, bytes))
+    }
+}
+
+impl Inner {
+    async fn conversation(
+        &self,
+        owner: Owner,
+        session: &SessionId,
+        version: &VersionId,
+        vocabulary: Arc<Vocabulary>,
+    ) -> Result<Conversation, StoreError> {
+        let (session, version) = (session.clone(), version.clone());
+        let read = self.read(move |tables| {
+            let metadata = tables.own_session(owner, session.as_str())?.metadata;
+            let row = tables.kept_version(owner, version.as_str())?;
+            let lineage = ancestors(tables, &row)?;
+            let text = match text(tables, version.as_str(), &vocabulary) {
+                Err(IndexError::Refused(StoreError::TextNotKept { .. } | StoreError::LongMessages { .. })) => None,
+                text => text?,
+            };
+            Ok(Conversation { label: row.label, metadata, lineage, text })
+        });
+        read.await
+    }
+}
+
+/// The listed ancestors of a version, oldest first, after those that the file had from which the first one was made.
+fn ancestors(tables: &Tables<ReadOnly>, row: &VersionRow) -> Result<Vec<Ancestor>, IndexError> {
+    let (mut lineage, mut origin, mut next) = (Vec::new(), row.origin.clone(), row.parent.clone());
+    while let Some(id) = next.filter(|_| lineage.len() < MAX_ANCESTORS)
+        && let Some(row) = tables.version(&id)?
+    {
+        lineage.push(Ancestor { version: id, label: row.label, time: row.time });
+        (origin, next) = (row.origin, row.parent);
+    }
+    lineage.extend(origin.into_iter().rev());
+    lineage.reverse();
+    shorten(&mut lineage);
+    Ok(lineage)
+}
+
+/// The whole text of a version as one; `None` if it is too long.
+fn text(tables: &Tables<ReadOnly>, version: &str, vocabulary: &Vocabulary) -> Result<Option<AddedText>, IndexError> {
+    let (tokens, messages) = totals(tables, version)?;
+    if tokens > MAX_TEXT_PART || messages > MAX_MESSAGES {
+        return Ok(None);
+    }
+    let found = messages_of(tables, version, (tokens, 0..messages), vocabulary, MAX_MESSAGE_BYTES)?;
+    let tokens = tables.text_part(version, tokens, (0, tokens))?.tokens;
+    let messages = found.into_iter().map(|KeptMessage { role, content, more, tokens, .. }| {
+        let content = match (tokens, content) {
+            (Some((start, end)), _) => Content::Tokens(start, end),
+            (None, Some(text)) => Content::Text(text),
+            (None, None) => Content::None,
+        };
+        AddedMessage { role, continues: false, content, more }
+    });
+    Ok(Some(AddedText { kept: 0, tokens, messages: messages.collect() }))
+}

@@ -1,0 +1,184 @@
+//! Reading the messages of a conversation back.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::inner::{Store, version_id};
+use super::texts::{listed, totals, within};
+use crate::session::error::StoreError;
+use crate::session::id::{Owner, SessionId, VersionId};
+use crate::session::index::{IndexError, ReadOnly, Tables, TextRow};
+use crate::session::text::{AddedMessage, Content, KeptMessage, MessagesPart, Role};
+use crate::text::Vocabulary;
+
+/// Most messages that are read at once.
+pub(super) const MAX_MESSAGES: u64 = 10_000;
+
+/// Most bytes of messages that are read at once.
+const MAX_BYTES: usize = 32 << 20;
+
+/// Tokens before an answer in which its first character may have begun: each but a special one has at least a byte.
+const BEFORE: u64 = 8;
+
+impl Store {
+    /// The messages from number `start` to `end` of a version that the session lists; of its head if none is named. At most
+    /// 10,000.
+    ///
+    /// # Errors
+    /// No such session or version, its text was not kept, the range is not within the messages or too long, or the disk
+    /// fails.
+    pub async fn messages(
+        &self,
+        owner: Owner,
+        id: &SessionId,
+        version: Option<&VersionId>,
+        range: (Option<u64>, Option<u64>),
+        vocabulary: Arc<Vocabulary>,
+    ) -> Result<(VersionId, MessagesPart), StoreError> {
+        let id = self.inner.use_session(owner, id).await?;
+        let version = version.cloned();
+        let part = self.inner.read(move |tables| {
+            let version = listed(tables, owner, &id, version.as_ref())?;
+            let (tokens, total) = totals(tables, &version)?;
+            let (start, end) = within(range, total, MAX_MESSAGES)?;
+            let messages = messages_of(tables, &version, (tokens, start..end), &vocabulary, MAX_BYTES)?;
+            let version = version_id(&version).map_err(IndexError::Refused)?;
+            Ok((version, MessagesPart { total, start, end, messages }))
+        });
+        part.await
+    }
+}
+
+/// The messages of a range of a version's text, which has so many tokens. Refuses more than `most` bytes.
+pub(super) fn messages_of(
+    tables: &Tables<ReadOnly>,
+    version: &str,
+    (tokens, range): (u64, Range<u64>),
+    vocabulary: &Vocabulary,
+    most: usize,
+) -> Result<Vec<KeptMessage>, IndexError> {
+    let mut reader = Reader { vocabulary, range, most, bytes: 0, later: Vec::new(), found: Vec::new() };
+    if !reader.range.is_empty() {
+        tables.visit_text(version, tokens, |version, row, end| reader.visit(version, row, end))?;
+    }
+    reader.found.reverse();
+    Ok(reader.found)
+}
+
+/// A part of a message.
+struct Piece {
+    /// `None`: it has no content.
+    content: Option<Vec<u8>>,
+    /// The tokens of which its content is the text, if it is made of tokens.
+    tokens: Option<Range<u64>>,
+}
+
+/// What was decoded of a row, each once for all its messages.
+#[derive(Default)]
+struct RowText {
+    tokens: Option<Vec<u32>>,
+    bytes: Option<Vec<u8>>,
+}
+
+impl RowText {
+    fn tokens(&mut self, row: &TextRow<'_>) -> Result<&[u32], IndexError> {
+        if self.tokens.is_none() {
+            self.tokens = Some(row.tokens(0, row.count)?);
+        }
+        Ok(self.tokens.as_deref().unwrap_or_default())
+    }
+}
+
+/// Collects the messages of a range, from the last one back.
+struct Reader<'v> {
+    vocabulary: &'v Vocabulary,
+    range: Range<u64>,
+    /// Most bytes.
+    most: usize,
+    bytes: usize,
+    /// The later parts of the message whose beginning comes next, the last one first.
+    later: Vec<Piece>,
+    found: Vec<KeptMessage>,
+}
+
+impl Reader<'_> {
+    /// Adds the messages of a row, of whose text the part up to position `end` remains; whether it needs the row before.
+    fn visit(&mut self, version: &str, row: &TextRow<'_>, end: u64) -> Result<bool, IndexError> {
+        let (mut number, mut text) = (row.messages, RowText::default());
+        for message in row.added_messages()?.into_iter().rev() {
+            let (of, continues) = (number.saturating_sub(1), message.continues);
+            if self.range.contains(&of) {
+                let piece = self.piece(row, &message, end, &mut text)?;
+                let more = message.more.as_ref().map_or(0, String::len);
+                self.bytes += piece.content.as_ref().map_or(0, Vec::len) + more;
+                if self.bytes > self.most {
+                    return Err(IndexError::Refused(StoreError::LongMessages { bound: self.most }));
+                }
+                self.later.push(piece);
+                if !continues {
+                    let found = self.message(version, message)?;
+                    self.found.push(found);
+                }
+            }
+            if !continues {
+                number = of;
+            }
+        }
+        Ok(number > self.range.start)
+    }
+
+    /// The message that begins with the last of the collected parts.
+    fn message(&mut self, version: &str, first: AddedMessage) -> Result<KeptMessage, IndexError> {
+        let pieces = std::mem::take(&mut self.later);
+        let ranges: Option<Vec<_>> = pieces.iter().map(|piece| piece.tokens.clone()).collect();
+        let tokens = ranges.and_then(|ranges| Some((ranges.last()?.start, ranges.first()?.end)));
+        let content: Vec<Vec<u8>> = pieces.into_iter().rev().filter_map(|piece| piece.content).collect();
+        let text = || String::from_utf8_lossy(&content.concat()).into_owned();
+        Ok(KeptMessage {
+            role: first.role,
+            content: (!content.is_empty()).then(text),
+            version: version_id(version).map_err(IndexError::Refused)?,
+            more: first.more,
+            tokens,
+        })
+    }
+
+    /// A part of a message, as far as its tokens come before position `end`. `text` keeps what was decoded of the row.
+    fn piece(
+        &self,
+        row: &TextRow<'_>,
+        message: &AddedMessage,
+        end: u64,
+        text: &mut RowText,
+    ) -> Result<Piece, IndexError> {
+        let of_text = |content| Piece { content, tokens: None };
+        Ok(match &message.content {
+            Content::Tokens(from, to) => {
+                let (from, to) = (*from, (*to).min(end.saturating_sub(row.kept)));
+                let to = to.max(from);
+                let tokens = text.tokens(row)?;
+                let part = |from: u64, to: u64| {
+                    let last = tokens.len() as u64;
+                    &tokens[from.min(last) as usize..to.min(last) as usize]
+                };
+                let mut bytes = Vec::new();
+                if message.role == Role::Assistant && !message.continues {
+                    // The answer shows a character whole that the text before it has begun.
+                    bytes = self.vocabulary.unfinished(part(from.saturating_sub(BEFORE), from));
+                }
+                bytes.extend(self.vocabulary.bytes_of(part(from, to)));
+                let at = |position: u64| row.kept.saturating_add(position).min(end);
+                Piece { content: Some(bytes), tokens: Some(at(from)..at(to)) }
+            }
+            Content::Bytes(from, to) => {
+                if text.bytes.is_none() {
+                    text.bytes = Some(self.vocabulary.bytes_of(text.tokens(row)?));
+                }
+                let bytes = text.bytes.as_deref().unwrap_or_default();
+                of_text(Some(bytes.get(*from as usize..*to as usize).unwrap_or_default().to_vec()))
+            }
+            Content::Text(text) => of_text(Some(text.clone().into_bytes())),
+            Content::None => of_text(None),
+        })
+    }
+}

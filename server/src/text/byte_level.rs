@@ -1,0 +1,140 @@
+//! Byte-level tokenizers in the format of Hugging Face's `tokenizers`.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use tokenizers::decoders::DecoderWrapper;
+
+use super::encoder::{Encoded, Encoder, Pace};
+use super::error::TextError;
+use super::split::{Splitter, ids, pieces};
+use super::vocabulary::{Vocabulary, byte_of};
+
+/// Longest piece of a text that can be cut nowhere, in bytes.
+const MAX_PIECE_BYTES: usize = 256 << 10;
+
+/// Longest text of a tokenizer whose texts cannot be cut, in bytes.
+const MAX_WHOLE_BYTES: usize = 1 << 20;
+
+/// A byte-level tokenizer.
+pub(super) struct ByteLevel {
+    inner: tokenizers::Tokenizer,
+    /// The same tokenizer, but treating the text of special tokens like any other text. Made on first use.
+    plain: OnceLock<tokenizers::Tokenizer>,
+    /// `None` if a text can only be encoded as a whole.
+    splitter: Option<Splitter>,
+}
+
+impl ByteLevel {
+    /// Reads the file `path`, a `tokenizer.json`, for a model of `vocab_size` tokens.
+    pub(super) fn load(path: &Path, vocab_size: usize) -> Result<(Self, Vocabulary), TextError> {
+        let bad = |reason: String| TextError::Contents { path: path.into(), reason };
+        let bytes = std::fs::read(path).map_err(|source| TextError::Read { path: path.into(), source })?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| bad(error.to_string()))?;
+        if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
+            return Err(bad("decoder must be ByteLevel".into()));
+        }
+        // A prompt must never be truncated or padded silently.
+        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        inner.with_padding(None);
+        let vocabulary = vocabulary(&inner, vocab_size).map_err(bad)?;
+        let splitter = Splitter::of(&inner, vocabulary.tokens().map(<[u8]>::len).max().unwrap_or(0));
+        Ok((Self { inner, plain: OnceLock::new(), splitter }, vocabulary))
+    }
+
+    /// The special tokens that come before every text, but not those after it.
+    pub(super) fn begin(&self) -> Result<Vec<u32>, TextError> {
+        let (bare, mut all) = (ids(&self.inner, "a", false)?, ids(&self.inner, "a", true)?);
+        let before = all.windows(bare.len().max(1)).position(|window| window == bare).unwrap_or(0);
+        all.truncate(before);
+        Ok(all)
+    }
+
+    fn tokenizer(&self, plain: bool) -> &tokenizers::Tokenizer {
+        if !plain {
+            return &self.inner;
+        }
+        self.plain.get_or_init(|| {
+            let mut plain = self.inner.clone();
+            plain.set_encode_special_tokens(true);
+            plain
+        })
+    }
+}
+
+impl Encoder for ByteLevel {
+    fn encode(&self, text: &str, whole: bool, plain: bool) -> Result<Vec<u32>, TextError> {
+        ids(self.tokenizer(plain), text, whole)
+    }
+
+    fn encode_in_pieces(
+        &self,
+        text: &str,
+        plain: bool,
+        pace: &mut Pace<'_>,
+        target: usize,
+    ) -> Result<Option<Encoded<'_>>, TextError> {
+        let splitter = match &self.splitter {
+            Some(splitter) if text.len() > target => splitter,
+            None if text.len() > MAX_WHOLE_BYTES => {
+                return Err(TextError::Bytes { most: MAX_WHOLE_BYTES, found: text.len() });
+            }
+            _ => return Ok(None),
+        };
+        let most = pace.most;
+        let too_many = |read| TextError::Tokens { most, read };
+        if splitter.longest.is_some_and(|longest| text.len() > most.saturating_mul(longest)) {
+            return Err(too_many(0));
+        }
+        let pieces = pieces(text, target);
+        if pieces.iter().any(|piece| piece.len() > MAX_PIECE_BYTES) {
+            return Err(TextError::Uncut { most: MAX_PIECE_BYTES });
+        }
+        let tokenizer = self.tokenizer(plain);
+        let mut all = Vec::new();
+        for (at, piece) in pieces.iter().enumerate() {
+            if at > 0 {
+                if all.len() > most {
+                    return Err(too_many(all.len()));
+                }
+                (pace.pause)();
+            }
+            all.extend(ids(tokenizer, piece, false)?);
+        }
+        Ok(Some(Encoded { ids: all, before: &splitter.before, after: &splitter.after }))
+    }
+
+    fn special(&self, id: u32) -> Option<&str> {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id)?;
+        added.special.then_some(added.content.as_str())
+    }
+
+    fn name(&self, id: u32) -> Option<String> {
+        Some(self.inner.id_to_token(id).unwrap_or_default())
+    }
+
+    fn id(&self, text: &str) -> Option<u32> {
+        self.inner.token_to_id(text)
+    }
+}
+
+/// The bytes of every token, or the reason why they do not fit a model of `vocab_size` tokens.
+fn vocabulary(tokenizer: &tokenizers::Tokenizer, vocab_size: usize) -> Result<Vocabulary, String> {
+    let mut tokens: Vec<Box<[u8]>> = vec![Box::default(); vocab_size];
+    let mut insert = |id: u32, bytes: Vec<u8>| match tokens.get_mut(id as usize) {
+        Some(token) => {
+            *token = bytes.into();
+            Ok(())
+        }
+        None => Err(format!("token ids must be below the model's vocab_size ({vocab_size}), found {id}")),
+    };
+    for (text, id) in tokenizer.get_vocab(false) {
+        let bytes = text.chars().map(byte_of).collect::<Option<Vec<u8>>>();
+        // A token outside the byte alphabet was added by hand and stands for its own text.
+        insert(id, bytes.unwrap_or_else(|| text.into_bytes()))?;
+    }
+    for (id, token) in tokenizer.get_added_tokens_decoder() {
+        insert(id, if token.special { Vec::new() } else { token.content.into_bytes() })?;
+    }
+    Ok(Vocabulary::new(tokens))
+}

@@ -1,0 +1,249 @@
+//! Where a long text can be cut so that the tokens of its pieces are those of the whole.
+//!
+//! A byte-level tokenizer finds the words of a text with a regular expression and merges bytes within each word only. In
+//! the expressions below, no word reaches over two kinds of places: between a character that is no whitespace and a
+//! space, and between a letter or digit and a line break or punctuation. Nothing in them depends on the text before a
+//! word, so the rest of the text has the same words on its own. For all other tokenizers nothing is known.
+
+use serde_json::{Value, json};
+use tokenizers::models::ModelWrapper;
+
+use super::error::TextError;
+
+/// The expressions of Qwen 2 and Llama 3, as the first of two pre-tokenizers. The one of GPT-2 is part of `ByteLevel`.
+const EXPRESSIONS: [&str; 2] = [
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+];
+
+/// Before these, a text may be cut after a letter or a digit. None combines with a character before it, and added tokens
+/// rarely have them.
+const SEPARATORS: &str = "\n\r.,;:!?\u{3001}\u{3002}\u{ff0c}\u{ff01}\u{ff1f}\u{ff1b}\u{ff1a}\u{300c}\u{300d}";
+
+/// What is known of a tokenizer whose texts can be cut.
+pub(super) struct Splitter {
+    /// The special tokens before and after every text.
+    pub(super) before: Vec<u32>,
+    pub(super) after: Vec<u32>,
+    /// Most bytes of a text that become one token; `None` if the tokenizer changes texts first.
+    pub(super) longest: Option<usize>,
+}
+
+impl Splitter {
+    /// `None` if nothing is known of the tokenizer. `longest` is the length of its longest token.
+    pub(super) fn of(tokenizer: &tokenizers::Tokenizer, longest: usize) -> Option<Self> {
+        let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
+        let pre_tokenizer = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
+        let by_words = matches!(tokenizer.get_model(), ModelWrapper::BPE(model) if model.dropout.is_none());
+        let known =
+            by_words && (normalizer.is_null() || normalizer == json!({"type": "NFC"})) && is_known(&pre_tokenizer);
+        // An added token is found before all words, and must not reach over a cut.
+        let added = tokenizer.get_added_tokens_decoder();
+        let apart = added
+            .values()
+            .all(|token| !(token.rstrip || token.lstrip || token.single_word) && cuts(&token.content).next().is_none());
+        if !known || !apart {
+            return None;
+        }
+        let longest = added.values().map(|token| token.content.len()).fold(longest, usize::max);
+        let (before, after) = around(tokenizer)?;
+        Some(Self { before, after, longest: normalizer.is_null().then_some(longest) })
+    }
+}
+
+fn is_known(pre_tokenizer: &Value) -> bool {
+    let byte_level = |it: &Value, words: bool| {
+        it["type"] == "ByteLevel" && it["add_prefix_space"] == false && it["use_regex"] == words
+    };
+    let split = |it: &Value| {
+        let expression = it["pattern"]["Regex"].as_str();
+        let known = expression.is_some_and(|expression| EXPRESSIONS.contains(&expression));
+        it["type"] == "Split" && known && it["behavior"] == "Isolated" && it["invert"] == false
+    };
+    match pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice) {
+        Some([first, second]) => pre_tokenizer["type"] == "Sequence" && split(first) && byte_level(second, false),
+        Some(_) => false,
+        None => byte_level(pre_tokenizer, true),
+    }
+}
+
+/// The special tokens before and after every text; `None` if they depend on the text.
+fn around(tokenizer: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
+    let wrapped = |text: &str| {
+        let (bare, all) = (ids(tokenizer, text, false).ok()?, ids(tokenizer, text, true).ok()?);
+        let at = all.windows(bare.len().max(1)).position(|window| window == bare)?;
+        Some((all[..at].to_vec(), all[at + bare.len()..].to_vec()))
+    };
+    wrapped("a").filter(|found| wrapped("b c, d").as_ref() == Some(found))
+}
+
+/// The places at which `text` can be cut, from its beginning.
+fn cuts(text: &str) -> impl Iterator<Item = usize> {
+    let mut before = text.chars().next();
+    text.char_indices().skip(1).filter_map(move |(at, next)| {
+        let previous = before.replace(next)?;
+        is_cut(previous, next).then_some(at)
+    })
+}
+
+fn is_cut(previous: char, next: char) -> bool {
+    if next == ' ' {
+        return !previous.is_whitespace();
+    }
+    // Letters that are certainly letters to the expressions: marks, for example, go with punctuation.
+    let letter = previous.is_ascii_alphanumeric()
+        || matches!(previous, '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}' | '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}');
+    letter && SEPARATORS.contains(next)
+}
+
+/// The pieces of `text`, each of at most `target` bytes where it can be cut so, else as short as it can be.
+pub(super) fn pieces(text: &str, target: usize) -> Vec<&str> {
+    let (mut pieces, mut start, mut last) = (Vec::new(), 0, 0);
+    for cut in cuts(text).chain([text.len()]) {
+        if cut - start > target && last > start {
+            pieces.push(&text[start..last]);
+            start = last;
+        }
+        last = cut;
+    }
+    pieces.push(&text[start..]);
+    pieces
+}
+
+/// The ids of `text`; with `special`, those of the special tokens around it too.
+pub(super) fn ids(tokenizer: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+    let encoding = tokenizer.encode_fast(text, special).map_err(|error| TextError::Encode(error.to_string()))?;
+    Ok(encoding.get_ids().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::path::Path;
+    use std::str::FromStr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The shipped tokenizer with another pre-tokenizer and another normalizer.
+    fn tokenizer(pre_tokenizer: &Value, normalizer: &Value) -> tokenizers::Tokenizer {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny/tokenizer.json");
+        let mut all: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        all["pre_tokenizer"] = pre_tokenizer.clone();
+        all["normalizer"] = normalizer.clone();
+        let added = json!({"id": 1, "content": "<|tool|>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": true, "special": false});
+        all["added_tokens"].as_array_mut().unwrap().push(added);
+        tokenizers::Tokenizer::from_str(&all.to_string()).unwrap()
+    }
+
+    fn byte_level(words: bool) -> Value {
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": words})
+    }
+
+    fn split(expression: &str) -> Value {
+        let first = json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
+        json!({"type": "Sequence", "pretokenizers": [first, byte_level(false)]})
+    }
+
+    fn known() -> Vec<tokenizers::Tokenizer> {
+        let ways = EXPRESSIONS.iter().map(|expression| split(expression)).chain([byte_level(true)]);
+        let normalizers = [Value::Null, json!({"type": "NFC"})];
+        ways.flat_map(|way| normalizers.iter().map(move |normalizer| tokenizer(&way, normalizer))).collect()
+    }
+
+    /// Texts of characters that meet at the borders of words.
+    fn texts() -> impl Strategy<Value = String> {
+        let parts = [
+            " ",
+            "  ",
+            "\n",
+            "\r\n",
+            "\t",
+            "\u{a0}",
+            "\u{3000}",
+            "a",
+            "Once",
+            "s",
+            "'s",
+            "'",
+            "'LL",
+            "1",
+            "12",
+            "1234",
+            ".",
+            "...",
+            ",",
+            "<",
+            "<|endoftext|>",
+            "<|tool|>",
+            "|>",
+            "\u{e9}",
+            "e\u{301}",
+            "\u{301}",
+            "\u{338}",
+            "=",
+            "\u{930}\u{93e}",
+            "\u{65e5}",
+            "\u{672c}",
+            "\u{3002}",
+            "\u{304b}",
+            "\u{3099}",
+            "\u{1f980}",
+            "\u{200d}",
+            "\u{b2}",
+            "\u{2160}",
+            "_",
+            "\u{130}",
+            "\u{d55c}",
+            "\u{1100}",
+            "\u{1161}",
+        ];
+        proptest::collection::vec(prop::sample::select(parts.to_vec()), 0..60).prop_map(|parts| parts.concat())
+    }
+
+    #[test]
+    fn the_tokens_of_the_pieces_are_those_of_the_whole() {
+        let tokenizers = known();
+        assert!(tokenizers.iter().all(|tokenizer| Splitter::of(tokenizer, 14).is_some()));
+        let config = ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() };
+        let cut = Cell::new(0);
+        proptest!(config, |(text in texts(), target in 1..12_usize)| {
+            let pieces = pieces(&text, target);
+            prop_assert_eq!(pieces.concat(), text.as_str());
+            cut.set(cut.get() + pieces.len() - 1);
+            for tokenizer in &tokenizers {
+                let whole = ids(tokenizer, &text, false).unwrap();
+                let parts: Vec<u32> = pieces.iter().flat_map(|piece| ids(tokenizer, piece, false).unwrap()).collect();
+                prop_assert_eq!(whole, parts, "{:?}", &pieces);
+            }
+        });
+        assert!(cut.get() > 2000, "{} cuts", cut.get());
+    }
+
+    #[test]
+    fn nothing_is_known_of_other_tokenizers() {
+        let prefixed = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+        for (way, normalizer) in [
+            (prefixed, Value::Null),
+            (byte_level(false), Value::Null),
+            (split("."), Value::Null),
+            (byte_level(true), json!({"type": "Lowercase"})),
+        ] {
+            assert!(Splitter::of(&tokenizer(&way, &normalizer), 14).is_none(), "{way} {normalizer}");
+        }
+        let mut stripping = tokenizer(&byte_level(true), &Value::Null);
+        stripping.add_tokens([tokenizers::AddedToken::from("<|strip|>", false).rstrip(true)]).unwrap();
+        assert!(Splitter::of(&stripping, 14).is_none());
+    }
+
+    #[test]
+    fn pieces_are_short_where_the_text_can_be_cut() {
+        let text = "word ".repeat(1000) + &"1".repeat(500) + " end";
+        let pieces = pieces(&text, 64);
+        assert_eq!(pieces.concat(), text);
+        assert!(pieces.iter().filter(|piece| piece.len() > 64).count() == 1);
+        assert!(pieces.iter().any(|piece| piece.len() == 501));
+    }
+}

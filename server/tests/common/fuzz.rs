@@ -1,0 +1,71 @@
+//! A small mutational fuzzer. Without `TIDEGATE_FUZZ_SECONDS` it tries the same few hundred inputs on each run; with it,
+//! new ones for that time.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// Inputs of a run without a time.
+const INPUTS: u64 = 300;
+/// Most changes made to one input.
+const CHANGES: usize = 6;
+/// Longest input in bytes.
+const LONGEST: usize = 64 << 10;
+
+/// An input to try.
+pub(crate) struct Input {
+    /// Makes the same input again.
+    pub(crate) number: u64,
+    /// The index of the seed that was changed.
+    pub(crate) seed: usize,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// The inputs to try: each is one of `seeds` with some random changes, in which `words` may be inserted.
+pub(crate) fn inputs(seeds: &[Vec<u8>], words: &[&str]) -> impl Iterator<Item = Input> {
+    let limit =
+        std::env::var("TIDEGATE_FUZZ_SECONDS").ok().map(|seconds| seconds.parse().expect("a number of seconds"));
+    let (clock, first) = (Instant::now(), if limit.is_some() { rand::rng().random::<u32>().into() } else { 0 });
+    let mut tried = 0;
+    (first..).map(|number| input(number, seeds, words)).take_while(move |_| {
+        let goes_on = limit.map_or(tried < INPUTS, |seconds| clock.elapsed() < Duration::from_secs(seconds));
+        tried += u64::from(goes_on);
+        if !goes_on {
+            println!("tried {tried} inputs");
+        }
+        goes_on
+    })
+}
+
+fn input(number: u64, seeds: &[Vec<u8>], words: &[&str]) -> Input {
+    let mut rng = StdRng::seed_from_u64(number);
+    let seed = rng.random_range(0..seeds.len());
+    let mut bytes = seeds[seed].clone();
+    for _ in 0..rng.random_range(1..=CHANGES) {
+        let at = rng.random_range(0..=bytes.len());
+        let end = rng.random_range(at..=bytes.len().min(at + 32));
+        match rng.random_range(0..7) {
+            0 if at < bytes.len() => bytes[at] ^= 1 << rng.random_range(0..8),
+            1 if at < bytes.len() => bytes[at] = [0, 1, 0x7f, 0x80, 0xff, b'"', b'{', b'}'][rng.random_range(0..8)],
+            2 => drop(bytes.drain(at..end)),
+            3 => {
+                let copy = bytes[at..end].repeat(rng.random_range(1..=8));
+                bytes.splice(at..at, copy);
+            }
+            4 => bytes.truncate(at),
+            5 => {
+                let other = &seeds[rng.random_range(0..seeds.len())];
+                let from = rng.random_range(0..=other.len());
+                bytes.splice(at..end, other[from..other.len().min(from + 64)].iter().copied());
+            }
+            _ => {
+                let word = if words.is_empty() { "" } else { words[rng.random_range(0..words.len())] };
+                bytes.splice(at..end, word.bytes());
+            }
+        }
+        bytes.truncate(LONGEST);
+    }
+    Input { number, seed, bytes }
+}

@@ -1,0 +1,97 @@
+"""The golden fixture of Mamba-2: a tiny random model, and what PyPI's `transformers` (pure PyTorch on the CPU) makes of it.
+
+`config.json` and `model.safetensors` are a checkpoint in the layout that is published on Hugging Face;
+`golden.safetensors` has `ids`, int64 (1000), and for each NORM of `whole` and `groups`, each J of `AFTER`, each layer N:
+
+    NORM.J.logits      f32 (vocab), after the first J tokens
+    NORM.J.N.s         f32 (heads, state_size, head_dim), a row for each number of B, after J tokens
+    NORM.J.N.inputs    f32 (conv_kernel - 1, channels), the last inputs of the convolution, oldest first
+
+`transformers` 5 norms the channels of each group of heads apart (`groups`), as the package `mamba_ssm` does, with which
+models with several groups were trained. Older versions norm all channels together; `whole` has a gated norm of one group.
+
+`python -m tidegate_training.mamba2_fixture` rewrites them in `model/tests/fixtures-mamba2`; it needs `pip install
+'transformers>=5.23'`, which nothing else does.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+AFTER = (1, 10, 1000)
+CONFIG = {
+    "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "vocab_size": 97, "hidden_size": 32,
+    "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "expand": 2, "state_size": 12, "n_groups": 2, "conv_kernel": 4,
+    "chunk_size": 64, "layer_norm_epsilon": 1e-5, "use_bias": True, "use_conv_bias": True, "hidden_act": "silu",
+    "rms_norm": True, "residual_in_fp32": True, "time_step_limit": [0.01, 2.0], "tie_word_embeddings": False,
+    "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "torch_dtype": "bfloat16",
+}
+
+
+def model() -> torch.nn.Module:
+    """The model of `transformers`, its weights not set."""
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    keys = {name: value for name, value in CONFIG.items() if name not in ("architectures", "model_type", "torch_dtype")}
+    return Mamba2ForCausalLM(Mamba2Config(**keys | {"time_step_limit": tuple(CONFIG["time_step_limit"])})).float().eval()
+
+
+def weights(shapes: dict[str, Tensor], gen: torch.Generator) -> dict[str, Tensor]:
+    """Random tensors in bf16 of these names and shapes, nowhere all zeros or ones."""
+    out = {}
+    for name, x in sorted(shapes.items()):
+        # Of norms, D, A_log (half-lives from less than a token to some dozens), dt_bias, biases, and matrices.
+        mean, scale = 0.0, x.shape[-1] ** -0.5
+        if name.endswith(("norm.weight", "norm_f.weight", "mixer.D")):
+            mean, scale = 1.0, 0.2
+        elif name.endswith("A_log"):
+            mean, scale = 0.0, 0.6
+        elif name.endswith("dt_bias"):
+            mean, scale = -1.5, 1.0
+        elif name.endswith(".bias"):
+            scale = 0.2
+        out[name] = (mean + scale * torch.randn(x.shape, generator=gen)).bfloat16()
+    return out
+
+
+def golden(net: torch.nn.Module, ids: Tensor, norm: str) -> dict[str, Tensor]:
+    """Logits and states of the model, each text read at once."""
+    out = {}
+    for after in AFTER:
+        read = net(ids[None, :after], use_cache=True)
+        out[f"{norm}.{after}.logits"] = read.logits[0, -1]
+        for n, layer in enumerate(read.cache_params.layers):
+            # (1, heads, head_dim, state_size) and (1, channels, conv_kernel): one input more than the next token needs.
+            out[f"{norm}.{after}.{n}.s"] = layer.recurrent_states[0][0].transpose(1, 2)
+            out[f"{norm}.{after}.{n}.inputs"] = layer.conv_states[0][0, :, 1:].t()
+    return {name: x.detach().float().clone().contiguous() for name, x in out.items()}
+
+
+@torch.no_grad()
+def write(out: Path) -> None:
+    """Writes the folder, always with the same weights and ids."""
+    gen = torch.Generator().manual_seed(2024)
+    net = model()
+    tensors = weights(net.state_dict(), gen)
+    net.load_state_dict({name: x.float() for name, x in tensors.items()})
+    ids = torch.randint(CONFIG["vocab_size"], (AFTER[-1],), generator=gen)
+    content = {"ids": ids} | golden(net, ids, "groups")
+    inner = CONFIG["num_heads"] * CONFIG["head_dim"]
+    for layer in net.backbone.layers:
+        assert layer.mixer.norm.group_size == inner // CONFIG["n_groups"]
+        layer.mixer.norm.group_size = inner
+    content |= golden(net, ids, "whole")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
+    for name, parts in (("model", tensors), ("golden", content)):
+        save_file(parts, out / f"{name}.safetensors", metadata={"format": "pt"})
+        (out / f"{name}.safetensors").chmod(0o644)
+
+
+if __name__ == "__main__":
+    write(Path(__file__).resolve().parents[3] / "model" / "tests" / "fixtures-mamba2")
