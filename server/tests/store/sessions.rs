@@ -211,7 +211,8 @@ async fn sessions_are_listed_in_order_of_creation() {
 async fn a_session_expires_unless_it_is_used() {
     let every = Duration::from_millis(50);
     let (store, objects) = seen(StoreOptions { sweep_every: every, ..in_memory() }).await;
-    let short = Some(Duration::from_secs(1));
+    // Much longer than the pauses below, so that a busy machine keeps `used` in time.
+    let short = Some(Duration::from_secs(4));
     let start = || tidegate_server::session::NewSession { ttl: short, ..new(Start::Snapshot(snapshot(1))) };
     let used = store.create(ANN, start()).await.expect("a session");
     let left = store.create(ANN, start()).await.expect("a session");
@@ -223,7 +224,7 @@ async fn a_session_expires_unless_it_is_used() {
     let update =
         store.update(ANN, &patched, Patch { metadata, ttl: Some(None), ..Patch::default() }).await.expect("updated");
     assert_eq!((update.expires, update.metadata.len()), (None, 1));
-    for _ in 0..8 {
+    for _ in 0..24 {
         tokio::time::sleep(Duration::from_millis(200)).await;
         head(&store, ANN, &used.id).await;
     }
@@ -239,7 +240,7 @@ async fn a_session_expires_unless_it_is_used() {
 #[tokio::test]
 async fn a_response_keeps_its_snapshot_until_it_expires() {
     let every = Duration::from_millis(50);
-    let ttl = Duration::from_millis(1500);
+    let ttl = Duration::from_secs(4);
     let options = StoreOptions { sweep_every: every, response_ttl: ttl, receipt_ttl: ttl, ..in_memory() };
     let (store, objects) = seen(options).await;
     let (kept, removed) = (ResponseId::new(), ResponseId::new());

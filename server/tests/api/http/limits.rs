@@ -170,12 +170,12 @@ async fn a_body_that_trickles_in_is_408() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_ends_at_its_time_limit() {
-    let limits = ApiOptions { max_time: Some(Duration::from_millis(300)), ..ApiOptions::default() };
+    let limits = ApiOptions { max_time: Some(Duration::from_secs(1)), ..ApiOptions::default() };
     let state = api(limits, Duration::from_millis(5));
     let body = json!({"prompt": [1], "max_tokens": 100_000, "ignore_eos": true});
     let start = Instant::now();
     let (status, answer) = timeout(SOON, post(&state, body.clone())).await.expect("the text ends in time");
-    assert!(start.elapsed() >= Duration::from_millis(300));
+    assert!(start.elapsed() >= Duration::from_secs(1));
     assert_eq!(status, StatusCode::OK);
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     let tokens = answer["usage"]["completion_tokens"].as_u64().unwrap();
