@@ -29,6 +29,20 @@ impl GrammarRequest {
         Self { spec, param, path: path.into() }
     }
 
+    /// Whether the answer is nothing but JSON.
+    pub(super) fn is_json(&self) -> bool {
+        self.spec.is_json()
+    }
+
+    /// What is known of the grammar.
+    pub(super) fn find(self, served: &Served) -> Result<GrammarLookup, ApiError> {
+        match served.grammars.cached(&self.spec) {
+            Ok(Some(grammar)) => Ok(GrammarLookup::Compiled(grammar)),
+            Ok(None) => Ok(GrammarLookup::Missing(self)),
+            Err(error) => Err(self.refused(&error)),
+        }
+    }
+
     fn refused(&self, error: &GrammarError) -> ApiError {
         let Self { param, path, .. } = self;
         let message = format!("{path} {error}");
@@ -51,8 +65,8 @@ pub(in crate::api) struct GrammarParameters {
 
 impl GrammarParameters {
     /// The grammar of a request's answers: that of its tools, or the one it asks for. If it asks for JSON and has tools, an
-    /// answer is calls or JSON, unless it has to be a call. To be called on a thread for blocking work.
-    pub(super) fn find(self, tools: Option<&mut Tools>, served: &Served) -> Result<GrammarLookup, ApiError> {
+    /// answer is calls or JSON, unless it has to be a call.
+    pub(super) fn of(self, tools: Option<&mut Tools>) -> Result<Option<GrammarRequest>, ApiError> {
         let request = match (self.grammar, tools) {
             (grammar, None) => grammar,
             (None, Some(tools)) => Some(GrammarRequest::new(tools.grammar(), "tools", "tools")),
@@ -65,15 +79,12 @@ impl GrammarParameters {
                 Some(GrammarRequest::new(tools.grammar(), param, format!("{path} with tools")))
             }
         };
-        let Some(mut request) = request else { return Ok(GrammarLookup::Absent) };
-        if !self.additional_properties {
-            request.spec = request.spec.without_additional_properties();
-        }
-        match served.grammars.cached(&request.spec) {
-            Ok(Some(grammar)) => Ok(GrammarLookup::Compiled(grammar)),
-            Ok(None) => Ok(GrammarLookup::Missing(request)),
-            Err(error) => Err(request.refused(&error)),
-        }
+        Ok(request.map(|request| {
+            if self.additional_properties {
+                return request;
+            }
+            GrammarRequest { spec: request.spec.without_additional_properties(), ..request }
+        }))
     }
 }
 

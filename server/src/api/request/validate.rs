@@ -56,6 +56,8 @@ pub(in crate::api) struct TextRequest {
     pub(in crate::api) collected: bool,
     pub(in crate::api) grammar: GrammarParameters,
     pub(in crate::api) tools: Option<Tools>,
+    /// Whether the answers are nothing but JSON. [`Self::find_grammar`] finds out.
+    only_json: bool,
 }
 
 impl TextRequest {
@@ -78,12 +80,17 @@ impl TextRequest {
             collected: true,
             grammar: GrammarParameters::default(),
             tools: None,
+            only_json: false,
         }
     }
 
     /// What is known of the grammar, which [`Self::validate`] takes compiled. To be called on a thread for blocking work.
     pub(in crate::api) fn find_grammar(&mut self, served: &Served) -> Result<GrammarLookup, ApiError> {
-        std::mem::take(&mut self.grammar).find(self.tools.as_mut(), served)
+        let Some(grammar) = std::mem::take(&mut self.grammar).of(self.tools.as_mut())? else {
+            return Ok(GrammarLookup::Absent);
+        };
+        self.only_json = grammar.is_json();
+        grammar.find(served)
     }
 
     /// Checks the request against what is served, the conversation that it continues, and the quota of its key. To be
@@ -95,7 +102,7 @@ impl TextRequest {
         grammar: Option<Arc<dyn Grammar>>,
         auth: Option<&AuthContext>,
     ) -> Result<ValidRequest, ApiError> {
-        let Self { names, choices, logprobs, echo, collected, tools, .. } = self;
+        let Self { names, choices, logprobs, echo, collected, tools, only_json, .. } = self;
         if let Some(model) = &self.model {
             served.check_name(model, Some("model"))?;
         }
@@ -188,6 +195,7 @@ impl TextRequest {
             held_bytes,
             held_states,
             tools,
+            only_json,
         })
     }
 }
@@ -275,6 +283,8 @@ pub(in crate::api) struct ValidRequest {
     /// Bytes of states that are held until the last text has ended.
     pub(in crate::api) held_states: u64,
     pub(in crate::api) tools: Option<Tools>,
+    /// Whether the answers are nothing but JSON.
+    pub(in crate::api) only_json: bool,
 }
 
 impl ValidRequest {

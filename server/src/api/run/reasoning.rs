@@ -46,8 +46,12 @@ pub(in crate::api) struct ReasoningSplitter {
 }
 
 impl ReasoningSplitter {
-    /// A splitter for the answers to a conversation; none if the model's answers have no reasoning.
+    /// A splitter for the answers to a conversation; none if they have no reasoning, because the model does not reason or
+    /// its grammar allows only JSON.
     pub(in crate::api) fn of(request: &ValidRequest) -> Option<Self> {
+        if request.only_json {
+            return None;
+        }
         request.served.template.as_deref().filter(|template| template.has_reasoning())?;
         let prompt = request.prompts.first().map_or(&[][..], Vec::as_slice);
         let last = &prompt[prompt.len().saturating_sub(LAST)..];

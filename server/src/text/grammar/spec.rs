@@ -44,6 +44,16 @@ pub enum GrammarSpec {
 }
 
 impl GrammarSpec {
+    /// Whether every text that it allows is JSON.
+    #[must_use]
+    pub fn is_json(&self) -> bool {
+        match self {
+            Self::JsonSchema(_) | Self::JsonObject => true,
+            Self::Calls(calls) => calls.instead != Instead::Text,
+            Self::Regex(_) | Self::Lark(_) | Self::Choice(_) => false,
+        }
+    }
+
     /// The grammar, in which an object has no other properties than its schema names, unless the schema allows them.
     #[must_use]
     pub fn without_additional_properties(self) -> Self {

@@ -148,6 +148,32 @@ async fn an_answer_ends_before_the_next_turn_and_its_reasoning_is_apart() {
 }
 
 #[tokio::test]
+async fn json_is_the_answer_even_where_the_prompt_opens_the_reasoning() {
+    let (app, _model) = served().await;
+    let tool = json!({"type": "function", "function": {"name": "depth", "parameters": {"type": "object"}}});
+    let asking = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200,
+        "chat_template_kwargs": {"enable_thinking": true}});
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": [[1, 2]]}}});
+    for (more, calls) in [
+        (json!({"response_format": schema}), false),
+        (json!({"response_format": schema, "tools": [tool], "tool_choice": "none"}), false),
+        (json!({"tools": [tool], "tool_choice": "required"}), true),
+    ] {
+        let answer = ok(&app, "/v1/chat/completions", with(asking.clone(), more)).await;
+        let message = &answer["choices"][0]["message"];
+        assert!(message["reasoning_content"].is_null(), "{answer}");
+        if calls {
+            assert_eq!(message["tool_calls"][0]["function"]["name"], "depth", "{answer}");
+        } else {
+            assert_eq!(
+                message["content"].as_str().map(|text| text.replace(char::is_whitespace, "")),
+                Some("[1,2]".into())
+            );
+        }
+    }
+}
+
+#[tokio::test]
 async fn tools_are_described_and_called_in_the_form() {
     let (app, _model) = served().await;
     let tool = json!({"type": "function", "function": {"name": "depth", "parameters": {"type": "object"}}});
