@@ -57,7 +57,7 @@ pub(in crate::api) struct TextRequest {
     pub(in crate::api) grammar: GrammarParameters,
     pub(in crate::api) tools: Option<Tools>,
     /// Whether the answers are nothing but JSON. [`Self::find_grammar`] finds out.
-    only_json: bool,
+    pub(in crate::api) only_json: bool,
 }
 
 impl TextRequest {
