@@ -35,7 +35,8 @@ use middleware::cors::cors;
 use middleware::head_size::limit_head;
 use middleware::panics::catch_panic;
 use middleware::trace::trace;
-use routes::Routes;
+use openapi::document::Description;
+use routes::ROUTES;
 
 pub use auth::keys::{Keys, KeysError};
 pub use auth::scope::{Access, Scope};
@@ -47,15 +48,17 @@ pub use state::{ApiOptions, AppState, Served};
 
 /// The pattern of every path, and the access that it needs.
 pub fn paths() -> Vec<(String, Access)> {
-    routes::all().access.into_iter().collect()
+    ROUTES.access.iter().map(|(path, access)| (path.clone(), *access)).collect()
 }
 
 /// Every route, with its middleware. Each layer wraps those before it.
 pub(crate) fn router(state: AppState) -> Router {
     let options = state.options();
-    let Routes { router, access, description } = routes::all();
-    let auth = Auth { state: state.clone(), access: Arc::new(access) };
-    let router = router
+    let auth = Auth { state: state.clone(), access: &ROUTES.access };
+    let description = Description::new(&ROUTES.description);
+    let router = ROUTES
+        .router
+        .clone()
         .fallback(service::not_found)
         .method_not_allowed_fallback(service::method_not_allowed)
         .layer(Extension(Arc::new(description)))

@@ -1,15 +1,17 @@
 //! Every route, with the access that it needs. A handler declares its path, method and schemas itself.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use axum::Router;
+use serde_json::Value;
 use utoipa::openapi::path::Paths;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
 use super::auth::scope::{Access, Scope};
 use super::formats::{anthropic, input_tokens, llamacpp, responses, tokenizer_info, tokens};
-use super::openapi::document::{self, Description};
+use super::openapi::document;
 use super::run::resume;
 use super::state::AppState;
 use super::{generation, metrics, pages, service, sessions};
@@ -18,11 +20,12 @@ use super::{generation, metrics, pages, service, sessions};
 pub(super) struct Routes {
     pub(super) router: Router<AppState>,
     pub(super) access: BTreeMap<String, Access>,
-    pub(super) description: Description,
+    /// The OpenAPI description of the routes, without what the model adds.
+    pub(super) description: Value,
 }
 
-/// Every route.
-pub(super) fn all() -> Routes {
+/// Every route. Their description is put together once in the life of the program.
+pub(super) static ROUTES: LazyLock<Routes> = LazyLock::new(|| {
     let public = OpenApiRouter::new()
         .routes(routes!(pages::playground))
         .routes(routes!(pages::playground_file))
@@ -78,9 +81,9 @@ pub(super) fn all() -> Routes {
         router = router.merge(group);
     }
     let (router, openapi) = router.split_for_parts();
-    let description = Description::new(openapi, |path| access.get(path) == Some(&Access::Public));
+    let description = document::describe(openapi, |path| access.get(path) == Some(&Access::Public));
     Routes { router, access, description }
-}
+});
 
 /// A route under another path, with another operation id.
 fn alias(

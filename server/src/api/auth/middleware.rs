@@ -22,7 +22,7 @@ use crate::api::state::AppState;
 pub(in crate::api) struct Auth {
     pub(in crate::api) state: AppState,
     /// The access to each route, by the pattern of its path.
-    pub(in crate::api) access: Arc<BTreeMap<String, Access>>,
+    pub(in crate::api) access: &'static BTreeMap<String, Access>,
 }
 
 /// Passes on the requests that are allowed and answers all others.

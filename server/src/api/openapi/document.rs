@@ -34,19 +34,23 @@ const TAGS: [(&str, &str); 5] = [
 
 /// The routes as they are declared, and the JSON that is made of them once the model is loaded.
 pub(in crate::api) struct Description {
-    routes: Value,
+    routes: &'static Value,
     json: OnceLock<Bytes>,
 }
 
+/// The description of the routes as they are declared. `is_public` says which paths need no API key.
+pub(in crate::api) fn describe(routes: OpenApi, is_public: impl Fn(&str) -> bool) -> Value {
+    let mut document = serde_json::to_value(frame().merge_from(routes)).expect("a description becomes JSON");
+    if let Some(paths) = document["paths"].as_object_mut() {
+        *paths = std::mem::take(paths).into_iter().map(|(path, item)| complete_path(&path, item, &is_public)).collect();
+    }
+    document
+}
+
 impl Description {
-    /// `is_public` says which paths need no API key.
-    pub(in crate::api) fn new(routes: OpenApi, is_public: impl Fn(&str) -> bool) -> Self {
-        let mut document = serde_json::to_value(frame().merge_from(routes)).expect("a description becomes JSON");
-        if let Some(paths) = document["paths"].as_object_mut() {
-            *paths =
-                std::mem::take(paths).into_iter().map(|(path, item)| complete_path(&path, item, &is_public)).collect();
-        }
-        Self { routes: document, json: OnceLock::new() }
+    /// From what [`describe`] returned.
+    pub(in crate::api) fn new(routes: &'static Value) -> Self {
+        Self { routes, json: OnceLock::new() }
     }
 
     /// The route that a client may have meant by `path`.
