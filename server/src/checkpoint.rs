@@ -33,6 +33,7 @@ pub use choice::{DeviceChoice, DeviceChoiceError};
 pub use cuda::OpenCuda;
 pub use device::OpenDevice;
 pub use error::{DeviceError, OpenError};
+pub use supported::{refused_config, refused_gguf, refused_type};
 
 /// Default number of conversations that run at once on a CPU: more of them slow each other down.
 pub const CPU_SLOTS: usize = 64;
@@ -103,6 +104,15 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
     // Opening a GPU takes longer.
     supported::check(folder)?;
     open_on(folder, &options.device.open()?, options)
+}
+
+/// Whether [`open`] would take what is in `folder`: reads the config and the headers of the weights.
+///
+/// # Errors
+/// The reason.
+pub fn check(folder: &Path) -> Result<(), OpenError> {
+    supported::check(folder)?;
+    Ok(checkpoint::Stored::open(folder).map(drop)?)
 }
 
 /// What the checkpoint in `folder` is going to take of the process's memory; zeros if it runs on another device.

@@ -141,8 +141,7 @@ pub(crate) fn reload_on_sighup(state: AppState, tls: Option<Tls>, args: ServeArg
 }
 
 async fn reload_models(state: &AppState, args: ServeArgs) {
-    let listed = tokio::task::spawn_blocking(move || models::sources(&args)).await;
-    match listed.map_err(anyhow::Error::from).flatten() {
+    match models::apart(move || models::sources(models::listed(&args)?)).await {
         Ok(sources) => {
             let count = sources.len();
             let loaded = state.reload_models(sources).await;

@@ -1,4 +1,5 @@
-//! The `tidegate` command: `serve`, `generate`, `chat`, `bench` and `sessions`, and what its command line prints about itself.
+//! The `tidegate` command: `serve`, `generate`, `chat`, `bench`, `pull`, `models` and `sessions`, and what its command line
+//! prints about itself.
 
 mod bench;
 mod chat;
@@ -6,6 +7,7 @@ mod cli;
 mod generate;
 mod health;
 mod http;
+mod hub;
 mod log;
 mod models;
 mod sessions_command;
@@ -35,8 +37,8 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, error, info, warn};
 
-use cli::{Cli, Command, LogArgs, LogFormat, ModelArgs, ServeArgs, Switch};
-use models::{CheckpointLoader, Given};
+use cli::{Cli, Command, LogArgs, LogFormat, ModelArgs, ModelsOutput, ServeArgs, Switch};
+use models::{CheckpointLoader, Given, apart, sources};
 use telemetry::Telemetry;
 
 /// Time for turns to end as they are after `--drain-seconds`, for connections to close, and for an aborted engine's last step.
@@ -78,14 +80,15 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Generate(args) => {
             log::start(&args.log, "warn")?;
             start_threads(&args.model)?;
-            let (folder, _) = models::one(&args.model)?;
+            let (folder, _) = models::find(&args.model)?;
             generate::generate(args, &folder)?;
         }
         Command::Chat(args) => {
             keep_files_private();
             log::start(&args.log, "warn")?;
             start_threads(&args.model)?;
-            if !chat::run(&args, &models::one(&args.model)?.0)? {
+            let (folder, name) = models::find(&args.model)?;
+            if !chat::run(&args, &folder, name)? {
                 return Ok(ExitCode::FAILURE);
             }
         }
@@ -98,12 +101,25 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Completions { shell } => cli::print_completions(Cli::definition(), shell)?,
         Command::Man { command } => cli::print_man_page(Cli::definition(), command.as_deref())?,
         // If clap read TIDEGATE_MODEL here, it would conflict with `--shape`.
-        Command::Bench(args) => {
+        Command::Bench(mut args) => {
             log::start(&LogArgs { log_format: LogFormat::Human, log: None }, "warn")?;
+            args.model = args.model.map(models::path).transpose()?;
             bench::run(&args, || match std::env::var_os("TIDEGATE_MODEL") {
-                Some(folder) if !folder.is_empty() => Ok(folder.into()),
+                Some(folder) if !folder.is_empty() => models::path(folder.into()),
                 _ => shipped::folder(),
             })?;
+        }
+        Command::Pull(args) => {
+            log::start(&args.log, "info")?;
+            let path = hub::fetch(&args.model, &hub::Settings::read()?)?;
+            println!("{}", path.display());
+        }
+        Command::Models(args) => {
+            let json = args.output == ModelsOutput::Json;
+            match hub::print_models(&hub::Settings::read()?, json, &mut std::io::stdout().lock()) {
+                Err(error) if generate::is_broken_pipe(&error) => {}
+                printed => printed?,
+            }
         }
         Command::Sessions(args) => {
             keep_files_private();
@@ -260,7 +276,8 @@ async fn load(
     (given, keys, data): (Given, usize, Option<&Path>),
 ) -> Result<JoinHandle<()>> {
     let sources = match given {
-        Given::One { folder, name } => {
+        Given::One { place, name } => {
+            let folder = apart(|| place.find()).await?;
             let options = OpenOptions { name, ..options };
             let (served, engine) = spawn_blocking(move || checkpoint::open(&folder, &options)).await??;
             log_model(&served);
@@ -269,7 +286,7 @@ async fn load(
             state.serve(served);
             return Ok(spawn_blocking(|| engine.join()));
         }
-        Given::Several(sources) => sources,
+        Given::Several(models) => apart(|| sources(models)).await?,
     };
     let device = options.device;
     if !matches!(device, DeviceChoice::Auto | DeviceChoice::Cpu) {

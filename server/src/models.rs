@@ -1,6 +1,7 @@
 //! The models that the command line names, and what loads them.
 
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
@@ -14,58 +15,121 @@ use tidegate_server::engine::EngineThread;
 use tidegate_server::session::Store;
 
 use crate::cli::{ModelArgs, ServeArgs};
+use crate::hub::{self, HubName};
 use crate::{shipped, store};
 
 /// The models that `serve` is given.
 #[derive(Debug)]
 pub(crate) enum Given {
     /// One model, which is always loaded.
-    One { folder: PathBuf, name: Option<String> },
+    One { place: Place, name: Option<String> },
     /// Models that are loaded and unloaded; the first is the default one.
-    Several(Vec<ModelSource>),
+    Several(Vec<Named>),
+}
+
+/// Where a model is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A folder or a file.
+    Path(PathBuf),
+    Hub(HubName),
+}
+
+/// A model with the name that requests give.
+#[derive(Debug)]
+pub(crate) struct Named {
+    name: String,
+    place: Place,
 }
 
 impl Given {
     pub(crate) fn new(args: &ServeArgs) -> Result<Self> {
         if args.models_dir.is_none() && args.model.model.len() < 2 {
-            let (folder, name) = one(&args.model)?;
+            let (place, name) = one(&args.model)?;
             let both = name.is_some() && args.model_name.is_some();
             ensure!(!both, "--model PATH=NAME and --model-name both name the model: give one of them");
-            return Ok(Self::One { folder, name: name.or_else(|| args.model_name.clone()) });
+            let name = name.or_else(|| args.model_name.clone()).or_else(|| place.name());
+            return Ok(Self::One { place, name });
         }
         ensure!(args.model_name.is_none(), "--model-name names one model; name several with --model PATH=NAME");
-        sources(args).map(Self::Several)
+        listed(args).map(Self::Several)
     }
 }
 
-/// The folder, or the file, and the name of the model of a command that takes one.
-pub(crate) fn one(args: &ModelArgs) -> Result<(PathBuf, Option<String>)> {
+impl Place {
+    fn of(path: PathBuf) -> Self {
+        HubName::of(&path).map_or(Self::Path(path), Self::Hub)
+    }
+
+    /// The name that a place gives its model, if it is not the folder's or the file's.
+    fn name(&self) -> Option<String> {
+        match self {
+            Self::Path(_) => None,
+            Self::Hub(name) => Some(name.model().to_owned()),
+        }
+    }
+
+    /// The folder or the file. A model of a hub is downloaded first, if it is not in the cache.
+    pub(crate) fn find(self) -> Result<PathBuf> {
+        match self {
+            Self::Path(path) => Ok(path),
+            Self::Hub(name) => Ok(hub::fetch(&name, &hub::Settings::read()?)?),
+        }
+    }
+}
+
+/// The folder or the file of a command's model, and the name that it has or is given.
+pub(crate) fn find(args: &ModelArgs) -> Result<(PathBuf, Option<String>)> {
+    let (place, name) = one(args)?;
+    let name = name.or_else(|| place.name());
+    Ok((place.find()?, name))
+}
+
+/// The folder or the file that a path or a name on a hub means.
+pub(crate) fn path(given: PathBuf) -> Result<PathBuf> {
+    Place::of(given).find()
+}
+
+/// Runs what may take as long as a download, on a thread for which the end of the process does not wait.
+pub(crate) async fn apart<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let (sender, done) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new().name("download".into()).spawn(move || sender.send(work()))?;
+    done.await.context("the download stopped unexpectedly")?
+}
+
+/// The place and the name of the model of a command that takes one.
+fn one(args: &ModelArgs) -> Result<(Place, Option<String>)> {
     match args.model.as_slice() {
-        [] => Ok((shipped::folder()?, None)),
+        [] => Ok((Place::Path(shipped::folder()?), None)),
         [given] => Ok(split(given)),
         _ => bail!("--model may be given once here"),
     }
 }
 
 /// `PATH` or `PATH=NAME`. A folder whose own name contains `=` is a path.
-fn split(given: &Path) -> (PathBuf, Option<String>) {
+fn split(given: &Path) -> (Place, Option<String>) {
     match given.to_str().and_then(|text| text.rsplit_once('=')) {
         Some((folder, name)) if !folder.is_empty() && !name.is_empty() && !given.exists() => {
-            (folder.into(), Some(name.to_owned()))
+            (Place::of(folder.into()), Some(name.to_owned()))
         }
-        _ => (given.into(), None),
+        _ => (Place::of(given.into()), None),
     }
 }
 
 /// Every model of `--model`, and then those of `--models-dir` by name.
-pub(crate) fn sources(args: &ServeArgs) -> Result<Vec<ModelSource>> {
-    let mut sources: Vec<ModelSource> = Vec::new();
+pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
+    let mut models: Vec<Named> = Vec::new();
     for given in &args.model.model {
-        let (folder, name) = split(given);
-        let name = name.unwrap_or_else(|| checkpoint::model_name(&folder));
-        let found = folder.is_file() || folder.join("config.json").is_file();
-        ensure!(found, "--model {}: the folder has no config.json", folder.display());
-        sources.push(ModelSource { stamp: stamp(&folder), name, folder });
+        let (place, name) = split(given);
+        if let Place::Path(folder) = &place {
+            let found = folder.is_file() || folder.join("config.json").is_file();
+            ensure!(found, "--model {}: the folder has no config.json", folder.display());
+        }
+        let name = name.unwrap_or_else(|| match &place {
+            Place::Path(folder) => checkpoint::model_name(folder),
+            Place::Hub(name) => name.model().to_owned(),
+        });
+        models.push(Named { name, place });
     }
     if let Some(parent) = &args.models_dir {
         let what = || format!("--models-dir {}", parent.display());
@@ -74,18 +138,31 @@ pub(crate) fn sources(args: &ServeArgs) -> Result<Vec<ModelSource>> {
             let folder = entry.with_context(what)?.path();
             if folder.join("config.json").is_file() {
                 let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                found.push(ModelSource { stamp: stamp(&folder), name, folder });
+                found.push(Named { name, place: Place::Path(folder) });
             }
         }
         found.sort_by(|one, other| one.name.cmp(&other.name));
-        sources.extend(found);
+        models.extend(found);
     }
-    ensure!(!sources.is_empty(), "--models-dir has no folder with a config.json");
+    ensure!(!models.is_empty(), "--models-dir has no folder with a config.json");
     let mut names = HashSet::new();
-    for ModelSource { name, folder, .. } in &sources {
-        ensure!(names.insert(name), "two models are named {name}, the second in {}: use PATH=NAME", folder.display());
+    for Named { name, place } in &models {
+        let place: &dyn Display = match place {
+            Place::Path(folder) => &folder.display(),
+            Place::Hub(name) => name,
+        };
+        ensure!(names.insert(name), "two models are named {name}, the second in {place}: use PATH=NAME");
     }
-    Ok(sources)
+    Ok(models)
+}
+
+/// The folders and files of models. Those of a hub are downloaded first.
+pub(crate) fn sources(models: Vec<Named>) -> Result<Vec<ModelSource>> {
+    let source = |Named { name, place }| {
+        let folder = place.find()?;
+        Ok(ModelSource { stamp: stamp(&folder), name, folder })
+    };
+    models.into_iter().map(source).collect()
 }
 
 /// Changes with the names, sizes and times of the files in a folder.
@@ -156,7 +233,9 @@ mod tests {
     /// The names and folders of several models, or the error.
     fn several(line: &[&str]) -> Result<Vec<(String, PathBuf)>, String> {
         match Given::new(&Line::parse_from([&["tidegate"], line].concat()).args) {
-            Ok(Given::Several(sources)) => Ok(sources.into_iter().map(|source| (source.name, source.folder)).collect()),
+            Ok(Given::Several(models)) => {
+                Ok(sources(models).unwrap().into_iter().map(|source| (source.name, source.folder)).collect())
+            }
             Ok(Given::One { .. }) => Err("one".into()),
             Err(error) => Err(error.to_string()),
         }
@@ -195,6 +274,26 @@ mod tests {
             let error = several(&line).unwrap_err();
             assert!(error.contains(words), "{line:?}: {error}");
         }
+    }
+
+    #[test]
+    fn a_model_may_be_on_a_hub() {
+        let given = |line: &[&str]| Given::new(&Line::parse_from([&["tidegate"], line].concat()).args).unwrap();
+        let hub = |name: &str| Place::Hub(name.parse().unwrap());
+        for (line, expected, called) in [
+            (&["--model", "nobody/some-model"][..], "nobody/some-model", "nobody/some-model"),
+            (&["--model", "nobody/x@v1:y.gguf=mine"], "nobody/x@v1:y.gguf", "mine"),
+            (&["--model", "nobody/x", "--model-name", "mine"], "nobody/x", "mine"),
+        ] {
+            let Given::One { place, name } = given(line) else { panic!("{line:?} are several") };
+            assert_eq!((place, name.as_deref()), (hub(expected), Some(called)), "{line:?}");
+        }
+        let Given::Several(models) = given(&["--model", "nobody/x", "--model", "nobody/y=z"]) else { panic!("one") };
+        let names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
+        assert_eq!((names, &models[0].place), (vec!["nobody/x", "z"], &hub("nobody/x")));
+        assert!(
+            several(&["--model", "nobody/x:a.gguf", "--model", "nobody/x:b.gguf"]).unwrap_err().contains("PATH=NAME")
+        );
     }
 
     #[test]

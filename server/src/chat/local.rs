@@ -39,9 +39,10 @@ pub(super) struct Local {
 
 impl Local {
     /// Loads the model in `folder` and opens the sessions.
-    pub(super) async fn open(args: &ChatArgs, folder: &Path) -> Result<Self> {
+    pub(super) async fn open(args: &ChatArgs, folder: &Path, name: Option<String>) -> Result<Self> {
         let data = if args.no_keep { None } else { store::data_folder(&args.sessions)? };
         let options = OpenOptions {
+            name,
             device: args.model.device,
             // One conversation. Its state is stored, so that no prefix needs to be.
             slots: 1,

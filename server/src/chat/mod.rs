@@ -24,11 +24,12 @@ use self::turn::Answer;
 use crate::cli::ChatArgs;
 use crate::generate::is_broken_pipe;
 
-/// Talks with the model in `folder` until the lines end; returns whether all that came from a pipe succeeded.
-pub(crate) fn run(args: &ChatArgs, folder: &Path) -> Result<bool> {
+/// Talks with the model in `folder`, under a `name` of its own if it has one, until the lines end; returns whether all that came
+/// from a pipe succeeded.
+pub(crate) fn run(args: &ChatArgs, folder: &Path, name: Option<String>) -> Result<bool> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let local = Local::open(args, folder).await?;
+        let local = Local::open(args, folder, name).await?;
         let outcome = talk(args, &local).await;
         local.close().await;
         match outcome {

@@ -1,5 +1,4 @@
-//! Why something that is not one of our checkpoints cannot be loaded: a name on a hub, another architecture, in a folder or
-//! a GGUF file.
+//! Why something that is not one of our checkpoints cannot be loaded: another architecture, in a folder or a GGUF file.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -61,6 +60,9 @@ const OTHER_RECURRENT: [&str; 7] = ["mamba", "rwkv", "retnet", "hgrn", "griffin"
 /// Our own.
 const SUPPORTED: [&str; 4] = ["rfa_gate", "rfa_seq2seq", "rwkv7", "mamba2"];
 
+/// What GGUF files begin with.
+const MAGIC: &[u8] = b"GGUF";
+
 /// What a GGUF file says that needs the other files of its folder.
 const IN_FOLDERS: [&str; 3] = ["rfagate", "rfa_gate", "rfa_seq2seq"];
 
@@ -84,13 +86,6 @@ fn checked(path: &Path) -> Result<Option<DecoderConfig>, OpenError> {
             _ => refused(file(path)),
         };
     }
-    if !path.exists() && is_hub_name(path) {
-        return refused(format!(
-            "no such folder; models are not downloaded by name: download it, such as with `hf download {name} \
-             --local-dir FOLDER`, and then name the folder. Most models of hubs cannot be served, {DOCUMENT}",
-            name = path.display()
-        ));
-    }
     let config = path.join("config.json");
     match std::fs::read_to_string(&config) {
         Ok(text) => {
@@ -107,22 +102,31 @@ fn checked(path: &Path) -> Result<Option<DecoderConfig>, OpenError> {
     }
 }
 
-/// Whether a path is written like `organization/model`.
-fn is_hub_name(path: &Path) -> bool {
-    let text = path.to_string_lossy();
-    let word = |part: &str| {
-        let letters = part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-        letters && part.starts_with(|first: char| first.is_ascii_alphanumeric())
-    };
-    text.split_once('/')
-        .is_some_and(|(organization, model)| word(organization) && word(model) && !Path::new(organization).exists())
+/// Why a model with this `config.json` cannot be loaded, whatever its other files are.
+pub fn refused_config(config: &str) -> Option<String> {
+    other_model(config).or_else(|| DecoderConfig::from_json(config).err().map(|error| format!("config.json: {error}")))
+}
+
+/// Why a model with this `model_type` cannot be loaded.
+pub fn refused_type(kind: &str) -> Option<String> {
+    (!SUPPORTED.contains(&kind)).then(|| unsupported("model_type", kind, &SUPPORTED))
+}
+
+/// Why a file `name` that begins with these bytes is no GGUF file of a whole model. Without an architecture among them, the whole
+/// file has to say.
+pub fn refused_gguf(name: &str, head: &[u8]) -> Option<String> {
+    if !head.starts_with(MAGIC) {
+        return Some(format!("{name} is not a GGUF file"));
+    }
+    let kind = named(head).filter(|kind| !is_whole(kind))?;
+    let supported: Vec<_> = checkpoint::gguf_architectures().collect();
+    Some(format!("{name} is a GGUF file whose {}", unsupported("architecture", &kind, &supported)))
 }
 
 /// Why the model of a `config.json` is not supported; `None` if it is one of ours, or has no type.
 fn other_model(config: &str) -> Option<String> {
     let config: Value = serde_json::from_str(config).ok()?;
-    let kind = config.get("model_type")?.as_str()?;
-    (!SUPPORTED.contains(&kind)).then(|| unsupported("model_type", kind, &SUPPORTED))
+    refused_type(config.get("model_type")?.as_str()?)
 }
 
 fn unsupported(name: &str, kind: &str, supported: &[&str]) -> String {
@@ -170,7 +174,7 @@ fn gguf_in(folder: &Path) -> Option<std::path::PathBuf> {
 fn architecture(path: &Path) -> Option<String> {
     let mut head = Vec::new();
     File::open(path).ok()?.take(4096).read_to_end(&mut head).ok()?;
-    if !head.starts_with(b"GGUF") {
+    if !head.starts_with(MAGIC) {
         return None;
     }
     if let Ok(metadata) = checkpoint::metadata(path)
@@ -179,15 +183,17 @@ fn architecture(path: &Path) -> Option<String> {
         return Some(found.to_owned());
     }
     // A file that is cut off or broken may still say what it is.
+    Some(named(&head).unwrap_or_default())
+}
+
+/// The architecture that the first bytes of a GGUF file name.
+fn named(head: &[u8]) -> Option<String> {
     let key = b"general.architecture";
-    let value = head.windows(key.len()).position(|window| window == key).map(|at| &head[at + key.len()..]);
+    let at = head.windows(key.len()).position(|window| window == key)?;
     // The type of a string, its length in 8 bytes, and its bytes.
-    let text = value.and_then(|value| {
-        let length = value.strip_prefix(&8_u32.to_le_bytes())?.first_chunk::<8>()?;
-        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-        value.get(12..12_usize.checked_add(length)?)
-    });
-    Some(text.map_or_else(String::new, |text| String::from_utf8_lossy(text).into_owned()))
+    let value = head[at + key.len()..].strip_prefix(&8_u32.to_le_bytes())?;
+    let length = usize::try_from(u64::from_le_bytes(*value.first_chunk::<8>()?)).ok()?;
+    Some(String::from_utf8_lossy(value.get(8..8_usize.checked_add(length)?)?).into_owned())
 }
 
 #[cfg(test)]
@@ -223,13 +229,26 @@ mod tests {
     }
 
     #[test]
-    fn a_name_on_a_hub_says_what_to_do() {
-        let found = reason(Path::new("mistralai/Mistral-7B"));
-        assert!(found.starts_with("mistralai/Mistral-7B: no such folder; models are not downloaded"), "{found}");
-        assert!(found.contains("hf download mistralai/Mistral-7B --local-dir"), "{found}");
-        for path in ["/nowhere", "./a/b", "../a", "/a/b", "a/b/c", "src/nothing", "nowhere"] {
-            assert_eq!(reason(Path::new(path)), "", "{path}");
-        }
+    fn a_model_is_refused_before_its_weights_are_there() {
+        let llama = "is not supported: its memory grows with the text; supported are rfa_gate";
+        assert!(refused_type("llama").unwrap().starts_with(&format!("model_type \"llama\" {llama}")));
+        assert_eq!(refused_type("rwkv7"), None);
+        assert_eq!(refused_config(r#"{"model_type": "llama"}"#), refused_type("llama"));
+        assert!(refused_config(r#"{"model_type": "rwkv7"}"#).unwrap().starts_with("config.json: "));
+        assert!(refused_config("{").unwrap().starts_with("config.json: "));
+        let tiny = std::fs::read_to_string("../weights/checkpoints/tidegate-tiny/config.json").unwrap();
+        assert_eq!(refused_config(&tiny), None);
+        let head = |kind: &str| {
+            let length = (kind.len() as u64).to_le_bytes();
+            [&b"GGUF\x03\0\0\0.general.architecture\x08\0\0\0"[..], &length, kind.as_bytes()].concat()
+        };
+        assert_eq!(refused_gguf("x.gguf", &head("rwkv7")), None);
+        let words =
+            "x.gguf is a GGUF file whose architecture \"llama\" is not supported: its memory grows with the text";
+        assert!(refused_gguf("x.gguf", &head("llama")).unwrap().starts_with(words));
+        // The architecture may follow later.
+        assert_eq!(refused_gguf("x.gguf", &head("rwkv7")[..30]), None);
+        assert_eq!(refused_gguf("x.gguf", b"<html>").unwrap(), "x.gguf is not a GGUF file");
     }
 
     #[test]

@@ -35,8 +35,8 @@ Nothing is sampled: a step ends at the logits.";
 #[derive(Clone, Debug, Args)]
 #[command(after_help = NOTES)]
 pub(crate) struct BenchArgs {
-    /// Checkpoint folder or GGUF file [default: TIDEGATE_MODEL, or the shipped model]
-    #[arg(long, value_name = "FOLDER", conflicts_with = "shape")]
+    /// Checkpoint folder, GGUF file or name on a hub [default: TIDEGATE_MODEL, or the shipped model]
+    #[arg(long, value_name = "MODEL", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
     /// Measure random weights of this size; a token costs the same as with trained ones
     #[arg(long, value_enum)]

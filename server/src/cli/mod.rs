@@ -7,6 +7,7 @@ mod config;
 mod generate;
 mod health;
 mod http;
+mod hub;
 mod parse;
 mod sessions;
 mod shared;
@@ -25,6 +26,7 @@ pub(crate) use chat::ChatArgs;
 pub(crate) use generate::{GenerateArgs, SamplingArgs};
 pub(crate) use health::HealthArgs;
 pub(crate) use http::HttpArgs;
+pub(crate) use hub::{ModelsArgs, ModelsOutput, PullArgs};
 pub(crate) use parse::Budget;
 use parse::{DEFAULT_PORT, bytes, port, positive, slots};
 pub(crate) use sessions::{SessionsArgs, SessionsCommand};
@@ -127,6 +129,10 @@ pub(crate) enum Command {
     Chat(Box<ChatArgs>),
     /// Measure tokens per second on this machine
     Bench(BenchArgs),
+    /// Download a model of a hub into the cache, and print where it is
+    Pull(PullArgs),
+    /// List the models in the cache of hubs, and whether they can be served
+    Models(ModelsArgs),
     /// Check, repair, back up or move stored sessions
     Sessions(SessionsArgs),
     /// Ask a server on this machine whether it is ready
@@ -170,7 +176,7 @@ pub(crate) struct ServeArgs {
     pub(crate) drain_seconds: u64,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Model name in the API, if there is one model [default: the folder's name, or the one in a GGUF file]
+    /// Model name in the API, if there is one model [default: ORG/NAME, the folder's name, or the one in a GGUF file]
     #[arg(long, env = "TIDEGATE_MODEL_NAME", value_name = "NAME", help_heading = "Model")]
     pub(crate) model_name: Option<String>,
     /// Folder whose subfolders are further models, named like them; read again on SIGHUP

@@ -12,8 +12,8 @@ use super::parse::within;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Checkpoint folder or GGUF file, and its name in the API; repeated for several [default: the shipped model]
-    #[arg(long, env = "TIDEGATE_MODEL", value_name = "PATH[=NAME]")]
+    /// Folder, GGUF file or, of a hub, ORG/NAME[@REVISION][:FILE]; repeated for several [default: the shipped model]
+    #[arg(long, env = "TIDEGATE_MODEL", value_name = "MODEL[=NAME]")]
     pub(crate) model: Vec<PathBuf>,
     /// cpu, cuda, cuda:N, or auto: the first usable GPU, else the CPU
     #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]

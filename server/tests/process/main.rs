@@ -11,6 +11,7 @@ mod command;
 mod crash;
 mod device;
 mod fairness;
+mod hub;
 mod locked;
 mod logs;
 mod memory;

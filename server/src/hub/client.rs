@@ -1,0 +1,368 @@
+//! Requests to the hub. Nothing that a server answers is believed: redirects are few, the token goes to the hub alone, and
+//! answers are bounded in time and size.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use tracing::info;
+use ureq::config::Config;
+use ureq::http::{HeaderMap, Response};
+use ureq::tls::{RootCerts, TlsConfig};
+use ureq::{Agent, Body};
+use url::Url;
+
+use super::error::HubError;
+use super::name::{Commit, HubName, shown};
+use super::settings::{Patience, Settings, Token};
+
+const MOST_REDIRECTS: usize = 5;
+/// Longest pause that a server may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+
+/// Asks one hub.
+pub(super) struct Client {
+    agent: Agent,
+    endpoint: Url,
+    token: Option<Token>,
+    patience: Patience,
+}
+
+impl Client {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let Patience { connect, answer, stall, .. } = settings.patience;
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::PlatformVerifier)
+            .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()));
+        let config = Config::builder()
+            .tls_config(tls.build())
+            .https_only(settings.endpoint.scheme() == "https")
+            .http_status_as_error(false)
+            // They are followed here.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("tidegate/", env!("CARGO_PKG_VERSION")))
+            .timeout_resolve(Some(connect))
+            .timeout_connect(Some(connect))
+            .timeout_send_request(Some(connect))
+            .timeout_recv_response(Some(answer))
+            .timeout_per_read(Some(stall))
+            .build();
+        Self {
+            agent: config.new_agent(),
+            endpoint: settings.endpoint.clone(),
+            token: settings.token.clone(),
+            patience: settings.patience,
+        }
+    }
+
+    /// Where the hub describes a revision of a model, with the names of its files' contents.
+    pub(super) fn info_url(&self, name: &HubName) -> Url {
+        let mut url = self.url(&["api/models", name.model(), "revision"]);
+        // Its slashes are not those of a path.
+        push(&mut url, [name.revision()]);
+        url.set_query(Some("blobs=true"));
+        url
+    }
+
+    /// Where the hub has a file.
+    pub(super) fn file_url(&self, name: &HubName, commit: &Commit, file: &str) -> Url {
+        self.url(&[name.model(), "resolve", commit.text(), file])
+    }
+
+    fn url(&self, paths: &[&str]) -> Url {
+        let mut url = self.endpoint.clone();
+        push(&mut url, paths.iter().flat_map(|path| path.split('/')));
+        url
+    }
+
+    /// A JSON object of at most `most` bytes.
+    pub(super) fn json<T: DeserializeOwned>(&self, url: &Url, most: u64, tries: &mut Tries) -> Result<T, HubError> {
+        let bytes = self.bytes(url, None, most + 1, tries)?;
+        let wrong = |reason: String| HubError::Answer { url: public(url), reason };
+        if bytes.len() as u64 > most {
+            return Err(wrong(format!("it has more than {most} bytes")));
+        }
+        serde_json::from_slice(&bytes).map_err(|error| wrong(format!("it is not a hub's JSON: {error}")))
+    }
+
+    /// The first bytes of a file, at most `most`.
+    pub(super) fn head(&self, url: &Url, most: u64) -> Result<Vec<u8>, HubError> {
+        self.bytes(url, Some(Range { first: 0, last: Some(most.saturating_sub(1)) }), most, &mut self.tries())
+    }
+
+    fn bytes(&self, url: &Url, range: Option<Range>, most: u64, tries: &mut Tries) -> Result<Vec<u8>, HubError> {
+        loop {
+            let read = self.get(url, range).and_then(|response| {
+                let mut bytes = Vec::new();
+                let read = response.into_body().into_reader().take(most).read_to_end(&mut bytes);
+                read.map(|_| bytes).map_err(|error| unreachable(url, error.to_string()))
+            });
+            match read {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => tries.pause(error)?,
+            }
+        }
+    }
+
+    /// Asks once, and follows redirects. The answer has status 200, or 206 or 416 if a range is asked for.
+    pub(super) fn get(&self, asked: &Url, range: Option<Range>) -> Result<Response<Body>, HubError> {
+        let mut url = asked.clone();
+        for _ in 0..=MOST_REDIRECTS {
+            // The length of what arrives is the file's.
+            let mut request = self.agent.get(url.as_str()).header("accept-encoding", "identity");
+            if let Some(Token(token)) = self.token_for(&url) {
+                request = request.header("authorization", format!("Bearer {token}"));
+            }
+            if let Some(range) = range {
+                request = request.header("range", range.header());
+            }
+            let response = request.call().map_err(|error| failed(asked, &error))?;
+            match response.status().as_u16() {
+                200 => return Ok(response),
+                206 | 416 if range.is_some() => return Ok(response),
+                301 | 302 | 303 | 307 | 308 => {
+                    let wrong = |reason| HubError::Answer { url: public(asked), reason };
+                    url = redirected(&self.endpoint, &url, header(response.headers(), "location")).map_err(wrong)?;
+                }
+                status => return Err(self.refused(asked, status, response.headers())),
+            }
+        }
+        Err(HubError::Answer { url: public(asked), reason: format!("it redirects more than {MOST_REDIRECTS} times") })
+    }
+
+    /// The token, if an address is the hub's own: the same scheme, host and port.
+    fn token_for(&self, url: &Url) -> Option<&Token> {
+        self.token.as_ref().filter(|_| url.origin() == self.endpoint.origin())
+    }
+
+    fn refused(&self, url: &Url, status: u16, headers: &HeaderMap) -> HubError {
+        let code = header(headers, "x-error-code");
+        let missing = match code {
+            "EntryNotFound" => "there is no such file",
+            "RevisionNotFound" => "there is no such revision",
+            _ => "there is no such model or revision",
+        };
+        let advice = match (status, code) {
+            (_, "GatedRepo") => {
+                "the model's owners decide who may download it: accept its conditions on its page, and set HF_TOKEN to a \
+                 token of your account"
+            }
+            (401 | 403, _) if self.token.is_none() => {
+                "there is no such model, or it is not public: set HF_TOKEN to a token that may read it"
+            }
+            (401 | 403, _) => "there is no such model, or the token of HF_TOKEN may not read it",
+            (404, _) => missing,
+            (429, _) | (500.., _) => {
+                let asked = header(headers, "retry-after").parse().map(Duration::from_secs);
+                let again = Some(asked.unwrap_or_default().min(LONGEST_PAUSE));
+                return HubError::Unreachable { url: public(url), reason: format!("status {status}"), again };
+            }
+            _ => "the hub refuses the request",
+        };
+        HubError::Status { status, url: public(url), advice: advice.into() }
+    }
+
+    /// As many tries as the settings have.
+    pub(super) fn tries(&self) -> Tries {
+        Tries { pauses: self.patience.pauses, next: 0 }
+    }
+
+    /// One try.
+    pub(super) fn once() -> Tries {
+        Tries { pauses: &[], next: 0 }
+    }
+}
+
+/// Bytes of a file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    pub(super) first: u64,
+    /// To the end, if there is none.
+    pub(super) last: Option<u64>,
+}
+
+impl Range {
+    fn header(self) -> String {
+        format!("bytes={}-{}", self.first, self.last.map_or_else(String::new, |last| last.to_string()))
+    }
+}
+
+/// Pauses between tries.
+#[derive(Debug)]
+pub(super) struct Tries {
+    pauses: &'static [Duration],
+    next: usize,
+}
+
+impl Tries {
+    /// Waits before the next try, or returns the error if another try is useless or was the last.
+    pub(super) fn pause(&mut self, error: HubError) -> Result<(), HubError> {
+        let HubError::Unreachable { again: Some(asked), .. } = &error else { return Err(error) };
+        let Some(pause) = self.pauses.get(self.next) else { return Err(error) };
+        self.next += 1;
+        let pause = (*pause).max(*asked);
+        info!("trying again in {:.1} s: {error}", pause.as_secs_f64());
+        sleep(pause);
+        Ok(())
+    }
+
+    /// Begins again, because the last try got further.
+    pub(super) fn renew(&mut self) {
+        self.next = 0;
+    }
+}
+
+fn push<'a>(url: &mut Url, parts: impl IntoIterator<Item = &'a str>) {
+    // Only addresses that cannot be a hub's have no path.
+    if let Ok(mut path) = url.path_segments_mut() {
+        path.pop_if_empty().extend(parts);
+    }
+}
+
+/// Where a redirect leads, if it may be followed.
+fn redirected(endpoint: &Url, from: &Url, location: &str) -> Result<Url, String> {
+    let mut to = from.join(location).map_err(|_| format!("it redirects to {:?}", shown(location)))?;
+    let secure = endpoint.scheme() == "https" || from.scheme() == "https";
+    if !to.has_host() || !(to.scheme() == "https" || to.scheme() == "http" && !secure) {
+        return Err(format!("it redirects to {:?}, which is not secure", shown(&public(&to))));
+    }
+    // They would be sent as a password.
+    if to.set_username("").and_then(|()| to.set_password(None)).is_err() {
+        return Err(format!("it redirects to {:?}", shown(location)));
+    }
+    Ok(to)
+}
+
+/// A header, or an empty text.
+pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// An address without its query, which may be a secret.
+pub(super) fn public(url: &Url) -> String {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.to_string()
+}
+
+/// A connection that failed, which another try may mend.
+pub(super) fn unreachable(url: &Url, reason: String) -> HubError {
+    HubError::Unreachable { url: public(url), reason, again: Some(Duration::ZERO) }
+}
+
+fn failed(url: &Url, error: &ureq::Error) -> HubError {
+    let reason = match error {
+        ureq::Error::HostNotFound => "the name of the host is unknown; is there a network?".to_owned(),
+        error => error.to_string(),
+    };
+    let lasting = match error {
+        // A certificate stays what it is.
+        ureq::Error::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
+        ureq::Error::Timeout(_) | ureq::Error::HostNotFound | ureq::Error::ConnectionFailed => false,
+        ureq::Error::Protocol(_) => false,
+        _ => true,
+    };
+    HubError::Unreachable { url: public(url), reason, again: (!lasting).then_some(Duration::ZERO) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn url(text: &str) -> Url {
+        Url::parse(text).unwrap()
+    }
+
+    fn settings(endpoint: &str) -> Settings {
+        let variables = [("HF_HOME", "/nowhere"), ("HF_ENDPOINT", endpoint), ("HF_TOKEN", "hf_secret")];
+        let value = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+        Settings::from_variables(value).unwrap()
+    }
+
+    #[test]
+    fn addresses_have_one_part_for_each_part_of_a_name() {
+        let client = Client::new(&settings("https://mirror.example/hf"));
+        let name: HubName = "org/name@refs/pr/1".parse().unwrap();
+        let expected = "https://mirror.example/hf/api/models/org/name/revision/refs%2Fpr%2F1?blobs=true";
+        assert_eq!(client.info_url(&name).as_str(), expected);
+        let commit = Commit::new(&"a".repeat(40)).unwrap();
+        let expected = format!("https://mirror.example/hf/org/name/resolve/{}/q/a%20%23%3F%25.gguf", commit.text());
+        assert_eq!(client.file_url(&name, &commit, "q/a #?%.gguf").as_str(), expected);
+    }
+
+    #[test]
+    fn the_token_goes_to_the_hub_alone() {
+        let client = Client::new(&settings("https://hub.example"));
+        for (to, sent) in [
+            ("https://hub.example/x", true),
+            ("https://hub.example:443/x", true),
+            ("https://hub.example:8443/x", false),
+            ("http://hub.example/x", false),
+            ("https://cdn.hub.example/x", false),
+            ("https://hub.example.org/x", false),
+        ] {
+            assert_eq!(client.token_for(&url(to)).is_some(), sent, "{to}");
+        }
+    }
+
+    #[test]
+    fn a_redirect_stays_as_secure_as_the_hub() {
+        let (secure, plain) = (url("https://hub.example/a"), url("http://127.0.0.1:9/a"));
+        let to = |from: &Url, location: &str| redirected(from, from, location).map(|url| url.to_string());
+        assert_eq!(to(&secure, "/b?c").unwrap(), "https://hub.example/b?c");
+        assert_eq!(to(&secure, "https://cdn.example/b").unwrap(), "https://cdn.example/b");
+        assert_eq!(to(&secure, "//me:word@cdn.example/b").unwrap(), "https://cdn.example/b", "no password");
+        assert_eq!(to(&plain, "http://other.example/b").unwrap(), "http://other.example/b");
+        assert_eq!(to(&plain, "https://other.example/b").unwrap(), "https://other.example/b");
+        for location in ["http://hub.example/b", "http://cdn.example/b?secret", "file:///etc/passwd", "ftp://a/b"] {
+            let error = to(&secure, location).unwrap_err();
+            assert!(error.ends_with("which is not secure") && !error.contains("?secret"), "{error}");
+        }
+        // Not by a detour over another server either.
+        assert!(redirected(&plain, &secure, "http://127.0.0.1:9/b").is_err());
+        assert!(redirected(&secure, &plain, "http://127.0.0.1:9/b").is_err());
+        assert!(to(&secure, "https://").is_err());
+    }
+
+    /// A client that waits so long, of a server that sends this and then nothing.
+    fn stalling(sent: &'static str, patience: Duration) -> (Client, Url) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let mut held: Vec<TcpStream> = Vec::new();
+            for mut socket in listener.incoming().flatten() {
+                // The client may have given up.
+                let _ = socket.write_all(sent.as_bytes());
+                held.push(socket);
+            }
+        });
+        let patience =
+            Patience { connect: Duration::from_secs(10), answer: patience, stall: patience, pauses: &[Duration::ZERO] };
+        let client = Client::new(&Settings { patience, ..settings(&address) });
+        (client, url(&address))
+    }
+
+    #[test]
+    fn a_server_that_sends_no_more_is_given_up() {
+        for sent in ["", "HTTP/1.1 200 OK\r\ncontent-le", "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"sha\""] {
+            let (client, url) = stalling(sent, Duration::from_millis(50));
+            let error = client.json::<serde_json::Value>(&url, 100, &mut client.tries()).unwrap_err();
+            assert!(matches!(error, HubError::Unreachable { again: Some(_), .. }), "{sent:?}: {error}");
+            assert!(error.to_string().contains("timeout"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_answer_has_a_bound() {
+        let (client, url) =
+            stalling("HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{\"a\": \"bcdefghijklmnopq", Duration::from_mins(1));
+        let error = client.json::<serde_json::Value>(&url, 10, &mut client.tries()).unwrap_err();
+        assert!(error.to_string().contains("it has more than 10 bytes"), "{error}");
+    }
+}

@@ -1,0 +1,119 @@
+//! The models in the cache, with their sizes and whether they can be served.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Result as IoResult, Write};
+use std::path::Path;
+
+use serde::Serialize;
+use tidegate_server::checkpoint;
+
+use super::cache::{Repo, files};
+use super::choose::{CONFIG, is_gguf};
+use super::error::HubError;
+use super::fetch::complete;
+use super::name::Commit;
+use super::progress::size;
+use super::settings::Settings;
+
+/// Digits of a commit that a table shows.
+const SHORT: usize = 12;
+
+/// A model in the cache.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// As `--model` takes it, without the revision.
+    name: String,
+    /// Branches and tags.
+    revisions: Vec<String>,
+    commit: String,
+    /// Bytes.
+    size: u64,
+    served: bool,
+    /// Why it cannot be served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+/// Prints the models of the cache: a table, or one JSON object per line.
+pub(crate) fn print_models(settings: &Settings, json: bool, out: &mut impl Write) -> anyhow::Result<()> {
+    let rows = rows(&settings.cache)?;
+    if json {
+        for row in &rows {
+            writeln!(out, "{}", serde_json::to_string(row)?)?;
+        }
+    } else if rows.is_empty() {
+        writeln!(out, "there are no models in {}", settings.cache.display())?;
+    } else {
+        table(&rows, out)?;
+    }
+    Ok(())
+}
+
+fn table(rows: &[Row], out: &mut impl Write) -> IoResult<()> {
+    let head = ["NAME", "REVISION", "SIZE", "SERVED"].map(ToOwned::to_owned);
+    let cells = rows.iter().map(|row| {
+        let revision = if row.revisions.is_empty() { row.commit[..SHORT].into() } else { row.revisions.join(",") };
+        let served = row.reason.as_ref().map_or_else(|| "yes".into(), |reason| format!("no: {reason}"));
+        [row.name.clone(), revision, size(row.size), served]
+    });
+    let lines: Vec<[String; 4]> = [head].into_iter().chain(cells).collect();
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default();
+    let widths = [0, 1, 2].map(width);
+    for [name, revision, size, served] in &lines {
+        let [first, second, third] = widths;
+        writeln!(out, "{name:first$}  {revision:second$}  {size:>third$}  {served}")?;
+    }
+    Ok(())
+}
+
+fn rows(cache: &Path) -> Result<Vec<Row>, HubError> {
+    let mut rows = Vec::new();
+    for (name, repo) in Repo::all(cache)? {
+        let mut revisions: BTreeMap<Commit, Vec<String>> = BTreeMap::new();
+        for (revision, commit) in repo.revisions() {
+            revisions.entry(commit).or_default().push(revision);
+        }
+        for commit in repo.commits() {
+            let (snapshot, revisions) = (repo.snapshot(&commit), revisions.remove(&commit).unwrap_or_default());
+            rows.extend(models(&snapshot, &name).into_iter().map(|(name, size, served)| Row {
+                name,
+                revisions: revisions.clone(),
+                commit: commit.text().into(),
+                size,
+                served: served.is_ok(),
+                reason: served.err(),
+            }));
+        }
+    }
+    Ok(rows)
+}
+
+/// The models of a snapshot, with their sizes: its folder, and each file that is a whole model.
+fn models(snapshot: &Path, name: &str) -> Vec<(String, u64, Result<(), String>)> {
+    let there = files(snapshot);
+    let bytes = |file: &String| fs::metadata(snapshot.join(file)).map_or(0, |about| about.len());
+    let folder = complete(snapshot, None).ok().filter(|path| path == snapshot).is_some();
+    let mut models = Vec::new();
+    if !folder {
+        for file in there.iter().filter(|file| is_gguf(file)) {
+            models.push((format!("{name}:{file}"), bytes(file), served(&snapshot.join(file))));
+        }
+    }
+    if models.is_empty() {
+        let config = fs::read_to_string(snapshot.join(CONFIG)).unwrap_or_default();
+        let reason = checkpoint::refused_config(&config).filter(|_| !config.is_empty());
+        let served = reason.map_or_else(|| complete(snapshot, None).and_then(|path| served(&path)), Err);
+        models.push((name.into(), there.iter().map(bytes).sum(), served));
+    }
+    models
+}
+
+fn served(path: &Path) -> Result<(), String> {
+    checkpoint::check(path).map_err(|error| {
+        let text = error.to_string();
+        // The table has the model's name.
+        let text = text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text);
+        text.lines().collect::<Vec<_>>().join(" ")
+    })
+}

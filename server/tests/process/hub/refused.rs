@@ -1,0 +1,183 @@
+//! What a hub may not do, and what it refuses.
+
+use serde_json::json;
+
+use super::server::{COMMIT, Files, Hub, Reply};
+use super::{Place, WEIGHTS, text};
+
+/// The token of these tests, which the hub may see and nobody else.
+const TOKEN: (&str, &str) = ("HF_TOKEN", "hf_secret");
+
+#[test]
+fn a_token_is_sent_to_the_hub_and_not_to_where_it_redirects() {
+    let other = Hub::start(Files::tiny());
+    let address = other.address.clone();
+    let hub = Hub::changed(Files::tiny(), move |asked, reply| {
+        // As on Hugging Face: small files are the hub's own, weights come from elsewhere, by an address that is secret.
+        if asked.path.ends_with(WEIGHTS) {
+            let to = format!("http://{address}{}?signature=secret", asked.path);
+            return Reply::status(302).with("location", &to);
+        }
+        if asked.path.ends_with("tokenizer.json") && !asked.path.starts_with("/moved") {
+            return Reply::status(307).with("location", &format!("/moved{}", asked.path));
+        }
+        reply
+    });
+    let place = Place::new(hub);
+    let output = place.pull("org/tiny", &[TOKEN]);
+    let log = text(&output.stderr);
+    assert!(output.status.success() && !log.contains("secret"), "{log}");
+    let asked = place.hub.asked();
+    assert!(asked.iter().all(|asked| asked.header("authorization") == Some("Bearer hf_secret")), "{asked:?}");
+    assert!(asked.iter().any(|asked| asked.path.starts_with("/moved")), "{asked:?}");
+    let elsewhere = other.asked();
+    assert!(
+        !elsewhere.is_empty() && elsewhere.iter().all(|asked| asked.header("authorization").is_none()),
+        "{elsewhere:?}"
+    );
+}
+
+#[test]
+fn redirects_end() {
+    let hub = Hub::changed(Files::tiny(), |asked, _| Reply::status(302).with("location", &asked.path));
+    let place = Place::new(hub);
+    let error = place.refused("org/tiny", &[]);
+    assert!(error.contains("redirects more than 5 times"), "{error}");
+    assert_eq!(place.hub.asked().len(), 6);
+    for (to, words) in [("ftp://127.0.0.1/x", "which is not secure"), ("file:///etc/passwd", "which is not secure")] {
+        let place = Place::new(Hub::changed(Files::tiny(), move |_, _| Reply::status(302).with("location", to)));
+        let error = place.refused("org/tiny", &[]);
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn names_that_lead_out_of_the_cache_are_refused() {
+    let good = Files::tiny().listing();
+    for (change, words) in [
+        (json!({"sha": "../../../x"}), "a commit must be 40 hexadecimal digits"),
+        (
+            json!({"siblings": [{"rfilename": "../../x", "size": 1, "blobId": "a".repeat(40)}]}),
+            "a file that cannot be one",
+        ),
+        (json!({"siblings": [{"rfilename": "/x", "size": 1, "blobId": "a".repeat(40)}]}), "a file that cannot be one"),
+        (
+            json!({"siblings": [{"rfilename": "config.json", "size": 1, "blobId": "../../../x"}]}),
+            "must be 40 hexadecimal",
+        ),
+        (json!({"siblings": [{"rfilename": "x", "lfs": {"sha256": "/etc/x", "size": 1}}]}), "a SHA-256 must be 64"),
+        (json!({"siblings": 3}), "it is not a hub's JSON"),
+    ] {
+        let mut listing = good.clone();
+        listing.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let hub = Hub::changed(Files::tiny(), move |asked, reply| {
+            let body = listing.to_string().into_bytes();
+            if asked.path.starts_with("/api/") { Reply { body, ..Reply::status(200) } } else { reply }
+        });
+        let place = Place::new(hub);
+        let error = place.refused("org/tiny", &[]);
+        assert!(error.contains("the answer of http://") && error.contains(words), "{change}: {error}");
+        assert_eq!(place.hub.asked().len(), 1, "nothing is asked after {change}");
+        assert!(!place.home.path().join("hub").exists(), "something was written");
+    }
+}
+
+#[test]
+fn a_model_that_cannot_be_served_is_refused_before_its_weights_are_asked_for() {
+    let llama = Files::tiny().with("config.json", r#"{"model_type": "llama"}"#);
+    let words =
+        r#"error: org/tiny: model_type "llama" is not supported: its memory grows with the text; supported are"#;
+    let place = Place::new(Hub::start(llama.clone()));
+    let error = place.refused("org/tiny", &[]);
+    assert!(error.starts_with(words), "{error}");
+    assert!(place.hub.asked_for(WEIGHTS).is_empty() && place.hub.asked_for("tokenizer.json").is_empty());
+
+    // The hub knows the type of a model whose files it does not give to everybody.
+    let mut listing = llama.listing();
+    listing["config"] = json!({"model_type": "llama"});
+    let hub = Hub::changed(llama, move |asked, _| {
+        let body = listing.to_string().into_bytes();
+        if asked.path.starts_with("/api/") { Reply { body, ..Reply::status(200) } } else { Reply::status(401) }
+    });
+    let place = Place::new(hub);
+    let error = place.refused("org/tiny", &[]);
+    assert!(error.starts_with(words) && place.hub.asked().len() == 1, "{error}");
+
+    let mut head = b"GGUF\x03\0\0\0................general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0llama".to_vec();
+    head.resize(100_000, 0);
+    let place = Place::new(Hub::start(Files::default().with("q/x.gguf", head).with("y.gguf", "GGUF")));
+    let error = place.refused("org/tiny:q/x.gguf", &[]);
+    assert!(error.contains(r#"q/x.gguf is a GGUF file whose architecture "llama" is not supported"#), "{error}");
+    let asked = place.hub.asked_for("q/x.gguf");
+    assert_eq!(asked.iter().map(|asked| asked.header("range")).collect::<Vec<_>>(), [Some("bytes=0-4095")]);
+    let error = place.refused("org/tiny", &[]);
+    assert!(error.ends_with("name one of the files with ORG/NAME:FILE: q/x.gguf, y.gguf"), "{error}");
+}
+
+#[test]
+fn a_refusal_says_what_to_do() {
+    for (status, code, variables, words) in [
+        (401, "GatedRepo", &[][..], "accept its conditions on its page, and set HF_TOKEN"),
+        (403, "GatedRepo", &[TOKEN], "accept its conditions on its page, and set HF_TOKEN"),
+        (
+            401,
+            "RepoNotFound",
+            &[],
+            "there is no such model, or it is not public: set HF_TOKEN to a token that may read it",
+        ),
+        (401, "", &[TOKEN], "there is no such model, or the token of HF_TOKEN may not read it"),
+        (404, "RepoNotFound", &[], "there is no such model or revision"),
+        (404, "RevisionNotFound", &[], "there is no such revision"),
+    ] {
+        let place =
+            Place::new(Hub::changed(Files::tiny(), move |_, _| Reply::status(status).with("x-error-code", code)));
+        let error = place.refused("org/tiny@x", variables);
+        let start = format!("error: {status} from http://{}/api/models/org/tiny/revision/x: ", place.hub.address);
+        assert!(error.starts_with(&start) && error.contains(words), "{status} {code}: {error}");
+        assert_eq!(place.hub.asked().len(), 1, "{status} is asked again");
+    }
+}
+
+#[test]
+fn a_hub_that_is_busy_is_asked_again() {
+    let first = std::sync::atomic::AtomicBool::new(true);
+    let hub = Hub::changed(Files::tiny(), move |_, reply| {
+        if first.swap(false, std::sync::atomic::Ordering::SeqCst) { Reply::status(503) } else { reply }
+    });
+    let place = Place::new(hub);
+    let output = place.pull("org/tiny", &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("trying again in 0.5 s"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn more_bytes_than_a_disk_has_are_not_downloaded() {
+    let mut listing = Files::tiny().listing();
+    for file in listing["siblings"].as_array_mut().unwrap() {
+        if file["rfilename"] == WEIGHTS {
+            file["lfs"]["size"] = (1_u64 << 50).into();
+        }
+    }
+    let hub = Hub::changed(Files::tiny(), move |asked, reply| {
+        let body = listing.to_string().into_bytes();
+        if asked.path.starts_with("/api/") { Reply { body, ..Reply::status(200) } } else { reply }
+    });
+    let place = Place::new(hub);
+    let error = place.refused(&format!("org/tiny@{COMMIT}"), &[]);
+    assert!(error.contains("1024.0 TiB are to be downloaded, but") && error.contains("HF_HUB_CACHE"), "{error}");
+    assert!(place.hub.asked_for(WEIGHTS).is_empty());
+}
+
+#[test]
+fn a_file_that_is_longer_than_listed_is_refused() {
+    let hub = Hub::changed(Files::tiny(), |asked, mut reply| {
+        if asked.path.ends_with("config.json") {
+            reply.body.extend([b' '; 10]);
+        }
+        reply
+    });
+    let place = Place::new(hub);
+    let error = place.refused("org/tiny", &[]);
+    assert!(error.contains("it has more than the") && error.ends_with("bytes listed"), "{error}");
+    assert_eq!(std::fs::read_dir(place.model().join("blobs")).unwrap().count(), 0);
+}
