@@ -1,7 +1,7 @@
 //! Requests to the hub. Nothing that a server answers is believed: redirects are few, the token goes to the hub alone, and
 //! answers are bounded in time and size.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
@@ -254,17 +254,16 @@ pub(super) fn unreachable(url: &Url, reason: String) -> HubError {
 }
 
 fn failed(url: &Url, error: &ureq::Error) -> HubError {
-    let reason = match error {
-        ureq::Error::HostNotFound => "the name of the host is unknown; is there a network?".to_owned(),
-        error => error.to_string(),
-    };
-    let lasting = match error {
+    let (reason, lasting) = match error {
         // A certificate stays what it is.
-        ureq::Error::Io(error) => error.kind() == std::io::ErrorKind::InvalidData,
-        ureq::Error::Timeout(_) | ureq::Error::HostNotFound | ureq::Error::ConnectionFailed => false,
-        ureq::Error::Protocol(_) => false,
-        _ => true,
+        ureq::Error::Io(error) => (error.to_string(), error.kind() == ErrorKind::InvalidData),
+        ureq::Error::HostNotFound => ("the host is unknown".into(), false),
+        ureq::Error::Timeout(_) | ureq::Error::ConnectionFailed | ureq::Error::Protocol(_) => {
+            (error.to_string(), false)
+        }
+        error => (error.to_string(), true),
     };
+    let reason = format!("{reason}; check the network, HF_ENDPOINT and HTTPS_PROXY");
     HubError::Unreachable { url: public(url), reason, again: (!lasting).then_some(Duration::ZERO) }
 }
 

@@ -121,6 +121,7 @@ impl Fetching<'_> {
                 let parts = match weights {
                     Weights::One(file) => vec![file.to_owned()],
                     Weights::Listed => {
+                        // The list is the last of the texts.
                         self.bring(&wanted[wanted.len() - 1..], Progress::hidden)?;
                         shards(&snapshot.join(INDEX)).map_err(|error| self.refused(error.to_string()))?
                     }
@@ -158,9 +159,9 @@ impl Fetching<'_> {
     fn bring(&self, wanted: &[Wanted], progress: impl FnOnce(&str, u64, u64) -> Progress) -> Result<(), HubError> {
         let Self { name, client, repo, listing } = self;
         let wanted: Vec<&Wanted> = wanted.iter().filter(|wanted| !self.has(wanted)).collect();
-        let add = |sum: u64, wanted: &&Wanted| sum.saturating_add(missing(repo, wanted));
-        let (missing, total) =
-            (wanted.iter().fold(0, add), wanted.iter().fold(0_u64, |sum, w| sum.saturating_add(w.size)));
+        // A listing has few enough files, and they are small enough, for sums of 64 bits.
+        let total = wanted.iter().map(|wanted| wanted.size).sum();
+        let missing = wanted.iter().map(|wanted| missing(repo, wanted)).sum();
         if let Some(free) = repo.free().filter(|free| *free < missing) {
             return Err(self.refused(format!(
                 "{} are to be downloaded, but {} has {} left: free some, or set HF_HUB_CACHE to another folder",

@@ -4,12 +4,16 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::json;
 
 use super::server::{COMMIT, Files, Hub};
 use super::{Place, WEIGHTS, text};
 use crate::live::{Request, get};
+
+/// After which a test fails instead of waiting for ever.
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A server that is killed at the end of its test, and its log.
 struct Serving {
@@ -76,7 +80,7 @@ fn a_server_answers_while_it_downloads_its_model_and_then_serves_it() {
     let place = Place::new(hub);
     let mut server = Serving::start(&place, &["--model", "org/tiny"]);
     let address = server.logged("bound to ", ';');
-    asked.recv().unwrap();
+    asked.recv_timeout(PATIENCE).unwrap();
     let health = get(&address, "/health").unwrap();
     assert!(health.status == 503 && health.text().contains("loading"), "{}", health.text());
     go.send(()).unwrap();
@@ -96,7 +100,7 @@ fn a_signal_ends_a_download_at_once_and_the_next_start_goes_on() {
     let place = Place::new(hub);
     let mut server = Serving::start(&place, &["--model", "org/tiny"]);
     server.logged("bound to ", ';');
-    asked.recv().unwrap();
+    asked.recv_timeout(PATIENCE).unwrap();
     server.signal("-INT");
     // The hub still waits, so nothing but the signal ends the server.
     server.logged("received SIGINT while loading", '.');
