@@ -9,6 +9,9 @@ const VOCABULARY: (&str, &str) = ("rwkv_vocab_v", ".txt");
 /// What is read beside them if it is there.
 const OPTIONAL: [&str; 3] = ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"];
 
+/// How names of PyTorch's weights end.
+const PYTORCH: [&str; 2] = [".bin", ".pth"];
+
 /// Most files that an error lists.
 const MOST_LISTED: usize = 20;
 
@@ -65,7 +68,7 @@ pub(super) fn choose(files: &[String], wanted: Option<&str>) -> Result<Choice, S
     match whole.as_slice() {
         [file] => Ok(Choice::File((*file).into())),
         [] if weights.is_some() => Err(format!("there is no {CONFIG}")),
-        [] if files.iter().any(|file| file.ends_with(".bin") || file.ends_with(".pth")) => Err(format!(
+        [] if files.iter().any(|file| PYTORCH.iter().any(|end| file.ends_with(end))) => Err(format!(
             "the weights are in a format of PyTorch: {SAFETENSORS} or a GGUF file is needed, see docs/models.md"
         )),
         [] => Err(format!("there are no weights: {SAFETENSORS}, {INDEX} or a GGUF file is needed")),

@@ -155,7 +155,7 @@ impl Client {
             }
             (401 | 403, _) => "there is no such model, or the token of HF_TOKEN may not read it",
             (404, _) => missing,
-            (429, _) | (500.., _) => {
+            (429 | 500.., _) => {
                 let asked = header(headers, "retry-after").parse().map(Duration::from_secs);
                 let again = Some(asked.unwrap_or_default().min(LONGEST_PAUSE));
                 return HubError::Unreachable { url: public(url), reason: format!("status {status}"), again };

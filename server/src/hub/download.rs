@@ -198,12 +198,19 @@ impl Hasher {
     }
 
     fn hex(self) -> String {
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         match self {
             Self::Git(digest) => hex(&digest.finalize()),
             Self::Sha256(digest) => hex(&digest.finalize()),
         }
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .filter_map(|digit| char::from_digit(digit.into(), 16))
+        .collect()
 }
 
 #[cfg(test)]

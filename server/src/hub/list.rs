@@ -93,7 +93,7 @@ fn rows(cache: &Path) -> Result<Vec<Row>, HubError> {
 fn models(snapshot: &Path, name: &str) -> Vec<(String, u64, Result<(), String>)> {
     let there = files(snapshot);
     let bytes = |file: &String| fs::metadata(snapshot.join(file)).map_or(0, |about| about.len());
-    let folder = complete(snapshot, None).ok().filter(|path| path == snapshot).is_some();
+    let folder = complete(snapshot, None).is_ok_and(|path| path == snapshot);
     let mut models = Vec::new();
     if !folder {
         for file in there.iter().filter(|file| is_gguf(file)) {

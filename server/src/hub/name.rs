@@ -101,7 +101,7 @@ pub(super) fn is_repo(text: &str) -> bool {
     text.len() <= MOST_NAME
         && !text.contains("--")
         && !text.contains("..")
-        && !text.ends_with(".git")
+        && text.strip_suffix(".git").is_none()
         && text.split_once('/').is_some_and(|(organization, name)| part(organization) && part(name))
 }
 

@@ -205,7 +205,7 @@ fn a_file_with_another_digest_is_deleted() {
     );
     let blobs = place.model().join("blobs");
     assert!(!blobs.join(&expected).exists() && !blobs.join(format!("{expected}.incomplete")).exists());
-    assert_eq!(place.model().join("refs/main").exists(), false, "an incomplete model has no revision");
+    assert!(!place.model().join("refs/main").exists(), "an incomplete model has no revision");
 }
 
 #[test]

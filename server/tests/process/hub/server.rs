@@ -138,7 +138,8 @@ impl Files {
         if is_large(name) {
             return hex(&Sha256::digest(contents));
         }
-        hex(&Sha1::new().chain_update(format!("blob {}\0", contents.len())).chain_update(contents).finalize())
+        let head = format!("blob {}\0", contents.len());
+        hex(&Sha1::new().chain_update(head).chain_update(contents).finalize())
     }
 
     /// What the hub answers about a model.
@@ -173,9 +174,13 @@ impl Files {
 }
 
 fn is_large(name: &str) -> bool {
-    name.ends_with(".safetensors") || name.ends_with(".gguf")
+    [".safetensors", ".gguf"].iter().any(|end| name.ends_with(end))
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .filter_map(|digit| char::from_digit(digit.into(), 16))
+        .collect()
 }
