@@ -8,12 +8,15 @@ use tidegate_server::checkpoint::DeviceChoice;
 use super::bench::StateArg;
 use super::parse::within;
 
+const MODEL: &str =
+    "Folder, GGUF file or, of a hub, ORG/NAME[@REVISION][:FILE]; repeated for several [default: the shipped model]";
+
 /// The model and where it runs.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Folder, GGUF file or, of a hub, ORG/NAME[@REVISION][:FILE]; repeated for several [default: the shipped model]
-    #[arg(long, env = "TIDEGATE_MODEL", value_name = "MODEL[=NAME]")]
+    // A comment would have the brackets as links.
+    #[arg(help = MODEL, long, env = "TIDEGATE_MODEL", value_name = "MODEL[=NAME]")]
     pub(crate) model: Vec<PathBuf>,
     /// cpu, cuda, cuda:N, or auto: the first usable GPU, else the CPU
     #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]

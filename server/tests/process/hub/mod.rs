@@ -228,6 +228,31 @@ fn parts_of_weights_are_those_of_the_index() {
 }
 
 #[test]
+fn a_gguf_file_is_pulled_alone() {
+    let mut whole = b"GGUF\x03\0\0\0................general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0rwkv7".to_vec();
+    whole.resize(10_000, 1);
+    let files = Files::default().with("README.md", "about").with("q/a-Q8_0.gguf", whole.clone());
+    let place = Place::new(Hub::start(files.clone()));
+    let path = place.pulled("org/tiny");
+    assert_eq!(path, place.model().join("snapshots").join(COMMIT).join("q/a-Q8_0.gguf"));
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+    let ranges: Vec<_> =
+        place.hub.asked_for(".gguf").iter().map(|asked| asked.header("range").map(str::to_owned)).collect();
+    assert_eq!(ranges, [Some("bytes=0-4095".into()), None], "its beginning is looked at first");
+    for model in ["org/tiny", "org/tiny:q/a-Q8_0.gguf"] {
+        let offline = place.pull(model, &[("HF_HUB_OFFLINE", "1")]);
+        assert_eq!(text(&offline.stdout).trim_end(), path.to_str().unwrap());
+    }
+    // Of several, the one that is named is in the cache, and no other.
+    let place = Place::new(Hub::start(files.with("b.gguf", whole)));
+    assert!(place.pulled("org/tiny:b.gguf").ends_with("b.gguf"));
+    let error = place.refused("org/tiny:q/a-Q8_0.gguf", &[("HF_HUB_OFFLINE", "1")]);
+    assert!(error.contains("there is no q/a-Q8_0.gguf: b.gguf"), "{error}");
+    let table = text(&place.command().arg("models").output().unwrap().stdout);
+    assert!(table.contains("org/tiny:b.gguf") && table.contains("no: "), "{table}");
+}
+
+#[test]
 fn the_cache_is_listed_with_what_can_be_served() {
     let place = Place::new(Hub::start(Files::tiny()));
     let list = |args: &[&str]| text(&place.command().arg("models").args(args).output().unwrap().stdout);

@@ -136,3 +136,20 @@ fn names_on_a_hub_are_taken_where_paths_are() {
     assert!(text(&output.stderr).contains("error: org/tiny/config.json: "), "{}", text(&output.stderr));
     assert_eq!(place.hub.asked().len(), asked);
 }
+
+#[test]
+fn two_processes_download_a_file_once() {
+    let (hub, asked, go) = slow();
+    let place = Place::new(hub);
+    let pull =
+        || place.command().args(["pull", "org/tiny"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = pull();
+    asked.recv_timeout(PATIENCE).unwrap();
+    let mut second = pull();
+    let lines = BufReader::new(second.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut lines = lines.skip_while(|line| !line.contains("waiting for another process"));
+    assert!(lines.next().is_some(), "the second process does not wait");
+    go.send(()).unwrap();
+    assert!(first.wait().unwrap().success() && second.wait().unwrap().success());
+    assert_eq!(place.hub.asked_for(WEIGHTS).len(), 1);
+}
