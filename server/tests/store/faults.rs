@@ -11,7 +11,8 @@ use rand::rngs::StdRng;
 use tidegate_server::session::{Start, Store, StoreError, StoreOptions, VersionId};
 
 use crate::kit::{
-    ANN, NOW, Plain, agree, empty, head, in_folder, in_memory, list, new, note, open, seen, snapshot, turn, until,
+    ANN, Faulty, NOW, Plain, agree, empty, head, in_folder, in_memory, list, new, note, open, seen, snapshot, turn,
+    until,
 };
 use crate::sim::SimDisk;
 use crate::sim_objects::SimObjects;
@@ -88,6 +89,25 @@ async fn only_leftovers_of_a_crash_are_removed() {
     until("the sweep", async || objects(folder.path()).iter().all(|path| left.contains(path))).await;
     assert_eq!(objects(folder.path()).len(), 2);
     assert_eq!(head(&store, ANN, &id).await, snapshot(1));
+}
+
+#[tokio::test]
+async fn a_folder_is_released_after_the_last_removal() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let objects = Arc::new(Faulty::default());
+    let opened = || Store::open_with(Arc::clone(&objects) as _, in_folder(folder.path()), Arc::new(Plain));
+    let store = opened().await.expect("the store opens");
+    let id = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session").id;
+    let held = objects.no_removal.lock().await;
+    store.delete(ANN, &id).await.expect("deleted");
+    until("a removal", async || objects.removing.load(Ordering::SeqCst) == 1).await;
+    let closing = tokio::spawn(async move { store.close().await });
+    // Otherwise the next process could add a version of the object that is then removed.
+    assert!(matches!(opened().await, Err(StoreError::InUse { .. })));
+    drop(held);
+    closing.await.expect("the task").expect("closed");
+    let store = opened().await.expect("the store opens");
+    agree(&store, &*objects, &[ANN], &[]).await;
 }
 
 #[tokio::test]

@@ -250,12 +250,16 @@ pub(crate) struct Faulty {
     pub(crate) fails_in: AtomicI64,
     /// Bytes of the object that a failing write leaves behind.
     pub(crate) leaves: AtomicUsize,
+    /// Objects whose removal has begun.
+    pub(crate) removing: Arc<AtomicUsize>,
+    /// Nothing is removed while a test holds it.
+    pub(crate) no_removal: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Default for Faulty {
     fn default() -> Self {
-        let (puts, gets, leaves) = Default::default();
-        Self { objects: InMemory::new(), puts, gets, fails_in: AtomicI64::new(-1), leaves }
+        let (puts, gets, leaves, removing, no_removal) = Default::default();
+        Self { objects: InMemory::new(), puts, gets, fails_in: AtomicI64::new(-1), leaves, removing, no_removal }
     }
 }
 
@@ -295,7 +299,16 @@ impl ObjectStore for Faulty {
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.objects.delete_stream(locations)
+        let (removing, no_removal) = (Arc::clone(&self.removing), Arc::clone(&self.no_removal));
+        let allowed = locations.then(move |location| {
+            removing.fetch_add(1, Ordering::SeqCst);
+            let no_removal = Arc::clone(&no_removal);
+            async move {
+                drop(no_removal.lock().await);
+                location
+            }
+        });
+        self.objects.delete_stream(allowed.boxed())
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {

@@ -46,6 +46,9 @@ pub(super) struct Inner {
     pub(super) orphans: AtomicBool,
     /// Possible orphans by name: writing them, or adding them to the index, failed.
     pub(super) suspects: Mutex<HashSet<VersionId>>,
+    /// Held from looking for objects that nothing needs until they are removed. Closing waits for it: the next process may
+    /// find such an object, and add a version that needs it again.
+    pub(super) removing: tokio::sync::RwLock<()>,
     pub(super) ballast: Ballast,
     /// Held while evicting versions, which one task does at a time.
     pub(super) evicting: tokio::sync::Mutex<()>,

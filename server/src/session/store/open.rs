@@ -147,6 +147,7 @@ impl Store {
             garbage,
             orphans: AtomicBool::new(false),
             suspects: Mutex::default(),
+            removing: tokio::sync::RwLock::default(),
             ballast,
             evicting: tokio::sync::Mutex::default(),
             counters: Counters::default(),
@@ -206,6 +207,7 @@ impl Store {
             return flushed;
         }
         let inner = Arc::clone(&self.inner);
+        let _none_removes = self.inner.removing.write().await;
         let closed = blocking(move || {
             inner.writer.stop();
             inner.index.close();

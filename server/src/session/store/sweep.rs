@@ -145,6 +145,7 @@ impl Inner {
     /// Removes garbage: objects that nothing points to any more.
     pub(super) async fn remove_garbage(&self) -> Result<(), StoreError> {
         loop {
+            let _removing = self.removing.read().await;
             let batch = self.read(|tables| tables.garbage(BATCH));
             let batch: Vec<VersionId> = batch.await?.iter().filter_map(|id| VersionId::parse(id)).collect();
             if batch.is_empty() {
@@ -180,6 +181,7 @@ impl Inner {
         if checked.is_empty() {
             return Ok(());
         }
+        let _removing = self.removing.read().await;
         let orphans: HashSet<VersionId> =
             self.orphans_among(checked.iter().cloned().collect()).await?.into_iter().collect();
         let gone: HashSet<VersionId> =
@@ -191,6 +193,7 @@ impl Inner {
     async fn remove_orphans(&self, mut ids: Vec<VersionId>) -> Result<usize, StoreError> {
         // Uploads are checked before the index: an upload that finishes in between is in the index by then, if ever.
         ids.retain(|id| !self.objects.is_uploading(id));
+        let _removing = self.removing.read().await;
         let orphans = self.orphans_among(ids).await?;
         Ok(self.objects.delete(orphans).await.len())
     }
