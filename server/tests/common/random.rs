@@ -20,9 +20,9 @@ pub(crate) fn written_about(mean: f32, keys: &Value) -> TempDir {
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         std::fs::copy(pinned.join(name), folder.path().join(name)).unwrap();
     }
-    let config = serde_json::from_slice(&std::fs::read(pinned.join("config.json")).unwrap()).unwrap();
-    let config = super::with(config, keys.clone()).to_string();
-    write_weights(folder.path(), &config, mean);
+    let mut config: Value = serde_json::from_slice(&std::fs::read(pinned.join("config.json")).unwrap()).unwrap();
+    config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+    write_weights(folder.path(), &config.to_string(), mean);
     folder
 }
 

@@ -2,6 +2,9 @@
 
 #[path = "../live/mod.rs"]
 mod live;
+#[path = "../common/random.rs"]
+#[allow(dead_code, reason = "each test binary uses its own part")]
+mod random;
 
 mod admin;
 mod alone;

@@ -3,6 +3,7 @@
 mod refused;
 mod serve;
 mod server;
+mod walkthrough;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -156,7 +156,7 @@ impl Files {
     }
 
     fn answer(&self, asked: &Asked) -> Reply {
-        if asked.path.starts_with("/api/models/org/") {
+        if asked.path.starts_with("/api/models/") {
             return Reply { body: self.listing().to_string().into_bytes(), ..Reply::status(200) };
         }
         let path = asked.path.split('?').next().unwrap_or_default();
