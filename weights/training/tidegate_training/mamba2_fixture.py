@@ -10,7 +10,13 @@
 `transformers` 5 norms the channels of each group of heads apart (`groups`), as the package `mamba_ssm` does, with which
 models with several groups were trained. Older versions norm all channels together; `whole` has a gated norm of one group.
 
-`python -m tidegate_training.mamba2_fixture` rewrites them in `model/tests/fixtures-mamba2`; it needs `pip install
+`fixtures-mamba2-llamacpp` is a second model, of a shape that llama.cpp knows (no biases of projections, no limits of time
+steps), with a tokenizer like GPT-NeoX's. It has the golden numbers of `groups` alone. `llamacpp.gguf` is what llama.cpp's
+`convert_hf_to_gguf.py --outtype f32` makes of that folder. The converter recognises pre-tokenizers by what they make of one
+text with their published vocabulary, so for this vocabulary `get_vocab_base_pre` had to be told the answer: `olmo`, as for
+GPT-NeoX's.
+
+`python -m tidegate_training.mamba2_fixture` rewrites the others in `model/tests`; it needs `pip install
 'transformers>=5.23'`, which nothing else does.
 """
 
@@ -21,6 +27,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 AFTER = (1, 10, 1000)
@@ -31,14 +38,16 @@ CONFIG = {
     "rms_norm": True, "residual_in_fp32": True, "time_step_limit": [0.01, 2.0], "tie_word_embeddings": False,
     "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "torch_dtype": "bfloat16",
 }
+LLAMACPP = CONFIG | {"vocab_size": 288, "use_bias": False, "time_step_limit": [0.0, 1e30]}
+TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}{{ eos_token }}{% endfor %}"
 
 
-def model() -> torch.nn.Module:
+def model(config: dict) -> torch.nn.Module:
     """The model of `transformers`, its weights not set."""
     from transformers import Mamba2Config, Mamba2ForCausalLM
 
-    keys = {name: value for name, value in CONFIG.items() if name not in ("architectures", "model_type", "torch_dtype")}
-    return Mamba2ForCausalLM(Mamba2Config(**keys | {"time_step_limit": tuple(CONFIG["time_step_limit"])})).float().eval()
+    keys = {name: value for name, value in config.items() if name not in ("architectures", "model_type", "torch_dtype")}
+    return Mamba2ForCausalLM(Mamba2Config(**keys | {"time_step_limit": tuple(config["time_step_limit"])})).float().eval()
 
 
 def weights(shapes: dict[str, Tensor], gen: torch.Generator) -> dict[str, Tensor]:
@@ -72,26 +81,56 @@ def golden(net: torch.nn.Module, ids: Tensor, norm: str) -> dict[str, Tensor]:
     return {name: x.detach().float().clone().contiguous() for name, x in out.items()}
 
 
-@torch.no_grad()
-def write(out: Path) -> None:
-    """Writes the folder, always with the same weights and ids."""
-    gen = torch.Generator().manual_seed(2024)
-    net = model()
-    tensors = weights(net.state_dict(), gen)
-    net.load_state_dict({name: x.float() for name, x in tensors.items()})
-    ids = torch.randint(CONFIG["vocab_size"], (AFTER[-1],), generator=gen)
-    content = {"ids": ids} | golden(net, ids, "groups")
-    inner = CONFIG["num_heads"] * CONFIG["head_dim"]
-    for layer in net.backbone.layers:
-        assert layer.mixer.norm.group_size == inner // CONFIG["n_groups"]
-        layer.mixer.norm.group_size = inner
-    content |= golden(net, ids, "whole")
+def tokenizer() -> Tokenizer:
+    """GPT-NeoX's tokenizer with few merges: normal form C, two special tokens, and tokens of several spaces."""
+    out = Tokenizer(models.BPE())
+    out.normalizer, out.decoder = normalizers.NFC(), decoders.ByteLevel()
+    out.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<|endoftext|>", "<|padding|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=280, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    out.train_from_iterator(["the river and the fox in the thin rain"] * 9, trainer)
+    out.add_tokens([AddedToken(" " * count, normalized=True) for count in (3, 2)])
+    return out
+
+
+def write_folder(out: Path, config: dict, tensors: dict[str, Tensor], content: dict[str, Tensor]) -> None:
+    """Writes a checkpoint and its golden numbers."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for name, parts in (("model", tensors), ("golden", content)):
         save_file(parts, out / f"{name}.safetensors", metadata={"format": "pt"})
         (out / f"{name}.safetensors").chmod(0o644)
 
 
+def randomised(config: dict, seed: int) -> tuple[torch.nn.Module, dict[str, Tensor], Tensor]:
+    """A model with random weights, its tensors, and ids for it."""
+    gen = torch.Generator().manual_seed(seed)
+    net = model(config)
+    tensors = weights(net.state_dict(), gen)
+    net.load_state_dict({name: x.float() for name, x in tensors.items()})
+    return net, tensors, torch.randint(config["vocab_size"], (AFTER[-1],), generator=gen)
+
+
+@torch.no_grad()
+def write(tests: Path) -> None:
+    """Writes the folders, always with the same weights and ids."""
+    net, tensors, ids = randomised(CONFIG, 2024)
+    content = {"ids": ids} | golden(net, ids, "groups")
+    inner = CONFIG["num_heads"] * CONFIG["head_dim"]
+    for layer in net.backbone.layers:
+        assert layer.mixer.norm.group_size == inner // CONFIG["n_groups"]
+        layer.mixer.norm.group_size = inner
+    write_folder(tests / "fixtures-mamba2", CONFIG, tensors, content | golden(net, ids, "whole"))
+
+    net, tensors, ids = randomised(LLAMACPP, 2025)
+    out = tests / "fixtures-mamba2-llamacpp"
+    write_folder(out, LLAMACPP, tensors, {"ids": ids} | golden(net, ids, "groups"))
+    tokenizer().save(str(out / "tokenizer.json"), pretty=False)
+    keys = {"tokenizer_class": "GPTNeoXTokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>",
+        "unk_token": "<|endoftext|>", "add_prefix_space": False, "chat_template": TEMPLATE}
+    (out / "tokenizer_config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    write(Path(__file__).resolve().parents[3] / "model" / "tests" / "fixtures-mamba2")
+    write(Path(__file__).resolve().parents[3] / "model" / "tests")

@@ -11,6 +11,9 @@
 `llamacpp.gguf` is what llama.cpp's `convert_hf_to_gguf.py --outtype bf16` makes of the folder beside some vocabulary of fewer
 than 97 tokens.
 
+`package.pth` has a smaller model of the same kind as RWKV's author publishes them: in the package's layout, in bf16, by
+`torch.save`, without a config. It has tokens enough for all single bytes.
+
 `python -m tidegate_training.rwkv7_fixture` rewrites the others in `model/tests/fixtures-rwkv7`; it needs `pip install
 rwkv==0.8.32`, which nothing else does.
 """
@@ -47,7 +50,7 @@ NAMES = [
 ]
 
 
-def weights(gen: torch.Generator) -> dict[str, Tensor]:
+def weights(gen: torch.Generator, hidden: int, inner: int, vocab: int) -> dict[str, Tensor]:
     """Random tensors in bf16 by their published names, nowhere all zeros or ones."""
     out = {}
 
@@ -56,34 +59,34 @@ def weights(gen: torch.Generator) -> dict[str, Tensor]:
         out[name] = (mean + scale * torch.randn(shape, generator=gen)).bfloat16()
 
     def norm(name: str) -> None:
-        add(f"{name}.weight", HIDDEN, mean=1.0, scale=0.2)
-        add(f"{name}.bias", HIDDEN, scale=0.2)
+        add(f"{name}.weight", hidden, mean=1.0, scale=0.2)
+        add(f"{name}.bias", hidden, scale=0.2)
 
-    add("model.embeddings.weight", VOCAB, HIDDEN)
+    add("model.embeddings.weight", vocab, hidden)
     norm("model.norm")
-    add("lm_head.weight", VOCAB, HIDDEN)
+    add("lm_head.weight", vocab, hidden)
     for n in range(LAYERS):
         layer = f"model.layers.{n}"
         for name in ("attn_norm", "ffn_norm", "attn.g_norm", *(["pre_norm"] if n == 0 else [])):
             norm(f"{layer}.{name}")
         for part in "rwkvag":
-            add(f"{layer}.attn.x_{part}", 1, 1, HIDDEN, mean=0.5, scale=0.2)
+            add(f"{layer}.attn.x_{part}", 1, 1, hidden, mean=0.5, scale=0.2)
         for part in "rkvo":
-            add(f"{layer}.attn.{part}_proj.weight", HIDDEN, HIDDEN)
+            add(f"{layer}.attn.{part}_proj.weight", hidden, hidden)
         for part, rank in RANKS.items():
             if part == "v" and n == 0:
                 continue
-            add(f"{layer}.attn.{part}_lora.lora.0.weight", rank, HIDDEN)
-            add(f"{layer}.attn.{part}_lora.lora.2.weight", HIDDEN, rank)
+            add(f"{layer}.attn.{part}_lora.lora.0.weight", rank, hidden)
+            add(f"{layer}.attn.{part}_lora.lora.2.weight", hidden, rank)
             if part != "g":
                 # Decays with half-lives from one token to some dozens.
-                add(f"{layer}.attn.{part}_lora.lora.2.bias", HIDDEN, mean=-2.0 if part == "w" else 0.0, scale=1.5)
-        add(f"{layer}.attn.k_k", HIDDEN, mean=0.8, scale=0.2)
-        add(f"{layer}.attn.k_a", HIDDEN, mean=1.0, scale=0.1)
-        add(f"{layer}.attn.r_k", HIDDEN // HEAD, HEAD, scale=0.2)
-        add(f"{layer}.ffn.x_k", HIDDEN, mean=0.5, scale=0.2)
-        add(f"{layer}.ffn.key.weight", INNER, HIDDEN)
-        add(f"{layer}.ffn.value.weight", HIDDEN, INNER)
+                add(f"{layer}.attn.{part}_lora.lora.2.bias", hidden, mean=-2.0 if part == "w" else 0.0, scale=1.5)
+        add(f"{layer}.attn.k_k", hidden, mean=0.8, scale=0.2)
+        add(f"{layer}.attn.k_a", hidden, mean=1.0, scale=0.1)
+        add(f"{layer}.attn.r_k", hidden // HEAD, HEAD, scale=0.2)
+        add(f"{layer}.ffn.x_k", hidden, mean=0.5, scale=0.2)
+        add(f"{layer}.ffn.key.weight", inner, hidden)
+        add(f"{layer}.ffn.value.weight", hidden, inner)
     return out
 
 
@@ -97,7 +100,7 @@ def for_package(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             if name.endswith(layer):
                 name, x = name.removesuffix(layer) + number, x.t() if number != "0" else x
         vector = x.dim() == 1 and name.startswith("blocks.") and ".ln" not in name
-        out[name] = (x.view(1, 1, -1) if vector else x).float().contiguous()
+        out[name] = (x.view(1, 1, -1) if vector else x).contiguous()
     # The first layer has no values to mix with, but the package expects the tensors.
     for number in "012":
         out[f"blocks.0.att.v{number}"] = torch.zeros_like(out[f"blocks.1.att.v{number}"])
@@ -110,7 +113,8 @@ def golden(tensors: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
     from rwkv.model import RWKV
 
     with tempfile.TemporaryDirectory() as folder:
-        torch.save(for_package(tensors), Path(folder) / "model.pth")
+        wide = {name: x.float() for name, x in for_package(tensors).items()}
+        torch.save(wide, Path(folder) / "model.pth")
         model = RWKV(model=str(Path(folder) / "model"), strategy="cpu fp32")
     out, state, read = {"ids": ids}, None, 0
     for after in AFTER:
@@ -129,10 +133,11 @@ def golden(tensors: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
 def write(out: Path) -> None:
     """Writes the folder, always with the same weights and ids."""
     gen = torch.Generator().manual_seed(7000)
-    tensors = weights(gen)
+    tensors = weights(gen, HIDDEN, INNER, VOCAB)
     ids = torch.randint(VOCAB, (AFTER[-1],), generator=gen)
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
+    torch.save(for_package(weights(torch.Generator().manual_seed(7001), HEAD, HEAD, 272)), out / "package.pth")
     for name, content in (("model", tensors), ("golden", golden(tensors, ids))):
         save_file(content, out / f"{name}.safetensors", metadata={"format": "pt"})
         (out / f"{name}.safetensors").chmod(0o644)
