@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::config::{ConfigError, DecoderConfig, GivenKeys, parse};
 use crate::encoder::Encoder;
 use crate::layout::StateLayout;
-pub(crate) use crate::mixers::{GGUF_FAMILIES, GgufFamily};
+pub(crate) use crate::mixers::{GGUF_FAMILIES, GgufFamily, TensorNames, native};
 use crate::mixers::{family, translated};
 use crate::weights::{Entry, TensorList};
 

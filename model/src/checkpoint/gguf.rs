@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use candle_core::quantized::GgmlDType;
 
-use crate::weights::{Entry, Value, WeightType};
+use crate::weights::{Entry, Reading, Value, WeightType};
 
 /// The default of `general.alignment`.
 const ALIGNMENT: u64 = 32;
@@ -144,7 +144,7 @@ fn locate(tensor: Described, data: usize, alignment: usize, length: usize) -> Re
         size = (numbers / block).checked_mul(block_bytes).ok_or_else(outside)?;
     }
     let end = start.checked_add(size).filter(|&end| end <= length).ok_or_else(outside)?;
-    Ok((name, Entry { kind, repacked, stored, shape, range: start..end }))
+    Ok((name, Entry { kind, repacked, stored, shape, range: start..end, reading: Reading::Plain }))
 }
 
 /// Refuses tensors that overlap: a wrong offset inside the file points into another tensor.

@@ -1,12 +1,16 @@
 //! A checkpoint: a folder as on the Hugging Face hub, with `config.json` and `model.safetensors`, in one file or
-//! several, or, quantised, `model.gguf`, or a GGUF file as llama.cpp writes it, which is a whole model.
+//! several, or, quantised, `model.gguf`; or one file that is a whole model: GGUF as llama.cpp writes it, or RWKV-7's tensors as
+//! its author publishes them.
 //! All of it is checked before any of it is loaded.
 
 mod gguf;
+mod native;
+mod pth;
 mod shards;
 mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,8 +21,8 @@ use safetensors::{Dtype, SafeTensors};
 use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
 use crate::schema;
-use crate::weights::{Bytes, Entry, File, Parts, Source, TensorList, WeightType, Weights};
-pub use crate::weights::{LoadError, Metadata, MetadataError, Texts};
+use crate::weights::{Bytes, Entry, Errors, File, Parts, Reading, Source, TensorList, WeightType, Weights};
+pub use crate::weights::{LoadError, Metadata, MetadataError, Repacked, Texts};
 pub use shards::{INDEX, shards};
 pub use whole::gguf_architectures;
 
@@ -29,7 +33,7 @@ fn load_config(folder: &Path) -> Result<DecoderConfig, LoadError> {
     Ok(DecoderConfig::from_json(&text)?)
 }
 
-/// Loads a checkpoint folder, or a GGUF file that is a whole model; weights keep their stored type (types without a kernel
+/// Loads a checkpoint folder, or a file that is a whole model ([`FileKind`]); weights keep their stored type (types without a kernel
 /// become q8_0). If the folder has both files of weights, this reads `model.safetensors`.
 ///
 /// # Errors
@@ -51,8 +55,7 @@ pub fn load_as(model: &Path, weights: WeightType) -> Result<Decoder, LoadError> 
 }
 
 fn load_with(model: &Path, weights: Option<WeightType>) -> Result<Decoder, LoadError> {
-    let Stored { config, file } = Stored::open(model)?;
-    Decoder::new(config, &Weights::new(&Source::File(file, weights)))
+    Stored::open(model)?.decoder_with(weights)
 }
 
 /// [`load`] for a decoder on another device.
@@ -122,11 +125,27 @@ impl Stored {
         Ok(Self { config, file: Arc::new(file) })
     }
 
-    /// [`Self::open`] of a GGUF file.
+    /// [`Self::open`] of one file.
     fn whole(path: &Path) -> Result<Self, LoadError> {
-        let (mut file, metadata) = whole::parse(name(path), Arc::new(map(path)?))?;
-        let whole::Described { config, family, unknown } = whole::describe(&mut file, &metadata)?;
-        check(&config, &file, &unknown, &|name| family.theirs(name))?;
+        let (file, described) = match FileKind::of(path)? {
+            FileKind::Gguf => {
+                let (mut file, metadata) = whole::parse(name(path), Arc::new(map(path)?))?;
+                let described = whole::describe(&mut file, &metadata)?;
+                (file, described)
+            }
+            FileKind::Pth => {
+                let mut file = native::parse(name(path), Arc::new(map(path)?))?;
+                let described = native::describe(&mut file)?;
+                (file, described)
+            }
+            FileKind::Safetensors => {
+                let mut file = File { name: name(path), config: "RWKV-7", ..safetensors(&[path.into()])? };
+                let described = native::describe(&mut file)?;
+                (file, described)
+            }
+        };
+        let whole::Described { config, names, unknown } = described;
+        check(&config, &file, &unknown, &|name| names.theirs(name))?;
         Ok(Self { config, file: Arc::new(file) })
     }
 
@@ -142,6 +161,36 @@ impl Stored {
             let quantised = list.get(name)?.quantised;
             Some(StoredTensor { name, kind: entry.kind?, shape: &entry.shape, bytes: entry.range.len(), quantised })
         })
+    }
+
+    /// The decoder, as [`load`] loads it.
+    ///
+    /// # Errors
+    /// As for [`load`].
+    pub fn decoder(&self) -> Result<Decoder, LoadError> {
+        self.decoder_with(None)
+    }
+
+    fn decoder_with(&self, weights: Option<WeightType>) -> Result<Decoder, LoadError> {
+        Decoder::new(self.config.clone(), &Weights::new(&Source::File(Arc::clone(&self.file), weights)))
+    }
+
+    /// The types without a kernel that become another type in memory, and what that costs. Reads the tensors for which
+    /// [`Self::decoder`] has not measured it.
+    ///
+    /// # Errors
+    /// A tensor cannot be repacked.
+    pub fn repacked(&self) -> Result<Vec<Repacked>, LoadError> {
+        let (source, mut all) = (Source::File(Arc::clone(&self.file), None), BTreeMap::<&str, Repacked>::new());
+        for (name, entry) in self.file.entries.iter().filter(|(_, entry)| entry.repacked.is_some()) {
+            let Some(to) = entry.kind else { continue };
+            let error = Weights::new(&source).repacking_error(name)?;
+            let from = entry.stored.to_lowercase();
+            let of_type = all.entry(&entry.stored).or_insert(Repacked { from, to, tensors: 0, relative_error: 0.0 });
+            of_type.tensors += 1;
+            of_type.relative_error = of_type.relative_error.max(error);
+        }
+        Ok(all.into_values().collect())
     }
 
     /// A tensor's numbers, row-major.
@@ -174,6 +223,40 @@ fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// A kind of file that is a whole model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// GGUF, with a vocabulary.
+    Gguf,
+    /// PyTorch's archive of RWKV-7's tensors, with the vocabulary beside it.
+    Pth,
+    /// The same tensors in safetensors.
+    Safetensors,
+}
+
+impl FileKind {
+    /// By how a file begins; safetensors, which begin with a length, by the name. Whatever else it is counts as GGUF, which
+    /// says what is wrong.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is of a kind that PyTorch no longer writes.
+    pub fn of(path: &Path) -> Result<Self, LoadError> {
+        let (failed, mut head) = (|source| LoadError::Io { path: path.to_owned(), source }, Vec::new());
+        std::fs::File::open(path).map_err(failed)?.take(16).read_to_end(&mut head).map_err(failed)?;
+        if head.starts_with(pth::OLD_MAGIC) {
+            let reason = "was written by PyTorch before 1.6: load it and save it again".into();
+            return Err(LoadError::Format { file: name(path), reason });
+        }
+        let is_named = |end: &str| path.extension().is_some_and(|extension| extension == end);
+        Ok(match head {
+            head if head.starts_with(b"GGUF") => Self::Gguf,
+            head if head.starts_with(pth::MAGIC) || is_named("pth") => Self::Pth,
+            _ if is_named("safetensors") => Self::Safetensors,
+            _ => Self::Gguf,
+        })
+    }
+}
+
 /// Maps a file into memory.
 fn map(path: &Path) -> Result<Mmap, LoadError> {
     let failed = |source| LoadError::Io { path: path.to_owned(), source };
@@ -201,7 +284,7 @@ fn safetensors(paths: &[PathBuf]) -> Result<File, LoadError> {
             };
             let range = start + info.data_offsets.0..start + info.data_offsets.1;
             let (stored, shape) = (format!("{:?}", info.dtype), info.shape.clone());
-            let entry = Entry { kind, repacked: None, stored, shape, range };
+            let entry = Entry { kind, repacked: None, stored, shape, range, reading: Reading::Plain };
             if entries.insert(name.clone(), entry).is_some() {
                 return Err(broken(format!("{name} is in another file as well")));
             }
@@ -210,14 +293,16 @@ fn safetensors(paths: &[PathBuf]) -> Result<File, LoadError> {
         parts.push(Arc::new(bytes));
     }
     let name = if paths.len() == 1 { SAFETENSORS } else { INDEX };
-    Ok(File { name: name.into(), config: CONFIG, parts: Parts::new(parts), entries })
+    let parts = Parts::new(parts);
+    Ok(File { name: name.into(), config: CONFIG, parts, entries, errors: Errors::default() })
 }
 
 /// Maps a GGUF file and reads its header.
 fn gguf(path: &Path) -> Result<File, LoadError> {
     let bytes = map(path)?;
     let header = gguf::header(&bytes).map_err(|reason| LoadError::Format { file: GGUF.into(), reason })?;
-    Ok(File { name: GGUF.into(), config: CONFIG, parts: Parts::new(vec![Arc::new(bytes)]), entries: header.entries })
+    let (parts, entries) = (Parts::new(vec![Arc::new(bytes)]), header.entries);
+    Ok(File { name: GGUF.into(), config: CONFIG, parts, entries, errors: Errors::default() })
 }
 
 /// The tensors that a config asks for, with their shapes: the contract between trainer and server.
@@ -246,7 +331,8 @@ fn check(
         match expected.remove(name) {
             None => drop(extra.insert(shown(name), entry)),
             Some(tensor) if tensor.shape != entry.shape => {
-                problems.push(format!("{} has shape {:?}, expected {:?}", shown(name), entry.shape, tensor.shape));
+                let [found, expected] = [&entry.shape, &tensor.shape].map(|shape| entry.in_file(shape));
+                problems.push(format!("{} has shape {found:?}, expected {expected:?}", shown(name)));
             }
             Some(tensor) if entry.kind.is_none_or(|kind| kind.is_quantised() && !tensor.packed) => {
                 let supported = supported(tensor.packed);

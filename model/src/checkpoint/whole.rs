@@ -1,12 +1,13 @@
 //! A GGUF file as llama.cpp writes it, which is a whole model: its metadata have what a folder has in `config.json`, and
 //! its tensors have llama.cpp's names, which messages use too.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::gguf;
 use crate::config::{ConfigError, DecoderConfig};
-use crate::schema::{self, GGUF_FAMILIES, GgufFamily};
-use crate::weights::{Bytes, File, LoadError, Metadata, Parts};
+use crate::schema::{self, GGUF_FAMILIES, GgufFamily, TensorNames};
+use crate::weights::{Bytes, Entry, Errors, File, LoadError, Metadata, Parts};
 
 /// The values of `general.architecture` that [`super::load`] supports.
 pub fn gguf_architectures() -> impl Iterator<Item = &'static str> {
@@ -18,32 +19,48 @@ pub(super) fn parse(name: String, bytes: Bytes) -> Result<(File, Metadata), Load
     let header = gguf::header((*bytes).as_ref());
     let header = header.map_err(|reason| LoadError::Format { file: name.clone(), reason })?;
     let metadata = Metadata::new(Arc::clone(&bytes), header.metadata);
-    Ok((File { name, config: "its metadata", parts: Parts::new(vec![bytes]), entries: header.entries }, metadata))
+    let (parts, entries) = (Parts::new(vec![bytes]), header.entries);
+    Ok((File { name, config: "its metadata", parts, entries, errors: Errors::default() }, metadata))
 }
 
 /// What the metadata describe.
 pub(super) struct Described {
     pub(super) config: DecoderConfig,
-    pub(super) family: &'static GgufFamily,
+    pub(super) names: &'static TensorNames,
     /// The tensors that the family does not have.
     pub(super) unknown: Vec<String>,
 }
 
 /// Reads the config in the metadata, and gives the tensors our names and shapes.
 pub(super) fn describe(file: &mut File, metadata: &Metadata) -> Result<Described, LoadError> {
-    let (family, config) = config(metadata).map_err(|reason| LoadError::Format { file: file.name.clone(), reason })?;
-    let (entries, unknown) = family.rename(std::mem::take(&mut file.entries));
+    let described = config(metadata, &file.entries);
+    let (family, config) = described.map_err(|reason| LoadError::Format { file: file.name.clone(), reason })?;
+    let unknown = renamed(file, &family.names, &config);
+    Ok(Described { config, names: &family.names, unknown })
+}
+
+/// Gives a file's tensors our names and shapes; the result are those that the family does not have.
+pub(super) fn renamed(file: &mut File, names: &TensorNames, config: &DecoderConfig) -> Vec<String> {
+    let (entries, unknown) = names.rename(std::mem::take(&mut file.entries));
     file.entries = entries;
-    schema::unpack(&config, &mut file.entries);
-    // llama.cpp writes vectors with and without dimensions of 1, and the heads of one in a row.
-    for (name, tensor) in schema::tensors(&config).all {
+    schema::unpack(config, &mut file.entries);
+    for (name, tensor) in schema::tensors(config).all {
         let Some(entry) = file.entries.get_mut(&name).filter(|_| !tensor.packed) else { continue };
-        let numbers = product(&entry.shape);
-        if numbers.is_some() && numbers == entry.shape.iter().max().copied() && numbers == product(&tensor.shape) {
+        if is_same(&entry.shape, &tensor.shape) {
             entry.shape = tensor.shape;
         }
     }
-    Ok(Described { config, family, unknown })
+    unknown
+}
+
+/// Whether two shapes are those of the same numbers: others write tensors with and without dimensions of 1, and vectors
+/// whole or in rows of heads or groups.
+fn is_same(theirs: &[usize], ours: &[usize]) -> bool {
+    let is_vector = |shape: &[usize]| product(shape) == shape.iter().max().copied();
+    let longer = |shape: &[usize]| shape.iter().copied().filter(|&side| side != 1).collect::<Vec<_>>();
+    let numbers = product(theirs);
+    let as_many = numbers.is_some() && numbers == product(ours);
+    as_many && (is_vector(theirs) || is_vector(ours) || longer(theirs) == longer(ours))
 }
 
 fn product(shape: &[usize]) -> Option<usize> {
@@ -51,7 +68,10 @@ fn product(shape: &[usize]) -> Option<usize> {
 }
 
 /// The family and the config, or why there are none.
-fn config(metadata: &Metadata) -> Result<(&'static GgufFamily, DecoderConfig), String> {
+fn config(
+    metadata: &Metadata,
+    entries: &BTreeMap<String, Entry>,
+) -> Result<(&'static GgufFamily, DecoderConfig), String> {
     let architecture = metadata.architecture().map_err(|error| error.to_string())?;
     let family = GGUF_FAMILIES.iter().find(|family| family.architecture == architecture).ok_or_else(|| {
         let supported: Vec<_> = gguf_architectures().collect();
@@ -62,7 +82,7 @@ fn config(metadata: &Metadata) -> Result<(&'static GgufFamily, DecoderConfig), S
     if let Some(parts) = parts.filter(|&parts| parts > 1) {
         return Err(format!("split.count must be 1, found {parts}: join the parts with llama-gguf-split --merge"));
     }
-    let config = family.config(metadata).map_err(|error| error.to_string())?;
+    let config = family.config(metadata, entries).map_err(|error| error.to_string())?;
     match DecoderConfig::from_json(&config) {
         Ok(config) => Ok((family, config)),
         Err(ConfigError::Bound { field, bound, found }) => {

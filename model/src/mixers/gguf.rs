@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use super::names::{Names, TensorNames};
 use crate::weights::{Entry, Metadata, MetadataError};
-
-/// Names of ours, each with that in the files.
-pub(super) type Names = &'static [(&'static str, &'static str)];
 
 /// The list of tokens, whose length is the size of the vocabulary.
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -25,20 +23,24 @@ pub(crate) struct GgufFamily {
     pub(super) numbers: Names,
     /// The same with floats.
     pub(super) floats: Names,
-    /// Tensors outside the layers.
-    pub(super) tensors: Names,
-    /// Tensors of a layer, ours below `model.layers.N`, theirs below `blk.N`.
-    pub(super) layers: Names,
-    /// Tensors that files have for llama.cpp alone.
-    pub(super) unused: &'static [&'static str],
+    /// The names of its tensors.
+    pub(crate) names: TensorNames,
+    /// The output head, if it is the embedding where files have none.
+    pub(super) may_be_tied: Option<&'static str>,
+    /// Adds to a config what follows from its other keys.
+    pub(super) derive: fn(&mut Map<String, Value>),
 }
 
 impl GgufFamily {
-    /// The text of a `config.json`.
+    /// The text of a `config.json`, for a file with these metadata and tensors.
     ///
     /// # Errors
     /// A key is absent or has a value of another type.
-    pub(crate) fn config(&self, metadata: &Metadata) -> Result<String, MetadataError> {
+    pub(crate) fn config(
+        &self,
+        metadata: &Metadata,
+        entries: &BTreeMap<String, Entry>,
+    ) -> Result<String, MetadataError> {
         let mut config = Map::new();
         config.insert("model_type".into(), self.architecture.into());
         let absent = |key: &str| MetadataError::new(key, "given", "none");
@@ -57,6 +59,10 @@ impl GgufFamily {
         }
         let tokens = metadata.texts(TOKENS)?.ok_or_else(|| absent(TOKENS))?;
         config.insert("vocab_size".into(), json!(tokens.len()));
+        if self.may_be_tied.is_some_and(|head| !entries.contains_key(head)) {
+            config.insert("tie_word_embeddings".into(), json!(true));
+        }
+        (self.derive)(&mut config);
         Ok(Value::Object(config).to_string())
     }
 
@@ -72,42 +78,5 @@ impl GgufFamily {
         let token = TOKEN_IDS.iter().find(|(key, _)| *key == ours).map(|(_, theirs)| (*theirs).into());
         let of = |names: Names| names.iter().find(|(key, _)| *key == ours).map(|(_, theirs)| self.key_of(theirs));
         token.or_else(|| of(self.numbers)).or_else(|| of(self.floats)).unwrap_or_else(|| ours.into())
-    }
-
-    /// Gives the tensors of a file our names; the second part are the names of those that the family does not have.
-    pub(crate) fn rename(&self, entries: BTreeMap<String, Entry>) -> (BTreeMap<String, Entry>, Vec<String>) {
-        let (mut renamed, mut unknown) = (BTreeMap::new(), Vec::new());
-        for (name, entry) in entries {
-            match self.ours(&name) {
-                Some(ours) => drop(renamed.insert(ours, entry)),
-                None if self.unused.contains(&&*name) => {}
-                None => unknown.push(name),
-            }
-        }
-        (renamed, unknown)
-    }
-
-    /// Our name of a tensor. No two names become one, because the tables are one to one.
-    fn ours(&self, theirs: &str) -> Option<String> {
-        if self.unused.contains(&theirs) {
-            return None;
-        }
-        if let Some((ours, _)) = self.tensors.iter().find(|(_, name)| *name == theirs) {
-            return Some((*ours).into());
-        }
-        let (layer, name) = theirs.strip_prefix("blk.")?.split_once('.')?;
-        let (ours, _) = self.layers.iter().find(|(_, known)| *known == name)?;
-        Some(format!("model.layers.{layer}.{ours}"))
-    }
-
-    /// The name of a tensor in files.
-    pub(crate) fn theirs(&self, ours: &str) -> String {
-        let known = self.tensors.iter().find(|(name, _)| *name == ours).map(|(_, theirs)| (*theirs).into());
-        let of_layer = || {
-            let (layer, name) = ours.strip_prefix("model.layers.")?.split_once('.')?;
-            let (_, theirs) = self.layers.iter().find(|(known, _)| *known == name)?;
-            Some(format!("blk.{layer}.{theirs}"))
-        };
-        known.or_else(of_layer).unwrap_or_else(|| ours.into())
     }
 }

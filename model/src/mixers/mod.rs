@@ -13,6 +13,7 @@ pub(crate) mod layer;
 pub mod mamba2;
 mod matrices;
 mod mixer;
+mod names;
 mod projections;
 pub mod rfa;
 pub(crate) mod rotary;
@@ -29,6 +30,8 @@ use crate::config::{Attention, ConfigError};
 pub(crate) use gguf::GgufFamily;
 use layer::Family;
 pub use layer::SlotState;
+pub(crate) use names::TensorNames;
+pub(crate) use rwkv7::native;
 
 /// The family that a config names: the only place that lists them all.
 pub(crate) fn family(attention: Attention) -> &'static Family {
@@ -58,4 +61,4 @@ pub(crate) fn translated(text: &str) -> Result<Cow<'_, str>, ConfigError> {
 }
 
 /// The families that are read from GGUF files as llama.cpp writes them.
-pub(crate) static GGUF_FAMILIES: [GgufFamily; 1] = [rwkv7::gguf::GGUF];
+pub(crate) static GGUF_FAMILIES: [GgufFamily; 2] = [rwkv7::gguf::GGUF, mamba2::gguf::GGUF];

@@ -29,6 +29,23 @@ fn each<const N: usize>(bytes: &[u8], out: &mut [f32], widen: impl Fn([u8; N]) -
     out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, &bytes)| *out = widen(bytes));
 }
 
+/// The logarithms of the negated numbers, or a number that has none. By way of f64, so that -exp of the results are the numbers
+/// again as nearly as f32 can say it.
+pub(super) fn logarithms(numbers: &[f32]) -> Result<Vec<f32>, f32> {
+    let logarithm = |&number: &f32| match (-f64::from(number)).ln() {
+        log if log.is_finite() => Ok(log as f32),
+        _ => Err(number),
+    };
+    numbers.iter().map(logarithm).collect()
+}
+
+/// A matrix of `rows` rows from one in which they are columns, with numbers of `width` bytes.
+pub(super) fn transposed(bytes: &[u8], width: usize, rows: usize) -> Vec<u8> {
+    let columns = bytes.len() / width / rows.max(1);
+    let number = |row: usize, column: usize| &bytes[(column * rows + row) * width..][..width];
+    (0..rows).flat_map(|row| (0..columns).flat_map(move |column| number(row, column))).copied().collect()
+}
+
 /// A matrix of `kind`, or of f16 where its rows are not whole blocks.
 pub(super) fn matrix(
     numbers: &[f32],
@@ -56,15 +73,42 @@ fn quantised(numbers: &[f32], columns: usize, kind: GgmlDType) -> Result<Vec<u8>
 /// Numbers that are repacked at a time.
 const PIECE: usize = 1 << 18;
 
-/// Rows of `columns` quantised numbers in another quantised type, by way of f32: a few rows at a time, because all of them
-/// would take several times the memory of the model.
-pub(super) fn repacked(bytes: &[u8], from: GgmlDType, to: WeightType, columns: usize) -> Result<Vec<u8>, LoadError> {
+/// Rows of `columns` quantised numbers in another quantised type, by way of f32, and the relative error of that: a few rows at a
+/// time, because all of them would take several times the memory of the model.
+pub(super) fn repacked(
+    bytes: &[u8],
+    from: GgmlDType,
+    to: WeightType,
+    columns: usize,
+) -> Result<(Vec<u8>, f64), LoadError> {
     let row = columns / from.block_size() * from.type_size();
     let pieces = bytes.par_chunks(((PIECE / columns.max(1)).max(1) * row).max(1)).map(|piece| {
         let rows = piece.len() / row.max(1);
         let stored = QStorage::from_data(piece.into(), &Device::Cpu, from)?;
         let wide = QTensor::new(stored, (rows, columns))?.dequantize(&Device::Cpu)?;
-        Ok(matrix(&wide.flatten_all()?.to_vec1::<f32>()?, to, rows, columns)?.bytes.into_owned())
+        let wide = wide.flatten_all()?.to_vec1::<f32>()?;
+        let packed = matrix(&wide, to, rows, columns)?.bytes.into_owned();
+        let sums = squares(&wide, &packed, to, columns)?;
+        Ok((packed, sums))
     });
-    Ok(pieces.collect::<Result<Vec<_>, LoadError>>()?.concat())
+    // In the order of the pieces, so that the sums are always the same.
+    let pieces = pieces.collect::<Result<Vec<_>, LoadError>>()?;
+    let (error, all) = pieces.iter().fold((0.0, 0.0), |(error, all), (_, sums)| (error + sums.0, all + sums.1));
+    let bytes: Vec<Vec<u8>> = pieces.into_iter().map(|(bytes, _)| bytes).collect();
+    Ok((bytes.concat(), if all > 0.0 { (error / all).sqrt() } else { 0.0 }))
+}
+
+/// The sums of the squares of the differences between numbers and their packed form, and of the numbers.
+fn squares(wide: &[f32], packed: &[u8], to: WeightType, columns: usize) -> Result<(f64, f64), LoadError> {
+    let kind = match to {
+        WeightType::Q8_0 => GgmlDType::Q8_0,
+        WeightType::Q4_0 => GgmlDType::Q4_0,
+        WeightType::Q4K => GgmlDType::Q4K,
+        WeightType::F32 | WeightType::Bf16 | WeightType::F16 => return Ok((0.0, 0.0)),
+    };
+    let stored = QStorage::from_data(packed.into(), &Device::Cpu, kind)?;
+    let again = QTensor::new(stored, (wide.len() / columns.max(1), columns))?.dequantize(&Device::Cpu)?;
+    let again = again.flatten_all()?.to_vec1::<f32>()?;
+    let difference = wide.iter().zip(&again).map(|(wide, again)| f64::from(wide - again).powi(2)).sum();
+    Ok((difference, wide.iter().map(|&wide| f64::from(wide).powi(2)).sum()))
 }

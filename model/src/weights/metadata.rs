@@ -126,6 +126,18 @@ impl Metadata {
         }
     }
 
+    /// Yes or no.
+    ///
+    /// # Errors
+    /// The value is something else.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, MetadataError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(*value)),
+            Some(value) => Err(MetadataError::new(key, "true or false", value.what())),
+        }
+    }
+
     /// A list of texts, which are bytes here: those of tokens need not be UTF-8.
     ///
     /// # Errors

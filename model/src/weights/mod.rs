@@ -6,6 +6,7 @@ mod list;
 mod matrix;
 mod metadata;
 mod random;
+mod repacked;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,6 +22,20 @@ pub(crate) use matrix::Matrix;
 pub use matrix::WeightType;
 pub(crate) use metadata::{Bytes, Value};
 pub use metadata::{Metadata, MetadataError, Texts};
+pub(crate) use repacked::Errors;
+pub use repacked::Repacked;
+
+/// What the numbers of a file stand for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// Themselves.
+    #[default]
+    Plain,
+    /// Each is -exp(x), for the number x.
+    NegativeExp,
+    /// The matrix with rows for columns. [`Entry::shape`] is ours.
+    Transposed,
+}
 
 /// One tensor of a file.
 #[derive(Debug)]
@@ -33,6 +48,17 @@ pub(crate) struct Entry {
     pub(crate) stored: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) range: Range<usize>,
+    pub(crate) reading: Reading,
+}
+
+impl Entry {
+    /// A shape of ours as the file has it.
+    pub(crate) fn in_file(&self, shape: &[usize]) -> Vec<usize> {
+        match self.reading {
+            Reading::Transposed => shape.iter().rev().copied().collect(),
+            Reading::Plain | Reading::NegativeExp => shape.into(),
+        }
+    }
 }
 
 /// A file of tensors, or several that belong together, mapped into memory.
@@ -43,6 +69,8 @@ pub(crate) struct File {
     pub(crate) config: &'static str,
     pub(crate) parts: Parts,
     pub(crate) entries: BTreeMap<String, Entry>,
+    /// The relative errors of tensors that were repacked.
+    pub(crate) errors: Errors,
 }
 
 /// The bytes of a file, or of several as if each followed the one before.
@@ -126,10 +154,27 @@ impl<'a> Weights<'a> {
         let bytes = file.parts.get(entry.range.clone());
         let bytes = bytes.ok_or_else(|| file.refuse(vec![format!("{name} lies outside the file")]))?;
         let bytes = match entry.repacked {
+            None if entry.reading == Reading::Transposed => {
+                convert::transposed(bytes, kind.block().1, shape.first().copied().unwrap_or(1)).into()
+            }
             None => bytes.into(),
-            Some(from) => convert::repacked(bytes, from, kind, shape.last().copied().unwrap_or(1))?.into(),
+            Some(from) => {
+                let (bytes, error) = convert::repacked(bytes, from, kind, shape.last().copied().unwrap_or(1))?;
+                file.errors.record(name, error);
+                bytes.into()
+            }
         };
         Ok((kind, bytes))
+    }
+
+    /// The relative error of a tensor that is repacked.
+    pub(crate) fn repacking_error(&self, name: &str) -> Result<f64, LoadError> {
+        let Source::File(file, _) = self.source else { return Ok(0.0) };
+        let shape = file.entries.get(name).map_or(&[][..], |entry| &entry.shape);
+        if file.errors.of(name).is_none() {
+            Self::bytes(file, name, shape)?;
+        }
+        Ok(file.errors.of(name).unwrap_or(0.0))
     }
 
     /// One matrix of weights: in its stored type, or in the type that the source converts matrices to.
@@ -161,7 +206,13 @@ impl<'a> Weights<'a> {
             Source::File(file, _) => {
                 let (kind, bytes) = Self::bytes(file, &name, shape)?;
                 let problem = || vec![format!("{name} has dtype {kind}, expected f32, f16 or bf16")];
-                widen(kind, &bytes).ok_or_else(|| file.refuse(problem()))
+                let numbers = widen(kind, &bytes).ok_or_else(|| file.refuse(problem()))?;
+                match file.entries[&name].reading {
+                    Reading::Plain | Reading::Transposed => Ok(numbers),
+                    Reading::NegativeExp => convert::logarithms(&numbers).map_err(|found| {
+                        file.refuse(vec![format!("{name} must be stored as negative numbers, found {found}")])
+                    }),
+                }
             }
             Source::Random(_, seed) => Ok(random::numbers(*seed, &name, shape)),
         }
@@ -189,9 +240,10 @@ impl<'a> Weights<'a> {
     pub(crate) fn mapped(&self, name: &str, rows: usize, columns: usize) -> Result<Option<Mapped>, LoadError> {
         let name = format!("{}{name}", self.prefix);
         let Source::File(file, None) = self.source else { return Ok(None) };
-        let (kind, _) = Self::entry(file, &name, &[rows, columns])?;
-        let start = file.entries[&name].range.start;
-        Ok((!kind.is_quantised()).then(|| Mapped { file: Arc::clone(file), kind, start, columns }))
+        let (kind, entry) = Self::entry(file, &name, &[rows, columns])?;
+        let start = entry.range.start;
+        let is_plain = !kind.is_quantised() && entry.reading == Reading::Plain;
+        Ok(is_plain.then(|| Mapped { file: Arc::clone(file), kind, start, columns }))
     }
 }
 

@@ -8,7 +8,7 @@ use tidegate_model::checkpoint::{self, Stored};
 
 use crate::common::Numbers;
 use crate::llamacpp::{Gguf, Value, text};
-use crate::whole::{small, written};
+use crate::whole::{MAMBA, SMALL, small, small_of, written};
 
 /// Why a file is refused.
 fn error(bytes: &[u8]) -> String {
@@ -38,14 +38,16 @@ fn find(bytes: &[u8], part: &[u8]) -> usize {
 
 #[test]
 fn a_file_cut_anywhere_is_refused() {
-    let file = small();
-    let (bytes, data) = (file.bytes(), data(&file));
     let place = tempfile::tempdir().unwrap();
-    for length in (0..data).step_by(7).chain([data, bytes.len() / 2, bytes.len() - 1]) {
-        let path = written(&place, &bytes[..length]);
-        assert!(Stored::open(&path).is_err(), "{length}");
-        assert!(length >= data || checkpoint::metadata(&path).is_err(), "{length}");
+    for file in [small_of(MAMBA), small()] {
+        let (bytes, data) = (file.bytes(), data(&file));
+        for length in (0..data).step_by(7).chain([data, bytes.len() / 2, bytes.len() - 1]) {
+            let path = written(&place, &bytes[..length]);
+            assert!(Stored::open(&path).is_err(), "{length}");
+            assert!(length >= data || checkpoint::metadata(&path).is_err(), "{length}");
+        }
     }
+    let bytes = small().bytes();
     assert!(error(&bytes[..100]).contains("ends at byte 100, within the metadata"));
     assert!(error(&bytes[..bytes.len() - 1]).contains("lies outside the file"));
     assert!(error(b"").contains("ends at byte 0, within the head"));
@@ -54,8 +56,13 @@ fn a_file_cut_anywhere_is_refused() {
 
 #[test]
 fn changed_bytes_of_the_header_never_panic() {
-    let file = small();
-    let (bytes, end) = (file.bytes(), data(&file));
+    for keys in [SMALL, MAMBA] {
+        changed_bytes_never_panic(&small_of(keys));
+    }
+}
+
+fn changed_bytes_never_panic(file: &Gguf) {
+    let (bytes, end) = (file.bytes(), data(file));
     let place = tempfile::tempdir().unwrap();
     let path = written(&place, &bytes);
     let mut stored = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -108,7 +115,7 @@ fn metadata_of_another_type_are_named() {
     for (key, value, reason) in [
         ("general.architecture", Value::U32(7), "general.architecture must be a text in UTF-8, found 7"),
         ("general.architecture", Value::Text(b"\xff".into()), "must be a text in UTF-8, found other bytes"),
-        ("general.architecture", text("llama"), "general.architecture must be rwkv7, found \"llama\""),
+        ("general.architecture", text("llama"), "general.architecture must be rwkv7 or mamba2, found \"llama\""),
         ("tokenizer.ggml.tokens", text("a"), "tokenizer.ggml.tokens must be a list of texts, found a text"),
         ("tokenizer.ggml.tokens", Value::Words(vec![1]), "must be a list of texts, found a list of numbers"),
         (
@@ -169,6 +176,70 @@ fn huge_counts_are_refused_before_they_cost_anything() {
     assert!(changed(key, u64::MAX).contains("within the metadata"));
     let name = find(&bytes, b"output_norm.weight") - 8;
     assert!(changed(name, 2000).contains("has a tensor's name of 2000 bytes, the maximum is 1024"));
+}
+
+#[test]
+fn metadata_of_mamba2_are_checked() {
+    for key in [
+        "embedding_length",
+        "block_count",
+        "ssm.conv_kernel",
+        "ssm.inner_size",
+        "ssm.state_size",
+        "ssm.time_step_rank",
+        "ssm.group_count",
+        "attention.layer_norm_rms_epsilon",
+    ] {
+        let key = format!("mamba2.{key}");
+        refused(&small_of(MAMBA).without(&key), &format!("{key} must be given, found none"));
+        refused(&small_of(MAMBA).with(&key, Value::I32(-7)), "found -7");
+        refused(&small_of(MAMBA).with(&key, Value::U64(u64::MAX)), "must be ");
+        refused(&small_of(MAMBA).with(&key, Value::U32(0)), "must be ");
+    }
+    for (key, value, reason) in [
+        ("ssm.inner_size", 65, "mamba2.ssm.inner_size must be num_heads * head_dim"),
+        ("ssm.group_count", 3, "mamba2.ssm.group_count must be a divisor of num_heads (4), found 3"),
+        ("ssm.state_size", 2000, "mamba2.ssm.state_size must be between 1 and 1024, found 2000"),
+        ("ssm.conv_kernel", 1, "mamba2.ssm.conv_kernel must be 0 for none, or between 2 and 16, found 1"),
+        ("ssm.time_step_rank", 2, "blk.0.ssm_in.weight has shape [180, 32], expected [178, 32]"),
+    ] {
+        refused(&small_of(MAMBA).with(&format!("mamba2.{key}"), Value::U32(value)), reason);
+    }
+}
+
+/// A number that is not negative would let a state grow, or be no number at all.
+#[test]
+fn decays_that_are_not_negative_are_refused() {
+    let place = tempfile::tempdir().unwrap();
+    for number in [0.0, 0.5, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+        let mut file = small_of(MAMBA);
+        file.tensor("blk.1.ssm_a").bytes[4..8].copy_from_slice(&number.to_le_bytes());
+        let error = checkpoint::load(&written(&place, &file.bytes()), &Device::Cpu).unwrap_err().to_string();
+        let reason = format!("backbone.layers.1.mixer.A_log must be stored as negative numbers, found {number}");
+        assert!(error.contains(&reason), "{error}");
+    }
+}
+
+#[test]
+fn tensors_of_mamba2_that_do_not_fit_are_named_together() {
+    let mut file = small_of(MAMBA);
+    file.tensors.retain(|(name, _)| name != "blk.1.ssm_conv1d.bias");
+    file.tensor("blk.0.ssm_norm.weight").shape = vec![4, 8];
+    file.tensor("blk.0.ssm_conv1d.weight").shape = vec![4, 112];
+    let bias = file.tensor("blk.0.ssm_dt.bias").clone();
+    file.tensors.push(("blk.0.ssm_in.bias".into(), bias));
+    let found = error(&file.bytes());
+    let lines: Vec<&str> = found.lines().map(str::trim).collect();
+    assert_eq!(
+        lines,
+        [
+            "tiny.gguf does not fit its metadata:",
+            "blk.0.ssm_conv1d.weight has shape [4, 112], expected [112, 1, 4]",
+            "blk.0.ssm_norm.weight has shape [4, 8], expected [64]",
+            "missing tensor blk.1.ssm_conv1d.bias",
+            "unknown tensor blk.0.ssm_in.bias",
+        ]
+    );
 }
 
 #[test]

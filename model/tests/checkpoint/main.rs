@@ -8,4 +8,5 @@ mod llamacpp;
 mod gguf;
 mod hostile;
 mod loading;
+mod native;
 mod whole;

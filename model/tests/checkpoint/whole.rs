@@ -1,12 +1,13 @@
 //! Models that are one GGUF file, as llama.cpp writes it: the same numbers as their folders.
 //!
-//! `tests/fixtures-rwkv7/llamacpp.gguf` is what llama.cpp's `convert_hf_to_gguf.py --outtype bf16` makes of the folder.
+//! `tests/fixtures-rwkv7/llamacpp.gguf` is what llama.cpp's `convert_hf_to_gguf.py --outtype bf16` makes of the folder, and
+//! `tests/fixtures-mamba2-llamacpp/llamacpp.gguf` the same with `--outtype f32`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use candle_core::quantized::{GgmlDType, QTensor};
-use tidegate_model::checkpoint::{self, Stored};
+use tidegate_model::checkpoint::{self, Repacked, Stored};
 use tidegate_model::{Decoder, DecoderConfig, Device, Tensor, WeightType};
 
 use crate::common::{Numbers, bits, config, distance, flat, write_checkpoint};
@@ -25,8 +26,17 @@ const THREE: &str = r#", "model_type": "rwkv7", "hidden_size": 48, "head_dim": 4
 pub(crate) const SMALL: &str = r#", "model_type": "rwkv7", "hidden_size": 32, "head_dim": 16, "decay_low_rank_dim": 4,
     "a_low_rank_dim": 3, "v_low_rank_dim": 2, "gate_low_rank_dim": 5"#;
 
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures-rwkv7")
+/// The same of Mamba-2, with an output head of its own, groups, and heads of half a group.
+pub(crate) const MAMBA: &str = r#", "model_type": "mamba2", "hidden_size": 32, "intermediate_size": 64,
+    "num_attention_heads": 4, "head_dim": 16, "state_size": 12, "n_groups": 2, "bos_token_id": 0, "eos_token_id": 0"#;
+
+/// Three layers of one group, whose output head is the embedding.
+const TIED: &str = r#", "model_type": "mamba2", "hidden_size": 24, "intermediate_size": 48, "num_attention_heads": 6,
+    "num_hidden_layers": 3, "head_dim": 8, "state_size": 20, "n_groups": 1, "conv_kernel": 2, "tie_word_embeddings": true,
+    "bos_token_id": 0, "eos_token_id": 0"#;
+
+fn fixtures(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
 }
 
 fn load(model: &Path) -> Decoder {
@@ -67,14 +77,33 @@ fn converted(folder: &Path, kind: impl Fn(&str) -> GgmlDType) -> Gguf {
         (name, llamacpp::Tensor { shape: tensor.dims().to_vec(), kind, bytes })
     });
     let config = Stored::open(folder).unwrap().config().clone();
-    llamacpp::rwkv7(&config, tensors.collect(), &[b"\n\n".to_vec(), b"\xe2\x98".to_vec()])
+    match config.model_type.as_str() {
+        "rwkv7" => llamacpp::rwkv7(&config, tensors.collect(), &[b"\n\n".to_vec(), b"\xe2\x98".to_vec()]),
+        _ => llamacpp::mamba2(&config, tensors.collect(), &["<|endoftext|>", "a"]),
+    }
 }
 
 /// A small model of random weights as llama.cpp writes it.
 pub(crate) fn small() -> Gguf {
+    small_of(SMALL)
+}
+
+/// The same for a config of any family.
+pub(crate) fn small_of(keys: &str) -> Gguf {
     let folder = tempfile::tempdir().unwrap();
-    write_checkpoint(folder.path(), &config(SMALL), 5);
+    write_checkpoint(folder.path(), &config(keys), 5);
     converted(folder.path(), |_| GgmlDType::F32)
+}
+
+/// Gives a folder of Mamba-2 the logarithms that the numbers of its file stand for, which may differ in their last bit.
+fn round_logarithms(folder: &Path) {
+    let path = folder.join("model.safetensors");
+    let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
+    for tensor in tensors.iter_mut().filter_map(|(name, tensor)| name.ends_with("A_log").then_some(tensor)) {
+        let logs: Vec<f32> = flat(tensor).iter().map(|log| f64::from(log.exp()).ln() as f32).collect();
+        *tensor = Tensor::from_slice(&logs, logs.len(), &Device::Cpu).unwrap();
+    }
+    candle_core::safetensors::save(&tensors, &path).unwrap();
 }
 
 /// Writes a file and gives its path.
@@ -91,8 +120,8 @@ fn matrices(folder: &Path) -> Vec<String> {
 
 #[test]
 fn a_file_of_llama_cpps_converter_has_the_logits_of_the_package_rwkv() {
-    let decoder = load(&fixture().join("llamacpp.gguf"));
-    let folder = Stored::open(&fixture()).unwrap();
+    let decoder = load(&fixtures("fixtures-rwkv7").join("llamacpp.gguf"));
+    let folder = Stored::open(&fixtures("fixtures-rwkv7")).unwrap();
     let stored = folder.config();
     // The converter gives the ids of special tokens anew.
     let want = DecoderConfig {
@@ -103,14 +132,31 @@ fn a_file_of_llama_cpps_converter_has_the_logits_of_the_package_rwkv() {
         ..stored.clone()
     };
     assert_eq!(decoder.config(), &want);
+    close_to_golden(&decoder, &fixtures("fixtures-rwkv7"), "");
+}
+
+#[test]
+fn a_file_of_llama_cpps_converter_has_the_logits_of_transformers() {
+    let fixture = fixtures("fixtures-mamba2-llamacpp");
+    let (decoder, folder) = (load(&fixture.join("llamacpp.gguf")), load(&fixture));
+    let mut want = DecoderConfig { architectures: Vec::new(), torch_dtype: None, ..folder.config().clone() };
+    // llama.cpp has no limits.
+    want.state_space.as_mut().unwrap().time_step_limit = (0.0, None);
+    assert_eq!(decoder.config(), &want);
+    close_to_golden(&decoder, &fixture, "groups.");
+    close_to_golden(&folder, &fixture, "groups.");
+}
+
+/// Compares a decoder's logits with those of another implementation, whose names begin with `prefix`.
+fn close_to_golden(decoder: &Decoder, fixture: &Path, prefix: &str) {
     let golden: HashMap<String, Tensor> =
-        candle_core::safetensors::load(fixture().join("golden.safetensors"), &Device::Cpu).unwrap();
+        candle_core::safetensors::load(fixture.join("golden.safetensors"), &Device::Cpu).unwrap();
     let ids = flat(&golden["ids"].to_dtype(tidegate_model::DType::F32).unwrap());
     let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
     let (mut pool, mut read) = (decoder.new_pool(1).unwrap(), 0);
     for after in [1, 10, 1000] {
         let logits = decoder.prefill_logits(&ids[read..after], &mut pool, 0).unwrap();
-        let error = distance(&logits, &flat(&golden[&format!("{after}.logits")]));
+        let error = distance(&logits, &flat(&golden[&format!("{prefix}{after}.logits")]));
         assert!(error < 1e-4, "after {after} tokens: {error}");
         read = after;
     }
@@ -118,12 +164,14 @@ fn a_file_of_llama_cpps_converter_has_the_logits_of_the_package_rwkv() {
 
 #[test]
 fn a_file_has_the_bits_of_its_folder() {
-    for (seed, keys) in [(1, SMALL), (2, THREE), (3, WIDE)] {
+    for (seed, keys) in [(1, SMALL), (2, THREE), (3, WIDE), (4, MAMBA), (5, TIED)] {
         let (folder, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         write_checkpoint(folder.path(), &config(keys), seed);
+        round_logarithms(folder.path());
         let file = written(&place, &converted(folder.path(), |_| GgmlDType::F32).bytes());
         let (want, got) = (load(folder.path()), load(&file));
         assert_eq!(got.config().low_ranks, want.config().low_ranks);
+        assert_eq!(got.config().state_space, want.config().state_space);
         let (want, got) = (logits(&want), logits(&got));
         assert!(want.iter().any(|v| v.abs() > 0.1), "nearly constant: {keys}");
         assert_eq!(bits(&got), bits(&want), "{keys}");
@@ -180,10 +228,45 @@ fn types_without_kernels_become_q8_0() {
         candle_core::safetensors::save(&tensors, &weights).unwrap();
         let (got, want) = (load(&file), checkpoint::load_as(rounded.path(), WeightType::Q8_0).unwrap());
         assert_eq!(got.weight_bytes(), want.weight_bytes(), "{kind:?}");
+        let errors = matrices.iter().map(|name| {
+            let again = QTensor::quantize(&tensors[name], GgmlDType::Q8_0).unwrap().dequantize(&Device::Cpu).unwrap();
+            let (stored, again) = (flat(&tensors[name]), flat(&again));
+            let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|v| f64::from(v).powi(2)).sum::<f64>();
+            let differences = squares(&mut stored.iter().zip(&again).map(|(one, other)| one - other));
+            (differences / squares(&mut stored.iter().copied())).sqrt()
+        });
+        let greatest = errors.fold(0.0, f64::max);
+        assert!(greatest > 1e-4 && greatest < 0.02, "{kind:?}: {greatest}");
+        // Before the decoder is loaded and after it.
+        let [before, after] = [false, true].map(|load| {
+            let opened = Stored::open(&file).unwrap();
+            let _decoder = load.then(|| opened.decoder().unwrap());
+            opened.repacked().unwrap()
+        });
+        assert_eq!(before, after);
+        let [Repacked { from, to: WeightType::Q8_0, tensors: count, relative_error }] = before.as_slice() else {
+            panic!("{before:?}")
+        };
+        assert_eq!(
+            (from.replace('_', ""), *count),
+            (format!("{kind:?}").to_lowercase().replace('_', ""), matrices.len())
+        );
+        assert!((relative_error / greatest - 1.0).abs() < 1e-9, "{kind:?}: {relative_error} and {greatest}");
+        let line =
+            format!("{from}: {count} tensors repacked to q8_0, relative error at most {:.2} %", 100.0 * greatest);
+        assert_eq!(before[0].to_string(), line);
         let got = logits(&got);
         assert_eq!(bits(&got), bits(&logits(&want)), "{kind:?}");
         let error = distance(&got, &exact);
         assert!(error > 0.0 && error < bound, "{kind:?}: {error}");
+    }
+}
+
+#[test]
+fn types_with_kernels_are_not_repacked() {
+    for fixture in ["fixtures-rwkv7", "fixtures-mamba2-llamacpp"] {
+        let stored = Stored::open(&fixtures(fixture).join("llamacpp.gguf")).unwrap();
+        assert_eq!(stored.repacked().unwrap(), []);
     }
 }
 
@@ -241,5 +324,5 @@ fn a_file_may_have_the_name_of_a_folders_weights() {
     assert_eq!(load(&path).config().hidden_size, 32);
     let all: BTreeMap<_, _> = checkpoint::tensors(load(&path).config());
     assert_eq!(Stored::open(&path).unwrap().tensors().count(), all.len());
-    assert!(checkpoint::gguf_architectures().eq(["rwkv7"]));
+    assert!(checkpoint::gguf_architectures().eq(["rwkv7", "mamba2"]));
 }

@@ -1,5 +1,5 @@
-//! Writes GGUF files: any metadata and tensors, and RWKV-7 with the keys, names and shapes that llama.cpp's converter
-//! (`convert_hf_to_gguf.py`) gives it.
+//! Writes GGUF files: any metadata and tensors, and RWKV-7 and Mamba-2 with the keys, names and shapes that llama.cpp's
+//! converter (`convert_hf_to_gguf.py`) gives them.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::BTreeMap;
@@ -203,6 +203,67 @@ fn renamed(name: &str) -> String {
     let name = inside.iter().fold(format!("blk.{name}"), |name, (ours, theirs)| name.replace(ours, theirs));
     let complete = [".weight", ".bias"].iter().any(|end| name.ends_with(end));
     if complete { name } else { format!("{name}.weight") }
+}
+
+/// Mamba-2, from the tensors of a folder by their names there, in floats, and with these tokens.
+pub(crate) fn mamba2(config: &DecoderConfig, tensors: BTreeMap<String, Tensor>, tokens: &[&str]) -> Gguf {
+    let (size, space) = (|value: usize| Value::U32(value as u32), config.state_space.unwrap());
+    let pad = (tokens.len()..config.vocab_size).map(|id| format!("[PAD{id}]").into_bytes());
+    let types = tokens.iter().map(|_| 1).chain(pad.clone().map(|_| 5)).collect();
+    let texts = tokens.iter().map(|token| token.as_bytes().to_vec()).chain(pad).collect();
+    let metadata = [
+        ("general.architecture", text("mamba2")),
+        ("general.type", text("model")),
+        ("general.name", text("Tiny Mamba2")),
+        ("mamba2.context_length", size(1 << 20)),
+        ("mamba2.embedding_length", size(config.hidden_size)),
+        ("mamba2.feed_forward_length", size(0)),
+        ("mamba2.attention.head_count", size(0)),
+        ("mamba2.block_count", size(config.num_hidden_layers)),
+        ("mamba2.ssm.conv_kernel", size(config.conv_kernel)),
+        ("mamba2.ssm.inner_size", size(config.inner_size())),
+        ("mamba2.ssm.state_size", size(space.state_size)),
+        ("mamba2.ssm.time_step_rank", size(config.num_attention_heads)),
+        ("mamba2.ssm.group_count", size(space.n_groups)),
+        ("mamba2.attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps as f32)),
+        ("tokenizer.ggml.model", text("gpt2")),
+        ("tokenizer.ggml.pre", text("olmo")),
+        ("tokenizer.ggml.tokens", Value::Texts(texts)),
+        ("tokenizer.ggml.token_type", Value::Words(types)),
+        ("tokenizer.ggml.merges", Value::Texts(Vec::new())),
+        ("tokenizer.ggml.bos_token_id", size(0)),
+        ("tokenizer.ggml.eos_token_id", size(0)),
+    ];
+    let tensors = tensors.into_iter().map(|(name, mut tensor)| {
+        match name.rsplit_once("mixer.").map_or("", |(_, part)| part) {
+            "A_log" => {
+                let logs = tensor.bytes.as_chunks::<4>().0.iter().map(|&log| f32::from_le_bytes(log));
+                tensor =
+                    Tensor::floats(&[config.num_attention_heads, 1], &logs.map(|log| -log.exp()).collect::<Vec<_>>());
+            }
+            "D" => tensor.shape = vec![config.num_attention_heads, 1],
+            "conv1d.weight" => tensor.shape = vec![tensor.shape[0], tensor.shape[2]],
+            "norm.weight" => tensor.shape = vec![space.n_groups, config.inner_size() / space.n_groups],
+            _ => {}
+        }
+        let parts = [
+            ("backbone.embeddings.", "token_embd."),
+            ("backbone.norm_f.", "output_norm."),
+            ("lm_head.", "output."),
+            ("backbone.layers.", "blk."),
+            (".mixer.norm.", ".ssm_norm."),
+            (".norm.", ".attn_norm."),
+            (".mixer.in_proj.", ".ssm_in."),
+            (".mixer.out_proj.", ".ssm_out."),
+            (".mixer.dt_bias", ".ssm_dt.bias"),
+            (".mixer.A_log", ".ssm_a"),
+            (".mixer.D", ".ssm_d"),
+            (".mixer.", ".ssm_"),
+        ];
+        (parts.iter().fold(name, |name, (ours, theirs)| name.replace(ours, theirs)), tensor)
+    });
+    let metadata = metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    Gguf { metadata, tensors: tensors.collect() }
 }
 
 /// A token as Python's `repr` writes bytes, without the quotes.

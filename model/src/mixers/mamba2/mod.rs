@@ -4,6 +4,7 @@
 //!
 //! Tensors are named as in Hugging Face's `Mamba2ForCausalLM`.
 
+pub(super) mod gguf;
 pub mod naive;
 pub(super) mod published;
 mod scan;

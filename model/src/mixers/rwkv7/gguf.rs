@@ -1,7 +1,8 @@
 //! RWKV-7 in GGUF files as llama.cpp writes them. All numbers are those of the published checkpoints; the shares of the
 //! token before are in one tensor, as in the first published version.
 
-use crate::mixers::gguf::{GgufFamily, Names};
+use crate::mixers::gguf::GgufFamily;
+use crate::mixers::names::{Names, TensorNames};
 
 /// The family in GGUF files.
 pub(in crate::mixers) const GGUF: GgufFamily = GgufFamily {
@@ -17,6 +18,12 @@ pub(in crate::mixers) const GGUF: GgufFamily = GgufFamily {
         ("gate_low_rank_dim", "attention.gate_lora_rank"),
     ],
     floats: &[("rms_norm_eps", "attention.layer_norm_epsilon")],
+    names: NAMES,
+    may_be_tied: None,
+    derive: |_| {},
+};
+
+const NAMES: TensorNames = TensorNames {
     tensors: &[
         ("model.embeddings.weight", "token_embd.weight"),
         ("model.layers.0.pre_norm.weight", "token_embd_norm.weight"),
@@ -25,7 +32,9 @@ pub(in crate::mixers) const GGUF: GgufFamily = GgufFamily {
         ("model.norm.bias", "output_norm.bias"),
         ("lm_head.weight", "output.weight"),
     ],
+    layer: ("model.layers.", "blk."),
     layers: LAYERS,
+    readings: &[],
     // The first layer has no values to go back to; llama.cpp reads some from it all the same.
     unused: &["blk.0.time_mix_v0.weight", "blk.0.time_mix_v1.weight", "blk.0.time_mix_v2.weight"],
 };
@@ -83,7 +92,7 @@ mod tests {
             "gate_low_rank_dim": 4}"#;
         let config = crate::DecoderConfig::from_json(text).unwrap();
         let ours: Vec<String> = crate::checkpoint::tensors(&config).into_keys().collect();
-        let theirs: BTreeSet<String> = ours.iter().map(|name| GGUF.theirs(name)).collect();
+        let theirs: BTreeSet<String> = ours.iter().map(|name| GGUF.names.theirs(name)).collect();
         assert!(theirs.iter().all(|name| !name.contains("model") && name != "lm_head.weight"), "{theirs:?}");
         // Of each layer, six shares are one tensor.
         assert_eq!(theirs.len(), ours.len() - 2 * 5);

@@ -7,6 +7,7 @@ mod channel_mix;
 pub(super) mod gguf;
 mod low_rank;
 pub mod naive;
+pub(crate) mod native;
 pub(super) mod published;
 mod scan;
 mod shift;

@@ -119,19 +119,19 @@ const PARTS: [&str; 6] = ["r", "w", "k", "v", "a", "g"];
 pub(super) fn unpack(entries: &mut BTreeMap<String, Entry>) {
     let packed: Vec<String> = entries.keys().filter(|name| name.ends_with(PACKED)).cloned().collect();
     for name in packed {
-        let Some(Entry { kind, repacked, stored, shape, range }) = entries.remove(&name) else { continue };
+        let Some(Entry { kind, repacked, stored, shape, range, reading }) = entries.remove(&name) else { continue };
         let (parts, hidden) = (shape.first().copied(), shape.last().copied().unwrap_or(0));
         let whole = parts == Some(PARTS.len()) && shape.iter().product::<usize>() == PARTS.len() * hidden;
         if !whole {
             // An unknown tensor, which the checks name.
-            entries.insert(name, Entry { kind, repacked, stored, shape, range });
+            entries.insert(name, Entry { kind, repacked, stored, shape, range, reading });
             continue;
         }
         let bytes = range.len() / PARTS.len();
         for (i, part) in PARTS.into_iter().enumerate() {
             let start = range.start + i * bytes;
             let range = start..start + bytes;
-            let own = Entry { kind, repacked, stored: stored.clone(), shape: vec![1, 1, hidden], range };
+            let own = Entry { kind, repacked, stored: stored.clone(), shape: vec![1, 1, hidden], range, reading };
             entries.insert(format!("{}x_{part}", name.trim_end_matches("x_x")), own);
         }
     }
