@@ -1,4 +1,4 @@
-//! Loads a checkpoint folder, or a GGUF file that is a whole model, and starts its engine, on the CPU or on a CUDA device.
+//! Loads a checkpoint folder, or a file that is a whole model, and starts its engine, on the CPU or on a CUDA device.
 
 mod choice;
 #[cfg(feature = "cuda")]
@@ -18,15 +18,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sha2::{Digest, Sha256};
 #[cfg(feature = "cuda")]
 use tidegate_model::checkpoint::LoadError;
+use tidegate_model::checkpoint::{FileKind, Stored};
 #[cfg(feature = "cuda")]
 use tidegate_model::cuda::CudaDecoder;
-use tidegate_model::{Backend, Decoder, Device, ModelRunner, Pool, PoolOptions, StateType, checkpoint};
+use tidegate_model::{Backend, Decoder, ModelRunner, Pool, PoolOptions, StateType, checkpoint};
 
 use crate::api::Served;
 use crate::engine::{EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn};
 use crate::ram::ModelMemory;
 use crate::session::{Codec, Fingerprint, Keys, PrefixIndex, hex};
-use crate::text::{ChatTemplate, Grammars, HelperCommand, Tokenizer, tokenizer_file};
+use crate::text::{ChatTemplate, Grammars, HelperCommand, Tokenizer, tokenizer_file, vocabulary_beside};
 
 pub use choice::{DeviceChoice, DeviceChoiceError};
 #[cfg(feature = "cuda")]
@@ -164,7 +165,11 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
 type Loaded<B> = (B, Pool<<B as Backend>::States>);
 
 fn on_cpu(folder: &Path, options: &OpenOptions) -> Result<Loaded<Decoder>, OpenError> {
-    let decoder = checkpoint::load(folder, &Device::Cpu)?;
+    let stored = Stored::open(folder)?;
+    let decoder = stored.decoder()?;
+    for repacked in stored.repacked()? {
+        tracing::info!(model = %folder.display(), "{repacked}");
+    }
     let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
     let pool = decoder.new_pool_with(PoolOptions { state: options.state, ..PoolOptions::new(slots) });
     Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
@@ -282,8 +287,10 @@ fn model_fingerprint(folder: &Path, state: StateType) -> Result<Fingerprint, Ope
     // The checkpoint has been loaded: a missing file is not needed.
     let of = |path: &Path| -> Result<_, OpenError> { Ok(digest(path)?.unwrap_or_default()) };
     let [mut architecture, weights, tokenizer] = if folder.is_file() {
-        // The file has all three.
-        [of(folder)?; 3]
+        // A GGUF file has all three; others have all but the vocabulary.
+        let vocabulary = if FileKind::of(folder)? == FileKind::Gguf { None } else { vocabulary_beside(folder) };
+        let file = of(folder)?;
+        [file, file, vocabulary.map_or(Ok(file), |path| of(&path))?]
     } else {
         let weights = checkpoint::weights_files(folder)?;
         let digests: Vec<[u8; 32]> = weights.iter().map(|path| of(path)).collect::<Result<_, _>>()?;

@@ -116,6 +116,9 @@ fn split(given: &Path) -> (Place, Option<String>) {
     }
 }
 
+/// How the names of files end that are listed in `--models-dir`.
+const FILES: [&str; 2] = ["gguf", "pth"];
+
 /// Every model of `--model`, and then those of `--models-dir` by name.
 pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
     let mut models: Vec<Named> = Vec::new();
@@ -136,15 +139,21 @@ pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
         let mut found = Vec::new();
         for entry in parent.read_dir().with_context(what)? {
             let folder = entry.with_context(what)?.path();
-            if folder.join("config.json").is_file() {
-                let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                found.push(Named { name, place: Place::Path(folder) });
-            }
+            let is_named = |end: &str| folder.extension().is_some_and(|extension| extension == end);
+            let name = if folder.join("config.json").is_file() {
+                folder.file_name()
+            } else if folder.is_file() && FILES.into_iter().any(is_named) {
+                folder.file_stem()
+            } else {
+                continue;
+            };
+            let name = name.unwrap_or_default().to_string_lossy().into_owned();
+            found.push(Named { name, place: Place::Path(folder) });
         }
         found.sort_by(|one, other| one.name.cmp(&other.name));
         models.extend(found);
     }
-    ensure!(!models.is_empty(), "--models-dir has no folder with a config.json");
+    ensure!(!models.is_empty(), "--models-dir has no folder with a config.json, and no .gguf or .pth file");
     let mut names = HashSet::new();
     for Named { name, place } in &models {
         let place: &dyn Display = match place {
@@ -314,12 +323,17 @@ mod tests {
     fn a_folder_of_models_is_listed_by_name_after_those_that_are_given() {
         let made = folder(&["z", "b"]);
         std::fs::create_dir(made.path().join("no model")).unwrap();
+        for name in ["c.d.gguf", "a.pth", "rwkv_vocab_v20230424.txt", "e.safetensors", "gguf"] {
+            std::fs::write(made.path().join(name), "").unwrap();
+        }
+        std::fs::create_dir(made.path().join("folder.gguf")).unwrap();
         let other = folder(&["m"]);
         let (parent, first) = (made.path().to_str().unwrap(), other.path().join("m"));
         let names =
             |line: &[&str]| -> Vec<String> { several(line).unwrap().into_iter().map(|(name, _)| name).collect() };
-        assert_eq!(names(&["--models-dir", parent]), ["b", "z"]);
-        assert_eq!(names(&["--models-dir", parent, "--model", first.to_str().unwrap()]), ["m", "b", "z"]);
+        assert_eq!(names(&["--models-dir", parent]), ["a", "b", "c.d", "z"]);
+        let line = ["--models-dir", parent, "--model", first.to_str().unwrap()];
+        assert_eq!(names(&line), ["m", "a", "b", "c.d", "z"]);
         let empty = tempfile::tempdir().unwrap();
         assert!(several(&["--models-dir", empty.path().to_str().unwrap()]).unwrap_err().contains("no folder"));
         assert!(several(&["--models-dir", "/nowhere"]).unwrap_err().contains("/nowhere"));

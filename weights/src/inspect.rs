@@ -5,7 +5,7 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use serde::Serialize;
-use tidegate_model::checkpoint::{LoadError, Stored};
+use tidegate_model::checkpoint::{LoadError, Repacked, Stored};
 use tidegate_model::probe::Probe;
 
 use crate::eval::{Checkpoint, EvalError, Progress, StreamScorer};
@@ -110,6 +110,19 @@ pub struct SourceReport {
     pub state_bytes: usize,
 }
 
+/// Tensors of a type without a kernel, which become another type while they are loaded.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RepackedType {
+    /// The type in the file.
+    pub from: String,
+    /// The type in memory.
+    pub to: String,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// The greatest relative error of a tensor.
+    pub relative_error: f64,
+}
+
 /// The report on a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct InspectReport {
@@ -123,6 +136,9 @@ pub struct InspectReport {
     pub source: Option<SourceReport>,
     /// Every head of every layer.
     pub heads: Vec<Head>,
+    /// Types that have no kernel.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub repacked: Vec<RepackedType>,
     /// If a text was given.
     pub on_text: Option<TextStatistics>,
 }
@@ -211,7 +227,14 @@ pub fn inspect(folder: &Path) -> Result<InspectReport, InspectError> {
         max_tokens: source.max_positions,
         state_bytes: config.state_layout().source() * size_of::<f32>(),
     });
-    Ok(InspectReport { parameters, groups, state_bytes: config.state_bytes(), source, heads, on_text: None })
+    let repacked = stored.repacked()?.into_iter().map(|Repacked { from, to, tensors, relative_error }| RepackedType {
+        from,
+        to: to.to_string(),
+        tensors,
+        relative_error,
+    });
+    let (state_bytes, repacked) = (config.state_bytes(), repacked.collect());
+    Ok(InspectReport { parameters, groups, state_bytes, source, heads, repacked, on_text: None })
 }
 
 /// Runs a text, or its first `limit` tokens, through the model and adds the heads' statistics to `report`.

@@ -247,6 +247,17 @@ fn inspect_tables(report: &InspectReport) -> String {
         totals.row(["most tokens of a source".into(), grouped(source.max_tokens as u64)]);
     }
 
+    let mut repacked = Table::new(["repacked", "to", "tensors", "relative error at most"]);
+    for kind in &report.repacked {
+        repacked.row([
+            kind.from.clone(),
+            kind.to.clone(),
+            kind.tensors.to_string(),
+            percent(Some(kind.relative_error)),
+        ]);
+    }
+    let repacked = if report.repacked.is_empty() { String::new() } else { format!("{repacked}\n") };
+
     let mut heads = Table::new(["layer.head", "sigma min", "mean", "max", "half-life (bias)", "on text", "clamped"]);
     for h in &report.heads {
         heads.row([
@@ -266,7 +277,7 @@ fn inspect_tables(report: &InspectReport) -> String {
         }
         format!("\n{} tokens of text\n{layers}", grouped(seen.tokens))
     });
-    format!("{groups}\n{totals}\n{heads}{on_text}")
+    format!("{groups}\n{totals}\n{repacked}{heads}{on_text}")
 }
 
 fn quantize_tables(report: &QuantizeReport) -> String {

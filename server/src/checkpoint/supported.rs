@@ -1,10 +1,12 @@
-//! Why something that is not one of our checkpoints cannot be loaded: another architecture, in a folder or a GGUF file.
+//! Why something that is not one of our checkpoints cannot be loaded: another architecture, in a folder or a file.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use serde_json::Value;
+use tidegate_model::checkpoint::FileKind;
 use tidegate_model::{DecoderConfig, checkpoint};
 
 use super::error::OpenError;
@@ -81,8 +83,15 @@ pub(super) fn config(path: &Path) -> Result<DecoderConfig, OpenError> {
 fn checked(path: &Path) -> Result<Option<DecoderConfig>, OpenError> {
     let refused = |reason: String| Err(OpenError::Unsupported { path: path.into(), reason });
     if path.is_file() {
-        return match architecture(path) {
-            Some(kind) if is_whole(&kind) => Ok(Some(checkpoint::Stored::open(path)?.config().clone())),
+        let config = path.with_file_name("config.json");
+        return match (FileKind::of(path)?, architecture(path)) {
+            (FileKind::Safetensors, _) if config.is_file() => {
+                refused("is a part of the model of its folder: name the folder instead".into())
+            }
+            (FileKind::Pth | FileKind::Safetensors, _) => Ok(Some(checkpoint::Stored::open(path)?.config().clone())),
+            (FileKind::Gguf, Some(kind)) if is_whole(&kind) => {
+                Ok(Some(checkpoint::Stored::open(path)?.config().clone()))
+            }
             _ => refused(file(path)),
         };
     }
@@ -95,8 +104,8 @@ fn checked(path: &Path) -> Result<Option<DecoderConfig>, OpenError> {
             let read = DecoderConfig::from_json(&text).map(Some);
             read.map_err(|source| OpenError::Config { path: config, source })
         }
-        Err(_) => match gguf_in(path) {
-            Some(gguf) => refused(format!("there is no config.json, but {}", file(&gguf))),
+        Err(_) => match whole_in(path) {
+            Some(whole) => refused(format!("there is no config.json, but {}", file(&whole))),
             None => Ok(None),
         },
     }
@@ -151,6 +160,7 @@ fn is_whole(architecture: &str) -> bool {
 fn file(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     match architecture(path) {
+        None if is_named(path, &["pth"]) => format!("{name} is a whole model: name the file instead of its folder"),
         Some(kind) if is_whole(&kind) => format!("{name} is a whole model: name the file instead of its folder"),
         Some(kind) if !IN_FOLDERS.contains(&kind.as_str()) => {
             let supported: Vec<_> = checkpoint::gguf_architectures().collect();
@@ -160,14 +170,21 @@ fn file(path: &Path) -> String {
             "{name} is a GGUF file; a model is a folder, with the file as model.gguf beside config.json and tokenizer.json, \
              {DOCUMENT}"
         ),
-        None => format!("{name} is a file; a model is a folder with config.json, or a GGUF file, {DOCUMENT}"),
+        None => format!(
+            "{name} is a file; a model is a folder with config.json, a GGUF file, or RWKV-7 as .pth or .safetensors, {DOCUMENT}"
+        ),
     }
 }
 
-/// The first GGUF file of a folder, by name.
-fn gguf_in(folder: &Path) -> Option<std::path::PathBuf> {
+/// The first file of a folder, by name, that may be a whole model.
+fn whole_in(folder: &Path) -> Option<std::path::PathBuf> {
     let files = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    files.filter(|path| path.extension().is_some_and(|extension| extension == "gguf")).min()
+    files.filter(|path| is_named(path, &["gguf", "pth"])).min()
+}
+
+/// Whether a file's name ends so.
+fn is_named(path: &Path, ends: &[&str]) -> bool {
+    path.extension().and_then(OsStr::to_str).is_some_and(|extension| ends.contains(&extension))
 }
 
 /// The architecture that a GGUF file names, or an empty text if it names none where files have it; `None` for other files.
@@ -271,7 +288,7 @@ mod tests {
         assert!(reason(folder.path()).starts_with(&in_folder), "{}", reason(folder.path()));
         write("rfagate");
         assert!(reason(&path).contains("a model is a folder, with the file as model.gguf"), "{}", reason(&path));
-        write("mamba2");
+        write("mamba");
         assert!(reason(&path).contains("is not supported: its memory is of another kind"), "{}", reason(&path));
         // A whole model is opened; this one says nowhere what it is.
         write("rwkv7");

@@ -35,7 +35,7 @@ Nothing is sampled: a step ends at the logits.";
 #[derive(Clone, Debug, Args)]
 #[command(after_help = NOTES)]
 pub(crate) struct BenchArgs {
-    /// Checkpoint folder, GGUF file or name on a hub [default: TIDEGATE_MODEL, or the shipped model]
+    /// Checkpoint folder, GGUF or .pth file, or name on a hub [default: TIDEGATE_MODEL, or the shipped model]
     #[arg(long, value_name = "MODEL", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
     /// Measure random weights of this size; a token costs the same as with trained ones

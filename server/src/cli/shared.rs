@@ -9,7 +9,7 @@ use super::bench::StateArg;
 use super::parse::within;
 
 const MODEL: &str =
-    "Folder, GGUF file or, of a hub, ORG/NAME[@REVISION][:FILE]; repeated for several [default: the shipped model]";
+    "Folder, GGUF or .pth file, or, of a hub, ORG/NAME[@REVISION][:FILE]; repeated for several [default: the shipped model]";
 
 /// The model and where it runs.
 #[derive(Clone, Debug, Args)]

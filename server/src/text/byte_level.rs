@@ -28,16 +28,20 @@ pub(super) struct ByteLevel {
 impl ByteLevel {
     /// Reads the file `path`, a `tokenizer.json`, for a model of `vocab_size` tokens.
     pub(super) fn load(path: &Path, vocab_size: usize) -> Result<(Self, Vocabulary), TextError> {
-        let bad = |reason: String| TextError::Contents { path: path.into(), reason };
         let bytes = std::fs::read(path).map_err(|source| TextError::Read { path: path.into(), source })?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| bad(error.to_string()))?;
+        Self::parse(&bytes, vocab_size).map_err(|reason| TextError::Contents { path: path.into(), reason })
+    }
+
+    /// Reads the contents of a `tokenizer.json`, or gives the reason why not.
+    pub(super) fn parse(json: &[u8], vocab_size: usize) -> Result<(Self, Vocabulary), String> {
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
         if !matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
-            return Err(bad("decoder must be ByteLevel".into()));
+            return Err("decoder must be ByteLevel".into());
         }
         // A prompt must never be truncated or padded silently.
-        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        inner.with_truncation(None).map_err(|error| error.to_string())?;
         inner.with_padding(None);
-        let vocabulary = vocabulary(&inner, vocab_size).map_err(bad)?;
+        let vocabulary = vocabulary(&inner, vocab_size)?;
         let splitter = Splitter::of(&inner, vocabulary.tokens().map(<[u8]>::len).max().unwrap_or(0));
         Ok((Self { inner, plain: OnceLock::new(), splitter }, vocabulary))
     }

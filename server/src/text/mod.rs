@@ -4,6 +4,7 @@
 
 mod bounded;
 mod byte_level;
+mod byte_pairs;
 mod chat;
 mod detokenizer;
 mod diff;
@@ -20,6 +21,7 @@ mod world;
 mod world_file;
 
 pub use bounded::Around;
+pub use byte_pairs::BytePairs;
 pub use chat::{After, ChatError, ChatTemplate, Message, TemplateInput};
 pub use detokenizer::Detokenizer;
 pub use diff::{Edit, MAX_DIFF_WORDS, TooDifferent, diff};
@@ -33,3 +35,4 @@ pub use stop::{MAX_STOP_STRINGS, StopError, StopMatcher, StopStrings};
 pub use tokenizer::{GenerationDefaults, Tokenizer, tokenizer_file};
 pub use vocabulary::Vocabulary;
 pub use world::{EntryError, WorldError, WorldTokenizer};
+pub use world_file::beside as vocabulary_beside;

@@ -128,6 +128,19 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
+    /// RWKV's tokenizer, for the model of `vocab_size` tokens that is the file `model`: its vocabulary file is in the same folder.
+    ///
+    /// # Errors
+    /// There is no such file, or it is wrong.
+    pub fn beside(model: &Path, vocab_size: usize) -> Result<Self, TextError> {
+        let path = world_file::beside(model).ok_or_else(|| {
+            let reason = "RWKV's vocabulary file, rwkv_vocab_v20230424.txt, must be in the same folder".into();
+            TextError::Contents { path: model.into(), reason }
+        })?;
+        let tokenizer = Self::from_world(world_file::load(&path)?, vocab_size, GenerationDefaults::default());
+        tokenizer.map_err(|error| world_file::wrong(&path, error))
+    }
+
     /// A tokenizer of RWKV's kind for a model of `vocab_size` tokens. Its own end of a text ends texts.
     ///
     /// # Errors
@@ -144,7 +157,12 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    fn new(encoder: Box<dyn Encoder>, vocabulary: Vocabulary, begin: Vec<u32>, defaults: GenerationDefaults) -> Self {
+    pub(super) fn new(
+        encoder: Box<dyn Encoder>,
+        vocabulary: Vocabulary,
+        begin: Vec<u32>,
+        defaults: GenerationDefaults,
+    ) -> Self {
         Self { encoder, vocabulary: Arc::new(vocabulary), defaults, eos: Arc::from([]), begin }
     }
 

@@ -40,6 +40,13 @@ pub(super) fn find(folder: &Path) -> Option<PathBuf> {
     files.filter(named).max()
 }
 
+/// RWKV's vocabulary file in the folder of the file `model`.
+pub fn beside(model: &Path) -> Option<PathBuf> {
+    // A name alone is in the current folder, which has an empty path here.
+    let folder = model.parent().filter(|folder| !folder.as_os_str().is_empty());
+    find(folder.unwrap_or(Path::new(".")))
+}
+
 /// Reads the file `path`.
 pub(super) fn load(path: &Path) -> Result<WorldTokenizer, TextError> {
     let text = std::fs::read_to_string(path).map_err(|source| TextError::Read { path: path.into(), source })?;

@@ -6,6 +6,8 @@ mod common;
 #[cfg(feature = "cuda-emulator")]
 mod emulated;
 mod http;
+#[path = "../../../model/tests/common/llamacpp.rs"]
+mod llamacpp;
 mod metrics;
 mod openapi;
 mod serving;

@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use candle_core::Tensor;
+use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use serde_json::json;
 use tidegate_model::checkpoint::{Stored, tensors};
 use tidegate_model::random::Normals;
 use tidegate_model::{DecoderConfig, Device};
 use tidegate_weights::eval::{Checkpoint, evaluate};
-use tidegate_weights::inspect::{inspect, observe};
+use tidegate_weights::inspect::{RepackedType, inspect, observe};
 
-use crate::common::fixture;
+use crate::common::{fixture, weights};
 
 /// A copy of the fixture that a test may change.
 fn copy() -> tempfile::TempDir {
@@ -51,6 +52,34 @@ fn a_gguf_file_has_the_totals_of_its_folder() {
     let (report, want) = (inspect(&folder.join("llamacpp.gguf")).unwrap(), inspect(&folder).unwrap());
     assert_eq!((report.parameters, report.state_bytes), (want.parameters, want.state_bytes));
     assert!(report.parameters > 0 && report.heads == want.heads);
+}
+
+#[test]
+fn types_that_are_repacked_have_their_error() {
+    assert_eq!(inspect(&fixture()).unwrap().repacked, []);
+    let folder = copy();
+    let floats = folder.path().join("model.safetensors");
+    let repacked = ["q_proj", "k_proj", "v_proj"];
+    let tensors = candle_core::safetensors::load(&floats, &Device::Cpu).unwrap().into_iter().map(|(name, tensor)| {
+        let is_repacked = repacked.iter().any(|part| name.ends_with(&format!("self_attn.{part}.weight")));
+        let kind = if is_repacked { GgmlDType::Q5_1 } else { GgmlDType::F32 };
+        (name, QTensor::quantize(&tensor, kind).unwrap())
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    let mut file = std::fs::File::create(folder.path().join("model.gguf")).unwrap();
+    gguf_file::write(&mut file, &[], &tensors).unwrap();
+    std::fs::remove_file(floats).unwrap();
+    let report = inspect(folder.path()).unwrap();
+    let [RepackedType { from, to, tensors: 6, relative_error }] = report.repacked.as_slice() else {
+        panic!("{:?}", report.repacked)
+    };
+    assert_eq!((from.as_str(), to.as_str()), ("q5_1", "q8_0"));
+    assert!(*relative_error > 1e-3 && *relative_error < 0.02, "{relative_error}");
+    let model = folder.path().display().to_string();
+    let table = String::from_utf8(weights(&["inspect", "--model", &model]).stdout).unwrap();
+    let row = format!("{:.2} %", 100.0 * relative_error);
+    assert!(table.contains("relative error at most") && table.contains("q5_1") && table.contains(&row), "{table}");
 }
 
 #[test]

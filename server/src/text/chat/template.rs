@@ -99,7 +99,12 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// A template that does not compile.
-    pub fn of_file(path: &Path, source: Option<&str>, tokenizer: &Tokenizer) -> Result<Option<Self>, TextError> {
+    pub fn of_file(
+        path: &Path,
+        source: Option<&str>,
+        tokenizer: &Tokenizer,
+        tokens: Vec<(&'static str, String)>,
+    ) -> Result<Option<Self>, TextError> {
         let bad = |error: minijinja::Error| {
             let reason = format!("chat template: {error}");
             TextError::Contents { path: path.into(), reason }
@@ -108,9 +113,8 @@ impl ChatTemplate {
         let mut template = match (source, separator) {
             (Some(source), _) => {
                 // RWKV's one special token begins texts and ends them.
-                let special = separator.unwrap_or_default();
-                let tokens = ["bos_token", "eos_token"].map(|name| (name, special.to_owned()));
-                let jinja = Jinja::compile(source, tokens.into()).map_err(bad)?;
+                let only = |token: &str| ["bos_token", "eos_token"].map(|name| (name, token.to_owned())).into();
+                let jinja = Jinja::compile(source, separator.map_or(tokens, only)).map_err(bad)?;
                 Self { source: source.into(), jinja, turns: &[] }
             }
             (None, Some(separator)) => Self::world(separator).map_err(bad)?,

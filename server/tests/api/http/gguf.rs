@@ -1,12 +1,8 @@
 //! RWKV-7 in one GGUF file as llama.cpp writes it: the answers of its folder, with the tokenizer, the template and the name
 //! of the file.
 
-#[path = "../../../../model/tests/common/llamacpp.rs"]
-mod llamacpp;
-
 use std::path::{Path, PathBuf};
 
-use llamacpp::{Gguf, Value, text};
 use safetensors::SafeTensors;
 use serde_json::json;
 use tempfile::TempDir;
@@ -16,6 +12,7 @@ use tidegate_server::session::Location;
 
 use crate::common::random::{WORDS, written_rwkv7};
 use crate::common::sessions::{App, app_on, prompt, session};
+use crate::llamacpp::{self, Gguf, Value, text};
 
 /// A folder whose end of a text is that of files, and a file of the same model.
 fn written() -> (TempDir, Gguf) {
@@ -142,8 +139,11 @@ fn a_wrong_tokenizer_or_template_is_refused_with_its_key() {
         file
     };
     for (file, reason) in [
-        (file.clone().with("tokenizer.ggml.model", text("gpt2")), "tokenizer.ggml.model must be rwkv, found gpt2"),
-        (file.clone().without("tokenizer.ggml.model"), "tokenizer.ggml.model must be rwkv, found none"),
+        (
+            file.clone().with("tokenizer.ggml.model", text("llama")),
+            "tokenizer.ggml.model must be rwkv or gpt2, found llama",
+        ),
+        (file.clone().without("tokenizer.ggml.model"), "tokenizer.ggml.model must be rwkv or gpt2, found none"),
         (
             file.clone().with("tokenizer.ggml.model", Value::U32(1)),
             "tokenizer.ggml.model must be a text in UTF-8, found 1",

@@ -1,0 +1,50 @@
+//! The tokens of a GGUF file, and their types.
+
+use tidegate_model::checkpoint::{Metadata, MetadataError};
+
+/// The key of the tokens.
+pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
+/// The key of their types.
+const TYPES: &str = "tokenizer.ggml.token_type";
+
+/// What a token is, as far as tokenizers differ by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TokenType {
+    /// A part of a text.
+    Normal,
+    /// A special token.
+    Control,
+    /// A text that stays in one piece.
+    UserDefined,
+    /// Nothing; it makes the vocabulary as large as the model's.
+    Unused,
+    /// The file does not say.
+    Unknown,
+}
+
+impl TokenType {
+    /// By llama.cpp's number.
+    fn of(number: u32) -> Self {
+        match number {
+            3 => Self::Control,
+            4 => Self::UserDefined,
+            5 => Self::Unused,
+            _ => Self::Normal,
+        }
+    }
+}
+
+/// A token: its id, its text as the file has it, and its type.
+pub(super) type Token<'a> = (u32, &'a [u8], TokenType);
+
+/// Every token in the order of their ids.
+pub(super) fn all(metadata: &Metadata) -> Result<Vec<Token<'_>>, String> {
+    let text = |error: MetadataError| error.to_string();
+    let tokens = metadata.texts(TOKENS).map_err(text)?.ok_or_else(|| format!("{TOKENS} must be given, found none"))?;
+    let types: Option<Vec<u32>> = metadata.words(TYPES).map_err(text)?.map(Iterator::collect);
+    if let Some(types) = types.as_ref().filter(|types| types.len() != tokens.len()) {
+        return Err(format!("{TYPES} must have {} numbers, found {}", tokens.len(), types.len()));
+    }
+    let type_of = |id: usize| types.as_ref().map_or(TokenType::Unknown, |types| TokenType::of(types[id]));
+    Ok(tokens.enumerate().map(|(id, token)| (id as u32, token, type_of(id))).collect())
+}
