@@ -113,7 +113,7 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
 /// The reason.
 pub fn check(folder: &Path) -> Result<(), OpenError> {
     supported::check(folder)?;
-    Ok(checkpoint::Stored::open(folder).map(drop)?)
+    Ok(Stored::open(folder).map(drop)?)
 }
 
 /// What the checkpoint in `folder` is going to take of the process's memory; zeros if it runs on another device.

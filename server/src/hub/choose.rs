@@ -69,7 +69,8 @@ pub(super) fn choose(files: &[String], wanted: Option<&str>) -> Result<Choice, S
         [file] => Ok(Choice::File((*file).into())),
         [] if weights.is_some() => Err(format!("there is no {CONFIG}")),
         [] if files.iter().any(|file| PYTORCH.iter().any(|end| file.ends_with(end))) => Err(format!(
-            "the weights are in a format of PyTorch: {SAFETENSORS} or a GGUF file is needed, see docs/models.md"
+            "the weights are in a format of PyTorch: {SAFETENSORS} or a GGUF file is needed; to serve a .pth of RWKV-7, download it \
+             and its vocabulary, see docs/models.md"
         )),
         [] => Err(format!("there are no weights: {SAFETENSORS}, {INDEX} or a GGUF file is needed")),
         _ => Err(format!("name one of the files with ORG/NAME:FILE{}", among(&whole))),
