@@ -119,7 +119,7 @@ fn split(given: &Path) -> (Place, Option<String>) {
 /// How the names of files end that are listed in `--models-dir`.
 const FILES: [&str; 2] = ["gguf", "pth"];
 
-/// Every model of `--model`, and then those of `--models-dir` by name.
+/// Every model of `--model`, and then those of `--models-dir` by name: folders, then files.
 pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
     let mut models: Vec<Named> = Vec::new();
     for given in &args.model.model {
@@ -140,18 +140,25 @@ pub(crate) fn listed(args: &ServeArgs) -> Result<Vec<Named>> {
         for entry in parent.read_dir().with_context(what)? {
             let folder = entry.with_context(what)?.path();
             let is_named = |end: &str| folder.extension().is_some_and(|extension| extension == end);
+            let is_file = folder.is_file();
             let name = if folder.join("config.json").is_file() {
                 folder.file_name()
-            } else if folder.is_file() && FILES.into_iter().any(is_named) {
+            } else if is_file && FILES.into_iter().any(is_named) {
                 folder.file_stem()
             } else {
                 continue;
             };
-            let name = name.unwrap_or_default().to_string_lossy().into_owned();
-            found.push(Named { name, place: Place::Path(folder) });
+            found.push((is_file, name.unwrap_or_default().to_string_lossy().into_owned(), folder));
         }
-        found.sort_by(|one, other| one.name.cmp(&other.name));
-        models.extend(found);
+        // Folders first: a file beside them is neither the default model nor takes a folder's name.
+        found.sort();
+        for (is_file, name, folder) in found {
+            if is_file && models.iter().any(|model| model.name == name) {
+                tracing::warn!("{} is not listed: another model is named {name}", folder.display());
+                continue;
+            }
+            models.push(Named { name, place: Place::Path(folder) });
+        }
     }
     ensure!(!models.is_empty(), "--models-dir has no folder with a config.json, and no .gguf or .pth file");
     let mut names = HashSet::new();

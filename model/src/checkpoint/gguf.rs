@@ -148,7 +148,7 @@ fn locate(tensor: Described, data: usize, alignment: usize, length: usize) -> Re
 }
 
 /// Refuses tensors that overlap: a wrong offset inside the file points into another tensor.
-fn apart(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
+pub(super) fn apart(entries: &BTreeMap<String, Entry>) -> Result<(), String> {
     let mut ranges: Vec<(&Range<usize>, &String)> = entries.iter().map(|(name, entry)| (&entry.range, name)).collect();
     ranges.sort_by_key(|(range, _)| (range.start, range.end));
     match ranges.windows(2).find(|pair| pair[1].0.start < pair[0].0.end) {

@@ -160,7 +160,9 @@ fn is_whole(architecture: &str) -> bool {
 fn file(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     match architecture(path) {
-        None if is_named(path, &["pth"]) => format!("{name} is a whole model: name the file instead of its folder"),
+        None if is_named(path, &["pth"]) => {
+            format!("{name} may be RWKV-7 in one file: if so, name the file instead of its folder")
+        }
         Some(kind) if is_whole(&kind) => format!("{name} is a whole model: name the file instead of its folder"),
         Some(kind) if !IN_FOLDERS.contains(&kind.as_str()) => {
             let supported: Vec<_> = checkpoint::gguf_architectures().collect();

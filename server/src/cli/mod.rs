@@ -179,7 +179,7 @@ pub(crate) struct ServeArgs {
     /// Model name in the API, if there is one model [default: ORG/NAME, the folder's or file's name, or the one in a GGUF file]
     #[arg(long, env = "TIDEGATE_MODEL_NAME", value_name = "NAME", help_heading = "Model")]
     pub(crate) model_name: Option<String>,
-    /// Folder whose subfolders, and .gguf and .pth files, are further models, named like them; read again on SIGHUP
+    /// Folder whose subfolders are further models, named like them, and then its .gguf and .pth files; read again on SIGHUP
     #[arg(long, env = "TIDEGATE_MODELS_DIR", value_name = "FOLDER", help_heading = "Model")]
     pub(crate) models_dir: Option<PathBuf>,
     /// Answer requests for unknown models with the first one

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::weights::{Entry, Reading, WeightType};
-use pickle::Tensor;
+use pickle::{Tensor, shown};
+
+use super::gguf::apart;
 
 /// How zip archives begin.
 pub(super) const MAGIC: &[u8] = b"PK\x03\x04";
@@ -16,7 +18,7 @@ pub(super) const MAGIC: &[u8] = b"PK\x03\x04";
 pub(super) const OLD_MAGIC: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 
 /// The maximum length of the pickle: about 200 bytes describe a tensor.
-const PICKLE: usize = 1 << 24;
+const PICKLE: usize = 1 << 22;
 
 /// The tensors of a file.
 pub(super) fn entries(bytes: &[u8]) -> Result<BTreeMap<String, Entry>, String> {
@@ -37,12 +39,14 @@ pub(super) fn entries(bytes: &[u8]) -> Result<BTreeMap<String, Entry>, String> {
     let mut entries = BTreeMap::new();
     for (name, tensor) in pickle::tensors(pickle)? {
         let storage = files.get(&format!("{root}data/{}", tensor.storage));
-        let storage = storage.ok_or_else(|| format!("{name}: the archive has no file data/{}", tensor.storage))?;
-        let entry = entry(&tensor, storage).map_err(|reason| format!("{name} {reason}"))?;
+        let storage = storage
+            .ok_or_else(|| format!("{}: the archive has no file data/{}", shown(name), shown(tensor.storage)))?;
+        let entry = entry(&tensor, storage).map_err(|reason| format!("{} {reason}", shown(name)))?;
         if entries.insert(name.to_owned(), entry).is_some() {
-            return Err(format!("{name} appears twice"));
+            return Err(format!("{} appears twice", shown(name)));
         }
     }
+    apart(&entries)?;
     Ok(entries)
 }
 

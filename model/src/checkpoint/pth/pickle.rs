@@ -13,6 +13,9 @@ const REBUILD_TENSOR: (&str, &str) = ("torch._utils", "_rebuild_tensor_v2");
 const REBUILD_PARAMETER: (&str, &str) = ("torch._utils", "_rebuild_parameter");
 const ORDERED_DICT: (&str, &str) = ("collections", "OrderedDict");
 
+/// Most dimensions of a tensor: each has its own list of them, however often a pickle repeats one that it remembers.
+const MOST_DIMENSIONS: usize = 8;
+
 /// A tensor as the pickle describes it.
 #[derive(Clone, Debug)]
 pub(super) struct Tensor<'a> {
@@ -77,11 +80,16 @@ pub(super) fn tensors(pickle: &[u8]) -> Result<Vec<(&str, Tensor<'_>)>, String> 
     for (name, value) in &machine.dicts[dict] {
         match (name, value) {
             (Value::Text(name), Value::Tensor(tensor)) => found.push((*name, machine.tensors[*tensor].clone())),
-            (Value::Text(name), _) => return Err(format!("{name:?} must be a tensor")),
+            (Value::Text(name), _) => return Err(format!("{} must be a tensor", shown(name))),
             _ => return Err("names of tensors must be texts".into()),
         }
     }
     Ok(found)
+}
+
+/// A name from the file as an error shows it.
+pub(super) fn shown(name: &str) -> String {
+    name.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Result<&'a [u8], String> {
@@ -280,12 +288,13 @@ impl<'a> Machine<'a> {
                 _ => return Err("a parameter must be a tensor".into()),
             },
             REBUILD_TENSOR => {
-                let tensor =
-                    self.tensor(arguments).ok_or("a tensor must have a storage, an offset, a shape and strides")?;
+                let tensor = self.tensor(arguments).ok_or_else(|| {
+                    format!("a tensor must have a storage, an offset, a shape and strides, of {MOST_DIMENSIONS} dimensions at most")
+                })?;
                 self.tensors.push(tensor);
                 self.stack.push(Value::Tensor(self.tensors.len() - 1));
             }
-            _ => return Err(format!("{module}.{name} is called, and pickles are not run")),
+            _ => return Err(format!("{} is called, and pickles are not run", shown(&format!("{module}.{name}")))),
         }
         Ok(())
     }
@@ -300,7 +309,7 @@ impl<'a> Machine<'a> {
                 Value::Int(size) => usize::try_from(*size).ok(),
                 _ => None,
             };
-            self.tuples[tuple].iter().map(size).collect()
+            Some(&self.tuples[tuple]).filter(|sizes| sizes.len() <= MOST_DIMENSIONS)?.iter().map(size).collect()
         };
         let Storage { class, name, numbers } = self.storages[storage];
         let offset = usize::try_from(offset).ok()?;

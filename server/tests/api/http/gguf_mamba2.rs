@@ -138,7 +138,7 @@ fn a_wrong_tokenizer_is_refused_with_its_key() {
         (merges(&["t h", "a zz"]), "out of vocabulary"),
         (token(5, b"\xff"), "tokenizer.ggml.tokens: token 5 must be UTF-8"),
         (token(66, b"b"), "tokenizer.ggml.tokens: tokens 66 and 67 have the same text"),
-        (token(66, b"bb"), "must have a token for every single byte, and has none for 0x61"),
+        (token(66, b"bb"), "must have a token for every byte of a text, and has none for 0x61"),
         (
             file.clone().with("tokenizer.ggml.add_bos_token", Value::Bool(true)).without("tokenizer.ggml.bos_token_id"),
             "tokenizer.ggml.bos_token_id must be given, because add_bos_token is true",

@@ -33,7 +33,10 @@ fn the_vocabulary_must_lie_beside_the_file() {
     let found = error(&path);
     assert!(found.starts_with(&vocabulary.display().to_string()), "{found}");
     let found = error(folder.path());
-    assert!(found.ends_with("rwkv7-tiny.pth is a whole model: name the file instead of its folder"), "{found}");
+    assert!(
+        found.ends_with("rwkv7-tiny.pth may be RWKV-7 in one file: if so, name the file instead of its folder"),
+        "{found}"
+    );
 }
 
 #[tokio::test]
