@@ -139,11 +139,12 @@ impl Repo {
         Ok(file)
     }
 
-    /// Bytes that the file system has left for the cache.
+    /// Bytes that the file system has left for the cache, if it says so.
     pub(super) fn free(&self) -> Option<u64> {
         let existing = self.folder.ancestors().find(|folder| folder.exists())?;
         let about = rustix::fs::statvfs(existing).ok()?;
-        Some(about.f_bavail.saturating_mul(about.f_frsize))
+        // Some file systems have no size.
+        (about.f_blocks > 0).then(|| about.f_bavail.saturating_mul(about.f_frsize))
     }
 
     pub(super) fn folder(&self) -> &Path {

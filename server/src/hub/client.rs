@@ -12,7 +12,7 @@ use ureq::config::Config;
 use ureq::http::{HeaderMap, Response};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
-use url::Url;
+use url::{Host, Url};
 
 use super::error::HubError;
 use super::name::{Commit, HubName, shown};
@@ -36,7 +36,12 @@ impl Client {
         let tls = TlsConfig::builder()
             .root_certs(RootCerts::PlatformVerifier)
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()));
-        let config = Config::builder()
+        let mut config = Config::builder();
+        if is_loopback(&settings.endpoint) {
+            // A proxy would lead to its own machine, and would be sent the token.
+            config = config.proxy(None);
+        }
+        let config = config
             .tls_config(tls.build())
             .https_only(settings.endpoint.scheme() == "https")
             .http_status_as_error(false)
@@ -222,6 +227,16 @@ fn push<'a>(url: &mut Url, parts: impl IntoIterator<Item = &'a str>) {
     }
 }
 
+/// Whether an address is one of this machine.
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    }
+}
+
 /// Where a redirect leads, if it may be followed.
 fn redirected(endpoint: &Url, from: &Url, location: &str) -> Result<Url, String> {
     let mut to = from.join(location).map_err(|_| format!("it redirects to {:?}", shown(location)))?;
@@ -307,6 +322,23 @@ mod tests {
             ("https://hub.example.org/x", false),
         ] {
             assert_eq!(client.token_for(&url(to)).is_some(), sent, "{to}");
+        }
+    }
+
+    #[test]
+    fn a_hub_on_this_machine_needs_no_proxy() {
+        for (address, own) in [
+            ("http://127.0.0.1:9", true),
+            ("http://[::1]:9/hub", true),
+            ("http://localhost", true),
+            ("http://localhost.example", false),
+            ("http://10.0.0.1", false),
+            ("https://huggingface.co", false),
+        ] {
+            assert_eq!(is_loopback(&url(address)), own, "{address}");
+            if own {
+                assert!(Client::new(&settings(address)).agent.config().proxy().is_none(), "{address}");
+            }
         }
     }
 

@@ -16,32 +16,18 @@ use server::{COMMIT, Files, Hub, Reply};
 
 const WEIGHTS: &str = "model.safetensors";
 
-/// Variables of the environment that could change a download.
-const VARIABLES: [&str; 18] = [
-    "ALL_PROXY",
-    "HF_HUB_CACHE",
-    "HF_HUB_DISABLE_IMPLICIT_TOKEN",
-    "HF_HUB_OFFLINE",
-    "HF_TOKEN",
-    "HF_TOKEN_PATH",
-    "HTTPS_PROXY",
-    "HTTP_PROXY",
-    "HUGGINGFACE_HUB_CACHE",
-    "HUGGING_FACE_HUB_TOKEN",
-    "NO_PROXY",
-    "TIDEGATE_MODEL",
-    "TRANSFORMERS_OFFLINE",
-    "all_proxy",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "XDG_CACHE_HOME",
-];
+/// Whether a variable of the environment could change a download.
+fn is_setting(name: &str) -> bool {
+    let name = name.to_uppercase();
+    ["HF_", "HUGGING", "TIDEGATE_", "TRANSFORMERS_"].iter().any(|start| name.starts_with(start))
+        || name.ends_with("_PROXY")
+        || name == "XDG_CACHE_HOME"
+}
 
 /// The program, with this hub and with `home` as Hugging Face's folder.
 fn tidegate(home: &Path, address: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    for name in VARIABLES {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_setting)) {
         command.env_remove(name);
     }
     command.current_dir(home).env("HF_HOME", home).env("HF_ENDPOINT", format!("http://{address}")).stdin(Stdio::null());

@@ -157,10 +157,17 @@ fn a_hub_that_is_busy_is_asked_again() {
 
 #[test]
 fn more_bytes_than_a_disk_has_are_not_downloaded() {
+    /// The most that a file may have.
+    const SIZE: u64 = 1 << 50;
+    let about = rustix::fs::statvfs(std::env::temp_dir().as_path()).unwrap();
+    if about.f_blocks == 0 || about.f_bavail.saturating_mul(about.f_frsize) >= SIZE {
+        eprintln!("skipped: there is room for everything");
+        return;
+    }
     let mut listing = Files::tiny().listing();
     for file in listing["siblings"].as_array_mut().unwrap() {
         if file["rfilename"] == WEIGHTS {
-            file["lfs"]["size"] = (1_u64 << 50).into();
+            file["lfs"]["size"] = SIZE.into();
         }
     }
     let hub = Hub::changed(Files::tiny(), move |asked, reply| {
