@@ -132,9 +132,11 @@ fn run(cli: Cli) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Conversations are their owners': what this process creates is readable by its own user alone.
+/// Conversations are their owners': what this process creates is readable by its own user alone. Models are not: the cache may
+/// be one that other users share.
 fn keep_files_private() {
-    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    hub::share_cache(before);
 }
 
 fn start_threads(args: &ModelArgs) -> Result<()> {

@@ -13,6 +13,7 @@ use tidegate_server::api::{Loader, ModelSource};
 use tidegate_server::checkpoint::{self, OpenOptions};
 use tidegate_server::engine::EngineThread;
 use tidegate_server::session::Store;
+use tracing::info;
 
 use crate::cli::{ModelArgs, ServeArgs};
 use crate::hub::{self, HubName};
@@ -73,7 +74,11 @@ impl Place {
     pub(crate) fn find(self) -> Result<PathBuf> {
         match self {
             Self::Path(path) => Ok(path),
-            Self::Hub(name) => Ok(hub::fetch(&name, &hub::Settings::read()?)?),
+            Self::Hub(name) => {
+                info!("there is no file or folder {name} here: it is read as a model's name on a hub");
+                let fetched = hub::Settings::read().and_then(|settings| hub::fetch(&name, &settings));
+                fetched.with_context(|| format!("there is no file or folder {name} here, and no model from a hub"))
+            }
         }
     }
 }

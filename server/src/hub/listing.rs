@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::client::{Client, Tries, public};
+use super::address::public;
+use super::client::{Client, Tries};
 use super::error::HubError;
 use super::name::{BlobId, Commit, HubName, is_file, shown};
 

@@ -47,6 +47,8 @@ pub(super) struct Patience {
     pub(super) answer: Duration,
     /// To send more of it.
     pub(super) stall: Duration,
+    /// To send all of it, if it is no file.
+    pub(super) whole: Duration,
     /// Pauses before a request is tried again; there are as many tries as pauses after the first.
     pub(super) pauses: &'static [Duration],
 }
@@ -64,6 +66,7 @@ impl Default for Patience {
             connect: Duration::from_secs(10),
             answer: Duration::from_secs(30),
             stall: Duration::from_secs(30),
+            whole: Duration::from_mins(2),
             pauses: &PAUSES,
         }
     }

@@ -196,6 +196,71 @@ fn a_file_with_another_digest_is_deleted() {
 }
 
 #[test]
+fn wrong_bytes_of_an_earlier_download_are_downloaded_again() {
+    let files = Files::tiny();
+    let place = Place::new(Hub::start(files.clone()));
+    let blobs = place.model().join("blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::write(blobs.join(format!("{}.incomplete", files.id(WEIGHTS))), vec![7; 5000]).unwrap();
+    let path = place.pulled("org/tiny");
+    assert_eq!(std::fs::read(path.join(WEIGHTS)).unwrap(), files.0[WEIGHTS]);
+    let asked = place.hub.asked_for(WEIGHTS);
+    let ranges: Vec<_> = asked.iter().map(|asked| asked.header("range")).collect();
+    assert_eq!(ranges, [Some("bytes=5000-"), None]);
+}
+
+#[test]
+fn a_file_that_another_process_replaces_is_not_kept() {
+    let home = tempfile::tempdir().unwrap();
+    let files = Files::tiny();
+    let blobs = home.path().join("hub/models--org--tiny/blobs");
+    let incomplete = blobs.join(format!("{}.incomplete", files.id(WEIGHTS)));
+    let hub = Hub::changed(files.clone(), move |asked, reply| {
+        if asked.path.ends_with(WEIGHTS) {
+            // As a process does that begins again, where locks do not work.
+            std::fs::remove_file(&incomplete).unwrap();
+            std::fs::write(&incomplete, "other").unwrap();
+        }
+        reply
+    });
+    let place = Place { home, hub };
+    let error = place.refused("org/tiny", &[]);
+    assert!(error.contains("another process has replaced it"), "{error}");
+    assert!(!blobs.join(files.id(WEIGHTS)).exists());
+    assert_eq!(place.hub.asked_for(WEIGHTS).len(), 1);
+}
+
+#[test]
+fn a_file_of_a_model_does_not_take_its_place() {
+    let mut whole = b"GGUF\x03\0\0\0................general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0rwkv7".to_vec();
+    whole.resize(10_000, 1);
+    let place = Place::new(Hub::start(Files::tiny().with("a.gguf", whole.clone())));
+    let file = place.pulled(&format!("org/tiny@{COMMIT}:a.gguf"));
+    // The file is all that the cache has. It is meant only where there is nobody to ask.
+    let name = format!("org/tiny@{COMMIT}");
+    let offline = place.pull(&name, &[("HF_HUB_OFFLINE", "1")]);
+    assert_eq!(text(&offline.stdout).trim_end(), file.to_str().unwrap());
+    assert!(text(&offline.stderr).contains("a.gguf, the only model of org/tiny@"), "{}", text(&offline.stderr));
+    assert_eq!(place.pulled(&name), file.parent().unwrap());
+
+    // A newer file does not hide the folder of the older commit.
+    place.pulled("org/tiny");
+    let mut listing = Files::tiny().with("a.gguf", whole.clone()).listing();
+    listing["sha"] = "f".repeat(40).into();
+    let hub = Hub::changed(Files::tiny(), move |asked, reply| {
+        let body = listing.to_string().into_bytes();
+        if asked.path.starts_with("/api/") {
+            return Reply { body, ..Reply::status(200) };
+        }
+        if asked.path.ends_with("a.gguf") { Reply { body: whole.clone(), ..Reply::status(200) } } else { reply }
+    });
+    let place = Place { hub, ..place };
+    assert!(place.pulled("org/tiny:a.gguf").to_str().unwrap().contains(&"f".repeat(40)));
+    let offline = place.pull("org/tiny", &[("HF_HUB_OFFLINE", "1")]);
+    assert_eq!(text(&offline.stdout).trim_end(), file.parent().unwrap().to_str().unwrap());
+}
+
+#[test]
 fn parts_of_weights_are_those_of_the_index() {
     let tiny = Files::tiny();
     let weights = tiny.0[WEIGHTS].clone();

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -126,6 +127,19 @@ fn a_server_answers_while_it_downloads_its_model_and_then_serves_it() {
     server.logged("listening on ", ',');
     let models = get(&address, "/v1/models").unwrap().json();
     assert_eq!(models["data"][0]["id"], "org/tiny");
+    // The server keeps its own files private, but not what it downloads.
+    let mode = |path: PathBuf| std::fs::metadata(path).unwrap().permissions().mode();
+    let (file, folder) = (place.home.path().join("a file"), place.home.path().join("a folder"));
+    std::fs::write(&file, "").unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    let (file, folder, blobs) = (mode(file), mode(folder), place.model().join("blobs"));
+    for path in [place.home.path().join("hub"), place.model().join("refs"), blobs.clone()] {
+        assert_eq!(mode(path), folder);
+    }
+    for path in [place.model().join("refs/main"), blobs.join(Files::tiny().id(WEIGHTS))] {
+        assert_eq!(mode(path), file);
+    }
+    assert_eq!(mode(lock_path(place.home.path(), &Files::tiny().id(WEIGHTS))) & 0o777, 0o664);
     let body = json!({"model": "org/tiny", "prompt": "Once", "max_tokens": 3});
     let reply = Request::json("POST", "/v1/completions", &body).send(&address).unwrap();
     assert_eq!((reply.status, reply.json()["model"].as_str()), (200, Some("org/tiny")), "{}", reply.text());
