@@ -90,9 +90,9 @@ pub(crate) fn find(args: &ModelArgs) -> Result<(PathBuf, Option<String>)> {
     Ok((place.find()?, name))
 }
 
-/// The folder or the file that a path or a name on a hub means.
-pub(crate) fn path(given: PathBuf) -> Result<PathBuf> {
-    Place::of(given).find()
+/// The folder or the file that a path or a name on a hub means; the name after it is not used.
+pub(crate) fn path(given: &Path) -> Result<PathBuf> {
+    split(given).0.find()
 }
 
 /// Runs what may take as long as a download, on a thread for which the end of the process does not wait.
@@ -279,6 +279,7 @@ mod tests {
         let text = |name: &str| path(name).to_str().unwrap().to_owned();
         let found = several(&["--model", &format!("{}=org/x", text("a")), "--model", &text("c=d")]);
         assert_eq!(found.unwrap(), [("org/x".into(), path("a")), ("c=d".into(), path("c=d"))]);
+        assert_eq!(super::path(Path::new(&format!("{}=x", text("a")))).unwrap(), path("a"));
         let found = several(&["--model", &format!("{}=y", text("c=d")), "--model", &text("b")]);
         assert_eq!(found.unwrap(), [("y".into(), path("c=d")), ("b".into(), path("b"))]);
         for (line, words) in [

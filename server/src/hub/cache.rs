@@ -13,7 +13,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
-use tracing::info;
+use tracing::warn;
 
 use super::error::HubError;
 use super::name::{BlobId, Commit, is_file, is_repo};
@@ -132,7 +132,7 @@ impl Repo {
         let _ = file.set_permissions(Permissions::from_mode(0o664));
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                info!("waiting for another process, which downloads the same file: it has locked {}", path.display());
+                warn!("waiting for another process, which downloads the same file: it has locked {}", path.display());
                 file.lock().map_err(HubError::at(&path))?;
             }
             // Not every file system has locks. Without one, two processes can spoil a download, which its digest then shows.

@@ -17,7 +17,7 @@ use url::Url;
 use super::address::{is_loopback, public, redirected};
 use super::error::HubError;
 use super::name::{Commit, HubName};
-use super::settings::{Patience, Settings, Token};
+use super::settings::{HubSettings, Patience, Settings, Token};
 
 const MOST_REDIRECTS: usize = 5;
 /// Longest pause that a server may ask for.
@@ -32,19 +32,20 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &Settings) -> Result<Self, HubError> {
+        let HubSettings { endpoint, token } = settings.hub.clone().map_err(HubError::Settings)?;
         let Patience { connect, answer, stall, .. } = settings.patience;
         let tls = TlsConfig::builder()
             .root_certs(RootCerts::PlatformVerifier)
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()));
         let mut config = Config::builder();
-        if is_loopback(&settings.endpoint) {
+        if is_loopback(&endpoint) {
             // A proxy would lead to its own machine, and would be sent the token.
             config = config.proxy(None);
         }
         let config = config
             .tls_config(tls.build())
-            .https_only(settings.endpoint.scheme() == "https")
+            .https_only(endpoint.scheme() == "https")
             .http_status_as_error(false)
             // They are followed here.
             .max_redirects(0)
@@ -56,12 +57,11 @@ impl Client {
             .timeout_recv_response(Some(answer))
             .timeout_per_read(Some(stall))
             .build();
-        Self {
-            agent: config.new_agent(),
-            endpoint: settings.endpoint.clone(),
-            token: settings.token.clone(),
-            patience: settings.patience,
-        }
+        Ok(Self { agent: config.new_agent(), endpoint, token, patience: settings.patience })
+    }
+
+    pub(super) fn endpoint(&self) -> &Url {
+        &self.endpoint
     }
 
     /// Where the hub describes a revision of a model, with the names of its files' contents.
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn addresses_have_one_part_for_each_part_of_a_name() {
-        let client = Client::new(&settings("https://mirror.example/hf"));
+        let client = Client::new(&settings("https://mirror.example/hf")).unwrap();
         let name: HubName = "org/name@refs/pr/1".parse().unwrap();
         let expected = "https://mirror.example/hf/api/models/org/name/revision/refs%2Fpr%2F1?blobs=true";
         assert_eq!(client.info_url(&name).as_str(), expected);
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn the_token_goes_to_the_hub_alone() {
-        let client = Client::new(&settings("https://hub.example"));
+        let client = Client::new(&settings("https://hub.example")).unwrap();
         for (to, sent) in [
             ("https://hub.example/x", true),
             ("https://hub.example:443/x", true),
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn a_hub_on_this_machine_is_asked_without_a_proxy() {
         for address in ["http://127.0.0.1:9", "http://localhost/hub"] {
-            assert!(Client::new(&settings(address)).agent.config().proxy().is_none(), "{address}");
+            assert!(Client::new(&settings(address)).unwrap().agent.config().proxy().is_none(), "{address}");
         }
     }
 
@@ -330,7 +330,7 @@ mod tests {
             }
         });
         let patience = Patience { answer: patience, stall: patience, ..short() };
-        let client = Client::new(&Settings { patience, ..settings(&address) });
+        let client = Client::new(&Settings { patience, ..settings(&address) }).unwrap();
         (client, url(&address))
     }
 
@@ -361,7 +361,7 @@ mod tests {
             }
         });
         let patience = Patience { whole: Duration::from_millis(200), ..short() };
-        let client = Client::new(&Settings { patience, ..settings(&address) });
+        let client = Client::new(&Settings { patience, ..settings(&address) }).unwrap();
         let error = client.json::<serde_json::Value>(&url(&address), 1 << 40, &mut client.tries()).unwrap_err();
         assert!(matches!(error, HubError::Unreachable { again: Some(_), .. }), "{error}");
         assert!(error.to_string().contains("timeout"), "{error}");

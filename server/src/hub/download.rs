@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
+use tidegate_server::session::hex;
 use tracing::warn;
 use url::Url;
 
@@ -240,14 +241,6 @@ impl Write for Hasher {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .filter_map(|digit| char::from_digit(digit.into(), 16))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
@@ -287,11 +280,11 @@ mod tests {
         let settings = Settings::from_variables(value).unwrap();
         let settings = Settings { patience: Patience { pauses: &PAUSES, ..settings.patience }, ..settings };
         let id = BlobId::sha256(&"0".repeat(64)).unwrap();
-        let url = settings.endpoint.clone();
+        let url = Url::parse(&address).unwrap();
         let wanted = Wanted { model: "org/name".into(), file: "x".into(), url, id, size: size as u64 };
         let repo = Repo::new(cache.path(), "org/name");
         let mut progress = Progress::hidden("org/name", wanted.size, 0);
-        download(&Client::new(&settings), &repo, &wanted, &mut progress).unwrap_err()
+        download(&Client::new(&settings).unwrap(), &repo, &wanted, &mut progress).unwrap_err()
     }
 
     #[test]

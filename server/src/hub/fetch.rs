@@ -38,8 +38,7 @@ pub(crate) fn fetch(name: &HubName, settings: &Settings) -> Result<PathBuf, HubE
             Err(refused(format!("not in the cache {cache} ({reason}), and HF_HUB_OFFLINE forbids a download")))
         }
         cached => {
-            info!("asking {} for {name}", settings.endpoint);
-            let client = Client::new(settings);
+            let client = Client::new(settings)?;
             match (newest(name, &client, &repo, cached.is_ok()), cached) {
                 // What is in the cache can be served all the same.
                 (Err(error), Ok(cached)) if error.is_passing() => Ok(cached.used(name, &error)),
@@ -79,6 +78,7 @@ impl Cached {
 
 /// Downloads what is missing of the newest commit, which the cache then notes.
 fn newest(name: &HubName, client: &Client, repo: &Repo, is_cached: bool) -> Result<PathBuf, HubError> {
+    info!("asking {} for the commit of {name}", client.endpoint());
     let mut tries = if is_cached { Client::once() } else { client.tries() };
     let listing = Listing::ask(client, name, &mut tries)?;
     debug!("{name} is the commit {}", listing.commit.text());

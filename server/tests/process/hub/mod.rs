@@ -112,7 +112,10 @@ fn a_commit_in_the_cache_and_a_cache_without_a_network_ask_nobody() {
     let path = place.pulled("org/tiny");
     let asked = place.hub.asked().len();
     assert_eq!(place.pulled(&format!("org/tiny@{COMMIT}")), path);
-    assert!(place.pull("org/tiny", &[("HF_HUB_OFFLINE", "1")]).status.success());
+    let wrong = [("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "no address"), ("HF_TOKEN", "no token")];
+    assert!(place.pull("org/tiny", &wrong).status.success());
+    assert!(place.command().arg("models").envs(wrong).output().unwrap().status.success());
+    assert!(place.refused("org/tiny", &wrong[1..]).contains("HF_ENDPOINT must be an address"));
     assert_eq!(place.hub.asked().len(), asked);
 
     // A hub that is not there: the model of a branch is used with a warning.

@@ -68,11 +68,6 @@ fn names_that_lead_out_of_the_cache_are_refused() {
     for (change, words) in [
         (json!({"sha": "../../../x"}), "a commit must be 40 hexadecimal digits"),
         (
-            json!({"siblings": [{"rfilename": "../../x", "size": 1, "blobId": "a".repeat(40)}]}),
-            "a file that cannot be one",
-        ),
-        (json!({"siblings": [{"rfilename": "/x", "size": 1, "blobId": "a".repeat(40)}]}), "a file that cannot be one"),
-        (
             json!({"siblings": [{"rfilename": "config.json", "size": 1, "blobId": "../../../x"}]}),
             "must be 40 hexadecimal",
         ),
@@ -91,6 +86,19 @@ fn names_that_lead_out_of_the_cache_are_refused() {
         assert_eq!(place.hub.asked().len(), 1, "nothing is asked after {change}");
         assert!(!place.home.path().join("hub").exists(), "something was written");
     }
+}
+
+#[test]
+fn files_whose_names_lead_out_of_the_cache_are_left_out() {
+    let files = ["../../x", "/x", "a/../../../x"].into_iter().fold(Files::tiny(), |files, name| files.with(name, "x"));
+    let place = Place::new(Hub::start(files));
+    place.pulled("org/tiny");
+    assert!(place.hub.asked().iter().all(|asked| !asked.path.ends_with('x')), "{:?}", place.hub.asked());
+    let part = r#"{"weight_map": {"a": "../../x"}}"#;
+    let mut files = Files::tiny().with("../../x", "x").with("model.safetensors.index.json", part);
+    files.0.remove(WEIGHTS);
+    let place = Place::new(Hub::start(files));
+    assert!(place.refused("org/tiny", &[]).contains("must name files of its folder"));
 }
 
 #[test]
