@@ -3,6 +3,7 @@
 
 use std::future::pending;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -11,6 +12,7 @@ use tidegate_server::api::{AllowedHosts, Keys, KeysError};
 use tidegate_server::{ApiOptions, AppState, ServeOptions, Tls, admin_app, serve_with};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
 use tracing::{debug, error, info, warn};
 
 use crate::cli::{HttpArgs, ServeArgs};
@@ -126,28 +128,36 @@ pub(crate) fn reload_on_sighup(state: AppState, tls: Option<Tls>, args: ServeArg
         return Ok(());
     }
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+    let list = Arc::new(Notify::new());
+    if several {
+        tokio::spawn(reload_models(state.clone(), args.clone(), Arc::clone(&list)));
+    }
     tokio::spawn(async move {
         while hangups.recv().await.is_some() {
             // Reading files may block.
             let (reloaded, tls, http) = (state.clone(), tls.clone(), args.http.clone());
             // A panic is logged by its hook and changes nothing.
             let _ = tokio::task::spawn_blocking(move || reload(&reloaded, tls.as_ref(), &http)).await;
-            if several {
-                reload_models(&state, args.clone()).await;
-            }
+            list.notify_one();
         }
     });
     Ok(())
 }
 
-async fn reload_models(state: &AppState, args: ServeArgs) {
-    match models::apart(move || models::sources(models::listed(&args)?)).await {
-        Ok(sources) => {
-            let count = sources.len();
-            let loaded = state.reload_models(sources).await;
-            info!(models = count, ?loaded, "SIGHUP: reloaded the list of models");
+/// Reads the list of models each time that it is asked to, apart from the rest, which does not wait for downloads. Requests
+/// during a reload are one more reload.
+async fn reload_models(state: AppState, args: ServeArgs, asked: Arc<Notify>) {
+    loop {
+        asked.notified().await;
+        let args = args.clone();
+        match models::apart(move || models::sources(models::listed(&args)?)).await {
+            Ok(sources) => {
+                let count = sources.len();
+                let loaded = state.reload_models(sources).await;
+                info!(models = count, ?loaded, "SIGHUP: reloaded the list of models");
+            }
+            Err(error) => error!("SIGHUP: kept the previous models: {error:#}"),
         }
-        Err(error) => error!("SIGHUP: kept the previous models: {error:#}"),
     }
 }
 

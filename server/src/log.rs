@@ -3,12 +3,19 @@
 use std::io::IsTerminal;
 
 use anyhow::{Context, Result};
+use tracing::Level;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::cli::{LogArgs, LogFormat};
 
-/// What is never logged: the client of hubs would write addresses that are secret, and the bytes that it sends, with the token.
-const SECRET: [&str; 2] = ["ureq=info", "ureq_proto::util=off"];
+/// Whether something is never logged, whatever the filter says: the client of hubs would write addresses that are secret, and
+/// the bytes that it sends, with the token.
+fn is_secret(target: &str, level: Level) -> bool {
+    target.starts_with("ureq_proto::util") || target.starts_with("ureq") && level > Level::INFO
+}
 
 /// Starts the log with `--log`, or with the filter `default`.
 ///
@@ -16,10 +23,7 @@ const SECRET: [&str; 2] = ["ureq=info", "ureq_proto::util=off"];
 /// The filter is invalid.
 pub(crate) fn start(args: &LogArgs, default: &str) -> Result<()> {
     let filter = args.log.as_deref().unwrap_or(default);
-    let mut filter: EnvFilter = filter.parse().with_context(|| format!("--log: invalid filter `{filter}`"))?;
-    for target in SECRET {
-        filter = filter.add_directive(target.parse()?);
-    }
+    let filter: EnvFilter = filter.parse().with_context(|| format!("--log: invalid filter `{filter}`"))?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -27,9 +31,11 @@ pub(crate) fn start(args: &LogArgs, default: &str) -> Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         // They go to standard error, and writing there panics where it is a file on a full disk.
         .log_internal_errors(false);
+    // Beside the filter, because one that names a part of the client would have precedence in it.
+    let public = filter_fn(|about| !is_secret(about.target(), *about.level()));
     match args.log_format {
-        LogFormat::Human => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).with_span_list(false).init(),
+        LogFormat::Human => log.finish().with(public).init(),
+        LogFormat::Json => log.json().flatten_event(true).with_span_list(false).finish().with(public).init(),
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ mod telemetry;
 
 use std::error::Error;
 use std::future::pending;
+use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -103,16 +104,19 @@ fn run(cli: Cli) -> Result<ExitCode> {
         // If clap read TIDEGATE_MODEL here, it would conflict with `--shape`.
         Command::Bench(mut args) => {
             log::start(&LogArgs { log_format: LogFormat::Human, log: None }, "warn")?;
-            args.model = args.model.map(models::path).transpose()?;
+            args.model = args.model.as_deref().map(models::path).transpose()?;
             bench::run(&args, || match std::env::var_os("TIDEGATE_MODEL") {
-                Some(folder) if !folder.is_empty() => models::path(folder.into()),
+                Some(folder) if !folder.is_empty() => models::path(Path::new(&folder)),
                 _ => shipped::folder(),
             })?;
         }
         Command::Pull(args) => {
             log::start(&args.log, "info")?;
             let path = hub::fetch(&args.model, &hub::Settings::read()?)?;
-            println!("{}", path.display());
+            match writeln!(std::io::stdout(), "{}", path.display()) {
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+                printed => printed?,
+            }
         }
         Command::Models(args) => {
             let json = args.output == ModelsOutput::Json;
@@ -132,9 +136,11 @@ fn run(cli: Cli) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Conversations are their owners': what this process creates is readable by its own user alone.
+/// Conversations are their owners': what this process creates is readable by its own user alone. Models are not: the cache may
+/// be one that other users share.
 fn keep_files_private() {
-    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    hub::share_cache(before);
 }
 
 fn start_threads(args: &ModelArgs) -> Result<()> {

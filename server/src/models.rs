@@ -13,6 +13,7 @@ use tidegate_server::api::{Loader, ModelSource};
 use tidegate_server::checkpoint::{self, OpenOptions};
 use tidegate_server::engine::EngineThread;
 use tidegate_server::session::Store;
+use tracing::info;
 
 use crate::cli::{ModelArgs, ServeArgs};
 use crate::hub::{self, HubName};
@@ -73,7 +74,11 @@ impl Place {
     pub(crate) fn find(self) -> Result<PathBuf> {
         match self {
             Self::Path(path) => Ok(path),
-            Self::Hub(name) => Ok(hub::fetch(&name, &hub::Settings::read()?)?),
+            Self::Hub(name) => {
+                info!("there is no file or folder {name} here: it is read as a model's name on a hub");
+                let fetched = hub::Settings::read().and_then(|settings| hub::fetch(&name, &settings));
+                fetched.with_context(|| format!("there is no file or folder {name} here, and no model from a hub"))
+            }
         }
     }
 }
@@ -85,9 +90,9 @@ pub(crate) fn find(args: &ModelArgs) -> Result<(PathBuf, Option<String>)> {
     Ok((place.find()?, name))
 }
 
-/// The folder or the file that a path or a name on a hub means.
-pub(crate) fn path(given: PathBuf) -> Result<PathBuf> {
-    Place::of(given).find()
+/// The folder or the file that a path or a name on a hub means; the name after it is not used.
+pub(crate) fn path(given: &Path) -> Result<PathBuf> {
+    split(given).0.find()
 }
 
 /// Runs what may take as long as a download, on a thread for which the end of the process does not wait.
@@ -274,6 +279,7 @@ mod tests {
         let text = |name: &str| path(name).to_str().unwrap().to_owned();
         let found = several(&["--model", &format!("{}=org/x", text("a")), "--model", &text("c=d")]);
         assert_eq!(found.unwrap(), [("org/x".into(), path("a")), ("c=d".into(), path("c=d"))]);
+        assert_eq!(super::path(Path::new(&format!("{}=x", text("a")))).unwrap(), path("a"));
         let found = several(&["--model", &format!("{}=y", text("c=d")), "--model", &text("b")]);
         assert_eq!(found.unwrap(), [("y".into(), path("c=d")), ("b".into(), path("b"))]);
         for (line, words) in [

@@ -8,15 +8,16 @@
 //! .locks/models--ORG--NAME/DIGEST.lock        is locked by the process that downloads them
 //! ```
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io;
-use std::os::unix::fs::symlink;
+use std::fs::{self, File, Permissions, TryLockError};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
-use tracing::info;
+use tracing::warn;
 
 use super::error::HubError;
 use super::name::{BlobId, Commit, is_file, is_repo};
+use super::shared::{create_new, create_parent, open_or_create};
 
 /// What the folders of models begin with.
 const PREFIX: &str = "models--";
@@ -96,7 +97,7 @@ impl Repo {
         let path = self.folder.join("refs").join(revision);
         create_parent(&path)?;
         let new = beside(&path);
-        fs::write(&new, commit.text()).map_err(HubError::at(&new))?;
+        create_new(&new).and_then(|mut file| file.write_all(commit.text().as_bytes())).map_err(HubError::at(&new))?;
         fs::rename(&new, &path).map_err(HubError::at(&path))
     }
 
@@ -126,11 +127,12 @@ impl Repo {
     pub(super) fn lock(&self, id: &BlobId) -> Result<File, HubError> {
         let path = self.locks.join(format!("{}.lock", id.text()));
         create_parent(&path)?;
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let file = file.map_err(HubError::at(&path))?;
+        let file = open_or_create(&path).map_err(HubError::at(&path))?;
+        // As Python's has it: a group that shares the cache locks it too. Only the owner can change it.
+        let _ = file.set_permissions(Permissions::from_mode(0o664));
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                info!("waiting for another process, which downloads the same file: it has locked {}", path.display());
+                warn!("waiting for another process, which downloads the same file: it has locked {}", path.display());
                 file.lock().map_err(HubError::at(&path))?;
             }
             // Not every file system has locks. Without one, two processes can spoil a download, which its digest then shows.
@@ -139,11 +141,12 @@ impl Repo {
         Ok(file)
     }
 
-    /// Bytes that the file system has left for the cache.
+    /// Bytes that the file system has left for the cache, if it says so.
     pub(super) fn free(&self) -> Option<u64> {
         let existing = self.folder.ancestors().find(|folder| folder.exists())?;
         let about = rustix::fs::statvfs(existing).ok()?;
-        Some(about.f_bavail.saturating_mul(about.f_frsize))
+        // Some file systems have no size.
+        (about.f_blocks > 0).then(|| about.f_bavail.saturating_mul(about.f_frsize))
     }
 
     pub(super) fn folder(&self) -> &Path {
@@ -171,11 +174,6 @@ pub(super) fn files(folder: &Path) -> Vec<String> {
 
 fn is_there(path: &Path, size: u64) -> bool {
     fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() == size)
-}
-
-pub(super) fn create_parent(path: &Path) -> Result<(), HubError> {
-    let parent = path.parent().unwrap_or(path);
-    fs::create_dir_all(parent).map_err(HubError::at(parent))
 }
 
 /// A new name in the same folder, which is then renamed.

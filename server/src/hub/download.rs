@@ -1,21 +1,28 @@
 //! The download of one file: continued where it was cut off, and kept only if its digest is the one that the hub lists.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
+use tidegate_server::session::hex;
+use tracing::warn;
 use url::Url;
 
-use super::cache::{Repo, create_parent};
-use super::client::{Client, Range, header, public, unreachable};
+use super::address::public;
+use super::cache::Repo;
+use super::client::{Client, Range, header, unreachable};
 use super::error::HubError;
 use super::name::BlobId;
 use super::progress::Progress;
+use super::shared::{create_new, create_parent, open_or_create};
 
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 18;
+/// Bytes after which the tries are counted anew: a server that sends a few in each answer is given up.
+const PROGRESS: u64 = 1 << 20;
 
 /// A file of a model.
 #[derive(Clone, Debug)]
@@ -39,19 +46,38 @@ pub(super) fn download(client: &Client, repo: &Repo, wanted: &Wanted, progress: 
     if repo.has_blob(&wanted.id, wanted.size) {
         return Ok(());
     }
-    let mut partial = Partial::open(repo.incomplete(&wanted.id), wanted)?;
+    let mut partial = Partial::open(repo.incomplete(&wanted.id))?;
+    if partial.length > wanted.size {
+        partial.restart()?;
+    }
     progress.start(&wanted.file, partial.length);
-    let mut tries = client.tries();
+    loop {
+        fill(client, wanted, &mut partial, progress)?;
+        match partial.finish(wanted, &repo.blob(&wanted.id)) {
+            // The wrong bytes may be those of an earlier download.
+            Err(error @ HubError::Digest { .. }) if partial.resumed => {
+                warn!("downloading {} once more from its beginning: {error}", wanted.file);
+                partial.restart()?;
+                progress.start(&wanted.file, 0);
+            }
+            finished => return finished,
+        }
+    }
+}
+
+/// Fetches what is missing, with as many tries as it takes while there is progress.
+fn fill(client: &Client, wanted: &Wanted, partial: &mut Partial, progress: &mut Progress) -> Result<(), HubError> {
+    let (mut tries, mut reached) = (client.tries(), partial.length);
     while partial.length < wanted.size {
-        let before = partial.length;
-        if let Err(error) = receive(client, wanted, &mut partial, progress) {
-            if partial.length > before {
+        if let Err(error) = receive(client, wanted, partial, progress) {
+            if partial.length >= reached.saturating_add(PROGRESS) {
+                reached = partial.length;
                 tries.renew();
             }
             tries.pause(error)?;
         }
     }
-    partial.finish(wanted, &repo.blob(&wanted.id))
+    Ok(())
 }
 
 /// Bytes of a file that a download still has to fetch.
@@ -96,7 +122,7 @@ fn receive(client: &Client, wanted: &Wanted, partial: &mut Partial, progress: &m
             }
         };
         if count as u64 > size - partial.length {
-            partial.remove();
+            partial.remove()?;
             return Err(HubError::Answer {
                 url: public(url),
                 reason: format!("it has more than the {size} bytes listed"),
@@ -109,73 +135,76 @@ fn receive(client: &Client, wanted: &Wanted, partial: &mut Partial, progress: &m
 }
 
 /// The beginning of a file.
+///
+/// Where the file system's locks do not work, another process may have it open too. So bytes that are there are never changed
+/// in place, but deleted, and the digest is that of the file, not of the bytes that this process has received.
 struct Partial {
     path: PathBuf,
     file: File,
     length: u64,
-    digest: Hasher,
-    id: BlobId,
-    size: u64,
+    /// Whether some of it is from an earlier download.
+    resumed: bool,
 }
 
 impl Partial {
-    /// Opens what an earlier download has left, and reads it for the digest.
-    fn open(path: PathBuf, wanted: &Wanted) -> Result<Self, HubError> {
+    /// Opens what an earlier download has left.
+    fn open(path: PathBuf) -> Result<Self, HubError> {
         create_parent(&path)?;
-        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
-        let file = file.map_err(HubError::at(&path))?;
-        let (id, size) = (wanted.id.clone(), wanted.size);
-        let digest = Hasher::new(&id, size);
-        let mut partial = Self { path, file, length: 0, digest, id, size };
-        let mut piece = vec![0; PIECE];
-        loop {
-            let count = partial.file.read(&mut piece).map_err(HubError::at(&partial.path))?;
-            if count == 0 {
-                return Ok(partial);
-            }
-            partial.length += count as u64;
-            if partial.length > size {
-                partial.restart()?;
-                return Ok(partial);
-            }
-            partial.digest.update(&piece[..count]);
-        }
+        let mut file = open_or_create(&path).map_err(HubError::at(&path))?;
+        let length = file.seek(SeekFrom::End(0)).map_err(HubError::at(&path))?;
+        Ok(Self { path, file, length, resumed: length > 0 })
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), HubError> {
         self.file.write_all(bytes).map_err(HubError::at(&self.path))?;
         self.length += bytes.len() as u64;
-        self.digest.update(bytes);
         Ok(())
     }
 
     /// Throws away what is there.
     fn restart(&mut self) -> Result<(), HubError> {
-        self.file = File::create(&self.path).map_err(HubError::at(&self.path))?;
-        (self.length, self.digest) = (0, Hasher::new(&self.id, self.size));
+        self.remove()?;
+        self.file = create_new(&self.path).map_err(HubError::at(&self.path))?;
+        (self.length, self.resumed) = (0, false);
         Ok(())
     }
 
-    fn remove(&self) {
-        // It is checked again if it cannot be removed.
-        let _ = fs::remove_file(&self.path);
+    fn remove(&self) -> Result<(), HubError> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(HubError::at(&self.path)(error)),
+            _ => Ok(()),
+        }
     }
 
     /// Checks the digest, and gives the file its name.
-    fn finish(self, wanted: &Wanted, path: &Path) -> Result<(), HubError> {
-        if self.digest.clone().hex() != self.id.text() {
-            self.remove();
-            let Wanted { model, file, id, .. } = wanted;
+    fn finish(&mut self, wanted: &Wanted, path: &Path) -> Result<(), HubError> {
+        let Wanted { model, file, id, size, .. } = wanted;
+        self.file.sync_all().map_err(HubError::at(&self.path))?;
+        // Opened again: what another machine has written to a file of a network shows only then.
+        let mut written = File::open(&self.path).map_err(HubError::at(&self.path))?;
+        if !is_same(&written, &self.file).map_err(HubError::at(&self.path))? {
+            let text =
+                "another process has replaced it: the file system has no locks; download the model with one process";
+            return Err(HubError::at(&self.path)(io::Error::other(text)));
+        }
+        let mut digest = Hasher::new(id, *size);
+        io::copy(&mut written, &mut digest).map_err(HubError::at(&self.path))?;
+        if digest.hex() != id.text() {
+            self.remove()?;
             let expected = id.text().into();
             return Err(HubError::Digest { model: model.clone(), file: file.clone(), expected });
         }
-        self.file.sync_all().map_err(HubError::at(&self.path))?;
         fs::rename(&self.path, path).map_err(HubError::at(path))
     }
 }
 
+/// Whether two open files are one.
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
 /// The digest of which contents have their name.
-#[derive(Clone)]
 enum Hasher {
     Git(Sha1),
     Sha256(Sha256),
@@ -190,13 +219,6 @@ impl Hasher {
         }
     }
 
-    fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Git(digest) => digest.update(bytes),
-            Self::Sha256(digest) => digest.update(bytes),
-        }
-    }
-
     fn hex(self) -> String {
         match self {
             Self::Git(digest) => hex(&digest.finalize()),
@@ -205,23 +227,80 @@ impl Hasher {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .filter_map(|digit| char::from_digit(digit.into(), 16))
-        .collect()
+impl Write for Hasher {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Git(digest) => digest.update(bytes),
+            Self::Sha256(digest) => digest.update(bytes),
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
+    use crate::hub::settings::{Patience, Settings};
+
+    /// Downloads a file of zeros from a server that sends so many bytes in each answer, to a client that tries it three times.
+    fn in_pieces(step: usize, size: usize) -> HubError {
+        const PAUSES: [Duration; 2] = [Duration::ZERO; 2];
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        thread::spawn(move || {
+            for mut socket in listener.incoming().flatten() {
+                let lines = BufReader::new(&socket).lines().map_while(Result::ok);
+                let mut range = lines.take_while(|line| !line.is_empty()).filter_map(|line| {
+                    line.to_lowercase().strip_prefix("range: bytes=")?.strip_suffix('-')?.parse::<usize>().ok()
+                });
+                let first = range.next();
+                let (status, first) = (if first.is_some() { 206 } else { 200 }, first.unwrap_or_default());
+                let (last, length) = (size - 1, size - first);
+                let range = format!("content-range: bytes {first}-{last}/{size}\r\ncontent-length: {length}");
+                // The client may have seen enough.
+                let _ = write!(socket, "HTTP/1.1 {status} x\r\n{range}\r\nconnection: close\r\n\r\n");
+                let _ = socket.write_all(&vec![0; step.min(length)]);
+            }
+        });
+        let cache = tempfile::tempdir().unwrap();
+        let value = |name: &str| match name {
+            "HF_ENDPOINT" => Some(address.clone().into()),
+            "HF_HOME" => Some(cache.path().into()),
+            _ => None,
+        };
+        let settings = Settings::from_variables(value).unwrap();
+        let settings = Settings { patience: Patience { pauses: &PAUSES, ..settings.patience }, ..settings };
+        let id = BlobId::sha256(&"0".repeat(64)).unwrap();
+        let url = Url::parse(&address).unwrap();
+        let wanted = Wanted { model: "org/name".into(), file: "x".into(), url, id, size: size as u64 };
+        let repo = Repo::new(cache.path(), "org/name");
+        let mut progress = Progress::hidden("org/name", wanted.size, 0);
+        download(&Client::new(&settings).unwrap(), &repo, &wanted, &mut progress).unwrap_err()
+    }
+
+    #[test]
+    fn tries_are_counted_anew_after_a_mebibyte() {
+        let error = in_pieces(1, 100).to_string();
+        assert!(error.contains("after 3 of 100 bytes"), "{error}");
+        // Of zeros, the digest is another one.
+        let error = in_pieces(1 << 20, 5 << 20);
+        assert!(matches!(error, HubError::Digest { .. }), "{error}");
+    }
 
     #[test]
     fn contents_have_the_names_that_git_and_sha256sum_give_them() {
         let of = |id: BlobId, text: &str| {
             let mut digest = Hasher::new(&id, text.len() as u64);
-            digest.update(text.as_bytes());
+            digest.write_all(text.as_bytes()).unwrap();
             digest.hex()
         };
         // `printf 'hello\n' | git hash-object --stdin`

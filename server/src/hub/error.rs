@@ -30,12 +30,23 @@ pub(crate) enum HubError {
     /// The model cannot be served, or is not there.
     #[error("{model}: {reason}")]
     Refused { model: String, reason: String },
+    /// The cache has no room for the model.
+    #[error(
+        "{model}: {missing} are to be downloaded, but {} has {free} left: free some, or set HF_HUB_CACHE to another folder",
+        .cache.display()
+    )]
+    Full { model: String, missing: String, free: String, cache: PathBuf },
     /// The cache.
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
 }
 
 impl HubError {
+    /// Whether it says nothing about the model: an older commit of it can be used.
+    pub(super) fn is_passing(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Full { .. } | Self::Io { .. })
+    }
+
     /// Puts the path before an error of the file system.
     pub(super) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
         |source| Self::Io { path: path.into(), source }

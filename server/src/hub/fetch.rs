@@ -1,10 +1,11 @@
 //! Puts a model of a hub together in the cache.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use tidegate_model::checkpoint::{INDEX, shards};
 use tidegate_server::checkpoint;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::cache::{Repo, files};
 use super::choose::{CONFIG, Choice, Weights, choose};
@@ -12,7 +13,7 @@ use super::client::Client;
 use super::download::{Wanted, download, missing};
 use super::error::HubError;
 use super::listing::{Contents, Listing};
-use super::name::HubName;
+use super::name::{Commit, HubName};
 use super::progress::{Progress, size};
 use super::settings::Settings;
 
@@ -26,34 +27,82 @@ const HEAD: u64 = 4096;
 pub(crate) fn fetch(name: &HubName, settings: &Settings) -> Result<PathBuf, HubError> {
     let repo = Repo::new(&settings.cache, name.model());
     let known = repo.commit(name.revision()).ok_or_else(|| "it is not there".to_owned());
-    let cached = known.and_then(|commit| complete(&repo.snapshot(&commit), name.file.as_deref()));
+    let cached = known.and_then(|commit| Cached::of(&repo.snapshot(&commit), name));
     let refused = |reason: String| HubError::Refused { model: name.to_string(), reason };
-    match &cached {
+    match cached {
         // A commit never changes.
-        Ok(path) if settings.offline || name.commit().is_some() => return Ok(path.clone()),
+        Ok(Cached { path, guess: false }) if settings.offline || name.commit().is_some() => Ok(path),
+        Ok(cached) if settings.offline => Ok(cached.used(name, &"HF_HUB_OFFLINE")),
         Err(reason) if settings.offline => {
             let cache = settings.cache.display();
-            return Err(refused(format!("not in the cache {cache} ({reason}), and HF_HUB_OFFLINE forbids a download")));
+            Err(refused(format!("not in the cache {cache} ({reason}), and HF_HUB_OFFLINE forbids a download")))
         }
-        _ => {}
+        cached => {
+            let client = Client::new(settings)?;
+            match (newest(name, &client, &repo, cached.is_ok()), cached) {
+                // What is in the cache can be served all the same.
+                (Err(error), Ok(cached)) if error.is_passing() => Ok(cached.used(name, &error)),
+                (fetched, _) => fetched,
+            }
+        }
     }
-    let client = Client::new(settings);
-    let mut tries = if cached.is_ok() { Client::once() } else { client.tries() };
-    let listing = match (Listing::ask(&client, name, &mut tries), cached) {
-        (Err(error @ HubError::Unreachable { .. }), Ok(path)) => {
-            warn!("using {name} as it is in the cache, which may not be the newest: {error}");
-            return Ok(path);
+}
+
+/// What the cache has of a model.
+struct Cached {
+    path: PathBuf,
+    /// Whether it is just the only file that was downloaded, and the hub's repository may have others that are meant.
+    guess: bool,
+}
+
+impl Cached {
+    /// Everything that a model needs, if it is in the snapshot.
+    fn of(snapshot: &Path, name: &HubName) -> Result<Self, String> {
+        let path = complete(snapshot, name.file.as_deref())?;
+        Ok(Self { guess: name.file.is_none() && path != snapshot, path })
+    }
+
+    /// The path, with a warning.
+    fn used(self, name: &HubName, reason: &dyn Display) -> PathBuf {
+        if self.guess {
+            warn!(
+                "using {}, the only model of {name} in the cache; the hub may have others: {reason}",
+                self.path.display()
+            );
+        } else {
+            warn!("using {name} as it is in the cache, which may not be the newest: {reason}");
         }
-        (listing, _) => listing?,
-    };
+        self.path
+    }
+}
+
+/// Downloads what is missing of the newest commit, which the cache then notes.
+fn newest(name: &HubName, client: &Client, repo: &Repo, is_cached: bool) -> Result<PathBuf, HubError> {
+    info!("asking {} for the commit of {name}", client.endpoint());
+    let mut tries = if is_cached { Client::once() } else { client.tries() };
+    let listing = Listing::ask(client, name, &mut tries)?;
     debug!("{name} is the commit {}", listing.commit.text());
-    let fetching = Fetching { name, client: &client, repo: &repo, listing: &listing };
-    let path = fetching.run()?;
-    if let Err(error) = repo.set_commit(name.revision(), &listing.commit) {
+    let path = Fetching { name, client, repo, listing: &listing }.run()?;
+    if let Some(kept) = folder_of_another_commit(name, repo, &listing) {
+        info!(
+            "{} of {} stays the commit {} in the cache, whose folder is complete",
+            name.revision(),
+            name.model(),
+            kept.text()
+        );
+    } else if let Err(error) = repo.set_commit(name.revision(), &listing.commit) {
         // A cache that cannot be written to is used all the same.
         warn!("the cache does not note the commit of {name}: {error}");
     }
     Ok(path)
+}
+
+/// The commit that the cache notes, if the download of one file of a newer one would hide its folder: without a network, the
+/// file would then be all that there is of the model.
+fn folder_of_another_commit(name: &HubName, repo: &Repo, listing: &Listing) -> Option<Commit> {
+    let noted = repo.commit(name.revision()).filter(|noted| name.file.is_some() && *noted != listing.commit)?;
+    let snapshot = repo.snapshot(&noted);
+    complete(&snapshot, None).is_ok_and(|path| path == snapshot).then_some(noted)
 }
 
 /// The folder or the file of a model, if everything that it needs is in its snapshot.
@@ -163,12 +212,12 @@ impl Fetching<'_> {
         let total = wanted.iter().map(|wanted| wanted.size).sum();
         let missing = wanted.iter().map(|wanted| missing(repo, wanted)).sum();
         if let Some(free) = repo.free().filter(|free| *free < missing) {
-            return Err(self.refused(format!(
-                "{} are to be downloaded, but {} has {} left: free some, or set HF_HUB_CACHE to another folder",
-                size(missing),
-                repo.folder().display(),
-                size(free)
-            )));
+            return Err(HubError::Full {
+                model: name.to_string(),
+                missing: size(missing),
+                free: size(free),
+                cache: repo.folder().into(),
+            });
         }
         let mut progress = progress(name.model(), total, missing);
         for wanted in wanted {

@@ -1,9 +1,10 @@
 //! Models of a hub: their names, the cache that Python's `huggingface_hub` has too, and downloads.
 //!
-//! `name` says what may become part of a path, `settings` reads the environment, `cache` knows the folders, `client` asks the hub,
-//! `listing` reads what it answers, `choose` picks a model's files, `download` fetches one, `fetch` puts a model together, and
-//! `list` describes what the cache has.
+//! `name` says what may become part of a path, `settings` reads the environment, `cache` knows the folders, `shared` creates what
+//! is in them, `address` decides where a redirect may lead, `client` asks the hub, `listing` reads what it answers, `choose` picks a
+//! model's files, `download` fetches one, `fetch` puts a model together, and `list` describes what the cache has.
 
+mod address;
 mod cache;
 mod choose;
 mod client;
@@ -15,8 +16,10 @@ mod listing;
 mod name;
 mod progress;
 mod settings;
+mod shared;
 
 pub(crate) use fetch::fetch;
 pub(crate) use list::print_models;
 pub(crate) use name::HubName;
 pub(crate) use settings::Settings;
+pub(crate) use shared::share_cache;

@@ -1,6 +1,7 @@
 //! The name of a model on a hub, as people type it, and the texts of a hub that become parts of paths: nothing else does.
 
 use std::fmt::{self, Display};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -32,7 +33,9 @@ impl HubName {
     pub(crate) fn of(path: &Path) -> Option<Self> {
         let name: Self = path.to_str()?.parse().ok()?;
         let folder = Path::new(name.repo.split('/').next()?);
-        (!path.exists() && !folder.exists()).then_some(name)
+        // A link to nothing and a folder that may not be read are there.
+        let is_missing = |path: &Path| path.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+        (is_missing(path) && is_missing(folder)).then_some(name)
     }
 
     /// `ORG/NAME`, by which the API knows the model.
@@ -232,6 +235,10 @@ mod tests {
             assert_eq!(HubName::of(Path::new(path)), None, "{path}");
         }
         assert_eq!(HubName::of(Path::new("nobody/nothing")).unwrap().model(), "nobody/nothing");
+        let folder = tempfile::tempdir_in(".").unwrap();
+        let link = Path::new(folder.path().file_name().unwrap()).join("x");
+        std::os::unix::fs::symlink("nothing", &link).unwrap();
+        assert_eq!(HubName::of(&link), None, "a link to nothing");
     }
 
     #[test]

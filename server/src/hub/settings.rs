@@ -15,17 +15,24 @@ const HUB: &str = "https://huggingface.co";
 /// Most bytes of a token.
 const MOST_TOKEN: usize = 4096;
 
-/// The hub, the cache and the token.
+/// The hub and the cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// The hub's address.
-    pub(super) endpoint: Url,
+    /// The hub, or what is wrong with its variables, which matters only if it is asked.
+    pub(super) hub: Result<HubSettings, String>,
     /// The folder of the cache.
     pub(super) cache: PathBuf,
-    pub(super) token: Option<Token>,
     /// Whether the network is not used.
     pub(super) offline: bool,
     pub(super) patience: Patience,
+}
+
+/// The hub.
+#[derive(Clone, Debug)]
+pub(super) struct HubSettings {
+    /// Its address.
+    pub(super) endpoint: Url,
+    pub(super) token: Option<Token>,
 }
 
 /// A token, which no log shows.
@@ -47,6 +54,8 @@ pub(super) struct Patience {
     pub(super) answer: Duration,
     /// To send more of it.
     pub(super) stall: Duration,
+    /// To send all of it, if it is no file.
+    pub(super) whole: Duration,
     /// Pauses before a request is tried again; there are as many tries as pauses after the first.
     pub(super) pauses: &'static [Duration],
 }
@@ -64,6 +73,7 @@ impl Default for Patience {
             connect: Duration::from_secs(10),
             answer: Duration::from_secs(30),
             stall: Duration::from_secs(30),
+            whole: Duration::from_mins(2),
             pauses: &PAUSES,
         }
     }
@@ -101,13 +111,14 @@ impl Settings {
             (!is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN")).then(|| token.trim().to_owned())
         });
         let token = token.filter(|token| !token.is_empty()).map(Token);
-        if token.as_ref().is_some_and(|Token(token)| !is_token(token)) {
-            return Err(HubError::Settings("the token of HF_TOKEN, or of the token file, is not one".into()));
-        }
+        let hub = endpoint(text("HF_ENDPOINT").as_deref().unwrap_or(HUB)).and_then(|endpoint| {
+            let wrong = token.as_ref().is_some_and(|Token(token)| !is_token(token));
+            let reason = || "the token of HF_TOKEN, or of the token file, is not one".to_owned();
+            (!wrong).then_some(HubSettings { endpoint, token }).ok_or_else(reason)
+        });
         Ok(Self {
-            endpoint: endpoint(text("HF_ENDPOINT").as_deref().unwrap_or(HUB))?,
+            hub,
             cache,
-            token,
             offline: is_on("HF_HUB_OFFLINE") || is_on("TRANSFORMERS_OFFLINE"),
             patience: Patience::default(),
         })
@@ -122,8 +133,8 @@ fn is_token(text: &str) -> bool {
     text.len() <= MOST_TOKEN && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-fn endpoint(text: &str) -> Result<Url, HubError> {
-    let wrong = || HubError::Settings("HF_ENDPOINT must be an address such as https://huggingface.co".into());
+fn endpoint(text: &str) -> Result<Url, String> {
+    let wrong = || "HF_ENDPOINT must be an address such as https://huggingface.co".to_owned();
     let url = Url::parse(text.trim().trim_end_matches('/')).map_err(|_| wrong())?;
     let plain =
         url.query().is_none() && url.fragment().is_none() && url.username().is_empty() && url.password().is_none();
@@ -160,7 +171,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().to_str().unwrap();
         let token = |more: &[(&str, &str)]| {
-            read(&[&[("HF_HOME", home)], more].concat()).map(|settings| settings.token.map(|Token(token)| token))
+            let hub = read(&[&[("HF_HOME", home)], more].concat()).unwrap().hub;
+            hub.map(|hub| hub.token.map(|Token(token)| token))
         };
         assert_eq!(token(&[]), Ok(None));
         std::fs::write(folder.path().join("token"), "hf_file\n").unwrap();
@@ -179,8 +191,10 @@ mod tests {
 
     #[test]
     fn the_hub_is_an_address() {
-        let endpoint =
-            |text| read(&[("HOME", "/me"), ("HF_ENDPOINT", text)]).map(|settings| settings.endpoint.to_string());
+        let endpoint = |text| {
+            let hub = read(&[("HOME", "/me"), ("HF_ENDPOINT", text)]).unwrap().hub;
+            hub.map(|hub| hub.endpoint.to_string())
+        };
         assert_eq!(endpoint(""), Ok("https://huggingface.co/".into()));
         assert_eq!(endpoint("http://127.0.0.1:9/hub/"), Ok("http://127.0.0.1:9/hub".into()));
         for wrong in ["huggingface.co", "ftp://x", "https://", "https://a@b", "https://a?b"] {

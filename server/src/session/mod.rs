@@ -25,7 +25,7 @@ pub use conversation::{Ancestor, Conversation};
 pub use disk::{Disk, DiskFile, OpenMode, SystemDisk};
 pub use error::StoreError;
 pub use format::{Codec, Fingerprint, FormatError};
-pub(crate) use hex::hex;
+pub use hex::hex;
 pub use id::{Owner, ResponseId, SessionId, VersionId};
 pub use keys::{KeyError, Keys, MIN_SECRET};
 pub use prefix::PrefixIndex;

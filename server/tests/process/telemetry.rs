@@ -12,6 +12,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, any_value::Value as Any};
 use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind};
 use prost::Message;
 use serde_json::json;
+use tidegate_server::session::hex;
 
 /// A collector that accepts everything: what it received, and its address.
 fn collector() -> (Receiver<(String, ExportTraceServiceRequest)>, String) {
@@ -86,14 +87,6 @@ fn a_request_is_a_span_in_the_callers_trace_with_its_phases_as_children() {
             spans.extend(batch.scope_spans.into_iter().flat_map(|scope| scope.spans));
         }
     }
-    let hex = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .flat_map(|byte| [byte >> 4, byte & 15])
-            .map(|n| char::from_digit(n.into(), 16))
-            .collect::<Option<String>>()
-            .unwrap()
-    };
     let root = spans.iter().find(|span| span.name == "POST /v1/completions").expect("no span of the request");
     assert_eq!((hex(&root.trace_id), hex(&root.parent_span_id)), (trace.into(), caller.into()));
     assert_eq!(root.kind, SpanKind::Server as i32);

@@ -16,32 +16,18 @@ use server::{COMMIT, Files, Hub, Reply};
 
 const WEIGHTS: &str = "model.safetensors";
 
-/// Variables of the environment that could change a download.
-const VARIABLES: [&str; 18] = [
-    "ALL_PROXY",
-    "HF_HUB_CACHE",
-    "HF_HUB_DISABLE_IMPLICIT_TOKEN",
-    "HF_HUB_OFFLINE",
-    "HF_TOKEN",
-    "HF_TOKEN_PATH",
-    "HTTPS_PROXY",
-    "HTTP_PROXY",
-    "HUGGINGFACE_HUB_CACHE",
-    "HUGGING_FACE_HUB_TOKEN",
-    "NO_PROXY",
-    "TIDEGATE_MODEL",
-    "TRANSFORMERS_OFFLINE",
-    "all_proxy",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "XDG_CACHE_HOME",
-];
+/// Whether a variable of the environment could change a download.
+fn is_setting(name: &str) -> bool {
+    let name = name.to_uppercase();
+    ["HF_", "HUGGING", "TIDEGATE_", "TRANSFORMERS_"].iter().any(|start| name.starts_with(start))
+        || name.ends_with("_PROXY")
+        || name == "XDG_CACHE_HOME"
+}
 
 /// The program, with this hub and with `home` as Hugging Face's folder.
 fn tidegate(home: &Path, address: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    for name in VARIABLES {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_setting)) {
         command.env_remove(name);
     }
     command.current_dir(home).env("HF_HOME", home).env("HF_ENDPOINT", format!("http://{address}")).stdin(Stdio::null());
@@ -126,7 +112,10 @@ fn a_commit_in_the_cache_and_a_cache_without_a_network_ask_nobody() {
     let path = place.pulled("org/tiny");
     let asked = place.hub.asked().len();
     assert_eq!(place.pulled(&format!("org/tiny@{COMMIT}")), path);
-    assert!(place.pull("org/tiny", &[("HF_HUB_OFFLINE", "1")]).status.success());
+    let wrong = [("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "no address"), ("HF_TOKEN", "no token")];
+    assert!(place.pull("org/tiny", &wrong).status.success());
+    assert!(place.command().arg("models").envs(wrong).output().unwrap().status.success());
+    assert!(place.refused("org/tiny", &wrong[1..]).contains("HF_ENDPOINT must be an address"));
     assert_eq!(place.hub.asked().len(), asked);
 
     // A hub that is not there: the model of a branch is used with a warning.
@@ -207,6 +196,71 @@ fn a_file_with_another_digest_is_deleted() {
     let blobs = place.model().join("blobs");
     assert!(!blobs.join(&expected).exists() && !blobs.join(format!("{expected}.incomplete")).exists());
     assert!(!place.model().join("refs/main").exists(), "an incomplete model has no revision");
+}
+
+#[test]
+fn wrong_bytes_of_an_earlier_download_are_downloaded_again() {
+    let files = Files::tiny();
+    let place = Place::new(Hub::start(files.clone()));
+    let blobs = place.model().join("blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::write(blobs.join(format!("{}.incomplete", files.id(WEIGHTS))), vec![7; 5000]).unwrap();
+    let path = place.pulled("org/tiny");
+    assert_eq!(std::fs::read(path.join(WEIGHTS)).unwrap(), files.0[WEIGHTS]);
+    let asked = place.hub.asked_for(WEIGHTS);
+    let ranges: Vec<_> = asked.iter().map(|asked| asked.header("range")).collect();
+    assert_eq!(ranges, [Some("bytes=5000-"), None]);
+}
+
+#[test]
+fn a_file_that_another_process_replaces_is_not_kept() {
+    let home = tempfile::tempdir().unwrap();
+    let files = Files::tiny();
+    let blobs = home.path().join("hub/models--org--tiny/blobs");
+    let incomplete = blobs.join(format!("{}.incomplete", files.id(WEIGHTS)));
+    let hub = Hub::changed(files.clone(), move |asked, reply| {
+        if asked.path.ends_with(WEIGHTS) {
+            // As a process does that begins again, where locks do not work.
+            std::fs::remove_file(&incomplete).unwrap();
+            std::fs::write(&incomplete, "other").unwrap();
+        }
+        reply
+    });
+    let place = Place { home, hub };
+    let error = place.refused("org/tiny", &[]);
+    assert!(error.contains("another process has replaced it"), "{error}");
+    assert!(!blobs.join(files.id(WEIGHTS)).exists());
+    assert_eq!(place.hub.asked_for(WEIGHTS).len(), 1);
+}
+
+#[test]
+fn a_file_of_a_model_does_not_take_its_place() {
+    let mut whole = b"GGUF\x03\0\0\0................general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0rwkv7".to_vec();
+    whole.resize(10_000, 1);
+    let place = Place::new(Hub::start(Files::tiny().with("a.gguf", whole.clone())));
+    let file = place.pulled(&format!("org/tiny@{COMMIT}:a.gguf"));
+    // The file is all that the cache has. It is meant only where there is nobody to ask.
+    let name = format!("org/tiny@{COMMIT}");
+    let offline = place.pull(&name, &[("HF_HUB_OFFLINE", "1")]);
+    assert_eq!(text(&offline.stdout).trim_end(), file.to_str().unwrap());
+    assert!(text(&offline.stderr).contains("a.gguf, the only model of org/tiny@"), "{}", text(&offline.stderr));
+    assert_eq!(place.pulled(&name), file.parent().unwrap());
+
+    // A newer file does not hide the folder of the older commit.
+    place.pulled("org/tiny");
+    let mut listing = Files::tiny().with("a.gguf", whole.clone()).listing();
+    listing["sha"] = "f".repeat(40).into();
+    let hub = Hub::changed(Files::tiny(), move |asked, reply| {
+        let body = listing.to_string().into_bytes();
+        if asked.path.starts_with("/api/") {
+            return Reply { body, ..Reply::status(200) };
+        }
+        if asked.path.ends_with("a.gguf") { Reply { body: whole.clone(), ..Reply::status(200) } } else { reply }
+    });
+    let place = Place { hub, ..place };
+    assert!(place.pulled("org/tiny:a.gguf").to_str().unwrap().contains(&"f".repeat(40)));
+    let offline = place.pull("org/tiny", &[("HF_HUB_OFFLINE", "1")]);
+    assert_eq!(text(&offline.stdout).trim_end(), file.parent().unwrap().to_str().unwrap());
 }
 
 #[test]

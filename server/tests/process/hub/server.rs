@@ -10,6 +10,7 @@ use std::thread;
 use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
+use tidegate_server::session::hex;
 
 /// The commit that every branch means.
 pub(super) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -175,12 +176,4 @@ impl Files {
 
 fn is_large(name: &str) -> bool {
     [".safetensors", ".gguf"].iter().any(|end| name.ends_with(end))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .filter_map(|digit| char::from_digit(digit.into(), 16))
-        .collect()
 }
