@@ -333,10 +333,10 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_models_is_listed_by_name_after_those_that_are_given() {
+    fn folders_and_then_files_are_listed_by_name_after_the_models_that_are_given() {
         let made = folder(&["z", "b"]);
         std::fs::create_dir(made.path().join("no model")).unwrap();
-        for name in ["c.d.gguf", "a.pth", "rwkv_vocab_v20230424.txt", "e.safetensors", "gguf"] {
+        for name in ["c.d.gguf", "a.pth", "a.gguf", "b.gguf", "rwkv_vocab_v20230424.txt", "e.safetensors", "gguf"] {
             std::fs::write(made.path().join(name), "").unwrap();
         }
         std::fs::create_dir(made.path().join("folder.gguf")).unwrap();
@@ -344,9 +344,9 @@ mod tests {
         let (parent, first) = (made.path().to_str().unwrap(), other.path().join("m"));
         let names =
             |line: &[&str]| -> Vec<String> { several(line).unwrap().into_iter().map(|(name, _)| name).collect() };
-        assert_eq!(names(&["--models-dir", parent]), ["a", "b", "c.d", "z"]);
+        assert_eq!(names(&["--models-dir", parent]), ["b", "z", "a", "c.d"], "the first of a name counts");
         let line = ["--models-dir", parent, "--model", first.to_str().unwrap()];
-        assert_eq!(names(&line), ["m", "a", "b", "c.d", "z"]);
+        assert_eq!(names(&line), ["m", "b", "z", "a", "c.d"]);
         let empty = tempfile::tempdir().unwrap();
         assert!(several(&["--models-dir", empty.path().to_str().unwrap()]).unwrap_err().contains("no folder"));
         assert!(several(&["--models-dir", "/nowhere"]).unwrap_err().contains("/nowhere"));
