@@ -5,10 +5,10 @@ mod common;
 
 mod golden;
 mod hybrid;
-
 mod mamba2;
 mod portable;
 mod promises;
+mod reference;
 mod rfa;
 mod rwkv7;
 mod seq2seq;

@@ -2,46 +2,21 @@
 //!
 //! `tests/fixtures-mamba2` is written by `weights/training/tidegate_training/mamba2_fixture.py`.
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use tidegate_model::checkpoint::{self, LoadError, Stored};
+use tidegate_model::checkpoint::{self, LoadError};
 use tidegate_model::mixers::mamba2::naive::{LayerMemory, Model};
-use tidegate_model::{Decoder, Device, StatePool, Tensor, WeightType};
+use tidegate_model::{Decoder, Device, StatePool, WeightType};
 
 use crate::common::{Numbers, bits, config, distance, flat, row, write_checkpoint};
+use crate::reference::{close, fixture, golden, layer, narrow, wide};
 use crate::table::MIXERS;
 
-const TOLERANCE: f32 = 1e-4;
+const FIXTURE: &str = "fixtures-mamba2";
 
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures-mamba2")
-}
-
-/// The reference with the tensors of a checkpoint. An output head that is tied is a tensor of its own in it.
 fn reference(folder: &Path) -> Model {
-    let stored = Stored::open(folder).unwrap();
-    let numbers = |name: &str| stored.floats(name).unwrap().into_iter().map(f64::from).collect::<Vec<_>>();
-    let mut tensors: BTreeMap<String, _> =
-        stored.tensors().map(|tensor| (tensor.name.to_string(), numbers(tensor.name))).collect();
-    let embedding = tensors["backbone.embeddings.weight"].clone();
-    tensors.entry("lm_head.weight".into()).or_insert(embedding);
-    Model { config: stored.config().clone(), tensors }
-}
-
-/// A layer of a slot's state: S, and the convolution's inputs.
-fn layer(pool: &StatePool, layer: usize, slot: usize) -> (Vec<f32>, Vec<f32>) {
-    let (memory, inputs) = pool.layer(layer, slot).unwrap();
-    (flat(&memory), flat(&inputs.unwrap()))
-}
-
-fn narrow(x: &[f64]) -> Vec<f32> {
-    x.iter().map(|&v| v as f32).collect()
-}
-
-fn close(got: &[f32], want: &[f32], what: &str) {
-    let error = distance(got, want);
-    assert!(error < TOLERANCE, "{what}: {error}");
+    let (config, tensors) = wide(folder, "backbone.embeddings.weight");
+    Model { config, tensors }
 }
 
 fn compare(pool: &StatePool, slot: usize, memory: &[LayerMemory], what: &str) {
@@ -55,8 +30,8 @@ fn compare(pool: &StatePool, slot: usize, memory: &[LayerMemory], what: &str) {
 /// The checkpoint of the fixture with this many groups of normed channels.
 fn with_norm_groups(groups: usize) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::copy(fixture().join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
-    let text = std::fs::read_to_string(fixture().join("config.json")).unwrap();
+    std::fs::copy(fixture(FIXTURE).join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let text = std::fs::read_to_string(fixture(FIXTURE).join("config.json")).unwrap();
     let text = text.replacen('{', &format!("{{\"norm_groups\": {groups}, "), 1);
     std::fs::write(folder.path().join("config.json"), text).unwrap();
     folder
@@ -65,10 +40,7 @@ fn with_norm_groups(groups: usize) -> tempfile::TempDir {
 /// `transformers` norms the channels of each group apart; its older versions norm all together: both are in the fixture.
 #[test]
 fn logits_and_states_agree_with_transformers() {
-    let golden: HashMap<String, Tensor> =
-        candle_core::safetensors::load(fixture().join("golden.safetensors"), &Device::Cpu).unwrap();
-    let ids: Vec<u32> =
-        flat(&golden["ids"].to_dtype(tidegate_model::DType::F32).unwrap()).iter().map(|&v| v as u32).collect();
+    let (golden, ids) = golden(FIXTURE);
     for (norm, groups) in [("whole", 1), ("groups", 2)] {
         let folder = with_norm_groups(groups);
         let decoder = checkpoint::load(folder.path(), &Device::Cpu).unwrap();

@@ -2,8 +2,7 @@
 //!
 //! `tests/fixtures-rwkv7` is written by `weights/training/tidegate_training/rwkv7_fixture.py`.
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tidegate_model::checkpoint::{self, LoadError, Stored};
 use tidegate_model::mixers::rwkv7::naive::{LayerMemory, Model};
@@ -11,38 +10,14 @@ use tidegate_model::probe::Probe;
 use tidegate_model::{Decoder, DecoderConfig, Device, StatePool, Tensor, WeightType};
 
 use crate::common::{Numbers, bits, config, distance, flat, row, write_checkpoint};
+use crate::reference::{close, fixture, golden, layer, narrow, wide};
 use crate::table::MIXERS;
 
-const TOLERANCE: f32 = 1e-4;
+const FIXTURE: &str = "fixtures-rwkv7";
 
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures-rwkv7")
-}
-
-/// The reference with the tensors of a checkpoint. An output head that is tied is a tensor of its own in it.
 fn reference(folder: &Path) -> Model {
-    let stored = Stored::open(folder).unwrap();
-    let numbers = |name: &str| stored.floats(name).unwrap().into_iter().map(f64::from).collect::<Vec<_>>();
-    let mut tensors: BTreeMap<String, _> =
-        stored.tensors().map(|tensor| (tensor.name.to_string(), numbers(tensor.name))).collect();
-    let embedding = tensors["model.embeddings.weight"].clone();
-    tensors.entry("lm_head.weight".into()).or_insert(embedding);
-    Model { config: stored.config().clone(), tensors }
-}
-
-/// A layer of a slot's state: S, and both inputs.
-fn layer(pool: &StatePool, layer: usize, slot: usize) -> (Vec<f32>, Vec<f32>) {
-    let (memory, inputs) = pool.layer(layer, slot).unwrap();
-    (flat(&memory), flat(&inputs.unwrap()))
-}
-
-fn narrow(x: &[f64]) -> Vec<f32> {
-    x.iter().map(|&v| v as f32).collect()
-}
-
-fn close(got: &[f32], want: &[f32], what: &str) {
-    let error = distance(got, want);
-    assert!(error < TOLERANCE, "{what}: {error}");
+    let (config, tensors) = wide(folder, "model.embeddings.weight");
+    Model { config, tensors }
 }
 
 fn compare(pool: &StatePool, slot: usize, memory: &[LayerMemory], what: &str) {
@@ -56,11 +31,8 @@ fn compare(pool: &StatePool, slot: usize, memory: &[LayerMemory], what: &str) {
 
 #[test]
 fn logits_and_states_agree_with_the_package_rwkv() {
-    let decoder = checkpoint::load(&fixture(), &Device::Cpu).unwrap();
-    let golden: HashMap<String, Tensor> =
-        candle_core::safetensors::load(fixture().join("golden.safetensors"), &Device::Cpu).unwrap();
-    let ids: Vec<u32> =
-        flat(&golden["ids"].to_dtype(tidegate_model::DType::F32).unwrap()).iter().map(|&v| v as u32).collect();
+    let decoder = checkpoint::load(&fixture(FIXTURE), &Device::Cpu).unwrap();
+    let (golden, ids) = golden(FIXTURE);
     let vocab = decoder.config().vocab_size;
     let mut pool = decoder.new_pool(2).unwrap();
     // At once in slot 0, token by token in slot 1.
@@ -85,13 +57,11 @@ fn logits_and_states_agree_with_the_package_rwkv() {
 
 #[test]
 fn the_reference_agrees_with_the_package_rwkv() {
-    let model = reference(&fixture());
-    let golden: HashMap<String, Tensor> =
-        candle_core::safetensors::load(fixture().join("golden.safetensors"), &Device::Cpu).unwrap();
-    let ids = flat(&golden["ids"].to_dtype(tidegate_model::DType::F32).unwrap());
+    let model = reference(&fixture(FIXTURE));
+    let (golden, ids) = golden(FIXTURE);
     let mut memory = model.new_memory();
     for (read, &id) in (1..=10).zip(&ids) {
-        let logits = model.step(id as u32, &mut memory);
+        let logits = model.step(id, &mut memory);
         if let Some(want) = golden.get(&format!("{read}.logits")) {
             close(&narrow(&logits), &flat(want), &format!("logits after {read} tokens"));
             for (i, memory) in memory.iter().enumerate() {

@@ -31,7 +31,7 @@ struct Path {
 pub(super) struct Crate {
     modules: BTreeMap<Vec<String>, Module>,
     /// The library's name in the binary.
-    library: String,
+    crate_name: String,
 }
 
 struct Module {
@@ -42,8 +42,8 @@ struct Module {
 }
 
 impl Crate {
-    /// `folder` ends in `src/`; `library` is the name of the package in code.
-    pub(super) fn new(folder: &str, library: &str, sources: &[(String, String)]) -> Self {
+    /// `folder` ends in `src/`; `crate_name` is that of the package in code.
+    pub(super) fn new(folder: &str, crate_name: &str, sources: &[(String, String)]) -> Self {
         let mut modules: BTreeMap<Vec<String>, Module> = BTreeMap::new();
         for (name, text) in sources {
             let Some(path) = name.strip_prefix(folder).and_then(|path| path.strip_suffix(".rs")) else { continue };
@@ -58,7 +58,7 @@ impl Crate {
             let code = tests_removed(&code(text));
             modules.insert(segments, Module { file: name.clone(), paths: paths(&code), code });
         }
-        Self { modules, library: library.to_owned() }
+        Self { modules, crate_name: crate_name.to_owned() }
     }
 
     /// Each file and the files whose items it names.
@@ -82,7 +82,7 @@ impl Crate {
             "crate" => place = self.root(at),
             "self" => {}
             "super" => place = self.parent(at),
-            name if name == self.library => place.clear(),
+            name if name == self.crate_name => place.clear(),
             name if self.child(at, name).is_some() || self.alias(at, name).is_some() => rest = path,
             _ => return None,
         }

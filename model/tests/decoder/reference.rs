@@ -1,0 +1,50 @@
+//! What the tests of RWKV-7 and Mamba-2 share: their fixtures, the tensors of their references, and comparisons.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use tidegate_model::checkpoint::Stored;
+use tidegate_model::{DType, DecoderConfig, Device, StatePool, Tensor};
+
+use crate::common::{distance, flat};
+
+const TOLERANCE: f32 = 1e-4;
+
+pub(crate) fn fixture(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder)
+}
+
+/// The logits and states that another implementation wrote, by name, and the tokens that it read.
+pub(crate) fn golden(folder: &str) -> (HashMap<String, Tensor>, Vec<u32>) {
+    let golden: HashMap<String, Tensor> =
+        candle_core::safetensors::load(fixture(folder).join("golden.safetensors"), &Device::Cpu).unwrap();
+    let ids = flat(&golden["ids"].to_dtype(DType::F32).unwrap()).iter().map(|&id| id as u32).collect();
+    (golden, ids)
+}
+
+/// The configuration of a checkpoint and its tensors in f64. An output head that is tied to the tensor `embeddings` is one of
+/// its own.
+pub(crate) fn wide(folder: &Path, embeddings: &str) -> (DecoderConfig, BTreeMap<String, Vec<f64>>) {
+    let stored = Stored::open(folder).unwrap();
+    let numbers = |name: &str| stored.floats(name).unwrap().into_iter().map(f64::from).collect::<Vec<_>>();
+    let mut tensors: BTreeMap<String, _> =
+        stored.tensors().map(|tensor| (tensor.name.to_string(), numbers(tensor.name))).collect();
+    let embeddings = tensors[embeddings].clone();
+    tensors.entry("lm_head.weight".into()).or_insert(embeddings);
+    (stored.config().clone(), tensors)
+}
+
+/// A layer of a slot's state: S, and the inputs that it keeps.
+pub(crate) fn layer(pool: &StatePool, layer: usize, slot: usize) -> (Vec<f32>, Vec<f32>) {
+    let (memory, inputs) = pool.layer(layer, slot).unwrap();
+    (flat(&memory), flat(&inputs.unwrap()))
+}
+
+pub(crate) fn narrow(x: &[f64]) -> Vec<f32> {
+    x.iter().map(|&v| v as f32).collect()
+}
+
+pub(crate) fn close(got: &[f32], want: &[f32], what: &str) {
+    let error = distance(got, want);
+    assert!(error < TOLERANCE, "{what}: {error}");
+}
