@@ -71,7 +71,7 @@ pub(crate) struct BenchArgs {
     /// Measurements of every case
     #[arg(long, value_name = "ROUNDS", default_value_t = 7, value_parser = within(1, 1000))]
     pub(crate) rounds: usize,
-    /// A table, one JSON object per line, or a picture of tokens per second
+    /// A table, or one JSON object per line
     #[arg(long, value_enum, default_value_t = BenchOutput::Markdown)]
     pub(crate) output: BenchOutput,
 }

@@ -8,7 +8,7 @@ use tidegate_server::checkpoint::DeviceChoice;
 use super::bench::StateArg;
 use super::parse::within;
 
-const MODEL: &str = "Folder, GGUF or .pth file, or, of a hub, ORG/NAME[@REVISION][:FILE]; repeated for several [default: the shipped model]";
+const MODEL: &str = "Folder, GGUF file, RWKV-7 as .pth or .safetensors, or, of a hub, ORG/NAME[@REVISION][:FILE]; repeated for several [default: the shipped model]";
 
 /// The model and where it runs.
 #[derive(Clone, Debug, Args)]
