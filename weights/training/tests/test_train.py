@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tidegate_training import optim
 from tidegate_training.__main__ import main
+from tidegate_training.config import TrainConfig
 from tidegate_training.train import Diverged, Trainer
 
 
@@ -40,6 +42,25 @@ def test_a_killed_run_resumes_with_the_same_losses(folder, tmp_path, run_config,
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     a, b = (torch.load(tmp_path / n / "state.pt", weights_only=True)["model"] for n in ("whole", "killed"))
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_rates_rise_in_a_line_and_fall_in_a_curve_or_a_line():
+    cfg = TrainConfig(steps=110, warmup=10, min_lr_ratio=0.1)
+    at = lambda step, decay: optim.schedule(step, dataclasses.replace(cfg, decay=decay))
+    for decay in ("cosine", "linear"):
+        assert [at(step, decay) for step in (0, 4, 10, 60, 110)] == pytest.approx([0.1, 0.5, 1.0, 0.55, 0.1])
+    assert at(35, "linear") == pytest.approx(0.775) and at(35, "cosine") > 0.86
+    with pytest.raises(ValueError, match="train.decay: must be one of cosine, linear, found 'step'"):
+        dataclasses.replace(cfg, decay="step")
+
+
+def test_a_bf16_run_evaluates_in_f32(folder, tmp_path, run_config):
+    trainer = Trainer(run_config(precision="bf16", carry_state=True), folder, tmp_path / "run", "cpu")
+    layers = trainer.model.model.layers
+    trainer.train_step()
+    assert all(layer.self_attn.products == torch.bfloat16 for layer in layers)
+    trainer.evaluate()
+    assert all(layer.self_attn.products is None for layer in layers)
 
 
 def test_a_run_killed_before_its_first_save_starts_again(folder, tmp_path, run_config):

@@ -154,9 +154,10 @@ class Trainer:
             heads = torch.arange(self.cfg.model.num_attention_heads)
             layer.self_attn.draw = self.pool[index.to(self.device), heads.to(self.device)]
 
-    def fixed_matrices(self) -> None:
+    def as_served(self) -> None:
+        """Sets the model up for evaluation: its fixed random matrices, f32 products."""
         for layer in self.model.model.layers:
-            layer.self_attn.draw = None
+            layer.self_attn.draw = layer.self_attn.products = None
 
     def train_step(self) -> tuple[float, float]:
         """Takes one optimiser step; returns the loss in nats per token and the gradient's norm."""
@@ -168,6 +169,8 @@ class Trainer:
             o.zero_grad(set_to_none=True)
         if t.pool:
             self.draw_matrices()
+        for layer in self.model.model.layers:
+            layer.self_attn.products = torch.bfloat16 if self.bf16 else None
         total, tokens = 0.0, t.lanes * t.segment
         for micro in range(t.accumulate):
             index = self.step * t.accumulate + micro
@@ -206,7 +209,7 @@ class Trainer:
         return total, norm
 
     def evaluate(self) -> dict[str, dict]:
-        self.fixed_matrices()
+        self.as_served()
         scores = {}
         for name, info in self.info["valid"].items():
             stream = np.fromfile(self.data / f"valid_{name}.bin", dtype=np.uint16)
