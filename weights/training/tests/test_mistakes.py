@@ -61,7 +61,7 @@ def test_a_configuration_without_texts(refused, toml, tmp_path, folder):
         line = refused("prepare", toml(data), "--texts", folder, "--data", tmp_path / "data")
         assert "data.train: must name at least one text file" in line
     line = refused("prepare", toml('[data]\ntrain = ["train.txt"]\nrepeat = [1, 2]\n'), "--texts", folder, "--data", tmp_path / "data")
-    assert "data.repeat: must have a number for each of the 1 texts" in line
+    assert "data.repeat: must have an entry for each of the 1 texts" in line
     assert not (tmp_path / "data").exists()
 
 

@@ -95,6 +95,23 @@ def test_gradients_agree(gate, with_starts):
         assert want.abs().max() > 0, name
 
 
+def test_products_in_bf16_stay_near_those_in_f32():
+    """Values and gradients; sums, weights and denominators stay in f32, so the difference is that of single products."""
+    x = {n: y.detach().float().requires_grad_() for n, y in inputs(7, 2, 2, 130, 64, 32, True).items()}
+    starts = torch.zeros(2, 130, dtype=torch.bool)
+    starts[0, 70] = True
+    found = []
+    for products in (torch.float32, torch.bfloat16):
+        phi_q, phi_k = features(x)
+        num, den, _, (s, _) = rfa.scan(phi_q, phi_k, x["v"], x["a"], (x["s"], x["c"]), 16, starts, products=products)
+        assert num.dtype == den.dtype == s.dtype == torch.float32
+        grads = torch.autograd.grad(num.square().sum() + den.square().sum() + s.square().sum(), [x[n] for n in ("q", "k", "v", "a")])
+        found.append([num, den, s, *grads])
+    for f32, bf16 in zip(*found):
+        error = (bf16 - f32).norm() / f32.norm()
+        assert 0 < error < 0.01, error
+
+
 @pytest.mark.parametrize("logit", [-30.0, 30.0])
 def test_a_saturated_gate_stays_finite(logit):
     x = inputs(1, 1, 2, 100, 8, 4, True)

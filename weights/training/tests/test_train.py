@@ -4,12 +4,17 @@ import dataclasses
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tidegate_training import optim
 from tidegate_training.__main__ import main
+from tidegate_training.config import TrainConfig
+from tidegate_training.processes import Processes
 from tidegate_training.train import Diverged, Trainer
 
 
@@ -40,6 +45,58 @@ def test_a_killed_run_resumes_with_the_same_losses(folder, tmp_path, run_config,
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     a, b = (torch.load(tmp_path / n / "state.pt", weights_only=True)["model"] for n in ("whole", "killed"))
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_two_processes_resume_the_run_of_one_and_share_its_lanes(folder, tmp_path, run_config):
+    cfg = run_config()
+    file = tmp_path / "run.toml"
+    tables = {name: {k: v for k, v in table.items() if v is not None} for name, table in dataclasses.asdict(cfg).items()}
+    file.write_text("\n".join(f"[{name}]\n" + "\n".join(f"{k} = {json.dumps(v)}" for k, v in table.items() if k != "valid")
+                              for name, table in tables.items()))
+
+    def two(out: Path) -> None:
+        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+                        "tidegate_training", "train", str(file), "--data", str(folder), "--out", str(out)],
+                       cwd=Path(__file__).parents[1], check=True, capture_output=True, timeout=300)
+
+    Trainer(cfg, folder, tmp_path / "one", "cpu").run()
+    Trainer(cfg, folder, tmp_path / "both", "cpu").run(until=4)
+    two(tmp_path / "both")
+    assert losses(tmp_path / "both") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    a, b = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("one", "both"))
+    assert a["step"] == b["step"] == 8
+    for x, y in zip(a["state"], b["state"], strict=True):
+        # The optimiser magnifies the differences of rounding; those between lanes are far greater.
+        torch.testing.assert_close(x, y, rtol=0.02, atol=0.02)
+        assert (x[0][0] - x[0][1]).abs().max() > 0.1
+
+
+def test_lanes_that_processes_cannot_share_are_refused(monkeypatch):
+    processes = Processes()
+    monkeypatch.setattr(processes, "size", 2)
+    with pytest.raises(ValueError, match="train.lanes: must be a multiple of the 2 processes, found 3"):
+        processes.share(3)
+    monkeypatch.setattr(processes, "rank", 1)
+    assert processes.share(4) == slice(2, 4)
+
+
+def test_rates_rise_in_a_line_and_fall_in_a_curve_or_a_line():
+    cfg = TrainConfig(steps=110, warmup=10, min_lr_ratio=0.1)
+    at = lambda step, decay: optim.schedule(step, dataclasses.replace(cfg, decay=decay))
+    for decay in ("cosine", "linear"):
+        assert [at(step, decay) for step in (0, 4, 10, 60, 110)] == pytest.approx([0.1, 0.5, 1.0, 0.55, 0.1])
+    assert at(35, "linear") == pytest.approx(0.775) and at(35, "cosine") > 0.86
+    with pytest.raises(ValueError, match="train.decay: must be one of cosine, linear, found 'step'"):
+        dataclasses.replace(cfg, decay="step")
+
+
+def test_a_bf16_run_evaluates_in_f32(folder, tmp_path, run_config):
+    trainer = Trainer(run_config(precision="bf16", carry_state=True), folder, tmp_path / "run", "cpu")
+    layers = trainer.model.model.layers
+    trainer.train_step()
+    assert all(layer.self_attn.products == torch.bfloat16 for layer in layers)
+    trainer.evaluate()
+    assert all(layer.self_attn.products is None for layer in layers)
 
 
 def test_a_run_killed_before_its_first_save_starts_again(folder, tmp_path, run_config):

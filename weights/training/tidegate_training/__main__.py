@@ -109,7 +109,10 @@ def execute(args: argparse.Namespace) -> None:
         from .train import Trainer
 
         trainer = Trainer(config.load(args.config, args.set), args.data, run_folder(args.out), args.device)
-        print(json.dumps(trainer.run(), indent=2))
+        scores = trainer.run()
+        if not trainer.processes.first:
+            return
+        print(json.dumps(scores, indent=2))
         following("export", "--run", args.out, "--data", args.data, "--out", "FOLDER")
     elif args.command == "export":
         from .export import export_run

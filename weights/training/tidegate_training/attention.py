@@ -48,6 +48,7 @@ class Attention(nn.Module):
         self.register_parameter("sigma", None)
         self.register_buffer("random_matrices", None)
         self.draw: Tensor | None = None  # random matrices of this forward pass, if drawn from a pool
+        self.products: torch.dtype | None = None  # type in which RFA multiplies matrices, if not f32
         self.add_tensors(cfg)
         self.o_norm = RMSNorm(d, cfg.rms_norm_eps) if cfg.output_norm else None
         if cfg.conv_kernel:

@@ -94,6 +94,9 @@ def data(cfg: RunConfig, about: About) -> str:
     held = f"the last {cfg.data.held_out:.1%} of each" if cfg.data.held_out else ""
     validated = " and ".join(x for x in (checks, held) if x)
     found = f"Trained on {files}" + (f"; validated on {validated}." if validated else ".")
+    kinds = ", ".join(f"`{kind}`" for kind in dict.fromkeys(cfg.data.kind) if kind)
+    if kinds:
+        found += f"\n\nMost training texts begin with a line that names their kind, and a prompt may: {kinds}."
     if about.license:
         found += f"\n\nLicence of the weights: {', '.join(about.license)}."
     return found + (f"\n\n{read_text(about.data_notes).strip()}" if about.data_notes else "")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ATTENTIONS = ("rfa", "softmax", "hybrid")
 OPTIMIZERS = ("adamw", "muon")
+DECAYS = ("cosine", "linear")
 PRECISIONS = ("auto", "f32", "bf16")
 FEATURE_MAPS = ("gaussian", "arc_cosine", "elu", "favor")
 
@@ -117,6 +118,7 @@ class TrainConfig:
     lr: float = 3e-3
     muon_lr: float = 0.02
     min_lr_ratio: float = 0.1
+    decay: str = "cosine"
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
@@ -142,7 +144,7 @@ class TrainConfig:
         for key in ("warmup", "threads", "pool", "eval_tokens"):
             if getattr(self, key) < 0:
                 raise refuse(key, "0 or more")
-        for key, known in (("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
+        for key, known in (("optimizer", OPTIMIZERS), ("decay", DECAYS), ("precision", PRECISIONS)):
             if getattr(self, key) not in known:
                 raise refuse(key, f"one of {', '.join(known)}")
 
@@ -152,19 +154,31 @@ class DataConfig:
     """Text files with `<|endoftext|>` between documents; `repeat` copies of each in the training stream.
 
     `held_out`: the last share of each training file's characters, which validates as `held_out` instead of training.
+    `clean`, `kind`, `unmarked` and `cut` give the training texts their form (`texts.Form`).
     """
 
     train: list[str] = field(default_factory=list)
     repeat: list[int] = field(default_factory=list)
     valid: dict[str, str] = field(default_factory=dict)
     held_out: float = 0.0
+    clean: list[bool] = field(default_factory=list)
+    kind: list[str] = field(default_factory=list)
+    unmarked: list[float] = field(default_factory=list)
+    cut: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.held_out < 1.0:
             raise ValueError(f"data.held_out: must be at least 0 and below 1, found {self.held_out}")
-        if self.repeat and len(self.repeat) != len(self.train):
-            raise ValueError(f"data.repeat: must have a number for each of the {len(self.train)} texts of data.train, or none at "
-                             f"all, found {len(self.repeat)}")
+        for share in self.unmarked:
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"data.unmarked: must be from 0 to 1, found {share}")
+        for key in ("repeat", "clean", "kind", "unmarked"):
+            found = getattr(self, key)
+            if found and len(found) != len(self.train):
+                raise ValueError(f"data.{key}: must have an entry for each of the {len(self.train)} texts of data.train, or none "
+                                 f"at all, found {len(found)}")
+        if self.cut and not (len(self.cut) == 2 and 1 <= self.cut[0] <= self.cut[1]):
+            raise ValueError(f"data.cut: must be the fewest and the most characters of a document, found {self.cut}")
 
 
 @dataclass(frozen=True)

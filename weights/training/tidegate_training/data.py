@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from .config import RunConfig
 from .files import read_text, read_tokenizer
+from .texts import Form
 
 EOT = "<|endoftext|>"
 EOT_ID = 0
@@ -90,11 +91,12 @@ def texts_of(path: str) -> list[str]:
 
 
 def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_size: int, seed: int, out: Path,
-            held_out: float = 0.0, exact: bool = True) -> dict:
+            held_out: float = 0.0, exact: bool = True, form: Form = Form()) -> dict:
     """Writes `tokenizer.json`, `train.bin`, `valid_<name>.bin` (uint16) and `data.json` into `out`; returns the latter.
 
     held_out: the last share of each training text validates; `train_<n>.txt` and `held_out.txt` are the two parts.
     exact: whether a text that gives fewer than `vocab_size` tokens is refused. A `tokenizer.json` in `out` is kept.
+    form: of the training texts
     """
     if not train:
         raise ValueError("data.train: must name at least one text file")
@@ -112,9 +114,12 @@ def prepare(train: list[str], repeat: list[int], valid: dict[str, str], vocab_si
             Path(name).write_text(text, encoding="utf-8", newline="")
         texts = {file: texts_of(file) for file in train}
         checked["held_out"] = texts_of(str(out / "held_out.txt"))
-    tok = vocabulary([d for file in train for d in texts[file]], vocab_size, out / "tokenizer.json", exact)
-    docs = [d for file, copies in zip(train, repeat or [1] * len(train), strict=True) for _ in range(copies) for d in texts[file]]
-    order = np.random.default_rng(seed).permutation(len(docs))
+    rng = np.random.default_rng(seed)
+    formed = [[form.apply(i, texts[file], rng) for _ in range(copies)]
+              for i, (file, copies) in enumerate(zip(train, repeat or [1] * len(train), strict=True))]
+    tok = vocabulary([d for copies in formed for d in copies[0]], vocab_size, out / "tokenizer.json", exact)
+    docs = [d for copies in formed for copy in copies for d in copy]
+    order = rng.permutation(len(docs))
     stream = encode(tok, docs, order)
     stream.tofile(out / "train.bin")
     info = {"train_tokens": int(stream.size), "train_bytes": sum(len(d.encode()) for d in docs), "valid": {}}
@@ -145,7 +150,7 @@ def prepare_run(run: RunConfig, texts: Path, out: Path, exact: bool = True) -> d
     """`prepare` for the files of `[data]`, which are relative to `texts`."""
     given, at = run.data, lambda name: str(texts / name)
     return prepare([at(f) for f in given.train], given.repeat, {k: at(f) for k, f in given.valid.items()}, run.model.vocab_size,
-                   run.train.seed, out, given.held_out, exact)
+                   run.train.seed, out, given.held_out, exact, Form(given.clean, given.kind, given.unmarked, given.cut))
 
 
 def positions(starts: np.ndarray, before: np.ndarray) -> np.ndarray:

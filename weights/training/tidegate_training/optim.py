@@ -11,11 +11,12 @@ from .model import Decoder
 
 
 def schedule(step: int, cfg: TrainConfig) -> float:
-    """Linear warm-up, then a cosine from 1 to `min_lr_ratio`; the factor for every learning rate."""
+    """Linear warm-up, then a cosine or a line from 1 to `min_lr_ratio`; the factor for every learning rate."""
     if step < cfg.warmup:
         return (step + 1) / cfg.warmup
     p = min(1.0, (step - cfg.warmup) / max(1, cfg.steps - cfg.warmup))
-    return cfg.min_lr_ratio + (1 - cfg.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * p))
+    left = 1 - p if cfg.decay == "linear" else 0.5 * (1 + math.cos(math.pi * p))
+    return cfg.min_lr_ratio + (1 - cfg.min_lr_ratio) * left
 
 
 def build(model: Decoder, cfg: TrainConfig) -> list[torch.optim.Optimizer]:

@@ -116,6 +116,7 @@ def scan(
     starts: Tensor | None = None,
     entering: Tensor | None = None,
     maxima: Tensor | None = None,
+    products: torch.dtype | None = None,
 ):
     """The recurrence as matrix products over chunks, not yet normalised.
 
@@ -126,11 +127,13 @@ def scan(
     entering: bool (batch, time), false if this step has no key; None if all have one
     maxima: (batch, heads, time), the maximum that each key's features are relative to, or None; then the state has a third part,
     the greatest of its keys' (batch, heads), of any value while c is 0
+    products: the type in which matrices are multiplied, if another than theirs; weights and sums keep theirs
     -> phi_q S (batch, heads, time, head_dim), phi_q . z and c (batch, heads, time), and the state after the last token
     """
     b, h, t, f = phi_q.shape
     n = -(-t // chunk)
     pad = n * chunk - t
+    product = lambda x, y: torch.matmul(x.to(products or x.dtype), y.to(products or y.dtype)).to(v.dtype)
     v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     if entering is None:
         entering = torch.ones(1, t, dtype=torch.bool, device=v.device)
@@ -150,11 +153,11 @@ def scan(
         sums, last = relative(counted, split(F.pad(maxima, (0, pad))), last, reach)
     (m, carry, tail), (m_c, carry_c, tail_c) = sums, counted
 
-    out = torch.matmul(torch.matmul(phi_q, phi_k.transpose(-1, -2)) * m, v)
+    out = product(product(phi_q, phi_k.transpose(-1, -2)) * m, v)
     c_all = m_c.detach().sum(-1).expand(b, h, n, chunk)
     after = None
     if state is not None or n > 1:
-        add = torch.matmul(phi_k.transpose(-1, -2), v * tail.unsqueeze(-1))
+        add = product(phi_k.transpose(-1, -2), v * tail.unsqueeze(-1))
         add_c = tail_c.sum(-1)
         s, c = state[:2] if state is not None else (v.new_zeros(b, h, f, v.shape[-1]), v.new_zeros(b, h))
         before_s, before_c = [], []
@@ -163,7 +166,7 @@ def scan(
             before_c.append(c)
             s = carry[:, :, j, -1, None, None] * s + add[:, :, j]
             c = carry_c[:, :, j, -1] * c + add_c[:, :, j]
-        out = out + torch.matmul(phi_q, torch.stack(before_s, dim=2)) * carry.unsqueeze(-1)
+        out = out + product(phi_q, torch.stack(before_s, dim=2)) * carry.unsqueeze(-1)
         c_all = c_all + (carry_c * torch.stack(before_c, dim=2).unsqueeze(-1)).detach()
         after = None if state is None else (s, c) if last is None else (s, c, last)
     join = lambda x: x.reshape(b, h, n * chunk, *x.shape[4:])[:, :, :t]
@@ -171,9 +174,9 @@ def scan(
 
 
 def chunked(phi_q: Tensor, phi_k: Tensor, v: Tensor, a: Tensor | None, state: tuple[Tensor, ...] | None, eps: float,
-            chunk: int = 64, starts: Tensor | None = None, maxima: Tensor | None = None):
+            chunk: int = 64, starts: Tensor | None = None, maxima: Tensor | None = None, products: torch.dtype | None = None):
     """`scan`, normalised: h (batch, heads, time, head_dim), and the state after the last token."""
-    num, den, c, after = scan(phi_q, phi_k, v, a, state, chunk, starts, maxima=maxima)
+    num, den, c, after = scan(phi_q, phi_k, v, a, state, chunk, starts, maxima=maxima, products=products)
     return normalise(num, den, c, eps), after
 
 
@@ -224,5 +227,5 @@ class RfaAttention(Attention):
             phi_q, phi_k = phi(features.unit(q), w), phi(features.unit(k), w)
         sums = None if state is None else (state.s, state.c) if maxima is None else (state.s, state.c, state.m)
         eps = cfg.denominator_eps if cfg.has_floor else 0.0
-        out, sums = chunked(phi_q, phi_k, v, a, sums, eps, chunk, starts, maxima)
+        out, sums = chunked(phi_q, phi_k, v, a, sums, eps, chunk, starts, maxima, self.products)
         return out, None if sums is None else RfaState(*sums[:2], m=sums[2] if maxima is not None else None)

@@ -21,6 +21,7 @@ from .features import draw_matrices
 from .files import need, read_json, read_state, read_tokenizer
 from .model import Decoder
 from .plot import plot_log
+from .processes import Processes
 
 
 class Diverged(RuntimeError):
@@ -59,6 +60,8 @@ class Trainer:
 
     def __init__(self, cfg: RunConfig, data: Path, out: Path, device: str):
         self.cfg, self.data, self.out, self.device = cfg, data, out, usable(device)
+        self.processes = Processes()
+        self.rows = self.processes.share(cfg.train.lanes)
         self.check_data()
         out.mkdir(parents=True, exist_ok=True)
         if cfg.train.threads:
@@ -69,7 +72,7 @@ class Trainer:
         self.model.to(device)
         self.optimizers = optim.build(self.model, cfg.train)
         self.fingerprint = fingerprint(data)
-        self.state = self.model.new_state(cfg.train.lanes, device)
+        self.state = self.model.new_state(self.rows.stop - self.rows.start, device)
         self.step = 0
         self.first_loss: float | None = None
         self.forward = torch.compile(self.model) if cfg.train.compile else self.model
@@ -83,10 +86,11 @@ class Trainer:
                 raise ValueError(f"train.pool: must be 0 for a mixer without random matrices, found {t.pool}")
             shape = (t.pool * h, m.proj_dim, m.head_dim)
             self.pool = draw_matrices(m.feature_map, shape, gen).view(t.pool, h, *shape[1:]).to(device)
-        (out / "state.tmp").unlink(missing_ok=True)
+        if self.processes.first:
+            (out / "state.tmp").unlink(missing_ok=True)
         if (out / "state.pt").exists():
             self.resume()
-        else:
+        elif self.processes.first:
             # A run killed before its first save left these lines; it repeats all of its steps.
             (out / "log.jsonl").unlink(missing_ok=True)
 
@@ -112,10 +116,13 @@ class Trainer:
 
     def save(self) -> None:
         """Writes to a temporary name and renames, so that a kill leaves the last complete file."""
+        state = [tuple(map(self.processes.join, s.tuple())) for s in self.state]
+        if not self.processes.first:
+            return
         blob = {
             "model": self.model.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
-            "state": [s.tuple() for s in self.state],
+            "state": state,
             "step": self.step,
             "first_loss": self.first_loss,
             "config": dataclasses.asdict(self.cfg),
@@ -138,11 +145,11 @@ class Trainer:
         self.model.load_state_dict(blob["model"])
         for o, s in zip(self.optimizers, blob["optimizers"]):
             o.load_state_dict(s)
-        self.state = self.model.state_from(blob["state"])
+        self.state = self.model.state_from([tuple(None if x is None else x[self.rows] for x in s) for s in blob["state"]])
         self.step, self.first_loss = blob["step"], blob["first_loss"]
         # Lines past the checkpoint belong to steps that will be repeated.
         log = self.out / "log.jsonl"
-        if log.exists():
+        if log.exists() and self.processes.first:
             kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= self.step]
             log.write_text("".join(line + "\n" for line in kept))
 
@@ -154,9 +161,10 @@ class Trainer:
             heads = torch.arange(self.cfg.model.num_attention_heads)
             layer.self_attn.draw = self.pool[index.to(self.device), heads.to(self.device)]
 
-    def fixed_matrices(self) -> None:
+    def as_served(self) -> None:
+        """Sets the model up for evaluation: its fixed random matrices, f32 products."""
         for layer in self.model.model.layers:
-            layer.self_attn.draw = None
+            layer.self_attn.draw = layer.self_attn.products = None
 
     def train_step(self) -> tuple[float, float]:
         """Takes one optimiser step; returns the loss in nats per token and the gradient's norm."""
@@ -168,15 +176,17 @@ class Trainer:
             o.zero_grad(set_to_none=True)
         if t.pool:
             self.draw_matrices()
+        for layer in self.model.model.layers:
+            layer.self_attn.products = torch.bfloat16 if self.bf16 else None
         total, tokens = 0.0, t.lanes * t.segment
         for micro in range(t.accumulate):
             index = self.step * t.accumulate + micro
-            ids, targets, starts = self.lanes.step(index)
+            ids, targets, starts = (x[self.rows] for x in self.lanes.step(index))
             if not t.carry_state:
                 starts[:, 0] = True
             at = None
             if self.cfg.model.position_embedding == "rope":
-                at = torch.from_numpy(positions(starts, self.lanes.before(index))).to(self.device)
+                at = torch.from_numpy(positions(starts, self.lanes.before(index)[self.rows])).to(self.device)
             ids, targets, starts = (torch.from_numpy(x).to(self.device) for x in (ids, targets, starts))
             if not t.carry_state and not starts[:, 1:].any():
                 starts = None  # rows with one document need no masks
@@ -187,6 +197,9 @@ class Trainer:
             total += loss.item()
             if t.carry_state:
                 self.state = [s.detach() for s in state]
+        summed = torch.tensor([total], device=self.device)
+        self.processes.add([summed, *(p.grad for p in self.model.parameters() if p.grad is not None)])
+        total = summed.item() if self.processes.size > 1 else total
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), t.clip).item()
         if self.first_loss is None:
             self.first_loss = total
@@ -206,7 +219,7 @@ class Trainer:
         return total, norm
 
     def evaluate(self) -> dict[str, dict]:
-        self.fixed_matrices()
+        self.as_served()
         scores = {}
         for name, info in self.info["valid"].items():
             stream = np.fromfile(self.data / f"valid_{name}.bin", dtype=np.uint16)
@@ -215,14 +228,16 @@ class Trainer:
         return scores
 
     def run(self, until: int | None = None) -> dict:
-        """Trains to `until` (or the configured number of steps); returns the last validation scores."""
-        t = self.cfg.train
+        """Trains to `until` (or the configured number of steps); returns the last validation scores, none but in the first
+        process."""
+        t, first = self.cfg.train, self.processes.first
         last = min(t.steps, until or t.steps)
-        (self.out / "run.json").write_text(json.dumps(dataclasses.asdict(self.cfg), indent=2) + "\n")
+        if first:
+            (self.out / "run.json").write_text(json.dumps(dataclasses.asdict(self.cfg), indent=2) + "\n")
         scores: dict = {}
         smooth, clock, counted = None, time.monotonic(), 0
-        bar = tqdm(total=last, initial=self.step, unit="step", dynamic_ncols=True, mininterval=2.0, disable=None)
-        with open(self.out / "log.jsonl", "a", encoding="utf-8") as log:
+        bar = tqdm(total=last, initial=self.step, unit="step", dynamic_ncols=True, mininterval=2.0, disable=None if first else True)
+        with open(self.out / "log.jsonl" if first else os.devnull, "a", encoding="utf-8") as log:
             while self.step < last:
                 before = time.monotonic()
                 loss, norm = self.train_step()
@@ -232,13 +247,14 @@ class Trainer:
                 bar.set_postfix(loss=f"{smooth:.4f}", tok_s=f"{counted / (time.monotonic() - clock):.0f}")
                 line = {"step": self.step, "tokens": self.step * t.lanes * t.segment * t.accumulate, "loss": loss, "grad_norm": norm,
                         "seconds": round(time.monotonic() - before, 5)}
-                if self.step % t.eval_every == 0 or self.step == t.steps:
+                if first and (self.step % t.eval_every == 0 or self.step == t.steps):
                     scores = line["valid"] = self.evaluate()
                     tqdm.write(f"step {self.step}: " + ", ".join(f"{k} {v['nats']:.4f} nats {v['bits_per_byte']:.4f} bits/byte" for k, v in scores.items()))
                 log.write(json.dumps(line) + "\n")
                 log.flush()
                 if self.step % t.save_every == 0 or self.step == last:
                     self.save()
-                    plot_log(self.out / "log.jsonl", self.out / "loss.png")
+                    if first:
+                        plot_log(self.out / "log.jsonl", self.out / "loss.png")
         bar.close()
         return scores

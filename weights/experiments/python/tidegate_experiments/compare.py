@@ -177,7 +177,7 @@ class ComparedTrainer(Trainer):
     MAY_DIFFER = ("threads",)
 
     def evaluate(self) -> dict[str, dict]:
-        self.fixed_matrices()
+        self.as_served()
         validation, limit = Validation(self.cfg, self.data), self.cfg.train.eval_tokens
         score = validation.carried(self.model, limit, lanes=4) if self.cfg.train.carry_state else validation.blocks(self.model, limit)
         return {self.cfg.compare.valid: dataclasses.asdict(score)}
@@ -190,7 +190,7 @@ def run_one(base: CompareRun, mixer: str, seed: int, data: Path, out: Path, thre
     validation, limit = Validation(cfg, data), cfg.compare.eval_tokens
     trainer = ComparedTrainer(cfg, data, work, "cpu")
     trainer.run()
-    trainer.fixed_matrices()
+    trainer.as_served()
     write_folder(trainer.model, data / "tokenizer.json", out / "checkpoints" / name, "f32")
     log = [json.loads(line) for line in (work / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     result = {
