@@ -6,6 +6,7 @@
 //! crosses lanes.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::element::Plain;
@@ -30,12 +31,12 @@ struct Line([u8; 64]);
 impl Lines {
     /// `len` zero bytes.
     pub(crate) fn zeroed(len: usize) -> Self {
-        // SAFETY: zeros are valid lines. Zeroed memory from the system has no pages yet, so the advice below comes
-        // before the first write.
-        let lines = unsafe { Box::new_zeroed_slice(len.div_ceil(64)).assume_init() };
-        let mut lines = Self { lines, len };
-        super::advise_huge(lines.bytes_mut());
-        lines
+        let mut lines = Box::new_uninit_slice(len.div_ceil(64));
+        // Before the first write, which gives memory its pages. Zeroed memory of this alignment has been written to.
+        super::advise_huge(&mut lines);
+        lines.fill(MaybeUninit::new(Line([0; 64])));
+        // SAFETY: all lines were written above.
+        Self { lines: unsafe { lines.assume_init() }, len }
     }
 
     /// The bytes.

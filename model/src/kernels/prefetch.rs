@@ -14,6 +14,27 @@ pub(crate) fn prefetch<T>(at: *const T) {
     let _ = at;
 }
 
+/// Whether asking ahead makes a stream faster that uses each number once. On AMD's processors (Zen 5) it does. On Intel's
+/// (Sapphire Rapids) the requests take the place of the hardware's own: a thread then reads f16 weights at 7 GB/s instead
+/// of 11. Quantised weights, of which each byte is more work, are read as fast either way.
+#[inline]
+pub(crate) fn helps_streams() -> bool {
+    static INTEL: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    !*INTEL.get_or_init(is_intel)
+}
+
+/// Whether the processor is Intel's.
+#[cfg(target_arch = "x86_64")]
+fn is_intel() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_intel() -> bool {
+    false
+}
+
 /// A stretch of weights that is prefetched bit by bit while others are in use, where the hardware's own prefetching
 /// comes too late.
 #[derive(Clone, Copy)]

@@ -6,17 +6,20 @@ use std::ops::Range;
 use super::product::Product;
 use crate::kernels::element::Element;
 use crate::kernels::panels::{self, GROUP, Output, PANEL};
-use crate::kernels::prefetch::{LINE, prefetch};
+use crate::kernels::prefetch::{LINE, helps_streams, prefetch};
 use crate::kernels::vector::Vector;
 
 /// Bytes by which first uses of weights are prefetched ahead: the hardware's own prefetching is late at the start of
 /// every panel, and stops at the end of a page.
 const AHEAD: usize = 8 << 10;
 
+/// Most rows of a tile.
+const MOST: usize = 6;
+
 /// `M` rows of `x` against `R` registers of one panel.
 ///
 /// x: the first row; w: the panel's first column at the first of these lanes; width: elements from column to column;
-/// first: whether this is the first use of these weights.
+/// ask: whether these weights are asked for ahead.
 ///
 /// # Safety
 /// The machine has the set of `V`; `M` rows of `k` are readable at `x`, and `k` columns at `w`.
@@ -26,14 +29,14 @@ unsafe fn tile<V: Vector, W: Element, const M: usize, const R: usize>(
     w: *const W,
     k: usize,
     width: usize,
-    first: bool,
+    ask: bool,
 ) -> [[V; R]; M] {
     // SAFETY: pointers stay inside rows of k and columns of `width`, by the caller's promise.
     unsafe {
         let mut sums = [[V::splat(0.0); R]; M];
         for i in 0..k {
             let column = w.add(i * width);
-            if first {
+            if ask {
                 for line in (0..R * V::LANES * size_of::<W>()).step_by(LINE) {
                     prefetch(column.wrapping_byte_add(AHEAD + line));
                 }
@@ -87,14 +90,18 @@ unsafe fn strip<V: Vector, W: Element, const R: usize>(
     columns: &Range<usize>,
 ) {
     let (mut row, k) = (product.rows.start, product.k);
+    // More rows than a tile use the weights again: then there is time to ask for them.
+    let mut ask = product.rows.len() > MOST || helps_streams();
     macro_rules! rows {
         ($m:literal) => {{
             // SAFETY: that many rows remain from `row` on.
             unsafe {
-                let sums = tile::<V, W, $m, R>(product.x[row * k..].as_ptr(), w, k, width, row == product.rows.start);
+                let sums = tile::<V, W, $m, R>(product.x[row * k..].as_ptr(), w, k, width, ask);
                 write(&sums, product.out, row, columns.clone());
             }
             row += $m;
+            // The first use has brought them.
+            ask = false;
         }};
     }
     // Six rows by four registers of AVX-512 are 24 sums, which with the weights fill the 32 registers.
