@@ -221,8 +221,8 @@ fn serve<B: Backend + 'static>(
     let rules = TextRules { vocabulary: Arc::clone(tokenizer.vocabulary()), eos: Arc::clone(tokenizer.eos()), encode };
     let (vocabulary, eos) = (tokenizer.vocabulary(), tokenizer.eos());
     let grammars = Arc::new(match &options.grammar_helper {
-        Some(helper) => Grammars::with_helper(vocabulary, eos, helper.clone())?,
-        None => Grammars::new(vocabulary, eos)?,
+        Some(helper) => Grammars::with_helper(vocabulary, eos, &rules.encode, helper.clone())?,
+        None => Grammars::new(vocabulary, eos, &rules.encode)?,
     });
     let weights = resident_weights(folder, &decoder);
     let (engine, thread) = spawn(ModelRunner::new(decoder, pool), rules, options.engine)?;

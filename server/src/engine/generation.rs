@@ -157,8 +157,14 @@ impl Generation {
         Ok(())
     }
 
-    /// Accepts the token that a device has sampled as planned.
-    pub(super) fn accept_planned(&mut self, token: u32) -> Choice {
+    /// The token that the grammar forces next, if it is known without a step of the model: sampling would choose it
+    /// whatever the logits are. `None` where its log probability is wanted.
+    pub(super) fn next_forced(&mut self) -> Option<u32> {
+        if self.logprobs.is_some() { None } else { self.guide.as_mut()?.next_forced() }
+    }
+
+    /// Accepts a token that is known: a device has sampled it as planned, or the grammar forces it.
+    pub(super) fn accept_known(&mut self, token: u32) -> Choice {
         self.sampler.take(token);
         Choice::without_logprobs(token)
     }

@@ -14,13 +14,15 @@ pub(super) struct Guide {
     /// `None` until the first mask.
     constraint: Option<Box<dyn Constraint>>,
     allowed: TokenSet,
+    /// Whether the last token was the only one that was allowed.
+    was_forced: bool,
     /// Whether `allowed` is valid for the next token, or why it could not be computed; `None` if it is not computed yet.
     mask: Option<Result<(), SequenceError>>,
 }
 
 impl Guide {
     pub(super) fn new(grammar: Arc<dyn Grammar>, vocab_size: usize) -> Self {
-        Self { grammar, constraint: None, allowed: TokenSet::new(vocab_size), mask: None }
+        Self { grammar, constraint: None, allowed: TokenSet::new(vocab_size), was_forced: false, mask: None }
     }
 
     /// Computes the mask of the next token, which depends only on the tokens before it. [`Self::allowed`] reports errors.
@@ -43,6 +45,21 @@ impl Guide {
         Ok(&self.allowed)
     }
 
+    /// The token that must come next, if the one before it had to come too: computes the mask then. After any other token
+    /// the mask is computed during the model's step.
+    pub(super) fn next_forced(&mut self) -> Option<u32> {
+        if self.was_forced {
+            self.compute_mask();
+        }
+        self.forced()
+    }
+
+    /// The only token that may come next, if the mask is computed and allows just one.
+    fn forced(&self) -> Option<u32> {
+        self.mask.as_ref()?.as_ref().ok()?;
+        self.allowed.only()
+    }
+
     /// Whether the last mask allows `token`.
     pub(super) fn allows(&self, token: u32) -> bool {
         self.allowed.contains(token)
@@ -53,6 +70,7 @@ impl Guide {
     /// # Errors
     /// The grammar does not allow the token.
     pub(super) fn accept(&mut self, token: u32) -> Result<bool, SequenceError> {
+        self.was_forced = self.forced() == Some(token);
         self.mask = None;
         let constraint = self.constraint.as_mut();
         let constraint = constraint.ok_or_else(|| SequenceError::internal("grammar: its mask was not computed"))?;

@@ -12,8 +12,8 @@ use super::sequence::{Phase, Sequence};
 use crate::session::{History, Snapshot};
 
 impl Sequence {
-    /// Lets the model read the next piece of the prompt, and returns its length: a source as a whole, since each of its
-    /// tokens is encoded in view of all others, a text in chunks of at most `limit` tokens.
+    /// Lets the model read the next piece of what is read in chunks, and returns its length: a source as a whole, since
+    /// each of its tokens is encoded in view of all others, other tokens at most `limit` at a time.
     ///
     /// # Errors
     /// The model failed.
@@ -39,6 +39,7 @@ impl Sequence {
                 self.advance(next, length);
                 Ok(length)
             }
+            Phase::ReadForced { .. } => self.read_forced(model, slot, limit),
             Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::Decode { .. } => Ok(0),
         }
     }

@@ -236,13 +236,13 @@ impl<M: LanguageModel> Worker<M> {
         self.scheduler.chunk_was_read(slot);
     }
 
-    /// Reads at most `limit` tokens of a prompt, or its source, and returns how many; `None` if that was the end of the prompt
-    /// or of the request. The prompt's last token, or after a source the text's first, is left for the decode step, which
+    /// Reads at most `limit` tokens of a prompt or of what a grammar has forced, or a source, and returns how many; `None`
+    /// if that was the end of it or of the request. The prompt's last token, or after a source the text's first, is left for the decode step, which
     /// samples the next one.
     fn read_piece(&mut self, slot: usize, limit: usize) -> Option<usize> {
         let sequence = self.scheduler.sequence_mut(slot)?;
         let (model, tenant, began) = (&mut self.model, sequence.client.tenant, Instant::now());
-        let is_source = sequence.phase == Phase::ReadSource;
+        let (is_source, is_prompt) = (sequence.phase == Phase::ReadSource, !sequence.has_read_prompt());
         if is_source {
             self.shared.heartbeat.pause();
         }
@@ -256,16 +256,20 @@ impl<M: LanguageModel> Worker<M> {
                 return None;
             }
         };
-        let last = sequence.has_read_prompt();
+        let last = matches!(sequence.phase, Phase::Decode { .. });
         self.shares.use_chunk(tenant, length);
         if !is_source {
             self.costs.read(length, began.elapsed());
         }
-        add(&self.shared.counters.prompt_tokens, length);
         add(&self.shared.counters.passes, 1);
         self.scheduler.count(slot, length);
+        if is_prompt {
+            add(&self.shared.counters.prompt_tokens, length);
+        }
         if last {
-            self.scheduler.prompt_was_read(slot);
+            self.scheduler.last_chunk_was_read(slot);
+        }
+        if last && is_prompt {
             self.prompt_was_read(slot);
         }
         (!last).then_some(length)
@@ -295,7 +299,7 @@ impl<M: LanguageModel> Worker<M> {
                 for ((slot, logits), choice) in step.slots.iter().zip(step.logits()).zip(choices.drain(..)) {
                     match (choice, logits) {
                         (Some(choice), _) => self.accept(*slot, choice),
-                        (None, Some(logits)) => self.score_prompt(*slot, logits),
+                        (None, Some(logits)) => self.read_known(*slot, logits),
                         // The row's request has ended.
                         (None, None) => {}
                     }
@@ -309,9 +313,13 @@ impl<M: LanguageModel> Worker<M> {
         self.step = step;
     }
 
-    /// Scores a prompt by the logits of a step that has read one of its tokens.
-    fn score_prompt(&mut self, slot: usize, logits: &[f32]) {
+    /// Continues after a step that has read a token whose next one is known: a forced one, or one of a prompt, which the
+    /// logits score.
+    fn read_known(&mut self, slot: usize, logits: &[f32]) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        if sequence.has_read_prompt() {
+            return sequence.forced_were_read(1);
+        }
         match catch_panic(|| sequence.score_prompt(logits)) {
             Ok(()) => {
                 add(&self.shared.counters.prompt_tokens, 1);

@@ -27,7 +27,7 @@ pub(super) struct Scheduler {
     /// The snapshots that free slots still hold from their last requests: a conversation that continues from one need not
     /// be copied.
     resident: Vec<Weak<Snapshot>>,
-    /// Slots whose prompts are read in chunks.
+    /// Slots whose prompts or forced tokens are read in chunks.
     prefilling: PrefillOrder,
     /// What each tenant has of the slots, and the tokens that it has read and generated.
     pub(super) usage: Usage,
@@ -113,7 +113,19 @@ impl Scheduler {
             Phase::Decode { .. } => {}
             _ if awaits => sequence.phase = Phase::AwaitPrompt,
             Phase::ReadSource | Phase::Prefill { .. } => self.prefilling.add(sequence.client.tenant, slot),
-            Phase::AwaitPrompt | Phase::ScorePrompt { .. } => {}
+            Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::ReadForced { .. } => {}
+        }
+    }
+
+    /// Lets the tokens that a grammar has forced be read in a chunk, if that takes no more passes of the model than reading
+    /// one in each step with all other rows.
+    pub(super) fn read_forced(&mut self, slot: usize) {
+        let rows = self.used.len();
+        if let Some(sequence) = &mut self.slots[slot]
+            && sequence.unread.len() >= rows.max(1)
+        {
+            sequence.start_reading_forced();
+            self.prefilling.add(sequence.client.tenant, slot);
         }
     }
 
@@ -142,18 +154,18 @@ impl Scheduler {
         self.resident[slot] = Arc::downgrade(snapshot);
     }
 
-    /// The slot whose prompt is to be read next.
+    /// The slot in which the next chunk is to be read.
     pub(super) fn next_prefill(&self) -> Option<usize> {
         self.prefilling.next(|slot| !self.is_in_transfer(slot))
     }
 
-    /// Passes the turn to the next prompt.
+    /// Passes the turn to the next slot.
     pub(super) fn chunk_was_read(&mut self, slot: usize) {
         self.prefilling.chunk_was_read(slot);
     }
 
-    /// Notes that a prompt needs no more turns, and passes its turn to the next one.
-    pub(super) fn prompt_was_read(&mut self, slot: usize) {
+    /// Notes that a slot needs no more turns, and passes its turn to the next one.
+    pub(super) fn last_chunk_was_read(&mut self, slot: usize) {
         self.prefilling.chunk_was_read(slot);
         self.prefilling.remove(slot);
     }

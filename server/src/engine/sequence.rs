@@ -33,6 +33,8 @@ pub(super) enum Phase {
     Prefill { next: usize },
     /// Reads the input from token `next` on by decode steps, whose logits score the tokens that follow.
     ScorePrompt { next: usize },
+    /// Reads the unread tokens in a chunk; then `pending` is as in [`Self::Decode`].
+    ReadForced { pending: u32 },
     /// Generates. The pending token is the last of the text and not in the state yet; there is none if the input is empty
     /// or if the token has ended the text.
     Decode { pending: Option<u32> },
@@ -62,6 +64,9 @@ pub(super) struct Sequence {
     pub(super) phase: Phase,
     pub(super) prompt: Prompt,
     pub(super) position: Position,
+    /// Tokens of the answer before the pending one that the state has not read yet, since a grammar has forced those after
+    /// them.
+    pub(super) unread: Vec<u32>,
     pub(super) generation: Generation,
     pub(super) output: TextOutput,
     pub(super) kind: TextKind,
@@ -73,7 +78,7 @@ pub(super) struct Sequence {
 /// The outcome of [`Sequence::accept`].
 pub(super) struct Accepted {
     pub(super) ending: Option<Ending>,
-    /// If set, the slot's state, which does not have the token yet, must be kept as the point to roll back to. The text
+    /// If set, the state before the token, must be kept as the point to roll back to. The text
     /// that the token shows.
     pub(super) rollback: Option<String>,
 }
@@ -96,7 +101,7 @@ impl Sequence {
         let position = prompt.start.as_deref().map_or(Position::default(), Position::of);
         let phase = Phase::AwaitPrompt;
         let mut sequence =
-            Self { phase, prompt, position, generation, output, kind, snapshots, rollback: None, client };
+            Self { phase, prompt, position, unread: Vec::new(), generation, output, kind, snapshots, rollback: None, client };
         if kind == TextKind::Continuation && sequence.is_unsettled() {
             let start = sequence.prompt.start.as_deref();
             sequence.rollback = start.and_then(|start| Rollback::before(start, rules));
@@ -122,41 +127,49 @@ impl Sequence {
         }
     }
 
-    /// The tokens of the prompt that can be read between two decode steps: of the input without its last token, or the
-    /// source.
+    /// The tokens that can be read between two decode steps: of the input without its last token, of the source, or those
+    /// that a grammar has forced.
     pub(super) fn next_chunk(&self) -> usize {
         match self.phase {
             Phase::ReadSource => self.prompt.source.len(),
             Phase::Prefill { next } => (self.prompt.input.len() - 1 - next).min(PROMPT_CHUNK),
+            Phase::ReadForced { .. } => self.unread.len(),
             Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::Decode { .. } => 0,
         }
     }
 
     /// Whether the prompt has been read, without its last token.
     pub(super) fn has_read_prompt(&self) -> bool {
-        matches!(self.phase, Phase::Decode { .. })
+        matches!(self.phase, Phase::Decode { .. } | Phase::ReadForced { .. })
     }
 
-    /// Whether the prompt is read by decode steps, each of which scores the token after the one it reads.
-    pub(super) fn is_scoring(&self) -> bool {
-        matches!(self.phase, Phase::ScorePrompt { .. })
+    /// Whether a token is chosen after the next decode step that it takes part in: the step reads the last token of the
+    /// text.
+    pub(super) fn is_generating(&self) -> bool {
+        matches!(self.phase, Phase::Decode { .. }) && self.unread.is_empty()
     }
 
-    /// The token that the next decode step reads; `None` while the prompt is read or the reader is too far behind.
+    /// The token that the next decode step reads; `None` while chunks are read or the reader is too far behind.
     pub(super) fn next_token(&self) -> Option<u32> {
         match self.phase {
             Phase::ScorePrompt { next } => self.prompt.input.get(next).copied(),
-            Phase::Decode { pending } => pending.filter(|_| !self.client.events.is_full()),
-            Phase::AwaitPrompt | Phase::ReadSource | Phase::Prefill { .. } => None,
+            Phase::Decode { pending } => {
+                self.unread.first().copied().or(pending).filter(|_| !self.client.events.is_full())
+            }
+            Phase::AwaitPrompt | Phase::ReadSource | Phase::Prefill { .. } | Phase::ReadForced { .. } => None,
         }
     }
 
     /// The pending token.
     pub(super) fn pending(&self) -> Option<u32> {
-        if let Phase::Decode { pending } = self.phase { pending } else { None }
+        match self.phase {
+            Phase::Decode { pending } => pending,
+            Phase::ReadForced { pending } => Some(pending),
+            Phase::AwaitPrompt | Phase::ReadSource | Phase::Prefill { .. } | Phase::ScorePrompt { .. } => None,
+        }
     }
 
-    /// Adds the token sampled after the pending one, and its text.
+    /// Adds the token sampled after the pending one, which the state has read now, and its text.
     ///
     /// # Errors
     /// The text cannot follow its grammar any further.
@@ -169,6 +182,19 @@ impl Sequence {
         if let Some(read) = self.pending() {
             self.position.advance(&[read]);
         }
+        self.add(choice, rules, buffers)
+    }
+
+    /// Adds a token and its text.
+    ///
+    /// # Errors
+    /// The text cannot follow its grammar any further.
+    pub(super) fn add(
+        &mut self,
+        choice: Choice,
+        rules: &TextRules,
+        buffers: &mut TextBuffers,
+    ) -> Result<Accepted, SequenceError> {
         let Choice { token, logprobs } = choice;
         self.phase = Phase::Decode { pending: Some(token) };
         self.generation.generated += 1;

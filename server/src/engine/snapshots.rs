@@ -51,27 +51,34 @@ pub(super) fn at_end<M: LanguageModel>(
             let snapshot = snapshot(sequence, state, position, tokens, true);
             End::Complete(EndSnapshot { snapshot, is_in_slot: false, retokenized: Vec::new() })
         }
-        (Ending::Length | Ending::Interrupted, None) => needs_state(sequence, true),
+        (Ending::Length | Ending::Interrupted, None) => needs_state(model, slot, sequence, true)?,
         // The last token is a part of the text, and nothing is held back any more.
-        (Ending::Grammar, _) => needs_state(sequence, false),
+        (Ending::Grammar, _) => needs_state(model, slot, sequence, false)?,
         (Ending::Eos(_) | Ending::StopToken(_) | Ending::StopString, _) => {
             // The pending token has ended the text, and is no part of it.
             if let Some(token) = sequence.pending() {
                 sequence.phase = Phase::Decode { pending: None };
                 sequence.generation.sampler.take_back(token);
             }
-            needs_state(sequence, false)
+            needs_state(model, slot, sequence, false)?
         }
     })
 }
 
-fn needs_state(sequence: &Sequence, open: bool) -> End {
+/// Lets the state catch up with the text.
+fn needs_state<M: LanguageModel>(
+    model: &mut M,
+    slot: usize,
+    sequence: &mut Sequence,
+    open: bool,
+) -> Result<End, ModelError> {
+    sequence.read_forced(model, slot, usize::MAX)?;
     // A slot that has read nothing has no state.
-    if sequence.position.read == 0 {
+    Ok(if sequence.position.read == 0 {
         End::Complete(of_slot(Vec::new(), sequence, open))
     } else {
         End::NeedsState { open }
-    }
+    })
 }
 
 /// The snapshot of a slot that holds `state`, with the pending token, if there is one.

@@ -30,6 +30,8 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// Those of them that a grammar forced, and that were taken without a decode step.
+    pub forced_tokens: u64,
     /// Requests that finished.
     pub finished: u64,
     /// Requests ended by an error, a panic or a stalled reader.
@@ -59,6 +61,7 @@ pub(super) struct Counters {
     rows_waited: AtomicU64,
     pub(super) prompt_tokens: AtomicU64,
     pub(super) generated_tokens: AtomicU64,
+    pub(super) forced_tokens: AtomicU64,
     pub(super) finished: AtomicU64,
     pub(super) failed: AtomicU64,
     pub(super) cancelled: AtomicU64,
@@ -103,6 +106,7 @@ impl Counters {
             rows_waited: self.rows_waited.load(Relaxed),
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             generated_tokens: self.generated_tokens.load(Relaxed),
+            forced_tokens: self.forced_tokens.load(Relaxed),
             finished: self.finished.load(Relaxed),
             failed: self.failed.load(Relaxed),
             cancelled: self.cancelled.load(Relaxed),

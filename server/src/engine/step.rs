@@ -35,7 +35,7 @@ pub(super) struct Step {
     /// (rows with logits, vocab)
     logits: Vec<f32>,
     vocab: usize,
-    /// Each row's token; `None` for a row that reads its prompt.
+    /// Each row's token; `None` for a row that reads its prompt or tokens that its grammar has forced.
     pub(super) choices: Vec<Option<Result<Choice, SequenceError>>>,
 }
 
@@ -107,7 +107,7 @@ impl Step {
             let logits = if *sampled == Sampled::Logits { logits.next() } else { None };
             Some(Sampling { sequence: sequence?, sampled: *sampled, logits, choice })
         });
-        let mut rows = rows.filter(|row| row.choice.is_none() && !row.sequence.is_scoring());
+        let mut rows = rows.filter(|row| row.choice.is_none() && row.sequence.is_generating());
         if !many {
             return rows.for_each(|row| row.sample(rules));
         }
@@ -140,7 +140,7 @@ fn plan_rows(
     rules: &TextRules,
 ) {
     for (i, (sequence, choice)) in scheduler.sequences(slots).zip(choices).enumerate() {
-        if let Some(sequence) = sequence.filter(|sequence| !sequence.is_scoring())
+        if let Some(sequence) = sequence.filter(|sequence| sequence.is_generating())
             && let Err(error) = catch_panic(|| sequence.generation.plan(plans, &rules.eos))
         {
             *choice = Some(Err(error));
@@ -161,7 +161,7 @@ impl Sampling<'_> {
     fn sample(self, rules: &TextRules) {
         let generation = &mut self.sequence.generation;
         *self.choice = Some(catch_panic(|| match (self.sampled, self.logits) {
-            (Sampled::Token(token), _) => Ok(generation.accept_planned(token)),
+            (Sampled::Token(token), _) => Ok(generation.accept_known(token)),
             (Sampled::Nothing { possible }, _) => {
                 generation.end_by_grammar(possible, &rules.eos).map(Choice::without_logprobs)
             }

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::text::Vocabulary;
-
-/// From a piece of text to its tokens.
-pub type Encode = Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
+use crate::text::{Encode, Vocabulary};
 
 /// What the engine knows about text.
 pub struct TextRules {

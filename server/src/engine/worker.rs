@@ -147,17 +147,39 @@ impl<M: LanguageModel> Worker<M> {
         }
     }
 
-    /// Accepts the token of a row; a panic here ends that row alone.
+    /// Accepts the token of a row, and those that a grammar forces after it; a panic here ends that row alone.
     pub(super) fn accept(&mut self, slot: usize, choice: Result<Choice, SequenceError>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let (rules, buffers) = (&self.rules, &mut self.buffers);
-        match catch_panic(|| sequence.accept(choice?, rules, buffers)) {
-            Ok(Accepted { ending, rollback }) => {
-                add(&self.shared.counters.generated_tokens, 1);
-                match rollback {
-                    Some(shown) => self.export(slot, Purpose::Rollback(shown, ending)),
-                    None => self.continue_text(slot, ending),
+        let (rules, buffers, counters) = (&self.rules, &mut self.buffers, &self.shared.counters);
+        let mut accepted = catch_panic(|| sequence.accept(choice?, rules, buffers).map(Some));
+        loop {
+            match accepted {
+                Ok(None) => break,
+                Ok(Some(Accepted { ending: None, rollback: None })) => add(&counters.generated_tokens, 1),
+                Ok(Some(Accepted { ending, rollback })) => {
+                    add(&counters.generated_tokens, 1);
+                    return match rollback {
+                        Some(shown) => self.export_before_pending(slot, Purpose::Rollback(shown, ending)),
+                        None => self.continue_text(slot, ending),
+                    };
                 }
+                Err(error) => return self.fail(slot, &error),
+            }
+            accepted = catch_panic(|| sequence.take_forced(rules, buffers));
+            add(&counters.forced_tokens, usize::from(matches!(accepted, Ok(Some(_)))));
+        }
+        self.scheduler.read_forced(slot);
+        self.continue_text(slot, None);
+    }
+
+    /// Exports the state before the pending token.
+    fn export_before_pending(&mut self, slot: usize, purpose: Purpose) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        let model = &mut self.model;
+        match catch_panic(|| sequence.read_forced(model, slot, usize::MAX)) {
+            Ok(count) => {
+                self.scheduler.count(slot, count);
+                self.export(slot, purpose);
             }
             Err(error) => self.fail(slot, &error),
         }

@@ -159,6 +159,8 @@ fn engine(registry: &mut Registry, stats: &Stats, queue: usize) {
     counter(registry, "prompt_tokens_computed", help, stats.prompt_tokens);
     let help = "Tokens generated, including those of failed and cancelled texts";
     counter(registry, "generation_tokens", help, stats.generated_tokens);
+    let help = "Tokens generated that a grammar left no choice of, taken without a decode step";
+    counter(registry, "generation_tokens_forced", help, stats.forced_tokens);
     let bounds = ROWS_BOUNDS.iter().map(|rows| *rows as f64).chain([f64::INFINITY]);
     let buckets = bounds.zip(stats.steps_by_rows).collect();
     let help = "Rows per decode step: texts that advance together";

@@ -1,6 +1,11 @@
 //! What a kind of tokenizer provides: the ids of texts, and the names of tokens.
 
+use std::sync::Arc;
+
 use super::error::TextError;
+
+/// From a piece of text to its tokens.
+pub type Encode = Arc<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
 
 /// How far a text is encoded.
 pub struct Pace<'a> {

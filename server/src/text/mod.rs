@@ -25,7 +25,7 @@ pub use byte_pairs::BytePairs;
 pub use chat::{After, ChatError, ChatTemplate, Message, TemplateInput};
 pub use detokenizer::Detokenizer;
 pub use diff::{Edit, MAX_DIFF_WORDS, TooDifferent, diff};
-pub use encoder::Pace;
+pub use encoder::{Encode, Pace};
 pub use error::TextError;
 pub use grammar::{
     Call, Calls, CompiledGrammar, GrammarError, GrammarMatcher, GrammarSpec, Grammars, HelperCommand, Instead,

@@ -66,7 +66,7 @@ pub(crate) fn served(engine: EngineHandle) -> Served {
         limits: Limits { vocab_size: 256, max_prompt_tokens: 1000, max_tokens: 100_000, sources: None },
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         template: None,
-        grammars: Arc::new(Grammars::new(&rules().vocabulary, &rules().eos).unwrap()),
+        grammars: Arc::new(Grammars::new(&rules().vocabulary, &rules().eos, &rules().encode).unwrap()),
         codec: Arc::new(codec()),
         state_bytes: 4,
         memory: ModelMemory::default(),

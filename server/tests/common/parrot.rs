@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidegate_model::{LanguageModel, ModelError};
 use tidegate_server::engine::{EngineOptions, Limits, TextRules, spawn};
-use tidegate_server::text::{ChatTemplate, Grammars, Tokenizer};
+use tidegate_server::text::{ChatTemplate, Encode, Grammars, Tokenizer};
 use tidegate_server::{ApiOptions, AppState, Served};
 
 use super::{checkpoint, served};
@@ -42,7 +42,11 @@ impl LanguageModel for Parrot {
         Ok(())
     }
 
-    fn prefill(&mut self, _: &[u32], _: usize) -> Result<(), ModelError> {
+    fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<(), ModelError> {
+        // A prompt, or tokens of the answer that a grammar has forced.
+        if self.generated[slot] > 0 {
+            self.generated[slot] += ids.len();
+        }
         Ok(())
     }
 
@@ -60,21 +64,25 @@ impl LanguageModel for Parrot {
 
 /// A server whose model generates `text` and then ends, with the chat template `template`.
 pub(crate) fn parrot(text: &str, template: &str, folder: &Path) -> AppState {
-    let tokenizer = Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap();
+    let tokenizer = Arc::new(Tokenizer::load(&checkpoint(), VOCABULARY, &[]).unwrap());
+    let encode: Encode = {
+        let tokenizer = Arc::clone(&tokenizer);
+        Arc::new(move |text| tokenizer.encode_more(text).unwrap())
+    };
     std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
     let model = Parrot { text: tokenizer.encode_more(text).unwrap(), generated: vec![0; 4] };
     let rules = TextRules {
         vocabulary: Arc::clone(tokenizer.vocabulary()),
         eos: Arc::clone(tokenizer.eos()),
-        encode: Arc::new(|_| Vec::new()),
+        encode: Arc::clone(&encode),
     };
     let (engine, _thread) = spawn(model, rules, EngineOptions::default()).unwrap();
     let state = AppState::new(ApiOptions::default());
     state.serve(Served {
         limits: Limits { vocab_size: VOCABULARY, max_prompt_tokens: 10_000, max_tokens: 10_000, sources: None },
-        grammars: Arc::new(Grammars::new(tokenizer.vocabulary(), tokenizer.eos()).unwrap()),
+        grammars: Arc::new(Grammars::new(tokenizer.vocabulary(), tokenizer.eos(), &encode).unwrap()),
         template: ChatTemplate::load(folder).unwrap().map(Arc::new),
-        tokenizer: Arc::new(tokenizer),
+        tokenizer,
         ..served(engine)
     });
     state

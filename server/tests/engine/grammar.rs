@@ -17,7 +17,7 @@ use tidegate_server::session::{Answer, Snapshot};
 
 /// The allowed tokens of each step; the text is complete after the last.
 #[derive(Clone, Debug, Default)]
-struct Script {
+pub(super) struct Script {
     steps: Vec<Vec<u32>>,
     /// The calls that go wrong.
     faults: Vec<Fault>,
@@ -82,11 +82,11 @@ impl Constraint for Text {
     }
 }
 
-fn script(steps: &[&[u32]]) -> Script {
+pub(super) fn script(steps: &[&[u32]]) -> Script {
     Script { steps: steps.iter().map(|step| step.to_vec()).collect(), ..Script::default() }
 }
 
-fn following(script: Script, parameters: RequestParameters) -> RequestParameters {
+pub(super) fn following(script: Script, parameters: RequestParameters) -> RequestParameters {
     RequestParameters { grammar: Some(Arc::new(script)), ..parameters }
 }
 
@@ -223,7 +223,7 @@ fn masks_are_computed_while_the_model_steps() {
         step.meet();
         missed.missed.fetch_add(usize::from(step.met.load(SeqCst) == before), SeqCst);
     }));
-    let script = Script { rendezvous: Some(Arc::clone(&rendezvous)), ..script(&[&[5], &[6], &[7]]) };
+    let script = Script { rendezvous: Some(Arc::clone(&rendezvous)), ..script(&[&[5, 9], &[6, 9], &[7, 9]]) };
     assert_eq!(run(&engine, following(script, greedy(&[1], 9))).ids, [5, 6, 7]);
     assert_eq!((rendezvous.mask.met.load(SeqCst), rendezvous.missed.load(SeqCst)), (3, 0));
 }

@@ -7,6 +7,7 @@ mod batch;
 mod chat_templates;
 mod ends;
 mod fairness;
+mod forced;
 mod fuzz;
 mod grammar;
 mod grammars;

@@ -1,16 +1,16 @@
 //! Compiles checked grammars with llguidance, and shortens its error messages.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::panic_utils::catch_unwind;
-use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{JsonCompileOptions, ParserFactory, TokenParser};
 use serde_json::{Value, json};
 
 use super::calls::{Calls, Instead};
 use super::spec::{GrammarError, GrammarSpec};
+use super::tokens::Tokens;
+use crate::text::encoder::Encode;
 use crate::text::vocabulary::Vocabulary;
 
 /// Longest compiler message in an error, in characters.
@@ -40,8 +40,8 @@ pub(super) fn compile(factory: &ParserFactory, spec: GrammarSpec) -> Result<Toke
     }
     let compiling = || {
         let grammar = match spec {
-            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(compact(schema)),
-            GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(compact(json!({"type": "object"}))),
+            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(spaced(schema)),
+            GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(spaced(json!({"type": "object"}))),
             GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(&regex),
             GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(lark),
             GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice(&texts)),
@@ -82,47 +82,26 @@ fn check_distinct(factory: &ParserFactory, calls: &Calls) -> Result<(), GrammarE
 }
 
 /// The compiler for one vocabulary.
-pub(super) fn factory(vocabulary: &Vocabulary, eos: &[u32]) -> Result<ParserFactory, GrammarError> {
-    let unsupported = |error: &dyn std::fmt::Display| GrammarError::Vocabulary(error.to_string());
-    let mut words: Vec<Vec<u8>> = vocabulary.tokens().map(<[u8]>::to_vec).collect();
-    for (id, word) in words.iter_mut().enumerate() {
-        // llguidance would treat a word that begins with this byte as a special token. UTF-8 never uses the byte.
-        let special = word.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
-        if special || eos.iter().any(|eos| *eos as usize == id) {
-            word.clear();
-        }
-    }
-    let size = u32::try_from(words.len()).map_err(|error| unsupported(&error))?;
-    let trie = TokTrie::from(&TokRxInfo::new(size, INVALID_TOKEN), &words);
-    let trie = if eos.is_empty() { trie } else { trie.with_eos_tokens(eos) };
-    // Not canonical: any tokens with the right bytes are accepted, and no token is forced.
-    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-    let mut factory = ParserFactory::new_simple(&environment).map_err(|error| unsupported(&error))?;
+pub(super) fn factory(vocabulary: &Vocabulary, eos: &[u32], encode: Encode) -> Result<ParserFactory, GrammarError> {
+    let environment = Tokens::new(vocabulary, eos, encode)?;
+    let factory = ParserFactory::new_simple(&environment);
+    let mut factory = factory.map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
     factory.quiet();
     *factory.limits_mut() = limits();
     Ok(factory)
 }
 
-/// `schema`, allowing at most one space where JSON allows whitespace.
-fn compact(schema: Value) -> Value {
-    let whitespace_pattern = Some(r"\x20".into());
-    with_options(schema, &JsonCompileOptions { whitespace_pattern, ..JsonCompileOptions::default() })
-}
-
-/// `schema`, with one space after each colon and comma and no other whitespace, as calls are written. JSON that may stand
-/// instead of calls has this form: the lexer cannot tell the spaces of a call from whitespace that is skipped.
-fn spaced(schema: Value) -> Value {
-    let (item_separator, key_separator) = (", ".into(), ": ".into());
-    let defaults = JsonCompileOptions::default();
-    with_options(schema, &JsonCompileOptions { item_separator, key_separator, whitespace_flexible: false, ..defaults })
-}
-
-fn with_options(mut schema: Value, options: &JsonCompileOptions) -> Value {
+/// `schema`, with one space after each colon and comma and no other whitespace. With a choice of whitespace nothing between
+/// two values would be forced; and the lexer could not tell the spaces of a call from whitespace that is skipped in JSON
+/// that may stand instead of it.
+fn spaced(mut schema: Value) -> Value {
     if schema == Value::Bool(true) {
         schema = json!({});
     }
     if schema.is_object() {
-        options.apply_to(&mut schema);
+        let (item_separator, key_separator) = (", ".into(), ": ".into());
+        let defaults = JsonCompileOptions::default();
+        JsonCompileOptions { item_separator, key_separator, whitespace_flexible: false, ..defaults }.apply_to(&mut schema);
     }
     schema
 }
@@ -140,8 +119,7 @@ fn calls(calls: &Calls) -> String {
         vec![format!("start: calls{instead}"), format!("calls: call{more}"), format!("call: {}", names.join(" | "))];
     lines.extend(calls.tools.iter().zip(&names).map(|(tool, name)| {
         let head = head(&Calls::head(&tool.name), &calls.instead);
-        let arguments = tool.arguments.clone();
-        let schema = if let Instead::Json(_) = calls.instead { spaced(arguments) } else { compact(arguments) };
+        let schema = spaced(tool.arguments.clone());
         format!("{name}: {head} %json {schema} \"}}\"")
     }));
     lines.extend(rule);

@@ -4,8 +4,8 @@
 //! limits on time and memory. Only what it could compile is compiled here, which then takes as little. Without a helper,
 //! as in tests, the request stops waiting after [`MAX_TIME`], but the compilation cannot be stopped.
 //!
-//! In JSON, at most one space may stand where whitespace is allowed, so that a confused model cannot fill an answer with
-//! line breaks.
+//! JSON has one space after each colon and comma and no other whitespace, so that a confused model cannot fill an answer
+//! with line breaks, and what is between the values need not be sampled.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
@@ -22,6 +22,7 @@ use super::matcher::CompiledGrammar;
 use super::memory::Memory;
 use super::spec::{GrammarError, GrammarSpec, MAX_COMPILERS, MAX_TIME};
 use crate::priority;
+use crate::text::encoder::Encode;
 use crate::text::vocabulary::Vocabulary;
 
 /// Compiles grammars for one vocabulary, and caches the most recent ones.
@@ -41,12 +42,13 @@ struct Shared {
 }
 
 impl Grammars {
-    /// A compiler for texts of `vocabulary` that end with a token of `eos`. Tokens without bytes occur in no text.
+    /// A compiler for texts of `vocabulary` that end with a token of `eos`. Tokens without bytes occur in no text. What a
+    /// grammar forces is in the tokens that `encode` gives.
     ///
     /// # Errors
     /// The vocabulary does not support grammars.
-    pub fn new(vocabulary: &Vocabulary, eos: &Arc<[u32]>) -> Result<Self, GrammarError> {
-        let (factory, eos) = (build::factory(vocabulary, eos)?, Arc::clone(eos));
+    pub fn new(vocabulary: &Vocabulary, eos: &Arc<[u32]>, encode: &Encode) -> Result<Self, GrammarError> {
+        let (factory, eos) = (build::factory(vocabulary, eos, Arc::clone(encode))?, Arc::clone(eos));
         let (permits, freed) = (Mutex::new(MAX_COMPILERS), Condvar::new());
         let shared = Arc::new(Shared { factory, eos, memory: Arc::default(), permits, freed });
         Ok(Self { shared, helpers: None, cache: Cache::default() })
@@ -56,10 +58,15 @@ impl Grammars {
     ///
     /// # Errors
     /// The vocabulary does not support grammars.
-    pub fn with_helper(vocabulary: &Vocabulary, eos: &Arc<[u32]>, helper: HelperCommand) -> Result<Self, GrammarError> {
+    pub fn with_helper(
+        vocabulary: &Vocabulary,
+        eos: &Arc<[u32]>,
+        encode: &Encode,
+        helper: HelperCommand,
+    ) -> Result<Self, GrammarError> {
         let helpers =
             Helpers::new(helper, vocabulary, eos).map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
-        Ok(Self { helpers: Some(helpers), ..Self::new(vocabulary, eos)? })
+        Ok(Self { helpers: Some(helpers), ..Self::new(vocabulary, eos, encode)? })
     }
 
     /// The compiled `spec`, if it is in the cache.

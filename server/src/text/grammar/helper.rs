@@ -109,7 +109,8 @@ fn processor_time() -> Duration {
 /// Serves the grammars; `clock` is told when a compilation begins and when it has ended.
 fn serve(mut from: impl Read, mut to: impl Write, clock: &Sender<()>, watch: &Watch) -> io::Result<()> {
     let (vocabulary, eos) = protocol::read_vocabulary(&mut from)?;
-    let factory = build::factory(&vocabulary, &eos).map_err(io::Error::other)?;
+    // It has no tokenizer, and generates nothing: longest matches will do.
+    let factory = build::factory(&vocabulary, &eos, Arc::new(|_| Vec::new())).map_err(io::Error::other)?;
     drop(vocabulary);
     let begun = Memory::now();
     let mut answer = Answer { compiled: Ok(0), long: false, last: false };

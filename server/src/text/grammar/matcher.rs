@@ -50,7 +50,7 @@ impl CompiledGrammar {
         let mut share = Share::new(&self.memory);
         let items = self.begin.parser_stats().all_items;
         let parser = share.hold(self.bytes()).map(|()| self.begin.deep_clone()).map_err(OffGrammar);
-        GrammarMatcher { parser, items, share, eos: Arc::clone(&self.eos), ended: false }
+        GrammarMatcher { parser, items, share, eos: Arc::clone(&self.eos), forced: Vec::new(), ended: false }
     }
 }
 
@@ -62,6 +62,9 @@ pub struct GrammarMatcher {
     items: usize,
     share: Share,
     eos: Arc<[u32]>,
+    /// The tokens that must come next, the last one first. Kept, because to find the next one all that are forced are
+    /// encoded.
+    forced: Vec<u32>,
     /// An end-of-text token was accepted.
     ended: bool,
 }
@@ -82,10 +85,22 @@ impl GrammarMatcher {
         if self.ended {
             return Ok(Vec::new());
         }
-        self.run(|parser| match parser.stop_reason() {
-            StopReason::NotStopped => parser.compute_mask().map(Vec::from),
-            _ => Ok(Vec::from(parser.token_env.tok_trie().eos_token_set())),
-        })
+        let mut forced = std::mem::take(&mut self.forced);
+        let mask = self.run(|parser| {
+            if parser.stop_reason() != StopReason::NotStopped {
+                return Ok(Vec::from(parser.token_env.tok_trie().eos_token_set()));
+            }
+            if forced.is_empty() {
+                forced = parser.compute_ff_tokens();
+                forced.reverse();
+            }
+            match forced.last() {
+                Some(token) => Ok(Vec::from(parser.token_env.tok_trie().singleton_token_set(*token))),
+                None => parser.compute_mask().map(Vec::from),
+            }
+        });
+        self.forced = forced;
+        mask
     }
 
     /// Advances by the sampled token.
@@ -111,6 +126,9 @@ impl GrammarMatcher {
             Ok(parser.parser_stats().all_items.saturating_sub(before))
         })?;
         self.items += items;
+        if self.forced.pop().is_some_and(|forced| forced != token) {
+            self.forced.clear();
+        }
         Ok(())
     }
 

@@ -14,6 +14,7 @@ mod memory;
 mod protocol;
 mod schema;
 mod spec;
+mod tokens;
 
 pub use calls::{Call, Calls, Instead};
 pub use compiler::Grammars;

@@ -31,7 +31,7 @@ async fn expensive_grammars_of_one_key_do_not_keep_another_from_its_grammar() {
     let (engine, _thread) = spawn(Fake::new(4).step(Duration::ZERO), rules(), EngineOptions::default()).unwrap();
     let helper =
         HelperCommand { program: env!("CARGO_BIN_EXE_tidegate").into(), args: vec!["compile-grammars".into()] };
-    let grammars = Grammars::with_helper(&rules().vocabulary, &rules().eos, helper).unwrap();
+    let grammars = Grammars::with_helper(&rules().vocabulary, &rules().eos, &rules().encode, helper).unwrap();
     let state = AppState::new(ApiOptions::default());
     state.serve(Served { grammars: Arc::new(grammars), ..served(engine) });
 

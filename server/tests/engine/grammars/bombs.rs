@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use tidegate_server::text::{GrammarError, GrammarSpec, Grammars};
 
-use super::drawn::{GRAMMARS, TOKENIZER, draw};
+use super::drawn::{GRAMMARS, TOKENIZER, draw, encode};
 
 fn nested(open: &str, inner: &str, close: &str, count: usize) -> String {
     open.repeat(count) + inner + &close.repeat(count)
@@ -98,7 +98,7 @@ fn no_grammar_takes_long() {
     let mut followed = 0;
     for (name, spec) in bombs() {
         // Separate compilers: an abandoned compilation must not slow the next one down.
-        let grammars = Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos()).unwrap();
+        let grammars = Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos(), &encode()).unwrap();
         let start = Instant::now();
         let compiled = grammars.compile(&spec);
         assert!(start.elapsed() < Duration::from_secs(30), "{name} took {:?}", start.elapsed());

@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use tidegate_server::text::{GrammarError, GrammarSpec, Grammars, HelperCommand};
 
 use super::bombs::bombs;
-use super::drawn::TOKENIZER;
+use super::drawn::{TOKENIZER, encode};
 
 fn grammars(program: impl Into<OsString>, args: &[&str]) -> Grammars {
     let helper = HelperCommand { program: program.into(), args: args.iter().map(OsString::from).collect() };
-    Grammars::with_helper(TOKENIZER.vocabulary(), TOKENIZER.eos(), helper).unwrap()
+    Grammars::with_helper(TOKENIZER.vocabulary(), TOKENIZER.eos(), &encode(), helper).unwrap()
 }
 
 fn helped() -> Grammars {
@@ -50,7 +50,7 @@ fn bombs_are_refused_and_leave_the_compilers_to_the_next_grammar() {
 
 #[test]
 fn what_a_helper_allows_is_what_is_compiled_and_what_it_refuses_has_the_same_reason() {
-    let (plain, helped) = (Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos()).unwrap(), helped());
+    let (plain, helped) = (Grammars::new(TOKENIZER.vocabulary(), TOKENIZER.eos(), &encode()).unwrap(), helped());
     for spec in [
         GrammarSpec::JsonObject,
         GrammarSpec::JsonSchema(json!({"type": "object", "properties": {"a": {"type": "number", "minimum": 0.1}}})),
