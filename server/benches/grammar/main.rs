@@ -1,0 +1,116 @@
+//! The speed of JSON by schema against that of free text, on the same engine with the shipped model, in turn.
+//!
+//! `cargo bench -p tidegate-server --bench grammar -- [--tokens N] [--rounds N]`. A text with log probabilities samples every
+//! token of the same JSON: what its forced tokens save is the difference.
+
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::json;
+use tidegate_model::SamplingParams;
+use tidegate_server::Served;
+use tidegate_server::checkpoint::{OpenOptions, open};
+use tidegate_server::engine::{Event, EventStream, Request, RequestParameters};
+use tidegate_server::text::GrammarSpec;
+
+/// Texts at once.
+const ROWS: [usize; 3] = [1, 4, 16];
+
+/// A schema as agents send it. Between two values, six tokens and more are forced.
+fn schema() -> GrammarSpec {
+    let text = json!({"type": "string", "maxLength": 20});
+    let article = json!({"type": "object", "required": ["description", "quantity", "unit_price"],
+        "additionalProperties": false, "properties": {"description": text, "quantity": {"type": "integer", "minimum": 1,
+        "maximum": 99}, "unit_price": {"type": "integer", "minimum": 1, "maximum": 9999}}});
+    GrammarSpec::JsonSchema(json!({"type": "object", "additionalProperties": false,
+        "required": ["customer_name", "shipping_address", "articles", "payment_received"],
+        "properties": {"customer_name": text, "shipping_address": {"type": "object", "additionalProperties": false,
+        "required": ["street", "city", "country"], "properties": {"street": text, "city": text, "country": text}},
+        "articles": {"type": "array", "items": article, "minItems": 3, "maxItems": 3},
+        "payment_received": {"type": "boolean"}}}))
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Free,
+    Json,
+    Sampled,
+}
+
+/// Tokens per second of `rows` texts at once.
+fn measure(served: &Served, kind: Kind, rows: usize, round: usize, tokens: usize) -> f64 {
+    let request = |row: usize| {
+        let grammar = served.grammars.compile(&schema()).expect("a valid schema");
+        let seed = (1000 * round + row) as u64;
+        let parameters = RequestParameters {
+            prompt: served.tokenizer.encode("Once upon a time").expect("a text"),
+            max_tokens: tokens,
+            ignore_eos: matches!(kind, Kind::Free),
+            logprobs: matches!(kind, Kind::Sampled).then_some(0),
+            grammar: if matches!(kind, Kind::Free) { None } else { Some(grammar) },
+            sampling: SamplingParams { seed, ..SamplingParams::default() },
+            ..RequestParameters::default()
+        };
+        Request::new(parameters, &served.limits).expect("a valid request")
+    };
+    let requests = (0..rows).map(request).collect();
+    let start = Instant::now();
+    let streams = served.engine.submit_all(requests).expect("the queue has room");
+    let count = |mut stream: EventStream| {
+        loop {
+            match stream.blocking_next() {
+                Some(Event::Finished(finish)) => return finish.completion_tokens,
+                Some(Event::Failed(failure)) => panic!("{failure}"),
+                Some(_) => {}
+                None => panic!("the engine has stopped"),
+            }
+        }
+    };
+    let written: usize = streams.into_iter().map(count).sum();
+    written as f64 / start.elapsed().as_secs_f64()
+}
+
+fn main() {
+    let (mut tokens, mut rounds) = (400, 9);
+    let mut args = std::env::args().skip(1);
+    while let Some(flag) = args.next() {
+        let place = match flag.as_str() {
+            "--tokens" => &mut tokens,
+            "--rounds" => &mut rounds,
+            // Passed by Cargo.
+            "--bench" => continue,
+            _ => panic!("unknown flag {flag}"),
+        };
+        *place = args.next().and_then(|value| value.parse().ok()).expect("a number after the flag");
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/checkpoints/tidegate-tiny");
+    let served = open(&folder, &OpenOptions::default()).expect("the shipped model").0;
+    println!("tokens per second, median of {rounds} rounds (least to most); JSON by schema over free text");
+    for rows in ROWS {
+        let mut speeds = [const { Vec::new() }; 3];
+        for round in 0..=rounds {
+            for (kind, speeds) in [Kind::Free, Kind::Json, Kind::Sampled].into_iter().zip(&mut speeds) {
+                let speed = measure(&served, kind, rows, round, tokens);
+                // The first round fills caches.
+                if round > 0 {
+                    speeds.push(speed);
+                }
+            }
+        }
+        let [free, json, sampled] = speeds.map(|mut speeds| {
+            speeds.sort_by(f64::total_cmp);
+            (speeds[speeds.len() / 2], speeds[0], speeds[speeds.len() - 1])
+        });
+        let line = |(median, least, most): (f64, f64, f64)| format!("{median:.0} ({least:.0}-{most:.0})");
+        println!(
+            "{rows:2} rows: free {}, JSON {}, JSON with every token sampled {}; {:.2} and {:.2}",
+            line(free),
+            line(json),
+            line(sampled),
+            json.0 / free.0,
+            sampled.0 / free.0,
+        );
+    }
+    let stats = served.engine.stats();
+    println!("forced: {} of {} tokens", stats.forced_tokens, stats.generated_tokens);
+}
