@@ -3,6 +3,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+#[path = "../common/candle.rs"]
+mod published;
+
+mod candle;
 mod golden;
 mod hybrid;
 mod mamba2;
