@@ -198,6 +198,7 @@ fn by_candle(folder: &Path, device: &Device, options: &OpenOptions) -> Result<Lo
         return Err(OpenError::Unsupported { path: folder.into(), reason });
     }
     let decoder = candle::Checkpoint::open(folder)?.decoder(device)?;
+    tracing::info!(model = %folder.display(), "candle computes this model of {}", decoder.config().family());
     let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
     let pool = decoder.new_pool(slots, Threads::global().count());
     Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))

@@ -7,6 +7,7 @@ mod common;
 mod published;
 
 mod candle;
+mod candle_reference;
 mod golden;
 mod hybrid;
 mod mamba2;

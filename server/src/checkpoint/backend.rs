@@ -4,8 +4,6 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use tracing::info;
-
 use super::choice::DeviceChoice;
 use super::device::OpenDevice;
 use super::error::{DeviceError, OpenError};
@@ -40,12 +38,8 @@ impl BackendChoice {
                 path: model.into(),
                 reason: "--backend native has no kernels for this family; --backend candle computes it".into(),
             }),
-            Self::Auto if only_candle => {
-                info!(model = %model.display(), "candle computes this model: there are no kernels for its family");
-                Ok(device.open_for_candle()?)
-            }
-            Self::Candle => Ok(device.open_for_candle()?),
-            Self::Auto | Self::Native => Ok(device.open()?),
+            Self::Auto | Self::Native if !only_candle => Ok(device.open()?),
+            _ => Ok(device.open_for_candle()?),
         }
     }
 

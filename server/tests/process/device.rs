@@ -72,10 +72,7 @@ fn the_backend_is_chosen_by_its_flag_or_variable() {
     }
     let (code, table, error) = ended(tidegate(&BENCH).args(["--backend", "candle"]).output().unwrap());
     assert_eq!(code, Some(0), "{error}");
-    assert!(
-        table.starts_with("tidegate-tiny by candle: one round.") && table.contains("| rfa-gate | f32 |"),
-        "{table}"
-    );
+    assert!(table.contains(" by candle: one round.") && table.contains("| rfa-gate | f32 |"), "{table}");
     let (code, _, error) = ended(tidegate(&["bench", "--shape=12m", "--backend=candle"]).output().unwrap());
     assert_eq!(code, Some(1), "{error}");
     assert!(error.contains("--shape: random weights are for our own kernels"), "{error}");

@@ -11,7 +11,7 @@ use tidegate_server::session::Location;
 
 use super::mixer_sessions::sessions_continue;
 use crate::common::checkpoint;
-use crate::common::random::{write_vocabulary, written_rwkv7};
+use crate::common::random::{self, write_vocabulary, written_rwkv7};
 use crate::common::sessions::{app_on, prompt, session};
 use crate::published;
 
@@ -37,7 +37,7 @@ async fn sessions_survive_a_restart_fork_rewind_and_move_between_servers() {
     for kind in published::FAMILIES {
         sessions_continue(kind, written(kind).path(), || options(BackendChoice::Auto)).await;
     }
-    sessions_continue("rfa-gate", &checkpoint(), || options(BackendChoice::Candle)).await;
+    sessions_continue("rfa-gate", random::written(&json!({})).path(), || options(BackendChoice::Candle)).await;
 }
 
 #[tokio::test]
@@ -64,9 +64,8 @@ async fn a_text_is_the_same_alone_in_a_batch_and_after_a_known_prefix() {
 
 #[tokio::test]
 async fn a_session_does_not_move_between_the_backends() {
-    let [ours, theirs] = [BackendChoice::Native, BackendChoice::Candle]
-        .map(|backend| app_on(&checkpoint(), options(backend), Location::Memory));
-    let (ours, theirs) = (ours.await, theirs.await);
+    let ours = app_on(&checkpoint(), options(BackendChoice::Native), Location::Memory).await;
+    let theirs = app_on(&checkpoint(), options(BackendChoice::Candle), Location::Memory).await;
     for (here, there) in [(&ours, &theirs), (&theirs, &ours)] {
         let made = session(here, json!({"text": "Once upon a time"})).await;
         let file = here.get(&format!("/v1/sessions/{}/snapshot", made["id"].as_str().unwrap())).await.body;
