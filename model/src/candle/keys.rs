@@ -49,7 +49,7 @@ impl Keys<'_> {
 }
 
 /// Refuses any value of a field but this one.
-pub(super) fn fixed<T: PartialEq + Debug>(field: &'static str, found: T, only: T) -> Result<(), ConfigError> {
+pub(super) fn fixed<T: Copy + PartialEq + Debug>(field: &'static str, found: T, only: T) -> Result<(), ConfigError> {
     if found == only {
         return Ok(());
     }

@@ -64,8 +64,7 @@ pub(super) struct Mamba2 {
 
 impl Mamba2 {
     pub(super) fn load(config: &Config, source: &Source, device: &Device) -> std::result::Result<Self, LoadError> {
-        let model =
-            load(source, |name| Named::plain(name), device, |weights| Model::new(config, weights.pp("backbone")))?;
+        let model = load(source, Named::plain, device, |weights| Model::new(config, weights.pp("backbone")))?;
         Ok(Self { config: config.clone(), model })
     }
 }

@@ -30,7 +30,7 @@ impl Decoder {
         source: &Source,
         device: &Device,
     ) -> std::result::Result<Self, LoadError> {
-        load(source, |name| Named::plain(name), device, |weights| Self::new(config.clone(), &weights))
+        load(source, Named::plain, device, |weights| Self::new(config.clone(), &weights))
     }
 }
 

@@ -50,7 +50,7 @@ fn named(name: &str) -> Named {
         "blocks.0.att.v0" | "blocks.0.att.v1" | "blocks.0.att.v2" => named(&name.replace(".0.", ".1.")),
         name => {
             let ours = NAMES.ours(name).unwrap_or_else(|| name.into());
-            Named { transposed: NAMES.is_transposed(&ours), ..Named::plain(ours) }
+            Named { transposed: NAMES.is_transposed(&ours), ..Named::plain(&ours) }
         }
     }
 }

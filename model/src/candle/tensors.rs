@@ -20,8 +20,8 @@ pub(super) struct Named {
 
 impl Named {
     /// A tensor that is stored as it is.
-    pub(super) fn plain(name: impl Into<String>) -> Self {
-        Self { names: vec![name.into()], transposed: false, scale: 1.0 }
+    pub(super) fn plain(name: &str) -> Self {
+        Self { names: vec![name.to_owned()], transposed: false, scale: 1.0 }
     }
 }
 
@@ -75,7 +75,9 @@ impl Tensors<'_> {
             numbers = (0..rows * columns).map(|i| numbers[i % columns * rows + i / columns]).collect();
         }
         if scale != 1.0 {
-            numbers.iter_mut().for_each(|number| *number *= scale);
+            for number in &mut numbers {
+                *number *= scale;
+            }
         }
         Ok((numbers, shape))
     }

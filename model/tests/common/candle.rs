@@ -101,8 +101,12 @@ pub fn tensors(config: &Value) -> Tensors {
         )
     };
     for i in 0..layers {
-        shares.iter().for_each(|name| add(format!("rwkv.blocks.{i}.{name}"), &[1, 1, h]));
-        own.iter().for_each(|(name, shape)| add(format!("rwkv.blocks.{i}.{name}"), shape));
+        for name in shares {
+            add(format!("rwkv.blocks.{i}.{name}"), &[1, 1, h]);
+        }
+        for (name, shape) in own {
+            add(format!("rwkv.blocks.{i}.{name}"), shape);
+        }
         add(format!("rwkv.blocks.{i}.attention.time_faaaa"), &[heads, size]);
         for name in ["key", "receptance", "value", "gate", "output"] {
             add(format!("rwkv.blocks.{i}.attention.{name}.weight"), &[h, h]);

@@ -106,7 +106,9 @@ fn a_text_in_any_pieces_has_the_same_bits() {
         let whole = logits(&decoder, &ids, &mut pool, 0);
         assert!(whole.iter().any(|v| v.abs() > 0.1), "{name}: the logits are nearly constant");
         let mut step = Vec::new();
-        ids.iter().for_each(|&id| decoder.decode_into(&[id], &mut pool, &[1], &mut step).unwrap());
+        for &id in &ids {
+            decoder.decode_into(&[id], &mut pool, &[1], &mut step).unwrap();
+        }
         assert_eq!((bits(&step), state(&pool, 1)), (bits(&whole), state(&pool, 0)), "{name}");
         for cut in [1, 2, 3, 4, 5, 17, 39] {
             pool.reset(2).unwrap();
