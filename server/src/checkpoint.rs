@@ -120,10 +120,11 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
 /// # Errors
 /// The reason.
 pub fn check(folder: &Path) -> Result<(), OpenError> {
-    Ok(match supported::checked(folder)? {
+    match supported::checked(folder)? {
         Some(Described::Candle(_)) => candle::Checkpoint::open(folder).map(drop)?,
         _ => Stored::open(folder).map(drop)?,
-    })
+    }
+    Ok(())
 }
 
 /// What the checkpoint in `folder` is going to take of the process's memory; zeros if it runs on another device.

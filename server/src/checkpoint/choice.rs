@@ -63,8 +63,8 @@ mod tests {
 
     #[test]
     fn a_choice_is_parsed_as_it_is_displayed() {
-        use DeviceChoice::{Auto, Cpu, Cuda, Metal};
-        for choice in [Auto, Cpu, Cuda(0), Cuda(12), Metal] {
+        let cuda = [0, 12].map(DeviceChoice::Cuda);
+        for choice in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Metal].into_iter().chain(cuda) {
             assert_eq!(choice.to_string().parse(), Ok(choice));
         }
         assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
