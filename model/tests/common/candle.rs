@@ -134,7 +134,7 @@ pub fn write(folder: &Path, config: &Value, tensors: &Tensors, seed: u64) {
                 // Decays with half-lives from one token to some dozens.
                 n if n.ends_with("time_decay") => (-2.0, 1.0),
                 n if n.contains("time_m") && shape.len() == 3 && shape[1] == 1 => (0.5, 0.3),
-                n if n.ends_with(".D") => (1.0, 0.5),
+                n if n.ends_with("mixer.D") => (1.0, 0.5),
                 n if n.contains("embedding") => (0.0, 1.0),
                 _ => (0.0, 1.0 / fan_in.sqrt()),
             };
