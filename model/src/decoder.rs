@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use crate::compute::sized;
-use crate::config::{DecoderConfig, PositionEmbedding};
+use crate::config::{DecoderConfig, PositionEmbedding, SourceConfig};
 use crate::encoder::Encoder;
 use crate::error::{ModelError, Result};
 use crate::mixers::family;
@@ -289,8 +289,16 @@ impl Decoder {
 impl Backend for Decoder {
     type States = HostStates;
 
-    fn config(&self) -> &DecoderConfig {
-        &self.config
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn eos(&self) -> &[u32] {
+        self.config.eos_token_id.as_slice()
+    }
+
+    fn source(&self) -> Option<SourceConfig> {
+        self.config.source()
     }
 
     fn weight_bytes(&self) -> usize {

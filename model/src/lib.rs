@@ -5,7 +5,8 @@
 //! FAVOR+), no gate, softmax attention to a window, the hybrid of both, the encoder-decoder, whose cross attention keeps a
 //! source as one more S and z, RWKV-7, and Mamba-2. The crate knows no text, HTTP or global random numbers.
 //!
-//! [`portable`] is the RFA-Gate decoder in one readable file of candle tensors.
+//! [`portable`] is the RFA-Gate decoder in one readable file of candle tensors. [`candle`] serves it and the models of
+//! `candle-transformers` with a state of constant size.
 //!
 //! ```no_run
 //! use tidegate_model::{Device, checkpoint};
@@ -20,8 +21,9 @@
 //! ```
 //!
 //! kernels -> compute; layout, config, error, random, weights, memory, nn, feature_map -> mixers -> encoder -> schema ->
-//! state -> decoder -> checkpoint; `sampling` uses only the kernels, `portable` only the config.
+//! state -> decoder -> checkpoint -> candle; `sampling` uses only the kernels, `portable` only the config.
 
+pub mod candle;
 pub mod checkpoint;
 mod compute;
 pub mod config;

@@ -21,11 +21,11 @@
 
 use std::path::Path;
 
-use candle_core::{D, DType, Device, Error, Result, Tensor, bail};
+use candle_core::{D, DType, Device, Error, Result, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::ops::sigmoid;
 
-use crate::config::{Attention, DecoderConfig, FeatureMap, PositionEmbedding};
+use crate::config::{Attention, ConfigError, DecoderConfig, FeatureMap, PositionEmbedding};
 
 /// A decoder of RFA layers with the feature map `gaussian`, `arc_cosine` or `elu`.
 #[derive(Clone, Debug)]
@@ -72,6 +72,26 @@ pub struct LayerState {
     pub conv: Option<Tensor>,
 }
 
+/// Refuses by name what the decoder does not have.
+///
+/// # Errors
+/// The model is of another family.
+pub fn check(config: &DecoderConfig) -> std::result::Result<(), ConfigError> {
+    let refused = |field, bound: &str, found: &dyn std::fmt::Debug| {
+        Err(ConfigError::bound(field, format!("{bound} for the candle backend"), format!("{found:?}")))
+    };
+    match (config.attention, config.feature_map) {
+        (Attention::Rfa, FeatureMap::Favor) => {
+            refused("feature_map", "gaussian, arc_cosine or elu", &config.feature_map)
+        }
+        (Attention::Rfa, _) if config.source().is_some() => {
+            refused("model_type", "that of a decoder", &config.model_type)
+        }
+        (Attention::Rfa, _) => Ok(()),
+        (other, _) => refused("attention", "rfa", &other),
+    }
+}
+
 impl Decoder {
     /// Reads `config.json` and `model.safetensors`, and converts all weights to `dtype`.
     ///
@@ -89,9 +109,7 @@ impl Decoder {
     /// # Errors
     /// A tensor is missing or has another shape, or the model is of another family.
     pub fn new(config: DecoderConfig, weights: &VarBuilder<'_>) -> Result<Self> {
-        if config.attention != Attention::Rfa || config.feature_map == FeatureMap::Favor || config.source().is_some() {
-            bail!("the portable decoder has rfa with gaussian, arc_cosine or elu features, and no encoder");
-        }
+        check(&config).map_err(Error::wrap)?;
         let model = weights.pp("model");
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = model.get((vocab, hidden), "embed_tokens.weight")?;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::config::DecoderConfig;
+use crate::config::SourceConfig;
 use crate::error::ModelError;
 use crate::language_model::{LanguageModel, SharedState, Transfer};
 use crate::memory::Denominators;
@@ -18,8 +18,21 @@ pub trait Backend: Send {
     /// Where the states of its pools are.
     type States: SlotStates;
 
-    /// The decoder's configuration.
-    fn config(&self) -> &DecoderConfig;
+    /// Tokens in the vocabulary.
+    fn vocab_size(&self) -> usize;
+
+    /// The ids that end a text.
+    fn eos(&self) -> &[u32];
+
+    /// What an encoder-decoder reads; `None` for a decoder.
+    fn source(&self) -> Option<SourceConfig> {
+        None
+    }
+
+    /// The family, if candle computes the model: its states are its own.
+    fn candle_family(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Bytes of the matrices that one token reads, each counted once; an embedding apart from the output head is not
     /// counted, since a token reads one row of it.
@@ -113,7 +126,7 @@ impl<B: Backend> ModelRunner<B> {
 
 impl<B: Backend> LanguageModel for ModelRunner<B> {
     fn vocab_size(&self) -> usize {
-        self.decoder.config().vocab_size
+        self.decoder.vocab_size()
     }
 
     fn slots(&self) -> usize {
@@ -161,7 +174,7 @@ impl<B: Backend> LanguageModel for ModelRunner<B> {
     }
 
     fn source_start(&self) -> Option<u32> {
-        self.decoder.config().source().map(|source| source.start)
+        self.decoder.source().map(|source| source.start)
     }
 
     fn read_source(&mut self, ids: &[u32], slot: usize) -> Result<()> {

@@ -1,39 +1,44 @@
-//! Loads a checkpoint folder, or a file that is a whole model, and starts its engine, on the CPU or on a CUDA device.
+//! Loads a checkpoint folder, or a file that is a whole model, and starts its engine: with kernels of our own, on the CPU or
+//! on a CUDA device, or with candle.
 
+mod backend;
 mod choice;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
 mod error;
+mod fingerprint;
 mod supported;
 mod whole;
 
 use std::ffi::OsStr;
-use std::fs::File;
-use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
+use tidegate_model::candle::{self, CandleDecoder};
 #[cfg(feature = "cuda")]
 use tidegate_model::checkpoint::LoadError;
-use tidegate_model::checkpoint::{FileKind, Stored};
+use tidegate_model::checkpoint::Stored;
 #[cfg(feature = "cuda")]
 use tidegate_model::cuda::CudaDecoder;
-use tidegate_model::{Backend, Decoder, ModelRunner, Pool, PoolOptions, StateType, checkpoint};
+use tidegate_model::{Backend, Decoder, Device, ModelRunner, Pool, PoolOptions, StateType, Threads, checkpoint};
 
 use crate::api::Served;
 use crate::engine::{EngineOptions, EngineThread, Limits, Sources, TextRules, recommended_sampling, spawn};
 use crate::ram::ModelMemory;
 use crate::session::{Codec, Fingerprint, Keys, PrefixIndex, hex};
-use crate::text::{ChatTemplate, Grammars, HelperCommand, Tokenizer, tokenizer_file, vocabulary_beside};
+use crate::text::{ChatTemplate, Grammars, HelperCommand, Tokenizer};
 
+pub use backend::{BackendChoice, BackendChoiceError};
 pub use choice::{DeviceChoice, DeviceChoiceError};
 #[cfg(feature = "cuda")]
 pub use cuda::OpenCuda;
 pub use device::OpenDevice;
 pub use error::{DeviceError, OpenError};
+use fingerprint::{model_fingerprint, system_fingerprint};
+use supported::Described;
 pub use supported::{refused_config, refused_gguf, refused_type};
 
 /// Default number of conversations that run at once on a CPU: more of them slow each other down.
@@ -49,6 +54,8 @@ pub struct OpenOptions {
     pub name: Option<String>,
     /// Whether it answers to every other name as well.
     pub any_name: bool,
+    /// What computes.
+    pub backend: BackendChoice,
     /// The device that computes.
     pub device: DeviceChoice,
     /// Conversations that run at once; 0 means 64 on the CPU, and as many as fit into a CUDA device's memory.
@@ -76,6 +83,7 @@ impl Default for OpenOptions {
         Self {
             name: None,
             any_name: false,
+            backend: BackendChoice::default(),
             device: DeviceChoice::default(),
             slots: 0,
             state: StateType::F32,
@@ -104,7 +112,7 @@ pub fn sessions_folder(data: &Path, fingerprint: &Fingerprint) -> PathBuf {
 pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThread), OpenError> {
     // Opening a GPU takes longer.
     supported::check(folder)?;
-    open_on(folder, &options.device.open()?, options)
+    open_on(folder, &options.backend.open(options.device, folder)?, options)
 }
 
 /// Whether [`open`] would take what is in `folder`: reads the config and the headers of the weights.
@@ -112,8 +120,11 @@ pub fn open(folder: &Path, options: &OpenOptions) -> Result<(Served, EngineThrea
 /// # Errors
 /// The reason.
 pub fn check(folder: &Path) -> Result<(), OpenError> {
-    supported::check(folder)?;
-    Ok(Stored::open(folder).map(drop)?)
+    match supported::checked(folder)? {
+        Some(Described::Candle(_)) => candle::Checkpoint::open(folder).map(drop)?,
+        _ => Stored::open(folder).map(drop)?,
+    }
+    Ok(())
 }
 
 /// What the checkpoint in `folder` is going to take of the process's memory; zeros if it runs on another device.
@@ -122,15 +133,19 @@ pub fn check(folder: &Path) -> Result<(), OpenError> {
 /// The folder has no checkpoint of ours.
 pub fn size(folder: &Path, options: &OpenOptions) -> Result<ModelMemory, OpenError> {
     let config = supported::config(folder)?;
-    if !matches!(options.device.open(), Ok(OpenDevice::Cpu)) {
-        return Ok(ModelMemory::default());
-    }
-    let files = checkpoint::weights_files(folder)?;
+    let device = match options.backend.open(options.device, folder) {
+        Ok(device) if device.is_cpu() => device,
+        _ => return Ok(ModelMemory::default()),
+    };
     let bytes = |path: PathBuf| match std::fs::metadata(&path) {
         Ok(file) => Ok(file.len()),
         Err(source) => Err(OpenError::Read { path, source }),
     };
-    let weights = files.into_iter().map(bytes).sum::<Result<_, _>>()?;
+    let weights = if device.is_candle() {
+        candle::Checkpoint::open(folder)?.bytes()
+    } else {
+        checkpoint::weights_files(folder)?.into_iter().map(bytes).sum::<Result<_, _>>()?
+    };
     let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
     let state = match options.state {
         StateType::F32 => config.state_bytes(),
@@ -158,6 +173,9 @@ pub fn open_on(folder: &Path, device: &OpenDevice, options: &OpenOptions) -> Res
             served => served,
         };
     }
+    if let OpenDevice::Candle(on) = device {
+        return serve(folder, device, by_candle(folder, on, options)?, options);
+    }
     serve(folder, device, on_cpu(folder, options)?, options)
 }
 
@@ -172,6 +190,18 @@ fn on_cpu(folder: &Path, options: &OpenOptions) -> Result<Loaded<Decoder>, OpenE
     }
     let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
     let pool = decoder.new_pool_with(PoolOptions { state: options.state, ..PoolOptions::new(slots) });
+    Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
+}
+
+fn by_candle(folder: &Path, device: &Device, options: &OpenOptions) -> Result<Loaded<CandleDecoder>, OpenError> {
+    if options.state != StateType::F32 {
+        let reason = "the candle backend keeps states in f32: --state must be f32".into();
+        return Err(OpenError::Unsupported { path: folder.into(), reason });
+    }
+    let decoder = candle::Checkpoint::open(folder)?.decoder(device)?;
+    tracing::info!(model = %folder.display(), "candle computes this model of {}", decoder.config().family());
+    let slots = if options.slots == 0 { CPU_SLOTS } else { options.slots };
+    let pool = decoder.new_pool(slots, Threads::global().count());
     Ok((decoder, pool.map_err(|source| OpenError::Slots { slots, source })?))
 }
 
@@ -193,10 +223,9 @@ fn serve<B: Backend + 'static>(
     (decoder, pool): Loaded<B>,
     options: &OpenOptions,
 ) -> Result<(Served, EngineThread), OpenError> {
-    let (config, greatest) = (decoder.config().clone(), decoder.greatest_maxima());
-    let longest_source = config.source().map_or(0, |source| source.max_positions);
-    let (vocab_size, layout, state_bytes) = (config.vocab_size, config.state_layout(), config.state_bytes() as u64);
-    let eos = config.eos_token_id.as_slice();
+    let longest_source = decoder.source().map_or(0, |source| source.max_positions);
+    let (vocab_size, layout, greatest) = (decoder.vocab_size(), pool.layout(), decoder.greatest_maxima());
+    let (eos, state_bytes) = (decoder.eos(), (layout.numbers() * size_of::<f32>()) as u64);
     let (tokenizer, template) = if folder.is_file() {
         whole::text(folder, vocab_size, eos)?
     } else {
@@ -205,10 +234,10 @@ fn serve<B: Backend + 'static>(
         (tokenizer, template)
     };
     let sampling = recommended_sampling(tokenizer.defaults(), vocab_size)?;
-    let sources = config.source().map(|source| Sources { longest: source.max_positions, start: source.start });
+    let sources = decoder.source().map(|source| Sources { longest: source.max_positions, start: source.start });
     // A source is not a conversation, even if the checkpoint has a chat template.
     let template = if sources.is_some() { None } else { template.map(Arc::new) };
-    let fingerprint = model_fingerprint(folder, options.state)?;
+    let fingerprint = model_fingerprint(folder, options.state, decoder.candle_family())?;
     let system_fingerprint = system_fingerprint(folder, &fingerprint, &device.class())?;
     let keys = options.secret.as_deref().map(Keys::new).transpose()?;
     let codec = Codec { fingerprint, layout, vocab_size, greatest, sources: longest_source, keys };
@@ -227,10 +256,10 @@ fn serve<B: Backend + 'static>(
     let weights = resident_weights(folder, &decoder);
     let (engine, thread) = spawn(ModelRunner::new(decoder, pool), rules, options.engine)?;
     let stats = engine.stats();
-    let memory = match device {
-        OpenDevice::Cpu => ModelMemory { weights, slots: stats.slots * stats.slot_bytes },
-        #[cfg(feature = "cuda")]
-        OpenDevice::Cuda(_) => ModelMemory::default(),
+    let memory = if device.is_cpu() {
+        ModelMemory { weights, slots: stats.slots * stats.slot_bytes }
+    } else {
+        ModelMemory::default()
     };
     let served = Served {
         name: options.name.clone().unwrap_or_else(|| model_name(folder)),
@@ -279,111 +308,9 @@ pub fn model_name(model: &Path) -> String {
     name.unwrap_or_else(|| "tidegate".into())
 }
 
-/// What a snapshot must match to continue here.
-///
-/// A rounded state continues differently from an exact one, so the number format of states is part of the architecture.
-/// The device is not: a session can move between the CPU and CUDA.
-fn model_fingerprint(folder: &Path, state: StateType) -> Result<Fingerprint, OpenError> {
-    // The checkpoint has been loaded: a missing file is not needed.
-    let of = |path: &Path| -> Result<_, OpenError> { Ok(digest(path)?.unwrap_or_default()) };
-    let [mut architecture, weights, tokenizer] = if folder.is_file() {
-        // A GGUF file has all three; others have all but the vocabulary.
-        let vocabulary = if FileKind::of(folder)? == FileKind::Gguf { None } else { vocabulary_beside(folder) };
-        let file = of(folder)?;
-        [file, file, vocabulary.map_or(Ok(file), |path| of(&path))?]
-    } else {
-        let weights = checkpoint::weights_files(folder)?;
-        let digests: Vec<[u8; 32]> = weights.iter().map(|path| of(path)).collect::<Result<_, _>>()?;
-        let weights = match digests.as_slice() {
-            [one] => *one,
-            all => Sha256::digest(all.concat()).into(),
-        };
-        [of(&folder.join("config.json"))?, weights, of(&tokenizer_file(folder))?]
-    };
-    if state == StateType::Bf16 {
-        architecture = Sha256::new().chain_update(architecture).chain_update("states in bf16").finalize().into();
-    }
-    Ok(Fingerprint { architecture: hex(&architecture), weights: hex(&weights), tokenizer: hex(&tokenizer) })
-}
-
-/// A short name for the weights, the tokenizer, the recommended settings, the server's version and the class of device: if
-/// it is the same, the same request and seed give the same text.
-fn system_fingerprint(folder: &Path, model: &Fingerprint, class: &str) -> Result<String, OpenError> {
-    let mut hash = Sha256::new().chain_update(env!("CARGO_PKG_VERSION"));
-    for part in [&model.architecture, &model.weights, &model.tokenizer] {
-        hash.update(part);
-    }
-    for name in ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"] {
-        hash.update(digest(&folder.join(name))?.unwrap_or_default());
-    }
-    hash.update(class);
-    Ok(format!("fp_{}", &hex(&hash.finalize())[..16]))
-}
-
-/// The SHA-256 of a file; `None` if there is no such file.
-fn digest(path: &Path) -> Result<Option<[u8; 32]>, OpenError> {
-    let failed = |source| OpenError::Read { path: path.into(), source };
-    let mut file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
-        Err(error) => return Err(failed(error)),
-    };
-    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut buffer).map_err(failed)? {
-            0 => return Ok(Some(hash.finalize().into())),
-            count => hash.update(&buffer[..count]),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_file_has_its_sha_256() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("abc");
-        assert_eq!(digest(&path).unwrap(), None);
-        std::fs::write(&path, "abc").unwrap();
-        assert!(hex(&digest(&path).unwrap().unwrap()).starts_with("ba7816bf8f01cfea414140de5dae2223"));
-    }
-
-    #[test]
-    fn the_fingerprint_covers_the_weights_that_are_loaded() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let of = |state| model_fingerprint(folder.path(), state).unwrap();
-        let fingerprint = || of(StateType::F32);
-        write("config.json", "{}");
-        write("model.gguf", "quantised");
-        let quantised = fingerprint();
-        write("model.gguf", "quantised otherwise");
-        let otherwise = fingerprint();
-        assert_ne!(quantised.weights, otherwise.weights);
-        assert_eq!(quantised.architecture, otherwise.architecture);
-        // If both exist, the safetensors are loaded.
-        write("model.safetensors", "quantised");
-        assert_eq!(fingerprint(), quantised);
-        // Rounded states continue differently.
-        assert_ne!(of(StateType::Bf16).architecture, quantised.architecture);
-        assert_eq!(of(StateType::Bf16).weights, quantised.weights);
-        let system = |model: &Fingerprint, class: &str| system_fingerprint(folder.path(), model, class).unwrap();
-        assert_ne!(system(&quantised, "cpu"), system(&otherwise, "cpu"));
-        // Another device gives another text, and continues the same sessions.
-        assert_ne!(system(&quantised, "cpu"), system(&quantised, "cuda NVIDIA H200"));
-    }
-
-    #[test]
-    fn the_fingerprint_covers_a_vocabulary_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let of = |text: &str| {
-            std::fs::write(folder.path().join("rwkv_vocab_v20230424.txt"), text).unwrap();
-            model_fingerprint(folder.path(), StateType::F32).unwrap().tokenizer
-        };
-        assert_ne!(of("1 'a' 1"), of("1 'b' 1"));
-    }
 
     #[test]
     fn a_folder_without_a_checkpoint_is_named() {

@@ -26,8 +26,8 @@ fn prompt(given: String) -> Result<String> {
 /// Continues the prompt with the model in `folder`.
 pub(crate) fn generate(args: GenerateArgs, folder: &Path) -> Result<()> {
     let text = prompt(args.prompt)?;
-    let (device, state) = (args.model.device, args.model.state.into());
-    let options = OpenOptions { device, slots: 1, state, ..OpenOptions::default() };
+    let (backend, device, state) = (args.model.backend, args.model.device, args.model.state.into());
+    let options = OpenOptions { backend, device, slots: 1, state, ..OpenOptions::default() };
     let (served, _engine) = checkpoint::open(folder, &options)?;
     let given = args.sampling;
     let mut sampling = given.over(&served.sampling);

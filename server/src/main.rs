@@ -207,6 +207,7 @@ async fn run_server(args: &ServeArgs, given: Given, data: Option<&Path>) -> Resu
     let options = OpenOptions {
         name: None,
         any_name: args.any_model_name == Switch::On,
+        backend: args.model.backend,
         device: args.model.device,
         slots: args.slots,
         state: args.model.state.into(),
@@ -294,10 +295,10 @@ async fn load(
         }
         Given::Several(models) => apart(|| sources(models)).await?,
     };
-    let device = options.device;
+    let (backend, device) = (options.backend, options.device);
     if !matches!(device, DeviceChoice::Auto | DeviceChoice::Cpu) {
         // A device that is missing has an exit code of its own.
-        spawn_blocking(move || device.open().map(drop)).await??;
+        spawn_blocking(move || backend.check(device)).await??;
     }
     let ram = SharedRam::new(args.sessions.ram_budget, sources.len(), args.sessions.prefix_budget);
     let prefix_bytes = usize::try_from(ram.prefixes).unwrap_or(usize::MAX);

@@ -84,6 +84,18 @@ pub fn weights_files(model: &Path) -> Result<Vec<PathBuf>, LoadError> {
     Ok(vec![if quantised.exists() && !floats.exists() { quantised } else { floats }])
 }
 
+/// The tensors in the safetensors of a folder, whatever its config asks for.
+pub(crate) fn unchecked(folder: &Path) -> Result<Source, LoadError> {
+    let files = weights_files(folder)?;
+    if let [path] = files.as_slice()
+        && path.ends_with(GGUF)
+    {
+        let reason = format!("the candle backend reads {SAFETENSORS}");
+        return Err(LoadError::Format { file: GGUF.into(), reason });
+    }
+    Ok(Source::File(Arc::new(safetensors(&files)?), None))
+}
+
 /// A checkpoint that has passed the checks of [`load`], without a model.
 #[derive(Debug)]
 pub struct Stored {
@@ -152,6 +164,11 @@ impl Stored {
     /// The config of the model.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// The tensors, as they are stored.
+    pub(crate) fn source(&self) -> Source {
+        Source::File(Arc::clone(&self.file), None)
     }
 
     /// All tensors, by name.

@@ -12,7 +12,7 @@ use super::mixer;
 use super::ops::{Linear, Mode, RmsNorm, Rows};
 use super::plan::{self, OUTPUT_HEAD, PREFILL, ROWS};
 use super::pool::{CudaPool, CudaStates, PADDING, Step, floats};
-use crate::config::{DecoderConfig, PositionEmbedding};
+use crate::config::{DecoderConfig, PositionEmbedding, SourceConfig};
 use crate::error::ModelError;
 use crate::memory::StateType;
 use crate::runner::Backend;
@@ -36,6 +36,11 @@ pub struct CudaDecoder {
 }
 
 impl CudaDecoder {
+    /// The config of the decoder.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
     pub(crate) fn new(
         config: DecoderConfig,
         weights: &Weights<'_>,
@@ -271,8 +276,16 @@ impl CudaDecoder {
 impl Backend for CudaDecoder {
     type States = CudaStates;
 
-    fn config(&self) -> &DecoderConfig {
-        &self.config
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn eos(&self) -> &[u32] {
+        self.config.eos_token_id.as_slice()
+    }
+
+    fn source(&self) -> Option<SourceConfig> {
+        self.config.source()
     }
 
     fn weight_bytes(&self) -> usize {

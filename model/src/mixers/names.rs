@@ -41,8 +41,13 @@ impl TensorNames {
         (renamed, unknown)
     }
 
+    /// Whether files have the matrix of this name of ours with rows for columns.
+    pub(crate) fn is_transposed(&self, ours: &str) -> bool {
+        self.readings.iter().any(|(end, reading)| ours.ends_with(end) && *reading == Reading::Transposed)
+    }
+
     /// Our name of a tensor. No two names become one, because the tables are one to one.
-    fn ours(&self, theirs: &str) -> Option<String> {
+    pub(crate) fn ours(&self, theirs: &str) -> Option<String> {
         if self.unused.contains(&theirs) {
             return None;
         }

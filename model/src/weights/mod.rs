@@ -119,6 +119,22 @@ pub(crate) enum Source {
     Random(WeightType, u64),
 }
 
+impl Source {
+    /// The shape of a tensor of a file, if it has one.
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        match self {
+            Self::File(file, _) => file.entries.get(name).map(|entry| &*entry.shape),
+            Self::Random(..) => None,
+        }
+    }
+
+    /// The shapes of all tensors of a file.
+    pub(crate) fn shapes(&self) -> impl Iterator<Item = &[usize]> {
+        let file = if let Self::File(file, _) = self { Some(file) } else { None };
+        file.into_iter().flat_map(|file| file.entries.values().map(|entry| &*entry.shape))
+    }
+}
+
 /// Tensors by name below a prefix.
 #[derive(Clone)]
 pub(crate) struct Weights<'a> {

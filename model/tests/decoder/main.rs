@@ -3,6 +3,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+#[path = "../common/candle.rs"]
+mod published;
+
+mod candle;
+mod candle_reference;
 mod golden;
 mod hybrid;
 mod mamba2;

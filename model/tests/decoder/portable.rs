@@ -87,9 +87,14 @@ fn a_text_may_be_read_in_pieces() -> Result<()> {
 
 #[test]
 fn other_families_are_refused() {
-    for name in ["favor", "softmax", "hybrid", "../fixtures-seq2seq/seq2seq-rfa"] {
+    for (name, words) in [
+        ("favor", "feature_map must be gaussian, arc_cosine or elu"),
+        ("softmax", "attention must be rfa"),
+        ("hybrid", "attention must be rfa"),
+        ("../fixtures-seq2seq/seq2seq-rfa", "model_type must be that of a decoder"),
+    ] {
         let error = portable::Decoder::load(&fixtures().join(name), DType::F32, &Device::Cpu).unwrap_err();
-        assert!(error.to_string().contains("gaussian, arc_cosine or elu"), "{name}: {error}");
+        assert!(error.to_string().contains(words), "{name}: {error}");
     }
 }
 

@@ -7,25 +7,77 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tidegate_model::checkpoint::Stored;
-use tidegate_model::{DecoderConfig, Threads};
-use tidegate_server::checkpoint::OpenDevice;
+use tidegate_model::{DecoderConfig, Threads, candle};
 
 use super::past::{MemoryBudget, Past};
 use super::plan::{Case, Kind, Plan, Subject};
 use super::runner::{self, Runner};
-use crate::cli::word;
+use crate::cli::{MixerArg, word};
 
 /// Tokens of one prefill call on the way to a depth.
 const CHUNK: usize = 512;
 /// Least time between two progress messages.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// A model and its states at each depth.
-pub(super) struct Model {
+/// What a report says about a model.
+pub(super) struct About {
     /// The name of the shape or of the checkpoint's folder.
     pub(super) shape: String,
     pub(super) weights: String,
-    pub(super) config: DecoderConfig,
+    pub(super) mixer: String,
+    pub(super) parameters: u64,
+    vocab_size: usize,
+    /// `None` for a family that only candle has.
+    pub(super) config: Option<DecoderConfig>,
+}
+
+impl About {
+    fn of(subject: &Subject, plan: &Plan) -> Result<Self> {
+        let of = |shape, weights, config: DecoderConfig| Self {
+            shape,
+            weights,
+            mixer: config.mixer().to_owned(),
+            parameters: config.parameters(),
+            vocab_size: config.vocab_size,
+            config: Some(config),
+        };
+        let about = match subject {
+            Subject::Checkpoint { folder, mixer, .. } if plan.device.is_candle() => {
+                let (candle, own) = (candle::Checkpoint::open(folder)?, Stored::open(folder).ok());
+                let family = candle.config().family();
+                check_mixer(*mixer, family, folder)?;
+                Self {
+                    shape: name_of(folder),
+                    weights: "f32".into(),
+                    mixer: family.to_owned(),
+                    parameters: own.as_ref().map_or(candle.parameters(), |own| own.config().parameters()),
+                    vocab_size: candle.config().vocab_size(),
+                    config: own.map(|own| own.config().clone()),
+                }
+            }
+            Subject::Checkpoint { folder, weights, mixer } => {
+                let stored = Stored::open(folder)?;
+                check_mixer(*mixer, stored.config().mixer(), folder)?;
+                let weights = weights.map_or_else(|| own_weights(&stored), |weights| weights.to_string());
+                of(name_of(folder), weights, stored.config().clone())
+            }
+            Subject::Shape { shape, weights, config } => of(word(shape), weights.to_string(), (**config).clone()),
+        };
+        let source = about.config.as_ref().and_then(DecoderConfig::source);
+        ensure!(source.is_none(), "bench does not measure encoder-decoders such as {}", about.shape);
+        Ok(about)
+    }
+}
+
+fn check_mixer(asked: Option<MixerArg>, own: &str, folder: &Path) -> Result<()> {
+    let Some(asked) = asked.map(|asked| word(&asked)) else { return Ok(()) };
+    ensure!(own == asked, "--mixer {asked}: {} is a model of {own}", folder.display());
+    Ok(())
+}
+
+/// A model and its states at each depth.
+pub(super) struct Model {
+    pub(super) about: About,
     pub(super) runner: Box<dyn Runner>,
     pub(super) past: Past,
     /// The logits of the last step; reused, so that no step allocates.
@@ -40,52 +92,42 @@ impl Model {
         threads: &[Arc<Threads>],
         memory: &mut MemoryBudget,
     ) -> Result<Self> {
-        let (shape, weights, config) = match subject {
-            Subject::Checkpoint { folder, weights, mixer } => {
-                let stored = Stored::open(folder)?;
-                if let Some(mixer) = mixer {
-                    let (own, folder) = (stored.config().mixer(), folder.display());
-                    ensure!(own == word(mixer), "--mixer {}: {folder} is a model of {own}", word(mixer));
-                }
-                let weights = weights.map_or_else(|| own_weights(&stored), |weights| weights.to_string());
-                (name_of(folder), weights, stored.config().clone())
-            }
-            Subject::Shape { shape, weights, config } => (word(shape), weights.to_string(), (**config).clone()),
-        };
-        ensure!(config.source().is_none(), "bench does not measure encoder-decoders such as {shape}");
+        let about = About::of(subject, plan)?;
+        let (name, vocab_size) = (format!("{} with {}", about.shape, about.weights), about.vocab_size);
+        let cache = about.config.as_ref().filter(|config| config.only_caches());
         // A GPU checks its own memory.
-        if config.only_caches() && matches!(plan.device, OpenDevice::Cpu) {
+        if let Some(config) = cache.filter(|_| plan.device.is_cpu()) {
             let rows = (plan.slots() as u64).saturating_mul(threads.len() as u64);
             let named = match subject {
                 Subject::Checkpoint { folder, mixer: None, .. } => folder.display().to_string(),
                 _ => "--mixer softmax".to_owned(),
             };
-            memory.reserve(&config, plan.state, rows).context(named)?;
+            memory.reserve(config, plan.state, rows).context(named)?;
         }
-        progress(&format!("{shape} with {weights}: loading"));
+        progress(&format!("{name}: loading"));
         let mut runner = runner::open(subject, plan, threads)?;
         let mut logits = Vec::new();
         if plan.prompt > 0 {
-            progress(&format!("{shape} with {weights}: warming up with a prompt"));
-            let prompt = ids(0, plan.prompt, config.vocab_size);
+            progress(&format!("{name}: warming up with a prompt"));
+            let prompt = ids(0, plan.prompt, vocab_size);
             for lane in 0..plan.lanes() {
                 runner.prefill_logits(lane, &prompt, &mut logits)?;
                 runner.reset(lane)?;
             }
         }
-        let past = if config.only_caches() {
-            Past::random(&config, plan.deepest())
+        let past = if let Some(config) = cache {
+            Past::random(config, plan.deepest())
         } else {
             let fastest = (0..plan.threads.len()).max_by_key(|&i| plan.threads[i]).unwrap_or(0);
-            let text = |from, count| ids(from, count, config.vocab_size);
-            read(&mut *runner, fastest, plan, text, &format!("{shape} with {weights}"))?
+            let text = |from, count| ids(from, count, vocab_size);
+            read(&mut *runner, fastest, plan, text, &name)?
         };
-        Ok(Self { shape, weights, config, runner, past, logits })
+        Ok(Self { about, runner, past, logits })
     }
 
     /// Measures one case once; returns tokens per second.
     pub(super) fn measure(&mut self, case: &Case, plan: &Plan) -> Result<f64> {
-        let (depth, vocab) = (plan.depths[case.depth], self.config.vocab_size);
+        let (depth, vocab) = (plan.depths[case.depth], self.about.vocab_size);
         let (runner, lane) = (&mut self.runner, case.lane);
         let rows = if let Kind::Decode { rows } = case.kind { rows } else { 1 };
         let slots: Vec<usize> = (0..rows).collect();

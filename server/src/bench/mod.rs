@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use tidegate_model::Threads;
+use tidegate_server::checkpoint::BackendChoice;
 
 use crate::cli::BenchArgs;
 use measure::{Model, progress};
@@ -25,7 +26,18 @@ use roofline::MachineLimits;
 
 /// Measures and prints. `default` gives the model's folder if the command line names none.
 pub(crate) fn run(args: &BenchArgs, default: impl FnOnce() -> Result<PathBuf>) -> Result<()> {
-    let plan = Plan::new(args, args.device.open()?, default)?;
+    let (device, model) = match (args.shape, &args.model) {
+        (Some(_), _) => {
+            let own = args.backend != BackendChoice::Candle;
+            ensure!(own, "--shape: random weights are for our own kernels; --backend candle measures a --model");
+            (args.device.open()?, PathBuf::new())
+        }
+        (None, model) => {
+            let model = model.clone().map_or_else(default, Ok)?;
+            (args.backend.open(args.device, &model)?, model)
+        }
+    };
+    let plan = Plan::new(args, device, &model)?;
     let rows = measure(&plan);
     progress("");
     report::print(args.output, &rows?)

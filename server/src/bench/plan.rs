@@ -64,19 +64,18 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `default` gives the model's folder if the command line names none.
-    pub(super) fn new(args: &BenchArgs, device: OpenDevice, default: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
-        let subjects = match (args.shape, &args.model) {
-            (Some(shape), _) => shapes(shape, args)?,
-            (None, Some(folder)) => checkpoints(folder, args),
-            (None, None) => checkpoints(&default()?, args),
+    /// `model` is measured if the command line names no shape.
+    pub(super) fn new(args: &BenchArgs, device: OpenDevice, model: &Path) -> Result<Self> {
+        let subjects = match args.shape {
+            Some(shape) => shapes(shape, args)?,
+            None => checkpoints(model, args),
         };
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let mut depths = each_once(&args.depths);
         depths.sort_unstable();
         Ok(Self {
             subjects,
-            threads: if matches!(device, OpenDevice::Cpu) { or(&args.threads, cores) } else { Vec::new() },
+            threads: if device.is_cpu() { or(&args.threads, cores) } else { Vec::new() },
             device,
             state: args.state.into(),
             depths: or(&depths, 0),
@@ -209,7 +208,7 @@ mod tests {
     fn plan(line: &str) -> Result<Plan> {
         let line = ["tidegate", "bench"].into_iter().chain(line.split_whitespace());
         let Command::Bench(args) = Cli::try_parse_from(line)?.command else { panic!("another command") };
-        Plan::new(&args, OpenDevice::Cpu, || Ok("shipped".into()))
+        Plan::new(&args, OpenDevice::Cpu, args.model.as_deref().unwrap_or(Path::new("shipped")))
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn new(plan: &Plan, case: &Case, model: &Model, rates: Vec<f64>, limits: &MachineLimits) -> Self {
-        let (config, rounds) = (&model.config, rates.len());
+        let (about, config, rounds) = (&model.about, model.about.config.as_ref(), rates.len());
         let (weight_bytes, state_bytes) = (model.runner.weight_bytes(), model.runner.state_bytes());
         let Spread { least, median, most } = Spread::of(rates);
         let (read_bandwidth, fma_peak) = (limits.read_bandwidth(case.lane), limits.fma_peak(case.lane));
@@ -59,13 +59,17 @@ impl Row {
         let (kind, batch, tokens, roof_share) = match case.kind {
             Kind::Decode { rows } => {
                 // The depth in the middle of the measured steps.
-                let row_bytes = row_bytes(config, state_bytes, depth + 1 + plan.steps.div_ceil(2));
-                let bytes = step_bytes(weight_bytes, row_bytes, rows) / rows as f64;
-                ("decode", rows, rows * plan.steps, read_bandwidth.map(|limit| bytes * median / limit))
+                let tokens = depth + 1 + plan.steps.div_ceil(2);
+                let bytes = config
+                    .map(|config| step_bytes(weight_bytes, row_bytes(config, state_bytes, tokens), rows) / rows as f64);
+                let share = bytes.zip(read_bandwidth).map(|(bytes, limit)| bytes * median / limit);
+                ("decode", rows, rows * plan.steps, share)
             }
             Kind::Prefill => {
-                let operations = prompt_operations(config, plan.prompt, depth) / plan.prompt as f64;
-                ("prefill", 1, plan.prompt, fma_peak.map(|limit| operations * median / limit))
+                let operations =
+                    config.map(|config| prompt_operations(config, plan.prompt, depth) / plan.prompt as f64);
+                let share = operations.zip(fma_peak).map(|(operations, limit)| operations * median / limit);
+                ("prefill", 1, plan.prompt, share)
             }
         };
         let state = match plan.state {
@@ -73,10 +77,10 @@ impl Row {
             StateType::Bf16 => "bf16",
         };
         Self {
-            shape: model.shape.clone(),
-            parameters: config.parameters(),
-            weights: model.weights.clone(),
-            mixer: config.mixer().to_owned(),
+            shape: about.shape.clone(),
+            parameters: about.parameters,
+            weights: about.weights.clone(),
+            mixer: about.mixer.clone(),
             state,
             device: plan.device.to_string(),
             threads: plan.threads.get(case.lane).copied(),
@@ -131,7 +135,8 @@ fn markdown(rows: &[Row]) -> String {
     let (shape, rounds) = (&first.shape, first.rounds);
     // Writing to a string does not fail.
     let rounds = if rounds == 1 { "one round".into() } else { format!("medians of {rounds} rounds") };
-    let _ = writeln!(text, "{shape}: {rounds}.");
+    let by = if first.device.ends_with("by candle") { " by candle" } else { "" };
+    let _ = writeln!(text, "{shape}{by}: {rounds}.");
     let (mut models, mut random_of, mut machine) = (Vec::new(), Vec::new(), Vec::new());
     for row in rows {
         let numbers = [row.parameters, row.weight_bytes as u64, row.state_bytes as u64];

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use tidegate_model::{Backend, Decoder, Device, Pool, PoolOptions, Threads, checkpoint};
+use anyhow::{Context, Result, ensure};
+use tidegate_model::{Backend, Decoder, Device, Pool, PoolOptions, StateType, Threads, candle, checkpoint};
 use tidegate_server::checkpoint::OpenDevice;
 
 use super::plan::{Plan, Subject};
@@ -58,6 +58,7 @@ pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> 
             let pools = threads.iter().map(pool).collect::<Result<_>>()?;
             Box::new(Lanes { decoder, pools })
         }
+        OpenDevice::Candle(device) => by_candle(device, subject, plan, threads)?,
         #[cfg(feature = "cuda")]
         OpenDevice::Cuda(device) => {
             let decoder = match subject {
@@ -73,6 +74,18 @@ pub(super) fn open(subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> 
             Box::new(Lanes { decoder, pools: vec![pool] })
         }
     })
+}
+
+fn by_candle(device: &Device, subject: &Subject, plan: &Plan, threads: &[Arc<Threads>]) -> Result<Box<dyn Runner>> {
+    let Subject::Checkpoint { folder, weights: None, .. } = subject else {
+        anyhow::bail!("--weights: the candle backend computes with weights in f32")
+    };
+    ensure!(plan.state == StateType::F32, "--state: the candle backend keeps states in f32");
+    let decoder = candle::Checkpoint::open(folder)?.decoder(device)?;
+    let counts = if threads.is_empty() { vec![1] } else { threads.iter().map(|threads| threads.count()).collect() };
+    let pools = counts.into_iter().map(|count| decoder.new_pool(plan.slots(), count));
+    let pools = pools.collect::<Result<_, _>>().context("the states cannot be allocated")?;
+    Ok(Box::new(Lanes { decoder, pools }))
 }
 
 struct Lanes<B: Backend> {

@@ -43,6 +43,7 @@ impl Local {
         let data = if args.no_keep { None } else { store::data_folder(&args.sessions)? };
         let options = OpenOptions {
             name,
+            backend: args.model.backend,
             device: args.model.device,
             // One conversation. Its state is stored, so that no prefix needs to be.
             slots: 1,

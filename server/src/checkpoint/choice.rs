@@ -13,6 +13,8 @@ pub enum DeviceChoice {
     Cpu,
     /// The CUDA device of this number.
     Cuda(usize),
+    /// The GPU of a Mac, for the candle backend.
+    Metal,
     /// CUDA's kernels on the CPU: for tests.
     #[cfg(feature = "cuda-emulator")]
     Emulator,
@@ -20,7 +22,7 @@ pub enum DeviceChoice {
 
 /// A text is not the name of a [`DeviceChoice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("must be cpu, cuda, cuda:N (N counts the devices from 0) or auto")]
+#[error("must be cpu, cuda, cuda:N (N counts the devices from 0), metal or auto")]
 pub struct DeviceChoiceError;
 
 impl FromStr for DeviceChoice {
@@ -31,6 +33,7 @@ impl FromStr for DeviceChoice {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(0)),
+            "metal" => Ok(Self::Metal),
             #[cfg(feature = "cuda-emulator")]
             "emulator" => Ok(Self::Emulator),
             _ => {
@@ -47,6 +50,7 @@ impl fmt::Display for DeviceChoice {
             Self::Auto => f.write_str("auto"),
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Metal => f.write_str("metal"),
             #[cfg(feature = "cuda-emulator")]
             Self::Emulator => f.write_str("emulator"),
         }
@@ -59,7 +63,8 @@ mod tests {
 
     #[test]
     fn a_choice_is_parsed_as_it_is_displayed() {
-        for choice in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(0), DeviceChoice::Cuda(12)] {
+        let cuda = [0, 12].map(DeviceChoice::Cuda);
+        for choice in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Metal].into_iter().chain(cuda) {
             assert_eq!(choice.to_string().parse(), Ok(choice));
         }
         assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
@@ -71,7 +76,7 @@ mod tests {
             assert_eq!(text.parse::<DeviceChoice>(), Err(DeviceChoiceError), "{text}");
         }
         assert!("cuda:99999999999999999999999".parse::<DeviceChoice>().is_err());
-        for form in ["cpu", "cuda", "cuda:N", "auto"] {
+        for form in ["cpu", "cuda", "cuda:N", "metal", "auto"] {
             assert!(DeviceChoiceError.to_string().contains(form));
         }
     }

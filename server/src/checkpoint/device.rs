@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use tidegate_model::Device;
+
 #[cfg(feature = "cuda")]
 use tracing::warn;
 
@@ -18,6 +20,8 @@ pub enum OpenDevice {
     /// A CUDA device.
     #[cfg(feature = "cuda")]
     Cuda(OpenCuda),
+    /// A device of the candle backend.
+    Candle(Device),
 }
 
 impl DeviceChoice {
@@ -28,6 +32,7 @@ impl DeviceChoice {
     pub fn open(self) -> Result<OpenDevice, DeviceError> {
         match self {
             Self::Cpu => Ok(OpenDevice::Cpu),
+            Self::Metal => Err(DeviceError::NotNative),
             #[cfg(not(feature = "cuda"))]
             Self::Auto => Ok(OpenDevice::Cpu),
             #[cfg(not(feature = "cuda"))]
@@ -51,7 +56,49 @@ impl DeviceChoice {
     }
 }
 
+impl DeviceChoice {
+    /// Opens the requested device for the candle backend; `auto` takes the first that the build and the machine have of CUDA,
+    /// Metal and the CPU.
+    ///
+    /// # Errors
+    /// The candle backend was built without the device, or the machine does not have it.
+    pub fn open_for_candle(self) -> Result<OpenDevice, DeviceError> {
+        let not_built = |feature| Err(DeviceError::NotBuiltForCandle { choice: self, feature });
+        let opened = match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Auto => {
+                let cuda = if cfg!(feature = "candle-cuda") { Device::new_cuda(0).ok() } else { None };
+                let metal = || if cfg!(feature = "candle-metal") { Device::new_metal(0).ok() } else { None };
+                Ok(cuda.or_else(metal).unwrap_or(Device::Cpu))
+            }
+            Self::Cuda(_) if cfg!(not(feature = "candle-cuda")) => return not_built("candle-cuda"),
+            Self::Metal if cfg!(not(feature = "candle-metal")) => return not_built("candle-metal"),
+            Self::Cuda(ordinal) => Device::new_cuda(ordinal),
+            Self::Metal => Device::new_metal(0),
+            #[cfg(feature = "cuda-emulator")]
+            Self::Emulator => return not_built("candle-cuda"),
+        };
+        let absent = |error: &dyn fmt::Display| DeviceError::Absent { choice: self, reason: error.to_string() };
+        opened.map(OpenDevice::Candle).map_err(|error| absent(&error))
+    }
+}
+
 impl OpenDevice {
+    /// Whether the CPU computes, in the memory of the process.
+    pub fn is_cpu(&self) -> bool {
+        match self {
+            Self::Cpu => true,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => false,
+            Self::Candle(device) => device.is_cpu(),
+        }
+    }
+
+    /// Whether candle computes.
+    pub fn is_candle(&self) -> bool {
+        matches!(self, Self::Candle(_))
+    }
+
     /// The class of devices on which a request gives the same text. Sums of floats have another order on a GPU than on the
     /// CPU, and matrix units round differently from one kind of GPU to the next.
     pub(super) fn class(&self) -> String {
@@ -59,6 +106,7 @@ impl OpenDevice {
             Self::Cpu => "cpu".into(),
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => device.class(),
+            Self::Candle(_) => self.to_string(),
         }
     }
 }
@@ -69,6 +117,9 @@ impl fmt::Display for OpenDevice {
             Self::Cpu => f.write_str("cpu"),
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => device.fmt(f),
+            Self::Candle(Device::Cpu) => f.write_str("cpu by candle"),
+            Self::Candle(Device::Cuda(_)) => f.write_str("cuda by candle"),
+            Self::Candle(Device::Metal(_)) => f.write_str("metal by candle"),
         }
     }
 }

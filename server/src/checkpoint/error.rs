@@ -79,6 +79,20 @@ pub enum DeviceError {
          cargo build --release --features tidegate-server/cuda"
     )]
     NotBuilt(DeviceChoice),
+    /// Only candle computes on Metal.
+    #[error("--device metal: the kernels of our own do not run on Metal; add --backend candle, or choose cpu or auto")]
+    NotNative,
+    /// The candle backend was built without the device.
+    #[error(
+        "--device {choice}: this build's candle backend does not support it; choose cpu or auto, or build with \
+         cargo build --release --features tidegate-server/{feature}"
+    )]
+    NotBuiltForCandle {
+        /// The request.
+        choice: DeviceChoice,
+        /// The feature that it needs.
+        feature: &'static str,
+    },
     /// The machine has no such device, or it is not available.
     #[error("--device {choice}: {reason}; choose cpu or auto, or one of the devices that nvidia-smi lists")]
     Absent {

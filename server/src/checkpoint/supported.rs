@@ -7,7 +7,8 @@ use std::path::Path;
 
 use serde_json::Value;
 use tidegate_model::checkpoint::FileKind;
-use tidegate_model::{DecoderConfig, checkpoint};
+use tidegate_model::config::ConfigError;
+use tidegate_model::{DecoderConfig, candle, checkpoint};
 
 use super::error::OpenError;
 
@@ -59,8 +60,37 @@ const GROWING: [&str; 38] = [
 /// Parts of the `model_type` of models with a memory of constant size, of another kind than ours.
 const OTHER_RECURRENT: [&str; 7] = ["mamba", "rwkv", "retnet", "hgrn", "griffin", "xlstm", "deltanet"];
 
-/// Our own.
-const SUPPORTED: [&str; 4] = ["rfa_gate", "rfa_seq2seq", "rwkv7", "mamba2"];
+/// Those that are served: the first four by kernels of our own.
+const SUPPORTED: [&str; 7] = ["rfa_gate", "rfa_seq2seq", "rwkv7", "mamba2", "mamba", "rwkv5", "rwkv6"];
+
+/// The config of a model that can be served.
+pub(super) enum Described {
+    /// The kernels of our own compute it; candle may too.
+    Own(Box<DecoderConfig>),
+    /// Candle alone computes it.
+    Candle(Box<candle::Config>),
+}
+
+impl Described {
+    /// Bytes of one conversation's state in f32.
+    pub(super) fn state_bytes(&self) -> usize {
+        match self {
+            Self::Own(config) => config.state_bytes(),
+            Self::Candle(config) => config.state_bytes(),
+        }
+    }
+
+    fn from_json(text: &str) -> Result<Self, ConfigError> {
+        if candle::is_only_candle(text) {
+            return Ok(Self::Candle(Box::new(candle::Config::from_json(text)?)));
+        }
+        Ok(Self::Own(Box::new(DecoderConfig::from_json(text)?)))
+    }
+
+    fn of_file(path: &Path) -> Result<Self, OpenError> {
+        Ok(Self::Own(Box::new(checkpoint::Stored::open(path)?.config().clone())))
+    }
+}
 
 /// What GGUF files begin with.
 const MAGIC: &[u8] = b"GGUF";
@@ -75,12 +105,12 @@ pub(super) fn check(path: &Path) -> Result<(), OpenError> {
 }
 
 /// The config of a folder that is one of ours.
-pub(super) fn config(path: &Path) -> Result<DecoderConfig, OpenError> {
+pub(super) fn config(path: &Path) -> Result<Described, OpenError> {
     checked(path)?.ok_or_else(|| OpenError::Read { path: path.join("config.json"), source: ErrorKind::NotFound.into() })
 }
 
 /// The config, if there is one.
-fn checked(path: &Path) -> Result<Option<DecoderConfig>, OpenError> {
+pub(super) fn checked(path: &Path) -> Result<Option<Described>, OpenError> {
     let refused = |reason: String| Err(OpenError::Unsupported { path: path.into(), reason });
     if path.is_file() {
         let config = path.with_file_name("config.json");
@@ -88,10 +118,8 @@ fn checked(path: &Path) -> Result<Option<DecoderConfig>, OpenError> {
             (FileKind::Safetensors, _) if config.is_file() => {
                 refused("is a part of the model of its folder: name the folder instead".into())
             }
-            (FileKind::Pth | FileKind::Safetensors, _) => Ok(Some(checkpoint::Stored::open(path)?.config().clone())),
-            (FileKind::Gguf, Some(kind)) if is_whole(&kind) => {
-                Ok(Some(checkpoint::Stored::open(path)?.config().clone()))
-            }
+            (FileKind::Pth | FileKind::Safetensors, _) => Described::of_file(path).map(Some),
+            (FileKind::Gguf, Some(kind)) if is_whole(&kind) => Described::of_file(path).map(Some),
             _ => refused(file(path)),
         };
     }
@@ -101,7 +129,7 @@ fn checked(path: &Path) -> Result<Option<DecoderConfig>, OpenError> {
             if let Some(reason) = other_model(&text) {
                 return refused(reason);
             }
-            let read = DecoderConfig::from_json(&text).map(Some);
+            let read = Described::from_json(&text).map(Some);
             read.map_err(|source| OpenError::Config { path: config, source })
         }
         Err(_) => match whole_in(path) {
@@ -113,7 +141,7 @@ fn checked(path: &Path) -> Result<Option<DecoderConfig>, OpenError> {
 
 /// Why a model with this `config.json` cannot be loaded, whatever its other files are.
 pub fn refused_config(config: &str) -> Option<String> {
-    other_model(config).or_else(|| DecoderConfig::from_json(config).err().map(|error| format!("config.json: {error}")))
+    other_model(config).or_else(|| Described::from_json(config).err().map(|error| format!("config.json: {error}")))
 }
 
 /// Why a model with this `model_type` cannot be loaded.
@@ -231,7 +259,7 @@ mod tests {
             ("llama", "is not supported: its memory grows with the text"),
             ("qwen3", "is not supported: its memory grows with the text"),
             ("falcon_mamba", "is not supported: its memory is of another kind"),
-            ("rwkv6", "is not supported: its memory is of another kind"),
+            ("rwkv", "is not supported: its memory is of another kind"),
             ("my_own", "is not supported; supported are rfa_gate"),
         ] {
             std::fs::write(folder.path().join("config.json"), format!(r#"{{"model_type": "{kind}"}}"#)).unwrap();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use tidegate_model::WeightType;
-use tidegate_server::checkpoint::DeviceChoice;
+use tidegate_server::checkpoint::{BackendChoice, DeviceChoice};
 
 use super::parse::{positive, within};
 
@@ -25,6 +25,9 @@ it counts those present, read once. Prefill counts two operations for each matri
 is multiplied with (the output head for the last token only) and for each key and value it attends to.
 A share exceeds 1 where weights and states fit into the caches, or where quantised weights run prefill
 on 8-bit integers.
+
+--backend candle measures a checkpoint's weights as f32, on --threads for matrices and candle's own threads
+for the rest. Families that only candle has have no shares.
 
 On a CUDA device --threads has no effect and shares are not reported. All cases run on one device: if it
 has no kernels for a model, also with --device auto, the exit code is 3.
@@ -50,7 +53,10 @@ pub(crate) struct BenchArgs {
     /// Type of states in memory
     #[arg(long, value_enum, default_value_t = StateArg::F32)]
     pub(crate) state: StateArg,
-    /// cpu, cuda, cuda:N, or auto: the first usable GPU, else the CPU
+    /// native: our own kernels; candle: the portable backend; auto: native where it has the model's family
+    #[arg(long, env = "TIDEGATE_BACKEND", value_name = "BACKEND", default_value_t)]
+    pub(crate) backend: BackendChoice,
+    /// cpu, cuda, cuda:N, metal (candle alone), or auto: the first usable GPU, else the CPU
     #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
     pub(crate) device: DeviceChoice,
     /// Numbers of compute threads [default: one per core]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use tidegate_server::checkpoint::DeviceChoice;
+use tidegate_server::checkpoint::{BackendChoice, DeviceChoice};
 
 use super::bench::StateArg;
 use super::parse::within;
@@ -17,7 +17,10 @@ pub(crate) struct ModelArgs {
     // A comment would have the brackets as links.
     #[arg(help = MODEL, long, env = "TIDEGATE_MODEL", value_name = "MODEL[=NAME]")]
     pub(crate) model: Vec<PathBuf>,
-    /// cpu, cuda, cuda:N, or auto: the first usable GPU, else the CPU
+    /// native: our own kernels; candle: the portable backend; auto: native where it has the model's family
+    #[arg(long, env = "TIDEGATE_BACKEND", value_name = "BACKEND", default_value_t)]
+    pub(crate) backend: BackendChoice,
+    /// cpu, cuda, cuda:N, metal (candle alone), or auto: the first usable GPU, else the CPU
     #[arg(long, env = "TIDEGATE_DEVICE", value_name = "DEVICE", default_value_t)]
     pub(crate) device: DeviceChoice,
     /// Compute threads [default: one per core]

@@ -6,6 +6,9 @@ mod common;
 #[cfg(feature = "cuda-emulator")]
 mod emulated;
 mod http;
+#[path = "../../../model/tests/common/candle.rs"]
+mod published;
+
 #[path = "../../../model/tests/common/llamacpp.rs"]
 mod llamacpp;
 mod metrics;

@@ -29,12 +29,7 @@ pub(crate) fn written_about(mean: f32, keys: &Value) -> TempDir {
 /// A checkpoint of RWKV-7 with random weights, and a vocabulary file of all single bytes, [`WORDS`] and a part of a character.
 pub(crate) fn written_rwkv7() -> TempDir {
     let folder = TempDir::new().unwrap();
-    let bytes = (0..=u8::MAX).map(|byte| (format!("b'\\x{byte:02x}'"), 1));
-    let words = WORDS.iter().map(|word| (format!("'{}'", word.replace('\n', "\\n")), word.len()));
-    let part = (r"b'\xe2\x98'".to_owned(), 2);
-    let lines = (1..).zip(bytes.chain(words).chain([part]));
-    let lines: Vec<String> = lines.map(|(id, (token, length))| format!("{id} {token} {length}\n")).collect();
-    std::fs::write(folder.path().join("rwkv_vocab_v20230424.txt"), lines.concat()).unwrap();
+    write_vocabulary(folder.path());
     let config = json!({
         "model_type": "rwkv7", "architectures": ["RWKV7ForCausalLM"], "vocab_size": 272, "hidden_size": 64,
         "num_hidden_layers": 2, "head_dim": 32, "num_heads": 2, "intermediate_size": 96, "decay_low_rank_dim": 8,
@@ -44,6 +39,16 @@ pub(crate) fn written_rwkv7() -> TempDir {
     });
     write_weights(folder.path(), &config.to_string(), 0.0);
     folder
+}
+
+/// Writes a vocabulary file of 266 tokens.
+pub(crate) fn write_vocabulary(folder: &Path) {
+    let bytes = (0..=u8::MAX).map(|byte| (format!("b'\\x{byte:02x}'"), 1));
+    let words = WORDS.iter().map(|word| (format!("'{}'", word.replace('\n', "\\n")), word.len()));
+    let part = (r"b'\xe2\x98'".to_owned(), 2);
+    let lines = (1..).zip(bytes.chain(words).chain([part]));
+    let lines: Vec<String> = lines.map(|(id, (token, length))| format!("{id} {token} {length}\n")).collect();
+    std::fs::write(folder.join("rwkv_vocab_v20230424.txt"), lines.concat()).unwrap();
 }
 
 /// Tokens of several bytes, from 257 on.

@@ -47,11 +47,42 @@ fn a_device_that_is_not_there_is_refused_with_an_exit_code_of_its_own() {
     }
 }
 
+/// The same prompt and seed give a text on either backend; what only one of them has is refused with the flag.
+#[test]
+fn the_backend_is_chosen_by_its_flag_or_variable() {
+    let (code, text, error) = ended(tidegate(&GENERATE).args(["--backend", "candle"]).output().unwrap());
+    assert_eq!(code, Some(0), "{error}");
+    assert!(text.starts_with("Once") && text.len() > 8, "{text:?}");
+    let (code, again, _) = ended(tidegate(&GENERATE).env("TIDEGATE_BACKEND", "candle").output().unwrap());
+    assert_eq!((code, &again), (Some(0), &text));
+    for (args, words) in [
+        (
+            ["--backend", "candle", "--device", "cuda"],
+            "--device cuda:0: this build's candle backend does not support it",
+        ),
+        (
+            ["--backend", "candle", "--device", "metal"],
+            "--device metal: this build's candle backend does not support it",
+        ),
+        (["--backend", "native", "--device", "metal"], "add --backend candle, or choose cpu or auto"),
+    ] {
+        let (code, _, error) = ended(tidegate(&GENERATE).args(args).output().unwrap());
+        assert_eq!(code, Some(3), "{args:?}: {error}");
+        assert!(error.contains(words), "{args:?}: {error}");
+    }
+    let (code, table, error) = ended(tidegate(&BENCH).args(["--backend", "candle"]).output().unwrap());
+    assert_eq!(code, Some(0), "{error}");
+    assert!(table.contains(" by candle: one round.") && table.contains("| rfa-gate | f32 |"), "{table}");
+    let (code, _, error) = ended(tidegate(&["bench", "--shape=12m", "--backend=candle"]).output().unwrap());
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("--shape: random weights are for our own kernels"), "{error}");
+}
+
 #[test]
 fn other_failures_have_other_exit_codes() {
     let (code, _, error) = ended(tidegate(&GENERATE).args(["--device", "gpu"]).output().unwrap());
     assert_eq!(code, Some(2), "{error}");
-    assert!(error.contains("must be cpu, cuda, cuda:N (N counts the devices from 0) or auto"), "{error}");
+    assert!(error.contains("must be cpu, cuda, cuda:N (N counts the devices from 0), metal or auto"), "{error}");
     let (code, _, error) = ended(tidegate(&GENERATE).args(["--model", "/nowhere"]).output().unwrap());
     assert_eq!(code, Some(1), "{error}");
     let (_, help, _) = ended(tidegate(&["--help"]).output().unwrap());

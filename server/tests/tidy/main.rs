@@ -56,6 +56,10 @@ const MODEL: Layers = &[
     ("decoder", &["compute", "config", "encoder", "error", "mixers", "nn", "probe", "runner", "state", "weights"]),
     ("checkpoint", &["config", "decoder", "schema", "weights"]),
     (
+        "candle",
+        &["checkpoint", "config", "error", "layout", "memory", "pool", "portable", "runner", "schema", "weights"],
+    ),
+    (
         "cuda",
         &[
             "checkpoint",

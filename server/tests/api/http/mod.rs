@@ -4,6 +4,7 @@ mod anthropic;
 mod async_openai;
 mod branches;
 mod browsers;
+mod candle;
 mod closed_schemas;
 mod completions;
 mod connections;

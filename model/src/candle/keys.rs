@@ -1,0 +1,57 @@
+//! Keys of a `config.json` that others publish, and the values that a model of candle has fixed.
+
+use std::fmt::Debug;
+
+use serde_json::{Map, Value};
+
+use crate::config::{ConfigError, within};
+
+/// The keys of a config. Those that no method asks for change no result, or are not known.
+pub(super) struct Keys<'a>(pub(super) &'a Map<String, Value>);
+
+impl Keys<'_> {
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+        self.0.get(key)
+    }
+
+    /// A count from 1 to `most`.
+    pub(super) fn number(&self, key: &'static str, most: usize) -> Result<usize, ConfigError> {
+        let found = self.get(key).unwrap_or(&Value::Null);
+        let number = found.as_u64().and_then(|number| usize::try_from(number).ok());
+        let number = number.ok_or_else(|| ConfigError::bound(key, format!("between 1 and {most}"), found))?;
+        within(key, number, 1, most)?;
+        Ok(number)
+    }
+
+    /// [`Self::number`], or `default` if the key is absent.
+    pub(super) fn number_or(&self, key: &'static str, default: usize, most: usize) -> Result<usize, ConfigError> {
+        if self.get(key).is_some() { self.number(key, most) } else { Ok(default) }
+    }
+
+    /// A small positive number, or `default` if the key is absent.
+    pub(super) fn float_or(&self, key: &'static str, default: f64) -> Result<f64, ConfigError> {
+        let Some(found) = self.get(key) else { return Ok(default) };
+        let number = found.as_f64().ok_or_else(|| ConfigError::bound(key, "a number", found))?;
+        within(key, number, 1e-12, 1e-1)?;
+        Ok(number)
+    }
+
+    /// Refuses any value but this one. The key may be absent or null.
+    pub(super) fn only(&self, key: &'static str, value: &Value) -> Result<(), ConfigError> {
+        let same = |found: &Value| found == value || found.is_number() && found.as_f64() == value.as_f64();
+        match self.get(key) {
+            Some(found) if !found.is_null() && !same(found) => {
+                Err(ConfigError::bound(key, format!("{value} for the candle backend"), found))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Refuses any value of a field but this one.
+pub(super) fn fixed<T: Copy + PartialEq + Debug>(field: &'static str, found: T, only: T) -> Result<(), ConfigError> {
+    if found == only {
+        return Ok(());
+    }
+    Err(ConfigError::bound(field, format!("{only:?} for the candle backend"), format!("{found:?}")))
+}

@@ -1,0 +1,132 @@
+//! What a snapshot and an answer depend on, as digests of a checkpoint's files.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use tidegate_model::StateType;
+use tidegate_model::checkpoint::{self, FileKind};
+
+use super::error::OpenError;
+use crate::session::{Fingerprint, hex};
+use crate::text::{tokenizer_file, vocabulary_beside};
+
+/// What a snapshot must match to continue here.
+///
+/// A rounded state continues differently from an exact one, so the number format of states is part of the architecture, and so
+/// is `candle`, the family where candle computes. The device is not: a session can move between the CPU and CUDA.
+pub(super) fn model_fingerprint(
+    folder: &Path,
+    state: StateType,
+    candle: Option<&'static str>,
+) -> Result<Fingerprint, OpenError> {
+    // The checkpoint has been loaded: a missing file is not needed.
+    let of = |path: &Path| -> Result<_, OpenError> { Ok(digest(path)?.unwrap_or_default()) };
+    let [mut architecture, weights, tokenizer] = if folder.is_file() {
+        // A GGUF file has all three; others have all but the vocabulary.
+        let vocabulary = if FileKind::of(folder)? == FileKind::Gguf { None } else { vocabulary_beside(folder) };
+        let file = of(folder)?;
+        [file, file, vocabulary.map_or(Ok(file), |path| of(&path))?]
+    } else {
+        let weights = checkpoint::weights_files(folder)?;
+        let digests: Vec<[u8; 32]> = weights.iter().map(|path| of(path)).collect::<Result<_, _>>()?;
+        let weights = match digests.as_slice() {
+            [one] => *one,
+            all => Sha256::digest(all.concat()).into(),
+        };
+        [of(&folder.join("config.json"))?, weights, of(&tokenizer_file(folder))?]
+    };
+    if let Some(family) = candle {
+        architecture =
+            Sha256::new().chain_update(architecture).chain_update("by candle, ").chain_update(family).finalize().into();
+    }
+    if state == StateType::Bf16 {
+        architecture = Sha256::new().chain_update(architecture).chain_update("states in bf16").finalize().into();
+    }
+    Ok(Fingerprint { architecture: hex(&architecture), weights: hex(&weights), tokenizer: hex(&tokenizer) })
+}
+
+/// A short name for the weights, the tokenizer, the recommended settings, the server's version and the class of device: if
+/// it is the same, the same request and seed give the same text.
+pub(super) fn system_fingerprint(folder: &Path, model: &Fingerprint, class: &str) -> Result<String, OpenError> {
+    let mut hash = Sha256::new().chain_update(env!("CARGO_PKG_VERSION"));
+    for part in [&model.architecture, &model.weights, &model.tokenizer] {
+        hash.update(part);
+    }
+    for name in ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"] {
+        hash.update(digest(&folder.join(name))?.unwrap_or_default());
+    }
+    hash.update(class);
+    Ok(format!("fp_{}", &hex(&hash.finalize())[..16]))
+}
+
+/// The SHA-256 of a file; `None` if there is no such file.
+fn digest(path: &Path) -> Result<Option<[u8; 32]>, OpenError> {
+    let failed = |source| OpenError::Read { path: path.into(), source };
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer).map_err(failed)? {
+            0 => return Ok(Some(hash.finalize().into())),
+            count => hash.update(&buffer[..count]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_its_sha_256() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("abc");
+        assert_eq!(digest(&path).unwrap(), None);
+        std::fs::write(&path, "abc").unwrap();
+        assert!(hex(&digest(&path).unwrap().unwrap()).starts_with("ba7816bf8f01cfea414140de5dae2223"));
+    }
+
+    #[test]
+    fn the_fingerprint_covers_the_weights_that_are_loaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let of = |state| model_fingerprint(folder.path(), state, None).unwrap();
+        let fingerprint = || of(StateType::F32);
+        write("config.json", "{}");
+        write("model.gguf", "quantised");
+        let quantised = fingerprint();
+        write("model.gguf", "quantised otherwise");
+        let otherwise = fingerprint();
+        assert_ne!(quantised.weights, otherwise.weights);
+        assert_eq!(quantised.architecture, otherwise.architecture);
+        // If both exist, the safetensors are loaded.
+        write("model.safetensors", "quantised");
+        assert_eq!(fingerprint(), quantised);
+        // Rounded states continue differently.
+        assert_ne!(of(StateType::Bf16).architecture, quantised.architecture);
+        assert_eq!(of(StateType::Bf16).weights, quantised.weights);
+        // Candle keeps other states, and continues with other bits.
+        let by = |family| model_fingerprint(folder.path(), StateType::F32, family).unwrap();
+        let [mamba, rwkv] = ["mamba", "rwkv6"].map(|family| by(Some(family)).architecture);
+        assert!(mamba != rwkv && mamba != quantised.architecture);
+        let system = |model: &Fingerprint, class: &str| system_fingerprint(folder.path(), model, class).unwrap();
+        assert_ne!(system(&quantised, "cpu"), system(&otherwise, "cpu"));
+        // Another device gives another text, and continues the same sessions.
+        assert_ne!(system(&quantised, "cpu"), system(&quantised, "cuda NVIDIA H200"));
+    }
+
+    #[test]
+    fn the_fingerprint_covers_a_vocabulary_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |text: &str| {
+            std::fs::write(folder.path().join("rwkv_vocab_v20230424.txt"), text).unwrap();
+            model_fingerprint(folder.path(), StateType::F32, None).unwrap().tokenizer
+        };
+        assert_ne!(of("1 'a' 1"), of("1 'b' 1"));
+    }
+}
