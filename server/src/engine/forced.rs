@@ -4,9 +4,9 @@
 use tidegate_model::{LanguageModel, ModelError};
 
 use super::error::SequenceError;
+use super::output::TextBuffers;
 use super::sequence::{Accepted, Phase, Sequence};
 use super::text_rules::TextRules;
-use super::output::TextBuffers;
 
 /// Most tokens that are taken at once. The end of a text may have to read them before the engine does anything else.
 const MOST: usize = 64;

@@ -100,8 +100,18 @@ impl Sequence {
             Client { events, interrupt, span, tenant, advance, since, waited, submitted, admitted, first_token };
         let position = prompt.start.as_deref().map_or(Position::default(), Position::of);
         let phase = Phase::AwaitPrompt;
-        let mut sequence =
-            Self { phase, prompt, position, unread: Vec::new(), generation, output, kind, snapshots, rollback: None, client };
+        let mut sequence = Self {
+            phase,
+            prompt,
+            position,
+            unread: Vec::new(),
+            generation,
+            output,
+            kind,
+            snapshots,
+            rollback: None,
+            client,
+        };
         if kind == TextKind::Continuation && sequence.is_unsettled() {
             let start = sequence.prompt.start.as_deref();
             sequence.rollback = start.and_then(|start| Rollback::before(start, rules));

@@ -101,7 +101,8 @@ fn spaced(mut schema: Value) -> Value {
     if schema.is_object() {
         let (item_separator, key_separator) = (", ".into(), ": ".into());
         let defaults = JsonCompileOptions::default();
-        JsonCompileOptions { item_separator, key_separator, whitespace_flexible: false, ..defaults }.apply_to(&mut schema);
+        JsonCompileOptions { item_separator, key_separator, whitespace_flexible: false, ..defaults }
+            .apply_to(&mut schema);
     }
     schema
 }
