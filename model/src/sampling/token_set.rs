@@ -64,7 +64,7 @@ impl TokenSet {
     pub fn only(&self) -> Option<u32> {
         let mut words = (0..).zip(&self.words).filter(|(_, word)| **word != 0);
         let (at, word) = words.next()?;
-        (word.count_ones() == 1 && words.next().is_none()).then(|| 32 * at + word.trailing_zeros())
+        (word.is_power_of_two() && words.next().is_none()).then(|| 32 * at + word.trailing_zeros())
     }
 
     /// Sets every logit outside the set to minus infinity. logits: (vocab)
