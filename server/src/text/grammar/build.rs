@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::calls::{Calls, Instead};
 use super::spec::{GrammarError, GrammarSpec};
-use super::tokens::Tokens;
+use super::tokens;
 use crate::text::encoder::Encode;
 use crate::text::vocabulary::Vocabulary;
 
@@ -83,7 +83,7 @@ fn check_distinct(factory: &ParserFactory, calls: &Calls) -> Result<(), GrammarE
 
 /// The compiler for one vocabulary.
 pub(super) fn factory(vocabulary: &Vocabulary, eos: &[u32], encode: Encode) -> Result<ParserFactory, GrammarError> {
-    let environment = Tokens::new(vocabulary, eos, encode)?;
+    let environment = tokens::environment(vocabulary, eos, encode)?;
     let factory = ParserFactory::new_simple(&environment);
     let mut factory = factory.map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
     factory.quiet();

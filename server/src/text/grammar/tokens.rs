@@ -12,28 +12,28 @@ use crate::text::vocabulary::Vocabulary;
 ///
 /// Where the grammar leaves no choice of bytes, it leaves none of tokens: they are those that the tokenizer gives, which
 /// the model knows best. Elsewhere any tokens with the right bytes are accepted.
-pub(super) struct Tokens {
+struct Tokens {
     trie: TokTrie,
     encode: Encode,
 }
 
-impl Tokens {
-    /// # Errors
-    /// The vocabulary has too many tokens.
-    pub(super) fn new(vocabulary: &Vocabulary, eos: &[u32], encode: Encode) -> Result<TokEnv, GrammarError> {
-        let mut words: Vec<Vec<u8>> = vocabulary.tokens().map(<[u8]>::to_vec).collect();
-        for (id, word) in words.iter_mut().enumerate() {
-            // llguidance would treat a word that begins with this byte as a special token. UTF-8 never uses the byte.
-            let special = word.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
-            if special || eos.iter().any(|eos| *eos as usize == id) {
-                word.clear();
-            }
+/// What the compiler knows of the vocabulary.
+///
+/// # Errors
+/// The vocabulary has too many tokens.
+pub(super) fn environment(vocabulary: &Vocabulary, eos: &[u32], encode: Encode) -> Result<TokEnv, GrammarError> {
+    let mut words: Vec<Vec<u8>> = vocabulary.tokens().map(<[u8]>::to_vec).collect();
+    for (id, word) in words.iter_mut().enumerate() {
+        // llguidance would treat a word that begins with this byte as a special token. UTF-8 never uses the byte.
+        let special = word.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER);
+        if special || eos.iter().any(|eos| *eos as usize == id) {
+            word.clear();
         }
-        let size = u32::try_from(words.len()).map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
-        let trie = TokTrie::from(&TokRxInfo::new(size, INVALID_TOKEN), &words);
-        let trie = if eos.is_empty() { trie } else { trie.with_eos_tokens(eos) };
-        Ok(Arc::new(Self { trie, encode }))
     }
+    let size = u32::try_from(words.len()).map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
+    let trie = TokTrie::from(&TokRxInfo::new(size, INVALID_TOKEN), &words);
+    let trie = if eos.is_empty() { trie } else { trie.with_eos_tokens(eos) };
+    Ok(Arc::new(Tokens { trie, encode }))
 }
 
 impl TokenizerEnv for Tokens {
