@@ -60,13 +60,6 @@ impl TokenSet {
         self.words.iter().all(|word| *word == 0)
     }
 
-    /// The only token of the set, if it has just one.
-    pub fn only(&self) -> Option<u32> {
-        let mut words = (0..).zip(&self.words).filter(|(_, word)| **word != 0);
-        let (at, word) = words.next()?;
-        (word.is_power_of_two() && words.next().is_none()).then(|| 32 * at + word.trailing_zeros())
-    }
-
     /// Sets every logit outside the set to minus infinity. logits: (vocab)
     pub fn apply(&self, logits: &mut [f32]) {
         let (chunks, rest) = logits.as_chunks_mut::<32>();
@@ -106,7 +99,6 @@ mod tests {
         assert_eq!(tokens, [0, 31, 32, 39]);
         set.remove(31);
         set.remove(1000);
-        assert_eq!(set.only(), None);
         let left = |set: &TokenSet, logits: usize| -> Vec<usize> {
             let mut logits = vec![1.0; logits];
             set.apply(&mut logits);
@@ -121,10 +113,5 @@ mod tests {
         assert!(set.contains(1) && !set.contains(32));
         set.copy_from(&[0, 128]);
         assert_eq!(left(&set, 40), [39]);
-        assert_eq!(set.only(), Some(39));
-        set.copy_from(&[3, 0]);
-        assert_eq!(set.only(), None);
-        set.clear();
-        assert_eq!(set.only(), None);
     }
 }

@@ -32,6 +32,11 @@ pub trait Constraint: Debug + Send {
     /// The grammar exceeds its limits.
     fn mask(&mut self, allowed: &mut TokenSet) -> Result<(), ConstraintError>;
 
+    /// The token that must come next, if that is known from an earlier mask. Must take no time.
+    fn forced(&self) -> Option<u32> {
+        None
+    }
+
     /// Accepts the sampled token.
     ///
     /// # Errors
@@ -52,6 +57,10 @@ impl Constraint for GrammarMatcher {
     fn mask(&mut self, allowed: &mut TokenSet) -> Result<(), ConstraintError> {
         allowed.copy_from(&self.mask().map_err(ConstraintError::new)?);
         Ok(())
+    }
+
+    fn forced(&self) -> Option<u32> {
+        self.forced()
     }
 
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {

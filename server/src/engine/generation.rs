@@ -158,9 +158,9 @@ impl Generation {
     }
 
     /// The token that the grammar forces next, if it is known without a step of the model: sampling would choose it
-    /// whatever the logits are. `None` where its log probability is wanted.
-    pub(super) fn next_forced(&mut self) -> Option<u32> {
-        if self.logprobs.is_some() { None } else { self.guide.as_mut()?.next_forced() }
+    /// unless the model rules it out. `None` where its log probability is wanted.
+    pub(super) fn next_forced(&self) -> Option<u32> {
+        if self.logprobs.is_some() { None } else { self.guide.as_ref()?.next_forced() }
     }
 
     /// Accepts a token that is known: a device has sampled it as planned, or the grammar forces it.

@@ -14,15 +14,13 @@ pub(super) struct Guide {
     /// `None` until the first mask.
     constraint: Option<Box<dyn Constraint>>,
     allowed: TokenSet,
-    /// Whether the last token was the only one that was allowed.
-    was_forced: bool,
     /// Whether `allowed` is valid for the next token, or why it could not be computed; `None` if it is not computed yet.
     mask: Option<Result<(), SequenceError>>,
 }
 
 impl Guide {
     pub(super) fn new(grammar: Arc<dyn Grammar>, vocab_size: usize) -> Self {
-        Self { grammar, constraint: None, allowed: TokenSet::new(vocab_size), was_forced: false, mask: None }
+        Self { grammar, constraint: None, allowed: TokenSet::new(vocab_size), mask: None }
     }
 
     /// Computes the mask of the next token, which depends only on the tokens before it. [`Self::allowed`] reports errors.
@@ -45,19 +43,10 @@ impl Guide {
         Ok(&self.allowed)
     }
 
-    /// The token that must come next, if the one before it had to come too: computes the mask then. After any other token
-    /// the mask is computed during the model's step.
-    pub(super) fn next_forced(&mut self) -> Option<u32> {
-        if self.was_forced {
-            self.compute_mask();
-        }
-        self.forced()
-    }
-
-    /// The only token that may come next, if the mask is computed and allows just one.
-    fn forced(&self) -> Option<u32> {
-        self.mask.as_ref()?.as_ref().ok()?;
-        self.allowed.only()
+    /// The token that must come next, if the grammar knows it without computing a mask: masks take time, and are computed
+    /// during the model's step.
+    pub(super) fn next_forced(&self) -> Option<u32> {
+        self.constraint.as_ref()?.forced()
     }
 
     /// Whether the last mask allows `token`.
@@ -70,7 +59,6 @@ impl Guide {
     /// # Errors
     /// The grammar does not allow the token.
     pub(super) fn accept(&mut self, token: u32) -> Result<bool, SequenceError> {
-        self.was_forced = self.forced() == Some(token);
         self.mask = None;
         let constraint = self.constraint.as_mut();
         let constraint = constraint.ok_or_else(|| SequenceError::internal("grammar: its mask was not computed"))?;

@@ -197,12 +197,14 @@ impl<M: LanguageModel> Worker<M> {
     /// Ends a text, once its snapshot has been taken, if it needs one.
     pub(super) fn finish(&mut self, slot: usize, ending: Ending) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
-        let (rules, model) = (&self.rules, &mut self.model);
+        let (rules, model, unread) = (&self.rules, &mut self.model, sequence.unread.len());
         let snapshot = || {
             let wanted = sequence.snapshots.end;
             wanted.then(|| snapshots::at_end(model, slot, sequence, ending, rules)).transpose()
         };
-        match catch_panic(snapshot) {
+        let snapshot = catch_panic(snapshot);
+        self.scheduler.count(slot, unread);
+        match snapshot {
             Ok(None) => self.end(slot, ending, None),
             Ok(Some(End::Complete(snapshot))) => self.end(slot, ending, Some(snapshot)),
             Ok(Some(End::NeedsState { open })) => self.export(slot, Purpose::End(ending, open)),

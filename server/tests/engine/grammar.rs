@@ -67,6 +67,15 @@ impl Constraint for Text {
         Ok(())
     }
 
+    /// Known after a mask of one token; a mask that is to fail must be computed.
+    fn forced(&self) -> Option<u32> {
+        let before = self.at.checked_sub(1)?;
+        match (&*self.script.steps[before], &**self.script.steps.get(self.at)?) {
+            ([_], [forced]) if !self.has(Fault::MaskFails) => Some(*forced),
+            _ => None,
+        }
+    }
+
     fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         assert!(!self.has(Fault::AcceptPanics), "scripted panic");
         if self.has(Fault::AcceptFails) {

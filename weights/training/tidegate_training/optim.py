@@ -10,12 +10,12 @@ from .config import TrainConfig
 from .model import Decoder
 
 
-def schedule(step: int, cfg: TrainConfig) -> float:
+def schedule(step: int, cfg: TrainConfig, decay: str = "cosine") -> float:
     """Linear warm-up, then a cosine or a line from 1 to `min_lr_ratio`; the factor for every learning rate."""
     if step < cfg.warmup:
         return (step + 1) / cfg.warmup
     p = min(1.0, (step - cfg.warmup) / max(1, cfg.steps - cfg.warmup))
-    left = 1 - p if cfg.decay == "linear" else 0.5 * (1 + math.cos(math.pi * p))
+    left = 1 - p if decay == "linear" else 0.5 * (1 + math.cos(math.pi * p))
     return cfg.min_lr_ratio + (1 - cfg.min_lr_ratio) * left
 
 

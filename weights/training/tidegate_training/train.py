@@ -169,7 +169,7 @@ class Trainer:
     def train_step(self) -> tuple[float, float]:
         """Takes one optimiser step; returns the loss in nats per token and the gradient's norm."""
         t = self.cfg.train
-        factor = optim.schedule(self.step, t)
+        factor = optim.schedule(self.step, t, t.decay)
         for o in self.optimizers:
             for g in o.param_groups:
                 g["lr"] = g["base_lr"] * factor

@@ -19,6 +19,9 @@ const MAX_REASON: usize = 300;
 /// Stack of a compiling thread. Only the part that is used takes memory.
 pub(super) const STACK_BYTES: usize = 256 << 20;
 
+/// Lets no token of a Lark grammar be forced.
+const UNFORCED: &str = r#"%llguidance {"no_forcing": true}"#;
+
 /// Limits per grammar: a few milliseconds per mask. They do not bound the time and the memory that the compiler takes
 /// before it has a first state.
 fn limits() -> ParserLimits {
@@ -32,8 +35,8 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// Compiles `spec` and computes its first mask, so that a grammar whose mask is too expensive is refused before anything
-/// is generated.
+/// Compiles `spec` and computes its first mask, so that a grammar whose mask is too expensive, or which forces too long a
+/// beginning, is refused before anything is generated.
 pub(super) fn compile(factory: &ParserFactory, spec: GrammarSpec) -> Result<TokenParser, GrammarError> {
     if let GrammarSpec::Calls(calls) = &spec {
         check_distinct(factory, calls)?;
@@ -43,14 +46,19 @@ pub(super) fn compile(factory: &ParserFactory, spec: GrammarSpec) -> Result<Toke
             GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(spaced(schema)),
             GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(spaced(json!({"type": "object"}))),
             GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(&regex),
-            GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(lark),
+            // A rule may hide the text that ends it (`stop=`), which the library cannot force.
+            GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(format!("{UNFORCED}\n{lark}")),
             GrammarSpec::Choice(texts) => GrammarWithLexer::from_lark(choice(&texts)),
             GrammarSpec::Calls(calls) => GrammarWithLexer::from_lark(self::calls(&calls)),
         };
         let mut parser = factory.create_parser(TopLevelGrammar::from_grammar(grammar))?;
         parser.start_without_prompt();
         let allowed = parser.compute_mask()?.num_set();
-        Ok((parser, allowed))
+        // Set, and not returned, if the beginning that is forced exceeds the limits.
+        match parser.parser.get_error() {
+            Some(error) => Err(anyhow::anyhow!(error.message())),
+            None => Ok((parser, allowed)),
+        }
     };
     let (parser, allowed) = catch_unwind(AssertUnwindSafe(compiling)).map_err(|error| wrong(&error.to_string()))?;
     if allowed == 0 {

@@ -85,22 +85,39 @@ impl GrammarMatcher {
         if self.ended {
             return Ok(Vec::new());
         }
-        let mut forced = std::mem::take(&mut self.forced);
-        let mask = self.run(|parser| {
+        if self.forced.is_empty() {
+            self.find_forced()?;
+        }
+        let forced = self.forced();
+        self.run(|parser| match (parser.stop_reason(), forced) {
+            (StopReason::NotStopped, None) => parser.compute_mask().map(Vec::from),
+            (StopReason::NotStopped, Some(token)) => {
+                Ok(Vec::from(parser.token_env.tok_trie().singleton_token_set(token)))
+            }
+            _ => Ok(Vec::from(parser.token_env.tok_trie().eos_token_set())),
+        })
+    }
+
+    /// The token that must come next, if that is known from an earlier mask.
+    pub fn forced(&self) -> Option<u32> {
+        self.forced.last().copied()
+    }
+
+    fn find_forced(&mut self) -> Result<(), OffGrammar> {
+        // The parser moves on over forced bytes before their tokens are accepted.
+        let items = self.items;
+        let (forced, items) = self.run(|parser| {
             if parser.stop_reason() != StopReason::NotStopped {
-                return Ok(Vec::from(parser.token_env.tok_trie().eos_token_set()));
+                return Ok((Vec::new(), items));
             }
-            if forced.is_empty() {
-                forced = parser.compute_ff_tokens();
-                forced.reverse();
-            }
-            match forced.last() {
-                Some(token) => Ok(Vec::from(parser.token_env.tok_trie().singleton_token_set(*token))),
-                None => parser.compute_mask().map(Vec::from),
-            }
-        });
+            let before = parser.parser_stats().all_items;
+            let forced = parser.compute_ff_tokens();
+            Ok((forced, items + parser.parser_stats().all_items.saturating_sub(before)))
+        })?;
         self.forced = forced;
-        mask
+        self.forced.reverse();
+        self.items = items;
+        Ok(())
     }
 
     /// Advances by the sampled token.

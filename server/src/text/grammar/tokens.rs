@@ -15,6 +15,8 @@ use crate::text::vocabulary::Vocabulary;
 struct Tokens {
     trie: TokTrie,
     encode: Encode,
+    /// Whether every byte of UTF-8 is a token, so that any text has tokens.
+    complete: bool,
 }
 
 /// What the compiler knows of the vocabulary.
@@ -30,15 +32,22 @@ pub(super) fn environment(vocabulary: &Vocabulary, eos: &[u32], encode: Encode) 
             word.clear();
         }
     }
+    let unused = |byte: &u8| matches!(byte, 0xc0 | 0xc1 | 0xf5..);
+    let complete = (0..=u8::MAX).filter(|byte| !unused(byte)).all(|byte| words.iter().any(|word| *word == [byte]));
     let size = u32::try_from(words.len()).map_err(|error| GrammarError::Vocabulary(error.to_string()))?;
     let trie = TokTrie::from(&TokRxInfo::new(size, INVALID_TOKEN), &words);
     let trie = if eos.is_empty() { trie } else { trie.with_eos_tokens(eos) };
-    Ok(Arc::new(Tokens { trie, encode }))
+    Ok(Arc::new(Tokens { trie, encode, complete }))
 }
 
 impl TokenizerEnv for Tokens {
     fn tok_trie(&self) -> &TokTrie {
         &self.trie
+    }
+
+    /// Whether tokens are forced at all.
+    fn tokenize_is_canonical(&self) -> bool {
+        self.complete
     }
 
     /// The tokenizer's tokens if they have exactly these bytes, else the longest match at each place.
