@@ -103,6 +103,11 @@ pub trait LanguageModel: Send {
         Err(ModelError::NoEncoder)
     }
 
+    /// The most tokens that one [`Self::prefill`] should read while other texts wait: longer ones gain nothing.
+    fn longest_chunk(&self) -> usize {
+        256
+    }
+
     /// Reads `ids` (at least one) into a slot without computing logits. The results do not depend on how a text is
     /// divided into calls, nor on whether this or [`Self::decode`] reads a token.
     ///

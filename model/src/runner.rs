@@ -34,6 +34,16 @@ pub trait Backend: Send {
         None
     }
 
+    /// As [`LanguageModel::longest_chunk`].
+    fn longest_chunk(&self) -> usize {
+        256
+    }
+
+    /// Bytes that the weights take in memory, if they take more than their files.
+    fn resident_bytes(&self) -> usize {
+        self.weight_bytes()
+    }
+
     /// Bytes of the matrices that one token reads, each counted once; an embedding apart from the output head is not
     /// counted, since a token reads one row of it.
     fn weight_bytes(&self) -> usize;
@@ -179,6 +189,10 @@ impl<B: Backend> LanguageModel for ModelRunner<B> {
 
     fn read_source(&mut self, ids: &[u32], slot: usize) -> Result<()> {
         self.decoder.read_source(ids, &mut self.pool, slot)
+    }
+
+    fn longest_chunk(&self) -> usize {
+        self.decoder.longest_chunk()
     }
 
     fn prefill(&mut self, ids: &[u32], slot: usize) -> Result<()> {

@@ -294,7 +294,7 @@ fn serve<B: Backend + 'static>(
 fn resident_weights(folder: &Path, decoder: &impl Backend) -> u64 {
     let files = checkpoint::weights_files(folder).unwrap_or_default();
     let stored = files.iter().map(|path| std::fs::metadata(path).map_or(0, |file| file.len())).sum::<u64>();
-    stored.max(decoder.weight_bytes() as u64)
+    stored.max(decoder.resident_bytes() as u64)
 }
 
 /// The name of a model that is given none: its folder's; of a GGUF file the one that it has, or else the file's.

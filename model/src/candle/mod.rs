@@ -20,6 +20,8 @@ mod tensors;
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
+use rayon::ThreadPool;
+use rayon::prelude::*;
 
 use crate::checkpoint::{self, LoadError, Stored};
 use crate::error::{ModelError, Result};
@@ -29,6 +31,24 @@ use crate::weights::Source;
 pub use config::{Config, ONLY_CANDLE, is_only_candle};
 use family::{Family, LayerState};
 pub use states::{CandlePool, CandleStates};
+
+/// Tokens that are read at once. They are read one after another, so that more would only let other texts wait.
+const CHUNK: usize = 8;
+
+/// The instructions that candle multiplies matrices with on this CPU. Others add in another order.
+pub fn instruction_set() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let fma = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        match (is_x86_feature_detected!("avx512f"), fma) {
+            (true, _) => "avx512",
+            (_, true) => "avx2",
+            _ => "sse2",
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::env::consts::ARCH
+}
 
 /// A checkpoint whose config has been checked, without a model.
 #[derive(Debug)]
@@ -87,8 +107,16 @@ impl Checkpoint {
         let head = ["lm_head.weight", "head.weight"].into_iter().find_map(|name| source.shape(name));
         let unread = head.map_or(0, |shape| shape.iter().product::<usize>());
         let weight_bytes = (self.parameters() as usize - unread) * size_of::<f32>();
-        Ok(CandleDecoder { config, family, device: device.clone(), weight_bytes })
+        let resident_bytes = self.bytes() as usize;
+        Ok(CandleDecoder { config, family, device: device.clone(), weight_bytes, resident_bytes })
     }
+}
+
+/// A token that a text reads.
+struct Row<'a> {
+    id: u32,
+    position: u64,
+    text: &'a mut [LayerState],
 }
 
 /// A decoder that candle computes. Its weights are read-only: one decoder serves any number of pools.
@@ -97,6 +125,7 @@ pub struct CandleDecoder {
     family: Box<dyn Family>,
     device: Device,
     weight_bytes: usize,
+    resident_bytes: usize,
 }
 
 impl std::fmt::Debug for CandleDecoder {
@@ -120,18 +149,21 @@ impl CandleDecoder {
         CandlePool::new(self.family.state(), &self.device, slots, threads)
     }
 
-    /// Reads tokens into a slot -> the logits after the last: (vocab)
-    fn read(&self, ids: &[u32], position: u64, states: &mut CandleStates, slot: usize) -> candle_core::Result<Tensor> {
-        let CandleStates { texts, threads, .. } = states;
-        let text: &mut Vec<LayerState> = &mut texts[slot];
-        threads.install(|| {
-            let mut logits = None;
-            for (position, &id) in (position..).zip(ids) {
-                let id = Tensor::new(&[id], &self.device)?;
-                logits = Some(self.family.step(&id, position, text)?);
-            }
-            logits.map_or_else(|| candle_core::bail!("no tokens"), |logits| logits.flatten_all())
-        })
+    /// Reads a token at this position of one text -> logits (vocab)
+    fn step(&self, id: u32, position: u64, text: &mut [LayerState]) -> candle_core::Result<Tensor> {
+        let id = Tensor::new(&[id], &self.device)?;
+        self.family.step(&id, position, text)?.flatten_all()
+    }
+
+    /// Reads a token into each text -> logits of each: (vocab)
+    fn rows(&self, rows: Vec<Row<'_>>, threads: &ThreadPool) -> candle_core::Result<Vec<Vec<f32>>> {
+        let row = |row: Row<'_>| self.step(row.id, row.position, row.text)?.to_vec1();
+        // A GPU does one thing after another.
+        if self.device.is_cpu() {
+            threads.install(|| rows.into_par_iter().map(row).collect())
+        } else {
+            rows.into_iter().map(row).collect()
+        }
     }
 
     /// Refuses ids outside the vocabulary and the pool of another decoder.
@@ -167,6 +199,14 @@ impl Backend for CandleDecoder {
         self.weight_bytes
     }
 
+    fn resident_bytes(&self) -> usize {
+        self.resident_bytes
+    }
+
+    fn longest_chunk(&self) -> usize {
+        CHUNK
+    }
+
     fn prefill(&self, ids: &[u32], pool: &mut CandlePool, slot: usize) -> Result<()> {
         if ids.is_empty() {
             return Err(ModelError::Rows { ids: 0, rows: 1 });
@@ -174,7 +214,10 @@ impl Backend for CandleDecoder {
         self.check(ids, pool)?;
         pool.begin(&[slot])?;
         let position = pool.tokens(slot);
-        self.read(ids, position, &mut pool.states, slot)?;
+        let CandleStates { texts, threads, .. } = &mut pool.states;
+        let text = &mut texts[slot];
+        let mut read = (position..).zip(ids);
+        threads.install(|| read.try_for_each(|(position, &id)| self.step(id, position, text).map(drop)))?;
         pool.advance(&[slot], ids.len());
         Ok(())
     }
@@ -185,11 +228,15 @@ impl Backend for CandleDecoder {
         }
         self.check(ids, pool)?;
         pool.begin(slots)?;
+        let positions: Vec<u64> = slots.iter().map(|&slot| pool.tokens(slot)).collect();
+        let CandleStates { texts, threads, .. } = &mut pool.states;
+        let mut texts: Vec<_> = texts.iter_mut().map(Some).collect();
+        let rows = ids.iter().zip(slots).zip(positions);
+        let rows = rows.filter_map(|((&id, &slot), position)| Some(Row { id, position, text: texts[slot].take()? }));
+        let rows = rows.collect();
+        let rows = self.rows(rows, threads)?;
         logits.clear();
-        for (&id, &slot) in ids.iter().zip(slots) {
-            let position = pool.tokens(slot);
-            logits.extend(self.read(&[id], position, &mut pool.states, slot)?.to_vec1::<f32>()?);
-        }
+        rows.iter().for_each(|row| logits.extend_from_slice(row));
         pool.advance(slots, 1);
         Ok(())
     }

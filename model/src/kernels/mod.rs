@@ -21,6 +21,7 @@ pub(crate) mod element;
 pub(crate) mod elementwise;
 pub(crate) mod exponentials;
 pub(crate) mod float;
+pub(crate) mod lines;
 pub(crate) mod norm;
 pub(crate) mod panels;
 pub(crate) mod parts;

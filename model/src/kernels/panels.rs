@@ -6,63 +6,14 @@
 //! crosses lanes.
 
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::element::Plain;
 use super::threads::Threads;
 
 /// Rows of a whole panel.
 pub(crate) const PANEL: usize = 64;
 /// Rows that a panel is a multiple of: the lanes of the widest register.
 pub(crate) const GROUP: usize = 16;
-
-/// Bytes aligned to cache lines.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Lines {
-    lines: Box<[Line]>,
-    len: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-impl Lines {
-    /// `len` zero bytes.
-    pub(crate) fn zeroed(len: usize) -> Self {
-        let mut lines = Box::new_uninit_slice(len.div_ceil(64));
-        // Before the first write, which gives memory its pages. Zeroed memory of this alignment has been written to.
-        super::advise_huge(&mut lines);
-        lines.fill(MaybeUninit::new(Line([0; 64])));
-        // SAFETY: all lines were written above.
-        Self { lines: unsafe { lines.assume_init() }, len }
-    }
-
-    /// The bytes.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` bytes lie in the lines, which are bytes without padding.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
-    }
-
-    /// The bytes, mutable.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `bytes`, borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
-    }
-
-    /// The bytes as numbers, without an incomplete one at the end.
-    pub(crate) fn as_slice<T: Plain>(&self) -> &[T] {
-        // SAFETY: lines are aligned to 64 bytes, which is enough for every `Plain`, and any bits are a `T`.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len / size_of::<T>()) }
-    }
-
-    /// The bytes as numbers, mutable.
-    pub(crate) fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
-        // SAFETY: as for `as_slice`, borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len / size_of::<T>()) }
-    }
-}
 
 /// The number of panels of `n` rows.
 #[inline]

@@ -5,7 +5,8 @@ use std::ops::Range;
 use half::bf16;
 use half::vec::HalfBitsVecExt;
 
-use crate::kernels::{element::Element, nearest};
+use crate::kernels::element::Element;
+use crate::kernels::{advise_huge, nearest};
 use crate::memory::StateType;
 
 /// All S of a layer: (slots, heads, rows, d)
@@ -18,10 +19,18 @@ pub(crate) enum Matrices {
 impl Matrices {
     /// `len` zeros.
     pub(super) fn zeros(len: usize, state: StateType) -> Self {
+        // Zeros come from the system, page by page when they are touched.
         match state {
-            StateType::F32 => Self::F32(vec![0.0; len]),
-            // Integers come zeroed from the system, page by page when they are touched.
-            StateType::Bf16 => Self::Bf16(vec![0u16; len].reinterpret_into()),
+            StateType::F32 => {
+                let mut s = vec![0.0; len];
+                advise_huge(&mut s);
+                Self::F32(s)
+            }
+            StateType::Bf16 => {
+                let mut s = vec![0u16; len];
+                advise_huge(&mut s);
+                Self::Bf16(s.reinterpret_into())
+            }
         }
     }
 

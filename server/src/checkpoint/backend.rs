@@ -50,9 +50,12 @@ impl BackendChoice {
     pub fn check(self, device: DeviceChoice) -> Result<(), DeviceError> {
         match self {
             Self::Candle => device.open_for_candle().map(drop),
+            Self::Native => device.open().map(drop),
+            Self::Auto if device == DeviceChoice::Metal => device.open_for_candle().map(drop),
             // Which backend a model needs shows later.
-            Self::Auto if device == DeviceChoice::Metal => Ok(()),
-            Self::Auto | Self::Native => device.open().map(drop),
+            Self::Auto => {
+                device.open().map(drop).or_else(|error| device.open_for_candle().map(drop).map_err(|_| error))
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tidegate_model::Device;
+use tidegate_model::{Device, candle};
 
 #[cfg(feature = "cuda")]
 use tracing::warn;
@@ -106,6 +106,8 @@ impl OpenDevice {
             Self::Cpu => "cpu".into(),
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => device.class(),
+            // Its matrix products are as wide as the registers of the CPU.
+            Self::Candle(Device::Cpu) => format!("{self} {}", candle::instruction_set()),
             Self::Candle(_) => self.to_string(),
         }
     }

@@ -26,8 +26,8 @@ is multiplied with (the output head for the last token only) and for each key an
 A share exceeds 1 where weights and states fit into the caches, or where quantised weights run prefill
 on 8-bit integers.
 
---backend candle measures a checkpoint's weights as f32, on --threads for matrices and candle's own threads
-for the rest. Families that only candle has have no shares.
+--backend candle measures a checkpoint's weights as f32; --threads is how many rows it computes at once.
+Families that only candle has have no shares.
 
 On a CUDA device --threads has no effect and shares are not reported. All cases run on one device: if it
 has no kernels for a model, also with --device auto, the exit code is 3.

@@ -34,7 +34,7 @@ impl Sequence {
                 Ok(length)
             }
             Phase::Prefill { next } => {
-                let length = self.next_chunk().min(limit);
+                let length = self.next_chunk(limit);
                 model.prefill(&self.prompt.input[next..next + length], slot)?;
                 self.advance(next, length);
                 Ok(length)

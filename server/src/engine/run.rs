@@ -159,7 +159,8 @@ impl<M: LanguageModel> Worker<M> {
             if batch.lifecycle == Lifecycle::Draining && !batch.more && self.scheduler.is_idle() {
                 return;
             }
-            self.scheduler.divide(&mut self.shares, self.costs.costs().filter(|_| batch.shared));
+            let costs = self.costs.costs().filter(|_| batch.shared);
+            self.scheduler.divide(&mut self.shares, costs, self.model.longest_chunk());
             self.read_one_chunk();
             // Between reading and stepping: a request that is interrupted by now gets no more tokens.
             for slot in self.scheduler.interrupted() {
@@ -224,7 +225,8 @@ impl<M: LanguageModel> Worker<M> {
     fn read_one_chunk(&mut self) {
         let Some(slot) = self.scheduler.next_prefill() else { return };
         let Some(sequence) = self.scheduler.sequence(slot) else { return };
-        let mut left = self.shares.chunk_limit(sequence.client.tenant).min(sequence.next_chunk());
+        let mut left =
+            self.shares.chunk_limit(sequence.client.tenant).min(sequence.next_chunk(self.model.longest_chunk()));
         while left > 0 {
             let Some(length) = self.read_piece(slot, left.min(self.shares.piece())) else { return };
             left = left.saturating_sub(length);
@@ -237,8 +239,8 @@ impl<M: LanguageModel> Worker<M> {
     }
 
     /// Reads at most `limit` tokens of a prompt or of what a grammar has forced, or a source, and returns how many; `None`
-    /// if that was the end of it or of the request. The prompt's last token, or after a source the text's first, is left for the decode step, which
-    /// samples the next one.
+    /// if that was the end of it or of the request. The prompt's last token, or after a source the text's first, is left
+    /// for the decode step, which samples the next one.
     fn read_piece(&mut self, slot: usize, limit: usize) -> Option<usize> {
         let sequence = self.scheduler.sequence_mut(slot)?;
         let (model, tenant, began) = (&mut self.model, sequence.client.tenant, Instant::now());

@@ -170,15 +170,16 @@ impl Scheduler {
         self.prefilling.remove(slot);
     }
 
-    /// Divides an iteration of the loop among the tenants that have slots.
-    pub(super) fn divide(&self, shares: &mut Shares, costs: Option<PassCosts>) {
+    /// Divides an iteration of the loop among the tenants that have slots. A chunk has at most `longest` tokens.
+    pub(super) fn divide(&self, shares: &mut Shares, costs: Option<PassCosts>, longest: usize) {
         shares.begin(costs);
         for row in self.rows() {
             shares.want_row(row.tenant, self.usage.weight(row.tenant));
         }
         for slot in self.prefilling.firsts(|slot| !self.is_in_transfer(slot)) {
             if let Some(held) = &self.slots[slot] {
-                shares.want_chunk(held.client.tenant, self.usage.weight(held.client.tenant), held.next_chunk());
+                let weight = self.usage.weight(held.client.tenant);
+                shares.want_chunk(held.client.tenant, weight, held.next_chunk(longest));
             }
         }
         shares.divide();

@@ -19,9 +19,6 @@ use super::text_rules::TextRules;
 use crate::session::Answer;
 use crate::text::Detokenizer;
 
-/// Most tokens of a prompt that are read between two decode steps.
-const PROMPT_CHUNK: usize = 256;
-
 /// What a sequence does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -137,13 +134,13 @@ impl Sequence {
         }
     }
 
-    /// The tokens that can be read between two decode steps: of the input without its last token, of the source, or those
-    /// that a grammar has forced.
-    pub(super) fn next_chunk(&self) -> usize {
+    /// The tokens that can be read between two decode steps: all of the source, or at most `longest` of the input without
+    /// its last token, or of those that a grammar has forced.
+    pub(super) fn next_chunk(&self, longest: usize) -> usize {
         match self.phase {
             Phase::ReadSource => self.prompt.source.len(),
-            Phase::Prefill { next } => (self.prompt.input.len() - 1 - next).min(PROMPT_CHUNK),
-            Phase::ReadForced { .. } => self.unread.len(),
+            Phase::Prefill { next } => (self.prompt.input.len() - 1 - next).min(longest),
+            Phase::ReadForced { .. } => self.unread.len().min(longest),
             Phase::AwaitPrompt | Phase::ScorePrompt { .. } | Phase::Decode { .. } => 0,
         }
     }

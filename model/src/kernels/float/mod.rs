@@ -13,7 +13,8 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::element::Element;
-use super::panels::{self, Lines, Output, PANEL};
+use super::lines::Lines;
+use super::panels::{self, Output, PANEL};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::vector;
 use super::{Isa, threads::Threads};

@@ -6,11 +6,10 @@ use std::ops::Range;
 use super::product::Product;
 use crate::kernels::element::Element;
 use crate::kernels::panels::{self, GROUP, Output, PANEL};
-use crate::kernels::prefetch::{LINE, helps_streams, prefetch};
+use crate::kernels::prefetch::{LINE, prefetch, stream_ahead};
 use crate::kernels::vector::Vector;
 
-/// Bytes by which first uses of weights are prefetched ahead: the hardware's own prefetching is late at the start of
-/// every panel, and stops at the end of a page.
+/// Bytes by which weights are prefetched ahead that more rows than a tile use.
 const AHEAD: usize = 8 << 10;
 
 /// Most rows of a tile.
@@ -19,7 +18,7 @@ const MOST: usize = 6;
 /// `M` rows of `x` against `R` registers of one panel.
 ///
 /// x: the first row; w: the panel's first column at the first of these lanes; width: elements from column to column;
-/// ask: whether these weights are asked for ahead.
+/// ahead: bytes by which these weights are asked for ahead, or 0.
 ///
 /// # Safety
 /// The machine has the set of `V`; `M` rows of `k` are readable at `x`, and `k` columns at `w`.
@@ -29,16 +28,16 @@ unsafe fn tile<V: Vector, W: Element, const M: usize, const R: usize>(
     w: *const W,
     k: usize,
     width: usize,
-    ask: bool,
+    ahead: usize,
 ) -> [[V; R]; M] {
     // SAFETY: pointers stay inside rows of k and columns of `width`, by the caller's promise.
     unsafe {
         let mut sums = [[V::splat(0.0); R]; M];
         for i in 0..k {
             let column = w.add(i * width);
-            if ask {
+            if ahead > 0 {
                 for line in (0..R * V::LANES * size_of::<W>()).step_by(LINE) {
-                    prefetch(column.wrapping_byte_add(AHEAD + line));
+                    prefetch(column.wrapping_byte_add(ahead + line));
                 }
             }
             let mut weights = [V::splat(0.0); R];
@@ -91,17 +90,17 @@ unsafe fn strip<V: Vector, W: Element, const R: usize>(
 ) {
     let (mut row, k) = (product.rows.start, product.k);
     // More rows than a tile use the weights again: then there is time to ask for them.
-    let mut ask = product.rows.len() > MOST || helps_streams();
+    let mut ahead = if product.rows.len() > MOST { AHEAD } else { stream_ahead(size_of::<W>()) };
     macro_rules! rows {
         ($m:literal) => {{
             // SAFETY: that many rows remain from `row` on.
             unsafe {
-                let sums = tile::<V, W, $m, R>(product.x[row * k..].as_ptr(), w, k, width, ask);
+                let sums = tile::<V, W, $m, R>(product.x[row * k..].as_ptr(), w, k, width, ahead);
                 write(&sums, product.out, row, columns.clone());
             }
             row += $m;
             // The first use has brought them.
-            ask = false;
+            ahead = 0;
         }};
     }
     // Six rows by four registers of AVX-512 are 24 sums, which with the weights fill the 32 registers.

@@ -13,14 +13,14 @@ use std::ops::Range;
 use super::activations::{Activations, BlockSums};
 use super::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles};
 use crate::kernels::panels::{GROUP, Output};
-use crate::kernels::prefetch::{LINE, Stretch};
+use crate::kernels::prefetch::{LINE, Stretch, prefetch, stream_ahead};
 
 /// Most rows of `x` in a tile: with two groups of weights these are 12 sums and 12 products, which leaves registers for
 /// the weights.
 const ROWS: usize = 6;
 
-/// Bytes by which weights are prefetched ahead if each is used once.
-const AHEAD: usize = 16 << 10;
+/// Most rows that meet a whole panel at once, so that it is read from end to end.
+const FEW: usize = 3;
 
 /// Returns `sum`, and keeps the compiler from moving later calls before this one. Otherwise it would finish one row's
 /// product after the other, each a chain of dependent instructions, with all weights and no sums in registers.
@@ -36,7 +36,7 @@ fn in_order(mut sum: __m512i) -> __m512i {
 ///
 /// # Safety
 /// R blocks of bytes are readable at `x`, and at `w` the words of the block, each `stride` bytes behind the last.
-/// `HIGH`: the weights are in the high halves of bytes.
+/// `HIGH`: the weights are in the high halves of bytes. `ahead`: bytes by which the weights are asked for ahead, or 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
@@ -44,6 +44,7 @@ unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
     block_sums: *const BlockSums,
     w: *const u8,
     stride: usize,
+    ahead: usize,
 ) -> [[__m512i; G]; R] {
     let low = _mm512_set1_epi8(15);
     let mut sums = [[_mm512_setzero_si512(); G]; R];
@@ -67,6 +68,10 @@ unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
         for (g, weights) in weights.iter_mut().enumerate() {
             // SAFETY: the caller's promise: word `word` of G groups of 16 rows.
             let bytes = unsafe { _mm512_loadu_si512(w.add(word * stride + 64 * g).cast()) };
+            // Both halves are in one word.
+            if ahead > 0 && (F::KIND == Kind::Q8_0 || !high) {
+                prefetch(w.wrapping_add(word * stride + 64 * g + ahead));
+            }
             *weights = match (F::KIND, high) {
                 (Kind::Q8_0, _) => bytes,
                 (_, false) => _mm512_and_si512(bytes, low),
@@ -173,6 +178,8 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
             }
         }
     }
+    // A tile of a whole panel reads it from end to end.
+    let ahead = if R <= FEW && G * GROUP == w.width { stream_ahead(1) } else { 0 };
     let [a, b, c, d] = FIRST_BYTES;
     let first_bytes = _mm512_set4_epi32(d, c, b, a);
     let stride = 4 * w.width;
@@ -184,6 +191,11 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
         // until the last block is done, and are not read after it.
         unsafe {
             let words = at.add(2 * F::KIND.halves() * w.width + group * 4 * GROUP);
+            if ahead > 0 {
+                for line in (0..2 * F::KIND.halves() * w.width).step_by(LINE) {
+                    prefetch(at.wrapping_add(line + ahead));
+                }
+            }
             let mut scales = [_mm512_setzero_ps(); G];
             for (g, scales) in scales.iter_mut().enumerate() {
                 *scales = halves(at.add(2 * GROUP * (group + g)));
@@ -200,9 +212,9 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
                         let words = words.add((3 + 16 * half + 8 * pair as usize) * stride);
                         for high in 0..2 {
                             let products = if high == 0 {
-                                products::<F, R, G, false>(xs, block_sums, words, stride)
+                                products::<F, R, G, false>(xs, block_sums, words, stride, ahead)
                             } else {
-                                products::<F, R, G, true>(xs, block_sums, words, stride)
+                                products::<F, R, G, true>(xs, block_sums, words, stride, ahead)
                             };
                             let byte = _mm512_add_epi32(first_bytes, _mm512_set1_epi32(2 * pair + high));
                             let of = |bits| _mm512_cvtepi32_ps(_mm512_shuffle_epi8(bits, byte));
@@ -225,7 +237,7 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
                     }
                 }
             } else {
-                let products = products::<F, R, G, false>(xs, block_sums, words, stride);
+                let products = products::<F, R, G, false>(xs, block_sums, words, stride, ahead);
                 add(&mut sums, products, scales, block_sums);
                 next.advance();
                 xs = xs.wrapping_add(BLOCK * x.stride());
@@ -253,7 +265,7 @@ unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, next: &mut Stretch, 
         // SAFETY: each arm takes no more groups than there are.
         unsafe {
             match end - at.group {
-                4.. if R <= 3 => {
+                4.. if R <= FEW => {
                     tile::<F, R, 4>(at, next, blocks.clone());
                     at.group += 4;
                 }
@@ -278,9 +290,9 @@ unsafe fn groups<F: Form, const R: usize>(mut at: Tile<'_>, next: &mut Stretch, 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Panel<'_>, out: Output<'_>) {
     let line_bytes = F::KIND.block_bytes() * w.width;
-    // Up to three rows stream the weights. More rows use a stretch of weights that fits the cache, tile after tile,
-    // while all tiles together prefetch the next stretch.
-    let few = rows.len() <= 3;
+    // Few rows stream the weights. More rows use a stretch of weights that fits the cache, tile after tile, while all tiles
+    // together prefetch the next stretch.
+    let few = rows.len() <= FEW;
     let step = if few { w.blocks } else { cached_blocks(F::KIND, w.width) };
     let chunk = step / F::KIND.parts() * line_bytes;
     let asks = |tiles: usize| chunk.div_ceil(LINE).div_ceil(tiles * step);
@@ -288,7 +300,8 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
         let blocks = start..w.blocks.min(start + step);
         let at = w.bytes.as_ptr().wrapping_add(start / F::KIND.parts() * line_bytes);
         let mut next = if few {
-            Stretch { at: at.wrapping_add(AHEAD), lines: asks(1) }
+            // The tile itself asks ahead.
+            Stretch { at, lines: 0 }
         } else {
             let passes = rows.len().div_ceil(ROWS) * (w.width / GROUP).div_ceil(2);
             Stretch { at: at.wrapping_add(chunk), lines: asks(passes) }

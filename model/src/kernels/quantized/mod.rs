@@ -34,7 +34,8 @@ pub(crate) use format::{BLOCK, Kind};
 use format::{Form, Panel, Q4_0, Q4K, Q8_0};
 
 use super::Isa;
-use super::panels::{self, GROUP, Lines, Output, PANEL};
+use super::lines::Lines;
+use super::panels::{self, GROUP, Output, PANEL};
 use super::threads::Threads;
 
 /// A quantised matrix (n, k) in panels.

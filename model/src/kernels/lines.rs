@@ -1,0 +1,172 @@
+//! Memory for weights: cache lines on large pages. With small pages a processor walks the page tables every 4 KiB, and
+//! under a hypervisor each walk is several: weights are then read at half the speed. A large page has 2 MiB, more than many
+//! a matrix, so matrices lie side by side in blocks.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::element::Plain;
+use super::prefetch::LINE;
+
+/// Bytes of a large page.
+const PAGE: usize = 2 << 20;
+/// Bytes of a block that several matrices share. Those of at least half its size have blocks of their own.
+const SHARED: usize = 64 << 20;
+
+/// Pages for some matrices, which are given back when the last of them is dropped.
+struct Block {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: a block is only an allocation, which any thread may free.
+unsafe impl Send for Block {}
+// SAFETY: it has no methods that access the memory.
+unsafe impl Sync for Block {}
+
+impl Block {
+    fn new(len: usize) -> Arc<Self> {
+        let len = len.next_multiple_of(PAGE);
+        let Ok(layout) = Layout::from_size_align(len, PAGE) else { panic!("{len} bytes exceed the address space") };
+        // SAFETY: the caller asks for at least one byte.
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+        // SAFETY: as many bytes were allocated, which need not have a value.
+        super::advise_huge(unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast::<MaybeUninit<u8>>(), len) });
+        Arc::new(Self { start, layout })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and no matrix is left.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// The block that the next matrices share, and how many bytes of it are taken.
+static OPEN: Mutex<(Weak<Block>, usize)> = Mutex::new((Weak::new(), 0));
+
+/// `len` bytes, a multiple of [`LINE`], of a block.
+fn take(len: usize) -> (Arc<Block>, NonNull<u8>) {
+    if len >= SHARED / 2 {
+        let block = Block::new(len);
+        let start = block.start;
+        return (block, start);
+    }
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (block, taken) = match open.0.upgrade() {
+        Some(block) if open.1 + len <= SHARED => (block, open.1),
+        _ => (Block::new(SHARED), 0),
+    };
+    *open = (Arc::downgrade(&block), taken + len);
+    // SAFETY: `taken + len` bytes fit.
+    let start = unsafe { block.start.add(taken) };
+    (block, start)
+}
+
+/// Bytes aligned to cache lines.
+pub(crate) struct Lines {
+    /// Keeps the memory; `None` without bytes.
+    _block: Option<Arc<Block>>,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the bytes are its own: `take` gives no byte twice while their block lives.
+unsafe impl Send for Lines {}
+// SAFETY: as above.
+unsafe impl Sync for Lines {}
+
+impl Lines {
+    /// `len` zero bytes.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        if len == 0 {
+            return Self { _block: None, start: NonNull::<Line>::dangling().cast(), len };
+        }
+        let whole = len.next_multiple_of(LINE);
+        let (block, start) = take(whole);
+        // SAFETY: `whole` bytes from `start` on are nobody else's.
+        unsafe { start.write_bytes(0, whole) };
+        Self { _block: Some(block), start, len }
+    }
+
+    /// The bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.as_slice()
+    }
+
+    /// The bytes, mutable.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+
+    /// The bytes as numbers, without an incomplete one at the end.
+    pub(crate) fn as_slice<T: Plain>(&self) -> &[T] {
+        // SAFETY: the bytes were written, are aligned to lines, which is enough for every `Plain`, and any bits are a `T`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / size_of::<T>()) }
+    }
+
+    /// The bytes as numbers, mutable.
+    pub(crate) fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
+        // SAFETY: as for `as_slice`, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len / size_of::<T>()) }
+    }
+}
+
+/// Has the alignment of a line.
+#[repr(align(64))]
+struct Line;
+
+impl Clone for Lines {
+    fn clone(&self) -> Self {
+        let mut copy = Self::zeroed(self.len);
+        copy.bytes_mut().copy_from_slice(self.bytes());
+        copy
+    }
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self::zeroed(0)
+    }
+}
+
+impl fmt::Debug for Lines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lines").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_zero_aligned_and_apart() {
+        let lens = [0, 1, 63, 64, 65, 5000, SHARED / 2 - 1, SHARED / 2 + 1, 7, SHARED / 2 - 64, 9];
+        let mut all: Vec<Lines> = lens.map(Lines::zeroed).into();
+        for (i, lines) in all.iter_mut().enumerate() {
+            assert_eq!(lines.bytes().as_ptr().addr() % LINE, 0);
+            assert!(lines.bytes().len() == lens[i] && lines.bytes().iter().all(|byte| *byte == 0));
+            lines.bytes_mut().fill(i as u8);
+        }
+        let copy = all[5].clone();
+        all.remove(6);
+        all.push(Lines::zeroed(100));
+        assert!(copy.bytes().iter().all(|byte| *byte == 5));
+        assert!(all[4].bytes().iter().all(|byte| *byte == 4) && all[7].bytes().iter().all(|byte| *byte == 8));
+        assert!(all.last().is_some_and(|new| new.bytes().iter().all(|byte| *byte == 0)));
+    }
+
+    #[test]
+    fn numbers_leave_out_an_incomplete_one() {
+        let mut lines = Lines::zeroed(11);
+        lines.as_mut_slice::<f32>().copy_from_slice(&[1.0, 2.0]);
+        assert_eq!(lines.as_slice::<f32>(), [1.0, 2.0]);
+        assert_eq!(lines.bytes()[8..], [0; 3]);
+        assert!(Lines::default().as_slice::<f32>().is_empty());
+    }
+}
