@@ -236,7 +236,7 @@ impl Backend for CandleDecoder {
         let rows = rows.collect();
         let rows = self.rows(rows, threads)?;
         logits.clear();
-        rows.iter().for_each(|row| logits.extend_from_slice(row));
+        logits.extend(rows.into_iter().flatten());
         pool.advance(slots, 1);
         Ok(())
     }
