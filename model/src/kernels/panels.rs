@@ -55,6 +55,8 @@ pub(crate) fn share(
     // Enough panels for some microseconds; where panels are few, the rows are split too.
     let panel = bytes.div_ceil(all).max(1);
     let group = PIECE.div_ceil(panel * rows);
+    // Kernels read two panels at once.
+    let group = if rows == 1 && all >= 4 * threads.count() { group.next_multiple_of(2) } else { group };
     let groups = all.div_ceil(group);
     let wanted = (4 * threads.count()).div_ceil(groups).min(rows / FEWEST).max(1);
     let block = rows.div_ceil(wanted).next_multiple_of(FEWEST);

@@ -15,7 +15,7 @@ const AHEAD: usize = 8 << 10;
 /// Most rows of a tile.
 const MOST: usize = 6;
 
-/// `M` rows of `x` against `R` registers of one panel.
+/// `M` rows of `x` against `R` registers of one panel, or of two whole ones.
 ///
 /// x: the first row; w: the panel's first column at the first of these lanes; width: elements from column to column;
 /// ahead: bytes by which these weights are asked for ahead, or 0.
@@ -30,19 +30,22 @@ unsafe fn tile<V: Vector, W: Element, const M: usize, const R: usize>(
     width: usize,
     ahead: usize,
 ) -> [[V; R]; M] {
+    // A register's place in a column: the second panel lies behind the first.
+    let whole = PANEL / V::LANES;
+    let place = |r: usize| r / whole * k * PANEL + r % whole * V::LANES;
     // SAFETY: pointers stay inside rows of k and columns of `width`, by the caller's promise.
     unsafe {
         let mut sums = [[V::splat(0.0); R]; M];
         for i in 0..k {
             let column = w.add(i * width);
             if ahead > 0 {
-                for line in (0..R * V::LANES * size_of::<W>()).step_by(LINE) {
-                    prefetch(column.wrapping_byte_add(ahead + line));
+                for r in (0..R).step_by((LINE / size_of::<W>() / V::LANES).max(1)) {
+                    prefetch(column.wrapping_add(place(r)).wrapping_byte_add(ahead));
                 }
             }
             let mut weights = [V::splat(0.0); R];
             for r in 0..R {
-                weights[r] = W::load::<V>(column.add(r * V::LANES));
+                weights[r] = W::load::<V>(column.add(place(r)));
             }
             for m in 0..M {
                 let x = V::splat(*x.add(m * k + i));
@@ -67,9 +70,9 @@ unsafe fn write<V: Vector, const M: usize, const R: usize>(
     columns: Range<usize>,
 ) {
     for (m, sums) in sums.iter().enumerate() {
-        let mut lanes = [0.0f32; PANEL];
+        let mut lanes = [0.0f32; 2 * PANEL];
         for (r, sum) in sums.iter().enumerate() {
-            // SAFETY: R registers are no more than a panel.
+            // SAFETY: R registers are no more than two panels.
             unsafe { sum.store(lanes[r * V::LANES..].as_mut_ptr()) };
         }
         // SAFETY: the caller's promise.
@@ -77,7 +80,7 @@ unsafe fn write<V: Vector, const M: usize, const R: usize>(
     }
 }
 
-/// All rows of the product against `R` registers of one panel.
+/// All rows of the product against `R` registers of one panel, or of two whole ones.
 ///
 /// # Safety
 /// As for [`tile`] and [`write`].
@@ -116,13 +119,21 @@ unsafe fn strip<V: Vector, W: Element, const R: usize>(
     }
 }
 
-/// The whole product. `ONE`: registers of a whole panel; `MANY`: registers that many rows meet at a time; `GROUPED`:
-/// registers of a group.
+/// The whole product. `PAIR`: registers of two whole panels, which one row reads at once, because memory serves two places
+/// faster than one, or 0 where there are too few registers; `ONE`: registers of a whole panel; `MANY`: registers that many
+/// rows meet at a time; `GROUPED`: registers of a group.
 ///
 /// # Safety
 /// The machine has the set of `V`, and no other thread accesses the product's part of the output.
 #[inline(always)]
-pub(super) unsafe fn run<V: Vector, W: Element, const ONE: usize, const MANY: usize, const GROUPED: usize>(
+pub(super) unsafe fn run<
+    V: Vector,
+    W: Element,
+    const PAIR: usize,
+    const ONE: usize,
+    const MANY: usize,
+    const GROUPED: usize,
+>(
     product: &Product<'_, W>,
 ) {
     let (many, end) = (product.rows.len() > 1, product.panels.end);
@@ -130,6 +141,12 @@ pub(super) unsafe fn run<V: Vector, W: Element, const ONE: usize, const MANY: us
     let mut p = product.panels.start;
     while p < end {
         let (columns, width) = panels::rows(p, product.n);
+        if PAIR > 0 && !many && p + 2 <= end && columns.start + 2 * PANEL <= product.n {
+            // SAFETY: both panels are whole.
+            unsafe { strip::<V, W, PAIR>(product, panel(p), width, &(columns.start..columns.start + 2 * PANEL)) };
+            p += 2;
+            continue;
+        }
         let mut lane = 0;
         while lane < width {
             let left = width - lane;

@@ -12,12 +12,15 @@ use std::ops::Range;
 
 use super::activations::{Activations, BlockSums};
 use super::format::{BLOCK, FIRST_BYTES, Form, Kind, Panel, cached_blocks, tiles};
-use crate::kernels::panels::{GROUP, Output};
+use crate::kernels::panels::{GROUP, Output, PANEL};
 use crate::kernels::prefetch::{LINE, Stretch, prefetch, stream_ahead};
 
 /// Most rows of `x` in a tile: with two groups of weights these are 12 sums and 12 products, which leaves registers for
 /// the weights.
 const ROWS: usize = 6;
+
+/// Groups of a whole panel.
+const WHOLE: usize = PANEL / GROUP;
 
 /// Most rows that meet a whole panel at once, so that it is read from end to end.
 const FEW: usize = 3;
@@ -32,10 +35,17 @@ fn in_order(mut sum: __m512i) -> __m512i {
     sum
 }
 
+/// Where group `g` of one or two panels is if each is `bytes` long and the second panel `jump` bytes behind the first.
+#[inline(always)]
+const fn place(g: usize, bytes: usize, jump: usize) -> usize {
+    g / WHOLE * jump + g % WHOLE * bytes
+}
+
 /// Integer products of R rows of `x` and G groups of weights over 32 columns.
 ///
 /// # Safety
-/// R blocks of bytes are readable at `x`, and at `w` the words of the block, each `stride` bytes behind the last.
+/// R blocks of bytes are readable at `x`, and at `w` the words of the block, each `stride` bytes behind the last. Groups
+/// beyond a panel are `jump` bytes further.
 /// `HIGH`: the weights are in the high halves of bytes. `ahead`: bytes by which the weights are asked for ahead, or 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -43,7 +53,7 @@ unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
     x: *const i8,
     block_sums: *const BlockSums,
     w: *const u8,
-    stride: usize,
+    (stride, jump): (usize, usize),
     ahead: usize,
 ) -> [[__m512i; G]; R] {
     let low = _mm512_set1_epi8(15);
@@ -67,10 +77,11 @@ unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
         let mut weights = [low; G];
         for (g, weights) in weights.iter_mut().enumerate() {
             // SAFETY: the caller's promise: word `word` of G groups of 16 rows.
-            let bytes = unsafe { _mm512_loadu_si512(w.add(word * stride + 64 * g).cast()) };
+            let at = w.wrapping_add(word * stride + place(g, 64, jump));
+            let bytes = unsafe { _mm512_loadu_si512(at.cast()) };
             // Both halves are in one word.
             if ahead > 0 && (F::KIND == Kind::Q8_0 || !high) {
-                prefetch(w.wrapping_add(word * stride + 64 * g + ahead));
+                prefetch(at.wrapping_add(ahead));
             }
             *weights = match (F::KIND, high) {
                 (Kind::Q8_0, _) => bytes,
@@ -178,8 +189,9 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
             }
         }
     }
-    // A tile of a whole panel reads it from end to end.
-    let ahead = if R <= FEW && G * GROUP == w.width { stream_ahead(1) } else { 0 };
+    // A tile of whole panels reads them from end to end.
+    let ahead = if R <= FEW && G * GROUP == w.count * w.width { stream_ahead(1) } else { 0 };
+    let jump = w.bytes.len() / w.count;
     let [a, b, c, d] = FIRST_BYTES;
     let first_bytes = _mm512_set4_epi32(d, c, b, a);
     let stride = 4 * w.width;
@@ -193,28 +205,30 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
             let words = at.add(2 * F::KIND.halves() * w.width + group * 4 * GROUP);
             if ahead > 0 {
                 for line in (0..2 * F::KIND.halves() * w.width).step_by(LINE) {
-                    prefetch(at.wrapping_add(line + ahead));
+                    for panel in 0..w.count {
+                        prefetch(at.wrapping_add(panel * jump + line + ahead));
+                    }
                 }
             }
             let mut scales = [_mm512_setzero_ps(); G];
             for (g, scales) in scales.iter_mut().enumerate() {
-                *scales = halves(at.add(2 * GROUP * (group + g)));
+                *scales = halves(at.add(2 * GROUP * group + place(g, 2 * GROUP, jump)));
             }
             if F::KIND == Kind::Q4K {
                 let mut minima = [_mm512_setzero_ps(); G];
                 let mut bits = [[_mm512_setzero_si512(); 4]; G];
                 for g in 0..G {
-                    minima[g] = halves(at.add(2 * (w.width + GROUP * (group + g))));
-                    bits[g] = six_bits(words.add(4 * GROUP * g), stride);
+                    minima[g] = halves(at.add(2 * (w.width + GROUP * group) + place(g, 2 * GROUP, jump)));
+                    bits[g] = six_bits(words.add(place(g, 4 * GROUP, jump)), stride);
                 }
                 for half in 0..2 {
                     for pair in 0..2 {
                         let words = words.add((3 + 16 * half + 8 * pair as usize) * stride);
                         for high in 0..2 {
                             let products = if high == 0 {
-                                products::<F, R, G, false>(xs, block_sums, words, stride, ahead)
+                                products::<F, R, G, false>(xs, block_sums, words, (stride, jump), ahead)
                             } else {
-                                products::<F, R, G, true>(xs, block_sums, words, stride, ahead)
+                                products::<F, R, G, true>(xs, block_sums, words, (stride, jump), ahead)
                             };
                             let byte = _mm512_add_epi32(first_bytes, _mm512_set1_epi32(2 * pair + high));
                             let of = |bits| _mm512_cvtepi32_ps(_mm512_shuffle_epi8(bits, byte));
@@ -237,7 +251,7 @@ unsafe fn tile<F: Form, const R: usize, const G: usize>(tile: Tile<'_>, next: &m
                     }
                 }
             } else {
-                let products = products::<F, R, G, false>(xs, block_sums, words, stride, ahead);
+                let products = products::<F, R, G, false>(xs, block_sums, words, (stride, jump), ahead);
                 add(&mut sums, products, scales, block_sums);
                 next.advance();
                 xs = xs.wrapping_add(BLOCK * x.stride());
@@ -312,6 +326,7 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
             // SAFETY: the caller's promise; a tile has one to six rows.
             unsafe {
                 match rows.len() {
+                    1 if w.count == 2 => tile::<F, 1, { 2 * WHOLE }>(at, next, blocks),
                     1 => groups::<F, 1>(at, next, blocks),
                     2 => groups::<F, 2>(at, next, blocks),
                     3 => groups::<F, 3>(at, next, blocks),

@@ -85,13 +85,15 @@ impl Form for Q4K {
     const KIND: Kind = Kind::Q4K;
 }
 
-/// One panel of the weights.
+/// One panel of the weights, or two whole ones.
 pub(super) struct Panel<'a> {
     pub(super) bytes: &'a [u8],
     /// Rows of the matrix: the columns of the product.
     pub(super) rows: Range<usize>,
-    /// Rows, padded to whole groups.
+    /// Rows of each panel, padded to whole groups.
     pub(super) width: usize,
+    /// Panels.
+    pub(super) count: usize,
     /// Blocks of 32 columns.
     pub(super) blocks: usize,
 }

@@ -91,17 +91,19 @@ impl Packed {
     /// One row as floats (k).
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.n && out.len() == self.k, "row {row} of {}, {} of {}", self.n, out.len(), self.k);
-        let panel = self.panel(row / PANEL);
+        let panel = self.panels(row / PANEL, 1);
         for (block, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
             plain::Block::new(self.kind, &panel, row % PANEL, block).widen(out);
         }
     }
 
-    fn panel(&self, p: usize) -> Panel<'_> {
-        let (rows, width) = panels::rows(p, self.n);
+    /// Panel `p`, and the one after it if `count` is 2: then both are whole.
+    fn panels(&self, p: usize, count: usize) -> Panel<'_> {
+        let (first, width) = panels::rows(p, self.n);
+        let rows = first.start..first.end + (count - 1) * PANEL;
         let row_bytes = self.k / self.kind.columns() * self.kind.block_bytes();
-        let bytes = &self.lines.bytes()[rows.start * row_bytes..][..width * row_bytes];
-        Panel { bytes, rows, width, blocks: self.k / BLOCK }
+        let bytes = &self.lines.bytes()[rows.start * row_bytes..][..count * width * row_bytes];
+        Panel { bytes, rows, width, count, blocks: self.k / BLOCK }
     }
 }
 
@@ -159,8 +161,12 @@ pub(crate) unsafe fn panels(
     if rows.is_empty() {
         return;
     }
-    for p in panels {
-        let panel = w.panel(p);
+    let mut p = panels.start;
+    while p < panels.end {
+        // One row of `x` reads two panels at once: memory serves two places faster than one.
+        let pair = reads_pairs(isa) && rows.len() == 1 && p + 2 <= panels.end && (p + 2) * PANEL <= w.n;
+        let panel = w.panels(p, if pair { 2 } else { 1 });
+        p += panel.count;
         // SAFETY: the caller's promise, and the shapes fit.
         unsafe {
             match w.kind {
@@ -169,6 +175,17 @@ pub(crate) unsafe fn panels(
                 Kind::Q4K => form::<Q4K>(isa, x, rows.clone(), &panel, out),
             }
         }
+    }
+}
+
+/// Whether the set's kernel takes two panels at once.
+fn reads_pairs(isa: Isa) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return isa == Isa::Avx512Vnni;
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = isa;
+        false
     }
 }
 
