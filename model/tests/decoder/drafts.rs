@@ -78,7 +78,8 @@ fn kept_drafts_have_the_bits_of_single_steps() {
 
 #[test]
 fn any_number_of_drafts_is_kept_with_weights_of_any_type() {
-    let config = config(r#", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "proj_dim": 32"#);
+    let config =
+        config(r#", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "proj_dim": 32"#);
     for weights in [WeightType::F32, WeightType::Bf16, WeightType::F16, WeightType::Q8_0, WeightType::Q4_0] {
         let decoder = Decoder::random(config.clone(), weights, 3).unwrap();
         for kind in [StateType::F32, StateType::Bf16] {

@@ -13,8 +13,8 @@ use tidegate_model::{Decoder, DecoderConfig, ModelRunner, SamplingParams, Weight
 use tidegate_server::Served;
 use tidegate_server::checkpoint::{OpenOptions, open};
 use tidegate_server::engine::{
-    Constraint, ConstraintError, EngineHandle, EngineOptions, EngineThread, Event, EventStream, Finish, Grammar, Limits,
-    Request, RequestParameters, TextRules, spawn,
+    Constraint, ConstraintError, EngineHandle, EngineOptions, EngineThread, Event, EventStream, Finish, Grammar,
+    Limits, Request, RequestParameters, TextRules, spawn,
 };
 
 /// Tokens of a text before those that are measured.

@@ -9,8 +9,9 @@ use rand::{Rng, SeedableRng};
 use serde_json::json;
 use tidegate_model::{Device, ModelRunner, SamplingParams, checkpoint as checkpoints};
 use tidegate_server::engine::{
-    Drafter, EngineHandle, EngineOptions, EngineThread, Event, Finish, FinishReason, Grammar, NgramDrafter, PassCost, PassCosts,
-    Request, RequestParameters, Snapshots, Start, StopCause, TextRules, TokenLogprobs, share_prompt, spawn_with,
+    Drafter, EngineHandle, EngineOptions, EngineThread, Event, Finish, FinishReason, Grammar, NgramDrafter, PassCost,
+    PassCosts, Request, RequestParameters, Snapshots, Start, StopCause, TextRules, TokenLogprobs, share_prompt,
+    spawn_with,
 };
 use tidegate_server::session::Snapshot;
 use tidegate_server::text::GrammarSpec;
@@ -75,7 +76,11 @@ fn draw(rng: &mut StdRng, before: Option<&Arc<Snapshot>>) -> RequestParameters {
     let max_tokens = rng.random_range(1..60);
     let texts = ["\"", "an", ", ", "the ", "and then he"];
     let count = rng.random_range(0..3);
-    let stop = if rng.random_bool(0.5) { texts.choose_multiple(rng, count).map(ToString::to_string).collect() } else { vec![] };
+    let stop = if rng.random_bool(0.5) {
+        texts.choose_multiple(rng, count).map(ToString::to_string).collect()
+    } else {
+        vec![]
+    };
     // Of a conversation, or a text of its own.
     let start = match before {
         _ if rng.random_bool(0.3) => Start::Empty,
@@ -109,8 +114,16 @@ fn draw(rng: &mut StdRng, before: Option<&Arc<Snapshot>>) -> RequestParameters {
     }
 }
 
-type Outcome<'a> =
-    (&'a str, &'a [u32], &'a [TokenLogprobs], FinishReason, &'a Option<StopCause>, Option<f64>, &'a [u32], &'a Snapshot);
+type Outcome<'a> = (
+    &'a str,
+    &'a [u32],
+    &'a [TokenLogprobs],
+    FinishReason,
+    &'a Option<StopCause>,
+    Option<f64>,
+    &'a [u32],
+    &'a Snapshot,
+);
 
 /// What must not depend on drafts.
 fn outcome(run: &Run) -> Outcome<'_> {
@@ -132,7 +145,8 @@ fn texts_with_drafts_are_those_without_bit_for_bit() {
     for round in 0..16 {
         let drawn: Vec<RequestParameters> = (0..5).map(|_| draw(&mut rng, before.as_ref())).collect();
         let want: Vec<Run> = drawn.iter().map(|one| collect(plain.submit(request(one)).unwrap())).collect();
-        *known.lock().unwrap() = want.iter().zip(&drawn).map(|(run, one)| [&one.prompt[..], &run.ids].concat()).collect();
+        *known.lock().unwrap() =
+            want.iter().zip(&drawn).map(|(run, one)| [&one.prompt[..], &run.ids].concat()).collect();
         for (engine, _) in &engines {
             for (one, want) in drawn.iter().zip(&want) {
                 let found = collect(engine.submit(request(one)).unwrap());
@@ -207,5 +221,8 @@ fn an_interrupted_or_cancelled_text_leaves_no_drafts_behind() {
         assert!(matches!(stream.blocking_next(), Some(Event::Delta(_))));
     }
     let request = || Request::new(repetitive(50), limits).unwrap();
-    assert_eq!(outcome(&collect(engine.submit(request()).unwrap())), outcome(&collect(plain.submit(request()).unwrap())));
+    assert_eq!(
+        outcome(&collect(engine.submit(request()).unwrap())),
+        outcome(&collect(plain.submit(request()).unwrap()))
+    );
 }
