@@ -271,10 +271,7 @@ impl<S: SlotStates> Pool<S> {
     }
 
     /// Starts to keep `count` of the drafts of a slot, which counts as incomplete until [`Self::advance`]; returns how many
-    /// drafts there are.
-    ///
-    /// # Errors
-    /// There is no such slot, it has read no drafts, or not so many: then nothing has changed.
+    /// there are. There is an error, and nothing has changed, if it has read no drafts, or not so many.
     pub(crate) fn begin_keeping(&mut self, slot: usize, count: usize) -> Result<usize> {
         let Slot { status: Status::Drafted(tokens), .. } = self.check(slot)? else {
             return Err(ModelError::Slot { slot, reason: SlotError::NoDrafts });

@@ -6,6 +6,12 @@ pub trait Drafter: Send {
     fn draft(&mut self, recent: &[u32], most: usize, draft: &mut Vec<u32>);
 }
 
+/// What proposes drafts, and how many at most for each row of a step.
+pub(super) struct Speculation {
+    pub(super) drafter: Box<dyn Drafter>,
+    pub(super) most: usize,
+}
+
 /// The longest end of a text that is searched for,
 const LONGEST: usize = 4;
 /// and the shortest.

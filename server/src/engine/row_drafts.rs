@@ -6,8 +6,8 @@ pub(super) const RECENT: usize = 2048;
 
 /// The weight of one token in the share of proposals that were right.
 const WEIGHT: f64 = 1.0 / 8.0;
-/// The share before the first token, and the least: a text may begin to repeat itself at any time.
-const FIRST: f64 = 0.3;
+/// The share before the first token: most texts do not repeat themselves at once; and the least: any may begin to.
+const FIRST: f64 = 0.1;
 const LEAST: f64 = 0.05;
 
 /// The drafts of one text.

@@ -9,7 +9,7 @@ use tidegate_model::sampling::{Permitted, Plans, Sampler, SamplingParams};
 use tidegate_model::{LanguageModel, ModelError, Transfer};
 use tracing::error;
 
-use super::drafter::{Drafter, NgramDrafter};
+use super::drafter::{Drafter, NgramDrafter, Speculation};
 use super::error::catch_panic;
 use super::event::Event;
 use super::generation::Ending;
@@ -21,7 +21,6 @@ use super::row_drafts::RowDrafts;
 use super::scheduler::Scheduler;
 use super::sequence::{Phase, Sequence};
 use super::shares::Shares;
-use super::speculation::Speculation;
 use super::stats::{Counters, add};
 use super::step::Step;
 use super::submission::Submission;

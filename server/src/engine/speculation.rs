@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use tidegate_model::LanguageModel;
 
-use super::drafter::Drafter;
+use super::drafter::Speculation;
 use super::error::{SequenceError, catch_panic};
 use super::pass_costs::PassCost;
 use super::row_drafts::DraftCounts;
@@ -23,12 +23,6 @@ const MOST_ROWS: usize = 8;
 
 /// Drafts are read only where they promise so many times the tokens: the estimates are not exact.
 const GAIN: f64 = 1.05;
-
-/// What proposes drafts, and how many at most for each row of a step.
-pub(super) struct Speculation {
-    pub(super) drafter: Box<dyn Drafter>,
-    pub(super) most: usize,
-}
 
 /// The number of drafts, at most `longest`, that gives the most tokens for the cost of a step of `rows` rows. `expected`
 /// are the tokens of all rows for a number of drafts.

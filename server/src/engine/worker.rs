@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tidegate_model::{LanguageModel, Transfer};
 use tracing::{Span, debug, error, info};
 
+use super::drafter::Speculation;
 use super::error::{SequenceError, catch_panic};
 use super::event::{Event, Failure, Finish};
 use super::generation::{Choice, Ending};
@@ -20,7 +21,6 @@ use super::scheduler::Scheduler;
 use super::sequence::Accepted;
 use super::shares::Shares;
 use super::snapshots::{self, End, EndSnapshot};
-use super::speculation::Speculation;
 use super::stats::add;
 use super::step::Step;
 use super::text_rules::TextRules;
