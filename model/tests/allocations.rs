@@ -54,7 +54,9 @@ fn a_token_allocates_nothing() {
                 decoder.decode_into(&ids, &mut pool, &slots, &mut logits).unwrap();
                 if !drafts.is_empty() {
                     decoder.verify_into(&drafts, &mut pool, &slots, &mut logits).unwrap();
-                    slots.iter().for_each(|slot| decoder.keep(&mut pool, *slot, 2).unwrap());
+                    for &slot in &slots {
+                        decoder.keep(&mut pool, slot, 2).unwrap();
+                    }
                 }
             };
             // Every thread makes its own buffer at its first piece, whenever that is.

@@ -14,7 +14,7 @@ use super::drafter::Speculation;
 use super::error::{SequenceError, catch_panic};
 use super::pass_costs::PassCost;
 use super::row_drafts::DraftCounts;
-use super::sequence::Accepted;
+use super::sequence::{Accepted, Sequence};
 use super::stats::add;
 use super::worker::Worker;
 
@@ -42,7 +42,7 @@ impl<M: LanguageModel> Worker<M> {
         if rows > MOST_ROWS || !step.is_of_one_tenant() {
             return 0;
         }
-        let generating = |slot: &usize| scheduler.sequence(*slot).is_some_and(|sequence| sequence.is_generating());
+        let generating = |slot: &usize| scheduler.sequence(*slot).is_some_and(Sequence::is_generating);
         if !step.slots.iter().all(generating) {
             return 0;
         }
