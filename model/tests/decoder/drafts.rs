@@ -107,8 +107,8 @@ fn threads_change_no_bit_of_drafts() {
     }
 }
 
-fn reason(error: ModelError) -> Option<SlotError> {
-    if let ModelError::Slot { reason, .. } = error { Some(reason) } else { None }
+fn reason(error: &ModelError) -> Option<SlotError> {
+    if let ModelError::Slot { reason, .. } = error { Some(*reason) } else { None }
 }
 
 #[test]
@@ -117,27 +117,27 @@ fn a_slot_with_drafts_is_refused_until_some_are_kept_or_it_is_reset() {
     let mut pool = decoder.new_pool(3).unwrap();
     decoder.prefill(&[1, 2, 3], &mut pool, 0).unwrap();
     let before = pool.export(0).unwrap();
-    assert_eq!(reason(decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
+    assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
     verify(&decoder, &mut pool, &[0, 1], &[4, 5, 6, 7, 8, 9]);
-    assert_eq!(reason(pool.export(0).unwrap_err()), Some(SlotError::Drafted));
-    assert_eq!(reason(decoder.prefill(&[1], &mut pool, 0).unwrap_err()), Some(SlotError::Drafted));
-    assert_eq!(reason(decoder.decode(&[1, 1], &mut pool, &[0, 2]).unwrap_err()), Some(SlotError::Drafted));
+    assert_eq!(reason(&pool.export(0).unwrap_err()), Some(SlotError::Drafted));
+    assert_eq!(reason(&decoder.prefill(&[1], &mut pool, 0).unwrap_err()), Some(SlotError::Drafted));
+    assert_eq!(reason(&decoder.decode(&[1, 1], &mut pool, &[0, 2]).unwrap_err()), Some(SlotError::Drafted));
     for count in [0, 4] {
         assert!(matches!(decoder.keep(&mut pool, 0, count).unwrap_err(), ModelError::Argument { .. }), "{count}");
     }
     decoder.keep(&mut pool, 0, 2).unwrap();
     assert_eq!(pool.tokens(0), 5);
-    assert_eq!(reason(decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
+    assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
     // Drafts that are not kept leave nothing behind, neither by an import nor by a reset.
     pool.import(1, &before, 3).unwrap();
-    assert_eq!(reason(decoder.keep(&mut pool, 1, 1).unwrap_err()), Some(SlotError::NoDrafts));
+    assert_eq!(reason(&decoder.keep(&mut pool, 1, 1).unwrap_err()), Some(SlotError::NoDrafts));
     assert_eq!(state(&pool, 1), bits(&before));
     verify(&decoder, &mut pool, &[0, 1], &[4, 5]);
     pool.reset(1).unwrap();
     assert!(state(&pool, 1).iter().all(|&bits| bits == 0));
     // The step of another slot has taken the place of what was noted.
     verify(&decoder, &mut pool, &[1], &[4, 5]);
-    assert_eq!(reason(decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
+    assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
     pool.reset(0).unwrap();
     decoder.prefill(&[1, 2, 3], &mut pool, 0).unwrap();
     assert_eq!(state(&pool, 0), bits(&before));
