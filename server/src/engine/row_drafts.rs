@@ -85,7 +85,9 @@ mod tests {
 
     fn after(drafts: &mut RowDrafts, proposed: &[u32], tokens: &[u32]) {
         drafts.propose(|_, to| to.extend_from_slice(proposed));
-        tokens.iter().for_each(|token| drafts.push(*token));
+        for token in tokens {
+            drafts.push(*token);
+        }
     }
 
     #[test]
