@@ -44,9 +44,9 @@ impl Compute {
 }
 
 /// The first `len` numbers of a buffer, which grows if needed. Their values are unspecified.
-pub(crate) fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+pub(crate) fn sized<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
     if buffer.len() < len {
-        buffer.resize(len, 0.0);
+        buffer.resize(len, T::default());
     }
     &mut buffer[..len]
 }

@@ -5,9 +5,9 @@ use candle_core::{Device, Tensor};
 use crate::compute::sized;
 use crate::config::{DecoderConfig, PositionEmbedding, SourceConfig};
 use crate::encoder::Encoder;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, SlotError};
 use crate::mixers::family;
-use crate::mixers::layer::{Layers, Rows, Step};
+use crate::mixers::layer::{Kept, Layers, Rows, Step};
 use crate::nn::{Linear, Norm, Table};
 use crate::probe::Probe;
 use crate::runner::Backend;
@@ -24,6 +24,14 @@ pub struct Decoder {
     norm: Norm,   // (hidden)
     head: Linear, // (vocab, hidden)
     weight_type: WeightType,
+}
+
+/// What a step reads.
+enum Reading<'a> {
+    Text,
+    /// By the form of the recurrence that counts.
+    Probed(&'a mut Probe),
+    Drafts,
 }
 
 impl Decoder {
@@ -133,7 +141,7 @@ impl Decoder {
     /// # Errors
     /// As for [`Self::forward`].
     pub fn prefill_logits(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<Vec<f32>> {
-        self.hidden(ids, pool, &[slot], None)?;
+        self.hidden(ids, pool, &[slot], Reading::Text)?;
         let mut logits = Vec::new();
         self.logits(pool, 1, ids.len() - 1..ids.len(), &mut logits);
         Ok(logits)
@@ -144,7 +152,7 @@ impl Decoder {
     /// # Errors
     /// As for [`Self::forward`].
     pub fn prefill(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
-        self.hidden(ids, pool, &[slot], None)
+        self.hidden(ids, pool, &[slot], Reading::Text)
     }
 
     /// Empties a slot and reads the source of an encoder-decoder into it. The text then begins with the decoder's start
@@ -199,8 +207,49 @@ impl Decoder {
         if ids.len() != slots.len() {
             return Err(ModelError::Rows { ids: ids.len(), rows: slots.len() });
         }
-        self.hidden(ids, pool, slots, None)?;
+        self.hidden(ids, pool, slots, Reading::Text)?;
         self.logits(pool, ids.len(), 0..1, logits);
+        Ok(())
+    }
+
+    /// Whether the decoder reads drafts: RFA in all its forms.
+    pub fn speculates(&self) -> bool {
+        self.layers.speculate()
+    }
+
+    /// Reads as many drafts of each row in one step, and leaves the states as they are: how many of them each slot keeps is
+    /// decided in view of the logits. Until [`Self::keep`] or a reset, all other calls refuse these slots.
+    ///
+    /// ids: (rows, time), row after row -> logits: (rows, time, vocab), of the bits that [`Self::decode`] gives token by
+    /// token
+    ///
+    /// # Errors
+    /// The decoder reads no drafts, or as for [`Self::forward`].
+    pub fn verify_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
+        if !self.speculates() {
+            return Err(ModelError::NoSpeculation);
+        }
+        self.hidden(ids, pool, slots, Reading::Drafts)?;
+        self.logits(pool, slots.len(), 0..ids.len() / slots.len(), logits);
+        Ok(())
+    }
+
+    /// Makes the first `count` of a slot's drafts a part of its text, whose state then has the bits of reading them one after
+    /// another.
+    ///
+    /// # Errors
+    /// The slot has read no drafts since its last change, or not so many, or another step of drafts has followed: then
+    /// nothing has changed. After any other error the slot must be reset.
+    pub fn keep(&self, pool: &mut StatePool, slot: usize, count: usize) -> Result<()> {
+        self.check_pool(pool)?;
+        let Some(row) = pool.parts().1.drafted.iter().position(|&drafted| drafted == slot) else {
+            return Err(ModelError::Slot { slot, reason: SlotError::NoDrafts });
+        };
+        let time = pool.begin_keeping(slot, count)?;
+        let position = pool.positions(&[slot]).next().unwrap_or(0);
+        let (states, Workspace { cx, .. }) = pool.parts();
+        self.layers.keep(cx, states, Kept { slot, row, time, count, position, layer: 0 })?;
+        pool.advance(&[slot], count);
         Ok(())
     }
 
@@ -215,7 +264,7 @@ impl Decoder {
         if batch != slots.len() {
             return Err(ModelError::Rows { ids: batch * time, rows: slots.len() });
         }
-        self.hidden(&ids.flatten_all()?.to_vec1()?, pool, slots, probe)?;
+        self.hidden(&ids.flatten_all()?.to_vec1()?, pool, slots, probe.map_or(Reading::Text, Reading::Probed))?;
         let mut logits = Vec::new();
         self.logits(pool, batch, 0..time, &mut logits);
         Ok(Tensor::from_vec(logits, (batch, time, self.config.vocab_size), &Device::Cpu)?)
@@ -235,7 +284,7 @@ impl Decoder {
     }
 
     /// Takes the rows forward; leaves the residual stream (rows, time, hidden) in the pool.
-    fn hidden(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], probe: Option<&mut Probe>) -> Result<()> {
+    fn hidden(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], reading: Reading<'_>) -> Result<()> {
         let (rows, hidden) = (slots.len(), self.config.hidden_size);
         if ids.is_empty() || rows == 0 || !ids.len().is_multiple_of(rows) {
             return Err(ModelError::Rows { ids: ids.len(), rows });
@@ -245,16 +294,27 @@ impl Decoder {
         pool.begin(slots)?;
         pool.set_positions(slots);
         let time = ids.len() / rows;
-        let (states, Workspace { cx, x, positions, angles, denominators, .. }) = pool.parts();
+        let (states, Workspace { cx, x, positions, angles, denominators, drafted, .. }) = pool.parts();
         x.resize(ids.len() * hidden, 0.0);
         self.embed(ids, x);
         let rope = self.config.position_embedding == PositionEmbedding::Rope;
         if rope {
             angles.turn(positions, time);
         }
-        let rows = Rows { slots, positions, time, angles: rope.then_some(&*angles), layer: 0 };
+        let drafts = matches!(reading, Reading::Drafts);
+        let probe = if let Reading::Probed(probe) = reading { Some(probe) } else { None };
+        if drafts {
+            // The buffers of earlier drafts are used again.
+            drafted.clear();
+        }
+        let rows = Rows { slots, positions, time, angles: rope.then_some(&*angles), layer: 0, drafts };
         self.layers.forward(&mut Step { cx, rows, denominators, probe }, x, states)?;
-        pool.advance(slots, time);
+        if drafts {
+            drafted.extend_from_slice(slots);
+            pool.drafted(slots, time);
+        } else {
+            pool.advance(slots, time);
+        }
         Ok(())
     }
 
@@ -324,5 +384,17 @@ impl Backend for Decoder {
 
     fn decode_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
         Self::decode_into(self, ids, pool, slots, logits)
+    }
+
+    fn speculates(&self) -> bool {
+        Self::speculates(self)
+    }
+
+    fn verify_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
+        Self::verify_into(self, ids, pool, slots, logits)
+    }
+
+    fn keep(&self, pool: &mut StatePool, slot: usize, count: usize) -> Result<()> {
+        Self::keep(self, pool, slot, count)
     }
 }

@@ -82,6 +82,9 @@ pub enum ModelError {
     /// The device does not sample.
     #[error("the device does not sample tokens")]
     NoSampler,
+    /// The model reads no drafts.
+    #[error("the model reads no drafts: it takes one token of a row in each step")]
+    NoSpeculation,
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] candle_core::Error),
@@ -157,6 +160,12 @@ pub enum SlotError {
     /// A failed step or transfer left its state incomplete.
     #[error("has an incomplete state since a step or transfer failed, and must be reset")]
     Incomplete,
+    /// It has read drafts, and how many of them it keeps is not known yet.
+    #[error("has read drafts, of which some must be kept first")]
+    Drafted,
+    /// It has read no drafts since its last change.
+    #[error("has no drafts to keep")]
+    NoDrafts,
     /// A text of an encoder-decoder continues a source, and the slot has none.
     #[error("has no source, which must be read first")]
     NoSource,

@@ -122,6 +122,30 @@ pub trait LanguageModel: Send {
     /// The device failed.
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<(), ModelError>;
 
+    /// Whether the model reads drafts, by [`Self::verify`].
+    fn speculates(&self) -> bool {
+        false
+    }
+
+    /// Reads as many drafts (at least one) into each of `slots`, which are distinct and ascend, in one step. ids: (rows,
+    /// time), row by row. Replaces `logits` by (rows, time, vocab), those that [`Self::decode`] would give token by token.
+    /// Until [`Self::keep`] or [`Self::reset`] no other call may name these slots.
+    ///
+    /// # Errors
+    /// The device failed, or the model reads no drafts.
+    fn verify(&mut self, _ids: &[u32], _slots: &[usize], _logits: &mut Vec<f32>) -> Result<(), ModelError> {
+        Err(ModelError::NoSpeculation)
+    }
+
+    /// Makes the first `count` (at least one) of the drafts that the last [`Self::verify`] has read into a slot a part of
+    /// its text. The state is as if no others had been read.
+    ///
+    /// # Errors
+    /// The device failed, or there are not so many drafts.
+    fn keep(&mut self, _slot: usize, _count: usize) -> Result<(), ModelError> {
+        Err(ModelError::NoSpeculation)
+    }
+
     /// Whether the model samples where the logits are, by [`Self::decode_and_sample`].
     fn samples(&self) -> bool {
         false

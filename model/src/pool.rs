@@ -96,6 +96,8 @@ enum Status {
     Ready,
     /// A step or a write has started and not succeeded.
     Incomplete,
+    /// A step has read so many drafts, and none has been kept yet.
+    Drafted(usize),
     Exporting,
     /// The text will have this length.
     Importing(TextLength),
@@ -261,6 +263,26 @@ impl<S: SlotStates> Pool<S> {
         Ok(())
     }
 
+    /// Ends a step in which each of `slots` has read `tokens` drafts: they count as read once they are kept.
+    pub(crate) fn drafted(&mut self, slots: &[usize], tokens: usize) {
+        for &slot in slots {
+            self.slots[slot].status = Status::Drafted(tokens);
+        }
+    }
+
+    /// Starts to keep `count` of the drafts of a slot, which counts as incomplete until [`Self::advance`]; returns how many
+    /// there are. There is an error, and nothing has changed, if it has read no drafts, or not so many.
+    pub(crate) fn begin_keeping(&mut self, slot: usize, count: usize) -> Result<usize> {
+        let Slot { status: Status::Drafted(tokens), .. } = self.check(slot)? else {
+            return Err(ModelError::Slot { slot, reason: SlotError::NoDrafts });
+        };
+        if count == 0 || count > tokens {
+            return Err(ModelError::argument("kept drafts", format!("1 to {tokens}"), count));
+        }
+        self.slots[slot].status = Status::Incomplete;
+        Ok(tokens)
+    }
+
     /// Ends a step in which each of `slots` has read `tokens` tokens.
     pub(crate) fn advance(&mut self, slots: &[usize], tokens: usize) {
         for &slot in slots {
@@ -305,6 +327,7 @@ impl<S: SlotStates> Pool<S> {
     pub(crate) fn check_ready(&self, slot: usize) -> Result<TextLength> {
         match self.check(slot)? {
             Slot { status: Status::Incomplete, .. } => Err(ModelError::Slot { slot, reason: SlotError::Incomplete }),
+            Slot { status: Status::Drafted(_), .. } => Err(ModelError::Slot { slot, reason: SlotError::Drafted }),
             ready => Ok(ready.length),
         }
     }

@@ -100,6 +100,33 @@ pub trait Backend: Send {
         logits: &mut Vec<f32>,
     ) -> Result<()>;
 
+    /// As [`LanguageModel::speculates`].
+    fn speculates(&self) -> bool {
+        false
+    }
+
+    /// As [`LanguageModel::verify`].
+    ///
+    /// # Errors
+    /// The decoder reads no drafts, or as for all methods that read tokens.
+    fn verify_into(
+        &self,
+        _ids: &[u32],
+        _pool: &mut Pool<Self::States>,
+        _slots: &[usize],
+        _logits: &mut Vec<f32>,
+    ) -> Result<()> {
+        Err(ModelError::NoSpeculation)
+    }
+
+    /// As [`LanguageModel::keep`].
+    ///
+    /// # Errors
+    /// The slot has not so many drafts, or the device failed.
+    fn keep(&self, _pool: &mut Pool<Self::States>, _slot: usize, _count: usize) -> Result<()> {
+        Err(ModelError::NoSpeculation)
+    }
+
     /// Whether [`Self::decode_and_sample`] samples on the device.
     fn samples(&self) -> bool {
         false
@@ -201,6 +228,18 @@ impl<B: Backend> LanguageModel for ModelRunner<B> {
 
     fn decode(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
         self.decoder.decode_into(ids, &mut self.pool, slots, logits)
+    }
+
+    fn speculates(&self) -> bool {
+        self.decoder.speculates()
+    }
+
+    fn verify(&mut self, ids: &[u32], slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
+        self.decoder.verify_into(ids, &mut self.pool, slots, logits)
+    }
+
+    fn keep(&mut self, slot: usize, count: usize) -> Result<()> {
+        self.decoder.keep(&mut self.pool, slot, count)
     }
 
     fn samples(&self) -> bool {

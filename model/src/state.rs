@@ -44,6 +44,8 @@ pub(crate) struct Workspace {
     pub(crate) positions: Vec<u64>,
     pub(crate) angles: Angles,
     pub(crate) denominators: Denominators,
+    /// The slots of the last step of drafts.
+    pub(crate) drafted: Vec<usize>,
 }
 
 /// Slots for conversations in the memory of the host.
@@ -82,6 +84,7 @@ impl Pool<HostStates> {
             positions: Vec::new(),
             angles: Angles::new(config.head_dim, config.rope_theta),
             denominators: Denominators::default(),
+            drafted: Vec::new(),
         };
         let most_source = config.source().map_or(0, |source| source.max_positions);
         let (layers, layout) = (layers.new_states(slots, state), config.state_layout());

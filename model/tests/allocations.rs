@@ -49,14 +49,20 @@ fn a_token_allocates_nothing() {
                     decoder.read_source(&[1; 40], &mut pool, slot).unwrap();
                 }
             }
+            let drafts = if decoder.speculates() { common::Numbers::new(3).ids(3 * rows, 512) } else { Vec::new() };
+            let mut step = || {
+                decoder.decode_into(&ids, &mut pool, &slots, &mut logits).unwrap();
+                if !drafts.is_empty() {
+                    decoder.verify_into(&drafts, &mut pool, &slots, &mut logits).unwrap();
+                    for &slot in &slots {
+                        decoder.keep(&mut pool, slot, 2).unwrap();
+                    }
+                }
+            };
             // Every thread makes its own buffer at its first piece, whenever that is.
-            for _ in 0..200 {
-                decoder.decode_into(&ids, &mut pool, &slots, &mut logits).unwrap();
-            }
+            (0..200).for_each(|_| step());
             let region = Region::new(ALLOCATOR);
-            for _ in 0..100 {
-                decoder.decode_into(&ids, &mut pool, &slots, &mut logits).unwrap();
-            }
+            (0..100).for_each(|_| step());
             let stats = region.change();
             assert_eq!((stats.allocations, stats.reallocations), (0, 0), "{kind}, {rows} rows: {stats:?}");
         }

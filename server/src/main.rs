@@ -38,7 +38,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, error, info, warn};
 
-use cli::{Cli, Command, LogArgs, LogFormat, ModelArgs, ModelsOutput, ServeArgs, Switch};
+use cli::{Cli, Command, DraftArg, LogArgs, LogFormat, ModelArgs, ModelsOutput, ServeArgs, Switch};
 use models::{CheckpointLoader, Given, apart, sources};
 use telemetry::Telemetry;
 
@@ -216,6 +216,7 @@ async fn run_server(args: &ServeArgs, given: Given, data: Option<&Path>) -> Resu
         engine: EngineOptions {
             queue: args.queue,
             stall_limit: Duration::from_secs(args.stall_seconds),
+            draft_max: if args.draft == DraftArg::None { 0 } else { args.draft_max },
             ..EngineOptions::default()
         },
         prefix_bytes: args.sessions.prefix_budget as usize,

@@ -3,7 +3,7 @@
 
 use super::cross::{CrossAttention, CrossBuffers, SourceReader};
 use super::last_inputs::LastInputs;
-use super::layer::{Layer, LayerState, SlotState, Step};
+use super::layer::{Kept, Layer, LayerState, SlotState, Step};
 use super::mixer::{Mixer, Projected};
 use super::projections::{ProjectionBuffers, Projections};
 use crate::compute::{Compute, sized};
@@ -67,6 +67,8 @@ impl<M: Mixer> LayerState for AttentionState<M> {
 impl<M: Mixer> Layer for AttentionLayer<M> {
     type State = AttentionState<M>;
     type Buffers = AttentionBuffers<M>;
+
+    const SPECULATES: bool = M::SPECULATES;
 
     fn name(config: &DecoderConfig) -> &'static str {
         M::name(config)
@@ -173,6 +175,11 @@ impl<M: Mixer> Layer for AttentionLayer<M> {
         self.mlp.forward(step.cx, normed, mlp, delta);
         norm::add(step.cx.isa, x, delta);
         Ok(())
+    }
+
+    fn keep(&self, cx: &mut Compute, state: &mut AttentionState<M>, kept: Kept) -> Result<()> {
+        state.conv.keep(kept)?;
+        self.mixer.keep(cx, &mut state.heads, kept)
     }
 
     fn keep_source(&self, cx: &mut Compute, source: &[f32], state: &mut AttentionState<M>, slot: usize) -> Result<()> {

@@ -31,6 +31,23 @@ pub(crate) struct Rows<'a> {
     pub(crate) angles: Option<&'a Angles>,
     /// The number of the layer.
     pub(crate) layer: usize,
+    /// Whether the tokens are drafts: the states stay as they are until [`Layer::keep`].
+    pub(crate) drafts: bool,
+}
+
+/// The drafts of a row that a slot keeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept {
+    pub(crate) slot: usize,
+    /// The row of the slot in the last step of drafts, in which each row had `time` tokens.
+    pub(crate) row: usize,
+    pub(crate) time: usize,
+    /// Tokens that are kept, from the row's first on.
+    pub(crate) count: usize,
+    /// The position of the first.
+    pub(crate) position: u64,
+    /// The number of the layer.
+    pub(crate) layer: usize,
 }
 
 /// One step of some rows.
@@ -129,6 +146,9 @@ pub(crate) trait Layer: Debug + Send + Sync + Sized + 'static {
     /// What is around the layers.
     const FRAME: Frame = Frame::OURS;
 
+    /// Whether [`Self::forward`] reads drafts, for [`Self::keep`].
+    const SPECULATES: bool = false;
+
     /// The name of the mixer in reports.
     fn name(config: &DecoderConfig) -> &'static str;
 
@@ -176,6 +196,11 @@ pub(crate) trait Layer: Debug + Send + Sync + Sized + 'static {
         buffers: &mut Self::Buffers,
     ) -> Result<()>;
 
+    /// Advances a slot by the first tokens of its row in the last step of drafts, as a step of these tokens would have done.
+    fn keep(&self, _cx: &mut Compute, _state: &mut Self::State, _kept: Kept) -> Result<()> {
+        Err(ModelError::NoSpeculation)
+    }
+
     /// Keeps what cross attention needs of a source. source: (tokens, hidden), the output of the encoder
     fn keep_source(&self, _cx: &mut Compute, _source: &[f32], _state: &mut Self::State, _slot: usize) -> Result<()> {
         Err(ModelError::NoEncoder)
@@ -195,6 +220,12 @@ pub(crate) trait Layers: Debug + Send + Sync {
 
     /// [`Layer::forward`] of one layer after another.
     fn forward(&self, step: &mut Step<'_>, x: &mut [f32], states: &mut dyn LayerStates) -> Result<()>;
+
+    /// [`Layer::SPECULATES`].
+    fn speculate(&self) -> bool;
+
+    /// [`Layer::keep`] of every layer.
+    fn keep(&self, cx: &mut Compute, states: &mut dyn LayerStates, kept: Kept) -> Result<()>;
 
     /// [`Layer::keep_source`] of every layer.
     fn keep_source(&self, cx: &mut Compute, source: &[f32], states: &mut dyn LayerStates, slot: usize) -> Result<()>;
@@ -265,6 +296,16 @@ impl<L: Layer> Layers for Stack<L> {
             layer.forward(step, x, state, buffers)?;
         }
         Ok(())
+    }
+
+    fn speculate(&self) -> bool {
+        L::SPECULATES
+    }
+
+    fn keep(&self, cx: &mut Compute, states: &mut dyn LayerStates, kept: Kept) -> Result<()> {
+        let states = Self::own(states)?;
+        let mut layers = self.0.iter().zip(&mut states.layers).enumerate();
+        layers.try_for_each(|(i, (layer, state))| layer.keep(cx, state, Kept { layer: i, ..kept }))
     }
 
     fn keep_source(&self, cx: &mut Compute, source: &[f32], states: &mut dyn LayerStates, slot: usize) -> Result<()> {

@@ -3,9 +3,10 @@
 use std::fmt::Debug;
 
 use super::cross::SourceReader;
-use super::layer::{SlotState, Step};
+use super::layer::{Kept, SlotState, Step};
+use crate::compute::Compute;
 use crate::config::{ConfigError, DecoderConfig, GivenKeys};
-use crate::error;
+use crate::error::{self, ModelError};
 use crate::memory::StateType;
 use crate::weights::{LoadError, TensorList, Weights};
 
@@ -26,6 +27,9 @@ pub(crate) trait Mixer: Debug + Send + Sync + Sized + 'static {
     type Buffers: Debug + Default + Send + Sync + 'static;
     /// How cross attention in layers of this mixer reads a source.
     type Source: SourceReader;
+
+    /// Whether [`Self::mix`] reads drafts, for [`Self::keep`].
+    const SPECULATES: bool = false;
 
     /// The name in reports.
     fn name(config: &DecoderConfig) -> &'static str;
@@ -73,4 +77,9 @@ pub(crate) trait Mixer: Debug + Send + Sync + Sized + 'static {
         buffers: &mut Self::Buffers,
         h: &mut [f32],
     ) -> error::Result<()>;
+
+    /// Advances a slot by the first tokens of its row in the last step of drafts, as a step of these tokens would have done.
+    fn keep(&self, _cx: &mut Compute, _state: &mut Self::State, _kept: Kept) -> error::Result<()> {
+        Err(ModelError::NoSpeculation)
+    }
 }

@@ -8,6 +8,7 @@ mod published;
 
 mod candle;
 mod candle_reference;
+mod drafts;
 mod golden;
 mod hybrid;
 mod mamba2;

@@ -16,9 +16,10 @@ mod storage;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use tidegate_server::checkpoint::{CPU_SLOTS, MOST_GPU_SLOTS};
+use tidegate_server::engine::DRAFT_MAX;
 
 pub(crate) use about::{print_completions, print_man_page};
 pub(crate) use bench::{BenchArgs, BenchOutput, MixerArg, ShapeArg, word};
@@ -28,7 +29,7 @@ pub(crate) use health::HealthArgs;
 pub(crate) use http::HttpArgs;
 pub(crate) use hub::{ModelsArgs, ModelsOutput, PullArgs};
 pub(crate) use parse::Budget;
-use parse::{DEFAULT_PORT, bytes, port, positive, slots};
+use parse::{DEFAULT_PORT, bytes, port, positive, slots, within};
 pub(crate) use sessions::{SessionsArgs, SessionsCommand};
 pub(crate) use shared::{LogArgs, LogFormat, ModelArgs};
 pub(crate) use storage::{DurabilityArg, SessionArgs, Switch};
@@ -152,6 +153,17 @@ pub(crate) enum Command {
     CompileGrammars,
 }
 
+/// Where drafts come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DraftArg {
+    /// What has followed the same tokens earlier in the text
+    Ngram,
+    None,
+}
+
+/// Most drafts that `--draft-max` accepts: their logits lie in memory together.
+const MOST_DRAFTS: usize = 256;
+
 /// The flags of `serve`.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Serving")]
@@ -174,6 +186,12 @@ pub(crate) struct ServeArgs {
     /// Seconds to finish running requests after SIGTERM; a second signal ends them at once
     #[arg(long, env = "TIDEGATE_DRAIN_SECONDS", value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_seconds: u64,
+    /// Where drafts come from, which the model reads several of in a step if few requests run; no text depends on it
+    #[arg(long, env = "TIDEGATE_DRAFT", value_name = "ngram|none", value_enum, default_value_t = DraftArg::Ngram)]
+    pub(crate) draft: DraftArg,
+    /// Most drafts of a request in a step
+    #[arg(long, env = "TIDEGATE_DRAFT_MAX", value_name = "COUNT", default_value_t = DRAFT_MAX, value_parser = within(1, MOST_DRAFTS))]
+    pub(crate) draft_max: usize,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Model name in the API, if there is one model [default: ORG/NAME, the folder's or file's name, or the one in a GGUF file]

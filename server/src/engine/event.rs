@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use super::row_drafts::DraftCounts;
 use crate::session::Snapshot;
 
 /// Why a text ended.
@@ -82,6 +83,8 @@ pub struct Finish {
     pub completion_tokens: usize,
     /// How long each part took.
     pub timings: Timings,
+    /// The drafts of the text, where the engine speculates.
+    pub drafts: DraftCounts,
     /// The last tokens of the snapshot's text where a stop string begins within a token: they encode what remains of that
     /// token, which was generated.
     pub retokenized: Vec<u32>,

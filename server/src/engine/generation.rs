@@ -143,6 +143,20 @@ impl Generation {
         Ok(Choice { token, logprobs: self.logprobs.as_mut().map(|logprobs| logprobs.score(token)) })
     }
 
+    /// The next token, chosen in the middle of a step: as [`Self::sample`] does, whether its mask is computed or not.
+    ///
+    /// # Errors
+    /// As for [`Self::sample`].
+    pub(super) fn choose(&mut self, logits: &mut [f32], eos: &[u32]) -> Result<Choice, SequenceError> {
+        if let Some(token) = self.next_forced() {
+            return Ok(self.accept_known(token));
+        }
+        if let Some(guide) = &mut self.guide {
+            guide.compute_mask();
+        }
+        self.sample(logits, eos)
+    }
+
     /// Adds to `plans` how a device samples the next token; adds nothing where the logits are needed.
     ///
     /// # Errors

@@ -3,8 +3,12 @@
 //! It knows no HTTP and no wire type. Validated requests ([`Request`]) come in through a bounded queue, text goes out as
 //! [`Event`]s. Between two decode steps at most one chunk of one prompt is read, so that no stream stalls; a state that is
 //! copied between device and host delays its own request alone.
+//!
+//! Where the rows of a step are few, they may read drafts besides (`speculation`): tokens that are kept if the request's
+//! sampler chooses them.
 
 mod constraint;
+mod drafter;
 mod error;
 mod event;
 mod event_sender;
@@ -22,11 +26,13 @@ mod prompt;
 mod queue;
 mod request;
 mod rollback;
+mod row_drafts;
 mod run;
 mod scheduler;
 mod sequence;
 mod shares;
 mod snapshots;
+mod speculation;
 mod stats;
 mod step;
 mod submission;
@@ -36,6 +42,7 @@ mod transfers;
 mod worker;
 
 pub use constraint::{Constraint, ConstraintError, Grammar};
+pub use drafter::{Drafter, NgramDrafter};
 pub use event::{
     Delta, Event, EventStream, Failure, Finish, FinishReason, Interrupt, StopCause, Timings, TokenLogprobs,
 };
@@ -45,7 +52,8 @@ pub use pass_costs::{PassCost, PassCosts};
 pub(crate) use prompt::last_tokens;
 pub use queue::SubmitError;
 pub use request::{Request, share_prompt};
-pub use run::{EngineError, EngineOptions, spawn};
+pub use row_drafts::DraftCounts;
+pub use run::{DRAFT_MAX, EngineError, EngineOptions, spawn, spawn_with};
 pub use stats::{ROWS_BOUNDS, Stats};
 pub use tenants::Tenant;
 pub use text_rules::TextRules;

@@ -51,6 +51,8 @@ pub(super) struct CostSource {
     fixed: Option<PassCosts>,
     steps: PassTimes,
     chunks: PassTimes,
+    /// Steps by the tokens that they read, with drafts and without.
+    with_drafts: PassTimes,
 }
 
 impl CostSource {
@@ -62,11 +64,25 @@ impl CostSource {
     /// Notes how long a decode step took.
     pub(super) fn stepped(&mut self, rows: usize, time: Duration) {
         self.steps.observe(rows, time.as_secs_f64());
+        self.with_drafts.observe(rows, time.as_secs_f64());
+    }
+
+    /// Notes how long a step took whose rows have read `tokens` tokens together, drafts included.
+    pub(super) fn drafted(&mut self, tokens: usize, time: Duration) {
+        self.with_drafts.observe(tokens, time.as_secs_f64());
     }
 
     /// Notes how long a chunk took.
     pub(super) fn read(&mut self, tokens: usize, time: Duration) {
         self.chunks.observe(tokens, time.as_secs_f64());
+    }
+
+    /// The cost of a step by the tokens that its rows read, drafts included. Drafts cost nothing until some have been
+    /// measured.
+    pub(super) fn with_drafts(&self) -> PassCost {
+        let measured = || self.with_drafts.cost().filter(|_| self.with_drafts.known().count() > 1);
+        let fixed = self.fixed.map(|costs| costs.step);
+        fixed.or_else(measured).unwrap_or(PassCost { base: 1.0, each: 0.0 })
     }
 
     /// The costs; `None` as long as no step has been measured. Until a chunk has been, its tokens count as rows.
@@ -124,12 +140,16 @@ impl PassTimes {
         typical.samples = typical.samples.saturating_add(1);
     }
 
+    /// The sizes whose time counts.
+    fn known(&self) -> impl Iterator<Item = &Typical> {
+        self.sizes.iter().filter(|typical| typical.samples >= SAMPLES && typical.seconds > 0.0)
+    }
+
     /// The line through the times of all sizes whose relative errors have the least squares; `None` if there are none.
     pub(super) fn cost(&self) -> Option<PassCost> {
-        let known = self.sizes.iter().filter(|typical| typical.samples >= SAMPLES && typical.seconds > 0.0);
         // Weighted sums of 1, n, n^2, t and n t.
         let (mut sizes, mut sums) = (0, [0.0; 5]);
-        for Typical { tokens, seconds, .. } in known {
+        for Typical { tokens, seconds, .. } in self.known() {
             let weight = 1.0 / (seconds * seconds);
             let terms = [1.0, *tokens, tokens * tokens, *seconds, tokens * seconds];
             sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += weight * term);

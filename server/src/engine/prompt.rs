@@ -7,6 +7,7 @@ use tidegate_model::sampling::{Sampler, SamplingParams};
 
 use super::logprobs::PromptLogprobs;
 use super::parameters::{Limits, RequestError, Start};
+use super::row_drafts::RECENT;
 use crate::session::{Answer, Snapshot};
 
 /// Tokens at the end of a prompt in which a character may have begun: each but a special one has at least a byte.
@@ -15,8 +16,13 @@ const LAST_TOKENS: usize = 8;
 /// The last tokens of `pending`, the end of a conversation, followed by `prompt`: those in which a character may have
 /// begun.
 pub(crate) fn last_tokens(pending: &[u32], prompt: &[u32]) -> Vec<u32> {
-    let ends = [pending, prompt].map(|tokens| &tokens[tokens.len().saturating_sub(LAST_TOKENS)..]).concat();
-    ends[ends.len().saturating_sub(LAST_TOKENS)..].to_vec()
+    let ends = [pending, prompt].map(|tokens| end(tokens, LAST_TOKENS)).concat();
+    end(&ends, LAST_TOKENS).to_vec()
+}
+
+/// The last `count` tokens, or all.
+fn end(tokens: &[u32], count: usize) -> &[u32] {
+    &tokens[tokens.len().saturating_sub(count)..]
 }
 
 /// What a request's text belongs to.
@@ -41,6 +47,8 @@ pub(super) struct Prompt {
     pub(super) input: Vec<u32>,
     /// The last tokens before the answer, in which a character may have begun.
     pub(super) last_tokens: Vec<u32>,
+    /// The last tokens before the answer, as many as are known and drafts are made of.
+    pub(super) recent: Vec<u32>,
     /// Tokens of the prompt that the client has sent.
     pub(super) tokens: usize,
     /// Set until they are reported: the prompt is then read token by token.
@@ -104,6 +112,7 @@ pub(super) struct Opening {
     pub(super) source: Vec<u32>,
     pub(super) input: Vec<u32>,
     pub(super) last_tokens: Vec<u32>,
+    pub(super) recent: Vec<u32>,
     /// The answer that continues; else an empty one.
     pub(super) answer: Answer,
     pub(super) kind: TextKind,
@@ -158,9 +167,10 @@ impl Opening {
             return Err(RequestError::bound("prompt", "longer than its known prefix", found));
         };
         let last_tokens = last_tokens(&[], &prompt);
+        let recent = end(&prompt, RECENT).to_vec();
         prompt.drain(..read);
         let (source, answer, kind) = (Vec::new(), Answer::default(), TextKind::Completion);
-        Ok((Self { start, source, input: prompt, last_tokens, answer, kind }, sampler))
+        Ok((Self { start, source, input: prompt, last_tokens, recent, answer, kind }, sampler))
     }
 
     /// The prompt is what a turn adds. If it is not empty, a new answer begins, as if the whole text had been sent as one
@@ -183,10 +193,11 @@ impl Opening {
             sampler.observe_prompt(&prompt);
         }
         let last_tokens = last_tokens(&snapshot.pending, &prompt);
-        let input = snapshot.pending.iter().copied().chain(prompt).collect();
+        let input: Vec<u32> = snapshot.pending.iter().copied().chain(prompt).collect();
+        let recent = end(&input, RECENT).to_vec();
         let kind = if answer.is_some() { TextKind::Continuation } else { TextKind::Turn };
         let (source, answer) = (Vec::new(), answer.unwrap_or_default());
-        Ok((Self { start: Some(snapshot), source, input, last_tokens, answer, kind }, sampler))
+        Ok((Self { start: Some(snapshot), source, input, last_tokens, recent, answer, kind }, sampler))
     }
 
     /// The prompt is a source, whose encoding replaces the whole state, also that of the conversation `before`. Of that
@@ -211,6 +222,7 @@ impl Opening {
         }
         let kind = if before.is_some() { TextKind::Turn } else { TextKind::Completion };
         let (input, last_tokens, answer) = (vec![first], Vec::new(), Answer::default());
-        Ok((Self { start: None, source, input, last_tokens, answer, kind }, sampler))
+        let recent = Vec::new();
+        Ok((Self { start: None, source, input, last_tokens, recent, answer, kind }, sampler))
     }
 }

@@ -53,13 +53,14 @@ impl Request {
         }
         let stop = StopConditions::new(parameters.ignore_eos, parameters.stop_token_ids, parameters.min_tokens);
         let output = TextOutput::new(strings, &opening.answer, stop.may_end_at(1));
-        let Opening { start, source, input, last_tokens, kind, .. } = opening;
+        let Opening { start, source, input, last_tokens, recent, kind, .. } = opening;
         let logprobs = parameters.prompt_logprobs.map(PromptLogprobs::new);
         let prompt = Prompt {
             start,
             source,
             input,
             last_tokens,
+            recent,
             tokens: prompt_tokens,
             logprobs,
             shared: None,

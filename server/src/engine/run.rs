@@ -9,6 +9,7 @@ use tidegate_model::sampling::{Permitted, Plans, Sampler, SamplingParams};
 use tidegate_model::{LanguageModel, ModelError, Transfer};
 use tracing::error;
 
+use super::drafter::{Drafter, NgramDrafter, Speculation};
 use super::error::catch_panic;
 use super::event::Event;
 use super::generation::Ending;
@@ -16,6 +17,7 @@ use super::handle::{EngineHandle, EngineThread, Heartbeat, Shared};
 use super::output::TextBuffers;
 use super::pass_costs::{CostSource, PassCosts};
 use super::queue::{Lifecycle, RequestQueue};
+use super::row_drafts::RowDrafts;
 use super::scheduler::Scheduler;
 use super::sequence::{Phase, Sequence};
 use super::shares::Shares;
@@ -35,15 +37,22 @@ pub struct EngineOptions {
     pub stall_limit: Duration,
     /// How long a step may take before the engine counts as stuck and not ready.
     pub step_limit: Duration,
-    /// What steps and chunks cost, which decides how many rows of a tenant take part in a step. Measured if `None`.
+    /// What steps and chunks cost, which decides how many rows of a tenant take part in a step, and how many drafts a row
+    /// reads. Measured if `None`.
     pub pass_costs: Option<PassCosts>,
+    /// Most drafts that a row reads in a step, where the model reads drafts; 0 for none.
+    pub draft_max: usize,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { queue: 256, stall_limit: Duration::from_mins(1), step_limit: Duration::from_secs(30), pass_costs: None }
+        let (stall_limit, step_limit) = (Duration::from_mins(1), Duration::from_secs(30));
+        Self { queue: 256, stall_limit, step_limit, pass_costs: None, draft_max: DRAFT_MAX }
     }
 }
+
+/// Most drafts that a row reads in a step by default.
+pub const DRAFT_MAX: usize = 16;
 
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -56,14 +65,28 @@ pub enum EngineError {
     WarmUp(String),
 }
 
-/// Starts the engine's thread, and waits until the model has made its first steps.
+/// Starts the engine's thread, and waits until the model has made its first steps. Drafts are what has followed the same
+/// tokens earlier in a text.
 ///
 /// # Errors
 /// The thread cannot be created, or the model fails.
 pub fn spawn<M: LanguageModel + 'static>(
+    model: M,
+    rules: TextRules,
+    options: EngineOptions,
+) -> Result<(EngineHandle, EngineThread), EngineError> {
+    spawn_with(model, rules, options, Box::new(NgramDrafter))
+}
+
+/// [`spawn`] with another drafter.
+///
+/// # Errors
+/// As for [`spawn`].
+pub fn spawn_with<M: LanguageModel + 'static>(
     mut model: M,
     rules: TextRules,
     options: EngineOptions,
+    drafter: Box<dyn Drafter>,
 ) -> Result<(EngineHandle, EngineThread), EngineError> {
     let shared = Arc::new(Shared {
         queue: RequestQueue::new(options.queue, model.slots()),
@@ -78,7 +101,10 @@ pub fn spawn<M: LanguageModel + 'static>(
     let scheduler = Scheduler::new(model.slots(), options.stall_limit);
     let (costs, shares) = (CostSource::new(options.pass_costs), Shares::default());
     let (step, buffers) = (Step::default(), TextBuffers::default());
-    let mut worker = Worker { model, rules, scheduler, shared: Arc::clone(&shared), costs, shares, step, buffers };
+    let speculates = options.draft_max > 0 && model.speculates();
+    let speculation = speculates.then(|| Speculation { drafter, most: options.draft_max });
+    let mut worker =
+        Worker { model, rules, scheduler, shared: Arc::clone(&shared), costs, shares, step, speculation, buffers };
     let (warm, warmed) = std::sync::mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
         let _guard = Guard(Arc::clone(&worker.shared));
@@ -120,6 +146,10 @@ impl<M: LanguageModel> Worker<M> {
             let first = start.unwrap_or(0);
             model.prefill(&[first], 0)?;
             model.decode(&[first], &[0], &mut Vec::new())?;
+            if model.speculates() {
+                model.verify(&[first; 2], &[0], &mut Vec::new())?;
+                model.keep(0, 1)?;
+            }
             if model.samples() {
                 let mut sampler =
                     Sampler::new(SamplingParams::default(), model.vocab_size()).map_err(ModelError::other)?;
@@ -207,7 +237,8 @@ impl<M: LanguageModel> Worker<M> {
         // The queue returns no more than there is room for.
         add(&counters.admitted, 1);
         add(&counters.waited_passes, passes.saturating_sub(submission.submitted_at) as usize);
-        let sequence = Sequence::new(submission, passes, &self.rules);
+        let mut sequence = Sequence::new(submission, passes, &self.rules);
+        sequence.drafts = self.speculation.as_ref().map(|_| RowDrafts::new(&sequence.prompt.recent));
         let Some((slot, is_in_slot)) = self.scheduler.admit(sequence) else { return };
         let Some(sequence) = self.scheduler.sequence(slot) else { return };
         match sequence.prompt.start.clone() {
@@ -282,20 +313,23 @@ impl<M: LanguageModel> Worker<M> {
     /// A panic while sampling or accepting one row's token ends that request alone. An error of the step that the rows share
     /// ends the requests of the step, and the engine continues.
     fn decode_step(&mut self) {
-        let Self { model, scheduler, step, rules, shares, .. } = self;
-        let (any, waiting) = step.begin(scheduler.rows(), shares);
+        let (any, waiting) = self.step.begin(self.scheduler.rows(), &mut self.shares);
         if !any {
             return;
         }
+        let drafts = self.propose_drafts();
+        if drafts > 0 {
+            return self.draft_step(drafts, waiting);
+        }
+        let Self { model, scheduler, step, rules, .. } = self;
         let began = Instant::now();
         let outcome = catch_panic(|| step.decode(model, scheduler, rules));
         // Its buffers are put back below; panics in between are caught.
         let mut step = std::mem::take(step);
         match outcome {
             Ok(()) => {
-                self.shared.counters.step(step.slots.len(), waiting);
-                let passes = self.shared.counters.passes.load(Ordering::Relaxed);
-                step.slots.iter().for_each(|slot| self.scheduler.stepped(*slot, passes));
+                let passes = self.count_step(step.slots.len(), waiting);
+                step.slots.iter().for_each(|slot| self.scheduler.stepped(*slot, passes, 1));
                 step.sample(&mut self.scheduler, &self.rules);
                 let mut choices = std::mem::take(&mut step.choices);
                 for ((slot, logits), choice) in step.slots.iter().zip(step.logits()).zip(choices.drain(..)) {
@@ -313,6 +347,12 @@ impl<M: LanguageModel> Worker<M> {
             Err(error) => step.slots.iter().for_each(|slot| self.fail(*slot, &error)),
         }
         self.step = step;
+    }
+
+    /// Counts a step, and returns how many passes there have been.
+    pub(super) fn count_step(&self, rows: usize, waiting: usize) -> u64 {
+        self.shared.counters.step(rows, waiting);
+        self.shared.counters.passes.load(Ordering::Relaxed)
     }
 
     /// Continues after a step that has read a token whose next one is known: a forced one, or one of a prompt, which the

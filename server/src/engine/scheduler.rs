@@ -185,12 +185,12 @@ impl Scheduler {
         shares.divide();
     }
 
-    /// Notes that a row has taken part in a decode step, after which the engine has made `passes`.
-    pub(super) fn stepped(&mut self, slot: usize, passes: u64) {
+    /// Notes that a row has read `tokens` tokens in a decode step, after which the engine has made `passes`.
+    pub(super) fn stepped(&mut self, slot: usize, passes: u64, tokens: usize) {
         if let Some(sequence) = &mut self.slots[slot] {
             sequence.client.since = passes;
         }
-        self.count(slot, 1);
+        self.count(slot, tokens);
     }
 
     /// Counts tokens that the request in `slot` has read or generated, unless they were counted in advance.

@@ -14,6 +14,7 @@ use super::parameters::Snapshots;
 use super::prompt::{Prompt, TextKind};
 use super::request::Request;
 use super::rollback::{Position, Rollback};
+use super::row_drafts::RowDrafts;
 use super::submission::Submission;
 use super::text_rules::TextRules;
 use crate::session::Answer;
@@ -69,6 +70,8 @@ pub(super) struct Sequence {
     pub(super) kind: TextKind,
     pub(super) snapshots: Snapshots,
     pub(super) rollback: Option<Rollback>,
+    /// `None` without speculation.
+    pub(super) drafts: Option<RowDrafts>,
     pub(super) client: Client,
 }
 
@@ -107,6 +110,7 @@ impl Sequence {
             kind,
             snapshots,
             rollback: None,
+            drafts: None,
             client,
         };
         if kind == TextKind::Continuation && sequence.is_unsettled() {
@@ -203,6 +207,9 @@ impl Sequence {
         buffers: &mut TextBuffers,
     ) -> Result<Accepted, SequenceError> {
         let Choice { token, logprobs } = choice;
+        if let Some(drafts) = &mut self.drafts {
+            drafts.push(token);
+        }
         self.phase = Phase::Decode { pending: Some(token) };
         self.generation.generated += 1;
         self.client.first_token.get_or_insert_with(Instant::now);
@@ -292,6 +299,7 @@ impl Sequence {
                 decode: now - first_token,
                 queue_steps: waited,
             },
+            drafts: self.drafts.as_ref().map(|drafts| drafts.counts).unwrap_or_default(),
             retokenized: Vec::new(),
             snapshot: None,
         }

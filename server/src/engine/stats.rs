@@ -32,6 +32,10 @@ pub struct Stats {
     pub generated_tokens: u64,
     /// Those of them that a grammar forced, and that were taken without a decode step.
     pub forced_tokens: u64,
+    /// Drafts that the model has read.
+    pub drafted_tokens: u64,
+    /// Those of them that were kept.
+    pub accepted_drafts: u64,
     /// Requests that finished.
     pub finished: u64,
     /// Requests ended by an error, a panic or a stalled reader.
@@ -62,6 +66,8 @@ pub(super) struct Counters {
     pub(super) prompt_tokens: AtomicU64,
     pub(super) generated_tokens: AtomicU64,
     pub(super) forced_tokens: AtomicU64,
+    pub(super) drafted_tokens: AtomicU64,
+    pub(super) accepted_drafts: AtomicU64,
     pub(super) finished: AtomicU64,
     pub(super) failed: AtomicU64,
     pub(super) cancelled: AtomicU64,
@@ -107,6 +113,8 @@ impl Counters {
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             generated_tokens: self.generated_tokens.load(Relaxed),
             forced_tokens: self.forced_tokens.load(Relaxed),
+            drafted_tokens: self.drafted_tokens.load(Relaxed),
+            accepted_drafts: self.accepted_drafts.load(Relaxed),
             finished: self.finished.load(Relaxed),
             failed: self.failed.load(Relaxed),
             cancelled: self.cancelled.load(Relaxed),

@@ -11,6 +11,7 @@ use tidegate_model::{LanguageModel, ModelError};
 use super::error::{SequenceError, catch_panic};
 use super::generation::Choice;
 use super::guide::Guide;
+use super::row_drafts::RowDrafts;
 use super::scheduler::Scheduler;
 use super::sequence::Sequence;
 use super::shares::{Row, Shares};
@@ -88,6 +89,47 @@ impl Step {
         }
         let message = format!("the model must return {expected:?} outcomes and logits, it returned {found:?}");
         Err(ModelError::other(message))
+    }
+
+    /// Whether all rows are of one tenant.
+    pub(super) fn is_of_one_tenant(&self) -> bool {
+        self.rows.windows(2).all(|pair| pair[0].tenant == pair[1].tenant)
+    }
+
+    /// Lets each row read so many drafts after its token: those proposed for it, then any.
+    pub(super) fn add_drafts(&mut self, scheduler: &Scheduler, drafts: usize) {
+        self.ids.clear();
+        for row in &self.rows {
+            let proposed = scheduler.sequence(row.slot).and_then(|sequence| sequence.drafts.as_ref());
+            let proposed = proposed.map_or(&[][..], RowDrafts::proposed).iter().copied();
+            self.ids.extend(std::iter::once(row.id).chain(proposed.chain(std::iter::repeat(row.id)).take(drafts)));
+        }
+    }
+
+    /// Lets the model read the rows' tokens and drafts.
+    ///
+    /// # Errors
+    /// The model failed, or returned a wrong number of logits.
+    pub(super) fn verify<M: LanguageModel>(
+        &mut self,
+        model: &mut M,
+        scheduler: &mut Scheduler,
+    ) -> Result<(), ModelError> {
+        let Self { slots, ids, logits, .. } = self;
+        compute_masks_during(scheduler.guides(slots), || model.verify(ids, slots, logits))?;
+        let (expected, found) = (ids.len() * model.vocab_size(), logits.len());
+        if found == expected {
+            return Ok(());
+        }
+        Err(ModelError::other(format!("the model must return {expected} logits, it returned {found}")))
+    }
+
+    /// After [`Self::verify`]: each row's slot, tokens, and logits (tokens, vocab).
+    pub(super) fn verified(&mut self) -> impl Iterator<Item = (usize, &[u32], &mut [f32])> {
+        let Self { slots, ids, logits, .. } = self;
+        let (time, numbers) = (ids.len() / slots.len(), logits.len() / slots.len());
+        let of_rows = ids.chunks_exact(time).zip(logits.chunks_exact_mut(numbers));
+        slots.iter().zip(of_rows).map(|(slot, (ids, logits))| (*slot, ids, logits))
     }
 
     /// Each row's logits (vocab), if it has any.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tidegate_model::{LanguageModel, Transfer};
 use tracing::{Span, debug, error, info};
 
+use super::drafter::Speculation;
 use super::error::{SequenceError, catch_panic};
 use super::event::{Event, Failure, Finish};
 use super::generation::{Choice, Ending};
@@ -35,6 +36,8 @@ pub(super) struct Worker<M> {
     /// Reused from step to step.
     pub(super) shares: Shares,
     pub(super) step: Step,
+    /// `None` where every row reads one token in a step.
+    pub(super) speculation: Option<Speculation>,
     pub(super) buffers: TextBuffers,
 }
 
@@ -150,8 +153,15 @@ impl<M: LanguageModel> Worker<M> {
     /// Accepts the token of a row, and those that a grammar forces after it; a panic here ends that row alone.
     pub(super) fn accept(&mut self, slot: usize, choice: Result<Choice, SequenceError>) {
         let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
+        let (rules, buffers) = (&self.rules, &mut self.buffers);
+        let accepted = catch_panic(|| sequence.accept(choice?, rules, buffers).map(Some));
+        self.accepted(slot, accepted);
+    }
+
+    /// Continues after a token, whose text the state has read up to it: with those that a grammar forces after it.
+    pub(super) fn accepted(&mut self, slot: usize, mut accepted: Result<Option<Accepted>, SequenceError>) {
+        let Some(sequence) = self.scheduler.sequence_mut(slot) else { return };
         let (rules, buffers, counters) = (&self.rules, &mut self.buffers, &self.shared.counters);
-        let mut accepted = catch_panic(|| sequence.accept(choice?, rules, buffers).map(Some));
         loop {
             match accepted {
                 Ok(None) => break,

@@ -161,6 +161,10 @@ fn engine(registry: &mut Registry, stats: &Stats, queue: usize) {
     counter(registry, "generation_tokens", help, stats.generated_tokens);
     let help = "Tokens generated that a grammar left no choice of, taken without a decode step";
     counter(registry, "generation_tokens_forced", help, stats.forced_tokens);
+    let help = "Drafts read by the model: tokens proposed from what the text has had before";
+    counter(registry, "generation_tokens_drafted", help, stats.drafted_tokens);
+    let help = "Drafts kept: those that a text's sampler has chosen, each of which saved a decode step";
+    counter(registry, "generation_tokens_draft_accepted", help, stats.accepted_drafts);
     let bounds = ROWS_BOUNDS.iter().map(|rows| *rows as f64).chain([f64::INFINITY]);
     let buckets = bounds.zip(stats.steps_by_rows).collect();
     let help = "Rows per decode step: texts that advance together";

@@ -5,12 +5,14 @@ pub(crate) mod features;
 pub mod naive;
 pub mod recurrent;
 pub(crate) mod sums;
+mod update;
 
 use candle_core::{D, Device, Tensor};
 
 use super::cross::SumsReader;
-use super::layer::{Rows, SlotState, Step};
+use super::layer::{Kept, Rows, SlotState, Step};
 use super::mixer::{Mixer, Projected};
+use crate::compute::Compute;
 use crate::config::{ConfigError, DecoderConfig, FeatureMap, GivenKeys};
 use crate::error;
 use crate::feature_map::Features;
@@ -34,12 +36,15 @@ pub(crate) struct Rfa {
 pub(crate) struct RfaBuffers {
     gate: Vec<f32>,        // (rows, time, heads)
     heads_first: Vec<f32>, // (rows, heads, time, d)
+    copies: recurrent::Copies,
 }
 
 impl Mixer for Rfa {
     type State = Sums;
     type Buffers = RfaBuffers;
     type Source = SumsReader;
+
+    const SPECULATES: bool = true;
 
     fn name(config: &DecoderConfig) -> &'static str {
         let (gated, plain) = match config.feature_map {
@@ -102,7 +107,7 @@ impl Mixer for Rfa {
         step: &mut Step<'_>,
         Projected { x, qkv }: Projected<'_>,
         sums: &mut Sums,
-        RfaBuffers { gate, heads_first }: &mut RfaBuffers,
+        RfaBuffers { gate, heads_first, copies }: &mut RfaBuffers,
         h: &mut [f32],
     ) -> error::Result<()> {
         let rows = step.rows;
@@ -111,9 +116,17 @@ impl Mixer for Rfa {
             return self.probed(qkv, gate, sums, rows, h, probe);
         }
         let inputs = recurrent::Inputs { qkv, gate, slots: rows.slots, positions: rows.positions, layer: rows.layer };
-        let clamped = recurrent::scan(self.shape, &self.features, sums, inputs, (step.cx, heads_first), h)?;
+        let clamped = if rows.drafts {
+            recurrent::scan_drafts(self.shape, &self.features, sums, inputs, (step.cx, heads_first, copies), h)?
+        } else {
+            recurrent::scan(self.shape, &self.features, sums, inputs, (step.cx, heads_first), h)?
+        };
         step.denominators.note(h.len() / self.shape.head_dim, clamped);
         Ok(())
+    }
+
+    fn keep(&self, cx: &mut Compute, sums: &mut Sums, kept: Kept) -> error::Result<()> {
+        update::keep(sums, self.shape.eps, kept, cx)
     }
 }
 

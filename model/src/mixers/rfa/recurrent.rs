@@ -2,17 +2,23 @@
 //!
 //! Prompts and generated tokens go through the same kernel, one token after the other, while a head's sums stay in the
 //! nearest cache. So a state has the same bits whether its text was a prompt or an answer, and wherever it was cut.
+//!
+//! Drafted tokens advance a copy of the sums, head by head. What each of them adds is noted; the tokens that are kept are
+//! added to the sums afterwards, by the same kernel in the same order.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use half::bf16;
+
 use super::sums::{Sums, SumsShape};
+use super::update::{Update, seed};
 use crate::compute::{Compute, sized};
 use crate::error::{ModelError, Result};
 use crate::feature_map::{FeatureRows, Features};
 use crate::kernels::parts::Parts;
-use crate::kernels::recurrence::{self, Number, Token};
+use crate::kernels::recurrence::{self, Number};
 use crate::kernels::{Isa, threads::Threads};
 use crate::mixers::matrices::Matrices;
 
@@ -54,7 +60,7 @@ pub struct Inputs<'a> {
 impl Inputs<'_> {
     /// The seed of the rounding of a 16-bit state: it depends on position, layer and head alone.
     pub(in crate::mixers) fn seed(&self, position: u64, head: usize, heads: usize) -> u64 {
-        position ^ ((self.layer * heads + head) as u64) << 40
+        seed(position, self.layer, head, heads)
     }
 }
 
@@ -126,40 +132,40 @@ pub(crate) fn scan(
     (cx, heads_first): (&mut Compute, &mut Vec<f32>),
     out: &mut [f32],
 ) -> Result<u64> {
-    let Shape { heads, head_dim: d, .. } = shape;
-    let (rows, inner) = (inputs.slots.len(), heads * d);
-    let time = inputs.qkv.len().checked_div(rows * 3 * inner).unwrap_or(0);
-    let refused =
-        |what, expected: &dyn Debug, found: &dyn Debug| Err(ModelError::shape("recurrence", what, expected, found));
-    let fits = inputs.qkv.len() == rows * time * 3 * inner
-        && out.len() == rows * time * inner
-        && inputs.positions.len() == rows
-        && inputs.gate.is_none_or(|gate| gate.len() == rows * time * heads);
-    if !fits || rows == 0 {
-        return refused("slots and qkv", &"a slot and a position for each row", &(rows, inputs.qkv.len()));
-    }
-    let own = SumsShape { heads, features: shape.features, head_dim: d, maximum: features.has_maximum() };
-    if features.dims() != (heads, own.features, d) {
-        return refused("features", &(heads, own.features, d), &features.dims());
-    }
-    let (slots, found) = sums.dims();
-    if found != own {
-        return refused("sums", &own, &found);
-    }
-    inputs.slots.iter().try_for_each(|&slot| ModelError::check_slot(slot, slots))?;
-    let scan = Scan { shape, features, own, inputs, time, isa: cx.isa };
-    let mut run = |target: &mut [f32]| match &mut sums.s {
-        Matrices::F32(s) => scan.run(s, &mut sums.rest, target, cx, recurrence::step),
-        Matrices::Bf16(s) => scan.run(s, &mut sums.rest, target, cx, recurrence::step),
-    };
-    if time == 1 {
-        // With one token, (heads, time) and (time, heads) are the same order.
-        return run(out);
-    }
-    let target = sized(heads_first, out.len());
-    let clamped = run(target)?;
-    time_first(target, heads, time, d, out);
-    Ok(clamped)
+    let scan = Scan::new(shape, features, sums, inputs, (cx.isa, out.len()))?;
+    scan.with_heads_first(heads_first, out, |target| match &mut sums.s {
+        Matrices::F32(s) => scan.run(s, &mut sums.rest, target, cx),
+        Matrices::Bf16(s) => scan.run(s, &mut sums.rest, target, cx),
+    })
+}
+
+/// Copies of S in which drafted tokens are read: (rows, heads, F, d)
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    f32: Vec<f32>,
+    bf16: Vec<bf16>,
+}
+
+/// As [`scan`], but the sums stay as they are until [`super::update::keep`]. The slots are all different.
+///
+/// # Errors
+/// When the shapes do not fit, or a slot is out of range.
+pub(crate) fn scan_drafts(
+    shape: Shape,
+    features: &Features,
+    sums: &mut Sums,
+    inputs: Inputs<'_>,
+    (cx, heads_first, copies): (&mut Compute, &mut Vec<f32>, &mut Copies),
+    out: &mut [f32],
+) -> Result<u64> {
+    let scan = Scan::new(shape, features, sums, inputs, (cx.isa, out.len()))?;
+    let Sums { s, rest, drafts, .. } = sums;
+    let heads = inputs.slots.len() * shape.heads;
+    let (drafts, copied) = (sized(drafts, heads * scan.drafted()), heads * scan.own.matrix());
+    scan.with_heads_first(heads_first, out, |target| match s {
+        Matrices::F32(s) => scan.run_drafts((s, rest), (sized(&mut copies.f32, copied), drafts), target, cx),
+        Matrices::Bf16(s) => scan.run_drafts((s, rest), (sized(&mut copies.bf16, copied), drafts), target, cx),
+    })
 }
 
 /// (rows, heads, time, d) -> (rows, time, heads, d)
@@ -174,8 +180,9 @@ pub(in crate::mixers) fn time_first(from: &[f32], heads: usize, time: usize, d: 
     }
 }
 
-/// One step of the recurrence on an S of `S`.
-type Step<S> = fn(Isa, &mut [S], &mut [f32], &Token<'_>, &mut [f32], &mut u64);
+thread_local! {
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
 
 struct Scan<'a> {
     shape: Shape,
@@ -193,39 +200,118 @@ struct Head<'a, S> {
     s: &'a mut [S],      // (F, d)
     sums: &'a mut [f32], // z (F), c, and for FAVOR+ the maximum
     out: &'a mut [f32],  // (time, d)
+    /// Where the updates are noted: (time, [`Update::numbers`]), or empty
+    updates: &'a mut [f32],
 }
 
-impl Scan<'_> {
-    fn run<S: Number>(
+impl<'a> Scan<'a> {
+    /// outs: the length of the output.
+    fn new(
+        shape: Shape,
+        features: &'a Features,
+        sums: &Sums,
+        inputs: Inputs<'a>,
+        (isa, outs): (Isa, usize),
+    ) -> Result<Self> {
+        let Shape { heads, head_dim: d, .. } = shape;
+        let (rows, inner) = (inputs.slots.len(), heads * d);
+        let time = inputs.qkv.len().checked_div(rows * 3 * inner).unwrap_or(0);
+        let refused =
+            |what, expected: &dyn Debug, found: &dyn Debug| Err(ModelError::shape("recurrence", what, expected, found));
+        let fits = inputs.qkv.len() == rows * time * 3 * inner
+            && outs == rows * time * inner
+            && inputs.positions.len() == rows
+            && inputs.gate.is_none_or(|gate| gate.len() == rows * time * heads);
+        if !fits || rows == 0 {
+            return refused("slots and qkv", &"a slot and a position for each row", &(rows, inputs.qkv.len()));
+        }
+        let own = SumsShape { heads, features: shape.features, head_dim: d, maximum: features.has_maximum() };
+        if features.dims() != (heads, own.features, d) {
+            return refused("features", &(heads, own.features, d), &features.dims());
+        }
+        let (slots, found) = sums.dims();
+        if found != own {
+            return refused("sums", &own, &found);
+        }
+        inputs.slots.iter().try_for_each(|&slot| ModelError::check_slot(slot, slots))?;
+        Ok(Self { shape, features, own, inputs, time, isa })
+    }
+
+    /// Numbers that a head of a row of drafts needs besides its copy of S: its own z, c and maximum, and its updates.
+    fn drafted(&self) -> usize {
+        self.own.rest_len() + self.time * Update::numbers(self.own)
+    }
+
+    /// Lets `run` compute (rows, heads, time, d). out: (rows, time, heads d)
+    fn with_heads_first(
         &self,
-        s: &mut [S],
-        sums: &mut [f32],
+        buffer: &mut Vec<f32>,
         out: &mut [f32],
-        cx: &mut Compute,
-        step: Step<S>,
+        run: impl FnOnce(&mut [f32]) -> Result<u64>,
     ) -> Result<u64> {
+        if self.time == 1 {
+            // With one token, (heads, time) and (time, heads) are the same order.
+            return run(out);
+        }
+        let target = sized(buffer, out.len());
+        let clamped = run(target)?;
+        time_first(target, self.shape.heads, self.time, self.shape.head_dim, out);
+        Ok(clamped)
+    }
+
+    fn run<S: Number>(&self, s: &mut [S], sums: &mut [f32], out: &mut [f32], cx: &mut Compute) -> Result<u64> {
         let Shape { heads, head_dim: d, .. } = self.shape;
-        let (rows, matrix) = (self.inputs.slots.len(), self.own.matrix());
         let [a, b, c] = &mut cx.marks;
-        let matrices = Parts::new(s, matrix, a);
+        let matrices = Parts::new(s, self.own.matrix(), a);
         let sums = Parts::new(sums, self.own.rest_len(), b);
         let outs = Parts::new(out, self.time * d, c);
+        self.run_pieces(&cx.threads, |row, index| {
+            let part = self.inputs.slots[row] * heads + index;
+            let (s, sums, out) = (matrices.take(part)?, sums.take(part)?, outs.take(row * heads + index)?);
+            Some(self.head(Head { row, index, s, sums, out, updates: &mut [] }))
+        })
+    }
+
+    /// s, sums: the slots'; copies: (rows, heads, F, d); drafts: (rows, heads, [`Self::drafted`])
+    fn run_drafts<S: Number>(
+        &self,
+        (s, sums): (&[S], &[f32]),
+        (copies, drafts): (&mut [S], &mut [f32]),
+        out: &mut [f32],
+        cx: &mut Compute,
+    ) -> Result<u64> {
+        let Shape { heads, head_dim: d, .. } = self.shape;
+        let (matrix, rest) = (self.own.matrix(), self.own.rest_len());
+        let [a, b, c] = &mut cx.marks;
+        let copies = Parts::new(copies, matrix, a);
+        let drafts = Parts::new(drafts, self.drafted(), b);
+        let outs = Parts::new(out, self.time * d, c);
+        self.run_pieces(&cx.threads, |row, index| {
+            let (part, own) = (row * heads + index, self.inputs.slots[row] * heads + index);
+            let (copy, drafts, out) = (copies.take(part)?, drafts.take(part)?, outs.take(part)?);
+            let (own_sums, updates) = drafts.split_at_mut(rest);
+            copy.copy_from_slice(&s[own * matrix..][..matrix]);
+            own_sums.copy_from_slice(&sums[own * rest..][..rest]);
+            Some(self.head(Head { row, index, s: copy, sums: own_sums, out, updates }))
+        })
+    }
+
+    /// Runs `piece(row, head)` for all heads of all rows, and adds up what it returns.
+    fn run_pieces(&self, threads: &Threads, piece: impl Fn(usize, usize) -> Option<u64> + Sync) -> Result<u64> {
+        let rows = self.inputs.slots.len();
+        let pieces = rows * self.shape.heads;
         let (clamped, done) = (AtomicU64::new(0), AtomicU64::new(0));
         // Head by head: the rows of a head share its random matrix.
-        let piece = |i: usize| {
-            let (index, row) = (i / rows, i % rows);
-            let part = self.inputs.slots[row] * heads + index;
-            let parts = (matrices.take(part), sums.take(part), outs.take(row * heads + index));
-            if let (Some(s), Some(sums), Some(out)) = parts {
-                clamped.fetch_add(self.head(Head { row, index, s, sums, out }, step), Ordering::Relaxed);
+        let run = |i: usize| {
+            if let Some(count) = piece(i % rows, i / rows) {
+                clamped.fetch_add(count, Ordering::Relaxed);
                 done.fetch_add(1, Ordering::Relaxed);
             }
         };
-        let pieces = rows * heads;
-        if pieces * self.time * matrix < SERIAL {
-            (0..pieces).for_each(piece);
+        if pieces * self.time * self.own.matrix() < SERIAL {
+            (0..pieces).for_each(run);
         } else {
-            cx.threads.run(pieces, &piece);
+            threads.run(pieces, &run);
         }
         if done.into_inner() != pieces as u64 {
             return Err(ModelError::repeated(self.inputs.slots));
@@ -234,15 +320,13 @@ impl Scan<'_> {
     }
 
     /// All tokens of one head -> how many denominators were clamped.
-    fn head<S: Number>(&self, head: Head<'_, S>, step: Step<S>) -> u64 {
-        thread_local! {
-            static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-        }
+    fn head<S: Number>(&self, head: Head<'_, S>) -> u64 {
         let Shape { heads, head_dim: d, features, eps } = self.shape;
-        let Head { row, index, s, sums, out } = head;
+        let Head { row, index, s, sums, out, updates } = head;
         let (block, inner) = (BLOCK.min(self.time), heads * d);
         let qkv = &self.inputs.qkv[row * self.time * 3 * inner..];
         let of = |t: usize, which: usize| &qkv[(t * 3 + which) * inner + index * d..][..d];
+        let mut updates = updates.chunks_exact_mut(Update::numbers(self.own));
         SCRATCH.with_borrow_mut(|scratch| {
             let mut pairs = Pairs::new(self.features, block, sized(scratch, block * Pairs::numbers(self.features)));
             let mut clamped = 0;
@@ -256,22 +340,14 @@ impl Scan<'_> {
                 for ((t, out), phi) in outs.chunks_exact_mut(d).enumerate().zip(phi.chunks_exact(2 * features)) {
                     let (phi_q, phi_k) = phi.split_at(features);
                     let gate = self.inputs.gate.map(|gate| gate[(row * self.time + first + t) * heads + index]);
-                    let counted = recurrence::gate_weights(gate);
-                    let weights = match &mut sums[features..] {
-                        [c, maximum] => recurrence::raise(maximum, *c, maxima[2 * t + 1], counted),
-                        _ => counted,
-                    };
+                    let weights = recurrence::gate_weights(gate);
+                    let update = Update { phi_k, v: of(first + t, 2), weights, maximum: maxima[2 * t + 1] };
+                    if let Some(noted) = updates.next() {
+                        update.write(noted);
+                    }
                     let position = self.inputs.positions[row] + (first + t) as u64;
-                    let token = Token {
-                        phi_q,
-                        phi_k,
-                        v: of(first + t, 2),
-                        weights,
-                        counted,
-                        eps: eps as f32,
-                        seed: self.inputs.seed(position, index, heads),
-                    };
-                    step(self.isa, s, sums, &token, out, &mut clamped);
+                    let seed = self.inputs.seed(position, index, heads);
+                    update.apply((self.isa, eps, seed), (s, sums), phi_q, out, &mut clamped);
                 }
             }
             clamped

@@ -49,6 +49,8 @@ pub struct Sums {
     pub(crate) s: Matrices, // (slots, heads, F, d)
     /// z (F), c and, for FAVOR+, the maximum of every head: (slots, heads, [`SumsShape::rest_len`])
     pub(crate) rest: Vec<f32>,
+    /// What the last step of drafts would add: (rows, heads, numbers), as `recurrent` writes them
+    pub(crate) drafts: Vec<f32>,
     slots: usize,
     shape: SumsShape,
     /// The largest maximum that a key can have: (heads), or empty without maxima.
@@ -59,7 +61,8 @@ impl Sums {
     /// The sums of empty texts.
     pub fn zeros(slots: usize, shape: SumsShape, state: StateType) -> Self {
         let s = Matrices::zeros(slots * shape.heads * shape.matrix(), state);
-        Self { s, rest: vec![0.0; slots * shape.heads * shape.rest_len()], slots, shape, greatest_maxima: Vec::new() }
+        let rest = vec![0.0; slots * shape.heads * shape.rest_len()];
+        Self { s, rest, drafts: Vec::new(), slots, shape, greatest_maxima: Vec::new() }
     }
 
     /// The sums of empty texts, of features of this map.

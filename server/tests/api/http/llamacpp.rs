@@ -1,11 +1,13 @@
 //! llama.cpp's own routes as its clients use them.
 
 use crate::common::fake::{Fake, POISON};
-use crate::common::{events, get, scripted, send, shipped, text, with};
+use crate::common::{checkpoint, events, get, scripted, send, shipped, text, with};
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode, header};
 use serde_json::{Value, json};
-use tidegate_server::AppState;
+use tidegate_server::checkpoint::{OpenOptions, open};
+use tidegate_server::engine::{EngineOptions, PassCost, PassCosts};
+use tidegate_server::{ApiOptions, AppState};
 
 const PATH: &str = "/completion";
 
@@ -50,6 +52,31 @@ async fn a_completion_equals_that_of_the_openai_route() {
     assert_eq!((sum, &timings["cache_n"]), (same["usage"]["prompt_tokens"].as_u64().unwrap(), &whole["tokens_cached"]));
     assert!(timings["predicted_per_second"].as_f64() > Some(0.0), "{timings}");
     assert_eq!(answered("/completions", asking("The king", json!({}))).await["content"], whole["content"]);
+}
+
+#[tokio::test]
+async fn timings_count_drafts_where_there_are_any() {
+    let prompt = "one two three four five. ".repeat(12);
+    let body = asking(prompt, json!({"n_predict": 100, "ignore_eos": true}));
+    let cost = PassCost { base: 1.0, each: 0.0 };
+    let mut texts = Vec::new();
+    for draft_max in [0, 8] {
+        let engine = EngineOptions {
+            draft_max,
+            pass_costs: Some(PassCosts { step: cost, chunk: cost }),
+            ..EngineOptions::default()
+        };
+        let (served, _thread) = open(&checkpoint(), &OpenOptions { engine, ..OpenOptions::default() }).unwrap();
+        let state = AppState::new(ApiOptions::default());
+        state.serve(served);
+        let answer: Value = serde_json::from_str(&text(ask(&state, PATH, &body).await).await).unwrap();
+        let timings = &answer["timings"];
+        let (drafted, accepted) = (timings["draft_n"].as_u64(), timings["draft_n_accepted"].as_u64());
+        assert_eq!((drafted.is_some(), accepted.is_some()), (draft_max > 0, draft_max > 0), "{timings}");
+        assert!(draft_max == 0 || (accepted > Some(20) && accepted <= drafted), "{timings}");
+        texts.push(answer["content"].clone());
+    }
+    assert_eq!(texts[0], texts[1]);
 }
 
 #[tokio::test]

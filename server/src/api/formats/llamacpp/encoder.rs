@@ -28,6 +28,12 @@ struct Timings {
     predicted_ms: f64,
     predicted_per_token_ms: f64,
     predicted_per_second: f64,
+    /// Drafts that the model has read, if there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n: Option<usize>,
+    /// Those of them that the text has kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n_accepted: Option<usize>,
 }
 
 impl Timings {
@@ -35,6 +41,7 @@ impl Timings {
         let (prompt_n, predicted_n) = (finish.prompt_tokens.saturating_sub(cache_n), finish.completion_tokens);
         let ms = |duration: std::time::Duration| duration.as_micros() as f64 / 1e3;
         let (prompt_ms, predicted_ms) = (ms(finish.timings.prefill), ms(finish.timings.decode));
+        let drafts = Some(finish.drafts).filter(|drafts| drafts.drafted > 0);
         let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
         Self {
             cache_n,
@@ -46,6 +53,8 @@ impl Timings {
             predicted_ms,
             predicted_per_token_ms: share(predicted_ms, predicted_n as f64),
             predicted_per_second: share(predicted_n as f64 * 1e3, predicted_ms),
+            draft_n: drafts.map(|drafts| drafts.drafted),
+            draft_n_accepted: drafts.map(|drafts| drafts.accepted),
         }
     }
 }

@@ -1,0 +1,157 @@
+//! A slot that has read drafts and keeps some of them has the bits of a slot that has read those alone, one after another.
+
+use tidegate_model::{Decoder, ModelError, PoolOptions, SlotError, StatePool, StateType, Threads, WeightType};
+
+use crate::common::{Numbers, bits, config, decoder};
+use crate::promises::{pool, state};
+use crate::table::configs;
+
+/// Tokens that the slots have read before the drafts.
+const READ: usize = 37;
+
+/// The logits after each of `ids`, read one after another.
+fn steps(decoder: &Decoder, pool: &mut StatePool, slot: usize, ids: &[u32]) -> Vec<u32> {
+    ids.iter().flat_map(|&id| bits(&decoder.decode(&[id], pool, &[slot]).unwrap())).collect()
+}
+
+fn verify(decoder: &Decoder, pool: &mut StatePool, slots: &[usize], ids: &[u32]) -> Vec<u32> {
+    let mut logits = Vec::new();
+    decoder.verify_into(ids, pool, slots, &mut logits).unwrap();
+    bits(&logits)
+}
+
+/// Slots 0 and 2 read drafts, of which 0 keeps `kept` and 2 one; 1 and 3 read what these keep.
+fn check(decoder: &Decoder, kind: StateType, (drafts, kept): (usize, usize), seed: u64) {
+    let vocab = decoder.config().vocab_size;
+    let name = format!("{kept} of {drafts}, {kind:?}, {}", decoder.config().mixer());
+    let mut numbers = Numbers::new(seed);
+    let (texts, rows) = ([numbers.ids(READ, vocab), numbers.ids(3, vocab)], numbers.ids(2 * drafts, vocab));
+    let mut pool = pool(decoder, 4, kind);
+    for slot in 0..4 {
+        decoder.prefill(&texts[slot / 2], &mut pool, slot).unwrap();
+    }
+    // Twice: a second step of drafts begins where the first has ended.
+    for round in 0..2 {
+        let logits = verify(decoder, &mut pool, &[0, 2], &rows);
+        let want = [1, 3].map(|slot| {
+            let before = pool.export(slot).unwrap();
+            let tokens = pool.tokens(slot);
+            let logits = steps(decoder, &mut pool, slot, &rows[slot / 2 * drafts..][..drafts]);
+            pool.import(slot, &before, tokens).unwrap();
+            logits
+        });
+        assert_eq!(logits, want.concat(), "{name}, round {round}");
+        for (slot, count) in [(2, 1), (0, kept)] {
+            decoder.keep(&mut pool, slot, count).unwrap();
+            steps(decoder, &mut pool, slot + 1, &rows[slot / 2 * drafts..][..count]);
+            assert_eq!(state(&pool, slot), state(&pool, slot + 1), "{name}, round {round}");
+            assert_eq!(pool.tokens(slot), pool.tokens(slot + 1), "{name}");
+        }
+    }
+    // What follows sees no difference either.
+    let more = numbers.ids(20, vocab);
+    for slot in [0, 2] {
+        decoder.prefill(&more[..14], &mut pool, slot).unwrap();
+        let after = steps(decoder, &mut pool, slot, &more[14..]);
+        assert_eq!(after, steps(decoder, &mut pool, slot + 1, &more)[14 * vocab..], "{name}");
+        assert_eq!(state(&pool, slot), state(&pool, slot + 1), "{name}");
+    }
+}
+
+#[test]
+fn kept_drafts_have_the_bits_of_single_steps() {
+    let mut speculating = 0;
+    for (_, name) in configs() {
+        let decoder = decoder(name, 5);
+        if decoder.speculates() {
+            speculating += 1;
+            for kind in [StateType::F32, StateType::Bf16] {
+                // More than a block of tokens whose features are computed together; more and fewer than a convolution has taps.
+                for case in [(1, 1), (2, 1), (2, 2), (5, 3), (14, 14)] {
+                    check(&decoder, kind, case, 6);
+                }
+            }
+        }
+    }
+    assert_eq!(speculating, 13, "every form of random feature attention");
+}
+
+#[test]
+fn any_number_of_drafts_is_kept_with_weights_of_any_type() {
+    let config =
+        config(r#", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "proj_dim": 32"#);
+    for weights in [WeightType::F32, WeightType::Bf16, WeightType::F16, WeightType::Q8_0, WeightType::Q4_0] {
+        let decoder = Decoder::random(config.clone(), weights, 3).unwrap();
+        for kind in [StateType::F32, StateType::Bf16] {
+            (1..=9).for_each(|kept| check(&decoder, kind, (9, kept), kept as u64));
+        }
+    }
+}
+
+/// So large that the heads are shared among threads.
+#[test]
+fn threads_change_no_bit_of_drafts() {
+    let config = config(r#", "hidden_size": 64, "num_attention_heads": 8, "head_dim": 64, "proj_dim": 64"#);
+    let decoder = Decoder::random(config, WeightType::Bf16, 3).unwrap();
+    let ids = Numbers::new(4).ids(24, 61);
+    for kind in [StateType::F32, StateType::Bf16] {
+        let run = |threads: usize| {
+            let options = PoolOptions { threads: Threads::new(threads).into(), state: kind, ..PoolOptions::new(3) };
+            let mut pool = decoder.new_pool_with(options).unwrap();
+            let logits = verify(&decoder, &mut pool, &[0, 1, 2], &ids);
+            (0..3).for_each(|slot| decoder.keep(&mut pool, slot, 5 + slot).unwrap());
+            (logits, [0, 1, 2].map(|slot| state(&pool, slot)))
+        };
+        let alone = run(1);
+        assert!([2, 3].into_iter().all(|threads| run(threads) == alone), "{kind:?}");
+    }
+}
+
+fn reason(error: &ModelError) -> Option<SlotError> {
+    if let ModelError::Slot { reason, .. } = error { Some(*reason) } else { None }
+}
+
+#[test]
+fn a_slot_with_drafts_is_refused_until_some_are_kept_or_it_is_reset() {
+    let decoder = decoder("", 5);
+    let mut pool = decoder.new_pool(3).unwrap();
+    decoder.prefill(&[1, 2, 3], &mut pool, 0).unwrap();
+    let before = pool.export(0).unwrap();
+    assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
+    verify(&decoder, &mut pool, &[0, 1], &[4, 5, 6, 7, 8, 9]);
+    assert_eq!(reason(&pool.export(0).unwrap_err()), Some(SlotError::Drafted));
+    assert_eq!(reason(&decoder.prefill(&[1], &mut pool, 0).unwrap_err()), Some(SlotError::Drafted));
+    assert_eq!(reason(&decoder.decode(&[1, 1], &mut pool, &[0, 2]).unwrap_err()), Some(SlotError::Drafted));
+    for count in [0, 4] {
+        assert!(matches!(decoder.keep(&mut pool, 0, count).unwrap_err(), ModelError::Argument { .. }), "{count}");
+    }
+    decoder.keep(&mut pool, 0, 2).unwrap();
+    assert_eq!(pool.tokens(0), 5);
+    assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
+    // Drafts that are not kept leave nothing behind, neither by an import nor by a reset.
+    pool.import(1, &before, 3).unwrap();
+    assert_eq!(reason(&decoder.keep(&mut pool, 1, 1).unwrap_err()), Some(SlotError::NoDrafts));
+    assert_eq!(state(&pool, 1), bits(&before));
+    verify(&decoder, &mut pool, &[0, 1], &[4, 5]);
+    pool.reset(1).unwrap();
+    assert!(state(&pool, 1).iter().all(|&bits| bits == 0));
+    // The step of another slot has taken the place of what was noted.
+    verify(&decoder, &mut pool, &[1], &[4, 5]);
+    assert_eq!(reason(&decoder.keep(&mut pool, 0, 1).unwrap_err()), Some(SlotError::NoDrafts));
+    pool.reset(0).unwrap();
+    decoder.prefill(&[1, 2, 3], &mut pool, 0).unwrap();
+    assert_eq!(state(&pool, 0), bits(&before));
+}
+
+#[test]
+fn a_family_without_drafts_refuses_them_and_changes_nothing() {
+    for (_, name) in configs() {
+        let decoder = decoder(name, 5);
+        if !decoder.speculates() {
+            let mut pool = decoder.new_pool(1).unwrap();
+            let error = decoder.verify_into(&[1, 2], &mut pool, &[0], &mut Vec::new()).unwrap_err();
+            assert!(matches!(error, ModelError::NoSpeculation), "{name}: {error}");
+            decoder.prefill(&[1], &mut pool, 0).unwrap();
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Drafts: tokens that may follow a text, found without the model, which then reads them all in one step.
+
+/// Proposes tokens. What it proposes changes how many steps a text takes, and never the text.
+pub trait Drafter: Send {
+    /// Appends at most `most` tokens that may follow `recent`, the last tokens of a text, to `draft`, which is empty.
+    fn draft(&mut self, recent: &[u32], most: usize, draft: &mut Vec<u32>);
+}
+
+/// What proposes drafts, and how many at most for each row of a step.
+pub(super) struct Speculation {
+    pub(super) drafter: Box<dyn Drafter>,
+    pub(super) most: usize,
+}
+
+/// The longest end of a text that is searched for,
+const LONGEST: usize = 4;
+/// and the shortest.
+const SHORTEST: usize = 2;
+
+/// Proposes what has followed the last tokens of the text when they last occurred in it (prompt lookup).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NgramDrafter;
+
+impl Drafter for NgramDrafter {
+    fn draft(&mut self, recent: &[u32], most: usize, draft: &mut Vec<u32>) {
+        let Some(after) = continuation(recent) else { return };
+        // What overlaps with the end repeats itself.
+        for at in 0..most {
+            let token = recent.get(after + at).or_else(|| draft.get(after + at - recent.len())).copied();
+            draft.extend(token);
+        }
+    }
+}
+
+/// Where the text after the last occurrence of the longest known end of `recent` begins.
+fn continuation(recent: &[u32]) -> Option<usize> {
+    let (last, before) = recent.split_last()?;
+    let mut found = None;
+    let mut longest = SHORTEST - 1;
+    for (at, token) in before.iter().enumerate().rev() {
+        if token == last {
+            let ends = recent[..=at].iter().rev().zip(recent.iter().rev());
+            let length = ends.take(LONGEST).take_while(|(a, b)| a == b).count();
+            if length > longest {
+                (found, longest) = (Some(at + 1), length);
+                if length == LONGEST {
+                    break;
+                }
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draft(recent: &[u32], most: usize) -> Vec<u32> {
+        let mut draft = Vec::new();
+        NgramDrafter.draft(recent, most, &mut draft);
+        draft
+    }
+
+    #[test]
+    fn the_longest_end_that_is_known_continues_as_it_last_did() {
+        assert_eq!(draft(&[], 4), [0u32; 0]);
+        assert_eq!(draft(&[1, 2, 3], 4), [0u32; 0]);
+        assert_eq!(draft(&[1, 2, 3, 2], 4), [0u32; 0], "one token is not enough");
+        assert_eq!(draft(&[1, 2, 3, 4, 9, 1, 2], 2), [3, 4]);
+        // The last of two occurrences of the same length,
+        assert_eq!(draft(&[1, 2, 3, 1, 2, 4, 5, 1, 2], 1), [4]);
+        // but a longer one before it.
+        assert_eq!(draft(&[7, 1, 2, 3, 1, 2, 4, 7, 1, 2], 1), [3]);
+        // More than the longest end is not looked at.
+        assert_eq!(draft(&[9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 4, 6, 9, 1, 2, 3, 4], 1), [6]);
+    }
+
+    #[test]
+    fn a_period_continues_without_end() {
+        assert_eq!(draft(&[1, 2, 1, 2], 5), [1, 2, 1, 2, 1]);
+        assert_eq!(draft(&[5, 5, 5], 4), [5, 5, 5, 5]);
+        assert_eq!(draft(&[1, 2, 3, 4, 1, 2], 7), [3, 4, 1, 2, 3, 4, 1]);
+        assert_eq!(draft(&[1, 2, 1, 2], 0), [0u32; 0]);
+    }
+}
