@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use tidegate_server::checkpoint::{CPU_SLOTS, MOST_GPU_SLOTS};
-use tidegate_server::engine::DRAFT_MAX;
+use tidegate_server::engine::{DRAFT_MAX, MOST_TOKENS};
 
 pub(crate) use about::{print_completions, print_man_page};
 pub(crate) use bench::{BenchArgs, BenchOutput, MixerArg, ShapeArg, word};
@@ -158,11 +158,9 @@ pub(crate) enum Command {
 pub(crate) enum DraftArg {
     /// What has followed the same tokens earlier in the text
     Ngram,
+    /// No drafts
     None,
 }
-
-/// Most drafts that `--draft-max` accepts: their logits lie in memory together.
-const MOST_DRAFTS: usize = 256;
 
 /// The flags of `serve`.
 #[derive(Clone, Debug, Args)]
@@ -186,11 +184,11 @@ pub(crate) struct ServeArgs {
     /// Seconds to finish running requests after SIGTERM; a second signal ends them at once
     #[arg(long, env = "TIDEGATE_DRAIN_SECONDS", value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain_seconds: u64,
-    /// Where drafts come from, which the model reads several of in a step if few requests run; no text depends on it
+    /// Tokens to propose, so that the model reads several in a step where few requests run; texts stay the same
     #[arg(long, env = "TIDEGATE_DRAFT", value_name = "ngram|none", value_enum, default_value_t = DraftArg::Ngram)]
     pub(crate) draft: DraftArg,
     /// Most drafts of a request in a step
-    #[arg(long, env = "TIDEGATE_DRAFT_MAX", value_name = "COUNT", default_value_t = DRAFT_MAX, value_parser = within(1, MOST_DRAFTS))]
+    #[arg(long, env = "TIDEGATE_DRAFT_MAX", value_name = "COUNT", default_value_t = DRAFT_MAX, value_parser = within(1, MOST_TOKENS - 1))]
     pub(crate) draft_max: usize,
     #[command(flatten)]
     pub(crate) model: ModelArgs,

@@ -54,6 +54,7 @@ pub use queue::SubmitError;
 pub use request::{Request, share_prompt};
 pub use row_drafts::DraftCounts;
 pub use run::{DRAFT_MAX, EngineError, EngineOptions, spawn, spawn_with};
+pub use speculation::MOST_TOKENS;
 pub use stats::{ROWS_BOUNDS, Stats};
 pub use tenants::Tenant;
 pub use text_rules::TextRules;

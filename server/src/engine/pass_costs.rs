@@ -53,7 +53,13 @@ pub(super) struct CostSource {
     chunks: PassTimes,
     /// Steps by the tokens that they read, with drafts and without.
     with_drafts: PassTimes,
+    /// Steps without drafts since the last one with some.
+    since_drafts: u32,
 }
+
+/// Steps without drafts after which the costs of steps with drafts are forgotten, and measured again when drafts are
+/// proposed: they may have been measured while the machine was busy.
+const FORGET: u32 = 4096;
 
 impl CostSource {
     /// `fixed`, or what is measured from now on.
@@ -64,11 +70,17 @@ impl CostSource {
     /// Notes how long a decode step took.
     pub(super) fn stepped(&mut self, rows: usize, time: Duration) {
         self.steps.observe(rows, time.as_secs_f64());
+        self.since_drafts += 1;
+        if self.since_drafts == FORGET {
+            self.with_drafts = PassTimes::default();
+            self.since_drafts = 0;
+        }
         self.with_drafts.observe(rows, time.as_secs_f64());
     }
 
     /// Notes how long a step took whose rows have read `tokens` tokens together, drafts included.
     pub(super) fn drafted(&mut self, tokens: usize, time: Duration) {
+        self.since_drafts = 0;
         self.with_drafts.observe(tokens, time.as_secs_f64());
     }
 

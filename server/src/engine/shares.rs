@@ -125,6 +125,12 @@ impl Shares {
         share
     }
 
+    /// Whether no tenant but one has anything to do, or has had lately.
+    pub(super) fn is_of_one(&self) -> bool {
+        let other = |(tenant, past): (usize, &Past)| past.left > 0 && !self.order.contains(&tenant);
+        self.order.len() < 2 && !self.past.iter().enumerate().any(other)
+    }
+
     /// Divides the iteration among the tenants that want something of it.
     pub(super) fn divide(&mut self) {
         let Self { tenants, past, order, costs: Some(costs), .. } = self else { return };

@@ -21,25 +21,40 @@ use super::worker::Worker;
 /// Most rows of a step with drafts. For more of them, even looking for drafts takes longer than it saves.
 const MOST_ROWS: usize = 8;
 
+/// Most tokens of a step with drafts, of all rows together: their logits lie in memory, and other requests wait for them.
+pub const MOST_TOKENS: usize = 64;
+
+/// Most drafts of a text with a grammar: the masks of those that are kept are computed one after another.
+const MOST_MASKED: usize = 4;
+
 /// Drafts are read only where they promise so many times the tokens: the estimates are not exact.
 const GAIN: f64 = 1.05;
 
-/// The number of drafts, at most `longest`, that gives the most tokens for the cost of a step of `rows` rows. `expected`
-/// are the tokens of all rows for a number of drafts.
-fn best(rows: usize, longest: usize, cost: PassCost, expected: impl Fn(usize) -> f64) -> usize {
-    let rate = |drafts: usize| expected(drafts) / cost.of(rows * (1 + drafts));
-    let best = (1..=longest).max_by(|a, b| rate(*a).total_cmp(&rate(*b)));
+/// The share of its speed without drafts that a text may lose to those of others in a step.
+const LOSS: f64 = 0.03;
+
+/// The number of drafts, at most `longest`, that gives the most tokens for the cost of a step of these rows without making
+/// any of them slow. `expected` are the tokens of a row for a number of drafts.
+fn best<R: Copy>(rows: &[R], longest: usize, cost: PassCost, expected: impl Fn(R, usize) -> f64) -> usize {
+    let cost = |drafts: usize| cost.of(rows.len() * (1 + drafts));
+    let rate = |drafts: usize| rows.iter().map(|row| expected(*row, drafts)).sum::<f64>() / cost(drafts);
+    let is_fair = |drafts: &usize| {
+        let least = (1.0 - LOSS) * cost(*drafts) / cost(0);
+        rows.iter().all(|row| expected(*row, *drafts) >= least * expected(*row, 0))
+    };
+    let longest = longest.min((MOST_TOKENS / rows.len().max(1)).saturating_sub(1));
+    let best = (1..=longest).filter(is_fair).max_by(|a, b| rate(*a).total_cmp(&rate(*b)));
     best.filter(|drafts| rate(*drafts) > rate(0) * GAIN).unwrap_or(0)
 }
 
 impl<M: LanguageModel> Worker<M> {
-    /// How many drafts each row of the step that has begun reads. The rows of other tenants would wait for them, and rows
-    /// that read known tokens have no use for them.
+    /// How many drafts each row of the step that has begun reads. Other tenants would wait for them, and rows that read known
+    /// tokens have no use for them.
     pub(super) fn propose_drafts(&mut self) -> usize {
-        let Self { scheduler, step, costs, speculation, .. } = self;
+        let Self { scheduler, step, costs, shares, speculation, .. } = self;
         let Some(Speculation { drafter, most }) = speculation else { return 0 };
         let rows = step.slots.len();
-        if rows > MOST_ROWS || !step.is_of_one_tenant() {
+        if rows > MOST_ROWS || !shares.is_of_one() {
             return 0;
         }
         let generating = |slot: &usize| scheduler.sequence(*slot).is_some_and(Sequence::is_generating);
@@ -48,15 +63,17 @@ impl<M: LanguageModel> Worker<M> {
         }
         let mut longest = 0;
         for sequence in scheduler.sequences(&step.slots).flatten() {
-            let left = sequence.generation.max_tokens.saturating_sub(sequence.generation.generated + 1);
+            let generation = &sequence.generation;
+            let left = generation.max_tokens.saturating_sub(generation.generated + 1);
+            let most = left.min(if generation.guide.is_some() { MOST_MASKED.min(*most) } else { *most });
             if let Some(drafts) = &mut sequence.drafts {
-                drafts.propose(|recent, draft| drafter.draft(recent, left.min(*most), draft));
+                drafts.propose(|recent, draft| drafter.draft(recent, most, draft));
                 longest = longest.max(drafts.proposed().len());
             }
         }
         let drafts = |slot: &usize| scheduler.sequence(*slot)?.drafts.as_ref();
-        best(rows, longest, costs.with_drafts(), |count| {
-            step.slots.iter().map(|slot| drafts(slot).map_or(1.0, |drafts| drafts.expected(count))).sum()
+        best(&step.slots, longest, costs.with_drafts(), |slot, count| {
+            drafts(&slot).map_or(1.0, |drafts| drafts.expected(count))
         })
     }
 
@@ -123,23 +140,43 @@ impl<M: LanguageModel> Worker<M> {
 mod tests {
     use super::*;
 
-    /// The tokens of `rows` rows whose drafts are right with this share.
-    fn expected(rows: usize, share: f64) -> impl Fn(usize) -> f64 {
-        move |drafts| rows as f64 * (0..=drafts).map(|power| share.powi(power as i32)).sum::<f64>()
+    /// The tokens of a row whose drafts are right with this share.
+    fn expected(share: f64, drafts: usize) -> f64 {
+        (0..=drafts).map(|power| share.powi(power as i32)).sum()
     }
 
     #[test]
     fn drafts_are_read_where_they_pay() {
         let memory_bound = PassCost { base: 10.0, each: 1.0 };
-        assert_eq!(best(1, 16, memory_bound, expected(1, 1.0)), 16);
-        assert_eq!(best(1, 3, memory_bound, expected(1, 1.0)), 3);
-        let some = best(1, 16, memory_bound, expected(1, 0.6));
+        let best = |shares: &[f64], longest, cost| best(shares, longest, cost, expected);
+        assert_eq!(best(&[1.0], 16, memory_bound), 16);
+        assert_eq!(best(&[1.0], 3, memory_bound), 3);
+        let some = best(&[0.6], 16, memory_bound);
         assert!((2..8).contains(&some), "{some}");
-        assert_eq!(best(1, 16, memory_bound, expected(1, 0.1)), 0);
+        assert_eq!(best(&[0.1], 16, memory_bound), 0);
         // A wide step costs what its tokens cost.
-        assert_eq!(best(64, 16, memory_bound, expected(64, 0.6)), 0);
-        assert_eq!(best(1, 16, PassCost { base: 0.0, each: 1.0 }, expected(1, 0.9)), 0);
+        assert_eq!(best(&[0.6; 64], 16, memory_bound), 0);
+        assert_eq!(best(&[0.9], 16, PassCost { base: 0.0, each: 1.0 }), 0);
         // Where tokens cost nothing, any hope is enough.
-        assert_eq!(best(2, 5, PassCost { base: 1.0, each: 0.0 }, expected(2, 0.06)), 5);
+        assert_eq!(best(&[0.06; 2], 5, PassCost { base: 1.0, each: 0.0 }), 5);
+    }
+
+    #[test]
+    fn no_row_waits_long_for_the_drafts_of_others() {
+        let best = |shares: &[f64], each| best(shares, 60, PassCost { base: 10.0, each }, expected);
+        assert!(best(&[1.0, 1.0], 1.0) > 20);
+        assert_eq!(best(&[1.0, 0.0], 1.0), 0);
+        let few = best(&[1.0, 0.0], 0.01);
+        assert!((1..=15).contains(&few), "{few} drafts of 0.02 cost less than 3 % of 10");
+    }
+
+    #[test]
+    fn a_step_has_a_bounded_number_of_tokens() {
+        let free = PassCost { base: 1.0, each: 0.0 };
+        for rows in [1, 2, 3, 8, 64, 100] {
+            let drafts = best(&vec![1.0; rows], 1000, free, expected);
+            assert!(drafts == 0 || rows * (1 + drafts) <= MOST_TOKENS, "{rows} rows, {drafts} drafts");
+            assert!(drafts > 0 || rows > MOST_TOKENS / 2);
+        }
     }
 }

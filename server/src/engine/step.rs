@@ -91,11 +91,6 @@ impl Step {
         Err(ModelError::other(message))
     }
 
-    /// Whether all rows are of one tenant.
-    pub(super) fn is_of_one_tenant(&self) -> bool {
-        self.rows.windows(2).all(|pair| pair[0].tenant == pair[1].tenant)
-    }
-
     /// Lets each row read so many drafts after its token: those proposed for it, then any.
     pub(super) fn add_drafts(&mut self, scheduler: &Scheduler, drafts: usize) {
         self.ids.clear();

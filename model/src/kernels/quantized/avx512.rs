@@ -76,8 +76,8 @@ unsafe fn products<F: Form, const R: usize, const G: usize, const HIGH: bool>(
         let high = if F::KIND == Kind::Q4_0 { step % 2 == 1 } else { HIGH };
         let mut weights = [low; G];
         for (g, weights) in weights.iter_mut().enumerate() {
-            // SAFETY: the caller's promise: word `word` of G groups of 16 rows.
             let at = w.wrapping_add(word * stride + place(g, 64, jump));
+            // SAFETY: the caller's promise: word `word` of G groups of 16 rows.
             let bytes = unsafe { _mm512_loadu_si512(at.cast()) };
             // Both halves are in one word.
             if ahead > 0 && (F::KIND == Kind::Q8_0 || !high) {
