@@ -24,9 +24,6 @@ const MOST_ROWS: usize = 8;
 /// Most tokens of a step with drafts, of all rows together: their logits lie in memory, and other requests wait for them.
 pub const MOST_TOKENS: usize = 64;
 
-/// Most drafts of a text with a grammar: the masks of those that are kept are computed one after another.
-const MOST_MASKED: usize = 4;
-
 /// Drafts are read only where they promise so many times the tokens: the estimates are not exact.
 const GAIN: f64 = 1.05;
 
@@ -65,7 +62,7 @@ impl<M: LanguageModel> Worker<M> {
         for sequence in scheduler.sequences(&step.slots).flatten() {
             let generation = &sequence.generation;
             let left = generation.max_tokens.saturating_sub(generation.generated + 1);
-            let most = left.min(if generation.guide.is_some() { MOST_MASKED.min(*most) } else { *most });
+            let most = left.min(*most);
             if let Some(drafts) = &mut sequence.drafts {
                 drafts.propose(|recent, draft| drafter.draft(recent, most, draft));
                 longest = longest.max(drafts.proposed().len());
