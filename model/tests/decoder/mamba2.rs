@@ -91,6 +91,25 @@ fn every_shape_agrees_with_the_reference() {
     }
 }
 
+/// `cargo test -p tidegate-model --test decoder million -- --ignored`
+#[test]
+#[ignore = "takes a minute"]
+fn a_million_tokens_do_not_drift() {
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path(), &config(MIXERS[4].configs[0]), 41);
+    let (model, decoder) = (reference(folder.path()), checkpoint::load(folder.path(), &Device::Cpu).unwrap());
+    let (mut pool, mut memory, mut numbers) = (decoder.new_pool(1).unwrap(), model.new_memory(), Numbers::new(41));
+    for _ in 0..1000 {
+        let ids = numbers.ids(1000, 61);
+        decoder.prefill(&ids, &mut pool, 0).unwrap();
+        for id in ids {
+            model.step(id, &mut memory);
+        }
+    }
+    assert_eq!(pool.tokens(0), 1_000_000);
+    compare(&pool, 0, &memory, "after a million tokens");
+}
+
 #[test]
 fn a_checkpoint_has_the_tensors_of_the_published_layout() {
     let tensors = checkpoint::tensors(&config(MIXERS[4].configs[1]));

@@ -64,22 +64,30 @@ fn is_ready(address: std::net::SocketAddr) -> bool {
 
 /// Starts chromedriver on a port of its choice; `None` if it is not installed.
 fn start_driver() -> Option<(Process, String)> {
-    let mut child = match Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn() {
-        Ok(child) => Process(child),
-        Err(error) => {
-            let required = std::env::var("TIDEGATE_REQUIRE_BROWSER").is_ok_and(|value| value == "1");
-            assert!(!required, "TIDEGATE_REQUIRE_BROWSER is 1 and chromedriver does not start: {error}");
-            eprintln!("skipped: chromedriver does not start ({error}); Debian has it as chromium-driver");
-            return None;
+    // It chooses a port that IPv4 has free, and ends if another program has it in IPv6: then another attempt is due.
+    for _ in 0..10 {
+        let mut child = match Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn() {
+            Ok(child) => Process(child),
+            Err(error) => {
+                let required = std::env::var("TIDEGATE_REQUIRE_BROWSER").is_ok_and(|value| value == "1");
+                assert!(!required, "TIDEGATE_REQUIRE_BROWSER is 1 and chromedriver does not start: {error}");
+                eprintln!("skipped: chromedriver does not start ({error}); Debian has it as chromium-driver");
+                return None;
+            }
+        };
+        let mut lines = BufReader::new(child.0.stdout.take().expect("stdout is piped")).lines().map_while(Result::ok);
+        if let Some(port) = lines.find_map(|line| named_port(&line)) {
+            // It keeps writing, and a full pipe would block it.
+            std::thread::spawn(move || lines.for_each(drop));
+            return Some((child, format!("127.0.0.1:{port}")));
         }
-    };
-    let mut lines = BufReader::new(child.0.stdout.take().expect("stdout is piped")).lines().map_while(Result::ok);
-    let port = lines
-        .find_map(|line| line.split_once("started successfully on port ")?.1.trim_end_matches('.').parse::<u16>().ok())
-        .expect("chromedriver says its port");
-    // It keeps writing, and a full pipe would block it.
-    std::thread::spawn(move || lines.for_each(drop));
-    Some((child, format!("127.0.0.1:{port}")))
+    }
+    panic!("chromedriver found no port");
+}
+
+/// The port in the line that chromedriver writes once it can be used.
+fn named_port(line: &str) -> Option<u16> {
+    line.split_once("started successfully on port ")?.1.trim_end_matches('.').parse().ok()
 }
 
 async fn open_browser(driver: &str, width: u32, height: u32) -> Client {
