@@ -7,6 +7,9 @@ use crate::error::{ModelError, SlotError};
 use crate::memory::Denominators;
 use crate::sampling::{Plans, Sampled};
 
+/// Tokens of a prompt that kernels read at once: longer chunks gain nothing.
+pub(crate) const CHUNK: usize = 256;
+
 /// The numbers of a state that several threads may hold.
 pub type SharedState = Arc<dyn AsRef<[f32]> + Send + Sync>;
 
@@ -103,9 +106,9 @@ pub trait LanguageModel: Send {
         Err(ModelError::NoEncoder)
     }
 
-    /// The most tokens that one [`Self::prefill`] should read while other texts wait: longer ones gain nothing.
+    /// The most tokens that one [`Self::prefill`] should read while other texts wait.
     fn longest_chunk(&self) -> usize {
-        256
+        CHUNK
     }
 
     /// Reads `ids` (at least one) into a slot without computing logits. The results do not depend on how a text is

@@ -35,7 +35,7 @@ pub use states::{CandlePool, CandleStates};
 /// Tokens that are read at once. They are read one after another, so that more would only let other texts wait.
 const CHUNK: usize = 8;
 
-/// The instructions that candle multiplies matrices with on this CPU. Others add in another order.
+/// The widest vector instructions of this CPU: candle's matrix products may add in another order with others.
 pub fn instruction_set() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {

@@ -17,8 +17,8 @@ const BUFFER: usize = 512 << 20;
 const STRETCH: usize = 2 << 20;
 /// Passes over the buffer in each way; the best counts.
 const PASSES: usize = 4;
-/// The ways in which a thread reads a stretch: places at once, and bytes by which it asks ahead. Which is the fastest
-/// differs between processors by a third.
+/// The ways in which a thread reads a stretch: places at once, and bytes by which it asks ahead. A plain loop reads a
+/// fifth less than the best of them on an Intel Xeon.
 const WAYS: [(usize, usize); 5] = [(1, 0), (1, 1024), (2, 1024), (2, 3072), (4, 1024)];
 
 /// Steps of each chain in a piece of work: about half a millisecond.

@@ -10,7 +10,7 @@ use tidegate_model::probe::Probe;
 use tidegate_model::{Decoder, DecoderConfig, Device, StatePool, Tensor, WeightType};
 
 use crate::common::{Numbers, bits, config, distance, flat, row, write_checkpoint};
-use crate::reference::{close, fixture, golden, layer, narrow, wide};
+use crate::reference::{a_million_tokens, close, fixture, golden, layer, narrow, wide};
 use crate::table::MIXERS;
 
 const FIXTURE: &str = "fixtures-rwkv7";
@@ -88,22 +88,14 @@ fn every_shape_agrees_with_the_reference() {
     }
 }
 
-/// `cargo test -p tidegate-model --test decoder million -- --ignored`
 #[test]
-#[ignore = "takes a minute"]
+#[ignore = "takes half a minute"]
 fn a_million_tokens_do_not_drift() {
     let folder = tempfile::tempdir().unwrap();
     write_checkpoint(folder.path(), &config(MIXERS[3].configs[0]), 41);
-    let (model, decoder) = (reference(folder.path()), checkpoint::load(folder.path(), &Device::Cpu).unwrap());
-    let (mut pool, mut memory, mut numbers) = (decoder.new_pool(1).unwrap(), model.new_memory(), Numbers::new(41));
-    for _ in 0..1000 {
-        let ids = numbers.ids(1000, 61);
-        decoder.prefill(&ids, &mut pool, 0).unwrap();
-        for id in ids {
-            model.step(id, &mut memory);
-        }
-    }
-    assert_eq!(pool.tokens(0), 1_000_000);
+    let model = reference(folder.path());
+    let mut memory = model.new_memory();
+    let pool = a_million_tokens(folder.path(), |id| drop(model.step(id, &mut memory)));
     compare(&pool, 0, &memory, "after a million tokens");
 }
 

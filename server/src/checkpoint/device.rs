@@ -106,7 +106,7 @@ impl OpenDevice {
             Self::Cpu => "cpu".into(),
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => device.class(),
-            // Its matrix products are as wide as the registers of the CPU.
+            // Its matrix products may depend on the width of the CPU's registers.
             Self::Candle(Device::Cpu) => format!("{self} {}", candle::instruction_set()),
             Self::Candle(_) => self.to_string(),
         }

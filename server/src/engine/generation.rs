@@ -143,7 +143,7 @@ impl Generation {
         Ok(Choice { token, logprobs: self.logprobs.as_mut().map(|logprobs| logprobs.score(token)) })
     }
 
-    /// The next token, chosen in the middle of a step: as [`Self::sample`] does, whether its mask is computed or not.
+    /// The next token after one that a step has given already: as [`Self::sample`] chooses it, or the one that is forced.
     ///
     /// # Errors
     /// As for [`Self::sample`].

@@ -212,6 +212,24 @@ mod tests {
     }
 
     #[test]
+    fn what_drafts_cost_is_measured_and_forgotten_when_none_are_read_for_long() {
+        let mut costs = CostSource::new(None);
+        let (one, nine) = (Duration::from_millis(10), Duration::from_millis(90));
+        let free = PassCost { base: 1.0, each: 0.0 };
+        for _ in 0..SAMPLES {
+            costs.stepped(1, one);
+            assert_eq!(costs.with_drafts(), free);
+        }
+        (0..SAMPLES).for_each(|_| costs.drafted(9, nine));
+        let measured = costs.with_drafts();
+        assert!((measured.of(9) / measured.of(1) - 9.0).abs() < 0.5, "{measured:?}");
+        (1..FORGET).for_each(|_| costs.stepped(1, one));
+        assert_ne!(costs.with_drafts(), free);
+        costs.stepped(1, one);
+        assert_eq!(costs.with_drafts(), free);
+    }
+
+    #[test]
     fn the_costs_follow_a_machine_that_becomes_slower() {
         let mut times = PassTimes::default();
         for factor in [1.0, 4.0] {

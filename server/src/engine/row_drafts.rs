@@ -25,12 +25,12 @@ pub(super) struct RowDrafts {
     pub(super) counts: DraftCounts,
 }
 
-/// Drafts of a text, or of all texts.
+/// The drafts of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftCounts {
     /// Drafts that the model has read.
     pub drafted: usize,
-    /// Those of them that were what the request's sampler has chosen.
+    /// Those of them that the request's sampler has chosen, and after which the text went on.
     pub accepted: usize,
 }
 

@@ -78,7 +78,7 @@ pub(super) struct Sequence {
 /// The outcome of [`Sequence::accept`].
 pub(super) struct Accepted {
     pub(super) ending: Option<Ending>,
-    /// If set, the state before the token, must be kept as the point to roll back to. The text
+    /// If set, the state before the token must be kept as the point to roll back to. The text
     /// that the token shows.
     pub(super) rollback: Option<String>,
 }

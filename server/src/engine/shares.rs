@@ -327,6 +327,29 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_is_the_only_one_once_all_others_have_been_absent_for_long() {
+        let cost = PassCost { base: 10.0, each: 1.0 };
+        let mut shares = Shares::default();
+        let mut iteration = |tenants: &[usize], reads: bool| {
+            shares.begin((!tenants.is_empty()).then_some(PassCosts { step: cost, chunk: cost }));
+            for tenant in tenants {
+                shares.want_row(*tenant, 1.0);
+            }
+            if reads {
+                shares.want_chunk(7, 1.0, 100);
+            }
+            shares.divide();
+            shares.is_of_one()
+        };
+        assert!(iteration(&[], false), "nothing is divided where there is one tenant");
+        assert!(iteration(&[3, 3], false));
+        assert!(!iteration(&[3, 4], false));
+        assert!(!iteration(&[3], true), "a tenant that reads a prompt counts too");
+        let absent = (0..1000).position(|_| iteration(&[3], false)).unwrap();
+        assert_eq!(absent, ABSENCE as usize);
+    }
+
+    #[test]
     fn rows_that_cost_nothing_all_take_part() {
         let mut simulation = Simulation::new(&[(1, 1), (1, 60)], 0.0);
         simulation.costs.step = PassCost { base: 0.0, each: 0.0 };

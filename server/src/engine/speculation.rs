@@ -108,7 +108,14 @@ impl<M: LanguageModel> Worker<M> {
         for logits in logits.chunks_exact_mut(logits.len() / tokens.len()) {
             read += 1;
             last = catch_panic(|| {
-                let choice = sequence.generation.choose(logits, &rules.eos)?;
+                let generation = &mut sequence.generation;
+                // The first mask was computed during the step.
+                let first = read == 1;
+                let choice = if first {
+                    generation.sample(logits, &rules.eos)?
+                } else {
+                    generation.choose(logits, &rules.eos)?
+                };
                 sequence.accept(choice, rules, buffers).map(Some)
             });
             let draft = tokens.get(read).filter(|_| read <= drafted).copied();

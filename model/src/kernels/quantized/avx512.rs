@@ -309,17 +309,13 @@ pub(super) unsafe fn panel<F: Form>(x: &Activations, rows: Range<usize>, w: &Pan
     let few = rows.len() <= FEW;
     let step = if few { w.blocks } else { cached_blocks(F::KIND, w.width) };
     let chunk = step / F::KIND.parts() * line_bytes;
-    let asks = |tiles: usize| chunk.div_ceil(LINE).div_ceil(tiles * step);
+    // Few rows ask ahead in the tile itself.
+    let passes = rows.len().div_ceil(ROWS) * (w.width / GROUP).div_ceil(2);
+    let lines = if few { 0 } else { chunk.div_ceil(LINE).div_ceil(passes * step) };
     for start in (0..w.blocks).step_by(step.max(1)) {
         let blocks = start..w.blocks.min(start + step);
         let at = w.bytes.as_ptr().wrapping_add(start / F::KIND.parts() * line_bytes);
-        let mut next = if few {
-            // The tile itself asks ahead.
-            Stretch { at, lines: 0 }
-        } else {
-            let passes = rows.len().div_ceil(ROWS) * (w.width / GROUP).div_ceil(2);
-            Stretch { at: at.wrapping_add(chunk), lines: asks(passes) }
-        };
+        let mut next = Stretch { at: at.wrapping_add(chunk), lines };
         for rows in tiles(rows.clone(), ROWS) {
             let at = Tile { x, row: rows.start, w, group: 0, out };
             let (next, blocks) = (&mut next, blocks.clone());
