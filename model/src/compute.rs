@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::kernels::Isa;
 use crate::kernels::parts::{Marks, Parts};
+use crate::kernels::products::{self, Product};
 use crate::kernels::quantized::Activations;
 use crate::kernels::threads::Threads;
 
@@ -14,8 +15,8 @@ pub(crate) struct Compute {
     pub(crate) threads: Arc<Threads>,
     /// Marks of the parts that pieces of work have taken.
     pub(crate) marks: [Marks; 3],
-    /// The input of a quantised layer.
-    pub(crate) activations: Activations,
+    /// The inputs of quantised products.
+    pub(crate) activations: Vec<Activations>,
 }
 
 /// The fewest numbers in one piece of element-wise work: some microseconds.
@@ -23,7 +24,12 @@ const PIECE: usize = 1 << 14;
 
 impl Compute {
     pub(crate) fn new(threads: Arc<Threads>) -> Self {
-        Self { isa: Isa::detect(), threads, marks: Default::default(), activations: Activations::default() }
+        Self { isa: Isa::detect(), threads, marks: Default::default(), activations: Vec::new() }
+    }
+
+    /// Computes products that do not depend on one another, in one job.
+    pub(crate) fn products(&mut self, products: &[Product<'_>]) {
+        products::run(self.isa, products, &mut self.activations, &self.threads);
     }
 
     /// Calls `work(first row, rows of out)` for blocks of rows of `out`, on several threads if `out` is large.

@@ -3,20 +3,14 @@
 use std::borrow::Cow;
 
 use crate::compute::{Compute, sized};
+use crate::kernels::products::{Product, Weight};
 use crate::kernels::{activation, float, norm, quantized, threads::Threads};
 use crate::weights::{LoadError, Mapped, Matrix, TensorList, WeightType, Weights};
-
-/// Weights (out, in) in the layout of the kernels.
-#[derive(Debug)]
-enum Packed {
-    Float(float::Packed),
-    Quantised(quantized::Packed),
-}
 
 /// `y = x W^T + b`, over weights of any type.
 #[derive(Debug)]
 pub(crate) struct Linear {
-    weight: Packed,         // (out, in)
+    weight: Weight,         // (out, in)
     bias: Option<Vec<f32>>, // (out)
 }
 
@@ -53,59 +47,45 @@ impl Linear {
             WeightType::Q4K => Self::quantised(quantized::Kind::Q4K, weights)?,
             WeightType::F32 | WeightType::Bf16 | WeightType::F16 => {
                 let parts = weights.iter().map(|w| Some(float::Rows { kind: float(w)?, bytes: &w.bytes }));
-                Packed::Float(float::Packed::pack(&parts.collect::<Option<Vec<_>>>().ok_or_else(refused)?, columns))
+                Weight::Float(float::Packed::pack(&parts.collect::<Option<Vec<_>>>().ok_or_else(refused)?, columns))
             }
         };
         Ok(Self { weight, bias: None })
     }
 
-    fn quantised(kind: quantized::Kind, weights: &[Matrix<'_>]) -> Result<Packed, LoadError> {
+    fn quantised(kind: quantized::Kind, weights: &[Matrix<'_>]) -> Result<Weight, LoadError> {
         let (rows, columns) = (weights.iter().map(|w| w.rows).sum(), weights[0].columns);
         let bytes = match weights {
             [one] => Cow::Borrowed(&*one.bytes),
             all => Cow::Owned(all.iter().map(|w| &*w.bytes).collect::<Vec<_>>().concat()),
         };
         let refused = |reason| LoadError::Matrix { kind: weights[0].kind, rows, columns, reason };
-        quantized::Packed::pack(kind, &bytes, rows, columns, Threads::global()).map(Packed::Quantised).map_err(refused)
+        quantized::Packed::pack(kind, &bytes, rows, columns, Threads::global()).map(Weight::Quantised).map_err(refused)
     }
 
     /// Outputs of a row.
     pub(crate) fn width(&self) -> usize {
-        match &self.weight {
-            Packed::Float(w) => w.rows(),
-            Packed::Quantised(w) => w.rows(),
-        }
+        self.weight.rows()
     }
 
     /// Bytes of the weights.
     pub(crate) fn bytes(&self) -> usize {
-        let weight = match &self.weight {
-            Packed::Float(w) => w.bytes(),
-            Packed::Quantised(w) => w.bytes(),
-        };
-        weight + self.bias.as_ref().map_or(0, |bias| bias.len() * size_of::<f32>())
+        self.weight.bytes() + self.bias.as_ref().map_or(0, |bias| bias.len() * size_of::<f32>())
     }
 
     /// One row of the weights in f32. out: (in)
     pub(crate) fn row(&self, row: usize, out: &mut [f32]) {
-        match &self.weight {
-            Packed::Float(w) => w.row(row, out),
-            Packed::Quantised(w) => w.row(row, out),
-        }
+        self.weight.row(row, out);
     }
 
     /// x: (rows, in) -> out: (rows, out)
     pub(crate) fn forward(&self, cx: &mut Compute, x: &[f32], out: &mut [f32]) {
-        match &self.weight {
-            Packed::Float(w) => float::matmul(cx.isa, x, w, out, &cx.threads),
-            Packed::Quantised(w) => {
-                cx.activations.quantise(cx.isa, x, w.columns(), &cx.threads);
-                quantized::matmul(cx.isa, &cx.activations, w, out, &cx.threads);
-            }
-        }
-        if let Some(bias) = &self.bias {
-            out.chunks_exact_mut(bias.len()).for_each(|row| norm::add(cx.isa, row, bias));
-        }
+        cx.products(&[self.product(x, out)]);
+    }
+
+    /// The product that [`Self::forward`] computes, for a job with others.
+    pub(crate) fn product<'a>(&'a self, x: &'a [f32], out: &'a mut [f32]) -> Product<'a> {
+        Product::new(&self.weight, self.bias.as_deref(), x, out)
     }
 }
 

@@ -28,6 +28,7 @@ pub(crate) mod parts;
 pub(crate) mod plain;
 pub(crate) mod positive;
 pub(crate) mod prefetch;
+pub(crate) mod products;
 pub(crate) mod quantized;
 pub(crate) mod readout;
 pub(crate) mod recurrence;

@@ -36,35 +36,47 @@ const PIECE: usize = 96 << 10;
 /// Fewest rows of `x` that a thread claims: a multiple of every kernel's tile.
 const FEWEST: usize = 24;
 
-/// Calls `work(rows, panels)` for all parts of a product of `rows` rows with a matrix (n, k) of `bytes`, on several
-/// threads if there is enough work. The split changes no result.
-pub(crate) fn share(
-    threads: &Threads,
+/// How a product of some rows with a matrix is split among threads. The split changes no result.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Split {
     rows: usize,
-    (n, k): (usize, usize),
-    bytes: usize,
-    work: &(dyn Fn(Range<usize>, Range<usize>) + Sync),
-) {
-    let all = count(n);
-    if rows * all == 0 {
-        return;
+    panels: usize,
+    /// Rows of a piece.
+    block: usize,
+    /// Panels of a piece.
+    group: usize,
+}
+
+impl Split {
+    /// Splits the product of `rows` rows with a matrix (n, k) of `bytes`, if it is enough work for several threads.
+    pub(crate) fn new(threads: &Threads, rows: usize, (n, k): (usize, usize), bytes: usize) -> Self {
+        let all = count(n);
+        if threads.count() == 1 || rows * n * k < SERIAL {
+            return Self { rows, panels: all, block: rows.max(1), group: all.max(1) };
+        }
+        // Enough panels for some microseconds; where panels are few, the rows are split too.
+        let panel = bytes.div_ceil(all).max(1);
+        let group = PIECE.div_ceil(panel * rows);
+        // Kernels read two panels at once.
+        let group = if rows == 1 && all >= 4 * threads.count() { group.next_multiple_of(2) } else { group };
+        let wanted = (4 * threads.count()).div_ceil(all.div_ceil(group)).min(rows / FEWEST).max(1);
+        Self { rows, panels: all, block: rows.div_ceil(wanted).next_multiple_of(FEWEST), group }
     }
-    if threads.count() == 1 || rows * n * k < SERIAL {
-        return work(0..rows, 0..all);
+
+    fn blocks(self) -> usize {
+        self.rows.div_ceil(self.block)
     }
-    // Enough panels for some microseconds; where panels are few, the rows are split too.
-    let panel = bytes.div_ceil(all).max(1);
-    let group = PIECE.div_ceil(panel * rows);
-    // Kernels read two panels at once.
-    let group = if rows == 1 && all >= 4 * threads.count() { group.next_multiple_of(2) } else { group };
-    let groups = all.div_ceil(group);
-    let wanted = (4 * threads.count()).div_ceil(groups).min(rows / FEWEST).max(1);
-    let block = rows.div_ceil(wanted).next_multiple_of(FEWEST);
-    let blocks = rows.div_ceil(block);
-    threads.run(groups * blocks, &|i| {
-        let (panel, row) = (i / blocks * group, i % blocks * block);
-        work(row..rows.min(row + block), panel..all.min(panel + group));
-    });
+
+    /// The number of pieces; none if the product is empty.
+    pub(crate) fn pieces(self) -> usize {
+        self.panels.div_ceil(self.group) * self.blocks()
+    }
+
+    /// Rows and panels of piece `i`. Pieces do not meet.
+    pub(crate) fn piece(self, i: usize) -> (Range<usize>, Range<usize>) {
+        let (panel, row) = (i / self.blocks() * self.group, i % self.blocks() * self.block);
+        (row..self.rows.min(row + self.block), panel..self.panels.min(panel + self.group))
+    }
 }
 
 /// A matrix that several threads write, each different elements.

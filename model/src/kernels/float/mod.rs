@@ -12,12 +12,12 @@ use std::ops::Range;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::Isa;
 use super::element::Element;
 use super::lines::Lines;
 use super::panels::{self, Output, PANEL};
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::vector;
-use super::{Isa, threads::Threads};
 use product::Product;
 
 /// The type of a matrix's numbers.
@@ -146,24 +146,10 @@ fn interleave<T: Copy + Send + Sync>(
     });
 }
 
-/// `out (rows, n) = x (rows, k) . w (n, k)^T`.
+/// `out (rows, n) = x (rows, k) . w (n, k)^T` on the calling thread.
 ///
 /// # Panics
-/// If the lengths do not fit: the callers are layers that know their widths.
-pub(crate) fn matmul(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32], threads: &Threads) {
-    let rows = x.len() / w.k;
-    assert!(x.len() == rows * w.k && out.len() == rows * w.n, "matmul: lengths do not fit");
-    if out.is_empty() {
-        return;
-    }
-    let out = Output::new(out, w.n);
-    panels::share(threads, rows, (w.n, w.k), w.bytes(), &|rows, some| {
-        // SAFETY: the parts of a shared product do not meet, and the lengths were checked above.
-        unsafe { panels(isa, x, rows, w, some, out) };
-    });
-}
-
-/// [`matmul`] on the calling thread alone.
+/// If the lengths do not fit.
 pub(crate) fn product(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32]) {
     let rows = x.len() / w.k;
     assert!(x.len() == rows * w.k && out.len() == rows * w.n, "matmul: lengths do not fit");
@@ -175,7 +161,14 @@ pub(crate) fn product(isa: Isa, x: &[f32], w: &Packed, out: &mut [f32]) {
 ///
 /// # Safety
 /// Rows and panels are in bounds of `x`, `w` and `out`, and no other thread accesses this part of `out`.
-unsafe fn panels(isa: Isa, x: &[f32], rows: Range<usize>, w: &Packed, panels: Range<usize>, out: Output<'_>) {
+pub(crate) unsafe fn panels(
+    isa: Isa,
+    x: &[f32],
+    rows: Range<usize>,
+    w: &Packed,
+    panels: Range<usize>,
+    out: Output<'_>,
+) {
     // SAFETY: the caller's promise.
     unsafe {
         match w.kind {
@@ -246,4 +239,4 @@ unsafe fn neon<W: Element>(product: &Product<'_, W>) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

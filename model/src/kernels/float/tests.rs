@@ -3,6 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::kernels::products::{self, Weight};
+use crate::kernels::threads::Threads;
 
 pub(crate) fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
@@ -45,11 +47,9 @@ proptest! {
         for ((kind, bytes), want) in stored.iter().zip(&want) {
             let packed = Packed::pack(&[Rows { kind: *kind, bytes }], k);
             for isa in Isa::available() {
-                for threads in [Threads::new(1), Threads::new(3)] {
-                    let mut got = vec![f32::NAN; rows * n];
-                    matmul(isa, &x, &packed, &mut got, &threads);
-                    prop_assert_eq!(bits(&got), bits(want), "{:?}", isa);
-                }
+                let mut got = vec![f32::NAN; rows * n];
+                product(isa, &x, &packed, &mut got);
+                prop_assert_eq!(bits(&got), bits(want), "{:?}", isa);
             }
         }
     }
@@ -59,12 +59,16 @@ proptest! {
 fn a_row_has_the_same_bits_alone_and_among_many_threads() {
     let (rows, n, k) = (301, 257, 96);
     let (x, w) = (numbers(rows * k, 7), numbers(n * k, 8));
-    let (packed, threads) = (Packed::of_f32(&w, k), Threads::new(4));
+    let packed = Weight::Float(Packed::of_f32(&w, k));
+    let run = |x: &[f32], out: &mut [f32]| {
+        let product = products::Product::new(&packed, None, x, out);
+        products::run(Isa::detect(), &[product], &mut Vec::new(), &Threads::new(4));
+    };
     let mut all = vec![0.0; rows * n];
-    matmul(Isa::detect(), &x, &packed, &mut all, &threads);
+    run(&x, &mut all);
     for row in [0, 1, 150, 300] {
         let mut one = vec![0.0; n];
-        matmul(Isa::detect(), &x[row * k..(row + 1) * k], &packed, &mut one, &threads);
+        run(&x[row * k..(row + 1) * k], &mut one);
         assert_eq!(bits(&one), bits(&all[row * n..(row + 1) * n]));
     }
 }
@@ -74,7 +78,7 @@ fn against_f64() {
     let (rows, n, k) = (5, 9, 1000);
     let (x, w) = (numbers(rows * k, 3), numbers(n * k, 4));
     let mut got = vec![0.0; rows * n];
-    matmul(Isa::detect(), &x, &Packed::of_f32(&w, k), &mut got, &Threads::new(1));
+    product(Isa::detect(), &x, &Packed::of_f32(&w, k), &mut got);
     for r in 0..rows {
         for c in 0..n {
             let want: f64 = (0..k).map(|i| f64::from(x[r * k + i]) * f64::from(w[c * k + i])).sum();

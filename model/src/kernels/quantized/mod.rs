@@ -126,22 +126,6 @@ fn interleave(kind: Kind, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
     }
 }
 
-/// `out (rows, n) = x (rows, k) . w (n, k)^T`.
-///
-/// # Panics
-/// If the lengths do not fit.
-pub(crate) fn matmul(isa: Isa, x: &Activations, w: &Packed, out: &mut [f32], threads: &Threads) {
-    assert!(out.len() == x.rows() * w.n, "quantized: lengths do not fit");
-    if out.is_empty() {
-        return;
-    }
-    let out = Output::new(out, w.n);
-    panels::share(threads, x.rows(), (w.n, w.k), w.bytes(), &|rows, some| {
-        // SAFETY: the parts of a shared product do not meet.
-        unsafe { panels(isa, x, rows, w, some, out) };
-    });
-}
-
 /// Panels `panels` of `out = x . w^T` for some rows of `x`: row r of `x` gives row r of `out (rows of x, n)`.
 ///
 /// # Panics

@@ -1,7 +1,8 @@
-//! Maps of low rank: `up(f(down x)) + bias`.
+//! Maps of low rank: `up(f(down x)) + bias`, in steps, so that the products of several maps are one job.
 
 use crate::compute::{Compute, sized};
 use crate::kernels::Isa;
+use crate::kernels::products::Product;
 use crate::nn::Linear;
 use crate::weights::{LoadError, TensorList, Weights};
 
@@ -50,14 +51,26 @@ impl LowRank {
         self.down.bytes() + self.up.bytes()
     }
 
-    /// x, out: (tokens, hidden)
-    pub(super) fn forward(&self, cx: &mut Compute, x: &[f32], buffer: &mut Vec<f32>, out: &mut [f32]) {
-        let (isa, rank) = (cx.isa, self.down.width());
-        let inner = sized(buffer, x.len() / self.up.width() * rank);
-        self.down.forward(cx, x, inner);
+    /// Room for what lies between the products: (tokens, rank)
+    pub(super) fn inner<'a>(&self, buffer: &'a mut Vec<f32>, tokens: usize) -> &'a mut [f32] {
+        sized(buffer, tokens * self.down.width())
+    }
+
+    /// The first product. x: (tokens, hidden) -> inner: (tokens, rank)
+    pub(super) fn down<'a>(&'a self, x: &'a [f32], inner: &'a mut [f32]) -> Product<'a> {
+        self.down.product(x, inner)
+    }
+
+    /// Between the products. inner: (tokens, rank)
+    pub(super) fn activate(&self, cx: &mut Compute, inner: &mut [f32]) {
+        let isa = cx.isa;
         if let Some(activation) = self.activation {
-            cx.each(inner, rank, &|_, inner| activation(isa, inner));
+            cx.each(inner, self.down.width(), &|_, inner| activation(isa, inner));
         }
-        self.up.forward(cx, inner, out);
+    }
+
+    /// The second product. inner: (tokens, rank) -> out: (tokens, hidden)
+    pub(super) fn up<'a>(&'a self, inner: &'a [f32], out: &'a mut [f32]) -> Product<'a> {
+        self.up.product(inner, out)
     }
 }

@@ -7,6 +7,7 @@ use crate::compute::sized;
 use crate::config::DecoderConfig;
 use crate::error;
 use crate::kernels::elementwise::{self, Bonus};
+use crate::kernels::products::Product;
 use crate::memory::StateType;
 use crate::mixers::head_memory::HeadMemory;
 use crate::mixers::last_inputs::LastInputs;
@@ -17,26 +18,18 @@ use crate::weights::{LoadError, TensorList, Weights};
 /// The input of the time mix among those that a layer remembers.
 const INPUT: usize = 0;
 
-/// The shares of the token before in the inputs of each part: (hidden) each.
-#[derive(Debug)]
-struct Mixes {
-    r: Vec<f32>,
-    w: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    a: Vec<f32>,
-    g: Vec<f32>,
-}
+/// The shares of the token before in the inputs of r, w, k, v, a and the gate: (hidden) each.
+const MIXES: [&str; 6] = ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g"];
 
 /// The weights.
 #[derive(Debug)]
 pub(super) struct TimeMix {
     heads: usize,
     head_dim: usize,
-    mixes: Mixes,
-    r: Linear, // (hidden, hidden)
-    k: Linear, // (hidden, hidden)
-    v: Linear, // (hidden, hidden)
+    mixes: Vec<Vec<f32>>, // as in `MIXES`
+    r: Linear,            // (hidden, hidden)
+    k: Linear,            // (hidden, hidden)
+    v: Linear,            // (hidden, hidden)
     decay: LowRank,
     rate: LowRank,
     first_values: Option<LowRank>, // none in the first layer
@@ -51,9 +44,10 @@ pub(super) struct TimeMix {
 /// Intermediate results, each (rows, time, hidden) where nothing else is said.
 #[derive(Debug, Default)]
 pub(super) struct TimeBuffers {
-    before: Vec<f32>, // (rows, hidden)
-    mixed: Vec<f32>,
-    inner: Vec<f32>, // (rows, time, rank)
+    before: Vec<f32>,               // (rows, hidden)
+    mixed: [Vec<f32>; MIXES.len()], // as in `MIXES`
+    inner: [Vec<f32>; 4],           // (rows, time, rank) of w, a, the gate and the first values
+    normed: Vec<f32>,
     r: Vec<f32>,
     w: Vec<f32>,
     k: Vec<f32>,
@@ -72,7 +66,7 @@ impl TimeMix {
     /// The tensors that [`Self::load`] reads.
     pub(super) fn tensors(config: &DecoderConfig, layer: usize, list: &mut TensorList) {
         let (hidden, ranks) = (config.hidden_size, config.low_ranks.unwrap_or_default());
-        for name in ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g"] {
+        for name in MIXES {
             list.floats(name, &[1, 1, hidden]);
         }
         for name in ["r_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"] {
@@ -104,14 +98,7 @@ impl TimeMix {
         Ok(Self {
             heads,
             head_dim,
-            mixes: Mixes {
-                r: mix("x_r")?,
-                w: mix("x_w")?,
-                k: mix("x_k")?,
-                v: mix("x_v")?,
-                a: mix("x_a")?,
-                g: mix("x_g")?,
-            },
+            mixes: MIXES.into_iter().map(mix).collect::<Result<_, _>>()?,
             r: linear("r_proj.weight")?,
             k: linear("k_proj.weight")?,
             v: linear("v_proj.weight")?,
@@ -134,6 +121,11 @@ impl TimeMix {
         matrices + maps.map(LowRank::bytes).sum::<usize>()
     }
 
+    /// In the first layer, instead of those of a map: the product of no tokens.
+    fn nothing(&self) -> Product<'_> {
+        self.v.product(&[], &mut [])
+    }
+
     /// What the heads remember of empty texts.
     pub(super) fn new_memory(&self, slots: usize, state: StateType) -> HeadMemory {
         HeadMemory::zeros(slots, self.heads, self.head_dim * self.head_dim, state)
@@ -152,54 +144,86 @@ impl TimeMix {
         let (isa, len, d) = (cx.isa, x.len(), self.head_dim);
         let width = self.heads * d;
         let own = |row: usize, len: usize| row * width..row * width + len;
-        let TimeBuffers { before, mixed, inner, r, w, k, v, a, gate, kappa, first_values, share, read, heads_first } =
-            buffers;
-        let [mixed, r, w, k, v, a, gate, kappa, first_values, read] =
-            [mixed, r, w, k, v, a, gate, kappa, first_values, read].map(|buffer| sized(buffer, len));
+        let TimeBuffers {
+            before,
+            mixed,
+            inner,
+            normed,
+            r,
+            w,
+            k,
+            v,
+            a,
+            gate,
+            kappa,
+            first_values,
+            share,
+            read,
+            heads_first,
+        } = buffers;
+        let [normed, r, w, k, v, a, gate, kappa, first_values, share, read] =
+            [normed, r, w, k, v, a, gate, kappa, first_values, share, read].map(|buffer| sized(buffer, len));
+        let mut mixed = mixed.each_mut().map(|buffer| sized(buffer, len));
         let shift = Shift::new((inputs, INPUT), rows.slots, x, width, before)?;
+        for (by, mixed) in self.mixes.iter().zip(&mut mixed) {
+            shift.mix(cx, by, mixed);
+        }
+        let [mixed_r, mixed_w, mixed_k, mixed_v, mixed_a, mixed_g] = mixed.map(|mixed| &*mixed);
 
-        shift.mix(cx, &self.mixes.r, mixed);
-        self.r.forward(cx, mixed, r);
-        shift.mix(cx, &self.mixes.w, mixed);
-        self.decay.forward(cx, mixed, inner, w);
+        let tokens = len / width;
+        let [inner_w, inner_a, inner_g, inner_v] = inner;
+        let inner_w = self.decay.inner(inner_w, tokens);
+        let inner_a = self.rate.inner(inner_a, tokens);
+        let inner_g = self.gate.inner(inner_g, tokens);
+        let mut values = self.first_values.as_ref().map(|map| (map, map.inner(inner_v, tokens)));
+        // The matrices in f32 first: the longest pieces should not be the last that a thread takes.
+        cx.products(&[
+            self.gate.down(mixed_g, inner_g),
+            self.decay.down(mixed_w, inner_w),
+            self.rate.down(mixed_a, inner_a),
+            values.as_mut().map_or_else(|| self.nothing(), |(map, inner)| map.down(mixed_v, inner)),
+            self.r.product(mixed_r, r),
+            self.k.product(mixed_k, k),
+            self.v.product(mixed_v, v),
+        ]);
+        self.gate.activate(cx, inner_g);
+        self.decay.activate(cx, inner_w);
+        self.rate.activate(cx, inner_a);
+        if let Some((map, inner)) = &mut values {
+            map.activate(cx, inner);
+        }
+        cx.products(&[
+            self.gate.up(inner_g, gate),
+            self.decay.up(inner_w, w),
+            self.rate.up(inner_a, a),
+            values.as_ref().map_or_else(|| self.nothing(), |(map, inner)| map.up(inner, share)),
+        ]);
+
         cx.each(w, width, &|_, w| elementwise::decay(isa, w));
-        shift.mix(cx, &self.mixes.a, mixed);
-        self.rate.forward(cx, mixed, inner, a);
         cx.each(a, width, &|_, a| elementwise::sigmoid(isa, a));
-        shift.mix(cx, &self.mixes.g, mixed);
-        self.gate.forward(cx, mixed, inner, gate);
-
-        shift.mix(cx, &self.mixes.k, mixed);
-        self.k.forward(cx, mixed, k);
         cx.each(kappa, width, &|row, kappa| {
             elementwise::directions(isa, &k[own(row, kappa.len())], &self.directions, d, kappa);
         });
         cx.each(k, width, &|row, k| elementwise::scale_keys(isa, &a[own(row, k.len())], &self.keys, k));
-
-        shift.mix(cx, &self.mixes.v, mixed);
-        self.v.forward(cx, mixed, v);
-        match &self.first_values {
-            None => first_values.copy_from_slice(v),
-            Some(map) => {
-                let share = sized(share, len);
-                map.forward(cx, mixed, inner, share);
-                cx.each(share, width, &|_, share| elementwise::sigmoid(isa, share));
-                cx.each(v, width, &|row, v| {
-                    let own = own(row, v.len());
-                    elementwise::approach(isa, &first_values[own.clone()], &share[own], v);
-                });
-            }
+        if self.first_values.is_some() {
+            cx.each(share, width, &|_, share| elementwise::sigmoid(isa, share));
+            cx.each(v, width, &|row, v| {
+                let own = own(row, v.len());
+                elementwise::approach(isa, &first_values[own.clone()], &share[own], v);
+            });
+        } else {
+            first_values.copy_from_slice(v);
         }
 
         let [r, w, k, v, a, gate, kappa] = [r, w, k, v, a, gate, kappa].map(|part| &*part);
         heads.advance(rows, &Inputs { r, w, k, v, kappa, a, width }, (cx, heads_first), read)?;
-        self.norm.forward(cx, read, mixed);
-        cx.each(mixed, width, &|row, mixed| {
-            let own = own(row, mixed.len());
+        self.norm.forward(cx, read, normed);
+        cx.each(normed, width, &|row, normed| {
+            let own = own(row, normed.len());
             let [r, k, v, gate] = [r, k, v, gate].map(|part| &part[own.clone()]);
-            elementwise::bonus(isa, Bonus { r, k, v, gate }, &self.bonus, d, mixed);
+            elementwise::bonus(isa, Bonus { r, k, v, gate }, &self.bonus, d, normed);
         });
-        self.out.forward(cx, mixed, out);
+        self.out.forward(cx, normed, out);
         Ok(())
     }
 }
