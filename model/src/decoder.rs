@@ -6,6 +6,7 @@ use crate::compute::sized;
 use crate::config::{DecoderConfig, PositionEmbedding, SourceConfig};
 use crate::encoder::Encoder;
 use crate::error::{ModelError, Result, SlotError};
+use crate::language_model::CHUNK;
 use crate::mixers::family;
 use crate::mixers::layer::{Kept, Layers, Rows, Step};
 use crate::nn::{Linear, Norm, Table};
@@ -141,9 +142,9 @@ impl Decoder {
     /// # Errors
     /// As for [`Self::forward`].
     pub fn prefill_logits(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<Vec<f32>> {
-        self.hidden(ids, pool, &[slot], Reading::Text)?;
+        let last = self.read(ids, pool, slot)?;
         let mut logits = Vec::new();
-        self.logits(pool, 1, ids.len() - 1..ids.len(), &mut logits);
+        self.logits(pool, 1, last - 1..last, &mut logits);
         Ok(logits)
     }
 
@@ -152,7 +153,17 @@ impl Decoder {
     /// # Errors
     /// As for [`Self::forward`].
     pub fn prefill(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
-        self.hidden(ids, pool, &[slot], Reading::Text)
+        self.read(ids, pool, slot).map(|_| ())
+    }
+
+    /// Reads tokens in chunks whose intermediate results stay in a core's cache; returns the length of the last chunk.
+    fn read(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<usize> {
+        self.check_ids(ids)?;
+        let (before, last) = ids.split_at(ids.len().saturating_sub(1) / CHUNK * CHUNK);
+        for chunk in before.chunks(CHUNK).chain([last]) {
+            self.hidden(chunk, pool, &[slot], Reading::Text)?;
+        }
+        Ok(last.len())
     }
 
     /// Empties a slot and reads the source of an encoder-decoder into it. The text then begins with the decoder's start

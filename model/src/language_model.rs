@@ -7,8 +7,9 @@ use crate::error::{ModelError, SlotError};
 use crate::memory::Denominators;
 use crate::sampling::{Plans, Sampled};
 
-/// Tokens of a prompt that kernels read at once: longer chunks gain nothing.
-pub(crate) const CHUNK: usize = 256;
+/// Tokens of a prompt that kernels read at once. Shorter chunks read the weights more often; the intermediate results of
+/// longer ones no longer fit into a core's cache.
+pub(crate) const CHUNK: usize = 128;
 
 /// The numbers of a state that several threads may hold.
 pub type SharedState = Arc<dyn AsRef<[f32]> + Send + Sync>;
