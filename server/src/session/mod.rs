@@ -3,9 +3,11 @@
 //!
 //! This module knows nothing of HTTP, models or the engine.
 
+mod blocking;
 mod cache;
 mod conversation;
 mod disk;
+mod embedded;
 mod error;
 mod format;
 mod hex;

@@ -4,7 +4,6 @@
 //! whatever the index names exists, and objects that it does not name can be removed.
 
 mod admission;
-mod ballast;
 mod branches;
 mod files;
 mod forks;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::inner::{Inner, LastUses, Store, count, detached, now, version_id};
+use super::load::Prepared;
 use super::turn_forks::{TurnFork, TurnForks};
 use super::types::{Metadata, NewSession, ReceiptKey, Session, Start, Tier, TurnNote, Version};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{Reservation, SessionRow, VersionRow, most_bytes, text_bytes};
+use crate::session::index::{Commit, Reservation, Rewind, SessionRow, VersionRow, most_bytes, text_bytes};
 use crate::session::lease::Lease;
 use crate::session::snapshot::Snapshot;
 
@@ -81,7 +82,7 @@ impl Store {
     ) -> Result<Turn, StoreError> {
         let inner = &self.inner;
         let lease = inner.lease(id, wait).await?;
-        let (session, absent, head) = match inner.rows(owner, id).await {
+        let (session, absent, head) = match inner.index.head(owner, id).await {
             Ok((row, head)) if !inner.has_ended(id, &row) => {
                 (inner.session(id.clone(), row, head.clone())?, None, Some(head))
             }
@@ -115,19 +116,11 @@ impl Store {
         wait: Duration,
     ) -> Result<Session, StoreError> {
         let (inner, id, to) = (Arc::clone(&self.inner), id.clone(), to.clone());
-        let (lease, ..) = inner.hold(owner, &id, if_match, wait).await?;
-        inner.ensure_ballast().await?;
+        let (lease, row, _) = inner.hold(owner, &id, if_match, wait).await?;
+        inner.index.ready().await?;
         detached(async move {
-            let (name, bounds) = (id.clone(), inner.bounds());
-            let moved = inner.writer.run(move |write| {
-                let old = write.tables.own_session(owner, name.as_str())?;
-                let head = write.tables.kept_version(owner, to.as_str())?;
-                let mut row = old.clone();
-                row.touch();
-                write.adopt(name.as_str(), &mut row, to.as_str(), bounds)?;
-                write.put_session(name.as_str(), Some(&old), &row)?;
-                Ok((row, head))
-            });
+            let (session, bounds, expected) = (id.clone(), inner.bounds(), version_id(&row.head)?);
+            let moved = inner.index.rewind(Rewind { owner, session, expected, to, bounds, now: now() });
             let (row, head) = moved.await?;
             drop(lease);
             inner.session(id, row, head)
@@ -177,7 +170,7 @@ impl Inner {
     ) -> Result<(RecordedLease, SessionRow, VersionRow), StoreError> {
         self.live(owner, id).await?;
         let lease = self.lease(id, wait).await?;
-        let (row, head) = self.rows(owner, id).await?;
+        let (row, head) = self.index.head(owner, id).await?;
         if if_match.is_some_and(|expected| expected.as_str() != row.head) {
             return Err(StoreError::Stale { head: version_id(&row.head)? });
         }
@@ -187,17 +180,6 @@ impl Inner {
     async fn lease(&self, id: &SessionId, wait: Duration) -> Result<RecordedLease, StoreError> {
         let lease = self.leases.take(id, wait).await?;
         Ok(RecordedLease { lease: Some(lease), last_uses: self.last_uses.clone(), id: id.clone() })
-    }
-
-    /// The rows of a session and its head.
-    async fn rows(&self, owner: Owner, id: &SessionId) -> Result<(SessionRow, VersionRow), StoreError> {
-        let name = id.clone();
-        let rows = self.read(move |tables| {
-            let row = tables.own_session(owner, name.as_str())?;
-            let head = tables.require_version(&row.head)?;
-            Ok((row, head))
-        });
-        rows.await
     }
 }
 
@@ -271,41 +253,33 @@ impl Turn {
         let commit = async move {
             self.create_session().await?;
             let Self { inner, owner, session, lease, reserved, text_reserved, forks, .. } = self;
+            let parent = session.head.id.clone();
             let _room = inner.admit_receipt(owner, receipt.as_ref()).await?;
             let text = inner.prepare_text(owner, note.text.as_ref(), text_reserved).await?;
-            let forks = Arc::new(inner.prepare_forks(owner, forks).await?);
-            let prepared = match inner.prepare(owner, &version, &snapshot, Some(reserved)).await {
-                Ok(prepared) => prepared,
-                Err(error) => return Err(inner.abandon_forks(&forks, error).await),
+            let forks = inner.prepare_forks(owner, forks, &parent).await?;
+            let Prepared { version: mut new, upload } =
+                match inner.prepare(owner, &version, &snapshot, Some(reserved)).await {
+                    Ok(prepared) => prepared,
+                    Err(error) => return Err(inner.abandon_forks(forks, error).await),
+                };
+            note.describe(&mut new.row, (&session.id, &parent));
+            new.add_text(text);
+            let commit = Commit {
+                owner,
+                session: session.id.clone(),
+                expected: parent,
+                version: new,
+                forks: forks.versions(),
+                max_sessions: inner.options.owner_sessions,
+                bounds: inner.bounds(),
+                now: now(),
+                receipt: receipt.map(|receipt| inner.kept_receipt(receipt)),
             };
-            let others = Arc::clone(&forks);
-            let (name, head, parent) = (session.id.clone(), version.clone(), session.head.id.clone());
-            let bounds = inner.bounds();
-            let receipt_expiry = inner.receipt_expiry();
-            let committed = inner.writer.run(move |write| {
-                let old = write.tables.own_session(owner, name.as_str())?;
-                let ancestry = others.check(write, &name, &parent)?;
-                let version = note.row((&name, parent.as_str()), &prepared.row);
-                let mut row = old.clone();
-                row.touch();
-                // The forks come first, because the new head may make the session release a version that they keep.
-                others.add(write, (&name, &old), &ancestry, bounds)?;
-                write.add_version(head.as_str(), &version)?;
-                write.push_head(name.as_str(), &mut row, head.as_str(), bounds)?;
-                write.put_session(name.as_str(), Some(&old), &row)?;
-                if let Some((ReceiptKey(key), answer)) = &receipt {
-                    write.put_receipt(owner, key, receipt_expiry, answer)?;
-                }
-                if let Some(text) = &text {
-                    text.add(write, owner, head.as_str(), Some(parent.as_str()))?;
-                }
-                write.fulfil(prepared.reservation.as_ref());
-                Ok((row, version))
-            });
-            let committed = match committed.await {
+            let committed = match inner.index.commit(commit).await {
                 Err(error) => inner.find_commit(owner, &session.id, &version, &error).await.ok_or(error),
                 committed => committed,
             };
+            drop(upload);
             match committed {
                 Ok((row, head)) => {
                     if head.seed.is_none() {
@@ -318,7 +292,7 @@ impl Turn {
                     inner.session(session.id, row, head)
                 }
                 Err(error) => {
-                    let error = inner.abandon_forks(&forks, error).await;
+                    let error = inner.abandon_forks(forks, error).await;
                     Err(inner.abandon(&version, error).await)
                 }
             }

@@ -304,7 +304,7 @@ pub struct NewResponse {
 pub struct ReceiptKey(pub String);
 
 /// A key and a function that makes the answer from the result. Result and receipt are stored in one transaction.
-pub type Receipt<T> = (ReceiptKey, Box<dyn Fn(&T) -> Vec<u8> + Send>);
+pub type Receipt<T> = (ReceiptKey, Box<dyn Fn(&T) -> Vec<u8> + Send + Sync>);
 
 /// Forks to create.
 #[derive(Clone, Debug, Default)]

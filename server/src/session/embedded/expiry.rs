@@ -6,24 +6,16 @@ use redb::ReadableTable;
 
 use super::error::IndexError;
 use super::eviction::response_rank;
-use super::rows::{ResponseRow, VersionRow};
 use super::tables::{Access, Tables, damaged_row};
 use super::transaction::Write;
 use crate::session::id::Owner;
+use crate::session::index::{ResponseRow, receipt_bytes};
 
 /// Prefix of a receipt's name in the order of expiry.
 const RECEIPT: &str = "key_";
 
-/// Bytes of the index for a receipt, in addition to its key and answer.
-const RECEIPT_ROW: usize = 256;
-
 /// Sorts after every name.
 const LAST: &str = "\u{10ffff}";
-
-/// What a receipt counts towards the budgets: its key and answer, and what the index needs beside them.
-pub(crate) fn receipt_bytes(key: &str, answer: &[u8]) -> u64 {
-    (key.len() + answer.len() + RECEIPT_ROW) as u64
-}
 
 fn receipt_name(owner: Owner, key: &str) -> String {
     format!("{RECEIPT}{:032x}{key}", u128::from_be_bytes(owner.0))
@@ -104,9 +96,8 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Stores a response, which keeps its version.
-    pub(crate) fn put_response(&mut self, id: &str, row: &ResponseRow, version: &VersionRow) -> Result<(), IndexError> {
-        self.add_version(&row.version, version)?;
+    /// Stores a response, which keeps its version. That has been added.
+    pub(super) fn put_response(&mut self, id: &str, row: &ResponseRow) -> Result<(), IndexError> {
         self.point(&row.version, 1, 1)?;
         self.tables.responses.insert(id, (&row.owner.0, &*row.version, row.ends, &*row.body))?;
         self.tables.ends.insert((row.ends, id), ())?;
