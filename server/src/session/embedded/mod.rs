@@ -19,6 +19,8 @@ mod record;
 mod recovery;
 mod sessions;
 mod tables;
+#[cfg(test)]
+mod tests;
 mod texts;
 mod transaction;
 mod turns;

@@ -8,6 +8,8 @@
 mod capacity;
 mod requests;
 mod rows;
+#[cfg(test)]
+pub(crate) mod tests;
 mod text_row;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
