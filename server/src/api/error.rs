@@ -227,6 +227,13 @@ impl From<StoreError> for ApiError {
             StoreError::Stale { .. } => {
                 Self::request(StatusCode::PRECONDITION_FAILED, Some("if-match"), Some("version_mismatch"), message)
             }
+            StoreError::Conflict { .. } => {
+                Self::request(StatusCode::CONFLICT, Some("session"), Some("session_changed"), message)
+            }
+            StoreError::Answered => {
+                let param = Some("idempotency-key");
+                Self::request(StatusCode::CONFLICT, param, Some("idempotency_key_in_use"), message)
+            }
             StoreError::TextNotKept { .. } => {
                 Self::request(StatusCode::NOT_FOUND, Some("version"), Some("text_not_kept"), message)
             }

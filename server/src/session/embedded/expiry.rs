@@ -8,8 +8,9 @@ use super::error::IndexError;
 use super::eviction::response_rank;
 use super::tables::{Access, Tables, damaged_row};
 use super::transaction::Write;
+use crate::session::error::StoreError;
 use crate::session::id::Owner;
-use crate::session::index::{ResponseRow, receipt_bytes};
+use crate::session::index::{NewReceipt, ResponseRow, receipt_bytes};
 
 /// Prefix of a receipt's name in the order of expiry.
 const RECEIPT: &str = "key_";
@@ -52,12 +53,22 @@ impl<A: Access> Tables<A> {
 }
 
 impl Write<'_> {
+    /// Refuses if the key of a receipt to store has one that has not expired.
+    pub(super) fn check_receipt<A>(&self, owner: Owner, new: Option<&NewReceipt<A>>) -> Result<(), IndexError> {
+        let Some(NewReceipt { key, now, .. }) = new else { return Ok(()) };
+        match self.tables.receipt(owner, key)? {
+            Some((ends, _)) if ends > *now => Err(StoreError::Answered.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Stores a receipt, replacing any earlier one under the same key.
-    pub(crate) fn put_receipt(&mut self, owner: Owner, key: &str, ends: u64, answer: &[u8]) -> Result<(), IndexError> {
+    pub(super) fn put_receipt(&mut self, owner: Owner, receipt: &NewReceipt<Vec<u8>>) -> Result<(), IndexError> {
+        let NewReceipt { key, ends, answer, .. } = receipt;
         self.remove_receipt(owner, key)?;
         self.add_receipt_bytes(owner, receipt_bytes(key, answer) as i64)?;
-        self.tables.receipts.insert((&owner.0, key), (ends, answer))?;
-        self.tables.ends.insert((ends, &*receipt_name(owner, key)), ())?;
+        self.tables.receipts.insert((&owner.0, &**key), (*ends, &**answer))?;
+        self.tables.ends.insert((*ends, &*receipt_name(owner, key)), ())?;
         Ok(())
     }
 

@@ -221,7 +221,7 @@ impl Index for EmbeddedIndex {
     }
 
     async fn put_receipt(&self, owner: Owner, receipt: NewReceipt<Vec<u8>>) -> Result<(), StoreError> {
-        self.writer.run(move |write| write.put_receipt(owner, &receipt.key, receipt.ends, &receipt.answer)).await
+        self.writer.run(move |write| write.put_receipt(owner, &receipt)).await
     }
 
     fn capacity(&self) -> &Capacity {

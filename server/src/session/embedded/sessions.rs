@@ -5,11 +5,10 @@ use std::collections::HashMap;
 use super::error::IndexError;
 use super::tables::damaged_row;
 use super::transaction::Write;
-use crate::session::Patch;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::index::{
-    Create, Edit, Edited, Fork, Forks, Head, Listed, MAX_FORK_ROWS, MAX_TAGS, NewVersion, SessionRow,
+    Answer, Create, Edit, Edited, Edits, Fork, Forks, Head, Listed, MAX_FORK_ROWS, NewReceipt, NewVersion, SessionRow,
 };
 
 impl Write<'_> {
@@ -39,12 +38,35 @@ impl Write<'_> {
         Ok(old)
     }
 
+    /// The receipt of a request that is about to create sessions. Refused if the key has one.
+    fn answer(
+        &self,
+        owner: Owner,
+        receipt: Option<&NewReceipt<Answer>>,
+        created: &Forks,
+    ) -> Result<Option<NewReceipt<Vec<u8>>>, IndexError> {
+        self.check_receipt(owner, receipt)?;
+        let made = receipt.map(|NewReceipt { key, now, ends, answer }| {
+            let answer = (answer.0)(created)?;
+            Ok::<_, StoreError>(NewReceipt { key: key.clone(), now: *now, ends: *ends, answer })
+        });
+        Ok(made.transpose()?)
+    }
+
     pub(super) fn create(&mut self, create: &Create) -> Result<Head, IndexError> {
         let Create { id, row, version, replace, max_sessions, receipt } = create;
         let old = self.check_create(row.owner, Some(id).filter(|_| *replace), *max_sessions)?;
-        match version {
-            Some(version) => self.add_new(version)?,
-            None => drop(self.tables.kept_version(row.owner, &row.head)?),
+        if old.is_none() && self.tables.session(id.as_str())?.is_some() {
+            return Err(StoreError::SESSION.into());
+        }
+        let head = match version {
+            Some(version) => version.row.clone(),
+            None => self.tables.kept_version(row.owner, &row.head)?,
+        };
+        let created = Forks { sessions: vec![(id.clone(), row.clone())], head };
+        let answered = self.answer(row.owner, receipt.as_ref(), &created)?;
+        if let Some(version) = version {
+            self.add_new(version)?;
         }
         self.point(&row.head, 1, 1)?;
         // After the new one points to its version, which the old one may be the only one to keep.
@@ -52,12 +74,10 @@ impl Write<'_> {
             self.remove_session(id.as_str(), old)?;
         }
         let row = self.add_session(id.as_str(), row.clone(), &[(&row.head, true)])?;
-        let head = self.tables.require_version(&row.head)?;
-        if let Some(receipt) = receipt {
-            let created = Forks { sessions: vec![(id.clone(), row.clone())], head: head.clone() };
-            let answer = (receipt.answer.0)(&created)?;
-            self.put_receipt(row.owner, &receipt.key, receipt.ends, &answer)?;
+        if let Some(receipt) = &answered {
+            self.put_receipt(row.owner, receipt)?;
         }
+        let head = self.tables.require_version(&row.head)?;
         Ok((row, head))
     }
 
@@ -71,6 +91,7 @@ impl Write<'_> {
         n: usize,
         max_sessions: usize,
     ) -> Result<Vec<(String, bool)>, IndexError> {
+        self.tables.own_session(owner, session)?;
         self.check_session_quota(owner, n, max_sessions)?;
         let entries = self.tables.lineage(session)?;
         let mut known: HashMap<String, bool> = entries.into_iter().map(|entry| (entry.version, entry.kept)).collect();
@@ -117,50 +138,28 @@ impl Write<'_> {
         new.metadata = metadata.clone().unwrap_or(row.metadata);
         new.forked_from = Some((session.as_str().to_owned(), from.to_owned()));
         let head = self.tables.require_version(from)?;
+        let planned = Forks { sessions: ids.iter().map(|id| (id.clone(), new.clone())).collect(), head };
+        let answered = self.answer(*owner, receipt.as_ref(), &planned)?;
         let sessions = self.add_forks(ids.iter(), &new, &ancestry)?;
-        let forks = Forks { sessions, head };
-        if let Some(receipt) = receipt {
-            let answer = (receipt.answer.0)(&forks)?;
-            self.put_receipt(*owner, &receipt.key, receipt.ends, &answer)?;
+        if let Some(receipt) = &answered {
+            self.put_receipt(*owner, receipt)?;
         }
-        Ok(forks)
+        Ok(Forks { sessions, ..planned })
     }
 
     pub(super) fn edit(&mut self, owner: Owner, id: &str, edit: &Edit, now: u64) -> Result<Edited, IndexError> {
         let old = self.tables.own_session(owner, id)?;
         let mut row = old.clone();
-        let (version, new_label) = match edit {
-            Edit::Patch(Patch { metadata, ttl, label }) => {
-                row.metadata = metadata.clone().unwrap_or(row.metadata);
-                row.ttl = ttl.map_or(row.ttl, |ttl| ttl.map(|ttl| ttl.as_secs()));
-                (old.head.as_str(), label.clone())
-            }
-            Edit::Tag(name, meant) => {
-                let version = old.resolve(meant.as_ref())?;
-                row.tags.insert(name.as_str().to_owned(), version.to_owned());
-                (version, None)
-            }
-            Edit::Untag(name) => {
-                row.tags.remove(name.as_str());
-                (old.tagged(name)?, None)
-            }
-            Edit::Label(meant, label) => (old.resolve(Some(meant))?, Some(label.clone())),
-        };
-        let kept = self.tables.keeps(id, version)?.ok_or(StoreError::VERSION)?;
-        if matches!(edit, Edit::Tag(..)) && !kept {
-            return Err(StoreError::VERSION.into());
-        }
-        if row.tags.len() > MAX_TAGS.max(old.tags.len()) {
-            return Err(StoreError::TooManyTags { bound: MAX_TAGS }.into());
-        }
-        let mut found = self.tables.require_version(version)?;
-        if let Some(label) = new_label {
+        let edits = edit.apply(&mut row, now)?;
+        let kept = edits.check(self.tables.keeps(id, &edits.version)?)?;
+        let Edits { version, label, .. } = edits;
+        let mut found = self.tables.require_version(&version)?;
+        if let Some(label) = label {
             found.label = label;
-            self.add_version(version, &found)?;
+            self.add_version(&version, &found)?;
         }
-        row.touch(now);
         self.put_session(id, Some(&old), &row)?;
-        Ok(Edited { session: row, version: Listed { id: version.to_owned(), row: found, kept } })
+        Ok(Edited { session: row, version: Listed { id: version, row: found, kept } })
     }
 
     /// Records last uses of sessions.

@@ -12,6 +12,7 @@ impl Write<'_> {
         if old.head != expected.as_str() {
             return Err(stale(&old));
         }
+        self.check_receipt(*owner, receipt.as_ref())?;
         // The forks come first, because the new head may make the session release a version that they keep.
         self.add_turn_forks(commit, &old)?;
         let mut row = old.clone();
@@ -20,7 +21,7 @@ impl Write<'_> {
         self.push_head(session.as_str(), &mut row, version.id.as_str(), *bounds)?;
         self.put_session(session.as_str(), Some(&old), &row)?;
         if let Some(receipt) = receipt {
-            self.put_receipt(*owner, &receipt.key, receipt.ends, &receipt.answer)?;
+            self.put_receipt(*owner, receipt)?;
         }
         Ok((row, version.row.clone()))
     }
@@ -62,10 +63,11 @@ impl Write<'_> {
 
     pub(super) fn store_response(&mut self, response: &NewResponse) -> Result<(), IndexError> {
         let NewResponse { id, row, version, receipt } = response;
+        self.check_receipt(row.owner, receipt.as_ref())?;
         self.add_new(version)?;
         self.put_response(id.as_str(), row)?;
         if let Some(receipt) = receipt {
-            self.put_receipt(row.owner, &receipt.key, receipt.ends, &receipt.answer)?;
+            self.put_receipt(row.owner, receipt)?;
         }
         Ok(())
     }

@@ -1,11 +1,13 @@
 //! The interface to the index: which sessions there are, and the versions that each one points to. It holds no snapshots,
 //! and what is behind it is not seen from here.
 //!
-//! Each function is one transaction. When one that changes something returns, the change is stored as the options of the
+//! Each function is one transaction, except [`Index::expire`] and [`Index::prune_texts`], which may take several, so that other
+//! requests do not wait long for them. When one that changes something returns, the change is stored as the options of the
 //! index say; when it fails, nothing has changed, except that an index that fails while it commits may have carried out the
 //! whole request. A session of another owner is not found.
 
 mod capacity;
+mod edit;
 mod requests;
 mod rows;
 #[cfg(test)]
@@ -19,9 +21,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 pub(crate) use capacity::{Capacity, Change, Limits, Reservation, Shortfall, Totals, Victims};
+pub(crate) use edit::{Edit, Edited, Edits};
 pub(crate) use requests::{
-    Answer, Bounds, Commit, Create, Edit, Edited, Fork, Forks, NewReceipt, NewResponse, NewVersion, Rewind,
-    receipt_bytes,
+    Answer, Bounds, Commit, Create, Fork, Forks, NewReceipt, NewResponse, NewVersion, Rewind, receipt_bytes,
 };
 pub(crate) use rows::{Head, LineageEntry, Listed, ResponseRow, SessionRow, VersionRow};
 pub(crate) use text_row::{DamagedText, EncodedText, TextRow, most_bytes, text_bytes};
@@ -29,14 +31,12 @@ pub(crate) use text_row::{DamagedText, EncodedText, TextRow, most_bytes, text_by
 use super::error::StoreError;
 use super::id::{Owner, ResponseId, SessionId, VersionId};
 
-/// Most versions that moving a session's head to one adds to the session, because other requests wait for the transaction.
-pub(crate) const MAX_ADOPTED: usize = 10_000;
+/// Most versions that moving a session's head to one adds to the session, because other requests wait for the transaction. Few
+/// in the tests of the index, so that they reach it, as for [`MAX_FORK_ROWS`].
+pub(crate) const MAX_ADOPTED: usize = if cfg!(test) { 4 } else { 10_000 };
 
 /// Most rows that one fork request may write, because other requests wait for its transaction.
-pub(crate) const MAX_FORK_ROWS: usize = 20_000;
-
-/// Most tags of a session.
-pub(crate) const MAX_TAGS: usize = 100;
+pub(crate) const MAX_FORK_ROWS: usize = if cfg!(test) { 12 } else { 20_000 };
 
 /// Says of names (of sessions, responses or receipts) whether they must not expire whatever the index says: sessions in use,
 /// and those whose last use is not in the index yet.
@@ -91,14 +91,15 @@ pub(crate) trait Index: Debug + Send + Sync {
     /// Checks that an owner may create a session, or replace the one that has the id.
     async fn may_create(&self, owner: Owner, id: Option<&SessionId>, max_sessions: usize) -> Result<(), StoreError>;
 
-    /// Creates a session.
+    /// Creates a session. If another owner's session has the id, none is found to replace, and the request is refused.
     async fn create(&self, create: Create) -> Result<Head, StoreError>;
 
     /// Makes a new version the head of a session whose head is the expected one; creates the turn's forks, and stores its
-    /// receipt. This is the only way in which a turn ends, and of two turns from one version only one can take it.
+    /// receipt. If the head is another one, refuses with [`StoreError::Stale`]. This is the only way in which a turn ends, and
+    /// of two turns from one version only one can take it.
     async fn commit(&self, commit: Commit) -> Result<Head, StoreError>;
 
-    /// Makes an existing version of the same owner a session's head, even one that the session does not list. Those of its
+    /// Makes an existing version of the same owner the head of a session whose head is the expected one, even one that the session does not list. Those of its
     /// ancestors that the session does not list yet are listed as well, and the newest of them are kept if anything still
     /// keeps them.
     async fn rewind(&self, rewind: Rewind) -> Result<Head, StoreError>;
@@ -141,10 +142,11 @@ pub(crate) trait Index: Debug + Send + Sync {
     /// Whether [`Self::expire`] or [`Self::prune_texts`] would remove anything.
     async fn can_sweep(&self, now: u64, exempt: Exempt) -> Result<bool, StoreError>;
 
-    /// Removes the sessions, responses and receipts that have expired, except those that are exempt. Returns how many.
+    /// Removes the sessions, responses and receipts that have expired, except those that are exempt, in one or several
+    /// transactions. Returns how many.
     async fn expire(&self, now: u64, exempt: Exempt) -> Result<usize, StoreError>;
 
-    /// Removes texts that no version needs any more. Returns how many.
+    /// Removes texts that no version needs any more, in one or several transactions. Returns how many.
     async fn prune_texts(&self) -> Result<usize, StoreError>;
 
     /// Whether evicting versions of these owners could free `missing` bytes.
@@ -187,6 +189,7 @@ pub(crate) trait Index: Debug + Send + Sync {
     /// Returns once everything that was committed is durable.
     async fn flush(&self) -> Result<(), StoreError>;
 
-    /// Closes the index. Later requests are refused.
+    /// Closes the index, once everything that was committed is durable. Later requests are refused. If making it durable fails,
+    /// the index is closed nevertheless.
     async fn close(&self) -> Result<(), StoreError>;
 }

@@ -8,8 +8,7 @@ use super::rows::{ResponseRow, SessionRow, VersionRow};
 use super::text_row::EncodedText;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, SessionId, VersionId};
-use crate::session::tag::{TagName, VersionRef};
-use crate::session::{Metadata, Patch};
+use crate::session::patch::Metadata;
 
 /// How many versions a session keeps and lists.
 #[derive(Clone, Copy, Debug)]
@@ -32,14 +31,21 @@ pub(crate) struct NewVersion {
 }
 
 /// The answer to a request, in case the same request comes again.
+///
+/// The request is refused with [`StoreError::Answered`], and changes nothing, if the key has a receipt already that has not
+/// expired: the same request has ended meanwhile, perhaps on another server. [`Index::put_receipt`](super::Index::put_receipt)
+/// alone replaces such a receipt.
 #[derive(Clone, Debug)]
 pub(crate) struct NewReceipt<A> {
     pub(crate) key: String,
+    /// When the request is made. An earlier receipt whose end is later has not expired.
+    pub(crate) now: u64,
     pub(crate) ends: u64,
     pub(crate) answer: A,
 }
 
-/// Makes the answer from the sessions that a request has created and their head.
+/// Makes the answer from the sessions that a request creates and their head. An index calls it before it changes anything,
+/// because a request whose answer cannot be made must create no session. The numbers and counts of the rows are not known then.
 #[derive(Clone)]
 pub(crate) struct Answer(pub(crate) Arc<AnswerOf>);
 
@@ -67,7 +73,7 @@ pub(crate) struct Create {
     pub(crate) row: SessionRow,
     /// The head, if it is new. Otherwise it is a version of the same owner whose snapshot is kept.
     pub(crate) version: Option<NewVersion>,
-    /// Whether to replace the session that has the id.
+    /// Whether to replace the session that has the id, if there is one. Otherwise the id is new.
     pub(crate) replace: bool,
     pub(crate) max_sessions: usize,
     pub(crate) receipt: Option<NewReceipt<Answer>>,
@@ -124,26 +130,6 @@ pub(crate) struct Fork {
 pub(crate) struct Forks {
     pub(crate) sessions: Vec<(SessionId, SessionRow)>,
     pub(crate) head: VersionRow,
-}
-
-/// A change that a client may make to a session.
-#[derive(Clone, Debug)]
-pub(crate) enum Edit {
-    /// Its metadata, its time to live, and the label of its head.
-    Patch(Patch),
-    /// Gives a version that it keeps a tag, or moves the tag to it; by default its head.
-    Tag(TagName, Option<VersionRef>),
-    /// Removes a tag.
-    Untag(TagName),
-    /// Changes the label of a version that it lists.
-    Label(VersionRef, Option<String>),
-}
-
-/// The result of an [`Edit`]: the session, and the version that the edit is about.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Edited {
-    pub(crate) session: SessionRow,
-    pub(crate) version: super::rows::Listed,
 }
 
 /// Stores a response.

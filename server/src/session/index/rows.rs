@@ -65,7 +65,8 @@ impl SessionRow {
     /// Records a change, which is also a use.
     pub(crate) fn touch(&mut self, now: u64) {
         self.used = self.used.max(now);
-        self.updated = now / 1000;
+        // Another server's clock may be ahead of this one's.
+        self.updated = self.updated.max(now / 1000);
     }
 
     /// The version that is meant in this session; the head by default.

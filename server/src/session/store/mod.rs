@@ -26,6 +26,6 @@ pub use texts::MAX_TEXT_PART;
 pub use turn_forks::TurnFork;
 pub use turns::Turn;
 pub use types::{
-    ChainFrom, Durability, Filter, Fork, Listing, Location, Metadata, NewResponse, NewSession, Page, Patch, Receipt,
-    ReceiptKey, Session, SnapshotCodec, Start, StoreOptions, StoreStats, Tag, Tier, TurnNote, Version,
+    ChainFrom, Durability, Filter, Fork, Listing, Location, NewResponse, NewSession, Page, Receipt, ReceiptKey,
+    Session, SnapshotCodec, Start, StoreOptions, StoreStats, Tag, Tier, TurnNote, Version,
 };

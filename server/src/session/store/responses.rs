@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::inner::{Inner, Store, detached, now, version_id};
 use super::load::Prepared;
-use super::types::{Metadata, NewResponse, Receipt, ReceiptKey, Tier};
+use super::types::{NewResponse, Receipt, ReceiptKey, Tier};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, VersionId};
 use crate::session::index::{self, Answer, Forks, NewReceipt, Reservation, ResponseRow, VersionRow, receipt_bytes};
+use crate::session::patch::Metadata;
 use crate::session::snapshot::Snapshot;
 
 /// The kind of a response's version.
@@ -143,7 +144,7 @@ impl Inner {
 
     /// A receipt to store, with its answer.
     pub(super) fn kept_receipt(&self, (ReceiptKey(key), answer): (ReceiptKey, Vec<u8>)) -> NewReceipt<Vec<u8>> {
-        NewReceipt { key, ends: self.receipt_expiry(), answer }
+        NewReceipt { key, now: now(), ends: self.receipt_expiry(), answer }
     }
 
     /// A receipt to store, whose answer is made of the sessions that the transaction creates.
@@ -153,6 +154,6 @@ impl Inner {
         made: impl Fn(&Forks) -> Result<M, StoreError> + Send + Sync + 'static,
     ) -> NewReceipt<Answer> {
         let answer = Answer(Arc::new(move |forks| Ok(answer(made(forks)?.borrow()))));
-        NewReceipt { key, ends: self.receipt_expiry(), answer }
+        NewReceipt { key, now: now(), ends: self.receipt_expiry(), answer }
     }
 }

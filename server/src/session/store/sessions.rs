@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::inner::{Inner, Store, detached, new_session, now};
-use super::types::{Filter, Listing, NewSession, Page, Patch, Receipt, Session, Start};
+use super::types::{Filter, Listing, NewSession, Page, Receipt, Session, Start};
 use crate::session::conversation::Conversation;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::index::{Create, Edit, Edited, Forks, SessionRow, VersionRow};
+use crate::session::patch::Patch;
 use crate::session::snapshot::Snapshot;
 
 /// The kind of a session's first version, if no turn made it.

@@ -7,11 +7,12 @@ use std::time::Duration;
 use super::inner::{Inner, LastUses, Store, count, detached, now, version_id};
 use super::load::Prepared;
 use super::turn_forks::{TurnFork, TurnForks};
-use super::types::{Metadata, NewSession, ReceiptKey, Session, Start, Tier, TurnNote, Version};
+use super::types::{NewSession, ReceiptKey, Session, Start, Tier, TurnNote, Version};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::index::{Commit, Reservation, Rewind, SessionRow, VersionRow, most_bytes, text_bytes};
 use crate::session::lease::Lease;
+use crate::session::patch::Metadata;
 use crate::session::snapshot::Snapshot;
 
 /// A session in use. Dropping it releases the session unchanged.

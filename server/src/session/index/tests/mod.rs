@@ -15,7 +15,7 @@ use proptest::test_runner::{Config, TestRunner};
 use self::model::Model;
 use self::steps::{Step, step};
 use super::*;
-use crate::session::Patch;
+use crate::session::patch::Patch;
 use crate::session::tag::{TagName, VersionRef};
 use crate::session::text::AddedText;
 
@@ -220,7 +220,7 @@ impl World {
         match step {
             Step::Create { owner: number, from, replace, bytes, ttl, max } => {
                 let owner = owner(number);
-                let replaced = replace.and_then(|choice| self.session(choice)).filter(|(of, _)| *of == owner);
+                let replaced = replace.and_then(|choice| self.session(choice));
                 let (replace, id) = match replaced {
                     Some((_, id)) => (true, id),
                     None => (false, SessionId::new()),
@@ -234,7 +234,7 @@ impl World {
                 let mut row = SessionRow::new(owner, head.as_str(), ttl.map(Into::into), now);
                 row.metadata.insert("a".to_owned(), bytes.to_string());
                 let key = (bytes % 2 == 0).then(|| "create".to_owned());
-                let receipt = key.map(|key| NewReceipt { key, ends: now + 5 * TICK, answer: answer() });
+                let receipt = key.map(|key| NewReceipt { key, now, ends: now + 5 * TICK, answer: answer() });
                 let max_sessions = max.into();
                 let may = index.may_create(owner, Some(&id).filter(|_| replace), max_sessions).await;
                 assert_eq!(may, self.model.check_create(owner, Some(&id).filter(|_| replace), max_sessions));
@@ -251,7 +251,7 @@ impl World {
                     .collect();
                 self.sessions.extend(forks.iter().map(|(id, _)| (owner, id.clone())));
                 let key = (bytes % 2 == 0).then(|| "commit".to_owned());
-                let receipt = key.map(|key| NewReceipt { key, ends: now + 5 * TICK, answer: vec![bytes; 9] });
+                let receipt = key.map(|key| NewReceipt { key, now, ends: now + 5 * TICK, answer: vec![bytes; 9] });
                 let (max_sessions, bounds) = (max.into(), bounds(of));
                 let commit = Commit { owner, session, expected, version, forks, max_sessions, bounds, now, receipt };
                 agree::heads(index.commit(commit.clone()).await, self.model.commit(&commit));
@@ -266,9 +266,7 @@ impl World {
                 let Some((owner, session)) = self.session(session) else { return };
                 let from = from.map(|from| self.version_for(owner, &session, from));
                 let max_sessions = max.into();
-                if let Some(from) = &from
-                    && self.model.session(owner, &session).is_ok()
-                {
+                if let Some(from) = &from {
                     let may = index.may_fork(owner, (&session, from), n.into(), max_sessions).await;
                     let model = self.model.check_fork(owner, (&session, from.as_str()), n.into(), max_sessions);
                     assert_eq!(may, model.map(drop));
@@ -276,7 +274,7 @@ impl World {
                 let ids: Vec<_> = (0..n).map(|_| SessionId::new()).collect();
                 self.sessions.extend(ids.iter().map(|id| (owner, id.clone())));
                 let metadata = (n == 2).then(|| BTreeMap::from([("fork".to_owned(), n.to_string())]));
-                let receipt = Some(NewReceipt { key: "fork".to_owned(), ends: now + 5 * TICK, answer: answer() });
+                let receipt = Some(NewReceipt { key: "fork".to_owned(), now, ends: now + 5 * TICK, answer: answer() });
                 let ttl = ttl.map(Into::into);
                 let fork = Fork { owner, session, from, ids, metadata, ttl, max_sessions, now, receipt };
                 agree::forks(index.fork(fork.clone()).await, self.model.fork(&fork));
@@ -318,11 +316,10 @@ impl World {
                 let ends = now + u64::from(ttl) * TICK;
                 let row = ResponseRow { owner, version: version.id.to_string(), ends, body: vec![bytes] };
                 let key = (bytes % 2 == 0).then(|| "respond".to_owned());
-                let receipt = key.map(|key| NewReceipt { key, ends, answer: vec![bytes] });
+                let receipt = key.map(|key| NewReceipt { key, now, ends, answer: vec![bytes] });
                 self.responses.push(id.clone());
                 let new = NewResponse { id, row, version, receipt };
-                index.put_response(new.clone()).await.expect("the response is stored");
-                self.model.put_response(&new);
+                assert_eq!(index.put_response(new.clone()).await, self.model.put_response(&new));
             }
             Step::Unrespond { owner: number, response } => {
                 let Some(at) = response.checked_rem(self.responses.len()) else { return };
@@ -331,7 +328,7 @@ impl World {
             }
             Step::Receipt { owner: number, key, ttl } => {
                 let (key, ends) = (format!("key {key}"), now + u64::from(ttl) * TICK);
-                let receipt = NewReceipt { key, ends, answer: vec![ttl; 5] };
+                let receipt = NewReceipt { key, now, ends, answer: vec![ttl; 5] };
                 self.model.put_receipt(owner(number), &receipt);
                 index.put_receipt(owner(number), receipt).await.expect("the receipt is stored");
             }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::session::Patch;
 use crate::session::id::{Owner, ResponseId, SessionId, VersionId};
 use crate::session::index::*;
+use crate::session::patch::Patch;
 
 type Done<T> = Result<T, StoreError>;
 
@@ -142,8 +142,19 @@ impl Model {
         }
     }
 
+    /// Refuses if the key has a receipt that has not expired.
+    fn check_receipt<A>(&self, owner: Owner, receipt: Option<&NewReceipt<A>>) -> Done<()> {
+        let earlier = receipt.and_then(|new| Some((self.receipts.get(&(owner, new.key.clone()))?.0, new.now)));
+        if earlier.is_some_and(|(ends, now)| ends > now) { Err(StoreError::Answered) } else { Ok(()) }
+    }
+
+    fn answer(&self, owner: Owner, receipt: Option<&NewReceipt<Answer>>, made: &Forks) -> Done<Option<Vec<u8>>> {
+        self.check_receipt(owner, receipt)?;
+        receipt.map(|receipt| (receipt.answer.0)(made)).transpose()
+    }
+
     fn put<A>(&mut self, owner: Owner, receipt: Option<&NewReceipt<A>>, answer: impl FnOnce(&A) -> Vec<u8>) {
-        if let Some(NewReceipt { key, ends, answer: made }) = receipt {
+        if let Some(NewReceipt { key, ends, answer: made, .. }) = receipt {
             self.receipts.insert((owner, key.clone()), (*ends, answer(made)));
         }
     }
@@ -162,9 +173,19 @@ impl Model {
     pub(super) fn create(&mut self, create: &Create) -> Done<Head> {
         let Create { id, row, version, replace, max_sessions, receipt } = create;
         self.check_create(row.owner, Some(id).filter(|_| *replace), *max_sessions)?;
-        if version.is_none() {
-            self.kept_version(row.owner, &row.head)?;
+        let others = self.sessions.iter().any(|(found, kept)| found == id && kept.row.owner != row.owner);
+        if others {
+            return Err(StoreError::SESSION);
         }
+        let head = match version {
+            Some(version) => version.row.clone(),
+            None => {
+                self.kept_version(row.owner, &row.head)?;
+                self.row(&row.head)
+            }
+        };
+        let created = Forks { sessions: vec![(id.clone(), row.clone())], head };
+        let answer = self.answer(row.owner, receipt.as_ref(), &created)?;
         self.change(|model| {
             if let Some(version) = version {
                 model.add(version);
@@ -173,10 +194,8 @@ impl Model {
             let kept = Kept { row: row.clone(), list: vec![(row.head.clone(), true)] };
             model.sessions.push((id.clone(), kept));
         });
-        let head = self.row(&row.head);
-        let created = Forks { sessions: vec![(id.clone(), row.clone())], head: head.clone() };
-        self.put(row.owner, receipt.as_ref(), |answer| (answer.0)(&created).expect("an answer"));
-        Ok((row.clone(), head))
+        self.put(row.owner, receipt.as_ref(), |_| answer.unwrap_or_default());
+        Ok((row.clone(), self.row(&row.head)))
     }
 
     /// The list of a fork that starts from a version of a session.
@@ -187,14 +206,17 @@ impl Model {
         n: usize,
         max: usize,
     ) -> Done<Vec<(String, bool)>> {
+        let list = self.session(owner, session)?.list.clone();
         self.check_quota(owner, n, max)?;
-        let lists = self.sessions.iter().find(|(id, _)| id == session).map(|(_, kept)| kept.list.clone());
-        let list = lists.unwrap_or_default();
         list.iter().find(|(id, kept)| id == from && *kept).ok_or(StoreError::VERSION)?;
         let (mut ancestry, mut next) = (Vec::new(), Some(from.to_owned()));
         while let Some(entry) = next.and_then(|next| list.iter().find(|(id, _)| *id == next)) {
             next = self.versions[&entry.0].parent.clone();
             ancestry.push(entry.clone());
+        }
+        let versions = ancestry.len();
+        if n * versions > MAX_FORK_ROWS {
+            return Err(StoreError::TooManyForks { n, versions, bound: MAX_FORK_ROWS });
         }
         ancestry.reverse();
         Ok(ancestry)
@@ -208,11 +230,11 @@ impl Model {
         let mut row = SessionRow::new(*owner, from, ttl.or(source.ttl), *now);
         row.metadata = metadata.clone().unwrap_or(source.metadata);
         row.forked_from = Some((session.to_string(), from.to_owned()));
-        let kept = Kept { row, list };
-        self.sessions.extend(ids.iter().map(|id| (id.clone(), kept.clone())));
-        let sessions = ids.iter().map(|id| (id.clone(), kept.row.clone())).collect();
+        let sessions = ids.iter().map(|id| (id.clone(), row.clone())).collect();
         let forks = Forks { sessions, head: self.row(from) };
-        self.put(*owner, receipt.as_ref(), |answer| (answer.0)(&forks).expect("an answer"));
+        let answer = self.answer(*owner, receipt.as_ref(), &forks)?;
+        self.sessions.extend(ids.iter().map(|id| (id.clone(), Kept { row: row.clone(), list: list.clone() })));
+        self.put(*owner, receipt.as_ref(), |_| answer.unwrap_or_default());
         Ok(forks)
     }
 
@@ -225,6 +247,7 @@ impl Model {
     pub(super) fn commit(&mut self, commit: &Commit) -> Done<Head> {
         let Commit { owner, session, expected, version, forks, max_sessions, bounds, now, receipt } = commit;
         let old = self.expect_head(*owner, session, expected)?;
+        self.check_receipt(*owner, receipt.as_ref())?;
         let list = match forks.len() {
             0 => Vec::new(),
             n => self.check_fork(*owner, (session, expected.as_str()), n, *max_sessions)?,
@@ -256,7 +279,7 @@ impl Model {
         let mut ancestors = Vec::new();
         if found.is_none() {
             let list = &self.session(*owner, session)?.list;
-            let most = bounds.keep.saturating_add(bounds.lineage);
+            let most = bounds.keep.saturating_add(bounds.lineage).min(MAX_ADOPTED);
             let chain = self.chain(*owner, to.as_str(), usize::MAX).into_iter().skip(1);
             let unlisted = chain.take_while(|id| !list.iter().any(|(listed, _)| listed == id));
             for (at, id) in unlisted.take(most).enumerate() {
@@ -286,14 +309,17 @@ impl Model {
             }
             Edit::Tag(name, meant) => {
                 let version = kept.row.resolve(meant.as_ref())?.to_owned();
-                kept.keeps(&version).filter(|kept| *kept).ok_or(StoreError::VERSION)?;
                 if kept.row.tags.len() >= MAX_TAGS && !kept.row.tags.contains_key(name.as_str()) {
                     return Err(StoreError::TooManyTags { bound: MAX_TAGS });
                 }
+                kept.keeps(&version).filter(|kept| *kept).ok_or(StoreError::VERSION)?;
                 kept.row.tags.insert(name.as_str().to_owned(), version.clone());
                 (version, None)
             }
-            Edit::Untag(name) => (kept.row.tags.remove(name.as_str()).ok_or(StoreError::TAG)?, None),
+            Edit::Untag(name) => {
+                kept.row.tags.remove(name.as_str()).ok_or(StoreError::TAG)?;
+                (kept.row.head.clone(), None)
+            }
             Edit::Label(meant, label) => (kept.row.resolve(Some(meant))?.to_owned(), Some(label.clone())),
         };
         let is_kept = kept.keeps(&version).ok_or(StoreError::VERSION)?;
@@ -317,10 +343,12 @@ impl Model {
         }
     }
 
-    pub(super) fn put_response(&mut self, response: &NewResponse) {
+    pub(super) fn put_response(&mut self, response: &NewResponse) -> Done<()> {
+        self.check_receipt(response.row.owner, response.receipt.as_ref())?;
         self.add(&response.version);
         self.responses.insert(response.id.to_string(), response.row.clone());
         self.put(response.row.owner, response.receipt.as_ref(), Vec::clone);
+        Ok(())
     }
 
     pub(super) fn delete_response(&mut self, owner: Owner, id: &ResponseId) -> Done<()> {
