@@ -292,7 +292,8 @@ impl Index for EmbeddedIndex {
     }
 
     fn names_all(&self) -> bool {
-        // A damaged index may have named objects that the rebuilt one does not.
+        // A damaged index may have named objects that the rebuilt one does not, even some that this process has written: an index
+        // is also rebuilt when it is reopened after a failure. Whoever repairs the damaged one needs them.
         !self.index.damaged_is_kept()
     }
 
@@ -337,12 +338,13 @@ impl Index for EmbeddedIndex {
         if self.in_memory {
             return Ok(());
         }
+        let flushed = self.flush().await;
         let (writer, index) = (Arc::clone(&self.writer), Arc::clone(&self.index));
         let closed = blocking(move || {
             writer.stop();
             index.close();
             Ok(())
         });
-        closed.await
+        closed.await.and(flushed)
     }
 }

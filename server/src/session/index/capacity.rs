@@ -177,6 +177,14 @@ impl Capacity {
         read(&self.lock().totals)
     }
 
+    /// What all owners have reserved.
+    #[cfg(test)]
+    pub(crate) fn reserved(&self) -> u64 {
+        let state = self.lock();
+        assert_eq!(state.by_owner.values().sum::<u64>(), state.reserved);
+        state.reserved
+    }
+
     /// The order of the owners by what they use.
     #[cfg(test)]
     pub(crate) fn ranked(&self) -> Vec<(u64, Owner)> {

@@ -166,7 +166,7 @@ pub(crate) trait Index: Debug + Send + Sync {
     /// Those of the objects that the index does not name, not even as garbage.
     async fn orphans(&self, ids: Vec<VersionId>) -> Result<Vec<VersionId>, StoreError>;
 
-    /// Whether the index names all objects that it ever will; if not, none may be removed as an orphan.
+    /// Whether the index names every object that it may ever need. If not, no object may be removed because it is not named.
     fn names_all(&self) -> bool;
 
     /// The versions that need an object which is not among `objects`, each with the sessions that keep it.
@@ -180,7 +180,8 @@ pub(crate) trait Index: Debug + Send + Sync {
     /// Why nothing could be stored when it was last tried; `None` if it could.
     fn failure(&self) -> Option<StoreError>;
 
-    /// How many times the index has been opened. After each, it may know less than was written.
+    /// How many times the index has been opened. After each, it may know less than was written. An index that several servers
+    /// share loses nothing, and is opened once.
     fn opened(&self) -> u64;
 
     /// Number of committed transactions.

@@ -126,7 +126,7 @@ pub(crate) struct Fork {
 }
 
 /// New sessions that have the same head.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Forks {
     pub(crate) sessions: Vec<(SessionId, SessionRow)>,
     pub(crate) head: VersionRow,

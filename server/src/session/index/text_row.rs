@@ -6,6 +6,8 @@
 //! (role, bit 3: it continues the message before; bits 4 and 5: the kind of content; bit 6: it has further fields), the
 //! content (two numbers, or length and bytes), and length and bytes of the further fields.
 
+use bytes::Bytes;
+
 use crate::session::error::StoreError;
 use crate::session::text::{AddedMessage, AddedText, Content, Role};
 
@@ -73,8 +75,8 @@ pub(crate) struct EncodedText {
     count: u64,
     /// Messages that it adds and that do not continue the one before.
     messages: u64,
-    /// The bytes of the tokens, and then of the messages.
-    bytes: Vec<u8>,
+    /// The bytes of the tokens, and then of the messages. Clones share them.
+    bytes: Bytes,
     tokens: usize,
 }
 
@@ -90,7 +92,7 @@ impl EncodedText {
             push_message(&mut bytes, message, continues);
             messages += u64::from(!continues);
         }
-        Self { kept: text.kept, count: text.tokens.len() as u64, messages, bytes, tokens }
+        Self { kept: text.kept, count: text.tokens.len() as u64, messages, bytes: bytes.into(), tokens }
     }
 
     /// The most bytes that its row takes.

@@ -68,6 +68,8 @@ impl Inner {
             text => text?,
         };
         let lineage = self.ancestors(owner, &row).await?;
+        // Text and ancestors may be gone if the version was removed meanwhile, and are whole if it is still there.
+        self.version_row(owner, version).await?;
         Ok(Conversation { label: row.label, metadata, lineage, text })
     }
 

@@ -16,6 +16,8 @@ mod parted;
 mod responses;
 mod sessions;
 mod sweep;
+#[cfg(test)]
+mod tests;
 mod texts;
 mod turn_forks;
 mod turns;

@@ -189,9 +189,10 @@ impl Store {
     /// # Errors
     /// The disk is full or fails; the store is closed nevertheless.
     pub async fn close(&self) -> Result<(), StoreError> {
-        let flushed = self.flush().await;
+        let saved = self.inner.save_last_uses().await;
         let _none_removes = self.inner.removing.write().await;
-        self.inner.index.close().await.and(flushed)
+        // Sessions matter more than last uses, so the index is closed even if those cannot be saved.
+        self.inner.index.close().await.and(saved)
     }
 }
 

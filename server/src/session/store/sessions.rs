@@ -1,5 +1,6 @@
 //! Creating, reading, changing and removing sessions.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,7 +87,7 @@ impl Store {
             Some(after) => Some(self.inner.index.session(owner, &after).await?.number),
             None => None,
         };
-        let (mut sessions, mut last) = (Vec::new(), None);
+        let (mut sessions, mut last, mut listed) = (Vec::new(), None, HashSet::new());
         let mut left = MAX_EXAMINED.max(limit);
         // One more than is needed, to know whether there are more.
         let mut page = limit.saturating_add(1);
@@ -100,7 +101,8 @@ impl Store {
                 }
                 left -= 1;
                 after = Some(row.number);
-                if allowed {
+                // A session that is replaced meanwhile is found again among the newest.
+                if allowed && listed.insert(id.clone()) {
                     sessions.push(self.inner.session(id.clone(), row, head)?);
                 }
                 last = Some(id);

@@ -133,8 +133,13 @@ impl Inner {
         self.garbage.notify_one();
     }
 
-    /// Removes possible orphans that nothing points to. Those still being uploaded are checked later.
-    async fn remove_suspects(&self) -> Result<(), StoreError> {
+    /// Removes possible orphans that nothing points to. Those still being uploaded are checked later, and so are all of them
+    /// while the index may yet need an object that it does not name: a commit that failed here may still take effect in a
+    /// database, and beside a damaged index the damaged one may name it.
+    pub(super) async fn remove_suspects(&self) -> Result<(), StoreError> {
+        if !self.index.names_all() {
+            return Ok(());
+        }
         let suspects = || self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
         let checked: HashSet<VersionId> =
             suspects().iter().filter(|id| !self.objects.is_uploading(id)).cloned().collect();

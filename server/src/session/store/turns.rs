@@ -24,12 +24,32 @@ pub struct Turn {
     absent: Option<NewSession>,
     head: Arc<Snapshot>,
     tier: Tier,
+    expectation: Expectation,
     lease: RecordedLease,
     /// Space for the new version, enough for the largest possible one.
     reserved: Arc<Reservation>,
     /// Space for the text that it adds.
     text_reserved: Option<Arc<Reservation>>,
     forks: TurnForks,
+}
+
+/// What a request expects of its session's head until it ends.
+#[derive(Clone, Copy, Debug)]
+struct Expectation {
+    /// Whether the client named the head.
+    named: bool,
+    /// How many times the index had been opened when the head was read.
+    opened: u64,
+}
+
+impl Expectation {
+    /// The error of a request that was refused because the head is another version.
+    fn refusal(self, error: StoreError) -> StoreError {
+        match error {
+            StoreError::Stale { head } if !self.named => StoreError::Conflict { head },
+            error => error,
+        }
+    }
 }
 
 /// A session's lease, which records the session's last use when it is released.
@@ -61,12 +81,13 @@ impl Store {
         wait: Duration,
     ) -> Result<Turn, StoreError> {
         let inner = &self.inner;
-        let (lease, row, head) = inner.hold(owner, id, if_match, wait).await?;
+        let (lease, expectation, row, head) = inner.hold(owner, id, if_match, wait).await?;
         let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
         let (snapshot, tier) = inner.fetch(&version_id(&row.head)?, &head).await?;
         let session = inner.session(id.clone(), row, head)?;
         let (inner, text_reserved, forks) = (Arc::clone(inner), None, TurnForks::default());
-        Ok(Turn { inner, owner, session, absent: None, head: snapshot, tier, lease, reserved, text_reserved, forks })
+        let (absent, head) = (None, snapshot);
+        Ok(Turn { inner, owner, session, absent, head, tier, expectation, lease, reserved, text_reserved, forks })
     }
 
     /// As [`Self::begin`]. If there is no session with this id, it is the turn of an empty one, which [`Turn::create_session`]
@@ -83,6 +104,7 @@ impl Store {
     ) -> Result<Turn, StoreError> {
         let inner = &self.inner;
         let lease = inner.lease(id, wait).await?;
+        let expectation = Expectation { named: false, opened: inner.index.opened() };
         let (session, absent, head) = match inner.index.head(owner, id).await {
             Ok((row, head)) if !inner.has_ended(id, &row) => {
                 (inner.session(id.clone(), row, head.clone())?, None, Some(head))
@@ -100,14 +122,14 @@ impl Store {
             None => (Arc::new(Snapshot::empty(seed)), Tier::Memory),
         };
         let (inner, text_reserved, forks) = (Arc::clone(inner), None, TurnForks::default());
-        Ok(Turn { inner, owner, session, absent, head, tier, lease, reserved, text_reserved, forks })
+        Ok(Turn { inner, owner, session, absent, head, tier, expectation, lease, reserved, text_reserved, forks })
     }
 
     /// Moves a session's head to another version of the same owner whose snapshot is kept. The session then lists it, and so
     /// its ancestors.
     ///
     /// # Errors
-    /// No such session or version, it is in use, its head is not `if_match`, or the disk fails.
+    /// No such session or version, it is in use, its head is not `if_match` or another server moves it, or the disk fails.
     pub async fn rewind(
         &self,
         owner: Owner,
@@ -117,12 +139,12 @@ impl Store {
         wait: Duration,
     ) -> Result<Session, StoreError> {
         let (inner, id, to) = (Arc::clone(&self.inner), id.clone(), to.clone());
-        let (lease, row, _) = inner.hold(owner, &id, if_match, wait).await?;
+        let (lease, expectation, row, _) = inner.hold(owner, &id, if_match, wait).await?;
         inner.index.ready().await?;
         detached(async move {
             let (session, bounds, expected) = (id.clone(), inner.bounds(), version_id(&row.head)?);
             let moved = inner.index.rewind(Rewind { owner, session, expected, to, bounds, now: now() });
-            let (row, head) = moved.await?;
+            let (row, head) = moved.await.map_err(|error| expectation.refusal(error))?;
             drop(lease);
             inner.session(id, row, head)
         })
@@ -161,21 +183,22 @@ fn absent_session(id: &SessionId, metadata: &Metadata) -> Session {
 }
 
 impl Inner {
-    /// Takes a session's lease and reads its rows, which nobody else can then change.
+    /// Takes a session's lease and reads its rows, which no other request of this server then changes.
     async fn hold(
         &self,
         owner: Owner,
         id: &SessionId,
         if_match: Option<VersionId>,
         wait: Duration,
-    ) -> Result<(RecordedLease, SessionRow, VersionRow), StoreError> {
+    ) -> Result<(RecordedLease, Expectation, SessionRow, VersionRow), StoreError> {
         self.live(owner, id).await?;
         let lease = self.lease(id, wait).await?;
+        let expectation = Expectation { named: if_match.is_some(), opened: self.index.opened() };
         let (row, head) = self.index.head(owner, id).await?;
         if if_match.is_some_and(|expected| expected.as_str() != row.head) {
             return Err(StoreError::Stale { head: version_id(&row.head)? });
         }
-        Ok((lease, row, head))
+        Ok((lease, expectation, row, head))
     }
 
     async fn lease(&self, id: &SessionId, wait: Duration) -> Result<RecordedLease, StoreError> {
@@ -243,7 +266,9 @@ impl Turn {
     /// When this returns, the turn is committed. The commit completes even if the caller goes away.
     ///
     /// # Errors
-    /// The session was deleted meanwhile, a quota or the disk is full, or the disk fails.
+    /// The session was deleted meanwhile, another server has moved its head ([`StoreError::Stale`] if the client named the
+    /// head, otherwise [`StoreError::Conflict`]) or has answered the same request, a quota or the disk is full, or the disk
+    /// fails.
     pub async fn commit(
         mut self,
         snapshot: Arc<Snapshot>,
@@ -253,7 +278,7 @@ impl Turn {
     ) -> Result<Session, StoreError> {
         let commit = async move {
             self.create_session().await?;
-            let Self { inner, owner, session, lease, reserved, text_reserved, forks, .. } = self;
+            let Self { inner, owner, session, expectation, lease, reserved, text_reserved, forks, .. } = self;
             let parent = session.head.id.clone();
             let _room = inner.admit_receipt(owner, receipt.as_ref()).await?;
             let text = inner.prepare_text(owner, note.text.as_ref(), text_reserved).await?;
@@ -265,7 +290,7 @@ impl Turn {
                 };
             note.describe(&mut new.row, (&session.id, &parent));
             new.add_text(text);
-            let commit = Commit {
+            let mut commit = Commit {
                 owner,
                 session: session.id.clone(),
                 expected: parent,
@@ -276,8 +301,20 @@ impl Turn {
                 now: now(),
                 receipt: receipt.map(|receipt| inner.kept_receipt(receipt)),
             };
-            let committed = match inner.index.commit(commit).await {
-                Err(error) => inner.find_commit(owner, &session.id, &version, &error).await.ok_or(error),
+            let mut committed = inner.index.commit(commit.clone()).await;
+            if let Err(StoreError::Stale { head }) = &committed
+                && inner.index.opened() != expectation.opened
+            {
+                // The index has lost the expected head, which was not on disk yet. It is this server's alone, whose lease keeps
+                // others from the session, so the turn takes the place of what was lost: it has the whole state.
+                commit.expected = head.clone();
+                committed = inner.index.commit(commit).await;
+            }
+            let committed = match committed {
+                Err(error) => {
+                    let found = inner.find_commit(owner, &session.id, &version, &error).await;
+                    found.ok_or_else(|| expectation.refusal(error))
+                }
                 committed => committed,
             };
             drop(upload);

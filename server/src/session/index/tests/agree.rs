@@ -40,7 +40,7 @@ pub(super) fn edits(found: Result<Edited, StoreError>, expected: Result<Edited, 
 
 impl World {
     /// Everything that can be read, whoever asks.
-    pub(super) async fn agree(&self) {
+    pub(super) async fn agree(&mut self) {
         for number in 0..2 {
             self.agree_on_lists(owner(number)).await;
         }
@@ -66,7 +66,8 @@ impl World {
             }
         }
         self.agree_on_objects().await;
-        self.agree_on_totals();
+        let owners = self.agree_on_totals();
+        self.agree_on_space(owners);
     }
 
     async fn agree_on_lists(&self, owner: Owner) {
@@ -123,19 +124,33 @@ impl World {
     }
 
     async fn agree_on_version(&self, owner: Owner, id: &VersionId) {
-        let chain = self.model.chain(owner, id.as_str(), 5);
+        let limit = self.part(7);
+        let chain = self.model.chain(owner, id.as_str(), limit);
         let row = self.index.version(owner, id).await.expect("the index is read");
         assert_eq!(row.map(plain_version), chain.first().map(|id| self.model.row(id)));
-        let found = self.index.chain(owner, id.as_str(), 5).await.expect("a chain").into_iter();
+        let found = self.index.chain(owner, id.as_str(), limit).await.expect("a chain").into_iter();
         let found: Vec<_> = found.map(|(id, row)| (id, plain_version(row))).collect();
         let expected: Vec<_> = chain.into_iter().map(|id| (id.clone(), self.model.row(&id))).collect();
         assert_eq!(found, expected);
         if self.model.is_listed(id.as_str()) {
             let text = self.model.text(id.as_str());
             assert_eq!(self.index.text(id.as_str(), usize::MAX).await, Ok(text.clone()));
-            let first: Vec<_> = text.into_iter().take(1).collect();
-            assert_eq!(self.index.text(id.as_str(), 1).await, Ok(first));
+            for bytes in [1, self.part(400)] {
+                // The first rows that have so many bytes.
+                let mut read = 0;
+                let first = text.iter().take_while(|(_, row)| {
+                    let more = read < bytes;
+                    read += row.len();
+                    more
+                });
+                assert_eq!(self.index.text(id.as_str(), bytes).await, Ok(first.cloned().collect()));
+            }
         }
+    }
+
+    /// A size of pages up to `most`, another one after each step.
+    fn part(&self, most: usize) -> usize {
+        1 + (self.now / TICK * 31) as usize % most
     }
 
     async fn agree_on_objects(&self) {
@@ -166,7 +181,8 @@ impl World {
         assert_eq!(missing, expected.collect());
     }
 
-    fn agree_on_totals(&self) {
+    /// Returns what each owner has stored.
+    fn agree_on_totals(&self) -> HashMap<Owner, u64> {
         let mut expected = Totals { sessions: self.model.sessions.len() as u64, ..Totals::default() };
         let mut owners: HashMap<Owner, u64> = HashMap::new();
         for (_, row) in self.model.versions.iter().filter(|(id, _)| self.model.is_kept(id)) {
@@ -192,5 +208,28 @@ impl World {
             assert_eq!(numbers(totals), numbers(&expected));
             assert_eq!(totals.owners, owners);
         });
+        owners
+    }
+
+    /// What is reserved, and the owners that may lose something, in the order of what they use.
+    fn agree_on_space(&mut self, mut owners: HashMap<Owner, u64>) {
+        let mut reserved = 0;
+        for (version, reservation) in &self.reserved {
+            let bytes = if self.model.added.contains(version) { 0 } else { RESERVED };
+            assert_eq!(reservation.bytes(), bytes, "{version}");
+            *owners.entry(self.owners[version]).or_default() += bytes;
+            reserved += bytes;
+        }
+        assert_eq!(self.index.capacity().reserved(), reserved);
+        let evictable = self.index.capacity().totals(|totals| totals.evictable.clone());
+        let [least, most] = self.model.evictable_owners();
+        assert!(least.is_subset(&evictable) && evictable.is_subset(&most), "{least:?} {evictable:?} {most:?}");
+        let used = |owner: &Owner| (owners.get(owner).copied().unwrap_or(0), *owner);
+        let mut ranked: Vec<_> = evictable.iter().map(used).collect();
+        ranked.sort_unstable();
+        assert_eq!(self.index.capacity().ranked(), ranked);
+        for (_, reservation) in self.reserved.drain(..) {
+            reservation.shrink(0);
+        }
     }
 }

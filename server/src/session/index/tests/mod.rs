@@ -3,16 +3,18 @@
 
 mod agree;
 mod model;
+mod races;
 mod space;
 mod steps;
 
 use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use self::model::Model;
+pub(crate) use self::races::excludes;
 use self::steps::{Step, step};
 use super::*;
 use crate::session::patch::Patch;
@@ -34,9 +36,12 @@ fn tag(number: u8) -> TagName {
     TagName::parse(&format!("tag-{number}")).expect("a name")
 }
 
-/// An answer that shows all that its function is given.
+/// An answer that shows what its function is given, and cannot be made of some sessions.
 fn answer() -> Answer {
     Answer(Arc::new(|Forks { sessions, head }| {
+        if sessions.iter().any(|(_, row)| row.metadata.get("a").is_some_and(|bytes| bytes == "4")) {
+            return Err(StoreError::Unavailable { reason: "there is no answer".to_owned() });
+        }
         let ids: Vec<&str> = sessions.iter().map(|(id, _)| id.as_str()).collect();
         Ok(format!("{} {}", ids.join(" "), head.tokens).into_bytes())
     }))
@@ -51,13 +56,28 @@ struct World {
     /// The owner of each version.
     owners: HashMap<String, Owner>,
     responses: Vec<ResponseId>,
+    /// The space that the requests of this step have reserved for new versions.
+    reserved: Vec<(String, Arc<Reservation>)>,
+    /// How many ids were made.
+    ids: u128,
     now: u64,
 }
 
-/// Runs random operations on indexes. `start` is called for each case, and returns what opens an index in a new place, and
-/// opens it again after the test has closed it; `lasts` says whether what was stored is then still there.
+/// Bytes that each new version reserves.
+const RESERVED: u64 = 100;
+
+/// Runs of a test from which on each refusal and bound is certainly reached.
+const MANY: u32 = 32;
+
+/// Runs random operations on indexes, others with another `TIDEGATE_SEED`. `start` is called for each case, and returns what
+/// opens an index in a new place, and opens it again after the test has closed it; `lasts` says whether what was stored is then
+/// still there.
 pub(crate) fn conforms<O: AsyncFn() -> Arc<dyn Index>>(cases: u32, lasts: bool, start: impl Fn() -> O) {
-    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    let seed = std::env::var("TIDEGATE_SEED").map_or(1, |seed| seed.parse().expect("TIDEGATE_SEED is a number"));
+    let bytes: Vec<u8> = (0..4).flat_map(|word| u64::to_le_bytes(seed + word)).collect();
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let reached = Mutex::new(BTreeSet::new());
     let run = |steps: Vec<Step>| {
         crate::sync::block_on(async {
             let open = start();
@@ -66,7 +86,12 @@ pub(crate) fn conforms<O: AsyncFn() -> Arc<dyn Index>>(cases: u32, lasts: bool, 
             for step in steps {
                 world.now += TICK;
                 if !matches!(step, Step::Reopen) {
+                    let unlists = matches!(step, Step::Commit { .. } | Step::Rewind { .. } | Step::Evict { .. });
+                    let tags = world.model.tags();
                     world.step(step).await;
+                    if unlists && world.model.tags() < tags {
+                        world.model.reached.insert("unlisted tag");
+                    }
                 } else if lasts {
                     world.index.close().await.expect("the index closes");
                     world.index = open().await;
@@ -74,72 +99,36 @@ pub(crate) fn conforms<O: AsyncFn() -> Arc<dyn Index>>(cases: u32, lasts: bool, 
                 world.agree().await;
             }
             world.index.close().await.expect("the index closes");
+            reached.lock().unwrap_or_else(PoisonError::into_inner).append(&mut world.model.reached);
         });
         Ok(())
     };
-    runner.run(&proptest::collection::vec(step(), 1..60), run).unwrap();
-}
-
-/// Runs requests at the same time of which only one may succeed.
-pub(crate) fn excludes<O: AsyncFn() -> Arc<dyn Index>>(start: impl Fn() -> O) {
-    const RACERS: u8 = 20;
-    crate::sync::block_on(async {
-        let open = start();
-        let mut world = World::new(open().await);
-        let (index, ann) = (Arc::clone(&world.index), owner(0));
-        let mut create = |max_sessions| {
-            let version = world.new_version(ann, None, 1, 0);
-            let row = SessionRow::new(ann, version.id.as_str(), None, world.now);
-            let (id, version) = (SessionId::new(), Some(version));
-            Create { id, row, version, replace: false, max_sessions, receipt: None }
-        };
-        // An owner's last session.
-        let creates: Vec<_> = (0..RACERS).map(|_| index.create(create(1))).collect();
-        let created: Vec<_> = join_all(creates).await.into_iter().filter_map(Result::ok).collect();
-        let [(row, _)] = created.as_slice() else { panic!("{} sessions were created", created.len()) };
-        let sessions = index.list(ann, None, false, 9).await.expect("the index is read");
-        let [(session, (found, _))] = sessions.as_slice() else { panic!("{sessions:?}") };
-        assert_eq!(found, row);
-        // Turns, and moves of the head, from one version.
-        for round in 0..5 {
-            let expected =
-                VersionId::parse(&index.session(ann, session).await.expect("the session").head).expect("an id");
-            let commits: Vec<_> = (0..RACERS)
-                .map(|_| {
-                    let version = world.new_version(ann, Some(&expected), 1, 0);
-                    Commit {
-                        owner: ann,
-                        session: session.clone(),
-                        expected: expected.clone(),
-                        version,
-                        forks: Vec::new(),
-                        max_sessions: 1,
-                        bounds: bounds((3, 3)),
-                        now: world.now + round,
-                        receipt: None,
-                    }
-                })
-                .collect();
-            let ends = join_all(commits.iter().map(|commit| index.commit(commit.clone()))).await;
-            let won: Vec<_> = commits.iter().zip(&ends).filter(|(_, end)| end.is_ok()).collect();
-            let [(won, _)] = won.as_slice() else { panic!("{} of the turns are committed", won.len()) };
-            let head = won.version.id.clone();
-            assert_eq!(index.session(ann, session).await.expect("the session").head, head.as_str());
-            let lost = ends.iter().filter(|end| **end == Err(StoreError::Stale { head: head.clone() })).count();
-            assert_eq!(lost, usize::from(RACERS) - 1, "{ends:?}");
-            let to = expected.clone();
-            let rewind =
-                Rewind { owner: ann, session: session.clone(), expected, to, bounds: bounds((3, 3)), now: world.now };
-            assert_eq!(index.rewind(rewind).await, Err(StoreError::Stale { head }));
-        }
-        index.close().await.expect("the index closes");
-    });
+    if let Err(error) = runner.run(&proptest::collection::vec(step(), 1..60), run) {
+        panic!("TIDEGATE_SEED={seed}: {error}");
+    }
+    let reached = reached.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let all = ["adopted", "answered", "forks", "quota", "stale", "tags", "unlisted tag"];
+    assert!(cases < MANY || all.iter().all(|name| reached.contains(name)), "TIDEGATE_SEED={seed} reaches {reached:?}");
 }
 
 impl World {
     fn new(index: Arc<dyn Index>) -> Self {
-        let (model, sessions, versions, owners, responses) = Default::default();
-        Self { index, model, sessions, versions, owners, responses, now: 1_000_000_000 }
+        let (model, sessions, versions, owners, responses, reserved, ids) = Default::default();
+        Self { index, model, sessions, versions, owners, responses, reserved, ids, now: 1_000_000_000 }
+    }
+
+    /// The digits of a new id. They are the same in each run, and not in the order of creation.
+    fn digits(&mut self) -> String {
+        self.ids += 1;
+        format!("{:032x}", self.ids.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
+    }
+
+    fn new_session_id(&mut self) -> SessionId {
+        SessionId::parse(&format!("ses_{}", self.digits())).expect("an id")
+    }
+
+    fn new_version_id(&mut self) -> VersionId {
+        VersionId::parse(&format!("ver_{}", self.digits())).expect("an id")
     }
 
     fn session(&self, choice: usize) -> Option<(Owner, SessionId)> {
@@ -181,7 +170,7 @@ impl World {
 
     /// A new version; `text` chooses how much of its parent's text it keeps.
     fn new_version(&mut self, owner: Owner, parent: Option<&VersionId>, bytes: u8, text: u8) -> NewVersion {
-        let (id, number) = (VersionId::new(), self.versions.len());
+        let (id, number) = (self.new_version_id(), self.versions.len());
         self.versions.push(id.clone());
         self.owners.insert(id.to_string(), owner);
         let row = VersionRow {
@@ -210,8 +199,23 @@ impl World {
         let added = |kept| AddedText { kept, tokens: vec![number as u32; 3], messages: Vec::new() };
         let text = kept.map(|kept| EncodedText::new(&added(kept)));
         let (capacity, limits) = (self.index.capacity(), Limits { disk: u64::MAX, owner: u64::MAX });
-        let reserved = capacity.reserve(owner, 100, limits).expect("there is no limit");
-        NewVersion { id, row, text, reserved: vec![Arc::new(reserved)] }
+        let reserved = Arc::new(capacity.reserve(owner, RESERVED, limits).expect("there is no limit"));
+        self.reserved.push((id.to_string(), Arc::clone(&reserved)));
+        NewVersion { id, row, text, reserved: vec![reserved] }
+    }
+
+    /// Notes which refusals were reached.
+    fn note<T>(&mut self, done: Result<T, StoreError>) -> Result<T, StoreError> {
+        let name = match &done {
+            Err(StoreError::Answered) => "answered",
+            Err(StoreError::TooManyForks { .. }) => "forks",
+            Err(StoreError::Quota { .. }) => "quota",
+            Err(StoreError::Stale { .. }) => "stale",
+            Err(StoreError::TooManyTags { .. }) => "tags",
+            _ => return done,
+        };
+        self.model.reached.insert(name);
+        done
     }
 
     #[expect(clippy::too_many_lines, reason = "an arm for each operation")]
@@ -223,7 +227,7 @@ impl World {
                 let replaced = replace.and_then(|choice| self.session(choice));
                 let (replace, id) = match replaced {
                     Some((_, id)) => (true, id),
-                    None => (false, SessionId::new()),
+                    None => (false, self.new_session_id()),
                 };
                 let version = match from {
                     Some(_) => None,
@@ -234,12 +238,13 @@ impl World {
                 let mut row = SessionRow::new(owner, head.as_str(), ttl.map(Into::into), now);
                 row.metadata.insert("a".to_owned(), bytes.to_string());
                 let key = (bytes % 2 == 0).then(|| "create".to_owned());
-                let receipt = key.map(|key| NewReceipt { key, now, ends: now + 5 * TICK, answer: answer() });
+                let receipt = key.map(|key| NewReceipt { key, now, ends: now + 3 * TICK, answer: answer() });
                 let max_sessions = max.into();
                 let may = index.may_create(owner, Some(&id).filter(|_| replace), max_sessions).await;
                 assert_eq!(may, self.model.check_create(owner, Some(&id).filter(|_| replace), max_sessions));
                 let create = Create { id: id.clone(), row, version, replace, max_sessions, receipt };
-                agree::heads(index.create(create.clone()).await, self.model.create(&create));
+                let done = self.model.create(&create);
+                agree::heads(index.create(create.clone()).await, self.note(done));
                 self.sessions.push((owner, id));
             }
             Step::Commit { session, expected, bytes, text, forks, max, bounds: of } => {
@@ -247,20 +252,22 @@ impl World {
                 let expected = self.expected(owner, &session, expected);
                 let version = self.new_version(owner, Some(&expected), bytes, text);
                 let forks: Vec<_> = (0..forks)
-                    .map(|n| (SessionId::new(), self.new_version(owner, Some(&expected), bytes + n, text)))
+                    .map(|n| (self.new_session_id(), self.new_version(owner, Some(&expected), bytes + n, text)))
                     .collect();
                 self.sessions.extend(forks.iter().map(|(id, _)| (owner, id.clone())));
                 let key = (bytes % 2 == 0).then(|| "commit".to_owned());
-                let receipt = key.map(|key| NewReceipt { key, now, ends: now + 5 * TICK, answer: vec![bytes; 9] });
+                let receipt = key.map(|key| NewReceipt { key, now, ends: now + 3 * TICK, answer: vec![bytes; 9] });
                 let (max_sessions, bounds) = (max.into(), bounds(of));
                 let commit = Commit { owner, session, expected, version, forks, max_sessions, bounds, now, receipt };
-                agree::heads(index.commit(commit.clone()).await, self.model.commit(&commit));
+                let done = self.model.commit(&commit);
+                agree::heads(index.commit(commit.clone()).await, self.note(done));
             }
             Step::Rewind { session, expected, to, bounds: of } => {
                 let Some((owner, session)) = self.session(session) else { return };
                 let (expected, to) = (self.expected(owner, &session, expected), self.version_for(owner, &session, to));
                 let rewind = Rewind { owner, session, expected, to, bounds: bounds(of), now };
-                agree::heads(index.rewind(rewind.clone()).await, self.model.rewind(&rewind));
+                let done = self.model.rewind(&rewind);
+                agree::heads(index.rewind(rewind.clone()).await, self.note(done));
             }
             Step::Fork { session, from, n, ttl, max } => {
                 let Some((owner, session)) = self.session(session) else { return };
@@ -271,13 +278,15 @@ impl World {
                     let model = self.model.check_fork(owner, (&session, from.as_str()), n.into(), max_sessions);
                     assert_eq!(may, model.map(drop));
                 }
-                let ids: Vec<_> = (0..n).map(|_| SessionId::new()).collect();
+                let ids: Vec<_> = (0..n).map(|_| self.new_session_id()).collect();
                 self.sessions.extend(ids.iter().map(|id| (owner, id.clone())));
                 let metadata = (n == 2).then(|| BTreeMap::from([("fork".to_owned(), n.to_string())]));
-                let receipt = Some(NewReceipt { key: "fork".to_owned(), now, ends: now + 5 * TICK, answer: answer() });
+                let key = (n % 2 == 0).then(|| "fork".to_owned());
+                let receipt = key.map(|key| NewReceipt { key, now, ends: now + 3 * TICK, answer: answer() });
                 let ttl = ttl.map(Into::into);
                 let fork = Fork { owner, session, from, ids, metadata, ttl, max_sessions, now, receipt };
-                agree::forks(index.fork(fork.clone()).await, self.model.fork(&fork));
+                let done = self.model.fork(&fork);
+                agree::forks(index.fork(fork.clone()).await, self.note(done));
             }
             Step::Patch { session, ttl, label } => {
                 let metadata = label.map(|label| BTreeMap::from([("patched".to_owned(), label.to_string())]));
@@ -309,7 +318,8 @@ impl World {
                 index.record_uses(uses).await.expect("the uses are recorded");
             }
             Step::Respond { owner: number, parent, bytes, text, ttl } => {
-                let (owner, id) = (owner(number), ResponseId::new());
+                let (owner, digits) = (owner(number), self.digits());
+                let id = ResponseId::parse(&format!("resp_{digits}")).expect("an id");
                 let parent = parent.map(|parent| self.version(parent));
                 let parent = parent.filter(|parent| self.model.is_listed(parent.as_str()));
                 let version = self.new_version(owner, parent.as_ref(), bytes, text);
@@ -368,7 +378,7 @@ impl World {
 
     async fn edit(&mut self, session: usize, edit: Edit) {
         let Some((owner, id)) = self.session(session) else { return };
-        let done = self.index.edit(owner, &id, edit.clone(), self.now).await;
-        agree::edits(done, self.model.edit(owner, &id, &edit, self.now));
+        let done = self.model.edit(owner, &id, &edit, self.now);
+        agree::edits(self.index.edit(owner, &id, edit, self.now).await, self.note(done));
     }
 }

@@ -1,8 +1,9 @@
 //! What an index does, defined on plain lists: everything is looked for where it is, and nothing is counted in advance.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::session::id::{Owner, ResponseId, SessionId, VersionId};
+use crate::session::index::edit::MAX_TAGS;
 use crate::session::index::*;
 use crate::session::patch::Patch;
 
@@ -24,6 +25,10 @@ pub(super) struct Model {
     pub(super) responses: BTreeMap<String, ResponseRow>,
     pub(super) receipts: BTreeMap<(Owner, String), (u64, Vec<u8>)>,
     pub(super) garbage: BTreeMap<String, u64>,
+    /// The versions that were ever added.
+    pub(super) added: BTreeSet<String>,
+    /// Refusals and bounds that were reached.
+    pub(super) reached: BTreeSet<&'static str>,
 }
 
 impl Kept {
@@ -71,6 +76,11 @@ impl Model {
 
     fn has_response(&self, version: &str) -> bool {
         self.responses.values().any(|row| row.version == version)
+    }
+
+    /// The number of all tags.
+    pub(super) fn tags(&self) -> usize {
+        self.sessions.iter().map(|(_, kept)| kept.row.tags.len()).sum()
     }
 
     /// The sessions that keep a version.
@@ -131,6 +141,7 @@ impl Model {
 
     fn add(&mut self, version: &NewVersion) {
         let id = version.id.to_string();
+        self.added.insert(id.clone());
         self.versions.insert(id.clone(), version.row.clone());
         let Some(text) = &version.text else { return };
         let parent = version.row.parent.as_ref().filter(|_| text.kept > 0);
@@ -282,7 +293,11 @@ impl Model {
             let most = bounds.keep.saturating_add(bounds.lineage).min(MAX_ADOPTED);
             let chain = self.chain(*owner, to.as_str(), usize::MAX).into_iter().skip(1);
             let unlisted = chain.take_while(|id| !list.iter().any(|(listed, _)| listed == id));
-            for (at, id) in unlisted.take(most).enumerate() {
+            for (at, id) in unlisted.enumerate() {
+                if at == most {
+                    let _ = most == MAX_ADOPTED && self.reached.insert("adopted");
+                    break;
+                }
                 ancestors.push((id.clone(), self.is_kept(&id) && at + 1 < bounds.keep));
             }
         }

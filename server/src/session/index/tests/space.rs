@@ -1,8 +1,8 @@
 //! What the model removes: what has expired, texts that nothing needs, and what is evicted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use super::model::Model;
+use super::model::{Kept, Model};
 use crate::session::id::{Owner, SessionId};
 use crate::session::index::*;
 
@@ -45,6 +45,20 @@ impl Model {
             rows.push((id, row.clone()));
         }
         rows
+    }
+
+    /// The owners that have versions to evict which take space, and those that have any.
+    pub(super) fn evictable_owners(&self) -> [HashSet<Owner>; 2] {
+        [1, 0].map(|least| {
+            let takes_space = |version: &str| self.versions[version].bytes >= least;
+            let of_session = |kept: &Kept| {
+                let mut old = kept.list.iter().filter(|(version, kept_here)| *kept_here && *version != kept.row.head);
+                old.any(|(version, _)| takes_space(version))
+            };
+            let sessions = self.sessions.iter().map(|(_, kept)| kept).filter(|kept| of_session(kept));
+            let responses = self.responses.values().filter(|row| takes_space(&row.version));
+            sessions.map(|kept| kept.row.owner).chain(responses.map(|row| row.owner)).collect()
+        })
     }
 
     /// Evicts versions of one owner.

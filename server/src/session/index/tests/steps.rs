@@ -118,7 +118,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         ),
         6 => (session.clone(), rarely(), some.clone(), kept_and_known())
             .prop_map(|(session, expected, to, bounds)| Step::Rewind { session, expected, to, bounds }),
-        3 => (session.clone(), of(some.clone()), 1..4u8, of(few.clone()), max())
+        3 => (session.clone(), of(some.clone()), 1..6u8, of(few.clone()), max())
             .prop_map(|(session, from, n, ttl, max)| Step::Fork { session, from, n, ttl, max }),
         1 => (session.clone(), of(few.clone()), of(few.clone()))
             .prop_map(|(session, ttl, label)| Step::Patch { session, ttl, label }),
