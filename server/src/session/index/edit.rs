@@ -6,7 +6,7 @@ use crate::session::patch::Patch;
 use crate::session::tag::{TagName, VersionRef};
 
 /// Most tags of a session: few in the tests of the index, so that they reach it.
-pub(crate) const MAX_TAGS: usize = if cfg!(test) { 3 } else { 100 };
+pub(crate) const MAX_TAGS: usize = if cfg!(test) { 2 } else { 100 };
 
 /// A change that a client may make to a session.
 #[derive(Clone, Debug)]

@@ -33,10 +33,10 @@ use super::id::{Owner, ResponseId, SessionId, VersionId};
 
 /// Most versions that moving a session's head to one adds to the session, because other requests wait for the transaction. Few
 /// in the tests of the index, so that they reach it, as for [`MAX_FORK_ROWS`].
-pub(crate) const MAX_ADOPTED: usize = if cfg!(test) { 4 } else { 10_000 };
+pub(crate) const MAX_ADOPTED: usize = if cfg!(test) { 2 } else { 10_000 };
 
 /// Most rows that one fork request may write, because other requests wait for its transaction.
-pub(crate) const MAX_FORK_ROWS: usize = if cfg!(test) { 12 } else { 20_000 };
+pub(crate) const MAX_FORK_ROWS: usize = if cfg!(test) { 6 } else { 20_000 };
 
 /// Says of names (of sessions, responses or receipts) whether they must not expire whatever the index says: sessions in use,
 /// and those whose last use is not in the index yet.

@@ -7,8 +7,8 @@ use super::*;
 /// Requests that start at the same time.
 const RACERS: u8 = 20;
 
-/// Versions that the sessions of races keep.
-const BOUNDS: Bounds = Bounds { keep: 3, lineage: 3 };
+/// The sessions of races keep all versions.
+const BOUNDS: Bounds = Bounds { keep: 999, lineage: 999 };
 
 /// Runs races for an owner's last session, for an idempotency key, and for a session's head.
 pub(crate) fn excludes<O: AsyncFn() -> Arc<dyn Index>>(start: impl Fn() -> O) {

@@ -116,13 +116,13 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
                 Step::Commit { session, expected, bytes, text, forks, max, bounds }
             }
         ),
-        6 => (session.clone(), rarely(), some.clone(), kept_and_known())
+        12 => (session.clone(), rarely(), some.clone(), kept_and_known())
             .prop_map(|(session, expected, to, bounds)| Step::Rewind { session, expected, to, bounds }),
         3 => (session.clone(), of(some.clone()), 1..6u8, of(few.clone()), max())
             .prop_map(|(session, from, n, ttl, max)| Step::Fork { session, from, n, ttl, max }),
         1 => (session.clone(), of(few.clone()), of(few.clone()))
             .prop_map(|(session, ttl, label)| Step::Patch { session, ttl, label }),
-        6 => (session.clone(), few.clone(), of(some.clone()), of(few.clone()))
+        12 => (session.clone(), few.clone(), of(some.clone()), of(few.clone()))
             .prop_map(|(session, name, version, of)| Step::Tag { session, name, version, of }),
         1 => (session.clone(), few.clone()).prop_map(|(session, name)| Step::Untag { session, name }),
         1 => (session.clone(), some.clone(), of(few.clone()), of(few.clone()))
@@ -135,7 +135,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (owner.clone(), few.clone(), few.clone()).prop_map(|(owner, key, ttl)| Step::Receipt { owner, key, ttl }),
         1 => (few, of(some)).prop_map(|(after, exempt)| Step::Expire { after, exempt }),
         1 => Just(Step::Prune),
-        2 => (owner, 0..110u8, 0..3u8).prop_map(|(owner, part, lineage)| Step::Evict { owner, part, lineage }),
+        6 => (owner, 0..110u8, 0..3u8).prop_map(|(owner, part, lineage)| Step::Evict { owner, part, lineage }),
         1 => any::<u8>().prop_map(Step::Forget),
         1 => Just(Step::Reopen),
     ]
