@@ -29,6 +29,7 @@ pub(crate) struct Edits {
     /// Whether it gets a tag.
     tags: bool,
     /// The version's new label, if that changes.
+    #[expect(clippy::option_option, reason = "`Patch` says it in the same way")]
     pub(crate) label: Option<Option<String>>,
 }
 

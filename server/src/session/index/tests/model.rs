@@ -188,12 +188,11 @@ impl Model {
         if others {
             return Err(StoreError::SESSION);
         }
-        let head = match version {
-            Some(version) => version.row.clone(),
-            None => {
-                self.kept_version(row.owner, &row.head)?;
-                self.row(&row.head)
-            }
+        let head = if let Some(version) = version {
+            version.row.clone()
+        } else {
+            self.kept_version(row.owner, &row.head)?;
+            self.row(&row.head)
         };
         let created = Forks { sessions: vec![(id.clone(), row.clone())], head };
         let answer = self.answer(row.owner, receipt.as_ref(), &created)?;
