@@ -227,6 +227,13 @@ impl From<StoreError> for ApiError {
             StoreError::Stale { .. } => {
                 Self::request(StatusCode::PRECONDITION_FAILED, Some("if-match"), Some("version_mismatch"), message)
             }
+            StoreError::Conflict { .. } => {
+                Self::request(StatusCode::CONFLICT, Some("session"), Some("session_changed"), message)
+            }
+            StoreError::Answered => {
+                let param = Some("idempotency-key");
+                Self::request(StatusCode::CONFLICT, param, Some("idempotency_key_in_use"), message)
+            }
             StoreError::TextNotKept { .. } => {
                 Self::request(StatusCode::NOT_FOUND, Some("version"), Some("text_not_kept"), message)
             }
@@ -289,6 +296,23 @@ impl From<Failure> for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_that_another_server_has_changed_is_a_conflict_that_says_what_to_do() {
+        let head = crate::session::VersionId::new();
+        let error = ApiError::from(StoreError::Conflict { head: head.clone() });
+        assert_eq!((error.status(), error.code()), (StatusCode::CONFLICT, Some("session_changed")));
+        assert_eq!(error.body()["error"]["type"], "invalid_request_error");
+        for part in [head.as_str(), "nothing of the request was stored", "read the session", "send the request again"] {
+            assert!(error.message().contains(part), "{}", error.message());
+        }
+        assert!(error.into_response().headers().contains_key(header::RETRY_AFTER));
+        // Who has named a version with If-Match has asked for this instead.
+        let error = ApiError::from(StoreError::Stale { head });
+        assert_eq!((error.status(), error.code()), (StatusCode::PRECONDITION_FAILED, Some("version_mismatch")));
+        let error = ApiError::from(StoreError::Answered);
+        assert_eq!((error.status(), error.code()), (StatusCode::CONFLICT, Some("idempotency_key_in_use")));
+    }
 
     #[test]
     fn a_grammar_over_its_limits_is_an_invalid_request() {

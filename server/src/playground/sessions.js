@@ -7,6 +7,7 @@ import { apiError, reached } from "./sse.js";
 const WORDS = {
   session_in_use: "another page or program is writing in this conversation; try again in a moment",
   version_mismatch: "this conversation was continued elsewhere, so nothing was written; the tree now shows its current state",
+  session_changed: "this conversation was continued elsewhere meanwhile, so nothing was written; look at the tree, and send it again",
   no_store: "this server stores no sessions, so conversations are not available",
   text_not_kept: "the server has not kept the text of this version",
 };

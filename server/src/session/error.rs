@@ -36,6 +36,15 @@ pub enum StoreError {
     /// The session's head is not the version that the caller expected.
     #[error("the session's head is {head}, not the expected version")]
     Stale { head: VersionId },
+    /// Another server has moved the session's head since the request began, so the request was not carried out.
+    #[error(
+        "the session was changed while this request ran, and its head is {head} now: nothing of the request was stored; read \
+         the session, and send the request again"
+    )]
+    Conflict { head: VersionId },
+    /// A request with the same idempotency key has ended meanwhile, on another server.
+    #[error("a request with this idempotency-key has been answered meanwhile; send it again to get that answer")]
+    Answered,
     /// The request would exceed a quota of the owner.
     #[error("{quota} per owner must be at most {bound}; this request would make it {found}")]
     Quota { quota: &'static str, bound: u64, found: u64 },

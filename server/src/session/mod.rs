@@ -3,9 +3,11 @@
 //!
 //! This module knows nothing of HTTP, models or the engine.
 
+mod blocking;
 mod cache;
 mod conversation;
 mod disk;
+mod embedded;
 mod error;
 mod format;
 mod hex;
@@ -15,6 +17,7 @@ mod keys;
 mod lease;
 pub mod maintenance;
 mod objects;
+mod patch;
 mod prefix;
 mod snapshot;
 mod store;
@@ -28,12 +31,13 @@ pub use format::{Codec, Fingerprint, FormatError};
 pub use hex::hex;
 pub use id::{Owner, ResponseId, SessionId, VersionId};
 pub use keys::{KeyError, Keys, MIN_SECRET};
+pub use patch::{Metadata, Patch};
 pub use prefix::PrefixIndex;
 pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
 pub use store::{
-    ChainFrom, Durability, Filter, Fork, Listing, Location, MAX_TEXT_PART, Metadata, NewResponse, NewSession, Page,
-    Patch, Receipt, ReceiptKey, Session, SnapshotCodec, Start, Store, StoreOptions, StoreStats, Tag, Tier, Turn,
-    TurnFork, TurnNote, Version,
+    ChainFrom, Durability, Filter, Fork, Listing, Location, MAX_TEXT_PART, NewResponse, NewSession, Page, Receipt,
+    ReceiptKey, Session, SnapshotCodec, Start, Store, StoreOptions, StoreStats, Tag, Tier, Turn, TurnFork, TurnNote,
+    Version,
 };
 pub use tag::{TagName, VersionRef};
 pub use text::{AddedMessage, AddedText, Content, KeptMessage, MessagesPart, PartedTexts, Role, TextPart};

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use object_store::ObjectStoreExt as _;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use tidegate_server::session::{Start, Store, StoreError, StoreOptions, VersionId};
+use tidegate_server::session::{Durability, Start, Store, StoreError, StoreOptions, VersionId};
 
 use crate::kit::{
     ANN, Faulty, NOW, Plain, agree, empty, head, in_folder, in_memory, list, new, note, open, seen, snapshot, turn,
@@ -195,4 +195,24 @@ async fn what_the_index_could_not_commit_does_not_come_back_after_a_restart() {
         let (found, _) = list(&restarted, ANN, None, usize::MAX, false).await.expect("a list");
         assert_eq!(found.iter().map(|session| &session.id).collect::<Vec<_>>(), [&kept]);
     }
+}
+
+#[tokio::test]
+async fn a_turn_outlives_the_loss_of_the_version_that_it_continues() {
+    let (folder, disk) = (PathBuf::from("/sessions"), SimDisk::default());
+    let objects = Arc::new(SimObjects { disk: disk.clone(), folder: folder.clone() });
+    let options = StoreOptions { durability: Durability::Memory, ..in_folder(&folder) };
+    let store = Store::open_on(Arc::new(disk.clone()), objects, options, Arc::new(Plain)).await.expect("a store");
+    let session = store.create(ANN, new(Start::Snapshot(snapshot(1)))).await.expect("a session");
+    store.flush().await.expect("it is on disk");
+    let lost = turn(&store, ANN, &session.id, 2).await.expect("a turn").head.id;
+    let running = store.begin(ANN, &session.id, None, NOW).await.expect("the session");
+    assert_eq!(running.session().head.id, lost);
+    disk.fail_sync(&folder.join("index.redb"));
+    store.flush().await.expect_err("the disk fails");
+    // The index is what it was on disk.
+    assert_eq!(store.get(ANN, &session.id).await.expect("the session").head.id, session.head.id);
+    let ended = running.commit(snapshot(3), note(), None, VersionId::new()).await.expect("the turn ends");
+    assert_eq!(ended.head.parent, Some(lost));
+    assert_eq!(head(&store, ANN, &session.id).await, snapshot(3));
 }

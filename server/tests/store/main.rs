@@ -10,11 +10,13 @@ mod faulty;
 mod faulty_model;
 #[path = "../common/fuzz.rs"]
 mod fuzz;
+mod interleaved;
 mod kit;
 mod lasting;
 mod maintenance;
 mod model;
 mod models;
+mod pages;
 mod power;
 mod sessions;
 mod sim;

@@ -12,7 +12,7 @@ use tidegate_server::session::{self as error, self as id};
 mod fair;
 #[path = "../../src/session/lease.rs"]
 mod lease;
-#[path = "../../src/session/index/queue.rs"]
+#[path = "../../src/session/embedded/queue.rs"]
 mod queue;
 #[path = "../../src/api/auth/quota.rs"]
 mod quota;

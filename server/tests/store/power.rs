@@ -64,7 +64,7 @@ impl Lane {
             }
             view.insert(session.id.to_string(), seen);
         }
-        for step in 0..STEPS {
+        for step in 0..=STEPS {
             if let Some(answer) = store.receipt(self.owner, &format!("key {step}")).await.expect("read") {
                 view.insert(format!("key {step}"), format!("{answer:?}"));
             }
@@ -186,7 +186,7 @@ async fn a_power_cut_loses_nothing_acknowledged_and_leaves_nothing_by_halves() {
     let mut random = StdRng::seed_from_u64(seed);
     let mut tried = 0;
     while tried < cuts {
-        let responses = || (0..STEPS).map(|_| ResponseId::new()).collect();
+        let responses = || (0..=STEPS).map(|_| ResponseId::new()).collect();
         let owners = [ANN, BOB, Owner([3; 16])];
         let lanes =
             Arc::new(owners.map(|owner| Lane { owner, responses: responses() }).into_iter().collect::<Vec<_>>());
@@ -211,7 +211,7 @@ async fn a_power_cut_loses_nothing_acknowledged_and_leaves_nothing_by_halves() {
                 seen.check(&lane.view(&store).await, cut, &format!("{what}, and again"));
             }
             // It works on.
-            lanes[0].step(&store, 0, &mut random).await;
+            lanes[0].step(&store, STEPS, &mut random).await;
             let view = lanes[0].view(&store).await;
             store.close().await.expect("closed");
             assert_eq!(lanes[0].view(&open(&again).await).await, view, "{what}, a step later");

@@ -105,7 +105,7 @@ const SERVER: Layers = &[
 ];
 
 /// A folder, the paths that its code may not use, and why.
-const FOREIGN: [(&str, &[&str], &str); 6] = [
+const FOREIGN: [(&str, &[&str], &str); 9] = [
     (
         "model/src/",
         &["tokio", "axum", "hyper", "tokenizers", "tidegate_server", "std::time", "Instant", "SystemTime", "rand::rng"],
@@ -113,6 +113,17 @@ const FOREIGN: [(&str, &[&str], &str); 6] = [
     ),
     ("server/src/text", &["axum", "tokio"], "text knows no HTTP and no runtime"),
     ("server/src/engine", &["axum", "serde", "serde_json"], "the engine knows no wire type"),
+    (
+        "server/src/session/index",
+        &["redb", "crate::session::embedded", "crate::session::store"],
+        "the interface knows neither who implements it nor who uses it",
+    ),
+    ("server/src/session/store", &["redb"], "the store knows no database"),
+    (
+        "server/src/session/store",
+        &["crate::session::embedded"],
+        "only what opens a store knows an implementation of the index",
+    ),
     ("server/src/metrics", &["axum", "tokio"], "metrics know no HTTP and no runtime"),
     ("weights/src/", &["axum", "tidegate_server", "tidegate_experiments"], "weights and server never meet"),
     ("weights/experiments/", &["axum", "tidegate_server"], "experiments and server never meet"),
@@ -121,6 +132,9 @@ const FOREIGN: [(&str, &[&str], &str); 6] = [
 /// Files of the model that may read the clock: threads that do not wait for a late one, and measurements of the
 /// machine.
 const CLOCK: [&str; 2] = ["model/src/kernels/threads.rs", "model/src/kernels/roofline.rs"];
+
+/// The file that chooses the implementation of a store's index.
+const CHOOSES_INDEX: &str = "server/src/session/store/open.rs";
 
 /// A crate's folder and the packages that its manifest may not name.
 const NOT_NEEDED: [(&str, &[&str]); 4] = [
@@ -150,7 +164,10 @@ fn unsafety(name: &str, text: &str) -> Option<String> {
 fn foreign(name: &str, text: &str) -> Vec<String> {
     let code = code(text);
     let rules = FOREIGN.iter().filter(|(folder, ..)| name.starts_with(folder));
-    let may = |path: &str| CLOCK.contains(&name) && ["std::time", "Instant"].contains(&path);
+    let may = |path: &str| match path {
+        "std::time" | "Instant" => CLOCK.contains(&name),
+        path => path == "crate::session::embedded" && name == CHOOSES_INDEX,
+    };
     rules
         .flat_map(|(_, paths, why)| {
             let found = paths.iter().filter(|path| !may(path) && starts_path(&code, path));
@@ -356,6 +373,8 @@ fn foreign_crates_are_found() {
     assert_eq!(foreign("model/src/kernels/roofline.rs", "use std::time::Instant; let now = Instant::now();").len(), 0);
     assert_eq!(foreign("model/src/kernels/roofline.rs", "use std::time::SystemTime; SystemTime::now();").len(), 1);
     assert_eq!(foreign("model/src/nn.rs", "use my::tokio::x; use tokio_like::y;").len(), 0);
+    assert_eq!(foreign("server/src/session/store/load.rs", "use crate::session::embedded::A;").len(), 1);
+    assert_eq!(foreign("server/src/session/store/open.rs", "use crate::session::embedded::A;").len(), 0);
 }
 
 #[test]

@@ -29,7 +29,10 @@ pub(super) fn meaning(status: u16) -> &'static str {
         }
         404 => "The object does not exist, or belongs to another owner.",
         408 => "The request took longer than the server allows, or the client stopped reading.",
-        409 => "The session is in use, or a request with the same `idempotency-key` is running.",
+        409 => {
+            "The session is in use, another server has changed it meanwhile (`session_changed`: read the session and send the \
+                request again), or a request with the same `idempotency-key` is running or has ended meanwhile."
+        }
         410 => "The requested events are no longer available.",
         412 => "The session's version differs from `if-match`.",
         413 => "The body is too large.",

@@ -73,7 +73,7 @@ impl Ticket {
     /// The same for a result that describes what the transaction is about to make.
     pub(in crate::api) fn promise<T: ?Sized>(
         &self,
-        body: impl Fn(&T) -> String + Send + 'static,
+        body: impl Fn(&T) -> String + Send + Sync + 'static,
     ) -> crate::session::Receipt<T> {
         let digest = self.digest.clone();
         (ReceiptKey(self.key.clone()), Box::new(move |made| receipt(digest.clone(), body(made))))

@@ -73,7 +73,7 @@ struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct Victims {
     /// The owner that needs space, and what it would use with it. It may lose whatever it has.
-    pub(super) writer: (u64, Owner),
+    pub(crate) writer: (u64, Owner),
     /// The bytes of the disk that each owner may use whatever the others do. The others lose only what they use beyond it.
     share: u64,
     /// `None`: only the writer.
@@ -177,9 +177,17 @@ impl Capacity {
         read(&self.lock().totals)
     }
 
+    /// What all owners have reserved.
+    #[cfg(test)]
+    pub(crate) fn reserved(&self) -> u64 {
+        let state = self.lock();
+        assert_eq!(state.by_owner.values().sum::<u64>(), state.reserved);
+        state.reserved
+    }
+
     /// The order of the owners by what they use.
     #[cfg(test)]
-    pub(super) fn ranked(&self) -> Vec<(u64, Owner)> {
+    pub(crate) fn ranked(&self) -> Vec<(u64, Owner)> {
         self.lock().ranked.iter().copied().collect()
     }
 
@@ -243,13 +251,13 @@ impl Victims {
     }
 
     /// Whether an owner that uses as much may lose something.
-    pub(super) fn may_lose(&self, (used, owner): (u64, Owner)) -> bool {
+    pub(crate) fn may_lose(&self, (used, owner): (u64, Owner)) -> bool {
         owner == self.writer.1 || used > self.share
     }
 
     /// Of the owners that may lose something, without the writer, the one that uses most; after the one that uses
     /// `after`.
-    pub(super) fn next(&self, after: Option<(u64, Owner)>) -> Option<(u64, Owner)> {
+    pub(crate) fn next(&self, after: Option<(u64, Owner)>) -> Option<(u64, Owner)> {
         let state = self.others.as_ref()?.lock();
         let below = state.ranked.range((Bound::Unbounded, after.map_or(Bound::Unbounded, Bound::Excluded)));
         let next = below.rev().find(|(_, owner)| *owner != self.writer.1).copied();

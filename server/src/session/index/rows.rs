@@ -1,11 +1,13 @@
-//! The rows of the index. Their field names are part of the file format.
+//! What an index says about sessions, versions and responses. The names of fields are part of the file format.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::session::conversation::Ancestor;
+use crate::session::error::StoreError;
 use crate::session::id::Owner;
+use crate::session::tag::{TagName, VersionRef};
 
 /// A session. Ids are plain text here, because they were checked on arrival.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +41,56 @@ impl SessionRow {
     /// Expiry in unix milliseconds, given that the session was last used at `used` or later.
     pub(crate) fn ends(&self, used: u64) -> Option<u64> {
         self.ttl.map(|ttl| self.used.max(used).saturating_add(ttl.saturating_mul(1000)))
+    }
+
+    /// A new session. The index fills in the counts.
+    pub(crate) fn new(owner: Owner, head: &str, ttl: Option<u64>, now: u64) -> Self {
+        Self {
+            owner,
+            number: 0,
+            created: now / 1000,
+            updated: now / 1000,
+            used: now,
+            ttl,
+            head: head.to_owned(),
+            metadata: BTreeMap::new(),
+            forked_from: None,
+            next: 0,
+            kept: 0,
+            known: 0,
+            tags: BTreeMap::new(),
+        }
+    }
+
+    /// Records a change, which is also a use.
+    pub(crate) fn touch(&mut self, now: u64) {
+        self.used = self.used.max(now);
+        // Another server's clock may be ahead of this one's.
+        self.updated = self.updated.max(now / 1000);
+    }
+
+    /// The version that is meant in this session; the head by default.
+    pub(crate) fn resolve<'v>(&'v self, version: Option<&'v VersionRef>) -> Result<&'v str, StoreError> {
+        match version {
+            None => Ok(&self.head),
+            Some(VersionRef::Id(id)) => Ok(id.as_str()),
+            Some(VersionRef::Tag(name)) => self.tagged(name),
+        }
+    }
+
+    /// The version that a tag names.
+    pub(crate) fn tagged(&self, name: &TagName) -> Result<&str, StoreError> {
+        self.tags.get(name.as_str()).map(String::as_str).ok_or(StoreError::TAG)
+    }
+
+    /// The names of a version's tags.
+    pub(crate) fn tags_of(&self, version: &str) -> Vec<String> {
+        self.tags.iter().filter(|(_, tagged)| *tagged == version).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// The versions that have tags.
+    pub(crate) fn tagged_versions(&self) -> HashSet<&str> {
+        self.tags.values().map(String::as_str).collect()
     }
 }
 
@@ -78,8 +130,20 @@ pub(crate) struct LineageEntry {
     pub(crate) kept: bool,
 }
 
+/// A session, and the version from which its next turn starts.
+pub(crate) type Head = (SessionRow, VersionRow);
+
+/// A version that a session lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) id: String,
+    pub(crate) row: VersionRow,
+    /// Whether the session keeps its snapshot.
+    pub(crate) kept: bool,
+}
+
 /// A stored response.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ResponseRow {
     pub(crate) owner: Owner,
     pub(crate) version: String,

@@ -6,9 +6,28 @@
 //! (role, bit 3: it continues the message before; bits 4 and 5: the kind of content; bit 6: it has further fields), the
 //! content (two numbers, or length and bytes), and length and bytes of the further fields.
 
-use super::error::IndexError;
-use super::tables::damaged_row;
+use bytes::Bytes;
+
+use crate::session::error::StoreError;
 use crate::session::text::{AddedMessage, AddedText, Content, Role};
+
+/// Why a row cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DamagedText(pub(crate) String);
+
+impl From<DamagedText> for StoreError {
+    fn from(DamagedText(reason): DamagedText) -> Self {
+        Self::Unavailable { reason: format!("index error: {reason}") }
+    }
+}
+
+/// Bytes of the index for a text, in addition to its row.
+const TEXT_ROW: u64 = 128;
+
+/// What a text with a row of `row` bytes counts towards the budgets.
+pub(crate) fn text_bytes(row: u64) -> u64 {
+    row + TEXT_ROW
+}
 
 /// The version that is written, and the newest that can be read.
 const VERSION: u8 = 1;
@@ -52,12 +71,12 @@ const HEAD: u64 = 128;
 /// Tokens and messages, encoded before the transaction that adds them.
 #[derive(Clone, Debug)]
 pub(crate) struct EncodedText {
-    pub(super) kept: u64,
+    pub(crate) kept: u64,
     count: u64,
     /// Messages that it adds and that do not continue the one before.
     messages: u64,
-    /// The bytes of the tokens, and then of the messages.
-    bytes: Vec<u8>,
+    /// The bytes of the tokens, and then of the messages. Clones share them.
+    bytes: Bytes,
     tokens: usize,
 }
 
@@ -73,7 +92,7 @@ impl EncodedText {
             push_message(&mut bytes, message, continues);
             messages += u64::from(!continues);
         }
-        Self { kept: text.kept, count: text.tokens.len() as u64, messages, bytes, tokens }
+        Self { kept: text.kept, count: text.tokens.len() as u64, messages, bytes: bytes.into(), tokens }
     }
 
     /// The most bytes that its row takes.
@@ -171,7 +190,7 @@ impl<'r> Reader<'r> {
 }
 
 impl<'r> TextRow<'r> {
-    pub(crate) fn parse(row: &'r [u8]) -> Result<Self, IndexError> {
+    pub(crate) fn parse(row: &'r [u8]) -> Result<Self, DamagedText> {
         let parse = || {
             let mut reader = Reader(row);
             reader.byte().filter(|version| *version == VERSION)?;
@@ -183,7 +202,7 @@ impl<'r> TextRow<'r> {
             (count <= tokens.len() as u64 && parent.is_some() == (kept > 0)).then_some(())?;
             Some(Self { kept, count, messages, parent, tokens, rest: reader.0 })
         };
-        parse().ok_or_else(|| damaged_row("the text of a version cannot be parsed".to_owned()))
+        parse().ok_or_else(|| DamagedText("the text of a version cannot be parsed".to_owned()))
     }
 
     /// Tokens at its end.
@@ -192,12 +211,12 @@ impl<'r> TextRow<'r> {
     }
 
     /// The added tokens from position `from` to position `to` among them.
-    pub(crate) fn tokens(&self, from: u64, to: u64) -> Result<Vec<u32>, IndexError> {
+    pub(crate) fn tokens(&self, from: u64, to: u64) -> Result<Vec<u32>, DamagedText> {
         let mut reader = Reader(self.tokens);
         let mut tokens = Vec::with_capacity(to.min(self.count).saturating_sub(from) as usize);
         for at in 0..to.min(self.count) {
             let token = reader.number().and_then(|token| u32::try_from(token).ok());
-            let token = token.ok_or_else(|| damaged_row("a token of a text cannot be parsed".to_owned()))?;
+            let token = token.ok_or_else(|| DamagedText("a token of a text cannot be parsed".to_owned()))?;
             if at >= from {
                 tokens.push(token);
             }
@@ -206,7 +225,7 @@ impl<'r> TextRow<'r> {
     }
 
     /// The added messages, parsed one after the other.
-    pub(crate) fn messages(&self) -> impl Iterator<Item = Result<AddedMessage, IndexError>> + use<'r> {
+    pub(crate) fn messages(&self) -> impl Iterator<Item = Result<AddedMessage, DamagedText>> + use<'r> {
         let mut reader = Reader(self.rest);
         std::iter::from_fn(move || {
             if reader.0.is_empty() {
@@ -217,22 +236,22 @@ impl<'r> TextRow<'r> {
                 // There is nothing to find after it.
                 reader.0 = &[];
             }
-            Some(message.ok_or_else(|| damaged_row("a message of a text cannot be parsed".to_owned())))
+            Some(message.ok_or_else(|| DamagedText("a message of a text cannot be parsed".to_owned())))
         })
     }
 
     /// The added messages.
-    pub(crate) fn added_messages(&self) -> Result<Vec<AddedMessage>, IndexError> {
+    pub(crate) fn added_messages(&self) -> Result<Vec<AddedMessage>, DamagedText> {
         // A message may take one byte, and much more in memory.
         let messages = self.messages().take(MOST_MESSAGES + 1).collect::<Result<Vec<_>, _>>()?;
         if messages.len() > MOST_MESSAGES {
-            return Err(damaged_row(format!("a text adds more than {MOST_MESSAGES} messages")));
+            return Err(DamagedText(format!("a text adds more than {MOST_MESSAGES} messages")));
         }
         Ok(messages)
     }
 
     /// All that it adds.
-    pub(crate) fn added(&self) -> Result<AddedText, IndexError> {
+    pub(crate) fn added(&self) -> Result<AddedText, DamagedText> {
         let (tokens, messages) = (self.tokens(0, self.count)?, self.added_messages()?);
         Ok(AddedText { kept: self.kept, tokens, messages })
     }

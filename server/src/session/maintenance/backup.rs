@@ -11,8 +11,8 @@ use rayon::prelude::*;
 
 use super::files::{OBJECTS, failed, make_object_folders, object, require_objects, sync_object_folders};
 use crate::session::disk::{Disk as _, OpenMode, SystemDisk, read, write};
+use crate::session::embedded::{INDEX, JOURNAL, Listing, OpenIndex, Place, read_journal};
 use crate::session::error::StoreError;
-use crate::session::index::{INDEX, Index, JOURNAL, Listing, Place, read_journal};
 
 /// How many times the journal is read, at most, if the server removes snapshots during the copy.
 const ROUNDS: usize = 20;
@@ -124,7 +124,7 @@ pub fn restore(from: &Path, folder: &Path) -> Result<Copied, StoreError> {
         return Err(StoreError::Index { path, reason: reason.to_owned() });
     }
     let copied = backup(from, folder)?;
-    Index::open(place, lock, true, &|_, _| true)?.close();
+    OpenIndex::open(place, lock, true, &|_, _| true)?.close();
     Ok(copied)
 }
 

@@ -9,9 +9,9 @@ use rayon::prelude::*;
 
 use super::files::{OBJECTS, is_whole, object};
 use crate::session::disk::SystemDisk;
+use crate::session::embedded::{Listing, OpenIndex, Place, Writer, inspect};
 use crate::session::error::StoreError;
 use crate::session::format::check_digest;
-use crate::session::index::{Index, Listing, Place, Writer, inspect};
 
 /// Texts removed in one transaction.
 const BATCH: usize = 500;
@@ -102,8 +102,8 @@ pub async fn repair(folder: &Path) -> Result<Report, StoreError> {
     let whole = |id: &str, bytes: u64| elsewhere || is_whole(&SystemDisk, folder, id, bytes);
     let place = Place::new(Arc::new(SystemDisk), folder);
     let lock = place.lock()?;
-    let index = Arc::new(Index::open(place, lock, true, &whole)?);
-    let writer = Writer::start(Arc::clone(&index), true, |_| {}, || Ok(()))?;
+    let index = Arc::new(OpenIndex::open(place, lock, true, &whole)?);
+    let writer = Writer::start(Arc::clone(&index), true, Box::new(|_| {}), Box::new(|| Ok(())))?;
     let listing = inspect_open(&index)?;
     let bad = bad_objects(folder, &listing);
     // A version without a row cannot be read, whatever its object is.
@@ -144,6 +144,6 @@ pub async fn repair(folder: &Path) -> Result<Report, StoreError> {
     Ok(Report { repaired, ..after })
 }
 
-fn inspect_open(index: &Index) -> Result<Listing, StoreError> {
+fn inspect_open(index: &OpenIndex) -> Result<Listing, StoreError> {
     index.read(|tables| Ok(Listing::new(tables.rows()?)))
 }

@@ -4,10 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::session::disk::{self, Disk};
+use crate::session::embedded::JOURNAL;
 use crate::session::error::StoreError;
 use crate::session::format::check_digest;
 use crate::session::id::VersionId;
-use crate::session::index::JOURNAL;
 
 /// The folder of the objects in a store's folder.
 pub(super) const OBJECTS: &str = "objects";

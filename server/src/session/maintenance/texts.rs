@@ -8,8 +8,8 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+use crate::session::embedded::Listing;
 use crate::session::id::VersionId;
-use crate::session::index::Listing;
 
 const MAGIC: &[u8] = b"TIDETEXT";
 const DIGEST: usize = 32;

@@ -11,10 +11,11 @@ use super::files::{OBJECTS, failed, is_whole, make_object_folders, object, requi
 use super::texts;
 use crate::session::conversation::Ancestor;
 use crate::session::disk::{Disk, SystemDisk, write};
+use crate::session::embedded::{IndexError, OpenIndex, Place, Write, Writer, inspect};
 use crate::session::error::StoreError;
 use crate::session::format::check_digest;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{Index, IndexError, Place, SessionRow, VersionRow, Write, Writer, inspect};
+use crate::session::index::{SessionRow, VersionRow};
 use crate::session::tag::TagName;
 
 const SESSIONS: &str = "sessions";
@@ -166,9 +167,9 @@ pub async fn import(disk: Arc<dyn Disk>, folder: &Path, from: &Path) -> Result<M
     make().map_err(failed(folder))?;
     let place = Place::new(Arc::clone(&disk), folder);
     let lock = place.lock()?;
-    let index = Index::open(place, lock, true, &|id, bytes| is_whole(&*disk, folder, id, bytes))?;
+    let index = OpenIndex::open(place, lock, true, &|id, bytes| is_whole(&*disk, folder, id, bytes))?;
     let index = Arc::new(index);
-    let writer = Writer::start(Arc::clone(&index), true, |_| {}, || Ok(()))?;
+    let writer = Writer::start(Arc::clone(&index), true, Box::new(|_| {}), Box::new(|| Ok(())))?;
     let (mut moved, sessions) = (Moved::default(), from.join(SESSIONS));
     let mut paths: Vec<_> = fs::read_dir(&sessions)
         .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<Result<_, _>>())

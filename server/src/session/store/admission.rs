@@ -1,12 +1,11 @@
 //! Reserving space for snapshots, evicting older versions if necessary.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use super::inner::{Inner, Store, blocking, count, now};
+use super::inner::{Inner, Store, count, now};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
-use crate::session::index::{IndexError, Reservation, Shortfall, Tables, Victims, Write};
+use crate::session::index::{Reservation, Shortfall, Victims};
 
 /// Attempts to make space for one object. Another request may take the space before it is used.
 const TRIES: usize = 4;
@@ -17,7 +16,7 @@ impl Store {
     /// # Errors
     /// A quota or the disk is full and nothing can be evicted, or the disk fails.
     pub async fn admit(&self, owner: Owner) -> Result<(), StoreError> {
-        self.inner.ensure_ballast().await?;
+        self.inner.index.ready().await?;
         self.inner.check_room(owner).await
     }
 }
@@ -25,7 +24,7 @@ impl Store {
 impl Inner {
     /// Reserves space for an object of `bytes`, evicting versions if necessary.
     pub(super) async fn admit(self: &Arc<Self>, owner: Owner, bytes: u64) -> Result<Reservation, StoreError> {
-        let reserve = || self.index.capacity.reserve(owner, bytes, self.limits());
+        let reserve = || self.index.capacity().reserve(owner, bytes, self.limits());
         let mut shortfall = match reserve() {
             Ok(reservation) => return Ok(reservation),
             Err(shortfall) => shortfall,
@@ -52,22 +51,17 @@ impl Inner {
     /// Refuses if the largest possible snapshot would find no space even after evicting everything that can be evicted.
     pub(super) async fn check_room(&self, owner: Owner) -> Result<(), StoreError> {
         let bytes = self.codec.max_bytes() as u64;
-        let Err(shortfall) = self.index.capacity.fits(owner, bytes, self.limits()) else {
+        let Err(shortfall) = self.index.capacity().fits(owner, bytes, self.limits()) else {
             return Ok(());
         };
         let (victims, missing) = self.victims(owner, bytes, shortfall);
-        let possible = self.read(move |tables| Ok(tables.droppable(&victims, missing)?.holders.is_some())).await?;
-        let removable = self.any_expired().await? || self.read(Tables::any_dead_text).await?;
-        if possible || removable || self.index.capacity.fits(owner, bytes, self.limits()).is_ok() {
+        let possible = self.index.can_evict(victims, missing).await?;
+        let removable = self.index.can_sweep(now(), self.exempt()).await?;
+        if possible || removable || self.index.capacity().fits(owner, bytes, self.limits()).is_ok() {
             return Ok(());
         }
         count(&self.counters.refused, 1);
         Err(self.refusal(shortfall))
-    }
-
-    pub(super) async fn any_expired(&self) -> Result<bool, StoreError> {
-        let exempt = self.expiry_exemption();
-        self.read(move |tables| tables.any_expired(now(), &exempt)).await
     }
 
     /// Frees the missing space, for `needed` bytes of `owner` that it has not reserved. If that is impossible, evicts nothing
@@ -78,17 +72,11 @@ impl Inner {
         needed: u64,
         shortfall: Shortfall,
     ) -> Result<bool, StoreError> {
-        if self.remove_expired().await? + self.remove_dead_texts().await? == 0 {
+        if self.index.expire(now(), self.exempt()).await? + self.index.prune_texts().await? == 0 {
             let (victims, missing) = self.victims(owner, needed, shortfall);
-            let lineage = self.options.lineage;
-            let evicted = self.run_freeing(move |write| {
-                let plan = write.tables.droppable(&victims, missing)?;
-                tracing::debug!(missing, rows = plan.rows, possible = plan.holders.is_some(), "evicting versions");
-                let Some(holders) = plan.holders else { return Ok(None) };
-                write.evict(&holders, lineage)?;
-                Ok(Some(holders.len()))
-            });
-            let Some(evicted) = evicted.await? else { return Ok(false) };
+            let Some(evicted) = self.index.evict(victims, missing, self.options.lineage).await? else {
+                return Ok(false);
+            };
             count(&self.counters.dropped, evicted);
         }
         self.remove_garbage().await?;
@@ -101,8 +89,8 @@ impl Inner {
             Shortfall::Owner { missing, .. } => (Victims::only(owner), missing),
             // Garbage counts as used, and is removed first.
             Shortfall::Disk { missing } => {
-                let missing = missing.saturating_sub(self.index.capacity.totals(|totals| totals.garbage));
-                (self.index.capacity.victims(owner, needed, missing), missing)
+                let missing = missing.saturating_sub(self.index.capacity().totals(|totals| totals.garbage));
+                (self.index.capacity().victims(owner, needed, missing), missing)
             }
         }
     }
@@ -118,40 +106,6 @@ impl Inner {
                     reason: format!("snapshots and texts may take {bound} bytes in all, and {missing} more are needed"),
                 }
             }
-        }
-    }
-}
-
-impl Inner {
-    /// Checks that the folder is still there, and restores the ballast file if it was removed, once the task that needed its space has finished. Refuses if the disk
-    /// has no space for it.
-    pub(super) async fn ensure_ballast(&self) -> Result<(), StoreError> {
-        self.index.check_place()?;
-        if !self.ballast.missing.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        // Another task may have restored it while this one waited.
-        let _guard = self.ballast.in_use.lock().await;
-        if !self.ballast.missing.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        let ballast = self.ballast.clone();
-        blocking(move || ballast.restore()).await
-    }
-
-    /// Runs a transaction that removes something, even on a full disk, and syncs it so that what is removed stays so.
-    pub(super) async fn run_freeing<T: Send + 'static>(
-        &self,
-        work: impl FnMut(&mut Write<'_>) -> Result<T, IndexError> + Clone + Send + 'static,
-    ) -> Result<T, StoreError> {
-        match self.writer.run_to_disk(work.clone()).await {
-            Err(StoreError::Full { .. }) => {
-                // Holding the lock keeps others from restoring the ballast before this transaction has used its space.
-                let _guard = self.ballast.in_use.lock().await;
-                self.ballast.release();
-                self.writer.run_to_disk(work).await
-            }
-            result => result,
         }
     }
 }

@@ -2,15 +2,12 @@
 
 use std::collections::HashMap;
 
-use super::inner::{Store, version, version_id};
+use super::inner::{Inner, Store, now, version, version_id};
 use super::types::{Tag, Version};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::IndexError;
+use crate::session::index::{Edit, Edited};
 use crate::session::tag::{TagName, VersionRef};
-
-/// Most tags of a session.
-const MAX_TAGS: usize = 100;
 
 impl Store {
     /// The version that is meant in a session: the one with this id, which may be any, or the one that the tag names.
@@ -22,7 +19,7 @@ impl Store {
             VersionRef::Id(version) => Ok(version),
             VersionRef::Tag(name) => {
                 let row = self.inner.live(owner, id).await?;
-                version_id(row.tagged(&name).map_err(|error| error.to_store_error())?)
+                version_id(row.tagged(&name)?)
             }
         }
     }
@@ -54,28 +51,8 @@ impl Store {
         name: TagName,
         meant: Option<VersionRef>,
     ) -> Result<Tag, StoreError> {
-        self.inner.live(owner, id).await?;
-        self.inner.ensure_ballast().await?;
-        self.inner.last_uses.record(id);
-        let (id, tag) = (id.clone(), name.clone());
-        let tagged = self.inner.writer.run(move |write| {
-            let old = write.tables.own_session(owner, id.as_str())?;
-            let version = old.resolve(meant.as_ref())?.to_owned();
-            if write.tables.keeps(id.as_str(), &version)? != Some(true) {
-                return Err(IndexError::Refused(StoreError::VERSION));
-            }
-            if old.tags.len() >= MAX_TAGS && !old.tags.contains_key(name.as_str()) {
-                return Err(IndexError::Refused(StoreError::TooManyTags { bound: MAX_TAGS }));
-            }
-            let found = write.tables.require_version(&version)?;
-            let mut row = old.clone();
-            row.tags.insert(name.as_str().to_owned(), version.clone());
-            row.touch();
-            write.put_session(id.as_str(), Some(&old), &row)?;
-            Ok((row.tags_of(&version), version, found))
-        });
-        let (tags, id, row) = tagged.await?;
-        Ok(Tag { name: tag.as_str().to_owned(), version: Version { tags, ..version(&id, row, true)? } })
+        let edited = self.inner.edit(owner, id, Edit::Tag(name.clone(), meant)).await?;
+        Ok(Tag { name: name.as_str().to_owned(), version: version_of(edited)? })
     }
 
     /// Removes a tag. Its version stays.
@@ -83,19 +60,7 @@ impl Store {
     /// # Errors
     /// No such session or tag, or the disk fails.
     pub async fn untag(&self, owner: Owner, id: &SessionId, name: &TagName) -> Result<(), StoreError> {
-        self.inner.live(owner, id).await?;
-        self.inner.ensure_ballast().await?;
-        self.inner.last_uses.record(id);
-        let (id, name) = (id.clone(), name.clone());
-        let removed = self.inner.writer.run(move |write| {
-            let old = write.tables.own_session(owner, id.as_str())?;
-            old.tagged(&name)?;
-            let mut row = old.clone();
-            row.tags.remove(name.as_str());
-            row.touch();
-            write.put_session(id.as_str(), Some(&old), &row)
-        });
-        removed.await
+        self.inner.edit(owner, id, Edit::Untag(name.clone())).await.map(drop)
     }
 
     /// Changes the label of a version that the session lists. All sessions that list the version have the new label.
@@ -109,24 +74,21 @@ impl Store {
         meant: VersionRef,
         label: Option<String>,
     ) -> Result<Version, StoreError> {
-        self.inner.live(owner, id).await?;
-        self.inner.ensure_ballast().await?;
-        self.inner.last_uses.record(id);
-        let id = id.clone();
-        let labelled = self.inner.writer.run(move |write| {
-            let old = write.tables.own_session(owner, id.as_str())?;
-            let version = old.resolve(Some(&meant))?.to_owned();
-            let kept = write.tables.keeps(id.as_str(), &version)?;
-            let kept = kept.ok_or(IndexError::Refused(StoreError::VERSION))?;
-            let mut found = write.tables.require_version(&version)?;
-            found.label.clone_from(&label);
-            write.add_version(&version, &found)?;
-            let mut row = old.clone();
-            row.touch();
-            write.put_session(id.as_str(), Some(&old), &row)?;
-            Ok((row.tags_of(&version), version, found, kept))
-        });
-        let (tags, id, row, kept) = labelled.await?;
-        Ok(Version { tags, ..version(&id, row, kept)? })
+        version_of(self.inner.edit(owner, id, Edit::Label(meant, label)).await?)
+    }
+}
+
+/// The version that an edit is about.
+fn version_of(Edited { session, version: about }: Edited) -> Result<Version, StoreError> {
+    Ok(Version { tags: session.tags_of(&about.id), ..version(&about.id, about.row, about.kept)? })
+}
+
+impl Inner {
+    /// Edits a session, which is a use of it.
+    pub(super) async fn edit(&self, owner: Owner, id: &SessionId, edit: Edit) -> Result<Edited, StoreError> {
+        self.live(owner, id).await?;
+        self.index.ready().await?;
+        self.last_uses.record(id);
+        self.index.edit(owner, id, edit, now()).await
     }
 }

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::inner::{Inner, Store, blocking};
-use super::messages::{MAX_MESSAGES, messages_of};
-use super::texts::{MAX_TEXT_PART, totals};
+use super::inner::{Inner, Store};
+use super::messages::MAX_MESSAGES;
+use super::texts::MAX_TEXT_PART;
 use super::types::Version;
+use crate::session::blocking::blocking;
 use crate::session::conversation::{Ancestor, Conversation, shorten};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{IndexError, ReadOnly, Tables, VersionRow};
+use crate::session::index::VersionRow;
 use crate::session::snapshot::Snapshot;
 use crate::session::text::{AddedMessage, AddedText, Content, KeptMessage};
 use crate::text::Vocabulary;
@@ -60,51 +61,54 @@ impl Inner {
         version: &VersionId,
         vocabulary: Arc<Vocabulary>,
     ) -> Result<Conversation, StoreError> {
-        let (session, version) = (session.clone(), version.clone());
-        let read = self.read(move |tables| {
-            let metadata = tables.own_session(owner, session.as_str())?.metadata;
-            let row = tables.kept_version(owner, version.as_str())?;
-            let lineage = ancestors(tables, &row)?;
-            let text = match text(tables, version.as_str(), &vocabulary) {
-                Err(IndexError::Refused(StoreError::TextNotKept { .. } | StoreError::LongMessages { .. })) => None,
-                text => text?,
-            };
-            Ok(Conversation { label: row.label, metadata, lineage, text })
-        });
-        read.await
-    }
-}
-
-/// The listed ancestors of a version, oldest first, after those that the file had from which the first one was made.
-fn ancestors(tables: &Tables<ReadOnly>, row: &VersionRow) -> Result<Vec<Ancestor>, IndexError> {
-    let (mut lineage, mut origin, mut next) = (Vec::new(), row.origin.clone(), row.parent.clone());
-    while let Some(id) = next.filter(|_| lineage.len() < MAX_ANCESTORS)
-        && let Some(row) = tables.version(&id)?
-    {
-        lineage.push(Ancestor { version: id, label: row.label, time: row.time });
-        (origin, next) = (row.origin, row.parent);
-    }
-    lineage.extend(origin.into_iter().rev());
-    lineage.reverse();
-    shorten(&mut lineage);
-    Ok(lineage)
-}
-
-/// The whole text of a version as one; `None` if it is too long.
-fn text(tables: &Tables<ReadOnly>, version: &str, vocabulary: &Vocabulary) -> Result<Option<AddedText>, IndexError> {
-    let (tokens, messages) = totals(tables, version)?;
-    if tokens > MAX_TEXT_PART || messages > MAX_MESSAGES {
-        return Ok(None);
-    }
-    let found = messages_of(tables, version, (tokens, 0..messages), vocabulary, MAX_MESSAGE_BYTES)?;
-    let tokens = tables.text_part(version, tokens, (0, tokens))?.tokens;
-    let messages = found.into_iter().map(|KeptMessage { role, content, more, tokens, .. }| {
-        let content = match (tokens, content) {
-            (Some((start, end)), _) => Content::Tokens(start, end),
-            (None, Some(text)) => Content::Text(text),
-            (None, None) => Content::None,
+        let metadata = self.index.session(owner, session).await?.metadata;
+        let row = self.version_row(owner, version).await?;
+        let text = match self.whole_text(version, row.seed.is_some(), vocabulary).await {
+            Err(StoreError::TextNotKept { .. } | StoreError::LongMessages { .. }) => None,
+            text => text?,
         };
-        AddedMessage { role, continues: false, content, more }
-    });
-    Ok(Some(AddedText { kept: 0, tokens, messages: messages.collect() }))
+        let lineage = self.ancestors(owner, &row).await?;
+        // Text and ancestors may be gone if the version was removed meanwhile, and are whole if it is still there.
+        self.version_row(owner, version).await?;
+        Ok(Conversation { label: row.label, metadata, lineage, text })
+    }
+
+    /// The listed ancestors of a version, oldest first, after those that the file had from which the first one was made.
+    async fn ancestors(&self, owner: Owner, row: &VersionRow) -> Result<Vec<Ancestor>, StoreError> {
+        let (mut lineage, mut origin) = (Vec::new(), row.origin.clone());
+        if let Some(parent) = &row.parent {
+            for (id, row) in self.index.chain(owner, parent, MAX_ANCESTORS).await? {
+                lineage.push(Ancestor { version: id, label: row.label, time: row.time });
+                origin = row.origin;
+            }
+        }
+        lineage.extend(origin.into_iter().rev());
+        lineage.reverse();
+        shorten(&mut lineage);
+        Ok(lineage)
+    }
+
+    /// The whole text of a version as one; `None` if it is too long.
+    async fn whole_text(
+        &self,
+        version: &VersionId,
+        is_empty: bool,
+        vocabulary: Arc<Vocabulary>,
+    ) -> Result<Option<AddedText>, StoreError> {
+        let (tokens, messages) = self.totals_of(version, is_empty).await?;
+        if tokens > MAX_TEXT_PART || messages > MAX_MESSAGES {
+            return Ok(None);
+        }
+        let found = self.messages_of(version, (tokens, 0..messages), vocabulary, MAX_MESSAGE_BYTES).await?;
+        let tokens = self.text_part(version, tokens, (0, tokens)).await?.tokens;
+        let messages = found.into_iter().map(|KeptMessage { role, content, more, tokens, .. }| {
+            let content = match (tokens, content) {
+                (Some((start, end)), _) => Content::Tokens(start, end),
+                (None, Some(text)) => Content::Text(text),
+                (None, None) => Content::None,
+            };
+            AddedMessage { role, continues: false, content, more }
+        });
+        Ok(Some(AddedText { kept: 0, tokens, messages: messages.collect() }))
+    }
 }

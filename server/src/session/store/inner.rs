@@ -9,12 +9,11 @@ use std::time::SystemTime;
 use tokio::sync::Notify;
 use tracing::Instrument;
 
-use super::ballast::Ballast;
 use super::types::{Session, SnapshotCodec, StoreOptions, Version};
 use crate::session::cache::Cache;
 use crate::session::error::StoreError;
 use crate::session::id::{SessionId, VersionId};
-use crate::session::index::{Bounds, Index, IndexError, Limits, ReadOnly, SessionRow, Tables, VersionRow, Writer};
+use crate::session::index::{Bounds, Exempt, Index, Limits, SessionRow, VersionRow};
 use crate::session::lease::Leases;
 use crate::session::objects::Objects;
 
@@ -33,8 +32,7 @@ impl fmt::Debug for Store {
 pub(super) struct Inner {
     pub(super) options: StoreOptions,
     pub(super) codec: Arc<dyn SnapshotCodec>,
-    pub(super) index: Arc<Index>,
-    pub(super) writer: Writer,
+    pub(super) index: Arc<dyn Index>,
     pub(super) objects: Objects,
     pub(super) cache: Arc<Cache>,
     pub(super) leases: Leases,
@@ -49,7 +47,6 @@ pub(super) struct Inner {
     /// Held from looking for objects that nothing needs until they are removed. Closing waits for it: the next process may
     /// find such an object, and add a version that needs it again.
     pub(super) removing: tokio::sync::RwLock<()>,
-    pub(super) ballast: Ballast,
     /// Held while evicting versions, which one task does at a time.
     pub(super) evicting: tokio::sync::Mutex<()>,
     pub(super) counters: Counters,
@@ -128,13 +125,10 @@ impl Inner {
         Bounds { keep: self.options.keep_versions, lineage: self.options.lineage }
     }
 
-    /// Reads the index on a thread that may block.
-    pub(super) async fn read<T: Send + 'static>(
-        &self,
-        read: impl Fn(&Tables<ReadOnly>) -> Result<T, IndexError> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let index = Arc::clone(&self.index);
-        blocking(move || index.read(read)).await
+    /// A test for sessions that must not expire although their rows say so: those in use or used since.
+    pub(super) fn exempt(&self) -> Exempt {
+        let (leases, last_uses) = (self.leases.clone(), self.last_uses.clone());
+        Arc::new(move |name| SessionId::parse(name).is_some_and(|id| leases.in_use(&id) || last_uses.of(&id) > 0))
     }
 
     /// Whether a session has expired. One in use never has.
@@ -208,14 +202,6 @@ pub(super) fn version(id: &str, row: VersionRow, kept: bool) -> Result<Version, 
         session: row.session.as_deref().map(session_id).transpose()?,
         tags: Vec::new(),
     })
-}
-
-/// Runs work that may block.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
-) -> Result<T, StoreError> {
-    let result = tokio::task::spawn_blocking(work).await;
-    result.unwrap_or_else(|error| Err(StoreError::Unavailable { reason: error.to_string() }))
 }
 
 /// Runs work to completion even if the caller goes away.

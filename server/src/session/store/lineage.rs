@@ -1,15 +1,18 @@
 //! The chain of a version's ancestors, across forks, and where two chains meet.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use super::inner::{Store, version, version_id};
 use super::types::{ChainFrom, Version};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{IndexError, ReadOnly, Tables, VersionRow};
+use crate::session::index::Index;
 
 /// Most versions of each chain that are read to find where two of them meet.
 const MAX_STEPS: usize = 20_000;
+
+/// Versions of a chain that are read at once.
+const PART: usize = 200;
 
 impl Store {
     /// A version and its ancestors, the newest first, as far back as any session lists them, and whether there are more than
@@ -24,34 +27,23 @@ impl Store {
         from: ChainFrom,
         limit: usize,
     ) -> Result<(Vec<Version>, bool), StoreError> {
-        self.inner.live(owner, id).await?;
-        let name = id.clone();
-        let found = self.inner.read(move |tables| {
-            let row = tables.own_session(owner, name.as_str())?;
-            let mut next = match &from {
-                ChainFrom::Version(version) => {
-                    own_version(tables, owner, version.as_str()).map(|_| Some(version.to_string()))
-                }
-                ChainFrom::After(version) => own_version(tables, owner, version.as_str()).map(|row| row.parent),
-            }?;
-            let mut versions = Vec::new();
-            while let Some(id) = next.take()
-                && let Some(found) = own(tables, owner, &id)?
-            {
-                if versions.len() == limit {
-                    return Ok((versions, true));
-                }
-                next.clone_from(&found.parent);
-                versions.push((row.tags_of(&id), id, found));
-            }
-            Ok((versions, false))
+        let row = self.inner.live(owner, id).await?;
+        let (from, skipped) = match &from {
+            ChainFrom::Version(version) => (version, 0),
+            ChainFrom::After(version) => (version, 1),
+        };
+        let most = limit.saturating_add(skipped);
+        let mut found = self.inner.index.chain(owner, from.as_str(), most.saturating_add(1)).await?;
+        if found.is_empty() {
+            return Err(StoreError::VERSION);
+        }
+        let more = found.len() > most;
+        found.truncate(most);
+        let versions = found.into_iter().skip(skipped).map(|(id, found)| {
+            let kept = found.kept_by > 0;
+            Ok::<_, StoreError>(Version { tags: row.tags_of(&id), ..version(&id, found, kept)? })
         });
-        let (versions, more) = found.await?;
-        let versions = versions.into_iter().map(|(tags, id, row)| {
-            let kept = row.kept_by > 0;
-            Ok(Version { tags, ..version(&id, row, kept)? })
-        });
-        Ok((versions.collect::<Result<_, _>>()?, more))
+        Ok((versions.collect::<Result<_, StoreError>>()?, more))
     }
 
     /// The newest version that is in the chains of both; `None` if there is none.
@@ -64,45 +56,49 @@ impl Store {
         one: VersionId,
         other: VersionId,
     ) -> Result<Option<VersionId>, StoreError> {
-        let found = self.inner.read(move |tables| {
-            own_version(tables, owner, one.as_str())?;
-            own_version(tables, owner, other.as_str())?;
-            meeting_point(tables, owner, one.as_str(), other.as_str())
-        });
-        found.await?.as_deref().map(version_id).transpose()
-    }
-}
-
-/// An owner's version, if any session or response still lists it.
-fn own(tables: &Tables<ReadOnly>, owner: Owner, id: &str) -> Result<Option<VersionRow>, IndexError> {
-    Ok(tables.version(id)?.filter(|row| row.owner == owner))
-}
-
-pub(super) fn own_version(tables: &Tables<ReadOnly>, owner: Owner, id: &str) -> Result<VersionRow, IndexError> {
-    own(tables, owner, id)?.ok_or(IndexError::Refused(StoreError::VERSION))
-}
-
-/// The first version that two chains share: both are followed in turn, so the first that is seen twice is where they meet.
-fn meeting_point(
-    tables: &Tables<ReadOnly>,
-    owner: Owner,
-    one: &str,
-    other: &str,
-) -> Result<Option<String>, IndexError> {
-    let mut ends = [Some(one.to_owned()), Some(other.to_owned())];
-    let mut seen = HashSet::new();
-    for _ in 0..MAX_STEPS {
-        for end in &mut ends {
-            let Some(id) = end.take() else { continue };
-            let Some(row) = own(tables, owner, &id)? else { continue };
-            if !seen.insert(id.clone()) {
-                return Ok(Some(id));
+        // Both chains are followed in turn, so the first version that is seen twice is where they meet.
+        let mut ends = [Chain::new(&one), Chain::new(&other)];
+        let mut seen = HashSet::new();
+        for step in 0..MAX_STEPS {
+            for end in &mut ends {
+                match end.next(&*self.inner.index, owner).await? {
+                    Some(id) if !seen.insert(id.clone()) => return version_id(&id).map(Some),
+                    None if step == 0 => return Err(StoreError::VERSION),
+                    _ => {}
+                }
             }
-            *end = row.parent;
+            if ends.iter().all(Chain::has_ended) {
+                return Ok(None);
+            }
         }
-        if ends.iter().all(Option::is_none) {
-            return Ok(None);
-        }
+        Err(StoreError::FarAncestor { bound: MAX_STEPS })
     }
-    Err(IndexError::Refused(StoreError::FarAncestor { bound: MAX_STEPS }))
+}
+
+/// A chain of versions that is read in parts.
+struct Chain {
+    read: VecDeque<String>,
+    /// The version that comes after those.
+    next: Option<String>,
+}
+
+impl Chain {
+    fn new(version: &VersionId) -> Self {
+        Self { read: VecDeque::new(), next: Some(version.as_str().to_owned()) }
+    }
+
+    async fn next(&mut self, index: &dyn Index, owner: Owner) -> Result<Option<String>, StoreError> {
+        if self.read.is_empty()
+            && let Some(next) = self.next.take()
+        {
+            let found = index.chain(owner, &next, PART).await?;
+            self.next = found.last().and_then(|(_, row)| row.parent.clone());
+            self.read.extend(found.into_iter().map(|(id, _)| id));
+        }
+        Ok(self.read.pop_front())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.read.is_empty() && self.next.is_none()
+    }
 }

@@ -5,21 +5,21 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::inner::{Inner, Store, blocking, count, now, version, version_id};
+use super::inner::{Inner, Store, count, now, version, version_id};
 use super::types::{Tier, Version};
+use crate::session::blocking::blocking;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{IndexError, Reservation, SessionRow, Shortfall, VersionRow};
+use crate::session::index::{Head, Listed, NewVersion, Reservation, Shortfall, VersionRow};
 use crate::session::objects::Upload;
 use crate::session::snapshot::Snapshot;
 
-/// A snapshot whose object is written but not yet in the index.
+/// A version whose object is written but not yet in the index.
 #[derive(Debug)]
 pub(super) struct Prepared {
-    pub(super) row: VersionRow,
-    pub(super) reservation: Option<Arc<Reservation>>,
+    pub(super) version: NewVersion,
     /// Keeps the object from being removed as an orphan.
-    pub(super) _upload: Option<Upload>,
+    pub(super) upload: Option<Upload>,
 }
 
 impl Store {
@@ -45,21 +45,14 @@ impl Store {
     /// No such session.
     pub async fn versions(&self, owner: Owner, id: &SessionId) -> Result<Vec<Version>, StoreError> {
         self.inner.live(owner, id).await?;
-        let id = id.clone();
-        let rows = self.inner.read(move |tables| {
-            let session = tables.own_session(owner, id.as_str())?;
-            let entries = tables.lineage(id.as_str())?.into_iter();
-            let rows = entries.map(|entry| Ok((tables.require_version(&entry.version)?, entry)));
-            Ok((rows.collect::<Result<Vec<_>, IndexError>>()?, session))
-        });
-        let (rows, session) = rows.await?;
+        let (session, listed) = self.inner.index.versions(owner, id).await?;
         let mut tags: HashMap<&str, Vec<String>> = HashMap::new();
         for (name, version) in &session.tags {
             tags.entry(version).or_default().push(name.clone());
         }
-        let listed = rows.into_iter().map(|(row, entry)| {
-            let tags = tags.remove(&*entry.version).unwrap_or_default();
-            Ok(Version { tags, ..version(&entry.version, row, entry.kept)? })
+        let listed = listed.into_iter().map(|Listed { id, row, kept }| {
+            let tags = tags.remove(&*id).unwrap_or_default();
+            Ok(Version { tags, ..version(&id, row, kept)? })
         });
         listed.collect()
     }
@@ -73,24 +66,16 @@ impl Inner {
         id: &SessionId,
         version: Option<&VersionId>,
     ) -> Result<(VersionRow, VersionId), StoreError> {
-        let head = self.live(owner, id).await?.head;
+        self.live(owner, id).await?;
         self.last_uses.record(id);
-        let Some(named) = version.cloned() else {
-            let id = version_id(&head)?;
-            return Ok((self.version_row(owner, &id).await?, id));
-        };
-        let (id, name) = (id.clone(), named.clone());
-        let row = self.read(move |tables| {
-            let position = tables.position(id.as_str(), name.as_str())?;
-            position.ok_or(IndexError::Refused(StoreError::VERSION))?;
-            tables.kept_version(owner, name.as_str())
-        });
-        Ok((row.await?, named))
+        let Listed { id, row, kept } = self.index.listed(owner, id, version).await?;
+        if kept { Ok((row, version_id(&id)?)) } else { Err(StoreError::VERSION) }
     }
 
+    /// The row of an owner's version whose snapshot is kept.
     pub(super) async fn version_row(&self, owner: Owner, id: &VersionId) -> Result<VersionRow, StoreError> {
-        let id = id.clone();
-        self.read(move |tables| tables.kept_version(owner, id.as_str())).await
+        let row = self.index.version(owner, id).await?;
+        row.filter(|row| row.kept_by > 0).ok_or(StoreError::VERSION)
     }
 
     /// Fetches a snapshot. The caller has checked that the requester may see it.
@@ -136,7 +121,7 @@ impl Inner {
         snapshot: &Arc<Snapshot>,
         reserved: Option<Arc<Reservation>>,
     ) -> Result<Prepared, StoreError> {
-        self.ensure_ballast().await?;
+        self.index.ready().await?;
         let seed = snapshot.sampler.seed;
         let empty = **snapshot == Snapshot::empty(seed);
         let mut row = VersionRow {
@@ -156,7 +141,8 @@ impl Inner {
             session: None,
         };
         if empty {
-            return Ok(Prepared { row, reservation: None, _upload: None });
+            let version = NewVersion { id: id.clone(), row, text: None, reserved: Vec::new() };
+            return Ok(Prepared { version, upload: None });
         }
         let (codec, encoded) = (Arc::clone(&self.codec), Arc::clone(snapshot));
         let bytes: Bytes = blocking(move || {
@@ -180,7 +166,8 @@ impl Inner {
             result => result,
         };
         let upload = upload.inspect_err(|_| self.suspect(id))?;
-        Ok(Prepared { row, reservation: Some(reservation), _upload: Some(upload) })
+        let version = NewVersion { id: id.clone(), row, text: None, reserved: vec![reservation] };
+        Ok(Prepared { version, upload: Some(upload) })
     }
 
     async fn evict_for_full_disk(self: &Arc<Self>, owner: Owner, missing: u64) -> Result<bool, StoreError> {
@@ -197,16 +184,11 @@ impl Inner {
         session: &SessionId,
         version: &VersionId,
         error: &StoreError,
-    ) -> Option<(SessionRow, VersionRow)> {
+    ) -> Option<Head> {
         if !matches!(error, StoreError::Unavailable { .. } | StoreError::Full { .. }) {
             return None;
         }
-        let (session, version) = (session.clone(), version.clone());
-        let rows = self.read(move |tables| {
-            let row = tables.own_session(owner, session.as_str())?;
-            Ok((tables.require_version(&row.head)?, row))
-        });
-        let (head, row) = rows.await.ok()?;
+        let (row, head) = self.index.head(owner, session).await.ok()?;
         (row.head == version.as_str()).then_some((row, head))
     }
 

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::inner::{Store, version_id};
-use super::texts::{listed, totals, within};
+use super::inner::{Inner, Store, version_id};
+use super::texts::within;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{IndexError, ReadOnly, Tables, TextRow};
+use crate::session::index::TextRow;
 use crate::session::text::{AddedMessage, Content, KeptMessage, MessagesPart, Role};
 use crate::text::Vocabulary;
 
@@ -36,33 +36,29 @@ impl Store {
         vocabulary: Arc<Vocabulary>,
     ) -> Result<(VersionId, MessagesPart), StoreError> {
         let id = self.inner.use_session(owner, id).await?;
-        let version = version.cloned();
-        let part = self.inner.read(move |tables| {
-            let version = listed(tables, owner, &id, version.as_ref())?;
-            let (tokens, total) = totals(tables, &version)?;
-            let (start, end) = within(range, total, MAX_MESSAGES)?;
-            let messages = messages_of(tables, &version, (tokens, start..end), &vocabulary, MAX_BYTES)?;
-            let version = version_id(&version).map_err(IndexError::Refused)?;
-            Ok((version, MessagesPart { total, start, end, messages }))
-        });
-        part.await
+        let (version, tokens, total) = self.inner.totals(owner, &id, version).await?;
+        let (start, end) = within(range, total, MAX_MESSAGES)?;
+        let messages = self.inner.messages_of(&version, (tokens, start..end), vocabulary, MAX_BYTES).await?;
+        Ok((version, MessagesPart { total, start, end, messages }))
     }
 }
 
-/// The messages of a range of a version's text, which has so many tokens. Refuses more than `most` bytes.
-pub(super) fn messages_of(
-    tables: &Tables<ReadOnly>,
-    version: &str,
-    (tokens, range): (u64, Range<u64>),
-    vocabulary: &Vocabulary,
-    most: usize,
-) -> Result<Vec<KeptMessage>, IndexError> {
-    let mut reader = Reader { vocabulary, range, most, bytes: 0, later: Vec::new(), found: Vec::new() };
-    if !reader.range.is_empty() {
-        tables.visit_text(version, tokens, |version, row, end| reader.visit(version, row, end))?;
+impl Inner {
+    /// The messages of a range of a version's text, which has so many tokens. Refuses more than `most` bytes.
+    pub(super) async fn messages_of(
+        &self,
+        version: &VersionId,
+        (tokens, range): (u64, Range<u64>),
+        vocabulary: Arc<Vocabulary>,
+        most: usize,
+    ) -> Result<Vec<KeptMessage>, StoreError> {
+        let mut reader = Reader { vocabulary, range, most, bytes: 0, later: Vec::new(), found: Vec::new() };
+        if !reader.range.is_empty() {
+            reader = self.visit_text(version, tokens, reader, Reader::visit).await?;
+        }
+        reader.found.reverse();
+        Ok(reader.found)
     }
-    reader.found.reverse();
-    Ok(reader.found)
 }
 
 /// A part of a message.
@@ -81,7 +77,7 @@ struct RowText {
 }
 
 impl RowText {
-    fn tokens(&mut self, row: &TextRow<'_>) -> Result<&[u32], IndexError> {
+    fn tokens(&mut self, row: &TextRow<'_>) -> Result<&[u32], StoreError> {
         if self.tokens.is_none() {
             self.tokens = Some(row.tokens(0, row.count)?);
         }
@@ -90,8 +86,8 @@ impl RowText {
 }
 
 /// Collects the messages of a range, from the last one back.
-struct Reader<'v> {
-    vocabulary: &'v Vocabulary,
+struct Reader {
+    vocabulary: Arc<Vocabulary>,
     range: Range<u64>,
     /// Most bytes.
     most: usize,
@@ -101,9 +97,9 @@ struct Reader<'v> {
     found: Vec<KeptMessage>,
 }
 
-impl Reader<'_> {
+impl Reader {
     /// Adds the messages of a row, of whose text the part up to position `end` remains; whether it needs the row before.
-    fn visit(&mut self, version: &str, row: &TextRow<'_>, end: u64) -> Result<bool, IndexError> {
+    fn visit(&mut self, version: &str, row: &TextRow<'_>, end: u64) -> Result<bool, StoreError> {
         let (mut number, mut text) = (row.messages, RowText::default());
         for message in row.added_messages()?.into_iter().rev() {
             let (of, continues) = (number.saturating_sub(1), message.continues);
@@ -112,7 +108,7 @@ impl Reader<'_> {
                 let more = message.more.as_ref().map_or(0, String::len);
                 self.bytes += piece.content.as_ref().map_or(0, Vec::len) + more;
                 if self.bytes > self.most {
-                    return Err(IndexError::Refused(StoreError::LongMessages { bound: self.most }));
+                    return Err(StoreError::LongMessages { bound: self.most });
                 }
                 self.later.push(piece);
                 if !continues {
@@ -128,7 +124,7 @@ impl Reader<'_> {
     }
 
     /// The message that begins with the last of the collected parts.
-    fn message(&mut self, version: &str, first: AddedMessage) -> Result<KeptMessage, IndexError> {
+    fn message(&mut self, version: &str, first: AddedMessage) -> Result<KeptMessage, StoreError> {
         let pieces = std::mem::take(&mut self.later);
         let ranges: Option<Vec<_>> = pieces.iter().map(|piece| piece.tokens.clone()).collect();
         let tokens = ranges.and_then(|ranges| Some((ranges.last()?.start, ranges.first()?.end)));
@@ -137,7 +133,7 @@ impl Reader<'_> {
         Ok(KeptMessage {
             role: first.role,
             content: (!content.is_empty()).then(text),
-            version: version_id(version).map_err(IndexError::Refused)?,
+            version: version_id(version)?,
             more: first.more,
             tokens,
         })
@@ -150,7 +146,7 @@ impl Reader<'_> {
         message: &AddedMessage,
         end: u64,
         text: &mut RowText,
-    ) -> Result<Piece, IndexError> {
+    ) -> Result<Piece, StoreError> {
         let of_text = |content| Piece { content, tokens: None };
         Ok(match &message.content {
             Content::Tokens(from, to) => {

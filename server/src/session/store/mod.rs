@@ -4,7 +4,6 @@
 //! whatever the index names exists, and objects that it does not name can be removed.
 
 mod admission;
-mod ballast;
 mod branches;
 mod files;
 mod forks;
@@ -17,6 +16,8 @@ mod parted;
 mod responses;
 mod sessions;
 mod sweep;
+#[cfg(test)]
+mod tests;
 mod texts;
 mod turn_forks;
 mod turns;
@@ -27,6 +28,6 @@ pub use texts::MAX_TEXT_PART;
 pub use turn_forks::TurnFork;
 pub use turns::Turn;
 pub use types::{
-    ChainFrom, Durability, Filter, Fork, Listing, Location, Metadata, NewResponse, NewSession, Page, Patch, Receipt,
-    ReceiptKey, Session, SnapshotCodec, Start, StoreOptions, StoreStats, Tag, Tier, TurnNote, Version,
+    ChainFrom, Durability, Filter, Fork, Listing, Location, NewResponse, NewSession, Page, Receipt, ReceiptKey,
+    Session, SnapshotCodec, Start, StoreOptions, StoreStats, Tag, Tier, TurnNote, Version,
 };

@@ -7,15 +7,16 @@ use std::sync::{Arc, Mutex};
 use object_store::ObjectStore;
 use tokio::sync::Notify;
 
-use super::ballast::{self, Ballast};
-use super::inner::{Counters, Inner, LastUses, Store, blocking};
+use super::inner::{Counters, Inner, LastUses, Store};
 use super::sweep;
 use super::types::{Durability, Location, SnapshotCodec, StoreOptions, StoreStats};
+use crate::session::blocking::blocking;
 use crate::session::cache::Cache;
 use crate::session::disk::{Disk, SystemDisk};
+use crate::session::embedded::{EmbeddedIndex, INDEX, JOURNAL};
 use crate::session::error::StoreError;
 use crate::session::id::VersionId;
-use crate::session::index::{INDEX, Index, JOURNAL, Place, Writer};
+use crate::session::index::Index;
 use crate::session::lease::Leases;
 use crate::session::objects::{Objects, make_folder};
 
@@ -82,10 +83,6 @@ impl Store {
         if options.keep_versions == 0 {
             return Err(StoreError::Option { name: "keep_versions", found: 0, bound: 1 });
         }
-        let (place, ballast) = match &options.location {
-            Location::Folder(folder) => (Some(Place::new(Arc::clone(&disk), folder)), Some(folder.join(ballast::FILE))),
-            Location::Memory => (None, None),
-        };
         if let Location::Folder(folder) = &options.location
             && !exists(&*disk, &folder.join(INDEX))?
             && !exists(&*disk, &folder.join(JOURNAL))?
@@ -97,29 +94,6 @@ impl Store {
             return Err(StoreError::Index { path: folder.join(INDEX), reason: reason.to_owned() });
         }
         let sync = options.durability == Durability::Turn;
-        let (written, codec_of_object) = (objects.clone(), Arc::clone(&codec));
-        let (index, ballast) = blocking(move || {
-            let ballast = Ballast::new(disk, ballast);
-            let is_whole =
-                |id: &str, bytes: u64| written.is_whole(id, bytes, |bytes| codec_of_object.decode(bytes).is_ok());
-            let Some(place) = place else { return Ok((Arc::new(Index::in_memory()?), ballast)) };
-            let open = || Index::open(place.clone(), place.lock()?, sync, &is_whole);
-            let index = match open() {
-                // Opening an index that was not closed properly writes to it.
-                Err(StoreError::Full { .. }) if ballast.release() => open()?,
-                index => index?,
-            };
-            Ok((Arc::new(index), ballast))
-        })
-        .await?;
-        let above = index.capacity.totals(|totals| totals.above(options.owner_bytes));
-        if above > 0 {
-            tracing::warn!(
-                owners = above,
-                limit = options.owner_bytes,
-                "owners store more than their budget: they lose old versions"
-            );
-        }
         let (cache, garbage) = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
         let freed = {
             let (cache, garbage) = (Arc::clone(&cache), Arc::clone(&garbage));
@@ -130,16 +104,30 @@ impl Store {
                 garbage.notify_one();
             }
         };
-        let sync_objects = {
-            let objects = objects.clone();
-            move || objects.sync()
-        };
-        let writer = Writer::start(Arc::clone(&index), sync, freed, sync_objects)?;
+        let (location, written, codec_of_object) = (options.location.clone(), objects.clone(), Arc::clone(&codec));
+        let index = blocking(move || {
+            let is_whole =
+                |id: &str, bytes: u64| written.is_whole(id, bytes, |bytes| codec_of_object.decode(bytes).is_ok());
+            let folder = match &location {
+                Location::Folder(folder) => Some(&**folder),
+                Location::Memory => None,
+            };
+            let objects = written.clone();
+            EmbeddedIndex::open(disk, folder, sync, &is_whole, Box::new(freed), Box::new(move || objects.sync()))
+        });
+        let index: Arc<dyn Index> = Arc::new(index.await?);
+        let above = index.capacity().totals(|totals| totals.above(options.owner_bytes));
+        if above > 0 {
+            tracing::warn!(
+                owners = above,
+                limit = options.owner_bytes,
+                "owners store more than their budget: they lose old versions"
+            );
+        }
         let inner = Arc::new(Inner {
             options,
             codec,
             index,
-            writer,
             objects,
             cache,
             leases: Leases::default(),
@@ -148,7 +136,6 @@ impl Store {
             orphans: AtomicBool::new(false),
             suspects: Mutex::default(),
             removing: tokio::sync::RwLock::default(),
-            ballast,
             evicting: tokio::sync::Mutex::default(),
             counters: Counters::default(),
         });
@@ -158,10 +145,10 @@ impl Store {
 
     /// Statistics of the store.
     pub fn stats(&self) -> StoreStats {
-        let Inner { index, cache, counters, writer, options, .. } = &*self.inner;
+        let Inner { index, cache, counters, options, .. } = &*self.inner;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (ram_snapshots, ram_bytes) = cache.size();
-        index.capacity.totals(|totals| StoreStats {
+        index.capacity().totals(|totals| StoreStats {
             sessions: totals.sessions,
             versions: totals.versions,
             disk_bytes: totals.live,
@@ -177,7 +164,7 @@ impl Store {
             collected: read(&counters.collected),
             dropped: read(&counters.dropped),
             refused: read(&counters.refused),
-            transactions: writer.transactions(),
+            transactions: index.transactions(),
         })
     }
 
@@ -202,18 +189,10 @@ impl Store {
     /// # Errors
     /// The disk is full or fails; the store is closed nevertheless.
     pub async fn close(&self) -> Result<(), StoreError> {
-        let flushed = self.flush().await;
-        if self.inner.options.location == Location::Memory {
-            return flushed;
-        }
-        let inner = Arc::clone(&self.inner);
+        let saved = self.inner.save_last_uses().await;
         let _none_removes = self.inner.removing.write().await;
-        let closed = blocking(move || {
-            inner.writer.stop();
-            inner.index.close();
-            Ok(())
-        });
-        closed.await.and(flushed)
+        // Sessions matter more than last uses, so the index is closed even if those cannot be saved.
+        self.inner.index.close().await.and(saved)
     }
 }
 

@@ -1,11 +1,8 @@
 //! The texts of two versions of one owner, from where they part.
 
 use super::inner::Store;
-use super::lineage::own_version;
-use super::texts::totals;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::IndexError;
 use crate::session::text::PartedTexts;
 
 /// Most tokens of a text after what it shares with the other one.
@@ -27,23 +24,21 @@ impl Store {
         versions: [VersionId; 2],
     ) -> Result<PartedTexts, StoreError> {
         self.inner.use_session(owner, id).await?;
-        let parted = self.inner.read(move |tables| {
-            let mut texts = Vec::with_capacity(2);
-            for version in &versions {
-                own_version(tables, owner, version.as_str())?;
-                texts.push((version, totals(tables, version.as_str())?.0));
+        let inner = &self.inner;
+        let mut totals = [0; 2];
+        for (total, version) in totals.iter_mut().zip(&versions) {
+            let row = inner.index.version(owner, version).await?.ok_or(StoreError::VERSION)?;
+            *total = inner.totals_of(version, row.seed.is_some()).await?.0;
+        }
+        let [one, other] = [0, 1].map(|at| (&versions[at], totals[at]));
+        let start = inner.shared_text(one, other).await?.saturating_sub(BEFORE);
+        let mut ends = [Vec::new(), Vec::new()];
+        for (end, (version, total)) in ends.iter_mut().zip([one, other]) {
+            if total - start > MAX_END {
+                return Err(StoreError::FarApart { version: version.clone(), bound: MAX_END });
             }
-            let [one, other] = [texts[0], texts[1]].map(|(version, total)| (version.as_str(), total));
-            let start = tables.shared_text(one, other)?.saturating_sub(BEFORE);
-            let end = |(version, total): (&VersionId, u64)| {
-                if total - start > MAX_END {
-                    let version = version.clone();
-                    return Err(IndexError::Refused(StoreError::FarApart { version, bound: MAX_END }));
-                }
-                Ok(tables.text_part(version.as_str(), total, (start, total))?.tokens)
-            };
-            Ok(PartedTexts { start, ends: [end(texts[0])?, end(texts[1])?] })
-        });
-        parted.await
+            *end = inner.text_part(version, total, (start, total)).await?.tokens;
+        }
+        Ok(PartedTexts { start, ends })
     }
 }

@@ -1,12 +1,15 @@
 //! Stored responses, each with the snapshot at its end, and receipts for repeated requests.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use super::inner::{Inner, Store, detached, now, version_id};
-use super::types::{Metadata, NewResponse, ReceiptKey, Tier};
+use super::load::Prepared;
+use super::types::{NewResponse, Receipt, ReceiptKey, Tier};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, VersionId};
-use crate::session::index::{IndexError, ReadOnly, Reservation, ResponseRow, Tables, VersionRow, receipt_bytes};
+use crate::session::index::{self, Answer, Forks, NewReceipt, Reservation, ResponseRow, VersionRow, receipt_bytes};
+use crate::session::patch::Metadata;
 use crate::session::snapshot::Snapshot;
 
 /// The kind of a response's version.
@@ -33,25 +36,18 @@ impl Store {
             let version = VersionId::new();
             let _room = inner.admit_receipt(owner, receipt.as_ref()).await?;
             let text = inner.prepare_text(owner, text.as_ref(), None).await?;
-            let prepared = inner.prepare(owner, &version, &snapshot, None).await?;
+            let Prepared { version: mut described, upload } = inner.prepare(owner, &version, &snapshot, None).await?;
+            let parent = parent.map(|parent| parent.as_str().to_owned());
+            described.row = VersionRow { parent, kind: RESPONSE.to_owned(), ..described.row };
+            described.add_text(text);
             let ends = now().saturating_add(inner.options.response_ttl.as_millis() as u64);
             let row = ResponseRow { owner, version: version.as_str().to_owned(), ends, body };
-            let receipt_expiry = inner.receipt_expiry();
-            let (name, has_object) = (id.clone(), prepared.row.seed.is_none());
-            let stored = inner.writer.run(move |write| {
-                let parent = parent.as_ref().map(|parent| parent.as_str().to_owned());
-                let version = VersionRow { parent, kind: RESPONSE.to_owned(), ..prepared.row.clone() };
-                write.put_response(name.as_str(), &row, &version)?;
-                if let Some(text) = &text {
-                    text.add(write, owner, &row.version, version.parent.as_deref())?;
-                }
-                if let Some((ReceiptKey(key), answer)) = &receipt {
-                    write.put_receipt(owner, key, receipt_expiry, answer)?;
-                }
-                write.fulfil(prepared.reservation.as_ref());
-                Ok(())
-            });
-            if let Err(error) = stored.await {
+            let has_object = described.row.seed.is_none();
+            let receipt = receipt.map(|receipt| inner.kept_receipt(receipt));
+            let new = index::NewResponse { id: id.clone(), row, version: described, receipt };
+            let stored = inner.index.put_response(new).await;
+            drop(upload);
+            if let Err(error) = stored {
                 let failed = matches!(error, StoreError::Unavailable { .. } | StoreError::Full { .. });
                 // The transaction may have reached the disk before the failure.
                 if !(failed && inner.response(owner, &id).await.is_ok()) {
@@ -92,12 +88,7 @@ impl Store {
     /// No such response, or the disk fails.
     pub async fn delete_response(&self, owner: Owner, id: &ResponseId) -> Result<(), StoreError> {
         self.inner.response(owner, id).await?;
-        let id = id.clone();
-        let removed = self.inner.run_freeing(move |write| {
-            let row = write.tables.response(owner, id.as_str())?;
-            write.remove_response(id.as_str(), &row)
-        });
-        removed.await
+        self.inner.index.delete_response(owner, id).await
     }
 
     /// The answer stored under a key.
@@ -105,8 +96,7 @@ impl Store {
     /// # Errors
     /// The disk fails.
     pub async fn receipt(&self, owner: Owner, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let key = key.to_owned();
-        let found = self.inner.read(move |tables| tables.receipt(owner, &key)).await?;
+        let found = self.inner.index.receipt(owner, key).await?;
         Ok(found.filter(|(ends, _)| *ends > now()).map(|(_, answer)| answer))
     }
 
@@ -115,11 +105,10 @@ impl Store {
     /// # Errors
     /// A quota or the disk is full, or the disk fails.
     pub async fn put_receipt(&self, owner: Owner, key: &str, answer: Vec<u8>) -> Result<(), StoreError> {
-        let key = key.to_owned();
-        self.inner.ensure_ballast().await?;
-        let _room = self.inner.admit(owner, receipt_bytes(&key, &answer)).await?;
-        let expiry = self.inner.receipt_expiry();
-        self.inner.writer.run(move |write| write.put_receipt(owner, &key, expiry, &answer)).await
+        self.inner.index.ready().await?;
+        let _room = self.inner.admit(owner, receipt_bytes(key, &answer)).await?;
+        let receipt = self.inner.kept_receipt((ReceiptKey(key.to_owned()), answer));
+        self.inner.index.put_receipt(owner, receipt).await
     }
 }
 
@@ -149,11 +138,22 @@ impl Inner {
 
     /// An owner's response, unless it has expired.
     async fn response(&self, owner: Owner, id: &ResponseId) -> Result<ResponseRow, StoreError> {
-        let id = id.clone();
-        let read = move |tables: &Tables<ReadOnly>| {
-            let row = tables.response(owner, id.as_str())?;
-            if row.ends <= now() { Err(IndexError::Refused(StoreError::RESPONSE)) } else { Ok(row) }
-        };
-        self.read(read).await
+        let row = self.index.response(owner, id).await?;
+        if row.ends <= now() { Err(StoreError::RESPONSE) } else { Ok(row) }
+    }
+
+    /// A receipt to store, with its answer.
+    pub(super) fn kept_receipt(&self, (ReceiptKey(key), answer): (ReceiptKey, Vec<u8>)) -> NewReceipt<Vec<u8>> {
+        NewReceipt { key, now: now(), ends: self.receipt_expiry(), answer }
+    }
+
+    /// A receipt to store, whose answer is made of the sessions that the transaction creates.
+    pub(super) fn receipt_of<T: ?Sized + 'static, M: Borrow<T>>(
+        &self,
+        (ReceiptKey(key), answer): Receipt<T>,
+        made: impl Fn(&Forks) -> Result<M, StoreError> + Send + Sync + 'static,
+    ) -> NewReceipt<Answer> {
+        let answer = Answer(Arc::new(move |forks| Ok(answer(made(forks)?.borrow()))));
+        NewReceipt { key, now: now(), ends: self.receipt_expiry(), answer }
     }
 }

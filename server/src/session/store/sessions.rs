@@ -1,15 +1,16 @@
 //! Creating, reading, changing and removing sessions.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::inner::{Inner, Store, detached, new_session, now, session_id};
-use super::types::{Filter, Listing, NewSession, Page, Patch, Receipt, ReceiptKey, Session, Start};
+use super::inner::{Inner, Store, detached, new_session, now};
+use super::types::{Filter, Listing, NewSession, Page, Receipt, Session, Start};
 use crate::session::conversation::Conversation;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{IndexError, SessionRow, VersionRow, Write};
+use crate::session::index::{Create, Edit, Edited, Forks, SessionRow, VersionRow};
+use crate::session::patch::Patch;
 use crate::session::snapshot::Snapshot;
 
 /// The kind of a session's first version, if no turn made it.
@@ -71,12 +72,7 @@ impl Store {
         self.inner.live(owner, id).await?;
         // Asked before as well: a turn that ends after the rows were read has a version that they do not show.
         let was_in_use = self.inner.leases.in_use(id);
-        let name = id.clone();
-        let rows = self.inner.read(move |tables| {
-            let row = tables.own_session(owner, name.as_str())?;
-            Ok((tables.require_version(&row.head)?, row))
-        });
-        let (head, row) = rows.await?;
+        let (row, head) = self.inner.index.head(owner, id).await?;
         let session = self.inner.session(id.clone(), row, head)?;
         Ok(Session { in_use: was_in_use || session.in_use, ..session })
     }
@@ -86,41 +82,36 @@ impl Store {
     /// # Errors
     /// No such session as `after`.
     pub async fn list(&self, owner: Owner, listing: Listing) -> Result<Page, StoreError> {
-        let inner = Arc::clone(&self.inner);
-        let found = self.inner.read(move |tables| {
-            let Listing { after, limit, newest_first, filter } = &listing;
-            let after = after.as_ref().map(|after| tables.own_session(owner, after.as_str())).transpose()?;
-            let (mut found, mut last, mut examined, mut more) = (Vec::new(), None, 0, false);
-            tables.visit_sessions(owner, after.map(|row| row.number), *newest_first, |name, row| {
-                more = examined >= MAX_EXAMINED.max(*limit);
-                if more {
-                    return Ok(false);
+        let Listing { after, limit, newest_first, filter } = listing;
+        let mut after = match after {
+            Some(after) => Some(self.inner.index.session(owner, &after).await?.number),
+            None => None,
+        };
+        let (mut sessions, mut last, mut listed) = (Vec::new(), None, HashSet::new());
+        let mut left = MAX_EXAMINED.max(limit);
+        // One more than is needed, to know whether there are more.
+        let mut page = limit.saturating_add(1);
+        loop {
+            let found = self.inner.index.list(owner, after, newest_first, page).await?;
+            let is_last = found.len() < page;
+            for (id, (row, head)) in found {
+                let allowed = !self.inner.is_expired(&id, &row) && filter.allows(&row, &head);
+                if left == 0 || (allowed && sessions.len() == limit) {
+                    return Ok(Page { sessions, next: last });
                 }
-                examined += 1;
-                let id = session_id(name).map_err(IndexError::Refused)?;
-                if !inner.is_expired(&id, &row) && filter.allows(&row) {
-                    match tables.require_version(&row.head) {
-                        Ok(head) if filter.label.is_none() || filter.label == head.label => {
-                            more = found.len() == *limit;
-                            if more {
-                                return Ok(false);
-                            }
-                            found.push((head, id.clone(), row));
-                        }
-                        Err(IndexError::Row(reason)) => {
-                            tracing::error!(session = name, reason, "a damaged row: the session is not listed");
-                        }
-                        head => drop(head?),
-                    }
+                left -= 1;
+                after = Some(row.number);
+                // A session that is replaced meanwhile is found again among the newest.
+                if allowed && listed.insert(id.clone()) {
+                    sessions.push(self.inner.session(id.clone(), row, head)?);
                 }
                 last = Some(id);
-                Ok(true)
-            })?;
-            Ok((found, last.filter(|_| more)))
-        });
-        let (found, next) = found.await?;
-        let sessions = found.into_iter().map(|(head, id, row)| self.inner.session(id, row, head));
-        Ok(Page { sessions: sessions.collect::<Result<_, _>>()?, next })
+            }
+            if is_last {
+                return Ok(Page { sessions, next: None });
+            }
+            page = page.saturating_mul(2).min(left + 1);
+        }
     }
 
     /// Changes a session's metadata, its time to live, or the label of its head.
@@ -128,30 +119,8 @@ impl Store {
     /// # Errors
     /// There is no such session, or the disk fails.
     pub async fn update(&self, owner: Owner, id: &SessionId, patch: Patch) -> Result<Session, StoreError> {
-        self.inner.live(owner, id).await?;
-        self.inner.ensure_ballast().await?;
-        self.inner.last_uses.record(id);
-        let name = id.clone();
-        let rows = self.inner.writer.run(move |write| {
-            let old = write.tables.own_session(owner, name.as_str())?;
-            let mut head = write.tables.require_version(&old.head)?;
-            let mut row = old.clone();
-            if let Some(label) = &patch.label {
-                head.label.clone_from(label);
-                write.add_version(&old.head, &head)?;
-            }
-            if let Some(metadata) = &patch.metadata {
-                row.metadata.clone_from(metadata);
-            }
-            if let Some(ttl) = patch.ttl {
-                row.ttl = ttl.map(|ttl| ttl.as_secs());
-            }
-            row.touch();
-            write.put_session(name.as_str(), Some(&old), &row)?;
-            Ok((head, row))
-        });
-        let (head, row) = rows.await?;
-        self.inner.session(id.clone(), row, head)
+        let Edited { session, version } = self.inner.edit(owner, id, Edit::Patch(patch)).await?;
+        self.inner.session(id.clone(), session, version.row)
     }
 
     /// Removes a session and every version that nothing else keeps. A running turn then fails to commit.
@@ -160,12 +129,7 @@ impl Store {
     /// There is no such session, or the disk fails.
     pub async fn delete(&self, owner: Owner, id: &SessionId) -> Result<(), StoreError> {
         self.inner.live(owner, id).await?;
-        let name = id.clone();
-        let removed = self.inner.run_freeing(move |write| {
-            let row = write.tables.own_session(owner, name.as_str())?;
-            write.remove_session(name.as_str(), &row)
-        });
-        removed.await?;
+        self.inner.index.delete(owner, id).await?;
         self.inner.last_uses.forget(id);
         tracing::info!(session = %id, "session deleted");
         Ok(())
@@ -173,52 +137,25 @@ impl Store {
 }
 
 impl Filter {
-    /// Whether a session may be listed, as far as its row says.
-    fn allows(&self, row: &SessionRow) -> bool {
+    /// Whether a session may be listed.
+    fn allows(&self, row: &SessionRow, head: &VersionRow) -> bool {
         let within = |(after, before): (Option<u64>, Option<u64>), time: u64| {
             after.is_none_or(|after| time > after) && before.is_none_or(|before| time < before)
         };
         let source = row.forked_from.as_ref().map(|(session, _)| session);
         within(self.created, row.created)
             && within(self.updated, row.updated)
+            && (self.label.is_none() || self.label == head.label)
             && self.metadata.iter().all(|(key, value)| row.metadata.get(key) == Some(value))
             && self.tag.as_ref().is_none_or(|tag| row.tags.contains_key(tag))
             && self.forked_from.as_ref().is_none_or(|session| source == Some(session))
     }
 }
 
-impl SessionRow {
-    /// Records a change, which is also a use.
-    pub(super) fn touch(&mut self) {
-        self.used = self.used.max(now());
-        self.updated = now() / 1000;
-    }
-
-    /// A row for a new session. [`Write::add_session`] fills in the counts.
-    pub(super) fn new(owner: Owner, head: &str, ttl: Option<Duration>) -> Self {
-        Self {
-            owner,
-            number: 0,
-            created: now() / 1000,
-            updated: now() / 1000,
-            used: now(),
-            ttl: ttl.map(|ttl| ttl.as_secs()),
-            head: head.to_owned(),
-            metadata: super::Metadata::new(),
-            forked_from: None,
-            next: 0,
-            kept: 0,
-            known: 0,
-            tags: BTreeMap::new(),
-        }
-    }
-}
-
 impl Inner {
     /// The row of an owner's session, unless it has expired.
     pub(super) async fn live(&self, owner: Owner, id: &SessionId) -> Result<SessionRow, StoreError> {
-        let name = id.clone();
-        let row = self.read(move |tables| tables.own_session(owner, name.as_str())).await?;
+        let row = self.index.session(owner, id).await?;
         if self.is_expired(id, &row) { Err(StoreError::SESSION) } else { Ok(row) }
     }
 
@@ -242,65 +179,38 @@ impl Inner {
             }
             Start::Version(version) => (version, None, None),
         };
-        self.ensure_ballast().await?;
+        self.index.ready().await?;
         // Checked before an object is written, and again in the transaction.
         let max_sessions = self.options.owner_sessions;
-        let check = move |write: &Write<'_>, replaced: Option<&SessionId>| -> Result<Option<SessionRow>, IndexError> {
-            let old = replaced.map(|id| existing(write, owner, id)).transpose()?.flatten();
-            write.check_session_quota(owner, usize::from(old.is_none()), max_sessions)?;
-            Ok(old)
-        };
-        let checked = replaced.clone();
-        self.writer
-            .read(move |write| check(write, checked.as_ref()).map(drop))
-            .await
-            .inspect_err(|error| self.tally(error))?;
+        self.index.may_create(owner, replaced.as_ref(), max_sessions).await.inspect_err(|error| self.tally(error))?;
         let _room = match &receipt {
             Some(_) => Some(self.admit_receipt_of(owner, 1, &new.metadata).await?),
             None => None,
         };
         let text = self.prepare_text(owner, text.as_ref(), None).await?;
-        let prepared = match &snapshot {
-            Some(snapshot) => Some(self.prepare(owner, &version, snapshot, None).await?),
-            None => None,
-        };
-        let id = replaced.clone().unwrap_or_else(SessionId::new);
-        let mut row = SessionRow::new(owner, version.as_str(), new.ttl);
+        let (replace, id) = (replaced.is_some(), replaced.unwrap_or_else(SessionId::new));
+        let (mut added, mut upload) = (None, None);
+        if let Some(snapshot) = &snapshot {
+            let mut prepared = self.prepare(owner, &version, snapshot, None).await?;
+            let (label, kind, session) = (new.label, CREATED.to_owned(), Some(id.as_str().to_owned()));
+            prepared.version.row = VersionRow { label, kind, origin, session, ..prepared.version.row };
+            prepared.version.add_text(text);
+            (added, upload) = (Some(prepared.version), prepared.upload);
+        }
+        let mut row = SessionRow::new(owner, version.as_str(), new.ttl.map(|ttl| ttl.as_secs()), now());
         row.metadata = new.metadata;
-        let (name, head) = (id.clone(), version.clone());
-        let receipt_expiry = self.receipt_expiry();
-        let created = self.writer.run(move |write| {
-            let old = check(write, replaced.as_ref())?;
-            match &prepared {
-                Some(prepared) => {
-                    let label = new.label.clone();
-                    let (kind, session) = (CREATED.to_owned(), Some(name.as_str().to_owned()));
-                    let row = VersionRow { label, kind, session, origin: origin.clone(), ..prepared.row.clone() };
-                    write.add_version(head.as_str(), &row)?;
-                    if let Some(text) = &text {
-                        text.add(write, owner, head.as_str(), None)?;
-                    }
-                    write.fulfil(prepared.reservation.as_ref());
-                }
-                None => drop(write.tables.kept_version(owner, head.as_str())?),
-            }
-            write.point(head.as_str(), 1, 1)?;
-            // After the new one points to its version, which the old one may be the only one to keep.
-            if let Some(old) = &old {
-                write.remove_session(name.as_str(), old)?;
-            }
-            let row = write.add_session(name.as_str(), row.clone(), &[(head.as_str(), true)])?;
-            let head = write.tables.require_version(head.as_str())?;
-            if let Some((ReceiptKey(key), answer)) = &receipt {
-                let answer = answer(&new_session(&name, &row, &head).map_err(IndexError::Refused)?);
-                write.put_receipt(owner, key, receipt_expiry, &answer)?;
-            }
-            Ok((row, head))
+        let receipt = receipt.map(|receipt| {
+            self.receipt_of(receipt, |Forks { sessions, head }| {
+                let (id, row) = &sessions[0];
+                new_session(id, row, head)
+            })
         });
-        let created = match created.await {
+        let create = Create { id: id.clone(), row, version: added, replace, max_sessions, receipt };
+        let created = match self.index.create(create).await {
             Err(error) => self.find_commit(owner, &id, &version, &error).await.ok_or(error),
             created => created,
         };
+        drop(upload);
         match created {
             Ok((row, head)) => {
                 if let Some(snapshot) = snapshot.filter(|_| head.seed.is_none()) {
@@ -316,13 +226,5 @@ impl Inner {
             }
             Err(error) => Err(error),
         }
-    }
-}
-
-/// The row of an owner's session, if there is one.
-fn existing(write: &Write<'_>, owner: Owner, id: &SessionId) -> Result<Option<SessionRow>, IndexError> {
-    match write.tables.own_session(owner, id.as_str()) {
-        Err(IndexError::Refused(StoreError::NotFound { .. })) => Ok(None),
-        row => row.map(Some),
     }
 }

@@ -9,11 +9,11 @@ use futures_util::StreamExt as _;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::inner::{Inner, blocking, count, now};
+use super::inner::{Inner, count, now};
 use super::types::Durability;
+use crate::session::blocking::blocking;
 use crate::session::error::StoreError;
 use crate::session::id::{SessionId, VersionId};
-use crate::session::index::IndexError;
 
 /// Items removed, or objects checked, in one step.
 const BATCH: usize = 500;
@@ -42,20 +42,20 @@ pub(super) fn start(inner: &Arc<Inner>) {
             }
             log_failure(inner.remove_suspects().await);
             if swept.elapsed() >= every {
-                log_failure(inner.ensure_ballast().await);
+                log_failure(inner.index.ready().await);
                 if inner.index.failure().is_some() {
                     // Finds out whether the store can commit again.
-                    log_failure(inner.run_freeing(|_| Ok(())).await);
+                    log_failure(inner.index.flush().await);
                 }
                 log_failure(inner.save_last_uses().await);
-                log_failure(inner.remove_expired().await.map(drop));
+                log_failure(inner.index.expire(now(), inner.exempt()).await.map(drop));
                 swept = Instant::now();
             }
-            log_failure(inner.remove_dead_texts().await.map(drop));
+            log_failure(inner.index.prune_texts().await.map(drop));
             log_failure(inner.remove_garbage().await);
             if flush.is_some_and(|flush| flushed.elapsed() >= flush) {
                 // An idle store does not touch the disk.
-                let before = inner.writer.transactions();
+                let before = inner.index.transactions();
                 if before != on_disk {
                     let flushed = inner.flush().await;
                     if flushed.is_ok() {
@@ -84,18 +84,11 @@ fn log_failure(result: Result<(), StoreError>) {
 }
 
 impl Inner {
-    /// A test for sessions that must not be removed although their rows have expired: those in use or used since.
-    pub(super) fn expiry_exemption(&self) -> impl Fn(&str) -> bool + Clone + Send + 'static {
-        let (leases, last_uses) = (self.leases.clone(), self.last_uses.clone());
-        move |name| SessionId::parse(name).is_some_and(|id| leases.in_use(&id) || last_uses.of(&id) > 0)
-    }
-
     /// Syncs everything to disk: first the objects, off the index's thread.
     pub(super) async fn flush(&self) -> Result<(), StoreError> {
         let objects = self.objects.clone();
         blocking(move || objects.sync()).await?;
-        // Also on a full disk: an index that fails to write falls back to what is on disk.
-        self.run_freeing(|_| Ok(())).await
+        self.index.flush().await
     }
 
     /// Writes last uses from memory to the index.
@@ -104,63 +97,30 @@ impl Inner {
         if uses.is_empty() {
             return Ok(());
         }
-        self.ensure_ballast().await?;
-        let written = uses.clone();
-        self.writer
-            .run(move |write| {
-                for (id, used) in &written {
-                    let old = match write.tables.session(id.as_str()) {
-                        Err(IndexError::Row(reason)) => {
-                            tracing::error!(session = %id, reason, "a damaged row: the session's use is not recorded");
-                            continue;
-                        }
-                        found => found?,
-                    };
-                    if let Some(old) = old {
-                        let mut row = old.clone();
-                        row.used = row.used.max(*used);
-                        write.put_session(id.as_str(), Some(&old), &row)?;
-                    }
-                }
-                Ok(())
-            })
-            .await?;
+        self.index.ready().await?;
+        self.index.record_uses(uses.clone()).await?;
         // Later uses are written next time.
         self.last_uses.lock().retain(|id, used| uses.get(id) != Some(used));
         Ok(())
-    }
-
-    /// Removes expired sessions, responses and receipts, and returns how many.
-    pub(super) async fn remove_expired(&self) -> Result<usize, StoreError> {
-        let mut removed = 0;
-        loop {
-            if !self.any_expired().await? {
-                return Ok(removed);
-            }
-            let exempt = self.expiry_exemption();
-            removed += self.run_freeing(move |write| write.remove_expired(now(), BATCH, &exempt)).await?;
-        }
     }
 
     /// Removes garbage: objects that nothing points to any more.
     pub(super) async fn remove_garbage(&self) -> Result<(), StoreError> {
         loop {
             let _removing = self.removing.read().await;
-            let batch = self.read(|tables| tables.garbage(BATCH));
-            let batch: Vec<VersionId> = batch.await?.iter().filter_map(|id| VersionId::parse(id)).collect();
+            let batch = self.index.garbage(BATCH).await?;
             if batch.is_empty() {
                 return Ok(());
             }
             if self.options.durability == Durability::Memory {
                 // If the index falls back to what is on disk, the objects that it then names must still exist.
-                self.run_freeing(|_| Ok(())).await?;
+                self.index.flush().await?;
             }
             let found = batch.len();
             let gone = self.objects.delete(batch).await;
             let all = gone.len() == found;
             count(&self.counters.collected, gone.len());
-            let names: Vec<String> = gone.iter().map(|id| id.as_str().to_owned()).collect();
-            self.run_freeing(move |write| write.remove_garbage(&names)).await?;
+            self.index.forget_garbage(gone).await?;
             if !all {
                 return Ok(());
             }
@@ -173,8 +133,13 @@ impl Inner {
         self.garbage.notify_one();
     }
 
-    /// Removes possible orphans that nothing points to. Those still being uploaded are checked later.
-    async fn remove_suspects(&self) -> Result<(), StoreError> {
+    /// Removes possible orphans that nothing points to. Those still being uploaded are checked later, and so are all of them
+    /// while the index may yet need an object that it does not name: a commit that failed here may still take effect in a
+    /// database, and beside a damaged index the damaged one may name it.
+    pub(super) async fn remove_suspects(&self) -> Result<(), StoreError> {
+        if !self.index.names_all() {
+            return Ok(());
+        }
         let suspects = || self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
         let checked: HashSet<VersionId> =
             suspects().iter().filter(|id| !self.objects.is_uploading(id)).cloned().collect();
@@ -183,7 +148,7 @@ impl Inner {
         }
         let _removing = self.removing.read().await;
         let orphans: HashSet<VersionId> =
-            self.orphans_among(checked.iter().cloned().collect()).await?.into_iter().collect();
+            self.index.orphans(checked.iter().cloned().collect()).await?.into_iter().collect();
         let gone: HashSet<VersionId> =
             self.objects.delete(orphans.iter().cloned().collect()).await.into_iter().collect();
         suspects().retain(|id| !checked.contains(id) || (orphans.contains(id) && !gone.contains(id)));
@@ -194,22 +159,8 @@ impl Inner {
         // Uploads are checked before the index: an upload that finishes in between is in the index by then, if ever.
         ids.retain(|id| !self.objects.is_uploading(id));
         let _removing = self.removing.read().await;
-        let orphans = self.orphans_among(ids).await?;
+        let orphans = self.index.orphans(ids).await?;
         Ok(self.objects.delete(orphans).await.len())
-    }
-
-    /// Those of `ids` that nothing points to and that are not garbage.
-    async fn orphans_among(&self, ids: Vec<VersionId>) -> Result<Vec<VersionId>, StoreError> {
-        self.read(move |tables| {
-            let mut orphans = Vec::new();
-            for id in &ids {
-                if tables.is_orphan(id.as_str())? {
-                    orphans.push(id.clone());
-                }
-            }
-            Ok(orphans)
-        })
-        .await
     }
 }
 
@@ -237,8 +188,7 @@ async fn try_sweep(store: &Weak<Inner>) -> Result<(), StoreError> {
     while let Some(batch) = batches.next().await {
         let Some(inner) = store.upgrade() else { return Ok(()) };
         seen.extend(batch.iter().map(|id| id.as_str().to_owned()));
-        // A damaged index may have named objects that the rebuilt one does not.
-        if !inner.index.damaged_is_kept() {
+        if inner.index.names_all() {
             orphans += inner.remove_orphans(batch).await?;
         }
     }
@@ -255,12 +205,12 @@ const NAMED: usize = 100;
 impl Inner {
     /// Logs the snapshots that the index names and that are not among `seen`, or were not when it was collected.
     async fn report_missing(&self, seen: HashSet<String>) -> Result<(), StoreError> {
-        let missing = self.read(move |tables| tables.missing(&seen)).await?;
+        let missing = self.index.missing(seen).await?;
         let mut found = 0;
-        for (version, sessions) in missing {
+        for (version, (row, sessions)) in missing {
             let Some(id) = VersionId::parse(&version) else { continue };
             // It may have been written or released meanwhile.
-            let row = self.read(move |tables| tables.version(&version)).await?;
+            let row = self.index.version(row.owner, &id).await?;
             let Some(row) = row.filter(|row| row.kept_by > 0) else { continue };
             if matches!(self.objects.get(&id, row.bytes).await, Ok(Some(_))) {
                 continue;

@@ -1,18 +1,21 @@
 //! The texts of versions: space for them before a turn runs, and reading them back.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::inner::{Inner, Store, version_id};
+use crate::session::blocking::blocking;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{EncodedText, IndexError, ReadOnly, Reservation, Tables, Write, text_bytes};
+use crate::session::index::{DamagedText, EncodedText, NewVersion, Reservation, TextRow, text_bytes};
 use crate::session::text::{AddedText, TextPart};
-
-/// Texts removed in one transaction, so that removing a long conversation does not keep others waiting.
-pub(super) const BATCH: usize = 500;
 
 /// Most tokens of a text that are read at once.
 pub const MAX_TEXT_PART: u64 = 1_000_000;
+
+/// Bytes of rows that are read at once: first few, because most texts are short, and then twice as many each time.
+const FIRST_BYTES: usize = 64 << 10;
+const MOST_BYTES: usize = 4 << 20;
 
 /// The text of a new version, with space for it.
 #[derive(Debug)]
@@ -21,18 +24,13 @@ pub(super) struct PreparedText {
     reservation: Arc<Reservation>,
 }
 
-impl PreparedText {
-    /// Adds it in the transaction that adds its version.
-    pub(super) fn add(
-        &self,
-        write: &mut Write<'_>,
-        owner: Owner,
-        version: &str,
-        parent: Option<&str>,
-    ) -> Result<(), IndexError> {
-        write.add_text(owner, version, parent, &self.encoded)?;
-        write.fulfil(Some(&self.reservation));
-        Ok(())
+impl NewVersion {
+    /// Adds the version's text, if there is one.
+    pub(super) fn add_text(&mut self, text: Option<PreparedText>) {
+        if let Some(PreparedText { encoded, reservation }) = text {
+            self.text = Some(encoded);
+            self.reserved.push(reservation);
+        }
     }
 }
 
@@ -55,41 +53,10 @@ impl Store {
         (start, end): (Option<u64>, Option<u64>),
     ) -> Result<(VersionId, TextPart), StoreError> {
         let id = self.inner.use_session(owner, id).await?;
-        let version = version.cloned();
-        let part = self.inner.read(move |tables| {
-            let version = listed(tables, owner, &id, version.as_ref())?;
-            let (total, _) = totals(tables, &version)?;
-            let (start, end) = within((start, end), total, MAX_TEXT_PART)?;
-            let part = tables.text_part(&version, total, (start, end))?;
-            Ok((version_id(&version).map_err(IndexError::Refused)?, part))
-        });
-        part.await
-    }
-}
-
-/// The version of a session that is named, or its head.
-pub(super) fn listed(
-    tables: &Tables<ReadOnly>,
-    owner: Owner,
-    session: &SessionId,
-    version: Option<&VersionId>,
-) -> Result<String, IndexError> {
-    let head = tables.own_session(owner, session.as_str())?.head;
-    let Some(named) = version.map(VersionId::as_str).filter(|named| *named != head) else { return Ok(head) };
-    let is_listed = tables.lineage(session.as_str())?.iter().any(|entry| entry.version == named);
-    if is_listed { Ok(named.to_owned()) } else { Err(IndexError::Refused(StoreError::VERSION)) }
-}
-
-/// Tokens and messages of a version's text.
-pub(super) fn totals(tables: &Tables<ReadOnly>, version: &str) -> Result<(u64, u64), IndexError> {
-    match tables.text_totals(version)? {
-        Some(totals) => Ok(totals),
-        // An empty version has no row, because nothing would be in it.
-        None if tables.require_version(version)?.seed.is_some() => Ok((0, 0)),
-        None => {
-            let version = version_id(version).map_err(IndexError::Refused)?;
-            Err(IndexError::Refused(StoreError::TextNotKept { version }))
-        }
+        let (version, total, _) = self.inner.totals(owner, &id, version).await?;
+        let (start, end) = within((start, end), total, MAX_TEXT_PART)?;
+        let part = self.inner.text_part(&version, total, (start, end)).await?;
+        Ok((version, part))
     }
 }
 
@@ -99,11 +66,10 @@ pub(super) fn within(
     (start, end): (Option<u64>, Option<u64>),
     total: u64,
     most: u64,
-) -> Result<(u64, u64), IndexError> {
+) -> Result<(u64, u64), StoreError> {
     let start = start.unwrap_or(0);
     let end = end.unwrap_or_else(|| total.min(start.saturating_add(most)));
-    let refused =
-        |parameter, least, most, found| Err(IndexError::Refused(StoreError::Range { parameter, least, most, found }));
+    let refused = |parameter, least, most, found| Err(StoreError::Range { parameter, least, most, found });
     if start > total {
         return refused("start", 0, total, start);
     }
@@ -139,12 +105,128 @@ impl Inner {
         Ok(Some(PreparedText { encoded, reservation }))
     }
 
-    /// Removes texts that nothing refers to any more, and returns how many.
-    pub(super) async fn remove_dead_texts(&self) -> Result<usize, StoreError> {
-        let mut removed = 0;
-        while self.read(Tables::any_dead_text).await? {
-            removed += self.run_freeing(|write| write.remove_dead_texts(BATCH)).await?;
+    /// A version that the session lists, or its head, and the tokens and messages of its text.
+    pub(super) async fn totals(
+        &self,
+        owner: Owner,
+        session: &SessionId,
+        version: Option<&VersionId>,
+    ) -> Result<(VersionId, u64, u64), StoreError> {
+        let listed = self.index.listed(owner, session, version).await?;
+        let version = version_id(&listed.id)?;
+        let (tokens, messages) = self.totals_of(&version, listed.row.seed.is_some()).await?;
+        Ok((version, tokens, messages))
+    }
+
+    /// The tokens and messages of a version's text.
+    pub(super) async fn totals_of(&self, version: &VersionId, is_empty: bool) -> Result<(u64, u64), StoreError> {
+        match self.index.text(version.as_str(), 1).await?.first() {
+            Some((_, row)) => {
+                let row = TextRow::parse(row)?;
+                Ok((row.total(), row.messages))
+            }
+            // An empty version has no row, because nothing would be in it.
+            None if is_empty => Ok((0, 0)),
+            None => Err(StoreError::TextNotKept { version: version.clone() }),
         }
-        Ok(removed)
+    }
+
+    /// The tokens of a version's text from `start` to `end`.
+    pub(super) async fn text_part(
+        &self,
+        version: &VersionId,
+        total: u64,
+        (start, end): (u64, u64),
+    ) -> Result<TextPart, StoreError> {
+        let mut pieces = Vec::new();
+        if start < end {
+            let visit = move |pieces: &mut Vec<Vec<u32>>, _: &str, row: &TextRow<'_>, end: u64| {
+                if row.kept.max(start) < end {
+                    pieces.push(row.tokens(row.kept.max(start) - row.kept, end - row.kept)?);
+                }
+                Ok(row.kept > start)
+            };
+            pieces = self.visit_text(version, end, pieces, visit).await?;
+        }
+        pieces.reverse();
+        let tokens = pieces.concat();
+        if tokens.len() as u64 != end - start {
+            let found = tokens.len();
+            let reason = format!("the text of version {version} has {found} of {} tokens", end - start);
+            return Err(DamagedText(reason).into());
+        }
+        Ok(TextPart { total, start, end, tokens })
+    }
+
+    /// How many tokens two versions' texts have in common because the same rows have them. They may begin with more that are
+    /// equal. Versions come with their numbers of tokens.
+    pub(super) async fn shared_text(
+        &self,
+        one: (&VersionId, u64),
+        other: (&VersionId, u64),
+    ) -> Result<u64, StoreError> {
+        if one.1.min(other.1) == 0 {
+            // An empty version has no row.
+            return Ok(0);
+        }
+        let visit = |ends: &mut HashMap<String, u64>, version: &str, _: &TextRow<'_>, end: u64| {
+            ends.insert(version.to_owned(), end);
+            Ok(true)
+        };
+        let ends = self.visit_text(one.0, one.1, HashMap::new(), visit).await?;
+        let visit = |(ends, shared): &mut (HashMap<String, u64>, u64), version: &str, _: &TextRow<'_>, end: u64| {
+            let both = ends.get(version).map(|of_one| end.min(*of_one));
+            *shared = both.unwrap_or(0);
+            Ok(both.is_none())
+        };
+        Ok(self.visit_text(other.0, other.1, (ends, 0), visit).await?.1)
+    }
+
+    /// Visits the rows that make up the first `end` tokens of a version's text, from the last one back, until `visit`
+    /// returns false: with what it has found so far, the version, its row, and the position where the part of the text ends
+    /// that comes from it. Returns what it has found.
+    pub(super) async fn visit_text<F: Send + 'static>(
+        &self,
+        version: &VersionId,
+        end: u64,
+        mut found: F,
+        visit: impl Fn(&mut F, &str, &TextRow<'_>, u64) -> Result<bool, StoreError> + Copy + Send + 'static,
+    ) -> Result<F, StoreError> {
+        let (mut next, mut seen, mut bytes) = (Some((version.to_string(), end)), HashSet::new(), FIRST_BYTES);
+        while let Some((id, end)) = next {
+            let rows = self.index.text(&id, bytes).await?;
+            if rows.is_empty() {
+                return Err(self.missing_text(version, &id).await);
+            }
+            // Decoding takes its time.
+            (found, seen, next) = blocking(move || {
+                let mut next = Some((id, end));
+                for (id, row) in rows {
+                    let row = TextRow::parse(&row)?;
+                    let (id, end) = (id, next.take().map_or(0, |(_, end)| end));
+                    if !visit(&mut found, &id, &row, end.min(row.total()))? {
+                        break;
+                    }
+                    next = row.parent.map(|parent| (parent.to_owned(), row.kept.min(end)));
+                    if !seen.insert(id) {
+                        return Err(DamagedText("the text of a version is endless".to_owned()).into());
+                    }
+                }
+                Ok((found, seen, next))
+            })
+            .await?;
+            bytes = bytes.saturating_mul(2).min(MOST_BYTES);
+        }
+        Ok(found)
+    }
+
+    /// Why a row of a version's text is missing.
+    async fn missing_text(&self, version: &VersionId, missing: &str) -> StoreError {
+        match self.index.text(version.as_str(), 1).await {
+            // The version has been removed meanwhile.
+            Ok(rows) if rows.is_empty() => StoreError::TextNotKept { version: version.clone() },
+            Ok(_) => DamagedText(format!("the text of version {missing} is missing")).into(),
+            Err(error) => error,
+        }
     }
 }

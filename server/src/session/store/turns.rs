@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::inner::{Inner, LastUses, Store, count, detached, now, version_id};
+use super::load::Prepared;
 use super::turn_forks::{TurnFork, TurnForks};
-use super::types::{Metadata, NewSession, ReceiptKey, Session, Start, Tier, TurnNote, Version};
+use super::types::{NewSession, ReceiptKey, Session, Start, Tier, TurnNote, Version};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{Reservation, SessionRow, VersionRow, most_bytes, text_bytes};
+use crate::session::index::{Commit, Reservation, Rewind, SessionRow, VersionRow, most_bytes, text_bytes};
 use crate::session::lease::Lease;
+use crate::session::patch::Metadata;
 use crate::session::snapshot::Snapshot;
 
 /// A session in use. Dropping it releases the session unchanged.
@@ -22,12 +24,32 @@ pub struct Turn {
     absent: Option<NewSession>,
     head: Arc<Snapshot>,
     tier: Tier,
+    expectation: Expectation,
     lease: RecordedLease,
     /// Space for the new version, enough for the largest possible one.
     reserved: Arc<Reservation>,
     /// Space for the text that it adds.
     text_reserved: Option<Arc<Reservation>>,
     forks: TurnForks,
+}
+
+/// What a request expects of its session's head until it ends.
+#[derive(Clone, Copy, Debug)]
+struct Expectation {
+    /// Whether the client named the head.
+    named: bool,
+    /// How many times the index had been opened when the head was read.
+    opened: u64,
+}
+
+impl Expectation {
+    /// The error of a request that was refused because the head is another version.
+    fn refusal(self, error: StoreError) -> StoreError {
+        match error {
+            StoreError::Stale { head } if !self.named => StoreError::Conflict { head },
+            error => error,
+        }
+    }
 }
 
 /// A session's lease, which records the session's last use when it is released.
@@ -59,12 +81,13 @@ impl Store {
         wait: Duration,
     ) -> Result<Turn, StoreError> {
         let inner = &self.inner;
-        let (lease, row, head) = inner.hold(owner, id, if_match, wait).await?;
+        let (lease, expectation, row, head) = inner.hold(owner, id, if_match, wait).await?;
         let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
         let (snapshot, tier) = inner.fetch(&version_id(&row.head)?, &head).await?;
         let session = inner.session(id.clone(), row, head)?;
         let (inner, text_reserved, forks) = (Arc::clone(inner), None, TurnForks::default());
-        Ok(Turn { inner, owner, session, absent: None, head: snapshot, tier, lease, reserved, text_reserved, forks })
+        let (absent, head) = (None, snapshot);
+        Ok(Turn { inner, owner, session, absent, head, tier, expectation, lease, reserved, text_reserved, forks })
     }
 
     /// As [`Self::begin`]. If there is no session with this id, it is the turn of an empty one, which [`Turn::create_session`]
@@ -81,7 +104,8 @@ impl Store {
     ) -> Result<Turn, StoreError> {
         let inner = &self.inner;
         let lease = inner.lease(id, wait).await?;
-        let (session, absent, head) = match inner.rows(owner, id).await {
+        let expectation = Expectation { named: false, opened: inner.index.opened() };
+        let (session, absent, head) = match inner.index.head(owner, id).await {
             Ok((row, head)) if !inner.has_ended(id, &row) => {
                 (inner.session(id.clone(), row, head.clone())?, None, Some(head))
             }
@@ -98,14 +122,14 @@ impl Store {
             None => (Arc::new(Snapshot::empty(seed)), Tier::Memory),
         };
         let (inner, text_reserved, forks) = (Arc::clone(inner), None, TurnForks::default());
-        Ok(Turn { inner, owner, session, absent, head, tier, lease, reserved, text_reserved, forks })
+        Ok(Turn { inner, owner, session, absent, head, tier, expectation, lease, reserved, text_reserved, forks })
     }
 
     /// Moves a session's head to another version of the same owner whose snapshot is kept. The session then lists it, and so
     /// its ancestors.
     ///
     /// # Errors
-    /// No such session or version, it is in use, its head is not `if_match`, or the disk fails.
+    /// No such session or version, it is in use, its head is not `if_match` or another server moves it, or the disk fails.
     pub async fn rewind(
         &self,
         owner: Owner,
@@ -115,20 +139,12 @@ impl Store {
         wait: Duration,
     ) -> Result<Session, StoreError> {
         let (inner, id, to) = (Arc::clone(&self.inner), id.clone(), to.clone());
-        let (lease, ..) = inner.hold(owner, &id, if_match, wait).await?;
-        inner.ensure_ballast().await?;
+        let (lease, expectation, row, _) = inner.hold(owner, &id, if_match, wait).await?;
+        inner.index.ready().await?;
         detached(async move {
-            let (name, bounds) = (id.clone(), inner.bounds());
-            let moved = inner.writer.run(move |write| {
-                let old = write.tables.own_session(owner, name.as_str())?;
-                let head = write.tables.kept_version(owner, to.as_str())?;
-                let mut row = old.clone();
-                row.touch();
-                write.adopt(name.as_str(), &mut row, to.as_str(), bounds)?;
-                write.put_session(name.as_str(), Some(&old), &row)?;
-                Ok((row, head))
-            });
-            let (row, head) = moved.await?;
+            let (session, bounds, expected) = (id.clone(), inner.bounds(), version_id(&row.head)?);
+            let moved = inner.index.rewind(Rewind { owner, session, expected, to, bounds, now: now() });
+            let (row, head) = moved.await.map_err(|error| expectation.refusal(error))?;
             drop(lease);
             inner.session(id, row, head)
         })
@@ -167,37 +183,27 @@ fn absent_session(id: &SessionId, metadata: &Metadata) -> Session {
 }
 
 impl Inner {
-    /// Takes a session's lease and reads its rows, which nobody else can then change.
+    /// Takes a session's lease and reads its rows, which no other request of this server then changes.
     async fn hold(
         &self,
         owner: Owner,
         id: &SessionId,
         if_match: Option<VersionId>,
         wait: Duration,
-    ) -> Result<(RecordedLease, SessionRow, VersionRow), StoreError> {
+    ) -> Result<(RecordedLease, Expectation, SessionRow, VersionRow), StoreError> {
         self.live(owner, id).await?;
         let lease = self.lease(id, wait).await?;
-        let (row, head) = self.rows(owner, id).await?;
+        let expectation = Expectation { named: if_match.is_some(), opened: self.index.opened() };
+        let (row, head) = self.index.head(owner, id).await?;
         if if_match.is_some_and(|expected| expected.as_str() != row.head) {
             return Err(StoreError::Stale { head: version_id(&row.head)? });
         }
-        Ok((lease, row, head))
+        Ok((lease, expectation, row, head))
     }
 
     async fn lease(&self, id: &SessionId, wait: Duration) -> Result<RecordedLease, StoreError> {
         let lease = self.leases.take(id, wait).await?;
         Ok(RecordedLease { lease: Some(lease), last_uses: self.last_uses.clone(), id: id.clone() })
-    }
-
-    /// The rows of a session and its head.
-    async fn rows(&self, owner: Owner, id: &SessionId) -> Result<(SessionRow, VersionRow), StoreError> {
-        let name = id.clone();
-        let rows = self.read(move |tables| {
-            let row = tables.own_session(owner, name.as_str())?;
-            let head = tables.require_version(&row.head)?;
-            Ok((row, head))
-        });
-        rows.await
     }
 }
 
@@ -260,7 +266,9 @@ impl Turn {
     /// When this returns, the turn is committed. The commit completes even if the caller goes away.
     ///
     /// # Errors
-    /// The session was deleted meanwhile, a quota or the disk is full, or the disk fails.
+    /// The session was deleted meanwhile, another server has moved its head ([`StoreError::Stale`] if the client named the
+    /// head, otherwise [`StoreError::Conflict`]) or has answered the same request, a quota or the disk is full, or the disk
+    /// fails.
     pub async fn commit(
         mut self,
         snapshot: Arc<Snapshot>,
@@ -270,42 +278,46 @@ impl Turn {
     ) -> Result<Session, StoreError> {
         let commit = async move {
             self.create_session().await?;
-            let Self { inner, owner, session, lease, reserved, text_reserved, forks, .. } = self;
+            let Self { inner, owner, session, expectation, lease, reserved, text_reserved, forks, .. } = self;
+            let parent = session.head.id.clone();
             let _room = inner.admit_receipt(owner, receipt.as_ref()).await?;
             let text = inner.prepare_text(owner, note.text.as_ref(), text_reserved).await?;
-            let forks = Arc::new(inner.prepare_forks(owner, forks).await?);
-            let prepared = match inner.prepare(owner, &version, &snapshot, Some(reserved)).await {
-                Ok(prepared) => prepared,
-                Err(error) => return Err(inner.abandon_forks(&forks, error).await),
+            let forks = inner.prepare_forks(owner, forks, &parent).await?;
+            let Prepared { version: mut new, upload } =
+                match inner.prepare(owner, &version, &snapshot, Some(reserved)).await {
+                    Ok(prepared) => prepared,
+                    Err(error) => return Err(inner.abandon_forks(forks, error).await),
+                };
+            note.describe(&mut new.row, (&session.id, &parent));
+            new.add_text(text);
+            let mut commit = Commit {
+                owner,
+                session: session.id.clone(),
+                expected: parent,
+                version: new,
+                forks: forks.versions(),
+                max_sessions: inner.options.owner_sessions,
+                bounds: inner.bounds(),
+                now: now(),
+                receipt: receipt.map(|receipt| inner.kept_receipt(receipt)),
             };
-            let others = Arc::clone(&forks);
-            let (name, head, parent) = (session.id.clone(), version.clone(), session.head.id.clone());
-            let bounds = inner.bounds();
-            let receipt_expiry = inner.receipt_expiry();
-            let committed = inner.writer.run(move |write| {
-                let old = write.tables.own_session(owner, name.as_str())?;
-                let ancestry = others.check(write, &name, &parent)?;
-                let version = note.row((&name, parent.as_str()), &prepared.row);
-                let mut row = old.clone();
-                row.touch();
-                // The forks come first, because the new head may make the session release a version that they keep.
-                others.add(write, (&name, &old), &ancestry, bounds)?;
-                write.add_version(head.as_str(), &version)?;
-                write.push_head(name.as_str(), &mut row, head.as_str(), bounds)?;
-                write.put_session(name.as_str(), Some(&old), &row)?;
-                if let Some((ReceiptKey(key), answer)) = &receipt {
-                    write.put_receipt(owner, key, receipt_expiry, answer)?;
+            let mut committed = inner.index.commit(commit.clone()).await;
+            if let Err(StoreError::Stale { head }) = &committed
+                && inner.index.opened() != expectation.opened
+            {
+                // The index has lost the expected head, which was not on disk yet. It is this server's alone, whose lease keeps
+                // others from the session, so the turn takes the place of what was lost: it has the whole state.
+                commit.expected = head.clone();
+                committed = inner.index.commit(commit).await;
+            }
+            let committed = match committed {
+                Err(error) => {
+                    let found = inner.find_commit(owner, &session.id, &version, &error).await;
+                    found.ok_or_else(|| expectation.refusal(error))
                 }
-                if let Some(text) = &text {
-                    text.add(write, owner, head.as_str(), Some(parent.as_str()))?;
-                }
-                write.fulfil(prepared.reservation.as_ref());
-                Ok((row, version))
-            });
-            let committed = match committed.await {
-                Err(error) => inner.find_commit(owner, &session.id, &version, &error).await.ok_or(error),
                 committed => committed,
             };
+            drop(upload);
             match committed {
                 Ok((row, head)) => {
                     if head.seed.is_none() {
@@ -318,7 +330,7 @@ impl Turn {
                     inner.session(session.id, row, head)
                 }
                 Err(error) => {
-                    let error = inner.abandon_forks(&forks, error).await;
+                    let error = inner.abandon_forks(forks, error).await;
                     Err(inner.abandon(&version, error).await)
                 }
             }

@@ -9,11 +9,9 @@ use bytes::Bytes;
 
 use crate::session::conversation::Conversation;
 use crate::session::id::{SessionId, VersionId};
+use crate::session::patch::Metadata;
 use crate::session::snapshot::Snapshot;
 use crate::session::text::AddedText;
-
-/// A client's own notes on a session.
-pub type Metadata = BTreeMap<String, String>;
 
 /// Converts snapshots to bytes and back.
 pub trait SnapshotCodec: Send + Sync {
@@ -147,17 +145,6 @@ pub enum Start {
     Uploaded(Arc<Snapshot>, Conversation),
     /// A version of the same owner.
     Version(VersionId),
-}
-
-/// Changes to a session; `None` leaves a value as it is.
-#[derive(Clone, Debug, Default)]
-pub struct Patch {
-    /// The new notes, replacing all old ones.
-    pub metadata: Option<Metadata>,
-    /// How long it is kept after its last use; `Some(None)`: for ever.
-    pub ttl: Option<Option<Duration>>,
-    /// The new label of the head; `Some(None)`: none.
-    pub label: Option<Option<String>>,
 }
 
 /// The current description of a session.
@@ -304,7 +291,7 @@ pub struct NewResponse {
 pub struct ReceiptKey(pub String);
 
 /// A key and a function that makes the answer from the result. Result and receipt are stored in one transaction.
-pub type Receipt<T> = (ReceiptKey, Box<dyn Fn(&T) -> Vec<u8> + Send>);
+pub type Receipt<T> = (ReceiptKey, Box<dyn Fn(&T) -> Vec<u8> + Send + Sync>);
 
 /// Forks to create.
 #[derive(Clone, Debug, Default)]

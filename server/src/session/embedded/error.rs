@@ -1,6 +1,7 @@
 //! Why a request to the index failed.
 
 use crate::session::error::StoreError;
+use crate::session::index::DamagedText;
 
 /// The cause of a failed transaction, or of one failed request in it.
 #[derive(Debug)]
@@ -21,6 +22,18 @@ macro_rules! broken_by {
             }
         }
     )*};
+}
+
+impl From<StoreError> for IndexError {
+    fn from(error: StoreError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<DamagedText> for IndexError {
+    fn from(DamagedText(reason): DamagedText) -> Self {
+        Self::Row(reason)
+    }
 }
 
 impl From<std::io::Error> for IndexError {

@@ -6,24 +6,17 @@ use redb::ReadableTable;
 
 use super::error::IndexError;
 use super::eviction::response_rank;
-use super::rows::{ResponseRow, VersionRow};
 use super::tables::{Access, Tables, damaged_row};
 use super::transaction::Write;
+use crate::session::error::StoreError;
 use crate::session::id::Owner;
+use crate::session::index::{NewReceipt, ResponseRow, receipt_bytes};
 
 /// Prefix of a receipt's name in the order of expiry.
 const RECEIPT: &str = "key_";
 
-/// Bytes of the index for a receipt, in addition to its key and answer.
-const RECEIPT_ROW: usize = 256;
-
 /// Sorts after every name.
 const LAST: &str = "\u{10ffff}";
-
-/// What a receipt counts towards the budgets: its key and answer, and what the index needs beside them.
-pub(crate) fn receipt_bytes(key: &str, answer: &[u8]) -> u64 {
-    (key.len() + answer.len() + RECEIPT_ROW) as u64
-}
 
 fn receipt_name(owner: Owner, key: &str) -> String {
     format!("{RECEIPT}{:032x}{key}", u128::from_be_bytes(owner.0))
@@ -60,12 +53,22 @@ impl<A: Access> Tables<A> {
 }
 
 impl Write<'_> {
+    /// Refuses if the key of a receipt to store has one that has not expired.
+    pub(super) fn check_receipt<A>(&self, owner: Owner, new: Option<&NewReceipt<A>>) -> Result<(), IndexError> {
+        let Some(NewReceipt { key, now, .. }) = new else { return Ok(()) };
+        match self.tables.receipt(owner, key)? {
+            Some((ends, _)) if ends > *now => Err(StoreError::Answered.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Stores a receipt, replacing any earlier one under the same key.
-    pub(crate) fn put_receipt(&mut self, owner: Owner, key: &str, ends: u64, answer: &[u8]) -> Result<(), IndexError> {
+    pub(super) fn put_receipt(&mut self, owner: Owner, receipt: &NewReceipt<Vec<u8>>) -> Result<(), IndexError> {
+        let NewReceipt { key, ends, answer, .. } = receipt;
         self.remove_receipt(owner, key)?;
         self.add_receipt_bytes(owner, receipt_bytes(key, answer) as i64)?;
-        self.tables.receipts.insert((&owner.0, key), (ends, answer))?;
-        self.tables.ends.insert((ends, &*receipt_name(owner, key)), ())?;
+        self.tables.receipts.insert((&owner.0, &**key), (*ends, &**answer))?;
+        self.tables.ends.insert((*ends, &*receipt_name(owner, key)), ())?;
         Ok(())
     }
 
@@ -104,9 +107,8 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// Stores a response, which keeps its version.
-    pub(crate) fn put_response(&mut self, id: &str, row: &ResponseRow, version: &VersionRow) -> Result<(), IndexError> {
-        self.add_version(&row.version, version)?;
+    /// Stores a response, which keeps its version. That has been added.
+    pub(super) fn put_response(&mut self, id: &str, row: &ResponseRow) -> Result<(), IndexError> {
         self.point(&row.version, 1, 1)?;
         self.tables.responses.insert(id, (&row.owner.0, &*row.version, row.ends, &*row.body))?;
         self.tables.ends.insert((row.ends, id), ())?;

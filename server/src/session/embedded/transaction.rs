@@ -2,18 +2,15 @@
 //!
 //! Several requests share one transaction, so a function must check everything before it changes anything.
 
-use std::sync::Arc;
-
 use redb::WriteTransaction;
 use serde::Serialize;
 
-use super::capacity::{Change, Reservation};
 use super::changes::{Changes, Recorder};
 use super::error::IndexError;
-use super::rows::{SessionRow, VersionRow};
 use super::tables::{ReadWrite, Tables, damaged_row};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
+use crate::session::index::{Change, SessionRow, VersionRow};
 
 /// An open write transaction.
 pub(crate) struct Write<'t> {
@@ -38,11 +35,6 @@ impl<'t> Write<'t> {
     /// The rows changed so far, for the journal.
     pub(super) fn take_changes(&self) -> Changes {
         self.recorder.take()
-    }
-
-    /// Counts the version in the totals from this transaction on, in place of its reservation.
-    pub(crate) fn fulfil(&mut self, reservation: Option<&Arc<Reservation>>) {
-        self.change.fulfilled.extend(reservation.cloned());
     }
 
     // ---- Totals

@@ -11,11 +11,11 @@ use super::file::{FORMAT, Failed, NEW, PANICKED, connect, create_file, create_ne
 use super::journal::Journal;
 use super::place::{JOURNAL, Place};
 use super::record::{self, Contents, Entry, Position, Rows};
-use super::rows::VersionRow;
 use super::tables::{Tables, VERSIONS, parse};
 use super::transaction::Write;
 use crate::session::disk::{self, Disk};
 use crate::session::error::StoreError;
+use crate::session::index::VersionRow;
 
 /// Checks that an object can be read: its id and its bytes.
 pub(super) type WholeObject<'a> = dyn Fn(&str, u64) -> bool + 'a;

@@ -1,107 +1,38 @@
 //! The texts of versions. A version's row has what it adds to its parent's text and never changes; the rows of forks share
 //! their ancestors. A row lives as long as its version is listed or a child needs it, so texts outlive snapshots.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
-use redb::{ReadableTable, ReadableTableMetadata as _};
+use redb::ReadableTable;
 
 use super::error::IndexError;
 use super::tables::{Access, Tables, damaged_row};
-use super::text_row::{EncodedText, TextRow};
 use super::transaction::Write;
 use crate::session::id::Owner;
-use crate::session::text::TextPart;
-
-/// Bytes of the index for a text, in addition to its row.
-const TEXT_ROW: u64 = 128;
-
-/// What a text with a row of `row` bytes counts towards the budgets.
-pub(crate) fn text_bytes(row: u64) -> u64 {
-    row + TEXT_ROW
-}
+use crate::session::index::{EncodedText, TextRow, text_bytes};
 
 impl<A: Access> Tables<A> {
-    /// Visits the rows that make up the first `end` tokens of a version's text, from the last one back, until `visit`
-    /// returns false: the version, its row, and the position where the part of the text ends that comes from it. Returns
-    /// false if the version has no text.
-    pub(crate) fn visit_text(
-        &self,
-        version: &str,
-        end: u64,
-        mut visit: impl FnMut(&str, &TextRow<'_>, u64) -> Result<bool, IndexError>,
-    ) -> Result<bool, IndexError> {
-        let mut next = (version.to_owned(), end);
-        // No more than there are, even if damaged rows form a circle.
-        for at in 0..self.texts.len()? {
-            let (id, end) = &next;
-            let Some(row) = self.texts.get(&**id)? else {
-                return if at == 0 {
-                    Ok(false)
-                } else {
-                    Err(damaged_row(format!("the text of version {id} is missing")))
-                };
-            };
-            let row = TextRow::parse(row.value())?;
-            if !visit(id, &row, (*end).min(row.total()))? {
-                return Ok(true);
-            }
-            let Some(parent) = row.parent else { return Ok(true) };
-            next = (parent.to_owned(), row.kept.min(*end));
+    /// The rows of a version's text, its own first and then those of the texts that each continues: at least one, until they
+    /// have `bytes` bytes. Empty if the version has no text.
+    pub(super) fn text_rows(&self, version: &str, bytes: usize) -> Result<Vec<(String, Vec<u8>)>, IndexError> {
+        let (mut rows, mut read, mut next) = (Vec::new(), 0, Some(version.to_owned()));
+        while let Some(id) = next.take().filter(|_| rows.is_empty() || read < bytes)
+            && let Some(row) = self.texts.get(&*id)?
+        {
+            let row = row.value().to_owned();
+            read += row.len();
+            // Who needs a damaged row finds out when it is parsed there.
+            next = TextRow::parse(&row).ok().and_then(|row| row.parent.map(str::to_owned));
+            rows.push((id, row));
         }
-        if self.texts.is_empty()? {
-            Ok(false)
-        } else {
-            Err(damaged_row(format!("the text of version {version} is endless")))
-        }
+        Ok(rows)
     }
 
     /// Tokens and messages of a version's text; `None` if it has none.
-    pub(crate) fn text_totals(&self, version: &str) -> Result<Option<(u64, u64)>, IndexError> {
+    fn text_totals(&self, version: &str) -> Result<Option<(u64, u64)>, IndexError> {
         let Some(row) = self.texts.get(version)? else { return Ok(None) };
         let row = TextRow::parse(row.value())?;
         Ok(Some((row.total(), row.messages)))
-    }
-
-    /// The tokens of a version's text from `start` to `end`.
-    pub(crate) fn text_part(
-        &self,
-        version: &str,
-        total: u64,
-        (start, end): (u64, u64),
-    ) -> Result<TextPart, IndexError> {
-        let mut pieces = Vec::new();
-        if start < end {
-            self.visit_text(version, end, |_, row, end| {
-                if row.kept.max(start) < end {
-                    pieces.push(row.tokens(row.kept.max(start) - row.kept, end - row.kept)?);
-                }
-                Ok(row.kept > start)
-            })?;
-        }
-        pieces.reverse();
-        let tokens = pieces.concat();
-        if tokens.len() as u64 != end - start {
-            let found = tokens.len();
-            return Err(damaged_row(format!("the text of version {version} has {found} of {} tokens", end - start)));
-        }
-        Ok(TextPart { total, start, end, tokens })
-    }
-
-    /// How many tokens two versions' texts have in common because the same rows have them. They may begin with more that are
-    /// equal. Versions come with their numbers of tokens.
-    pub(crate) fn shared_text(&self, one: (&str, u64), other: (&str, u64)) -> Result<u64, IndexError> {
-        let mut ends = HashMap::new();
-        self.visit_text(one.0, one.1, |version, _, end| {
-            ends.insert(version.to_owned(), end);
-            Ok(true)
-        })?;
-        let mut shared = 0;
-        self.visit_text(other.0, other.1, |version, _, end| {
-            let both = ends.get(version).map(|of_one| end.min(*of_one));
-            shared = both.unwrap_or(0);
-            Ok(both.is_none())
-        })?;
-        Ok(shared)
     }
 
     /// Whether there are texts that nothing refers to any more.

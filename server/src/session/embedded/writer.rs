@@ -8,7 +8,7 @@ use std::thread;
 use redb::{Database, Durability};
 use tokio::sync::oneshot;
 
-use super::database::Index;
+use super::database::OpenIndex;
 use super::error::IndexError;
 use super::queue::{MAX_WAITING, Queue, Refused};
 use super::transaction::Write;
@@ -16,10 +16,10 @@ use crate::session::error::StoreError;
 use crate::session::id::VersionId;
 
 /// Called with the versions whose snapshots nothing points to any more.
-type Freed = Box<dyn Fn(&[VersionId]) + Send>;
+pub(super) type Freed = Box<dyn Fn(&[VersionId]) + Send>;
 
 /// Syncs objects to disk, before an index that names them is.
-type SyncObjects = Box<dyn Fn() -> Result<(), StoreError> + Send>;
+pub(super) type SyncObjects = Box<dyn Fn() -> Result<(), StoreError> + Send>;
 
 /// A request to the thread. Its work may run again if its transaction fails.
 trait Operation: Send {
@@ -72,7 +72,7 @@ pub(crate) struct Writer {
 
 /// State of the thread.
 struct WriterThread {
-    index: Arc<Index>,
+    index: Arc<OpenIndex>,
     durable: bool,
     transactions: Arc<AtomicU64>,
     /// Called after each commit that freed any version.
@@ -84,13 +84,12 @@ struct WriterThread {
 impl Writer {
     /// Starts the thread, which stops when the writer is dropped.
     pub(crate) fn start(
-        index: Arc<Index>,
+        index: Arc<OpenIndex>,
         durable: bool,
-        freed: impl Fn(&[VersionId]) + Send + 'static,
-        sync_objects: impl Fn() -> Result<(), StoreError> + Send + 'static,
+        freed: Freed,
+        sync_objects: SyncObjects,
     ) -> Result<Self, StoreError> {
         let transactions = Arc::default();
-        let (freed, sync_objects) = (Box::new(freed), Box::new(sync_objects));
         let state = WriterThread { index, durable, transactions: Arc::clone(&transactions), freed, sync_objects };
         let queue = Queue::start("index", move |jobs| state.group(jobs))
             .map_err(|error| StoreError::from_io("starting the index's thread failed", &error))?;

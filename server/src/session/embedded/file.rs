@@ -7,13 +7,13 @@ use std::sync::Arc;
 use redb::backends::InMemoryBackend;
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable as _, StorageBackend};
 
-use super::capacity::Totals;
 use super::error::IndexError;
 use super::place::{Place, later};
 use super::tables::{Access, Tables};
 use crate::session::disk::{DiskFile, OpenMode};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
+use crate::session::index::Totals;
 
 /// Bytes that redb caches in memory, in addition to the store's budget.
 const CACHE: usize = 64 << 20;

@@ -7,12 +7,12 @@ use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
 use redb::{Range, ReadableTable};
 
-use super::capacity::Victims;
 use super::error::IndexError;
-use super::rows::{ResponseRow, SessionRow};
 use super::tables::{Access, Tables, damaged_row};
 use super::transaction::Write;
 use crate::session::id::{Owner, ResponseId};
+use crate::session::index::Victims;
+use crate::session::index::{ResponseRow, SessionRow};
 
 /// Added to the expiry of responses, so that they rank after all sessions.
 const RESPONSES: u64 = 1 << 63;

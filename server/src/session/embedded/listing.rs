@@ -14,11 +14,11 @@ use super::file::{Failed, PANICKED, connect};
 use super::place::{Lock, Place};
 use super::record;
 use super::recovery::create_tables;
-use super::rows::{LineageEntry, SessionRow, VersionRow};
 use super::tables::{KEPT, KNOWN, REBUILT, RESPONSES, SESSIONS, TEXT_REFS, Tables, VERSIONS, parse};
-use super::text_row::TextRow;
 use crate::session::disk::SystemDisk;
 use crate::session::error::StoreError;
+use crate::session::index::TextRow;
+use crate::session::index::{LineageEntry, SessionRow, VersionRow};
 
 /// Sessions, versions and responses by id.
 #[derive(Debug, Default)]

@@ -8,9 +8,9 @@ use redb::{Key, ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, 
 use super::changes::{Recorded, Recorder, RowKey};
 use super::error::IndexError;
 use super::record::Position;
-use super::rows::{LineageEntry, ResponseRow, SessionRow, VersionRow};
 use crate::session::error::StoreError;
 use crate::session::id::Owner;
+use crate::session::index::{LineageEntry, Missing, ResponseRow, SessionRow, VersionRow};
 
 type Str = &'static str;
 type Bytes = &'static [u8];
@@ -281,20 +281,20 @@ impl<A: Access> Tables<A> {
         Ok(self.garbage.get(id)?.is_none() && self.version(id)?.is_none_or(|row| row.kept_by == 0))
     }
 
-    /// The kept versions whose objects are not among `objects`, each with the sessions that keep it.
-    pub(crate) fn missing(&self, objects: &HashSet<String>) -> Result<BTreeMap<String, Vec<String>>, IndexError> {
-        let mut missing = BTreeMap::new();
+    /// The versions that need an object which is not among `objects`, each with the sessions that keep it.
+    pub(super) fn missing(&self, objects: &HashSet<String>) -> Result<Missing, IndexError> {
+        let mut missing = Missing::new();
         for entry in self.versions.iter()? {
             let (id, row) = entry?;
-            let of_object = parse::<VersionRow>(row.value()).is_ok_and(|row| row.kept_by > 0 && row.bytes > 0);
-            if of_object && !objects.contains(id.value()) {
-                missing.insert(id.value().to_owned(), Vec::new());
+            let row = parse::<VersionRow>(row.value()).ok().filter(|row| row.kept_by > 0 && row.bytes > 0);
+            if let Some(row) = row.filter(|_| !objects.contains(id.value())) {
+                missing.insert(id.value().to_owned(), (row, Vec::new()));
             }
         }
         if !missing.is_empty() {
             for entry in self.kept.iter()? {
                 let (key, version) = entry?;
-                if let Some(sessions) = missing.get_mut(version.value()) {
+                if let Some((_, sessions)) = missing.get_mut(version.value()) {
                     sessions.push(key.value().0.to_owned());
                 }
             }

@@ -6,49 +6,9 @@ use std::collections::HashSet;
 use redb::ReadableTable;
 
 use super::error::IndexError;
-use super::rows::SessionRow;
 use super::tables::{Access, Tables, damaged_row};
 use super::transaction::Write;
-use crate::session::error::StoreError;
-use crate::session::tag::{TagName, VersionRef};
-
-/// Most versions that adopting one adds to a session, because other requests wait for its transaction.
-const MAX_ADOPTED: usize = 10_000;
-
-/// How many versions a session keeps and lists.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    /// Snapshots, including the head's and excluding those of tagged versions.
-    pub(crate) keep: usize,
-    /// Versions whose snapshots are gone.
-    pub(crate) lineage: usize,
-}
-
-impl SessionRow {
-    /// The version that is meant in this session; the head by default.
-    pub(crate) fn resolve<'v>(&'v self, version: Option<&'v VersionRef>) -> Result<&'v str, IndexError> {
-        match version {
-            None => Ok(&self.head),
-            Some(VersionRef::Id(id)) => Ok(id.as_str()),
-            Some(VersionRef::Tag(name)) => self.tagged(name),
-        }
-    }
-
-    /// The version that a tag names.
-    pub(crate) fn tagged(&self, name: &TagName) -> Result<&str, IndexError> {
-        self.tags.get(name.as_str()).map(String::as_str).ok_or(IndexError::Refused(StoreError::TAG))
-    }
-
-    /// The names of a version's tags.
-    pub(crate) fn tags_of(&self, version: &str) -> Vec<String> {
-        self.tags.iter().filter(|(_, tagged)| *tagged == version).map(|(name, _)| name.clone()).collect()
-    }
-
-    /// The versions that have tags.
-    pub(super) fn tagged_versions(&self) -> HashSet<&str> {
-        self.tags.values().map(String::as_str).collect()
-    }
-}
+use crate::session::index::{Bounds, MAX_ADOPTED, SessionRow};
 
 impl<A: Access> Tables<A> {
     /// Whether a session keeps a version that it lists; `None` if it does not list the version.

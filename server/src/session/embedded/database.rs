@@ -1,4 +1,4 @@
-//! The index: which sessions there are and which versions they point to, in one file of redb. It holds no snapshot.
+//! The open files of the index: one of redb, and its journal.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +8,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use redb::{Database, ReadableDatabase};
 
-use super::capacity::Capacity;
 use super::error::IndexError;
 use super::file::{Failed, connect, in_memory, panicked, totals};
 use super::journal::Journal;
@@ -16,9 +15,10 @@ use super::place::{Lock, Place};
 use super::recovery::{self, WholeObject};
 use super::tables::{ReadOnly, Tables};
 use crate::session::error::StoreError;
+use crate::session::index::Capacity;
 
-/// The open index.
-pub(crate) struct Index {
+/// The open files.
+pub(crate) struct OpenIndex {
     /// `None`: in memory.
     place: Option<Place>,
     /// `None` if it could not be reopened after a failure.
@@ -36,13 +36,13 @@ pub(crate) struct Index {
     lock: Mutex<Option<Lock>>,
 }
 
-impl fmt::Debug for Index {
+impl fmt::Debug for OpenIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Index").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("OpenIndex").field("place", &self.place).finish_non_exhaustive()
     }
 }
 
-impl Index {
+impl OpenIndex {
     /// Opens the index at `place`, creating or repairing it if necessary. With `sync`, a new file is synced to disk.
     /// `is_whole` checks objects that only the journal names.
     pub(crate) fn open(place: Place, lock: Lock, sync: bool, is_whole: &WholeObject<'_>) -> Result<Self, StoreError> {

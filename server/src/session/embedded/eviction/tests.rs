@@ -6,11 +6,11 @@ use proptest::prelude::*;
 use redb::{Durability, ReadableDatabase};
 
 use super::*;
-use crate::session::index::branches::Bounds;
-use crate::session::index::capacity::{Limits, Shortfall};
-use crate::session::index::database::Index;
-use crate::session::index::file::read_totals;
-use crate::session::index::rows::VersionRow;
+use crate::session::embedded::database::OpenIndex;
+use crate::session::embedded::file::read_totals;
+use crate::session::index::Bounds;
+use crate::session::index::VersionRow;
+use crate::session::index::{Limits, Shortfall};
 
 const LINEAGE: usize = 1000;
 
@@ -19,12 +19,12 @@ fn owner(number: u64) -> Owner {
     Owner(u128::from(number).to_be_bytes())
 }
 
-fn empty_index() -> Index {
-    Index::in_memory().expect("an index in memory")
+fn empty_index() -> OpenIndex {
+    OpenIndex::in_memory().expect("an index in memory")
 }
 
 /// Runs a transaction, and removes the garbage that it leaves.
-fn change<T>(index: &Index, work: impl FnOnce(&mut Write<'_>) -> Result<T, IndexError>) -> T {
+fn change<T>(index: &OpenIndex, work: impl FnOnce(&mut Write<'_>) -> Result<T, IndexError>) -> T {
     let done = index.with(|database| {
         let mut transaction = database.begin_write()?;
         transaction.set_durability(Durability::None)?;
@@ -74,7 +74,7 @@ struct Thing {
 
 /// What is stored, as plain lists beside the index.
 struct World {
-    index: Index,
+    index: OpenIndex,
     things: Vec<Thing>,
     /// Bytes by number.
     versions: Vec<u64>,
@@ -208,7 +208,10 @@ impl World {
         let (name, version) = (format!("resp_{ends:032x}"), self.versions.len());
         self.versions.push(bytes);
         let row = ResponseRow { owner, version: version_name(version), ends, body: Vec::new() };
-        change(&self.index, |write| write.put_response(&name, &row, &version_row(owner, bytes)));
+        change(&self.index, |write| {
+            write.add_version(&row.version, &version_row(owner, bytes))?;
+            write.put_response(&name, &row)
+        });
         self.things.push(Thing { name, owner, rank: response_rank(ends), kept: vec![(0, version)], head: None });
     }
 

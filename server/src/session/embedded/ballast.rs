@@ -1,6 +1,6 @@
 //! A file that reserves disk space, so that removals can still be recorded when the disk is full.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +8,7 @@ use crate::session::disk::{Disk, OpenMode};
 use crate::session::error::StoreError;
 
 /// The file in the store's folder.
-pub(super) const FILE: &str = "ballast";
+const FILE: &str = "ballast";
 
 /// More than an index transaction that removes something needs.
 const BYTES: usize = 1 << 20;
@@ -24,8 +24,9 @@ pub(super) struct Ballast {
 }
 
 impl Ballast {
-    /// `path` is `None` for a store in memory.
-    pub(super) fn new(disk: Arc<dyn Disk>, path: Option<PathBuf>) -> Self {
+    /// `folder` is `None` for a store in memory.
+    pub(super) fn new(disk: Arc<dyn Disk>, folder: Option<&Path>) -> Self {
+        let path = folder.map(|folder| folder.join(FILE));
         let length = |path: &PathBuf| disk.open(path, OpenMode::Read).and_then(|file| file.len());
         let exists = path.as_ref().is_none_or(|path| length(path).is_ok_and(|length| length == BYTES as u64));
         Self { disk, path, missing: Arc::new(AtomicBool::new(!exists)), in_use: Arc::default() }
