@@ -6,7 +6,6 @@ use crate::compute::sized;
 use crate::config::{DecoderConfig, PositionEmbedding, SourceConfig};
 use crate::encoder::Encoder;
 use crate::error::{ModelError, Result, SlotError};
-use crate::language_model::CHUNK;
 use crate::mixers::family;
 use crate::mixers::layer::{Kept, Layers, Rows, Step};
 use crate::nn::{Linear, Norm, Table};
@@ -14,6 +13,10 @@ use crate::probe::Probe;
 use crate::runner::Backend;
 use crate::state::{HostStates, PoolOptions, StatePool, Workspace, can_allocate};
 use crate::weights::{LoadError, Source, WeightType, Weights};
+
+/// Tokens of a text that are computed together. Fewer would read the weights more often; the intermediate results of more
+/// do not fit into a core's cache.
+const CHUNK: usize = 128;
 
 /// A decoder. Its weights are read-only: one decoder serves any number of pools.
 #[derive(Debug)]
@@ -156,7 +159,7 @@ impl Decoder {
         self.read(ids, pool, slot).map(|_| ())
     }
 
-    /// Reads tokens in chunks whose intermediate results stay in a core's cache; returns the length of the last chunk.
+    /// Reads tokens chunk by chunk; returns the length of the last chunk.
     fn read(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<usize> {
         self.check_ids(ids)?;
         let (before, last) = ids.split_at(ids.len().saturating_sub(1) / CHUNK * CHUNK);

@@ -7,9 +7,8 @@ use crate::error::{ModelError, SlotError};
 use crate::memory::Denominators;
 use crate::sampling::{Plans, Sampled};
 
-/// Tokens of a prompt that kernels read at once. Shorter chunks read the weights more often; the intermediate results of
-/// longer ones no longer fit into a core's cache.
-pub(crate) const CHUNK: usize = 128;
+/// Tokens of a prompt that one call should read where others wait: longer calls gain nothing.
+pub(crate) const LONGEST_CHUNK: usize = 256;
 
 /// The numbers of a state that several threads may hold.
 pub type SharedState = Arc<dyn AsRef<[f32]> + Send + Sync>;
@@ -109,7 +108,7 @@ pub trait LanguageModel: Send {
 
     /// The most tokens that one [`Self::prefill`] should read while other texts wait.
     fn longest_chunk(&self) -> usize {
-        CHUNK
+        LONGEST_CHUNK
     }
 
     /// Reads `ids` (at least one) into a slot without computing logits. The results do not depend on how a text is

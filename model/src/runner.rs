@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::config::SourceConfig;
 use crate::error::ModelError;
-use crate::language_model::{CHUNK, LanguageModel, SharedState, Transfer};
+use crate::language_model::{LONGEST_CHUNK, LanguageModel, SharedState, Transfer};
 use crate::memory::Denominators;
 use crate::pool::{Pool, SlotStates};
 use crate::sampling::{Plans, Sampled};
@@ -36,7 +36,7 @@ pub trait Backend: Send {
 
     /// As [`LanguageModel::longest_chunk`].
     fn longest_chunk(&self) -> usize {
-        CHUNK
+        LONGEST_CHUNK
     }
 
     /// Bytes that the weights take in memory, if they take more than their files.
