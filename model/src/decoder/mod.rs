@@ -1,17 +1,18 @@
 //! The decoder: takes token ids, advances states of constant size, and returns logits.
 
+mod backend;
+
 use candle_core::{Device, Tensor};
 
 use crate::compute::sized;
-use crate::config::{DecoderConfig, PositionEmbedding, SourceConfig};
+use crate::config::{DecoderConfig, PositionEmbedding};
 use crate::encoder::Encoder;
 use crate::error::{ModelError, Result, SlotError};
 use crate::mixers::family;
 use crate::mixers::layer::{Kept, Layers, Rows, Step};
 use crate::nn::{Linear, Norm, Table};
 use crate::probe::Probe;
-use crate::runner::Backend;
-use crate::state::{HostStates, PoolOptions, StatePool, Workspace, can_allocate};
+use crate::state::{PoolOptions, StatePool, Workspace, can_allocate};
 use crate::weights::{LoadError, Source, WeightType, Weights};
 
 /// Tokens of a text that are computed together. Fewer would read the weights more often; the intermediate results of more
@@ -357,58 +358,5 @@ impl Decoder {
                 Some(table) => table.row(id as usize, x),
             }
         }
-    }
-}
-
-impl Backend for Decoder {
-    type States = HostStates;
-
-    fn vocab_size(&self) -> usize {
-        self.config.vocab_size
-    }
-
-    fn eos(&self) -> &[u32] {
-        self.config.eos_token_id.as_slice()
-    }
-
-    fn source(&self) -> Option<SourceConfig> {
-        self.config.source()
-    }
-
-    fn weight_bytes(&self) -> usize {
-        Self::weight_bytes(self)
-    }
-
-    fn greatest_maxima(&self) -> Vec<f32> {
-        Self::greatest_maxima(self)
-    }
-
-    fn prefill(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
-        Self::prefill(self, ids, pool, slot)
-    }
-
-    fn read_source(&self, ids: &[u32], pool: &mut StatePool, slot: usize) -> Result<()> {
-        Self::read_source(self, ids, pool, slot)
-    }
-
-    fn prefill_logits(&self, ids: &[u32], pool: &mut StatePool, slot: usize, logits: &mut Vec<f32>) -> Result<()> {
-        *logits = Self::prefill_logits(self, ids, pool, slot)?;
-        Ok(())
-    }
-
-    fn decode_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
-        Self::decode_into(self, ids, pool, slots, logits)
-    }
-
-    fn speculates(&self) -> bool {
-        Self::speculates(self)
-    }
-
-    fn verify_into(&self, ids: &[u32], pool: &mut StatePool, slots: &[usize], logits: &mut Vec<f32>) -> Result<()> {
-        Self::verify_into(self, ids, pool, slots, logits)
-    }
-
-    fn keep(&self, pool: &mut StatePool, slot: usize, count: usize) -> Result<()> {
-        Self::keep(self, pool, slot, count)
     }
 }
