@@ -85,6 +85,7 @@ impl StoreError {
     pub(crate) const VERSION: Self = Self::NotFound { what: "version" };
     pub(crate) const RESPONSE: Self = Self::NotFound { what: "response" };
     pub(crate) const TAG: Self = Self::NotFound { what: "tag" };
+    pub(crate) const STREAM: Self = Self::NotFound { what: "stream" };
 
     /// Converts an error of which an I/O error may be a cause: a full disk becomes [`Self::Full`].
     pub(crate) fn from_io(what: &str, error: &(dyn Error + 'static)) -> Self {

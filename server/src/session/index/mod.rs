@@ -23,9 +23,9 @@ use async_trait::async_trait;
 pub(crate) use capacity::{Capacity, Change, Limits, Reservation, Shortfall, Totals, Victims};
 pub(crate) use edit::{Edit, Edited, Edits};
 pub(crate) use requests::{
-    Answer, Bounds, Commit, Create, Fork, Forks, NewReceipt, NewResponse, NewVersion, Rewind, receipt_bytes,
+    Answer, Bounds, Commit, Create, Fork, Forks, NewReceipt, NewResponse, NewStream, NewVersion, Rewind, receipt_bytes,
 };
-pub(crate) use rows::{Head, LineageEntry, Listed, ResponseRow, SessionRow, VersionRow};
+pub(crate) use rows::{Head, LineageEntry, Listed, ResponseRow, SessionRow, StreamRow, VersionRow};
 pub(crate) use text_row::{DamagedText, EncodedText, TextRow, most_bytes, text_bytes};
 
 use super::error::StoreError;
@@ -46,6 +46,7 @@ pub(crate) type Exempt = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 pub(crate) type Missing = BTreeMap<String, (VersionRow, Vec<String>)>;
 
 /// An index. Times are in unix milliseconds, where nothing else is said.
+#[allow(dead_code, reason = "what several servers need is being built")]
 #[async_trait]
 pub(crate) trait Index: Debug + Send + Sync {
     // ---- Reading
@@ -171,6 +172,50 @@ pub(crate) trait Index: Debug + Send + Sync {
 
     /// The versions that need an object which is not among `objects`, each with the sessions that keep it.
     async fn missing(&self, objects: HashSet<String>) -> Result<Missing, StoreError>;
+
+    // ---- Several servers
+
+    /// Whether other servers use the index at the same time.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    /// Takes a session's lease for this server; false if another server that is alive has it. It saves work that only one
+    /// server could commit, and nothing else: what decides is the head that a commit expects.
+    async fn lease(&self, _session: &SessionId) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    /// Gives a session's lease back. Without this, it ends some time after the server.
+    async fn release(&self, _session: &SessionId) {}
+
+    /// Whether this is the server that removes what nothing needs. There is one at a time.
+    async fn leads(&self) -> Result<bool, StoreError> {
+        Ok(true)
+    }
+
+    /// Stores what another server needs to compute a stream again. This server is then its holder.
+    async fn put_stream(&self, _stream: NewStream) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// A stream that [`Self::put_stream`] has stored, until its end has passed.
+    async fn stream(&self, _owner: Owner, _id: &str) -> Result<StreamRow, StoreError> {
+        Err(StoreError::STREAM)
+    }
+
+    /// Makes this server the holder of a stream; false if another server that is alive is.
+    async fn take_stream(&self, _owner: Owner, _id: &str) -> Result<bool, StoreError> {
+        Err(StoreError::STREAM)
+    }
+
+    /// Gives a stream up, so that another server can take it at once.
+    async fn release_stream(&self, _owner: Owner, _id: &str) {}
+
+    /// Removes a stream, if it is there.
+    async fn delete_stream(&self, _owner: Owner, _id: &str) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     // ---- The index itself
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::capacity::Reservation;
-use super::rows::{ResponseRow, SessionRow, VersionRow};
+use super::rows::{ResponseRow, SessionRow, StreamRow, VersionRow};
 use super::text_row::EncodedText;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, SessionId, VersionId};
@@ -140,4 +140,14 @@ pub(crate) struct NewResponse {
     pub(crate) row: ResponseRow,
     pub(crate) version: NewVersion,
     pub(crate) receipt: Option<NewReceipt<Vec<u8>>>,
+}
+
+/// Stores a stream.
+#[derive(Clone, Debug)]
+#[allow(dead_code, reason = "what several servers need is being built")]
+pub(crate) struct NewStream {
+    pub(crate) id: String,
+    pub(crate) row: StreamRow,
+    /// When it may be removed, in unix milliseconds.
+    pub(crate) ends: u64,
 }

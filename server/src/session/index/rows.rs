@@ -151,3 +151,12 @@ pub(crate) struct ResponseRow {
     pub(crate) ends: u64,
     pub(crate) body: Vec<u8>,
 }
+
+/// A stream whose events can be computed again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "what several servers need is being built")]
+pub(crate) struct StreamRow {
+    pub(crate) owner: Owner,
+    /// What the request was. The index does not look into it.
+    pub(crate) record: Vec<u8>,
+}

@@ -116,6 +116,28 @@ impl Store {
             EmbeddedIndex::open(disk, folder, sync, &is_whole, Box::new(freed), Box::new(move || objects.sync()))
         });
         let index: Arc<dyn Index> = Arc::new(index.await?);
+        Ok(Self::assemble(index, objects, options, codec, (cache, garbage)))
+    }
+
+    /// The store over an index and an object store that are open, which other stores may use at the same time.
+    #[allow(dead_code, reason = "what several servers need is being built")]
+    pub(crate) fn over(
+        index: Arc<dyn Index>,
+        objects: Arc<dyn ObjectStore>,
+        options: StoreOptions,
+        codec: Arc<dyn SnapshotCodec>,
+    ) -> Self {
+        let parts = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
+        Self::assemble(index, Objects::new(objects), options, codec, parts)
+    }
+
+    fn assemble(
+        index: Arc<dyn Index>,
+        objects: Objects,
+        options: StoreOptions,
+        codec: Arc<dyn SnapshotCodec>,
+        (cache, garbage): (Arc<Cache>, Arc<Notify>),
+    ) -> Self {
         let above = index.capacity().totals(|totals| totals.above(options.owner_bytes));
         if above > 0 {
             tracing::warn!(
@@ -140,7 +162,7 @@ impl Store {
             counters: Counters::default(),
         });
         sweep::start(&inner);
-        Ok(Self { inner })
+        Self { inner }
     }
 
     /// Statistics of the store.
