@@ -34,6 +34,8 @@ class Client:
     def __init__(self, number: int, url: str, record: Record, seed: int, think: float):
         self.dice = random.Random(f"{seed}/{number}")
         self.record, self.think = record, think
+        # The proxy then sends all turns of a session to one replica; those of other clients go to one after another.
+        self.has_affinity = number % 3 == 0
         self.ledger = Ledger(f"client{number}", record)
         self.api = Api(url, self.ledger.token, record, self.dice)
 
@@ -81,6 +83,8 @@ class Client:
             headers["if-match"] = conversation.head
         if self.dice.random() < 0.3:
             headers["prefer"] = "wait=5"
+        if self.has_affinity:
+            headers["x-tidegate-session"] = conversation.id
         return headers
 
     async def create(self) -> None:

@@ -91,7 +91,7 @@ class Api:
     """Requests of one owner to the cluster."""
 
     def __init__(self, url: str, token: str, record: Record, dice: random.Random):
-        self.url, self.record, self.dice = url, record, dice
+        self.url, self.token, self.record, self.dice = url, token, record, dice
         self.session = aiohttp.ClientSession(
             headers={"authorization": f"Bearer {token}"}, timeout=aiohttp.ClientTimeout(total=ATTEMPT_S),
             connector=aiohttp.TCPConnector(limit=0),

@@ -325,36 +325,19 @@ class Cluster:
 
 
 class Proxy(Child):
-    """HAProxy, without affinity: each request goes to the next replica, so that sessions change servers all the time."""
+    """HAProxy, as docker/haproxy.cfg configures it."""
 
-    CONFIG = """
-global
-    maxconn 4000
-defaults
-    mode http
-    timeout connect 2s
-    timeout client 60s
-    timeout server 60s
-    retries 2
-    option redispatch 1
-    option http-server-close
-frontend api
-    bind {host}:{port}
-    default_backend replicas
-backend replicas
-    balance roundrobin
-    option httpchk GET /ready
-    default-server check inter 500ms fall 2 rise 1 on-marked-down shutdown-sessions
-{servers}
-"""
+    CONFIG = pathlib.Path(__file__).parents[2] / "docker" / "haproxy.cfg"
 
     def __init__(self, folder: pathlib.Path, replicas: list[Replica]):
-        port = free_port()
-        self.url = f"http://{HOST}:{port}"
-        servers = "\n".join(f"    server {replica.name} {HOST}:{replica.port}" for replica in replicas)
+        bind = f"{HOST}:{free_port()}"
+        self.url = f"http://{bind}"
+        servers = "".join(f"    server {replica.name} {HOST}:{replica.port}\n" for replica in replicas)
+        text, lists = re.subn(r"(?m)(^    server \w+ .*\n?)+", servers, self.CONFIG.read_text())
+        assert lists == 2, f"{self.CONFIG} has {lists} lists of servers"
         config = folder / "haproxy.cfg"
-        config.write_text(self.CONFIG.format(host=HOST, port=port, servers=servers))
-        super().__init__("haproxy", folder, [found("haproxy"), "-db", "-f", str(config)])
+        config.write_text(text)
+        super().__init__("haproxy", folder, [found("haproxy"), "-db", "-f", str(config)], TIDEGATE_BIND=bind)
 
 
 @contextlib.asynccontextmanager
