@@ -20,7 +20,7 @@ import time
 from collections import Counter
 
 from client import Api, Record
-from services import BUCKET, Cluster, cluster, commit_of, on_sigterm, single
+from services import BUCKET, SIGNED, Cluster, cluster, commit_of, on_sigterm, single
 
 ONE_THREAD = ["--threads", "1", "--owner-sessions", "1000000"]
 APPEND, TURN = "append of one token", "turn of one token"
@@ -76,7 +76,8 @@ async def latency(program: str, requests: int) -> None:
 
 async def throughput(program: str, seconds: float, clients: int, tokens: int) -> None:
     """Turns per second of as many clients as there may be turns at once."""
-    print(f"\n| replicas | turns of {tokens} tokens per second, {clients} clients | p50, ms | p99, ms |\n| --- | --- | --- | --- |")
+    print(f"\n| replicas | turns of {tokens} tokens per second, {clients} clients | p50, ms | p99, ms |")
+    print("| --- | --- | --- | --- |")
     for replicas in (1, 2, 3):
         async with cluster(program, replicas, flags=ONE_THREAD) as there:
             times: list[float] = []
@@ -202,7 +203,7 @@ async def objects(there: Cluster) -> tuple[int, int]:
     count = size = 0
     token = ""
     while True:
-        async with api.session.get(f"{there.s3_url}/{BUCKET}?list-type=2{token}") as answer:
+        async with api.session.get(f"{there.s3_url}/{BUCKET}?list-type=2{token}", headers=SIGNED) as answer:
             text = await answer.text()
         sizes = re.findall(r"<Size>(\d+)</Size>", text)
         count, size = count + len(sizes), size + sum(map(int, sizes))

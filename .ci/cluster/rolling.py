@@ -143,12 +143,14 @@ async def main() -> int:
 
 
 def report(load: Load, drains: list[float]) -> None:
-    print(f"\n{len(drains)} restarts; from SIGTERM to the exit: median {statistics.median(drains):.1f} s, most {max(drains):.1f} s")
+    median, most = statistics.median(drains), max(drains)
+    print(f"\n{len(drains)} restarts; from SIGTERM to the exit: median {median:.1f} s, most {most:.1f} s")
     print("\n| calls | number | p50, ms | p90 | p99 | most |\n| --- | --- | --- | --- | --- | --- |")
     for when, latencies in load.latencies.items():
         cut = [1000 * value for value in statistics.quantiles(latencies, n=100)]
         print(f"| {when} | {len(latencies)} | {cut[49]:.0f} | {cut[89]:.0f} | {cut[98]:.0f} | {1000 * max(latencies):.0f} |")
-    print(f"\ncompletions by retries of the official client: {dict(sorted(load.retries.items()))}; failed requests: {len(load.failed)}")
+    retries = ", ".join(f"{count} with {name}" for name, count in sorted(load.retries.items()))
+    print(f"\ncompletions of the official client: {retries}; failed requests: {len(load.failed)}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ class Reader:
         self.delay = dice.uniform(0, 0.3)
         self.api = Api("", f"reader{number}", record, dice)
         self.first = {"text": f"Once upon a time there were {number} foxes", "seed": number}
-        self.turn = {"prompt": " and", "max_tokens": dice.randint(60, 240), "temperature": 0.9, "seed": number, "ignore_eos": True}
+        self.turn = {
+            "prompt": " and", "max_tokens": dice.randint(60, 240), "temperature": 0.9, "seed": number, "ignore_eos": True,
+        }
         self.killed_at: float | None = None
         # Events read when the server was killed, and seconds until the next one.
         self.read_before, self.silence = 0, 0.0
@@ -149,7 +151,8 @@ def report(interrupted: list[Reader], rounds: int, record: Record) -> None:
     silences = sorted(reader.silence for reader in interrupted)
     print(f"\n| streams interrupted by {rounds} kills | {len(interrupted)} |\n| --- | --- |")
     print(f"| events, each of them once | {sum(events)} |")
-    print(f"| events read before the kill, least, median and most | {points[0]}, {statistics.median(points):.0f}, {points[-1]} |")
+    middle = statistics.median(points)
+    print(f"| events read before the kill, least, median and most | {points[0]}, {middle:.0f}, {points[-1]} |")
     print(f"| seconds until the next event, median and most | {statistics.median(silences):.1f}, {silences[-1]:.1f} |")
     print(f"| texts that differ, events missing or doubled, streams lost | {len(record.violations)} |")
 
