@@ -158,15 +158,15 @@ async def requests(there: Cluster) -> None:
 async def space(there: Cluster, sessions: int, turns: int) -> None:
     """Rows and bytes that sessions take."""
     api = api_to(there.url, "space")
-    tables = "select relname, pg_table_size(oid), pg_indexes_size(oid) from pg_class " \
-        "where relkind = 'r' and relnamespace = 'public'::regnamespace order by 1"
+    tables = "select relid, relname, pg_table_size(relid), pg_indexes_size(relid) from pg_stat_user_tables order by relname"
 
     def sizes() -> dict[str, tuple[int, int, int]]:
         there.postgres.query("vacuum analyze")
         found = {}
         for line in there.postgres.query(tables).splitlines():
-            name, table, indexes = line.split()
-            found[name] = (int(there.postgres.query(f'select count(*) from "{name}"')), int(table), int(indexes))
+            relid, name, table, indexes = line.split()
+            qualified = there.postgres.query(f"select {relid}::regclass")
+            found[name] = (int(there.postgres.query(f"select count(*) from {qualified}")), int(table), int(indexes))
         return found
 
     before, objects_before = sizes(), await objects(there)
