@@ -181,7 +181,7 @@ def check_retries(proxy: Proxy, places: dict[str, str | int], *, keys: bool) -> 
     if keys:
         assert turn("refused-with-key", idempotency_key="k") == "b"
     assert proxy.served("GET", f"/v1/sessions/{session}") == "b"
-    # nginx leaves a server alone for two seconds that has failed.
+    # nginx leaves a server alone for two seconds that has failed three times.
     until("the server is used again", lambda: turn("again") == 503)
     proxy.a.does = "die"
     assert turn("died") in (502, 0)
