@@ -101,7 +101,16 @@ fn the_dashboard_can_be_imported() {
             panel["targets"].as_array().unwrap().iter().all(|target| target["datasource"]["uid"] == "${datasource}")
         );
     }
-    let want = ["Traffic", "Latency", "Tokens", "Batch and queue", "Sessions and states", "Errors", "Process"];
+    let want = [
+        "Traffic",
+        "Latency",
+        "Tokens",
+        "Batch and queue",
+        "Sessions and states",
+        "Several servers",
+        "Errors",
+        "Process",
+    ];
     assert_eq!(rows, want);
 }
 
