@@ -3,6 +3,7 @@
 //!
 //! This module knows nothing of HTTP, models or the engine.
 
+mod backend;
 mod blocking;
 mod cache;
 mod conversation;
@@ -16,8 +17,10 @@ mod index;
 mod keys;
 mod lease;
 pub mod maintenance;
+mod measured;
 mod objects;
 mod patch;
+mod places;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod prefix;
@@ -26,6 +29,7 @@ mod store;
 mod tag;
 mod text;
 
+pub use backend::{LATENCY_BOUNDS, Latency};
 pub use conversation::{Ancestor, Conversation};
 pub use disk::{Disk, DiskFile, OpenMode, SystemDisk};
 pub use error::StoreError;
@@ -35,6 +39,7 @@ pub use id::{Owner, ResponseId, SessionId, VersionId};
 pub use keys::{KeyError, Keys, MIN_SECRET};
 pub use objects::folder_objects;
 pub use patch::{Metadata, Patch};
+pub use places::objects_at;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresUrl;
 pub use prefix::PrefixIndex;

@@ -114,8 +114,15 @@ async fn draining_refuses_new_requests_and_finishes_old_ones() {
     let body = json!({"prompt": [1], "max_tokens": 100, "ignore_eos": true, "stream": true});
     let running = send(&state, completion(body.to_string())).await;
     wait_for("it to run", || engine.stats().running == 1).await;
+    assert!(!send(&state, get("/ready")).await.headers().contains_key(header::CONNECTION));
     state.drain();
-    assert_eq!(send(&state, get("/ready")).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let refused = [get("/ready"), completion(json!({"prompt": [1]}).to_string()), get("/v1/models")];
+    for request in refused {
+        let response = send(&state, request).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        // Clients send it again, and on another connection, which a proxy gives to another server.
+        assert_eq!((&response.headers()[header::RETRY_AFTER], &response.headers()[header::CONNECTION]), ("1", "close"));
+    }
     assert_eq!(send(&state, get("/health")).await.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(send(&state, get("/livez")).await.status(), StatusCode::OK);
     let (status, answer) = post(&state, json!({"prompt": [1]})).await;
