@@ -15,6 +15,7 @@ mod open;
 mod parted;
 mod responses;
 mod sessions;
+mod streams;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -26,7 +27,7 @@ mod types;
 pub use inner::Store;
 pub use texts::MAX_TEXT_PART;
 pub use turn_forks::TurnFork;
-pub use turns::Turn;
+pub use turns::{Restart, Turn};
 pub use types::{
     ChainFrom, Durability, Filter, Fork, Listing, Location, NewResponse, NewSession, Page, Receipt, ReceiptKey,
     Session, SnapshotCodec, Start, StoreOptions, StoreStats, Tag, Tier, TurnNote, Version,
