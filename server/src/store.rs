@@ -12,7 +12,7 @@ use object_store::prefix::PrefixStore;
 use tidegate_server::Served;
 use tidegate_server::checkpoint::sessions_folder;
 use tidegate_server::ram::{RamSplit, SharedRam};
-use tidegate_server::session::{Codec, Durability, Location, Store, StoreOptions, StoreStats, folder_objects};
+use tidegate_server::session::{Codec, Durability, Location, Store, StoreOptions, StoreStats, folder_objects, objects_at};
 use tracing::{info, warn};
 use url::Url;
 
@@ -199,7 +199,7 @@ fn objects(url: &str, model: &str) -> Result<Arc<dyn ObjectStore>> {
         if let Ok(folder) = url.to_file_path() {
             return Ok(folder_objects(&folder.join(model))?);
         }
-        let (objects, path) = object_store::parse_url_opts(&url, std::env::vars())?;
+        let (objects, path) = objects_at(&url, std::env::vars())?;
         let objects: Arc<dyn ObjectStore> = Arc::new(PrefixStore::new(objects, path.join(model)));
         Ok::<_, anyhow::Error>(objects)
     };

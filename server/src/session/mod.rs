@@ -24,6 +24,8 @@ mod places;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod prefix;
+#[cfg(test)]
+pub(crate) mod shared;
 mod snapshot;
 mod store;
 mod tag;
@@ -46,8 +48,8 @@ pub use prefix::PrefixIndex;
 pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
 pub use store::{
     ChainFrom, Durability, Filter, Fork, Listing, Location, MAX_TEXT_PART, NewResponse, NewSession, Page, Receipt,
-    ReceiptKey, Session, SnapshotCodec, Start, Store, StoreOptions, StoreStats, Tag, Tier, Turn, TurnFork, TurnNote,
-    Version,
+    ReceiptKey, Restart, Session, SnapshotCodec, Start, Store, StoreOptions, StoreStats, Tag, Tier, Turn, TurnFork,
+    TurnNote, Version,
 };
 pub use tag::{TagName, VersionRef};
 pub use text::{AddedMessage, AddedText, Content, KeptMessage, MessagesPart, PartedTexts, Role, TextPart};
