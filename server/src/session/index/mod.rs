@@ -98,7 +98,8 @@ pub(crate) trait Index: Debug + Send + Sync {
 
     /// Makes a new version the head of a session whose head is the expected one; creates the turn's forks, and stores its
     /// receipt. If the head is another one, refuses with [`StoreError::Stale`]. This is the only way in which a turn ends, and
-    /// of two turns from one version only one can take it.
+    /// of two turns from one version only one can take it. A version that exists already is refused, so that a commit that is
+    /// repeated, because its outcome was unknown, has no second effect after the head was moved back.
     async fn commit(&self, commit: Commit) -> Result<Head, StoreError>;
 
     /// Makes an existing version of the same owner the head of a session whose head is the expected one, even one that the session does not list. Those of its

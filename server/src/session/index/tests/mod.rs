@@ -1,8 +1,11 @@
 //! What every implementation of [`Index`] is tested with: random operations, each with the result that the definition in
-//! `model.rs` gives, and races for a session's head and for an owner's last session.
+//! `model.rs` gives, races for a session's head and for an owner's last session, and turns on two servers in every order.
 
 mod agree;
+mod asked;
+mod interleavings;
 mod model;
+mod protocol;
 mod races;
 mod space;
 mod steps;
@@ -13,6 +16,7 @@ use std::time::Duration;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
+pub(crate) use self::interleavings::interleaves;
 use self::model::Model;
 pub(crate) use self::races::excludes;
 use self::steps::{Step, step};
