@@ -12,7 +12,7 @@ use super::models::{ModelState, Models};
 use super::openapi::Error;
 use super::service;
 use super::state::{AppState, Served};
-use crate::metrics::{CLASSIC, ErrorLabels, HttpLabels, Member, Model, OPEN_METRICS, Sources};
+use crate::metrics::{CLASSIC, ErrorLabels, HttpLabels, Member, Model, OPEN_METRICS, Sources, Stored};
 use crate::session::Store;
 
 tokio::task_local! {
@@ -55,19 +55,23 @@ pub(super) async fn exposition(State(state): State<AppState>, headers: HeaderMap
             loads,
             unloads,
             model: instance.as_deref().filter(|instance| !instance.is_asleep()).map(|instance| model(&instance.served)),
-            store: instance.as_ref().and_then(|instance| instance.store.as_ref()).map(Store::stats),
+            store: instance.as_ref().and_then(|instance| instance.store.as_ref()).map(stored),
         }
     });
     let sources = Sources {
         ready: service::readiness(&state).is_ok(),
         model: state.loaded().ok().map(|served| model(served)),
-        store: state.store().ok().map(Store::stats),
+        store: state.store().ok().map(stored),
         models: members.collect(),
     };
     let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let open = accepts.into_iter().any(|value| value.contains("application/openmetrics-text"));
     let kind = if open { OPEN_METRICS } else { CLASSIC };
     ([(header::CONTENT_TYPE, kind)], state.metrics().text(&sources, open)).into_response()
+}
+
+fn stored(store: &Store) -> Stored {
+    (store.stats(), store.latencies())
 }
 
 fn model(served: &Served) -> Model<'_> {

@@ -32,6 +32,7 @@ use auth::middleware::{Auth, authorize};
 use middleware::body_timeout::body_timeout;
 use middleware::browsers::{Browsers, check_browser};
 use middleware::cors::cors;
+use middleware::draining::close_connections;
 use middleware::head_size::limit_head;
 use middleware::panics::catch_panic;
 use middleware::trace::trace;
@@ -70,5 +71,6 @@ pub(crate) fn router(state: AppState) -> Router {
     let browsers = Browsers { state: state.clone(), hosts: options.hosts.clone(), keyed: true };
     let router = router.layer(from_fn_with_state(browsers, check_browser)).layer(from_fn(limit_head));
     let router = router.layer(from_fn(trace)).layer(from_fn_with_state(state.clone(), metrics::count));
-    router.layer(from_fn(formats::errors::in_format_of_path)).with_state(state)
+    let router = router.layer(from_fn(formats::errors::in_format_of_path));
+    router.layer(from_fn_with_state(state.clone(), close_connections)).with_state(state)
 }

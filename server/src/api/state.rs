@@ -271,6 +271,11 @@ impl AppState {
         }
     }
 
+    /// Whether the server shuts down.
+    pub(super) fn is_draining(&self) -> bool {
+        self.inner.draining.load(Ordering::SeqCst)
+    }
+
     /// Ends all running requests soon. Turns that a disconnect would not undo are committed with the text so far; the
     /// others change nothing. Call [`Self::drain`] first.
     pub fn finish_turns(&self) {
@@ -360,7 +365,7 @@ impl AppState {
     /// The model, if it takes requests. The engine of one of several may have to be started for them.
     pub(super) fn ready(&self) -> Result<&Arc<Served>, ApiError> {
         let unavailable = |code, message| Err(ApiError::server(StatusCode::SERVICE_UNAVAILABLE, code, message));
-        if self.inner.draining.load(Ordering::SeqCst) {
+        if self.is_draining() {
             return unavailable("shutting_down", "the server is shutting down");
         }
         match self.instance() {

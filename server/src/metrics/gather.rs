@@ -8,11 +8,14 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::histogram::Counted;
+use super::histogram::{Counted, Times};
 use super::labels::{PREFIX, TierLabel};
 use super::process::Process;
 use crate::engine::{EngineHandle, ROWS_BOUNDS, Stats};
-use crate::session::{PrefixIndex, StoreStats};
+use crate::session::{Latency, PrefixIndex, StoreStats};
+
+/// The figures of a store, and the times of its index and of its object store.
+pub(crate) type Stored = (StoreStats, [Vec<Latency>; 2]);
 
 /// What a scrape reads.
 #[derive(Default)]
@@ -21,7 +24,7 @@ pub(crate) struct Sources<'a> {
     pub(crate) ready: bool,
     /// The model of a server that has one, and its sessions.
     pub(crate) model: Option<Model<'a>>,
-    pub(crate) store: Option<StoreStats>,
+    pub(crate) store: Option<Stored>,
     /// The models of a server that may have several: what concerns one of them has its name as the label `model`.
     pub(crate) models: Vec<Member<'a>>,
 }
@@ -34,7 +37,7 @@ pub(crate) struct Member<'a> {
     pub(crate) unloads: u64,
     /// None while it is not loaded.
     pub(crate) model: Option<Model<'a>>,
-    pub(crate) store: Option<StoreStats>,
+    pub(crate) store: Option<Stored>,
 }
 
 /// The served model.
@@ -116,7 +119,7 @@ fn of_model(
     registry: &mut Registry,
     name: Option<(&'static str, &str)>,
     model: Option<&Model<'_>>,
-    stats: Option<&StoreStats>,
+    stored: Option<&Stored>,
 ) {
     let (mut slots, mut prefixes) = (0, 0);
     if let Some(model) = model {
@@ -129,7 +132,9 @@ fn of_model(
         (slots, prefixes) = (stats.slots * stats.slot_bytes, model.prefixes.size().1 as u64);
     }
     let mut tiers = vec![("slots", slots), ("prefixes", prefixes)];
-    if let Some(stats) = stats {
+    if let Some((stats, [index, objects])) = stored {
+        back_end(registry, "index", "index", index);
+        back_end(registry, "object_store", "object store", objects);
         tiers.extend([("memory", stats.ram_bytes), ("disk", stats.disk_bytes), ("garbage", stats.garbage_bytes)]);
         tiers.push(("text", stats.text_bytes));
         store(registry, stats);
@@ -149,6 +154,9 @@ fn engine(registry: &mut Registry, stats: &Stats, queue: usize) {
     gauge(registry, "queue_capacity", "Most texts that may wait for a slot", queue as u64);
     gauge(registry, "slots", "Slots: texts that can run at once", stats.slots);
     gauge(registry, "slots_used", "Slots in use", stats.running);
+    let help = "Share of the slots in use, from 0 to 1: what the usage of a KV cache is elsewhere";
+    let usage = stats.running as f64 / stats.slots.max(1) as f64;
+    registry.register("kv_cache_usage_perc", help, ConstGauge::new(usage));
     counter(registry, "engine_steps", "Chunks of prompts read and decode steps", stats.passes);
     counter(registry, "requests_admitted", "Texts that got a slot", stats.admitted);
     let help = "Engine steps from the submission of texts to their slots, for all that got one";
@@ -192,12 +200,23 @@ fn store(registry: &mut Registry, stats: &StoreStats) {
     let help = "States of sessions and responses loaded, by where they were found";
     registry.register("snapshot_loads", help, loads);
     counter(registry, "session_commits", "Turns committed", stats.commits);
+    let help = "Turns and moves of a head that were refused because another server had moved the head meanwhile";
+    counter(registry, "sessions_commit_conflicts", help, stats.conflicts);
     counter(registry, "session_forks", "Sessions created by forking", stats.forks);
     counter(registry, "session_versions_dropped", "Versions evicted to make space", stats.dropped);
     counter(registry, "store_objects_collected", "Objects removed because nothing pointed to them", stats.collected);
     let help = "Most bytes of states on disk";
     registry.register_with_unit("disk_budget", help, Unit::Bytes, ConstGauge::new(stats.disk_budget));
     counter(registry, "store_refused", "Requests refused for lack of space or because of a quota", stats.refused);
+}
+
+/// The times of the index or of the object store, and how many of its operations failed.
+fn back_end(registry: &mut Registry, name: &str, called: &str, latencies: &[Latency]) {
+    let help = format!("Time of the operations of the {called}");
+    registry.register_with_unit(name, help, Unit::Seconds, Times(latencies.to_vec()));
+    let failures: Vec<_> = latencies.iter().map(|latency| (latency.operation, latency.failures)).collect();
+    let help = format!("Operations of the {called} that failed");
+    registry.register(format!("{name}_failures"), help, counters("operation", &failures));
 }
 
 /// Metrics of the process, under the names that all exporters use. `started` is in seconds since 1970.

@@ -7,6 +7,8 @@ use std::time::Duration;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
+use crate::session::{LATENCY_BOUNDS, Latency};
+
 /// Buckets for the time to the first token, in seconds, as in vLLM.
 pub(super) const FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -112,6 +114,25 @@ impl EncodeMetric for Counted {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
         let count = self.buckets.iter().map(|bucket| bucket.1).sum();
         encoder.encode_histogram::<NoLabelSet>(self.sum, count, &self.buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+/// Histograms of the times of operations, by their kinds.
+#[derive(Debug)]
+pub(super) struct Times(pub(super) Vec<Latency>);
+
+impl EncodeMetric for Times {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        for Latency { operation, counts, nanoseconds, .. } in &self.0 {
+            let bounds = LATENCY_BOUNDS.iter().copied().chain([f64::INFINITY]);
+            let (buckets, sum) = (bounds.zip(*counts).collect(), *nanoseconds as f64 / 1e9);
+            Counted { buckets, sum }.encode(encoder.encode_family(&[("operation", *operation)])?)?;
+        }
+        Ok(())
     }
 
     fn metric_type(&self) -> MetricType {

@@ -12,7 +12,7 @@ mod process;
 mod registry;
 
 pub(crate) use exposition::{CLASSIC, OPEN_METRICS};
-pub(crate) use gather::{Member, Model, Sources};
+pub(crate) use gather::{Member, Model, Sources, Stored};
 pub(crate) use labels::{ErrorLabels, HttpLabels};
 pub(crate) use meter::Meter;
 pub(crate) use registry::{Accepted, AcceptedTurn, Metrics};

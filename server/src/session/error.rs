@@ -96,10 +96,58 @@ impl StoreError {
             }
             cause = error.source();
         }
-        Self::Unavailable { reason: format!("{what}: {error}") }
+        Self::Unavailable { reason: format!("{what}: {}", without_secrets(&error.to_string())) }
     }
+}
+
+/// The text of an error without what may be secret: user names, passwords and queries of URLs, and the bodies of an S3
+/// server's answers, which may quote a token or what was signed; of those, only the code is left.
+fn without_secrets(text: &str) -> String {
+    let body = text.find('<').into_iter().chain(text.find("error response: ")).min();
+    let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
+    // A status may be followed by a body of any kind.
+    let status = text.find("status code: ").and_then(|at| Some(at + 13 + text[at + 13..].find(": ")?));
+    let end = body.into_iter().chain(status).min().unwrap_or(text.len());
+    let words = text[..end].split(' ').map(|word| match word.split_once("://") {
+        Some((scheme, rest)) => {
+            let rest = rest.split(['?', '#']).next().unwrap_or_default();
+            let host = rest.find('/').unwrap_or(rest.len());
+            let from = rest[..host].rfind('@').map_or(0, |at| at + 1);
+            format!("{scheme}://{}", &rest[from..])
+        }
+        None => word.to_owned(),
+    });
+    let mut told = words.collect::<Vec<_>>().join(" ").trim_end_matches([':', ' ']).to_owned();
+    if let Some(code) = code.filter(|code| end < text.len() && code.chars().all(char::is_alphanumeric)) {
+        told.extend([" (", code, ")"]);
+    }
+    told
 }
 
 fn full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_an_object_store_tell_no_secrets() {
+        let told = |text: &str| without_secrets(text);
+        let refused = "Generic S3 error: Error performing PUT http://key:pass@127.0.0.1:9000/bucket/a?X-Amz-Signature=s \
+                       in 12ms, after 3 retries - Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\"?>\
+                       <Error><Code>InvalidToken</Code><Token-0>session</Token-0></Error>";
+        let safe = "Generic S3 error: Error performing PUT http://127.0.0.1:9000/bucket/a in 12ms, after 3 retries - Server \
+                    returned non-2xx status code: 403 Forbidden (InvalidToken)";
+        assert_eq!(told(refused), safe);
+        let other = "Server returned non-2xx status code: 502 Bad Gateway: the token session has expired";
+        assert_eq!(told(other), "Server returned non-2xx status code: 502 Bad Gateway");
+        let hidden = "Server returned error response: InternalError session";
+        assert_eq!(told(hidden), "Server returned");
+        let plain = "No such file or directory (os error 2)";
+        assert_eq!(told(plain), plain);
+        let failed = StoreError::from_io("writing an object failed", &io::Error::other(refused));
+        assert_eq!(failed, StoreError::Unavailable { reason: format!("writing an object failed: {safe}") });
+    }
 }

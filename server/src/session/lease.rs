@@ -12,7 +12,7 @@ use super::id::SessionId;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, timeout};
 
 /// Suggested delay before a client asks again for a session in use.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The sessions that are in use or waited for. Others have no entry.
 #[derive(Clone, Debug, Default)]
@@ -59,6 +59,12 @@ impl Leases {
         self.lock().get(id).is_some_and(|entry| entry.in_use.load(Ordering::SeqCst))
     }
 
+    /// The sessions that are in use.
+    pub(crate) fn all_in_use(&self) -> Vec<SessionId> {
+        let used = |(id, entry): (&SessionId, &Arc<Entry>)| entry.in_use.load(Ordering::SeqCst).then(|| id.clone());
+        self.lock().iter().filter_map(used).collect()
+    }
+
     fn claim(&self, id: &SessionId) -> Claim {
         let entry = Arc::clone(self.lock().entry(id.clone()).or_default());
         Claim { leases: self.clone(), id: id.clone(), entry: Some(entry) }
@@ -75,10 +81,17 @@ impl Claim {
     }
 }
 
+impl Lease {
+    /// The session is not in use any more, but nobody else gets the lease yet.
+    pub(crate) fn end(&self) {
+        self.claim.entry().in_use.store(false, Ordering::SeqCst);
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Cleared before the lock is passed on, because its next holder sets it.
-        self.claim.entry().in_use.store(false, Ordering::SeqCst);
+        // Before the lock is passed on, because its next holder sets it.
+        self.end();
         self.guard = None;
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! This module knows nothing of HTTP, models or the engine.
 
+mod backend;
 mod blocking;
 mod cache;
 mod conversation;
@@ -16,14 +17,17 @@ mod index;
 mod keys;
 mod lease;
 pub mod maintenance;
+mod measured;
 mod objects;
 mod patch;
+mod places;
 mod prefix;
 mod snapshot;
 mod store;
 mod tag;
 mod text;
 
+pub use backend::{LATENCY_BOUNDS, Latency};
 pub use conversation::{Ancestor, Conversation};
 pub use disk::{Disk, DiskFile, OpenMode, SystemDisk};
 pub use error::StoreError;
@@ -32,6 +36,7 @@ pub use hex::hex;
 pub use id::{Owner, ResponseId, SessionId, VersionId};
 pub use keys::{KeyError, Keys, MIN_SECRET};
 pub use patch::{Metadata, Patch};
+pub use places::objects_at;
 pub use prefix::PrefixIndex;
 pub use snapshot::{Answer, History, MAX_PENDING, Snapshot};
 pub use store::{

@@ -6,14 +6,18 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt as _};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _};
+use tokio::time::{Instant, sleep, timeout};
 
+use super::backend::{Backend, PUT, no_answer, pauses};
 use super::disk::{self, Disk, OpenMode, SystemDisk};
 use super::error::StoreError;
 use super::id::VersionId;
@@ -21,10 +25,38 @@ use super::id::VersionId;
 /// The folder of the objects, inside the store's folder.
 const OBJECTS: &str = "objects";
 
+/// An object that finds out whether a remote store works.
+const PROBE: &str = "probe";
+
+const OPERATIONS: [&str; 4] = [PUT, "get", "delete", "list"];
+
+/// Time limit of one attempt at a remote store, without the time for the bytes themselves.
+const ATTEMPT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 4 });
+
+/// After this, no further attempt begins.
+const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 6_000 });
+
+/// The slowest transfer that is waited for, in bytes per millisecond: a mebibyte per second.
+const SLOWEST: u64 = 1 << 10;
+
+/// The longest transfer that is waited for. An object that is not in the index after much longer is removed.
+const TRANSFER: Duration = Duration::from_mins(10);
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Time limit of a batch of a list.
+const LISTING: Duration = Duration::from_secs(30);
+
+/// Objects, and when each was written in unix milliseconds.
+pub(crate) type Batch = Vec<(VersionId, u64)>;
+pub(crate) type Batches = BoxStream<'static, Result<Batch, StoreError>>;
+
 /// The object store.
 #[derive(Clone, Debug)]
 pub(crate) struct Objects {
     store: Arc<dyn ObjectStore>,
+    backend: Arc<Backend>,
     /// For objects in files: their disk and folder, where a process that died may have left partly written files.
     folder: Option<(Arc<dyn Disk>, PathBuf)>,
     /// Objects being written, or not yet in the index.
@@ -46,7 +78,61 @@ impl Objects {
     }
 
     pub(crate) fn new(store: Arc<dyn ObjectStore>) -> Self {
-        Self { store, folder: None, uploads: Arc::default(), unsynced: None }
+        let backend = Backend::new("the object store", &OPERATIONS, false);
+        Self { store, backend, folder: None, uploads: Arc::default(), unsynced: None }
+    }
+
+    /// Those of a store that other servers use as well, and that may be out of reach. Its operations are tried again for some
+    /// seconds, and then fail.
+    pub(crate) fn remote(store: Arc<dyn ObjectStore>) -> Self {
+        Self { backend: Backend::new("the object store", &OPERATIONS, true), ..Self::new(store) }
+    }
+
+    /// What is known of the object store.
+    pub(crate) fn backend(&self) -> &Arc<Backend> {
+        &self.backend
+    }
+
+    /// Carries out an operation on an object of `bytes` bytes.
+    async fn run<T, A: Future<Output = Result<T, StoreError>>>(
+        &self,
+        operation: &'static str,
+        bytes: u64,
+        attempt: impl Fn() -> A,
+    ) -> Result<T, StoreError> {
+        let tried = async {
+            if !self.backend.is_remote() {
+                return attempt().await;
+            }
+            let (began, limit) = (Instant::now(), ATTEMPT + Duration::from_millis(bytes / SLOWEST).min(TRANSFER));
+            let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
+            loop {
+                let result = timeout(limit, attempt()).await.unwrap_or_else(|_| Err(no_answer(limit)));
+                let pause = pauses.next().unwrap_or(LONGEST_PAUSE);
+                if !matches!(result, Err(StoreError::Unavailable { .. })) || began.elapsed() + pause >= PATIENCE {
+                    return result;
+                }
+                sleep(pause).await;
+            }
+        };
+        self.backend.run(operation, None, tried).await
+    }
+
+    /// Finds out whether a remote store works: whether it can be read, and whether it can be written if it has failed.
+    pub(crate) async fn probe(&self) -> Result<(), StoreError> {
+        let path = Path::from(PROBE);
+        let failed = |error| failed("it cannot be used", &error);
+        if self.backend.check().is_err() {
+            let write = async { self.store.put(&path, PROBE.into()).await.map(drop).map_err(failed) };
+            self.backend.run(PUT, Some(ATTEMPT), write).await?;
+        }
+        let read = async {
+            match self.store.head(&path).await {
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+                Err(error) => Err(failed(error)),
+            }
+        };
+        self.backend.run("get", Some(ATTEMPT), read).await
     }
 
     /// Stores objects as files in `folder`. With `sync`, a write returns once it is on disk.
@@ -79,19 +165,22 @@ impl Objects {
     pub(crate) async fn put(&self, id: &VersionId, bytes: Bytes) -> Result<Upload, StoreError> {
         self.lock().insert(id.clone());
         let upload = Upload { objects: self.clone(), id: id.clone() };
-        match self.store.put(&path(id), bytes.into()).await {
-            Ok(_) => {
-                if let Some(unsynced) = &self.unsynced {
-                    lock(unsynced).insert(id.clone());
-                }
-                Ok(upload)
+        let (path, length) = (path(id), bytes.len() as u64);
+        let written = self.run(PUT, length, || async {
+            let written = self.store.put(&path, bytes.clone().into()).await;
+            written.map(drop).map_err(|error| failed("writing an object failed", &error))
+        });
+        if let Err(error) = written.await {
+            // Nothing points to a partly written object, so it can be removed at once; if that fails, the sweep does it.
+            if !self.backend.is_remote() {
+                drop(self.store.delete(&path).await);
             }
-            Err(error) => {
-                // Nothing points to a partly written object, so it can be removed at once; if that fails, the sweep does it.
-                drop(self.store.delete(&path(id)).await);
-                Err(StoreError::from_io("writing an object failed", &error))
-            }
+            return Err(error);
         }
+        if let Some(unsynced) = &self.unsynced {
+            lock(unsynced).insert(id.clone());
+        }
+        Ok(upload)
     }
 
     /// Syncs objects that are written but not yet on disk, and each of their folders once.
@@ -127,53 +216,70 @@ impl Objects {
 
     /// Reads an object of exactly `bytes` bytes; `None` if there is no such object.
     pub(crate) async fn get(&self, id: &VersionId, bytes: u64) -> Result<Option<Bytes>, StoreError> {
-        let read = async {
-            let found = self.store.get(&path(id)).await?;
-            // Checked before reading, so that an unexpectedly large file takes no memory.
-            if found.meta.size == bytes { found.bytes().await.map(Ok) } else { Ok(Err(found.meta.size)) }
-        };
-        match read.await {
-            Ok(Ok(bytes)) => Ok(Some(bytes)),
-            Ok(Err(found)) => {
-                let reason = format!("its object must have {bytes} bytes, found {found}");
-                Err(StoreError::Corrupt { version: id.clone(), reason })
+        let (path, id) = (path(id), id.clone());
+        self.run("get", bytes, || async {
+            let read = async {
+                let found = self.store.get(&path).await?;
+                // Checked before reading, so that an unexpectedly large file takes no memory.
+                if found.meta.size == bytes { found.bytes().await.map(Ok) } else { Ok(Err(found.meta.size)) }
+            };
+            match read.await {
+                Ok(Ok(bytes)) => Ok(Some(bytes)),
+                Ok(Err(found)) => {
+                    let reason = format!("its object must have {bytes} bytes, found {found}");
+                    Err(StoreError::Corrupt { version: id.clone(), reason })
+                }
+                Err(object_store::Error::NotFound { .. }) => Ok(None),
+                Err(error) => Err(failed("reading an object failed", &error)),
             }
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(StoreError::from_io("reading an object failed", &error)),
-        }
+        })
+        .await
     }
 
     /// Removes objects and returns the ids that no longer exist, including those that never did.
     pub(crate) async fn delete(&self, ids: Vec<VersionId>) -> Vec<VersionId> {
-        let removed = futures_util::stream::iter(ids).map(|id| {
-            let store = Arc::clone(&self.store);
-            async move {
-                match store.delete(&path(&id)).await {
-                    Ok(()) | Err(object_store::Error::NotFound { .. }) => Some(id),
-                    Err(error) => {
-                        tracing::warn!(%error, "an object could not be removed; the next sweep tries again");
-                        None
-                    }
+        let removed = futures_util::stream::iter(ids).map(|id| async move {
+            let path = path(&id);
+            let deleted = self.run("delete", 0, || async {
+                match self.store.delete(&path).await {
+                    Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+                    Err(error) => Err(failed("removing an object failed", &error)),
+                }
+            });
+            match deleted.await {
+                Ok(()) => Some(id),
+                Err(error) => {
+                    tracing::warn!(%error, "an object could not be removed; the next sweep tries again");
+                    None
                 }
             }
         });
         removed.buffer_unordered(8).filter_map(std::future::ready).collect().await
     }
 
-    /// Lists every object, in batches of at most `batch`.
-    pub(crate) fn batches(&self, batch: usize) -> BoxStream<'static, Vec<VersionId>> {
-        let batches = self.store.list(Some(&Path::from(OBJECTS))).chunks(batch);
-        let named = batches.map(|found| {
-            let names = found.into_iter().filter_map(|found| match found {
-                Ok(object) => object.location.filename().and_then(VersionId::parse),
+    /// Lists every object with the time when it was written, in batches of at most `batch`. After a failure of a remote store,
+    /// the list ends with an error.
+    pub(crate) fn batches(&self, batch: usize) -> Batches {
+        let is_remote = self.backend.is_remote();
+        let named = self.store.list(Some(&Path::from(OBJECTS))).filter_map(move |found| {
+            std::future::ready(match found {
+                Ok(ObjectMeta { location, last_modified, .. }) => location
+                    .filename()
+                    .and_then(VersionId::parse)
+                    .map(|id| Ok((id, last_modified.timestamp_millis() as u64))),
+                Err(error) if is_remote => Some(Err(failed("listing the objects failed", &error))),
                 Err(error) => {
                     tracing::warn!(%error, "an object could not be listed");
                     None
                 }
-            });
-            names.collect()
+            })
         });
-        named.boxed()
+        named.chunks(batch).map(|batch| batch.into_iter().collect()).boxed()
+    }
+
+    /// The next of these batches.
+    pub(crate) async fn next(&self, batches: &mut Batches) -> Result<Option<Batch>, StoreError> {
+        self.backend.run("list", Some(LISTING), async { batches.next().await.transpose() }).await
     }
 
     /// Whether any object exists.
@@ -253,6 +359,10 @@ fn sync_folder(folder: &FilePath) -> std::io::Result<()> {
 /// The subfolder of an object: the first two digits of its id.
 fn shard(id: &VersionId) -> &str {
     &id.as_str()[4..6]
+}
+
+fn failed(what: &str, error: &object_store::Error) -> StoreError {
+    StoreError::from_io(what, error)
 }
 
 fn path(id: &VersionId) -> Path {

@@ -4,6 +4,7 @@
 pub(super) mod body_timeout;
 pub(super) mod browsers;
 pub(super) mod cors;
+pub(super) mod draining;
 pub(super) mod head_size;
 pub(super) mod hosts;
 pub(super) mod panics;

@@ -16,12 +16,23 @@ impl Store {
     /// # Errors
     /// A quota or the disk is full and nothing can be evicted, or the disk fails.
     pub async fn admit(&self, owner: Owner) -> Result<(), StoreError> {
+        self.inner.check_reach()?;
         self.inner.index.ready().await?;
         self.inner.check_room(owner).await
     }
 }
 
 impl Inner {
+    /// Refuses at once while the index or the object store is out of reach, before anything is computed.
+    pub(super) fn check_reach(&self) -> Result<(), StoreError> {
+        if self.index.is_shared()
+            && let Some(failure) = self.index.failure()
+        {
+            return Err(failure);
+        }
+        self.objects.backend().check()
+    }
+
     /// Reserves space for an object of `bytes`, evicting versions if necessary.
     pub(super) async fn admit(self: &Arc<Self>, owner: Owner, bytes: u64) -> Result<Reservation, StoreError> {
         let reserve = || self.index.capacity().reserve(owner, bytes, self.limits());

@@ -88,6 +88,7 @@ impl Inner {
     pub(super) async fn edit(&self, owner: Owner, id: &SessionId, edit: Edit) -> Result<Edited, StoreError> {
         self.live(owner, id).await?;
         self.index.ready().await?;
+        // The edit records the use, too.
         self.last_uses.record(id);
         self.index.edit(owner, id, edit, now()).await
     }

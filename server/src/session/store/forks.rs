@@ -21,25 +21,29 @@ impl Store {
     ) -> Result<Vec<Session>, StoreError> {
         let Fork { from, n, metadata, ttl } = fork;
         let inner = &self.inner;
-        let row = inner.live(owner, id).await?;
-        inner.last_uses.record(id);
+        let row = inner.use_session(owner, id).await?;
         inner.index.ready().await?;
         let _room = match &receipt {
             Some(_) => Some(inner.admit_receipt_of(owner, n, metadata.as_ref().unwrap_or(&row.metadata)).await?),
             None => None,
         };
+        let ids: Vec<SessionId> = (0..n).map(|_| SessionId::new()).collect();
         let fork = index::Fork {
             owner,
             session: id.clone(),
             from,
-            ids: (0..n).map(|_| SessionId::new()).collect(),
+            ids: ids.clone(),
             metadata,
             ttl: ttl.map(|ttl| ttl.as_secs()),
             max_sessions: inner.options.owner_sessions,
             now: now(),
             receipt: receipt.map(|receipt| inner.receipt_of(receipt, new_sessions)),
         };
-        let forked = inner.index.fork(fork).await.inspect_err(|error| inner.tally(error))?;
+        let forked = match inner.index.fork(fork).await {
+            Err(error) => inner.find_forks(owner, &ids, &error).await.ok_or(error),
+            forked => forked,
+        };
+        let forked = forked.inspect_err(|error| inner.tally(error))?;
         let forks = new_sessions(&forked)?;
         count(&inner.counters.forks, forks.len());
         for fork in &forks {
@@ -54,6 +58,17 @@ fn new_sessions(Forks { sessions, head }: &Forks) -> Result<Vec<Session>, StoreE
 }
 
 impl Inner {
+    /// After an error that leaves it unknown: the forks with these ids, if they were created.
+    async fn find_forks(&self, owner: Owner, ids: &[SessionId], error: &StoreError) -> Option<Forks> {
+        let (mut sessions, mut head) = (Vec::new(), None);
+        for id in ids {
+            let (row, version) = self.find_created(owner, id, None, error).await?;
+            sessions.push((id.clone(), row));
+            head = Some(version);
+        }
+        Some(Forks { sessions, head: head? })
+    }
+
     /// Counts an error if it is a refusal for lack of space.
     pub(super) fn tally(&self, error: &StoreError) {
         if matches!(error, StoreError::Quota { .. } | StoreError::Full { .. }) {

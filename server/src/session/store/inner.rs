@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use tracing::Instrument;
 
 use super::types::{Session, SnapshotCodec, StoreOptions, Version};
+use crate::session::backend::Backend;
 use crate::session::cache::Cache;
 use crate::session::error::StoreError;
 use crate::session::id::{SessionId, VersionId};
@@ -33,6 +34,8 @@ pub(super) struct Inner {
     pub(super) options: StoreOptions,
     pub(super) codec: Arc<dyn SnapshotCodec>,
     pub(super) index: Arc<dyn Index>,
+    /// The times of its operations.
+    pub(super) index_times: Arc<Backend>,
     pub(super) objects: Objects,
     pub(super) cache: Arc<Cache>,
     pub(super) leases: Leases,
@@ -49,13 +52,16 @@ pub(super) struct Inner {
     pub(super) removing: tokio::sync::RwLock<()>,
     /// Held while evicting versions, which one task does at a time.
     pub(super) evicting: tokio::sync::Mutex<()>,
+    /// Held while leases in a shared index are given back. Closing waits for it.
+    pub(super) releasing: Arc<tokio::sync::RwLock<()>>,
     pub(super) counters: Counters,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Wakes the sweep, which then finds the store gone and stops.
+        // Wakes the sweep and the probe, which then find the store gone and stop.
         self.garbage.notify_one();
+        self.objects.backend().wake();
     }
 }
 
@@ -64,6 +70,7 @@ pub(super) struct Counters {
     pub(super) hits_memory: AtomicU64,
     pub(super) hits_disk: AtomicU64,
     pub(super) commits: AtomicU64,
+    pub(super) conflicts: AtomicU64,
     pub(super) forks: AtomicU64,
     pub(super) collected: AtomicU64,
     pub(super) dropped: AtomicU64,

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::inner::{Inner, Store, count, now, version, version_id};
+use super::outcome::is_unknown;
 use super::types::{Tier, Version};
 use crate::session::blocking::blocking;
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
-use crate::session::index::{Head, Listed, NewVersion, Reservation, Shortfall, VersionRow};
+use crate::session::index::{Listed, NewVersion, Reservation, Shortfall, VersionRow};
 use crate::session::objects::Upload;
 use crate::session::snapshot::Snapshot;
 
@@ -66,8 +67,7 @@ impl Inner {
         id: &SessionId,
         version: Option<&VersionId>,
     ) -> Result<(VersionRow, VersionId), StoreError> {
-        self.live(owner, id).await?;
-        self.last_uses.record(id);
+        self.use_session(owner, id).await?;
         let Listed { id, row, kept } = self.index.listed(owner, id, version).await?;
         if kept { Ok((row, version_id(&id)?)) } else { Err(StoreError::VERSION) }
     }
@@ -121,7 +121,7 @@ impl Inner {
         snapshot: &Arc<Snapshot>,
         reserved: Option<Arc<Reservation>>,
     ) -> Result<Prepared, StoreError> {
-        self.index.ready().await?;
+        self.repeated(|| self.index.ready()).await?;
         let seed = snapshot.sampler.seed;
         let empty = **snapshot == Snapshot::empty(seed);
         let mut row = VersionRow {
@@ -176,28 +176,14 @@ impl Inner {
         self.evict_versions(owner, 0, Shortfall::Disk { missing }).await
     }
 
-    /// After a failed transaction: the session and its head, if the commit reached the disk before the failure and its
-    /// head is `version` after all.
-    pub(super) async fn find_commit(
-        &self,
-        owner: Owner,
-        session: &SessionId,
-        version: &VersionId,
-        error: &StoreError,
-    ) -> Option<Head> {
-        if !matches!(error, StoreError::Unavailable { .. } | StoreError::Full { .. }) {
-            return None;
-        }
-        let (row, head) = self.index.head(owner, session).await.ok()?;
-        (row.head == version.as_str()).then_some((row, head))
-    }
-
     /// Cleans up after an object was written but not added to the index, and returns the error.
     pub(super) async fn abandon(&self, id: &VersionId, error: StoreError) -> StoreError {
-        match &error {
-            // Whether the index contains it is known only once the index is open again.
-            StoreError::Unavailable { .. } | StoreError::Full { .. } => self.suspect(id),
-            _ => drop(self.objects.delete(vec![id.clone()]).await),
+        // Whether the index contains it is known only once the index is open again. In a shared one, an attempt that seemed to
+        // fail may still add it, unless the index has said that it is an orphan.
+        if is_unknown(&error) || self.index.is_shared() {
+            self.suspect(id);
+        } else {
+            drop(self.objects.delete(vec![id.clone()]).await);
         }
         error
     }

@@ -35,8 +35,8 @@ impl Store {
         range: (Option<u64>, Option<u64>),
         vocabulary: Arc<Vocabulary>,
     ) -> Result<(VersionId, MessagesPart), StoreError> {
-        let id = self.inner.use_session(owner, id).await?;
-        let (version, tokens, total) = self.inner.totals(owner, &id, version).await?;
+        self.inner.use_session(owner, id).await?;
+        let (version, tokens, total) = self.inner.totals(owner, id, version).await?;
         let (start, end) = within(range, total, MAX_MESSAGES)?;
         let messages = self.inner.messages_of(&version, (tokens, start..end), vocabulary, MAX_BYTES).await?;
         Ok((version, MessagesPart { total, start, end, messages }))

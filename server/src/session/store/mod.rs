@@ -7,14 +7,18 @@ mod admission;
 mod branches;
 mod files;
 mod forks;
+mod held;
 mod inner;
 mod lineage;
 mod load;
 mod messages;
 mod open;
+mod outcome;
 mod parted;
+mod probe;
 mod responses;
 mod sessions;
+mod shared_sweep;
 mod sweep;
 #[cfg(test)]
 mod tests;

@@ -8,8 +8,9 @@ use object_store::ObjectStore;
 use tokio::sync::Notify;
 
 use super::inner::{Counters, Inner, LastUses, Store};
-use super::sweep;
 use super::types::{Durability, Location, SnapshotCodec, StoreOptions, StoreStats};
+use super::{probe, shared_sweep, sweep};
+use crate::session::backend::Latency;
 use crate::session::blocking::blocking;
 use crate::session::cache::Cache;
 use crate::session::disk::{Disk, SystemDisk};
@@ -18,6 +19,7 @@ use crate::session::error::StoreError;
 use crate::session::id::VersionId;
 use crate::session::index::Index;
 use crate::session::lease::Leases;
+use crate::session::measured::Measured;
 use crate::session::objects::{Objects, make_folder};
 
 impl Store {
@@ -128,7 +130,8 @@ impl Store {
         codec: Arc<dyn SnapshotCodec>,
     ) -> Self {
         let parts = (Arc::new(Cache::new(options.ram_bytes)), Arc::new(Notify::new()));
-        Self::assemble(index, Objects::new(objects), options, codec, parts)
+        let objects = if index.is_shared() { Objects::remote(objects) } else { Objects::new(objects) };
+        Self::assemble(index, objects, options, codec, parts)
     }
 
     fn assemble(
@@ -146,10 +149,12 @@ impl Store {
                 "owners store more than their budget: they lose old versions"
             );
         }
+        let index = Measured::new(index);
         let inner = Arc::new(Inner {
             options,
             codec,
-            index,
+            index_times: Arc::clone(index.times()),
+            index: Arc::new(index),
             objects,
             cache,
             leases: Leases::default(),
@@ -159,9 +164,15 @@ impl Store {
             suspects: Mutex::default(),
             removing: tokio::sync::RwLock::default(),
             evicting: tokio::sync::Mutex::default(),
+            releasing: Arc::default(),
             counters: Counters::default(),
         });
-        sweep::start(&inner);
+        if inner.index.is_shared() {
+            shared_sweep::start(&inner);
+            probe::start(&inner);
+        } else {
+            sweep::start(&inner);
+        }
         Self { inner }
     }
 
@@ -182,6 +193,7 @@ impl Store {
             hits_memory: read(&counters.hits_memory),
             hits_disk: read(&counters.hits_disk),
             commits: read(&counters.commits),
+            conflicts: read(&counters.conflicts),
             forks: read(&counters.forks),
             collected: read(&counters.collected),
             dropped: read(&counters.dropped),
@@ -190,9 +202,15 @@ impl Store {
         })
     }
 
-    /// Why the store cannot commit: the last transaction failed, or the folder is gone. A later success clears this.
+    /// How long the operations of the index and of the object store took, by their kinds.
+    pub fn latencies(&self) -> [Vec<Latency>; 2] {
+        [&self.inner.index_times, self.inner.objects.backend()].map(|backend| backend.latencies())
+    }
+
+    /// Why the store cannot commit: the last transaction failed, the folder is gone, or the object store is out of reach. A later
+    /// success clears this.
     pub fn failure(&self) -> Option<StoreError> {
-        self.inner.index.failure()
+        self.inner.index.failure().or_else(|| self.inner.objects.backend().check().err())
     }
 
     /// Writes everything to disk that is only in memory yet.
@@ -213,6 +231,7 @@ impl Store {
     pub async fn close(&self) -> Result<(), StoreError> {
         let saved = self.inner.save_last_uses().await;
         let _none_removes = self.inner.removing.write().await;
+        let _none_releases = self.inner.releasing.write().await;
         // Sessions matter more than last uses, so the index is closed even if those cannot be saved.
         self.inner.index.close().await.and(saved)
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::inner::{Inner, Store, detached, now, version_id};
 use super::load::Prepared;
+use super::outcome::is_unknown;
 use super::types::{NewResponse, Receipt, ReceiptKey, Tier};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, ResponseId, VersionId};
@@ -48,9 +49,8 @@ impl Store {
             let stored = inner.index.put_response(new).await;
             drop(upload);
             if let Err(error) = stored {
-                let failed = matches!(error, StoreError::Unavailable { .. } | StoreError::Full { .. });
-                // The transaction may have reached the disk before the failure.
-                if !(failed && inner.response(owner, &id).await.is_ok()) {
+                // The transaction may have been carried out before the failure.
+                if !(is_unknown(&error) && inner.repeated(|| inner.response(owner, &id)).await.is_ok()) {
                     return Err(inner.abandon(&version, error).await);
                 }
             }

@@ -54,11 +54,11 @@ impl Store {
         wait: Duration,
     ) -> Result<Session, StoreError> {
         let (inner, id) = (Arc::clone(&self.inner), id.clone());
-        let lease = inner.leases.take(&id, wait).await?;
+        let lease = inner.lease(&id, wait).await?;
         detached(async move {
-            let created = inner.create(owner, new, None, Some(id.clone())).await;
-            inner.last_uses.forget(&id);
+            let created = inner.create(owner, new, None, Some((id.clone(), true))).await;
             drop(lease);
+            inner.last_uses.forget(&id);
             created
         })
         .await
@@ -159,14 +159,21 @@ impl Inner {
         if self.is_expired(id, &row) { Err(StoreError::SESSION) } else { Ok(row) }
     }
 
-    /// Creates a session, with the id `replaced` and in place of the one that has it, if that is given. The caller holds its
-    /// lease.
+    /// The same, and records a use of it.
+    pub(super) async fn use_session(&self, owner: Owner, id: &SessionId) -> Result<SessionRow, StoreError> {
+        let row = self.live(owner, id).await?;
+        self.record_use(id, &row).await?;
+        Ok(row)
+    }
+
+    /// Creates a session: with the id `named` if one is given, whose lease the caller holds, and then in place of the session that
+    /// has the id if the flag says so.
     pub(super) async fn create(
         self: &Arc<Self>,
         owner: Owner,
         new: NewSession,
         receipt: Option<Receipt<Session>>,
-        replaced: Option<SessionId>,
+        named: Option<(SessionId, bool)>,
     ) -> Result<Session, StoreError> {
         let (mut origin, is_uploaded) = (Vec::new(), matches!(new.start, Start::Uploaded(..)));
         let (version, snapshot, text) = match new.start {
@@ -179,16 +186,21 @@ impl Inner {
             }
             Start::Version(version) => (version, None, None),
         };
+        self.check_reach()?;
         self.index.ready().await?;
+        let replace = named.as_ref().is_some_and(|(_, replace)| *replace);
+        let id = named.map_or_else(SessionId::new, |(id, _)| id);
         // Checked before an object is written, and again in the transaction.
         let max_sessions = self.options.owner_sessions;
-        self.index.may_create(owner, replaced.as_ref(), max_sessions).await.inspect_err(|error| self.tally(error))?;
+        self.index
+            .may_create(owner, Some(&id).filter(|_| replace), max_sessions)
+            .await
+            .inspect_err(|error| self.tally(error))?;
         let _room = match &receipt {
             Some(_) => Some(self.admit_receipt_of(owner, 1, &new.metadata).await?),
             None => None,
         };
         let text = self.prepare_text(owner, text.as_ref(), None).await?;
-        let (replace, id) = (replaced.is_some(), replaced.unwrap_or_else(SessionId::new));
         let (mut added, mut upload) = (None, None);
         if let Some(snapshot) = &snapshot {
             let mut prepared = self.prepare(owner, &version, snapshot, None).await?;
@@ -207,7 +219,7 @@ impl Inner {
         });
         let create = Create { id: id.clone(), row, version: added, replace, max_sessions, receipt };
         let created = match self.index.create(create).await {
-            Err(error) => self.find_commit(owner, &id, &version, &error).await.ok_or(error),
+            Err(error) => self.find_created(owner, &id, Some(&version), &error).await.ok_or(error),
             created => created,
         };
         drop(upload);

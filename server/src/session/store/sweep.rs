@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
@@ -14,6 +13,7 @@ use super::types::Durability;
 use crate::session::blocking::blocking;
 use crate::session::error::StoreError;
 use crate::session::id::{SessionId, VersionId};
+use crate::session::objects::Batch;
 
 /// Items removed, or objects checked, in one step.
 const BATCH: usize = 500;
@@ -77,7 +77,7 @@ pub(super) fn start(inner: &Arc<Inner>) {
 }
 
 /// Logs a failure. The next sweep tries again.
-fn log_failure(result: Result<(), StoreError>) {
+pub(super) fn log_failure(result: Result<(), StoreError>) {
     if let Err(error) = result {
         tracing::warn!(%error, "the sweep of the store failed; the next one tries again");
     }
@@ -93,7 +93,11 @@ impl Inner {
 
     /// Writes last uses from memory to the index.
     pub(super) async fn save_last_uses(&self) -> Result<(), StoreError> {
-        let uses: HashMap<SessionId, u64> = self.last_uses.lock().clone();
+        let mut uses: HashMap<SessionId, u64> = self.last_uses.lock().clone();
+        if self.index.is_shared() {
+            // Other servers do not know that they are in use.
+            uses.extend(self.leases.all_in_use().into_iter().map(|id| (id, now())));
+        }
         if uses.is_empty() {
             return Ok(());
         }
@@ -106,11 +110,23 @@ impl Inner {
 
     /// Removes garbage: objects that nothing points to any more.
     pub(super) async fn remove_garbage(&self) -> Result<(), StoreError> {
-        loop {
+        while self.remove_some_garbage().await? {}
+        Ok(())
+    }
+
+    /// The same, as long as this is the server that does.
+    pub(super) async fn remove_garbage_if_leading(&self) -> Result<(), StoreError> {
+        while self.index.leads().await? && self.remove_some_garbage().await? {}
+        Ok(())
+    }
+
+    /// Removes some; whether there may be more that can be removed.
+    async fn remove_some_garbage(&self) -> Result<bool, StoreError> {
+        {
             let _removing = self.removing.read().await;
             let batch = self.index.garbage(BATCH).await?;
             if batch.is_empty() {
-                return Ok(());
+                return Ok(false);
             }
             if self.options.durability == Durability::Memory {
                 // If the index falls back to what is on disk, the objects that it then names must still exist.
@@ -121,9 +137,7 @@ impl Inner {
             let all = gone.len() == found;
             count(&self.counters.collected, gone.len());
             self.index.forget_garbage(gone).await?;
-            if !all {
-                return Ok(());
-            }
+            Ok(all)
         }
     }
 
@@ -155,7 +169,17 @@ impl Inner {
         Ok(())
     }
 
-    async fn remove_orphans(&self, mut ids: Vec<VersionId>) -> Result<usize, StoreError> {
+    /// Of these objects with the times when they were written, removes those that nothing points to.
+    async fn remove_orphans(&self, mut batch: Batch) -> Result<usize, StoreError> {
+        if self.index.is_shared() {
+            // Another server may be about to add a younger one to the index.
+            let grace = self.options.orphan_grace.as_millis() as u64;
+            batch.retain(|(_, written)| written.saturating_add(grace) <= now());
+        }
+        self.remove_orphans_of(batch.into_iter().map(|(id, _)| id).collect()).await
+    }
+
+    async fn remove_orphans_of(&self, mut ids: Vec<VersionId>) -> Result<usize, StoreError> {
         // Uploads are checked before the index: an upload that finishes in between is in the index by then, if ever.
         ids.retain(|id| !self.objects.is_uploading(id));
         let _removing = self.removing.read().await;
@@ -166,7 +190,7 @@ impl Inner {
 
 /// Removes what a process that died left behind: partly written files, and objects that were not yet in the index. This
 /// runs as its own task because there may be many. It holds the store for one batch at a time.
-async fn sweep_orphans(store: Weak<Inner>) {
+pub(super) async fn sweep_orphans(store: Weak<Inner>) {
     if let Err(error) = try_sweep(&store).await
         && let Some(inner) = store.upgrade()
     {
@@ -178,16 +202,21 @@ async fn sweep_orphans(store: Weak<Inner>) {
 async fn try_sweep(store: &Weak<Inner>) -> Result<(), StoreError> {
     let Some(objects) = store.upgrade().map(|inner| inner.objects.clone()) else { return Ok(()) };
     let mut batches = objects.batches(BATCH);
+    let cleaned = objects.clone();
     let temporaries = blocking(move || {
-        objects
+        cleaned
             .remove_temporaries()
             .map_err(|error| StoreError::from_io("cleaning the folder of the objects failed", &error))
     });
     let temporaries = temporaries.await?;
     let (mut orphans, mut seen) = (0, HashSet::new());
-    while let Some(batch) = batches.next().await {
+    let most = store.upgrade().filter(|inner| inner.index.is_shared()).map_or(usize::MAX, |_| MOST_SEEN);
+    while let Some(batch) = objects.next(&mut batches).await? {
         let Some(inner) = store.upgrade() else { return Ok(()) };
-        seen.extend(batch.iter().map(|id| id.as_str().to_owned()));
+        if !inner.index.leads().await? {
+            return Ok(());
+        }
+        seen.extend(batch.iter().map(|(id, _)| id.as_str().to_owned()).take(most - seen.len()));
         if inner.index.names_all() {
             orphans += inner.remove_orphans(batch).await?;
         }
@@ -196,8 +225,15 @@ async fn try_sweep(store: &Weak<Inner>) -> Result<(), StoreError> {
         tracing::info!(temporaries, orphans, "removed objects that an earlier process left behind");
     }
     let Some(inner) = store.upgrade() else { return Ok(()) };
+    if seen.len() >= most {
+        tracing::info!("there are {most} snapshots or more: the server does not look for missing ones");
+        return Ok(());
+    }
     inner.report_missing(seen).await
 }
+
+/// Most snapshots of servers that share an index whose names are collected to find out which are missing.
+const MOST_SEEN: usize = 1_000_000;
 
 /// Most missing snapshots that the log names one by one.
 const NAMED: usize = 100;

@@ -52,8 +52,8 @@ impl Store {
         version: Option<&VersionId>,
         (start, end): (Option<u64>, Option<u64>),
     ) -> Result<(VersionId, TextPart), StoreError> {
-        let id = self.inner.use_session(owner, id).await?;
-        let (version, total, _) = self.inner.totals(owner, &id, version).await?;
+        self.inner.use_session(owner, id).await?;
+        let (version, total, _) = self.inner.totals(owner, id, version).await?;
         let (start, end) = within((start, end), total, MAX_TEXT_PART)?;
         let part = self.inner.text_part(&version, total, (start, end)).await?;
         Ok((version, part))
@@ -80,13 +80,6 @@ pub(super) fn within(
 }
 
 impl Inner {
-    /// Checks that a session exists and records its use.
-    pub(super) async fn use_session(&self, owner: Owner, id: &SessionId) -> Result<SessionId, StoreError> {
-        self.live(owner, id).await?;
-        self.last_uses.record(id);
-        Ok(id.clone())
-    }
-
     /// Encodes the text of a new version and reserves space for it, if `reserved` is not enough. `None` if texts are not kept.
     pub(super) async fn prepare_text(
         self: &Arc<Self>,

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::inner::{Inner, LastUses, Store, count, detached, now, version_id};
+use super::held::Held;
+use super::inner::{Inner, Store, count, detached, now, version_id};
 use super::load::Prepared;
 use super::turn_forks::{TurnFork, TurnForks};
 use super::types::{NewSession, ReceiptKey, Session, Start, Tier, TurnNote, Version};
 use crate::session::error::StoreError;
 use crate::session::id::{Owner, SessionId, VersionId};
 use crate::session::index::{Commit, Reservation, Rewind, SessionRow, VersionRow, most_bytes, text_bytes};
-use crate::session::lease::Lease;
 use crate::session::patch::Metadata;
 use crate::session::snapshot::Snapshot;
 
@@ -21,16 +21,23 @@ pub struct Turn {
     owner: Owner,
     session: Session,
     /// What creates the session, if it is not there yet.
-    absent: Option<NewSession>,
+    absent: Option<Absent>,
     head: Arc<Snapshot>,
     tier: Tier,
     expectation: Expectation,
-    lease: RecordedLease,
+    lease: Held,
     /// Space for the new version, enough for the largest possible one.
     reserved: Arc<Reservation>,
     /// Space for the text that it adds.
     text_reserved: Option<Arc<Reservation>>,
     forks: TurnForks,
+}
+
+/// A session that is not there yet.
+struct Absent {
+    new: NewSession,
+    /// Whether it replaces one that has expired.
+    replaces: bool,
 }
 
 /// What a request expects of its session's head until it ends.
@@ -52,21 +59,6 @@ impl Expectation {
     }
 }
 
-/// A session's lease, which records the session's last use when it is released.
-struct RecordedLease {
-    lease: Option<Lease>,
-    last_uses: LastUses,
-    id: SessionId,
-}
-
-impl Drop for RecordedLease {
-    fn drop(&mut self) {
-        // Recorded first, so that a session never looks both unused and free.
-        self.last_uses.record(&self.id);
-        self.lease = None;
-    }
-}
-
 impl Store {
     /// Takes a session for a turn, waiting at most `wait` while it is in use. Waiters are served in order.
     ///
@@ -81,6 +73,7 @@ impl Store {
         wait: Duration,
     ) -> Result<Turn, StoreError> {
         let inner = &self.inner;
+        inner.check_reach()?;
         let (lease, expectation, row, head) = inner.hold(owner, id, if_match, wait).await?;
         let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
         let (snapshot, tier) = inner.fetch(&version_id(&row.head)?, &head).await?;
@@ -103,18 +96,22 @@ impl Store {
         wait: Duration,
     ) -> Result<Turn, StoreError> {
         let inner = &self.inner;
-        let lease = inner.lease(id, wait).await?;
+        inner.check_reach()?;
+        let mut lease = inner.lease(id, wait).await?;
         let expectation = Expectation { named: false, opened: inner.index.opened() };
-        let (session, absent, head) = match inner.index.head(owner, id).await {
-            Ok((row, head)) if !inner.has_ended(id, &row) => {
-                (inner.session(id.clone(), row, head.clone())?, None, Some(head))
-            }
-            Ok(_) | Err(StoreError::NotFound { .. }) => {
-                let session = absent_session(id, &metadata);
-                let new = NewSession { start: Start::Empty { seed }, metadata, ttl: None, label: None };
-                (session, Some(new), None)
-            }
+        let found = match inner.index.head(owner, id).await {
+            Ok(found) => Some(found),
+            Err(StoreError::NotFound { .. }) => None,
             Err(error) => return Err(error),
+        };
+        let replaces = found.is_some();
+        let (session, absent, head) = if let Some((row, head)) = found.filter(|(row, _)| !inner.has_ended(id, row)) {
+            inner.begun(&mut lease, &row).await?;
+            (inner.session(id.clone(), row, head.clone())?, None, Some(head))
+        } else {
+            let session = absent_session(id, &metadata);
+            let new = NewSession { start: Start::Empty { seed }, metadata, ttl: None, label: None };
+            (session, Some(Absent { new, replaces }), None)
         };
         let reserved = Arc::new(inner.admit(owner, inner.codec.max_bytes() as u64).await?);
         let (head, tier) = match head {
@@ -143,8 +140,9 @@ impl Store {
         inner.index.ready().await?;
         detached(async move {
             let (session, bounds, expected) = (id.clone(), inner.bounds(), version_id(&row.head)?);
-            let moved = inner.index.rewind(Rewind { owner, session, expected, to, bounds, now: now() });
-            let (row, head) = moved.await.map_err(|error| expectation.refusal(error))?;
+            let rewind = Rewind { owner, session, expected, to, bounds, now: now() };
+            let moved = inner.moved(&rewind).await.inspect_err(|error| inner.count_conflict(error));
+            let (row, head) = moved.map_err(|error| expectation.refusal(error))?;
             drop(lease);
             inner.session(id, row, head)
         })
@@ -190,20 +188,23 @@ impl Inner {
         id: &SessionId,
         if_match: Option<VersionId>,
         wait: Duration,
-    ) -> Result<(RecordedLease, Expectation, SessionRow, VersionRow), StoreError> {
+    ) -> Result<(Held, Expectation, SessionRow, VersionRow), StoreError> {
         self.live(owner, id).await?;
-        let lease = self.lease(id, wait).await?;
+        let mut lease = self.lease(id, wait).await?;
         let expectation = Expectation { named: if_match.is_some(), opened: self.index.opened() };
         let (row, head) = self.index.head(owner, id).await?;
         if if_match.is_some_and(|expected| expected.as_str() != row.head) {
             return Err(StoreError::Stale { head: version_id(&row.head)? });
         }
+        self.begun(&mut lease, &row).await?;
         Ok((lease, expectation, row, head))
     }
 
-    async fn lease(&self, id: &SessionId, wait: Duration) -> Result<RecordedLease, StoreError> {
-        let lease = self.leases.take(id, wait).await?;
-        Ok(RecordedLease { lease: Some(lease), last_uses: self.last_uses.clone(), id: id.clone() })
+    /// Counts an error if another server was faster.
+    fn count_conflict(&self, error: &StoreError) {
+        if matches!(error, StoreError::Stale { .. }) {
+            count(&self.counters.conflicts, 1);
+        }
     }
 }
 
@@ -223,9 +224,20 @@ impl Turn {
     /// # Errors
     /// The owner may not have another session, or the disk is full or fails.
     pub async fn create_session(&mut self) -> Result<(), StoreError> {
-        let Some(new) = self.absent.take() else { return Ok(()) };
+        let Some(Absent { new, replaces }) = self.absent.take() else { return Ok(()) };
         let (inner, owner, id) = (Arc::clone(&self.inner), self.owner, self.session.id.clone());
-        self.session = detached(async move { inner.create(owner, new, None, Some(id)).await }).await?;
+        let created = async move {
+            let created = inner.create(owner, new, None, Some((id.clone(), replaces))).await;
+            match created {
+                // Another server has created it meanwhile.
+                Err(StoreError::NotFound { .. }) if !replaces => match inner.index.session(owner, &id).await {
+                    Ok(row) => Err(StoreError::Conflict { head: version_id(&row.head)? }),
+                    Err(_) => created,
+                },
+                created => created,
+            }
+        };
+        self.session = detached(created).await?;
         Ok(())
     }
 
@@ -301,22 +313,15 @@ impl Turn {
                 now: now(),
                 receipt: receipt.map(|receipt| inner.kept_receipt(receipt)),
             };
-            let mut committed = inner.index.commit(commit.clone()).await;
+            let mut committed = inner.commit(&commit).await;
             if let Err(StoreError::Stale { head }) = &committed
                 && inner.index.opened() != expectation.opened
             {
                 // The index has lost the expected head, which was not on disk yet. It is this server's alone, whose lease keeps
                 // others from the session, so the turn takes the place of what was lost: it has the whole state.
                 commit.expected = head.clone();
-                committed = inner.index.commit(commit).await;
+                committed = inner.commit(&commit).await;
             }
-            let committed = match committed {
-                Err(error) => {
-                    let found = inner.find_commit(owner, &session.id, &version, &error).await;
-                    found.ok_or_else(|| expectation.refusal(error))
-                }
-                committed => committed,
-            };
             drop(upload);
             match committed {
                 Ok((row, head)) => {
@@ -330,7 +335,8 @@ impl Turn {
                     inner.session(session.id, row, head)
                 }
                 Err(error) => {
-                    let error = inner.abandon_forks(forks, error).await;
+                    inner.count_conflict(&error);
+                    let error = inner.abandon_forks(forks, expectation.refusal(error)).await;
                     Err(inner.abandon(&version, error).await)
                 }
             }

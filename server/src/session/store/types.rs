@@ -92,6 +92,9 @@ pub struct StoreOptions {
     pub receipt_ttl: Duration,
     /// Interval between removals of expired items.
     pub sweep_every: Duration,
+    /// Where servers share the index: how long ago an object must have been written for it to be removed because nothing points to
+    /// it, which must be longer than any upload and the commit after it; and the interval between searches for such objects.
+    pub orphan_grace: Duration,
 }
 
 impl StoreOptions {
@@ -112,6 +115,7 @@ impl StoreOptions {
             response_ttl: 30 * DAY,
             receipt_ttl: DAY,
             sweep_every: Duration::from_secs(10),
+            orphan_grace: Duration::from_hours(1),
         }
     }
 }
@@ -340,6 +344,8 @@ pub struct StoreStats {
     pub hits_disk: u64,
     /// Turns committed.
     pub commits: u64,
+    /// Turns and moves of a head that were refused because another server had moved the head meanwhile.
+    pub conflicts: u64,
     /// Sessions created by forking.
     pub forks: u64,
     /// Objects removed because nothing pointed to them.

@@ -1,5 +1,10 @@
 //! What requests meet that another server, which shares the index, has overtaken; and objects that nothing seems to need.
 
+mod outages;
+mod servers;
+mod shared;
+mod sweeps;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +48,26 @@ fn new_session() -> NewSession {
 
 fn snapshot(read: u64) -> Arc<Snapshot> {
     Arc::new(Snapshot { read, ..Snapshot::empty(0) })
+}
+
+/// The row of an empty version.
+fn empty_version() -> VersionRow {
+    VersionRow {
+        owner: ANN,
+        parent: None,
+        tokens: 0,
+        time: 0,
+        label: None,
+        kind: String::new(),
+        prompt_tokens: 0,
+        completion_tokens: 0,
+        bytes: 0,
+        seed: Some(1),
+        kept_by: 0,
+        known_by: 0,
+        origin: Vec::new(),
+        session: None,
+    }
 }
 
 /// Ends a turn of the session as another server does, which knows nothing of the lease.
